@@ -1,0 +1,3 @@
+//! What two daemons say to each other.
+
+pub mod hello;
