@@ -1,0 +1,29 @@
+# shellcheck shell=bash
+# ./run build: the daemon and its commands, the test tools, and the guest's initramfs.
+
+vmove_build() {
+    # shellcheck source=tests/scripts/setup.sh
+    source "$ROOT/tests/scripts/setup.sh"
+    vmove_setup
+    export_env
+    build_product
+    build_guest
+}
+
+build_product() {
+    say "building vmoved, vmove and the test tools"
+    (cd "$ROOT" && cargo build --release -p vmove-daemon -p vmove-tests)
+}
+
+# The guest's program is linked statically, so that the initramfs needs no library. Its flags differ from everything
+# else's, hence a target folder of its own: otherwise each build would throw away the other's work.
+build_guest() {
+    local target
+    target=$(target_dir)
+    say "building the guest's program and its initramfs"
+    (cd "$ROOT" && RUSTFLAGS='-C target-feature=+crt-static' cargo build --release -p vmove-guest \
+        --target "$GUEST_TARGET" --target-dir "$target/guest")
+    mkdir -p "$CACHE/guest"
+    "$target/release/guest-image" --busybox "$CACHE/busybox/bin/busybox" --modules "$CACHE/kernel/modules" \
+        --program "$target/guest/$GUEST_TARGET/release/vmove-guest" --output "$CACHE/guest/initrd.img"
+}

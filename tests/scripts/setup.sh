@@ -1,0 +1,172 @@
+# shellcheck shell=bash
+# ./run setup: what building and testing need, on Debian 12. Compilers are installed with apt; the QEMUs, the guest's
+# kernel and busybox are unpacked below .cache/, so the machine's own QEMU and kernel stay as they are.
+
+# Installed on the machine. Everything else is only unpacked.
+BUILD_PACKAGES=(gcc libc6-dev pkg-config libclang-14-dev)
+# Raise it when what is unpacked changes, so that older caches are made anew.
+SETUP_VERSION=1
+
+# Taken from the machine even for the unpacked QEMUs: a C library must match the loader that starts the program.
+HOST_PACKAGES='libc6|libc-bin|libgcc-s1|gcc-12-base|debconf|dpkg|perl-base|tar|passwd|adduser|libpam-modules|libpam-modules-bin'
+
+vmove_setup() {
+    check_cargo
+    setup_machine
+    if [ -e "$CACHE/setup-$SETUP_VERSION" ] && [ -x "$QEMU_7_2" ] && [ -x "$QEMU_10_0" ] && [ -e "$GUEST_KERNEL" ] &&
+        [ -x "$CACHE/busybox/bin/busybox" ]; then
+        return 0
+    fi
+    mkdir -p "$CACHE"
+    # Two setups at once (a test run and a shell) would unpack into the same folder.
+    exec 9>"$CACHE/setup.lock"
+    flock 9
+    private_apt
+    setup_tools
+    setup_qemu 7.2 bookworm
+    setup_qemu 10.0 bookworm-backports
+    setup_kernel
+    rm -rf "$CACHE/apt" "$CACHE"/setup-*
+    touch "$CACHE/setup-$SETUP_VERSION"
+    exec 9>&-
+    say "setup done: QEMU 7.2, QEMU 10.0 and the guest's kernel are in $CACHE"
+}
+
+setup_machine() {
+    local missing=() package
+    for package in "${BUILD_PACKAGES[@]}"; do
+        [ -e "/var/lib/dpkg/info/$package.list" ] || [ -e "/var/lib/dpkg/info/$package:amd64.list" ] || missing+=("$package")
+    done
+    [ ${#missing[@]} -eq 0 ] && return 0
+    command -v apt-get >/dev/null || die "this is not Debian; install these by hand: ${missing[*]}"
+    say "installing ${missing[*]}"
+    as_root apt-get -qq -o DPkg::Lock::Timeout=300 update
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=300 \
+        install --no-install-recommends "${missing[@]}" >/dev/null || die "apt-get could not install: ${missing[*]}"
+}
+
+# An apt of our own: its sources (with backports), its lists, and a machine on which nothing is installed, so that it
+# names every shared library. Nothing of it touches /etc/apt or /var/lib.
+private_apt() {
+    local apt=$CACHE/apt mirror=${VMOVE_DEBIAN_MIRROR:-http://deb.debian.org} keys=/usr/share/keyrings/debian-archive-keyring.gpg
+    [ -e "$keys" ] || die "$keys is missing; this is not Debian, or the package debian-archive-keyring is not installed"
+    say "reading the package lists of Debian 12 and its backports"
+    rm -rf "$apt"
+    mkdir -p "$apt"/{lists/partial,archives/partial,debs}
+    : >"$apt/status"
+    cat >"$apt/sources.list" <<SOURCES
+deb [signed-by=$keys arch=amd64] $mirror/debian bookworm main
+deb [signed-by=$keys arch=amd64] $mirror/debian-security bookworm-security main
+deb [signed-by=$keys arch=amd64] $mirror/debian bookworm-backports main
+SOURCES
+    cat >"$apt/apt.conf" <<CONF
+Dir::Etc::sourcelist "$apt/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+Dir::Etc::preferences "/dev/null";
+Dir::Etc::preferencesparts "/dev/null";
+Dir::State "$apt";
+Dir::State::lists "$apt/lists";
+Dir::State::status "$apt/status";
+Dir::Cache "$apt";
+APT::Architecture "amd64";
+APT::Architectures { "amd64"; };
+APT::Sandbox::User "";
+Acquire::Languages "none";
+Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
+Acquire::Retries "3";
+CONF
+    APT_CONFIG=$apt/apt.conf apt-get -qq update || die "apt-get update failed; is $mirror reachable? VMOVE_DEBIAN_MIRROR names another mirror"
+}
+
+# fetch_debs FOLDER PACKAGE...: downloads exactly these packages ("name=version" or "name/suite").
+fetch_debs() {
+    local folder=$1
+    shift
+    mkdir -p "$folder"
+    (cd "$folder" && APT_CONFIG=$CACHE/apt/apt.conf apt-get -qq download "$@") || die "could not download: $*"
+}
+
+# fetch_closure FOLDER PACKAGE...: downloads these packages and all that they need, less what every Debian has.
+fetch_closure() {
+    local folder=$1 list
+    shift
+    list=$(APT_CONFIG=$CACHE/apt/apt.conf apt-get -qq -y --print-uris --no-install-recommends install "$@" |
+        awk '{print $2}' | sed 's/_[^_]*\.deb$//; s/%3a/:/; s/_/=/' | grep -vE "^($HOST_PACKAGES)=") || die "apt-get found no way to install: $*"
+    # shellcheck disable=SC2086 # one package a word
+    fetch_debs "$folder" $list
+}
+
+# Unpacked besides QEMU: busybox-static would replace an installed busybox, and the others are needed only here.
+setup_tools() {
+    local debs=$CACHE/apt/debs/tools
+    fetch_debs "$debs" busybox-static patchelf lz4
+    rm -rf "$CACHE/busybox" "$CACHE/apt/tools"
+    dpkg -x "$debs"/busybox-static_*.deb "$CACHE/busybox"
+    dpkg -x "$debs"/patchelf_*.deb "$CACHE/apt/tools"
+    dpkg -x "$debs"/lz4_*.deb "$CACHE/apt/tools"
+}
+
+# setup_qemu VERSION SUITE. QEMU finds its modules and firmware relative to its own place; its libraries are found by an
+# rpath in the program itself, so that its path can be used directly: no wrapper, no LD_LIBRARY_PATH that would have to
+# survive in the environment of whoever starts it again.
+setup_qemu() {
+    local version=$1 suite=$2 packages='qemu-system-x86 qemu-system-common qemu-system-data seabios' package names=() deb new
+    local home=$CACHE/qemu-$version debs=$CACHE/apt/debs/qemu-$version
+    say "unpacking QEMU $version ($suite)"
+    for package in $packages; do names+=("$package/$suite"); done
+    fetch_closure "$debs" "${names[@]}"
+    new=$home.new
+    rm -rf "$new" "$home"
+    for deb in "$debs"/*.deb; do dpkg -x "$deb" "$new"; done
+    rm -rf "${new:?}"/usr/share/{doc,man,locale,bug,lintian} "${new:?}"/{etc,var,sbin} "${new:?}/usr/bin/qemu-system-i386"
+    # RPATH, not RUNPATH: it must hold for the libraries of the libraries and for QEMU's modules too.
+    "$CACHE/apt/tools/usr/bin/patchelf" --force-rpath \
+        --set-rpath '$ORIGIN/../lib/x86_64-linux-gnu:$ORIGIN/../../lib/x86_64-linux-gnu' "$new/usr/bin/qemu-system-x86_64"
+    mv "$new" "$home"
+    check_qemu "$home/usr/bin/qemu-system-x86_64" "$version"
+}
+
+# Proves that the program starts, is the version it should be, and finds its TCG module and its BIOS.
+check_qemu() {
+    local qemu=$1 version=$2 out
+    out=$("$qemu" --version) || die "$qemu does not start"
+    [[ $out == *"version $version."* ]] || die "$qemu should be version $version but says: ${out%%$'\n'*}"
+    out=$(printf '%s\n' '{"execute":"qmp_capabilities"}' '{"execute":"query-status"}' '{"execute":"quit"}' |
+        timeout 30 "$qemu" -accel tcg -S -display none -nodefaults -no-user-config -qmp stdio 2>&1) ||
+        die "$qemu does not start a machine: $out"
+    [[ $out == *prelaunch* ]] || die "$qemu gave no status of its machine: $out"
+}
+
+# Debian's cloud kernel, whose serial console needs no module. Unpacked from its own compression: under emulation the
+# kernel would take seconds to do that; QEMU starts the plain ELF file by its PVH entry.
+setup_kernel() {
+    local debs=$CACHE/apt/debs/kernel home=$CACHE/kernel package image
+    package=$(APT_CONFIG=$CACHE/apt/apt.conf apt-cache show --no-all-versions linux-image-cloud-amd64 |
+        sed -n 's/^Depends: *\(linux-image-[^ ,]*\).*/\1/p' | head -1)
+    [ -n "$package" ] || die "linux-image-cloud-amd64 names no kernel image"
+    say "unpacking $package"
+    fetch_debs "$debs" "$package"
+    rm -rf "$home" "$CACHE/apt/kernel"
+    dpkg -x "$debs"/linux-image-*.deb "$CACHE/apt/kernel"
+    mkdir -p "$home/modules"
+    # Not needed to boot; tests of a guest with a balloon or a disk load them.
+    find "$CACHE/apt/kernel/lib/modules" \( -path '*/drivers/virtio/virtio*.ko' -o -name virtio_blk.ko \) -exec cp {} "$home/modules/" \;
+    image=$(echo "$CACHE"/apt/kernel/boot/vmlinuz-*)
+    cp "$image" "$home/vmlinuz"
+    unpack_kernel "$home/vmlinuz" >"$home/vmlinux.new"
+    [ "$(head -c 4 "$home/vmlinux.new" | tail -c 3)" = ELF ] || die "no ELF kernel was found in $image"
+    mv "$home/vmlinux.new" "$home/vmlinux"
+}
+
+# unpack_kernel BZIMAGE: the ELF file inside. The x86 boot protocol says where: sectors of setup code at 0x1f1, offset
+# of the payload behind them at 0x248, its length at 0x24c. The payload's last 4 bytes are its plain length.
+unpack_kernel() {
+    local sectors offset length magic
+    sectors=$(od -An -tu1 -j $((0x1f1)) -N1 "$1" | tr -d ' ')
+    offset=$(($(od -An -tu4 -j $((0x248)) -N4 "$1") + (sectors + 1) * 512))
+    length=$(od -An -tu4 -j $((0x24c)) -N4 "$1" | tr -d ' ')
+    magic=$(od -An -tx4 -j "$offset" -N4 "$1" | tr -d ' ')
+    [ "$magic" = 184c2102 ] || die "$1 is not compressed with LZ4 (magic $magic)"
+    dd if="$1" bs=1M iflag=skip_bytes,count_bytes skip="$offset" count=$((length - 4)) status=none |
+        "$CACHE/apt/tools/usr/bin/lz4" -dc || die "the kernel in $1 could not be unpacked"
+}

@@ -1,0 +1,10 @@
+# shellcheck shell=bash
+# ./run soak: builds, then hands over to the program of that name, which starts and cleans up everything by itself.
+
+vmove_soak() {
+    # shellcheck source=tests/scripts/build.sh
+    source "$ROOT/tests/scripts/build.sh"
+    case " $* " in *" --help "* | *" -h "*) ;; *) need_root soak ;; esac
+    vmove_build
+    exec "$(target_dir)/release/soak" "$@"
+}

@@ -1,0 +1,51 @@
+# shellcheck shell=bash
+# ./run test [LAYER...]
+
+LAYERS=(fmt lint unit loom e2e)
+
+vmove_test() {
+    local layers=("$@") layer
+    [ ${#layers[@]} -eq 0 ] && layers=("${LAYERS[@]}")
+    for layer in "${layers[@]}"; do
+        declare -F "test_$layer" >/dev/null || die "unknown layer '$layer'; there are: ${LAYERS[*]}"
+    done
+    # shellcheck source=tests/scripts/build.sh
+    source "$ROOT/tests/scripts/build.sh"
+    vmove_setup
+    export_env
+    cd "$ROOT"
+    for layer in "${layers[@]}"; do
+        say "test layer: $layer"
+        "test_$layer"
+    done
+    say "all layers passed: ${layers[*]}"
+}
+
+test_fmt() {
+    cargo fmt --all --check || die "run 'cargo fmt --all'"
+}
+
+test_lint() {
+    cargo clippy --workspace --all-targets -- -D warnings
+    RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items
+}
+
+test_unit() {
+    cargo test --workspace --lib --bins
+    cargo test --workspace --doc
+}
+
+# Only crates that use loom know `cfg(loom)`; everything would be rebuilt with it, so it has its own target folder.
+test_loom() {
+    RUSTFLAGS='--cfg loom' LOOM_MAX_PREEMPTIONS=${LOOM_MAX_PREEMPTIONS:-3} \
+        cargo test --release -p vmove-memory --lib --target-dir "$(target_dir)/loom" -- loom
+}
+
+# Programs under test are the release builds; one test at a time, since each starts guests that fill this machine.
+test_e2e() {
+    build_product
+    build_guest
+    cargo test --release --workspace --test '*' -- --test-threads=1
+    say "the same guests on QEMU 7.2"
+    VMOVE_QEMU=$VMOVE_QEMU_7_2 cargo test --release -p vmove-tests --test '*' -- --test-threads=1
+}
