@@ -1,0 +1,220 @@
+//! Memory that takes part in transfers.
+//!
+//! Rules (for the `unsafe` in this file):
+//! 1. The creator of a [`MemoryArea`] promises that the memory stays valid as long as any region over it; a
+//!    region's last drop ends every access before it returns.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// What a peer needs to read or write a region. Give it to a peer and that peer can, as far as the region's
+/// [`Access`] goes, so send it only over connections that deserve it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RemoteRegion {
+    /// Where the region begins, in the numbering of the back end (tcp: 0; local: address in the peer process).
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// The key that grants access.
+    pub rkey: u64,
+}
+
+impl std::fmt::Debug for RemoteRegion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The key is a capability: it does not belong in logs.
+        f.debug_struct("RemoteRegion")
+            .field("addr", &format_args!("{:#x}", self.addr))
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RemoteRegion {
+    /// The place `offset` bytes into the region; `None` if `offset` is not inside it.
+    #[must_use]
+    pub fn at(&self, offset: u64) -> Option<RemoteSlice> {
+        if offset >= self.len {
+            return None;
+        }
+        Some(RemoteSlice { addr: self.addr.checked_add(offset)?, rkey: self.rkey })
+    }
+}
+
+/// A place in a peer's region. The length comes from the local side of the segment; the peer checks it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct RemoteSlice {
+    /// Address in the numbering of [`RemoteRegion::addr`].
+    pub addr: u64,
+    /// The region's key.
+    pub rkey: u64,
+}
+
+impl std::fmt::Debug for RemoteSlice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RemoteSlice").field("addr", &format_args!("{:#x}", self.addr)).finish_non_exhaustive()
+    }
+}
+
+/// What peers may do with a region. This side may always do both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Access {
+    /// Peers may READ.
+    pub remote_read: bool,
+    /// Peers may WRITE.
+    pub remote_write: bool,
+}
+
+impl Access {
+    /// For memory that READs of this side land in or WRITEs of this side come from.
+    pub const LOCAL: Self = Self { remote_read: false, remote_write: false };
+    /// For memory that peers read.
+    pub const REMOTE_READ: Self = Self { remote_read: true, remote_write: false };
+    /// For memory that peers write.
+    pub const REMOTE_WRITE: Self = Self { remote_read: false, remote_write: true };
+}
+
+/// A range of this process's memory.
+#[derive(Debug, Clone, Copy)]
+pub struct MemoryArea {
+    ptr: NonNull<u8>,
+    len: u64,
+}
+
+// SAFETY: an address and a length; what may be done with them is promised by whoever called `new`.
+unsafe impl Send for MemoryArea {}
+// SAFETY: as above.
+unsafe impl Sync for MemoryArea {}
+
+impl MemoryArea {
+    /// Describes `len` bytes at `ptr`.
+    ///
+    /// # Safety
+    /// Until the last clone of every [`Region`] registered over it is dropped:
+    /// - the range stays mapped, readable and writable (readable is enough for a region that is only ever the
+    ///   source of transfers), and backed (no truncated file behind it);
+    /// - no Rust reference to any byte of it is used, because transfers, of this process and of peers, read
+    ///   and write it at any time.
+    #[must_use]
+    pub unsafe fn new(ptr: NonNull<u8>, len: u64) -> Self {
+        Self { ptr, len }
+    }
+
+    /// Start of the range.
+    #[must_use]
+    pub fn ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether the range has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// Registered memory. The last clone's drop deregisters: it returns when no transfer touches the memory any
+/// more, and later requests for it fail with [`RemoteStatus::BadKey`](crate::RemoteStatus::BadKey).
+#[derive(Debug, Clone)]
+pub struct Region(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    area: MemoryArea,
+    access: Access,
+    remote: RemoteRegion,
+    /// Proves to endpoints of the same fabric that the region is alive.
+    local_key: u64,
+    /// Its drop deregisters.
+    _registration: Box<dyn Registration>,
+}
+
+/// A back end's hold on registered memory; dropping it deregisters.
+pub(crate) trait Registration: Send + Sync + std::fmt::Debug {}
+
+impl Region {
+    pub(crate) fn new(
+        area: MemoryArea,
+        access: Access,
+        remote: RemoteRegion,
+        local_key: u64,
+        registration: Box<dyn Registration>,
+    ) -> Self {
+        Self(Arc::new(Inner { area, access, remote, local_key, _registration: registration }))
+    }
+
+    /// What to tell peers.
+    #[must_use]
+    pub fn remote(&self) -> RemoteRegion {
+        self.0.remote
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn area(&self) -> MemoryArea {
+        self.0.area
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.0.area.len
+    }
+
+    /// Whether the region has no bytes; never true, since such a region is refused.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.area.is_empty()
+    }
+
+    /// What peers may do.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.0.access
+    }
+
+    /// `len` bytes at `offset`, as the local end of a segment; `None` if that is not inside the region or empty.
+    #[must_use]
+    pub fn local(&self, offset: u64, len: u32) -> Option<LocalSlice> {
+        let end = offset.checked_add(u64::from(len))?;
+        if len == 0 || end > self.len() {
+            return None;
+        }
+        let addr = self.0.area.ptr.as_ptr().expose_provenance() + crate::sys::memory::to_usize(offset);
+        Some(LocalSlice { addr, len, key: self.0.local_key })
+    }
+}
+
+/// A piece of a [`Region`]. It does not keep the region alive: using it after the region's drop is refused.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct LocalSlice {
+    pub(crate) addr: usize,
+    pub(crate) len: u32,
+    pub(crate) key: u64,
+}
+
+impl LocalSlice {
+    /// Length in bytes, at least 1.
+    #[allow(clippy::len_without_is_empty)] // never empty
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+}
+
+impl std::fmt::Debug for LocalSlice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LocalSlice")
+            .field("addr", &format_args!("{:#x}", self.addr))
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}

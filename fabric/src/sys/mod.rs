@@ -1,0 +1,4 @@
+//! Everything that needs `unsafe`: system calls and raw memory. Each file states its rules.
+
+pub(crate) mod memory;
+pub(crate) mod sched;
