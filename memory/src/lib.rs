@@ -1,1 +1,34 @@
-//! Under construction.
+//! A guest's RAM seen from outside its QEMU: neither QEMU nor the kernel is changed.
+//!
+//! - [`RamFile`], [`Mapping`], [`find_mappings`]: the file behind a RAM block, our own view of it, QEMU's view of it.
+//! - [`attach`]: system calls run inside QEMU by ptrace; how a userfaultfd for QEMU's memory comes into our hands.
+//! - [`uffd`]: faults of the guest, and mapping pages in answer to them.
+//! - [`dirty`]: which pages the guest wrote since the last look.
+//! - [`table`]: where each page of a destination stands.
+//! - [`collapse`], [`memdir`]: huge pages, and the directories that hold RAM files.
+//!
+//! Nothing here knows of sockets, QMP or migration.
+
+pub mod attach;
+pub mod collapse;
+pub mod dirty;
+mod error;
+mod maps;
+pub mod memdir;
+mod process;
+mod ram;
+pub mod table;
+pub mod uffd;
+mod units;
+
+pub use attach::{Injector, Keep, RemoteUffd, close_in_qemu, create_uffd, discard_in_qemu, reopen_uffd};
+pub use collapse::{Collapsed, collapse, huge_mapped};
+pub use dirty::{DirtyTracker, HoleWatch, ScanStats, Unsupported};
+pub use error::{MemoryError, Result};
+pub use maps::MapEntry;
+pub use memdir::MemoryDir;
+pub use process::Process;
+pub use ram::{Mapping, QemuMapping, RamFile, find_mappings};
+pub use table::{Counts, Landing, PageState, PageTable, ReadTicket, RunTicket, Want};
+pub use uffd::{EventBatch, FaultContext, FaultKind, Outcome, UffdEvent, UffdFeatures};
+pub use units::{Backing, ByteLen, ByteRange, FileOffset, Hva, PageIndex, PageRun, PageSize, UnknownBacking};

@@ -1,0 +1,9 @@
+//! The RAM file, our own mapping of it, and where QEMU has it mapped.
+
+mod file;
+mod find;
+mod mapping;
+
+pub use file::RamFile;
+pub use find::{QemuMapping, find_mappings};
+pub use mapping::Mapping;

@@ -1,0 +1,310 @@
+//! The table and its transitions.
+
+use std::fmt;
+#[cfg(not(loom))]
+use std::path::Path;
+use std::sync::Arc;
+
+use super::cells::Cells;
+use super::state::{DISCARDED, PageState, STATE, SUPERSEDED, WANTED, Want};
+use super::sync::{AtomicU8, Ordering};
+use super::{ReadTicket, RunTicket};
+use crate::error::Result;
+use crate::units::{PageIndex, PageRun};
+
+/// The state of every page of one RAM block.
+///
+/// All methods are wait-free or a short compare-and-swap loop on one byte; none allocates, blocks or makes a system
+/// call (except `create`, `open` and `anonymous`), so the fault thread may call them. Page numbers outside the table
+/// count as [`PageState::Poisoned`] and are never changed.
+pub struct PageTable {
+    cells: Cells,
+}
+
+/// How many pages are in each state. A snapshot taken page by page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// [`PageState::Absent`].
+    pub absent: u64,
+    /// [`PageState::Stale`].
+    pub stale: u64,
+    /// [`PageState::Asked`].
+    pub asked: u64,
+    /// [`PageState::Landed`].
+    pub landed: u64,
+    /// [`PageState::Zero`].
+    pub zero: u64,
+    /// [`PageState::Mapped`].
+    pub mapped: u64,
+    /// [`PageState::Poisoned`].
+    pub poisoned: u64,
+}
+
+impl Counts {
+    /// Pages that still have to be fetched, those on their way included.
+    #[must_use]
+    pub const fn missing(&self) -> u64 {
+        self.absent + self.stale + self.asked
+    }
+}
+
+impl PageTable {
+    /// A new table, all [`PageState::Absent`], in a file that outlives the process.
+    ///
+    /// # Errors
+    /// [`MemoryError::TableNotInMemory`](crate::MemoryError::TableNotInMemory) if `path` is not on tmpfs;
+    /// [`MemoryError::Path`](crate::MemoryError::Path), also if the file exists.
+    #[cfg(not(loom))]
+    pub fn create(path: &Path, pages: u64) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self { cells: Cells::create(path, as_len(pages))? }))
+    }
+
+    /// The table another life of the program left. Call [`Self::recover`] next, unless that program still lives.
+    ///
+    /// # Errors
+    /// [`MemoryError::TableFormat`](crate::MemoryError::TableFormat) if the file is something else, and those of
+    /// [`Self::create`].
+    #[cfg(not(loom))]
+    pub fn open(path: &Path) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self { cells: Cells::open(path)? }))
+    }
+
+    /// A new table, all [`PageState::Absent`], that ends with the process.
+    ///
+    /// # Errors
+    /// [`MemoryError::System`](crate::MemoryError::System) if there is no memory for it.
+    pub fn anonymous(pages: u64) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self { cells: Cells::anonymous(as_len(pages))? }))
+    }
+
+    /// Number of pages.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.cells.all().len() as u64
+    }
+
+    /// Every page.
+    #[must_use]
+    pub fn all(&self) -> PageRun {
+        PageRun::new(PageIndex(0), self.pages())
+    }
+
+    /// State of one page. Seeing `Landed`, `Zero` or `Mapped` means that the bytes written before are visible
+    /// (this Acquire pairs with the Release in `landed`).
+    #[must_use]
+    pub fn state(&self, page: PageIndex) -> PageState {
+        self.cell(page).map_or(PageState::Poisoned, |cell| PageState::of(cell.load(Ordering::Acquire)))
+    }
+
+    /// Takes an `Absent` or `Stale` page for fetching. Exactly one caller gets the ticket.
+    pub fn claim(self: &Arc<Self>, page: PageIndex) -> Option<ReadTicket> {
+        self.take(page, 0).then(|| ReadTicket::new(Arc::clone(self), page))
+    }
+
+    /// Takes the first claimable page in `within` and the claimable ones that follow it, `max` at most.
+    pub fn claim_run(self: &Arc<Self>, within: PageRun, max: u64) -> Option<RunTicket> {
+        let mut from = within;
+        while let Some(start) = self.find(from, PageState::is_claimable) {
+            let end = within.end().0.min(start.0.saturating_add(max));
+            let taken = (start.0..end).take_while(|&page| self.take(PageIndex(page), 0)).count() as u64;
+            if taken > 0 || max == 0 {
+                return (taken > 0).then(|| RunTicket::new(Arc::clone(self), PageRun::new(start, taken)));
+            }
+            from = PageRun::new(PageIndex(start.0 + 1), within.end().0 - start.0 - 1);
+        }
+        None
+    }
+
+    /// A guest thread waits for this page: says what to do, and makes sure that whoever lands the page knows.
+    pub fn want(self: &Arc<Self>, page: PageIndex) -> Want {
+        loop {
+            let Some(cell) = self.cell(page) else { return Want::Poisoned };
+            let old = cell.load(Ordering::Acquire);
+            match PageState::of(old) {
+                PageState::Absent | PageState::Stale => {
+                    if self.take(page, WANTED) {
+                        return Want::Fetch(ReadTicket::new(Arc::clone(self), page));
+                    }
+                }
+                PageState::Asked => {
+                    // AcqRel: either this comes first and `landed` sees the flag, or we see what `landed` wrote.
+                    if exchange(cell, old, old | WANTED) {
+                        return Want::OnItsWay;
+                    }
+                }
+                PageState::Landed => return Want::MapNow,
+                PageState::Zero => return Want::ZeroNow,
+                PageState::Mapped => return Want::MapAgain,
+                PageState::Poisoned => return Want::Poisoned,
+            }
+        }
+    }
+
+    /// After a successful `UFFDIO_CONTINUE`: `Landed` and `Zero` become `Mapped`. Returns how many did.
+    pub fn mark_mapped(&self, run: PageRun) -> u64 {
+        self.each(run, |old| match PageState::of(old) {
+            PageState::Landed | PageState::Zero => Some(PageState::Mapped as u8),
+            _ => None,
+        })
+    }
+
+    /// Before the guest runs here: the bytes in the file are old. A page on its way will land as `Stale`.
+    /// `Mapped` and `Poisoned` pages stay. Returns how many pages changed.
+    pub fn mark_stale(&self, run: PageRun) -> u64 {
+        self.each(run, |old| match PageState::of(old) {
+            PageState::Absent | PageState::Stale | PageState::Landed | PageState::Zero => {
+                Some(PageState::Stale as u8 | (old & WANTED))
+            }
+            PageState::Asked => Some(old | SUPERSEDED),
+            _ => None,
+        })
+    }
+
+    /// Before the guest runs here: the bytes were written to the file by the peer itself and are final so far.
+    /// `Asked`, `Mapped` and `Poisoned` pages stay. Returns how many pages changed.
+    pub fn mark_landed(&self, run: PageRun) -> u64 {
+        self.settle(run, PageState::Landed)
+    }
+
+    /// The content is zero, and the file has a hole or zeros there. As [`Self::mark_landed`] otherwise.
+    pub fn mark_zero(&self, run: PageRun) -> u64 {
+        self.settle(run, PageState::Zero)
+    }
+
+    /// QEMU discarded the pages (balloon, free-page reporting): whatever is not mapped becomes zero, and a page on
+    /// its way is handed back as [`Landing::Discarded`](super::Landing::Discarded). `Mapped` pages stay: the next
+    /// fault finds the hole. Returns how many pages changed.
+    pub fn mark_discarded(&self, run: PageRun) -> u64 {
+        self.each(run, |old| match PageState::of(old) {
+            PageState::Absent | PageState::Stale | PageState::Landed => Some(PageState::Zero as u8),
+            PageState::Asked => Some(old | DISCARDED),
+            _ => None,
+        })
+    }
+
+    /// The first page of `within` in a state that `wanted` accepts.
+    pub fn find(&self, within: PageRun, wanted: impl Fn(PageState) -> bool) -> Option<PageIndex> {
+        let cells = self.slice(within);
+        let found = cells.iter().position(|cell| wanted(PageState::of(cell.load(Ordering::Acquire))))?;
+        Some(PageIndex(within.start.0 + found as u64))
+    }
+
+    /// The first `Absent` or `Stale` page of `within`.
+    #[must_use]
+    pub fn find_claimable(&self, within: PageRun) -> Option<PageIndex> {
+        self.find(within, PageState::is_claimable)
+    }
+
+    /// The first page of `within` that a guest thread waits for and nobody is fetching: its ticket was dropped.
+    #[must_use]
+    pub fn find_wanted(&self, within: PageRun) -> Option<PageIndex> {
+        let is_wanted = |byte: u8| byte & WANTED != 0 && PageState::of(byte).is_claimable();
+        let found = self.slice(within).iter().position(|cell| is_wanted(cell.load(Ordering::Acquire)))?;
+        Some(PageIndex(within.start.0 + found as u64))
+    }
+
+    /// The longest run from the start of `within` whose pages are all in states that `wanted` accepts.
+    pub fn prefix(&self, within: PageRun, wanted: impl Fn(PageState) -> bool) -> PageRun {
+        let cells = self.slice(within);
+        let len = cells.iter().take_while(|cell| wanted(PageState::of(cell.load(Ordering::Acquire)))).count();
+        PageRun::new(within.start, len as u64)
+    }
+
+    /// True if nothing of the run has to be fetched any more.
+    #[must_use]
+    pub fn all_landed(&self, run: PageRun) -> bool {
+        self.find(run, |state| !state.is_final()).is_none()
+    }
+
+    /// How many pages are in each state. Reads the whole table: 256 KiB per GiB of 4 KiB pages.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let mut by_state = [0; PageState::ALL.len()];
+        for cell in self.cells.all() {
+            by_state[PageState::of(cell.load(Ordering::Relaxed)) as usize] += 1;
+        }
+        let [absent, stale, asked, landed, zero, mapped, poisoned] = by_state;
+        Counts { absent, stale, asked, landed, zero, mapped, poisoned }
+    }
+
+    /// After the program that held the tickets died: `Asked` becomes `Stale`, flags are cleared. Returns how many
+    /// pages were on their way. Wake every waiting thread afterwards; it faults again and is served anew.
+    ///
+    /// `Landed` pages stay: their bytes were written before the state was.
+    pub fn recover(&self) -> u64 {
+        let asked = self.each(self.all(), |old| {
+            (PageState::of(old) == PageState::Asked).then_some(PageState::Stale as u8)
+        });
+        self.each(self.all(), |old| Some(old & STATE));
+        asked
+    }
+
+    pub(super) fn cell(&self, page: PageIndex) -> Option<&AtomicU8> {
+        self.cells.all().get(usize::try_from(page.0).ok()?)
+    }
+
+    /// `Absent` or `Stale` to `Asked`, keeping a `WANTED` flag and adding `flags`.
+    fn take(&self, page: PageIndex, flags: u8) -> bool {
+        let Some(cell) = self.cell(page) else { return false };
+        let mut old = cell.load(Ordering::Relaxed);
+        while PageState::of(old).is_claimable() {
+            // AcqRel: what an earlier holder of the ticket wrote to the page is visible to us.
+            match cell.compare_exchange(
+                old,
+                PageState::Asked as u8 | (old & WANTED) | flags,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return true,
+                Err(now) => old = now,
+            }
+        }
+        false
+    }
+
+    fn settle(&self, run: PageRun, state: PageState) -> u64 {
+        self.each(run, |old| match PageState::of(old) {
+            PageState::Absent | PageState::Stale | PageState::Landed | PageState::Zero => Some(state as u8),
+            _ => None,
+        })
+    }
+
+    /// Applies a transition to each page; `None` leaves it. Counts the pages that changed.
+    fn each(&self, run: PageRun, next: impl Fn(u8) -> Option<u8>) -> u64 {
+        let mut changed = 0;
+        for cell in self.slice(run) {
+            let mut old = cell.load(Ordering::Acquire);
+            while let Some(new) = next(old).filter(|&new| new != old) {
+                // Release: the bytes were written (or the page was mapped) before the state says so.
+                match cell.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => {
+                        changed += 1;
+                        break;
+                    }
+                    Err(now) => old = now,
+                }
+            }
+        }
+        changed
+    }
+
+    fn slice(&self, run: PageRun) -> &[AtomicU8] {
+        let all = self.cells.all();
+        let clamp = |page: u64| usize::try_from(page).unwrap_or(usize::MAX).min(all.len());
+        &all[clamp(run.start.0)..clamp(run.start.0.saturating_add(run.len))]
+    }
+}
+
+impl fmt::Debug for PageTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageTable").field("pages", &self.pages()).finish_non_exhaustive()
+    }
+}
+
+pub(super) fn exchange(cell: &AtomicU8, old: u8, new: u8) -> bool {
+    cell.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+}
+
+fn as_len(pages: u64) -> usize {
+    usize::try_from(pages).unwrap_or(usize::MAX)
+}
