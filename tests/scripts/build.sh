@@ -21,7 +21,7 @@ build_guest() {
     local target
     target=$(target_dir)
     say "building the guest's program and its initramfs"
-    (cd "$ROOT" && RUSTFLAGS='-C target-feature=+crt-static' cargo build --release -p vmove-guest \
+    (cd "$ROOT" && RUSTFLAGS='-C target-feature=+crt-static -C strip=symbols' cargo build --release -p vmove-guest \
         --target "$GUEST_TARGET" --target-dir "$target/guest")
     mkdir -p "$CACHE/guest"
     "$target/release/guest-image" --busybox "$CACHE/busybox/bin/busybox" --modules "$CACHE/kernel/modules" \

@@ -1,0 +1,19 @@
+//! The program that runs inside a guest under test, and what the host needs to understand it.
+//!
+//! The guest owns a *working set* of pages, which it rewrites at a fixed rate, and *cold* pages, which it only reads.
+//! Every 8-byte word of both is known in advance from the page's number, the word's place and the page's version
+//! ([`pattern`]). The versions are kept in a table whose entries carry their own check ([`table`]), and the table is
+//! itself checked against the order of the visits ([`order`]). So a page that a migration left stale, torn or zeroed is
+//! found by the guest at its next visit, with no help from the host.
+//!
+//! What the guest did is counted in one page, the *beacon* ([`beacon`]), which the host finds in the guest's RAM file by
+//! 64 bytes that occur nowhere else.
+//!
+//! Everything in this library is plain computation, used by the guest's program, by its unit tests and by the host.
+
+pub mod beacon;
+pub mod config;
+pub mod order;
+pub mod pace;
+pub mod pattern;
+pub mod table;

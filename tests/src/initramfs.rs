@@ -1,0 +1,138 @@
+//! Builds the guest's initramfs: an archive in the `newc` format of cpio, which the kernel unpacks by itself.
+//!
+//! Written here rather than with the `cpio` program, so that device nodes need no root and the same input gives the
+//! same bytes.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// Started by the kernel. Keeps the guest up when the program ends, so that its last words can be read.
+const INIT: &str = r#"#!/bin/busybox sh
+/bin/busybox mount -t proc proc /proc
+/bin/busybox mount -t sysfs sys /sys
+/bin/busybox mount -t devtmpfs dev /dev
+for word in $(/bin/busybox cat /proc/cmdline); do
+    case $word in vmove.modules=*)
+        for module in $(echo "${word#*=}" | /bin/busybox tr , ' '); do
+            /bin/busybox insmod "/modules/$module.ko" || echo "VMOVE-GUEST ERROR no module $module"
+        done ;;
+    esac
+done
+/bin/vmove-guest
+echo "VMOVE-GUEST ERROR the program ended with $?"
+while :; do /bin/busybox sleep 1000; done
+"#;
+
+/// Where the parts of the guest are.
+#[derive(Debug)]
+pub struct Parts<'a> {
+    /// A statically linked busybox.
+    pub busybox: &'a Path,
+    /// The statically linked guest program.
+    pub program: &'a Path,
+    /// Kernel modules that a guest may load by `vmove.modules=`.
+    pub modules: Vec<PathBuf>,
+}
+
+/// The bytes of the initramfs.
+///
+/// # Errors
+/// When a part cannot be read.
+pub fn build(parts: &Parts<'_>) -> Result<Vec<u8>> {
+    let read =
+        |path: &Path| std::fs::read(path).with_context(|| format!("could not read {}", path.display()));
+    let mut archive = Archive::default();
+    for folder in ["bin", "dev", "proc", "sys", "modules"] {
+        archive.add(folder, Kind::Folder, &[]);
+    }
+    // The kernel opens it for init's output before anything is mounted.
+    archive.add("dev/console", Kind::CharDevice { major: 5, minor: 1 }, &[]);
+    archive.add("init", Kind::Program, INIT.as_bytes());
+    archive.add("bin/busybox", Kind::Program, &read(parts.busybox)?);
+    archive.add("bin/vmove-guest", Kind::Program, &read(parts.program)?);
+    for module in &parts.modules {
+        let name = module.file_name().and_then(|n| n.to_str()).context("a module without a name")?;
+        archive.add(&format!("modules/{name}"), Kind::File, &read(module)?);
+    }
+    Ok(archive.finish())
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Folder,
+    File,
+    Program,
+    CharDevice { major: u32, minor: u32 },
+}
+
+#[derive(Default)]
+struct Archive {
+    bytes: Vec<u8>,
+    entries: u32,
+}
+
+impl Archive {
+    fn add(&mut self, name: &str, kind: Kind, content: &[u8]) {
+        let (mode, major, minor) = match kind {
+            Kind::Folder => (0o040_755, 0, 0),
+            Kind::File => (0o100_644, 0, 0),
+            Kind::Program => (0o100_755, 0, 0),
+            Kind::CharDevice { major, minor } => (0o020_600, major, minor),
+        };
+        self.entries += 1;
+        let length = u32::try_from(content.len()).unwrap_or(u32::MAX);
+        let name_length = u32::try_from(name.len() + 1).unwrap_or(u32::MAX);
+        // Inode, mode, owner, group, links, time, length, device, device node, length of the name, checksum (unused).
+        let fields = [self.entries, mode, 0, 0, 1, 0, length, 0, 0, major, minor, name_length, 0];
+        self.bytes.extend_from_slice(b"070701");
+        for field in fields {
+            self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());
+        }
+        self.bytes.extend_from_slice(name.as_bytes());
+        self.bytes.push(0);
+        self.align();
+        self.bytes.extend_from_slice(content);
+        self.align();
+    }
+
+    fn align(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+
+    fn finish(mut self) -> Vec<u8> {
+        self.add("TRAILER!!!", Kind::File, &[]);
+        self.bytes.resize(self.bytes.len().next_multiple_of(512), 0);
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_archive_has_the_parts_and_the_trailer() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let part = |name: &str, content: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, content).expect("writes");
+            path
+        };
+        let (busybox, program) = (part("busybox", "BUSY"), part("program", "GUEST"));
+        let parts =
+            Parts { busybox: &busybox, program: &program, modules: vec![part("virtio.ko", "MODULE")] };
+        let bytes = build(&parts).expect("an archive");
+        assert_eq!(bytes.len() % 512, 0);
+        let text = String::from_utf8_lossy(&bytes);
+        for wanted in
+            ["070701", "dev/console\0", "bin/busybox\0", "BUSY", "GUEST", "modules/virtio.ko\0", "TRAILER!!!"]
+        {
+            assert!(text.contains(wanted), "{wanted}");
+        }
+        // Every header begins on a multiple of four.
+        for (at, _) in text.match_indices("070701") {
+            assert_eq!(at % 4, 0);
+        }
+    }
+}
