@@ -1,0 +1,126 @@
+//! Where the programs and images are that tests use.
+//!
+//! Each can be named by an environment variable; without it, the place where `./run setup` and `./run build` put it.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+/// A QEMU that tests run against.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Qemu {
+    /// Debian 12's. `VMOVE_QEMU_7_2`.
+    V7_2,
+    /// Debian 12 backports'. `VMOVE_QEMU_10_0`.
+    V10_0,
+}
+
+impl Qemu {
+    /// The QEMU under test: the program that `VMOVE_QEMU` names, else 10.0.
+    ///
+    /// # Errors
+    /// When it is not there, with what to do.
+    pub fn under_test() -> Result<PathBuf> {
+        match std::env::var_os("VMOVE_QEMU").filter(|v| !v.is_empty()) {
+            Some(path) => exists(Path::new(&path)),
+            None => Self::V10_0.path(),
+        }
+    }
+
+    /// The program.
+    ///
+    /// # Errors
+    /// When it is not there, with what to do.
+    pub fn path(self) -> Result<PathBuf> {
+        match self {
+            Self::V7_2 => place("VMOVE_QEMU_7_2", "qemu-7.2/usr/bin/qemu-system-x86_64"),
+            Self::V10_0 => place("VMOVE_QEMU_10_0", "qemu-10.0/usr/bin/qemu-system-x86_64"),
+        }
+    }
+}
+
+/// The guest's kernel.
+///
+/// # Errors
+/// When it is not there, with what to do.
+pub fn guest_kernel() -> Result<PathBuf> {
+    place("VMOVE_GUEST_KERNEL", "kernel/vmlinux")
+}
+
+/// The guest's initramfs.
+///
+/// # Errors
+/// When it is not there, with what to do.
+pub fn guest_initrd() -> Result<PathBuf> {
+    place("VMOVE_GUEST_INITRD", "guest/initrd.img")
+}
+
+/// The program `name` (`vmoved` or `vmove`) as built: in the folder that `VMOVE_BIN_DIR` names, else beside the running
+/// program.
+///
+/// # Errors
+/// When it is not there, with what to do.
+pub fn product(name: &str) -> Result<PathBuf> {
+    let folder = match std::env::var_os("VMOVE_BIN_DIR") {
+        Some(folder) => PathBuf::from(folder),
+        None => {
+            let program = std::env::current_exe()?;
+            // Test programs are in `deps`, one below the others.
+            program
+                .ancestors()
+                .skip(1)
+                .find(|folder| folder.file_name() != Some(OsStr::new("deps")))
+                .unwrap_or(Path::new("."))
+                .to_owned()
+        }
+    };
+    let path = folder.join(name);
+    if !path.is_file() {
+        bail!(
+            "{} is not there; build it in the same profile with 'cargo build -p vmove-daemon'",
+            path.display()
+        );
+    }
+    Ok(path)
+}
+
+fn place(variable: &str, in_cache: &str) -> Result<PathBuf> {
+    match std::env::var_os(variable).filter(|v| !v.is_empty()) {
+        Some(path) => exists(Path::new(&path)),
+        None => {
+            let cache = std::env::var_os("VMOVE_CACHE")
+                .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cache"), PathBuf::from);
+            exists(&cache.join(in_cache))
+        }
+    }
+}
+
+fn exists(path: &Path) -> Result<PathBuf> {
+    match path.canonicalize() {
+        Ok(path) => Ok(path),
+        Err(e) => bail!("{} is not there ({e}); './run build' makes it", path.display()),
+    }
+}
+
+/// Ends the calling test when something it needs is missing, and says so. Evaluates to the value of the `Result`.
+#[macro_export]
+macro_rules! need {
+    ($needed:expr) => {
+        match $needed {
+            Ok(value) => value,
+            Err(reason) => {
+                eprintln!("SKIP {}: {reason:#}", std::thread::current().name().unwrap_or("test"));
+                return;
+            }
+        }
+    };
+}
+
+/// Fails unless this process is root, which attaching to QEMU and mounting need.
+///
+/// # Errors
+/// When it is not.
+pub fn root() -> Result<()> {
+    if nix::unistd::geteuid().is_root() { Ok(()) } else { bail!("this needs root") }
+}

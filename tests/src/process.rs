@@ -1,0 +1,158 @@
+//! Processes that end with their owner, their CPU time, and the priority of threads that measure.
+
+use std::collections::HashSet;
+use std::process::{Child, ExitStatus};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// A child that is killed and reaped when it is dropped.
+#[derive(Debug)]
+pub struct Guarded(Child);
+
+impl From<Child> for Guarded {
+    fn from(child: Child) -> Self {
+        Self(child)
+    }
+}
+
+impl Guarded {
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.0.id()).unwrap_or(-1)
+    }
+
+    /// How it ended, if it has.
+    ///
+    /// # Errors
+    /// When it cannot be waited for.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.0.try_wait()?)
+    }
+
+    /// Sends `signal`.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        kill(Pid::from_raw(self.pid()), signal).with_context(|| format!("could not send {signal}"))
+    }
+
+    /// Waits until it ends, at most for `timeout`.
+    ///
+    /// # Errors
+    /// When it cannot be waited for.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Option<ExitStatus>> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let ended = self.0.try_wait()?;
+            if ended.is_some() || Instant::now() > deadline {
+                return Ok(ended);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Kills it at once, as a crash would, and reaps it.
+    pub fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// CPU time that a process has used, in seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct CpuTime {
+    /// By all its threads, those that have ended included.
+    pub total: f64,
+    /// By the threads that run the guest's virtual CPUs.
+    pub vcpus: f64,
+}
+
+impl CpuTime {
+    /// Time used by the rest of the process: what a migration costs there.
+    #[must_use]
+    pub fn rest(&self) -> f64 {
+        (self.total - self.vcpus).max(0.0)
+    }
+
+    /// Time used between two readings.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        Self { total: self.total - before.total, vcpus: self.vcpus - before.vcpus }
+    }
+}
+
+/// Reads the CPU time of a process; `vcpus` are the ids of its virtual CPUs' threads. A process that is gone has used
+/// none.
+#[must_use]
+pub fn cpu_time(pid: i32, vcpus: &HashSet<i32>) -> CpuTime {
+    CpuTime {
+        total: schedule_time(&format!("/proc/{pid}/stat")),
+        vcpus: vcpus.iter().map(|tid| schedule_time(&format!("/proc/{pid}/task/{tid}/stat"))).sum(),
+    }
+}
+
+/// User and system time in a `stat` file of proc(5), in seconds; counted in ticks of 10 ms.
+fn schedule_time(path: &str) -> f64 {
+    let Ok(stat) = std::fs::read_to_string(path) else { return 0.0 };
+    // The name, in parentheses, may hold anything; utime and stime are the 12th and 13th field behind it.
+    let ticks: u32 = stat.rsplit(')').next().map_or(0, |rest| {
+        rest.split_ascii_whitespace().skip(11).take(2).filter_map(|t| t.parse::<u32>().ok()).sum()
+    });
+    f64::from(ticks) / 100.0
+}
+
+/// Bytes that the loopback interface has carried, headers included.
+#[must_use]
+pub fn loopback_bytes() -> u64 {
+    std::fs::read_to_string("/sys/class/net/lo/statistics/tx_bytes")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+/// Resident memory of a process, in bytes.
+#[must_use]
+pub fn resident_bytes(pid: i32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    // Anonymous memory alone: the guest's RAM is a shared file, which VmRSS would count for each process that maps it.
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_guarded_child_ends_with_its_guard() {
+        let child = Guarded::from(Command::new("sleep").arg("100").spawn().expect("sleep starts"));
+        let pid = Pid::from_raw(child.pid());
+        kill(pid, None).expect("it is alive");
+        drop(child);
+        kill(pid, None).expect_err("it is gone");
+    }
+
+    #[test]
+    fn cpu_time_of_a_busy_process_grows() {
+        let child = Guarded::from(
+            Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("a shell starts"),
+        );
+        let before = cpu_time(child.pid(), &HashSet::new());
+        std::thread::sleep(Duration::from_millis(400));
+        let used = cpu_time(child.pid(), &HashSet::new()).since(&before);
+        assert!(used.total > 0.02 && used.total < 2.0, "{used:?}");
+        assert!(used.vcpus.abs() < 1e-9 && (used.rest() - used.total).abs() < 1e-9);
+    }
+}

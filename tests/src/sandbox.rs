@@ -1,0 +1,285 @@
+//! A folder for one test, and the guard that removes everything that belongs to it.
+//!
+//! QEMU outlives the daemon that started it, on purpose; so killing one's own children does not clean up. All that a
+//! test starts has the path of its sandbox in its command line or its working directory, and the path is unique:
+//! dropping the sandbox ends exactly those processes, unmounts what is mounted below, gives huge pages back and deletes
+//! the folder.
+//!
+//! A test that is itself killed leaves its sandbox behind. The next one to be made sweeps up those whose owner is gone.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::fcntl::{Flock, FlockArg};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, getpid};
+
+const PREFIX: &str = "vmt-";
+/// Written into a sandbox that raised the number of huge pages: by how many.
+const HUGE_PAGES: &str = "huge-pages";
+const NR_HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
+/// Set to keep the folders of tests (logs, state), not their processes and mounts.
+const KEEP: &str = "VMOVE_KEEP";
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Sandbox {
+    // Short: the path of a Unix socket has at most 107 bytes.
+    path: PathBuf,
+    keep: bool,
+}
+
+impl Sandbox {
+    /// A new, empty sandbox, after sweeping up those of dead owners.
+    ///
+    /// # Errors
+    /// When the folder cannot be made.
+    pub fn new() -> Result<Self> {
+        let base = std::env::temp_dir();
+        sweep(&base);
+        let pid = std::process::id();
+        for number in 0..10_000 {
+            let path = base.join(format!("{PREFIX}{pid}-{number}"));
+            match fs::create_dir(&path) {
+                Ok(()) => return Ok(Self { path, keep: std::env::var_os(KEEP).is_some() }),
+                Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(e).with_context(|| format!("could not make {}", path.display())),
+            }
+        }
+        bail!("10,000 sandboxes of this process are in {}", base.display())
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A new folder in the sandbox.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn folder(&self, name: &str) -> Result<PathBuf> {
+        let path = self.path.join(name);
+        fs::create_dir_all(&path).with_context(|| format!("could not make {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// Leaves the folder (not the processes and mounts) when the sandbox is dropped, for its logs.
+    pub const fn keep(&mut self) {
+        self.keep = true;
+    }
+
+    /// Mounts a tmpfs that uses 2 MiB pages where the user of a file asks for them.
+    ///
+    /// # Errors
+    /// When mounting is not permitted.
+    pub fn mount_thp(&self, name: &str) -> Result<PathBuf> {
+        self.mount(name, "tmpfs", "huge=advise,size=100%")
+    }
+
+    /// Mounts a hugetlbfs of 2 MiB pages and adds `bytes` of them to the machine's pool.
+    ///
+    /// # Errors
+    /// When mounting is not permitted, or the machine has not that much memory in one piece.
+    pub fn mount_hugetlb(&self, name: &str, bytes: u64) -> Result<PathBuf> {
+        self.add_huge_pages(i64::try_from(bytes.div_ceil(2 << 20))?)?;
+        self.mount(name, "hugetlbfs", "pagesize=2M")
+    }
+
+    fn mount(&self, name: &str, kind: &str, options: &str) -> Result<PathBuf> {
+        let path = self.folder(name)?;
+        mount(Some(kind), &path, Some(kind), MsFlags::empty(), Some(options))
+            .with_context(|| format!("could not mount {kind} ({options}) on {}", path.display()))?;
+        Ok(path)
+    }
+
+    fn add_huge_pages(&self, pages: i64) -> Result<()> {
+        let note = self.path.join(HUGE_PAGES);
+        let before = fs::read_to_string(&note).ok().and_then(|t| t.parse::<i64>().ok()).unwrap_or(0);
+        // Noted first: giving back too many is mended by the next who asks, never giving back is not.
+        fs::write(&note, (before + pages).to_string())?;
+        let got = change_huge_pages(pages)?;
+        if got < pages {
+            fs::write(&note, (before + got).to_string())?;
+            bail!(
+                "the machine gave {got} of {pages} huge pages of 2 MiB; free memory is too little or too scattered"
+            );
+        }
+        Ok(())
+    }
+
+    /// Processes that belong to this sandbox.
+    #[must_use]
+    pub fn processes(&self) -> Vec<i32> {
+        processes_of(&self.path)
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        clean(&self.path, self.keep);
+    }
+}
+
+/// Removes the sandboxes of this process without dropping them: for a program that is about to exit on a signal.
+pub fn clean_up_mine() {
+    let mine = format!("{PREFIX}{}-", std::process::id());
+    for (path, name) in sandboxes(&std::env::temp_dir()) {
+        if name.starts_with(&mine) {
+            clean(&path, false);
+        }
+    }
+}
+
+fn sweep(base: &Path) {
+    for (path, name) in sandboxes(base) {
+        let owner = name[PREFIX.len()..].split('-').next().and_then(|pid| pid.parse().ok());
+        if owner.is_some_and(|pid: i32| !Path::new(&format!("/proc/{pid}")).exists())
+            && !path.join(".kept").exists()
+        {
+            eprintln!("removing {} of a test that was killed", path.display());
+            clean(&path, false);
+        }
+    }
+}
+
+fn sandboxes(base: &Path) -> Vec<(PathBuf, String)> {
+    let Ok(entries) = fs::read_dir(base) else { return Vec::new() };
+    entries
+        .flatten()
+        .filter_map(|e| Some((e.path(), e.file_name().into_string().ok()?)))
+        .filter(|(_, name)| name.starts_with(PREFIX))
+        .collect()
+}
+
+fn clean(path: &Path, keep: bool) {
+    kill_all(path);
+    for mount_point in mounts_below(path) {
+        // Lazily, should a process that is stuck in the kernel still use it.
+        if umount2(&mount_point, MntFlags::empty()).is_err() {
+            let _ = umount2(&mount_point, MntFlags::MNT_DETACH);
+        }
+    }
+    if let Some(pages) = fs::read_to_string(path.join(HUGE_PAGES)).ok().and_then(|t| t.parse::<i64>().ok()) {
+        let _ = fs::remove_file(path.join(HUGE_PAGES));
+        if let Err(e) = change_huge_pages(-pages) {
+            eprintln!("could not give {pages} huge pages back: {e:#}");
+        }
+    }
+    if keep {
+        let _ = fs::write(path.join(".kept"), "");
+    } else if let Err(e) = fs::remove_dir_all(path) {
+        eprintln!("could not delete {}: {e}", path.display());
+    }
+}
+
+fn kill_all(path: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    // Repeated, since a daemon that is killed second may have started another process before.
+    loop {
+        let pids = processes_of(path);
+        if pids.is_empty() {
+            return;
+        }
+        for pid in &pids {
+            let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+        }
+        if Instant::now() > deadline {
+            eprintln!("processes {pids:?} of {} do not end", path.display());
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Processes whose command line or working directory names something in `folder`. Zombies have neither.
+fn processes_of(folder: &Path) -> Vec<i32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let mut wanted = folder.as_os_str().as_bytes().to_vec();
+    wanted.push(b'/');
+    let me = getpid().as_raw();
+    entries
+        .flatten()
+        .filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok())
+        .filter(|pid| *pid != me)
+        .filter(|pid| {
+            let named = fs::read(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|line| line.windows(wanted.len()).any(|w| w == wanted));
+            named || fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(folder))
+        })
+        .collect()
+}
+
+/// Mount points below `folder`, the innermost first.
+fn mounts_below(folder: &Path) -> Vec<PathBuf> {
+    let Ok(table) = fs::read_to_string("/proc/self/mounts") else { return Vec::new() };
+    let mut found: Vec<PathBuf> = table
+        .lines()
+        .filter_map(|line| line.split(' ').nth(1))
+        .map(|escaped| PathBuf::from(OsStr::new(&escaped.replace("\\040", " "))))
+        .filter(|path| path.starts_with(folder))
+        .collect();
+    found.reverse();
+    found
+}
+
+/// Adds to the machine's pool of 2 MiB pages; gives the change that the kernel made.
+fn change_huge_pages(change: i64) -> Result<i64> {
+    // Two tests at once would lose one's change otherwise.
+    let lock = fs::File::create(std::env::temp_dir().join("vmove-huge-pages.lock"))?;
+    let _lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, e)| e)?;
+    let read = || -> Result<i64> { Ok(fs::read_to_string(NR_HUGE_PAGES)?.trim().parse()?) };
+    let before = read()?;
+    fs::write(NR_HUGE_PAGES, (before + change).max(0).to_string())
+        .context("could not change the huge page pool")?;
+    Ok(read()? - before)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn dropping_ends_processes_and_deletes_the_folder() {
+        let sandbox = Sandbox::new().expect("a sandbox");
+        let path = sandbox.path().to_owned();
+        let inside = sandbox.folder("in side").expect("a folder");
+        let mut by_cwd = Command::new("sleep").arg("100").current_dir(&inside).spawn().expect("sleep starts");
+        let mut other = Command::new("sleep").arg("100").spawn().expect("sleep starts");
+        assert_eq!(sandbox.processes(), [i32::try_from(by_cwd.id()).expect("a pid")]);
+        // Reaped meanwhile, as an init would.
+        let reaper = std::thread::spawn(move || by_cwd.wait().expect("waits"));
+        drop(sandbox);
+        assert!(!reaper.join().expect("joins").success());
+        assert!(!path.exists());
+        assert!(other.try_wait().expect("waits").is_none(), "a process of someone else was killed");
+        other.kill().expect("kills");
+        other.wait().expect("waits");
+    }
+
+    #[test]
+    fn mounts_and_huge_pages_are_given_back() {
+        crate::need!(crate::places::root());
+        let pool =
+            || fs::read_to_string(NR_HUGE_PAGES).expect("reads").trim().parse::<i64>().expect("a number");
+        let before = pool();
+        let sandbox = Sandbox::new().expect("a sandbox");
+        let path = sandbox.path().to_owned();
+        let thp = crate::need!(sandbox.mount_thp("thp"));
+        let huge = crate::need!(sandbox.mount_hugetlb("huge", 8 << 20));
+        assert_eq!(pool(), before + 4);
+        fs::write(thp.join("file"), "x").expect("writes");
+        assert_eq!(mounts_below(&path), [huge, thp]);
+        drop(sandbox);
+        assert!(mounts_below(&path).is_empty());
+        assert!(!path.exists());
+        assert_eq!(pool(), before);
+    }
+}
