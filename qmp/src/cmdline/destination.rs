@@ -1,0 +1,138 @@
+//! Deriving the destination's command line from the source's.
+
+use std::{ffi::OsString, path::PathBuf};
+
+use super::{CommandLine, CommandLineError, Item, Obstacle, RamFileSpec, RunLayout, options::Options};
+
+/// A destination's command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DestinationCommand {
+    /// Argument vector, the program first.
+    pub argv: Vec<OsString>,
+    /// RAM files; same ids and sizes as on the source.
+    pub ram: Vec<RamFileSpec>,
+    /// Sockets and files that both QEMUs name by the same absolute path: on one and the same host they would take them
+    /// from each other.
+    pub same_paths: Vec<PathBuf>,
+}
+
+/// Options that a destination must not have: how the source got its state, or how it was watched from its start.
+const DROPPED: &[&str] = &["incoming", "loadvm", "S", "daemonize", "mem-prealloc", "pidfile"];
+
+impl CommandLine {
+    /// The command line of the QEMU that waits for this guest on another node. `self` is the original, with its
+    /// placeholders.
+    ///
+    /// All RAM files are placed in the layout's memory directory. `prealloc` is switched off there: it would touch all
+    /// memory before it has arrived.
+    ///
+    /// # Errors
+    /// As [`CommandLine::rewrite_movable`]; also for descriptors that the source QEMU got from whoever started it.
+    pub fn derive_destination(&self, layout: &RunLayout) -> Result<DestinationCommand, CommandLineError> {
+        let mut line = self.clone();
+        line.items.retain(|item| !DROPPED.contains(&item.name()));
+        line.drop_inherited_monitors()?;
+        let mut obstacles = line.obstacles()?;
+        obstacles.extend(line.inherited_descriptors()?);
+        if !obstacles.is_empty() {
+            return Err(CommandLineError::NotMovable(obstacles));
+        }
+        let same_paths = line.listening_paths()?;
+        let ram = line.rewrite(layout, true)?;
+        line.switch_off_prealloc()?;
+        line.items.push(Item::new("-incoming", "defer"));
+        line.items.push(Item::bare("-S"));
+        Ok(DestinationCommand { argv: line.to_argv(), ram, same_paths })
+    }
+
+    fn switch_off_prealloc(&mut self) -> Result<(), CommandLineError> {
+        for item in self.items.iter_mut().filter(|item| item.name() == "object") {
+            let mut options = item.options()?;
+            let is_ram =
+                options.get("qom-type", true).is_some_and(|kind| kind.starts_with("memory-backend-"));
+            if is_ram && options.flag("prealloc") == Some(true) {
+                options.set_flag("prealloc", false);
+                item.set_options(&options);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes monitors on descriptors that a launcher handed over: their other end is not ours to have.
+    fn drop_inherited_monitors(&mut self) -> Result<(), CommandLineError> {
+        let mut on_descriptor = Vec::new();
+        for item in self.named("chardev") {
+            let options = item.options()?;
+            if options.get("fd", false).is_some() {
+                on_descriptor.extend(options.get("id", false));
+            }
+        }
+        let monitors: Vec<String> = self
+            .named("mon")
+            .filter_map(|item| item.options().ok()?.get("chardev", true))
+            .filter(|id| on_descriptor.contains(id))
+            .collect();
+        self.items.retain(|item| {
+            let refers = |key: &str, implied| {
+                let id = item.options().ok().and_then(|options| options.get(key, implied));
+                id.is_some_and(|id| monitors.contains(&id))
+            };
+            !match item.name() {
+                "mon" => refers("chardev", true),
+                "chardev" => refers("id", false),
+                _ => false,
+            }
+        });
+        Ok(())
+    }
+
+    fn inherited_descriptors(&self) -> Result<Vec<Obstacle>, CommandLineError> {
+        const KEYS: [&str; 6] = ["fd", "fds", "vhostfd", "vhostfds", "sockfd", "execfd"];
+        let mut found = Vec::new();
+        for item in &self.items {
+            let given = match item.name() {
+                "add-fd" => true,
+                "netdev" | "chardev" | "device" | "object" | "nic" | "net" | "vnc" | "spice" => {
+                    let options = item.options()?;
+                    KEYS.iter().any(|key| options.get(key, false).is_some())
+                }
+                _ => false,
+            };
+            if given || item.value().to_string_lossy().contains("/dev/fdset/") {
+                let reason = "it uses a descriptor that QEMU got from its launcher";
+                found.push(Obstacle::of(item, reason, "give a name or a path (ifname=, path=) instead"));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Absolute paths on which QEMU listens or writes.
+    fn listening_paths(&self) -> Result<Vec<PathBuf>, CommandLineError> {
+        let mut found = Vec::new();
+        for item in &self.items {
+            let path = match item.name() {
+                "chardev" => {
+                    let options = item.options()?;
+                    let is_server = options.flag("server").unwrap_or(false);
+                    let kind = options.get("backend", true);
+                    options.get("path", false).filter(|_| is_server || kind.as_deref() == Some("file"))
+                }
+                "qmp" | "qmp-pretty" | "monitor" | "serial" | "parallel" | "debugcon" => {
+                    match Options::parse(item.text()?) {
+                        Some(Options::Pairs(pairs)) => pairs.first().and_then(|first| {
+                            let path =
+                                ["unix:", "file:", "pipe:"].iter().find_map(|kind| first.strip_prefix(kind));
+                            path.map(str::to_owned)
+                        }),
+                        _ => None,
+                    }
+                }
+                "D" => Some(item.text()?.to_owned()),
+                _ => None,
+            };
+            found.extend(path.map(PathBuf::from).filter(|path| path.is_absolute()));
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,170 @@
+//! Where a guest's files are on one node, and the placeholders that stand for them.
+
+use std::{
+    ffi::{OsStr, OsString},
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{CommandLine, CommandLineError, Item, options, table};
+use crate::client::MAX_SOCKET_PATH;
+
+/// What guest RAM is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RamBacking {
+    /// A file on tmpfs: 4 KiB pages, 2 MiB where the kernel has them.
+    Thp,
+    /// A file on hugetlbfs with pages of 2 MiB.
+    #[serde(rename = "hugetlb-2m")]
+    Hugetlb2M,
+    /// A file on hugetlbfs with pages of 1 GiB.
+    #[serde(rename = "hugetlb-1g")]
+    Hugetlb1G,
+}
+
+impl RamBacking {
+    /// Size of a file's smallest unit, in bytes.
+    #[must_use]
+    pub fn page_bytes(self) -> u64 {
+        match self {
+            Self::Thp => 4 << 10,
+            Self::Hugetlb2M => 2 << 20,
+            Self::Hugetlb1G => 1 << 30,
+        }
+    }
+}
+
+/// Where a guest's files are on this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunLayout {
+    /// Monitor for vmove. If the path is too long for a socket it must lie in `vm_dir`.
+    pub qmp_socket: PathBuf,
+    /// QEMU's working directory; replaces `{vmdir}`. Absolute.
+    pub vm_dir: PathBuf,
+    /// Directory for the RAM files, on a file system of the kind that `backing` says. Absolute.
+    pub memory_dir: PathBuf,
+    /// What the RAM files are made of.
+    pub backing: RamBacking,
+    /// The guest's name; replaces `{name}`. May hold blanks, commas and non-ASCII letters.
+    pub name: String,
+}
+
+/// A file of guest RAM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RamFileSpec {
+    /// QEMU's id of the back end; also the name of the RAM block in migration.
+    pub id: String,
+    /// The file. Absolute, unless the command line gives a relative one.
+    pub path: PathBuf,
+    /// Bytes.
+    pub size: u64,
+}
+
+impl RunLayout {
+    /// Where the RAM of back end `id` is on this node.
+    #[must_use]
+    pub fn ram_file(&self, id: &str) -> PathBuf {
+        self.memory_dir.join(format!("{}.{}", file_name_part(&self.name), file_name_part(id)))
+    }
+
+    /// The monitor socket as QEMU shall be told it: relative to its working directory, if the full path is too long.
+    pub(super) fn socket_argument(&self) -> Result<PathBuf, CommandLineError> {
+        let fits = |path: &Path| path.as_os_str().len() <= MAX_SOCKET_PATH;
+        if fits(&self.qmp_socket) {
+            return Ok(self.qmp_socket.clone());
+        }
+        match self.qmp_socket.strip_prefix(&self.vm_dir) {
+            Ok(relative) if fits(relative) => Ok(relative.to_owned()),
+            _ => Err(CommandLineError::SocketPath {
+                path: self.qmp_socket.clone(),
+                length: self.qmp_socket.as_os_str().len(),
+            }),
+        }
+    }
+}
+
+/// A name as part of a file name: `/`, `%`, NUL and a leading dot are percent-encoded, and the result is cut to 100 bytes
+/// at a letter boundary.
+fn file_name_part(name: &str) -> String {
+    let mut out = String::new();
+    for (at, c) in name.char_indices() {
+        let bad = c == '/' || c == '%' || c.is_control() || (at == 0 && c == '.');
+        if bad {
+            let mut bytes = [0; 4];
+            for byte in c.encode_utf8(&mut bytes).bytes() {
+                out.push_str(&format!("%{byte:02X}"));
+            }
+        } else {
+            out.push(c);
+        }
+    }
+    let cut = (0..=out.len().min(100)).rev().find(|at| out.is_char_boundary(*at));
+    out.truncate(cut.unwrap_or(0));
+    out
+}
+
+impl CommandLine {
+    /// Replaces the placeholders, each by the rules of the place it stands in.
+    pub(super) fn substitute(&mut self, layout: &RunLayout) {
+        for item in &mut self.items {
+            let plain = table::is_plain(item.name());
+            let new = item.value.as_deref().and_then(|value| substituted(value, plain, layout));
+            item.value = new.or(item.value.take());
+        }
+    }
+}
+
+/// The value with its placeholders replaced; `None` if it has none.
+fn substituted(value: &OsStr, plain: bool, layout: &RunLayout) -> Option<OsString> {
+    let bytes = value.as_bytes();
+    if !contains(bytes, b"{vmdir}") && !contains(bytes, b"{name}") {
+        return None;
+    }
+    let json = bytes.first() == Some(&b'{') && bytes[1..].trim_ascii_start().first() == Some(&b'"');
+    let write = |text: &OsStr| -> Vec<u8> {
+        match (text.to_str(), plain, json) {
+            (Some(text), _, true) => {
+                let quoted = serde_json::to_string(text).unwrap_or_default();
+                quoted.as_bytes().get(1..quoted.len().saturating_sub(1)).unwrap_or_default().to_vec()
+            }
+            (Some(text), false, false) => options::escape(text).into_bytes(),
+            _ => text.as_bytes().to_vec(),
+        }
+    };
+    let bytes = replace(bytes, b"{vmdir}", &write(layout.vm_dir.as_os_str()));
+    let bytes = replace(&bytes, b"{name}", &write(OsStr::new(&layout.name)));
+    Some(OsString::from_vec(bytes))
+}
+
+fn contains(bytes: &[u8], needle: &[u8]) -> bool {
+    bytes.windows(needle.len()).any(|window| window == needle)
+}
+
+fn replace(bytes: &[u8], needle: &[u8], with: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let Some((first, tail)) = rest.split_first() {
+        if let Some(after) = rest.strip_prefix(needle) {
+            out.extend_from_slice(with);
+            rest = after;
+        } else {
+            out.push(*first);
+            rest = tail;
+        }
+    }
+    out
+}
+
+/// `-qmp` for vmove itself.
+pub(super) fn own_monitor(layout: &RunLayout) -> Result<Item, CommandLineError> {
+    let path = layout.socket_argument()?;
+    let text = path.to_str().ok_or_else(|| CommandLineError::Unreadable {
+        option: "-qmp".to_owned(),
+        value: path.display().to_string(),
+        expected: "the path of the monitor socket must be UTF-8",
+    })?;
+    Ok(Item::new("-qmp", format!("unix:{},server=on,wait=off", options::escape(text))))
+}

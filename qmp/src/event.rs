@@ -1,0 +1,115 @@
+//! Events of a QMP connection: a stream for those who watch, an expectation for those who wait for one.
+
+use std::{sync::Arc, time::Duration};
+
+use serde::Serialize;
+use serde_json::Value;
+use tokio::sync::{broadcast, oneshot};
+
+use crate::{
+    MonotonicNanos, QmpError,
+    client::hooks::{HookId, Hooks},
+};
+
+/// QEMU's own time stamp of an event: `CLOCK_REALTIME` of its host when it was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct QemuTime {
+    /// Whole seconds since 1970; -1 if QEMU could not tell.
+    pub seconds: i64,
+    /// Microseconds, 0..=999_999; -1 if QEMU could not tell.
+    pub micros: i64,
+}
+
+impl QemuTime {
+    /// Time from `earlier` to `self` by QEMU's wall clock; zero if it went backwards.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Duration {
+        let micros = |t: Self| t.seconds.saturating_mul(1_000_000).saturating_add(t.micros);
+        let span = micros(self).saturating_sub(micros(earlier));
+        Duration::from_micros(u64::try_from(span).unwrap_or(0))
+    }
+}
+
+/// One event.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Event {
+    /// Name, such as `STOP` or `MIGRATION`.
+    pub name: String,
+    /// Its data; `Null` if it has none.
+    pub data: Value,
+    /// The event in types, where the schema knows it. Events of a newer QEMU come with `None` and are not lost.
+    pub known: Option<qapi::qmp::Event>,
+    /// When the end of its line was read from the socket, on this host.
+    pub at: MonotonicNanos,
+    /// When QEMU made it.
+    pub qemu_time: QemuTime,
+}
+
+impl Event {
+    /// A text field of the data.
+    #[must_use]
+    pub fn text(&self, field: &str) -> Option<&str> {
+        self.data.get(field).and_then(Value::as_str)
+    }
+}
+
+/// All events from the moment of subscription on.
+#[derive(Debug)]
+pub struct Events(pub(crate) broadcast::Receiver<Arc<Event>>);
+
+/// Why no event can be given.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EventsError {
+    /// The subscriber was too slow; the oldest events were dropped.
+    #[error("{0} QMP events were dropped before they were read: query the state again")]
+    Missed(u64),
+    /// The connection has ended.
+    #[error("The QMP connection is closed, no more events will come")]
+    Closed,
+}
+
+impl Events {
+    /// The next event.
+    ///
+    /// # Errors
+    /// [`EventsError::Missed`] once after an overflow (1024 events are kept), [`EventsError::Closed`] at the end.
+    pub async fn next(&mut self) -> Result<Arc<Event>, EventsError> {
+        self.0.recv().await.map_err(|error| match error {
+            broadcast::error::RecvError::Lagged(count) => EventsError::Missed(count),
+            broadcast::error::RecvError::Closed => EventsError::Closed,
+        })
+    }
+}
+
+/// The first event that fits, of those read since the expectation was made. Make it *before* sending the command that
+/// causes the event; dropping it cancels the wait.
+#[derive(Debug)]
+#[must_use = "an expectation does nothing unless waited for"]
+pub struct Expectation {
+    pub(crate) name: String,
+    pub(crate) receiver: oneshot::Receiver<Arc<Event>>,
+    pub(crate) hooks: Arc<Hooks>,
+    pub(crate) id: HookId,
+}
+
+impl Expectation {
+    /// Waits for the event.
+    ///
+    /// # Errors
+    /// [`QmpError::Timeout`] after `deadline`, [`QmpError::Closed`] when the connection ends first.
+    pub async fn wait(mut self, deadline: Duration) -> Result<Arc<Event>, QmpError> {
+        match tokio::time::timeout(deadline, &mut self.receiver).await {
+            Ok(Ok(event)) => Ok(event),
+            Ok(Err(_)) => Err(QmpError::Closed { reason: self.hooks.close_reason() }),
+            Err(_) => Err(QmpError::Timeout { command: format!("(event {})", self.name), waited: deadline }),
+        }
+    }
+}
+
+impl Drop for Expectation {
+    fn drop(&mut self) {
+        self.hooks.remove(self.id);
+    }
+}

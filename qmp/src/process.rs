@@ -1,0 +1,295 @@
+//! QEMU processes: started so that they outlive us, waited for, ended.
+//!
+//! A QEMU holds a guest; a daemon that restarts must find it alive. So a QEMU gets a session of its own (`setsid(1)`, which
+//! `exec`s in place and keeps the process id), its output goes to a file, and dropping a [`QemuProcess`] ends nothing.
+
+use std::{
+    ffi::OsString,
+    fs::OpenOptions,
+    io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags},
+    process::{Pid, PidfdFlags, Signal},
+};
+use tokio::{sync::watch, time::Instant};
+
+use crate::{Client, QmpError};
+
+/// Last bytes of the log that an error quotes.
+const LOG_TAIL: u64 = 4096;
+
+/// Time a QEMU gets to leave after SIGTERM before SIGKILL.
+const TERM_GRACE: Duration = Duration::from_secs(2);
+
+/// What can go wrong with a QEMU process.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProcessError {
+    /// No argument vector.
+    #[error(
+        "Expected a QEMU command line, found an empty one: give the program first, such as qemu-system-x86_64"
+    )]
+    NoProgram,
+    /// It could not be started.
+    #[error("Could not start {program:?} in {folder}: is QEMU installed, is setsid (util-linux) in PATH?")]
+    Start {
+        /// Program that was to run.
+        program: OsString,
+        /// Its working directory.
+        folder: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// Its log file.
+    #[error("Could not open the log {path}")]
+    Log {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// It ended before its monitor answered.
+    #[error("QEMU ended before its monitor answered; the end of {log} says:\n{tail}")]
+    Died {
+        /// Its log file.
+        log: PathBuf,
+        /// Last lines of the log.
+        tail: String,
+    },
+    /// Its monitor did not answer.
+    #[error("QEMU (pid {pid}) did not open its monitor within {waited:?}; the end of {log} says:\n{tail}")]
+    NoMonitor {
+        /// Its process id.
+        pid: u32,
+        /// The deadline that passed.
+        waited: Duration,
+        /// Its log file.
+        log: PathBuf,
+        /// Last lines of the log.
+        tail: String,
+        /// Why the last attempt failed.
+        #[source]
+        source: Box<QmpError>,
+    },
+    /// There is no such process.
+    #[error("No process {pid}: it has ended")]
+    NoProcess {
+        /// The process id.
+        pid: u32,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// It does not end.
+    #[error(
+        "QEMU (pid {pid}) is still there {waited:?} after SIGKILL: it hangs in the kernel, see /proc/{pid}/stack"
+    )]
+    Unkillable {
+        /// Its process id.
+        pid: u32,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+}
+
+/// A QEMU process. Dropping this ends nothing. Clones name the same process.
+#[derive(Clone, Debug)]
+pub struct QemuProcess {
+    pid: u32,
+    /// Names the process also when its id has been reused; readable once it has ended.
+    pidfd: Arc<OwnedFd>,
+    /// Turns true when it has ended.
+    ended: watch::Receiver<bool>,
+    log: PathBuf,
+}
+
+impl QemuProcess {
+    /// Starts `argv` in `folder`, standard input from `/dev/null`, output appended to `log`. The process is in a
+    /// session of its own. It inherits no descriptor of ours that is close-on-exec, as all that Rust opens are.
+    ///
+    /// # Errors
+    /// [`ProcessError::NoProgram`], [`ProcessError::Log`], [`ProcessError::Start`]. A program that does not exist is
+    /// noticed later, by [`QemuProcess::wait_qmp`].
+    pub fn spawn(argv: &[OsString], folder: &Path, log: &Path) -> Result<Self, ProcessError> {
+        let program = argv.first().ok_or(ProcessError::NoProgram)?;
+        let log_error = |source| ProcessError::Log { path: log.to_owned(), source };
+        let out = OpenOptions::new().create(true).append(true).open(log).map_err(log_error)?;
+        let err = out.try_clone().map_err(log_error)?;
+        let failed =
+            |source| ProcessError::Start { program: program.clone(), folder: folder.to_owned(), source };
+        let child = Command::new("setsid")
+            .arg("--")
+            .args(argv)
+            .current_dir(folder)
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(err)
+            .spawn()
+            .map_err(failed)?;
+        let pid = child.id();
+        let this = Self::watched(pid, Some(child), log).map_err(failed)?;
+        tracing::info!(pid, program = ?program, folder = %folder.display(), "QEMU started");
+        Ok(this)
+    }
+
+    /// Takes in a QEMU that someone else started, or that an earlier life of ours did.
+    ///
+    /// # Errors
+    /// [`ProcessError::NoProcess`].
+    pub fn adopt(pid: u32, log: &Path) -> Result<Self, ProcessError> {
+        Self::watched(pid, None, log).map_err(|source| ProcessError::NoProcess { pid, source })
+    }
+
+    /// A thread that sleeps until the process ends, and reaps it if it is our child. It costs 64 KiB of address space
+    /// and ends with that QEMU.
+    fn watched(pid: u32, child: Option<Child>, log: &Path) -> io::Result<Self> {
+        let pidfd = Arc::new(open_pidfd(pid)?);
+        let (sender, ended) = watch::channel(false);
+        let fd = pidfd.clone();
+        let watch = move || {
+            while !readable(&fd, None) {}
+            if let Some(mut child) = child {
+                // It has ended, so this returns at once.
+                let _ = child.wait();
+            }
+            sender.send_replace(true);
+        };
+        let thread = std::thread::Builder::new().name(format!("qemu-{pid}")).stack_size(64 << 10);
+        thread.spawn(watch)?;
+        Ok(Self { pid, pidfd, ended, log: log.to_owned() })
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Its log file.
+    #[must_use]
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// Whether it has not ended.
+    #[must_use]
+    pub fn alive(&self) -> bool {
+        !readable(&self.pidfd, Some(Duration::ZERO))
+    }
+
+    /// Ends when the process has ended and, if it is our child, has been reaped.
+    pub async fn exited(&self) {
+        // An error would mean that the watching thread is gone, which it is only after sending.
+        let _ = self.ended.clone().wait_for(|ended| *ended).await;
+    }
+
+    /// Connects to its monitor as soon as it is there.
+    ///
+    /// # Errors
+    /// [`ProcessError::Died`] or [`ProcessError::NoMonitor`], both with the end of the log.
+    pub async fn wait_qmp(&self, socket: &Path, deadline: Duration) -> Result<Client, ProcessError> {
+        let until = Instant::now() + deadline;
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let error = match Client::connect(socket, left.max(Duration::from_millis(10))).await {
+                Ok(client) => return Ok(client),
+                Err(error) => error,
+            };
+            if tokio::time::timeout(pause, self.exited()).await.is_ok() {
+                return Err(ProcessError::Died { log: self.log.clone(), tail: self.log_tail() });
+            }
+            if Instant::now() >= until {
+                return Err(ProcessError::NoMonitor {
+                    pid: self.pid,
+                    waited: deadline,
+                    log: self.log.clone(),
+                    tail: self.log_tail(),
+                    source: Box::new(error),
+                });
+            }
+            pause = (pause * 2).min(Duration::from_millis(50));
+        }
+    }
+
+    /// Asks QEMU to end (`quit`), then SIGTERM, then SIGKILL. `client` is its monitor, if there is one.
+    ///
+    /// # Errors
+    /// [`ProcessError::Unkillable`].
+    pub async fn quit(&self, client: Option<&Client>, deadline: Duration) -> Result<(), ProcessError> {
+        if let Some(client) = client {
+            // The reply may be lost in QEMU's end; whether it ends is all that counts.
+            let asked = client.execute_raw("quit", serde_json::Value::Null, deadline).await;
+            let refused = matches!(asked, Err(QmpError::Refused { .. }));
+            if !refused && tokio::time::timeout(deadline, self.exited()).await.is_ok() {
+                return Ok(());
+            }
+        }
+        self.signal(Signal::TERM);
+        if tokio::time::timeout(TERM_GRACE, self.exited()).await.is_ok() {
+            return Ok(());
+        }
+        self.kill().await
+    }
+
+    /// Ends it at once by SIGKILL.
+    ///
+    /// # Errors
+    /// [`ProcessError::Unkillable`].
+    pub async fn kill(&self) -> Result<(), ProcessError> {
+        let waited = Duration::from_secs(10);
+        self.signal(Signal::KILL);
+        tokio::time::timeout(waited, self.exited())
+            .await
+            .map_err(|_| ProcessError::Unkillable { pid: self.pid, waited })
+    }
+
+    /// The last lines of its log.
+    #[must_use]
+    pub fn log_tail(&self) -> String {
+        tail(&self.log).unwrap_or_else(|error| format!("(log not readable: {error})"))
+    }
+
+    fn signal(&self, signal: Signal) {
+        // ESRCH: it has ended, which is what is wanted.
+        if let Err(error) = rustix::process::pidfd_send_signal(&*self.pidfd, signal) {
+            tracing::debug!(pid = self.pid, %error, "could not signal QEMU");
+        }
+    }
+}
+
+fn open_pidfd(pid: u32) -> io::Result<OwnedFd> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+/// Whether `fd` is readable within `timeout` (`None`: for ever).
+fn readable(fd: &OwnedFd, timeout: Option<Duration>) -> bool {
+    let timeout = timeout.and_then(|time| rustix::event::Timespec::try_from(time).ok());
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    // EINTR says nothing about the descriptor.
+    matches!(rustix::event::poll(&mut fds, timeout.as_ref()), Ok(1..))
+}
+
+fn tail(path: &Path) -> io::Result<String> {
+    use std::io::{Read, Seek, SeekFrom};
+    let mut file = std::fs::File::open(path)?;
+    let length = file.metadata()?.len();
+    let start = length.saturating_sub(LOG_TAIL);
+    file.seek(SeekFrom::Start(start))?;
+    let mut bytes = Vec::new();
+    file.take(LOG_TAIL).read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes);
+    // Do not begin in mid-line.
+    let text = if start > 0 { text.split_once('\n').map_or(&*text, |(_, rest)| rest) } else { &text };
+    Ok(text.trim_end().to_owned())
+}
