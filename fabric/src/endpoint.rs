@@ -143,6 +143,8 @@ impl<'a> IntoIterator for &'a Completions {
 /// Both sides may post READ, WRITE and messages at any time. A side answers the peer's READs and WRITEs only
 /// while it polls (tcp), so a side that has nothing else to do should be given to [`Endpoint::serve`].
 ///
+/// Dropping an endpoint closes the connection; what was posted and has not left may be lost.
+///
 /// Order: a message arrives after the bytes of every WRITE posted before it, and a READ sees them. Nothing
 /// else is ordered; in particular completions of different requests come in any order.
 pub trait Endpoint: Send + std::fmt::Debug {

@@ -37,7 +37,10 @@ pub mod serve;
 pub mod tcp;
 pub mod thread;
 
+mod stream;
 mod sys;
+mod table;
+mod wire;
 
 pub use address::{Class, FabricKind, PeerAddress};
 pub use counters::{Counters, CountersHandle};

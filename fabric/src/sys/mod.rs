@@ -1,4 +1,6 @@
 //! Everything that needs `unsafe`: system calls and raw memory. Each file states its rules.
 
 pub(crate) mod memory;
+pub(crate) mod net;
 pub(crate) mod sched;
+pub(crate) mod shm;

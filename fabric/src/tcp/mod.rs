@@ -1,55 +1,69 @@
 //! Sockets, plain or TLS.
+//!
+//! The peer's processor takes part: a READ is a request that the peer's endpoint answers while it polls or
+//! [serves](crate::Endpoint::serve). Payload is sent from the registered memory and received into it, without a copy
+//! in between (over TLS: one on each side).
 
+mod listener;
 mod options;
 
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 pub use options::TcpOptions;
 
+use crate::stream::{PlainSocket, Socket, StreamEndpoint, TlsSocket, Transport};
+use crate::table::RegionTable;
+use crate::wire::{Hello, REPLY_LEN, Reply};
 use crate::{
     Access, Class, Endpoint, Fabric, FabricError, FabricKind, Incoming, MemoryArea, PeerAddress, Region,
 };
+use listener::Listener;
 
 /// READ and WRITE over TCP connections.
 #[derive(Debug)]
 pub struct TcpFabric {
-    #[allow(dead_code)]
+    table: Arc<RegionTable>,
     options: TcpOptions,
+    listener: Option<Mutex<Listener>>,
+    address: Option<SocketAddr>,
 }
-
-const TODO: FabricError = FabricError::Unsupported { what: "this back end, for now," };
 
 impl TcpFabric {
     /// A fabric that does not listen: its connections are dialled or adopted.
-    #[must_use]
-    pub fn new(options: TcpOptions) -> Self {
-        Self { options }
+    ///
+    /// # Errors
+    /// Out of memory for the table of regions.
+    pub fn new(options: TcpOptions) -> Result<Self, FabricError> {
+        Ok(Self { table: RegionTable::private()?, options, listener: None, address: None })
     }
 
-    /// A fabric that listens at `address` (port 0: any free port, see [`local_addr`](Self::local_addr)).
+    /// A fabric that listens at `address` (port 0: any free port, see [`local_addr`](Self::local_addr)). Whoever can
+    /// reach the address can connect, unencrypted: for anything but a trusted network accept connections elsewhere
+    /// and [`adopt_tls`](Self::adopt_tls) them.
     ///
     /// # Errors
     /// The address cannot be bound.
     pub fn bind(address: SocketAddr, options: TcpOptions) -> Result<Self, FabricError> {
-        let _ = (address, options);
-        Err(TODO)
+        let (listener, address) = Listener::bind(address)?;
+        Ok(Self { listener: Some(Mutex::new(listener)), address: Some(address), ..Self::new(options)? })
     }
 
     /// Where the fabric listens, if it does.
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        None
+        self.address
     }
 
-    /// Makes an endpoint of a connected socket. Both sides must do so, and neither may have read bytes beyond
-    /// what they exchanged before.
+    /// Makes an endpoint of a connected socket. Both sides must do so, and neither may have read bytes beyond what
+    /// they exchanged before.
     ///
     /// # Errors
     /// The socket options cannot be set.
     pub fn adopt(&self, stream: TcpStream, class: Class) -> Result<Box<dyn Endpoint>, FabricError> {
-        let _ = (stream, class);
-        Err(TODO)
+        self.options.configure(&stream, class)?;
+        self.endpoint(Transport::Plain(PlainSocket { socket: Socket::Tcp(stream) }), class)
     }
 
     /// The same over TLS: `tls` has finished its handshake on `stream`, and may hold bytes already received.
@@ -62,8 +76,18 @@ impl TcpFabric {
         tls: rustls::Connection,
         class: Class,
     ) -> Result<Box<dyn Endpoint>, FabricError> {
-        let _ = (stream, tls, class);
-        Err(TODO)
+        if tls.is_handshaking() {
+            return Err(FabricError::protocol(
+                "a TLS connection whose handshake is not complete; finish it first",
+            ));
+        }
+        self.options.configure(&stream, class)?;
+        self.endpoint(Transport::Tls(Box::new(TlsSocket::new(Socket::Tcp(stream), tls))), class)
+    }
+
+    fn endpoint(&self, transport: Transport, class: Class) -> Result<Box<dyn Endpoint>, FabricError> {
+        let tuning = self.options.tuning(class);
+        Ok(Box::new(StreamEndpoint::new(FabricKind::Tcp, class, transport, &self.table, tuning)?))
     }
 }
 
@@ -72,20 +96,39 @@ impl Fabric for TcpFabric {
         FabricKind::Tcp
     }
 
-    fn register(&self, _area: MemoryArea, _access: Access) -> Result<Region, FabricError> {
-        Err(TODO)
+    fn register(&self, area: MemoryArea, access: Access) -> Result<Region, FabricError> {
+        self.table.register(area, access)
     }
 
     fn connect(
         &self,
-        _peer: &PeerAddress,
-        _class: Class,
-        _greeting: &[u8],
+        peer: &PeerAddress,
+        class: Class,
+        greeting: &[u8],
     ) -> Result<Box<dyn Endpoint>, FabricError> {
-        Err(TODO)
+        let PeerAddress::Tcp(address) = peer else {
+            return Err(FabricError::WrongAddress { kind: FabricKind::Tcp, peer: peer.clone() });
+        };
+        let hello = Hello::encode(class, greeting)?;
+        let stream = listener::dial(*address, &hello, self.options.connect_timeout)
+            .map_err(|source| FabricError::Connect { peer: peer.clone(), source })?;
+        let reply: [u8; REPLY_LEN] =
+            listener::read_exactly(&stream, REPLY_LEN, Instant::now() + self.options.connect_timeout)
+                .ok()
+                .and_then(|bytes| bytes.try_into().ok())
+                .ok_or_else(|| {
+                    FabricError::protocol(format!("{peer} took the connection and did not answer"))
+                })?;
+        Reply::decode(&reply)?;
+        self.adopt(stream, class)
     }
 
-    fn accept(&self, _timeout: Duration) -> Result<Incoming, FabricError> {
-        Err(TODO)
+    fn accept(&self, timeout: Duration) -> Result<Incoming, FabricError> {
+        let Some(listener) = &self.listener else {
+            return Err(FabricError::Unsupported { what: "accepting without a listening address" });
+        };
+        let (stream, class, greeting) =
+            listener.lock().unwrap_or_else(PoisonError::into_inner).accept(timeout)?;
+        Ok(Incoming { class, greeting, endpoint: self.adopt(stream, class)? })
     }
 }

@@ -1,21 +1,98 @@
 //! What can be tuned.
 
+use std::net::TcpStream;
+use std::os::fd::AsFd;
 use std::time::Duration;
+
+use crate::Class;
+use crate::error::FabricError;
+use crate::stream::Tuning;
+use crate::sys::net::set_option;
 
 /// Options of a [`TcpFabric`](super::TcpFabric). The defaults are for a local network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TcpOptions {
     /// How long sent bytes may stay unacknowledged, or an idle peer's host silent, before the connection counts
-    /// as lost. Default 10 s, whole milliseconds, 1 ms or more. (`TCP_USER_TIMEOUT` and keepalive.) A peer
-    /// that stops receiving for so long while bytes wait for it is cut off too.
+    /// as lost. Default 10 s, whole milliseconds, 1 ms or more. (`TCP_USER_TIMEOUT` and keepalive.) A peer that
+    /// stops receiving for so long while bytes wait for it is cut off too.
     pub user_timeout: Duration,
     /// How long connecting and greeting may take. Default 5 s.
     pub connect_timeout: Duration,
+    /// Send and receive buffer of a bulk connection, in bytes; `None`: the kernel's own tuning. The kernel caps it
+    /// at `net.core.wmem_max` and `rmem_max`.
+    pub bulk_buffer: Option<usize>,
+    /// Send and receive buffer of an urgent connection, in bytes; `None`: the kernel's own tuning.
+    pub urgent_buffer: Option<usize>,
+    /// Bytes per system call of a bulk connection. More is fewer calls; less lets other threads run sooner on a
+    /// kernel that does not preempt itself.
+    pub bulk_chunk: usize,
 }
 
 impl Default for TcpOptions {
     fn default() -> Self {
-        Self { user_timeout: Duration::from_secs(10), connect_timeout: Duration::from_secs(5) }
+        Self {
+            user_timeout: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(5),
+            bulk_buffer: None,
+            urgent_buffer: None,
+            bulk_chunk: 512 * 1024,
+        }
+    }
+}
+
+impl TcpOptions {
+    /// Sets up a connected socket.
+    pub(super) fn configure(&self, stream: &TcpStream, class: Class) -> Result<(), FabricError> {
+        self.try_configure(stream, class).map_err(FabricError::io("set the options of a connection"))
+    }
+
+    fn try_configure(&self, stream: &TcpStream, class: Class) -> std::io::Result<()> {
+        stream.set_nodelay(true)?;
+        let fd = stream.as_fd();
+        let millis = i32::try_from(self.user_timeout.as_millis()).unwrap_or(i32::MAX).max(1);
+        set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, millis)?;
+        // The user timeout covers bytes under way; probes cover a peer that says nothing. Three in that time.
+        let interval = (millis / 3000).clamp(1, 32_767);
+        set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+        set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, interval)?;
+        set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, interval)?;
+        set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3)?;
+        let buffer = match class {
+            Class::Bulk => self.bulk_buffer,
+            Class::Urgent => self.urgent_buffer,
+            Class::Message => None,
+        };
+        if let Some(bytes) = buffer {
+            let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+            set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, bytes)?;
+            set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)?;
+        }
+        // Hints for queues on the way; refusal (a priority needs CAP_NET_ADMIN above 6) harms nothing.
+        let (priority, tos) = match class {
+            Class::Urgent => (6, libc::IPTOS_LOWDELAY),
+            Class::Message => (4, libc::IPTOS_LOWDELAY),
+            Class::Bulk => (2, libc::IPTOS_THROUGHPUT),
+        };
+        let _ = set_option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY, priority);
+        let ipv6 = stream.local_addr()?.is_ipv6();
+        let (level, name) =
+            if ipv6 { (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) } else { (libc::IPPROTO_IP, libc::IP_TOS) };
+        let _ = set_option(fd, level, name, i32::from(tos));
+        Ok(())
+    }
+
+    /// How much to do at a time.
+    pub(super) fn tuning(&self, class: Class) -> Tuning {
+        match class {
+            Class::Bulk => Tuning {
+                send_limit: self.bulk_chunk.max(4096),
+                receive_limit: self.bulk_chunk.max(4096),
+                budget: 2 << 20,
+            },
+            Class::Urgent | Class::Message => {
+                Tuning { send_limit: 64 << 10, receive_limit: 64 << 10, budget: 256 << 10 }
+            }
+        }
     }
 }

@@ -1,0 +1,22 @@
+//! An endpoint over a byte stream: the part that `tcp` and, for its messages, `local` have in common.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `transport` | the socket, plain or TLS: vectored send and receive that never block |
+//! | `ops` | requests of this side that wait for their reply |
+//! | `outbox` | frames to send: which one next, and how far each has got |
+//! | `inbox` | bytes received: which frame they belong to and where they go |
+//! | `endpoint` | the connection that joins these |
+//! | `serving` | a thread that answers |
+
+mod endpoint;
+mod inbox;
+mod ops;
+mod outbox;
+mod serving;
+mod tls;
+mod transport;
+
+pub(crate) use endpoint::{StreamEndpoint, Tuning};
+pub(crate) use tls::TlsSocket;
+pub(crate) use transport::{PlainSocket, Socket, Transport};

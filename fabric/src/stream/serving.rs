@@ -1,0 +1,71 @@
+//! A thread that answers the peer.
+
+use std::net::Shutdown;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use super::endpoint::StreamEndpoint;
+use super::transport::Socket;
+use crate::endpoint::{CompletionKind, Completions, Endpoint};
+use crate::error::FabricError;
+use crate::serve::{ServeHandle, ServeState, StopServing};
+use crate::thread::ThreadOptions;
+
+/// Ends the thread by closing the socket under it.
+#[derive(Debug)]
+struct Stop {
+    socket: Socket,
+    thread: JoinHandle<()>,
+}
+
+impl StopServing for Stop {
+    fn stop(self: Box<Self>) {
+        let _ = self.socket.shutdown(Shutdown::Both);
+        let _ = self.thread.join();
+    }
+}
+
+/// See [`Endpoint::serve`].
+pub(super) fn serve(endpoint: StreamEndpoint, options: ThreadOptions) -> Result<ServeHandle, FabricError> {
+    let socket = endpoint
+        .transport()
+        .socket()
+        .try_clone()
+        .map_err(FabricError::io("duplicate the connection's socket"))?;
+    let counters = endpoint.counters_handle();
+    let state = Arc::new(ServeState::default());
+    let seen_by_thread = Arc::clone(&state);
+    let name = options.name.clone();
+    let body = move |applied: std::io::Result<_>| {
+        match applied {
+            Ok(outcome) => seen_by_thread.started(outcome),
+            Err(error) => {
+                tracing::warn!(thread = %name, %error, "thread options not applied; serving anyway")
+            }
+        }
+        seen_by_thread.finished(answer(endpoint));
+    };
+    let thread = options.spawn(body).map_err(FabricError::io("start a thread that answers requests"))?;
+    Ok(ServeHandle::new(counters, state, Some(Box::new(Stop { socket, thread }))))
+}
+
+/// Answers until the connection ends; why, unless the peer closed it.
+fn answer(mut endpoint: StreamEndpoint) -> Option<FabricError> {
+    let mut found = Completions::default();
+    loop {
+        match endpoint.poll(&mut found) {
+            Err(FabricError::PeerClosed { outstanding: 0 }) => return None,
+            Err(error) => return Some(error),
+            Ok(0) => {
+                if let Err(error) = endpoint.wait(None) {
+                    return Some(error);
+                }
+            }
+            Ok(_) => {
+                if found.iter().any(|completion| matches!(completion.kind, CompletionKind::Received(_))) {
+                    return Some(FabricError::protocol("a message on a connection that only answers"));
+                }
+            }
+        }
+    }
+}
