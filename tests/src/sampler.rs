@@ -70,13 +70,12 @@ impl Sampler {
     pub fn start(page: BeaconPage, interval: Duration) -> Result<Self> {
         let Some(beacon) = page.read() else { bail!("there is no beacon in this page") };
         let offset = page.offset();
-        let watched = Arc::new(Mutex::new(Watched {
-            pages: vec![page],
-            wanted: Vec::new(),
-            // Room for a minute, so that a sample is not late for a copy.
-            samples: Vec::with_capacity(60_000),
-            last: None,
-        }));
+        // Room for a minute, so that a sample is not late for a copy.
+        let samples = Vec::with_capacity(60_000);
+        let mut watched = Watched { pages: vec![page], wanted: Vec::new(), samples, last: None };
+        // There is a sample from the first moment on.
+        watched.take(beacon.boot);
+        let watched = Arc::new(Mutex::new(watched));
         let stop = Arc::new(AtomicBool::new(false));
         let thread = {
             let (watched, stop) = (Arc::clone(&watched), Arc::clone(&stop));

@@ -1,0 +1,409 @@
+//! `vmoved` and `vmove` as a user runs them: real programs, talked to by their command lines alone.
+
+use std::fs::File;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::beacon::{self, BeaconPage};
+use crate::guest::{BOOT_TIMEOUT, Guest};
+use crate::places;
+use crate::process::Guarded;
+use crate::sandbox::Sandbox;
+
+/// How a node is set up; [`NodeOptions::default`] is what most tests want.
+#[derive(Debug, Clone)]
+pub struct NodeOptions {
+    /// Fabric back end.
+    pub fabric: &'static str,
+    /// Peers that `--to` knows by name.
+    pub peers: Vec<(String, SocketAddr)>,
+    /// More arguments of `vmoved`, such as `--tls-cert`; without any about TLS, `--insecure` is given.
+    pub extra: Vec<String>,
+    /// More environment variables of `vmoved`.
+    pub environment: Vec<(String, String)>,
+    /// Program, if not the one built.
+    pub program: Option<PathBuf>,
+}
+
+impl Default for NodeOptions {
+    fn default() -> Self {
+        Self { fabric: "tcp", peers: Vec::new(), extra: Vec::new(), environment: Vec::new(), program: None }
+    }
+}
+
+/// A node: the folders of a `vmoved`, and the process while it runs. Killing and starting it again is a crash and its
+/// recovery.
+#[derive(Debug)]
+pub struct Node {
+    name: String,
+    folder: PathBuf,
+    listen: SocketAddr,
+    options: NodeOptions,
+    process: Option<Guarded>,
+}
+
+impl Node {
+    /// Makes the folders of node `name` in `sandbox`, finds a free port, and starts its daemon.
+    ///
+    /// # Errors
+    /// When it does not start, with what it said.
+    pub fn start(sandbox: &Sandbox, name: &str, options: NodeOptions) -> Result<Self> {
+        let mut node = Self::prepare(sandbox, name, options)?;
+        node.run()?;
+        Ok(node)
+    }
+
+    /// As [`Node::start`], without the daemon: for nodes that must know each other's ports first.
+    ///
+    /// # Errors
+    /// When the folders cannot be made.
+    pub fn prepare(sandbox: &Sandbox, name: &str, options: NodeOptions) -> Result<Self> {
+        let folder = sandbox.folder(name)?;
+        Ok(Self { name: name.to_owned(), folder, listen: free_port()?, options, process: None })
+    }
+
+    /// Two nodes `a` and `b` that know each other by name.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub fn pair(sandbox: &Sandbox, options: &NodeOptions) -> Result<(Self, Self)> {
+        let mut a = Self::prepare(sandbox, "a", options.clone())?;
+        let mut b = Self::prepare(sandbox, "b", options.clone())?;
+        a.options.peers.push(("b".into(), b.listen));
+        b.options.peers.push(("a".into(), a.listen));
+        a.run()?;
+        b.run()?;
+        Ok((a, b))
+    }
+
+    /// Starts the daemon, which is not running, and waits until it answers.
+    ///
+    /// # Errors
+    /// When it does not start, with what it said.
+    pub fn run(&mut self) -> Result<()> {
+        let program = match &self.options.program {
+            Some(program) => program.clone(),
+            None => places::product("vmoved")?,
+        };
+        let config = self.folder.join("vmoved.toml");
+        let peers: String =
+            self.options.peers.iter().map(|(name, at)| format!("{name:?} = \"{at}\"\n")).collect();
+        std::fs::write(&config, format!("[nodes]\n{peers}"))?;
+        let log = File::options().create(true).append(true).open(self.log_path())?;
+        let mut command = Command::new(&program);
+        command.arg("--config").arg(&config).args(["--node", &self.name, "--fabric", self.options.fabric]);
+        command.arg("--control").arg(self.control()).args(["--listen", &self.listen.to_string()]);
+        command.arg("--state-dir").arg(self.folder.join("state")).arg("--memory-dir").arg(self.memory());
+        command.arg("--run-dir").arg(self.folder.join("run"));
+        if !self.options.extra.iter().any(|a| a.starts_with("--tls") || a == "--insecure") {
+            command.arg("--insecure");
+        }
+        command.args(&self.options.extra).envs(self.options.environment.iter().cloned());
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let child = command.spawn().with_context(|| format!("could not start {}", program.display()))?;
+        self.process = Some(child.into());
+        self.wait_ready(Duration::from_secs(20))
+    }
+
+    fn wait_ready(&mut self, timeout: Duration) -> Result<()> {
+        let deadline = Instant::now() + timeout;
+        while UnixStream::connect(self.control()).is_err() {
+            let ended = self.process.as_mut().map_or(Ok(None), Guarded::ended)?;
+            if let Some(status) = ended {
+                bail!("vmoved of node {} ended ({status}): {}", self.name, self.log());
+            }
+            if Instant::now() > deadline {
+                bail!("vmoved of node {} does not answer after {timeout:?}: {}", self.name, self.log());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// Kills the daemon as a crash would. Its QEMUs go on.
+    pub fn crash(&mut self) {
+        self.process = None;
+    }
+
+    /// Asks the daemon to end, as an upgrade does. Its QEMUs go on.
+    ///
+    /// # Errors
+    /// When it does not end within 10 s.
+    pub fn stop(&mut self) -> Result<()> {
+        let Some(mut process) = self.process.take() else { return Ok(()) };
+        process.signal(Signal::SIGTERM)?;
+        match process.wait(Duration::from_secs(10))? {
+            Some(_) => Ok(()),
+            None => bail!("vmoved of node {} did not end on SIGTERM: {}", self.name, self.log()),
+        }
+    }
+
+    /// Name of the node.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where it listens for peers.
+    #[must_use]
+    pub const fn listen(&self) -> SocketAddr {
+        self.listen
+    }
+
+    /// Process id of the daemon, while it runs.
+    #[must_use]
+    pub fn pid(&self) -> Option<i32> {
+        self.process.as_ref().map(Guarded::pid)
+    }
+
+    /// Folder of everything that is this node's.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Folder of guest memory.
+    #[must_use]
+    pub fn memory(&self) -> PathBuf {
+        self.folder.join("mem")
+    }
+
+    fn control(&self) -> PathBuf {
+        self.folder.join("ctl.sock")
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.folder.join("vmoved.log")
+    }
+
+    /// What the daemon logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    fn command(&self, arguments: &[&str]) -> Result<Command> {
+        let mut command = Command::new(places::product("vmove")?);
+        command.arg("--control").arg(self.control()).args(arguments).stdin(Stdio::null());
+        Ok(command)
+    }
+
+    /// Runs `vmove` with these arguments and waits for its end.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn vmove(&self, arguments: &[&str]) -> Result<Output> {
+        Ok(self.command(arguments)?.output()?)
+    }
+
+    /// Runs `vmove --json` and gives what it answered.
+    ///
+    /// # Errors
+    /// When it ends with another code than 0, or its answer is no JSON.
+    pub fn ask(&self, arguments: &[&str]) -> Result<Value> {
+        let output = self.vmove(&[&["--json"], arguments].concat())?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if !output.status.success() {
+            bail!(
+                "vmove {} ended with {}: {}{}; node {}: {}",
+                arguments.join(" "),
+                output.status,
+                text(&output.stdout),
+                text(&output.stderr),
+                self.name,
+                tail(&self.log())
+            );
+        }
+        last_json(&output.stdout).with_context(|| format!("vmove {} answered no JSON", arguments.join(" ")))
+    }
+
+    /// Starts `vmove` without waiting for its end; its output can be read from the child.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn vmove_in_background(&self, arguments: &[&str]) -> Result<Child> {
+        Ok(self.command(arguments)?.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
+    }
+
+    /// Starts `guest` as VM `name` with `memory` (`thp`, `hugetlb-2m`) and waits until it is at work.
+    ///
+    /// # Errors
+    /// When it does not start or does not get to work.
+    pub fn run_guest(&self, name: &str, memory: &str, guest: &Guest) -> Result<Vm> {
+        let line = guest.command_line("{vmdir}/serial.log")?;
+        let mut arguments = vec!["run", "--name", name, "--memory", memory, "--"];
+        arguments.extend(line.iter().map(String::as_str));
+        self.ask(&arguments)?;
+        let vm = self.vm(name)?;
+        let ram = vm.ram_files();
+        let (_, page) = beacon::wait_running(|| ram.clone(), BOOT_TIMEOUT)
+            .with_context(|| format!("VM {name}: {}", tail(&vm.console())))?;
+        drop(page);
+        Ok(vm)
+    }
+
+    /// A VM that this node has.
+    ///
+    /// # Errors
+    /// When it has none of that name.
+    pub fn vm(&self, name: &str) -> Result<Vm> {
+        let shown = self.ask(&["show", name])?;
+        serde_json::from_value(shown.clone()).with_context(|| format!("`vmove show` answered {shown}"))
+    }
+
+    /// Names of the VMs that this node has.
+    ///
+    /// # Errors
+    /// When it cannot be asked.
+    pub fn vms(&self) -> Result<Vec<String>> {
+        let list = self.ask(&["list"])?;
+        let names = list["vms"].as_array().context("`vmove list` gives `vms`")?;
+        Ok(names.iter().filter_map(|vm| vm["name"].as_str().map(str::to_owned)).collect())
+    }
+
+    /// Moves VM `name` to `to`, with more options of `vmove migrate`.
+    ///
+    /// # Errors
+    /// When it does not succeed.
+    pub fn migrate(&self, name: &str, to: &str, options: &[&str]) -> Result<MigrateReport> {
+        let answer = self.ask(&[&["migrate", name, "--to", to], options].concat())?;
+        MigrateReport::read(&answer)
+    }
+}
+
+/// What `vmove show` tells of a VM, as far as tests need it.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Vm {
+    /// Name.
+    pub name: String,
+    /// Process id of QEMU.
+    pub pid: i32,
+    /// `running`, `paused`, ...
+    pub status: String,
+    /// Monitor socket.
+    pub qmp: PathBuf,
+    /// Working folder of QEMU.
+    pub dir: PathBuf,
+    /// Files of guest memory.
+    pub ram: Vec<Ram>,
+}
+
+/// A file of guest memory.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Ram {
+    /// Where it is.
+    pub path: PathBuf,
+}
+
+impl Vm {
+    /// Files of its memory.
+    #[must_use]
+    pub fn ram_files(&self) -> Vec<PathBuf> {
+        self.ram.iter().map(|ram| ram.path.clone()).collect()
+    }
+
+    /// The guest's beacon.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn beacon(&self) -> Result<BeaconPage> {
+        Ok(beacon::find(&self.ram_files())?.1)
+    }
+
+    /// What the guest printed since this QEMU was started.
+    #[must_use]
+    pub fn console(&self) -> String {
+        std::fs::read(self.dir.join("serial.log"))
+            .map_or_else(|_| String::new(), |text| String::from_utf8_lossy(&text).into_owned())
+    }
+}
+
+/// What ends `vmove migrate --json`, as far as tests and the bench need it. The names are part of the interface.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[allow(missing_docs)]
+pub struct MigrateReport {
+    pub id: String,
+    pub vm: String,
+    pub mode: String,
+    pub mode_reason: String,
+    pub fabric: String,
+    pub memory: String,
+    pub total_ms: f64,
+    pub downtime_ms: f64,
+    pub setup_ms: f64,
+    pub bytes_sent: u64,
+    pub pages_total: u64,
+    pub pages_zero: u64,
+    pub faults: Faults,
+    pub phases: Vec<Phase>,
+    #[serde(default)]
+    pub verified: Option<bool>,
+    #[serde(default)]
+    pub scan_us_per_gib: f64,
+}
+
+/// Page faults at the destination.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[allow(missing_docs)]
+pub struct Faults {
+    pub count: u64,
+    pub p50_us: f64,
+    pub p99_us: f64,
+    pub max_us: f64,
+}
+
+/// One phase of a migration.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[allow(missing_docs)]
+pub struct Phase {
+    pub name: String,
+    pub start_ms: f64,
+    pub duration_ms: f64,
+}
+
+impl MigrateReport {
+    /// Reads the report out of an answer, whether it is the answer or a part of it.
+    ///
+    /// # Errors
+    /// When a field of the interface is missing.
+    pub fn read(answer: &Value) -> Result<Self> {
+        let report = answer.get("report").filter(|r| r.is_object()).unwrap_or(answer);
+        serde_json::from_value(report.clone()).with_context(|| format!("no report in {answer}"))
+    }
+}
+
+/// The last JSON value in `output`: progress may come before it, one value a line.
+fn last_json(output: &[u8]) -> Result<Value> {
+    let values = serde_json::Deserializer::from_slice(output).into_iter::<Value>();
+    values.last().context("nothing was printed")?.map_err(Into::into)
+}
+
+/// The end of a log, for messages.
+fn tail(log: &str) -> String {
+    let lines: Vec<_> = log.lines().collect();
+    lines[lines.len().saturating_sub(20)..].join("\n")
+}
+
+fn free_port() -> Result<SocketAddr> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_json_value_is_the_answer() {
+        assert_eq!(last_json(b"{\"a\":1}\n{\"b\": [2]}\n").expect("JSON"), serde_json::json!({"b": [2]}));
+        last_json(b"").expect_err("no JSON");
+        last_json(b"{\"a\":").expect_err("half a value");
+    }
+}

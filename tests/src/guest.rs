@@ -1,0 +1,187 @@
+//! Guests under test: their QEMU command lines, and stock QEMU processes that run them without vmove.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use vmove_guest::beacon::Phase;
+use vmove_guest::config::Config;
+
+use crate::beacon::{self, BeaconPage};
+use crate::places;
+use crate::process::Guarded;
+
+/// Kernel parameters of every guest: a quiet and fast start under emulation. Huge pages only where the program asks, so
+/// that the kernel has no reason to move pages about.
+const KERNEL: &str = "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check tsc=reliable random.trust_cpu=on \
+                      cryptomgr.notests init_on_alloc=0 transparent_hugepage=madvise";
+
+/// How long a guest may take to boot and fill its memory: some 4 s alone, several times that on a busy machine.
+pub const BOOT_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// A guest to be started.
+#[derive(Debug, Clone)]
+pub struct Guest {
+    /// QEMU program.
+    pub qemu: PathBuf,
+    /// Size of its memory in MiB. It needs some 150 MiB beside its working set and cold pages.
+    pub memory_mib: u32,
+    /// What it is to do; it gets as many virtual CPUs as it has threads.
+    pub config: Config,
+    /// More QEMU arguments.
+    pub extra: Vec<String>,
+}
+
+impl Guest {
+    /// A guest of `memory_mib` on the QEMU under test.
+    ///
+    /// # Errors
+    /// When that is not there.
+    pub fn new(memory_mib: u32, config: Config) -> Result<Self> {
+        Ok(Self { qemu: places::Qemu::under_test()?, memory_mib, config, extra: Vec::new() })
+    }
+
+    /// Size of its memory in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.memory_mib) << 20
+    }
+
+    /// Program and arguments, without a memory backend and a monitor: those are the starter's business. `serial` is
+    /// where the console goes, as a file name QEMU understands.
+    ///
+    /// # Errors
+    /// When kernel or initramfs are not there.
+    pub fn command_line(&self, serial: &str) -> Result<Vec<String>> {
+        let text = |path: PathBuf| {
+            path.into_os_string().into_string().map_err(|p| anyhow::anyhow!("{p:?} is not UTF-8"))
+        };
+        let mut line = vec![text(self.qemu.clone())?];
+        let mut add = |words: &[&str]| line.extend(words.iter().map(|w| (*w).to_owned()));
+        add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+        add(&["-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", "qemu64"]);
+        add(&["-m", &self.memory_mib.to_string(), "-smp", &self.config.threads.to_string()]);
+        add(&["-serial", &format!("file:{serial}")]);
+        add(&["-kernel", &text(places::guest_kernel()?)?, "-initrd", &text(places::guest_initrd()?)?]);
+        add(&["-append", &format!("{KERNEL} {}", self.config)]);
+        line.extend(self.extra.iter().cloned());
+        Ok(line)
+    }
+}
+
+/// A QEMU that runs a guest with its RAM in a named shared file, started by us and not by vmove.
+#[derive(Debug)]
+pub struct StockQemu {
+    process: Guarded,
+    ram: PathBuf,
+    qmp: PathBuf,
+    serial: PathBuf,
+    log: PathBuf,
+}
+
+impl StockQemu {
+    /// Starts `guest` in `folder` with its RAM in the file `ram`, which QEMU makes. `more` is appended, such as
+    /// `-incoming`.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(guest: &Guest, folder: &Path, ram: &Path, more: &[&str]) -> Result<Self> {
+        std::fs::create_dir_all(folder)?;
+        let (qmp, serial) = (folder.join("qmp.sock"), folder.join("serial.log"));
+        let log = folder.join("qemu.log");
+        let line = guest.command_line(&serial.to_string_lossy())?;
+        let mut command = Command::new(&line[0]);
+        command.args(&line[1..]).args([
+            "-object",
+            &format!(
+                "memory-backend-file,id=vmram,share=on,size={}M,mem-path={}",
+                guest.memory_mib,
+                ram.display()
+            ),
+            "-machine",
+            "memory-backend=vmram",
+            "-qmp",
+            &format!("unix:{},server=on,wait=off", qmp.display()),
+            "-name",
+            "guest,debug-threads=on",
+        ]);
+        let out = File::create(&log)?;
+        command.args(more).current_dir(folder).stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
+        let child = command.spawn().with_context(|| format!("could not start {}", line[0]))?;
+        Ok(Self { process: child.into(), ram: ram.to_owned(), qmp, serial, log })
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    /// Its monitor socket; there some milliseconds after the start.
+    #[must_use]
+    pub fn qmp(&self) -> &Path {
+        &self.qmp
+    }
+
+    /// The file with its RAM.
+    #[must_use]
+    pub fn ram(&self) -> &Path {
+        &self.ram
+    }
+
+    /// What the guest printed.
+    #[must_use]
+    pub fn console(&self) -> String {
+        std::fs::read(&self.serial)
+            .map_or_else(|_| String::new(), |text| String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// Waits until the monitor socket is there.
+    ///
+    /// # Errors
+    /// When QEMU ends instead (with what it said), or takes more than 30 s.
+    pub fn wait_monitor(&mut self) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            // It listens on the socket before it sets up the rest; connecting waits for the greeting.
+            if self.qmp.exists() {
+                return Ok(());
+            }
+            if let Some(status) = self.process.ended()? {
+                bail!("QEMU ended ({status}): {}", self.log());
+            }
+            if Instant::now() > deadline {
+                bail!("QEMU has opened no monitor in 30 s: {}", self.log());
+            }
+            std::thread::sleep(Duration::from_micros(500));
+        }
+    }
+
+    /// Waits until the guest's program runs.
+    ///
+    /// # Errors
+    /// When QEMU ends, or the guest takes too long; with what they said.
+    pub fn wait_running(&mut self) -> Result<BeaconPage> {
+        let running = beacon::wait_running(|| vec![self.ram.clone()], BOOT_TIMEOUT);
+        match running {
+            Ok((_, page)) => {
+                debug_assert!(page.read().is_some_and(|b| b.phase == Phase::Running));
+                Ok(page)
+            }
+            Err(e) => Err(e.context(format!("console: {}; QEMU: {}", self.console(), self.log()))),
+        }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+/// Lines with which the guest's program told of an error.
+#[must_use]
+pub fn failures(console: &str) -> Vec<String> {
+    let told = ["VMOVE-GUEST FAIL", "VMOVE-GUEST ERROR", "Kernel panic", "BUG:", "Oops:", "rcu: INFO: rcu_"];
+    console.lines().filter(|line| told.iter().any(|t| line.contains(t))).map(str::to_owned).collect()
+}
