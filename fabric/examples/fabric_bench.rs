@@ -266,16 +266,16 @@ fn latency(peer: &Peer, time: Duration, stop: &AtomicBool) -> Outcome<String> {
         samples.push(posted.elapsed());
     }
     samples.sort_unstable();
-    let at = |share: f64| {
-        let index = ((samples.len() as f64 * share) as usize).min(samples.len().saturating_sub(1));
+    let at = |per_mille: usize| {
+        let index = samples.len().saturating_sub(1) * per_mille / 1000;
         samples.get(index).map_or(0.0, |sample| sample.as_secs_f64() * 1e6)
     };
     Ok(format!(
         "p50 {:7.1} us  p99 {:7.1} us  p99.9 {:7.1} us  max {:7.1} us  n {}",
-        at(0.5),
-        at(0.99),
-        at(0.999),
-        at(1.0),
+        at(500),
+        at(990),
+        at(999),
+        at(1000),
         samples.len()
     ))
 }

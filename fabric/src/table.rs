@@ -41,7 +41,7 @@ const INDEX_MASK: u64 = SLOTS as u64 - 1;
 #[derive(Debug)]
 pub(crate) struct Layout {
     slots: [Slot; SLOTS],
-    busy: [Busy; PARTICIPANTS],
+    seats: [Seat; PARTICIPANTS],
 }
 
 // SAFETY: every field is made of atomics (and padding, which is never read).
@@ -60,10 +60,16 @@ struct Slot {
     access: AtomicU64,
 }
 
-/// Odd while its connection is in a section. One cache line each: they change with every transfer.
+/// What concerns one connection. One cache line each: they change with every transfer.
 #[repr(C, align(64))]
 #[derive(Debug)]
-struct Busy(AtomicU64);
+struct Seat {
+    /// Odd while the connection is in a section.
+    busy: AtomicU64,
+    /// As long as the connection's peer may reach memory through it: a random number that the peer was told; 0 when
+    /// the connection is closed.
+    door: AtomicU64,
+}
 
 const READ: u64 = 1;
 const WRITE: u64 = 2;
@@ -88,7 +94,7 @@ pub(crate) struct RegionTable {
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
 }
 
-/// A user of the table outside this process.
+/// Somebody outside this process who reaches this table's memory.
 pub(crate) trait Watcher: Send + Sync + std::fmt::Debug {
     /// Returns when every use that began before this call has ended.
     fn wait_quiet(&self);
@@ -184,8 +190,8 @@ impl RegionTable {
     fn deregister(&self, index: usize) {
         self.shared.slots[index].key.store(0, Ordering::Relaxed);
         fence(Ordering::SeqCst); // the fence of the module's proof
-        for busy in &self.shared.busy {
-            wait_quiet(&busy.0, || false);
+        for seat in &self.shared.seats {
+            wait_quiet(&seat.busy, || false);
         }
         let watchers: Vec<_> = {
             let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -281,9 +287,23 @@ pub(crate) struct Participant {
 }
 
 impl Participant {
-    /// Index of this user's busy number, for peers that watch it.
+    /// Index of this user's seat, for peers.
     pub(crate) fn index(&self) -> usize {
         self.index
+    }
+
+    /// Lets the peer reach memory: the number to tell it, and where in this process that number is.
+    pub(crate) fn open_door(&self) -> io::Result<(u64, u64)> {
+        let door = &self.table.shared.seats[self.index].door;
+        let token = random()? | 1; // never 0
+        door.store(token, Ordering::SeqCst);
+        Ok((token, std::ptr::from_ref(door).expose_provenance() as u64))
+    }
+
+    /// Ends that. The caller then waits until the peer is quiet; sections that it begins later see the closed door.
+    pub(crate) fn close_door(&self) {
+        self.table.shared.seats[self.index].door.store(0, Ordering::Relaxed);
+        fence(Ordering::SeqCst); // as in `deregister`
     }
 
     /// The regions it may use.
@@ -293,7 +313,7 @@ impl Participant {
 
     /// Begins to use registered memory. Keep it short: deregistration waits for the end.
     pub(crate) fn enter(&mut self) -> Section<'_> {
-        let busy = &self.table.shared.busy[self.index].0;
+        let busy = &self.table.shared.seats[self.index].busy;
         busy.store(busy.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         fence(Ordering::SeqCst); // the fence of the module's proof
         Section { layout: &self.table.shared, busy }
@@ -360,15 +380,15 @@ impl PeerTable {
         self.0.resolve(key, addr, u64::from(len), need.bits())
     }
 
-    /// Whether the key's region is still registered.
-    pub(crate) fn is_alive(&self, key: u64) -> bool {
-        self.0.find(key).is_some()
+    /// The number of the peer's door that this side goes through; 0 when it is closed.
+    pub(crate) fn door(&self, index: usize) -> u64 {
+        self.0.seats.get(index).map_or(0, |seat| seat.door.load(Ordering::Acquire))
     }
 
     /// Waits until the section that the peer's user `index` is in, if any, has ended, or `give_up` says so.
     pub(crate) fn wait_quiet(&self, index: usize, give_up: impl FnMut() -> bool) {
-        if let Some(busy) = self.0.busy.get(index) {
-            wait_quiet(&busy.0, give_up);
+        if let Some(seat) = self.0.seats.get(index) {
+            wait_quiet(&seat.busy, give_up);
         }
     }
 }

@@ -1,18 +1,55 @@
 //! Two processes of one host.
+//!
+//! READ and WRITE copy between the two address spaces by `process_vm_readv(2)` and `process_vm_writev(2)`: one copy, made
+//! by the side that asks, straight into place; the peer's program does not run. The kernel permits this between
+//! processes of one user (unless the Yama module forbids it) and with `CAP_SYS_PTRACE`. Messages go over a Unix socket,
+//! which also tells when the peer goes away.
+//!
+//! What the peer has registered is looked up in a table that the peer shares; see `table` for how its deregistration
+//! ends all use. The keys therefore guard against mistakes and stale requests, not against a hostile peer: a process
+//! that may use these system calls on another needs no key.
 
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::time::Duration;
+mod endpoint;
+mod handshake;
+mod peer;
 
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::sys;
+use crate::table::RegionTable;
 use crate::{
     Access, Class, Endpoint, Fabric, FabricError, FabricKind, Incoming, MemoryArea, PeerAddress, Region,
 };
+use endpoint::LocalEndpoint;
+use handshake::Hello;
+
+/// How long a peer may take to answer a first message.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
+/// How long a peer that connected may take to greet. Others wait meanwhile.
+const GREETING_TIME: Duration = Duration::from_secs(1);
 
 /// READ and WRITE by `process_vm_readv(2)` and `process_vm_writev(2)`; messages over a Unix socket.
 #[derive(Debug)]
-pub struct LocalFabric {}
+pub struct LocalFabric {
+    table: Arc<RegionTable>,
+    listener: Option<Listening>,
+}
 
-const TODO: FabricError = FabricError::Unsupported { what: "this back end, for now," };
+/// A listening socket that goes away with its path.
+#[derive(Debug)]
+struct Listening {
+    socket: UnixListener,
+    path: PathBuf,
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
 
 impl LocalFabric {
     /// A fabric that does not listen: its connections are dialled or adopted.
@@ -20,7 +57,7 @@ impl LocalFabric {
     /// # Errors
     /// The table of regions that peers look into cannot be made.
     pub fn new() -> Result<Self, FabricError> {
-        Err(TODO)
+        Ok(Self { table: RegionTable::shared()?, listener: None })
     }
 
     /// A fabric that listens on a Unix socket at `path`, which is removed when the fabric is dropped.
@@ -28,18 +65,32 @@ impl LocalFabric {
     /// # Errors
     /// The path cannot be bound; see also [`new`](Self::new).
     pub fn bind(path: &Path) -> Result<Self, FabricError> {
-        let _ = path;
-        Err(TODO)
+        let socket = UnixListener::bind(path).map_err(FabricError::io("listen at the fabric's path"))?;
+        let listener = Some(Listening { socket, path: path.to_owned() });
+        Ok(Self { table: RegionTable::shared()?, listener })
     }
 
-    /// Makes an endpoint of a connected Unix stream socket. Both sides must do so at the same time, since they
-    /// exchange a first message here.
+    /// Makes an endpoint of a connected Unix stream socket. Both sides must do so at the same time, since they exchange
+    /// a first message here. Whether this side may access the peer's memory shows with its first READ or WRITE
+    /// ([`FabricError::Permission`]); a side that only answers needs no permission.
     ///
     /// # Errors
-    /// [`FabricError::Protocol`], [`FabricError::Permission`], [`FabricError::Timeout`].
+    /// [`FabricError::Protocol`], [`FabricError::PeerGone`], [`FabricError::Timeout`].
     pub fn adopt(&self, stream: UnixStream, class: Class) -> Result<Box<dyn Endpoint>, FabricError> {
-        let _ = (stream, class);
-        Err(TODO)
+        let opening = handshake::Opening::new(&self.table)?;
+        handshake::send(&stream, &opening.hello(class, b""), opening.table_fd()?)?;
+        let (hello, table) = handshake::receive(&stream, Instant::now() + HANDSHAKE_TIME)?;
+        Ok(Box::new(LocalEndpoint::new(stream, class, opening, &hello, table, &self.table)?))
+    }
+
+    fn greet(&self, stream: UnixStream) -> Result<Incoming, FabricError> {
+        let (hello, table) = handshake::receive(&stream, Instant::now() + GREETING_TIME)?;
+        let opening = handshake::Opening::new(&self.table)?;
+        let answer = opening.hello(hello.class, b"");
+        handshake::send(&stream, &answer, opening.table_fd()?)?;
+        let class = hello.class;
+        let endpoint = LocalEndpoint::new(stream, class, opening, &hello, table, &self.table)?;
+        Ok(Incoming { class, greeting: hello.greeting, endpoint: Box::new(endpoint) })
     }
 }
 
@@ -48,20 +99,55 @@ impl Fabric for LocalFabric {
         FabricKind::Local
     }
 
-    fn register(&self, _area: MemoryArea, _access: Access) -> Result<Region, FabricError> {
-        Err(TODO)
+    fn register(&self, area: MemoryArea, access: Access) -> Result<Region, FabricError> {
+        self.table.register(area, access)
     }
 
     fn connect(
         &self,
-        _peer: &PeerAddress,
-        _class: Class,
-        _greeting: &[u8],
+        peer: &PeerAddress,
+        class: Class,
+        greeting: &[u8],
     ) -> Result<Box<dyn Endpoint>, FabricError> {
-        Err(TODO)
+        let PeerAddress::Unix(path) = peer else {
+            return Err(FabricError::WrongAddress { kind: FabricKind::Local, peer: peer.clone() });
+        };
+        Hello::check_greeting(greeting)?;
+        let stream = UnixStream::connect(path)
+            .map_err(|source| FabricError::Connect { peer: peer.clone(), source })?;
+        let opening = handshake::Opening::new(&self.table)?;
+        let hello = opening.hello(class, greeting);
+        handshake::send(&stream, &hello, opening.table_fd()?)?;
+        let (answer, table) = handshake::receive(&stream, Instant::now() + HANDSHAKE_TIME)?;
+        let endpoint = LocalEndpoint::new(stream, class, opening, &answer, table, &self.table)?;
+        // Who dials wants to read or write: say at once if that is not permitted.
+        endpoint.probe()?;
+        Ok(Box::new(endpoint))
     }
 
-    fn accept(&self, _timeout: Duration) -> Result<Incoming, FabricError> {
-        Err(TODO)
+    fn accept(&self, timeout: Duration) -> Result<Incoming, FabricError> {
+        let Some(listening) = &self.listener else {
+            return Err(FabricError::Unsupported { what: "accepting without a listening path" });
+        };
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            sys::net::wait(std::os::fd::AsFd::as_fd(&listening.socket), false, Some(left))
+                .map_err(FabricError::io("wait for a connection"))?;
+            listening.socket.set_nonblocking(true).map_err(FabricError::io("prepare to accept"))?;
+            match listening.socket.accept() {
+                Ok((stream, _)) => match self.greet(stream) {
+                    Ok(incoming) => return Ok(incoming),
+                    Err(error) => tracing::warn!(%error, "dropped a connection that did not greet"),
+                },
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    if Instant::now() >= deadline {
+                        let waited_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+                        return Err(FabricError::Timeout { what: "a peer to connect", waited_ms });
+                    }
+                }
+                Err(source) => return Err(FabricError::Io { operation: "accept a connection", source }),
+            }
+        }
     }
 }

@@ -10,7 +10,7 @@ use super::inbox::{Context, Inbox};
 use super::ops::{OpKind, Ops};
 use super::outbox::{Outbox, Sent};
 use super::serving;
-use super::transport::Transport;
+use super::transport::{Socket, Transport};
 use crate::address::{Class, FabricKind};
 use crate::counters::CountersHandle;
 use crate::endpoint::{
@@ -89,8 +89,9 @@ impl StreamEndpoint {
         })
     }
 
-    pub(super) fn transport(&self) -> &Transport {
-        &self.transport
+    /// The socket under the connection.
+    pub(crate) fn socket(&self) -> &Socket {
+        self.transport.socket()
     }
 
     /// Sends until the socket takes no more, nothing is left, or the budget is used.
@@ -377,7 +378,8 @@ impl Endpoint for StreamEndpoint {
     }
 
     fn serve(self: Box<Self>, options: ThreadOptions) -> Result<ServeHandle, FabricError> {
-        serving::serve(*self, options)
+        let socket = self.socket().try_clone();
+        serving::serve(*self, socket, options)
     }
 }
 

@@ -18,5 +18,6 @@ mod tls;
 mod transport;
 
 pub(crate) use endpoint::{StreamEndpoint, Tuning};
+pub(crate) use serving::serve;
 pub(crate) use tls::TlsSocket;
 pub(crate) use transport::{PlainSocket, Socket, Transport};

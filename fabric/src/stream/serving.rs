@@ -4,7 +4,6 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use super::endpoint::StreamEndpoint;
 use super::transport::Socket;
 use crate::endpoint::{CompletionKind, Completions, Endpoint};
 use crate::error::FabricError;
@@ -25,13 +24,13 @@ impl StopServing for Stop {
     }
 }
 
-/// See [`Endpoint::serve`].
-pub(super) fn serve(endpoint: StreamEndpoint, options: ThreadOptions) -> Result<ServeHandle, FabricError> {
-    let socket = endpoint
-        .transport()
-        .socket()
-        .try_clone()
-        .map_err(FabricError::io("duplicate the connection's socket"))?;
+/// See [`Endpoint::serve`]. `socket` is the endpoint's own: shutting it down ends the thread.
+pub(crate) fn serve<E: Endpoint + 'static>(
+    endpoint: E,
+    socket: std::io::Result<Socket>,
+    options: ThreadOptions,
+) -> Result<ServeHandle, FabricError> {
+    let socket = socket.map_err(FabricError::io("duplicate the connection's socket"))?;
     let counters = endpoint.counters_handle();
     let state = Arc::new(ServeState::default());
     let seen_by_thread = Arc::clone(&state);
@@ -40,7 +39,7 @@ pub(super) fn serve(endpoint: StreamEndpoint, options: ThreadOptions) -> Result<
         match applied {
             Ok(outcome) => seen_by_thread.started(outcome),
             Err(error) => {
-                tracing::warn!(thread = %name, %error, "thread options not applied; serving anyway")
+                tracing::warn!(thread = %name, %error, "thread options not applied; serving anyway");
             }
         }
         seen_by_thread.finished(answer(endpoint));
@@ -50,7 +49,7 @@ pub(super) fn serve(endpoint: StreamEndpoint, options: ThreadOptions) -> Result<
 }
 
 /// Answers until the connection ends; why, unless the peer closed it.
-fn answer(mut endpoint: StreamEndpoint) -> Option<FabricError> {
+fn answer(mut endpoint: impl Endpoint) -> Option<FabricError> {
     let mut found = Completions::default();
     loop {
         match endpoint.poll(&mut found) {

@@ -2,5 +2,6 @@
 
 pub(crate) mod memory;
 pub(crate) mod net;
+pub(crate) mod process;
 pub(crate) mod sched;
 pub(crate) mod shm;

@@ -30,6 +30,13 @@ const _: () = assert!(size_of::<Iov>() == size_of::<libc::iovec>());
 const _: () = assert!(align_of::<Iov>() == align_of::<libc::iovec>());
 const _: () = assert!(std::mem::offset_of!(Iov, len) == std::mem::offset_of!(libc::iovec, iov_len));
 
+impl Iov {
+    /// A range of another process.
+    pub(crate) fn remote(addr: u64, len: usize) -> Self {
+        Self { base: super::memory::to_usize(addr), len }
+    }
+}
+
 /// Ranges to send from.
 #[derive(Debug)]
 pub(crate) struct Gather<'a> {
@@ -72,6 +79,10 @@ impl<'a> Gather<'a> {
             self.iov.push(Iov { base, len });
             self.bytes += len;
         }
+    }
+
+    pub(super) fn iov(&self) -> &[Iov] {
+        self.iov
     }
 
     /// `sendmsg(2)` without blocking. How many bytes the socket took.
@@ -148,6 +159,10 @@ impl<'a> Scatter<'a> {
         }
     }
 
+    pub(super) fn iov(&self) -> &[Iov] {
+        self.iov
+    }
+
     /// `recvmsg(2)` without blocking. How many bytes arrived; 0 at the end of the stream.
     pub(crate) fn recv(&self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         let mut header = message(self.iov);
@@ -199,6 +214,23 @@ pub(crate) fn set_option(
     // SAFETY: rule 3.
     let result = unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const value).cast(), len) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The process at the other end of a Unix socket, as it was when it connected; 0 if this process cannot see it.
+pub(crate) fn peer_pid(fd: BorrowedFd<'_>) -> io::Result<i32> {
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = libc::socklen_t::try_from(size_of_val(&found)).map_err(io::Error::other)?;
+    // SAFETY: rule 3.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut found).cast(),
+            &raw mut len,
+        )
+    };
+    if result == 0 { Ok(found.pid) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Waits until `fd` is readable (or writable, if `write`), has an error, or `timeout` passes. Interrupted waits
