@@ -18,6 +18,9 @@ pub mod memdir;
 mod process;
 mod ram;
 pub mod table;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod testing;
 pub mod uffd;
 mod units;
 

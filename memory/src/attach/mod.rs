@@ -1,7 +1,16 @@
 //! System calls run inside another process, and what is built on them.
 
+mod code;
+mod frame;
 mod injector;
+mod ptrace;
 mod remote_uffd;
+mod stopped;
+mod threads;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
 
 pub use injector::Injector;
 pub use remote_uffd::{Keep, RemoteUffd, close_in_qemu, create_uffd, discard_in_qemu, reopen_uffd};

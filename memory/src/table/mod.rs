@@ -19,9 +19,11 @@ mod state;
 mod sync;
 mod ticket;
 
-#[cfg(all(test, loom))]
+#[cfg(test)]
+#[cfg(loom)]
 mod loom_tests;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 
 pub use core::{Counts, PageTable};

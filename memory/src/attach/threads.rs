@@ -1,0 +1,109 @@
+//! Which thread of the target to stop.
+
+use std::fs;
+use std::path::Path;
+
+use crate::error::{MemoryError, Result};
+use crate::process::Process;
+
+/// How well a thread is suited, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Fitness {
+    /// Sleeps in a system call that the kernel restarts exactly, with the remaining time.
+    SleepsWell,
+    /// Runs. A sequence that must not be interrupted (rseq) might be under way, which an injected call ends.
+    Runs,
+    /// Sleeps in a system call that may answer an interruption with EINTR, as it may for any stopped process.
+    SleepsBadly,
+}
+
+/// The threads of a process, the best suited first.
+///
+/// Any thread can make the calls, since they concern the address space. Preferred is one that sleeps in a call which
+/// survives the interruption unseen; QEMU always has one: its RCU thread waits for a futex. Among equals the main
+/// thread comes last, because it does the most important work, and because other code of *this* program may be
+/// waiting for QEMU as its child by pid, and would be told of every stop of that thread as if QEMU had ended.
+pub(super) fn candidates(process: &Process) -> Result<Vec<u32>> {
+    let path = process.path("task");
+    let entries = match fs::read_dir(&path) {
+        Ok(entries) => entries,
+        Err(source) if process.alive() => return Err(MemoryError::Proc { path, source }),
+        Err(_) => return Err(MemoryError::ProcessGone { pid: process.pid() }),
+    };
+    let tids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let mut ranked: Vec<(Fitness, bool, u32)> =
+        tids.map(|tid: u32| (fitness(&path.join(tid.to_string())), tid == process.pid(), tid)).collect();
+    ranked.sort_unstable();
+    Ok(ranked.into_iter().map(|(_, _, tid)| tid).collect())
+}
+
+fn fitness(task: &Path) -> Fitness {
+    fs::read_to_string(task.join("syscall")).map_or(Fitness::SleepsBadly, |text| judge(&text))
+}
+
+/// `/proc/PID/task/TID/syscall`: `running`, or the number of the call (-1: blocked outside of one) and more.
+fn judge(text: &str) -> Fitness {
+    let number = text.split_ascii_whitespace().next().unwrap_or_default();
+    if number == "running" {
+        return Fitness::Runs;
+    }
+    match number.parse() {
+        Ok(
+            libc::SYS_futex
+            | libc::SYS_futex_waitv
+            | libc::SYS_poll
+            | libc::SYS_ppoll
+            | libc::SYS_select
+            | libc::SYS_pselect6
+            | libc::SYS_nanosleep
+            | libc::SYS_clock_nanosleep
+            | libc::SYS_restart_syscall
+            | libc::SYS_wait4
+            | libc::SYS_waitid
+            | libc::SYS_pause
+            | libc::SYS_rt_sigsuspend,
+        ) => Fitness::SleepsWell,
+        _ => Fitness::SleepsBadly,
+    }
+}
+
+/// The process tracing this thread, if there is one.
+pub(super) fn tracer_of(tid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?;
+    line.trim().parse().ok().filter(|&pid| pid != 0)
+}
+
+/// True if the thread has a shadow stack, on which a hand-made return would fail.
+pub(super) fn has_shadow_stack(tid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{tid}/status")).is_ok_and(|status| {
+        status.lines().any(|l| l.starts_with("x86_Thread_features:") && l.contains("shstk"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sleepers_in_restartable_calls_are_preferred() {
+        assert_eq!(judge("202 0x7f 0x80 0x0 0x0 0x0 0x0 0x7ffd 0x7f15\n"), Fitness::SleepsWell);
+        assert_eq!(judge("running\n"), Fitness::Runs);
+        assert_eq!(judge("232 0x3 0x7ffd 0x1 0xffffffff\n"), Fitness::SleepsBadly); // epoll_wait
+        assert_eq!(judge("-1 0x7ffd 0x7f15\n"), Fitness::SleepsBadly);
+        assert!(Fitness::SleepsWell < Fitness::Runs && Fitness::Runs < Fitness::SleepsBadly);
+    }
+
+    #[test]
+    fn the_main_thread_comes_after_its_equals() {
+        let us = Process::open(std::process::id()).expect("ourselves");
+        let (stop, wait) = std::sync::mpsc::channel::<()>();
+        let sleeper = std::thread::spawn(move || wait.recv().is_err());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let order = candidates(&us).expect("our threads");
+        assert!(order.len() >= 2);
+        assert_ne!(order[0], us.pid(), "a sleeping helper thread was available: {order:?}");
+        drop(stop);
+        sleeper.join().expect("sleeper");
+    }
+}
