@@ -174,7 +174,9 @@ impl StockQemu {
         }
     }
 
-    fn log(&self) -> String {
+    /// What QEMU itself printed.
+    #[must_use]
+    pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 }

@@ -1,9 +1,12 @@
 //! What the end-to-end tests, the benchmark and the demo share: guests, daemons, measurements, and guards that clean up.
 
 pub mod beacon;
+pub mod bench;
 pub mod daemon;
 pub mod guest;
 pub mod initramfs;
+pub mod interrupt;
+pub mod monitor;
 pub mod places;
 pub mod priority;
 pub mod process;

@@ -1,6 +1,5 @@
 //! Processes that end with their owner, their CPU time, and the priority of threads that measure.
 
-use std::collections::HashSet;
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -92,24 +91,29 @@ impl CpuTime {
     }
 }
 
-/// Reads the CPU time of a process; `vcpus` are the ids of its virtual CPUs' threads. A process that is gone has used
-/// none.
+/// Reads the CPU time of a process, `None` when it is gone. QEMU's virtual CPUs are known by the names of their threads
+/// (`CPU 0/TCG`), which it gives them with `-name NAME,debug-threads=on`.
 #[must_use]
-pub fn cpu_time(pid: i32, vcpus: &HashSet<i32>) -> CpuTime {
-    CpuTime {
-        total: schedule_time(&format!("/proc/{pid}/stat")),
-        vcpus: vcpus.iter().map(|tid| schedule_time(&format!("/proc/{pid}/task/{tid}/stat"))).sum(),
-    }
+pub fn cpu_time(pid: i32) -> Option<CpuTime> {
+    let total = schedule_time(&format!("/proc/{pid}/stat"))?;
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    let vcpus = threads
+        .flatten()
+        .filter(|thread| {
+            std::fs::read_to_string(thread.path().join("comm")).is_ok_and(|name| name.starts_with("CPU "))
+        })
+        .filter_map(|thread| schedule_time(&thread.path().join("stat").to_string_lossy()))
+        .sum();
+    Some(CpuTime { total, vcpus })
 }
 
 /// User and system time in a `stat` file of proc(5), in seconds; counted in ticks of 10 ms.
-fn schedule_time(path: &str) -> f64 {
-    let Ok(stat) = std::fs::read_to_string(path) else { return 0.0 };
+fn schedule_time(path: &str) -> Option<f64> {
+    let stat = std::fs::read_to_string(path).ok()?;
     // The name, in parentheses, may hold anything; utime and stime are the 12th and 13th field behind it.
-    let ticks: u32 = stat.rsplit(')').next().map_or(0, |rest| {
-        rest.split_ascii_whitespace().skip(11).take(2).filter_map(|t| t.parse::<u32>().ok()).sum()
-    });
-    f64::from(ticks) / 100.0
+    let fields = stat.rsplit(')').next()?.split_ascii_whitespace();
+    let ticks: u32 = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u32>().ok()).sum();
+    Some(f64::from(ticks) / 100.0)
 }
 
 /// Bytes that the loopback interface has carried, headers included.
@@ -121,13 +125,16 @@ pub fn loopback_bytes() -> u64 {
         .unwrap_or(0)
 }
 
-/// Resident memory of a process, in bytes.
+/// Memory that a process has for itself alone, in bytes: anonymous pages and page tables. The guest's RAM is a shared
+/// file, which counts for each process that maps it but is there once.
 #[must_use]
 pub fn resident_bytes(pid: i32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    // Anonymous memory alone: the guest's RAM is a shared file, which VmRSS would count for each process that maps it.
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
-    Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? << 10)
+    let field = |name: &str| -> Option<u64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().trim_end_matches("kB").trim().parse().ok()
+    };
+    Some((field("RssAnon:")? + field("VmPTE:")?) << 10)
 }
 
 #[cfg(test)]
@@ -149,10 +156,11 @@ mod tests {
         let child = Guarded::from(
             Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("a shell starts"),
         );
-        let before = cpu_time(child.pid(), &HashSet::new());
+        let before = cpu_time(child.pid()).expect("it is alive");
         std::thread::sleep(Duration::from_millis(400));
-        let used = cpu_time(child.pid(), &HashSet::new()).since(&before);
+        let used = cpu_time(child.pid()).expect("it is alive").since(&before);
         assert!(used.total > 0.02 && used.total < 2.0, "{used:?}");
         assert!(used.vcpus.abs() < 1e-9 && (used.rest() - used.total).abs() < 1e-9);
+        assert_eq!(cpu_time(-1), None);
     }
 }

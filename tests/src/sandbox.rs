@@ -88,7 +88,7 @@ impl Sandbox {
     /// # Errors
     /// When mounting is not permitted, or the machine has not that much memory in one piece.
     pub fn mount_hugetlb(&self, name: &str, bytes: u64) -> Result<PathBuf> {
-        self.add_huge_pages(i64::try_from(bytes.div_ceil(2 << 20))?)?;
+        self.reserve_huge_pages(bytes)?;
         self.mount(name, "hugetlbfs", "pagesize=2M")
     }
 
@@ -99,7 +99,12 @@ impl Sandbox {
         Ok(path)
     }
 
-    fn add_huge_pages(&self, pages: i64) -> Result<()> {
+    /// Adds `bytes` to the machine's pool of 2 MiB pages, until the sandbox is dropped.
+    ///
+    /// # Errors
+    /// When the machine has not that much memory in one piece.
+    pub fn reserve_huge_pages(&self, bytes: u64) -> Result<()> {
+        let pages = i64::try_from(bytes.div_ceil(2 << 20))?;
         let note = self.path.join(HUGE_PAGES);
         let before = fs::read_to_string(&note).ok().and_then(|t| t.parse::<i64>().ok()).unwrap_or(0);
         // Noted first: giving back too many is mended by the next who asks, never giving back is not.
@@ -214,6 +219,15 @@ fn processes_of(folder: &Path) -> Vec<i32> {
             named || fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(folder))
         })
         .collect()
+}
+
+/// A QEMU whose working directory is in `folder`.
+#[must_use]
+pub fn qemu_in(folder: &Path) -> Option<i32> {
+    processes_of(folder).into_iter().find(|pid| {
+        fs::read_link(format!("/proc/{pid}/exe"))
+            .is_ok_and(|exe| exe.file_name().is_some_and(|name| name.as_bytes().starts_with(b"qemu-system")))
+    })
 }
 
 /// Mount points below `folder`, the innermost first.

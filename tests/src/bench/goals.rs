@@ -1,0 +1,158 @@
+//! The promises: ratios between vmove's modes and QEMU's in the same run, and a few absolute limits.
+
+use serde::Serialize;
+
+use super::measure::{Load, Outcome};
+use super::mover::{Backing, Mode};
+use super::report::Row;
+
+/// One promise and how it went.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Goal {
+    /// What is promised, in a sentence.
+    pub promise: String,
+    /// What was measured.
+    pub measured: f64,
+    /// What it may be at most.
+    pub limit: f64,
+    /// Whether it holds.
+    pub holds: bool,
+}
+
+impl Goal {
+    fn at_most(limit: f64, measured: f64, promise: impl Into<String>) -> Self {
+        Self { promise: promise.into(), measured, limit, holds: measured <= limit }
+    }
+
+    /// `PASS` or `FALLS SHORT`, the promise and the figures.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let verdict = if self.holds { "PASS       " } else { "FALLS SHORT" };
+        format!("{verdict} {}: {} (at most {})", self.promise, figure(self.measured), figure(self.limit))
+    }
+}
+
+fn figure(value: f64) -> String {
+    if value.abs() >= 100.0 { format!("{value:.0}") } else { format!("{value:.2}") }
+}
+
+/// All promises of which `rows` have both sides, for each backing.
+#[must_use]
+pub fn judge(rows: &[Row]) -> Vec<Goal> {
+    let mut goals = Vec::new();
+    for backing in [Backing::Thp, Backing::Hugetlb2M] {
+        let find = |load: Load, mode: Mode| {
+            let row =
+                rows.iter().find(|r| r.case.backing == backing && r.case.load == load && r.case.mode == mode);
+            row.and_then(|row| row.median.as_ref())
+        };
+        let steady = |mode| find(Load::Steady, mode);
+        hybrid(&mut goals, backing, steady);
+        postcopy(&mut goals, backing, steady);
+        if let Some(idle) = [Mode::VmoveHybrid, Mode::VmovePostcopy, Mode::VmovePrecopy]
+            .into_iter()
+            .filter_map(|mode| find(Load::Idle, mode))
+            .max_by(|x, y| wire_share(x).total_cmp(&wire_share(y)))
+        {
+            let promise =
+                format!("{}, idle: bytes sent / non-zero guest memory, worst vmove mode", backing.name());
+            goals.push(Goal::at_most(1.05, wire_share(idle), promise));
+        }
+        memory(&mut goals, rows, backing);
+    }
+    goals
+}
+
+#[expect(clippy::cast_precision_loss, reason = "bytes of a guest are below 2^53")]
+fn wire_share(outcome: &Outcome) -> f64 {
+    outcome.wire_bytes as f64 / outcome.nonzero_bytes as f64
+}
+
+fn hybrid<'a>(goals: &mut Vec<Goal>, backing: Backing, steady: impl Fn(Mode) -> Option<&'a Outcome>) {
+    let Some(ours) = steady(Mode::VmoveHybrid) else { return };
+    let name = backing.name();
+    let qemu_modes = Mode::ALL.into_iter().filter(|mode| !mode.is_vmove());
+    if let Some(fastest) = qemu_modes.filter_map(&steady).map(|o| o.total_ms).min_by(f64::total_cmp) {
+        let promise = format!("{name}, hybrid: total time / fastest QEMU mode ({fastest:.0} ms)");
+        goals.push(Goal::at_most(0.5, ours.total_ms / fastest, promise));
+    }
+    let qemu_hybrid = [Mode::QemuHybrid, Mode::QemuHybridPreempt].into_iter().filter_map(&steady);
+    if let Some(theirs) = qemu_hybrid.map(|o| o.lost_work_ms).min_by(f64::total_cmp) {
+        let promise = format!("{name}, hybrid: lost work / QEMU hybrid's better variant ({theirs:.0} ms)");
+        goals.push(Goal::at_most(0.2, ours.lost_work_ms / theirs, promise));
+    }
+    goals.push(Goal::at_most(50.0, ours.lost_work_ms, format!("{name}, hybrid: lost work in ms")));
+    goals.push(Goal::at_most(15.0, ours.downtime_ms, format!("{name}, hybrid: downtime in ms")));
+}
+
+fn postcopy<'a>(goals: &mut Vec<Goal>, backing: Backing, steady: impl Fn(Mode) -> Option<&'a Outcome>) {
+    let Some(ours) = steady(Mode::VmovePostcopy) else { return };
+    let name = backing.name();
+    let theirs = [Mode::QemuPostcopy, Mode::QemuPreempt].into_iter().filter_map(&steady);
+    if let Some(theirs) = theirs.map(|o| o.lost_work_ms).min_by(f64::total_cmp) {
+        let promise =
+            format!("{name}, postcopy: lost work / QEMU post-copy's better variant ({theirs:.0} ms)");
+        goals.push(Goal::at_most(0.25, ours.lost_work_ms / theirs, promise));
+    }
+    // Faults of 2 MiB pages cost what 2 MiB cost; the promise is about 4 KiB.
+    if let (Backing::Thp, Some(faults)) = (backing, ours.faults) {
+        goals.push(Goal::at_most(100.0, faults.p50_us, format!("{name}, postcopy: fault latency p50 in us")));
+        goals.push(Goal::at_most(
+            1000.0,
+            faults.p99_us,
+            format!("{name}, postcopy: fault latency p99 in us"),
+        ));
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "bytes of a guest are below 2^53")]
+fn memory(goals: &mut Vec<Goal>, rows: &[Row], backing: Backing) {
+    let ours = rows.iter().filter(|row| row.case.backing == backing && row.case.mode.is_vmove());
+    let most = ours.clone().filter_map(|row| row.median.as_ref()).map(|o| o.used.daemon_memory).max();
+    if let (Some(most), Some(row)) = (most, ours.clone().next()) {
+        let limit = f64::from(row.case.memory_mib) / 100.0 + 64.0;
+        let promise = format!("{}: memory of a daemon in MiB, worst mode", backing.name());
+        goals.push(Goal::at_most(limit, most as f64 / f64::from(1 << 20), promise));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::measure::Case;
+
+    fn row(mode: Mode, total_ms: f64, lost_work_ms: f64) -> Row {
+        let case = Case {
+            mode,
+            backing: Backing::Thp,
+            load: Load::Steady,
+            memory_mib: 1024,
+            working_set_mib: 512,
+            qemu: "qemu".into(),
+        };
+        let outcome = Outcome { total_ms, lost_work_ms, downtime_ms: 9.0, ..Outcome::default() };
+        Row { case, median: Some(outcome), runs: Vec::new(), failures: Vec::new() }
+    }
+
+    #[test]
+    fn ratios_are_taken_against_the_best_of_qemu() {
+        let rows = [
+            row(Mode::QemuPrecopy, 4300.0, 100.0),
+            row(Mode::QemuMultifd, 2800.0, 80.0),
+            row(Mode::QemuHybrid, 4000.0, 400.0),
+            row(Mode::QemuHybridPreempt, 4000.0, 300.0),
+            row(Mode::VmoveHybrid, 700.0, 45.0),
+        ];
+        let goals = judge(&rows);
+        let lines: Vec<_> = goals.iter().map(Goal::line).collect();
+        assert!(
+            lines[0].starts_with("PASS") && lines[0].contains("2800 ms") && lines[0].contains("0.25"),
+            "{lines:?}"
+        );
+        assert!(lines[1].starts_with("PASS") && lines[1].contains("300 ms"), "{lines:?}");
+        assert!(goals.iter().all(|goal| goal.holds), "{lines:?}");
+        let slow = judge(&[row(Mode::QemuMultifd, 1000.0, 80.0), row(Mode::VmoveHybrid, 700.0, 51.0)]);
+        assert!(slow.iter().filter(|goal| !goal.holds).count() == 2, "{slow:?}");
+        assert!(judge(&[row(Mode::QemuMultifd, 1000.0, 80.0)]).is_empty());
+    }
+}

@@ -1,0 +1,238 @@
+//! One run: boots a guest, measures its full rate, moves it, and measures what the move cost.
+
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use vmove_guest::config::{Config, Rate};
+use vmove_guest::pattern::PAGE_BYTES;
+
+use super::cpu::{CpuWatch, Used};
+use super::mover::{self, Backing, FaultTimes, Mode, Moved};
+use crate::guest::{Guest, failures};
+use crate::process::loopback_bytes;
+use crate::sampler::{Measure, Sampler, Series, now};
+use crate::sandbox::Sandbox;
+
+/// How fast the guest writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Load {
+    /// It rewrites nothing; its working set is full, though.
+    Idle,
+    /// 100,000 pages in a second, in random order.
+    Steady,
+    /// As many pages as it can, in random order.
+    Max,
+}
+
+impl Load {
+    /// For tables.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Steady => "100k pages/s",
+            Self::Max => "max",
+        }
+    }
+
+    const fn rate(self) -> Rate {
+        match self {
+            Self::Idle => Rate::PagesPerSecond(0),
+            Self::Steady => Rate::PagesPerSecond(100_000),
+            Self::Max => Rate::Max,
+        }
+    }
+
+    /// What counts as the guest's work: an idle guest still begins its periods.
+    const fn measure(self) -> Measure {
+        match self {
+            Self::Idle => Measure::Beats,
+            _ => Measure::Work,
+        }
+    }
+}
+
+/// What is run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Case {
+    /// How the guest is moved.
+    pub mode: Mode,
+    /// What its memory is made of.
+    pub backing: Backing,
+    /// How fast it writes.
+    pub load: Load,
+    /// Its memory, in MiB.
+    pub memory_mib: u32,
+    /// Its working set, in MiB.
+    pub working_set_mib: u32,
+    /// QEMU program.
+    pub qemu: PathBuf,
+}
+
+/// What came out. Times are in milliseconds; zero of all times is the request.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Outcome {
+    /// From the request until all is at the destination, starting its QEMU included.
+    pub total_ms: f64,
+    /// From the moment at which the destination stood ready.
+    pub total_without_start_ms: f64,
+    /// From the source's STOP event to the destination's RESUME event.
+    pub downtime_ms: f64,
+    /// Guest work not done, from the request until the guest ran at full rate again, in milliseconds of full-rate work.
+    pub lost_work_ms: f64,
+    /// When the guest ran at full rate again; `None`: not within the time that it was watched after the move.
+    pub full_rate_ms: Option<f64>,
+    /// Longest time in which the guest did no work at all.
+    pub longest_stall_ms: f64,
+    /// Work in a second before the request: pages, or periods of an idle guest.
+    pub full_rate: f64,
+    /// Bytes on the wire, by the mover's own count.
+    pub wire_bytes: u64,
+    /// Bytes that crossed the loopback interface meanwhile, of whichever process.
+    pub loopback_bytes: u64,
+    /// Bytes of guest memory in pages that were not zero at the request.
+    pub nonzero_bytes: u64,
+    /// CPU time and daemon memory, from the request until all was at the destination.
+    pub used: Used,
+    /// Latency of page faults at the destination, where the mover tells.
+    pub faults: Option<FaultTimes>,
+    /// Cost of a scan for dirty pages, in microseconds per GiB, where the mover tells.
+    pub scan_us_per_gib: Option<f64>,
+    /// Errors that the guest found in its memory.
+    pub guest_errors: u64,
+    /// The guest's own verdict.
+    pub verdict: String,
+    /// What else the mover told.
+    pub note: String,
+    /// Guest work over time: (milliseconds after the request, work in a second), in buckets of [`BUCKET_MS`].
+    pub throughput: Vec<(f64, f64)>,
+}
+
+/// Width of the buckets of [`Outcome::throughput`].
+pub const BUCKET_MS: u64 = 10;
+
+/// How the baseline is measured before the request.
+const BASELINE: Duration = Duration::from_millis(1500);
+/// The guest's first moments after filling its memory are not typical.
+const WARM_UP: Duration = Duration::from_millis(300);
+/// How long a guest is watched after the move for being back at full rate.
+const RECOVERY: Duration = Duration::from_secs(5);
+
+/// Runs `case` once.
+///
+/// # Errors
+/// When the guest does not start, or the move fails or is refused; the message says which.
+pub fn run(case: &Case) -> Result<Outcome> {
+    let sandbox = Sandbox::new()?;
+    let outcome = run_in(case, &sandbox);
+    // Processes and mounts are gone before the next case begins.
+    drop(sandbox);
+    outcome
+}
+
+fn run_in(case: &Case, sandbox: &Sandbox) -> Result<Outcome> {
+    let config =
+        Config { working_set_mib: case.working_set_mib, rate: case.load.rate(), ..Config::default() };
+    let mut guest = Guest::new(case.memory_mib, config)?;
+    guest.qemu.clone_from(&case.qemu);
+    let mut machine = mover::boot(case.mode, case.backing, &guest, sandbox)?;
+    let nonzero_bytes = nonzero(&machine.ram())?;
+
+    let sampler = Sampler::start(machine.beacon()?, Duration::from_millis(1))?;
+    sampler.also(machine.destination_ram());
+    std::thread::sleep(WARM_UP);
+    let baseline_from = now();
+    std::thread::sleep(BASELINE);
+    let measure = case.load.measure();
+    let full_rate =
+        sampler.series().rate(measure, baseline_from, now()).context("no samples of the full rate")?;
+
+    let watch = CpuWatch::start(machine.processes());
+    let loopback = loopback_bytes();
+    let moved = machine.migrate()?;
+    let used = watch.used();
+    let loopback_bytes = loopback_bytes().saturating_sub(loopback);
+    drop(watch);
+
+    let series = recovered(&sampler, measure, full_rate, &moved);
+    let last = sampler.last().context("the beacon was lost")?;
+    drop(sampler);
+    let told = failures(&machine.console());
+    let mut outcome = evaluate(&series, measure, full_rate, &moved)?;
+    outcome.nonzero_bytes = nonzero_bytes;
+    outcome.loopback_bytes = loopback_bytes;
+    outcome.used = used;
+    outcome.guest_errors = last.errors.max(told.len() as u64);
+    outcome.verdict = told.first().cloned().unwrap_or_else(|| last.verdict());
+    Ok(outcome)
+}
+
+/// Samples until the guest is back at full rate, and half a second more for the picture.
+fn recovered(sampler: &Sampler, measure: Measure, full_rate: f64, moved: &Moved) -> Series {
+    let deadline = Instant::now() + RECOVERY;
+    loop {
+        std::thread::sleep(Duration::from_millis(500));
+        let series = sampler.series();
+        let loss = series.loss(measure, full_rate, moved.requested, moved.ended);
+        if loss.is_some_and(|loss| loss.recovered) || Instant::now() > deadline {
+            return series;
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "nanoseconds of minutes are below 2^53")]
+fn evaluate(series: &Series, measure: Measure, full_rate: f64, moved: &Moved) -> Result<Outcome> {
+    let since = |at: u64| at.saturating_sub(moved.requested) as f64 / 1e6;
+    // The guest may be back at full rate before the last page has crossed, and with pre-copy it cannot be before it
+    // has resumed; so it is looked for from the resumption on.
+    let loss = series
+        .loss(measure, full_rate, moved.requested, moved.resumed.unwrap_or(moved.ended).min(moved.ended))
+        .context("the guest was not sampled")?;
+    let until = loss.full_rate_at.max(moved.ended);
+    let end = series.samples.last().map_or(until, |sample| sample.at);
+    let picture =
+        series.throughput(measure, moved.requested.saturating_sub(200_000_000), end, BUCKET_MS * 1_000_000);
+    Ok(Outcome {
+        total_ms: since(moved.ended),
+        total_without_start_ms: since(moved.ended) - since(moved.began),
+        downtime_ms: moved.downtime_ms,
+        lost_work_ms: loss.lost_ms,
+        full_rate_ms: loss.recovered.then(|| since(loss.full_rate_at)),
+        longest_stall_ms: series.longest_stall(measure, moved.requested, until) as f64 / 1e6,
+        full_rate,
+        wire_bytes: moved.wire_bytes,
+        faults: moved.faults,
+        scan_us_per_gib: moved.scan_us_per_gib,
+        note: moved.note.clone(),
+        throughput: picture
+            .into_iter()
+            .map(|(at, rate)| (at as f64 / 1e6 - moved.requested as f64 / 1e6, rate))
+            .collect(),
+        ..Outcome::default()
+    })
+}
+
+/// Bytes in pages that hold anything but zeroes. Reads holes as zeroes without filling them.
+fn nonzero(files: &[PathBuf]) -> Result<u64> {
+    let mut bytes = 0;
+    let mut chunk = vec![0; 4 << 20];
+    for path in files {
+        let file = std::fs::File::open(path).with_context(|| format!("could not open {}", path.display()))?;
+        let mut at = 0;
+        loop {
+            let read = file.read_at(&mut chunk, at)?;
+            if read == 0 {
+                break;
+            }
+            let pages = chunk[..read].chunks(PAGE_BYTES);
+            bytes +=
+                pages.filter(|page| page.iter().any(|byte| *byte != 0)).count() as u64 * PAGE_BYTES as u64;
+            at += read as u64;
+        }
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,20 @@
+//! The benchmark: the same guest moved by QEMU's own modes and by vmove's, in one run, on one machine.
+//!
+//! | Module | Owns |
+//! |---|---|
+//! | [`mover`] | what is compared: a way to move a guest, and what it tells of a move |
+//! | [`qemu`] | QEMU's own modes, between two stock processes on loopback TCP |
+//! | [`vmove`] | vmove's modes, through its commands |
+//! | [`cpu`] | CPU time and memory of the processes that take part |
+//! | [`measure`] | one run: boot, measure the full rate, move, measure what was lost |
+//! | [`goals`] | the promises, as ratios within one run |
+//! | [`report`], [`svg`] | tables, JSON, pictures |
+
+pub mod cpu;
+pub mod goals;
+pub mod measure;
+pub mod mover;
+pub mod qemu;
+pub mod report;
+pub mod svg;
+pub mod vmove;

@@ -1,0 +1,185 @@
+//! What the benchmark compares.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use crate::beacon::BeaconPage;
+use crate::bench::cpu::Role;
+use crate::guest::Guest;
+use crate::sandbox::Sandbox;
+
+/// What guest memory is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Backing {
+    /// A file on a tmpfs with `huge=advise`.
+    Thp,
+    /// A file on a hugetlbfs of 2 MiB pages.
+    #[value(name = "hugetlb-2m")]
+    #[serde(rename = "hugetlb-2m")]
+    Hugetlb2M,
+}
+
+impl Backing {
+    /// As in `vmove run --memory`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Thp => "thp",
+            Self::Hugetlb2M => "hugetlb-2m",
+        }
+    }
+
+    /// Mounts a file system of this kind that holds `bytes`.
+    ///
+    /// # Errors
+    /// When the machine does not let us.
+    pub fn mount(self, sandbox: &Sandbox, name: &str, bytes: u64) -> Result<PathBuf> {
+        match self {
+            Self::Thp => sandbox.mount_thp(name),
+            Self::Hugetlb2M => sandbox.mount_hugetlb(name, bytes),
+        }
+    }
+}
+
+/// Which program moves the guest, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// QEMU's pre-copy.
+    QemuPrecopy,
+    /// QEMU's pre-copy with `multifd`.
+    QemuMultifd,
+    /// QEMU's post-copy from the first moment on.
+    QemuPostcopy,
+    /// The same with `postcopy-preempt`.
+    QemuPreempt,
+    /// QEMU's pre-copy that turns into post-copy after the first pass.
+    QemuHybrid,
+    /// The same with `postcopy-preempt`.
+    QemuHybridPreempt,
+    /// `vmove migrate --mode precopy`.
+    VmovePrecopy,
+    /// `vmove migrate --mode postcopy`.
+    VmovePostcopy,
+    /// `vmove migrate --mode hybrid`.
+    VmoveHybrid,
+    /// `vmove migrate --mode auto`.
+    VmoveAuto,
+}
+
+impl Mode {
+    /// All modes, QEMU's first.
+    pub const ALL: [Self; 10] = [
+        Self::QemuPrecopy,
+        Self::QemuMultifd,
+        Self::QemuPostcopy,
+        Self::QemuPreempt,
+        Self::QemuHybrid,
+        Self::QemuHybridPreempt,
+        Self::VmovePrecopy,
+        Self::VmovePostcopy,
+        Self::VmoveHybrid,
+        Self::VmoveAuto,
+    ];
+
+    /// For tables and legends.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::QemuPrecopy => "QEMU pre-copy",
+            Self::QemuMultifd => "QEMU multifd",
+            Self::QemuPostcopy => "QEMU post-copy",
+            Self::QemuPreempt => "QEMU post-copy+preempt",
+            Self::QemuHybrid => "QEMU hybrid",
+            Self::QemuHybridPreempt => "QEMU hybrid+preempt",
+            Self::VmovePrecopy => "vmove precopy",
+            Self::VmovePostcopy => "vmove postcopy",
+            Self::VmoveHybrid => "vmove hybrid",
+            Self::VmoveAuto => "vmove auto",
+        }
+    }
+
+    /// Whether vmove is at work.
+    #[must_use]
+    pub const fn is_vmove(self) -> bool {
+        matches!(self, Self::VmovePrecopy | Self::VmovePostcopy | Self::VmoveHybrid | Self::VmoveAuto)
+    }
+}
+
+/// What a finished move tells of itself. Times are in nanoseconds of [`crate::sampler::now`].
+#[derive(Debug, Clone, Default)]
+pub struct Moved {
+    /// When the request was made; starting the destination's QEMU comes after it.
+    pub requested: u64,
+    /// When the destination stood ready and memory or state began to cross.
+    pub began: u64,
+    /// When all was at the destination.
+    pub ended: u64,
+    /// When the guest ran at the destination, as seen here: the tool's own word, or its event.
+    pub resumed: Option<u64>,
+    /// From the source's STOP event to the destination's RESUME event, in milliseconds.
+    pub downtime_ms: f64,
+    /// Bytes on the wire by the mover's own count.
+    pub wire_bytes: u64,
+    /// Page faults at the destination: count, median, 99th percentile, longest, in microseconds.
+    pub faults: Option<FaultTimes>,
+    /// Cost of looking for dirty pages, in microseconds per GiB of guest memory.
+    pub scan_us_per_gib: Option<f64>,
+    /// What else is worth knowing, in a few words.
+    pub note: String,
+}
+
+/// Latency of page faults in microseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct FaultTimes {
+    /// How many.
+    pub count: u64,
+    /// Median.
+    pub p50_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// Longest.
+    pub max_us: f64,
+}
+
+/// A guest that runs and can be moved once.
+pub trait Movable {
+    /// Its beacon.
+    ///
+    /// # Errors
+    /// When it cannot be found.
+    fn beacon(&self) -> Result<BeaconPage>;
+
+    /// Files of its memory here.
+    fn ram(&self) -> Vec<PathBuf>;
+
+    /// The RAM file at the destination, as soon as there is one.
+    fn destination_ram(&self) -> Box<dyn FnMut() -> Option<PathBuf> + Send>;
+
+    /// Processes that take part now, and as what. Asked again and again: some start and end during the move.
+    fn processes(&self) -> Box<dyn FnMut() -> Vec<(i32, Role)> + Send>;
+
+    /// Moves it. Returns when the move has ended, not when the guest is at full speed again.
+    ///
+    /// # Errors
+    /// When it fails or is refused.
+    fn migrate(&mut self) -> Result<Moved>;
+
+    /// What the guest printed, at either place.
+    fn console(&self) -> String;
+}
+
+/// Boots `guest`, ready to be moved in `mode`.
+///
+/// # Errors
+/// When it does not start, or the mode does not go with the backing.
+pub fn boot(mode: Mode, backing: Backing, guest: &Guest, sandbox: &Sandbox) -> Result<Box<dyn Movable>> {
+    if mode.is_vmove() {
+        super::vmove::boot(mode, backing, guest, sandbox)
+    } else {
+        super::qemu::boot(mode, backing, guest, sandbox)
+    }
+}

@@ -1,0 +1,193 @@
+//! Tables and JSON.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::goals::Goal;
+use super::measure::{Case, Load, Outcome};
+use super::mover::Backing;
+
+/// A case and all its runs.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// What was run.
+    pub case: Case,
+    /// The run with the median of the lost work; `None` when none succeeded.
+    #[serde(skip)]
+    pub median: Option<Outcome>,
+    /// All runs that succeeded.
+    pub runs: Vec<Outcome>,
+    /// What was said by those that did not.
+    pub failures: Vec<String>,
+}
+
+impl Row {
+    /// A case and its runs.
+    #[must_use]
+    pub fn new(case: Case, results: Vec<anyhow::Result<Outcome>>) -> Self {
+        let (mut runs, mut failures) = (Vec::new(), Vec::new());
+        for result in results {
+            match result {
+                Ok(outcome) => runs.push(outcome),
+                Err(error) => failures.push(format!("{error:#}")),
+            }
+        }
+        runs.sort_by(|x: &Outcome, y| x.lost_work_ms.total_cmp(&y.lost_work_ms));
+        // Of an even number the worse one: figures must not flatter.
+        let median = runs.get(runs.len() / 2).cloned();
+        Self { case, median, runs, failures }
+    }
+}
+
+/// Where and how it was measured.
+#[derive(Debug, Clone, Serialize)]
+pub struct Setting {
+    /// When, in UTC.
+    pub date: String,
+    /// Command that was run.
+    pub command: String,
+    /// Processor and how many of it.
+    pub machine: String,
+    /// Kernel.
+    pub kernel: String,
+    /// QEMU's version.
+    pub qemu: String,
+    /// Load average over a minute, before.
+    pub load_average: String,
+    /// What QEMU's modes were told.
+    pub parameters: String,
+}
+
+/// Everything, for the JSON file.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report<'a> {
+    /// Version of this form.
+    pub schema: u32,
+    /// Where and how.
+    pub setting: &'a Setting,
+    /// All cases.
+    pub rows: &'a [Row],
+    /// The promises.
+    pub goals: &'a [Goal],
+}
+
+const HEAD: [&str; 10] = [
+    "mode",
+    "total ms",
+    "w/o start",
+    "down ms",
+    "lost work ms",
+    "stall ms",
+    "wire MiB",
+    "CPU s src+dst",
+    "fault us p50/p99/max",
+    "note",
+];
+
+/// The rows of one backing and load as a Markdown table.
+#[must_use]
+pub fn table(rows: &[Row], backing: Backing, load: Load) -> String {
+    let mut lines = vec![HEAD.map(str::to_owned)];
+    for row in rows.iter().filter(|row| row.case.backing == backing && row.case.load == load) {
+        lines.push(cells(row));
+    }
+    let width = |column: usize| lines.iter().map(|l| l[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<_> = (0..HEAD.len()).map(width).collect();
+    let mut text = String::new();
+    for (number, line) in lines.iter().enumerate() {
+        let padded: Vec<_> = line
+            .iter()
+            .zip(&widths)
+            .enumerate()
+            .map(|(column, (cell, width))| match column {
+                // Words to the left, figures to the right.
+                0 | 9 => format!("{cell:<width$}"),
+                _ => format!("{cell:>width$}"),
+            })
+            .collect();
+        let _ = writeln!(text, "| {} |", padded.join(" | "));
+        if number == 0 {
+            let rules: Vec<_> = widths.iter().map(|width| "-".repeat(*width)).collect();
+            let _ = writeln!(text, "| {} |", rules.join(" | "));
+        }
+    }
+    text
+}
+
+#[expect(clippy::cast_precision_loss, reason = "bytes of a guest are below 2^53")]
+fn cells(row: &Row) -> [String; 10] {
+    let label = row.case.mode.label().to_owned();
+    let Some(o) = &row.median else {
+        let why = row.failures.first().cloned().unwrap_or_default().replace(['\n', '|'], " ");
+        let mut cells: [String; 10] = std::array::from_fn(|_| "-".to_owned());
+        cells[0] = label;
+        cells[9] = shorten(&why, 100);
+        return cells;
+    };
+    let mut note = o.note.clone();
+    if o.full_rate_ms.is_none() {
+        note = format!("not back at full rate in time; {note}");
+    }
+    if o.guest_errors > 0 {
+        note = format!("{} GUEST ERRORS; {note}", o.guest_errors);
+    }
+    if !row.failures.is_empty() {
+        note =
+            format!("{} of {} runs failed; {note}", row.failures.len(), row.failures.len() + row.runs.len());
+    }
+    [
+        label,
+        format!("{:.0}", o.total_ms),
+        format!("{:.0}", o.total_without_start_ms),
+        format!("{:.1}", o.downtime_ms),
+        format!("{:.0}", o.lost_work_ms),
+        format!("{:.0}", o.longest_stall_ms),
+        format!("{:.0}", o.wire_bytes as f64 / f64::from(1 << 20)),
+        format!("{:.2}+{:.2}", o.used.source_s, o.used.destination_s),
+        o.faults
+            .map_or_else(|| "-".to_owned(), |f| format!("{:.0}/{:.0}/{:.0}", f.p50_us, f.p99_us, f.max_us)),
+        shorten(&note, 100),
+    ]
+}
+
+fn shorten(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    text.chars().take(most - 1).chain(['…']).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::mover::Mode;
+
+    fn case() -> Case {
+        Case {
+            mode: Mode::QemuPrecopy,
+            backing: Backing::Thp,
+            load: Load::Steady,
+            memory_mib: 1024,
+            working_set_mib: 512,
+            qemu: "qemu".into(),
+        }
+    }
+
+    #[test]
+    fn a_row_stands_for_its_median_run() {
+        let run = |lost_work_ms| Ok(Outcome { lost_work_ms, ..Outcome::default() });
+        let row = Row::new(case(), vec![run(30.0), run(10.0), Err(anyhow::anyhow!("it broke")), run(20.0)]);
+        assert!((row.median.as_ref().expect("a median").lost_work_ms - 20.0).abs() < 1e-9);
+        let text = table(&[row], Backing::Thp, Load::Steady);
+        assert!(text.contains("QEMU pre-copy") && text.contains("1 of 4 runs failed"), "{text}");
+    }
+
+    #[test]
+    fn a_mode_that_is_refused_says_why() {
+        let row = Row::new(case(), vec![Err(anyhow::anyhow!("not | with this\nguest"))]);
+        let text = table(&[row], Backing::Thp, Load::Steady);
+        assert!(text.contains("not   with this guest"), "{text}");
+        assert_eq!(text.lines().count(), 3);
+    }
+}

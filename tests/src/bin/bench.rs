@@ -1,0 +1,188 @@
+//! `./run bench`: vmove beside QEMU's own migration modes. See `vmove_tests::bench`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use vmove_tests::bench::goals;
+use vmove_tests::bench::measure::{self, Case, Load};
+use vmove_tests::bench::mover::{Backing, Mode};
+use vmove_tests::bench::report::{self, Report, Row, Setting};
+use vmove_tests::bench::svg;
+use vmove_tests::{interrupt, places};
+
+const PARAMETERS: &str = "QEMU's modes: max-bandwidth 100 GB/s, all other parameters at their defaults; source and \
+                          destination on this machine, loopback TCP";
+
+/// Moves the same guest by QEMU's own modes and by vmove's, and compares.
+#[derive(Debug, Parser)]
+#[command(name = "./run bench")]
+struct Args {
+    /// Only thp and 100k pages/s: some 3 minutes instead of 20
+    #[arg(long)]
+    quick: bool,
+    /// Backings of guest memory [default: all]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    backing: Vec<Backing>,
+    /// How fast the guest writes [default: all]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    load: Vec<Load>,
+    /// Modes to compare [default: all]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    mode: Vec<Mode>,
+    /// Runs of each case; the median counts
+    #[arg(long, default_value_t = 1)]
+    runs: usize,
+    /// Guest memory in MiB
+    #[arg(long, default_value_t = 1024)]
+    memory_mib: u32,
+    /// Part of it that the guest fills and writes, in MiB
+    #[arg(long, default_value_t = 512)]
+    working_set_mib: u32,
+    /// QEMU program [default: 10.0 of ./run setup]
+    #[arg(long)]
+    qemu: Option<PathBuf>,
+    /// Folder for bench.json, bench.svg and bench.md
+    #[arg(long, default_value = "target/bench")]
+    out: PathBuf,
+    /// End with 1 if a promise is not kept
+    #[arg(long)]
+    strict: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<bool> {
+    interrupt::clean_up_when_interrupted()?;
+    places::root()?;
+    let qemu = match &args.qemu {
+        Some(qemu) => qemu.clone(),
+        None => places::Qemu::under_test()?,
+    };
+    std::fs::create_dir_all(&args.out).with_context(|| format!("could not make {}", args.out.display()))?;
+    let setting = setting(&qemu)?;
+    println!(
+        "{} | {} | {} | {}\n{PARAMETERS}\n",
+        setting.date, setting.machine, setting.kernel, setting.qemu
+    );
+
+    let mut rows = Vec::new();
+    for backing in chosen(&args.backing, &[Backing::Thp, Backing::Hugetlb2M], &[Backing::Thp], args.quick) {
+        for load in chosen(&args.load, &[Load::Idle, Load::Steady, Load::Max], &[Load::Steady], args.quick) {
+            for mode in chosen(&args.mode, &Mode::ALL, &Mode::ALL, args.quick) {
+                let case = Case {
+                    mode,
+                    backing,
+                    load,
+                    memory_mib: args.memory_mib,
+                    working_set_mib: args.working_set_mib,
+                    qemu: qemu.clone(),
+                };
+                rows.push(row(case, args.runs));
+            }
+            println!(
+                "\n{}, guest load: {}\n{}",
+                backing.name(),
+                load.label(),
+                report::table(&rows, backing, load)
+            );
+            // Written after each panel, so that an interrupted run leaves what it has.
+            write(args, &setting, &rows)?;
+        }
+    }
+    let goals = goals::judge(&rows);
+    for goal in &goals {
+        println!("{}", goal.line());
+    }
+    println!("\nwritten: {0}/bench.json, {0}/bench.svg, {0}/bench.md", args.out.display());
+    let damaged = rows.iter().flat_map(|row| &row.runs).any(|outcome| outcome.guest_errors > 0);
+    Ok(!damaged && (!args.strict || goals.iter().all(|goal| goal.holds)))
+}
+
+fn row(case: Case, runs: usize) -> Row {
+    let results = (0..runs.max(1))
+        .map(|_| {
+            eprint!("{:<22} {:<10} {:<12} ", case.mode.label(), case.backing.name(), case.load.label());
+            let result = measure::run(&case);
+            match &result {
+                Ok(o) => eprintln!(
+                    "total {:5.0} ms, down {:6.1} ms, lost {:5.0} ms, {}",
+                    o.total_ms, o.downtime_ms, o.lost_work_ms, o.verdict
+                ),
+                Err(error) => eprintln!("{error:#}"),
+            }
+            result
+        })
+        .collect();
+    Row::new(case, results)
+}
+
+/// What was asked for, else a default.
+fn chosen<T: Copy>(asked: &[T], all: &[T], few: &[T], quick: bool) -> Vec<T> {
+    match (asked.is_empty(), quick) {
+        (false, _) => asked.to_vec(),
+        (true, true) => few.to_vec(),
+        (true, false) => all.to_vec(),
+    }
+}
+
+fn write(args: &Args, setting: &Setting, rows: &[Row]) -> Result<()> {
+    let goals = goals::judge(rows);
+    let report = Report { schema: 1, setting, rows, goals: &goals };
+    std::fs::write(args.out.join("bench.json"), serde_json::to_string_pretty(&report)?)?;
+    let title = format!(
+        "Guest throughput while it moves ({} MiB guest, {} MiB working set, {})",
+        args.memory_mib, args.working_set_mib, setting.date
+    );
+    std::fs::write(args.out.join("bench.svg"), svg::picture(rows, &title))?;
+    let mut text = format!(
+        "{} | {} | {} | {}\n\n`{}`\n\n{PARAMETERS}\n",
+        setting.date, setting.machine, setting.kernel, setting.qemu, setting.command
+    );
+    let mut panels: Vec<_> = rows.iter().map(|row| (row.case.backing, row.case.load)).collect();
+    panels.dedup();
+    for (backing, load) in panels {
+        text += &format!("\n### {}, guest load: {}\n\n", backing.name(), load.label());
+        text += &report::table(rows, backing, load);
+    }
+    text += "\n";
+    for goal in &goals {
+        text += &format!("- {}\n", goal.line());
+    }
+    std::fs::write(args.out.join("bench.md"), text)?;
+    Ok(())
+}
+
+fn setting(qemu: &Path) -> Result<Setting> {
+    let first_line = |program: &Path, arguments: &[&str]| -> Result<String> {
+        let output = Command::new(program).args(arguments).output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(text.lines().next().unwrap_or_default().to_owned())
+    };
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpuinfo = read("/proc/cpuinfo");
+    let model =
+        cpuinfo.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("unknown processor");
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    Ok(Setting {
+        date: first_line(Path::new("date"), &["-u", "+%Y-%m-%d %H:%M UTC"])?,
+        command: format!("./run bench {}", std::env::args().skip(1).collect::<Vec<_>>().join(" "))
+            .trim()
+            .to_owned(),
+        machine: format!("{cores} x {}", model.trim_start_matches([' ', '\t', ':'])),
+        kernel: format!("Linux {}", read("/proc/sys/kernel/osrelease").trim()),
+        qemu: first_line(qemu, &["--version"])?,
+        load_average: read("/proc/loadavg").split(' ').next().unwrap_or_default().to_owned(),
+        parameters: PARAMETERS.to_owned(),
+    })
+}
