@@ -15,8 +15,10 @@ pub mod dirty;
 mod error;
 mod maps;
 pub mod memdir;
+mod pagemap;
 mod process;
 mod ram;
+mod sys;
 pub mod table;
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -24,7 +26,10 @@ mod testing;
 pub mod uffd;
 mod units;
 
-pub use attach::{Injector, Keep, RemoteUffd, close_in_qemu, create_uffd, discard_in_qemu, reopen_uffd};
+pub use attach::{
+    Injector, Keep, RemoteUffd, close_in_qemu, create_uffd, create_uffd_from_device, discard_in_qemu,
+    reopen_uffd,
+};
 pub use collapse::{Collapsed, collapse, huge_mapped};
 pub use dirty::{DirtyTracker, HoleWatch, ScanStats, Unsupported};
 pub use error::{MemoryError, Result};

@@ -1,8 +1,15 @@
-//! Directories that hold RAM files.
+//! Directories that hold RAM files: tmpfs that gives huge pages to who asks for them, or hugetlbfs.
 
+use std::ffi::CString;
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::error::Result;
+use rustix::fs::{major, minor, statvfs};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+use crate::error::{MemoryError, Result};
 use crate::ram::RamFile;
 use crate::units::{Backing, ByteLen};
 
@@ -14,15 +21,41 @@ pub struct MemoryDir {
 }
 
 impl MemoryDir {
-    /// Makes the directory, and mounts tmpfs `huge=advise` or hugetlbfs on it unless that is there already.
+    /// Makes the directory if it is missing, and mounts tmpfs `huge=advise` or hugetlbfs on it unless it is on such a
+    /// file system already. The mount stays when the value is dropped: guests live there.
+    ///
+    /// tmpfs that gives huge pages without being asked (`huge=always`, `huge=within_size`) will do as well.
     ///
     /// # Errors
-    /// Not yet written.
-    pub fn prepare(_path: &Path, _backing: Backing) -> Result<Self> {
-        todo!()
+    /// [`MemoryError::WrongMount`] if it holds files and is on something else; [`MemoryError::Path`] with `EPERM`
+    /// without the right to mount; [`MemoryError::Unsupported`] if the kernel has no pages of this size.
+    pub fn prepare(path: &Path, backing: Backing) -> Result<Self> {
+        let error = |what| move |source: io::Error| MemoryError::path(what, path, source);
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path)
+            .map_err(error("Creating the directory"))?;
+        let path = path.canonicalize().map_err(error("Finding the directory"))?;
+        if backing != Backing::Thp && !sysfs_dir(backing).exists() {
+            return Err(MemoryError::Unsupported {
+                feature: "huge pages of that size",
+                consequence: "no guest can have such memory",
+            });
+        }
+        let found = filesystem_of(&path)?;
+        if !found.suits(backing) {
+            let empty = fs::read_dir(&path).map_err(error("Reading the directory"))?.next().is_none();
+            if !empty || found.mounted_here(&path) {
+                let wanted = wanted_mount(backing);
+                return Err(MemoryError::WrongMount { path, found: found.to_string(), wanted });
+            }
+            mount_on(&path, backing)?;
+        }
+        Ok(Self { path, backing })
     }
 
-    /// The directory.
+    /// The directory, without symbolic links.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -34,27 +67,210 @@ impl MemoryDir {
         self.backing
     }
 
-    /// Creates a RAM file of `len` bytes, all of it a hole.
+    /// Creates a RAM file of `len` bytes, all of it a hole, readable and writable for its owner only.
     ///
     /// # Errors
-    /// Not yet written.
-    pub fn create_ram_file(&self, _name: &str, _len: ByteLen) -> Result<RamFile> {
-        todo!()
+    /// [`MemoryError::NotEnoughMemory`] if less than `len` is free; [`MemoryError::Path`], also if the file exists, if
+    /// `name` is not a plain file name, or if `len` is not a multiple of [`Backing::page_size`].
+    pub fn create_ram_file(&self, name: &str, len: ByteLen) -> Result<RamFile> {
+        let path = self.path.join(name);
+        let invalid = |text: &str| {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, text.to_owned());
+            MemoryError::path("Creating the RAM file", &path, source)
+        };
+        if Path::new(name).file_name() != Some(name.as_ref()) {
+            return Err(invalid("expected a plain file name"));
+        }
+        if len.0 == 0 || len.0 % self.backing.page_size().bytes() != 0 {
+            return Err(invalid("the length must be a multiple of the page size"));
+        }
+        let free = self.free()?;
+        if len > free {
+            return Err(MemoryError::NotEnoughMemory {
+                kind: self.backing.name(),
+                needed: len.0,
+                available: free.0,
+                hint: match self.backing {
+                    Backing::Thp => "",
+                    Backing::Hugetlb2M | Backing::Hugetlb1G => "; reserve more with vm.nr_hugepages",
+                },
+            });
+        }
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
+        let file = file.map_err(|source| MemoryError::path("Creating the RAM file", &path, source))?;
+        file.set_len(len.0)
+            .map_err(|source| MemoryError::path("Creating the RAM file", &path, source))
+            .and_then(|()| RamFile::from_fd(file.into(), &path))
+            .inspect_err(|_| drop(fs::remove_file(&path)))
     }
 
-    /// Memory that files here can still take: free huge pages, or the host's available memory.
+    /// Memory that files here can still take, in bytes: huge pages that are neither used nor promised, or what the
+    /// host can make available without swapping, and never more than the mount allows.
     ///
     /// # Errors
-    /// Not yet written.
+    /// [`MemoryError::Proc`], [`MemoryError::Path`].
     pub fn free(&self) -> Result<ByteLen> {
-        todo!()
+        let vfs = statvfs(&self.path).map_err(|source| MemoryError::path("statvfs", &self.path, source))?;
+        // hugetlbfs without a size limit says 0 blocks of 0.
+        let mount_free = if vfs.f_blocks == 0 { u64::MAX } else { vfs.f_bfree.saturating_mul(vfs.f_frsize) };
+        let host_free = match self.backing {
+            Backing::Thp => read_number(Path::new("/proc/meminfo"), "MemAvailable:")?.saturating_mul(1024),
+            Backing::Hugetlb2M | Backing::Hugetlb1G => {
+                let dir = sysfs_dir(self.backing);
+                let free = read_number(&dir.join("free_hugepages"), "")?;
+                let promised = read_number(&dir.join("resv_hugepages"), "")?;
+                free.saturating_sub(promised).saturating_mul(self.backing.page_size().bytes())
+            }
+        };
+        Ok(ByteLen(mount_free.min(host_free)))
     }
 
-    /// Unmounts what [`Self::prepare`] mounted, if it is empty.
+    /// Unmounts the directory.
     ///
     /// # Errors
-    /// Not yet written.
+    /// [`MemoryError::Path`] with `EBUSY` while files there are in use, with `EINVAL` if nothing is mounted on it.
     pub fn unmount(self) -> Result<()> {
-        todo!()
+        unmount(&self.path, UnmountFlags::empty())
+            .map_err(|source| MemoryError::path("Unmounting", &self.path, source))
+    }
+}
+
+fn mount_on(path: &Path, backing: Backing) -> Result<()> {
+    let (kind, options) = mount_arguments(backing);
+    let options = CString::new(options).unwrap_or_default();
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("vmove", path, kind, flags, options.as_c_str())
+        .map_err(|source| MemoryError::path("Mounting memory on the directory", path, source))
+}
+
+const fn mount_arguments(backing: Backing) -> (&'static str, &'static str) {
+    match backing {
+        // The default limit is half of the memory; what is free is checked where files are made.
+        Backing::Thp => ("tmpfs", "huge=advise,size=100%,mode=0700"),
+        Backing::Hugetlb2M => ("hugetlbfs", "pagesize=2M,mode=0700"),
+        Backing::Hugetlb1G => ("hugetlbfs", "pagesize=1G,mode=0700"),
+    }
+}
+
+fn wanted_mount(backing: Backing) -> String {
+    let (kind, options) = mount_arguments(backing);
+    format!("{kind} ({options})")
+}
+
+fn sysfs_dir(backing: Backing) -> PathBuf {
+    let kib = backing.page_size().bytes() / 1024;
+    PathBuf::from(format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB"))
+}
+
+/// The number in a file, behind `label` if that is not empty.
+fn read_number(path: &Path, label: &str) -> Result<u64> {
+    let error = |source| MemoryError::Proc { path: path.to_owned(), source };
+    let text = fs::read_to_string(path).map_err(error)?;
+    let line = text.lines().find_map(|line| line.strip_prefix(label));
+    line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse().ok())
+        .ok_or_else(|| error(io::Error::new(io::ErrorKind::InvalidData, "no number found")))
+}
+
+/// One line of `/proc/self/mountinfo`, as far as it is needed.
+#[derive(Debug, PartialEq, Eq)]
+struct Filesystem {
+    mount_point: String,
+    kind: String,
+    options: String,
+}
+
+impl Filesystem {
+    fn suits(&self, backing: Backing) -> bool {
+        let has = |option: &str| self.options.split(',').any(|o| o == option);
+        match backing {
+            Backing::Thp => {
+                self.kind == "tmpfs"
+                    && ["huge=advise", "huge=always", "huge=within_size"].into_iter().any(has)
+            }
+            Backing::Hugetlb2M => self.kind == "hugetlbfs" && has("pagesize=2M"),
+            Backing::Hugetlb1G => self.kind == "hugetlbfs" && has("pagesize=1024M"),
+        }
+    }
+
+    fn mounted_here(&self, path: &Path) -> bool {
+        Path::new(&self.mount_point) == path
+    }
+}
+
+impl std::fmt::Display for Filesystem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "on {} ({}) mounted at {}", self.kind, self.options, self.mount_point)
+    }
+}
+
+fn filesystem_of(path: &Path) -> Result<Filesystem> {
+    let meta = fs::metadata(path).map_err(|source| MemoryError::path("stat", path, source))?;
+    let device = format!("{}:{}", major(meta.dev()), minor(meta.dev()));
+    let mounts = Path::new("/proc/self/mountinfo");
+    let text =
+        fs::read_to_string(mounts).map_err(|source| MemoryError::Proc { path: mounts.to_owned(), source })?;
+    // The last is on top.
+    find_filesystem(&text, &device).ok_or_else(|| {
+        let source = io::Error::new(io::ErrorKind::NotFound, format!("no mount with device {device}"));
+        MemoryError::Proc { path: mounts.to_owned(), source }
+    })
+}
+
+/// `36 35 98:0 /root /mount/point rw,noatime master:1 - tmpfs name rw,huge=advise`
+fn find_filesystem(mountinfo: &str, device: &str) -> Option<Filesystem> {
+    mountinfo.lines().rev().find_map(|line| {
+        let (mount, fs) = line.split_once(" - ")?;
+        let mut mount = mount.split(' ').skip(2);
+        let (dev, mount_point) = (mount.next()?, mount.nth(1)?);
+        let mut fs = fs.split(' ');
+        (dev == device).then_some(())?;
+        Some(Filesystem {
+            mount_point: mount_point.replace("\\040", " "),
+            kind: fs.next()?.to_owned(),
+            options: fs.nth(1)?.to_owned(),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_are_recognised() {
+        let text = "22 1 0:20 / /a rw - tmpfs tmpfs rw,huge=advise,size=1k\n\
+                    23 1 0:21 / /b\\040c rw shared:1 master:2 - hugetlbfs none rw,pagesize=2M\n\
+                    24 1 0:22 / /d rw - tmpfs tmpfs rw\n";
+        let a = find_filesystem(text, "0:20").expect("listed");
+        assert!(a.suits(Backing::Thp) && !a.suits(Backing::Hugetlb2M));
+        let b = find_filesystem(text, "0:21").expect("listed");
+        assert!(b.suits(Backing::Hugetlb2M) && !b.suits(Backing::Hugetlb1G));
+        assert!(b.mounted_here(Path::new("/b c")));
+        assert!(!find_filesystem(text, "0:22").expect("listed").suits(Backing::Thp));
+        assert_eq!(find_filesystem(text, "0:99"), None);
+    }
+
+    #[test]
+    fn a_directory_is_prepared_once_and_found_again() {
+        let dir = tempfile::tempdir().expect("temp dir");
+        let path = dir.path().join("memory");
+        let memory = match MemoryDir::prepare(&path, Backing::Thp) {
+            Ok(memory) => memory,
+            Err(error) => return eprintln!("SKIP a_directory_is_prepared_once_and_found_again: {error}"),
+        };
+        let ram = memory.create_ram_file("ram0", ByteLen::mib(64)).expect("create");
+        assert_eq!(ram.len(), ByteLen::mib(64));
+        assert_eq!(ram.allocated_bytes().expect("stat"), ByteLen(0));
+        memory.create_ram_file("ram0", ByteLen::mib(2)).expect_err("it exists");
+        memory.create_ram_file("../x", ByteLen::mib(2)).expect_err("not a plain name");
+        let error = memory.create_ram_file("big", ByteLen(1 << 60)).expect_err("no machine has that");
+        assert!(matches!(error, MemoryError::NotEnoughMemory { .. }), "{error}");
+
+        let again = MemoryDir::prepare(&path, Backing::Thp).expect("already mounted");
+        assert!(again.path().join("ram0").exists(), "no second mount on top");
+        let error = MemoryDir::prepare(&path, Backing::Hugetlb2M).expect_err("it is a tmpfs");
+        assert!(matches!(error, MemoryError::WrongMount { .. }), "{error}");
+        drop(ram);
+        memory.unmount().expect("unmount");
     }
 }

@@ -13,4 +13,6 @@ mod threads;
 mod tests;
 
 pub use injector::Injector;
-pub use remote_uffd::{Keep, RemoteUffd, close_in_qemu, create_uffd, discard_in_qemu, reopen_uffd};
+pub use remote_uffd::{
+    Keep, RemoteUffd, close_in_qemu, create_uffd, create_uffd_from_device, discard_in_qemu, reopen_uffd,
+};

@@ -1,160 +1,288 @@
-//! Faults of a guest: the only user of the `userfaultfd` crate.
+//! Faults of a guest, and mapping pages in answer to them. The only user of the `userfaultfd` crate.
+//!
+//! What userfaultfd asks of a server, as far as it is not in the manual page:
+//!
+//! - While an event other than a fault waits to be read, requests fail with `EAGAIN`: read events, then go on
+//!   ([`Outcome::Retry`]).
+//! - A page that is mapped already (`EEXIST`) is a success, but its waiters must be woken: done here.
+//! - Waking without mapping is no answer on shared memory: the thread faults again, and KVM may map more than was
+//!   meant. Map with [`FaultContext::continue_range`].
+//! - When the last descriptor of a context is closed, everything it watched is unregistered, and a guest would read
+//!   whatever the file holds. So QEMU keeps one ([`Keep::InQemu`](crate::Keep)).
+//! - A page mapped once may fault again, for the kernel may drop page-table entries of shared memory whenever it likes
+//!   (khugepaged does, before it maps a huge page).
+//!
+//! Rules that every `unsafe` block here relies on:
+//!
+//! 1. **Descriptors.** The `Uffd` owns our descriptor and nothing else does.
+//! 2. **Foreign addresses.** Addresses given to a userfaultfd are QEMU's; in this process they are numbers only.
+#![allow(unsafe_code)]
 
-use std::os::fd::BorrowedFd;
+mod events;
+mod features;
+
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, RawFd};
+
+use userfaultfd::{Error as UffdError, RegisterMode, Uffd};
+
+pub use events::{EventBatch, FaultKind, UffdEvent};
+pub use features::UffdFeatures;
 
 use crate::attach::RemoteUffd;
-use crate::error::Result;
+use crate::error::{MemoryError, Result};
 use crate::ram::QemuMapping;
-use crate::units::{ByteLen, Hva};
+use crate::sys;
+use crate::units::{ByteLen, Hva, PageSize};
 
-/// What a userfaultfd is for; decides the features asked of the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UffdFeatures {
-    /// Serving pages: minor and missing faults, discard events, thread ids.
-    Faults,
-    /// Asynchronous write protection: [`DirtyTracker`](crate::DirtyTracker).
-    DirtyTracking,
-}
-
-/// Why a thread faulted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FaultKind {
-    /// The file has a page there; it is not mapped.
-    Minor,
-    /// The file has a hole there.
-    Missing,
-}
-
-/// Something the kernel reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UffdEvent {
-    /// A thread waits for a page.
-    Fault {
-        /// The page's address.
-        hva: Hva,
-        /// Why.
-        kind: FaultKind,
-        /// True for a write.
-        write: bool,
-        /// The waiting thread.
-        thread: u32,
-    },
-    /// QEMU discarded memory. Its thread waits until this was read.
-    Remove {
-        /// First address.
-        hva: Hva,
-        /// Bytes.
-        len: ByteLen,
-    },
-}
-
-/// Room for events, reused between reads.
-#[derive(Debug)]
-pub struct EventBatch {
-    events: Vec<UffdEvent>,
-}
-
-impl EventBatch {
-    /// Room for `capacity` events at a time.
-    #[must_use]
-    pub fn new(capacity: usize) -> Self {
-        Self { events: Vec::with_capacity(capacity) }
-    }
-
-    /// What the last read brought.
-    #[must_use]
-    pub fn events(&self) -> &[UffdEvent] {
-        &self.events
-    }
-}
+/// Bit of `UFFDIO_CONTINUE` in the set of requests that a registered range takes.
+const CAN_CONTINUE: u64 = 1 << 7;
+const CAN_WRITE_PROTECT: u64 = 1 << 6;
 
 /// How an attempt to map pages ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Outcome {
-    /// All of the range is mapped now, this many bytes of it newly.
+    /// All of the range is mapped now, this many bytes of it newly. Waiting threads were woken.
     Mapped(ByteLen),
-    /// All of it had been mapped before; waiting threads were woken.
+    /// All of it had been mapped before. Waiting threads were woken.
     AlreadyMapped,
-    /// The file has a hole at `hva + done`: give it memory, then go on from there.
+    /// The file has a hole at `hva + done`: give it memory ([`Mapping::populate`](crate::Mapping::populate)), then
+    /// go on from there.
     Hole {
         /// Bytes that are mapped.
         done: ByteLen,
     },
-    /// An event is waiting to be read: read events, then go on from `hva + done`.
+    /// An event waits to be read: read events, then go on from `hva + done`.
     Retry {
         /// Bytes that are mapped.
         done: ByteLen,
     },
-    /// QEMU is gone, or no longer has memory there.
+    /// QEMU is gone, or has no watched memory there any more.
     Gone,
 }
 
-/// The page faults of one QEMU.
+/// The page faults of one QEMU. Any number of threads may use it at once.
+///
+/// Requests concern QEMU's address space. `read_events`, `continue_range` and `wake` neither allocate nor wait (the
+/// kernel may wait for a lock on QEMU's address space for as long as QEMU itself is in `mmap` or the like).
 #[derive(Debug)]
 pub struct FaultContext {
-    remote: RemoteUffd,
+    uffd: Uffd,
+    fd_in_qemu: Option<RawFd>,
 }
 
 impl FaultContext {
     /// Takes a userfaultfd made with [`UffdFeatures::Faults`].
     #[must_use]
     pub fn new(remote: RemoteUffd) -> Self {
-        Self { remote }
+        // SAFETY: rule 1: the descriptor moves from its owner to the Uffd.
+        let uffd = unsafe { Uffd::from_raw_fd(remote.fd.into_raw_fd()) };
+        Self { uffd, fd_in_qemu: remote.fd_in_qemu }
     }
 
-    /// Begins to watch the mappings for minor and missing faults.
-    ///
-    /// # Errors
-    /// Not yet written.
-    pub fn register(&self, _mappings: &[QemuMapping]) -> Result<()> {
-        todo!()
+    /// Number of the descriptor that QEMU holds; to be written down for
+    /// [`reopen_uffd`](crate::reopen_uffd).
+    #[must_use]
+    pub const fn fd_in_qemu(&self) -> Option<RawFd> {
+        self.fd_in_qemu
     }
 
-    /// Ends watching; waiting threads go on and see whatever the file holds.
-    ///
-    /// # Errors
-    /// Not yet written.
-    pub fn unregister(&self, _mappings: &[QemuMapping]) -> Result<()> {
-        todo!()
+    /// Gives the descriptors back, for example to close them with [`close_in_qemu`](crate::close_in_qemu).
+    #[must_use]
+    pub fn into_remote(self) -> RemoteUffd {
+        // SAFETY: rule 1: the descriptor moves from the Uffd to the new owner.
+        let fd = unsafe { std::os::fd::OwnedFd::from_raw_fd(self.uffd.into_raw_fd()) };
+        RemoteUffd { fd, fd_in_qemu: self.fd_in_qemu }
     }
 
-    /// Reads what is there, without waiting and without allocating. Returns the number of events.
+    /// Begins to watch the mappings for minor and missing faults. Pages that QEMU has page-table entries for do not
+    /// fault; see [`discard_in_qemu`](crate::discard_in_qemu).
     ///
     /// # Errors
-    /// Not yet written.
-    pub fn read_events(&self, _out: &mut EventBatch) -> Result<usize> {
-        todo!()
+    /// [`MemoryError::RangeBusy`] if another userfaultfd watches; [`MemoryError::Uffd`]. Nothing is watched then.
+    pub fn register(&self, mappings: &[QemuMapping]) -> Result<()> {
+        self.register_all(mappings, RegisterMode::MINOR | RegisterMode::MISSING, CAN_CONTINUE)
     }
 
-    /// Maps pages that the file has, and wakes the threads that wait for them.
+    /// Ends watching; waiting threads go on and see whatever the file holds. Mappings that no longer exist are fine.
     ///
     /// # Errors
-    /// Not yet written.
-    pub fn continue_range(&self, _hva: Hva, _len: ByteLen) -> Result<Outcome> {
-        todo!()
+    /// [`MemoryError::Uffd`].
+    pub fn unregister(&self, mappings: &[QemuMapping]) -> Result<()> {
+        mappings.iter().try_for_each(|m| match self.uffd.unregister(pointer(m.hva), m.len.as_usize()) {
+            Ok(()) => Ok(()),
+            // ESRCH, ENOMEM: the address space is going or gone. EINVAL, ENOENT: there is no mapping, or another one.
+            Err(error) => match errno(&error) {
+                Some(libc::ESRCH | libc::ENOMEM | libc::EINVAL | libc::ENOENT) => Ok(()),
+                _ => Err(failed("UNREGISTER", m.hva, m.len, &error)),
+            },
+        })
     }
 
-    /// Wakes threads that wait in the range; each faults again if the page is still not mapped.
-    ///
-    /// # Errors
-    /// Not yet written.
-    pub fn wake(&self, _hva: Hva, _len: ByteLen) -> Result<()> {
-        todo!()
+    /// Write-protects nothing yet, but makes [`sys::pagemap_scan`] able to.
+    pub(crate) fn register_write_protection(&self, mappings: &[QemuMapping]) -> Result<()> {
+        self.register_all(mappings, RegisterMode::WRITE_PROTECT, CAN_WRITE_PROTECT)
     }
 
-    /// Makes touching the range an error in QEMU (SIGBUS, a machine check for a KVM guest).
+    fn register_all(&self, mappings: &[QemuMapping], mode: RegisterMode, needed: u64) -> Result<()> {
+        for (i, m) in mappings.iter().enumerate() {
+            let result = match self.uffd.register_with_mode(pointer(m.hva), m.len.as_usize(), mode) {
+                Ok(can) if can.bits() & needed != 0 => continue,
+                Ok(_) => Err(MemoryError::Unsupported {
+                    feature: "a request on this kind of memory",
+                    consequence: "its pages can be neither served nor tracked",
+                }),
+                Err(error) if errno(&error) == Some(libc::EBUSY) => {
+                    Err(MemoryError::RangeBusy { hva: m.hva, len: m.len })
+                }
+                Err(error) => Err(failed("REGISTER", m.hva, m.len, &error)),
+            };
+            // The failed one too: it may be registered in part.
+            self.unregister(&mappings[..=i]).unwrap_or_else(|error| tracing::warn!(%error, "undoing"));
+            return result;
+        }
+        Ok(())
+    }
+
+    /// Reads what is there, without waiting and without allocating. Returns the number of events, which are then in
+    /// `out`.
     ///
     /// # Errors
-    /// Not yet written.
-    pub fn poison(&self, _hva: Hva, _len: ByteLen) -> Result<Outcome> {
-        todo!()
+    /// [`MemoryError::Uffd`]; [`MemoryError::UnexpectedEvent`]: the events before it are in `out`.
+    pub fn read_events(&self, out: &mut EventBatch) -> Result<usize> {
+        out.events.clear();
+        let read = self.uffd.read_events(&mut out.buffer);
+        for event in read.map_err(|error| failed("READ", Hva(0), ByteLen(0), &error))? {
+            let event = event.map_err(|error| MemoryError::UnexpectedEvent(error.to_string()))?;
+            out.events.push(events::translate(&event)?);
+        }
+        Ok(out.events.len())
+    }
+
+    /// Maps the pages of a range, whose bytes the file has, and wakes the threads that wait for them. Pages that are
+    /// mapped already are skipped. `hva` and `len` must be multiples of `page`, the mapping's page size.
+    ///
+    /// # Errors
+    /// [`MemoryError::Uffd`] for what no [`Outcome`] describes.
+    pub fn continue_range(&self, hva: Hva, len: ByteLen, page: PageSize) -> Result<Outcome> {
+        self.place(hva, len, page, "CONTINUE", |at, left| {
+            self.uffd.r#continue(pointer(at), left.as_usize(), true).map_err(|error| Refused::of(&error))
+        })
+    }
+
+    /// Copies bytes into pages of QEMU that are holes so far, maps them and wakes. For memory that we do not map
+    /// ourselves; everything else is written to the file and mapped by [`Self::continue_range`].
+    ///
+    /// # Errors
+    /// [`MemoryError::Uffd`].
+    pub fn copy_range(&self, hva: Hva, bytes: &[u8], page: PageSize) -> Result<Outcome> {
+        let len = ByteLen(bytes.len() as u64);
+        self.place(hva, len, page, "COPY", |at, left| {
+            let source = &bytes[ByteLen(at.0 - hva.0).as_usize()..];
+            let source = source.as_ptr().cast::<c_void>();
+            // SAFETY: rule 2; `source` has `left` bytes, which the kernel only reads.
+            match unsafe { self.uffd.copy(source, pointer(at), left.as_usize(), true) } {
+                Ok(copied) => Ok(copied as u64),
+                // A refusal comes out of the crate as a negative number of bytes.
+                Err(UffdError::PartiallyCopied(copied)) => match isize::try_from(copied) {
+                    Ok(1..) => Ok(copied as u64),
+                    _ => Err(Refused(libc::EAGAIN)),
+                },
+                Err(error) => Err(Refused::of(&error)),
+            }
+        })
+    }
+
+    /// Makes touching the range an error for QEMU (`SIGBUS`; a machine check for a KVM guest), and wakes.
+    ///
+    /// # Errors
+    /// [`MemoryError::Uffd`], with `EINVAL` on kernels before 6.6.
+    pub fn poison(&self, hva: Hva, len: ByteLen, page: PageSize) -> Result<Outcome> {
+        self.place(hva, len, page, "POISON", |at, left| {
+            sys::uffd_poison(self.as_fd(), at, left)
+                .map_err(|error| Refused(error.raw_os_error().unwrap_or(libc::EIO)))
+        })
+    }
+
+    /// Wakes threads that wait in the range; each faults again if its page is still not mapped. For a new life of the
+    /// program, whose predecessor read events and died.
+    ///
+    /// # Errors
+    /// [`MemoryError::Uffd`].
+    pub fn wake(&self, hva: Hva, len: ByteLen) -> Result<()> {
+        self.uffd.wake(pointer(hva), len.as_usize()).map_err(|error| failed("WAKE", hva, len, &error))
     }
 
     /// The descriptor, readable when events wait.
     #[must_use]
     pub fn as_fd(&self) -> BorrowedFd<'_> {
-        use std::os::fd::AsFd;
-        self.remote.fd.as_fd()
+        self.uffd.as_fd()
     }
+
+    /// Applies `request` to what is left of the range until nothing is.
+    fn place(
+        &self,
+        hva: Hva,
+        len: ByteLen,
+        page: PageSize,
+        name: &'static str,
+        request: impl Fn(Hva, ByteLen) -> Result<u64, Refused>,
+    ) -> Result<Outcome> {
+        let (mut done, mut newly) = (ByteLen(0), ByteLen(0));
+        while done < len {
+            let at = hva.add(done);
+            match request(at, ByteLen(len.0 - done.0)) {
+                Ok(bytes) => {
+                    done.0 += bytes;
+                    newly.0 += bytes;
+                }
+                Err(Refused(libc::EEXIST)) => {
+                    self.wake(at, ByteLen(page.bytes()))?;
+                    done.0 += page.bytes();
+                }
+                Err(Refused(libc::EAGAIN)) => return Ok(Outcome::Retry { done }),
+                Err(Refused(libc::EFAULT)) => return Ok(Outcome::Hole { done }),
+                Err(Refused(libc::ESRCH | libc::ENOENT)) => return Ok(Outcome::Gone),
+                Err(Refused(other)) => {
+                    let source = io::Error::from_raw_os_error(other);
+                    return Err(MemoryError::Uffd { request: name, hva: at, len, source });
+                }
+            }
+        }
+        Ok(if newly.0 > 0 { Outcome::Mapped(newly) } else { Outcome::AlreadyMapped })
+    }
+}
+
+/// An errno.
+struct Refused(i32);
+
+impl Refused {
+    fn of(error: &UffdError) -> Self {
+        Self(errno(error).unwrap_or(libc::EIO))
+    }
+}
+
+fn errno(error: &UffdError) -> Option<i32> {
+    match error {
+        UffdError::SystemError(errno) | UffdError::CopyFailed(errno) | UffdError::ZeropageFailed(errno) => {
+            Some(*errno as i32)
+        }
+        _ => None,
+    }
+}
+
+fn failed(request: &'static str, hva: Hva, len: ByteLen, error: &UffdError) -> MemoryError {
+    let source =
+        errno(error).map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error);
+    MemoryError::Uffd { request, hva, len, source }
+}
+
+const fn pointer(hva: Hva) -> *mut c_void {
+    std::ptr::without_provenance_mut(hva_as_usize(hva))
+}
+
+const fn hva_as_usize(hva: Hva) -> usize {
+    ByteLen(hva.0).as_usize()
 }

@@ -1,0 +1,121 @@
+//! Asynchronous write protection and `PAGEMAP_SCAN`: the kernel notes the first write to each page by itself, nobody
+//! is trapped, and one request reads the notes and protects the pages again.
+
+use std::time::{Duration, Instant};
+
+use crate::attach::{Keep, create_uffd};
+use crate::error::Result;
+use crate::pagemap::Pagemap;
+use crate::process::Process;
+use crate::ram::QemuMapping;
+use crate::uffd::{FaultContext, UffdFeatures};
+use crate::units::{ByteLen, ByteRange, PageRun};
+
+/// Why dirty tracking is not possible on this host.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unsupported {
+    /// The kernel lacks something.
+    #[error(
+        "This kernel lacks {missing} (Linux 6.7 has it): full post-copy is possible, pre-copy and hybrid are not"
+    )]
+    Kernel {
+        /// What.
+        missing: &'static str,
+    },
+}
+
+/// What one scan found and cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScanStats {
+    /// Pages written since the last scan.
+    pub pages: u64,
+    /// Runs of them.
+    pub runs: u64,
+    /// Time of the scan on `CLOCK_MONOTONIC`, callbacks excluded.
+    pub took: Duration,
+}
+
+/// Tracks which pages of a process's RAM are written.
+///
+/// Tracked is what is written *through the mappings of this process*, by its threads and by KVM. Not tracked are
+/// writers outside it (vhost-user, VFIO), and a page pinned for direct I/O before it was protected: arm and scan while
+/// the guest is stopped and drained, or when nothing uses direct I/O.
+///
+/// Holes of 2 MiB may go unreported: see [`HoleWatch`](super::HoleWatch).
+///
+/// Dropping it (or our death) ends tracking; the guest does not notice.
+#[derive(Debug)]
+pub struct DirtyTracker {
+    context: FaultContext,
+    pagemap: Pagemap,
+    mappings: Vec<QemuMapping>,
+}
+
+impl DirtyTracker {
+    /// Asks the running kernel.
+    ///
+    /// # Errors
+    /// [`Unsupported`] names what is missing.
+    pub fn supported() -> Result<(), Unsupported> {
+        UffdFeatures::DirtyTracking
+            .bits()
+            .map_err(|_| Unsupported::Kernel { missing: "asynchronous write protection" })?;
+        let can_scan = Process::open(std::process::id())
+            .and_then(|us| Pagemap::open(&us))
+            .is_ok_and(|mut pagemap| pagemap.can_scan());
+        if can_scan { Ok(()) } else { Err(Unsupported::Kernel { missing: "PAGEMAP_SCAN" }) }
+    }
+
+    /// Write-protects the mappings. From now on the first write to each page is noted.
+    ///
+    /// # Errors
+    /// [`MemoryError::Unsupported`](crate::MemoryError::Unsupported);
+    /// [`MemoryError::RangeBusy`](crate::MemoryError::RangeBusy) if another userfaultfd watches the memory; those of
+    /// [`create_uffd`].
+    pub fn arm(process: &Process, mappings: &[QemuMapping]) -> Result<Self> {
+        let context = FaultContext::new(create_uffd(process, UffdFeatures::DirtyTracking, Keep::OursOnly)?);
+        let mut pagemap = Pagemap::open(process)?;
+        context.register_write_protection(mappings)?;
+        for mapping in mappings {
+            pagemap.protect(mapping.hva, mapping.len)?;
+        }
+        Ok(Self { context, pagemap, mappings: mappings.to_vec() })
+    }
+
+    /// Tells of the pages of file `file_index` written since the last scan (or since arming) and protects them again,
+    /// each in one step. Runs come in address order; a page may be told of though its bytes are the same.
+    ///
+    /// **Read their bytes after this, never before**: what is written in between would be lost.
+    ///
+    /// # Errors
+    /// [`MemoryError::ProcessGone`](crate::MemoryError::ProcessGone), [`MemoryError::Proc`](crate::MemoryError::Proc).
+    /// What was told of before the error is protected again and is not told of twice.
+    pub fn scan_and_rearm(&mut self, file_index: usize, mut dirty: impl FnMut(PageRun)) -> Result<ScanStats> {
+        let mut stats = ScanStats::default();
+        for mapping in self.mappings.iter().filter(|m| m.file_index == file_index) {
+            let mut told = Duration::ZERO;
+            let begin = Instant::now();
+            self.pagemap.written_and_protect(mapping.hva, mapping.len, |hva, len| {
+                let callback = Instant::now();
+                let offset = ByteLen(hva.0 - mapping.hva.0);
+                let start = crate::units::FileOffset(mapping.file_offset.0 + offset.0);
+                let run = mapping.page_size.run_of(ByteRange::new(start, len));
+                stats.pages += run.len;
+                stats.runs += 1;
+                dirty(run);
+                told += callback.elapsed();
+            })?;
+            stats.took += begin.elapsed().saturating_sub(told);
+        }
+        Ok(stats)
+    }
+
+    /// Ends tracking.
+    ///
+    /// # Errors
+    /// [`MemoryError::Uffd`](crate::MemoryError::Uffd); tracking ends all the same.
+    pub fn disarm(self) -> Result<()> {
+        self.context.unregister(&self.mappings)
+    }
+}
