@@ -4,12 +4,24 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::check::CheckReport;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::check::{Blocker, CheckReport};
+use crate::destination::{self, Arrival};
+use crate::journal::{DestinationRecord, Journal, SourceRecord};
 use crate::link::{Dialer, Link, PeerTarget};
-use crate::progress::Progress;
-use crate::proto::hello::{Hello, SessionId, Status};
+use crate::monitors::Monitors;
+use crate::node::Node;
+use crate::ownership::{DestinationState, SourceState};
+use crate::progress::{GuestPlace, Outcome, Progress, Role};
+use crate::proto::hello::{Hello, LinkKind, SessionId, Status, Token};
+use crate::proto::message::Prepare;
+use crate::publish::Publisher;
+use crate::source::{self, Begun};
 use crate::spec::MigrationSpec;
 use crate::vm::{VmStore, VmStoreError};
 
@@ -23,6 +35,8 @@ pub struct EngineConfig {
     pub run_dir: PathBuf,
     /// RAM files of VMs, by backing, are made below it.
     pub memory_dir: PathBuf,
+    /// QMP connections, shared with the rest of the daemon.
+    pub monitors: Arc<Monitors>,
     /// Opens connections to peers.
     pub dialer: Arc<dyn Dialer>,
     /// Bulk connections per session.
@@ -56,7 +70,9 @@ pub enum EngineError {
     #[error("No migration {0} on this node: `vmove history` shows those there were")]
     UnknownSession(String),
     /// Too late.
-    #[error("Migration {0} has handed the guest over and can no longer be cancelled: it runs at the destination")]
+    #[error(
+        "Migration {0} has handed the guest over and can no longer be cancelled: it runs at the destination"
+    )]
     TooLate(SessionId),
     /// The options are out of range.
     #[error("{0}")]
@@ -75,10 +91,33 @@ pub enum EngineError {
     },
 }
 
+/// Connections that a session has not taken yet. A peer that opens more is cut off.
+const ARRIVALS: usize = 80;
+
 /// All sessions of one daemon.
 #[derive(Debug)]
 pub struct Engine {
-    _config: EngineConfig,
+    node: Arc<Node>,
+    sessions: Mutex<HashMap<SessionId, Handle>>,
+}
+
+/// What the engine keeps of a session.
+#[derive(Debug)]
+struct Handle {
+    vm: String,
+    role: Role,
+    token: Token,
+    progress: watch::Receiver<Progress>,
+    cancel: CancellationToken,
+    arrivals: Option<mpsc::Sender<Arrival>>,
+    /// When it was begun here, for the order of listings.
+    number: usize,
+}
+
+impl Handle {
+    fn is_running(&self) -> bool {
+        matches!(self.progress.borrow().outcome, Outcome::Running | Outcome::Reconnecting { .. })
+    }
 }
 
 impl Engine {
@@ -87,20 +126,147 @@ impl Engine {
     /// # Errors
     /// [`EngineError::Io`].
     pub fn open(config: EngineConfig, vms: Arc<VmStore>) -> Result<Arc<Self>, EngineError> {
-        let _ = vms;
-        Ok(Arc::new(Self { _config: config }))
+        let dir = config.sessions_dir.clone();
+        std::fs::create_dir_all(&dir).map_err(|source| EngineError::Io { path: dir, source })?;
+        Ok(Arc::new(Self { node: Arc::new(Node { config, vms }), sessions: Mutex::default() }))
     }
 
     /// Takes up the sessions that an earlier process of this daemon left behind, each where its journal says it stands.
-    pub async fn resume_unfinished(self: &Arc<Self>) {}
+    pub async fn resume_unfinished(self: &Arc<Self>) {
+        for id in crate::history::session_ids(&self.node.config.sessions_dir) {
+            let dir = self.node.session_dir(id);
+            if let Ok(journal) = Journal::<SourceRecord>::open(&dir.join("source.jsonl")) {
+                self.resume_source(journal).await;
+            } else if let Ok(journal) = Journal::<DestinationRecord>::open(&dir.join("destination.jsonl")) {
+                self.resume_destination(journal).await;
+            }
+        }
+    }
+
+    async fn resume_source(self: &Arc<Self>, journal: Journal<SourceRecord>) {
+        let r = journal.record().clone();
+        let (publisher, progress) = Publisher::new(&r.id.to_string(), &r.vm.name, Role::Source, &r.to.name);
+        match r.state {
+            SourceState::Released if self.node.vms.get(&r.vm.name).is_err() => return,
+            SourceState::Aborted if !self.left_stopped(&r).await => return,
+            _ => {}
+        }
+        tracing::info!(session = %r.id, vm = r.vm.name, state = ?r.state, "taking up a migration from here");
+        self.register(r.id, &r.vm.name, Role::Source, r.token, progress, None);
+        if matches!(r.state, SourceState::Committed | SourceState::Released) {
+            tokio::spawn(source::go_on(Arc::clone(&self.node), journal, publisher));
+            return;
+        }
+        match source::put_back(Arc::clone(&self.node), journal).await {
+            Ok(()) => publisher.fail(
+                "The daemon was started anew before the hand-over: the guest goes on at the source",
+                GuestPlace::Source,
+                false,
+            ),
+            Err(why) => publisher.fail(
+                format!("The guest did not resume at the source: {why}"),
+                GuestPlace::PausedAtSource,
+                false,
+            ),
+        }
+    }
+
+    /// Whether a session was called off and the guest not brought back, because the daemon was killed in between.
+    async fn left_stopped(&self, r: &SourceRecord) -> bool {
+        let Ok(vm) = self.node.vms.get(&r.vm.name) else { return false };
+        if vm.pid != r.vm.pid || vm.pid_start != r.vm.pid_start || !r.was_running {
+            return false;
+        }
+        let Ok(client) = self.node.config.monitors.client(&vm.qmp_socket).await else { return false };
+        let status =
+            client.execute_raw("query-status", serde_json::Value::Null, Duration::from_secs(5)).await;
+        // `paused` alone may be an operator's wish of later; these two are ours.
+        status.is_ok_and(|s| {
+            matches!(s.get("status").and_then(|s| s.as_str()), Some("postmigrate" | "finish-migrate"))
+        })
+    }
+
+    async fn resume_destination(self: &Arc<Self>, journal: Journal<DestinationRecord>) {
+        let r = journal.record().clone();
+        match r.state {
+            DestinationState::Gone | DestinationState::Complete => {}
+            DestinationState::Filling => {
+                tracing::info!(session = %r.id, vm = r.prepare.vm, "removing what is left of a migration to here that never owned the guest");
+                destination::discard(&self.node, journal).await;
+            }
+            DestinationState::Loaded | DestinationState::Owner => {
+                tracing::info!(session = %r.id, vm = r.prepare.vm, state = ?r.state, "taking up a migration to here");
+                let (publisher, progress) =
+                    Publisher::new(&r.id.to_string(), &r.prepare.vm, Role::Destination, &r.prepare.source);
+                let (sender, arrivals) = mpsc::channel(ARRIVALS);
+                self.register(
+                    r.id,
+                    &r.prepare.vm,
+                    Role::Destination,
+                    r.prepare.token,
+                    progress,
+                    Some(sender),
+                );
+                tokio::spawn(destination::adopt(Arc::clone(&self.node), journal, publisher, arrivals));
+            }
+        }
+    }
+
+    fn register(
+        &self,
+        id: SessionId,
+        vm: &str,
+        role: Role,
+        token: Token,
+        progress: watch::Receiver<Progress>,
+        arrivals: Option<mpsc::Sender<Arrival>>,
+    ) -> CancellationToken {
+        let cancel = CancellationToken::new();
+        let mut sessions = self.lock();
+        let number = sessions.len();
+        let handle =
+            Handle { vm: vm.to_owned(), role, token, progress, cancel: cancel.clone(), arrivals, number };
+        sessions.insert(id, handle);
+        cancel
+    }
 
     /// Starts a migration from this node.
     ///
     /// # Errors
     /// [`EngineError`]; nothing was changed then.
-    pub async fn start(self: &Arc<Self>, vm: &str, to: PeerTarget, spec: MigrationSpec) -> Result<SessionId, EngineError> {
-        let _ = (vm, to, spec);
-        Err(EngineError::BadSpec("under construction".to_owned()))
+    pub async fn start(
+        self: &Arc<Self>,
+        vm: &str,
+        to: PeerTarget,
+        spec: MigrationSpec,
+    ) -> Result<SessionId, EngineError> {
+        spec.validate().map_err(EngineError::BadSpec)?;
+        let record = self.node.vms.get(vm)?;
+        let id = SessionId::random();
+        let (publisher, progress) = Publisher::new(&id.to_string(), vm, Role::Source, &to.name);
+        let cancel = {
+            // Looked up and entered under one lock: of two requests for a VM one is refused.
+            let mut sessions = self.lock();
+            if let Some((busy, _)) = sessions.iter().find(|(_, h)| h.vm == vm && h.is_running()) {
+                return Err(EngineError::Busy { vm: vm.to_owned(), session: *busy });
+            }
+            let number = sessions.len();
+            let cancel = CancellationToken::new();
+            let handle = Handle {
+                vm: vm.to_owned(),
+                role: Role::Source,
+                token: Token::default(),
+                progress,
+                cancel: cancel.clone(),
+                arrivals: None,
+                number,
+            };
+            sessions.insert(id, handle);
+            cancel
+        };
+        let begun = Begun { node: Arc::clone(&self.node), id, vm: record, to, spec, publisher, cancel };
+        tokio::spawn(source::begin(begun));
+        Ok(id)
     }
 
     /// Looks for everything that stands in the way; changes nothing.
@@ -108,16 +274,41 @@ impl Engine {
     /// # Errors
     /// [`EngineError::Vm`]; an unreachable peer is a blocker in the report.
     pub async fn check(self: &Arc<Self>, vm: &str, to: PeerTarget) -> Result<CheckReport, EngineError> {
-        let _ = (vm, to);
-        Err(EngineError::BadSpec("under construction".to_owned()))
+        let record = self.node.vms.get(vm)?;
+        let mut report = source::check(Arc::clone(&self.node), record, to).await;
+        if let Some((id, _)) = self.lock().iter().find(|(_, h)| h.vm == vm && h.is_running()) {
+            report.blockers.push(
+                Blocker::new("busy", format!("{vm:?} is in migration {id} already")).about(id.to_string()),
+            );
+            report.modes.clear();
+        }
+        Ok(report)
     }
 
-    /// Calls a migration off; the guest goes on at the source.
+    /// Calls a migration off; the guest goes on at the source. Returns once it is decided: the progress tells the end.
     ///
     /// # Errors
     /// [`EngineError::UnknownSession`] or [`EngineError::TooLate`].
     pub async fn cancel(self: &Arc<Self>, id: &str) -> Result<(), EngineError> {
-        Err(EngineError::UnknownSession(id.to_owned()))
+        let (id, cancel, mut progress) = {
+            let sessions = self.lock();
+            let id = find(&sessions, id)?;
+            let handle = &sessions[&id];
+            (id, handle.cancel.clone(), handle.progress.clone())
+        };
+        cancel.cancel();
+        // The session alone knows whether the commit came first.
+        let decided = progress.wait_for(|p| {
+            let over = !matches!(p.outcome, Outcome::Running | Outcome::Reconnecting { .. });
+            over || p.phase >= crate::progress::Phase::Fetch || p.role == Role::Destination
+        });
+        match tokio::time::timeout(Duration::from_secs(30), decided).await {
+            Ok(Ok(p)) => match &p.outcome {
+                Outcome::Failed { guest: GuestPlace::Source, .. } | Outcome::Refused { .. } => Ok(()),
+                _ => Err(EngineError::TooLate(id)),
+            },
+            _ => Err(EngineError::TooLate(id)),
+        }
     }
 
     /// `vmove recover`: tries again what a session gave up on, on the side that owns the guest.
@@ -125,7 +316,39 @@ impl Engine {
     /// # Errors
     /// [`EngineError::UnknownSession`] or [`EngineError::NothingToRecover`].
     pub async fn recover(self: &Arc<Self>, id: &str) -> Result<(), EngineError> {
-        Err(EngineError::UnknownSession(id.to_owned()))
+        let id = self.resolve(id)?;
+        let running = self.lock().get(&id).is_some_and(Handle::is_running);
+        if running {
+            return Err(EngineError::NothingToRecover(id, "still at work".to_owned()));
+        }
+        let dir = self.node.session_dir(id);
+        if let Ok(journal) = Journal::<SourceRecord>::open(&dir.join("source.jsonl")) {
+            let state = journal.record().state;
+            if state == SourceState::Released && self.node.vms.get(&journal.record().vm.name).is_err() {
+                return Err(EngineError::NothingToRecover(id, "complete".to_owned()));
+            }
+            if state == SourceState::Aborted && !self.left_stopped(journal.record()).await {
+                return Err(EngineError::NothingToRecover(
+                    id,
+                    "called off, and the guest is back at the source".to_owned(),
+                ));
+            }
+            self.resume_source(journal).await;
+            return Ok(());
+        }
+        let path = dir.join("destination.jsonl");
+        let journal =
+            Journal::<DestinationRecord>::open(&path).map_err(|source| EngineError::Io { path, source })?;
+        match journal.record().state {
+            DestinationState::Gone => {
+                Err(EngineError::NothingToRecover(id, "gone: the guest is at the source".to_owned()))
+            }
+            DestinationState::Complete => Err(EngineError::NothingToRecover(id, "complete".to_owned())),
+            _ => {
+                self.resume_destination(journal).await;
+                Ok(())
+            }
+        }
     }
 
     /// The newest snapshot of a session and those to come. `id` may be any unambiguous prefix.
@@ -133,13 +356,23 @@ impl Engine {
     /// # Errors
     /// [`EngineError::UnknownSession`].
     pub fn progress(&self, id: &str) -> Result<watch::Receiver<Progress>, EngineError> {
-        Err(EngineError::UnknownSession(id.to_owned()))
+        let sessions = self.lock();
+        let id = find(&sessions, id)?;
+        Ok(sessions[&id].progress.clone())
     }
 
-    /// The newest snapshot of every session that this daemon knows, running ones first, then newest first.
+    /// The newest snapshot of every session: those of this process first (running ones, then the newest), then older ones from their
+    /// journals.
     #[must_use]
     pub fn sessions(&self) -> Vec<Progress> {
-        Vec::new()
+        let sessions = self.lock();
+        let mut all: Vec<_> = sessions.values().collect();
+        all.sort_by_key(|h| (!h.is_running(), std::cmp::Reverse(h.number)));
+        let mut list: Vec<Progress> = all.into_iter().map(|h| h.progress.borrow().clone()).collect();
+        let known: Vec<SessionId> = sessions.keys().copied().collect();
+        drop(sessions);
+        list.extend(crate::history::older(&self.node.config.sessions_dir, &known));
+        list
     }
 
     /// Whether a connection with this greeting is wanted. Called before [`Engine::accept`], to answer the greeting.
@@ -147,12 +380,102 @@ impl Engine {
     /// # Errors
     /// The status and the sentence for the peer.
     pub fn wants(&self, hello: &Hello) -> Result<(), (Status, String)> {
-        let _ = hello;
-        Ok(())
+        let unknown = || {
+            Err((
+                Status::UnknownSession,
+                format!("{} knows no session {}", self.node.config.node, hello.session),
+            ))
+        };
+        let sessions = self.lock();
+        match sessions.get(&hello.session) {
+            Some(handle) if handle.role == Role::Destination && handle.token == hello.token => Ok(()),
+            Some(_) => unknown(),
+            None if hello.kind == LinkKind::Control && hello.token == Token::default() => Ok(()),
+            // A session that ended in an earlier life of this daemon can still be asked how.
+            None if hello.kind == LinkKind::Control && self.ended(hello).is_some() => Ok(()),
+            None => unknown(),
+        }
+    }
+
+    /// The journal of a session to here that has ended, if the greeting knows its secret.
+    fn ended(&self, hello: &Hello) -> Option<DestinationRecord> {
+        let path = self.node.session_dir(hello.session).join("destination.jsonl");
+        let record = Journal::<DestinationRecord>::open(&path).ok()?.record().clone();
+        (record.prepare.token == hello.token).then_some(record)
     }
 
     /// Takes a connection whose greeting was wanted.
     pub async fn accept(self: &Arc<Self>, hello: Hello, link: Link) {
-        let _ = (hello, link);
+        let existing = self
+            .lock()
+            .get(&hello.session)
+            .and_then(|h| h.is_running().then(|| h.arrivals.clone()).flatten());
+        match (existing, link) {
+            (Some(arrivals), link) => {
+                if arrivals.try_send(Arrival { hello, link }).is_err() {
+                    tracing::warn!("connection dropped: its session has ended or has too many");
+                }
+            }
+            (None, Link::Stream(stream)) if hello.token == Token::default() => self.serve_new(hello, stream),
+            (None, Link::Stream(stream)) => {
+                if let Some(record) = self.ended(&hello) {
+                    tokio::spawn(crate::history::answer_for_ended(record, stream));
+                }
+            }
+            (None, Link::Endpoint(_)) => {
+                tracing::debug!(session = %hello.session, "page connection for a session that has ended")
+            }
+        }
     }
+
+    fn serve_new(self: &Arc<Self>, hello: Hello, stream: crate::link::BoxedStream) {
+        let (sender, arrivals) = mpsc::channel(ARRIVALS);
+        let engine = Arc::clone(self);
+        let id = hello.session;
+        let announce = move |prepare: &Prepare| engine.announce(id, prepare, sender);
+        tokio::spawn(destination::serve_new(Arc::clone(&self.node), hello, stream, arrivals, announce));
+    }
+
+    /// Enters a new session to here, unless its VM is on its way here already.
+    fn announce(
+        &self,
+        id: SessionId,
+        prepare: &Prepare,
+        arrivals: mpsc::Sender<Arrival>,
+    ) -> Result<Publisher, Blocker> {
+        let (publisher, progress) =
+            Publisher::new(&id.to_string(), &prepare.vm, Role::Destination, &prepare.source);
+        let busy = self.lock().iter().find(|(_, h)| h.vm == prepare.vm && h.is_running()).map(|(id, _)| *id);
+        if let Some(busy) = busy {
+            return Err(Blocker::new(
+                "busy",
+                format!("{:?} is in migration {busy} at {} already", prepare.vm, self.node.config.node),
+            ));
+        }
+        self.register(id, &prepare.vm, Role::Destination, prepare.token, progress, Some(arrivals));
+        Ok(publisher)
+    }
+
+    fn resolve(&self, id: &str) -> Result<SessionId, EngineError> {
+        if let Ok(found) = find(&self.lock(), id) {
+            return Ok(found);
+        }
+        let all = crate::history::session_ids(&self.node.config.sessions_dir);
+        unambiguous(all.into_iter(), id)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Handle>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn find(sessions: &HashMap<SessionId, Handle>, id: &str) -> Result<SessionId, EngineError> {
+    unambiguous(sessions.keys().copied(), id)
+}
+
+fn unambiguous(ids: impl Iterator<Item = SessionId>, prefix: &str) -> Result<SessionId, EngineError> {
+    let unknown = || EngineError::UnknownSession(prefix.to_owned());
+    let mut matching = ids.filter(|id| !prefix.is_empty() && id.to_string().starts_with(prefix));
+    let found = matching.next().ok_or_else(unknown)?;
+    if matching.next().is_some() { Err(unknown()) } else { Ok(found) }
 }

@@ -4,10 +4,24 @@
 //! journaled before they are taken (see `docs/protocol.md`).
 
 pub mod check;
+pub mod clock;
+mod destination;
 pub mod engine;
+mod history;
+pub mod journal;
+pub mod latency;
 pub mod link;
+pub mod monitors;
+pub mod node;
+pub mod ownership;
+pub mod pending;
+pub mod plan;
 pub mod progress;
 pub mod proto;
+pub mod publish;
+pub mod region;
 pub mod report;
+mod source;
 pub mod spec;
+pub mod throttle;
 pub mod vm;

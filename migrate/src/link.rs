@@ -10,8 +10,14 @@ use vmove_fabric::{Endpoint, FabricKind};
 use crate::proto::hello::{Hello, HelloError};
 
 /// A byte stream to the peer: TCP, TLS over TCP.
-pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+pub trait Stream: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> Stream for T {}
+
+impl fmt::Debug for dyn Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Stream")
+    }
+}
 
 /// A stream whose type does not matter.
 pub type BoxedStream = Box<dyn Stream>;
@@ -27,7 +33,11 @@ pub struct PeerTarget {
 
 impl fmt::Display for PeerTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.name == self.address { f.write_str(&self.name) } else { write!(f, "{} ({})", self.name, self.address) }
+        if self.name == self.address {
+            f.write_str(&self.name)
+        } else {
+            write!(f, "{} ({})", self.name, self.address)
+        }
     }
 }
 
@@ -44,7 +54,9 @@ pub enum LinkError {
         why: String,
     },
     /// TLS was refused by one side.
-    #[error("TLS with {peer} failed: {why}; both nodes need a certificate of the same authority, or both --insecure")]
+    #[error(
+        "TLS with {peer} failed: {why}; both nodes need a certificate of the same authority, or both --insecure"
+    )]
     Tls {
         /// Who.
         peer: String,
@@ -94,7 +106,12 @@ pub trait Dialer: Send + Sync {
     async fn stream(&self, to: &PeerTarget, hello: &Hello) -> Result<BoxedStream, LinkError>;
 
     /// The same for pages, over `fabric`.
-    async fn endpoint(&self, to: &PeerTarget, fabric: FabricKind, hello: &Hello) -> Result<Box<dyn Endpoint>, LinkError>;
+    async fn endpoint(
+        &self,
+        to: &PeerTarget,
+        fabric: FabricKind,
+        hello: &Hello,
+    ) -> Result<Box<dyn Endpoint>, LinkError>;
 
     /// The fabrics this node can use, best first, as words a peer understands (`tcp`; `local:BOOT_ID` ...), for negotiation.
     fn fabrics(&self) -> Vec<FabricOffer>;

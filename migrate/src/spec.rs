@@ -130,7 +130,9 @@ impl MigrationSpec {
         if let Some(Bandwidth(rate)) = self.bandwidth
             && rate < 1 << 20
         {
-            return Err(format!("bandwidth: expected at least 1 MiB/s (8.4 Mbit), found {rate} bytes per second"));
+            return Err(format!(
+                "bandwidth: expected at least 1 MiB/s (8.4 Mbit), found {rate} bytes per second"
+            ));
         }
         Ok(())
     }

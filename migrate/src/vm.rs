@@ -38,7 +38,7 @@ pub struct VmRecord {
     pub backing: String,
     /// The command line as the operator gave it, before anything was added: the destination's is derived from it.
     pub command_line: Vec<String>,
-    /// Environment variables QEMU was started with that its start at another node needs.
+    /// Environment variables it was started with, beside the daemon's own: its start at another node needs them too.
     #[serde(default)]
     pub environment: Vec<(String, String)>,
     /// Its RAM files.

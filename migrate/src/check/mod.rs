@@ -1,5 +1,9 @@
 //! Everything that stands in the way of a migration, found before anything is changed.
 
+pub(crate) mod destination;
+pub(crate) mod fabric;
+pub(crate) mod source;
+
 use serde::{Deserialize, Serialize};
 
 /// One reason why a VM cannot move as asked.

@@ -122,7 +122,9 @@ pub enum HelloError {
     #[error("Expected a vmove daemon at the other end, found something that does not greet as one")]
     NotVmove,
     /// Versions differ.
-    #[error("Expected protocol version {PROTOCOL_VERSION}, found {0}: run the same version of vmoved on both nodes")]
+    #[error(
+        "Expected protocol version {PROTOCOL_VERSION}, found {0}: run the same version of vmoved on both nodes"
+    )]
     Version(u16),
     /// A field is out of range.
     #[error("Malformed greeting: {0}")]
@@ -166,7 +168,8 @@ impl Hello {
             return Err(HelloError::Version(version));
         }
         from.read_exact(&mut fixed[10..]).await?;
-        let kind = LinkKind::from_byte(fixed[10]).ok_or(HelloError::Malformed("unknown kind of connection"))?;
+        let kind =
+            LinkKind::from_byte(fixed[10]).ok_or(HelloError::Malformed("unknown kind of connection"))?;
         let session = SessionId(Uuid::from_bytes(array(&fixed[12..28])));
         let token = Token(array(&fixed[28..44]));
         let node = read_text(from, fixed[44], MAX_NODE_NAME).await?;
@@ -192,7 +195,11 @@ pub enum Status {
 ///
 /// # Errors
 /// The kernel's answer.
-pub async fn answer<W: AsyncWrite + Unpin + ?Sized>(to: &mut W, status: Status, text: &str) -> std::io::Result<()> {
+pub async fn answer<W: AsyncWrite + Unpin + ?Sized>(
+    to: &mut W,
+    status: Status,
+    text: &str,
+) -> std::io::Result<()> {
     let mut out = Vec::with_capacity(64);
     out.extend_from_slice(&MAGIC);
     out.extend_from_slice(&PROTOCOL_VERSION.to_le_bytes());
@@ -234,7 +241,11 @@ fn clip(text: &str, most: usize) -> &str {
     &text[..end]
 }
 
-async fn read_text<R: AsyncRead + Unpin + ?Sized>(from: &mut R, len: u8, most: usize) -> Result<String, HelloError> {
+async fn read_text<R: AsyncRead + Unpin + ?Sized>(
+    from: &mut R,
+    len: u8,
+    most: usize,
+) -> Result<String, HelloError> {
     if usize::from(len) > most {
         return Err(HelloError::Malformed("text too long"));
     }

@@ -1,0 +1,202 @@
+//! What the destination finds when a VM asks for room.
+
+use std::path::Path;
+
+use vmove_memory::MemoryDir;
+use vmove_qmp::inspect::inspect_binary;
+
+use super::Blocker;
+use crate::node::{Node, backing_named, memory_backing};
+use crate::proto::message::{Disk, Prepare};
+
+/// Part of a guest's RAM that the session needs beside it: page map, buffers.
+const OVERHEAD: u64 = 64 << 20;
+
+/// Everything that stands in the way here. Changes nothing but that empty folders and mounts for guest memory may be made.
+pub(crate) async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
+    let mut found = Vec::new();
+    if let Err(e) = crate::vm::check_name(&prepare.vm) {
+        found.push(Blocker::new("name", e.to_string()));
+    } else if node.vms.get(&prepare.vm).is_ok() {
+        let message =
+            format!("A VM named {:?} is already on {}: rename one of them", prepare.vm, node.config.node);
+        found.push(Blocker::new("name-taken", message).about(&prepare.vm));
+    }
+    if let Err(why) = crate::check::fabric::negotiate(&prepare.fabrics, &node.config.dialer.fabrics()) {
+        found.push(Blocker::new("no-common-fabric", why));
+    }
+    if let Err(why) = memory(node, prepare) {
+        found.push(why);
+    }
+    match crate::destination::plan(node, prepare) {
+        Ok((_, command)) => {
+            let program = command.argv.first().map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
+            found.extend(qemu(&program, prepare).await);
+            if prepare.boot_id == crate::clock::boot_id() {
+                found.extend(same_host(&command.same_paths));
+            }
+        }
+        Err(why) => found.push(Blocker::new("command-line", why)),
+    }
+    let one_host = prepare.boot_id == crate::clock::boot_id();
+    found.extend(prepare.disks.iter().filter_map(|d| disk(d, one_host)));
+    found
+}
+
+fn memory(node: &Node, prepare: &Prepare) -> Result<(), Blocker> {
+    let needed: u64 = prepare.blocks.iter().map(|b| b.size).sum();
+    let backing = backing_named(&prepare.backing).ok_or_else(|| {
+        Blocker::new(
+            "backing",
+            format!("Expected backing thp, hugetlb-2m or hugetlb-1g, found {:?}", prepare.backing),
+        )
+    })?;
+    let layout = node.layout(&prepare.vm, backing);
+    let dir = MemoryDir::prepare(&layout.memory_dir, memory_backing(backing));
+    let free = dir
+        .and_then(|d| d.free())
+        .map_err(|e| Blocker::new("memory", crate::destination::chain(&e)).about(&prepare.backing))?;
+    let huge = backing != vmove_qmp::cmdline::RamBacking::Thp;
+    let wanted = if huge { needed } else { needed + OVERHEAD };
+    if free.0 >= wanted {
+        return Ok(());
+    }
+    let (code, what, remedy) = if huge {
+        ("huge-pages", "free huge pages", "raise nr_hugepages there")
+    } else {
+        ("memory", "available memory", "free some there, or choose another node")
+    };
+    let mib = |b: u64| b.div_ceil(1 << 20);
+    let message = format!(
+        "{} needs {} MiB of {what} ({} MiB of guest RAM{}), {} has {} MiB: {remedy}",
+        prepare.vm,
+        mib(wanted),
+        mib(needed),
+        if huge { "" } else { " and 64 MiB beside it" },
+        node.config.node,
+        mib(free.0)
+    );
+    Err(Blocker::new(code, message).about(&prepare.backing))
+}
+
+async fn qemu(program: &str, prepare: &Prepare) -> Vec<Blocker> {
+    let Some(path) = find_program(program) else {
+        let message =
+            format!("QEMU {program} of the source is not on this node: install it there, or put it in PATH");
+        return vec![Blocker::new("qemu-missing", message).about(program)];
+    };
+    let host = match inspect_binary(&path).await {
+        Ok(host) => host,
+        Err(error) => {
+            return vec![Blocker::new("qemu-missing", crate::destination::chain(&error)).about(program)];
+        }
+    };
+    let mut found = Vec::new();
+    if release(&host.version) < release(&prepare.qemu_version) {
+        let message = format!(
+            "QEMU {} runs at the source, {} is {} here: device state of a newer QEMU cannot be loaded by an older one; install {} or newer",
+            prepare.qemu_version,
+            path.display(),
+            host.version,
+            prepare.qemu_version
+        );
+        found.push(Blocker::new("qemu-version", message).about(program));
+    }
+    if !host.has_machine(&prepare.machine) {
+        let message = format!(
+            "Machine type {} of the guest is not known to QEMU {} here",
+            prepare.machine, host.version
+        );
+        found.push(Blocker::new("machine-type", message).about(&prepare.machine));
+    }
+    found
+}
+
+/// Major and minor; the last number does not change device state.
+fn release(version: &str) -> (u32, u32) {
+    let mut numbers = version.split(['.', ' ', '(']).map(|n| n.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+fn find_program(program: &str) -> Option<std::path::PathBuf> {
+    if program.contains('/') {
+        return Path::new(program).is_file().then(|| program.into());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|p| p.is_file())
+}
+
+/// On one host the two QEMUs would take sockets and files from each other.
+fn same_host(paths: &[std::path::PathBuf]) -> Vec<Blocker> {
+    let blocker = |path: &std::path::PathBuf| {
+        let message = format!(
+            "{} is named by the command line, and both QEMUs would be on one host: write {{vmdir}} in its place, which each node replaces by a folder of its own",
+            path.display()
+        );
+        Blocker::new("same-path", message).about(path.to_string_lossy())
+    };
+    paths.iter().map(blocker).collect()
+}
+
+fn disk(disk: &Disk, one_host: bool) -> Option<Blocker> {
+    let blocker = |message| Some(Blocker::new("disk-not-shared", message).about(&disk.node));
+    if disk.shared == Some(false) && !one_host && !disk.read_only {
+        return blocker(format!(
+            "Disk {} ({}) is on {}, which only the source sees: put it on shared storage",
+            disk.node, disk.path, disk.fs
+        ));
+    }
+    match std::fs::metadata(&disk.path) {
+        Err(error) => blocker(format!(
+            "Disk {} ({}) cannot be reached at the destination: {error}",
+            disk.node, disk.path
+        )),
+        Ok(here) if here.is_file() && here.len() != disk.size => blocker(format!(
+            "Disk {} ({}) has {} bytes at the source and {} here: these are not the same file",
+            disk.node,
+            disk.path,
+            disk.size,
+            here.len()
+        )),
+        Ok(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_release_counts() {
+        assert_eq!(release("10.0.2"), (10, 0));
+        assert_eq!(release("7.2.18 (Debian 1:7.2+dfsg)"), (7, 2));
+        assert!(release("7.2.0") < release("10.0.0"));
+        assert_eq!(release("nonsense"), (0, 0));
+    }
+
+    #[test]
+    fn disks_must_be_there_and_be_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        std::fs::write(&path, b"12345").unwrap();
+        let at = |path: &Path, size, shared, read_only| Disk {
+            node: "d".to_owned(),
+            path: path.to_string_lossy().into_owned(),
+            size,
+            read_only,
+            shared,
+            fs: "ext4".to_owned(),
+        };
+        assert_eq!(disk(&at(&path, 5, Some(true), false), false), None);
+        assert_eq!(disk(&at(&path, 5, Some(false), false), true), None, "one host sees its own disk");
+        assert_eq!(disk(&at(&path, 5, Some(false), true), false), None, "read-only media may be on both");
+        for (bad, word) in [
+            (disk(&at(&path, 5, Some(false), false), false), "shared storage"),
+            (disk(&at(&path, 6, Some(true), false), false), "not the same file"),
+            (disk(&at(&dir.path().join("none"), 5, Some(true), false), false), "cannot be reached"),
+        ] {
+            let message = bad.unwrap().message;
+            assert!(message.contains(word), "{message}");
+        }
+    }
+}

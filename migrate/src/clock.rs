@@ -1,0 +1,100 @@
+//! CLOCK_MONOTONIC, and what another host's clock says at the same moment.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// A moment of this host's CLOCK_MONOTONIC in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Mono(pub u64);
+
+impl Mono {
+    /// Now.
+    #[must_use]
+    pub fn now() -> Self {
+        let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        // CLOCK_MONOTONIC starts at boot and never goes below zero.
+        Self(t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs())
+    }
+
+    /// Time since `earlier`; zero if that is later.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    /// Milliseconds since `earlier`; zero if that is later.
+    #[must_use]
+    pub fn ms_since(self, earlier: Self) -> f64 {
+        ms(self.since(earlier))
+    }
+}
+
+/// A duration in milliseconds.
+#[must_use]
+pub fn ms(d: Duration) -> f64 {
+    d.as_secs_f64() * 1e3
+}
+
+/// How far the peer's CLOCK_MONOTONIC is ahead of ours, estimated as NTP does (RFC 5905, section 8): the sample with the
+/// shortest round trip, error at most half of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClockOffset {
+    /// Peer minus us, in nanoseconds.
+    pub nanos: i64,
+    /// Largest possible error, in nanoseconds.
+    pub error: u64,
+}
+
+impl ClockOffset {
+    /// The offset between two processes of one running kernel: none.
+    pub const SAME_HOST: Self = Self { nanos: 0, error: 0 };
+
+    /// The best estimate from samples of (sent, the peer's clock, received).
+    #[must_use]
+    pub fn from_samples(samples: &[(Mono, Mono, Mono)]) -> Self {
+        let best = samples.iter().min_by_key(|(sent, _, got)| got.since(*sent));
+        best.map_or(Self { nanos: 0, error: u64::MAX }, |(sent, peer, got)| {
+            let half = got.0.saturating_sub(sent.0) / 2;
+            let nanos = i128::from(peer.0) - i128::from(sent.0) - i128::from(half);
+            Self { nanos: i64::try_from(nanos).unwrap_or(i64::MAX), error: half }
+        })
+    }
+
+    /// A moment of the peer's clock, on ours.
+    #[must_use]
+    pub fn to_ours(self, peer: Mono) -> Mono {
+        Mono(peer.0.saturating_add_signed(self.nanos.saturating_neg()))
+    }
+}
+
+/// An id of the running kernel: equal on two daemons only if they share its clock.
+#[must_use]
+pub fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|s| s.trim().to_owned())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shortest_round_trip_wins() {
+        let offset = ClockOffset::from_samples(&[
+            (Mono(1000), Mono(6600), Mono(2000)),
+            (Mono(3000), Mono(8050), Mono(3100)),
+        ]);
+        assert_eq!(offset, ClockOffset { nanos: 5000, error: 50 });
+        assert_eq!(offset.to_ours(Mono(8050)), Mono(3050));
+    }
+
+    #[test]
+    fn the_clock_goes_on() {
+        let a = Mono::now();
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(Mono::now().since(a) >= Duration::from_millis(2));
+    }
+}

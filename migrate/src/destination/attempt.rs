@@ -1,0 +1,136 @@
+//! One set of page connections and the threads that use them. A lost connection ends the attempt, not the session.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::mpsc;
+use vmove_fabric::{CountersHandle, Endpoint, RemoteRegion};
+
+use super::faults::{self, FaultThread};
+use super::fill::{Fill, FillEvent, Reader};
+use super::guest::GuestMemory;
+use crate::proto::message::Counted;
+use crate::throttle::Throttle;
+
+/// A connection that no thread uses yet. The mutex is never locked: it makes the session's future `Send`, which a bare endpoint, meant for
+/// one thread, would not.
+#[derive(Debug)]
+struct Idle(Mutex<Box<dyn Endpoint>>);
+
+impl Idle {
+    fn into_endpoint(self) -> Box<dyn Endpoint> {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Page connections as they arrive, and the threads once all are there.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    regions: Option<Vec<RemoteRegion>>,
+    urgent: Option<Idle>,
+    bulk: Vec<Idle>,
+    wanted_bulk: usize,
+    running: Option<Running>,
+    /// Bytes of attempts before this one.
+    earlier_wire_bytes: u64,
+    events: mpsc::UnboundedSender<FillEvent>,
+}
+
+#[derive(Debug)]
+struct Running {
+    fill: Arc<Fill>,
+    // Joined on drop, after `fill.stop()`.
+    readers: Vec<Reader>,
+    faults: FaultThread,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.fill.stop();
+    }
+}
+
+impl Attempt {
+    pub(super) fn new(wanted_bulk: u8, events: mpsc::UnboundedSender<FillEvent>) -> Self {
+        Self {
+            regions: None,
+            urgent: None,
+            bulk: Vec::new(),
+            wanted_bulk: usize::from(wanted_bulk.max(1)),
+            running: None,
+            earlier_wire_bytes: 0,
+            events,
+        }
+    }
+
+    /// Ends the threads and drops the connections; the next ones start anew. Blocks for a moment: threads are joined.
+    pub(super) fn end(&mut self) {
+        self.earlier_wire_bytes = self.wire_bytes();
+        self.running = None;
+        self.regions = None;
+        self.urgent = None;
+        self.bulk.clear();
+    }
+
+    pub(super) fn add_urgent(&mut self, endpoint: Box<dyn Endpoint>) {
+        self.urgent = Some(Idle(Mutex::new(endpoint)));
+    }
+
+    pub(super) fn add_bulk(&mut self, endpoint: Box<dyn Endpoint>) {
+        self.bulk.push(Idle(Mutex::new(endpoint)));
+    }
+
+    pub(super) fn set_regions(&mut self, regions: Vec<RemoteRegion>) {
+        self.regions = Some(regions);
+    }
+
+    /// Starts the threads once everything is there. Returns whether they run.
+    pub(super) fn start(
+        &mut self,
+        memory: &Arc<GuestMemory>,
+        throttle: impl FnOnce() -> Throttle,
+    ) -> std::io::Result<bool> {
+        if self.running.is_some() {
+            return Ok(true);
+        }
+        if self.regions.is_none() || self.urgent.is_none() || self.bulk.len() < self.wanted_bulk {
+            return Ok(false);
+        }
+        let (Some(regions), Some(urgent)) = (self.regions.take(), self.urgent.take()) else {
+            return Ok(false);
+        };
+        let fill = Arc::new(Fill::new(Arc::clone(memory), regions, throttle(), self.events.clone())?);
+        let faults = faults::start(&fill, urgent.into_endpoint())?;
+        let mut running = Running { fill, readers: Vec::new(), faults };
+        for (index, endpoint) in self.bulk.drain(..).enumerate() {
+            let reader = running.fill.start_reader(index, endpoint.into_endpoint())?;
+            running.readers.push(reader);
+        }
+        self.running = Some(running);
+        Ok(true)
+    }
+
+    /// The shared state of the threads, while they run.
+    pub(super) fn fill(&self) -> Option<&Arc<Fill>> {
+        self.running.as_ref().map(|r| &r.fill)
+    }
+
+    fn wire_bytes(&self) -> u64 {
+        let both = |c: &CountersHandle| {
+            let c = c.read();
+            c.bytes_sent + c.bytes_received
+        };
+        let running = self.running.as_ref();
+        let now: u64 = running.map_or(0, |r| {
+            r.readers.iter().map(|reader| both(&reader.counters)).sum::<u64>() + both(&r.faults.counters)
+        });
+        self.earlier_wire_bytes + now
+    }
+
+    pub(super) fn counted(&self, memory: &GuestMemory) -> Counted {
+        Counted {
+            landed_bytes: memory.landed_bytes.load(std::sync::atomic::Ordering::Relaxed),
+            wire_bytes: self.wire_bytes(),
+            pages_left: if memory.is_serving() { memory.left() } else { 0 },
+        }
+    }
+}

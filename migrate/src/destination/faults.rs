@@ -1,0 +1,252 @@
+//! The fault thread: answers the guest's page faults with reads over a connection of its own.
+//!
+//! Nothing here waits for QMP, disk, logging or a lock that such work holds: QEMU's main loop may itself be stopped on a page. After
+//! the start nothing is allocated. What the thread shares with others are atomics: page states, counters, the ring of hints.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
+use vmove_fabric::{
+    CompletionKind, Completions, CountersHandle, Endpoint, PostError, ReadSegment, ThreadOptions, WrId,
+};
+use vmove_memory::{EventBatch, FaultContext, Hva, PageIndex, PageRun, ReadTicket, UffdEvent, Want};
+
+use super::fill::{Fill, FillEvent};
+use super::guest::QemuGone;
+use crate::clock::Mono;
+
+/// Events taken from the kernel at once.
+const EVENTS: usize = 64;
+/// Faults that wait for room on the connection: as many as a QEMU may have threads.
+const BACKLOG: usize = 4096;
+/// How long the thread sleeps before it looks whether it shall end.
+const LOOK_AROUND: Duration = Duration::from_millis(200);
+
+/// A running fault thread; joined when dropped (call [`Fill::stop`] first).
+#[derive(Debug)]
+pub(super) struct FaultThread {
+    pub counters: CountersHandle,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Drop for FaultThread {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Starts it. It serves once [`super::guest::GuestMemory::begin_serving`] was called and memory is attached; faults wait until then.
+pub(super) fn start(fill: &Arc<Fill>, endpoint: Box<dyn Endpoint>) -> std::io::Result<FaultThread> {
+    let counters = endpoint.counters_handle();
+    let fill = Arc::clone(fill);
+    let thread = ThreadOptions::urgent("vmove-faults").spawn(move |_| {
+        while !fill.stopping() && !(fill.memory.is_serving() && fill.memory.attached().is_some()) {
+            // The guest does not run here yet; what QEMU touches meanwhile can wait for this long.
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let Some(attached) = fill.memory.attached() else { return };
+        let mut server = Server::new(&fill, &attached.context, endpoint);
+        if let Err(event) = server.run() {
+            fill.tell(event);
+        }
+    })?;
+    Ok(FaultThread { counters, thread: Some(thread) })
+}
+
+/// A fault whose page is being read.
+struct Reading {
+    block: usize,
+    ticket: ReadTicket,
+    since: Mono,
+}
+
+struct Server<'a> {
+    fill: &'a Fill,
+    context: &'a FaultContext,
+    endpoint: Box<dyn Endpoint>,
+    events: EventBatch,
+    done: Completions,
+    slots: Vec<Option<Reading>>,
+    backlog: VecDeque<Reading>,
+}
+
+impl<'a> Server<'a> {
+    fn new(fill: &'a Fill, context: &'a FaultContext, endpoint: Box<dyn Endpoint>) -> Self {
+        let slots = endpoint.capacity().clamp(1, 64);
+        Self {
+            fill,
+            context,
+            endpoint,
+            events: EventBatch::new(EVENTS),
+            done: Completions::with_limit(slots),
+            slots: (0..slots).map(|_| None).collect(),
+            backlog: VecDeque::with_capacity(BACKLOG),
+        }
+    }
+
+    fn run(&mut self) -> Result<(), FillEvent> {
+        while !self.fill.stopping() {
+            let faults = self.take_events()?;
+            self.post_backlog()?;
+            self.endpoint.flush().map_err(broken)?;
+            let got = self.endpoint.poll(&mut self.done).map_err(broken)?;
+            self.finish()?;
+            if faults == 0 && got == 0 {
+                self.sleep();
+            }
+        }
+        Ok(())
+    }
+
+    fn sleep(&self) {
+        let mut link = PollFlags::IN;
+        if self.endpoint.wants_write() {
+            link |= PollFlags::OUT;
+        }
+        let link_fd = self.endpoint.wait_fd();
+        let uffd = self.context.as_fd();
+        let stop = self.fill.stop_fd();
+        let mut fds = [
+            PollFd::from_borrowed_fd(uffd, PollFlags::IN),
+            PollFd::from_borrowed_fd(link_fd, link),
+            PollFd::from_borrowed_fd(stop, PollFlags::IN),
+        ];
+        let limit = rustix::event::Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK_AROUND.subsec_nanos()) };
+        // Woken early or by a signal: one look around.
+        let _ = rustix::event::poll(&mut fds, Some(&limit));
+    }
+
+    fn take_events(&mut self) -> Result<usize, FillEvent> {
+        let count = self.context.read_events(&mut self.events).map_err(|e| FillEvent::Gone(e.to_string()))?;
+        if count == 0 {
+            return Ok(0);
+        }
+        let now = Mono::now();
+        let events = std::mem::replace(&mut self.events, EventBatch::new(0));
+        let mut result = Ok(());
+        for event in events.events() {
+            let handled = match *event {
+                UffdEvent::Fault { hva, .. } => self.fault(hva, now),
+                UffdEvent::Remove { hva, len } => {
+                    self.discarded(hva, len.0);
+                    Ok(())
+                }
+            };
+            if handled.is_err() {
+                result = handled;
+            }
+        }
+        self.events = events;
+        result.map(|()| count)
+    }
+
+    fn fault(&mut self, hva: Hva, since: Mono) -> Result<(), FillEvent> {
+        let memory = &self.fill.memory;
+        let Some((block, page)) = memory.locate(hva) else { return Ok(()) };
+        let index = PageIndex(page);
+        match memory.blocks[block].table.want(index) {
+            Want::Fetch(ticket) => {
+                // Full only if a QEMU has more threads than any; the page stays claimable and the ticket's flag is seen by `next_dropped`.
+                if self.backlog.len() < BACKLOG {
+                    self.backlog.push_back(Reading { block, ticket, since });
+                }
+                // A hint that finds no room changes the order of reads, nothing else.
+                let _ = self.fill.hints.force_push((block, page));
+            }
+            Want::OnItsWay => memory.waiting.note(block, page, since),
+            Want::MapNow => {
+                memory.latencies.count_other();
+                // What lies around is likely to be touched next; the faulted page is in the first run mapped.
+                let folio = memory.blocks[block].folio(page);
+                memory.map_landed(block, page..folio.end).map_err(gone)?;
+                memory.map_landed(block, folio.start..page).map_err(gone)?;
+            }
+            Want::ZeroNow | Want::MapAgain => {
+                memory.latencies.count_other();
+                // A hole under a mapped page was made by a discard (balloon, free-page reporting): mapping it fills it with zeros.
+                memory.map(block, PageRun::new(index, 1)).map_err(gone)?;
+            }
+            // The guest gets what the kernel gives for a page that cannot be had.
+            Want::Poisoned => {
+                let _ = self.context.poison(
+                    hva,
+                    vmove_memory::ByteLen(memory.blocks[block].page_size.bytes()),
+                    memory.blocks[block].page_size,
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn discarded(&self, hva: Hva, len: u64) {
+        let memory = &self.fill.memory;
+        let Some((block, page)) = memory.locate(hva) else { return };
+        let of = &memory.blocks[block];
+        let pages = len.div_ceil(of.page_size.bytes());
+        of.table.mark_discarded(PageRun::new(PageIndex(page), pages));
+    }
+
+    fn post_backlog(&mut self) -> Result<(), FillEvent> {
+        while let Some(reading) = self.backlog.pop_front() {
+            let Some(slot) = self.slots.iter().position(Option::is_none) else {
+                self.backlog.push_front(reading);
+                return Ok(());
+            };
+            let of = &self.fill.memory.blocks[reading.block];
+            let range = of.page_size.range_of(PageRun::new(reading.ticket.page(), 1));
+            let len = u32::try_from(range.len.0).unwrap_or(u32::MAX);
+            let remote = self.fill.remotes.get(reading.block).and_then(|r| r.at(range.start.0));
+            let (Some(remote), Some(local)) = (remote, of.region.local(range.start.0, len)) else {
+                return Err(FillEvent::Gone("the source's memory is smaller than it said".to_owned()));
+            };
+            match self.endpoint.post_read(WrId(slot as u64), &[ReadSegment { remote, local }]) {
+                Ok(()) => self.slots[slot] = Some(reading),
+                Err(PostError::Full { .. }) => {
+                    self.backlog.push_front(reading);
+                    return Ok(());
+                }
+                Err(error) => return Err(FillEvent::Broken(error.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), FillEvent> {
+        let memory = &self.fill.memory;
+        for completion in self.done.drain() {
+            let CompletionKind::Read { zero_mask } = completion.kind else { continue };
+            if let Err(status) = &completion.status {
+                return Err(FillEvent::Broken(format!("the source refused a read: {status}")));
+            }
+            let slot = usize::try_from(completion.wr.0)
+                .ok()
+                .and_then(|s| self.slots.get_mut(s))
+                .and_then(Option::take);
+            let Some(Reading { block, ticket, since }) = slot else { continue };
+            let page = ticket.page();
+            let of = &memory.blocks[block];
+            if zero_mask & 1 == 1 {
+                of.mapping().zero(PageRun::new(page, 1)).map_err(|e| FillEvent::Gone(e.to_string()))?;
+            } else {
+                memory.landed_bytes.fetch_add(of.page_size.bytes(), Ordering::Relaxed);
+            }
+            // The ticket carries the mark that a thread waits: the page is mapped here.
+            memory.landed(block, page, ticket.landed()).map_err(gone)?;
+            memory.latencies.record(Mono::now().since(since));
+        }
+        Ok(())
+    }
+}
+
+fn broken(error: vmove_fabric::FabricError) -> FillEvent {
+    FillEvent::Broken(error.to_string())
+}
+
+fn gone(error: QemuGone) -> FillEvent {
+    FillEvent::Gone(error.to_string())
+}

@@ -1,0 +1,420 @@
+//! Bulk readers: threads that read pages from the source into the guest's memory, each over a connection of its own.
+
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crossbeam_queue::ArrayQueue;
+use tokio::sync::mpsc;
+use vmove_fabric::{
+    Completion, CompletionKind, Completions, CountersHandle, Endpoint, MAX_SEGMENTS, PostError, ReadSegment,
+    RemoteRegion, ThreadOptions, WrId,
+};
+use vmove_memory::{PageIndex, PageRun, RunTicket};
+
+use super::guest::GuestMemory;
+use super::work::{Work, WorkQueue};
+use crate::throttle::Throttle;
+
+/// While the guest runs at the source: large reads, several under way.
+const WARM: Shape = Shape { bytes: 1 << 20, depth: 4 };
+/// While the guest waits for pages: a fault on a page that is being read waits for what is ahead of it in the pipe, so little is.
+const SERVING: Shape = Shape { bytes: 128 << 10, depth: 3 };
+/// Hints from the fault thread that have not been followed. More are dropped: a hint only changes the order.
+const HINTS: usize = 64;
+/// How long an idle reader sleeps before it looks around.
+const IDLE: Duration = Duration::from_millis(2);
+
+#[derive(Clone, Copy)]
+struct Shape {
+    bytes: u64,
+    depth: usize,
+}
+
+/// What a reader tells the session.
+#[derive(Debug)]
+pub(super) enum FillEvent {
+    /// A connection or the peer's memory failed: the attempt is over, another may be made.
+    Broken(String),
+    /// QEMU has gone: no other attempt will help.
+    Gone(String),
+    /// Nothing is missing any more (a hint: recount before acting).
+    NothingLeft,
+}
+
+/// One attempt to fill the memory, over one set of connections.
+#[derive(Debug)]
+pub(super) struct Fill {
+    pub memory: Arc<GuestMemory>,
+    pub remotes: Vec<RemoteRegion>,
+    pub queue: WorkQueue,
+    /// (block, page) of recent faults: what lies around them is read first.
+    pub hints: ArrayQueue<(usize, u64)>,
+    pub throttle: Throttle,
+    pub events: mpsc::UnboundedSender<FillEvent>,
+    stop: AtomicBool,
+    /// Written on [`Fill::stop`], for a thread that sleeps in `poll(2)`.
+    stop_fd: OwnedFd,
+    /// All pages of the final set have been named: what is still missing was dropped by somebody.
+    pub all_named: AtomicBool,
+    told_nothing_left: AtomicBool,
+}
+
+impl Fill {
+    pub(super) fn new(
+        memory: Arc<GuestMemory>,
+        remotes: Vec<RemoteRegion>,
+        throttle: Throttle,
+        events: mpsc::UnboundedSender<FillEvent>,
+    ) -> std::io::Result<Self> {
+        Ok(Self {
+            stop_fd: rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?,
+            memory,
+            remotes,
+            queue: WorkQueue::default(),
+            hints: ArrayQueue::new(HINTS),
+            throttle,
+            events,
+            stop: AtomicBool::new(false),
+            all_named: AtomicBool::new(false),
+            told_nothing_left: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn stop_fd(&self) -> BorrowedFd<'_> {
+        self.stop_fd.as_fd()
+    }
+
+    /// Ends all readers and the fault thread of this attempt soon.
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.queue.close();
+        // An eventfd takes eight bytes at any time; a failure costs the sleeper one look-around interval.
+        let _ = rustix::io::write(&self.stop_fd, &1u64.to_ne_bytes());
+    }
+
+    pub(super) fn stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    pub(super) fn tell(&self, event: FillEvent) {
+        // The session may have ended already.
+        let _ = self.events.send(event);
+    }
+
+    fn shape(&self) -> Shape {
+        if self.memory.is_serving() { SERVING } else { WARM }
+    }
+
+    /// Starts a reader. It ends on [`Fill::stop`] or on an error, which it reports.
+    pub(super) fn start_reader(
+        self: &Arc<Self>,
+        index: usize,
+        endpoint: Box<dyn Endpoint>,
+    ) -> std::io::Result<Reader> {
+        let counters = endpoint.counters_handle();
+        let fill = Arc::clone(self);
+        let thread = ThreadOptions::bulk(format!("vmove-bulk-{index}")).spawn(move |_| {
+            let mut worker = Worker::new(&fill, endpoint);
+            if let Err(event) = worker.run() {
+                fill.tell(event);
+            }
+        })?;
+        Ok(Reader { counters, thread: Some(thread) })
+    }
+}
+
+/// A reader thread; joined when dropped (call [`Fill::stop`] first).
+#[derive(Debug)]
+pub(super) struct Reader {
+    pub counters: CountersHandle,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // A panic there has printed its message; the session sees missing pages.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A part of one read: consecutive pages of one block.
+struct Piece {
+    block: usize,
+    run: PageRun,
+    /// Held while serving; before that the rounds decide what is current.
+    ticket: Option<RunTicket>,
+}
+
+struct Worker<'a> {
+    fill: &'a Fill,
+    endpoint: Box<dyn Endpoint>,
+    slots: Vec<Vec<Piece>>,
+    segments: Vec<ReadSegment>,
+    done: Completions,
+    /// Around a fault: what is left of its folio.
+    around: Option<(usize, std::ops::Range<u64>)>,
+    /// A run being taken apart.
+    current: Option<Work>,
+    in_flight: usize,
+}
+
+impl<'a> Worker<'a> {
+    fn new(fill: &'a Fill, endpoint: Box<dyn Endpoint>) -> Self {
+        let depth = WARM.depth.max(SERVING.depth).min(endpoint.capacity().max(1));
+        Self {
+            fill,
+            endpoint,
+            slots: (0..depth).map(|_| Vec::with_capacity(MAX_SEGMENTS)).collect(),
+            segments: Vec::with_capacity(MAX_SEGMENTS),
+            done: Completions::with_limit(depth),
+            around: None,
+            current: None,
+            in_flight: 0,
+        }
+    }
+
+    fn run(&mut self) -> Result<(), FillEvent> {
+        while !self.fill.stopping() {
+            let posted = self.post()?;
+            self.endpoint.flush().map_err(broken)?;
+            let got = self.endpoint.poll(&mut self.done).map_err(broken)?;
+            self.finish()?;
+            if posted || got > 0 {
+                continue;
+            }
+            if self.in_flight > 0 {
+                self.endpoint.wait(Some(Duration::from_millis(100))).map_err(broken)?;
+            } else {
+                self.rest();
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing to do: perhaps everything is done.
+    fn rest(&self) {
+        let fill = self.fill;
+        if fill.memory.is_serving()
+            && fill.memory.left() == 0
+            && !fill.told_nothing_left.swap(true, Ordering::Relaxed)
+        {
+            if fill.memory.recount() == 0 {
+                fill.tell(FillEvent::NothingLeft);
+            } else {
+                fill.told_nothing_left.store(false, Ordering::Relaxed);
+            }
+        }
+        fill.queue.wait(IDLE);
+    }
+
+    /// Posts one read if there is room and work.
+    fn post(&mut self) -> Result<bool, FillEvent> {
+        let shape = self.fill.shape();
+        if self.in_flight >= shape.depth.min(self.slots.len()) {
+            return Ok(false);
+        }
+        let Some(free) = self.slots.iter().position(Vec::is_empty) else { return Ok(false) };
+        let mut pieces = std::mem::take(&mut self.slots[free]);
+        let gathered = self.gather(shape.bytes, &mut pieces);
+        let posted = gathered.and_then(|bytes| {
+            if pieces.is_empty() { Ok(false) } else { self.post_pieces(free, &pieces, bytes) }
+        });
+        match posted {
+            Ok(true) => {
+                self.slots[free] = pieces;
+                self.in_flight += 1;
+                Ok(true)
+            }
+            other => {
+                pieces.clear();
+                self.slots[free] = pieces;
+                other
+            }
+        }
+    }
+
+    fn post_pieces(&mut self, slot: usize, pieces: &[Piece], bytes: u64) -> Result<bool, FillEvent> {
+        self.segments.clear();
+        for piece in pieces {
+            let block = &self.fill.memory.blocks[piece.block];
+            let range = block.page_size.range_of(piece.run);
+            let len = u32::try_from(range.len.0).unwrap_or(u32::MAX);
+            let remote = self.fill.remotes.get(piece.block).and_then(|r| r.at(range.start.0));
+            let local = block.region.local(range.start.0, len);
+            let (Some(remote), Some(local)) = (remote, local) else {
+                return Err(FillEvent::Gone("the source's memory is smaller than it said".to_owned()));
+            };
+            self.segments.push(ReadSegment { remote, local });
+        }
+        let wait = self.fill.throttle.book(bytes);
+        if !wait.is_zero() {
+            // Answers that are under way are taken in later; the pause is at most a few reads' worth.
+            std::thread::sleep(wait.min(Duration::from_millis(200)));
+        }
+        match self.endpoint.post_read(WrId(slot as u64), &self.segments) {
+            Ok(()) => Ok(true),
+            Err(PostError::Full { .. }) => unreachable!("at most `capacity` reads are posted"),
+            Err(error) => Err(FillEvent::Broken(error.to_string())),
+        }
+    }
+
+    /// Takes up to `most` bytes of work in at most [`MAX_SEGMENTS`] runs. Zero runs are dealt with on the way.
+    fn gather(&mut self, most: u64, pieces: &mut Vec<Piece>) -> Result<u64, FillEvent> {
+        let mut bytes = 0;
+        while pieces.len() < MAX_SEGMENTS && bytes < most {
+            let Some((block, run, ticket)) = self.next_run(most - bytes)? else { break };
+            bytes += self.fill.memory.blocks[block].page_size.range_of(run).len.0;
+            pieces.push(Piece { block, run, ticket });
+        }
+        Ok(bytes)
+    }
+
+    fn next_run(&mut self, most: u64) -> Result<Option<(usize, PageRun, Option<RunTicket>)>, FillEvent> {
+        let fill = self.fill;
+        let serving = fill.memory.is_serving();
+        loop {
+            if serving && let Some(found) = self.next_around(most) {
+                return Ok(Some(found));
+            }
+            let Some(work) = self.current.take().or_else(|| fill.queue.take(u64::MAX >> 1)) else {
+                return Ok(if serving { self.next_dropped(most) } else { None });
+            };
+            if work.zero {
+                let pages = work.pages.end - work.pages.start;
+                fill.memory
+                    .zero(work.block, work.pages, serving)
+                    .map_err(|e| FillEvent::Gone(e.to_string()))?;
+                fill.queue.done(pages);
+                continue;
+            }
+            if let Some(found) = self.take_from(work, most, serving) {
+                return Ok(Some(found));
+            }
+        }
+    }
+
+    /// Takes the next run out of a piece of work and keeps the rest of it for later.
+    fn take_from(
+        &mut self,
+        mut work: Work,
+        most: u64,
+        serving: bool,
+    ) -> Option<(usize, PageRun, Option<RunTicket>)> {
+        let block = &self.fill.memory.blocks[work.block];
+        let max_pages = (most / block.page_size.bytes()).max(1);
+        let within = PageRun::new(PageIndex(work.pages.start), work.pages.end - work.pages.start);
+        if serving {
+            let ticket = block.table.claim_run(within, max_pages);
+            let end = ticket.as_ref().map_or(work.pages.end, |t| t.run().end().0);
+            self.fill.queue.done(end - work.pages.start);
+            let index = work.block;
+            work.pages.start = end;
+            self.current = (!work.pages.is_empty()).then_some(work);
+            return ticket.map(|t| (index, t.run(), Some(t)));
+        }
+        let run = PageRun::new(within.start, within.len.min(max_pages));
+        let index = work.block;
+        work.pages.start = run.end().0;
+        self.current = (!work.pages.is_empty()).then_some(work);
+        Some((index, run, None))
+    }
+
+    /// Claims what is left of the folio around the newest fault.
+    fn next_around(&mut self, most: u64) -> Option<(usize, PageRun, Option<RunTicket>)> {
+        loop {
+            let (block, range) = match self.around.take() {
+                Some(around) => around,
+                None => {
+                    let (block, page) = self.fill.hints.pop()?;
+                    (block, self.fill.memory.blocks[block].folio(page))
+                }
+            };
+            let of = &self.fill.memory.blocks[block];
+            let max_pages = (most / of.page_size.bytes()).max(1);
+            let within = PageRun::new(PageIndex(range.start), range.end - range.start);
+            if let Some(ticket) = of.table.claim_run(within, max_pages) {
+                let run = ticket.run();
+                if run.end().0 < range.end {
+                    self.around = Some((block, run.end().0..range.end));
+                }
+                return Some((block, run, Some(ticket)));
+            }
+        }
+    }
+
+    /// When everything has been named and something is missing nevertheless: pages whose ticket was dropped.
+    fn next_dropped(&self, most: u64) -> Option<(usize, PageRun, Option<RunTicket>)> {
+        if !self.fill.all_named.load(Ordering::Acquire) || self.fill.memory.left() == 0 {
+            return None;
+        }
+        self.fill.memory.blocks.iter().enumerate().find_map(|(index, block)| {
+            let max_pages = (most / block.page_size.bytes()).max(1);
+            let ticket = block.table.claim_run(block.table.all(), max_pages)?;
+            Some((index, ticket.run(), Some(ticket)))
+        })
+    }
+
+    fn finish(&mut self) -> Result<(), FillEvent> {
+        let mut done = std::mem::take(&mut self.done);
+        let mut result = Ok(());
+        for completion in done.drain() {
+            if result.is_ok() {
+                result = self.finish_one(&completion);
+            }
+        }
+        self.done = done;
+        result
+    }
+
+    fn finish_one(&mut self, completion: &Completion) -> Result<(), FillEvent> {
+        let CompletionKind::Read { zero_mask } = completion.kind else { return Ok(()) };
+        if let Err(status) = &completion.status {
+            return Err(FillEvent::Broken(format!("the source refused a read: {status}")));
+        }
+        let slot = usize::try_from(completion.wr.0).ok().filter(|s| *s < self.slots.len());
+        let Some(slot) = slot else { return Ok(()) };
+        let mut pieces = std::mem::take(&mut self.slots[slot]);
+        self.in_flight -= 1;
+        let mut result = Ok(());
+        for (index, piece) in pieces.drain(..).enumerate() {
+            if result.is_ok() {
+                result = self.piece_landed(piece, zero_mask >> index & 1 == 1);
+            }
+        }
+        self.slots[slot] = pieces;
+        result
+    }
+
+    fn piece_landed(&self, piece: Piece, zero: bool) -> Result<(), FillEvent> {
+        let memory = &self.fill.memory;
+        let block = &memory.blocks[piece.block];
+        if zero {
+            // Not transferred and not touched here: rare, since zero pages are named before they are read.
+            block.mapping().zero(piece.run).map_err(|e| FillEvent::Gone(e.to_string()))?;
+        } else {
+            memory.landed_bytes.fetch_add(block.page_size.range_of(piece.run).len.0, Ordering::Relaxed);
+        }
+        let Some(ticket) = piece.ticket else {
+            block.table.mark_landed(piece.run);
+            self.fill.queue.done(piece.run.len);
+            return Ok(());
+        };
+        let mut result = Ok(());
+        ticket.landed(|page, landing| {
+            if let Err(e) = memory.landed(piece.block, page, landing) {
+                result = Err(FillEvent::Gone(e.to_string()));
+            }
+        });
+        result?;
+        let pages = piece.run.start.0..piece.run.end().0;
+        memory.map_landed(piece.block, pages).map_err(|e| FillEvent::Gone(e.to_string()))
+    }
+}
+
+fn broken(error: vmove_fabric::FabricError) -> FillEvent {
+    FillEvent::Broken(error.to_string())
+}

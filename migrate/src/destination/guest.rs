@@ -1,0 +1,298 @@
+//! The guest's memory at the destination: files, page states, what of it QEMU maps.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use vmove_fabric::{Access, Fabric, FabricError};
+use vmove_memory::{
+    ByteLen, ByteRange, FaultContext, Hva, Landing, Mapping, MemoryError, Outcome, PageIndex, PageRun,
+    PageSize, PageState, PageTable, QemuMapping, RamFile,
+};
+
+use super::verify::PageHashes;
+use super::waiting::WaitingFaults;
+use crate::latency::Latencies;
+use crate::region::GuestRegion;
+
+/// Pages of one 2 MiB folio: the unit of prefetch around a fault, and of collapse.
+const FOLIO: u64 = 2 << 20;
+
+/// One RAM block.
+#[derive(Debug)]
+pub(super) struct Block {
+    pub file: RamFile,
+    pub region: GuestRegion,
+    pub table: Arc<PageTable>,
+    pub page_size: PageSize,
+}
+
+impl Block {
+    /// Maps and registers a RAM file and takes a page table for it.
+    pub(super) fn new(file: RamFile, table: Arc<PageTable>, fabric: &dyn Fabric) -> Result<Self, BlockError> {
+        let region = GuestRegion::register(fabric, file.map()?, Access::LOCAL)?;
+        Ok(Self { page_size: file.page_size(), file, region, table })
+    }
+
+    /// Number of pages.
+    pub(super) fn pages(&self) -> u64 {
+        self.file.pages()
+    }
+
+    /// Our view of its bytes.
+    pub(super) fn mapping(&self) -> &Mapping {
+        self.region.mapping()
+    }
+
+    /// The pages of the 2 MiB around a page.
+    pub(super) fn folio(&self, page: u64) -> Range<u64> {
+        let per = (FOLIO / self.page_size.bytes()).max(1);
+        let start = page / per * per;
+        start..(start + per).min(self.pages())
+    }
+}
+
+/// Why a block could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BlockError {
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error("Could not register guest memory with the fabric: {0}")]
+    Fabric(#[from] FabricError),
+}
+
+/// QEMU's side of it, once its faults are ours.
+#[derive(Debug)]
+pub(super) struct Attached {
+    pub context: FaultContext,
+    pub mappings: Vec<QemuMapping>,
+}
+
+/// All RAM blocks of the guest.
+#[derive(Debug)]
+pub(super) struct GuestMemory {
+    pub blocks: Vec<Block>,
+    attached: OnceLock<Attached>,
+    /// The final set is known: states can be trusted, faults may be served, landed pages may be mapped.
+    serving: AtomicBool,
+    /// Pages that still have to be fetched, once serving. May be wrong by a moment; [`Self::recount`] says exactly.
+    left: AtomicU64,
+    pub landed_bytes: AtomicU64,
+    pub latencies: Latencies,
+    pub waiting: WaitingFaults,
+    pub hashes: Option<PageHashes>,
+}
+
+/// QEMU ended, or gave up the memory.
+#[derive(Debug, thiserror::Error)]
+#[error("QEMU at the destination has gone: {0}")]
+pub(super) struct QemuGone(pub String);
+
+impl GuestMemory {
+    pub(super) fn new(blocks: Vec<Block>, verify: bool) -> Self {
+        let hashes = verify.then(|| PageHashes::new(blocks.iter().map(Block::pages)));
+        Self {
+            blocks,
+            attached: OnceLock::new(),
+            serving: AtomicBool::new(false),
+            left: AtomicU64::new(0),
+            landed_bytes: AtomicU64::new(0),
+            latencies: Latencies::default(),
+            waiting: WaitingFaults::default(),
+            hashes,
+        }
+    }
+
+    /// Opens the page tables' file names below a folder.
+    pub(super) fn table_path(dir: &Path, id: impl std::fmt::Display, block: usize) -> std::path::PathBuf {
+        dir.join(format!("{id}-{block}.pages"))
+    }
+
+    pub(super) fn attach(&self, attached: Attached) {
+        // Attached once in the life of a session's process; a second time would be a bug that the first context hides.
+        debug_assert!(self.attached.get().is_none(), "attached twice");
+        let _ = self.attached.set(attached);
+    }
+
+    pub(super) fn attached(&self) -> Option<&Attached> {
+        self.attached.get()
+    }
+
+    /// The final set has been applied: from here on pages are claimed, served and mapped.
+    pub(super) fn begin_serving(&self) {
+        self.recount();
+        self.serving.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_serving(&self) -> bool {
+        self.serving.load(Ordering::Acquire)
+    }
+
+    /// Pages still to be fetched, roughly.
+    pub(super) fn left(&self) -> u64 {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    /// Pages still to be fetched, exactly.
+    pub(super) fn recount(&self) -> u64 {
+        let left = self.blocks.iter().map(|b| b.table.counts().missing()).sum();
+        self.left.store(left, Ordering::Relaxed);
+        left
+    }
+
+    fn fewer_left(&self, pages: u64) {
+        // Saturating: a recount in between may have counted these already.
+        let _ = self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| Some(left.saturating_sub(pages)));
+    }
+
+    /// Which page an address in QEMU belongs to.
+    pub(super) fn locate(&self, hva: Hva) -> Option<(usize, u64)> {
+        let mapping = self.attached()?.mappings.iter().find(|m| m.hva <= hva && hva < m.end())?;
+        let block = self.blocks.get(mapping.file_index)?;
+        Some((mapping.file_index, block.page_size.index_of(mapping.to_file(hva)?).0))
+    }
+
+    /// Tells the table that a page's bytes have landed; maps it if a thread waits for it.
+    pub(super) fn landed(&self, block: usize, page: PageIndex, landing: Landing) -> Result<bool, QemuGone> {
+        match landing {
+            Landing::Ready { wanted } => {
+                self.fewer_left(1);
+                if wanted {
+                    self.map(block, PageRun::new(page, 1))?;
+                    self.waiting.served(block, page.0, &self.latencies);
+                }
+                Ok(true)
+            }
+            Landing::Superseded { .. } => Ok(false),
+            Landing::Discarded(ticket) => {
+                let run = PageRun::new(page, 1);
+                self.blocks[block].mapping().zero(run).map_err(|e| QemuGone(e.to_string()))?;
+                self.landed(block, page, ticket.zero())
+            }
+        }
+    }
+
+    /// Maps pages whose bytes are final into QEMU, and wakes who waits for them.
+    ///
+    /// With `--verify` each page is hashed first: after this call the guest may change it.
+    pub(super) fn map(&self, block: usize, run: PageRun) -> Result<(), QemuGone> {
+        let Some(attached) = self.attached() else { return Ok(()) };
+        let of = &self.blocks[block];
+        if let Some(hashes) = &self.hashes {
+            hashes.take(block, of.mapping(), run);
+        }
+        let bytes = of.page_size.range_of(run);
+        for mapping in attached.mappings.iter().filter(|m| m.file_index == block) {
+            if let Some(part) = mapping.file_range().intersection(bytes) {
+                self.map_part(of, &attached.context, mapping, part)?;
+            }
+        }
+        of.table.mark_mapped(run);
+        Ok(())
+    }
+
+    fn map_part(
+        &self,
+        of: &Block,
+        context: &FaultContext,
+        mapping: &QemuMapping,
+        part: ByteRange,
+    ) -> Result<(), QemuGone> {
+        let Some(mut hva) = mapping.to_hva(part.start) else { return Ok(()) };
+        let mut left = part.len;
+        let mut retries = 0u32;
+        while left.0 > 0 {
+            let outcome =
+                context.continue_range(hva, left, of.page_size).map_err(|e| QemuGone(e.to_string()))?;
+            let done = match outcome {
+                Outcome::Mapped(_) | Outcome::AlreadyMapped => return Ok(()),
+                Outcome::Gone => return Err(QemuGone("its memory is no longer there".to_owned())),
+                Outcome::Hole { done } => {
+                    let at = mapping.to_file(hva.add(done)).unwrap_or(part.start);
+                    let page = PageRun::new(of.page_size.index_of(at), 1);
+                    of.mapping().populate(page).map_err(|e| QemuGone(e.to_string()))?;
+                    done
+                }
+                // An event that the fault thread has yet to read. It never waits for us, so this ends.
+                Outcome::Retry { done } => {
+                    retries += 1;
+                    if retries > 20 {
+                        std::thread::sleep(Duration::from_micros(50));
+                    }
+                    std::thread::yield_now();
+                    done
+                }
+            };
+            hva = hva.add(done);
+            left = ByteLen(left.0 - done.0);
+        }
+        Ok(())
+    }
+
+    /// Maps everything of a range that has landed.
+    pub(super) fn map_landed(&self, block: usize, within: Range<u64>) -> Result<(), QemuGone> {
+        let table = &self.blocks[block].table;
+        let mut at = within.start;
+        while at < within.end {
+            let rest = PageRun::new(PageIndex(at), within.end - at);
+            let Some(start) = table.find(rest, |s| s == PageState::Landed) else { break };
+            let run = table.prefix(PageRun::new(start, within.end - start.0), |s| s == PageState::Landed);
+            // Somebody else may have mapped it since it was found.
+            if run.len > 0 {
+                self.map(block, run)?;
+            }
+            at = start.0 + run.len.max(1);
+        }
+        Ok(())
+    }
+
+    /// Pages were named as zero by the source. `claim`: others may be fetching pages of the run meanwhile.
+    ///
+    /// Only pages whose file bytes may be something else are written.
+    pub(super) fn zero(&self, block: usize, pages: Range<u64>, claim: bool) -> Result<(), QemuGone> {
+        let of = &self.blocks[block];
+        let gone = |e: MemoryError| QemuGone(e.to_string());
+        let mut at = pages.start;
+        while at < pages.end {
+            let rest = PageRun::new(PageIndex(at), pages.end - at);
+            let blank = of.table.prefix(rest, |s| matches!(s, PageState::Absent | PageState::Zero));
+            let run = if blank.len > 0 {
+                blank
+            } else {
+                let run = of.table.prefix(rest, |s| !matches!(s, PageState::Absent | PageState::Zero));
+                if !claim && run.len > 0 {
+                    of.mapping().zero(run).map_err(gone)?;
+                }
+                run
+            };
+            if claim {
+                self.zero_claimed(block, run, blank.len > 0)?;
+            } else {
+                of.table.mark_zero(run);
+            }
+            at += run.len.max(1);
+        }
+        Ok(())
+    }
+
+    fn zero_claimed(&self, block: usize, run: PageRun, blank: bool) -> Result<(), QemuGone> {
+        let of = &self.blocks[block];
+        while let Some(ticket) = of.table.claim_run(run, run.len) {
+            if !blank {
+                of.mapping().zero(ticket.run()).map_err(|e| QemuGone(e.to_string()))?;
+            }
+            let mut result = Ok(());
+            ticket.zero(|page, landing| {
+                if let Err(e) = self.landed(block, page, landing) {
+                    result = Err(e);
+                }
+            });
+            result?;
+        }
+        Ok(())
+    }
+}

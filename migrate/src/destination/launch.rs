@@ -1,0 +1,130 @@
+//! Starting the destination QEMU and taking its page faults, before the source is stopped.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use vmove_memory::{
+    FaultContext, Keep, PageRun, Process, UffdFeatures, create_uffd, discard_in_qemu, find_mappings,
+    reopen_uffd,
+};
+use vmove_qmp::Client;
+use vmove_qmp::process::QemuProcess;
+use vmove_qmp::switchover::{Destination, DestinationOptions, Inbound, StateSender};
+
+use super::guest::{Attached, GuestMemory};
+
+/// Time for a QEMU to open its monitor: a large guest on a busy host, hugetlbfs reservation included.
+const START: Duration = Duration::from_secs(60);
+
+/// A destination QEMU, paused, its faults ours.
+#[derive(Debug)]
+pub(super) struct Launched {
+    pub process: QemuProcess,
+    pub pid_start: u64,
+    pub client: Client,
+    pub destination: Destination,
+    /// Our end of its device-state stream.
+    pub state: StateSender,
+    pub attached: Attached,
+    pub fault_fd: i32,
+    /// Pages that QEMU had mapped before its faults were ours: (block, run). It may have written to them.
+    pub touched: Vec<(usize, PageRun)>,
+}
+
+/// What a QEMU needs to be started; owned, since the work is done in a task of its own.
+#[derive(Debug)]
+pub(super) struct LaunchOrder {
+    pub command: Vec<OsString>,
+    pub vm_dir: PathBuf,
+    pub qmp_socket: PathBuf,
+    pub memory: Arc<GuestMemory>,
+    /// Told as soon as there is a process: it must be ended if anything fails afterwards.
+    pub started: tokio::sync::oneshot::Sender<QemuProcess>,
+}
+
+pub(super) fn log_path(vm_dir: &Path) -> PathBuf {
+    vm_dir.join("qemu.log")
+}
+
+/// Starts QEMU, prepares it for device state, attaches.
+pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, String> {
+    let LaunchOrder { command, vm_dir, qmp_socket, memory, started } = order;
+    let process = QemuProcess::spawn(&command, &vm_dir, &log_path(&vm_dir)).map_err(|e| chain(&e))?;
+    // The session may have ended meanwhile; then it has dropped the receiver and nobody else knows of this QEMU.
+    if started.send(process.clone()).is_err() {
+        let _ = process.kill().await;
+        return Err("the session ended while QEMU was being started".to_owned());
+    }
+    let client = process.wait_qmp(&qmp_socket, START).await.map_err(|e| chain(&e))?;
+    let destination =
+        Destination::prepare(&client, &DestinationOptions::default()).await.map_err(|e| chain(&e))?;
+    let (state, theirs) = StateSender::pair().map_err(|e| chain(&e))?;
+    destination.listen(Inbound::Fd(theirs)).await.map_err(|e| chain(&e))?;
+    let pid = process.pid();
+    let taken =
+        tokio::task::spawn_blocking(move || take_faults(pid, &memory)).await.map_err(|e| e.to_string())??;
+    let (pid_start, attached, fault_fd, touched) = taken;
+    Ok(Launched { process, pid_start, client, destination, state, attached, fault_fd, touched })
+}
+
+type Taken = (u64, Attached, i32, Vec<(usize, PageRun)>);
+
+/// Registers QEMU's mappings, and drops the page-table entries it had before: those would never fault (hazard: stale mappings).
+fn take_faults(pid: u32, memory: &GuestMemory) -> Result<Taken, String> {
+    let process = Process::open(pid).map_err(|e| chain(&e))?;
+    let files: Vec<_> = memory.blocks.iter().map(|b| &b.file).collect();
+    let mappings = find_mappings(&process, &files).map_err(|e| chain(&e))?;
+    for (index, block) in memory.blocks.iter().enumerate() {
+        let mapped: u64 = mappings.iter().filter(|m| m.file_index == index).map(|m| m.len.0).sum();
+        if mapped != block.file.len().0 {
+            return Err(format!(
+                "QEMU maps {mapped} of the {} bytes of {}: expected the whole file once",
+                block.file.len().0,
+                block.file.path().display()
+            ));
+        }
+    }
+    let remote = create_uffd(&process, UffdFeatures::Faults, Keep::InQemu).map_err(|e| chain(&e))?;
+    let fault_fd = remote.fd_in_qemu.ok_or("the fault descriptor did not stay open in QEMU")?;
+    let context = FaultContext::new(remote);
+    context.register(&mappings).map_err(|e| chain(&e))?;
+    let touched = Vec::new();
+    // touched_in_qemu(&process, &mappings, |block, run| touched.push((block, run))).map_err(|e| chain(&e))?;
+    discard_in_qemu(&process, &mappings, Some(&context)).map_err(|e| chain(&e))?;
+    Ok((process.start_time(), Attached { context, mappings }, fault_fd, touched))
+}
+
+/// Takes the faults of a QEMU again whose descriptor an earlier process of this daemon left open in it.
+pub(super) fn retake_faults(
+    pid: u32,
+    pid_start: u64,
+    fault_fd: i32,
+    memory: &GuestMemory,
+) -> Result<Attached, String> {
+    let process = Process::reopen(pid, pid_start).map_err(|e| chain(&e))?;
+    let files: Vec<_> = memory.blocks.iter().map(|b| &b.file).collect();
+    let mappings = find_mappings(&process, &files).map_err(|e| chain(&e))?;
+    let context = FaultContext::new(reopen_uffd(&process, fault_fd).map_err(|e| chain(&e))?);
+    // Whoever waits was reported to a process that is no more: all fault again.
+    for mapping in &mappings {
+        context.wake(mapping.hva, mapping.len).map_err(|e| chain(&e))?;
+    }
+    Ok(Attached { context, mappings })
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    text
+}

@@ -1,0 +1,192 @@
+//! What each message of the source does.
+
+use tokio::time::Instant;
+use vmove_memory::PageRun;
+
+use super::fill::FillEvent;
+use super::session::{End, OpenRound, Session};
+use super::work::Work;
+use crate::clock::Mono;
+use crate::ownership::DestinationState;
+use crate::pending::PageSet;
+use crate::progress::{Outcome, Phase};
+use crate::proto::channel::Channel;
+use crate::proto::message::{
+    DestinationStand, Final, RoundDone, SourceStand, ToDestination, ToSource, WireRun,
+};
+
+impl Session {
+    pub(super) async fn message(
+        &mut self,
+        message: ToDestination,
+        channel: &mut Channel<ToDestination>,
+    ) -> Result<(), End> {
+        let name = message.name();
+        tracing::trace!(session = %self.id, name, "message");
+        match message {
+            ToDestination::Ping(token) => channel.send(&ToSource::Pong { token, now: Mono::now() }).await?,
+            ToDestination::Regions(regions) => {
+                if regions.regions.len() != self.room.memory.blocks.len() {
+                    return Err(self.out_of_order("Regions for another number of RAM blocks"));
+                }
+                self.attempt.set_regions(regions.regions);
+                self.start_attempt()?;
+            }
+            ToDestination::Round(number) if !self.room.memory.is_serving() => self.begin_round(number),
+            ToDestination::Runs(runs) => self.runs(&runs)?,
+            ToDestination::RoundEnd(number) if self.round.as_ref().is_some_and(|r| r.number == number) => {
+                self.end_round(channel).await?;
+            }
+            ToDestination::Stopped(last) if !self.room.memory.is_serving() => self.stopped(&last)?,
+            ToDestination::FinalEnd if self.room.memory.is_serving() => {
+                if let Some(fill) = self.attempt.fill() {
+                    fill.all_named.store(true, std::sync::atomic::Ordering::Release);
+                }
+            }
+            ToDestination::Commit if self.told_loaded => self.commit(channel).await?,
+            ToDestination::Abort(why) => return Err(self.source_keeps_the_guest(why)),
+            ToDestination::Hashes(hashes) => self.source_hashes.push(hashes),
+            ToDestination::HashesEnd => {
+                self.all_hashes = true;
+                self.whole(channel).await?;
+            }
+            ToDestination::Released if self.told_complete => return Err(End::Done),
+            ToDestination::Resume(stand) => self.resumed_by(stand, channel).await?,
+            _ => return Err(self.out_of_order(name)),
+        }
+        Ok(())
+    }
+
+    pub(super) fn out_of_order(&self, what: &str) -> End {
+        End::Failed(format!("Protocol violation: {what} in state {:?}", self.state()))
+    }
+
+    fn source_keeps_the_guest(&mut self, why: String) -> End {
+        match self.state() {
+            DestinationState::Filling | DestinationState::Loaded => End::Aborted(why),
+            state => End::Failed(format!("Protocol violation: Abort in state {state:?}: the guest is ours")),
+        }
+    }
+
+    /// The source has dialled again and says where it stands.
+    async fn resumed_by(
+        &mut self,
+        stand: SourceStand,
+        channel: &mut Channel<ToDestination>,
+    ) -> Result<(), End> {
+        let ours = match self.state() {
+            DestinationState::Loaded => DestinationStand::Loaded,
+            DestinationState::Owner => DestinationStand::Owner,
+            DestinationState::Complete => DestinationStand::Complete,
+            DestinationState::Filling | DestinationState::Gone => DestinationStand::Gone,
+        };
+        channel.send(&ToSource::Resume(ours)).await?;
+        self.publisher.update(|p| p.outcome = Outcome::Running);
+        match stand {
+            SourceStand::Aborted => Err(self.source_keeps_the_guest("the source keeps the guest".to_owned())),
+            SourceStand::Committed if ours == DestinationStand::Loaded => self.commit(channel).await,
+            SourceStand::Committed => {
+                self.told_complete = false;
+                Ok(())
+            }
+        }
+    }
+
+    fn begin_round(&mut self, number: u32) {
+        self.publisher.enter(Phase::Rounds);
+        self.publisher.update(|p| p.round = number);
+        let landed_before = self.attempt.counted(&self.room.memory).landed_bytes;
+        self.round = Some(OpenRound { number, began: Instant::now(), landed_before });
+    }
+
+    fn runs(&mut self, runs: &[WireRun]) -> Result<(), End> {
+        let Some(fill) = self.attempt.fill() else {
+            return Err(self.out_of_order("Runs before the page connections"));
+        };
+        let blocks = &self.room.memory.blocks;
+        let mut work = Vec::with_capacity(runs.len());
+        for run in runs {
+            let block = usize::from(run.block);
+            let pages = blocks.get(block).and_then(|b| run.range(b.pages()));
+            let pages = pages.ok_or_else(|| {
+                End::Failed(format!("Protocol violation: {run:?} lies outside the guest's memory"))
+            })?;
+            work.push(Work { block, pages, zero: run.zero });
+        }
+        fill.queue.push(work);
+        Ok(())
+    }
+
+    async fn end_round(&mut self, channel: &mut Channel<ToDestination>) -> Result<(), End> {
+        let Some(fill) = self.attempt.fill().cloned() else {
+            return Err(self.out_of_order("RoundEnd before the page connections"));
+        };
+        // Reads are under way; a dead connection shows as a fill event, a dead peer as silence on its socket.
+        loop {
+            tokio::select! {
+                () = fill.queue.idle() => break,
+                Some(event) = self.fill_events.recv() => self.fill_event(event, channel).await?,
+            }
+        }
+        let Some(round) = self.round.take() else { return Ok(()) };
+        let bytes = self.attempt.counted(&self.room.memory).landed_bytes.saturating_sub(round.landed_before);
+        let micros = u64::try_from(round.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        channel.send(&ToSource::RoundDone(RoundDone { round: round.number, bytes, micros })).await?;
+        Ok(())
+    }
+
+    /// The guest has stopped at the source. From here on the page tables say exactly what is missing.
+    fn stopped(&mut self, last: &Final) -> Result<(), End> {
+        let memory = &self.room.memory;
+        if last.sets.len() != memory.blocks.len() || self.launching.is_some() {
+            return Err(self.out_of_order("Stopped"));
+        }
+        for (block, wire) in memory.blocks.iter().zip(&last.sets) {
+            let set = PageSet::decode(wire, block.pages())
+                .map_err(|e| End::Failed(format!("Protocol violation: {e}")))?;
+            for run in set.runs() {
+                // Absent pages stay so: their bytes here are known to be zero.
+                let run = PageRun::new(vmove_memory::PageIndex(run.start), run.end - run.start);
+                mark_old(&block.table, run);
+            }
+        }
+        // QEMU may have written where it had touched; what came there is fetched again.
+        for (block, run) in std::mem::take(&mut self.touched) {
+            memory.blocks[block].table.mark_stale(run);
+        }
+        self.journal
+            .update(|r| r.final_applied = true)
+            .map_err(|e| End::Failed(format!("Could not write the journal: {e}")))?;
+        self.whole_first = last.whole_first;
+        self.publisher.enter(Phase::Switchover);
+        memory.begin_serving();
+        let page = memory.blocks.first().map_or(4096, |b| b.page_size.bytes());
+        let left = memory.left() * page;
+        self.publisher.update(|p| p.bytes_total = p.bytes_total.max(left));
+        Ok(())
+    }
+
+    pub(super) async fn fill_event(
+        &mut self,
+        event: FillEvent,
+        channel: &mut Channel<ToDestination>,
+    ) -> Result<(), End> {
+        match event {
+            FillEvent::Broken(why) => Err(End::Lost(format!("page connection: {why}"))),
+            FillEvent::Gone(why) => Err(End::Failed(why)),
+            FillEvent::NothingLeft => self.whole(channel).await,
+        }
+    }
+}
+
+/// A page that the final set names: what is here is old. Pages that never came stay `Absent`, whose bytes are zero.
+fn mark_old(table: &vmove_memory::PageTable, run: PageRun) {
+    let mut rest = run;
+    while !rest.is_empty() {
+        let blank = table.prefix(rest, |s| s == vmove_memory::PageState::Absent);
+        let after = PageRun::new(blank.end(), rest.len - blank.len);
+        let old = table.prefix(after, |s| s != vmove_memory::PageState::Absent);
+        table.mark_stale(old);
+        rest = PageRun::new(old.end(), after.len - old.len);
+    }
+}

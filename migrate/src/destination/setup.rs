@@ -1,0 +1,291 @@
+//! How a session at the destination comes to be: asked for by a source, or taken up again after a restart.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+use vmove_qmp::process::QemuProcess;
+
+use super::attempt::Attempt;
+use super::launch::{self, LaunchOrder, Launched, chain};
+use super::room::{self, Room};
+use super::session::{Arrival, End, Session};
+use crate::journal::{DestinationRecord, Journal};
+use crate::link::BoxedStream;
+use crate::node::Node;
+use crate::ownership::DestinationState;
+use crate::progress::{GuestPlace, Phase};
+use crate::proto::channel::Channel;
+use crate::proto::hello::{Hello, SessionId};
+use crate::proto::message::{Accepted, Prepare, ToDestination, ToSource};
+use crate::publish::Publisher;
+use crate::vm::VmRecord;
+
+/// First message of a new session.
+const FIRST: Duration = Duration::from_secs(10);
+
+/// Serves a session from its first connection on.
+pub(crate) async fn serve_new(
+    node: Arc<Node>,
+    hello: Hello,
+    stream: BoxedStream,
+    mut arrivals: mpsc::Receiver<Arrival>,
+    announce: impl FnOnce(&Prepare) -> Result<Publisher, crate::check::Blocker>,
+) {
+    let mut channel: Channel<ToDestination> = Channel::new(stream);
+    let prepare = match timeout(FIRST, channel.receive()).await {
+        Ok(Ok(ToDestination::Prepare(prepare))) => *prepare,
+        other => {
+            return tracing::warn!(session = %hello.session, ?other, "expected Prepare as the first message");
+        }
+    };
+    let mut blockers = crate::check::destination::blockers(&node, &prepare).await;
+    if prepare.check_only || !blockers.is_empty() {
+        let _ = channel.send(&ToSource::Refused(blockers)).await;
+        return;
+    }
+    let publisher = match announce(&prepare) {
+        Ok(publisher) => publisher,
+        Err(blocker) => {
+            blockers.push(blocker);
+            let _ = channel.send(&ToSource::Refused(blockers)).await;
+            return;
+        }
+    };
+    match Session::open(node, hello.session, prepare, publisher) {
+        Ok((mut session, accepted)) => {
+            if channel.send(&ToSource::Accepted(Box::new(accepted))).await.is_ok() {
+                session.start_launch();
+                session.run(Some(channel), &mut arrivals).await;
+            } else {
+                session.undo().await;
+            }
+        }
+        Err(why) => {
+            let _ = channel.send(&ToSource::Refused(vec![crate::check::Blocker::new("no-room", why)])).await;
+        }
+    }
+}
+
+/// Takes up a session that an earlier process of this daemon left in [`DestinationState::Loaded`] or `Owner`.
+pub(crate) async fn adopt(
+    node: Arc<Node>,
+    journal: Journal<DestinationRecord>,
+    publisher: Publisher,
+    mut arrivals: mpsc::Receiver<Arrival>,
+) {
+    match Session::reopen(node, journal, publisher).await {
+        Ok(mut session) => session.run(None, &mut arrivals).await,
+        Err((publisher, why)) => publisher.fail(why, GuestPlace::PausedAtDestination, false),
+    }
+}
+
+/// Removes what an earlier process left of a session that never owned the guest.
+pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>) {
+    let record = journal.record().clone();
+    if let Some(vm) = &record.vm {
+        super::handover::end_recorded_qemu(vm).await;
+        let files: Vec<_> = vm.ram.iter().map(|f| f.path.clone()).collect();
+        room::remove_files(&files);
+        let _ = std::fs::remove_dir_all(&vm.vm_dir);
+        if let Err(error) = node.vms.remove(&vm.name) {
+            tracing::warn!(vm = vm.name, %error, "could not remove the record of a VM that never arrived");
+        }
+    }
+    let tables: Vec<_> = (0..record.prepare.blocks.len())
+        .map(|index| super::guest::GuestMemory::table_path(&node.page_map_dir(), record.id, index))
+        .collect();
+    room::remove_files(&tables);
+    if let Err(error) = journal.update(|r| r.state = DestinationState::Gone) {
+        tracing::warn!(%error, "could not write the journal");
+    }
+}
+
+impl Session {
+    fn open(
+        node: Arc<Node>,
+        id: SessionId,
+        prepare: Prepare,
+        publisher: Publisher,
+    ) -> Result<(Self, Accepted), String> {
+        let (kind, fabric_reason, fabric_address) =
+            crate::check::fabric::negotiate(&prepare.fabrics, &node.config.dialer.fabrics())?;
+        let fabric = node.config.dialer.fabric(kind).ok_or("the fabric agreed on is not open here")?;
+        let room = room::make(&node, id, &prepare, &*fabric)?;
+        let accepted = Accepted {
+            destination: node.config.node.clone(),
+            boot_id: crate::clock::boot_id(),
+            fabric: kind,
+            fabric_reason,
+            fabric_address,
+            bulk_connections: node.config.bulk_connections,
+        };
+        let vm = VmRecord {
+            name: prepare.vm.clone(),
+            pid: 0,
+            pid_start: 0,
+            qmp_socket: room.layout.qmp_socket.clone(),
+            vm_dir: room.layout.vm_dir.clone(),
+            backing: prepare.backing.clone(),
+            command_line: prepare.command_line.clone(),
+            environment: prepare.environment.clone(),
+            ram: room.ram.clone(),
+            adopted: false,
+            session: Some(id.to_string()),
+        };
+        let record = DestinationRecord {
+            id,
+            prepare,
+            state: DestinationState::Filling,
+            vm: Some(vm),
+            fault_fd: None,
+            final_applied: false,
+            fabric: kind,
+        };
+        let path = node.session_dir(id).join("destination.jsonl");
+        let journal =
+            std::fs::create_dir_all(node.session_dir(id)).and_then(|()| Journal::create(&path, record));
+        match journal {
+            Ok(journal) => Ok((Self::with(node, id, journal, room, publisher), accepted)),
+            Err(error) => {
+                room.remove();
+                Err(format!("Could not write {}: {error}", path.display()))
+            }
+        }
+    }
+
+    async fn reopen(
+        node: Arc<Node>,
+        journal: Journal<DestinationRecord>,
+        publisher: Publisher,
+    ) -> Result<Self, (Publisher, String)> {
+        let record = journal.record().clone();
+        let rebuild = || -> Result<(Room, VmRecord, i32), String> {
+            let vm = record.vm.clone().ok_or("the journal names no VM")?;
+            let fault_fd = record.fault_fd.ok_or("the journal names no fault descriptor")?;
+            let fabric =
+                node.config.dialer.fabric(record.fabric).ok_or("the session's fabric is not open here")?;
+            Ok((room::find(&node, record.id, &record.prepare, &vm.ram, &*fabric)?, vm, fault_fd))
+        };
+        let (room, vm, fault_fd) = match rebuild() {
+            Ok(all) => all,
+            Err(why) => return Err((publisher, why)),
+        };
+        let pid = vm.pid.unsigned_abs();
+        let retaken = launch::retake_faults(pid, vm.pid_start, fault_fd, &room.memory);
+        let process = QemuProcess::adopt(pid, &launch::log_path(&vm.vm_dir)).map_err(|e| chain(&e));
+        let client = node.config.monitors.client(&vm.qmp_socket).await.map_err(|e| chain(&e));
+        let (attached, process, client) = match (retaken, process, client) {
+            (Ok(a), Ok(p), Ok(c)) => (a, p, c),
+            (Err(why), _, _) | (_, Err(why), _) | (_, _, Err(why)) => return Err((publisher, why)),
+        };
+        room.memory.attach(attached);
+        room.memory.begin_serving();
+        let mut session = Self::with(node, record.id, journal, room, publisher);
+        session.process = Some(process);
+        session.client = Some(client);
+        session.loaded = true;
+        session.told_loaded = true;
+        if record.state.may_run() {
+            session.publisher.enter(Phase::Fetch);
+            session.resume_if_paused().await;
+        } else {
+            session.publisher.enter(Phase::HandOver);
+        }
+        Ok(session)
+    }
+
+    fn with(
+        node: Arc<Node>,
+        id: SessionId,
+        journal: Journal<DestinationRecord>,
+        room: Room,
+        publisher: Publisher,
+    ) -> Self {
+        let (events, fill_events) = mpsc::unbounded_channel();
+        let attempt = Attempt::new(node.config.bulk_connections, events);
+        Self {
+            node,
+            id,
+            journal,
+            room,
+            publisher,
+            attempt,
+            fill_events,
+            launching: None,
+            started: None,
+            process: None,
+            client: None,
+            destination: None,
+            state_sender: None,
+            state_stream: None,
+            relay: None,
+            loading: None,
+            touched: Vec::new(),
+            round: None,
+            loaded: false,
+            told_loaded: false,
+            whole_first: false,
+            state_bytes: 0,
+            source_hashes: Vec::new(),
+            all_hashes: false,
+            told_complete: false,
+        }
+    }
+
+    fn start_launch(&mut self) {
+        self.publisher.enter(Phase::Prepare);
+        let (started, receiver) = oneshot::channel();
+        let order = LaunchOrder {
+            command: self.room.command.clone(),
+            vm_dir: self.room.layout.vm_dir.clone(),
+            qmp_socket: self.room.layout.qmp_socket.clone(),
+            memory: Arc::clone(&self.room.memory),
+            started,
+        };
+        self.started = Some(receiver);
+        self.launching = Some(tokio::spawn(launch::launch(order)));
+    }
+
+    pub(super) fn process_started(&mut self, process: QemuProcess) -> Result<(), End> {
+        let pid = i32::try_from(process.pid()).unwrap_or(0);
+        let start = vmove_memory::Process::open(process.pid()).map(|p| p.start_time()).unwrap_or(0);
+        self.process = Some(process);
+        let written = self.journal.update(|r| {
+            if let Some(vm) = &mut r.vm {
+                vm.pid = pid;
+                vm.pid_start = start;
+            }
+        });
+        written.map_err(|e| End::Failed(format!("Could not write the journal: {e}")))
+    }
+
+    pub(super) async fn launched(
+        &mut self,
+        launched: Result<Launched, String>,
+        channel: &mut Channel<ToDestination>,
+    ) -> Result<(), End> {
+        let launched =
+            launched.map_err(|why| End::Failed(format!("QEMU did not start at the destination: {why}")))?;
+        let pid = i32::try_from(launched.process.pid()).unwrap_or(0);
+        let (start, fd) = (launched.pid_start, launched.fault_fd);
+        let written = self.journal.update(|r| {
+            r.fault_fd = Some(fd);
+            if let Some(vm) = &mut r.vm {
+                (vm.pid, vm.pid_start) = (pid, start);
+            }
+        });
+        written.map_err(|e| End::Failed(format!("Could not write the journal: {e}")))?;
+        self.node.config.monitors.insert(&self.room.layout.qmp_socket, launched.client.clone()).await;
+        self.process = Some(launched.process);
+        self.client = Some(launched.client);
+        self.destination = Some(Arc::new(launched.destination));
+        self.state_sender = Some(launched.state);
+        self.touched = launched.touched;
+        self.room.memory.attach(launched.attached);
+        self.start_relay();
+        channel.send(&ToSource::Prepared).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,126 @@
+//! Sessions that have ended, read from their journals.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::journal::{DestinationRecord, Journal, SourceRecord};
+use crate::link::BoxedStream;
+use crate::ownership::{DestinationState, SourceState};
+use crate::progress::{GuestPlace, Outcome, Phase, Progress, Role};
+use crate::proto::channel::Channel;
+use crate::proto::hello::SessionId;
+use crate::proto::message::{DestinationStand, ToDestination, ToSource};
+
+/// Ids of all sessions that have a folder, the newest first.
+pub(crate) fn session_ids(dir: &Path) -> Vec<SessionId> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut found: Vec<_> = entries
+        .filter_map(|e| {
+            let id = SessionId(e.file_name().to_str()?.parse().ok()?);
+            Some((e.metadata().and_then(|m| m.modified()).ok(), id))
+        })
+        .collect();
+    found.sort_by(|a, b| b.cmp(a));
+    found.into_iter().map(|(_, id)| id).collect()
+}
+
+/// Snapshots of sessions that no process of the daemon holds any more.
+pub(crate) fn older(dir: &Path, known: &[SessionId]) -> Vec<Progress> {
+    session_ids(dir)
+        .into_iter()
+        .filter(|id| !known.contains(id))
+        .filter_map(|id| snapshot(&dir.join(id.to_string())))
+        .collect()
+}
+
+fn snapshot(dir: &Path) -> Option<Progress> {
+    if let Ok(journal) = Journal::<SourceRecord>::open(&dir.join("source.jsonl")) {
+        let r = journal.record();
+        let failed =
+            |error: &str, guest| Outcome::Failed { error: error.to_owned(), guest, cancelled: false };
+        let outcome = match r.state {
+            SourceState::Released => Outcome::Done { report: Box::new(r.report.clone()) },
+            SourceState::Committed => {
+                failed("unfinished: the guest was given to the destination", GuestPlace::PausedAtDestination)
+            }
+            _ => failed("called off: the guest stayed at the source", GuestPlace::Source),
+        };
+        return Some(of(&r.id, &r.vm.name, Role::Source, &r.to.name, &r.report.mode, outcome));
+    }
+    let journal = Journal::<DestinationRecord>::open(&dir.join("destination.jsonl")).ok()?;
+    let r = journal.record();
+    let report = || {
+        let mut report = crate::report::Report {
+            schema: 1,
+            id: r.id.to_string(),
+            vm: r.prepare.vm.clone(),
+            ..Default::default()
+        };
+        report.source.clone_from(&r.prepare.source);
+        report.memory.clone_from(&r.prepare.backing);
+        report
+    };
+    let outcome = match r.state {
+        DestinationState::Complete => Outcome::Done { report: Box::new(report()) },
+        DestinationState::Owner | DestinationState::Loaded => Outcome::Failed {
+            error: "unfinished".to_owned(),
+            guest: GuestPlace::PausedAtDestination,
+            cancelled: false,
+        },
+        _ => Outcome::Failed {
+            error: "the guest stayed at the source".to_owned(),
+            guest: GuestPlace::Source,
+            cancelled: false,
+        },
+    };
+    Some(of(&r.id, &r.prepare.vm, Role::Destination, &r.prepare.source, "", outcome))
+}
+
+fn of(id: &SessionId, vm: &str, role: Role, peer: &str, mode: &str, outcome: Outcome) -> Progress {
+    let elapsed_ms = if let Outcome::Done { report } = &outcome { report.total_ms } else { 0.0 };
+    let bytes_sent = if let Outcome::Done { report } = &outcome { report.bytes_sent } else { 0 };
+    Progress {
+        id: id.to_string(),
+        vm: vm.to_owned(),
+        role,
+        peer: peer.to_owned(),
+        mode: (!mode.is_empty()).then(|| mode.to_owned()),
+        phase: Phase::Finish,
+        elapsed_ms,
+        bytes_total: 0,
+        bytes_done: 0,
+        bytes_sent,
+        rate_bytes_per_s: 0.0,
+        dirty_pages_per_s: 0.0,
+        round: 0,
+        eta_ms: None,
+        outcome,
+    }
+}
+
+/// Tells a source that dials again how a session ended here.
+pub(crate) async fn answer_for_ended(record: DestinationRecord, stream: BoxedStream) {
+    let mut channel: Channel<ToDestination> = Channel::new(stream);
+    let first = timeout(Duration::from_secs(10), channel.receive()).await;
+    let Ok(Ok(ToDestination::Resume(_))) = first else { return };
+    let stand = match record.state {
+        DestinationState::Complete => DestinationStand::Complete,
+        _ => DestinationStand::Gone,
+    };
+    let _ = channel.send(&ToSource::Resume(stand)).await;
+    if stand == DestinationStand::Complete {
+        // The figures went with the process that had them.
+        let complete = crate::proto::message::Complete {
+            faults: Default::default(),
+            pages_zero: 0,
+            counted: Default::default(),
+            differing_pages: None,
+            state_bytes: 0,
+        };
+        let _ = channel.send(&ToSource::Complete(Box::new(complete))).await;
+    }
+    // Stays until the source has read it and closes.
+    let _ = timeout(Duration::from_secs(10), channel.receive()).await;
+}

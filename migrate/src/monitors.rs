@@ -1,0 +1,45 @@
+//! QMP connections of this daemon, one for each QEMU: a QMP socket serves one client at a time.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::sync::Mutex;
+use vmove_qmp::{Client, QmpError};
+
+/// Long enough for a QEMU whose main loop is busy; a socket nobody listens on answers at once.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// Shares one [`Client`] among everything in the daemon that talks to the same QEMU.
+#[derive(Debug, Default)]
+pub struct Monitors {
+    clients: Mutex<HashMap<PathBuf, Client>>,
+}
+
+impl Monitors {
+    /// The connection to the QMP socket at `path`, made if there is none or the old one has closed.
+    ///
+    /// # Errors
+    /// [`QmpError`] of the connection attempt.
+    pub async fn client(&self, path: &Path) -> Result<Client, QmpError> {
+        // Held while connecting: a second caller waits for the first one's connection rather than for its own greeting, which
+        // QEMU would not send before the first connection closes.
+        let mut clients = self.clients.lock().await;
+        if let Some(client) = clients.get(path).filter(|c| !c.is_closed()) {
+            return Ok(client.clone());
+        }
+        let client = Client::connect(path, CONNECT).await?;
+        clients.insert(path.to_owned(), client.clone());
+        Ok(client)
+    }
+
+    /// Takes in a connection that was made elsewhere (a QEMU that was just started).
+    pub async fn insert(&self, path: &Path, client: Client) {
+        self.clients.lock().await.insert(path.to_owned(), client);
+    }
+
+    /// Forgets a connection; it closes when its last user drops it.
+    pub async fn forget(&self, path: &Path) {
+        self.clients.lock().await.remove(path);
+    }
+}

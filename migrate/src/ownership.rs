@@ -1,0 +1,326 @@
+//! Who owns the guest: the two state machines that make sure it never runs twice.
+//!
+//! Pure: no clock, no I/O. The drivers in [`crate::source`] and [`crate::destination`] ask these machines before they act, and write
+//! the new state to the journal before the act. The rule that everything else serves:
+//!
+//! * the source may run the guest in [`SourceState::Warm`] and [`SourceState::Aborted`] only;
+//! * the destination may run it in [`DestinationState::Owner`] and [`DestinationState::Complete`] only;
+//! * the destination becomes `Owner` only on a commit, which the source sends only in [`SourceState::Committed`], a state from
+//!   which there is no way back.
+//!
+//! "Durable" means: in the journal file, handed to the kernel by `write(2)`. A daemon that is killed finds it again. A host that
+//! loses power loses the guest's memory too, so there is nothing left that could run twice (`docs/decisions/0004-journal.md`).
+
+use serde::{Deserialize, Serialize};
+
+/// The source's side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SourceState {
+    /// The guest runs here; memory may be crossing.
+    Warm,
+    /// The guest is being stopped or is stopped here, and may still go on here.
+    Stopped,
+    /// The guest is given up. Final but for [`SourceState::Released`].
+    Committed,
+    /// The destination holds everything; QEMU and memory here are (being) freed.
+    Released,
+    /// The migration is off; the guest goes on here.
+    Aborted,
+}
+
+/// What can happen to the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SourceEvent {
+    /// It is about to stop the guest.
+    Stop,
+    /// The destination says that it holds the device state.
+    PeerLoaded,
+    /// The destination says that it holds every page.
+    PeerComplete,
+    /// Cancelled, timed out, something failed, the peer was lost, or this daemon was started anew.
+    GiveUp,
+}
+
+/// The destination's side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DestinationState {
+    /// Making room, taking pages and device state.
+    Filling,
+    /// Device state loaded; waits for the source's word, however long.
+    Loaded,
+    /// The guest is ours; pages are missing.
+    Owner,
+    /// The guest is ours and whole.
+    Complete,
+    /// Nothing of the session is left here.
+    Gone,
+}
+
+/// What can happen to the destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DestinationEvent {
+    /// QEMU has loaded the device state.
+    StateLoaded,
+    /// The source has given the guest up.
+    Commit,
+    /// The source keeps the guest.
+    PeerAborted,
+    /// All pages are there.
+    AllPages,
+    /// Something failed here, the peer was lost, or this daemon was started anew.
+    GiveUp,
+}
+
+/// An event that must not come in this state: a bug, or a peer that does not keep the protocol.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("Protocol violation: {event} in state {state}")]
+pub struct IllegalStep {
+    /// State it came in.
+    pub state: String,
+    /// What came.
+    pub event: String,
+}
+
+fn illegal<S: std::fmt::Debug, E: std::fmt::Debug, T>(state: S, event: E) -> Result<T, IllegalStep> {
+    Err(IllegalStep { state: format!("{state:?}"), event: format!("{event:?}") })
+}
+
+impl SourceState {
+    /// Whether guest code may be running at the source.
+    #[must_use]
+    pub const fn may_run(self) -> bool {
+        matches!(self, Self::Warm | Self::Aborted)
+    }
+
+    /// The next state.
+    ///
+    /// # Errors
+    /// [`IllegalStep`].
+    pub fn step(self, event: SourceEvent) -> Result<Self, IllegalStep> {
+        use {SourceEvent as E, SourceState as S};
+        match (self, event) {
+            (S::Warm, E::Stop) => Ok(S::Stopped),
+            (S::Stopped, E::PeerLoaded) => Ok(S::Committed),
+            (S::Committed, E::PeerComplete) => Ok(S::Released),
+            (S::Warm | S::Stopped | S::Aborted, E::GiveUp) => Ok(S::Aborted),
+            // After the commit nothing is given up: the session is taken up again instead.
+            (S::Committed | S::Released, E::GiveUp) => Ok(self),
+            // A destination that was restarted may say things again.
+            (S::Committed | S::Released, E::PeerLoaded) | (S::Released, E::PeerComplete) => Ok(self),
+            (state, event) => illegal(state, event),
+        }
+    }
+}
+
+impl DestinationState {
+    /// Whether guest code may be running at the destination.
+    #[must_use]
+    pub const fn may_run(self) -> bool {
+        matches!(self, Self::Owner | Self::Complete)
+    }
+
+    /// The next state.
+    ///
+    /// # Errors
+    /// [`IllegalStep`].
+    pub fn step(self, event: DestinationEvent) -> Result<Self, IllegalStep> {
+        use {DestinationEvent as E, DestinationState as D};
+        match (self, event) {
+            (D::Filling, E::StateLoaded) => Ok(D::Loaded),
+            (D::Loaded, E::Commit) => Ok(D::Owner),
+            (D::Owner, E::AllPages) => Ok(D::Complete),
+            (D::Filling, E::GiveUp | E::PeerAborted) | (D::Loaded, E::PeerAborted) => Ok(D::Gone),
+            // From here on only the source's word counts: it may have committed already.
+            (D::Loaded | D::Owner | D::Complete | D::Gone, E::GiveUp) => Ok(self),
+            // Said again after a reconnection.
+            (D::Owner | D::Complete, E::Commit) | (D::Complete, E::AllPages) | (D::Gone, E::PeerAborted) => {
+                Ok(self)
+            }
+            (state, event) => illegal(state, event),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// Both ends and the wire between them. Messages may be lost (with the connection) or delayed, but not reordered or made up.
+    #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+    struct World {
+        source: SourceState,
+        destination: DestinationState,
+        to_source: Vec<Word>,
+        to_destination: Vec<Word>,
+        connected: bool,
+    }
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    enum Word {
+        Loaded,
+        Commit,
+        Abort,
+        Complete,
+        ResumeCommitted,
+        ResumeAborted,
+    }
+
+    impl World {
+        fn cut(&mut self) {
+            self.connected = false;
+            self.to_source.clear();
+            self.to_destination.clear();
+        }
+
+        /// Every world that one action of one part can lead to. Mirrors what the drivers do.
+        fn successors(&self) -> Vec<Self> {
+            let mut out = Vec::new();
+            let mut with = |f: &dyn Fn(&mut Self)| {
+                let mut w = self.clone();
+                f(&mut w);
+                out.push(w);
+            };
+            // Source's own decisions.
+            if self.source == SourceState::Warm && self.connected {
+                with(&|w| w.source = w.source.step(SourceEvent::Stop).unwrap());
+            }
+            if matches!(self.source, SourceState::Warm | SourceState::Stopped) {
+                with(&|w| {
+                    w.source = w.source.step(SourceEvent::GiveUp).unwrap();
+                    if w.connected {
+                        w.to_destination.push(Word::Abort);
+                    }
+                });
+            }
+            // Destination's own progress.
+            if self.destination == DestinationState::Filling
+                && self.source == SourceState::Stopped
+                && self.connected
+            {
+                with(&|w| {
+                    w.destination = w.destination.step(DestinationEvent::StateLoaded).unwrap();
+                    w.to_source.push(Word::Loaded);
+                });
+            }
+            if self.destination == DestinationState::Owner && self.connected {
+                with(&|w| {
+                    w.destination = w.destination.step(DestinationEvent::AllPages).unwrap();
+                    w.to_source.push(Word::Complete);
+                });
+            }
+            // Cut, or either daemon killed and started again: the journaled states remain.
+            if self.connected {
+                with(&|w| {
+                    w.cut();
+                    w.source = w.source.step(SourceEvent::GiveUp).unwrap();
+                });
+                with(&|w| {
+                    w.cut();
+                    w.destination = w.destination.step(DestinationEvent::GiveUp).unwrap();
+                });
+            }
+            // The source dials again.
+            if !self.connected {
+                with(&|w| {
+                    w.source = w.source.step(SourceEvent::GiveUp).unwrap();
+                    w.destination = w.destination.step(DestinationEvent::GiveUp).unwrap();
+                    w.connected = true;
+                    let committed = matches!(w.source, SourceState::Committed | SourceState::Released);
+                    w.to_destination.push(if committed {
+                        Word::ResumeCommitted
+                    } else {
+                        Word::ResumeAborted
+                    });
+                });
+            }
+            // Delivery.
+            if let Some(word) = self.to_destination.first().copied() {
+                with(&|w| {
+                    w.to_destination.remove(0);
+                    let event = match word {
+                        Word::Commit | Word::ResumeCommitted => DestinationEvent::Commit,
+                        _ => DestinationEvent::PeerAborted,
+                    };
+                    w.destination = w.destination.step(event).unwrap_or_else(|e| panic!("{e} in {self:?}"));
+                    if word == Word::ResumeCommitted && w.destination == DestinationState::Complete {
+                        w.to_source.push(Word::Complete);
+                    }
+                });
+            }
+            if let Some(word) = self.to_source.first().copied() {
+                with(&|w| {
+                    w.to_source.remove(0);
+                    match word {
+                        // An abort and a Loaded may cross: the abort stands.
+                        Word::Loaded if w.source == SourceState::Aborted => {}
+                        Word::Loaded => {
+                            w.source = w
+                                .source
+                                .step(SourceEvent::PeerLoaded)
+                                .unwrap_or_else(|e| panic!("{e} in {self:?}"));
+                            w.to_destination.push(Word::Commit);
+                        }
+                        _ => {
+                            w.source = w
+                                .source
+                                .step(SourceEvent::PeerComplete)
+                                .unwrap_or_else(|e| panic!("{e} in {self:?}"))
+                        }
+                    }
+                });
+            }
+            out
+        }
+    }
+
+    /// Walks every reachable world: cuts, kills, restarts and crossings at every step.
+    #[test]
+    fn the_guest_never_runs_twice_and_is_never_lost() {
+        let start = World {
+            source: SourceState::Warm,
+            destination: DestinationState::Filling,
+            to_source: Vec::new(),
+            to_destination: Vec::new(),
+            connected: true,
+        };
+        let mut seen = HashSet::from([start.clone()]);
+        let mut todo = vec![start];
+        while let Some(world) = todo.pop() {
+            assert!(!(world.source.may_run() && world.destination.may_run()), "two owners: {world:?}");
+            let lost = !world.source.may_run()
+                && matches!(world.source, SourceState::Committed | SourceState::Released)
+                && world.destination == DestinationState::Gone;
+            assert!(!lost, "no owner and no way back: {world:?}");
+            if world.source == SourceState::Released {
+                assert_eq!(world.destination, DestinationState::Complete, "freed too early: {world:?}");
+            }
+            for next in world.successors() {
+                if next.to_source.len() + next.to_destination.len() < 6 && seen.insert(next.clone()) {
+                    todo.push(next);
+                }
+            }
+        }
+        assert!(seen.len() > 30, "only {} worlds reached", seen.len());
+        let done = seen
+            .iter()
+            .any(|w| w.source == SourceState::Released && w.destination == DestinationState::Complete);
+        let back =
+            seen.iter().any(|w| w.source == SourceState::Aborted && w.destination == DestinationState::Gone);
+        assert!(done && back, "both ends must be reachable");
+    }
+
+    /// The same walk finds the fault if a lost peer made a loaded destination run by itself.
+    #[test]
+    fn the_walk_would_find_a_destination_that_runs_without_the_commit() {
+        let source = SourceState::Stopped.step(SourceEvent::GiveUp).unwrap();
+        let wrong = DestinationState::Owner;
+        assert!(source.may_run() && wrong.may_run());
+        assert!(DestinationState::Filling.step(DestinationEvent::Commit).is_err());
+        assert!(SourceState::Aborted.step(SourceEvent::PeerLoaded).is_err());
+        assert!(DestinationState::Owner.step(DestinationEvent::PeerAborted).is_err());
+    }
+}

@@ -1,0 +1,214 @@
+//! When pre-copy rounds end, and which mode `auto` takes: arithmetic only.
+
+use crate::spec::Mode;
+
+/// A round must shrink what is left below this part of what it began with, or it does not pay.
+const PAYS: f64 = 0.75;
+/// What is left crosses in less time than the device state does anyway (about 5 to 10 ms): no round can shorten the pause.
+const SMALL_MS: f64 = 4.0;
+/// Rounds cost guest time (write-protection faults); past this number something is odd.
+const MAX_ROUNDS: u32 = 30;
+/// `precopy` has promised not to fall back: it goes on trying while the guest may calm down.
+const MAX_STUBBORN_ROUNDS: u32 = 60;
+
+/// What is known after a round and its scan.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Standing {
+    /// Rounds done.
+    pub rounds: u32,
+    /// Bytes that were to be sent in the last round.
+    pub last_bytes: u64,
+    /// Bytes that are dirty now.
+    pub left_bytes: u64,
+    /// Measured page payload per second of the link.
+    pub link_bytes_per_s: f64,
+}
+
+impl Standing {
+    /// How long what is left will take, in milliseconds.
+    #[must_use]
+    pub fn left_ms(&self) -> f64 {
+        if self.left_bytes == 0 { 0.0 } else { self.left_bytes as f64 / self.link_bytes_per_s.max(1.0) * 1e3 }
+    }
+}
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Next {
+    /// Another round.
+    Round,
+    /// Stop the guest. Why.
+    Stop(String),
+    /// `precopy` cannot keep its promise. Why.
+    GiveUp(String),
+}
+
+/// Decides after a round.
+#[must_use]
+pub fn next(mode: Mode, max_downtime_ms: f64, s: Standing) -> Next {
+    let left_ms = s.left_ms();
+    let pays = (s.left_bytes as f64) < PAYS * s.last_bytes as f64;
+    let fits = left_ms <= max_downtime_ms;
+    let left = format!("{} left, {left_ms:.1} ms at {}", size(s.left_bytes), rate(s.link_bytes_per_s));
+    if left_ms <= SMALL_MS.min(max_downtime_ms) {
+        return Next::Stop(format!("{left}: less than the device state takes"));
+    }
+    match mode {
+        Mode::Postcopy => Next::Stop("post-copy has no rounds".to_owned()),
+        Mode::Hybrid if !pays => Next::Stop(format!("{left}: another round would not shrink it")),
+        Mode::Hybrid if s.rounds >= MAX_ROUNDS => Next::Stop(format!("{left} after {MAX_ROUNDS} rounds")),
+        Mode::Precopy if fits && (!pays || s.rounds >= MAX_ROUNDS) => Next::Stop(format!(
+            "{left}: within the limit of {max_downtime_ms} ms, and another round would not shrink it"
+        )),
+        Mode::Precopy if s.rounds >= MAX_STUBBORN_ROUNDS => Next::GiveUp(format!(
+            "does not converge: {left} after {} rounds, allowed are {max_downtime_ms} ms; use --mode hybrid, or --max-downtime {:.0}ms",
+            s.rounds,
+            left_ms.ceil() + 1.0
+        )),
+        Mode::Hybrid | Mode::Precopy => Next::Round,
+    }
+}
+
+/// What `auto` knows when it chooses.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Outlook {
+    /// Guest memory with content, in bytes.
+    pub content_bytes: u64,
+    /// Bytes per second that the guest dirties, over the sample.
+    pub dirty_bytes_per_s: f64,
+    /// Link.
+    pub link_bytes_per_s: f64,
+    /// The operator's limit.
+    pub max_downtime_ms: f64,
+    /// The kernel can track writes.
+    pub can_track: bool,
+}
+
+/// Chooses a mode and says why.
+///
+/// The model is that of Clark et al. (NSDI 2005): while the guest dirties at a part `r` of the link's rate, what is left
+/// shrinks by `r` each round. At `r` near 1 rounds are wasted and only post-copy is bounded.
+#[must_use]
+pub fn choose(o: Outlook) -> (Mode, String) {
+    if !o.can_track {
+        return (
+            Mode::Postcopy,
+            "this kernel cannot track writes (PAGEMAP_SCAN, Linux 6.7): post-copy is what remains".to_owned(),
+        );
+    }
+    let r = o.dirty_bytes_per_s / o.link_bytes_per_s.max(1.0);
+    let facts =
+        format!("guest dirties {}, link moves {}", rate(o.dirty_bytes_per_s), rate(o.link_bytes_per_s));
+    let full_ms = o.content_bytes as f64 / o.link_bytes_per_s.max(1.0) * 1e3;
+    // After three rounds what is left is content * r^3; the pause must hold it.
+    let left_ms = full_ms * r.powi(3);
+    if r <= 0.25 && left_ms <= 0.5 * o.max_downtime_ms {
+        let why = format!(
+            "{facts}: pre-copy leaves about {left_ms:.1} ms to send in the pause, and a lost peer cannot hurt the guest"
+        );
+        (Mode::Precopy, why)
+    } else if r < 0.9 {
+        (
+            Mode::Hybrid,
+            format!(
+                "{facts}: rounds shrink what is left by {:.0} % each, the rest follows the guest",
+                (1.0 - r) * 100.0
+            ),
+        )
+    } else {
+        (Mode::Postcopy, format!("{facts}: rounds would never catch up"))
+    }
+}
+
+/// Bytes for people.
+#[must_use]
+pub fn size(bytes: u64) -> String {
+    let b = bytes as f64;
+    if b >= 1e9 {
+        format!("{:.2} GB", b / 1e9)
+    } else if b >= 1e6 {
+        format!("{:.1} MB", b / 1e6)
+    } else {
+        format!("{:.1} kB", b / 1e3)
+    }
+}
+
+/// Bytes per second for people.
+#[must_use]
+pub fn rate(bytes_per_s: f64) -> String {
+    if bytes_per_s >= 1e9 {
+        format!("{:.2} GB/s", bytes_per_s / 1e9)
+    } else {
+        format!("{:.1} MB/s", bytes_per_s / 1e6)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LINK: f64 = 2e9;
+
+    fn at(rounds: u32, last_bytes: u64, left_bytes: u64) -> Standing {
+        Standing { rounds, last_bytes, left_bytes, link_bytes_per_s: LINK }
+    }
+
+    #[test]
+    fn a_shrinking_guest_gets_rounds_until_little_is_left() {
+        assert_eq!(next(Mode::Hybrid, 300.0, at(1, 600 << 20, 100 << 20)), Next::Round);
+        assert!(matches!(next(Mode::Hybrid, 300.0, at(3, 20 << 20, 2 << 20)), Next::Stop(_)));
+    }
+
+    #[test]
+    fn hybrid_stops_when_a_round_does_not_pay() {
+        let Next::Stop(why) = next(Mode::Hybrid, 300.0, at(1, 512 << 20, 500 << 20)) else {
+            panic!("wanted a stop")
+        };
+        assert!(why.contains("would not shrink"), "{why}");
+    }
+
+    #[test]
+    fn precopy_keeps_its_promise_or_gives_up() {
+        // 400 MB take 200 ms: within 300 ms, and no round helps.
+        assert!(matches!(next(Mode::Precopy, 300.0, at(4, 400_000_000, 400_000_000)), Next::Stop(_)));
+        assert_eq!(next(Mode::Precopy, 100.0, at(4, 400_000_000, 400_000_000)), Next::Round);
+        let Next::GiveUp(why) = next(Mode::Precopy, 100.0, at(60, 400_000_000, 400_000_000)) else {
+            panic!("wanted an end")
+        };
+        assert!(why.contains("--max-downtime 201ms"), "{why}");
+    }
+
+    #[test]
+    fn auto_follows_the_ratio() {
+        let o = |dirty: f64, can_track| Outlook {
+            content_bytes: 1 << 30,
+            dirty_bytes_per_s: dirty,
+            link_bytes_per_s: LINK,
+            max_downtime_ms: 300.0,
+            can_track,
+        };
+        assert_eq!(choose(o(0.0, true)).0, Mode::Precopy);
+        assert_eq!(choose(o(0.3 * LINK, true)).0, Mode::Hybrid);
+        assert_eq!(choose(o(3.0 * LINK, true)).0, Mode::Postcopy);
+        let (mode, why) = choose(o(0.0, false));
+        assert_eq!(mode, Mode::Postcopy);
+        assert!(why.contains("PAGEMAP_SCAN"));
+    }
+
+    proptest! {
+        /// Whatever a guest does, the rounds end.
+        #[test]
+        fn rounds_always_end(precopy in any::<bool>(), lefts in proptest::collection::vec(0u64..1 << 40, 61)) {
+            let mode = if precopy { Mode::Precopy } else { Mode::Hybrid };
+            let mut last = 1 << 40;
+            let ended = lefts.iter().zip(1..).any(|(left, rounds)| {
+                let n = next(mode, 50.0, at(rounds, last, *left));
+                last = *left;
+                n != Next::Round
+            });
+            prop_assert!(ended);
+        }
+    }
+}

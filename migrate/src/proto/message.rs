@@ -1,0 +1,320 @@
+//! The messages of a session. `docs/protocol.md` says which may come when.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+use vmove_fabric::{FabricKind, RemoteRegion};
+
+use crate::check::Blocker;
+use crate::clock::Mono;
+use crate::pending::WireSet;
+use crate::proto::hello::Token;
+use crate::report::FaultStats;
+use crate::spec::MigrationSpec;
+
+/// One RAM block as the source has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockInfo {
+    /// QEMU's id of the memory backend.
+    pub id: String,
+    /// Length in bytes.
+    pub size: u64,
+    /// Page size of the source's backing in bytes; the destination uses the same.
+    pub page_size: u64,
+}
+
+/// What the destination must know to make room for a VM. Sent first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Prepare {
+    /// Name of the VM.
+    pub vm: String,
+    /// The source's name of itself, for records.
+    pub source: String,
+    /// An id of the source's running kernel: if it is the destination's too, they share a clock.
+    pub boot_id: String,
+    /// Secret of this session for all further connections.
+    pub token: Token,
+    /// The operator's options.
+    pub spec: MigrationSpec,
+    /// Only look for blockers; change nothing.
+    pub check_only: bool,
+    /// The operator's command line of the VM.
+    pub command_line: Vec<String>,
+    /// Environment variables that QEMU was started with.
+    pub environment: Vec<(String, String)>,
+    /// Backing: `thp`, `hugetlb-2m`, `hugetlb-1g`.
+    pub backing: String,
+    /// RAM blocks, in the order in which they are numbered in every other message.
+    pub blocks: Vec<BlockInfo>,
+    /// QEMU version at the source, `major.minor.micro`.
+    pub qemu_version: String,
+    /// Machine type at the source, with its version (`pc-q35-10.0`).
+    pub machine: String,
+    /// Whether guest code was running when this was asked for.
+    pub was_running: bool,
+    /// Files behind the VM's disks that must be reachable at the destination.
+    pub disks: Vec<Disk>,
+    /// Fabrics the source can use, best first.
+    pub fabrics: Vec<crate::link::FabricOffer>,
+}
+
+/// A disk image that both nodes must see.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Disk {
+    /// Block node.
+    pub node: String,
+    /// Path as QEMU opened it at the source.
+    pub path: String,
+    /// Length in bytes: the cheapest check that the file of the same name is the same file.
+    pub size: u64,
+    /// Read-only media need only exist.
+    pub read_only: bool,
+    /// `Some(false)`: on a file system that only the source's host sees; the message says which.
+    pub shared: Option<bool>,
+    /// File system at the source.
+    pub fs: String,
+}
+
+/// The destination has room and waits for page connections; its QEMU is being started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accepted {
+    /// The destination's name of itself.
+    pub destination: String,
+    /// An id of the destination's running kernel.
+    pub boot_id: String,
+    /// Fabric to use.
+    pub fabric: FabricKind,
+    /// Why.
+    pub fabric_reason: String,
+    /// Its address, where it is not the daemon's port.
+    pub fabric_address: String,
+    /// Bulk connections wanted.
+    pub bulk_connections: u8,
+}
+
+/// Where the source's blocks can be read; sent after registration and after every reconnection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Regions {
+    /// One per block.
+    pub regions: Vec<RemoteRegion>,
+}
+
+/// A run of pages of one block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireRun {
+    /// Which block.
+    pub block: u16,
+    /// First page.
+    pub start: u64,
+    /// Number of pages, at least 1.
+    pub len: u64,
+    /// The pages are all zero: nothing to read.
+    pub zero: bool,
+}
+
+impl WireRun {
+    /// The pages as a range, if they lie within a block of `pages` pages.
+    #[must_use]
+    pub fn range(&self, pages: u64) -> Option<Range<u64>> {
+        let end = self.start.checked_add(self.len)?;
+        (self.len > 0 && end <= pages).then_some(self.start..end)
+    }
+}
+
+/// The guest has stopped: the pages whose bytes at the destination are not the final ones.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Final {
+    /// One set per block.
+    pub sets: Vec<WireSet>,
+    /// When QEMU stopped the guest, on the source's clock.
+    pub stopped_at: Mono,
+    /// `precopy`: the destination says [`ToSource::Loaded`] only when it holds every page as well.
+    pub whole_first: bool,
+}
+
+/// Hashes of pages after the guest stopped, for `--verify`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hashes {
+    /// Which block.
+    pub block: u16,
+    /// First page.
+    pub start: u64,
+    /// XXH3 of each page from there on.
+    pub hashes: Vec<u64>,
+}
+
+/// Where the source stands, said at the beginning of every control connection but the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SourceStand {
+    /// The guest stays at (or is back at) the source: drop what you have.
+    Aborted,
+    /// The source has given the guest up: it is yours.
+    Committed,
+}
+
+/// Where the destination stands, said in answer to [`SourceStand`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DestinationStand {
+    /// It holds the device state and waits for the commit.
+    Loaded,
+    /// The guest is its own; pages are missing.
+    Owner,
+    /// The guest is its own and complete.
+    Complete,
+    /// It holds nothing of this session.
+    Gone,
+}
+
+/// From the source to the destination.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ToDestination {
+    /// Make room.
+    Prepare(Box<Prepare>),
+    /// Answered by [`ToSource::Pong`]; measures the clocks and keeps the session alive.
+    Ping(u32),
+    /// Memory is registered, page connections are open.
+    Regions(Regions),
+    /// A round begins. The first is 1.
+    Round(u32),
+    /// Pages of the round, or after [`ToDestination::Stopped`] of the final set.
+    Runs(Vec<WireRun>),
+    /// All pages of the round have been named.
+    RoundEnd(u32),
+    /// The guest is stopped.
+    Stopped(Final),
+    /// All pages of the final set have been named.
+    FinalEnd,
+    /// The source has durably given the guest up.
+    Commit,
+    /// The guest stays at the source: drop everything.
+    Abort(String),
+    /// For `--verify`.
+    Hashes(Hashes),
+    /// All hashes have been sent.
+    HashesEnd,
+    /// The source has ended its QEMU and freed its memory.
+    Released,
+    /// First message of a control connection that takes a session up again.
+    Resume(SourceStand),
+}
+
+impl ToDestination {
+    /// The word used in errors and in the table of `docs/protocol.md`.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Prepare(_) => "Prepare",
+            Self::Ping(_) => "Ping",
+            Self::Regions(_) => "Regions",
+            Self::Round(_) => "Round",
+            Self::Runs(_) => "Runs",
+            Self::RoundEnd(_) => "RoundEnd",
+            Self::Stopped(_) => "Stopped",
+            Self::FinalEnd => "FinalEnd",
+            Self::Commit => "Commit",
+            Self::Abort(_) => "Abort",
+            Self::Hashes(_) => "Hashes",
+            Self::HashesEnd => "HashesEnd",
+            Self::Released => "Released",
+            Self::Resume(_) => "Resume",
+        }
+    }
+}
+
+/// Counters the destination reports while it works.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counted {
+    /// Page payload that has landed, in bytes, repeats included.
+    pub landed_bytes: u64,
+    /// Bytes on the page connections, both ways, headers included.
+    pub wire_bytes: u64,
+    /// Pages still to come before the destination holds everything; 0 before the guest stopped.
+    pub pages_left: u64,
+}
+
+/// The end of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoundDone {
+    /// Which.
+    pub round: u32,
+    /// Payload bytes read in it.
+    pub bytes: u64,
+    /// From its first to its last read, in microseconds.
+    pub micros: u64,
+}
+
+/// The guest runs (or is paused, as asked) at the destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Running {
+    /// RESUME, on the destination's clock; `None` if it was left paused.
+    pub resumed_at: Option<Mono>,
+    /// Pages that had not landed then.
+    pub pages_left: u64,
+}
+
+/// The destination holds every page.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Complete {
+    /// Faults.
+    pub faults: FaultStats,
+    /// Pages that were zero when the guest stopped.
+    pub pages_zero: u64,
+    /// Counters at the end.
+    pub counted: Counted,
+    /// Result of `--verify`: number of pages that differ.
+    pub differing_pages: Option<u64>,
+    /// Device state received, in bytes.
+    pub state_bytes: u64,
+}
+
+/// From the destination to the source.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ToSource {
+    /// There is room.
+    Accepted(Box<Accepted>),
+    /// There is not, or something else is in the way. With `check_only`: the answer, also when empty.
+    Refused(Vec<Blocker>),
+    /// Answer to a ping.
+    Pong {
+        /// The ping's number.
+        token: u32,
+        /// The destination's clock.
+        now: Mono,
+    },
+    /// Destination QEMU runs, paused and attached.
+    Prepared,
+    /// A round has landed.
+    RoundDone(RoundDone),
+    /// The device state is loaded, and the destination will not touch the guest until told to.
+    Loaded,
+    /// The guest is the destination's.
+    Running(Running),
+    /// Now and then.
+    Progress(Counted),
+    /// Every page is there.
+    Complete(Box<Complete>),
+    /// The destination gives up before the hand-over.
+    Failed(String),
+    /// Answer to [`ToDestination::Resume`].
+    Resume(DestinationStand),
+}
+
+impl ToSource {
+    /// The word used in errors and in the table of `docs/protocol.md`.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Accepted(_) => "Accepted",
+            Self::Refused(_) => "Refused",
+            Self::Pong { .. } => "Pong",
+            Self::Prepared => "Prepared",
+            Self::RoundDone(_) => "RoundDone",
+            Self::Loaded => "Loaded",
+            Self::Running(_) => "Running",
+            Self::Progress(_) => "Progress",
+            Self::Complete(_) => "Complete",
+            Self::Failed(_) => "Failed",
+            Self::Resume(_) => "Resume",
+        }
+    }
+}

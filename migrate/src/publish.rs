@@ -1,0 +1,183 @@
+//! Shows a session's progress and keeps its phase times.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::clock::{Mono, ms};
+use crate::progress::{GuestPlace, Outcome, Phase, Progress, Role};
+use crate::report::PhaseTime;
+
+/// Rates are taken over at least this long.
+const RATE_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The writing end of a session's progress.
+#[derive(Debug)]
+pub struct Publisher {
+    started: Mono,
+    sender: watch::Sender<Progress>,
+    clockwork: Mutex<Clockwork>,
+}
+
+#[derive(Debug)]
+struct Clockwork {
+    phases: Vec<PhaseTime>,
+    phase_began: Mono,
+    rate_from: (Mono, u64),
+}
+
+impl Publisher {
+    /// Begins a session's progress in [`Phase::Check`].
+    #[must_use]
+    pub fn new(id: &str, vm: &str, role: Role, peer: &str) -> (Self, watch::Receiver<Progress>) {
+        let started = Mono::now();
+        let (sender, receiver) = watch::channel(Progress {
+            id: id.to_owned(),
+            vm: vm.to_owned(),
+            role,
+            peer: peer.to_owned(),
+            mode: None,
+            phase: Phase::Check,
+            elapsed_ms: 0.0,
+            bytes_total: 0,
+            bytes_done: 0,
+            bytes_sent: 0,
+            rate_bytes_per_s: 0.0,
+            dirty_pages_per_s: 0.0,
+            round: 0,
+            eta_ms: None,
+            outcome: Outcome::Running,
+        });
+        let clockwork = Clockwork { phases: Vec::new(), phase_began: started, rate_from: (started, 0) };
+        (Self { started, sender, clockwork: Mutex::new(clockwork) }, receiver)
+    }
+
+    /// When the session began.
+    #[must_use]
+    pub const fn started(&self) -> Mono {
+        self.started
+    }
+
+    /// Changes the snapshot.
+    pub fn update(&self, change: impl FnOnce(&mut Progress)) {
+        self.sender.send_modify(|p| {
+            change(p);
+            p.elapsed_ms = Mono::now().ms_since(self.started);
+        });
+    }
+
+    /// Enters a phase; the time of the one before is kept. Entering the same phase again does nothing.
+    pub fn enter(&self, phase: Phase) {
+        if self.sender.borrow().phase == phase {
+            return;
+        }
+        let left = self.sender.borrow().phase;
+        self.close(left);
+        tracing::info!(phase = phase.as_str(), "session enters phase");
+        self.update(|p| p.phase = phase);
+    }
+
+    fn close(&self, phase: Phase) {
+        let now = Mono::now();
+        let mut clockwork = self.lock();
+        let time = PhaseTime {
+            name: phase.as_str().to_owned(),
+            start_ms: clockwork.phase_began.ms_since(self.started),
+            duration_ms: now.ms_since(clockwork.phase_began),
+        };
+        clockwork.phases.push(time);
+        clockwork.phase_began = now;
+    }
+
+    /// The phases up to now, the current one included.
+    #[must_use]
+    pub fn phases(&self) -> Vec<PhaseTime> {
+        self.close(self.sender.borrow().phase);
+        std::mem::take(&mut self.lock().phases)
+    }
+
+    /// Reports payload bytes that have landed since the session began; rates and the time left follow from it.
+    pub fn landed(&self, landed_bytes: u64, wire_bytes: u64, left_bytes: Option<u64>) {
+        let now = Mono::now();
+        let rate = {
+            let mut clockwork = self.lock();
+            let (since, bytes) = clockwork.rate_from;
+            let took = now.since(since);
+            (took >= RATE_INTERVAL).then(|| {
+                clockwork.rate_from = (now, landed_bytes);
+                landed_bytes.saturating_sub(bytes) as f64 / took.as_secs_f64()
+            })
+        };
+        self.update(|p| {
+            p.bytes_sent = wire_bytes;
+            if let Some(rate) = rate {
+                p.rate_bytes_per_s = rate;
+            }
+            if let Some(left) = left_bytes {
+                p.bytes_done = p.bytes_total.saturating_sub(left);
+                p.eta_ms = (p.rate_bytes_per_s > 0.0).then(|| left as f64 / p.rate_bytes_per_s * 1e3);
+            }
+        });
+    }
+
+    /// Ends the session's progress.
+    pub fn finish(&self, outcome: Outcome) {
+        if let Outcome::Failed { error, guest, .. } = &outcome {
+            tracing::warn!(error, ?guest, "migration failed");
+        }
+        self.update(|p| {
+            p.outcome = outcome;
+            p.eta_ms = None;
+        });
+    }
+
+    /// Ends it with an error.
+    pub fn fail(&self, error: impl std::fmt::Display, guest: GuestPlace, cancelled: bool) {
+        self.finish(Outcome::Failed { error: error.to_string(), guest, cancelled });
+    }
+
+    /// Milliseconds since the session began.
+    #[must_use]
+    pub fn elapsed_ms(&self) -> f64 {
+        ms(Mono::now().since(self.started))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Clockwork> {
+        self.clockwork.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phases_follow_each_other_without_gaps() {
+        let (p, seen) = Publisher::new("id", "vm", Role::Source, "peer");
+        p.enter(Phase::Prepare);
+        p.enter(Phase::Prepare);
+        std::thread::sleep(Duration::from_millis(3));
+        p.enter(Phase::Rounds);
+        let phases = p.phases();
+        let names: Vec<_> = phases.iter().map(|p| p.name.as_str()).collect();
+        assert_eq!(names, ["check", "prepare", "rounds"]);
+        for pair in phases.windows(2) {
+            assert!((pair[0].start_ms + pair[0].duration_ms - pair[1].start_ms).abs() < 1e-6);
+        }
+        assert!(phases[1].duration_ms >= 3.0);
+        assert_eq!(seen.borrow().phase, Phase::Rounds);
+    }
+
+    #[test]
+    fn the_time_left_follows_the_rate() {
+        let (p, seen) = Publisher::new("id", "vm", Role::Source, "peer");
+        p.update(|p| p.bytes_total = 3_000_000);
+        std::thread::sleep(RATE_INTERVAL);
+        p.landed(1_000_000, 1_000_100, Some(2_000_000));
+        let now = seen.borrow().clone();
+        assert_eq!(now.bytes_done, 1_000_000);
+        let eta = now.eta_ms.unwrap();
+        assert!((150.0..600.0).contains(&eta), "{eta}");
+    }
+}

@@ -1,0 +1,169 @@
+//! The way back: the guest goes on at the source as if nothing had been asked.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep, timeout};
+use vmove_qmp::Client;
+use vmove_qmp::switchover::query_migration;
+
+use super::session::{Session, Stop};
+use crate::destination::chain;
+use crate::journal::{Journal, SourceRecord};
+use crate::node::Node;
+use crate::ownership::{SourceEvent, SourceState};
+use crate::progress::GuestPlace;
+use crate::proto::channel::Channel;
+use crate::proto::hello::{Hello, HelloError, LinkKind, PROTOCOL_VERSION};
+use crate::proto::message::{SourceStand, ToDestination, ToSource};
+
+/// QEMU answers within milliseconds unless its main loop hangs.
+const BACK: Duration = Duration::from_secs(10);
+/// A destination that may hold the device state must hear that it will not get the guest.
+const TELL: Duration = Duration::from_secs(60);
+
+impl Session {
+    /// Ends the session before the hand-over.
+    pub(super) async fn give_up(mut self, stop: Stop) {
+        let stopped = self.state() == SourceState::Stopped;
+        if let Err(error) = self.advance(SourceEvent::GiveUp) {
+            return self.end_badly(error, GuestPlace::PausedAtSource, false);
+        }
+        // The guest first: it may be waiting.
+        let back = self.bring_back().await;
+        if let Some(memory) = &self.memory
+            && let Err(error) = memory.disarm()
+        {
+            tracing::warn!(error, "writes are still being tracked; that ends with this daemon");
+        }
+        let why = match &stop {
+            Stop::Refused(_) => "refused".to_owned(),
+            Stop::Cancelled => "cancelled by the operator".to_owned(),
+            Stop::Failed(why) => why.clone(),
+        };
+        self.tell_aborted(&why, stopped).await;
+        match (back, stop) {
+            (Err(error), _) => {
+                let error = format!("{why}; and the guest did not resume: {error}");
+                self.end_badly(error, GuestPlace::PausedAtSource, false);
+            }
+            (Ok(()), Stop::Refused(blockers)) => self.refused(blockers),
+            (Ok(()), Stop::Cancelled) => {
+                self.end_badly("Cancelled: the guest goes on at the source", GuestPlace::Source, true)
+            }
+            (Ok(()), Stop::Failed(why)) => self.end_badly(why, GuestPlace::Source, false),
+        }
+    }
+
+    async fn bring_back(&mut self) -> Result<(), String> {
+        if let Some(relay) = self.relay.take() {
+            // QEMU's write fails if it still sends: that ends its migration sooner.
+            relay.abort();
+        }
+        if let Some(qmp) = &self.qmp {
+            return qmp.cancel(BACK).await.map(drop).map_err(|e| chain(&e));
+        }
+        // A scan with direct I/O may have been dropped while the guest was stopped for it.
+        match (&self.client, self.direct_io && self.journal.record().was_running) {
+            (Some(client), true) => run_again(client).await,
+            _ => Ok(()),
+        }
+    }
+
+    async fn tell_aborted(&mut self, why: &str, stopped: bool) {
+        self.final_runs = None;
+        self.hashes = None;
+        let _ = timeout(Duration::from_secs(2), self.send(&ToDestination::Abort(why.to_owned()))).await;
+        // Dropping the channel ends the conversation; a destination that had not loaded the state drops everything then.
+        self.channel = None;
+        self.serving.clear();
+        if stopped {
+            // It may hold the device state and wait for our word, which may have been lost with the connection.
+            tell_later(&self.node, self.journal.record().clone());
+        }
+    }
+}
+
+/// Tells the destination, in the background and again and again, that the guest stays here.
+fn tell_later(node: &std::sync::Arc<Node>, record: SourceRecord) {
+    let node = std::sync::Arc::clone(node);
+    tokio::spawn(async move {
+        let until = Instant::now() + TELL;
+        let mut pause = Duration::from_millis(100);
+        while Instant::now() < until {
+            match tell(&node, &record).await {
+                Ok(()) => return,
+                Err(why) => tracing::debug!(session = %record.id, why, "destination not told yet"),
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(5));
+        }
+        tracing::warn!(session = %record.id, to = %record.to, "the destination could not be told that the guest stays here; `vmove recover` there removes what it holds");
+    });
+}
+
+async fn tell(node: &Node, record: &SourceRecord) -> Result<(), String> {
+    let hello = Hello {
+        version: PROTOCOL_VERSION,
+        kind: LinkKind::Control,
+        index: 0,
+        session: record.id,
+        token: record.token,
+        node: node.config.node.clone(),
+    };
+    let stream = match node.config.dialer.stream(&record.to, &hello).await {
+        Ok(stream) => stream,
+        // It knows nothing of the session: there is nothing to drop.
+        Err(crate::link::LinkError::Hello { source: HelloError::Refused(_), .. }) => return Ok(()),
+        Err(error) => return Err(chain(&error)),
+    };
+    let mut channel: Channel<ToSource> = Channel::new(stream);
+    channel.send(&ToDestination::Resume(SourceStand::Aborted)).await.map_err(|e| e.to_string())?;
+    match timeout(Duration::from_secs(10), channel.receive()).await {
+        Ok(Ok(ToSource::Resume(_))) => Ok(()),
+        other => Err(format!("{other:?}")),
+    }
+}
+
+/// Puts back, in a new life of the daemon, what a session had done before the hand-over. Write tracking ended with the old one.
+pub(crate) async fn put_back(
+    node: std::sync::Arc<Node>,
+    mut journal: Journal<SourceRecord>,
+) -> Result<(), String> {
+    let next = journal.record().state.step(SourceEvent::GiveUp).map_err(|e| e.to_string())?;
+    let stopped = journal.record().state == SourceState::Stopped;
+    journal.update(|r| r.state = next).map_err(|e| format!("Could not write the journal: {e}"))?;
+    let record = journal.record().clone();
+    let client = node.config.monitors.client(&record.vm.qmp_socket).await.map_err(|e| chain(&e))?;
+    let cancelled = client.execute_raw("migrate_cancel", Value::Null, BACK).await;
+    cancelled.map_err(|e| chain(&e))?;
+    let until = Instant::now() + BACK;
+    while !query_migration(&client, BACK).await.map_err(|e| chain(&e))?.status.is_final() {
+        if Instant::now() > until {
+            return Err("QEMU does not end its migration".to_owned());
+        }
+        sleep(Duration::from_millis(5)).await;
+    }
+    if record.was_running {
+        run_again(&client).await?;
+    }
+    // A guest left with this capability would lose its memory in an ordinary migration by another tool.
+    let off = json!({ "capabilities": [
+        { "capability": "x-ignore-shared", "state": false },
+        { "capability": "pause-before-switchover", "state": false },
+    ] });
+    client.execute_raw("migrate-set-capabilities", off, BACK).await.map_err(|e| chain(&e))?;
+    if stopped {
+        tell_later(&node, record);
+    }
+    Ok(())
+}
+
+/// `cont`, unless the guest runs.
+async fn run_again(client: &Client) -> Result<(), String> {
+    let status = client.execute_raw("query-status", Value::Null, BACK).await.map_err(|e| chain(&e))?;
+    if status.get("status").and_then(Value::as_str) == Some("running") {
+        return Ok(());
+    }
+    client.execute_raw("cont", Value::Null, BACK).await.map(drop).map_err(|e| chain(&e))
+}

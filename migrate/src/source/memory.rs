@@ -1,0 +1,216 @@
+//! The guest's memory at the source: what the destination still lacks of it, and what the guest has written meanwhile.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use vmove_fabric::{Access, Fabric, RemoteRegion};
+use vmove_memory::{
+    DirtyTracker, HoleWatch, PageRun, PageSize, Process, QemuMapping, RamFile, find_mappings,
+};
+
+use super::classify::{Classified, Subject, classify};
+use crate::destination::chain;
+use crate::pending::PageSet;
+use crate::proto::message::{BlockInfo, WireRun};
+use crate::region::GuestRegion;
+use crate::vm::VmRecord;
+
+/// One RAM block.
+#[derive(Debug)]
+pub(super) struct Block {
+    pub id: String,
+    pub file: RamFile,
+    pub region: GuestRegion,
+}
+
+impl Block {
+    fn page_size(&self) -> PageSize {
+        self.file.page_size()
+    }
+}
+
+/// All RAM blocks, and how the guest's writes to them are followed.
+#[derive(Debug)]
+pub(super) struct SourceMemory {
+    pub blocks: Vec<Block>,
+    process: Process,
+    mappings: Vec<QemuMapping>,
+    writes: Mutex<Writes>,
+}
+
+#[derive(Debug, Default)]
+struct Writes {
+    tracker: Option<DirtyTracker>,
+    holes: Vec<HoleWatch>,
+    /// Pages of each block that the destination has no good copy of.
+    pending: Vec<PageSet>,
+    last_scan: Option<Instant>,
+}
+
+/// What a scan found.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Scan {
+    /// Pages written since the scan before.
+    pub dirty_pages: u64,
+    /// Pages now pending, those included.
+    pub pending_pages: u64,
+    /// Time of the scan.
+    pub took: Duration,
+    /// Time since the scan before (or since arming).
+    pub interval: Duration,
+}
+
+impl Scan {
+    pub(super) fn dirty_per_s(&self) -> f64 {
+        if self.interval.is_zero() { 0.0 } else { self.dirty_pages as f64 / self.interval.as_secs_f64() }
+    }
+}
+
+impl SourceMemory {
+    /// Opens and registers the VM's RAM files. The guest does not notice.
+    pub(super) fn open(vm: &VmRecord, fabric: &dyn Fabric) -> Result<Self, String> {
+        let process = Process::reopen(vm.pid.unsigned_abs(), vm.pid_start).map_err(|e| chain(&e))?;
+        let mut blocks = Vec::new();
+        for ram in &vm.ram {
+            let file = RamFile::open(&ram.path).map_err(|e| chain(&e))?;
+            let mapping = file.map().map_err(|e| chain(&e))?;
+            let region =
+                GuestRegion::register(fabric, mapping, Access::REMOTE_READ).map_err(|e| chain(&e))?;
+            blocks.push(Block { id: ram.id.clone(), file, region });
+        }
+        let files: Vec<_> = blocks.iter().map(|b| &b.file).collect();
+        let mappings = find_mappings(&process, &files).map_err(|e| chain(&e))?;
+        // What was never sent is pending: at first everything.
+        let pending = blocks.iter().map(|b| PageSet::full(b.file.pages())).collect();
+        let writes = Mutex::new(Writes { pending, ..Writes::default() });
+        Ok(Self { blocks, process, mappings, writes })
+    }
+
+    pub(super) fn infos(&self) -> Vec<BlockInfo> {
+        let info = |b: &Block| BlockInfo {
+            id: b.id.clone(),
+            size: b.file.len().0,
+            page_size: b.page_size().bytes(),
+        };
+        self.blocks.iter().map(info).collect()
+    }
+
+    pub(super) fn remotes(&self) -> Vec<RemoteRegion> {
+        self.blocks.iter().map(|b| b.region.remote()).collect()
+    }
+
+    pub(super) fn total_pages(&self) -> u64 {
+        self.blocks.iter().map(|b| b.file.pages()).sum()
+    }
+
+    pub(super) fn page_bytes(&self) -> u64 {
+        self.blocks.first().map_or(4096, |b| b.page_size().bytes())
+    }
+
+    /// Bytes of the files that hold anything: an upper bound of what must cross.
+    pub(super) fn content_bytes(&self) -> u64 {
+        let of =
+            |b: &Block| b.file.data_extents().map_or(b.file.len().0, |e| e.iter().map(|e| e.len.0).sum());
+        self.blocks.iter().map(of).sum()
+    }
+
+    /// Begins to follow the guest's writes.
+    pub(super) fn arm(&self) -> Result<Duration, String> {
+        let begun = Instant::now();
+        let mut writes = self.lock();
+        // Hole watch first: a hole made after this is found, whichever way.
+        writes.holes = self
+            .blocks
+            .iter()
+            .map(|b| HoleWatch::new(&b.file))
+            .collect::<Result<_, _>>()
+            .map_err(|e| chain(&e))?;
+        writes.tracker = Some(DirtyTracker::arm(&self.process, &self.mappings).map_err(|e| chain(&e))?);
+        writes.last_scan = Some(Instant::now());
+        Ok(begun.elapsed())
+    }
+
+    /// Ends it; the guest's memory is as before.
+    pub(super) fn disarm(&self) -> Result<(), String> {
+        let tracker = self.lock().tracker.take();
+        tracker.map_or(Ok(()), |t| t.disarm().map_err(|e| chain(&e)))
+    }
+
+    pub(super) fn is_armed(&self) -> bool {
+        self.lock().tracker.is_some()
+    }
+
+    /// Adds what was written since the last scan to what is pending, and re-arms. Bytes read after this are as new as the scan; bytes
+    /// read before it may be old (hazard: read before re-arm). Without a tracker everything is pending.
+    pub(super) fn scan(&self) -> Result<Scan, String> {
+        let begun = Instant::now();
+        let mut guard = self.lock();
+        let writes = &mut *guard;
+        let mut scan =
+            Scan { interval: writes.last_scan.map_or(Duration::ZERO, |at| begun - at), ..Scan::default() };
+        for (index, block) in self.blocks.iter().enumerate() {
+            let Some(tracker) = &mut writes.tracker else {
+                writes.pending[index] = PageSet::full(block.file.pages());
+                continue;
+            };
+            let pending = &mut writes.pending[index];
+            let mut dirty = 0;
+            let mut add = |run: PageRun| {
+                dirty += run.len;
+                pending.insert(run.start.0..run.end().0);
+            };
+            tracker.scan_and_rearm(index, &mut add).map_err(|e| chain(&e))?;
+            // Some kernels do not report a 2 MiB range that was dropped.
+            for hole in writes.holes[index].became_holes(&block.file).map_err(|e| chain(&e))? {
+                add(block.page_size().run_of(hole));
+            }
+            scan.dirty_pages += dirty;
+        }
+        scan.pending_pages = writes.pending.iter().map(PageSet::count).sum();
+        writes.last_scan = Some(begun);
+        scan.took = begun.elapsed();
+        Ok(scan)
+    }
+
+    /// Takes what is pending: it is about to be sent.
+    pub(super) fn take_pending(&self) -> Vec<PageSet> {
+        self.lock().pending.iter_mut().map(PageSet::take).collect()
+    }
+
+    /// Puts back what was taken and not sent.
+    pub(super) fn put_back(&self, sets: &[PageSet]) {
+        for (pending, set) in self.lock().pending.iter_mut().zip(sets) {
+            pending.union(set);
+        }
+    }
+
+    /// Names every page of the sets as zero or data, in batches, from a thread of its own.
+    pub(super) fn name_pages(
+        self: &Arc<Self>,
+        sets: Vec<PageSet>,
+    ) -> (mpsc::Receiver<Vec<WireRun>>, tokio::task::JoinHandle<Result<Classified, String>>) {
+        // Enough to keep the destination busy, few enough that a slow one holds us back.
+        let (sender, receiver) = mpsc::channel(16);
+        let memory = Arc::clone(self);
+        let task = tokio::task::spawn_blocking(move || {
+            let mut all = Classified::default();
+            for (index, (block, set)) in memory.blocks.iter().zip(&sets).enumerate() {
+                let extents = block.file.data_extents().map_err(|e| chain(&e))?;
+                let number = u16::try_from(index).map_err(|_| "more than 65535 RAM blocks")?;
+                let mapping = block.region.mapping();
+                let subject =
+                    Subject { block: number, mapping, extents: &extents, page_size: block.page_size() };
+                let found = classify(subject, set, |batch| sender.blocking_send(batch).is_ok());
+                all.pages += found.pages;
+                all.zero += found.zero;
+            }
+            Ok(all)
+        });
+        (receiver, task)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Writes> {
+        self.writes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
