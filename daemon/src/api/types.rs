@@ -1,0 +1,226 @@
+//! Requests and answers.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use vmove_migrate::progress::Progress;
+use vmove_migrate::spec::MigrationSpec;
+
+use super::schema;
+
+/// What a node says of itself.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct NodeInfo {
+    /// Name of the node.
+    pub node: String,
+    /// Version of vmoved.
+    pub version: String,
+    /// Version of the protocol between daemons. Both ends of a migration need the same.
+    pub protocol: u16,
+    /// Process id of vmoved.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime_s: u64,
+    /// Address of the peer port, as bound.
+    pub listen: String,
+    /// `mutual-tls` or `insecure`.
+    pub security: String,
+    /// Fabric back ends, best first.
+    pub fabrics: Vec<String>,
+    /// Release of the running kernel.
+    pub kernel: String,
+    /// Why pre-copy and hybrid are not possible here; absent when they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_dirty_tracking: Option<String>,
+    /// Memory that new guests could have.
+    pub memory: NodeMemory,
+    /// Names and addresses from the configuration that `--to` understands.
+    pub nodes: BTreeMap<String, String>,
+    /// How many VMs are here.
+    pub vms: usize,
+    /// How many migrations are at work here, both directions.
+    pub migrations_running: usize,
+}
+
+/// Memory of a node. Unit: bytes.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+pub struct NodeMemory {
+    /// All of it.
+    pub total_bytes: u64,
+    /// What the kernel says could be had without swapping (`MemAvailable`).
+    pub available_bytes: u64,
+    /// Free huge pages of 2 MiB, in bytes.
+    pub free_huge_2m_bytes: u64,
+    /// Free huge pages of 1 GiB, in bytes.
+    pub free_huge_1g_bytes: u64,
+}
+
+/// All VMs of a node.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct VmList {
+    /// By name.
+    pub vms: Vec<VmSummary>,
+}
+
+/// One VM in short.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VmSummary {
+    /// Name, unique on the node.
+    pub name: String,
+    /// Process id of QEMU.
+    pub pid: i32,
+    /// QEMU's own word (`running`, `paused`, `inmigrate`, ...), or `migrating` while a migration holds its monitor,
+    /// `ended` when the process is gone, `unknown` when its monitor does not answer.
+    pub status: String,
+    /// Backing of guest memory: `thp`, `hugetlb-2m` or `hugetlb-1g`.
+    pub memory: String,
+    /// Size of guest memory. Unit: bytes.
+    pub memory_bytes: u64,
+    /// Somebody else started this QEMU.
+    pub adopted: bool,
+    /// The migration that holds it now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub migration: Option<String>,
+}
+
+/// One VM in full.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct VmDetail {
+    /// The short form.
+    #[serde(flatten)]
+    pub summary: VmSummary,
+    /// QEMU version; absent while the monitor cannot be asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qemu: Option<String>,
+    /// Monitor socket. It serves one client at a time, and the daemon is one: use it for short questions.
+    #[schema(value_type = String)]
+    pub qmp: PathBuf,
+    /// Working folder of QEMU.
+    #[schema(value_type = String)]
+    pub dir: PathBuf,
+    /// What QEMU printed; absent for adopted ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub log: Option<PathBuf>,
+    /// Character devices that can be reached from outside: consoles and the like.
+    pub consoles: BTreeMap<String, String>,
+    /// Files that hold guest memory.
+    pub ram: Vec<RamFileInfo>,
+    /// Share of guest memory that QEMU maps by huge pages. 0 to 1; absent if it could not be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub huge_share: Option<f64>,
+    /// Command line as the operator gave it.
+    pub command_line: Vec<String>,
+    /// Environment that QEMU was given.
+    pub environment: BTreeMap<String, String>,
+    /// The migration that holds it now, in full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Progress>)]
+    pub progress: Option<Progress>,
+}
+
+/// A file of guest memory.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct RamFileInfo {
+    /// QEMU's id of the memory backend.
+    pub id: String,
+    /// Where it is.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// Length. Unit: bytes.
+    pub size: u64,
+    /// Memory it really holds. Unit: bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocated: Option<u64>,
+}
+
+/// Starts a VM.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RunRequest {
+    /// Name: 1 to 64 bytes of UTF-8 without `/` and control characters.
+    pub name: String,
+    /// Backing of guest memory: `thp` (default), `hugetlb-2m` or `hugetlb-1g`.
+    #[serde(default = "thp")]
+    pub memory: String,
+    /// QEMU and its arguments. `{vmdir}` and `{name}` are replaced on every node the VM comes to.
+    pub command_line: Vec<String>,
+    /// Environment variables for QEMU, here and on every node the VM comes to.
+    #[serde(default)]
+    pub environment: BTreeMap<String, String>,
+}
+
+fn thp() -> String {
+    "thp".to_owned()
+}
+
+/// Takes in a QEMU that somebody else started.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AdoptRequest {
+    /// Name it shall have here.
+    pub name: String,
+    /// Path of its QMP socket.
+    #[schema(value_type = String)]
+    pub qmp: PathBuf,
+}
+
+/// How to end a VM.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct StopQuery {
+    /// End QEMU by a signal when its monitor does not answer, adopted or not.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// Where a VM shall go.
+#[derive(Debug, Clone, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct CheckQuery {
+    /// Name from the configuration, or `host:port`.
+    pub to: String,
+}
+
+/// Starts a migration.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MigrateRequest {
+    /// Name of the VM.
+    pub vm: String,
+    /// Name from the configuration, or `host:port`.
+    pub to: String,
+    /// Options; what is left out has its default.
+    #[serde(default)]
+    #[schema(value_type = schema::MigrationSpec)]
+    pub options: MigrationSpec,
+}
+
+/// A request was taken.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Taken {
+    /// Id of the migration.
+    pub id: String,
+}
+
+/// Migrations of a node, running ones first, then newest first.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct MigrationList {
+    /// Snapshots.
+    #[schema(value_type = Vec<schema::Progress>)]
+    pub migrations: Vec<Progress>,
+}
+
+/// Stopping a VM.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Stopped {
+    /// Name of the VM.
+    pub name: String,
+    /// `quit` (its monitor obeyed) or `killed`.
+    pub how: String,
+}

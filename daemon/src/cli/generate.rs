@@ -1,0 +1,53 @@
+//! Man pages and completions, from the definition that also parses.
+
+use std::path::Path;
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+use serde_json::json;
+
+use super::args::Cli;
+use super::output::{End, say, say_json};
+use crate::api::problem::{Code, Exit, Problem};
+use crate::config::Flags;
+
+pub fn completions(shell: Shell) -> Result<Exit, End> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "vmove", &mut script);
+    say(&String::from_utf8_lossy(&script))?;
+    Ok(Exit::Done)
+}
+
+/// One page per command, and vmoved's.
+pub fn man(dir: &Path, json: bool) -> Result<Exit, End> {
+    let failed = |path: &Path, error: std::io::Error| {
+        Problem::new(Code::LocalFile, format!("Could not write man pages to {}: {error}", path.display()))
+    };
+    std::fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
+    for command in [Cli::command(), Flags::command()] {
+        clap_mangen::generate_to(command.disable_help_subcommand(true), dir).map_err(|e| failed(dir, e))?;
+    }
+    if json {
+        say_json(&json!({ "dir": dir }))?;
+    } else {
+        say(&format!("Man pages of vmove and vmoved are in {}", dir.display()))?;
+    }
+    Ok(Exit::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_a_page_for_every_command() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(man(dir.path(), true), Ok(Exit::Done)));
+        for command in Cli::command().get_subcommands() {
+            let page = dir.path().join(format!("vmove-{}.1", command.get_name()));
+            let text = std::fs::read_to_string(&page).unwrap();
+            assert!(text.contains("vmove"), "{}", page.display());
+        }
+        assert!(dir.path().join("vmoved.1").exists());
+    }
+}

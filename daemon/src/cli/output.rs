@@ -1,0 +1,107 @@
+//! What `vmove` prints: tables for people, one JSON object for programs.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+use unicode_width::UnicodeWidthStr;
+
+use crate::api::problem::{Code, Problem};
+
+/// Why a command ended early.
+#[derive(Debug)]
+pub enum End {
+    /// It did not work.
+    Problem(Problem),
+    /// Nobody reads our output any more (`vmove list | head -1`): success.
+    BrokenPipe,
+}
+
+impl From<Problem> for End {
+    fn from(problem: Problem) -> Self {
+        Self::Problem(problem)
+    }
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            Self::BrokenPipe
+        } else {
+            Self::Problem(Problem::from_error(Code::LocalFile, &error))
+        }
+    }
+}
+
+/// Prints to standard output.
+pub fn say(text: &str) -> Result<(), End> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    if !text.ends_with('\n') {
+        out.write_all(b"\n")?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// Prints to standard error; that this fails is of no interest to anyone.
+pub fn note(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Prints one JSON object on one line.
+pub fn say_json<T: Serialize>(value: &T) -> Result<(), End> {
+    let text = serde_json::to_string(value).map_err(|e| Problem::from_error(Code::Internal, &e))?;
+    say(&text)
+}
+
+/// Columns as wide as their widest cell, on the screen: names may be of any script.
+pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let mut widths: Vec<usize> = head.iter().map(|h| h.width()).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.width());
+        }
+    }
+    let mut out = String::new();
+    push_row(&mut out, &widths, head.iter().copied());
+    for row in rows {
+        push_row(&mut out, &widths, row.iter().map(String::as_str));
+    }
+    out
+}
+
+fn push_row<'a>(out: &mut String, widths: &[usize], cells: impl Iterator<Item = &'a str>) {
+    let mut line = String::new();
+    for (width, cell) in widths.iter().zip(cells) {
+        if !line.is_empty() {
+            line.push_str("  ");
+        }
+        line.push_str(cell);
+        line.extend(std::iter::repeat_n(' ', width.saturating_sub(cell.width())));
+    }
+    out.push_str(line.trim_end());
+    out.push('\n');
+}
+
+/// `key: value` lines, values aligned.
+pub fn fields(rows: &[(&str, String)]) -> String {
+    let width = rows.iter().map(|(key, _)| key.width()).max().unwrap_or(0);
+    rows.iter().map(|(key, value)| format!("{key:<width$}  {value}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_align_for_wide_scripts() {
+        let rows = [vec!["機械".to_owned(), "1".to_owned()], vec!["a".to_owned(), String::new()]];
+        assert_eq!(table(&["NAME", "PID"], &rows), "NAME  PID\n機械  1\na\n");
+    }
+
+    #[test]
+    fn a_closed_pipe_is_not_a_problem() {
+        assert!(matches!(End::from(io::Error::from(io::ErrorKind::BrokenPipe)), End::BrokenPipe));
+        assert!(matches!(End::from(io::Error::from(io::ErrorKind::StorageFull)), End::Problem(_)));
+    }
+}

@@ -1,0 +1,425 @@
+//! Settings of `vmoved`: flags over a TOML file over defaults.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use crate::units;
+
+/// Control socket, unless another is given.
+pub const DEFAULT_CONTROL: &str = "/run/vmove/control.sock";
+/// Peer port, unless another is given.
+pub const DEFAULT_LISTEN: &str = "[::]:7420";
+const DEFAULT_STATE_DIR: &str = "/var/lib/vmove";
+
+/// Moves running QEMU guests between nodes. One per node.
+#[derive(Debug, Default, Parser)]
+#[command(name = "vmoved", version, about, long_about = LONG_ABOUT, after_help = EXAMPLES)]
+pub struct Flags {
+    /// Settings from a TOML file; flags override it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Name of this node, shown to peers and in reports [default: host name]
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+    /// Unix socket for vmove, mode 0600 [default: /run/vmove/control.sock]
+    #[arg(long, value_name = "SOCK", env = "VMOVE_CONTROL")]
+    pub control: Option<PathBuf>,
+    /// Address and port for peer daemons and for read-only HTTP [default: [::]:7420]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub listen: Option<SocketAddr>,
+    /// Records of VMs and migrations; must survive a restart [default: /var/lib/vmove]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Guest memory: tmpfs and hugetlbfs are mounted below it [default: memory/ in the state folder]
+    #[arg(long, value_name = "DIR")]
+    pub memory_dir: Option<PathBuf>,
+    /// Working folders, sockets and logs of VMs [default: run/ in the state folder]
+    #[arg(long, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+    /// How pages cross; auto takes the best that both ends have
+    #[arg(long, value_enum)]
+    pub fabric: Option<FabricChoice>,
+    /// Certificate chain of this node, PEM
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key of this node, PEM
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// Authority that signs every node's certificate, PEM
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+    /// No TLS: anyone who reaches the port can read and replace guests. Trusted networks only
+    #[arg(long)]
+    pub insecure: bool,
+    /// Serve Prometheus metrics here
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics: Option<SocketAddr>,
+}
+
+const LONG_ABOUT: &str = "Moves running QEMU guests between nodes. One vmoved runs on each node, as root; \
+`vmove` talks to it over a Unix socket, and the daemons talk to each other over one TCP port.\n\n\
+Ending vmoved (SIGTERM, or a crash) leaves its QEMUs running; the next vmoved on the same state folder takes them \
+and unfinished migrations up again.";
+
+const EXAMPLES: &str = "Examples:
+  vmoved --config /etc/vmove/vmoved.toml
+  vmoved --listen 192.0.2.1:7420 --tls-cert node1.pem --tls-key node1.key --tls-ca ca.pem
+  vmoved --node a --control /tmp/a.sock --listen 127.0.0.1:7421 --state-dir /tmp/a --insecure
+
+Log filter: VMOVE_LOG=debug, or VMOVE_LOG=vmove_migrate=trace,info. Default: info.";
+
+/// Which fabric back end to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum FabricChoice {
+    /// The best that both ends have
+    #[default]
+    Auto,
+    /// Both daemons on one kernel (tests, moving between NUMA nodes)
+    Local,
+    /// RDMA verbs
+    Verbs,
+    /// TCP, with or without TLS
+    Tcp,
+}
+
+/// The TOML file. Every key is optional.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ConfigFile {
+    node: Option<String>,
+    control: Option<PathBuf>,
+    listen: Option<SocketAddr>,
+    state_dir: Option<PathBuf>,
+    memory_dir: Option<PathBuf>,
+    run_dir: Option<PathBuf>,
+    fabric: Option<FabricChoice>,
+    metrics: Option<SocketAddr>,
+    insecure: Option<bool>,
+    tls: Option<TlsFiles>,
+    bulk_connections: Option<u8>,
+    reconnect_for: Option<String>,
+    nodes: BTreeMap<String, NodeEntry>,
+}
+
+/// Files for mutual TLS, all PEM.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsFiles {
+    /// Certificate chain of this node.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Authority that signs every node's certificate.
+    pub ca: PathBuf,
+}
+
+/// A peer in `[nodes]`: its address, or a table.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+enum NodeEntry {
+    Address(String),
+    Full(KnownNode),
+}
+
+/// A peer that has a name.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct KnownNode {
+    /// `host:port`.
+    pub address: String,
+    /// Name its certificate must carry, where that is not the host part of the address.
+    #[serde(default)]
+    pub server_name: Option<String>,
+}
+
+/// How connections between daemons are protected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Security {
+    /// Both ends show a certificate of the same authority.
+    MutualTls(TlsFiles),
+    /// Not at all.
+    Insecure,
+}
+
+/// Settings, complete and checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Name of this node.
+    pub node: String,
+    /// Control socket.
+    pub control: PathBuf,
+    /// Peer port.
+    pub listen: SocketAddr,
+    /// State folder.
+    pub state_dir: PathBuf,
+    /// Guest memory.
+    pub memory_dir: PathBuf,
+    /// Working folders of VMs.
+    pub run_dir: PathBuf,
+    /// Fabric.
+    pub fabric: FabricChoice,
+    /// Protection of the peer port.
+    pub security: Security,
+    /// Metrics port.
+    pub metrics: Option<SocketAddr>,
+    /// Bulk connections per migration, 1 to 16.
+    pub bulk_connections: u8,
+    /// How long a migration that lost its peer after the hand-over goes on trying.
+    pub reconnect_for: Duration,
+    /// Peers by name.
+    pub nodes: BTreeMap<String, KnownNode>,
+}
+
+/// Why settings cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("Could not read the configuration {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is not valid.
+    #[error("{path} is not a valid configuration: {source}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// Neither TLS nor its absence was asked for.
+    #[error(
+        "Nothing says how connections between daemons are protected: give --tls-cert, --tls-key and --tls-ca \
+         (or [tls] in the configuration), or --insecure on a network that you trust"
+    )]
+    NoSecurity,
+    /// Both were asked for.
+    #[error("Both TLS files and --insecure are given: leave one of them out")]
+    BothSecurities,
+    /// Not all of the files.
+    #[error("TLS needs --tls-cert, --tls-key and --tls-ca: {0} is missing")]
+    PartialTls(&'static str),
+    /// A value is out of range.
+    #[error("{key}: {why}")]
+    Value {
+        /// Its key in the file.
+        key: &'static str,
+        /// Expected and found.
+        why: String,
+    },
+}
+
+impl Config {
+    /// Reads the file that `flags` name, if any, and puts the flags over it.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn load(flags: Flags) -> Result<Self, ConfigError> {
+        let file = flags.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
+        Self::merge(flags, file)
+    }
+
+    fn merge(flags: Flags, file: ConfigFile) -> Result<Self, ConfigError> {
+        let security = security(&flags, &file)?;
+        let node = flags.node.or(file.node).unwrap_or_else(host_name);
+        if node.is_empty()
+            || node.len() > vmove_migrate::proto::hello::MAX_NODE_NAME
+            || node.chars().any(char::is_control)
+        {
+            return Err(value(
+                "node",
+                format!("expected 1 to 64 bytes without control characters, found {node:?}"),
+            ));
+        }
+        let state_dir =
+            absolute(flags.state_dir.or(file.state_dir).unwrap_or_else(|| DEFAULT_STATE_DIR.into()));
+        let below = |name: &str| state_dir.join(name);
+        let bulk_connections = file.bulk_connections.unwrap_or(2);
+        if !(1..=16).contains(&bulk_connections) {
+            return Err(value("bulk-connections", format!("expected 1 to 16, found {bulk_connections}")));
+        }
+        let reconnect_for = match file.reconnect_for {
+            None => Duration::from_secs(600),
+            Some(text) => units::parse_duration(&text).map_err(|why| value("reconnect-for", why))?,
+        };
+        let nodes = file
+            .nodes
+            .into_iter()
+            .map(|(name, entry)| Ok((name, entry.checked()?)))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            node,
+            control: absolute(flags.control.or(file.control).unwrap_or_else(|| DEFAULT_CONTROL.into())),
+            listen: match flags.listen.or(file.listen) {
+                Some(address) => address,
+                None => DEFAULT_LISTEN.parse().map_err(|e| value("listen", format!("{e}")))?,
+            },
+            memory_dir: absolute(flags.memory_dir.or(file.memory_dir).unwrap_or_else(|| below("memory"))),
+            run_dir: absolute(flags.run_dir.or(file.run_dir).unwrap_or_else(|| below("run"))),
+            state_dir,
+            fabric: flags.fabric.or(file.fabric).unwrap_or_default(),
+            security,
+            metrics: flags.metrics.or(file.metrics),
+            bulk_connections,
+            reconnect_for,
+            nodes,
+        })
+    }
+}
+
+impl ConfigFile {
+    fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        toml::from_str(&text)
+            .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })
+    }
+}
+
+impl NodeEntry {
+    fn checked(self) -> Result<KnownNode, ConfigError> {
+        let node = match self {
+            Self::Address(address) => KnownNode { address, server_name: None },
+            Self::Full(node) => node,
+        };
+        if split_address(&node.address).is_none() {
+            return Err(value("nodes", format!("expected host:port, found \"{}\"", node.address)));
+        }
+        Ok(node)
+    }
+}
+
+/// Splits `host:port` or `[v6]:port`; `None` if it is neither.
+#[must_use]
+pub fn split_address(address: &str) -> Option<(&str, u16)> {
+    let (host, port) = address.rsplit_once(':')?;
+    let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
+    if bare.is_empty() || (bare.contains(':') && bare == host) || bare.contains(char::is_whitespace) {
+        return None;
+    }
+    Some((bare, port.parse().ok().filter(|port| *port > 0)?))
+}
+
+/// Flags, as a group, over the file: `--insecure` on the command line is not contradicted by `[tls]` in the file.
+fn security(flags: &Flags, file: &ConfigFile) -> Result<Security, ConfigError> {
+    let any_tls_flag = flags.tls_cert.is_some() || flags.tls_key.is_some() || flags.tls_ca.is_some();
+    if flags.insecure {
+        return if any_tls_flag { Err(ConfigError::BothSecurities) } else { Ok(Security::Insecure) };
+    }
+    if any_tls_flag {
+        let part = |flag: &Option<PathBuf>, of_file: fn(&TlsFiles) -> &PathBuf, name| {
+            flag.clone()
+                .or_else(|| file.tls.as_ref().map(|t| of_file(t).clone()))
+                .map(absolute)
+                .ok_or(ConfigError::PartialTls(name))
+        };
+        return Ok(Security::MutualTls(TlsFiles {
+            cert: part(&flags.tls_cert, |t| &t.cert, "--tls-cert")?,
+            key: part(&flags.tls_key, |t| &t.key, "--tls-key")?,
+            ca: part(&flags.tls_ca, |t| &t.ca, "--tls-ca")?,
+        }));
+    }
+    match (&file.tls, file.insecure.unwrap_or(false)) {
+        (Some(_), true) => Err(ConfigError::BothSecurities),
+        (Some(tls), false) => Ok(Security::MutualTls(TlsFiles {
+            cert: absolute(tls.cert.clone()),
+            key: absolute(tls.key.clone()),
+            ca: absolute(tls.ca.clone()),
+        })),
+        (None, true) => Ok(Security::Insecure),
+        (None, false) => Err(ConfigError::NoSecurity),
+    }
+}
+
+fn value(key: &'static str, why: String) -> ConfigError {
+    ConfigError::Value { key, why }
+}
+
+fn absolute(path: PathBuf) -> PathBuf {
+    std::path::absolute(&path).unwrap_or(path)
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(args: &[&str]) -> Flags {
+        Flags::try_parse_from(std::iter::once(&"vmoved").chain(args)).unwrap()
+    }
+
+    fn file(text: &str) -> ConfigFile {
+        toml::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn flags_override_the_file_and_the_file_overrides_defaults() {
+        let file = file(
+            "node = 'f'\nlisten = '192.0.2.1:1'\nstate-dir = '/s'\ninsecure = true\nreconnect-for = '5m'",
+        );
+        let config = Config::merge(flags(&["--node", "a", "--fabric", "tcp"]), file).unwrap();
+        assert_eq!(config.node, "a");
+        assert_eq!(config.listen, "192.0.2.1:1".parse().unwrap());
+        assert_eq!(config.memory_dir, Path::new("/s/memory"));
+        assert_eq!(config.run_dir, Path::new("/s/run"));
+        assert_eq!(config.fabric, FabricChoice::Tcp);
+        assert_eq!(config.reconnect_for, Duration::from_secs(300));
+        assert_eq!(config.control, Path::new(DEFAULT_CONTROL));
+    }
+
+    #[test]
+    fn exactly_one_way_of_protection_must_be_chosen() {
+        let tls = "[tls]\ncert = '/c'\nkey = '/k'\nca = '/a'";
+        let merge = |args: &[&str], text: &str| Config::merge(flags(args), file(text)).map(|c| c.security);
+        assert!(matches!(merge(&[], ""), Err(ConfigError::NoSecurity)));
+        assert!(matches!(merge(&["--insecure", "--tls-ca", "x"], ""), Err(ConfigError::BothSecurities)));
+        assert!(matches!(merge(&[], &format!("insecure = true\n{tls}")), Err(ConfigError::BothSecurities)));
+        assert!(matches!(merge(&["--tls-ca", "x"], ""), Err(ConfigError::PartialTls("--tls-cert"))));
+        assert_eq!(merge(&["--insecure"], tls).unwrap(), Security::Insecure);
+        let Security::MutualTls(files) = merge(&["--tls-ca", "/other"], tls).unwrap() else {
+            panic!("no TLS")
+        };
+        assert_eq!((files.ca.as_path(), files.key.as_path()), (Path::new("/other"), Path::new("/k")));
+    }
+
+    #[test]
+    fn nodes_are_an_address_or_a_table() {
+        let config = Config::merge(
+            flags(&["--insecure"]),
+            file("[nodes]\nb = '192.0.2.2:7420'\nc = { address = '[2001:db8::1]:7420', server-name = 'c.example' }"),
+        )
+        .unwrap();
+        assert_eq!(config.nodes["b"].address, "192.0.2.2:7420");
+        assert_eq!(config.nodes["c"].server_name.as_deref(), Some("c.example"));
+        let error = Config::merge(flags(&["--insecure"]), file("[nodes]\nb = 'noport'")).unwrap_err();
+        assert!(error.to_string().contains("found \"noport\""), "{error}");
+    }
+
+    #[test]
+    fn a_misspelt_key_is_named() {
+        let error = toml::from_str::<ConfigFile>("stat-dir = '/s'").unwrap_err();
+        assert!(error.to_string().contains("stat-dir"), "{error}");
+    }
+
+    #[test]
+    fn addresses_are_split_at_the_port() {
+        assert_eq!(split_address("host:1"), Some(("host", 1)));
+        assert_eq!(split_address("[::1]:7420"), Some(("::1", 7420)));
+        for bad in ["host", "host:", ":1", "host:0", "host:99999", "::1:7420", "two words:1"] {
+            assert_eq!(split_address(bad), None, "{bad}");
+        }
+    }
+}

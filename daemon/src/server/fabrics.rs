@@ -1,0 +1,183 @@
+//! The fabric back ends of this node.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use vmove_fabric::local::LocalFabric;
+use vmove_fabric::tcp::{TcpFabric, TcpOptions};
+use vmove_fabric::{Class, Endpoint, Fabric, FabricError, FabricKind};
+use vmove_migrate::link::FabricOffer;
+use vmove_migrate::proto::hello::LinkKind;
+
+use crate::config::FabricChoice;
+
+/// Why the fabric that was asked for cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FabricsError {
+    /// Not there yet.
+    #[error("Fabric verbs is not built into this vmoved yet: use --fabric auto or --fabric tcp")]
+    Verbs,
+    /// `--fabric local` was asked for.
+    #[error("Fabric local cannot be used here: {0}; use --fabric tcp")]
+    Local(String),
+    /// The kernel refuses something basic.
+    #[error("Fabric tcp cannot be used here: {0}")]
+    Tcp(String),
+}
+
+/// Reaching another vmoved on the same kernel.
+#[derive(Debug)]
+struct Local {
+    fabric: Arc<LocalFabric>,
+    /// Where we listen for it.
+    socket: PathBuf,
+    /// Same word at both ends: they can reach each other.
+    reach: String,
+}
+
+/// Back ends in use.
+#[derive(Debug)]
+pub struct Fabrics {
+    tcp: Option<Arc<TcpFabric>>,
+    local: Option<Local>,
+}
+
+impl Fabrics {
+    /// Sets up what `choice` asks for. `socket` is where peers of the same kernel shall connect to.
+    pub fn new(choice: FabricChoice, socket: &Path) -> Result<Self, FabricsError> {
+        let tcp = || match TcpFabric::new(TcpOptions::default()) {
+            Ok(fabric) => Ok(Some(Arc::new(fabric))),
+            Err(error) => Err(FabricsError::Tcp(crate::api::problem::chain(&error))),
+        };
+        match choice {
+            FabricChoice::Verbs => Err(FabricsError::Verbs),
+            FabricChoice::Tcp => Ok(Self { tcp: tcp()?, local: None }),
+            FabricChoice::Local => {
+                let local = Local::new(socket).map_err(FabricsError::Local)?;
+                Ok(Self { tcp: None, local: Some(local) })
+            }
+            FabricChoice::Auto => {
+                let local = Local::new(socket)
+                    .inspect_err(|why| tracing::info!(%why, "fabric local is not offered"))
+                    .ok();
+                Ok(Self { tcp: tcp()?, local })
+            }
+        }
+    }
+
+    /// What we tell a peer, best first.
+    pub fn offers(&self) -> Vec<FabricOffer> {
+        let local = self.local.as_ref().map(|local| FabricOffer {
+            kind: FabricKind::Local,
+            reach: local.reach.clone(),
+            address: local.socket.display().to_string(),
+        });
+        let tcp = self.tcp.as_ref().map(|_| FabricOffer {
+            kind: FabricKind::Tcp,
+            reach: String::new(),
+            address: String::new(),
+        });
+        local.into_iter().chain(tcp).collect()
+    }
+
+    /// A back end to register memory with.
+    pub fn fabric(&self, kind: FabricKind) -> Option<Arc<dyn Fabric>> {
+        match kind {
+            FabricKind::Tcp => self.tcp.clone().map(|f| f as Arc<dyn Fabric>),
+            FabricKind::Local => self.local.as_ref().map(|l| l.fabric.clone() as Arc<dyn Fabric>),
+            _ => None,
+        }
+    }
+
+    /// Whether peers of the same kernel may connect.
+    pub fn has_local(&self) -> bool {
+        self.local.is_some()
+    }
+
+    /// Makes an endpoint of a greeted TCP connection, with or without TLS. Off the worker threads: it may block.
+    pub async fn adopt_tcp(
+        &self,
+        stream: tokio::net::TcpStream,
+        tls: Option<rustls::Connection>,
+        class: Class,
+    ) -> Result<Box<dyn Endpoint>, String> {
+        let fabric = self.tcp.clone().ok_or("fabric tcp is switched off here (--fabric local)")?;
+        let stream = stream.into_std().map_err(|e| e.to_string())?;
+        blocking(move || match tls {
+            None => fabric.adopt(stream, class),
+            Some(tls) => fabric.adopt_tls(stream, tls, class),
+        })
+        .await
+    }
+
+    /// Makes an endpoint of a greeted Unix connection. Off the worker threads: both ends exchange a message.
+    pub async fn adopt_local(
+        &self,
+        stream: tokio::net::UnixStream,
+        class: Class,
+    ) -> Result<Box<dyn Endpoint>, String> {
+        let local = self.local.as_ref().ok_or("fabric local is switched off here")?;
+        let fabric = local.fabric.clone();
+        let stream = stream.into_std().map_err(|e| e.to_string())?;
+        blocking(move || fabric.adopt(stream, class)).await
+    }
+}
+
+impl Local {
+    fn new(socket: &Path) -> Result<Self, String> {
+        let fabric = LocalFabric::new().map_err(|e| crate::api::problem::chain(&e))?;
+        let reach = same_kernel_id().map_err(|e| format!("could not tell this kernel from others: {e}"))?;
+        Ok(Self { fabric: Arc::new(fabric), socket: socket.to_owned(), reach })
+    }
+}
+
+async fn blocking<F>(make: F) -> Result<Box<dyn Endpoint>, String>
+where
+    F: FnOnce() -> Result<Box<dyn Endpoint>, FabricError> + Send + 'static,
+{
+    match tokio::task::spawn_blocking(make).await {
+        Ok(Ok(endpoint)) => Ok(endpoint),
+        Ok(Err(error)) => Err(crate::api::problem::chain(&error)),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The traffic class of a page connection.
+pub fn class_of(kind: LinkKind) -> Class {
+    match kind {
+        LinkKind::Urgent => Class::Urgent,
+        LinkKind::Bulk => Class::Bulk,
+        LinkKind::Control | LinkKind::State => Class::Message,
+    }
+}
+
+/// Equal for two daemons that can read each other's memory by process id and open each other's socket by path: the same
+/// boot of the same kernel, the same process ids, the same mounts.
+fn same_kernel_id() -> std::io::Result<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let namespace = |name: &str| std::fs::read_link(format!("/proc/self/ns/{name}"));
+    Ok(format!("{}/{}/{}", boot.trim(), namespace("pid")?.display(), namespace("mnt")?.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verbs_is_refused_with_an_alternative() {
+        let error = Fabrics::new(FabricChoice::Verbs, Path::new("/nowhere")).unwrap_err().to_string();
+        assert!(error.contains("--fabric tcp"), "{error}");
+    }
+
+    #[test]
+    fn tcp_offers_only_tcp() {
+        let fabrics = Fabrics::new(FabricChoice::Tcp, Path::new("/nowhere")).unwrap();
+        assert_eq!(fabrics.offers().len(), 1);
+        assert!(fabrics.fabric(FabricKind::Tcp).is_some() && fabrics.fabric(FabricKind::Local).is_none());
+    }
+
+    #[test]
+    fn this_kernel_is_the_same_as_itself() {
+        assert_eq!(same_kernel_id().unwrap(), same_kernel_id().unwrap());
+    }
+}

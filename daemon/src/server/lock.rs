@@ -1,0 +1,89 @@
+//! One vmoved per state folder.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+
+/// Why the state folder cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another daemon has it.
+    #[error(
+        "Another vmoved{holder} uses the state folder {dir}: stop it, or give this one another --state-dir"
+    )]
+    Taken {
+        /// The folder.
+        dir: PathBuf,
+        /// ` (pid N)`, if it said so.
+        holder: String,
+    },
+    /// It cannot be made or written.
+    #[error("Could not use the state folder {dir}")]
+    Io {
+        /// The folder.
+        dir: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Held for the life of the daemon. The kernel frees it with the process, however that ends.
+#[derive(Debug)]
+pub struct StateLock(#[expect(dead_code, reason = "holds the lock")] File);
+
+impl StateLock {
+    /// Makes the folder, for us alone, and takes it.
+    pub fn take(dir: &Path) -> Result<Self, LockError> {
+        let io = |source| LockError::Io { dir: dir.to_owned(), source };
+        make_private_dir(dir).map_err(io)?;
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(dir.join("lock"))
+            .map_err(io)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let mut pid = String::new();
+                let holder = match file.read_to_string(&mut pid) {
+                    Ok(_) if !pid.trim().is_empty() => format!(" (pid {})", pid.trim()),
+                    _ => String::new(),
+                };
+                return Err(LockError::Taken { dir: dir.to_owned(), holder });
+            }
+            Err(errno) => return Err(io(errno.into())),
+        }
+        file.set_len(0).map_err(io)?;
+        writeln!(file, "{}", std::process::id()).map_err(io)?;
+        Ok(Self(file))
+    }
+}
+
+/// Makes a folder that only its owner may enter: it holds sockets that give control over guests. One that exists keeps
+/// its mode.
+pub fn make_private_dir(dir: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_holder_is_told_who_the_first_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = StateLock::take(dir.path()).unwrap();
+        let error = StateLock::take(dir.path()).unwrap_err().to_string();
+        assert!(error.contains(&format!("pid {}", std::process::id())), "{error}");
+        drop(first);
+        drop(StateLock::take(dir.path()).unwrap());
+    }
+}

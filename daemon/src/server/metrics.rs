@@ -1,0 +1,218 @@
+//! Metrics: names, units and buckets in one place.
+//!
+//! Base units, unit last, `_total` for counters. A bucket range covers what the figure can be on real machines.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+
+use vmove_migrate::progress::{Outcome, Progress, Role};
+use vmove_migrate::report::Report;
+
+use super::App;
+use crate::api::is_end;
+
+/// How often sessions are looked at.
+const SAMPLE: Duration = Duration::from_millis(500);
+
+const DOWNTIME: &[f64] = &[0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
+const DURATION: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0];
+const FAULT: &[f64] = &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 0.1, 1.0];
+
+/// Makes the recorder of this process.
+pub fn install(node: &str) -> Result<PrometheusHandle, BuildError> {
+    let full = |name: &str| Matcher::Full(name.to_owned());
+    let handle = PrometheusBuilder::new()
+        .set_buckets_for_metric(full("vmove_migration_downtime_seconds"), DOWNTIME)?
+        .set_buckets_for_metric(full("vmove_migration_duration_seconds"), DURATION)?
+        .set_buckets_for_metric(full("vmove_migration_fault_latency_seconds"), FAULT)?
+        .install_recorder()?;
+    describe();
+    gauge!("vmove_build_info", "version" => env!("CARGO_PKG_VERSION"), "node" => node.to_owned()).set(1.0);
+    Ok(handle)
+}
+
+fn describe() {
+    describe_gauge!("vmove_build_info", "Always 1; its labels say version and node.");
+    describe_gauge!("vmove_vms", "VMs on this node.");
+    describe_gauge!("vmove_migrations_running", "Migrations at work on this node.");
+    describe_counter!("vmove_migrations_total", "Migrations that ended on this node.");
+    describe_counter!(
+        "vmove_migration_bytes_sent_total",
+        Unit::Bytes,
+        "Bytes on the wire for pages and device state."
+    );
+    describe_counter!("vmove_migration_faults_total", "Guest page faults at the destination.");
+    describe_counter!(
+        "vmove_migration_recoveries_total",
+        "Times a migration lost its peer or daemon and went on."
+    );
+    describe_histogram!(
+        "vmove_migration_downtime_seconds",
+        Unit::Seconds,
+        "From the source's STOP to the destination's RESUME."
+    );
+    describe_histogram!("vmove_migration_duration_seconds", Unit::Seconds, "From the request to the end.");
+    describe_histogram!(
+        "vmove_migration_fault_latency_seconds",
+        Unit::Seconds,
+        "Of each migration that fetched pages: the median, 99th percentile and maximum of its fault latency."
+    );
+    describe_counter!("vmove_qemu_ended_total", "QEMUs that ended by themselves.");
+    describe_counter!("vmove_peer_connections_total", "Connections from peers.");
+    // So that rates begin at zero rather than at nothing.
+    counter!("vmove_qemu_ended_total").absolute(0);
+    counter!("vmove_migration_bytes_sent_total").absolute(0);
+}
+
+/// What of a session was counted already.
+#[derive(Debug, Default)]
+struct Counted {
+    bytes: u64,
+    ended: bool,
+}
+
+/// Watches all sessions, also those that peers begin. Never returns.
+pub async fn sample(app: Arc<App>, handle: PrometheusHandle) {
+    let mut counted: HashMap<String, Counted> = HashMap::new();
+    // Those that ended before this daemon began were counted by an earlier one.
+    for old in app.engine.sessions().iter().filter(|p| is_end(&p.outcome)) {
+        counted.insert(key(old), Counted { bytes: old.bytes_sent, ended: true });
+    }
+    loop {
+        let sessions = app.engine.sessions();
+        for session in &sessions {
+            take(session, counted.entry(key(session)).or_default());
+        }
+        counted.retain(|id, _| sessions.iter().any(|s| key(s) == *id));
+        set_gauges(&app, &sessions);
+        handle.run_upkeep();
+        tokio::time::sleep(SAMPLE).await;
+    }
+}
+
+fn key(p: &Progress) -> String {
+    format!("{}/{:?}", p.id, p.role)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of VMs")]
+fn set_gauges(app: &App, sessions: &[Progress]) {
+    for adopted in [false, true] {
+        let origin = if adopted { "adopted" } else { "vmove" };
+        let count = app.registry.records().iter().filter(|r| r.adopted == adopted).count();
+        gauge!("vmove_vms", "origin" => origin).set(count as f64);
+    }
+    for role in [Role::Source, Role::Destination] {
+        let count = sessions.iter().filter(|p| p.role == role && !is_end(&p.outcome)).count();
+        gauge!("vmove_migrations_running", "role" => role_word(role)).set(count as f64);
+    }
+}
+
+/// Counts what is new.
+fn take(p: &Progress, counted: &mut Counted) {
+    if counted.ended && !is_end(&p.outcome) {
+        // Recovered: it will end once more.
+        counted.ended = false;
+    }
+    let new = p.bytes_sent.saturating_sub(counted.bytes);
+    counted.bytes = counted.bytes.max(p.bytes_sent);
+    counter!("vmove_migration_bytes_sent_total").increment(new);
+    if counted.ended || !is_end(&p.outcome) {
+        return;
+    }
+    counted.ended = true;
+    let mode = p.mode.clone().unwrap_or_else(|| "none".to_owned());
+    let labels = [
+        ("mode", mode),
+        ("outcome", outcome_word(&p.outcome).to_owned()),
+        ("role", role_word(p.role).to_owned()),
+    ];
+    counter!("vmove_migrations_total", &labels).increment(1);
+    if let Outcome::Done { report } = &p.outcome {
+        observe(report);
+    }
+}
+
+fn observe(report: &Report) {
+    let mode = || report.mode.clone();
+    histogram!("vmove_migration_downtime_seconds", "mode" => mode()).record(report.downtime_ms / 1e3);
+    histogram!("vmove_migration_duration_seconds", "mode" => mode()).record(report.total_ms / 1e3);
+    counter!("vmove_migration_faults_total").increment(report.faults.count);
+    counter!("vmove_migration_recoveries_total").increment(report.recoveries.into());
+    if report.faults.fetched > 0 {
+        let f = &report.faults;
+        for (stat, us) in [("p50", f.p50_us), ("p99", f.p99_us), ("max", f.max_us)] {
+            histogram!("vmove_migration_fault_latency_seconds", "stat" => stat).record(us / 1e6);
+        }
+    }
+}
+
+fn role_word(role: Role) -> &'static str {
+    match role {
+        Role::Source => "source",
+        Role::Destination => "destination",
+    }
+}
+
+fn outcome_word(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Running | Outcome::Reconnecting { .. } => "running",
+        Outcome::Done { .. } => "done",
+        Outcome::Refused { .. } => "refused",
+        Outcome::Failed { cancelled: true, .. } => "cancelled",
+        Outcome::Failed { .. } => "failed",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metrics::with_local_recorder;
+    use vmove_migrate::progress::Phase;
+
+    use super::*;
+
+    fn progress(bytes: u64, outcome: Outcome) -> Progress {
+        Progress {
+            id: "1".to_owned(),
+            vm: "v".to_owned(),
+            role: Role::Source,
+            peer: "b".to_owned(),
+            mode: Some("hybrid".to_owned()),
+            phase: Phase::Finish,
+            elapsed_ms: 0.0,
+            bytes_total: 0,
+            bytes_done: 0,
+            bytes_sent: bytes,
+            rate_bytes_per_s: 0.0,
+            dirty_pages_per_s: 0.0,
+            round: 0,
+            eta_ms: None,
+            outcome,
+        }
+    }
+
+    #[test]
+    fn each_byte_and_each_end_is_counted_once() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let handle = recorder.handle();
+        let report = Report { mode: "hybrid".to_owned(), downtime_ms: 5.0, ..Report::default() };
+        with_local_recorder(&recorder, || {
+            let mut counted = Counted::default();
+            take(&progress(100, Outcome::Running), &mut counted);
+            take(&progress(150, Outcome::Running), &mut counted);
+            let done = progress(150, Outcome::Done { report: Box::new(report) });
+            take(&done, &mut counted);
+            take(&done, &mut counted);
+        });
+        let text = handle.render();
+        assert!(text.contains("vmove_migration_bytes_sent_total 150"), "{text}");
+        assert!(
+            text.contains("vmove_migrations_total{mode=\"hybrid\",outcome=\"done\",role=\"source\"} 1"),
+            "{text}"
+        );
+        assert!(text.contains("vmove_migration_downtime_seconds"), "{text}");
+    }
+}

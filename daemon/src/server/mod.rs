@@ -1,0 +1,283 @@
+//! `vmoved`: start, run, end.
+
+mod control;
+mod dialer;
+mod fabrics;
+mod lock;
+mod metrics;
+mod peers;
+mod registry;
+mod rest;
+mod tls;
+
+use std::future::Future;
+use std::io::IsTerminal;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Parser;
+use metrics_exporter_prometheus::PrometheusHandle;
+use sd_notify::NotifyState;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use vmove_migrate::engine::{Engine, EngineConfig};
+use vmove_migrate::link::PeerTarget;
+use vmove_migrate::monitors::Monitors;
+use vmove_migrate::vm::VmStore;
+
+use crate::api::problem::{Code, Problem};
+use crate::config::{Config, Flags, Security, split_address};
+use dialer::PeerDialer;
+use fabrics::Fabrics;
+use peers::PeerPort;
+use registry::Registry;
+use tls::Tls;
+
+/// Tasks that block for moments (a look at `/proc`, a small file) must not stall page connections' set-up.
+const WORKERS_AT_LEAST: usize = 4;
+/// How long requests that are at work when the daemon is told to end may take.
+const LAST_REQUESTS: Duration = Duration::from_secs(2);
+
+/// What requests need.
+struct App {
+    config: Config,
+    engine: Arc<Engine>,
+    registry: Arc<Registry>,
+    fabrics: Arc<Fabrics>,
+    metrics: PrometheusHandle,
+    started: Instant,
+    /// As bound: the port may have been left to the kernel.
+    listen: SocketAddr,
+    no_dirty_tracking: Option<String>,
+}
+
+impl App {
+    /// The node that `--to` names.
+    fn target(&self, to: &str) -> Result<PeerTarget, Problem> {
+        if let Some(node) = self.config.nodes.get(to) {
+            return Ok(PeerTarget { name: to.to_owned(), address: node.address.clone() });
+        }
+        if split_address(to).is_some() {
+            return Ok(PeerTarget { name: to.to_owned(), address: to.to_owned() });
+        }
+        let known: Vec<&str> = self.config.nodes.keys().map(String::as_str).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        Err(Problem::new(
+            Code::UnknownNode,
+            format!("Expected host:port or a node of the configuration ({known}), found {to:?}"),
+        ))
+    }
+
+    fn security_word(&self) -> &'static str {
+        match self.config.security {
+            Security::MutualTls(_) => "mutual-tls",
+            Security::Insecure => "insecure",
+        }
+    }
+}
+
+/// Runs `vmoved` with the arguments of this process.
+#[must_use]
+pub fn main() -> ExitCode {
+    let flags = Flags::parse();
+    start_log();
+    let config = match Config::load(flags) {
+        Ok(config) => config,
+        Err(error) => {
+            say(&format!("vmoved: {}", crate::api::problem::chain(&error)));
+            return ExitCode::from(2);
+        }
+    };
+    let workers =
+        std::thread::available_parallelism().map_or(WORKERS_AT_LEAST, |n| n.get().max(WORKERS_AT_LEAST));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build();
+    let ended = runtime.context("Could not start worker threads").and_then(|runtime| {
+        let ended = runtime.block_on(run(config));
+        // Sessions are journaled: whatever thread is still at work may be cut off at any instruction.
+        runtime.shutdown_timeout(Duration::from_millis(100));
+        ended
+    });
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&format!("vmoved: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(config: Config) -> anyhow::Result<()> {
+    let _lock = lock::StateLock::take(&config.state_dir)?;
+    for dir in [&config.run_dir, &config.memory_dir] {
+        lock::make_private_dir(dir).with_context(|| format!("Could not make {}", dir.display()))?;
+    }
+    let tls = match &config.security {
+        Security::MutualTls(files) => Some(Arc::new(Tls::load(files)?)),
+        Security::Insecure => {
+            tracing::warn!("--insecure: whoever reaches {} can read and replace guests", config.listen);
+            None
+        }
+    };
+    let metrics = metrics::install(&config.node).context("Could not set metrics up")?;
+    let fabric_socket = config.state_dir.join("fabric.sock");
+    let fabrics = Arc::new(Fabrics::new(config.fabric, &fabric_socket)?);
+    let peers = TcpListener::bind(config.listen)
+        .await
+        .with_context(|| format!("Could not listen on {} for peers: give another --listen", config.listen))?;
+    let app = assemble(config, tls.clone(), fabrics.clone(), metrics, peers.local_addr()?).await?;
+
+    app.registry.readopt().await;
+    let port = PeerPort::new(app.engine.clone(), fabrics.clone(), tls.clone(), rest::public(app.clone()));
+    let mut tasks = tokio::task::JoinSet::new();
+    if fabrics.has_local() {
+        let (listener, held) = control::listen(&fabric_socket)?;
+        let port = port.clone();
+        tasks.spawn(async move {
+            let _held = held;
+            port.serve_unix(listener).await;
+        });
+    }
+    tasks.spawn(port.serve_tcp(peers));
+    if let Some(address) = app.config.metrics {
+        let listener = TcpListener::bind(address)
+            .await
+            .with_context(|| format!("Could not listen on {address} for metrics: give another --metrics"))?;
+        tasks.spawn(serve_metrics(listener, app.metrics.clone()));
+    }
+    app.engine.resume_unfinished().await;
+    tasks.spawn(app.registry.clone().supervise());
+    tasks.spawn(metrics::sample(app.clone(), app.metrics.clone()));
+    if let Some(tls) = tls {
+        tasks.spawn(reload_on_hangup(tls));
+    }
+    // Last: whoever can connect here gets answers.
+    let (listener, control) = control::listen(&app.config.control)?;
+    serve_until_told(&app, listener).await?;
+    drop(control);
+    tasks.shutdown().await;
+    Ok(())
+}
+
+/// State, engine and registry.
+async fn assemble(
+    config: Config,
+    tls: Option<Arc<Tls>>,
+    fabrics: Arc<Fabrics>,
+    metrics: PrometheusHandle,
+    listen: SocketAddr,
+) -> anyhow::Result<Arc<App>> {
+    let vms = Arc::new(VmStore::open(&config.state_dir.join("vms"))?);
+    let monitors = Arc::new(Monitors::default());
+    let settings = EngineConfig {
+        node: config.node.clone(),
+        sessions_dir: config.state_dir.join("sessions"),
+        run_dir: config.run_dir.clone(),
+        memory_dir: config.memory_dir.clone(),
+        monitors: monitors.clone(),
+        dialer: Arc::new(PeerDialer::new(tls, &config.nodes, fabrics.clone())),
+        bulk_connections: config.bulk_connections,
+        reconnect_for: config.reconnect_for,
+    };
+    let engine = Engine::open(settings, vms.clone())?;
+    let (run_dir, memory_dir) = (config.run_dir.clone(), config.memory_dir.clone());
+    let registry = Registry::new(vms, monitors, engine.clone(), run_dir, memory_dir);
+    let probe = registry::off_worker(vmove_memory::DirtyTracker::supported).await;
+    let no_dirty_tracking = probe.ok().and_then(|found| found.err().map(|why| why.to_string()));
+    if let Some(why) = &no_dirty_tracking {
+        tracing::warn!(%why, "only post-copy is possible on this node");
+    }
+    let started = Instant::now();
+    Ok(Arc::new(App { config, engine, registry, fabrics, metrics, started, listen, no_dirty_tracking }))
+}
+
+/// Serves the control socket until SIGTERM or SIGINT. QEMUs and sessions stay for the next daemon.
+async fn serve_until_told(app: &Arc<App>, listener: UnixListener) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let stop = tokio_util::sync::CancellationToken::new();
+    let stopped = stop.clone();
+    let server = axum::serve(listener, rest::control(app.clone()))
+        .with_graceful_shutdown(async move { stopped.cancelled().await });
+    let mut server = tokio::spawn(server.into_future());
+    tracing::info!(
+        node = %app.config.node,
+        listen = %app.listen,
+        control = %app.config.control.display(),
+        security = app.security_word(),
+        vms = app.registry.count(),
+        "vmoved is ready"
+    );
+    notify(&[NotifyState::Ready, NotifyState::Status("Ready")]);
+    tokio::select! {
+        _ = terminate.recv() => tracing::info!("SIGTERM: ending; QEMUs stay, migrations are taken up by the next vmoved"),
+        _ = interrupt.recv() => tracing::info!("SIGINT: ending; QEMUs stay, migrations are taken up by the next vmoved"),
+        ended = &mut server => anyhow::bail!("The control socket stopped serving: {ended:?}"),
+    }
+    notify(&[NotifyState::Stopping]);
+    stop.cancel();
+    // Streams of events would never end by themselves.
+    let _ = tokio::time::timeout(LAST_REQUESTS, server).await;
+    Ok(())
+}
+
+async fn serve_metrics(listener: TcpListener, handle: PrometheusHandle) {
+    let render = move || async move {
+        ([(axum::http::header::CONTENT_TYPE, "text/plain; version=0.0.4")], handle.render())
+    };
+    let router = axum::Router::new().route("/metrics", axum::routing::get(render));
+    if let Err(error) = axum::serve(listener, router).await {
+        tracing::error!(%error, "metrics are no longer served");
+    }
+}
+
+/// SIGHUP: certificates were renewed.
+async fn reload_on_hangup(tls: Arc<Tls>) {
+    let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
+    while hangup.recv().await.is_some() {
+        let tls = tls.clone();
+        match tokio::task::spawn_blocking(move || tls.reload()).await {
+            Ok(Ok(())) => tracing::info!("certificates read again"),
+            Ok(Err(error)) => tracing::error!(%error, "certificates stay as they were"),
+            Err(error) => tracing::error!(%error, "certificates stay as they were"),
+        }
+    }
+}
+
+/// Runs work that must be finished even when the client that asked for it goes away.
+async fn detached<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Problem>> + Send + 'static,
+) -> Result<T, Problem> {
+    match tokio::spawn(work).await {
+        Ok(result) => result,
+        Err(error) => {
+            Err(Problem::new(Code::Internal, format!("A task of vmoved failed ({error}): see its log")))
+        }
+    }
+}
+
+fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!(%error, "systemd could not be told");
+    }
+}
+
+/// To standard error; colours only on a terminal, no time stamps where the journal adds its own.
+fn start_log() {
+    let filter = EnvFilter::try_from_env("VMOVE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    if std::env::var_os("JOURNAL_STREAM").is_some() { log.without_time().init() } else { log.init() }
+}
+
+/// The last words, also where no log is kept.
+fn say(text: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}

@@ -1,0 +1,273 @@
+//! The peer port: daemons and read-only HTTP on one TCP port, told apart by their first bytes.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use metrics::counter;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use vmove_migrate::engine::Engine;
+use vmove_migrate::link::Link;
+use vmove_migrate::proto::hello::{Hello, HelloError, LinkKind, MAGIC, PROTOCOL_VERSION, Status, answer};
+
+use super::fabrics::{Fabrics, class_of};
+use super::tls::{ALPN_HTTP, Tls};
+
+/// For TLS and greeting together. A peer that means it needs milliseconds.
+const GREETING: Duration = Duration::from_secs(10);
+/// Connections that have not greeted yet, and HTTP ones.
+const UNPROVEN: usize = 512;
+/// First byte of a TLS record that begins a handshake.
+const TLS_HANDSHAKE: u8 = 0x16;
+/// A fatal `handshake_failure`, for a client that expects TLS where there is none.
+const TLS_REFUSAL: [u8; 7] = [0x15, 3, 1, 0, 2, 2, 40];
+
+/// What the listeners need to serve a connection.
+#[derive(Clone)]
+pub struct PeerPort {
+    pub engine: Arc<Engine>,
+    pub fabrics: Arc<Fabrics>,
+    pub tls: Option<Arc<Tls>>,
+    /// Answers HTTP, read-only.
+    pub router: axum::Router,
+    pub limit: Arc<Semaphore>,
+}
+
+impl PeerPort {
+    pub fn new(
+        engine: Arc<Engine>,
+        fabrics: Arc<Fabrics>,
+        tls: Option<Arc<Tls>>,
+        router: axum::Router,
+    ) -> Self {
+        Self { engine, fabrics, tls, router, limit: Arc::new(Semaphore::new(UNPROVEN)) }
+    }
+
+    /// Serves the TCP port for ever.
+    pub async fn serve_tcp(self, listener: TcpListener) {
+        loop {
+            let Ok(permit) = self.limit.clone().acquire_owned().await else { return };
+            match listener.accept().await {
+                Ok((stream, from)) => {
+                    let port = self.clone();
+                    tokio::spawn(async move { port.tcp(stream, from, permit).await });
+                }
+                Err(error) => accept_failed(&error).await,
+            }
+        }
+    }
+
+    /// Serves the socket for daemons on the same kernel for ever.
+    pub async fn serve_unix(self, listener: UnixListener) {
+        loop {
+            let Ok(permit) = self.limit.clone().acquire_owned().await else { return };
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let port = self.clone();
+                    tokio::spawn(async move { port.unix(stream, permit).await });
+                }
+                Err(error) => accept_failed(&error).await,
+            }
+        }
+    }
+
+    async fn tcp(self, stream: TcpStream, from: SocketAddr, permit: OwnedSemaphorePermit) {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%from, %error, "peer connection is gone already");
+            return;
+        }
+        let first = match tokio::time::timeout(GREETING, first_bytes(&stream)).await {
+            Ok(Ok(first)) => first,
+            Ok(Err(_)) | Err(_) => return,
+        };
+        match (&self.tls, first) {
+            (None, First::Greeting) => self.plain_peer(stream, from, permit).await,
+            (None, First::Http) => self.http(stream, from).await,
+            (None, First::Tls) => refuse_tls(stream, from).await,
+            (Some(tls), First::Tls) => {
+                let acceptor = TlsAcceptor::from(tls.configs().server);
+                self.tls_peer(acceptor, stream, from, permit).await;
+            }
+            (Some(_), First::Greeting) => refuse_plain_peer(stream, from).await,
+            (Some(_), First::Http) => refuse_plain_http(stream).await,
+        }
+    }
+
+    async fn tls_peer(
+        self,
+        acceptor: TlsAcceptor,
+        stream: TcpStream,
+        from: SocketAddr,
+        permit: OwnedSemaphorePermit,
+    ) {
+        let stream = match tokio::time::timeout(GREETING, acceptor.accept(stream)).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => {
+                counter!("vmove_peer_connections_total", "result" => "tls_refused").increment(1);
+                tracing::warn!(%from, %error, "TLS failed; both nodes need certificates of the same authority");
+                return;
+            }
+            Err(_) => return,
+        };
+        if stream.get_ref().1.alpn_protocol() == Some(ALPN_HTTP)
+            || stream.get_ref().1.alpn_protocol().is_none()
+        {
+            return self.http(stream, from).await;
+        }
+        let mut stream: Box<TlsStream<TcpStream>> = Box::new(stream);
+        let Some(hello) = self.greeted(stream.as_mut(), &from.to_string()).await else { return };
+        let link = match hello.kind {
+            LinkKind::Control | LinkKind::State => Link::Stream(stream),
+            LinkKind::Urgent | LinkKind::Bulk => {
+                let (stream, tls) = stream.into_inner();
+                let made = self.fabrics.adopt_tcp(stream, Some(tls.into()), class_of(hello.kind)).await;
+                let Some(endpoint) = adopted(made, &from.to_string()) else { return };
+                Link::Endpoint(endpoint)
+            }
+        };
+        drop(permit);
+        self.engine.accept(hello, link).await;
+    }
+
+    async fn plain_peer(self, mut stream: TcpStream, from: SocketAddr, permit: OwnedSemaphorePermit) {
+        let Some(hello) = self.greeted(&mut stream, &from.to_string()).await else { return };
+        let link = match hello.kind {
+            LinkKind::Control | LinkKind::State => Link::Stream(Box::new(stream)),
+            LinkKind::Urgent | LinkKind::Bulk => {
+                let made = self.fabrics.adopt_tcp(stream, None, class_of(hello.kind)).await;
+                let Some(endpoint) = adopted(made, &from.to_string()) else { return };
+                Link::Endpoint(endpoint)
+            }
+        };
+        drop(permit);
+        self.engine.accept(hello, link).await;
+    }
+
+    async fn unix(self, mut stream: UnixStream, permit: OwnedSemaphorePermit) {
+        let from = "this host";
+        let Some(hello) = self.greeted(&mut stream, from).await else { return };
+        let Some(endpoint) = adopted(self.fabrics.adopt_local(stream, class_of(hello.kind)).await, from)
+        else {
+            return;
+        };
+        drop(permit);
+        self.engine.accept(hello, Link::Endpoint(endpoint)).await;
+    }
+
+    /// Reads and answers a greeting; `None` when the connection is not wanted.
+    async fn greeted<S>(&self, stream: &mut S, from: &str) -> Option<Hello>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let read = tokio::time::timeout(GREETING, Hello::read(stream)).await.ok()?;
+        let (status, text, hello) = match read {
+            Ok(hello) => match self.engine.wants(&hello) {
+                Ok(()) => (Status::Welcome, String::new(), Some(hello)),
+                Err((status, text)) => (status, text, None),
+            },
+            Err(HelloError::Version(found)) => {
+                let text = format!("expected protocol version {PROTOCOL_VERSION}, found {found}");
+                (Status::OtherVersion, text, None)
+            }
+            Err(error) => {
+                tracing::warn!(%from, %error, "not a usable greeting");
+                return None;
+            }
+        };
+        let result = if hello.is_some() { "welcome" } else { "refused" };
+        counter!("vmove_peer_connections_total", "result" => result).increment(1);
+        if hello.is_none() {
+            tracing::warn!(%from, reason = %text, "peer connection refused");
+        }
+        answer(stream, status, &text).await.ok()?;
+        hello
+    }
+
+    async fn http<S>(self, stream: S, from: SocketAddr)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let service = TowerToHyperService::new(self.router);
+        let mut http = hyper::server::conn::http1::Builder::new();
+        http.timer(hyper_util::rt::TokioTimer::new()).header_read_timeout(GREETING);
+        if let Err(error) = http.serve_connection(TokioIo::new(stream), service).await {
+            tracing::debug!(%from, %error, "HTTP connection ended");
+        }
+    }
+}
+
+/// What a connection begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum First {
+    Greeting,
+    Tls,
+    Http,
+}
+
+/// Looks at the first bytes without taking them. Two are enough: no HTTP method begins like the greeting.
+async fn first_bytes(stream: &TcpStream) -> std::io::Result<First> {
+    let mut bytes = [0; 2];
+    loop {
+        let seen = stream.peek(&mut bytes).await?;
+        match (seen, bytes) {
+            (0, _) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            (_, [TLS_HANDSHAKE, _]) => return Ok(First::Tls),
+            (1, [first, _]) if first == MAGIC[0] => tokio::time::sleep(Duration::from_millis(1)).await,
+            (_, both) if both == MAGIC[..2] => return Ok(First::Greeting),
+            _ => return Ok(First::Http),
+        }
+    }
+}
+
+/// Tells a peer without TLS, in its own language, that we want it.
+async fn refuse_plain_peer(mut stream: TcpStream, from: SocketAddr) {
+    tracing::warn!(%from, "peer without TLS refused: this node has TLS, that one runs with --insecure");
+    counter!("vmove_peer_connections_total", "result" => "tls_refused").increment(1);
+    // Its greeting must be read, or closing would reset the connection before the answer arrives.
+    let _ = tokio::time::timeout(GREETING, Hello::read(&mut stream)).await;
+    let text = "this node expects TLS, found none: start both daemons with --tls-cert, --tls-key and --tls-ca, or both with --insecure";
+    let _ = answer(&mut stream, Status::Busy, text).await;
+}
+
+/// Tells a TLS client that there is none here.
+async fn refuse_tls(mut stream: TcpStream, from: SocketAddr) {
+    tracing::warn!(%from, "TLS connection refused: this node runs with --insecure, that one has TLS");
+    counter!("vmove_peer_connections_total", "result" => "tls_refused").increment(1);
+    let _ = stream.write_all(&TLS_REFUSAL).await;
+    drain(stream).await;
+}
+
+async fn refuse_plain_http(mut stream: TcpStream) {
+    let _ = stream
+        .write_all(b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 48\r\nconnection: close\r\n\r\n\
+                     This port expects https, with a node certificate")
+        .await;
+    drain(stream).await;
+}
+
+/// Closing with unread bytes would reset the connection, and the refusal with it.
+async fn drain(mut stream: TcpStream) {
+    let _ = stream.shutdown().await;
+    let mut sink = tokio::io::sink();
+    let _ = tokio::time::timeout(Duration::from_secs(1), tokio::io::copy(&mut stream, &mut sink)).await;
+}
+
+fn adopted(
+    made: Result<Box<dyn vmove_fabric::Endpoint>, String>,
+    from: &str,
+) -> Option<Box<dyn vmove_fabric::Endpoint>> {
+    made.inspect_err(|why| tracing::warn!(%from, %why, "page connection could not be set up")).ok()
+}
+
+async fn accept_failed(error: &std::io::Error) {
+    tracing::error!(%error, "could not accept a connection");
+    // Out of descriptors, most likely: trying again at once would only spin.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+}

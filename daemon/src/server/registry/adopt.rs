@@ -1,0 +1,204 @@
+//! `vmove adopt`.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use vmove_memory::{PageSize, Process, RamFile, find_mappings};
+use vmove_migrate::node;
+use vmove_migrate::vm::{RamFileRecord, VmRecord};
+use vmove_qmp::inspect::{self, BlockerKind, VmFacts};
+use vmove_qmp::{Client, CommandLine, RamBacking};
+
+use super::run::command_line_problem;
+use super::{Registry, off_worker, store_problem};
+use crate::api::problem::{Code, Problem};
+use crate::api::types::{AdoptRequest, VmDetail};
+
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// What was found out about a QEMU that shall be taken in.
+struct Found {
+    pid: u32,
+    pid_start: u64,
+    backing: RamBacking,
+    ram: Vec<RamFileRecord>,
+    command_line: Vec<String>,
+}
+
+impl Registry {
+    /// Takes in a QEMU that somebody else started. Nothing of it is changed.
+    pub async fn adopt(self: &Arc<Self>, request: AdoptRequest) -> Result<VmDetail, Problem> {
+        let reserved = self.reserve(&request.name)?;
+        self.not_here_already(&request.qmp)?;
+        let client = Client::connect(&request.qmp, CONNECT)
+            .await
+            .map_err(|e| Problem::from_error(Code::QmpFailed, &e))?;
+        let facts = inspect::facts(&client, client.peer_pid().unwrap_or(0), None)
+            .await
+            .map_err(|e| Problem::from_error(Code::QmpFailed, &e))?;
+        let blockers = blockers(&facts);
+        if !blockers.is_empty() {
+            return Err(not_movable(&blockers));
+        }
+        let socket = request.qmp.clone();
+        let found = off_worker(move || examine(&facts, &socket)).await??;
+        let other = self.vms.list().into_iter().find(|r| u32::try_from(r.pid) == Ok(found.pid));
+        if let Some(other) = other {
+            return Err(taken(found.pid, &other.name));
+        }
+        let layout = node::layout(&self.run_dir, &self.memory_dir, &request.name, found.backing);
+        let line = CommandLine::parse(found.command_line.iter().map(Into::into).collect())
+            .map_err(|e| command_line_problem(&e))?;
+        line.derive_destination(&layout).map_err(|e| command_line_problem(&e))?;
+        let vm_dir = layout.vm_dir.clone();
+        off_worker(move || crate::server::lock::make_private_dir(&vm_dir))
+            .await?
+            .map_err(|e| Problem::from_error(Code::Internal, &e))?;
+        let record = VmRecord {
+            name: request.name.clone(),
+            pid: i32::try_from(found.pid).unwrap_or_default(),
+            pid_start: found.pid_start,
+            qmp_socket: request.qmp,
+            vm_dir: layout.vm_dir,
+            backing: node::backing_name(found.backing).to_owned(),
+            command_line: found.command_line,
+            environment: Vec::new(),
+            ram: found.ram,
+            adopted: true,
+            session: None,
+        };
+        self.monitors.insert(&record.qmp_socket, client).await;
+        if let Err(problem) = self.enter(record.clone()).await {
+            self.monitors.forget(&record.qmp_socket).await;
+            return Err(problem);
+        }
+        tracing::info!(vm = %record.name, pid = record.pid, memory = %record.backing, "VM adopted");
+        drop(reserved);
+        self.show(&record.name).await
+    }
+
+    /// Lets go of an adopted VM: it runs on, unknown to us.
+    pub async fn forget(self: &Arc<Self>, name: &str) -> Result<(), Problem> {
+        let record = self.vms.get(name).map_err(|e| store_problem(&e))?;
+        self.not_in_session(name)?;
+        if !record.adopted {
+            return Err(Problem::new(
+                Code::NotAdopted,
+                format!(
+                    "{name:?} was not adopted, its memory belongs to vmoved: end it by `vmove stop`, or move it"
+                ),
+            ));
+        }
+        let (vms, name) = (self.vms.clone(), name.to_owned());
+        off_worker(move || vms.remove(&name)).await?.map_err(|e| store_problem(&e))?;
+        self.monitors.forget(&record.qmp_socket).await;
+        let vm_dir = record.vm_dir.clone();
+        // Ours, and empty of anything that QEMU uses.
+        let _ = off_worker(move || std::fs::remove_dir_all(vm_dir)).await?;
+        tracing::info!(vm = %record.name, pid = record.pid, "VM released");
+        Ok(())
+    }
+
+    fn not_here_already(&self, socket: &Path) -> Result<(), Problem> {
+        match self.vms.list().into_iter().find(|r| r.qmp_socket == socket) {
+            None => Ok(()),
+            Some(other) => Err(taken(u32::try_from(other.pid).unwrap_or_default(), &other.name)),
+        }
+    }
+}
+
+fn taken(pid: u32, name: &str) -> Problem {
+    Problem::new(
+        Code::NameTaken,
+        format!("That QEMU (pid {pid}) is on this node already, as {name:?}: see `vmove show`"),
+    )
+}
+
+/// What can never be mended while this QEMU runs. The rest is for `vmove check`, at the time of the move.
+fn blockers(facts: &VmFacts) -> Vec<String> {
+    let lasting = |kind: BlockerKind| matches!(kind, BlockerKind::Ram);
+    facts.blockers().into_iter().filter(|b| b.fatal && lasting(b.kind)).map(|b| b.message).collect()
+}
+
+fn not_movable(reasons: &[String]) -> Problem {
+    let list: String = reasons.iter().map(|r| format!("\n  {r}")).collect();
+    Problem::new(Code::NotMovable, format!("This QEMU could never be moved:{list}"))
+}
+
+/// Process, RAM files and command line, from outside QEMU.
+fn examine(facts: &VmFacts, socket: &Path) -> Result<Found, Problem> {
+    let reasons = |why: String| not_movable(&[why]);
+    let mut files = Vec::new();
+    let mut ram = Vec::new();
+    for fact in &facts.ram {
+        let (Some(id), Some(path)) = (&fact.id, &fact.path) else { continue };
+        let file = RamFile::open(Path::new(path)).map_err(|e| reasons(crate::api::problem::chain(&e)))?;
+        ram.push(RamFileRecord { id: id.clone(), path: path.into(), size: fact.size });
+        files.push(file);
+    }
+    let backing = same_backing(&files).map_err(reasons)?;
+    let refs: Vec<&RamFile> = files.iter().collect();
+    let process = qemu_process(facts.pid, &refs).map_err(reasons)?;
+    let mut line = CommandLine::from_proc(process.pid()).map_err(|e| command_line_problem(&e))?;
+    // The destination gets a monitor of its own.
+    line.remove_monitor(socket).map_err(|e| command_line_problem(&e))?;
+    let words =
+        line.to_argv().into_iter().map(std::ffi::OsString::into_string).collect::<Result<Vec<_>, _>>();
+    let command_line = words.map_err(|word| {
+        Problem::new(
+            Code::BadCommandLine,
+            format!("The command line holds {word:?}, which is not UTF-8: start it with UTF-8 names"),
+        )
+    })?;
+    Ok(Found { pid: process.pid(), pid_start: process.start_time(), backing, ram, command_line })
+}
+
+fn same_backing(files: &[RamFile]) -> Result<RamBacking, String> {
+    let kind = |file: &RamFile| match file.page_size() {
+        PageSize::Base4K => RamBacking::Thp,
+        PageSize::Huge2M => RamBacking::Hugetlb2M,
+        PageSize::Huge1G => RamBacking::Hugetlb1G,
+    };
+    let first = files.first().map(kind).ok_or("It has no RAM in named files")?;
+    match files.iter().map(kind).find(|k| *k != first) {
+        None => Ok(first),
+        Some(other) => Err(format!(
+            "Expected all RAM files on one kind of memory, found {} and {}",
+            node::backing_name(first),
+            node::backing_name(other)
+        )),
+    }
+}
+
+/// The process that maps all RAM files, shared. The monitor's peer, normally; a launcher (libvirt) may have opened the
+/// socket and passed it on, so otherwise every process is looked at.
+fn qemu_process(peer: u32, files: &[&RamFile]) -> Result<Process, String> {
+    if let Some(process) = maps_all(peer, files) {
+        return Ok(process);
+    }
+    let entries = std::fs::read_dir("/proc").map_err(|e| format!("Could not list processes: {e}"))?;
+    let pids = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok());
+    let us = std::process::id();
+    let mut found: Vec<Process> =
+        pids.filter(|pid| *pid != us).filter_map(|pid| maps_all(pid, files)).collect();
+    match (found.pop(), found.len()) {
+        (Some(process), 0) => Ok(process),
+        (None, _) => {
+            Err("No process maps the RAM files that its monitor names: were they replaced or removed?"
+                .to_owned())
+        }
+        (Some(a), n) => Err(format!(
+            "Expected one process to map its RAM files, found {} (pid {} among them)",
+            n + 1,
+            a.pid()
+        )),
+    }
+}
+
+fn maps_all(pid: u32, files: &[&RamFile]) -> Option<Process> {
+    let process = Process::open(pid).ok()?;
+    let mappings = find_mappings(&process, files).ok()?;
+    let all = (0..files.len()).all(|i| mappings.iter().any(|m| m.file_index == i && m.shared));
+    (all && !files.is_empty()).then_some(process)
+}

@@ -1,0 +1,117 @@
+//! `vmove stop`, and what is left to do when a QEMU has ended.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use vmove_migrate::vm::VmRecord;
+use vmove_qmp::QemuProcess;
+
+use super::{ASK, REMEMBERED, Registry, off_worker, process_of, starting, store_problem};
+use crate::api::problem::{Code, Problem};
+use crate::api::types::Stopped;
+
+/// QEMU flushes its disks when it quits.
+const QUITS: Duration = Duration::from_secs(15);
+
+impl Registry {
+    /// Ends a VM.
+    pub async fn stop(self: &Arc<Self>, name: &str, force: bool) -> Result<Stopped, Problem> {
+        let record = match self.vms.get(name) {
+            Ok(record) => record,
+            // It ended by itself, and this is the last that is heard of it.
+            Err(_) if self.lock().ended.remove(name).is_some() => {
+                return Ok(Stopped { name: name.to_owned(), how: "had ended before".to_owned() });
+            }
+            Err(error) => return Err(store_problem(&error)),
+        };
+        self.not_in_session(name)?;
+        if record.adopted && !force {
+            return Err(Problem::new(
+                Code::Adopted,
+                format!(
+                    "{name:?} was adopted, somebody else started it: `vmove forget` releases it, `vmove stop --force` ends it"
+                ),
+            ));
+        }
+        self.lock().stopping.insert(name.to_owned());
+        let how = self.end_process(&record, force).await;
+        let ended = match how {
+            Ok(how) => {
+                self.clean_up(&record).await.map(|()| Stopped { name: name.to_owned(), how: how.to_owned() })
+            }
+            Err(problem) => Err(problem),
+        };
+        self.lock().stopping.remove(name);
+        ended
+    }
+
+    async fn end_process(&self, record: &VmRecord, force: bool) -> Result<&'static str, Problem> {
+        if process_of(record).is_none() {
+            return Ok("had ended before");
+        }
+        let pid = u32::try_from(record.pid).unwrap_or_default();
+        let log = record.vm_dir.join("qemu.log");
+        let Ok(process) = QemuProcess::adopt(pid, &log) else { return Ok("had ended before") };
+        let client = match tokio::time::timeout(ASK, self.monitors.client(&record.qmp_socket)).await {
+            Ok(Ok(client)) => Some(client),
+            Ok(Err(_)) | Err(_) => None,
+        };
+        let no_answer = || {
+            Problem::new(
+                Code::QmpFailed,
+                format!(
+                    "The monitor of {:?} (pid {pid}) does not answer: `vmove stop --force` ends it by a signal",
+                    record.name
+                ),
+            )
+        };
+        if let Some(client) = &client {
+            // The answer may get lost in QEMU's end: whether it ends is what counts.
+            let _ = client.execute_raw("quit", serde_json::Value::Null, QUITS).await;
+            if tokio::time::timeout(QUITS, process.exited()).await.is_ok() {
+                return Ok("quit");
+            }
+        }
+        if !force {
+            return Err(no_answer());
+        }
+        process.quit(None, QUITS).await.map_err(|e| Problem::from_error(Code::QemuFailed, &e))?;
+        Ok("killed")
+    }
+
+    /// A QEMU has ended by itself, or while no daemon ran.
+    pub(super) async fn ended(self: &Arc<Self>, record: &VmRecord) {
+        let log = record.vm_dir.join("qemu.log");
+        let last =
+            off_worker(move || std::fs::read_to_string(log).unwrap_or_default()).await.unwrap_or_default();
+        let last = last.lines().next_back().unwrap_or_default();
+        tracing::warn!(vm = %record.name, pid = record.pid, adopted = record.adopted, log = %last, "QEMU has ended");
+        metrics::counter!("vmove_qemu_ended_total").increment(1);
+        if let Err(problem) = self.clean_up(record).await {
+            tracing::error!(vm = %record.name, %problem, "could not clean up after a QEMU that ended");
+        }
+        let mut state = self.lock();
+        if state.ended.len() >= REMEMBERED {
+            state.ended.pop_first();
+        }
+        state.ended.insert(record.name.clone(), record.clone());
+    }
+
+    /// Record and RAM files go; the log stays until the name is used again. What we did not make is left alone.
+    async fn clean_up(&self, record: &VmRecord) -> Result<(), Problem> {
+        self.monitors.forget(&record.qmp_socket).await;
+        let (vms, record, memory_dir) = (self.vms.clone(), record.clone(), self.memory_dir.clone());
+        let work = move || {
+            vms.remove(&record.name)?;
+            if record.adopted {
+                return Ok(());
+            }
+            starting::remove(&record.qmp_socket);
+            for file in record.ram.iter().filter(|f| f.path.starts_with(&memory_dir)) {
+                starting::remove(&file.path);
+            }
+            Ok(())
+        };
+        off_worker(work).await?.map_err(|e| store_problem(&e))
+    }
+}

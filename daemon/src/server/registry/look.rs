@@ -1,0 +1,153 @@
+//! `vmove list` and `vmove show`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+use tokio::task::JoinSet;
+use vmove_memory::{RamFile, find_mappings, huge_mapped};
+use vmove_migrate::vm::VmRecord;
+use vmove_qmp::Client;
+
+use super::{ASK, Registry, off_worker, process_of, store_problem};
+use crate::api::problem::Problem;
+use crate::api::types::{RamFileInfo, VmDetail, VmSummary};
+use crate::units::to_f64;
+
+impl Registry {
+    /// All VMs, those that ended by themselves last.
+    pub async fn list(self: &Arc<Self>) -> Vec<VmSummary> {
+        let mut asking = JoinSet::new();
+        let records = self.vms.list();
+        for record in &records {
+            let (registry, record) = (self.clone(), record.clone());
+            asking.spawn(async move { registry.summary(&record).await.0 });
+        }
+        let mut all: Vec<VmSummary> = asking.join_all().await;
+        let ended = self.lock().ended.values().cloned().collect::<Vec<_>>();
+        all.extend(ended.iter().map(|record| summary(record, "ended".to_owned(), None)));
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    /// Everything about one VM.
+    pub async fn show(self: &Arc<Self>, name: &str) -> Result<VmDetail, Problem> {
+        let known = self.vms.get(name);
+        let (record, ended) = match known {
+            Ok(record) => (record, false),
+            Err(error) => {
+                let record = self.lock().ended.get(name).cloned().ok_or_else(|| store_problem(&error))?;
+                (record, true)
+            }
+        };
+        let (summary, client) = if ended {
+            (summary(&record, "ended".to_owned(), None), None)
+        } else {
+            self.summary(&record).await
+        };
+        let consoles = match &client {
+            Some(client) => consoles(client).await,
+            None => BTreeMap::new(),
+        };
+        let looked_at = record.clone();
+        let (ram, huge_share) = off_worker(move || memory(&looked_at)).await?;
+        let log = record.vm_dir.join("qemu.log");
+        Ok(VmDetail {
+            progress: self.session_of(name),
+            summary,
+            qemu: client.map(|c| format!("{}{}", c.version(), c.version().package)),
+            qmp: record.qmp_socket,
+            log: (!record.adopted).then_some(log),
+            dir: record.vm_dir,
+            consoles,
+            ram,
+            huge_share,
+            command_line: record.command_line,
+            environment: record.environment.into_iter().collect(),
+        })
+    }
+
+    /// The short form, with the monitor if it could be asked.
+    async fn summary(&self, record: &VmRecord) -> (VmSummary, Option<Client>) {
+        if process_of(record).is_none() {
+            return (summary(record, "ended".to_owned(), None), None);
+        }
+        let session = self.session_of(&record.name);
+        let client = match tokio::time::timeout(ASK, self.monitors.client(&record.qmp_socket)).await {
+            Ok(Ok(client)) => Some(client),
+            Ok(Err(error)) => {
+                tracing::debug!(vm = %record.name, %error, "monitor cannot be asked");
+                None
+            }
+            Err(_) => None,
+        };
+        let told = match &client {
+            Some(client) => client.execute_raw("query-status", Value::Null, ASK).await.ok(),
+            None => None,
+        };
+        let word = told.as_ref().and_then(|t| t.get("status")).and_then(Value::as_str);
+        let status = match (word, &session) {
+            (Some(word), _) => word.to_owned(),
+            (None, Some(_)) => "migrating".to_owned(),
+            (None, None) => "unknown".to_owned(),
+        };
+        (summary(record, status, session.map(|s| s.id)), client)
+    }
+}
+
+fn summary(record: &VmRecord, status: String, migration: Option<String>) -> VmSummary {
+    VmSummary {
+        name: record.name.clone(),
+        pid: record.pid,
+        status,
+        memory: record.backing.clone(),
+        memory_bytes: record.ram.iter().map(|r| r.size).sum(),
+        adopted: record.adopted,
+        migration,
+    }
+}
+
+/// Character devices with a place in the file system or on the network.
+async fn consoles(client: &Client) -> BTreeMap<String, String> {
+    let Ok(reply) = client.execute_raw("query-chardev", Value::Null, ASK).await else {
+        return BTreeMap::new();
+    };
+    let own = client.path().display().to_string();
+    let devices = reply.as_array().map(Vec::as_slice).unwrap_or_default();
+    devices
+        .iter()
+        .filter_map(|d| Some((d.get("label")?.as_str()?, d.get("filename")?.as_str()?)))
+        .map(|(label, name)| {
+            (label.to_owned(), name.strip_prefix("disconnected:").unwrap_or(name).to_owned())
+        })
+        .filter(|(label, name)| {
+            let reachable = ["unix:", "pty:", "tcp:", "telnet:", "file:"].iter().any(|p| name.starts_with(p));
+            reachable && !name.contains(&own) && !label.starts_with("compat_monitor")
+        })
+        .collect()
+}
+
+/// What the RAM files hold, and how much of guest memory QEMU maps by huge pages.
+fn memory(record: &VmRecord) -> (Vec<RamFileInfo>, Option<f64>) {
+    let mut infos = Vec::new();
+    let mut files = Vec::new();
+    for file in &record.ram {
+        let opened = RamFile::open(&file.path).ok();
+        let allocated = opened.as_ref().and_then(|f| f.allocated_bytes().ok()).map(|b| b.0);
+        infos.push(RamFileInfo { id: file.id.clone(), path: file.path.clone(), size: file.size, allocated });
+        files.extend(opened);
+    }
+    (infos, huge_share(record, &files))
+}
+
+fn huge_share(record: &VmRecord, files: &[RamFile]) -> Option<f64> {
+    let process = process_of(record)?;
+    let refs: Vec<&RamFile> = files.iter().collect();
+    let mappings = find_mappings(&process, &refs).ok()?;
+    let (mut huge, mut all) = (0, 0);
+    for mapping in &mappings {
+        huge += huge_mapped(&process, mapping.hva, mapping.len).ok()?.0;
+        all += mapping.len.0;
+    }
+    (all > 0).then(|| to_f64(huge) / to_f64(all))
+}

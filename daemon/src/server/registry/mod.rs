@@ -1,0 +1,168 @@
+//! The VMs of this node: started, taken in, watched, ended.
+
+mod adopt;
+mod end;
+mod look;
+mod run;
+mod starting;
+mod supervise;
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use vmove_migrate::engine::Engine;
+use vmove_migrate::monitors::Monitors;
+use vmove_migrate::progress::{GuestPlace, Outcome, Progress};
+use vmove_migrate::vm::{VmRecord, VmStore, VmStoreError, check_name};
+
+use crate::api::problem::{Code, Problem, chain};
+
+/// How long a monitor may take to answer a small question.
+const ASK: Duration = Duration::from_secs(2);
+/// How many VMs that ended are remembered for `vmove list`.
+const REMEMBERED: usize = 100;
+
+/// All VMs of this node.
+#[derive(Debug)]
+pub struct Registry {
+    vms: Arc<VmStore>,
+    monitors: Arc<Monitors>,
+    engine: Arc<Engine>,
+    run_dir: PathBuf,
+    memory_dir: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Names that a `run` or `adopt` is at work on: the record comes last.
+    reserved: HashSet<String>,
+    /// Processes that have a watching task.
+    watched: HashSet<Identity>,
+    /// VMs that are being ended on request: their end is no news.
+    stopping: HashSet<String>,
+    /// VMs whose QEMU has ended by itself, until their name is used again.
+    ended: BTreeMap<String, VmRecord>,
+}
+
+/// A process that cannot be mistaken for another.
+type Identity = (String, i32, u64);
+
+fn identity(record: &VmRecord) -> Identity {
+    (record.name.clone(), record.pid, record.pid_start)
+}
+
+impl Registry {
+    pub fn new(
+        vms: Arc<VmStore>,
+        monitors: Arc<Monitors>,
+        engine: Arc<Engine>,
+        run_dir: PathBuf,
+        memory_dir: PathBuf,
+    ) -> Arc<Self> {
+        Arc::new(Self { vms, monitors, engine, run_dir, memory_dir, state: Mutex::default() })
+    }
+
+    /// How many VMs are here.
+    pub fn count(&self) -> usize {
+        self.vms.list().len()
+    }
+
+    /// All records.
+    pub fn records(&self) -> Vec<VmRecord> {
+        self.vms.list()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change is a single insertion or removal: a panic leaves nothing half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a name for a VM that is about to come.
+    fn reserve(self: &Arc<Self>, name: &str) -> Result<Reserved, Problem> {
+        check_name(name).map_err(|e| store_problem(&e))?;
+        let taken = || store_problem(&VmStoreError::Exists(name.to_owned()));
+        if !self.lock().reserved.insert(name.to_owned()) {
+            return Err(taken());
+        }
+        let reserved = Reserved { registry: self.clone(), name: name.to_owned() };
+        // An incoming migration has its record only later: it must not find its name taken then.
+        if self.vms.get(name).is_ok() || self.session_of(name).is_some() {
+            return Err(taken());
+        }
+        Ok(reserved)
+    }
+
+    /// The migration that holds a VM: it runs, or it left the guest paused and awaits `recover`.
+    fn session_of(&self, name: &str) -> Option<Progress> {
+        self.engine.sessions().into_iter().find(|p| p.vm == name && holds(&p.outcome))
+    }
+
+    /// Refuses while a migration holds the VM.
+    fn not_in_session(&self, name: &str) -> Result<(), Problem> {
+        match self.session_of(name) {
+            None => Ok(()),
+            Some(p) => Err(Problem::new(
+                Code::Busy,
+                format!("{name:?} is in migration {0}: wait for its end, or `vmove cancel {0}`", p.id),
+            )),
+        }
+    }
+
+    /// Adds the record, which makes the VM real, and watches it.
+    async fn enter(self: &Arc<Self>, record: VmRecord) -> Result<(), Problem> {
+        let vms = self.vms.clone();
+        let new = record.clone();
+        off_worker(move || vms.insert(new)).await?.map_err(|e| store_problem(&e))?;
+        self.lock().ended.remove(&record.name);
+        self.watch(record);
+        Ok(())
+    }
+}
+
+/// A name that nobody else can take until this is dropped.
+#[derive(Debug)]
+struct Reserved {
+    registry: Arc<Registry>,
+    name: String,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.registry.lock().reserved.remove(&self.name);
+    }
+}
+
+fn holds(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Running | Outcome::Reconnecting { .. } => true,
+        Outcome::Failed { guest: GuestPlace::PausedAtSource | GuestPlace::PausedAtDestination, .. } => true,
+        Outcome::Done { .. } | Outcome::Refused { .. } | Outcome::Failed { .. } => false,
+    }
+}
+
+/// Runs what blocks (files, forks, mounts) where no connection waits behind it.
+pub async fn off_worker<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|e| Problem::new(Code::Internal, format!("A task of vmoved failed ({e}): see its log")))
+}
+
+/// A store error as an answer.
+pub fn store_problem(error: &VmStoreError) -> Problem {
+    let code = match error {
+        VmStoreError::BadName { .. } => Code::BadName,
+        VmStoreError::Exists(_) => Code::NameTaken,
+        VmStoreError::Unknown(_) => Code::UnknownVm,
+        _ => Code::Internal,
+    };
+    Problem::new(code, chain(error))
+}
+
+/// The process of a record, if it is still that one.
+fn process_of(record: &VmRecord) -> Option<vmove_memory::Process> {
+    let pid = u32::try_from(record.pid).ok()?;
+    vmove_memory::Process::reopen(pid, record.pid_start).ok().filter(vmove_memory::Process::alive)
+}

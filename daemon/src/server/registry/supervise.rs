@@ -1,0 +1,79 @@
+//! Noticing that a QEMU has ended.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use vmove_migrate::vm::VmRecord;
+use vmove_qmp::QemuProcess;
+
+use super::{Registry, identity, off_worker, process_of, starting};
+
+/// How soon a VM that a migration brought is watched, and a migration that let go of a dead one is noticed.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+impl Registry {
+    /// Takes up the VMs that an earlier daemon left behind. A QEMU that is gone is reported and cleaned up by its watcher,
+    /// once the migrations have been taken up: one of them may hold it.
+    pub async fn readopt(self: &Arc<Self>) {
+        let (run_dir, vms) = (self.run_dir.clone(), self.vms.clone());
+        let _ = off_worker(move || starting::sweep(&run_dir, &vms)).await;
+        for record in self.vms.list() {
+            let alive = process_of(&record).is_some();
+            tracing::info!(vm = %record.name, pid = record.pid, alive, "VM of an earlier vmoved");
+        }
+    }
+
+    /// Watches every VM, also those that migrations bring. Never returns.
+    pub async fn supervise(self: Arc<Self>) {
+        loop {
+            for record in self.vms.list() {
+                self.watch(record);
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Starts a task that waits for the end of this process, unless there is one.
+    pub(super) fn watch(self: &Arc<Self>, record: VmRecord) {
+        if !self.lock().watched.insert(identity(&record)) {
+            return;
+        }
+        let registry = self.clone();
+        tokio::spawn(async move {
+            wait_for_end(&record).await;
+            registry.settle(&record).await;
+            registry.lock().watched.remove(&identity(&record));
+        });
+    }
+
+    /// The process has ended: cleans up, unless somebody else does.
+    async fn settle(self: &Arc<Self>, record: &VmRecord) {
+        loop {
+            // Moved away, stopped, or replaced by a new life of the same name.
+            if !self.vms.get(&record.name).is_ok_and(|now| identity(&now) == identity(record)) {
+                return;
+            }
+            let stopping = self.lock().stopping.contains(&record.name);
+            if !stopping && self.session_of(&record.name).is_none() {
+                return self.ended(record).await;
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+}
+
+async fn wait_for_end(record: &VmRecord) {
+    let pid = u32::try_from(record.pid).unwrap_or_default();
+    match QemuProcess::adopt(pid, &record.vm_dir.join("qemu.log")) {
+        // Looked at after the process was opened: now it is certainly that one.
+        Ok(process) if process_of(record).is_some() => process.exited().await,
+        Ok(_) => {}
+        Err(why) => {
+            // Out of descriptors or threads, or gone.
+            while process_of(record).is_some() {
+                tracing::warn!(vm = %record.name, %why, "cannot wait for the end of QEMU, looking again");
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        }
+    }
+}

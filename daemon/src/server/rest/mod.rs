@@ -1,0 +1,77 @@
+//! REST: everything on the control socket, questions alone on the peer port.
+
+mod error;
+mod migrations;
+mod node;
+pub mod openapi;
+mod vms;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::Method;
+use axum::routing::{get, post};
+
+use self::error::Refusal;
+use super::App;
+use crate::api::problem::{Code, Problem};
+
+/// Everything. For the control socket, whose mode says who may.
+pub fn control(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/healthz", get(node::health))
+        .route("/openapi.json", get(openapi::serve))
+        .route("/metrics", get(node::metrics))
+        .route("/v1/node", get(node::node))
+        .route("/v1/vms", get(vms::list).post(vms::run))
+        .route("/v1/vms:adopt", post(vms::adopt))
+        .route("/v1/vms/{name}", get(vms::show).delete(vms::stop))
+        .route("/v1/vms/{name}/forget", post(vms::forget))
+        .route("/v1/vms/{name}/check", get(vms::check))
+        .route("/v1/migrations", get(migrations::list).post(migrations::start))
+        .route("/v1/migrations/{id}", get(migrations::show).delete(migrations::cancel))
+        .route("/v1/migrations/{id}/recover", post(migrations::recover))
+        .route("/v1/migrations/{id}/events", get(migrations::events))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(app)
+}
+
+/// Questions for schedulers, on the peer port. Nothing here changes anything, or shows a command line.
+pub fn public(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/healthz", get(node::health))
+        .route("/openapi.json", get(openapi::serve))
+        .route("/v1/node", get(node::node))
+        .route("/v1/vms", get(vms::list))
+        .route("/v1/migrations", get(migrations::list))
+        .route("/v1/migrations/{id}", get(migrations::show))
+        .route("/v1/migrations/{id}/events", get(migrations::events))
+        .fallback(read_only)
+        .method_not_allowed_fallback(read_only)
+        .with_state(app)
+}
+
+async fn unknown_path(uri: axum::http::Uri) -> Refusal {
+    Refusal(Problem::new(
+        Code::UnknownPath,
+        format!("Expected a path of /openapi.json, found {}; names are percent-encoded", uri.path()),
+    ))
+}
+
+async fn wrong_method(method: Method, uri: axum::http::Uri) -> Refusal {
+    Refusal(Problem::new(
+        Code::MethodNotAllowed,
+        format!("{} does not take {method}: see /openapi.json", uri.path()),
+    ))
+}
+
+async fn read_only(method: Method, uri: axum::http::Uri) -> Refusal {
+    Refusal(Problem::new(
+        Code::ReadOnly,
+        format!(
+            "{method} {} is not served on the peer port: use the control socket of that node",
+            uri.path()
+        ),
+    ))
+}

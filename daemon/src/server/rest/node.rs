@@ -1,0 +1,79 @@
+//! `/v1/node`, `/healthz`, `/metrics`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::IntoResponse;
+
+use super::error::Answer;
+use crate::api::is_end;
+use crate::api::types::{NodeInfo, NodeMemory};
+use crate::server::App;
+use crate::server::registry::off_worker;
+
+/// This node: fabrics, memory, known peers.
+#[utoipa::path(get, path = "/v1/node", tag = "node", responses((status = 200, body = NodeInfo)))]
+pub async fn node(State(app): State<Arc<App>>) -> Answer<NodeInfo> {
+    let memory = off_worker(memory).await?;
+    let running = app.engine.sessions().iter().filter(|p| !is_end(&p.outcome)).count();
+    Ok(Json(NodeInfo {
+        node: app.config.node.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        protocol: vmove_migrate::proto::hello::PROTOCOL_VERSION,
+        pid: std::process::id(),
+        uptime_s: app.started.elapsed().as_secs(),
+        listen: app.listen.to_string(),
+        security: app.security_word().to_owned(),
+        fabrics: app.fabrics.offers().iter().map(|o| o.kind.to_string()).collect(),
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        no_dirty_tracking: app.no_dirty_tracking.clone(),
+        memory,
+        nodes: app.config.nodes.iter().map(|(name, node)| (name.clone(), node.address.clone())).collect(),
+        vms: app.registry.count(),
+        migrations_running: running,
+    }))
+}
+
+/// The daemon answers.
+#[utoipa::path(get, path = "/healthz", tag = "node", responses((status = 200, body = String, content_type = "text/plain")))]
+pub async fn health() -> &'static str {
+    "ok\n"
+}
+
+/// Prometheus metrics, as on the metrics port.
+#[utoipa::path(get, path = "/metrics", tag = "node", responses((status = 200, body = String, content_type = "text/plain")))]
+pub async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], app.metrics.render())
+}
+
+fn memory() -> NodeMemory {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = |key: &str| {
+        let line = info.lines().find_map(|l| l.strip_prefix(key));
+        let number =
+            line.and_then(|l| l.trim_start_matches(':').split_whitespace().next()?.parse::<u64>().ok());
+        number.unwrap_or(0) << 10
+    };
+    let free_pages = |size: u64| {
+        let path = format!("/sys/kernel/mm/hugepages/hugepages-{}kB/free_hugepages", size >> 10);
+        let count = std::fs::read_to_string(path).ok().and_then(|t| t.trim().parse::<u64>().ok());
+        count.unwrap_or(0).saturating_mul(size)
+    };
+    NodeMemory {
+        total_bytes: kib("MemTotal"),
+        available_bytes: kib("MemAvailable"),
+        free_huge_2m_bytes: free_pages(2 << 20),
+        free_huge_1g_bytes: free_pages(1 << 30),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn memory_of_this_machine() {
+        let memory = super::memory();
+        assert!(memory.total_bytes > 0 && memory.available_bytes <= memory.total_bytes);
+    }
+}

@@ -1,0 +1,85 @@
+//! `/v1/vms`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use vmove_migrate::check::CheckReport;
+
+use super::error::{Answer, Json, Path, Query, Refusal};
+use crate::api::problem::Problem;
+use crate::api::schema;
+use crate::api::types::{AdoptRequest, CheckQuery, RunRequest, StopQuery, Stopped, VmDetail, VmList};
+use crate::server::{App, detached};
+
+/// All VMs of this node.
+#[utoipa::path(get, path = "/v1/vms", tag = "vms", responses((status = 200, body = VmList)))]
+pub async fn list(State(app): State<Arc<App>>) -> axum::Json<VmList> {
+    axum::Json(VmList { vms: app.registry.list().await })
+}
+
+/// Starts a VM that can be moved.
+#[utoipa::path(post, path = "/v1/vms", tag = "vms", request_body = RunRequest,
+    responses((status = 201, body = VmDetail), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
+pub async fn run(
+    State(app): State<Arc<App>>,
+    Json(request): Json<RunRequest>,
+) -> Result<(StatusCode, axum::Json<VmDetail>), Refusal> {
+    let vm = detached(async move { app.registry.run(request).await }).await?;
+    Ok((StatusCode::CREATED, axum::Json(vm)))
+}
+
+/// Takes in a QEMU that somebody else started.
+#[utoipa::path(post, path = "/v1/vms:adopt", tag = "vms", request_body = AdoptRequest,
+    responses((status = 201, body = VmDetail), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
+pub async fn adopt(
+    State(app): State<Arc<App>>,
+    Json(request): Json<AdoptRequest>,
+) -> Result<(StatusCode, axum::Json<VmDetail>), Refusal> {
+    let vm = detached(async move { app.registry.adopt(request).await }).await?;
+    Ok((StatusCode::CREATED, axum::Json(vm)))
+}
+
+/// Everything about one VM.
+#[utoipa::path(get, path = "/v1/vms/{name}", tag = "vms", params(("name" = String, Path, description = "Name of the VM")),
+    responses((status = 200, body = VmDetail), (status = 404, body = Problem)))]
+pub async fn show(State(app): State<Arc<App>>, Path(name): Path<String>) -> Answer<VmDetail> {
+    Ok(axum::Json(app.registry.show(&name).await?))
+}
+
+/// Ends a VM.
+#[utoipa::path(delete, path = "/v1/vms/{name}", tag = "vms",
+    params(("name" = String, Path, description = "Name of the VM"), StopQuery),
+    responses((status = 200, body = Stopped), (status = 404, body = Problem), (status = 409, body = Problem)))]
+pub async fn stop(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+    Query(query): Query<StopQuery>,
+) -> Answer<Stopped> {
+    Ok(axum::Json(detached(async move { app.registry.stop(&name, query.force).await }).await?))
+}
+
+/// Lets go of an adopted VM; it runs on.
+#[utoipa::path(post, path = "/v1/vms/{name}/forget", tag = "vms",
+    params(("name" = String, Path, description = "Name of the VM")),
+    responses((status = 200, body = Stopped), (status = 404, body = Problem), (status = 409, body = Problem)))]
+pub async fn forget(State(app): State<Arc<App>>, Path(name): Path<String>) -> Answer<Stopped> {
+    let task = async move {
+        app.registry.forget(&name).await?;
+        Ok(Stopped { name, how: "released, still running".to_owned() })
+    };
+    Ok(axum::Json(detached(task).await?))
+}
+
+/// Everything in the way of a migration. Changes nothing.
+#[utoipa::path(get, path = "/v1/vms/{name}/check", tag = "vms",
+    params(("name" = String, Path, description = "Name of the VM"), CheckQuery),
+    responses((status = 200, body = schema::CheckReport), (status = 404, body = Problem), (status = 422, body = Problem)))]
+pub async fn check(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+    Query(query): Query<CheckQuery>,
+) -> Answer<CheckReport> {
+    let to = app.target(&query.to)?;
+    Ok(axum::Json(app.engine.check(&name, to).await?))
+}
