@@ -28,7 +28,7 @@ mod units;
 
 pub use attach::{
     Injector, Keep, RemoteUffd, close_in_qemu, create_uffd, create_uffd_from_device, discard_in_qemu,
-    reopen_uffd,
+    reopen_uffd, touched_in_qemu,
 };
 pub use collapse::{Collapsed, collapse, huge_mapped};
 pub use dirty::{DirtyTracker, HoleWatch, ScanStats, Unsupported};

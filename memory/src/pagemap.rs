@@ -90,10 +90,20 @@ impl Pagemap {
     /// Pages for which the process has a page-table entry that leads to memory.
     pub(crate) fn present(&mut self, hva: Hva, len: ByteLen) -> Result<Present> {
         let mut found = Present::default();
-        let mut add = |at: Hva, len: ByteLen| {
+        self.each_present(hva, len, |at, len| {
             found.pages += len.0 >> 12;
             found.first.get_or_insert(at);
-        };
+        })?;
+        Ok(found)
+    }
+
+    /// Tells of each region that [`Self::present`] counts.
+    pub(crate) fn each_present(
+        &mut self,
+        hva: Hva,
+        len: ByteLen,
+        mut add: impl FnMut(Hva, ByteLen),
+    ) -> Result<()> {
         if self.can_scan() {
             let anyof = PAGE_IS_PRESENT | PAGE_IS_SWAPPED;
             let arg = ScanArg { category_anyof_mask: anyof, return_mask: anyof, ..ScanArg::default() };
@@ -116,7 +126,7 @@ impl Pagemap {
                 at += (bytes as u64) >> 3 << 12;
             }
         }
-        Ok(found)
+        Ok(())
     }
 
     /// Bytes mapped by huge pages.

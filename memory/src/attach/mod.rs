@@ -13,6 +13,9 @@ mod threads;
 mod tests;
 
 pub use injector::Injector;
+mod touched;
+
 pub use remote_uffd::{
     Keep, RemoteUffd, close_in_qemu, create_uffd, create_uffd_from_device, discard_in_qemu, reopen_uffd,
 };
+pub use touched::touched_in_qemu;

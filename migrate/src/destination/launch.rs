@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use vmove_memory::{
     FaultContext, Keep, PageRun, Process, UffdFeatures, create_uffd, discard_in_qemu, find_mappings,
-    reopen_uffd,
+    reopen_uffd, touched_in_qemu,
 };
 use vmove_qmp::Client;
 use vmove_qmp::process::QemuProcess;
@@ -90,8 +90,8 @@ fn take_faults(pid: u32, memory: &GuestMemory) -> Result<Taken, String> {
     let fault_fd = remote.fd_in_qemu.ok_or("the fault descriptor did not stay open in QEMU")?;
     let context = FaultContext::new(remote);
     context.register(&mappings).map_err(|e| chain(&e))?;
-    let touched = Vec::new();
-    // touched_in_qemu(&process, &mappings, |block, run| touched.push((block, run))).map_err(|e| chain(&e))?;
+    let mut touched = Vec::new();
+    touched_in_qemu(&process, &mappings, |block, run| touched.push((block, run))).map_err(|e| chain(&e))?;
     discard_in_qemu(&process, &mappings, Some(&context)).map_err(|e| chain(&e))?;
     Ok((process.start_time(), Attached { context, mappings }, fault_fd, touched))
 }
