@@ -199,7 +199,13 @@ impl StreamEndpoint {
     fn progress(&mut self) {
         let before = self.send_some();
         if let Err(error) = self.receive_some() {
-            self.die(error);
+            // The kernel tells the reason once: here, if sending met it first.
+            match (before, error) {
+                (Err(first @ FabricError::PeerGone { .. }), FabricError::PeerClosed { .. }) => {
+                    self.die(first)
+                }
+                (_, error) => self.die(error),
+            }
             return;
         }
         let after = if self.outbox.is_empty() { Ok(()) } else { self.send_some() };
