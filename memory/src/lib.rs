@@ -31,7 +31,7 @@ pub use attach::{
     reopen_uffd, touched_in_qemu,
 };
 pub use collapse::{Collapsed, collapse, huge_mapped};
-pub use dirty::{DirtyTracker, HoleWatch, ScanStats, Unsupported};
+pub use dirty::{DirtyTracker, Dropped, HoleWatch, Precision, ScanStats, Unsupported};
 pub use error::{MemoryError, Result};
 pub use maps::MapEntry;
 pub use memdir::MemoryDir;

@@ -54,11 +54,13 @@ impl Pagemap {
     }
 
     /// Tells of the regions written since they were last write-protected, and protects them again, each in one step.
+    /// The kernel is asked for at most `step` at once, counted from `hva`.
     pub(crate) fn written_and_protect(
         &mut self,
         hva: Hva,
         len: ByteLen,
-        tell: impl FnMut(Hva, ByteLen),
+        step: ByteLen,
+        mut tell: impl FnMut(Hva, ByteLen),
     ) -> Result<()> {
         let arg = ScanArg {
             flags: PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC,
@@ -66,25 +68,31 @@ impl Pagemap {
             return_mask: PAGE_IS_WRITTEN,
             ..ScanArg::default()
         };
-        self.scan(arg, hva, len, tell)
+        steps(hva, len, step).try_for_each(|(hva, len)| self.scan(arg, hva, len, &mut tell))
     }
 
-    /// Write-protects everything, present or not.
-    pub(crate) fn protect(&mut self, hva: Hva, len: ByteLen) -> Result<()> {
-        let mut arg = ScanArg {
-            flags: PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC,
-            start: hva.0,
-            end: hva.add(len).0,
-            ..ScanArg::default()
-        };
-        while arg.start < arg.end {
-            pagemap_scan(self.file.as_fd(), &mut arg, &mut []).map_err(|source| self.error(source))?;
-            if arg.walk_end <= arg.start {
-                return Err(self.error(io::Error::other("the scan came to no end")));
+    /// Write-protects everything, present or not. `step` as above.
+    pub(crate) fn protect(&mut self, hva: Hva, len: ByteLen, step: ByteLen) -> Result<()> {
+        let flags = PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC;
+        for (hva, len) in steps(hva, len, step) {
+            let mut arg = ScanArg { flags, start: hva.0, end: hva.add(len).0, ..ScanArg::default() };
+            while arg.start < arg.end {
+                pagemap_scan(self.file.as_fd(), &mut arg, &mut []).map_err(|source| self.error(source))?;
+                self.advance(&mut arg)?;
             }
-            arg.start = arg.walk_end;
         }
         Ok(())
+    }
+
+    /// Tells of the regions for which the process has no page-table entry that leads to memory.
+    pub(crate) fn absent(&mut self, hva: Hva, len: ByteLen, tell: impl FnMut(Hva, ByteLen)) -> Result<()> {
+        let arg = ScanArg {
+            category_mask: PAGE_IS_PRESENT,
+            category_inverted: PAGE_IS_PRESENT,
+            return_mask: PAGE_IS_PRESENT,
+            ..ScanArg::default()
+        };
+        self.scan(arg, hva, len, tell)
     }
 
     /// Pages for which the process has a page-table entry that leads to memory.
@@ -152,11 +160,16 @@ impl Pagemap {
             for region in &self.regions[..found] {
                 tell(Hva(region.start), ByteLen(region.end - region.start));
             }
-            if arg.walk_end <= arg.start {
-                return Err(self.error(io::Error::other("the scan came to no end")));
-            }
-            arg.start = arg.walk_end;
+            self.advance(&mut arg)?;
         }
+        Ok(())
+    }
+
+    fn advance(&self, arg: &mut ScanArg) -> Result<()> {
+        if arg.walk_end <= arg.start {
+            return Err(self.error(io::Error::other("the scan came to no end")));
+        }
+        arg.start = arg.walk_end;
         Ok(())
     }
 
@@ -166,4 +179,10 @@ impl Pagemap {
         }
         MemoryError::Proc { path: format!("/proc/{}/pagemap", self.pid).into(), source }
     }
+}
+
+/// A range in pieces of at most `step`.
+fn steps(hva: Hva, len: ByteLen, step: ByteLen) -> impl Iterator<Item = (Hva, ByteLen)> {
+    let step = step.0.max(1);
+    (0..len.0.div_ceil(step)).map(move |i| (Hva(hva.0 + i * step), ByteLen(step.min(len.0 - i * step))))
 }

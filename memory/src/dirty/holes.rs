@@ -1,45 +1,84 @@
 //! Memory that went away.
 
-use crate::error::Result;
-use crate::ram::RamFile;
-use crate::units::{ByteLen, ByteRange, FileOffset};
+use std::sync::Arc;
 
-/// Finds ranges of a file that became holes.
+use crate::error::Result;
+use crate::pagemap::Pagemap;
+use crate::process::Process;
+use crate::ram::{Mapping, RamFile};
+use crate::units::{ByteLen, ByteRange, FileOffset, Hva};
+
+/// Finds memory that was given back to the host, whether or not new memory took its place since.
 ///
-/// A guest that gives memory back (balloon, free-page reporting, virtio-mem) makes pages zero without writing to them.
-/// Where a whole 2 MiB goes at once, `PAGEMAP_SCAN` of many kernels sees no page-table entries, and reports nothing: to
-/// a copy made earlier the old bytes would look valid. The file system knows.
+/// A guest that gives memory back (balloon, free-page reporting, virtio-mem) makes pages zero without writing to them,
+/// and `PAGEMAP_SCAN` may not report it: to a copy made earlier the old bytes would look valid. Looking for holes in the
+/// file is not enough, for one touch of a punched range gives it memory again, 2 MiB at a time.
 ///
-/// Look once per round, after the scan; memory that comes back between two looks is reported by the scan as written.
+/// So this watches our own mapping of the file. It has a page-table entry for all memory the file has; whoever punches
+/// the file takes these entries away, and only we bring them back. The kernel may take entries away for other reasons:
+/// then memory is reported that did not change.
+///
+/// It also tells which parts of a memory region that was registered with a network adapter have become orphans.
 #[derive(Debug)]
 pub struct HoleWatch {
-    data: Vec<ByteRange>,
+    mapping: Arc<Mapping>,
+    pagemap: Pagemap,
+    /// Where we had no entries after the last look, in order.
+    absent: Vec<ByteRange>,
+}
+
+/// What a look found; both in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// Had memory at the last look and has none now: zero.
+    pub holes: Vec<ByteRange>,
+    /// Lost its memory and has other memory now: to be read again.
+    pub replaced: Vec<ByteRange>,
 }
 
 impl HoleWatch {
-    /// Remembers where the file has data now. Do this before the first bytes are read.
+    /// Begins to watch. Do this before the first bytes are read.
     ///
     /// # Errors
-    /// Those of [`RamFile::data_extents`].
-    pub fn new(file: &RamFile) -> Result<Self> {
-        Ok(Self { data: file.data_extents()? })
+    /// Those of [`RamFile::data_extents`] and [`Mapping::populate`]; [`MemoryError::Proc`](crate::MemoryError::Proc) on
+    /// kernels before 6.7.
+    pub fn new(file: &RamFile, mapping: &Arc<Mapping>) -> Result<Self> {
+        let us = Process::open(std::process::id())?;
+        let mut watch =
+            Self { mapping: Arc::clone(mapping), pagemap: Pagemap::open(&us)?, absent: vec![file.range()] };
+        watch.look(file)?;
+        Ok(watch)
     }
 
-    /// Ranges that had data at the last look and have none now; they read as zero. In order.
+    /// What lost its memory since the last look. Call it once per round: after the scan, before bytes are read.
     ///
     /// # Errors
-    /// Those of [`RamFile::data_extents`].
-    pub fn became_holes(&mut self, file: &RamFile) -> Result<Vec<ByteRange>> {
-        let now = file.data_extents()?;
-        let gone = subtract(&self.data, &now);
-        self.data = now;
-        Ok(gone)
+    /// As [`Self::new`].
+    pub fn look(&mut self, file: &RamFile) -> Result<Dropped> {
+        let absent = self.without_entry()?;
+        let data = file.data_extents()?;
+        let lost = subtract(&absent, &self.absent);
+        // What is punched from here on has an entry, which it then loses, and is found next time.
+        let (holes, filled) = (subtract(&absent, &data), intersect(&absent, &data));
+        for range in &filled {
+            self.mapping.populate_read(*range)?;
+        }
+        let dropped = Dropped { holes: intersect(&lost, &holes), replaced: intersect(&lost, &filled) };
+        self.absent = holes;
+        Ok(dropped)
     }
 
-    /// Where the file had data at the last look, in order.
-    #[must_use]
-    pub fn data(&self) -> &[ByteRange] {
-        &self.data
+    fn without_entry(&mut self) -> Result<Vec<ByteRange>> {
+        let base = self.mapping.ptr() as u64;
+        let mut found: Vec<ByteRange> = Vec::new();
+        self.pagemap.absent(Hva(base), self.mapping.len(), |hva, len| {
+            let offset = FileOffset(hva.0 - base);
+            match found.last_mut() {
+                Some(last) if last.end() == offset => last.len.0 += len.0,
+                _ => found.push(ByteRange::new(offset, len)),
+            }
+        })?;
+        Ok(found)
     }
 }
 
@@ -69,6 +108,20 @@ fn subtract(all: &[ByteRange], taken: &[ByteRange]) -> Vec<ByteRange> {
     rest
 }
 
+/// What is in both; both in order and without overlaps.
+fn intersect(a: &[ByteRange], b: &[ByteRange]) -> Vec<ByteRange> {
+    let (mut i, mut j, mut both) = (0, 0, Vec::new());
+    while let (Some(x), Some(y)) = (a.get(i), b.get(j)) {
+        both.extend(x.intersection(*y));
+        if x.end() <= y.end() {
+            i += 1;
+        } else {
+            j += 1;
+        }
+    }
+    both
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -87,19 +140,23 @@ mod tests {
         found
     }
 
+    fn covered(ranges: &[ByteRange], len: usize) -> Vec<bool> {
+        let mut covered = vec![false; len];
+        for at in ranges.iter().flat_map(|r| r.as_range()) {
+            covered[usize::try_from(at).expect("small")] = true;
+        }
+        covered
+    }
+
     proptest! {
         #[test]
-        fn subtraction_is_byte_wise(bits in prop::collection::vec(any::<(bool, bool)>(), 0..60)) {
+        fn sets_of_ranges_behave_as_sets(bits in prop::collection::vec(any::<(bool, bool)>(), 0..60)) {
             let (a, b): (Vec<bool>, Vec<bool>) = bits.iter().copied().unzip();
-            let expected: Vec<bool> = bits.iter().map(|(a, b)| *a && !*b).collect();
-            let covered = |ranges: &[ByteRange]| {
-                let mut covered = vec![false; bits.len()];
-                for at in ranges.iter().flat_map(|r| r.as_range()) {
-                    covered[usize::try_from(at).expect("small")] = true;
-                }
-                covered
-            };
-            prop_assert_eq!(covered(&subtract(&extents(&a), &extents(&b))), expected);
+            let (a_ranges, b_ranges) = (extents(&a), extents(&b));
+            let difference: Vec<bool> = bits.iter().map(|(a, b)| *a && !*b).collect();
+            let common: Vec<bool> = bits.iter().map(|(a, b)| *a && *b).collect();
+            prop_assert_eq!(covered(&subtract(&a_ranges, &b_ranges), bits.len()), difference);
+            prop_assert_eq!(covered(&intersect(&a_ranges, &b_ranges), bits.len()), common);
         }
     }
 }

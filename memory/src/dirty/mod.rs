@@ -3,5 +3,9 @@
 mod holes;
 mod tracker;
 
-pub use holes::HoleWatch;
-pub use tracker::{DirtyTracker, ScanStats, Unsupported};
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
+
+pub use holes::{Dropped, HoleWatch};
+pub use tracker::{DirtyTracker, Precision, ScanStats, Unsupported};

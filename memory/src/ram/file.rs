@@ -4,12 +4,13 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fstatfs, seek};
 use rustix::io::Errno;
 
 use super::Mapping;
+use super::probe::HoleProbe;
 use crate::error::{MemoryError, Result};
 use crate::units::{ByteLen, ByteRange, FileOffset, PageSize};
 
@@ -27,6 +28,7 @@ pub struct RamFile {
     page_size: PageSize,
     dev: u64,
     inode: u64,
+    probe: OnceLock<Option<HoleProbe>>,
 }
 
 impl RamFile {
@@ -62,7 +64,16 @@ impl RamFile {
             (HUGETLBFS_MAGIC, 0x4000_0000) => PageSize::Huge1G,
             _ => return Err(MemoryError::UnsupportedFilesystem { path, fs_type }),
         };
-        Ok(Self { len: ByteLen(meta.len()), dev: meta.dev(), inode: meta.ino(), file, path, page_size })
+        let probe = OnceLock::new();
+        Ok(Self {
+            len: ByteLen(meta.len()),
+            dev: meta.dev(),
+            inode: meta.ino(),
+            file,
+            path,
+            page_size,
+            probe,
+        })
     }
 
     /// The path it was opened by.
@@ -124,11 +135,15 @@ impl RamFile {
     /// The parts that have memory, in order; the rest are holes, which read as zero.
     ///
     /// Granularity is the file system's: a 2 MiB folio of which one byte was written is all data. With a writer at
-    /// work the answer is a snapshot taken piece by piece.
+    /// work the answer is a snapshot taken piece by piece. On hugetlbfs, which cannot tell, it is found by a userfaultfd
+    /// of ours; without the right to one, everything counts as data.
     ///
     /// # Errors
     /// [`MemoryError::Path`] if the file system cannot tell.
     pub fn data_extents(&self) -> Result<Vec<ByteRange>> {
+        if self.page_size != PageSize::Base4K {
+            return self.probe(self.range());
+        }
         let mut extents = Vec::new();
         let mut at = 0;
         while let Some(start) = self.seek_to(SeekFrom::Data(at))? {
@@ -146,6 +161,10 @@ impl RamFile {
     /// # Errors
     /// As [`Self::data_extents`].
     pub fn is_hole(&self, range: ByteRange) -> Result<bool> {
+        if self.page_size != PageSize::Base4K {
+            self.check(range)?;
+            return Ok(self.probe(self.page_size.range_of(self.page_size.run_of(range)))?.is_empty());
+        }
         Ok(self.seek_to(SeekFrom::Data(range.start.0))?.is_none_or(|data| data >= range.end().0))
     }
 
@@ -175,6 +194,16 @@ impl RamFile {
 
     pub(crate) fn check(&self, range: ByteRange) -> Result<()> {
         check_range(range, self.len)
+    }
+
+    fn probe(&self, within: ByteRange) -> Result<Vec<ByteRange>> {
+        let probe = self.probe.get_or_init(|| {
+            let probe = HoleProbe::new(self);
+            probe
+                .inspect_err(|error| tracing::warn!(path = %self.path.display(), %error, "holes cannot be told from data"))
+                .ok()
+        });
+        probe.as_ref().map_or_else(|| Ok(vec![within]), |probe| probe.data_extents(within))
     }
 
     fn seek_to(&self, to: SeekFrom) -> Result<Option<u64>> {

@@ -45,10 +45,24 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     pub(super) fn new(file: &RamFile) -> Result<Self> {
+        let mapping = Self::untouched(file)?;
+        if mapping.page_size == PageSize::Base4K {
+            // Without it a tmpfs mounted huge=advise gives 4 KiB pages to what we write. A refusal costs speed only.
+            if let Err(source) = mapping.advise(file.range(), Advice::LinuxHugepage) {
+                tracing::warn!(path = %file.path().display(), %source, "RAM file will have 4 KiB pages");
+            }
+        }
+        Ok(mapping)
+    }
+
+    /// A mapping that reserves nothing, for one that is only looked at.
+    pub(super) fn untouched(file: &RamFile) -> Result<Self> {
         let len = file.len();
         let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // Huge pages are reserved by QEMU's mapping.
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: rule 1: a new mapping at an address of the kernel's choice touches no memory of ours.
-        let base = unsafe { mmap(ptr::null_mut(), len.as_usize(), prot, MapFlags::SHARED, file.fd(), 0) }
+        let base = unsafe { mmap(ptr::null_mut(), len.as_usize(), prot, flags, file.fd(), 0) }
             .map_err(|source| MemoryError::path("Mapping the RAM file", file.path(), source))?;
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| {
             MemoryError::path(
@@ -57,14 +71,7 @@ impl Mapping {
                 std::io::Error::other("mapped at address 0"),
             )
         })?;
-        let mapping = Self { base, len, page_size: file.page_size() };
-        if mapping.page_size == PageSize::Base4K {
-            // Without it a tmpfs mounted huge=advise gives 4 KiB pages to what we write. A refusal costs speed only.
-            if let Err(source) = mapping.advise(file.range(), Advice::LinuxHugepage) {
-                tracing::warn!(path = %file.path().display(), %source, "RAM file will have 4 KiB pages");
-            }
-        }
-        Ok(mapping)
+        Ok(Self { base, len, page_size: file.page_size() })
     }
 
     /// First address, in this process. Valid for [`Self::len`] bytes as long as the mapping lives. Other processes
@@ -192,6 +199,16 @@ impl Mapping {
     pub fn populate(&self, run: PageRun) -> Result<()> {
         self.advise(self.page_size.range_of(run), Advice::LinuxPopulateWrite)
             .map_err(|source| MemoryError::system("MADV_POPULATE_WRITE on guest RAM", source))
+    }
+
+    /// Maps here what the file has in the range (`MADV_POPULATE_READ`), so that reading it raises no fault. Gives memory
+    /// to holes.
+    ///
+    /// # Errors
+    /// As [`Self::populate`].
+    pub fn populate_read(&self, range: ByteRange) -> Result<()> {
+        self.advise(range, Advice::LinuxPopulateRead)
+            .map_err(|source| MemoryError::system("MADV_POPULATE_READ on guest RAM", source))
     }
 
     /// Drops our own page-table entries for the range; the file keeps its bytes.

@@ -3,6 +3,7 @@
 mod file;
 mod find;
 mod mapping;
+mod probe;
 
 pub use file::RamFile;
 pub use find::{QemuMapping, find_mappings};

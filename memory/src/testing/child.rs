@@ -74,7 +74,10 @@ fn child_main() {
     let begin = || status.word(Word::Tid).store(u64::try_from(tid).expect("positive"), Ordering::Release);
     match role.as_str() {
         "threads" => short_lived_threads(&status, begin),
-        "obey" => obey(begin),
+        "obey" => {
+            begin();
+            super::obey::obey();
+        }
         _ => {
             begin();
             rounds(&role, &status);
@@ -167,9 +170,4 @@ fn short_lived_threads(status: &Status, begin: impl FnOnce()) {
         }
         status.add(Word::Rounds);
     }
-}
-
-/// Does what standard input says, a line at a time. See `obey.rs`.
-pub fn obey(begin: impl FnOnce()) {
-    begin();
 }

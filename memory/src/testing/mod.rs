@@ -5,6 +5,8 @@
 #![allow(dead_code, unsafe_code, reason = "shared by several test binaries, each of which uses a part")]
 
 pub mod child;
+pub mod obey;
+pub mod ram;
 pub mod registers;
 
 use std::fs::File;

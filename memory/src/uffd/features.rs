@@ -1,6 +1,6 @@
 //! What is asked of a userfaultfd.
 
-use userfaultfd::{FeatureFlags, UffdBuilder};
+use userfaultfd::{FeatureFlags, Uffd, UffdBuilder};
 
 use crate::error::{MemoryError, Result};
 
@@ -60,12 +60,20 @@ impl UffdFeatures {
 /// True if a userfaultfd with these features can be had. Asking takes a descriptor that is thrown away, since the
 /// features of each are settled once.
 fn kernel_has(bits: u64) -> bool {
+    local(bits).is_ok()
+}
+
+/// A userfaultfd for this process, for faults in user mode only.
+pub(super) fn local(bits: u64) -> Result<Uffd> {
     UffdBuilder::new()
         .close_on_exec(true)
+        .non_blocking(true)
         .user_mode_only(true)
         .require_features(FeatureFlags::from_bits_retain(bits))
         .create()
-        .is_ok()
+        .map_err(|error| {
+            MemoryError::system("Creating a userfaultfd", std::io::Error::other(error.to_string()))
+        })
 }
 
 #[cfg(test)]

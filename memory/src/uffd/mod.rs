@@ -82,6 +82,20 @@ impl FaultContext {
         Self { uffd, fd_in_qemu: remote.fd_in_qemu }
     }
 
+    /// For memory of this process. Serves no faults of the kernel, and needs no rights.
+    pub(crate) fn local() -> Result<Self> {
+        let uffd = features::local(UffdFeatures::Faults.bits()?)?;
+        Ok(Self { uffd, fd_in_qemu: None })
+    }
+
+    /// Watches a range for minor faults only.
+    pub(crate) fn register_minor(&self, hva: Hva, len: ByteLen) -> Result<()> {
+        match self.uffd.register_with_mode(pointer(hva), len.as_usize(), RegisterMode::MINOR) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(failed("REGISTER", hva, len, &error)),
+        }
+    }
+
     /// Number of the descriptor that QEMU holds; to be written down for
     /// [`reopen_uffd`](crate::reopen_uffd).
     #[must_use]

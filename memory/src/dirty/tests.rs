@@ -1,0 +1,257 @@
+//! Dirty tracking of a real child.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::{DirtyTracker, HoleWatch, Precision};
+use crate::testing::ram::{Dir, Guest, on_both, peek};
+use crate::{Backing, ByteLen, ByteRange, Dropped, FileOffset, MemoryError, PageSize, huge_mapped};
+
+const FOLIO: u64 = 2 << 20;
+
+fn scan(tracker: &mut DirtyTracker, file: usize) -> BTreeSet<u64> {
+    let mut pages = BTreeSet::new();
+    let stats = tracker.scan_and_rearm(file, |run| pages.extend(run.pages().map(|p| p.0))).expect("scan");
+    assert_eq!(stats.pages, pages.len() as u64, "no page is told of twice");
+    pages
+}
+
+fn set(pages: impl IntoIterator<Item = u64>) -> BTreeSet<u64> {
+    pages.into_iter().collect()
+}
+
+/// A child with one file of so many MiB, all of it written.
+fn full_guest(dir: &Dir, mib: u64) -> Guest {
+    let mut guest = Guest::start(vec![dir.file("ram", mib)]);
+    std::fs::remove_file(guest.files[0].path()).expect("the mapping keeps it");
+    let page = guest.page().bytes();
+    guest.target.ask(&format!("touch-all 0 {page}"));
+    guest
+}
+
+fn thp(name: &str, mib: u64, test: impl Fn(&Dir)) {
+    match Dir::new(Backing::Thp, mib) {
+        Ok(dir) => test(&dir),
+        Err(why) => eprintln!("SKIP {name}: {why}"),
+    }
+}
+
+#[test]
+fn every_written_page_is_told_of_once() {
+    on_both("every_written_page_is_told_of_once", 32, |dir| {
+        let mut guest = full_guest(dir, 32);
+        let page = guest.page();
+        let mut tracker = DirtyTracker::arm(&guest.process, &guest.mappings, Precision::Page).expect("arm");
+        assert_eq!(scan(&mut tracker, 0), set([]), "nothing was written since");
+        let written: Vec<u64> =
+            [0, 1, 5, 7, 15].into_iter().map(|i| i * 13 % guest.files[0].pages()).collect();
+        for round in 0..3 {
+            for at in &written {
+                guest.writes(at * page.bytes(), round);
+                guest.reads((at + 1) % guest.files[0].pages() * page.bytes());
+            }
+            assert_eq!(scan(&mut tracker, 0), set(written.iter().copied()), "{page:?}, round {round}");
+            assert_eq!(scan(&mut tracker, 0), set([]));
+        }
+        guest.target.ask(&format!("touch-all 0 {}", page.bytes()));
+        assert_eq!(scan(&mut tracker, 0).len() as u64, guest.files[0].pages());
+        tracker.disarm().expect("disarm");
+        guest.writes(0, 1);
+        let again = DirtyTracker::arm(&guest.process, &guest.mappings, Precision::Page);
+        assert_eq!(scan(&mut again.expect("arm again"), 0), set([]));
+    });
+}
+
+#[test]
+fn precision_of_huge_mappings_can_be_chosen_and_refined() {
+    thp("precision_of_huge_mappings_can_be_chosen_and_refined", 16, |dir| {
+        let mut guest = full_guest(dir, 16);
+        let mapping = guest.mappings[0];
+        let huge = |guest: &Guest| huge_mapped(&guest.process, mapping.hva, mapping.len).expect("pagemap");
+        if huge(&guest) != mapping.len {
+            return eprintln!(
+                "SKIP precision_of_huge_mappings_can_be_chosen_and_refined: no huge pages to be had"
+            );
+        }
+        let mut tracker = DirtyTracker::arm(&guest.process, &guest.mappings, Precision::Folio).expect("arm");
+        assert_eq!(huge(&guest), mapping.len, "still huge");
+        guest.writes(3 * FOLIO + 4096, 1);
+        let whole_folio = set(3 * 512..4 * 512);
+        assert_eq!(scan(&mut tracker, 0), whole_folio);
+        guest.writes(3 * FOLIO + 4096, 2);
+        tracker.set_precision(Precision::Page);
+        assert_eq!(scan(&mut tracker, 0), whole_folio, "what was noted before is still coarse");
+        guest.writes(3 * FOLIO + 4096, 3);
+        guest.writes(5 * FOLIO, 3);
+        let mut expected = set(5 * 512..6 * 512);
+        expected.insert(3 * 512 + 1);
+        assert_eq!(scan(&mut tracker, 0), expected, "the second folio is told of for the first time");
+        guest.writes(3 * FOLIO + 4096, 3);
+        guest.writes(5 * FOLIO, 3);
+        assert_eq!(scan(&mut tracker, 0), set([3 * 512 + 1, 5 * 512]));
+        tracker.disarm().expect("disarm");
+        assert_eq!(
+            crate::collapse(&guest.process, mapping.hva, mapping.len).expect("collapse"),
+            crate::Collapsed::Done
+        );
+        assert_eq!(huge(&guest), mapping.len);
+        assert_eq!(guest.reads(3 * FOLIO + 4096), 3);
+    });
+}
+
+#[test]
+fn several_blocks_and_more_than_4_gib() {
+    on_both("several_blocks_and_more_than_4_gib", 16, |dir| {
+        let mut files = vec![dir.file("numa0", 8), dir.file("numa1", 8)];
+        if files[0].page_size() == PageSize::Base4K {
+            match dir.file("sparse", 6 << 10) {
+                file if file.len() == ByteLen(6 << 30) => files.push(file),
+                _ => unreachable!("it has the length asked for"),
+            }
+        }
+        let mut guest = Guest::start(files);
+        let page = guest.page().bytes();
+        let mut tracker = DirtyTracker::arm(&guest.process, &guest.mappings, Precision::Page).expect("arm");
+        guest.target.ask(&format!("write 1 {} 7", 2 * page));
+        if guest.files.len() == 3 {
+            guest.target.ask(&format!("write 2 {} 8", 5_u64 << 30));
+            guest.target.ask(&format!("write 2 {} 9", 4096));
+            assert_eq!(scan(&mut tracker, 2), set([1, 5 << 18]));
+            assert_eq!(guest.files[2].data_extents().expect("extents").len(), 2);
+        }
+        assert_eq!(scan(&mut tracker, 0), set([]));
+        assert_eq!(scan(&mut tracker, 1), set([2]));
+        let map = guest.files[1].map().expect("map");
+        assert_eq!(peek(&map, 2 * page), 7);
+    });
+}
+
+#[test]
+fn a_range_has_one_watcher() {
+    thp("a_range_has_one_watcher", 4, |dir| {
+        let guest = full_guest(dir, 4);
+        let first = DirtyTracker::arm(&guest.process, &guest.mappings, Precision::Folio).expect("arm");
+        let error = DirtyTracker::arm(&guest.process, &guest.mappings, Precision::Folio).expect_err("taken");
+        assert!(matches!(error, MemoryError::RangeBusy { .. }), "{error}");
+        drop(first);
+        DirtyTracker::arm(&guest.process, &guest.mappings, Precision::Folio)
+            .expect("dropping frees the range");
+    });
+}
+
+/// Copies memory in rounds while the child writes to each page once. With `scan_first`, each round scans and re-arms
+/// before it reads; else it reads, then scans, and takes what was told of as read. Returns how many writes were missed.
+fn copy_in_rounds(dir: &Dir, scan_first: bool) -> usize {
+    let mut guest = full_guest(dir, 16);
+    let page = guest.page();
+    let map = guest.files[0].map().expect("map");
+    let mut tracker = DirtyTracker::arm(&guest.process, &guest.mappings, Precision::Page).expect("arm");
+    let mut copy = BTreeMap::new();
+    let read = |pages: &BTreeSet<u64>, copy: &mut BTreeMap<u64, u64>| {
+        copy.extend(pages.iter().map(|&p| (p, peek(&map, p * page.bytes()))));
+    };
+    let all = set(0..guest.files[0].pages());
+    read(&all, &mut copy);
+    guest.target.ask(&format!("writer 0 {}", page.bytes()));
+    while guest.target.ask("writer-done") == "false" {
+        if scan_first {
+            let dirty = scan(&mut tracker, 0);
+            read(&dirty, &mut copy);
+        } else {
+            let mut early = BTreeMap::new();
+            read(&all, &mut early);
+            // Sending takes time.
+            std::thread::sleep(std::time::Duration::from_millis(15));
+            let dirty = scan(&mut tracker, 0);
+            copy.extend(early.into_iter().filter(|(page, _)| dirty.contains(page)));
+        }
+    }
+    let written: BTreeMap<u64, u64> = guest
+        .target
+        .ask("writer-end")
+        .split_ascii_whitespace()
+        .filter_map(|pair| {
+            let (at, value) = pair.split_once(':')?;
+            Some((at.parse::<u64>().ok()? / page.bytes(), value.parse().ok()?))
+        })
+        .collect();
+    assert_eq!(written.len() as u64, guest.files[0].pages());
+    let dirty = scan(&mut tracker, 0);
+    read(&dirty, &mut copy);
+    written.iter().filter(|(at, value)| copy[at] != **value).count()
+}
+
+#[test]
+fn read_after_the_scan_never_before() {
+    on_both("read_after_the_scan_never_before", 32, |dir| {
+        assert_eq!(copy_in_rounds(dir, true), 0, "scan, then read: every write is seen");
+        let missed = copy_in_rounds(dir, false);
+        assert!(missed > 0, "read, then scan: writes in between are lost");
+    });
+}
+
+/// The ranges as (first page, pages) of 4 KiB.
+fn pages(ranges: &[ByteRange]) -> Vec<(u64, u64)> {
+    ranges.iter().map(|r| (r.start.0 >> 12, r.len.0 >> 12)).collect()
+}
+
+/// Hazard: a discarded 2 MiB range looks unchanged to the scan.
+#[test]
+fn discarded_memory_is_found() {
+    thp("discarded_memory_is_found", 32, |dir| {
+        let mut guest = full_guest(dir, 32);
+        let map = guest.files[0].map().expect("map");
+        let mut tracker = DirtyTracker::arm(&guest.process, &guest.mappings, Precision::Page).expect("arm");
+        let mut watch = HoleWatch::new(&guest.files[0], &map).expect("watch");
+        assert_eq!(watch.look(&guest.files[0]).expect("look"), Dropped::default());
+
+        guest.target.ask(&format!("punch 0 {} {FOLIO}", 2 * FOLIO));
+        guest.target.ask(&format!("punch 0 {} {FOLIO}", 4 * FOLIO));
+        // Memory comes back by a touch, which does not tell that it is other memory.
+        assert_eq!(guest.reads(4 * FOLIO + 4096), 0);
+        guest.target.ask(&format!("punch 0 {} 4096", 6 * FOLIO + 8192));
+        guest.target.ask(&format!("dontneed 0 {} {FOLIO}", 8 * FOLIO));
+
+        let dirty = scan(&mut tracker, 0);
+        if dirty.is_superset(&set(2 * 512..3 * 512)) {
+            eprintln!(
+                "NOTE: this kernel's PAGEMAP_SCAN reports 2 MiB holes as written; the hole watch is not needed for them"
+            );
+        } else {
+            eprintln!(
+                "NOTE: this kernel's PAGEMAP_SCAN reports {} of 512 pages of a 2 MiB hole",
+                dirty.range(1024..1536).count()
+            );
+        }
+        let dropped = watch.look(&guest.files[0]).expect("look");
+        let found: Vec<_> = pages(&dropped.holes).into_iter().chain(pages(&dropped.replaced)).collect();
+        let covers = |page: u64| found.iter().any(|(start, len)| (*start..start + len).contains(&page));
+        assert!((1024..1536).all(covers), "the hole: {dropped:?}");
+        assert!((2048..2560).all(covers), "punched and touched again: {dropped:?}");
+        assert!(covers(3074), "a single page: {dropped:?}");
+        assert!(
+            !covers(8 * 512 + 1),
+            "MADV_DONTNEED in the guest takes no memory from the file: {dropped:?}"
+        );
+        assert!(pages(&dropped.holes).contains(&(1024, 512)));
+        assert_eq!(watch.look(&guest.files[0]).expect("look"), Dropped::default(), "told once");
+    });
+}
+
+#[test]
+fn discarded_huge_pages_are_found() {
+    match Dir::new(Backing::Hugetlb2M, 16) {
+        Err(why) => eprintln!("SKIP discarded_huge_pages_are_found: {why}"),
+        Ok(dir) => {
+            let mut guest = full_guest(&dir, 16);
+            let map: Arc<_> = guest.files[0].map().expect("map");
+            let mut watch = HoleWatch::new(&guest.files[0], &map).expect("watch");
+            guest.target.ask(&format!("punch 0 {} {FOLIO}", 2 * FOLIO));
+            guest.target.ask(&format!("punch 0 {} {FOLIO}", 4 * FOLIO));
+            guest.reads(4 * FOLIO);
+            let dropped = watch.look(&guest.files[0]).expect("look");
+            let range = |folio: u64| ByteRange::new(FileOffset(folio * FOLIO), ByteLen(FOLIO));
+            assert_eq!(dropped, Dropped { holes: vec![range(2)], replaced: vec![range(4)] });
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! A child that touches memory as it is told, one command a line; each is answered with one line behind `@`.
+
+use std::collections::HashMap;
+use std::io::BufRead;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+
+/// One mapped file.
+#[derive(Clone, Copy)]
+struct Map {
+    base: usize,
+    len: usize,
+    fd: i32,
+}
+
+impl Map {
+    fn word(self, offset: usize) -> &'static AtomicU64 {
+        assert!(offset + 8 <= self.len && offset % 8 == 0, "outside of the mapping");
+        // SAFETY: inside a mapping that stays until the process ends, aligned, and used as atomics by everyone.
+        unsafe { AtomicU64::from_ptr((self.base + offset) as *mut u64) }
+    }
+}
+
+fn map_file(path: &str, private: bool, huge: bool) -> Map {
+    let file = std::fs::File::options().read(true).write(true).open(path).expect("RAM file");
+    let len = usize::try_from(file.metadata().expect("stat").len()).expect("fits");
+    let flags = if private { libc::MAP_PRIVATE } else { libc::MAP_SHARED };
+    // SAFETY: a new mapping.
+    let base = unsafe {
+        libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, file.as_raw_fd(), 0)
+    };
+    assert_ne!(base, libc::MAP_FAILED, "mmap: {}", std::io::Error::last_os_error());
+    if huge {
+        // SAFETY: the new mapping; the advice keeps its bytes.
+        unsafe { libc::madvise(base, len, libc::MADV_HUGEPAGE) };
+    }
+    let fd = file.as_raw_fd();
+    std::mem::forget(file);
+    Map { base: base as usize, len, fd }
+}
+
+/// Through the kernel, as a device model's write to a socket would.
+fn read_by_syscall(map: Map, offset: usize) -> u64 {
+    let (mut receiver, sender) = std::io::pipe().expect("pipe");
+    // SAFETY: the kernel reads 8 bytes of the mapping.
+    let wrote = unsafe { libc::write(sender.as_raw_fd(), (map.base + offset) as *const libc::c_void, 8) };
+    if wrote != 8 {
+        return u64::MAX;
+    }
+    let mut bytes = [0; 8];
+    std::io::Read::read_exact(&mut receiver, &mut bytes).expect("pipe");
+    u64::from_ne_bytes(bytes)
+}
+
+fn advise(map: Map, offset: usize, len: usize, advice: i32) -> String {
+    // SAFETY: a range of the mapping; nobody holds references into it.
+    let result = unsafe { libc::madvise((map.base + offset) as *mut libc::c_void, len, advice) };
+    if result == 0 { "ok".to_owned() } else { std::io::Error::last_os_error().to_string() }
+}
+
+fn punch(map: Map, offset: usize, len: usize) -> String {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let off = |n: usize| libc::off_t::try_from(n).expect("fits");
+    // SAFETY: concerns the file only.
+    let result = unsafe { libc::fallocate(map.fd, mode, off(offset), off(len)) };
+    if result == 0 { "ok".to_owned() } else { std::io::Error::last_os_error().to_string() }
+}
+
+/// Writes to each page once, in a scattered order, within about 100 ms.
+fn write_each_page_once(map: Map, page: usize) -> HashMap<usize, u64> {
+    let pages = map.len / page;
+    let pause = std::time::Duration::from_millis(100) / u32::try_from(pages).expect("few");
+    let begin = std::time::Instant::now();
+    (0..pages)
+        .map(|i| {
+            while begin.elapsed() < pause * u32::try_from(i).expect("few") {
+                std::hint::spin_loop();
+            }
+            // 4093 is prime, and so visits every page.
+            let offset = i * 4093 % pages * page;
+            let value = i as u64 + 1_000_000;
+            map.word(offset).store(value, Ordering::Release);
+            (offset, value)
+        })
+        .collect()
+}
+
+/// Becomes nobody, keeping a descriptor of /dev/userfaultfd.
+fn drop_privileges() -> String {
+    let device = match std::fs::File::options().read(true).write(true).open("/dev/userfaultfd") {
+        Ok(device) => device,
+        Err(error) => return error.to_string(),
+    };
+    let fd = device.as_raw_fd();
+    std::mem::forget(device);
+    // SAFETY: changes the credentials of all threads of this process, as glibc does it.
+    let result = unsafe { libc::setresuid(65534, 65534, 65534) };
+    if result == 0 { fd.to_string() } else { std::io::Error::last_os_error().to_string() }
+}
+
+pub fn obey() {
+    let mut maps: Vec<Map> = Vec::new();
+    let mut writing: Option<JoinHandle<HashMap<usize, u64>>> = None;
+    for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |i: usize| words.get(i).and_then(|w| w.parse::<usize>().ok()).unwrap_or(0);
+        let map = || maps[number(1)];
+        let reply = match words[0] {
+            "map" | "map-private" | "map-small" => {
+                let map = map_file(words[1], words[0] == "map-private", words[0] != "map-small");
+                maps.push(map);
+                format!("{} {}", maps.len() - 1, map.base)
+            }
+            "write" => {
+                map().word(number(2)).store(number(3) as u64, Ordering::Release);
+                "ok".to_owned()
+            }
+            "read" => map().word(number(2)).load(Ordering::Acquire).to_string(),
+            // Answers twice: at once, and with `done` when the memory was there.
+            "later-read" | "later-write" | "later-sysread" => {
+                let (map, offset, value, what) = (map(), number(2), number(3) as u64, words[0].to_owned());
+                thread::spawn(move || {
+                    let value = match what.as_str() {
+                        "later-read" => map.word(offset).load(Ordering::Acquire),
+                        "later-sysread" => read_by_syscall(map, offset),
+                        _ => {
+                            map.word(offset).store(value, Ordering::Release);
+                            value
+                        }
+                    };
+                    println!("@done {offset} {value}");
+                });
+                "ok".to_owned()
+            }
+            "touch-all" => {
+                let (map, page) = (map(), number(2));
+                (0..map.len)
+                    .step_by(page)
+                    .for_each(|at| map.word(at).store(at as u64 + 1, Ordering::Release));
+                "ok".to_owned()
+            }
+            // Microseconds for one access to each page.
+            "time-reads" | "time-writes" => {
+                let (map, page, begin) = (map(), number(2), std::time::Instant::now());
+                for at in (0..map.len).step_by(page) {
+                    let word = map.word(at);
+                    let value = word.load(Ordering::Relaxed);
+                    if words[0] == "time-writes" {
+                        word.store(value + 1, Ordering::Relaxed);
+                    }
+                }
+                begin.elapsed().as_micros().to_string()
+            }
+            "populate-read" => advise(map(), 0, map().len, libc::MADV_POPULATE_READ),
+            "nohuge" => advise(map(), 0, map().len, libc::MADV_NOHUGEPAGE),
+            "dontneed" => advise(map(), number(2), number(3), libc::MADV_DONTNEED),
+            "remove" => advise(map(), number(2), number(3), libc::MADV_REMOVE),
+            "later-remove" => {
+                let (map, offset, len) = (map(), number(2), number(3));
+                thread::spawn(move || {
+                    let reply = advise(map, offset, len, libc::MADV_REMOVE);
+                    println!("@removed {offset} {reply}");
+                });
+                "ok".to_owned()
+            }
+            "punch" => punch(map(), number(2), number(3)),
+            "writer" => {
+                let (map, page) = (map(), number(2));
+                writing = Some(thread::spawn(move || write_each_page_once(map, page)));
+                "ok".to_owned()
+            }
+            "writer-done" => writing.as_ref().is_none_or(JoinHandle::is_finished).to_string(),
+            "writer-end" => {
+                let written = writing.take().expect("a writer").join().expect("the writer");
+                written.iter().map(|(at, value)| format!("{at}:{value}")).collect::<Vec<_>>().join(" ")
+            }
+            "drop-privileges" => drop_privileges(),
+            other => format!("unknown command {other}"),
+        };
+        println!("@{reply}");
+    }
+}
