@@ -200,12 +200,11 @@ impl StreamEndpoint {
         let before = self.send_some();
         if let Err(error) = self.receive_some() {
             // The kernel tells the reason once: here, if sending met it first.
-            match (before, error) {
-                (Err(first @ FabricError::PeerGone { .. }), FabricError::PeerClosed { .. }) => {
-                    self.die(first)
-                }
-                (_, error) => self.die(error),
-            }
+            let error = match (before, error) {
+                (Err(first @ FabricError::PeerGone { .. }), FabricError::PeerClosed { .. }) => first,
+                (_, error) => error,
+            };
+            self.die(error);
             return;
         }
         let after = if self.outbox.is_empty() { Ok(()) } else { self.send_some() };
