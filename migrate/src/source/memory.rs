@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use vmove_fabric::{Access, Fabric, RemoteRegion};
 use vmove_memory::{
-    DirtyTracker, HoleWatch, PageRun, PageSize, Process, QemuMapping, RamFile, find_mappings,
+    DirtyTracker, HoleWatch, PageRun, PageSize, Precision, Process, QemuMapping, RamFile, find_mappings,
 };
 
 use super::classify::{Classified, Subject, classify};
@@ -123,10 +123,11 @@ impl SourceMemory {
         writes.holes = self
             .blocks
             .iter()
-            .map(|b| HoleWatch::new(&b.file))
+            .map(|b| HoleWatch::new(&b.file, b.region.mapping()))
             .collect::<Result<_, _>>()
             .map_err(|e| chain(&e))?;
-        writes.tracker = Some(DirtyTracker::arm(&self.process, &self.mappings).map_err(|e| chain(&e))?);
+        writes.tracker =
+            Some(DirtyTracker::arm(&self.process, &self.mappings, Precision::Page).map_err(|e| chain(&e))?);
         writes.last_scan = Some(Instant::now());
         Ok(begun.elapsed())
     }
@@ -161,9 +162,10 @@ impl SourceMemory {
                 pending.insert(run.start.0..run.end().0);
             };
             tracker.scan_and_rearm(index, &mut add).map_err(|e| chain(&e))?;
-            // Some kernels do not report a 2 MiB range that was dropped.
-            for hole in writes.holes[index].became_holes(&block.file).map_err(|e| chain(&e))? {
-                add(block.page_size().run_of(hole));
+            // Memory given back to the host (balloon) changes without a write that is sure to be reported.
+            let dropped = writes.holes[index].look(&block.file).map_err(|e| chain(&e))?;
+            for range in dropped.holes.into_iter().chain(dropped.replaced) {
+                add(block.page_size().run_of(range));
             }
             scan.dirty_pages += dirty;
         }
