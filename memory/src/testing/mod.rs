@@ -8,6 +8,7 @@ pub mod child;
 pub mod obey;
 pub mod ram;
 pub mod registers;
+pub mod server;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};

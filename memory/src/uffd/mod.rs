@@ -21,6 +21,10 @@
 mod events;
 mod features;
 
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
+
 use std::ffi::c_void;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, RawFd};
@@ -104,11 +108,14 @@ impl FaultContext {
     }
 
     /// Gives the descriptors back, for example to close them with [`close_in_qemu`](crate::close_in_qemu).
-    #[must_use]
-    pub fn into_remote(self) -> RemoteUffd {
-        // SAFETY: rule 1: the descriptor moves from the Uffd to the new owner.
-        let fd = unsafe { std::os::fd::OwnedFd::from_raw_fd(self.uffd.into_raw_fd()) };
-        RemoteUffd { fd, fd_in_qemu: self.fd_in_qemu }
+    ///
+    /// # Errors
+    /// [`MemoryError::System`] if we have no descriptor to spare.
+    pub fn into_remote(self) -> Result<RemoteUffd> {
+        // A copy, because the crate's `into_raw_fd` (0.9.0) closes the descriptor that it returns.
+        let fd = self.as_fd().try_clone_to_owned();
+        let fd = fd.map_err(|source| MemoryError::system("Duplicating a userfaultfd", source))?;
+        Ok(RemoteUffd { fd, fd_in_qemu: self.fd_in_qemu })
     }
 
     /// Begins to watch the mappings for minor and missing faults. Pages that QEMU has page-table entries for do not
