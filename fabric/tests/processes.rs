@@ -38,12 +38,9 @@ fn the_peer() {
     std::io::stdout().flush().unwrap();
     let incoming = fabric.accept(Duration::from_secs(30)).unwrap();
     let serving = incoming.endpoint.serve(ThreadOptions::normal("answers")).unwrap();
-    for line in std::io::stdin().lines().map_while(Result::ok) {
-        match line.as_str() {
-            "deregister" => break,
-            other => panic!("{other}"),
-        }
-    }
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    assert!(matches!(line.as_str(), "deregister\n" | ""), "{line}");
     drop(region);
     drop(memory);
     println!("PEER deregistered");
@@ -117,7 +114,7 @@ fn killed_while_it_is_read(local: bool) {
         }
         match peer.side.poll() {
             Ok(found) if found.is_empty() => {
-                peer.side.endpoint.wait(Some(Duration::from_millis(50))).unwrap()
+                peer.side.endpoint.wait(Some(Duration::from_millis(50))).unwrap();
             }
             Ok(found) => {
                 for completion in &found {
