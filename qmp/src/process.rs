@@ -253,6 +253,11 @@ impl QemuProcess {
             .map_err(|_| ProcessError::Unkillable { pid: self.pid, waited })
     }
 
+    /// Sends SIGKILL and does not wait, for places that cannot.
+    pub fn kill_now(&self) {
+        self.signal(Signal::KILL);
+    }
+
     /// The last lines of its log.
     #[must_use]
     pub fn log_tail(&self) -> String {

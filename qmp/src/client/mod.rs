@@ -15,7 +15,7 @@ use std::{
     os::fd::{BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -95,7 +95,8 @@ pub(crate) struct Shared {
     writer: Writer,
     pending: Pending,
     pub(crate) hooks: Arc<Hooks>,
-    events: broadcast::Sender<Arc<Event>>,
+    /// `None` once the connection has ended, which ends all subscriptions.
+    events: Mutex<Option<broadcast::Sender<Arc<Event>>>>,
     /// Why the connection ended, once it has.
     closed: watch::Sender<Option<String>>,
     /// QEMU keeps the descriptors of one message until it runs the command: one such command at a time.
@@ -145,7 +146,7 @@ impl Client {
             writer: Writer::new(stream.clone()),
             pending: Pending::default(),
             hooks: Arc::default(),
-            events: broadcast::channel(EVENT_BACKLOG).0,
+            events: Mutex::new(Some(broadcast::channel(EVENT_BACKLOG).0)),
             closed: watch::channel(None).0,
             fd_turn: tokio::sync::Mutex::new(()),
         });
@@ -260,7 +261,9 @@ impl Client {
     /// All events from now on.
     #[must_use]
     pub fn events(&self) -> Events {
-        Events(self.shared().events.subscribe())
+        let sender = self.shared().lock_events();
+        // Without a sender the subscription is at its end from the start.
+        Events(sender.as_ref().map_or_else(|| broadcast::channel(1).1, broadcast::Sender::subscribe))
     }
 
     /// The first event called `name` for which `accepts` holds, of those read from now on: call this before sending
@@ -343,7 +346,12 @@ impl Shared {
         if first {
             self.pending.close(reason);
             self.hooks.close(reason);
+            drop(self.lock_events().take());
         }
+    }
+
+    fn lock_events(&self) -> std::sync::MutexGuard<'_, Option<broadcast::Sender<Arc<Event>>>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -41,6 +41,7 @@ async fn read_some(stream: &UnixStream, chunk: &mut [u8]) -> io::Result<usize> {
 
 /// Reads until the end of the stream and gives each message to whom it belongs.
 pub(super) async fn run(shared: Arc<Shared>, stream: Arc<UnixStream>, mut framer: Framer) {
+    let _end = CloseOnDrop(&shared);
     let mut chunk = vec![0; CHUNK];
     let reason = loop {
         match read_some(&stream, &mut chunk).await {
@@ -55,6 +56,15 @@ pub(super) async fn run(shared: Arc<Shared>, stream: Arc<UnixStream>, mut framer
     framer.finish(|message| shared.deliver(message, MonotonicNanos::now()));
     tracing::debug!(path = %shared.path.display(), reason, "QMP connection closed");
     shared.close(&reason);
+}
+
+/// Also if a callback panics, those who wait learn that nobody reads any more.
+struct CloseOnDrop<'s>(&'s Shared);
+
+impl Drop for CloseOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.close("the reader has ended");
+    }
 }
 
 impl Shared {
@@ -83,8 +93,10 @@ impl Shared {
                 });
                 tracing::trace!(name = event.name, data = %event.data, "QMP event");
                 self.hooks.run(&event);
-                // Nobody subscribed is fine.
-                let _ = self.events.send(event);
+                if let Some(sender) = &*self.lock_events() {
+                    // Nobody subscribed is fine.
+                    let _ = sender.send(event);
+                }
             }
             Incoming::Malformed { id, detail } => {
                 tracing::warn!(path = %self.path.display(), detail, "malformed QMP message skipped");

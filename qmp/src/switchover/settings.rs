@@ -20,6 +20,15 @@ pub(super) struct Saved {
     parameters: serde_json::Map<String, Value>,
 }
 
+impl Saved {
+    /// QEMU's defaults of what a source sets, where nobody remembers what was there.
+    pub(super) fn defaults() -> Self {
+        let off = ["x-ignore-shared", "pause-before-switchover"].map(|name| (name.to_owned(), false));
+        let bandwidth = ("max-bandwidth".to_owned(), (128u64 << 20).into());
+        Self { capabilities: off.into(), parameters: [bandwidth].into_iter().collect() }
+    }
+}
+
 /// Sets capabilities and parameters; returns what they were.
 pub(super) async fn apply(
     client: &Client,

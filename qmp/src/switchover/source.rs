@@ -1,9 +1,10 @@
 //! The side that has the guest.
 
 use std::{
-    os::fd::OwnedFd,
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
 
@@ -64,7 +65,7 @@ impl SourceOptions {
 pub enum Outbound {
     /// One end of a socket pair, from [`super::StateReceiver::pair`].
     Fd(OwnedFd),
-    /// A unix socket that someone listens on. At most 107 bytes; relative to QEMU's working directory.
+    /// A unix socket that someone listens on. We connect to it and hand QEMU the connection.
     Unix(PathBuf),
 }
 
@@ -115,22 +116,36 @@ pub struct Source {
     track: Track,
     saved: Saved,
     was_running: bool,
-    on_stop: Arc<Slot>,
+    on_stop: Slot<OnStop>,
+    /// A second handle of QEMU's end of the stream, to cut it with. The event hook owns it, so that it is closed (and
+    /// the reader of the stream sees its end) when QEMU is done or gone.
+    stream: Weak<Mutex<Option<OwnedFd>>>,
 }
 
-/// Holds the callback until STOP takes it.
-#[derive(Default)]
-struct Slot(Mutex<Option<OnStop>>);
+/// Something that one of two takes.
+struct Slot<T>(Arc<Mutex<Option<T>>>);
 
-impl std::fmt::Debug for Slot {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Slot")
+impl<T> Slot<T> {
+    fn empty() -> Self {
+        Self(Arc::new(Mutex::new(None)))
+    }
+
+    fn share(&self) -> Self {
+        Self(self.0.clone())
+    }
+
+    fn put(&self, value: T) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+    }
+
+    fn take(&self) -> Option<T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-impl Slot {
-    fn take(&self) -> Option<OnStop> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+impl<T> std::fmt::Debug for Slot<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Slot")
     }
 }
 
@@ -142,7 +157,7 @@ impl Source {
     /// crashed or shut down is not moved), [`SwitchoverError::Qmp`].
     pub async fn prepare(client: &Client, options: &SourceOptions) -> Result<Self, SwitchoverError> {
         let info = query_migration(client, SHORT).await?;
-        if !info.status.is_final() {
+        if !info.status.is_final() || cleanup_pending(client).await? {
             return Err(SwitchoverError::Busy { status: info.status });
         }
         let run_state = run_state(client).await?;
@@ -162,31 +177,44 @@ impl Source {
         Ok(Self::follow(client, info.status, saved, was_running, options.hold))
     }
 
+    /// Takes up a source whose switch-over was begun by an earlier life of this program, over a new connection. Only
+    /// [`Source::completed`] and [`Source::cancel`] make sense then: the old stream has ended with its reader.
+    /// `was_running` is what the earlier life had seen.
+    ///
+    /// # Errors
+    /// [`SwitchoverError::Qmp`].
+    pub async fn attach(client: &Client, was_running: bool) -> Result<Self, SwitchoverError> {
+        let status = query_migration(client, SHORT).await?.status;
+        Ok(Self::follow(client, status, Saved::defaults(), was_running, Hold::UntilTold))
+    }
+
     fn follow(client: &Client, status: MigrationStatus, saved: Saved, was_running: bool, hold: Hold) -> Self {
-        let on_stop = Arc::new(Slot::default());
-        let slot = on_stop.clone();
+        let (on_stop, stream) = (Slot::empty(), Slot::empty());
+        let (slot, weak_stream) = (on_stop.share(), Arc::downgrade(&stream.0));
         let shared = Arc::downgrade(client.shared());
-        let callback = move |event: &crate::Event, known: &Known| {
-            if event.name == "STOP" {
-                if let Some(call) = slot.take() {
+        let callback = move |event: &crate::Event| match (event.name.as_str(), event.text("status")) {
+            ("STOP", _) => {
+                if let Some(call) = Slot::<OnStop>::take(&slot) {
                     call(event.at);
                 }
-                return;
             }
-            let held = event.name == "MIGRATION" && known.status == MigrationStatus::PreSwitchover;
-            if let Some(shared) = shared.upgrade().filter(|_| held && hold == Hold::AtOnce) {
-                // The reply says nothing that the next MIGRATION event does not.
-                let _ = shared.post("migrate-continue", &json!({ "state": "pre-switchover" }));
+            ("MIGRATION", Some("pre-switchover")) if hold == Hold::AtOnce => {
+                if let Some(shared) = shared.upgrade() {
+                    // The reply says nothing that the next MIGRATION event does not.
+                    let _ = shared.post("migrate-continue", &json!({ "state": "pre-switchover" }));
+                }
             }
+            ("MIGRATION", Some("completed" | "failed" | "cancelled")) => drop(stream.take()),
+            _ => {}
         };
         let track = Track::begin(client, status, Some(Box::new(callback)));
-        Self { client: client.clone(), track, saved, was_running, on_stop }
+        Self { client: client.clone(), track, saved, was_running, on_stop, stream: weak_stream }
     }
 
     /// Calls `call` in the moment STOP is read, from the reader itself: before any waiter wakes. It must be short and
     /// must not block, e.g. wake the thread that scans for dirty pages. Set it before [`Source::start`].
     pub fn on_stop(&self, call: impl FnOnce(MonotonicNanos) + Send + 'static) {
-        *self.on_stop.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(call));
+        self.on_stop.put(Box::new(call));
     }
 
     /// Whether the guest ran when this was prepared.
@@ -201,16 +229,25 @@ impl Source {
     /// # Errors
     /// [`SwitchoverError::Qmp`]; the guest is then as it was.
     pub async fn start(&self, outbound: Outbound) -> Result<(), SwitchoverError> {
-        let uri = match outbound {
-            Outbound::Fd(fd) => {
-                use std::os::fd::AsFd;
-                let given = self.client.get_fd(STREAM_FD, fd.as_fd()).await;
-                given.map_err(SwitchoverError::at("handing the stream to QEMU"))?;
-                format!("fd:{STREAM_FD}")
-            }
-            Outbound::Unix(path) => format!("unix:{}", path.display()),
+        let fd = match outbound {
+            Outbound::Fd(fd) => fd,
+            Outbound::Unix(path) => connect(&path).await.map_err(|source| SwitchoverError::Stream {
+                what: "could not connect to the reader",
+                source,
+            })?,
         };
+        let given = self.client.get_fd(STREAM_FD, fd.as_fd()).await;
+        given.map_err(SwitchoverError::at("handing the stream to QEMU"))?;
+        // From here on QEMU's end can be cut.
+        let stream = self.stream.upgrade().map(Slot);
+        if let Some(stream) = &stream {
+            stream.put(fd);
+        }
+        let uri = format!("fd:{STREAM_FD}");
         let started = self.client.execute_raw("migrate", json!({ "uri": uri }), SHORT).await;
+        if started.is_err() {
+            drop(stream.and_then(|stream| stream.take()));
+        }
         started.map(drop).map_err(SwitchoverError::at("starting the migration"))
     }
 
@@ -262,14 +299,20 @@ impl Source {
     /// Also right after an error, and after [`Source::completed`]; in the latter case the caller must have made sure
     /// that the destination has never resumed the guest and has ended, or two copies will run.
     ///
+    /// The migration is ended by cutting its stream, not by `migrate_cancel`: QEMU 7.2 that gets `migrate_cancel` in the
+    /// millisecond before `pre-switchover` waits for ever with the guest stopped. On a lost stream every QEMU gives up
+    /// by itself and runs the guest on.
+    ///
     /// # Errors
     /// [`SwitchoverError::NotResumed`] with the run state, [`SwitchoverError::Timeout`], [`SwitchoverError::Qmp`].
     pub async fn cancel(&self, deadline: Duration) -> Result<GuestState, SwitchoverError> {
-        let until = Instant::now() + deadline;
-        let cancelled = self.client.execute_raw("migrate_cancel", Value::Null, deadline).await;
-        cancelled.map_err(SwitchoverError::at("cancelling the migration"))?;
-        self.settle(until, deadline).await?;
-        let guest = self.bring_back(until).await?;
+        let begin = Instant::now();
+        if let Some(fd) = self.stream.upgrade().and_then(|stream| Slot(stream).take()) {
+            // ENOTCONN: the reader has gone already.
+            let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
+        }
+        self.settle(begin, deadline).await?;
+        let guest = self.bring_back(begin + deadline).await?;
         settings::restore(&self.client, &self.saved).await?;
         Ok(guest)
     }
@@ -282,18 +325,32 @@ impl Source {
         self.cancel(deadline).await
     }
 
-    /// Waits until QEMU is done with the migration. Asks, since a status reached before we listened sends no event.
-    async fn settle(&self, until: Instant, deadline: Duration) -> Result<(), SwitchoverError> {
+    /// Waits until QEMU is done with the migration and has cleaned up after it. Asks, since a status reached before we
+    /// listened sends no event.
+    async fn settle(&self, begin: Instant, deadline: Duration) -> Result<(), SwitchoverError> {
+        let mut asked_to_cancel = false;
         loop {
             let status = query_migration(&self.client, SHORT).await?.status;
-            if status.is_final() {
+            if status.is_final() && !cleanup_pending(&self.client).await? {
                 return Ok(());
             }
-            if Instant::now() >= until {
-                let waiting_for = "the end of the cancelled migration";
-                return Err(SwitchoverError::Timeout { waiting_for, waited: deadline, status });
+            if status == MigrationStatus::PreSwitchover {
+                // It must go on to notice that its stream is gone. A refusal means that it has gone on.
+                refusal_is_fine(self.continue_().await)?;
             }
-            tokio::time::sleep(Duration::from_millis(2)).await;
+            let waited = begin.elapsed();
+            if waited >= deadline {
+                let waiting_for = "the end of the cancelled migration";
+                return Err(SwitchoverError::Timeout { waiting_for, waited, status });
+            }
+            if waited >= deadline / 2 && !asked_to_cancel && !status.is_final() {
+                // Not expected. Nothing is left to lose.
+                tracing::warn!(%status, "migration does not end with its stream, sending migrate_cancel");
+                asked_to_cancel = true;
+                let asked = self.client.execute_raw("migrate_cancel", Value::Null, SHORT).await;
+                refusal_is_fine(asked.map(drop).map_err(SwitchoverError::at("cancelling the migration")))?;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 
@@ -330,6 +387,35 @@ fn past_hold(known: &Known) -> Option<Stamp> {
     [MigrationStatus::PreSwitchover, MigrationStatus::Device, MigrationStatus::Completed]
         .iter()
         .find_map(|status| known.entered(status))
+}
+
+/// Whether QEMU has still to clean up after a migration whose status is final already. A `migrate` sent before that
+/// crashes QEMU 10.0: the old migration's thread meets the new one's state. The `yank` instance goes last.
+async fn cleanup_pending(client: &Client) -> Result<bool, SwitchoverError> {
+    match client.execute_raw("query-yank", Value::Null, SHORT).await {
+        Ok(reply) => {
+            let of_migration = |one: &Value| one.get("type").and_then(Value::as_str) == Some("migration");
+            Ok(reply.as_array().is_some_and(|all| all.iter().any(of_migration)))
+        }
+        // QEMU before 6.0.
+        Err(error) if error.is_refusal() => Ok(false),
+        Err(error) => Err(SwitchoverError::at("asking whether the migration is cleaned up")(error)),
+    }
+}
+
+fn refusal_is_fine(result: Result<(), SwitchoverError>) -> Result<(), SwitchoverError> {
+    match result {
+        Err(SwitchoverError::Qmp { source, .. }) if source.is_refusal() => Ok(()),
+        other => other,
+    }
+}
+
+/// Connects to the reader of the stream, for QEMU.
+async fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let stream = crate::client::connect_unix(path).await?.into_std()?;
+    // QEMU expects to choose that itself.
+    stream.set_nonblocking(false)?;
+    Ok(stream.into())
 }
 
 async fn run_state(client: &Client) -> Result<String, SwitchoverError> {

@@ -46,19 +46,18 @@ pub(super) struct Track {
     known: watch::Receiver<Known>,
 }
 
-/// Run by the reader, right after the event was noted.
-pub(super) type Callback = Box<dyn FnMut(&Event, &Known) + Send>;
+/// Run by the reader for each event, before any waiter wakes.
+pub(super) type Callback = Box<dyn FnMut(&Event) + Send>;
 
 impl Track {
     pub(super) fn begin(client: &Client, status: MigrationStatus, mut callback: Option<Callback>) -> Self {
         let start = Known { stop: None, resume: None, status, history: Vec::new() };
         let (sender, known) = watch::channel(start);
         let hook = client.shared().hooks.add(move |event| {
-            if note(&sender, event) {
-                if let Some(callback) = &mut callback {
-                    callback(event, &sender.borrow());
-                }
+            if let Some(callback) = &mut callback {
+                callback(event);
             }
+            note(&sender, event);
             Keep::Yes
         });
         Self { client: client.clone(), hook, known }
@@ -112,8 +111,7 @@ impl Drop for Track {
     }
 }
 
-/// True if the event says something about the migration.
-fn note(sender: &watch::Sender<Known>, event: &Arc<Event>) -> bool {
+fn note(sender: &watch::Sender<Known>, event: &Arc<Event>) {
     let stamp = Stamp { at: event.at, qemu: event.qemu_time };
     match event.name.as_str() {
         "STOP" => sender.send_modify(|known| known.stop = Some(stamp)),
@@ -125,7 +123,6 @@ fn note(sender: &watch::Sender<Known>, event: &Arc<Event>) -> bool {
                 known.history.push((status, stamp));
             });
         }
-        _ => return false,
+        _ => {}
     }
-    true
 }
