@@ -28,10 +28,11 @@ fn victim() -> Victim {
     let fabric = Arc::new(TcpFabric::new(TcpOptions::default()).unwrap());
     let memory = Memory::filled(7 * PAGE, 1);
     let part = |page: usize, access| {
+        let start = memory.area().ptr().as_ptr().wrapping_add(page * PAGE);
+        let start = std::ptr::NonNull::new(start).unwrap();
         // SAFETY: inside the memory, which the victim keeps until its regions are dropped.
         #[allow(unsafe_code)]
-        let area =
-            unsafe { vmove_fabric::MemoryArea::new(memory.area().ptr().byte_add(page * PAGE), PAGE as u64) };
+        let area = unsafe { vmove_fabric::MemoryArea::new(start, PAGE as u64) };
         fabric.register(area, access).unwrap()
     };
     let regions = vec![part(1, Access::REMOTE_READ), part(3, Access::REMOTE_WRITE), part(5, Access::LOCAL)];
