@@ -59,6 +59,8 @@ pub enum Command {
     Show(VmName),
     /// End a VM
     Stop(Stop),
+    /// Let go of an adopted VM; it runs on
+    Forget(Forget),
     /// Find everything that stands in the way of a migration; changes nothing
     Check(Check),
     /// Move a running VM to another node
@@ -144,6 +146,19 @@ pub struct Stop {
     /// Also when QEMU's monitor does not answer, and also when QEMU was adopted
     #[arg(long)]
     pub force: bool,
+}
+
+/// Arguments of `forget`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  vmove forget legacy
+
+Frees the monitor of an adopted VM for others. One that `vmove run` started, or that was moved here, stays: its memory
+belongs to the daemon.")]
+pub struct Forget {
+    /// Name of the VM
+    #[arg(value_name = "VM")]
+    pub vm: String,
 }
 
 /// Arguments of `check`.

@@ -60,6 +60,7 @@ async fn dispatch(cli: Cli) -> Result<Ended, End> {
         Command::List => vms::list(&client, json).await?,
         Command::Show(args) => vms::show(&client, &args.vm, json).await?,
         Command::Stop(args) => vms::stop(&client, &args, json).await?,
+        Command::Forget(args) => vms::forget(&client, &args.vm, json).await?,
         Command::Check(args) => vms::check(&client, &args, json).await?,
         Command::Node => vms::node(&client, json).await?,
         Command::Migrate(args) => return migrations::migrate(&client, args, json).await,

@@ -92,6 +92,17 @@ pub async fn stop(client: &Client, args: &Stop, json: bool) -> Result<Exit, End>
     Ok(Exit::Done)
 }
 
+pub async fn forget(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
+    let path = format!("/v1/vms/{}/forget", segment(vm));
+    let released: Stopped = client.post(&path, None::<&()>).await?;
+    if json {
+        say_json(&released)?;
+    } else {
+        say(&format!("{:?} is released and runs on", released.name))?;
+    }
+    Ok(Exit::Done)
+}
+
 pub async fn check(client: &Client, args: &Check, json: bool) -> Result<Exit, End> {
     let path = format!("/v1/vms/{}/check?to={}", segment(&args.vm), query_value(&args.to));
     let report: CheckReport = client.get(&path).await?;
@@ -134,7 +145,7 @@ pub async fn node(client: &Client, json: bool) -> Result<Exit, End> {
                 node.version,
                 node.protocol,
                 node.pid,
-                format_ms(to_f64(node.uptime_s) * 1e3)
+                uptime(node.uptime_s)
             ),
         ),
         ("kernel", node.kernel.clone()),
@@ -163,6 +174,10 @@ pub async fn node(client: &Client, json: bool) -> Result<Exit, End> {
     }
     say(&fields(&rows))?;
     Ok(Exit::Done)
+}
+
+fn uptime(seconds: u64) -> String {
+    if seconds < 60 { format!("{seconds} s") } else { format_ms(to_f64(seconds) * 1e3) }
 }
 
 fn show_new(vm: &VmDetail, verb: &str, json: bool) -> Result<Exit, End> {

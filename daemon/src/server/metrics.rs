@@ -43,9 +43,12 @@ fn describe() {
     describe_counter!(
         "vmove_migration_bytes_sent_total",
         Unit::Bytes,
-        "Bytes on the wire for pages and device state."
+        "Bytes on the wire for pages and device state, counted by the source."
     );
-    describe_counter!("vmove_migration_faults_total", "Guest page faults at the destination.");
+    describe_counter!(
+        "vmove_migration_faults_total",
+        "Guest page faults at the destination, counted by the source when it is told of the end."
+    );
     describe_counter!(
         "vmove_migration_recoveries_total",
         "Times a migration lost its peer or daemon and went on."
@@ -53,9 +56,13 @@ fn describe() {
     describe_histogram!(
         "vmove_migration_downtime_seconds",
         Unit::Seconds,
-        "From the source's STOP to the destination's RESUME."
+        "From the source's STOP to the destination's RESUME, observed by the source."
     );
-    describe_histogram!("vmove_migration_duration_seconds", Unit::Seconds, "From the request to the end.");
+    describe_histogram!(
+        "vmove_migration_duration_seconds",
+        Unit::Seconds,
+        "From the request to the end, observed by the source."
+    );
     describe_histogram!(
         "vmove_migration_fault_latency_seconds",
         Unit::Seconds,
@@ -119,19 +126,24 @@ fn take(p: &Progress, counted: &mut Counted) {
     }
     let new = p.bytes_sent.saturating_sub(counted.bytes);
     counted.bytes = counted.bytes.max(p.bytes_sent);
-    counter!("vmove_migration_bytes_sent_total").increment(new);
+    // The source has the whole count, and a sum over nodes shall hold each byte once.
+    if p.role == Role::Source {
+        counter!("vmove_migration_bytes_sent_total").increment(new);
+    }
     if counted.ended || !is_end(&p.outcome) {
         return;
     }
     counted.ended = true;
-    let mode = p.mode.clone().unwrap_or_else(|| "none".to_owned());
+    let mode = p.mode.clone().unwrap_or_else(|| "unknown".to_owned());
     let labels = [
         ("mode", mode),
         ("outcome", outcome_word(&p.outcome).to_owned()),
         ("role", role_word(p.role).to_owned()),
     ];
     counter!("vmove_migrations_total", &labels).increment(1);
-    if let Outcome::Done { report } = &p.outcome {
+    if let Outcome::Done { report } = &p.outcome
+        && p.role == Role::Source
+    {
         observe(report);
     }
 }

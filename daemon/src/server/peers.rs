@@ -187,6 +187,9 @@ impl PeerPort {
             tracing::warn!(%from, reason = %text, "peer connection refused");
         }
         answer(stream, status, &text).await.ok()?;
+        if hello.is_none() {
+            drain(stream).await;
+        }
         hello
     }
 
@@ -230,10 +233,9 @@ async fn first_bytes(stream: &TcpStream) -> std::io::Result<First> {
 async fn refuse_plain_peer(mut stream: TcpStream, from: SocketAddr) {
     tracing::warn!(%from, "peer without TLS refused: this node has TLS, that one runs with --insecure");
     counter!("vmove_peer_connections_total", "result" => "tls_refused").increment(1);
-    // Its greeting must be read, or closing would reset the connection before the answer arrives.
-    let _ = tokio::time::timeout(GREETING, Hello::read(&mut stream)).await;
     let text = "this node expects TLS, found none: start both daemons with --tls-cert, --tls-key and --tls-ca, or both with --insecure";
     let _ = answer(&mut stream, Status::Busy, text).await;
+    drain(&mut stream).await;
 }
 
 /// Tells a TLS client that there is none here.
@@ -241,7 +243,7 @@ async fn refuse_tls(mut stream: TcpStream, from: SocketAddr) {
     tracing::warn!(%from, "TLS connection refused: this node runs with --insecure, that one has TLS");
     counter!("vmove_peer_connections_total", "result" => "tls_refused").increment(1);
     let _ = stream.write_all(&TLS_REFUSAL).await;
-    drain(stream).await;
+    drain(&mut stream).await;
 }
 
 async fn refuse_plain_http(mut stream: TcpStream) {
@@ -249,14 +251,14 @@ async fn refuse_plain_http(mut stream: TcpStream) {
         .write_all(b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 48\r\nconnection: close\r\n\r\n\
                      This port expects https, with a node certificate")
         .await;
-    drain(stream).await;
+    drain(&mut stream).await;
 }
 
-/// Closing with unread bytes would reset the connection, and the refusal with it.
-async fn drain(mut stream: TcpStream) {
+/// Takes what the other end still sends: closing with unread bytes would reset the connection, and the refusal with it.
+async fn drain<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) {
     let _ = stream.shutdown().await;
     let mut sink = tokio::io::sink();
-    let _ = tokio::time::timeout(Duration::from_secs(1), tokio::io::copy(&mut stream, &mut sink)).await;
+    let _ = tokio::time::timeout(Duration::from_secs(1), tokio::io::copy(stream, &mut sink)).await;
 }
 
 fn adopted(

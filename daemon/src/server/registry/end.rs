@@ -6,7 +6,7 @@ use std::time::Duration;
 use vmove_migrate::vm::VmRecord;
 use vmove_qmp::QemuProcess;
 
-use super::{ASK, REMEMBERED, Registry, off_worker, process_of, starting, store_problem};
+use super::{ASK, Ending, REMEMBERED, Registry, off_worker, process_of, starting, store_problem};
 use crate::api::problem::{Code, Problem};
 use crate::api::types::Stopped;
 
@@ -16,6 +16,7 @@ const QUITS: Duration = Duration::from_secs(15);
 impl Registry {
     /// Ends a VM.
     pub async fn stop(self: &Arc<Self>, name: &str, force: bool) -> Result<Stopped, Problem> {
+        let _ending = Ending::of(self, name).await;
         let record = match self.vms.get(name) {
             Ok(record) => record,
             // It ended by itself, and this is the last that is heard of it.
@@ -33,16 +34,10 @@ impl Registry {
                 ),
             ));
         }
-        self.lock().stopping.insert(name.to_owned());
-        let how = self.end_process(&record, force).await;
-        let ended = match how {
-            Ok(how) => {
-                self.clean_up(&record).await.map(|()| Stopped { name: name.to_owned(), how: how.to_owned() })
-            }
-            Err(problem) => Err(problem),
-        };
-        self.lock().stopping.remove(name);
-        ended
+        let how = self.end_process(&record, force).await?;
+        self.clean_up(&record).await?;
+        tracing::info!(vm = %name, pid = record.pid, how, "VM ended on request");
+        Ok(Stopped { name: name.to_owned(), how: how.to_owned() })
     }
 
     async fn end_process(&self, record: &VmRecord, force: bool) -> Result<&'static str, Problem> {

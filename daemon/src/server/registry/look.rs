@@ -55,7 +55,7 @@ impl Registry {
         Ok(VmDetail {
             progress: self.session_of(name),
             summary,
-            qemu: client.map(|c| format!("{}{}", c.version(), c.version().package)),
+            qemu: client.map(|c| qemu_words(&c)),
             qmp: record.qmp_socket,
             log: (!record.adopted).then_some(log),
             dir: record.vm_dir,
@@ -117,14 +117,31 @@ async fn consoles(client: &Client) -> BTreeMap<String, String> {
     devices
         .iter()
         .filter_map(|d| Some((d.get("label")?.as_str()?, d.get("filename")?.as_str()?)))
-        .map(|(label, name)| {
-            (label.to_owned(), name.strip_prefix("disconnected:").unwrap_or(name).to_owned())
-        })
+        .map(|(label, name)| (label.to_owned(), console_place(name)))
         .filter(|(label, name)| {
             let reachable = ["unix:", "pty:", "tcp:", "telnet:", "file:"].iter().any(|p| name.starts_with(p));
             reachable && !name.contains(&own) && !label.starts_with("compat_monitor")
         })
         .collect()
+}
+
+/// `disconnected:unix:/x/console.sock,server=on` is reached at `unix:/x/console.sock`.
+fn console_place(name: &str) -> String {
+    let name = name.strip_prefix("disconnected:").unwrap_or(name);
+    // QEMU appends its own options, and where a connected client comes from.
+    let name = name.split_once(",server").map_or(name, |(place, _)| place);
+    name.split_once(" <-> ").map_or(name, |(place, _)| place).to_owned()
+}
+
+/// `10.0.2 (Debian 1:10.0.2+ds-2)`.
+fn qemu_words(client: &Client) -> String {
+    let package = client.version().package.trim();
+    let package = package.trim_start_matches('(').trim_end_matches(')');
+    if package.is_empty() {
+        client.version().to_string()
+    } else {
+        format!("{} ({package})", client.version())
+    }
 }
 
 /// What the RAM files hold, and how much of guest memory QEMU maps by huge pages.
@@ -150,4 +167,16 @@ fn huge_share(record: &VmRecord, files: &[RamFile]) -> Option<f64> {
         all += mapping.len.0;
     }
     (all > 0).then(|| to_f64(huge) / to_f64(all))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::console_place;
+
+    #[test]
+    fn a_console_is_named_by_where_to_connect() {
+        assert_eq!(console_place("disconnected:unix:/x/a b,c.sock,server=on"), "unix:/x/a b,c.sock");
+        assert_eq!(console_place("unix:/x/c.sock,server=on"), "unix:/x/c.sock");
+        assert_eq!(console_place("pty:/dev/pts/3"), "pty:/dev/pts/3");
+    }
 }

@@ -41,8 +41,8 @@ struct State {
     reserved: HashSet<String>,
     /// Processes that have a watching task.
     watched: HashSet<Identity>,
-    /// VMs that are being ended on request: their end is no news.
-    stopping: HashSet<String>,
+    /// VMs that are being ended on request or cleaned up after: one task at a time does that.
+    ending: HashSet<String>,
     /// VMs whose QEMU has ended by itself, until their name is used again.
     ended: BTreeMap<String, VmRecord>,
 }
@@ -119,6 +119,29 @@ impl Registry {
         self.lock().ended.remove(&record.name);
         self.watch(record);
         Ok(())
+    }
+}
+
+/// The right to end a VM and to clean up after it, until this is dropped.
+#[derive(Debug)]
+struct Ending {
+    registry: Arc<Registry>,
+    name: String,
+}
+
+impl Ending {
+    /// Waits for whoever does it now. What the holder knew of the VM before must be looked up again.
+    async fn of(registry: &Arc<Registry>, name: &str) -> Self {
+        while !registry.lock().ending.insert(name.to_owned()) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Self { registry: registry.clone(), name: name.to_owned() }
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.registry.lock().ending.remove(&self.name);
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use vmove_migrate::vm::VmRecord;
 use vmove_qmp::QemuProcess;
 
-use super::{Registry, identity, off_worker, process_of, starting};
+use super::{Ending, Registry, identity, off_worker, process_of, starting};
 
 /// How soon a VM that a migration brought is watched, and a migration that let go of a dead one is noticed.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -49,13 +49,15 @@ impl Registry {
     /// The process has ended: cleans up, unless somebody else does.
     async fn settle(self: &Arc<Self>, record: &VmRecord) {
         loop {
-            // Moved away, stopped, or replaced by a new life of the same name.
-            if !self.vms.get(&record.name).is_ok_and(|now| identity(&now) == identity(record)) {
-                return;
-            }
-            let stopping = self.lock().stopping.contains(&record.name);
-            if !stopping && self.session_of(&record.name).is_none() {
-                return self.ended(record).await;
+            {
+                let _ending = Ending::of(self, &record.name).await;
+                // Moved away, stopped, or replaced by a new life of the same name.
+                if !self.vms.get(&record.name).is_ok_and(|now| identity(&now) == identity(record)) {
+                    return;
+                }
+                if self.session_of(&record.name).is_none() {
+                    return self.ended(record).await;
+                }
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }

@@ -24,13 +24,13 @@ use crate::server::{App, detached};
 const PACE: Duration = Duration::from_millis(50);
 
 /// All migrations this node remembers: those at work first, then newest first.
-#[utoipa::path(get, path = "/v1/migrations", tag = "migrations", responses((status = 200, body = MigrationList)))]
+#[utoipa::path(get, path = "/v1/migrations", operation_id = "listMigrations", tag = "migrations", responses((status = 200, body = MigrationList)))]
 pub async fn list(State(app): State<Arc<App>>) -> axum::Json<MigrationList> {
     axum::Json(MigrationList { migrations: app.engine.sessions() })
 }
 
 /// Moves a VM to another node. Follow it by its events.
-#[utoipa::path(post, path = "/v1/migrations", tag = "migrations", request_body = MigrateRequest,
+#[utoipa::path(post, path = "/v1/migrations", operation_id = "startMigration", tag = "migrations", request_body = MigrateRequest,
     responses((status = 202, body = Taken), (status = 404, body = Problem), (status = 409, body = Problem), (status = 422, body = Problem)))]
 pub async fn start(
     State(app): State<Arc<App>>,
@@ -47,7 +47,7 @@ pub async fn start(
 }
 
 /// One migration now.
-#[utoipa::path(get, path = "/v1/migrations/{id}", tag = "migrations",
+#[utoipa::path(get, path = "/v1/migrations/{id}", operation_id = "showMigration", tag = "migrations",
     params(("id" = String, Path, description = "Id, may be cut short")),
     responses((status = 200, body = schema::Progress), (status = 404, body = Problem)))]
 pub async fn show(State(app): State<Arc<App>>, Path(id): Path<String>) -> Answer<Progress> {
@@ -56,7 +56,7 @@ pub async fn show(State(app): State<Arc<App>>, Path(id): Path<String>) -> Answer
 }
 
 /// Calls a migration off; the guest goes on at the source.
-#[utoipa::path(delete, path = "/v1/migrations/{id}", tag = "migrations",
+#[utoipa::path(delete, path = "/v1/migrations/{id}", operation_id = "cancelMigration", tag = "migrations",
     params(("id" = String, Path, description = "Id, may be cut short")),
     responses((status = 202, body = Taken), (status = 404, body = Problem), (status = 409, body = Problem)))]
 pub async fn cancel(
@@ -67,7 +67,7 @@ pub async fn cancel(
 }
 
 /// Takes up a migration that gave up, on the node that owns the guest.
-#[utoipa::path(post, path = "/v1/migrations/{id}/recover", tag = "migrations",
+#[utoipa::path(post, path = "/v1/migrations/{id}/recover", operation_id = "recoverMigration", tag = "migrations",
     params(("id" = String, Path, description = "Id, may be cut short")),
     responses((status = 202, body = Taken), (status = 404, body = Problem), (status = 409, body = Problem)))]
 pub async fn recover(
@@ -90,7 +90,7 @@ async fn act(app: Arc<App>, id: String, recover: bool) -> Result<(StatusCode, ax
 }
 
 /// Snapshots of a migration as they come, one JSON object a line, until it has ended.
-#[utoipa::path(get, path = "/v1/migrations/{id}/events", tag = "migrations",
+#[utoipa::path(get, path = "/v1/migrations/{id}/events", operation_id = "followMigration", tag = "migrations",
     params(("id" = String, Path, description = "Id, may be cut short")),
     responses((status = 200, body = schema::Progress, content_type = "application/x-ndjson"), (status = 404, body = Problem)))]
 pub async fn events(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, Refusal> {

@@ -14,7 +14,7 @@ use crate::server::App;
 use crate::server::registry::off_worker;
 
 /// This node: fabrics, memory, known peers.
-#[utoipa::path(get, path = "/v1/node", tag = "node", responses((status = 200, body = NodeInfo)))]
+#[utoipa::path(get, path = "/v1/node", operation_id = "showNode", tag = "node", responses((status = 200, body = NodeInfo)))]
 pub async fn node(State(app): State<Arc<App>>) -> Answer<NodeInfo> {
     let memory = off_worker(memory).await?;
     let running = app.engine.sessions().iter().filter(|p| !is_end(&p.outcome)).count();
@@ -37,13 +37,13 @@ pub async fn node(State(app): State<Arc<App>>) -> Answer<NodeInfo> {
 }
 
 /// The daemon answers.
-#[utoipa::path(get, path = "/healthz", tag = "node", responses((status = 200, body = String, content_type = "text/plain")))]
+#[utoipa::path(get, path = "/healthz", operation_id = "health", tag = "node", responses((status = 200, body = String, content_type = "text/plain")))]
 pub async fn health() -> &'static str {
     "ok\n"
 }
 
 /// Prometheus metrics, as on the metrics port.
-#[utoipa::path(get, path = "/metrics", tag = "node", responses((status = 200, body = String, content_type = "text/plain")))]
+#[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "node", responses((status = 200, body = String, content_type = "text/plain")))]
 pub async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], app.metrics.render())
 }

@@ -81,4 +81,16 @@ mod tests {
             assert!(json.pointer(pointer).is_some(), "{pointer}");
         }
     }
+
+    #[test]
+    fn every_operation_has_a_name_of_its_own() {
+        let json: serde_json::Value = serde_json::from_str(&document()).unwrap();
+        let mut names = std::collections::BTreeSet::new();
+        for (path, methods) in json["paths"].as_object().unwrap() {
+            for (method, operation) in methods.as_object().unwrap() {
+                let name = operation["operationId"].as_str().unwrap();
+                assert!(names.insert(name.to_owned()), "{method} {path}: {name} is taken");
+            }
+        }
+    }
 }

@@ -13,13 +13,13 @@ use crate::api::types::{AdoptRequest, CheckQuery, RunRequest, StopQuery, Stopped
 use crate::server::{App, detached};
 
 /// All VMs of this node.
-#[utoipa::path(get, path = "/v1/vms", tag = "vms", responses((status = 200, body = VmList)))]
+#[utoipa::path(get, path = "/v1/vms", operation_id = "listVms", tag = "vms", responses((status = 200, body = VmList)))]
 pub async fn list(State(app): State<Arc<App>>) -> axum::Json<VmList> {
     axum::Json(VmList { vms: app.registry.list().await })
 }
 
 /// Starts a VM that can be moved.
-#[utoipa::path(post, path = "/v1/vms", tag = "vms", request_body = RunRequest,
+#[utoipa::path(post, path = "/v1/vms", operation_id = "runVm", tag = "vms", request_body = RunRequest,
     responses((status = 201, body = VmDetail), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
 pub async fn run(
     State(app): State<Arc<App>>,
@@ -30,7 +30,7 @@ pub async fn run(
 }
 
 /// Takes in a QEMU that somebody else started.
-#[utoipa::path(post, path = "/v1/vms:adopt", tag = "vms", request_body = AdoptRequest,
+#[utoipa::path(post, path = "/v1/vms:adopt", operation_id = "adoptVm", tag = "vms", request_body = AdoptRequest,
     responses((status = 201, body = VmDetail), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
 pub async fn adopt(
     State(app): State<Arc<App>>,
@@ -41,14 +41,14 @@ pub async fn adopt(
 }
 
 /// Everything about one VM.
-#[utoipa::path(get, path = "/v1/vms/{name}", tag = "vms", params(("name" = String, Path, description = "Name of the VM")),
+#[utoipa::path(get, path = "/v1/vms/{name}", operation_id = "showVm", tag = "vms", params(("name" = String, Path, description = "Name of the VM")),
     responses((status = 200, body = VmDetail), (status = 404, body = Problem)))]
 pub async fn show(State(app): State<Arc<App>>, Path(name): Path<String>) -> Answer<VmDetail> {
     Ok(axum::Json(app.registry.show(&name).await?))
 }
 
 /// Ends a VM.
-#[utoipa::path(delete, path = "/v1/vms/{name}", tag = "vms",
+#[utoipa::path(delete, path = "/v1/vms/{name}", operation_id = "stopVm", tag = "vms",
     params(("name" = String, Path, description = "Name of the VM"), StopQuery),
     responses((status = 200, body = Stopped), (status = 404, body = Problem), (status = 409, body = Problem)))]
 pub async fn stop(
@@ -60,7 +60,7 @@ pub async fn stop(
 }
 
 /// Lets go of an adopted VM; it runs on.
-#[utoipa::path(post, path = "/v1/vms/{name}/forget", tag = "vms",
+#[utoipa::path(post, path = "/v1/vms/{name}/forget", operation_id = "forgetVm", tag = "vms",
     params(("name" = String, Path, description = "Name of the VM")),
     responses((status = 200, body = Stopped), (status = 404, body = Problem), (status = 409, body = Problem)))]
 pub async fn forget(State(app): State<Arc<App>>, Path(name): Path<String>) -> Answer<Stopped> {
@@ -72,7 +72,7 @@ pub async fn forget(State(app): State<Arc<App>>, Path(name): Path<String>) -> An
 }
 
 /// Everything in the way of a migration. Changes nothing.
-#[utoipa::path(get, path = "/v1/vms/{name}/check", tag = "vms",
+#[utoipa::path(get, path = "/v1/vms/{name}/check", operation_id = "checkVm", tag = "vms",
     params(("name" = String, Path, description = "Name of the VM"), CheckQuery),
     responses((status = 200, body = schema::CheckReport), (status = 404, body = Problem), (status = 422, body = Problem)))]
 pub async fn check(

@@ -1,0 +1,283 @@
+//! A node in a scratch folder: the real `vmoved`, driven by the real `vmove`.
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+pub const VMOVED: &str = env!("CARGO_BIN_EXE_vmoved");
+pub const VMOVE: &str = env!("CARGO_BIN_EXE_vmove");
+
+/// What a program ended with.
+#[derive(Debug)]
+pub struct Ended {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Ended {
+    pub fn of(command: &mut Command) -> Self {
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        Self {
+            code: output.status.code(),
+            out: String::from_utf8_lossy(&output.stdout).into_owned(),
+            err: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    /// The one JSON object on standard output.
+    pub fn json(&self) -> Value {
+        let lines: Vec<&str> = self.out.lines().collect();
+        assert_eq!(lines.len(), 1, "expected one line of JSON: {self:?}");
+        serde_json::from_str(lines[0]).unwrap()
+    }
+
+    #[track_caller]
+    pub fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "{self:#?}");
+        self
+    }
+}
+
+/// A node. Dropped, it takes its daemon, its QEMUs and its mounts with it.
+pub struct Node {
+    dir: tempfile::TempDir,
+    pub listen: SocketAddr,
+    extra: Vec<String>,
+    child: Option<Child>,
+}
+
+impl Node {
+    /// A node without TLS.
+    pub fn start() -> Self {
+        Self::start_with(&["--insecure"])
+    }
+
+    pub fn start_with(extra: &[&str]) -> Self {
+        let mut node = Self {
+            dir: tempfile::Builder::new().prefix("vmd").tempdir().unwrap(),
+            listen: free_port(),
+            extra: extra.iter().map(|s| (*s).to_owned()).collect(),
+            child: None,
+        };
+        node.run();
+        node
+    }
+
+    pub fn daemon(&self) -> Command {
+        let mut command = Command::new(VMOVED);
+        command.args(["--node", "tester", "--listen", &self.listen.to_string()]);
+        command.arg("--control").arg(self.control()).arg("--state-dir").arg(self.state());
+        command.args(&self.extra);
+        command
+    }
+
+    /// Starts the daemon and waits until it answers.
+    pub fn run(&mut self) {
+        let log = std::fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
+        let child = self.daemon().stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        self.child = Some(child);
+        wait("vmoved answers", || UnixStream::connect(self.control()).is_ok());
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn control(&self) -> PathBuf {
+        self.path("c.sock")
+    }
+
+    pub fn state(&self) -> PathBuf {
+        self.path("state")
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.as_ref().unwrap().id()).unwrap()
+    }
+
+    /// SIGTERM; the exit code.
+    pub fn stop(&mut self) -> Option<i32> {
+        signal(self.pid(), Signal::TERM);
+        self.child.take().unwrap().wait().unwrap().code()
+    }
+
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(VMOVE);
+        command.arg("--control").arg(self.control()).args(args);
+        command
+    }
+
+    pub fn vmove(&self, args: &[&str]) -> Ended {
+        Ended::of(&mut self.command(args))
+    }
+
+    /// What `vmove --json` answers, which must succeed.
+    #[track_caller]
+    pub fn ask(&self, args: &[&str]) -> Value {
+        let ended = Ended::of(self.command(&["--json"]).args(args));
+        assert_eq!(ended.code, Some(0), "{ended:#?}\n{}", self.log());
+        ended.json()
+    }
+
+    /// The problem that `vmove --json` ends with.
+    #[track_caller]
+    pub fn problem(&self, args: &[&str], code: i32) -> Value {
+        Ended::of(self.command(&["--json"]).args(args)).expect(code).json()
+    }
+
+    /// One request on the control socket: status and body.
+    pub fn http(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        exchange(UnixStream::connect(self.control()).unwrap(), method, path, body)
+    }
+
+    /// One request on the peer port.
+    pub fn peer_http(&self, method: &str, path: &str) -> (u16, String) {
+        exchange(std::net::TcpStream::connect(self.listen).unwrap(), method, path, "")
+    }
+
+    /// Process ids of everything that works in this node's folder.
+    pub fn processes(&self) -> Vec<i32> {
+        processes_in(self.dir.path())
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.kill();
+        for pid in self.processes() {
+            signal(pid, Signal::KILL);
+        }
+        wait("QEMUs have ended", || self.processes().is_empty());
+        for backing in ["thp", "hugetlb-2m", "hugetlb-1g"] {
+            let _ = rustix::mount::unmount(
+                self.state().join("memory").join(backing),
+                rustix::mount::UnmountFlags::DETACH,
+            );
+        }
+    }
+}
+
+pub fn signal(pid: i32, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(pid) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+pub fn alive(pid: i32) -> bool {
+    let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // A zombie has ended.
+    state.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+fn processes_in(dir: &Path) -> Vec<i32> {
+    let entries = std::fs::read_dir("/proc").unwrap();
+    let pids = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|pid| {
+        std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(dir)) && alive(*pid)
+    })
+    .collect()
+}
+
+/// Waits up to 20 s.
+#[track_caller]
+pub fn wait(what: &str, mut until: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !until() {
+        assert!(Instant::now() < deadline, "waited 20 s in vain: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+pub fn free_port() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+pub fn exchange(mut stream: impl Read + Write, method: &str, path: &str, body: &str) -> (u16, String) {
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let status = head
+        .split(' ')
+        .nth(1)
+        .and_then(|s| s.parse().ok())
+        .unwrap_or_else(|| panic!("no status in {text:?}"));
+    (status, body.to_owned())
+}
+
+/// A QEMU and the right to mount and attach; otherwise says loudly that the test is skipped.
+pub fn qemu(test: &str) -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP {test}: needs root, to mount guest memory and attach to QEMU");
+        return None;
+    }
+    let named =
+        ["VMOVE_QEMU", "VMOVE_QEMU_10_0", "VMOVE_QEMU_7_2"].iter().find_map(|v| std::env::var(v).ok());
+    let program = named.filter(|p| !p.is_empty()).unwrap_or_else(|| "qemu-system-x86_64".to_owned());
+    let works = Command::new(&program).arg("-version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if !works.is_ok_and(|status| status.success()) {
+        eprintln!("SKIP {test}: {program} cannot be run; set VMOVE_QEMU");
+        return None;
+    }
+    Some(program)
+}
+
+/// An authority and certificates of it.
+pub struct Pki {
+    dir: tempfile::TempDir,
+    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
+}
+
+impl Pki {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut ca = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        std::fs::write(dir.path().join("ca.pem"), ca.self_signed(&key).unwrap().pem()).unwrap();
+        Self { dir, issuer: rcgen::Issuer::new(ca, key) }
+    }
+
+    /// `--tls-*` for a node at 127.0.0.1.
+    pub fn flags(&self) -> Vec<String> {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let cert = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        let cert = cert.signed_by(&key, &self.issuer).unwrap();
+        let path = |name: &str| self.dir.path().join(name).display().to_string();
+        std::fs::write(path("node.pem"), cert.pem()).unwrap();
+        std::fs::write(path("node.key"), key.serialize_pem()).unwrap();
+        ["--tls-cert", &path("node.pem"), "--tls-key", &path("node.key"), "--tls-ca", &path("ca.pem")]
+            .map(str::to_owned)
+            .into()
+    }
+}
+
+/// Starts a node with certificates of this authority.
+pub fn tls_node(pki: &Pki) -> Node {
+    let flags = pki.flags();
+    Node::start_with(&flags.iter().map(String::as_str).collect::<Vec<_>>())
+}
