@@ -4,30 +4,15 @@ use std::{
     ffi::OsString,
     os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use super::{CommandLine, CommandLineError, Item, options::Options};
 
 /// Options whose whole argument is a path.
 const PATHS: &[&str] = &[
-    "D",
-    "L",
-    "bios",
-    "cdrom",
-    "dtb",
-    "fda",
-    "fdb",
-    "hda",
-    "hdb",
-    "hdc",
-    "hdd",
-    "initrd",
-    "kernel",
-    "pflash",
-    "sd",
-    "shim",
-    "option-rom",
-    "",
+    "D", "L", "bios", "cdrom", "dtb", "fda", "fdb", "hda", "hdb", "hdc", "hdd", "initrd", "kernel", "pflash",
+    "sd", "shim", "",
 ];
 
 /// Options with a path under a key.
@@ -53,7 +38,15 @@ impl CommandLine {
             let path = path.to_owned();
             move |source| CommandLineError::Proc { pid, path, source }
         };
-        let bytes = std::fs::read(&path).map_err(failed(&path))?;
+        let mut bytes = std::fs::read(&path).map_err(failed(&path))?;
+        for _ in 0..20 {
+            // Empty in the midst of exec, and for good of a process that has ended.
+            if !bytes.is_empty() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+            bytes = std::fs::read(&path).map_err(failed(&path))?;
+        }
         let bytes = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
         let words = bytes.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_vec()));
         let mut line = Self::parse(words.collect())?;
@@ -95,7 +88,7 @@ impl CommandLine {
         Ok(())
     }
 
-    fn make_absolute(&mut self, folder: &Path) {
+    pub(super) fn make_absolute(&mut self, folder: &Path) {
         for item in &mut self.items {
             if PATHS.contains(&item.name()) {
                 let path = item.value.as_ref().and_then(|path| absolute(folder, Path::new(path)));

@@ -18,7 +18,13 @@ pub struct DestinationCommand {
 }
 
 /// Options that a destination must not have: how the source got its state, or how it was watched from its start.
-const DROPPED: &[&str] = &["incoming", "loadvm", "S", "daemonize", "mem-prealloc", "pidfile"];
+const DROPPED: &[&str] = &["incoming", "loadvm", "S", "daemonize", "mem-prealloc"];
+
+/// A process id file that both QEMUs would lock, if they are on one host.
+fn is_fixed_pidfile(item: &Item) -> bool {
+    let value = item.value().to_string_lossy();
+    item.name() == "pidfile" && value.starts_with('/') && !value.contains("{vmdir}")
+}
 
 impl CommandLine {
     /// The command line of the QEMU that waits for this guest on another node. `self` is the original, with its
@@ -31,7 +37,7 @@ impl CommandLine {
     /// As [`CommandLine::rewrite_movable`]; also for descriptors that the source QEMU got from whoever started it.
     pub fn derive_destination(&self, layout: &RunLayout) -> Result<DestinationCommand, CommandLineError> {
         let mut line = self.clone();
-        line.items.retain(|item| !DROPPED.contains(&item.name()));
+        line.items.retain(|item| !DROPPED.contains(&item.name()) && !is_fixed_pidfile(item));
         line.drop_inherited_monitors()?;
         let mut obstacles = line.obstacles()?;
         obstacles.extend(line.inherited_descriptors()?);
@@ -107,32 +113,39 @@ impl CommandLine {
         Ok(found)
     }
 
-    /// Absolute paths on which QEMU listens or writes.
+    /// Absolute paths on which QEMU listens or writes, the same on every node.
     fn listening_paths(&self) -> Result<Vec<PathBuf>, CommandLineError> {
         let mut found = Vec::new();
         for item in &self.items {
-            let path = match item.name() {
-                "chardev" => {
-                    let options = item.options()?;
-                    let is_server = options.flag("server").unwrap_or(false);
-                    let kind = options.get("backend", true);
-                    options.get("path", false).filter(|_| is_server || kind.as_deref() == Some("file"))
-                }
-                "qmp" | "qmp-pretty" | "monitor" | "serial" | "parallel" | "debugcon" => {
-                    match Options::parse(item.text()?) {
-                        Some(Options::Pairs(pairs)) => pairs.first().and_then(|first| {
-                            let path =
-                                ["unix:", "file:", "pipe:"].iter().find_map(|kind| first.strip_prefix(kind));
-                            path.map(str::to_owned)
-                        }),
-                        _ => None,
-                    }
-                }
-                "D" => Some(item.text()?.to_owned()),
-                _ => None,
-            };
-            found.extend(path.map(PathBuf::from).filter(|path| path.is_absolute()));
+            let path = listening_path(item)?;
+            found.extend(path.filter(|path| path.is_absolute()));
         }
         Ok(found)
     }
+}
+
+/// The path on which QEMU listens or writes by this option.
+pub(super) fn listening_path(item: &Item) -> Result<Option<PathBuf>, CommandLineError> {
+    let path = match item.name() {
+        "chardev" => {
+            let options = item.options()?;
+            let is_server = options.flag("server").unwrap_or(false);
+            let is_file = options.get("backend", true).as_deref() == Some("file");
+            options.get("path", false).filter(|_| is_server || is_file)
+        }
+        "qmp" | "qmp-pretty" | "monitor" | "serial" | "parallel" | "debugcon" => {
+            let options = item.options()?;
+            let first = match &options {
+                Options::Pairs(pairs) => pairs.first(),
+                Options::Json(_) => None,
+            };
+            first.and_then(|first| {
+                let path = ["unix:", "file:", "pipe:"].iter().find_map(|kind| first.strip_prefix(kind));
+                path.map(str::to_owned)
+            })
+        }
+        "D" => Some(item.text()?.to_owned()),
+        _ => None,
+    };
+    Ok(path.map(PathBuf::from))
 }

@@ -110,7 +110,7 @@ impl CommandLine {
     /// Replaces the placeholders, each by the rules of the place it stands in.
     pub(super) fn substitute(&mut self, layout: &RunLayout) {
         for item in &mut self.items {
-            let plain = table::is_plain(item.name());
+            let plain = table::is_plain(item.name(), item.value().as_bytes());
             let new = item.value.as_deref().and_then(|value| substituted(value, plain, layout));
             item.value = new.or(item.value.take());
         }

@@ -12,6 +12,8 @@ mod options;
 mod ram;
 mod size;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use std::{
     ffi::{OsStr, OsString},
@@ -188,6 +190,27 @@ impl CommandLine {
     #[must_use]
     pub fn machine_type(&self) -> Option<String> {
         self.machine_option("type")
+    }
+
+    /// Pins the machine type, such as `pc-q35-7.2` for `q35`: an alias is another machine in another QEMU.
+    /// [`crate::inspect::VmFacts::machine`] tells what a running QEMU has.
+    ///
+    /// # Errors
+    /// [`CommandLineError::Unreadable`].
+    pub fn pin_machine(&mut self, machine: &str) -> Result<(), CommandLineError> {
+        let mut given = false;
+        for item in self.items.iter_mut().filter(|item| item.name() == "machine") {
+            let mut options = item.options()?;
+            if options.get("type", true).is_some() {
+                options.set_kind("type", machine);
+                item.set_options(&options);
+                given = true;
+            }
+        }
+        if !given {
+            self.items.push(Item::new("-machine", machine));
+        }
+        Ok(())
     }
 
     /// The guest's name (`-name`), if it is given.

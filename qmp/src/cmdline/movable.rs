@@ -1,6 +1,8 @@
 //! Rewriting a command line on the node where the guest starts.
 
-use super::{CommandLine, CommandLineError, Item, RamFileSpec, RunLayout, layout, options};
+use super::{
+    CommandLine, CommandLineError, Item, Obstacle, RamFileSpec, RunLayout, destination, layout, options,
+};
 
 impl CommandLine {
     /// Makes a guest that can be moved of this: placeholders filled in, all RAM in shared files, a monitor for vmove, a
@@ -20,12 +22,26 @@ impl CommandLine {
         self.rewrite(layout, false)
     }
 
+    fn own_socket_is_free(&self, layout: &RunLayout) -> Result<(), CommandLineError> {
+        let own = layout.vm_dir.join(&layout.qmp_socket);
+        let mut taken = Vec::new();
+        for item in &self.items {
+            let path = destination::listening_path(item)?;
+            if path.is_some_and(|path| layout.vm_dir.join(path) == own) {
+                let reason = "vmove needs this path for a monitor of its own";
+                taken.push(Obstacle::of(item, reason, "use another name for the socket"));
+            }
+        }
+        if taken.is_empty() { Ok(()) } else { Err(CommandLineError::NotMovable(taken)) }
+    }
+
     pub(super) fn rewrite(
         &mut self,
         layout: &RunLayout,
         relocate: bool,
     ) -> Result<Vec<RamFileSpec>, CommandLineError> {
         self.substitute(layout);
+        self.own_socket_is_free(layout)?;
         let ram = self.share_ram(layout, relocate)?;
         if self.guest_name().is_none() {
             let name = options::escape(&layout.name);

@@ -66,7 +66,6 @@ const PLAIN: &[&str] = &[
     "loadvm",
     "mem-path",
     "mtdblock",
-    "option-rom",
     "pflash",
     "pidfile",
     "readconfig",
@@ -85,8 +84,11 @@ pub(super) fn takes_argument(name: &str) -> bool {
 }
 
 /// Whether the argument is a plain text, as opposed to comma-separated options.
-pub(super) fn is_plain(name: &str) -> bool {
-    PLAIN.contains(&name)
+pub(super) fn is_plain(name: &str, value: &[u8]) -> bool {
+    let is_chardev = matches!(name, "serial" | "parallel" | "monitor" | "qmp" | "qmp-pretty" | "debugcon");
+    // The short forms of character devices: what follows these is a path to its end.
+    let is_path = [&b"file:"[..], b"pipe:", b"/"].iter().any(|prefix| value.starts_with(prefix));
+    PLAIN.contains(&name) || (is_chardev && is_path)
 }
 
 /// The main spelling of an option.
