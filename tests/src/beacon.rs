@@ -39,6 +39,12 @@ impl BeaconPage {
         self.offset
     }
 
+    /// Whether the file still has a name. A RAM file that was deleted is held in memory by whoever has it open.
+    #[must_use]
+    pub fn has_name(&self) -> bool {
+        self.file.metadata().is_ok_and(|meta| std::os::unix::fs::MetadataExt::nlink(&meta) > 0)
+    }
+
     /// What is there now; `None` when it is no beacon (not yet, or no longer).
     #[must_use]
     pub fn read(&self) -> Option<Beacon> {

@@ -210,6 +210,20 @@ impl Node {
     /// When it ends with another code than 0, or its answer is no JSON.
     pub fn ask(&self, arguments: &[&str]) -> Result<Value> {
         let output = self.vmove(&[&["--json"], arguments].concat())?;
+        self.answer(arguments, &output)
+    }
+
+    /// As [`Node::ask`], with what `vmove` shows on a terminal shown on ours.
+    ///
+    /// # Errors
+    /// As [`Node::ask`].
+    pub fn ask_shown(&self, arguments: &[&str]) -> Result<Value> {
+        let mut command = self.command(&[&["--json"], arguments].concat())?;
+        let output = command.stderr(Stdio::inherit()).output()?;
+        self.answer(arguments, &output)
+    }
+
+    fn answer(&self, arguments: &[&str], output: &Output) -> Result<Value> {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if !output.status.success() {
             bail!(

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use tokio::runtime::Runtime;
-use vmove_qmp::{Client, Event, EventsError};
+use vmove_qmp::{Client, Event, EventsError, QmpError};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -21,13 +21,22 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Connects to the monitor at `socket`.
+    /// Connects to the monitor at `socket`, which QEMU may be about to open.
     ///
     /// # Errors
     /// When it does not answer within 20 s.
     pub fn connect(socket: &Path) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let client = runtime.block_on(Client::connect(socket, DEADLINE))?;
+        let deadline = Instant::now() + DEADLINE;
+        let client = loop {
+            // Between binding and listening the socket is there but refuses.
+            match runtime.block_on(Client::connect(socket, DEADLINE)) {
+                Err(QmpError::Connect { .. }) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                other => break other?,
+            }
+        };
         let events: Arc<Mutex<Vec<Arc<Event>>>> = Arc::default();
         let (kept, mut stream) = (Arc::clone(&events), client.events());
         runtime.spawn(async move {

@@ -38,6 +38,7 @@ pub struct Sample {
 type Locate = Box<dyn FnMut() -> Option<PathBuf> + Send>;
 
 struct Watched {
+    offset: u64,
     pages: Vec<BeaconPage>,
     wanted: Vec<Locate>,
     samples: Vec<Sample>,
@@ -49,16 +50,12 @@ pub struct Sampler {
     watched: Arc<Mutex<Watched>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
-    offset: u64,
     boot: u64,
 }
 
 impl std::fmt::Debug for Sampler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Sampler")
-            .field("offset", &self.offset)
-            .field("boot", &self.boot)
-            .finish_non_exhaustive()
+        f.debug_struct("Sampler").field("boot", &self.boot).finish_non_exhaustive()
     }
 }
 
@@ -72,7 +69,7 @@ impl Sampler {
         let offset = page.offset();
         // Room for a minute, so that a sample is not late for a copy.
         let samples = Vec::with_capacity(60_000);
-        let mut watched = Watched { pages: vec![page], wanted: Vec::new(), samples, last: None };
+        let mut watched = Watched { offset, pages: vec![page], wanted: Vec::new(), samples, last: None };
         // There is a sample from the first moment on.
         watched.take(beacon.boot);
         let watched = Arc::new(Mutex::new(watched));
@@ -84,7 +81,7 @@ impl Sampler {
                 sample(&watched, &stop, interval, beacon.boot);
             })?
         };
-        Ok(Self { watched, stop, thread: Some(thread), offset, boot: beacon.boot })
+        Ok(Self { watched, stop, thread: Some(thread), boot: beacon.boot })
     }
 
     /// Watches another RAM file as well, as soon as `locate` finds it.
@@ -102,13 +99,6 @@ impl Sampler {
     #[must_use]
     pub fn newest(&self) -> Option<Sample> {
         lock(&self.watched).samples.last().copied()
-    }
-
-    /// Forgets all files, so that memory of a machine that is gone is not held.
-    pub fn release(&self) {
-        let mut watched = lock(&self.watched);
-        watched.pages.clear();
-        watched.wanted.clear();
     }
 
     /// What was sampled so far.
@@ -140,6 +130,10 @@ fn sample(watched: &Mutex<Watched>, stop: &AtomicBool, interval: Duration, boot:
         if tick % 4 == 0 && !watched.wanted.is_empty() {
             watched.look_for_files();
         }
+        if tick % 16 == 0 {
+            // Memory of a place that the guest has left is not held.
+            watched.pages.retain(BeaconPage::has_name);
+        }
         watched.take(boot);
         drop(watched);
         tick += 1;
@@ -152,11 +146,10 @@ fn sample(watched: &Mutex<Watched>, stop: &AtomicBool, interval: Duration, boot:
 
 impl Watched {
     fn look_for_files(&mut self) {
-        let Some(offset) = self.pages.first().map(BeaconPage::offset) else { return };
         let mut still_wanted = Vec::new();
         for mut locate in self.wanted.drain(..) {
             match locate().and_then(|path| File::open(path).ok()) {
-                Some(file) => self.pages.push(BeaconPage::at(file, offset)),
+                Some(file) => self.pages.push(BeaconPage::at(file, self.offset)),
                 None => still_wanted.push(locate),
             }
         }

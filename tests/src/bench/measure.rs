@@ -113,7 +113,7 @@ pub struct Outcome {
 }
 
 /// Width of the buckets of [`Outcome::throughput`].
-pub const BUCKET_MS: u64 = 10;
+pub const BUCKET_MS: u64 = 20;
 
 /// How the baseline is measured before the request.
 const BASELINE: Duration = Duration::from_millis(1500);

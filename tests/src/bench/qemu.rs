@@ -112,7 +112,8 @@ impl QemuMove {
     }
 
     fn wait_status(&self, wanted: &[&str]) -> Result<Arc<vmove_qmp::Event>> {
-        let ends = ["completed", "failed", "cancelled"];
+        // A post-copy that lost its connection is paused for good here: nobody recovers it.
+        let ends = ["completed", "failed", "cancelled", "postcopy-paused"];
         let event = self.monitor.wait("MIGRATION", GIVE_UP, |event| {
             event.text("status").is_some_and(|status| wanted.contains(&status) || ends.contains(&status))
         });
@@ -126,8 +127,11 @@ impl QemuMove {
                 )
             }
             Err(e) => {
-                let _ = self.monitor.run("migrate_cancel", Value::Null);
-                Err(e.context(format!("given up after {GIVE_UP:?}: it did not converge")))
+                let told = self.monitor.run("query-migrate", Value::Null).unwrap_or_default();
+                let (status, left) = (&told["status"], &told["ram"]["remaining"]);
+                Err(e.context(format!(
+                    "given up after {GIVE_UP:?}, at status {status} with {left} bytes left"
+                )))
             }
         }
     }

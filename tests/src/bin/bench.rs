@@ -105,7 +105,9 @@ fn run(args: &Args) -> Result<bool> {
         println!("{}", goal.line());
     }
     println!("\nwritten: {0}/bench.json, {0}/bench.svg, {0}/bench.md", args.out.display());
-    let damaged = rows.iter().flat_map(|row| &row.runs).any(|outcome| outcome.guest_errors > 0);
+    // QEMU's own modes are reported as they are: 7.2's pre-copy damages a busy guest under emulation.
+    let ours = rows.iter().filter(|row| row.case.mode.is_vmove());
+    let damaged = ours.flat_map(|row| &row.runs).any(|outcome| outcome.guest_errors > 0);
     Ok(!damaged && (!args.strict || goals.iter().all(|goal| goal.holds)))
 }
 

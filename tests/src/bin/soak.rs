@@ -1,0 +1,115 @@
+//! `./run soak`: a guest under load moves to and fro between two daemons for as long as asked, in changing modes. Ends
+//! at the first error that the guest finds, or the first move that fails.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use vmove_guest::config::{Config, Rate};
+use vmove_tests::daemon::{Node, NodeOptions};
+use vmove_tests::guest::{Guest, failures};
+use vmove_tests::sandbox::Sandbox;
+use vmove_tests::{interrupt, places};
+
+const NAME: &str = "soak";
+
+/// Moves a guest under load to and fro.
+#[derive(Debug, Parser)]
+#[command(name = "./run soak")]
+struct Args {
+    /// For how long
+    #[arg(default_value_t = 10)]
+    minutes: u64,
+    /// Guest memory in MiB
+    #[arg(long, default_value_t = 1024)]
+    memory_mib: u32,
+    /// Part of it that the guest fills and rewrites, in MiB
+    #[arg(long, default_value_t = 512)]
+    working_set_mib: u32,
+    /// Pages of 4 KiB that the guest rewrites in a second
+    #[arg(long, default_value_t = 50_000)]
+    rate: u32,
+    /// Virtual CPUs, each with its share of the pages
+    #[arg(long, default_value_t = 2)]
+    threads: u32,
+    /// What guest memory is made of: thp or hugetlb-2m
+    #[arg(long, default_value = "thp")]
+    memory: String,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let ready = interrupt::clean_up_when_interrupted().and_then(|()| places::root());
+    let mut sandbox = match ready.and_then(|()| Sandbox::new()) {
+        Ok(sandbox) => sandbox,
+        Err(error) => {
+            eprintln!("soak: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut moves = 0;
+    let result = soak(&args, &sandbox, &mut moves);
+    match result {
+        Ok(()) => {
+            println!("{moves} passed, 0 failed");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            sandbox.keep();
+            eprintln!("soak: {error:#}\nlogs are in {}", sandbox.path().display());
+            println!("{moves} passed, 1 failed");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn soak(args: &Args, sandbox: &Sandbox, moves: &mut u64) -> Result<()> {
+    if args.memory != "thp" {
+        sandbox.reserve_huge_pages(u64::from(args.memory_mib) << 21)?;
+    }
+    let nodes: [Node; 2] = Node::pair(sandbox, &NodeOptions::default())?.into();
+    let config = Config {
+        working_set_mib: args.working_set_mib,
+        cold_mib: args.memory_mib / 8,
+        rate: Rate::PagesPerSecond(args.rate),
+        threads: args.threads,
+        ..Config::default()
+    };
+    nodes[0].run_guest(NAME, &args.memory, &Guest::new(args.memory_mib, config)?)?;
+
+    let end = Instant::now() + Duration::from_secs(args.minutes * 60);
+    let modes = ["hybrid", "postcopy", "precopy", "auto", "postcopy", "hybrid"];
+    while Instant::now() < end {
+        let turn = usize::try_from(*moves)?;
+        let (from, to) = (&nodes[turn % 2], &nodes[(turn + 1) % 2]);
+        let mode = modes[turn % modes.len()];
+        // Every other round of the modes, all pages are hashed on both sides.
+        let verify = turn / modes.len() % 2 == 1;
+        let options: &[&str] = if verify { &["--mode", mode, "--verify"] } else { &["--mode", mode] };
+        let report = from.migrate(NAME, to.name(), options)?;
+        if verify && report.verified != Some(true) {
+            bail!("move {turn} was to be verified and was not: {:?}", report.verified);
+        }
+        // A shorter or longer stay at each place: the next move may begin while the guest is still getting warm.
+        std::thread::sleep(Duration::from_millis([50, 700, 2500][turn % 3]));
+        let vm = to.vm(NAME)?;
+        let beacon = vm.beacon()?.read().context("the guest's beacon was lost")?;
+        let told = failures(&vm.console());
+        println!(
+            "{turn:5} {} -> {} {:<9} total {:6.0} ms, down {:5.1} ms, faults {:6}, {}",
+            from.name(),
+            to.name(),
+            report.mode,
+            report.total_ms,
+            report.downtime_ms,
+            report.faults.count,
+            beacon.verdict()
+        );
+        if beacon.errors > 0 || !told.is_empty() {
+            bail!("the guest found its memory damaged: {told:?}");
+        }
+        *moves += 1;
+    }
+    Ok(())
+}

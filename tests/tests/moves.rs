@@ -1,0 +1,110 @@
+//! A guest under load moves between two daemons, and its own check of its memory never fails.
+#![cfg(test)]
+
+use std::time::Duration;
+
+use vmove_guest::config::{Config, Rate};
+use vmove_tests::beacon;
+use vmove_tests::daemon::{Node, NodeOptions};
+use vmove_tests::guest::{Guest, failures};
+use vmove_tests::sampler::Sampler;
+use vmove_tests::sandbox::Sandbox;
+use vmove_tests::{need, places};
+
+const NAME: &str = "guest";
+
+fn ready() -> anyhow::Result<()> {
+    places::root()?;
+    places::guest_initrd()?;
+    places::product("vmoved")?;
+    places::product("vmove").map(|_| ())
+}
+
+/// Moves a guest with this task through `modes`, to and fro, and has every page visited after each move.
+fn move_through(memory: &str, memory_mib: u32, config: &Config, modes: &[&str]) {
+    let sandbox = Sandbox::new().expect("a sandbox");
+    if memory == "hugetlb-2m" {
+        let both = 2 * (u64::from(memory_mib) << 20);
+        if let Err(reason) = sandbox.reserve_huge_pages(both) {
+            eprintln!("SKIP {memory}: {reason:#}");
+            return;
+        }
+    }
+    let (a, b) = Node::pair(&sandbox, &NodeOptions::default()).expect("two daemons");
+    let guest = Guest::new(memory_mib, config.clone()).expect("a QEMU");
+    let vm = a.run_guest(NAME, memory, &guest).expect("the guest runs");
+    let sampler =
+        Sampler::start(vm.beacon().expect("a beacon"), Duration::from_millis(5)).expect("a sampler");
+    let pages = u64::from(config.working_pages());
+    let (mut from, mut to) = (&a, &b);
+    for mode in modes {
+        let there = to.memory();
+        sampler.also(move || beacon::ram_files(&there).into_iter().next());
+        let report = from.migrate(NAME, to.name(), &["--mode", mode]).expect("the guest moves");
+        assert_eq!(report.mode, *mode);
+        assert_eq!(report.memory, memory);
+        assert!(from.vms().expect("a list").is_empty(), "the source still lists it");
+        let vm = to.vm(NAME).expect("the destination lists it");
+        assert_eq!(vm.status, "running");
+        // Every page is visited and verified at the new place before the guest's verdict counts.
+        let before = sampler.last().expect("a beacon");
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        loop {
+            let beacon = sampler.last().expect("a beacon");
+            let visited = config.rate == Rate::PagesPerSecond(0) || beacon.work > before.work + 2 * pages;
+            if visited && beacon.verified > before.verified + pages + u64::from(config.cold_pages()) {
+                break;
+            }
+            assert!(std::time::Instant::now() < deadline, "the guest stands still after {mode}: {beacon:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let beacon = sampler.last().expect("a beacon");
+        assert_eq!(beacon.errors, 0, "after {mode}: {}", beacon.verdict());
+        assert_eq!(failures(&vm.console()), Vec::<String>::new(), "after {mode}");
+        (from, to) = (to, from);
+    }
+    drop(sampler);
+    from.ask(&["stop", NAME]).expect("the guest is stopped");
+    drop((a, b));
+}
+
+fn busy() -> Config {
+    Config {
+        working_set_mib: 128,
+        cold_mib: 32,
+        rate: Rate::PagesPerSecond(30_000),
+        verify: 40_000,
+        ..Config::default()
+    }
+}
+
+#[test]
+fn a_busy_guest_moves_in_every_mode_on_thp() {
+    need!(ready());
+    move_through("thp", 512, &busy(), &["hybrid", "postcopy", "precopy", "postcopy", "hybrid"]);
+}
+
+#[test]
+fn a_busy_guest_moves_in_every_mode_on_huge_pages() {
+    need!(ready());
+    move_through("hugetlb-2m", 512, &busy(), &["hybrid", "postcopy", "precopy"]);
+}
+
+#[test]
+fn a_guest_with_two_virtual_cpus_moves() {
+    need!(ready());
+    move_through("thp", 512, &Config { threads: 2, ..busy() }, &["hybrid", "postcopy"]);
+}
+
+#[test]
+fn a_guest_that_writes_as_fast_as_it_can_moves() {
+    need!(ready());
+    move_through("thp", 512, &Config { rate: Rate::Max, ..busy() }, &["hybrid", "postcopy"]);
+}
+
+#[test]
+fn an_idle_guest_moves() {
+    need!(ready());
+    let config = Config { rate: Rate::PagesPerSecond(0), ..busy() };
+    move_through("thp", 512, &config, &["hybrid", "postcopy", "precopy"]);
+}
