@@ -147,7 +147,7 @@ impl Engine {
         let r = journal.record().clone();
         let (publisher, progress) = Publisher::new(&r.id.to_string(), &r.vm.name, Role::Source, &r.to.name);
         match r.state {
-            SourceState::Released if self.node.vms.get(&r.vm.name).is_err() => return,
+            SourceState::Released if r.freed => return,
             SourceState::Aborted if !self.left_stopped(&r).await => return,
             _ => {}
         }
@@ -324,7 +324,7 @@ impl Engine {
         let dir = self.node.session_dir(id);
         if let Ok(journal) = Journal::<SourceRecord>::open(&dir.join("source.jsonl")) {
             let state = journal.record().state;
-            if state == SourceState::Released && self.node.vms.get(&journal.record().vm.name).is_err() {
+            if state == SourceState::Released && journal.record().freed {
                 return Err(EngineError::NothingToRecover(id, "complete".to_owned()));
             }
             if state == SourceState::Aborted && !self.left_stopped(journal.record()).await {

@@ -40,6 +40,8 @@ pub struct SourceRecord {
     pub fabric_address: String,
     /// Bulk connections.
     pub bulk_connections: u8,
+    /// QEMU has ended here and its memory is freed: nothing is left to do.
+    pub freed: bool,
     /// What the report is to say of the time before.
     pub report: crate::report::Report,
 }

@@ -198,15 +198,14 @@ impl<'a> Worker<'a> {
     /// Nothing to do: perhaps everything is done.
     fn rest(&self) {
         let fill = self.fill;
-        if fill.memory.is_serving()
-            && fill.memory.left() == 0
-            && !fill.told_nothing_left.swap(true, Ordering::Relaxed)
+        let perhaps = fill.memory.is_serving() && !fill.told_nothing_left.load(Ordering::Relaxed);
+        // With nothing in hand and nothing to take, whatever the running count says is checked.
+        if perhaps
+            && (fill.memory.left() == 0 || fill.all_named.load(Ordering::Acquire))
+            && fill.memory.recount() == 0
         {
-            if fill.memory.recount() == 0 {
-                fill.tell(FillEvent::NothingLeft);
-            } else {
-                fill.told_nothing_left.store(false, Ordering::Relaxed);
-            }
+            fill.told_nothing_left.store(true, Ordering::Relaxed);
+            fill.tell(FillEvent::NothingLeft);
         }
         fill.queue.wait(IDLE);
     }

@@ -137,8 +137,10 @@ impl GuestMemory {
 
     /// Pages still to be fetched, exactly.
     pub(super) fn recount(&self) -> u64 {
+        let before = self.left.load(Ordering::Acquire);
         let left = self.blocks.iter().map(|b| b.table.counts().missing()).sum();
-        self.left.store(left, Ordering::Relaxed);
+        // Pages that landed during the count are in both numbers: then the running one stays, and the next count corrects it.
+        let _ = self.left.compare_exchange(before, left, Ordering::AcqRel, Ordering::Relaxed);
         left
     }
 

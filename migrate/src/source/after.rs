@@ -232,6 +232,19 @@ impl Session {
         self.client = None;
         self.qmp = None;
         self.node.config.monitors.forget(&self.vm.qmp_socket).await;
+        // The VM may have come back since this session's daemon was killed: what is here now is not ours to free.
+        let ours = self
+            .node
+            .vms
+            .get(&self.vm.name)
+            .is_ok_and(|now| now.pid == self.vm.pid && now.pid_start == self.vm.pid_start);
+        if ours {
+            self.free_files()?;
+        }
+        self.journal.update(|r| r.freed = true).map_err(|e| format!("Could not write the journal: {e}"))
+    }
+
+    fn free_files(&self) -> Result<(), String> {
         for ram in &self.vm.ram {
             if let Err(error) = std::fs::remove_file(&ram.path)
                 && error.kind() != std::io::ErrorKind::NotFound

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout};
 use vmove_qmp::Client;
-use vmove_qmp::switchover::query_migration;
+use vmove_qmp::switchover::Source;
 
 use super::session::{Session, Stop};
 use crate::destination::chain;
@@ -135,24 +135,8 @@ pub(crate) async fn put_back(
     journal.update(|r| r.state = next).map_err(|e| format!("Could not write the journal: {e}"))?;
     let record = journal.record().clone();
     let client = node.config.monitors.client(&record.vm.qmp_socket).await.map_err(|e| chain(&e))?;
-    let cancelled = client.execute_raw("migrate_cancel", Value::Null, BACK).await;
-    cancelled.map_err(|e| chain(&e))?;
-    let until = Instant::now() + BACK;
-    while !query_migration(&client, BACK).await.map_err(|e| chain(&e))?.status.is_final() {
-        if Instant::now() > until {
-            return Err("QEMU does not end its migration".to_owned());
-        }
-        sleep(Duration::from_millis(5)).await;
-    }
-    if record.was_running {
-        run_again(&client).await?;
-    }
-    // A guest left with this capability would lose its memory in an ordinary migration by another tool.
-    let off = json!({ "capabilities": [
-        { "capability": "x-ignore-shared", "state": false },
-        { "capability": "pause-before-switchover", "state": false },
-    ] });
-    client.execute_raw("migrate-set-capabilities", off, BACK).await.map_err(|e| chain(&e))?;
+    let source = Source::attach(&client, record.was_running).await.map_err(|e| chain(&e))?;
+    source.cancel(BACK).await.map_err(|e| chain(&e))?;
     if stopped {
         tell_later(&node, record);
     }

@@ -33,6 +33,8 @@ use crate::vm::VmRecord;
 
 /// Keeps the destination from taking silence for death, and tells us when it is dead.
 const PING_EVERY: Duration = Duration::from_secs(1);
+/// Pings below this number keep the session alive; those from it on measure the clocks.
+const FIRST_CLOCK_PING: u32 = 1 << 31;
 /// The destination tells its progress ten times a second.
 const SILENCE: Duration = Duration::from_secs(15);
 
@@ -132,6 +134,7 @@ pub(crate) async fn begin(begun: Begun) {
         fabric: None,
         fabric_address: String::new(),
         bulk_connections: 0,
+        freed: false,
         report: report.clone(),
     };
     let token = record.token;
@@ -396,7 +399,7 @@ impl Session {
                     if self.heard.elapsed() > SILENCE {
                         return Err(CodecError::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, "nothing heard from the destination for 15 s")));
                     }
-                    self.pings = self.pings.wrapping_add(1);
+                    self.pings = (self.pings + 1) % FIRST_CLOCK_PING;
                     let ping = ToDestination::Ping(self.pings);
                     self.send(&ping).await?;
                     continue;
@@ -409,7 +412,8 @@ impl Session {
                     self.prepared = true;
                     return Ok(ToSource::Prepared);
                 }
-                ToSource::Pong { token, .. } if token == self.pings => {}
+                // An answer to a keep-alive; those that measure the clocks have numbers of their own.
+                ToSource::Pong { token, .. } if token < FIRST_CLOCK_PING => {}
                 other => return Ok(other),
             }
         }
@@ -450,7 +454,7 @@ impl Session {
             return Ok(());
         }
         let mut samples = Vec::new();
-        for token in 1_000_000..1_000_008u32 {
+        for token in FIRST_CLOCK_PING..FIRST_CLOCK_PING + 8 {
             let sent = Mono::now();
             self.send(&ToDestination::Ping(token)).await?;
             let peer = loop {
