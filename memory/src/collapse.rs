@@ -3,13 +3,24 @@
 //! A guest on thp memory faults its pages in one by one, each by a page-table entry of its own. When all 512 of a 2 MiB
 //! stretch have landed, one request gives it the one large entry it would have had without us.
 //!
-//! **Only when all have landed**: a collapse maps the whole 2 MiB, userfaultfd or not.
+//! What the kernel does for memory registered with a userfaultfd (measured on Linux 6.18):
+//!
+//! - A collapse maps the whole 2 MiB, **also pages that were never CONTINUEd**. So collapse only what has landed to the
+//!   last page. Then it is also the fastest way to map it: 18 us, where CONTINUE of 512 pages takes 110 us.
+//! - It wakes nobody. Threads that wait in the range are to be woken afterwards
+//!   ([`FaultContext::wake`](crate::FaultContext::wake)); a CONTINUE of their page does it too.
+//! - While [`DirtyTracker`](crate::DirtyTracker) watches the range, the kernel refuses.
 
 use crate::error::{MemoryError, Result};
 use crate::pagemap::Pagemap;
 use crate::process::Process;
 use crate::sys::process_madvise;
-use crate::units::{ByteLen, Hva};
+use crate::uffd::FaultContext;
+use crate::units::{ByteLen, Hva, PageSize};
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
 
 const MADV_COLLAPSE: i32 = 25;
 
@@ -44,10 +55,27 @@ pub fn collapse(process: &Process, hva: Hva, len: ByteLen) -> Result<Collapsed> 
     }
 }
 
+/// Maps 2 MiB of which every page has landed (or was mapped before), by one huge page, and wakes whoever waits there.
+/// The fastest way to map them; where it does not succeed, use
+/// [`FaultContext::continue_range`](crate::FaultContext::continue_range).
+///
+/// # Errors
+/// Those of [`collapse`] and of [`FaultContext::wake`](crate::FaultContext::wake).
+pub fn map_folio(process: &Process, context: &FaultContext, hva: Hva) -> Result<Collapsed> {
+    let len = ByteLen(PageSize::Huge2M.bytes());
+    let collapsed = collapse(process, hva, len)?;
+    if collapsed == Collapsed::Done {
+        context.wake(hva, len)?;
+    }
+    Ok(collapsed)
+}
+
 /// Bytes of the range that the process maps by huge pages (2 MiB or 1 GiB).
 ///
 /// # Errors
 /// [`MemoryError::ProcessGone`]; [`MemoryError::Proc`] on kernels before 6.7.
 pub fn huge_mapped(process: &Process, hva: Hva, len: ByteLen) -> Result<ByteLen> {
-    Pagemap::open(process)?.huge(hva, len)
+    let mut huge = ByteLen(0);
+    Pagemap::open(process)?.huge(hva, len, |_, len| huge.0 += len.0)?;
+    Ok(huge)
 }

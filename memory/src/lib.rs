@@ -30,7 +30,7 @@ pub use attach::{
     Injector, Keep, RemoteUffd, close_in_qemu, create_uffd, create_uffd_from_device, discard_in_qemu,
     reopen_uffd, touched_in_qemu,
 };
-pub use collapse::{Collapsed, collapse, huge_mapped};
+pub use collapse::{Collapsed, collapse, huge_mapped, map_folio};
 pub use dirty::{DirtyTracker, Dropped, HoleWatch, Precision, ScanStats, Unsupported};
 pub use error::{MemoryError, Result};
 pub use maps::MapEntry;

@@ -137,12 +137,10 @@ impl Pagemap {
         Ok(())
     }
 
-    /// Bytes mapped by huge pages.
-    pub(crate) fn huge(&mut self, hva: Hva, len: ByteLen) -> Result<ByteLen> {
-        let mut huge = 0;
+    /// Tells of the regions mapped by huge pages.
+    pub(crate) fn huge(&mut self, hva: Hva, len: ByteLen, tell: impl FnMut(Hva, ByteLen)) -> Result<()> {
         let arg = ScanArg { category_mask: PAGE_IS_HUGE, return_mask: PAGE_IS_HUGE, ..ScanArg::default() };
-        self.scan(arg, hva, len, |_, len| huge += len.0)?;
-        Ok(ByteLen(huge))
+        self.scan(arg, hva, len, tell)
     }
 
     fn scan(

@@ -9,7 +9,7 @@ use crate::pagemap::Pagemap;
 use crate::process::Process;
 use crate::ram::QemuMapping;
 use crate::uffd::{FaultContext, UffdFeatures};
-use crate::units::{ByteLen, ByteRange, FileOffset, PageRun, PageSize};
+use crate::units::{ByteLen, ByteRange, FileOffset, Hva, PageRun, PageSize};
 
 /// Why dirty tracking is not possible on this host.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -66,6 +66,8 @@ pub struct DirtyTracker {
     pagemap: Pagemap,
     mappings: Vec<QemuMapping>,
     precision: Precision,
+    /// There may be 2 MiB mappings left to take apart.
+    maybe_huge: bool,
 }
 
 impl DirtyTracker {
@@ -96,7 +98,8 @@ impl DirtyTracker {
         for mapping in mappings {
             pagemap.protect(mapping.hva, mapping.len, step(mapping, precision))?;
         }
-        Ok(Self { context, pagemap, mappings: mappings.to_vec(), precision })
+        let maybe_huge = precision == Precision::Folio;
+        Ok(Self { context, pagemap, mappings: mappings.to_vec(), precision, maybe_huge })
     }
 
     /// Chooses how exactly later scans protect again. From `Folio` to `Page`, a 2 MiB page counts as a whole the first
@@ -106,7 +109,8 @@ impl DirtyTracker {
     }
 
     /// Tells of the pages of file `file_index` written since the last scan (or since arming) and protects them again,
-    /// each in one step. Runs come in address order; a page may be told of though its bytes are the same.
+    /// each in one step. A page may be told of though its bytes are the same, and once more in the same scan if it is
+    /// written meanwhile.
     ///
     /// **Read their bytes after this, never before**: what is written in between would be lost.
     ///
@@ -114,28 +118,35 @@ impl DirtyTracker {
     /// [`MemoryError::ProcessGone`](crate::MemoryError::ProcessGone), [`MemoryError::Proc`](crate::MemoryError::Proc).
     /// What was told of before the error is protected again and is not told of twice.
     pub fn scan_and_rearm(&mut self, file_index: usize, mut dirty: impl FnMut(PageRun)) -> Result<ScanStats> {
-        let mut stats = ScanStats::default();
+        let (mut stats, mut told) = (ScanStats::default(), Duration::ZERO);
+        let begin = Instant::now();
+        let mut any_huge = false;
         for mapping in self.mappings.iter().filter(|m| m.file_index == file_index) {
-            let mut told = Duration::ZERO;
-            let begin = Instant::now();
-            self.pagemap.written_and_protect(
-                mapping.hva,
-                mapping.len,
-                step(mapping, self.precision),
-                |hva, len| {
-                    let callback = Instant::now();
-                    let offset = ByteLen(hva.0 - mapping.hva.0);
-                    let start = FileOffset(mapping.file_offset.0 + offset.0);
-                    let run = mapping.page_size.run_of(ByteRange::new(start, len));
-                    stats.pages += run.len;
-                    stats.runs += 1;
-                    dirty(run);
-                    told += callback.elapsed();
-                },
-            )?;
-            stats.took += begin.elapsed().saturating_sub(told);
+            let mut tell = |hva: Hva, len: ByteLen| {
+                let callback = Instant::now();
+                let start = FileOffset(mapping.file_offset.0 + (hva.0 - mapping.hva.0));
+                let run = mapping.page_size.run_of(ByteRange::new(start, len));
+                stats.pages += run.len;
+                stats.runs += 1;
+                dirty(run);
+                told += callback.elapsed();
+            };
+            if self.precision == Precision::Page && self.maybe_huge {
+                for (hva, len) in huge_regions(&mut self.pagemap, mapping)? {
+                    any_huge = true;
+                    self.pagemap.written_and_protect(hva, len, step(mapping, Precision::Page), &mut tell)?;
+                }
+            }
+            self.pagemap.written_and_protect(mapping.hva, mapping.len, mapping.len, &mut tell)?;
         }
+        // With several files, each has its own; they are looked for until no scan finds any.
+        self.maybe_huge &= any_huge || self.precision == Precision::Folio || self.has_other_files(file_index);
+        stats.took = begin.elapsed().saturating_sub(told);
         Ok(stats)
+    }
+
+    fn has_other_files(&self, file_index: usize) -> bool {
+        self.mappings.iter().any(|m| m.file_index != file_index)
     }
 
     /// Ends tracking. Where 2 MiB mappings were taken apart, [`collapse`](crate::collapse) puts them together again.
@@ -145,6 +156,15 @@ impl DirtyTracker {
     pub fn disarm(self) -> Result<()> {
         self.context.unregister(&self.mappings)
     }
+}
+
+/// 2 MiB mappings of tmpfs memory.
+fn huge_regions(pagemap: &mut Pagemap, mapping: &QemuMapping) -> Result<Vec<(Hva, ByteLen)>> {
+    let mut regions = Vec::new();
+    if mapping.page_size == PageSize::Base4K {
+        pagemap.huge(mapping.hva, mapping.len, |hva, len| regions.push((hva, len)))?;
+    }
+    Ok(regions)
 }
 
 /// How much to hand to the kernel at once. Protecting a part of a 2 MiB mapping makes the kernel take it apart.

@@ -5,6 +5,7 @@
 #![allow(dead_code, unsafe_code, reason = "shared by several test binaries, each of which uses a part")]
 
 pub mod child;
+pub mod counting;
 pub mod obey;
 pub mod ram;
 pub mod registers;

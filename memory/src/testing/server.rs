@@ -63,7 +63,8 @@ impl Served {
 
     pub fn serve_once(&self, events: &mut EventBatch, patience: Duration) {
         let fd = self.context.as_fd();
-        let wait = Timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() };
+        let tv_sec = i64::try_from(patience.as_secs()).expect("short");
+        let wait = Timespec { tv_sec, tv_nsec: patience.subsec_nanos().into() };
         let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&wait));
         self.context.read_events(events).expect("events");
         for event in events.events() {
@@ -112,13 +113,15 @@ impl Served {
         let page_size = self.mapping.page_size;
         let hva = self.mapping.to_hva(page_size.offset_of(page)).expect("mapped");
         let run = PageRun::new(page, 1);
-        let mut events = EventBatch::new(4);
         loop {
             match self.context.continue_range(hva, ByteLen(page_size.bytes()), page_size).expect("continue") {
                 Outcome::Mapped(_) | Outcome::AlreadyMapped => break,
                 Outcome::Hole { .. } => self.map.populate(run).expect("memory"),
                 // Only discards, in these tests: their state is set when the fault that follows is served.
-                Outcome::Retry { .. } => drop(self.context.read_events(&mut events).expect("events")),
+                Outcome::Retry { .. } => {
+                    let mut events = EventBatch::new(4);
+                    self.context.read_events(&mut events).expect("events");
+                }
                 Outcome::Gone => return,
             }
         }

@@ -252,7 +252,11 @@ impl FaultContext {
         request: impl Fn(Hva, ByteLen) -> Result<u64, Refused>,
     ) -> Result<Outcome> {
         let (mut done, mut newly) = (ByteLen(0), ByteLen(0));
-        while done < len {
+        let mut skipped = false;
+        let outcome = loop {
+            if done >= len {
+                break if newly.0 > 0 { Outcome::Mapped(newly) } else { Outcome::AlreadyMapped };
+            }
             let at = hva.add(done);
             match request(at, ByteLen(len.0 - done.0)) {
                 Ok(bytes) => {
@@ -260,19 +264,23 @@ impl FaultContext {
                     newly.0 += bytes;
                 }
                 Err(Refused(libc::EEXIST)) => {
-                    self.wake(at, ByteLen(page.bytes()))?;
+                    skipped = true;
                     done.0 += page.bytes();
                 }
-                Err(Refused(libc::EAGAIN)) => return Ok(Outcome::Retry { done }),
-                Err(Refused(libc::EFAULT)) => return Ok(Outcome::Hole { done }),
+                Err(Refused(libc::EAGAIN)) => break Outcome::Retry { done },
+                Err(Refused(libc::EFAULT)) => break Outcome::Hole { done },
                 Err(Refused(libc::ESRCH | libc::ENOENT)) => return Ok(Outcome::Gone),
                 Err(Refused(other)) => {
                     let source = io::Error::from_raw_os_error(other);
                     return Err(MemoryError::Uffd { request: name, hva: at, len, source });
                 }
             }
+        };
+        // The kernel wakes for the pages it maps, not for those it found mapped.
+        if skipped {
+            self.wake(hva, ByteLen(done.0.min(len.0)))?;
         }
-        Ok(if newly.0 > 0 { Outcome::Mapped(newly) } else { Outcome::AlreadyMapped })
+        Ok(outcome)
     }
 }
 

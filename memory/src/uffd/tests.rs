@@ -11,6 +11,7 @@ use crate::attach::{
     Keep, close_in_qemu, create_uffd, create_uffd_from_device, discard_in_qemu, reopen_uffd,
 };
 use crate::testing::command;
+use crate::testing::counting::allocations;
 use crate::testing::ram::{Dir, Guest, on_both, peek, poke};
 use crate::testing::server::{Served, source_word};
 use crate::{
@@ -389,5 +390,28 @@ fn several_blocks_are_told_apart() {
         let outcome = context.continue_range(hva, ByteLen(page.bytes()), page).expect("map");
         assert_eq!(outcome, Outcome::Mapped(ByteLen(page.bytes())));
         assert_eq!(done(&guest), format!("done {} 9", page.bytes()));
+    });
+}
+
+/// Hazard: the fault thread must never wait, not even for the allocator's lock.
+#[test]
+fn serving_a_fault_allocates_nothing() {
+    assert!(allocations(|| drop(std::hint::black_box(vec![0_u8; 100]))) > 0, "the counter counts");
+    on_both("serving_a_fault_allocates_nothing", 16, |dir| {
+        let mut guest = Guest::start(vec![dir.file("ram", 16)]);
+        let served = Served::new(&guest, watch(&guest, Keep::InQemu), false);
+        let mut events = EventBatch::new(16);
+        let page = guest.page().bytes();
+        for at in 0..4 {
+            guest.target.ask(&format!("later-read 0 {}", at * page));
+            let counted = allocations(|| served.serve_once(&mut events, Duration::from_secs(1)));
+            assert_eq!(done(&guest), format!("done {} {}", at * page, source_word(PageIndex(at))));
+            assert_eq!(counted, 0);
+        }
+        let run = || {
+            let ticket = served.table.claim_run(served.table.all(), 4).expect("room");
+            ticket.landed(|_, _| ());
+        };
+        assert_eq!(allocations(run), 0);
     });
 }
