@@ -414,3 +414,36 @@ fn a_migration_is_cancelled_by_ctrl_c_and_by_request() {
     wait("it has ended", || a.ask(&["status"])["migrations"] == serde_json::json!([]));
     unharmed(&a, NAME);
 }
+
+#[test]
+fn a_daemon_that_dies_in_the_middle_is_waited_for() {
+    let Some(qemu) = qemu("a_daemon_that_dies_in_the_middle_is_waited_for") else { return };
+    let mut a = Node::start_with(&["--insecure", "--fabric", "tcp"]);
+    let b = Node::start_with(&["--insecure", "--fabric", "tcp"]);
+    let vm = run(&a, NAME, &qemu);
+    fill(&vm, 24 << 20);
+    let to = b.listen.to_string();
+    let mut command =
+        a.command(&["--json", "migrate", NAME, "--to", &to, "--mode", "precopy", "--bandwidth", "1MiB"]);
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait("it is at work", || a.ask(&["status"])["migrations"].to_string().contains("\"rounds\""));
+    a.kill();
+    assert!(alive(pid_of(&vm)));
+    a.run();
+    let output = child.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("lost the daemon"), "{told}");
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["guest"], "source", "{json}");
+    unharmed(&a, NAME);
+    // The past can be asked for after the next restart, too.
+    let id = json["id"].as_str().unwrap();
+    assert_eq!(a.stop(), Some(0));
+    a.run();
+    assert_eq!(a.ask(&["status", id])["outcome"]["guest"], "source");
+    assert_eq!(
+        Ended::of(a.command(&["--json"]).args(["status", &id[..6], "--follow"])).expect(1).json()["id"],
+        id
+    );
+}

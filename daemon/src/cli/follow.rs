@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use vmove_migrate::progress::Progress;
@@ -46,6 +48,8 @@ pub async fn follow(client: &Client, id: &str, interrupt: Interrupt) -> Result<F
 async fn watch(client: &Client, id: &str, interrupt: Interrupt, bar: &Bar) -> Result<Followed, End> {
     let path = format!("/v1/migrations/{}/events", segment(id));
     let mut lines = client.lines(&path).await?;
+    let mut presses = signal(SignalKind::interrupt())?;
+    let mut cancelling: Option<JoinHandle<Result<Taken, Problem>>> = None;
     let mut asked = false;
     loop {
         tokio::select! {
@@ -54,18 +58,22 @@ async fn watch(client: &Client, id: &str, interrupt: Interrupt, bar: &Bar) -> Re
                 Ok(Some(progress)) => bar.update(&progress),
                 Ok(None) | Err(_) => {
                     bar.note("vmove: lost the daemon, waiting for it to return; the migration is not lost");
-                    lines = reconnect(client, &path, id).await?;
+                    lines = reconnect(client, &path, id, &mut presses).await?;
                 }
             },
-            pressed = tokio::signal::ctrl_c() => {
-                pressed?;
+            _ = presses.recv() => {
                 if asked || interrupt == Interrupt::Leaves {
                     bar.note(&format!("vmove: migration {id} goes on; follow it by: vmove status {id} --follow"));
                     return Ok(Followed::Left);
                 }
                 asked = true;
                 bar.note("vmove: cancelling; press Ctrl-C again to leave the migration running");
-                if let Err(problem) = client.delete::<Taken>(&format!("/v1/migrations/{}", segment(id))).await {
+                // It is answered when the session has decided, which may take a while.
+                let (client, path) = (client.clone(), format!("/v1/migrations/{}", segment(id)));
+                cancelling = Some(tokio::spawn(async move { client.delete::<Taken>(&path).await }));
+            }
+            answer = answered(&mut cancelling) => {
+                if let Err(problem) = answer {
                     bar.note(&format!("vmove: {problem}"));
                 }
             }
@@ -73,8 +81,19 @@ async fn watch(client: &Client, id: &str, interrupt: Interrupt, bar: &Bar) -> Re
     }
 }
 
-async fn reconnect(client: &Client, path: &str, id: &str) -> Result<Lines, Problem> {
-    let until = Instant::now() + DAEMON_RETURNS;
+/// The answer to the request for the end, once; never if there was none.
+async fn answered(cancelling: &mut Option<JoinHandle<Result<Taken, Problem>>>) -> Result<(), Problem> {
+    let Some(task) = cancelling else { return std::future::pending().await };
+    let answer = task.await;
+    *cancelling = None;
+    match answer {
+        Ok(result) => result.map(drop),
+        Err(error) => Err(Problem::new(Code::Internal, error.to_string())),
+    }
+}
+
+async fn reconnect(client: &Client, path: &str, id: &str, presses: &mut Signal) -> Result<Lines, Problem> {
+    let mut until = Instant::now() + DAEMON_RETURNS;
     loop {
         match client.lines(path).await {
             Ok(lines) => return Ok(lines),
@@ -84,7 +103,12 @@ async fn reconnect(client: &Client, path: &str, id: &str) -> Result<Lines, Probl
                 let message = format!("{problem}. Once it is back: vmove status {id} --follow");
                 return Err(Problem::new(Code::DaemonUnreachable, message));
             }
-            Err(_) => tokio::time::sleep(RETRY).await,
+            Err(_) => {
+                tokio::select! {
+                    () = tokio::time::sleep(RETRY) => {}
+                    _ = presses.recv() => until = Instant::now(),
+                }
+            }
         }
     }
 }

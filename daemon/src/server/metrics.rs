@@ -85,16 +85,17 @@ struct Counted {
 /// Watches all sessions, also those that peers begin. Never returns.
 pub async fn sample(app: Arc<App>, handle: PrometheusHandle) {
     let mut counted: HashMap<String, Counted> = HashMap::new();
-    // Those that ended before this daemon began were counted by an earlier one.
-    for old in app.engine.sessions().iter().filter(|p| is_end(&p.outcome)) {
+    // A session of an earlier daemon that still holds its guest was counted by that one.
+    for old in app.sessions.live().iter().filter(|p| is_end(&p.outcome)) {
         counted.insert(key(old), Counted { bytes: old.bytes_sent, ended: true });
     }
     loop {
-        let sessions = app.engine.sessions();
+        let sessions = app.sessions.live();
         for session in &sessions {
             take(session, counted.entry(key(session)).or_default());
         }
         counted.retain(|id, _| sessions.iter().any(|s| key(s) == *id));
+        app.sessions.settle(&sessions);
         set_gauges(&app, &sessions);
         handle.run_upkeep();
         tokio::time::sleep(SAMPLE).await;

@@ -8,6 +8,7 @@ mod metrics;
 mod peers;
 mod registry;
 mod rest;
+mod sessions;
 mod tls;
 
 use std::future::Future;
@@ -36,6 +37,7 @@ use dialer::PeerDialer;
 use fabrics::Fabrics;
 use peers::PeerPort;
 use registry::Registry;
+use sessions::Sessions;
 use tls::Tls;
 
 /// Tasks that block for moments (a look at `/proc`, a small file) must not stall page connections' set-up.
@@ -47,6 +49,7 @@ const LAST_REQUESTS: Duration = Duration::from_secs(2);
 struct App {
     config: Config,
     engine: Arc<Engine>,
+    sessions: Arc<Sessions>,
     registry: Arc<Registry>,
     fabrics: Arc<Fabrics>,
     metrics: PrometheusHandle,
@@ -132,7 +135,13 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let app = assemble(config, tls.clone(), fabrics.clone(), metrics, peers.local_addr()?).await?;
 
     app.registry.readopt().await;
-    let port = PeerPort::new(app.engine.clone(), fabrics.clone(), tls.clone(), rest::public(app.clone()));
+    let port = PeerPort::new(
+        app.engine.clone(),
+        app.sessions.clone(),
+        fabrics.clone(),
+        tls.clone(),
+        rest::public(app.clone()),
+    );
     let mut tasks = tokio::task::JoinSet::new();
     if fabrics.has_local() {
         let (listener, held) = control::listen(&fabric_socket)?;
@@ -150,6 +159,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         tasks.spawn(serve_metrics(listener, app.metrics.clone()));
     }
     app.engine.resume_unfinished().await;
+    app.sessions.take_up().await?;
     tasks.spawn(app.registry.clone().supervise());
     tasks.spawn(metrics::sample(app.clone(), app.metrics.clone()));
     if let Some(tls) = tls {
@@ -185,14 +195,25 @@ async fn assemble(
     };
     let engine = Engine::open(settings, vms.clone())?;
     let (run_dir, memory_dir) = (config.run_dir.clone(), config.memory_dir.clone());
-    let registry = Registry::new(vms, monitors, engine.clone(), run_dir, memory_dir);
+    let sessions = Sessions::new(engine.clone());
+    let registry = Registry::new(vms, monitors, sessions.clone(), run_dir, memory_dir);
     let probe = registry::off_worker(vmove_memory::DirtyTracker::supported).await;
     let no_dirty_tracking = probe.ok().and_then(|found| found.err().map(|why| why.to_string()));
     if let Some(why) = &no_dirty_tracking {
         tracing::warn!(%why, "only post-copy is possible on this node");
     }
     let started = Instant::now();
-    Ok(Arc::new(App { config, engine, registry, fabrics, metrics, started, listen, no_dirty_tracking }))
+    Ok(Arc::new(App {
+        config,
+        engine,
+        sessions,
+        registry,
+        fabrics,
+        metrics,
+        started,
+        listen,
+        no_dirty_tracking,
+    }))
 }
 
 /// Serves the control socket until SIGTERM or SIGINT. QEMUs and sessions stay for the next daemon.

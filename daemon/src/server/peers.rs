@@ -18,6 +18,7 @@ use vmove_migrate::link::Link;
 use vmove_migrate::proto::hello::{Hello, HelloError, LinkKind, MAGIC, PROTOCOL_VERSION, Status, answer};
 
 use super::fabrics::{Fabrics, class_of};
+use super::sessions::Sessions;
 use super::tls::{ALPN_HTTP, Tls};
 
 /// For TLS and greeting together. A peer that means it needs milliseconds.
@@ -33,6 +34,7 @@ const TLS_REFUSAL: [u8; 7] = [0x15, 3, 1, 0, 2, 2, 40];
 #[derive(Clone)]
 pub struct PeerPort {
     pub engine: Arc<Engine>,
+    pub sessions: Arc<Sessions>,
     pub fabrics: Arc<Fabrics>,
     pub tls: Option<Arc<Tls>>,
     /// Answers HTTP, read-only.
@@ -43,11 +45,12 @@ pub struct PeerPort {
 impl PeerPort {
     pub fn new(
         engine: Arc<Engine>,
+        sessions: Arc<Sessions>,
         fabrics: Arc<Fabrics>,
         tls: Option<Arc<Tls>>,
         router: axum::Router,
     ) -> Self {
-        Self { engine, fabrics, tls, router, limit: Arc::new(Semaphore::new(UNPROVEN)) }
+        Self { engine, sessions, fabrics, tls, router, limit: Arc::new(Semaphore::new(UNPROVEN)) }
     }
 
     /// Serves the TCP port for ever.
@@ -187,8 +190,10 @@ impl PeerPort {
             tracing::warn!(%from, reason = %text, "peer connection refused");
         }
         answer(stream, status, &text).await.ok()?;
-        if hello.is_none() {
-            drain(stream).await;
+        match &hello {
+            Some(hello) if hello.kind == LinkKind::Control => self.sessions.add(hello.session),
+            Some(_) => {}
+            None => drain(stream).await,
         }
         hello
     }

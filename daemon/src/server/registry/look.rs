@@ -53,7 +53,7 @@ impl Registry {
         let (ram, huge_share) = off_worker(move || memory(&looked_at)).await?;
         let log = record.vm_dir.join("qemu.log");
         Ok(VmDetail {
-            progress: self.session_of(name),
+            progress: self.sessions.of_vm(name),
             summary,
             qemu: client.map(|c| qemu_words(&c)),
             qmp: record.qmp_socket,
@@ -72,7 +72,7 @@ impl Registry {
         if process_of(record).is_none() {
             return (summary(record, "ended".to_owned(), None), None);
         }
-        let session = self.session_of(&record.name);
+        let session = self.sessions.of_vm(&record.name);
         let client = match tokio::time::timeout(ASK, self.monitors.client(&record.qmp_socket)).await {
             Ok(Ok(client)) => Some(client),
             Ok(Err(error)) => {

@@ -12,12 +12,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use vmove_migrate::engine::Engine;
 use vmove_migrate::monitors::Monitors;
-use vmove_migrate::progress::{GuestPlace, Outcome, Progress};
 use vmove_migrate::vm::{VmRecord, VmStore, VmStoreError, check_name};
 
 use crate::api::problem::{Code, Problem, chain};
+use crate::server::sessions::Sessions;
 
 /// How long a monitor may take to answer a small question.
 const ASK: Duration = Duration::from_secs(2);
@@ -29,7 +28,7 @@ const REMEMBERED: usize = 100;
 pub struct Registry {
     vms: Arc<VmStore>,
     monitors: Arc<Monitors>,
-    engine: Arc<Engine>,
+    sessions: Arc<Sessions>,
     run_dir: PathBuf,
     memory_dir: PathBuf,
     state: Mutex<State>,
@@ -58,11 +57,11 @@ impl Registry {
     pub fn new(
         vms: Arc<VmStore>,
         monitors: Arc<Monitors>,
-        engine: Arc<Engine>,
+        sessions: Arc<Sessions>,
         run_dir: PathBuf,
         memory_dir: PathBuf,
     ) -> Arc<Self> {
-        Arc::new(Self { vms, monitors, engine, run_dir, memory_dir, state: Mutex::default() })
+        Arc::new(Self { vms, monitors, sessions, run_dir, memory_dir, state: Mutex::default() })
     }
 
     /// How many VMs are here.
@@ -89,20 +88,15 @@ impl Registry {
         }
         let reserved = Reserved { registry: self.clone(), name: name.to_owned() };
         // An incoming migration has its record only later: it must not find its name taken then.
-        if self.vms.get(name).is_ok() || self.session_of(name).is_some() {
+        if self.vms.get(name).is_ok() || self.sessions.of_vm(name).is_some() {
             return Err(taken());
         }
         Ok(reserved)
     }
 
-    /// The migration that holds a VM: it runs, or it left the guest paused and awaits `recover`.
-    fn session_of(&self, name: &str) -> Option<Progress> {
-        self.engine.sessions().into_iter().find(|p| p.vm == name && holds(&p.outcome))
-    }
-
     /// Refuses while a migration holds the VM.
     fn not_in_session(&self, name: &str) -> Result<(), Problem> {
-        match self.session_of(name) {
+        match self.sessions.of_vm(name) {
             None => Ok(()),
             Some(p) => Err(Problem::new(
                 Code::Busy,
@@ -155,14 +149,6 @@ struct Reserved {
 impl Drop for Reserved {
     fn drop(&mut self) {
         self.registry.lock().reserved.remove(&self.name);
-    }
-}
-
-fn holds(outcome: &Outcome) -> bool {
-    match outcome {
-        Outcome::Running | Outcome::Reconnecting { .. } => true,
-        Outcome::Failed { guest: GuestPlace::PausedAtSource | GuestPlace::PausedAtDestination, .. } => true,
-        Outcome::Done { .. } | Outcome::Refused { .. } | Outcome::Failed { .. } => false,
     }
 }
 

@@ -55,7 +55,7 @@ impl Registry {
                 if !self.vms.get(&record.name).is_ok_and(|now| identity(&now) == identity(record)) {
                     return;
                 }
-                if self.session_of(&record.name).is_none() {
+                if self.sessions.of_vm(&record.name).is_none() {
                     return self.ended(record).await;
                 }
             }

@@ -35,19 +35,24 @@ impl From<Problem> for Refusal {
     }
 }
 
+/// An engine error as an answer.
+pub fn engine_problem(error: &EngineError) -> Problem {
+    let code = match error {
+        EngineError::Vm(inner) => return store_problem(inner),
+        EngineError::Busy { .. } => Code::Busy,
+        EngineError::UnknownSession(_) => Code::UnknownMigration,
+        EngineError::TooLate(_) => Code::TooLate,
+        EngineError::BadSpec(_) => Code::BadOption,
+        EngineError::NothingToRecover(..) => Code::NothingToRecover,
+        // I/O, and what newer engines may add.
+        _ => Code::Internal,
+    };
+    Problem::from_error(code, error)
+}
+
 impl From<EngineError> for Refusal {
     fn from(error: EngineError) -> Self {
-        let code = match &error {
-            EngineError::Vm(inner) => return Self(store_problem(inner)),
-            EngineError::Busy { .. } => Code::Busy,
-            EngineError::UnknownSession(_) => Code::UnknownMigration,
-            EngineError::TooLate(_) => Code::TooLate,
-            EngineError::BadSpec(_) => Code::BadOption,
-            EngineError::NothingToRecover(..) => Code::NothingToRecover,
-            // I/O, and what newer engines may add.
-            _ => Code::Internal,
-        };
-        Self(Problem::from_error(code, &error))
+        Self(engine_problem(&error))
     }
 }
 

@@ -13,7 +13,7 @@ use hyper::body::Frame;
 use tokio::sync::{mpsc, watch};
 use vmove_migrate::progress::Progress;
 
-use super::error::{Answer, Json, Path, Refusal};
+use super::error::{Answer, Json, Path, Refusal, engine_problem};
 use crate::api::is_end;
 use crate::api::problem::{Code, Problem};
 use crate::api::schema;
@@ -25,8 +25,8 @@ const PACE: Duration = Duration::from_millis(50);
 
 /// All migrations this node remembers: those at work first, then newest first.
 #[utoipa::path(get, path = "/v1/migrations", operation_id = "listMigrations", tag = "migrations", responses((status = 200, body = MigrationList)))]
-pub async fn list(State(app): State<Arc<App>>) -> axum::Json<MigrationList> {
-    axum::Json(MigrationList { migrations: app.engine.sessions() })
+pub async fn list(State(app): State<Arc<App>>) -> Answer<MigrationList> {
+    Ok(axum::Json(MigrationList { migrations: app.sessions.all().await? }))
 }
 
 /// Moves a VM to another node. Follow it by its events.
@@ -40,9 +40,10 @@ pub async fn start(
     let to = app.target(&request.to)?;
     let engine = app.engine.clone();
     let id = detached(async move {
-        engine.start(&request.vm, to, request.options).await.map_err(|e| Refusal::from(e).0)
+        engine.start(&request.vm, to, request.options).await.map_err(|e| engine_problem(&e))
     })
     .await?;
+    app.sessions.add(id);
     Ok((StatusCode::ACCEPTED, axum::Json(Taken { id: id.to_string() })))
 }
 
@@ -51,8 +52,7 @@ pub async fn start(
     params(("id" = String, Path, description = "Id, may be cut short")),
     responses((status = 200, body = schema::Progress), (status = 404, body = Problem)))]
 pub async fn show(State(app): State<Arc<App>>, Path(id): Path<String>) -> Answer<Progress> {
-    let now = app.engine.progress(&id)?.borrow().clone();
-    Ok(axum::Json(now))
+    Ok(axum::Json(app.sessions.find(&id).await?))
 }
 
 /// Calls a migration off; the guest goes on at the source.
@@ -79,13 +79,14 @@ pub async fn recover(
 
 async fn act(app: Arc<App>, id: String, recover: bool) -> Result<(StatusCode, axum::Json<Taken>), Refusal> {
     // The answer names it in full.
-    let full = app.engine.progress(&id)?.borrow().id.clone();
+    let full = app.sessions.find(&id).await?.id;
     let (engine, target) = (app.engine.clone(), full.clone());
     detached(async move {
         let done = if recover { engine.recover(&target).await } else { engine.cancel(&target).await };
-        done.map_err(|e| Refusal::from(e).0)
+        done.map_err(|e| engine_problem(&e))
     })
     .await?;
+    app.sessions.add(&full);
     Ok((StatusCode::ACCEPTED, axum::Json(Taken { id: full })))
 }
 
@@ -94,9 +95,15 @@ async fn act(app: Arc<App>, id: String, recover: bool) -> Result<(StatusCode, ax
     params(("id" = String, Path, description = "Id, may be cut short")),
     responses((status = 200, body = schema::Progress, content_type = "application/x-ndjson"), (status = 404, body = Problem)))]
 pub async fn events(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, Refusal> {
-    let progress = app.engine.progress(&id)?;
     let (lines, body) = mpsc::channel(4);
-    tokio::spawn(pump(progress, lines));
+    match app.engine.progress(&id) {
+        Ok(progress) => drop(tokio::spawn(pump(progress, lines))),
+        // One of the past: its end is all there is to tell.
+        Err(_) => {
+            let last = app.sessions.find(&id).await?;
+            drop(tokio::spawn(pump(watch::channel(last).1, lines)));
+        }
+    }
     let kind = [(header::CONTENT_TYPE, "application/x-ndjson"), (header::CACHE_CONTROL, "no-store")];
     Ok((kind, Body::new(LineBody(body))).into_response())
 }

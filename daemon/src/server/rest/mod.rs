@@ -13,6 +13,7 @@ use axum::http::Method;
 use axum::routing::{get, post};
 
 use self::error::Refusal;
+pub use self::error::engine_problem;
 use super::App;
 use crate::api::problem::{Code, Problem};
 

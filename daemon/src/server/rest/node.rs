@@ -17,7 +17,7 @@ use crate::server::registry::off_worker;
 #[utoipa::path(get, path = "/v1/node", operation_id = "showNode", tag = "node", responses((status = 200, body = NodeInfo)))]
 pub async fn node(State(app): State<Arc<App>>) -> Answer<NodeInfo> {
     let memory = off_worker(memory).await?;
-    let running = app.engine.sessions().iter().filter(|p| !is_end(&p.outcome)).count();
+    let running = app.sessions.live().iter().filter(|p| !is_end(&p.outcome)).count();
     Ok(Json(NodeInfo {
         node: app.config.node.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),

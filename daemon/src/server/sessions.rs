@@ -1,0 +1,125 @@
+//! Which migrations are at work, without asking the disk.
+//!
+//! The engine lists all it remembers, and reads the journals of the past for it. That is right for `vmove history`; but
+//! supervision, metrics and `vmove list` only need the present. Every id enters here when it is first heard of: from a
+//! request, from a peer's greeting, or from a journal at the start.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use vmove_migrate::engine::{Engine, EngineError};
+use vmove_migrate::progress::{GuestPlace, Outcome, Progress};
+
+use super::registry::off_worker;
+use crate::api::is_end;
+use crate::api::problem::Problem;
+use crate::server::rest::engine_problem;
+
+/// A greeting that has not become a session by then was a question (`vmove check`).
+const BECOMES_SESSION: Duration = Duration::from_secs(60);
+
+/// Ids of migrations that may be at work.
+#[derive(Debug)]
+pub struct Sessions {
+    engine: Arc<Engine>,
+    ids: Mutex<HashMap<String, Instant>>,
+}
+
+impl Sessions {
+    pub fn new(engine: Arc<Engine>) -> Arc<Self> {
+        Arc::new(Self { engine, ids: Mutex::default() })
+    }
+
+    /// Takes in what the engine took up from its journals.
+    pub async fn take_up(&self) -> Result<(), Problem> {
+        for session in self.all().await? {
+            if !is_end(&session.outcome) || holds(&session.outcome) {
+                self.add(&session.id);
+            }
+        }
+        Ok(())
+    }
+
+    /// A migration that was asked for, here or by a peer.
+    pub fn add(&self, id: impl Display) {
+        self.lock().insert(id.to_string(), Instant::now());
+    }
+
+    /// Snapshots of those at work, of those that hold a paused guest, and of those that ended a moment ago.
+    pub fn live(&self) -> Vec<Progress> {
+        let mut ids = self.lock();
+        let mut found = Vec::new();
+        ids.retain(|id, heard| match self.engine.progress(id) {
+            Ok(progress) => {
+                found.push(progress.borrow().clone());
+                true
+            }
+            Err(_) => heard.elapsed() < BECOMES_SESSION,
+        });
+        found
+    }
+
+    /// Forgets those that are over. Their last snapshot has been counted.
+    pub fn settle(&self, counted: &[Progress]) {
+        let mut ids = self.lock();
+        for session in counted.iter().filter(|p| is_end(&p.outcome) && !holds(&p.outcome)) {
+            ids.remove(&session.id);
+        }
+    }
+
+    /// The migration that holds a VM: it runs, or it left the guest paused and awaits `recover`.
+    pub fn of_vm(&self, name: &str) -> Option<Progress> {
+        self.live().into_iter().find(|p| p.vm == name && holds(&p.outcome))
+    }
+
+    /// All that the node remembers, from the disk, too.
+    pub async fn all(&self) -> Result<Vec<Progress>, Problem> {
+        let engine = self.engine.clone();
+        off_worker(move || engine.sessions()).await
+    }
+
+    /// One migration by the beginning of its id, of the past, too.
+    pub async fn find(&self, id: &str) -> Result<Progress, Problem> {
+        let unknown = match self.engine.progress(id) {
+            Ok(progress) => return Ok(progress.borrow().clone()),
+            Err(error @ EngineError::UnknownSession(_)) => engine_problem(&error),
+            Err(error) => return Err(engine_problem(&error)),
+        };
+        let mut matching = self.all().await?.into_iter().filter(|p| !id.is_empty() && p.id.starts_with(id));
+        match (matching.next(), matching.next()) {
+            (Some(only), None) => Ok(only),
+            _ => Err(unknown),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
+        // Single insertions and removals: a panic leaves nothing half done.
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a migration still has a hand on its VM.
+pub fn holds(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Running | Outcome::Reconnecting { .. } => true,
+        Outcome::Failed { guest: GuestPlace::PausedAtSource | GuestPlace::PausedAtDestination, .. } => true,
+        Outcome::Done { .. } | Outcome::Refused { .. } | Outcome::Failed { .. } => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_paused_guest_is_still_held() {
+        let failed = |guest| Outcome::Failed { error: String::new(), guest, cancelled: false };
+        assert!(holds(&Outcome::Running));
+        assert!(
+            holds(&failed(GuestPlace::PausedAtSource)) && holds(&failed(GuestPlace::PausedAtDestination))
+        );
+        assert!(!holds(&failed(GuestPlace::Source)) && !holds(&Outcome::Refused { blockers: Vec::new() }));
+    }
+}
