@@ -137,12 +137,12 @@ impl StreamEndpoint {
     fn receive_some(&mut self) -> Result<(), FabricError> {
         let mut budget = self.budget;
         loop {
-            match self.receive_once()? {
+            match self.receive_once(budget > 0)? {
                 Received::Some(bytes, more) => {
                     budget = budget.saturating_sub(bytes);
                     let enough = !more || budget == 0 || !self.done.is_empty();
-                    // What the transport holds back does not make the socket readable: take all of it, or
-                    // complete something, so that the caller polls again before it waits.
+                    // What the transport holds back does not make the socket readable: take all of it (it is not
+                    // much), or complete something, so that the caller polls again before it waits.
                     if enough && (!self.transport.has_unread() || !self.done.is_empty()) {
                         return Ok(());
                     }
@@ -153,7 +153,7 @@ impl StreamEndpoint {
         }
     }
 
-    fn receive_once(&mut self) -> Result<Received, FabricError> {
+    fn receive_once(&mut self, more: bool) -> Result<Received, FabricError> {
         let section = self.participant.enter();
         let cells = self.counters.cells();
         let mut context = Context {
@@ -166,7 +166,7 @@ impl StreamEndpoint {
         let needed = self.inbox.parse(&mut context)?;
         let to = self.inbox.places(needed, self.ops.reads() > 0, &section);
         let room = to.bytes();
-        let result = self.transport.receive(&to, cells);
+        let result = self.transport.receive(&to, more, cells);
         let received = match result {
             Ok(0) => Received::End,
             Ok(bytes) => {

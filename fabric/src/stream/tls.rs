@@ -92,14 +92,14 @@ impl TlsSocket {
         Ok(())
     }
 
-    pub(super) fn receive(&mut self, to: &Scatter<'_>, cells: &Cells) -> io::Result<usize> {
+    pub(super) fn receive(&mut self, to: &Scatter<'_>, more: bool, cells: &Cells) -> io::Result<usize> {
         let mut received = 0;
         loop {
             let end_of_stream = self.take_plain(to, &mut received)?;
             if end_of_stream || received == to.bytes() {
                 return Ok(received);
             }
-            match self.take_cipher(cells) {
+            match self.take_cipher(more, cells) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && received > 0 => {
                     return Ok(received);
                 }
@@ -129,8 +129,11 @@ impl TlsSocket {
         Ok(false)
     }
 
-    /// Gives received ciphertext to `tls`, until it has a record or there is no more.
-    fn take_cipher(&mut self, cells: &Cells) -> io::Result<()> {
+    /// Gives received ciphertext to `tls`, and receives `more` if there is none.
+    fn take_cipher(&mut self, more: bool, cells: &Cells) -> io::Result<()> {
+        if self.start == self.end && !more {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         if self.start == self.end && !self.eof {
             self.start = 0;
             self.end = 0;

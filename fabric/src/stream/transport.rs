@@ -26,11 +26,13 @@ impl Transport {
     }
 
     /// Receives into `to`; how many bytes, 0 at the end of the stream. `WouldBlock` if there are none now. Fewer
-    /// than `to` has room for means that there are no more now.
-    pub(crate) fn receive(&mut self, to: &Scatter<'_>, cells: &Cells) -> io::Result<usize> {
+    /// than `to` has room for means that there are no more now. Without `more` only what the transport holds back is
+    /// received, and nothing is taken from the socket.
+    pub(crate) fn receive(&mut self, to: &Scatter<'_>, more: bool, cells: &Cells) -> io::Result<usize> {
         match self {
+            Self::Plain(_) if !more => Err(io::ErrorKind::WouldBlock.into()),
             Self::Plain(socket) => socket.receive(to, cells),
-            Self::Tls(socket) => socket.receive(to, cells),
+            Self::Tls(socket) => socket.receive(to, more, cells),
         }
     }
 

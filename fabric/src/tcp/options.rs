@@ -22,7 +22,8 @@ pub struct TcpOptions {
     /// Send and receive buffer of a bulk connection, in bytes; `None`: the kernel's own tuning. The kernel caps it
     /// at `net.core.wmem_max` and `rmem_max`.
     pub bulk_buffer: Option<usize>,
-    /// Send and receive buffer of an urgent connection, in bytes; `None`: the kernel's own tuning.
+    /// Send and receive buffer of an urgent connection, in bytes; `None`: the kernel's own tuning. Default 256 KiB:
+    /// enough for what is read around a page, and no more can pile up in front of the next.
     pub urgent_buffer: Option<usize>,
     /// Bytes per system call of a bulk connection. More is fewer calls; less lets other threads run sooner on a
     /// kernel that does not preempt itself.
@@ -35,7 +36,7 @@ impl Default for TcpOptions {
             user_timeout: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(5),
             bulk_buffer: None,
-            urgent_buffer: None,
+            urgent_buffer: Some(256 * 1024),
             bulk_chunk: 512 * 1024,
         }
     }
