@@ -1,9 +1,9 @@
 //! Moves a guest back and forth between two QEMUs that share its RAM file, and prints where the time goes.
 //!
 //! ```text
-//! switchover_bench [--qemu PATH] [--machine q35] [--rounds 10] [--hold told|once|never] [--early-cont] [-- QEMU OPTIONS]
+//! switchover_bench [--qemu PATH] [--machine q35] [--accel tcg] [--rounds 10] [--hold told|once|never] [--stop-first] [-- QEMU OPTIONS]
 //! ```
-//! The guest is SeaBIOS without a disk (TCG, 1 GiB). Nothing but the device state moves: both QEMUs map one tmpfs file.
+//! The guest is SeaBIOS without a disk, 1 GiB. Nothing but the device state moves: both QEMUs map one tmpfs file.
 
 use std::{
     ffi::OsString,
@@ -26,9 +26,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 struct Arguments {
     qemu: OsString,
     machine: String,
+    accel: String,
     rounds: usize,
     hold: Hold,
-    early_cont: bool,
+    stop_first: bool,
     extra: Vec<OsString>,
 }
 
@@ -36,9 +37,10 @@ fn arguments() -> Result<Arguments, Error> {
     let mut found = Arguments {
         qemu: std::env::var_os("VMOVE_QEMU_10_0").unwrap_or_else(|| "qemu-system-x86_64".into()),
         machine: "q35".to_owned(),
+        accel: "tcg".to_owned(),
         rounds: 10,
         hold: Hold::UntilTold,
-        early_cont: false,
+        stop_first: false,
         extra: Vec::new(),
     };
     let mut words = std::env::args_os().skip(1);
@@ -47,8 +49,9 @@ fn arguments() -> Result<Arguments, Error> {
         match word.to_str() {
             Some("--qemu") => found.qemu = next()?,
             Some("--machine") => found.machine = next()?.to_string_lossy().into_owned(),
+            Some("--accel") => found.accel = next()?.to_string_lossy().into_owned(),
             Some("--rounds") => found.rounds = next()?.to_string_lossy().parse()?,
-            Some("--early-cont") => found.early_cont = true,
+            Some("--stop-first") => found.stop_first = true,
             Some("--hold") => {
                 found.hold = match next()?.to_str() {
                     Some("told") => Hold::UntilTold,
@@ -110,19 +113,25 @@ async fn switch(from: &Node, to: &Node, arguments: &Arguments) -> Result<Times, 
     let carried = tokio::spawn(async move { relay(&mut receiver, &mut sender).await });
 
     let mut device = Some(from.client.expect("MIGRATION", |event| event.text("status") == Some("device")));
-    let begin = MonotonicNanos::now();
+    let mut begin = MonotonicNanos::now();
+    let mut stop = None;
+    if arguments.stop_first {
+        let event = from.client.expect("STOP", |_| true);
+        from.client.execute_raw("stop", serde_json::Value::Null, PATIENCE).await?;
+        stop = Some(event.wait(PATIENCE).await?.at);
+        begin = MonotonicNanos::now();
+    }
     source.start(Outbound::Fd(fd)).await?;
-    let stopped = source.stopped(PATIENCE).await?;
+    let stop = match stop {
+        Some(stop) => stop,
+        None => source.stopped(PATIENCE).await?.at,
+    };
     if arguments.hold == Hold::UntilTold {
         source.held(PATIENCE).await?;
         source.continue_().await?;
     }
-    let resumed = if arguments.early_cont { Some(destination.resume(PATIENCE).await?) } else { None };
     let loaded = destination.loaded(PATIENCE).await?;
-    let resumed = match resumed {
-        Some(resumed) => resumed,
-        None => destination.resume(PATIENCE).await?,
-    };
+    let resumed = destination.resume(PATIENCE).await?;
     let completed = source.completed(PATIENCE).await?;
     let held = source.held(PATIENCE).await?;
     let device = match device.take().filter(|_| arguments.hold != Hold::Never) {
@@ -130,9 +139,9 @@ async fn switch(from: &Node, to: &Node, arguments: &Arguments) -> Result<Times, 
         None => None,
     };
     let stats = carried.await??;
-    let after = |at: MonotonicNanos| at.since(stopped.at).as_secs_f64() * 1e3;
+    let after = |at: MonotonicNanos| at.since(stop).as_secs_f64() * 1e3;
     Ok(Times {
-        migrate_to_stop: stopped.at.since(begin).as_secs_f64() * 1e3,
+        migrate_to_stop: stop.since(begin).as_secs_f64() * 1e3,
         held: after(held.at),
         device: device.map_or(f64::NAN, after),
         completed: after(completed.at),
@@ -145,9 +154,17 @@ async fn switch(from: &Node, to: &Node, arguments: &Arguments) -> Result<Times, 
 
 async fn run(arguments: &Arguments, base: &Path) -> Result<Vec<Times>, Error> {
     let mut argv: Vec<OsString> = vec![arguments.qemu.clone()];
-    for word in
-        ["-machine", &arguments.machine, "-accel", "tcg", "-m", "1G", "-display", "none", "-nodefaults"]
-    {
+    for word in [
+        "-machine",
+        &arguments.machine,
+        "-accel",
+        &arguments.accel,
+        "-m",
+        "1G",
+        "-display",
+        "none",
+        "-nodefaults",
+    ] {
         argv.push(word.into());
     }
     argv.extend(arguments.extra.iter().cloned());

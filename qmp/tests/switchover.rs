@@ -241,6 +241,72 @@ async fn resume_on_the_source_after_completed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_paused_guest_is_paused_after_cancel_and_can_move_again() {
+    for qemu in qemus("a_paused_guest_is_paused_after_cancel_and_can_move_again") {
+        for (hold, to_the_end) in [(Hold::UntilTold, false), (Hold::UntilTold, true), (Hold::Never, true)] {
+            let mut bench = Bench::new(&qemu);
+            let mut couple = bench.couple(&bench.guest(&[])).await;
+            couple.assert_running().await;
+            couple.source.execute_raw("stop", Value::Null, SOON).await.unwrap();
+            let (_destination, sender) = destination(&couple.destination).await;
+            let from = source(&couple.source, hold).await;
+            let _carried = stream(&from, sender).await;
+            from.held(SOON).await.unwrap();
+            if to_the_end {
+                if hold == Hold::UntilTold {
+                    from.continue_().await.unwrap();
+                }
+                from.completed(SOON).await.unwrap();
+            }
+            couple.destination_process.kill().await.unwrap();
+            assert_eq!(from.cancel(SOON).await.unwrap(), GuestState::Paused);
+            assert_eq!(run_state(&couple.source).await, "paused");
+            couple.assert_stopped().await;
+            couple.source.execute_raw("cont", Value::Null, SOON).await.unwrap();
+            (couple.destination_process, couple.destination) = bench.waiting(&bench.guest(&[])).await;
+            switch(&couple, hold).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_earlier_life_left_the_guest_in_the_midst() {
+    for qemu in qemus("an_earlier_life_left_the_guest_in_the_midst") {
+        for completed in [false, true] {
+            let mut bench = Bench::new(&qemu);
+            let mut couple = bench.couple(&bench.guest(&[])).await;
+            let (destination, sender) = destination(&couple.destination).await;
+            let from = source(&couple.source, Hold::UntilTold).await;
+            let carried = stream(&from, sender).await;
+            from.held(SOON).await.unwrap();
+            if completed {
+                from.continue_().await.unwrap();
+                from.completed(SOON).await.unwrap();
+                destination.loaded(SOON).await.unwrap();
+            }
+            // All that the earlier life had dies with it.
+            carried.abort();
+            let _ = carried.await;
+            drop((from, destination));
+            let path = couple.source.path().to_owned();
+            couple.source = {
+                drop(std::mem::replace(&mut couple.source, couple.destination.clone()));
+                Client::connect(&path, SOON).await.unwrap()
+            };
+            couple.destination_process.kill().await.unwrap();
+
+            let found = Source::attach(&couple.source, true).await.unwrap();
+            couple.assert_stopped().await;
+            let state = found.cancel(SOON).await.unwrap();
+            assert!(matches!(state, GuestState::Running { .. }), "{state:?}");
+            couple.assert_running().await;
+            (couple.destination_process, couple.destination) = bench.waiting(&bench.guest(&[])).await;
+            switch(&couple, Hold::Never).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn destination_killed_in_load() {
     for qemu in qemus("destination_killed_in_load") {
         let mut bench = Bench::new(&qemu);

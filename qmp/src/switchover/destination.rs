@@ -135,15 +135,17 @@ impl Destination {
         Ok(LoadedAt { at: stamp.at })
     }
 
-    /// Runs the guest here, and waits for its RESUME event. Point of no return.
+    /// Runs the guest here, and waits for its RESUME event. Point of no return: call it only once the source has said
+    /// [`super::Source::completed`] and has durably given the guest up.
     ///
-    /// May be called before [`Destination::loaded`]: QEMU then starts the guest in the moment the load ends, without
-    /// another round trip (if the guest ran on the source).
+    /// May be called before [`Destination::loaded`], and waits for that: QEMU would take an earlier `cont`, but tries to
+    /// take the disks at once then, and 7.2 fails to.
     ///
     /// # Errors
     /// [`SwitchoverError::Qmp`] when QEMU refuses, for instance because a disk is still in use elsewhere: the guest
     /// has not run. [`SwitchoverError::Gone`], [`SwitchoverError::Timeout`]: it may have run.
     pub async fn resume(&self, deadline: Duration) -> Result<ResumedAt, SwitchoverError> {
+        self.loaded(deadline).await?;
         let reply = self.client.execute_raw("cont", Value::Null, deadline).await;
         reply.map_err(SwitchoverError::at("resuming the guest"))?;
         let stamp = self.track.wait("the RESUME event", deadline, |known| known.resume).await?;

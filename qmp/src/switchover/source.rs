@@ -212,7 +212,8 @@ impl Source {
     }
 
     /// Calls `call` in the moment STOP is read, from the reader itself: before any waiter wakes. It must be short and
-    /// must not block, e.g. wake the thread that scans for dirty pages. Set it before [`Source::start`].
+    /// must not block nor use this connection, e.g. wake the thread that scans for dirty pages. Set it before
+    /// [`Source::start`].
     pub fn on_stop(&self, call: impl FnOnce(MonotonicNanos) + Send + 'static) {
         self.on_stop.put(Box::new(call));
     }
@@ -354,11 +355,26 @@ impl Source {
         }
     }
 
+    /// A guest that was paused before. If QEMU has left it in `postmigrate`, it runs for some 50 us: `cont` and `stop` in
+    /// one go are the only way out of that state.
+    async fn pause_again(&self) -> Result<GuestState, SwitchoverError> {
+        if run_state(&self.client).await? == "postmigrate" {
+            let failed = SwitchoverError::at;
+            let send = |name| self.client.shared().post(name, &Value::Null);
+            let replies = PAUSE_AGAIN.map(send);
+            for reply in replies {
+                let reply = reply.map_err(failed("pausing the guest again"))?;
+                reply.wait(Instant::now() + SHORT, SHORT).await.map_err(failed("pausing the guest again"))?;
+            }
+        }
+        Ok(GuestState::Paused)
+    }
+
     /// QEMU restarts a guest that it had stopped itself, soon after the migration has ended; after `completed` it does
     /// not, and `cont` must.
     async fn bring_back(&self, until: Instant) -> Result<GuestState, SwitchoverError> {
         if !self.was_running {
-            return Ok(GuestState::Paused);
+            return self.pause_again().await;
         }
         loop {
             let run_state = run_state(&self.client).await?;
@@ -381,6 +397,9 @@ impl Source {
         }
     }
 }
+
+/// Whoever finds the guest in `postmigrate` cannot migrate it again, and no command leads from there to `paused`.
+const PAUSE_AGAIN: [&str; 2] = ["cont", "stop"];
 
 /// The first sign that the guest is drained: `pre-switchover`, or what can only come after it.
 fn past_hold(known: &Known) -> Option<Stamp> {
