@@ -31,7 +31,8 @@ pub enum Collapsed {
     Done,
     /// Not possible now (pages are in use, or memory is short); worth another try later.
     Busy,
-    /// Not possible for this range or on this kernel (before 6.1).
+    /// Not possible for this range or on this kernel (before 6.1). For a QEMU whose mapping does not
+    /// [fit](crate::QemuMapping::fits_huge_pages), never.
     Unfit,
 }
 

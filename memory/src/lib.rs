@@ -5,7 +5,7 @@
 //! - [`uffd`]: faults of the guest, and mapping pages in answer to them.
 //! - [`dirty`]: which pages the guest wrote since the last look.
 //! - [`table`]: where each page of a destination stands.
-//! - [`collapse`], [`memdir`]: huge pages, and the directories that hold RAM files.
+//! - [`mod@collapse`], [`memdir`]: huge pages, and the directories that hold RAM files.
 //!
 //! Nothing here knows of sockets, QMP or migration.
 
@@ -17,6 +17,9 @@ mod maps;
 pub mod memdir;
 mod pagemap;
 mod process;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod qemu_tests;
 mod ram;
 mod sys;
 pub mod table;
@@ -28,7 +31,7 @@ mod units;
 
 pub use attach::{
     Injector, Keep, RemoteUffd, close_in_qemu, create_uffd, create_uffd_from_device, discard_in_qemu,
-    reopen_uffd, touched_in_qemu,
+    none_mapped, reopen_uffd, touched_in_qemu,
 };
 pub use collapse::{Collapsed, collapse, huge_mapped, map_folio};
 pub use dirty::{DirtyTracker, Dropped, HoleWatch, Precision, ScanStats, Unsupported};

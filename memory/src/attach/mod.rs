@@ -16,6 +16,7 @@ pub use injector::Injector;
 mod touched;
 
 pub use remote_uffd::{
-    Keep, RemoteUffd, close_in_qemu, create_uffd, create_uffd_from_device, discard_in_qemu, reopen_uffd,
+    Keep, RemoteUffd, close_in_qemu, create_uffd, create_uffd_from_device, discard_in_qemu, none_mapped,
+    reopen_uffd,
 };
 pub use touched::touched_in_qemu;

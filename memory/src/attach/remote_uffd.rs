@@ -7,7 +7,7 @@ use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use super::Injector;
 use crate::error::{MemoryError, Result};
-use crate::pagemap::Pagemap;
+use crate::pagemap::{Pagemap, Present};
 use crate::process::Process;
 use crate::ram::QemuMapping;
 use crate::sys::{USERFAULTFD_IOC_NEW, uffd_api};
@@ -129,6 +129,7 @@ pub fn discard_in_qemu(
 ) -> Result<()> {
     let mut pagemap = Pagemap::open(process)?;
     let mut events = EventBatch::new(64);
+    let mut left = Present::default();
     for _ in 0..DISCARDS {
         let mut injector = Injector::attach(process)?;
         for mapping in mappings {
@@ -140,25 +141,37 @@ pub fn discard_in_qemu(
             })?;
         }
         injector.release()?;
-        if mapped(&mut pagemap, mappings)?.is_none() {
+        left = count_mapped(&mut pagemap, mappings)?;
+        if left.pages == 0 {
             return context.map_or(Ok(()), |c| mappings.iter().try_for_each(|m| c.wake(m.hva, m.len)));
         }
     }
-    match mapped(&mut pagemap, mappings)? {
-        Some(error) => Err(error),
-        None => Ok(()),
-    }
+    still_mapped(left, DISCARDS)
 }
 
-/// An error that tells how much QEMU still maps, if anything.
-fn mapped(pagemap: &mut Pagemap, mappings: &[QemuMapping]) -> Result<Option<MemoryError>> {
-    let (mut pages, mut first) = (0, None);
+/// Checks that QEMU has no page-table entry for the mappings, as [`discard_in_qemu`] does by itself.
+///
+/// # Errors
+/// [`MemoryError::StillMapped`].
+pub fn none_mapped(process: &Process, mappings: &[QemuMapping]) -> Result<()> {
+    still_mapped(count_mapped(&mut Pagemap::open(process)?, mappings)?, 0)
+}
+
+fn count_mapped(pagemap: &mut Pagemap, mappings: &[QemuMapping]) -> Result<Present> {
+    let mut all = Present::default();
     for mapping in mappings {
         let present = pagemap.present(mapping.hva, mapping.len)?;
-        pages += present.pages;
-        first = first.or(present.first);
+        all.pages += present.pages;
+        all.first = all.first.or(present.first);
     }
-    Ok(first.map(|first| MemoryError::StillMapped { pages, first, rounds: DISCARDS }))
+    Ok(all)
+}
+
+fn still_mapped(left: Present, rounds: u32) -> Result<()> {
+    match left.first {
+        Some(first) => Err(MemoryError::StillMapped { pages: left.pages, first, rounds }),
+        None => Ok(()),
+    }
 }
 
 /// `pidfd_getfd`, with a check of what it is.

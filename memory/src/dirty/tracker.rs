@@ -149,7 +149,7 @@ impl DirtyTracker {
         self.mappings.iter().any(|m| m.file_index != file_index)
     }
 
-    /// Ends tracking. Where 2 MiB mappings were taken apart, [`collapse`](crate::collapse) puts them together again.
+    /// Ends tracking. Where 2 MiB mappings were taken apart, [`collapse`](crate::collapse()) puts them together again.
     ///
     /// # Errors
     /// [`MemoryError::Uffd`](crate::MemoryError::Uffd); tracking ends all the same.

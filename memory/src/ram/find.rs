@@ -38,6 +38,13 @@ impl QemuMapping {
         ByteRange { start: self.file_offset, len: self.len }
     }
 
+    /// True if 2 MiB of the file that begin at a multiple of 2 MiB do so in QEMU too: only then can they be mapped by one
+    /// page. QEMU gives a `memory-backend-file` on tmpfs any address, unless told `align=2M`.
+    #[must_use]
+    pub const fn fits_huge_pages(&self) -> bool {
+        self.hva.0 % PageSize::Huge2M.bytes() == self.file_offset.0 % PageSize::Huge2M.bytes()
+    }
+
     /// Offset in the file of the byte at `hva`, `None` if that is elsewhere.
     #[must_use]
     pub fn to_file(&self, hva: Hva) -> Option<FileOffset> {
@@ -123,6 +130,14 @@ mod tests {
         assert_eq!(m.to_hva(FileOffset(0x1000)), Some(Hva(0x7000_0000)));
         assert_eq!(m.to_hva(FileOffset(0xfff)), None);
         assert_eq!(m.to_hva(FileOffset(0x4000)), None);
+    }
+
+    #[test]
+    fn huge_pages_need_aligned_mappings() {
+        let mut m = mapping();
+        assert!(!m.fits_huge_pages());
+        m.hva.0 += 0x1000;
+        assert!(m.fits_huge_pages());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 pub mod child;
 pub mod counting;
 pub mod obey;
+pub mod qemu;
 pub mod ram;
 pub mod registers;
 pub mod server;

@@ -61,7 +61,11 @@ impl Dir {
         let temp = tempfile::tempdir().map_err(|error| error.to_string())?;
         let dir =
             MemoryDir::prepare(&temp.path().join("memory"), backing).map_err(|error| error.to_string())?;
-        Ok(Self { dir: Some(dir), _huge_pages: huge_pages, _temp: temp })
+        let dir = Self { dir: Some(dir), _huge_pages: huge_pages, _temp: temp };
+        match dir.dir.as_ref().map(MemoryDir::free) {
+            Some(Ok(free)) if free >= ByteLen::mib(mib) => Ok(dir),
+            free => Err(format!("{mib} MiB needed, free: {free:?} (is something else using huge pages?)")),
+        }
     }
 
     pub fn file(&self, name: &str, mib: u64) -> RamFile {

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::ram::{Guest, poke};
 use crate::{
     ByteLen, EventBatch, FaultContext, Landing, Mapping, Outcome, PageIndex, PageRun, PageTable, QemuMapping,
-    UffdEvent, Want,
+    RamFile, UffdEvent, Want,
 };
 
 /// What the server serves. Clone-able by `Arc`.
@@ -33,12 +33,24 @@ pub const fn source_word(page: PageIndex) -> u64 {
 
 impl Served {
     pub fn new(guest: &Guest, context: FaultContext, fetch_again: bool) -> Arc<Self> {
+        let map = guest.files[0].map().expect("map");
+        let mut served = Self::from_parts(context, &guest.files[0], map, guest.mappings[0]);
+        Arc::get_mut(&mut served).expect("not shared yet").fetch_again = fetch_again;
+        served
+    }
+
+    pub fn from_parts(
+        context: FaultContext,
+        file: &RamFile,
+        map: Arc<Mapping>,
+        mapping: QemuMapping,
+    ) -> Arc<Self> {
         Arc::new(Self {
             context,
-            table: PageTable::anonymous(guest.files[0].pages()).expect("table"),
-            map: guest.files[0].map().expect("map"),
-            mapping: guest.mappings[0],
-            fetch_again,
+            table: PageTable::anonymous(file.pages()).expect("table"),
+            map,
+            mapping,
+            fetch_again: false,
             faults: AtomicU64::new(0),
             fetched: AtomicU64::new(0),
             stop: AtomicBool::new(false),
