@@ -409,6 +409,32 @@ mod tests {
     }
 
     #[test]
+    fn the_example_that_is_installed_can_be_used() {
+        let example = include_str!("../dist/vmoved.toml");
+        let config = Config::merge(flags(&[]), file(example)).unwrap();
+        let defaults = Config::merge(flags(&["--insecure"]), ConfigFile::default()).unwrap();
+        assert!(
+            matches!(&config.security, Security::MutualTls(tls) if tls.ca == Path::new("/etc/vmove/ca.pem"))
+        );
+        assert_eq!(
+            Config { security: Security::Insecure, ..config },
+            defaults,
+            "the example shows the defaults"
+        );
+        // What is commented out is valid, too.
+        let uncommented: String = example
+            .lines()
+            .map(|l| {
+                l.strip_prefix("# ")
+                    .filter(|l| l.split_once(" = ").is_some_and(|(key, _)| !key.contains(' ')))
+                    .unwrap_or(l)
+            })
+            .map(|l| format!("{l}\n"))
+            .collect();
+        assert!(file(&uncommented).nodes.contains_key("node3"), "{uncommented}");
+    }
+
+    #[test]
     fn a_misspelt_key_is_named() {
         let error = toml::from_str::<ConfigFile>("stat-dir = '/s'").unwrap_err();
         assert!(error.to_string().contains("stat-dir"), "{error}");

@@ -19,7 +19,7 @@ impl Bar {
         }
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(10));
         // A template that does not parse would be a mistake of ours; the plain bar does then.
-        if let Ok(style) = ProgressStyle::with_template("{spinner} [{bar:30}] {msg}") {
+        if let Ok(style) = ProgressStyle::with_template("{spinner} [{bar:24}] {wide_msg}") {
             bar.set_style(style.progress_chars("=> "));
         }
         Self(Some(bar))

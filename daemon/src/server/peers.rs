@@ -222,12 +222,17 @@ enum First {
 /// Looks at the first bytes without taking them. Two are enough: no HTTP method begins like the greeting.
 async fn first_bytes(stream: &TcpStream) -> std::io::Result<First> {
     let mut bytes = [0; 2];
+    let mut patience = 50;
     loop {
         let seen = stream.peek(&mut bytes).await?;
         match (seen, bytes) {
             (0, _) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
             (_, [TLS_HANDSHAKE, _]) => return Ok(First::Tls),
-            (1, [first, _]) if first == MAGIC[0] => tokio::time::sleep(Duration::from_millis(1)).await,
+            // One byte of a greeting: the rest is on its way, or this is none.
+            (1, [first, _]) if first == MAGIC[0] && patience > 0 => {
+                patience -= 1;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
             (_, both) if both == MAGIC[..2] => return Ok(First::Greeting),
             _ => return Ok(First::Http),
         }

@@ -56,6 +56,7 @@ pub struct TlsConfigs {
 impl TlsConfigs {
     fn load(files: &TlsFiles) -> Result<Self, TlsError> {
         let chain = certificates("certificate chain", &files.cert)?;
+        warn_if_others_can_read(&files.key);
         let key = PrivateKeyDer::from_pem_file(&files.key)
             .map_err(|e| file_error("private key", &files.key, &e))?;
         let mut roots = RootCertStore::empty();
@@ -114,6 +115,13 @@ fn server(
     // Tickets would arrive in the middle of page traffic.
     config.send_tls13_tickets = 0;
     Ok(Arc::new(config))
+}
+
+fn warn_if_others_can_read(key: &Path) {
+    use std::os::unix::fs::MetadataExt;
+    if std::fs::metadata(key).is_ok_and(|meta| meta.mode() & 0o077 != 0) {
+        tracing::warn!(key = %key.display(), "the private key can be read by others than its owner: chmod 0600");
+    }
 }
 
 fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
