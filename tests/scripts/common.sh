@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034 # used by those who source this
 # What every command of ./run shares: where things are, and how to say something.
 
 CACHE=${VMOVE_CACHE:-$ROOT/.cache}

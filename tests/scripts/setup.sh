@@ -120,6 +120,7 @@ setup_qemu() {
     for deb in "$debs"/*.deb; do dpkg -x "$deb" "$new"; done
     rm -rf "${new:?}"/usr/share/{doc,man,locale,bug,lintian} "${new:?}"/{etc,var,sbin} "${new:?}/usr/bin/qemu-system-i386"
     # RPATH, not RUNPATH: it must hold for the libraries of the libraries and for QEMU's modules too.
+    # shellcheck disable=SC2016 # $ORIGIN is the loader's
     "$CACHE/apt/tools/usr/bin/patchelf" --force-rpath \
         --set-rpath '$ORIGIN/../lib/x86_64-linux-gnu:$ORIGIN/../../lib/x86_64-linux-gnu' "$new/usr/bin/qemu-system-x86_64"
     mv "$new" "$home"

@@ -13,7 +13,7 @@ vmove_test() {
     source "$ROOT/tests/scripts/build.sh"
     vmove_setup
     export_env
-    cd "$ROOT"
+    cd "$ROOT" || exit
     for layer in "${layers[@]}"; do
         say "test layer: $layer"
         "test_$layer"

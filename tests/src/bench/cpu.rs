@@ -129,7 +129,11 @@ fn look(list: &mut dyn FnMut() -> Vec<(i32, Role)>, seen: &Mutex<HashMap<i32, Us
             first: if first { now } else { CpuTime::default() },
             ..Usage::default()
         });
-        usage.last = now;
+        // Of a process that is ending, the virtual CPUs' threads are gone while their time is still in the sum: it
+        // would be taken for the migration's. What was read before stands.
+        if now.vcpus >= usage.last.vcpus {
+            usage.last = now;
+        }
         if role.is_daemon() {
             usage.most_memory = usage.most_memory.max(resident_bytes(pid).unwrap_or(0));
         }

@@ -7,7 +7,7 @@ use super::mover::Backing;
 use super::report::Row;
 
 const WIDTH: f64 = 960.0;
-const PANEL: f64 = 300.0;
+const PANEL: f64 = 240.0;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 210.0;
 const TOP: f64 = 40.0;
@@ -18,11 +18,25 @@ const COLOURS: [&str; 10] = [
     "#b8a800",
 ];
 
-/// One panel per backing and load, with a line for each mode. Time 0 is the request.
+/// A panel of QEMU's modes and one of vmove's for each backing and load, both on the same scale of time, with a line for
+/// each mode. Time 0 is the request.
 #[must_use]
 pub fn picture(rows: &[Row], title: &str) -> String {
-    let mut panels: Vec<(Backing, Load)> = rows.iter().map(|row| (row.case.backing, row.case.load)).collect();
-    panels.dedup();
+    let mut cases: Vec<(Backing, Load)> = rows.iter().map(|row| (row.case.backing, row.case.load)).collect();
+    cases.dedup();
+    let mut panels = Vec::new();
+    for (backing, load) in cases {
+        let all = || rows.iter().filter(|row| (row.case.backing, row.case.load) == (backing, load));
+        let ends = all().filter_map(|row| row.median.as_ref()?.throughput.last()).map(|(at, _)| *at);
+        let longest = ends.fold(100.0, f64::max);
+        for (whose, vmove) in [("QEMU's own modes", false), ("vmove", true)] {
+            let mine: Vec<_> = all().filter(|row| row.case.mode.is_vmove() == vmove).collect();
+            if !mine.is_empty() {
+                let title = format!("{}, guest load: {}; {whose}", backing.name(), load.label());
+                panels.push((mine, title, longest));
+            }
+        }
+    }
     let height = PANEL * panels.len() as f64 + 30.0;
     let mut svg = format!(
         "<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{height}' viewBox='0 0 {WIDTH} {height}' \
@@ -30,24 +44,15 @@ pub fn picture(rows: &[Row], title: &str) -> String {
          <text x='{LEFT}' y='20' font-size='14' font-weight='bold'>{}</text>\n",
         escape(title)
     );
-    for (number, (backing, load)) in panels.iter().enumerate() {
-        let rows: Vec<_> =
-            rows.iter().filter(|row| (row.case.backing, row.case.load) == (*backing, *load)).collect();
-        panel(
-            &mut svg,
-            &rows,
-            &format!("{}, guest load: {}", backing.name(), load.label()),
-            PANEL * number as f64 + 20.0,
-        );
+    for (number, (rows, title, longest)) in panels.iter().enumerate() {
+        panel(&mut svg, rows, title, *longest, PANEL * number as f64 + 20.0);
     }
     svg.push_str("</svg>\n");
     svg
 }
 
-fn panel(svg: &mut String, rows: &[&Row], title: &str, y: f64) {
+fn panel(svg: &mut String, rows: &[&Row], title: &str, longest: f64, y: f64) {
     let lines: Vec<_> = rows.iter().filter_map(|row| Some((row.case.mode, row.median.as_ref()?))).collect();
-    let longest =
-        lines.iter().flat_map(|(_, o)| o.throughput.last()).map(|(at, _)| *at).fold(100.0, f64::max);
     // Of the full rate, so that all lines begin at the same height; a full guest after a stall may go a little beyond.
     let (plot_width, plot_height) = (WIDTH - LEFT - RIGHT, PANEL - TOP - BOTTOM);
     let from = -200.0;
@@ -93,11 +98,10 @@ fn panel(svg: &mut String, rows: &[&Row], title: &str, y: f64) {
             .filter(|(at, _)| *at >= from)
             .map(|(at, rate)| format!("{:.1},{:.1}", x(*at), up(rate / outcome.full_rate)))
             .collect();
-        let width = if mode.is_vmove() { 1.8 } else { 1.0 };
         let legend = y + TOP + 14.0 * number as f64 + 8.0;
         let _ = writeln!(
             svg,
-            "<polyline fill='none' stroke='{colour}' stroke-width='{width}' points='{}'/>\
+            "<polyline fill='none' stroke='{colour}' stroke-width='1.3' points='{}'/>\
              <line x1='{1:.0}' x2='{2:.0}' y1='{3:.0}' y2='{3:.0}' stroke='{colour}' stroke-width='3'/>\
              <text x='{4:.0}' y='{5:.0}'>{6}</text>",
             points.join(" "),
