@@ -164,7 +164,10 @@ impl Session {
     /// Stops the guest, names the last pages, moves the device state.
     async fn switch_over(&mut self) -> Result<(), Stop> {
         let client = self.client.clone().ok_or_else(|| "no monitor".to_owned())?;
-        let options = SourceOptions::default().hold(Hold::AtOnce);
+        // QEMU 10 says when the guest is drained without being made to wait (2 ms less pause); older ones say it only when all is sent,
+        // which may be never if the destination needs a page to take it in.
+        let hold = if client.version().major >= 10 { Hold::Never } else { Hold::AtOnce };
+        let options = SourceOptions::default().hold(hold);
         let source = Arc::new(Source::prepare(&client, &options).await.map_err(|e| chain(&e))?);
         self.qmp = Some(Arc::clone(&source));
         let hello = self.hello(LinkKind::State, 0, self.token);
@@ -178,18 +181,20 @@ impl Session {
         self.publisher.enter(Phase::Switchover);
         source.start(Outbound::Fd(theirs)).await.map_err(|e| chain(&e))?;
         let stopped = source.stopped(STOP).await.map_err(|e| chain(&e))?;
-        // Drained: nothing in QEMU writes guest memory from here on. QEMU saves its devices while we scan.
+        // Drained: nothing in QEMU writes guest memory from here on.
         source.held(STOP).await.map_err(|e| chain(&e))?;
         self.stopped_at = stopped.was_running.then_some(Mono(stopped.at.0));
         self.name_final_pages(Mono(stopped.at.0)).await?;
         self.publisher.enter(Phase::HandOver);
         loop {
             match self.next().await? {
-                ToSource::Loaded => return Ok(()),
+                ToSource::Loaded => break,
                 ToSource::Prepared => {}
                 other => return Err(self.unexpected(&other)),
             }
         }
+        // Until QEMU has completed, a lost stream makes it run the guest on by itself: no commit before that.
+        source.completed(STOP).await.map(drop).map_err(|e| chain(&e)).map_err(Stop::Failed)
     }
 
     async fn name_final_pages(&mut self, stopped_at: Mono) -> Result<(), Stop> {
