@@ -423,7 +423,7 @@ impl Engine {
                 }
             }
             (None, Link::Endpoint(_)) => {
-                tracing::debug!(session = %hello.session, "page connection for a session that has ended")
+                tracing::debug!(session = %hello.session, "page connection for a session that has ended");
             }
         }
     }

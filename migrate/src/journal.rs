@@ -59,6 +59,8 @@ pub struct DestinationRecord {
     pub vm: Option<VmRecord>,
     /// The descriptor that serves faults, as numbered inside QEMU.
     pub fault_fd: Option<i32>,
+    /// Mode the source has chosen, once the guest was stopped.
+    pub mode: Option<crate::spec::Mode>,
     /// The final set has been applied to the page maps: they can be trusted.
     pub final_applied: bool,
     /// Fabric in use.
@@ -165,6 +167,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("j");
         drop(Journal::create(&path, 1u64).unwrap());
-        assert!(Journal::create(&path, 1u64).is_err());
+        let error = Journal::create(&path, 1u64).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
     }
 }

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Mutex;
+use tokio::sync::Mutex as AsyncMutex;
 use vmove_qmp::{Client, QmpError};
 
 /// Long enough for a QEMU whose main loop is busy; a socket nobody listens on answers at once.
@@ -13,7 +14,8 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Shares one [`Client`] among everything in the daemon that talks to the same QEMU.
 #[derive(Debug, Default)]
 pub struct Monitors {
-    clients: Mutex<HashMap<PathBuf, Client>>,
+    /// Never held across a connection attempt: a QEMU that hangs must not keep others waiting.
+    clients: Mutex<HashMap<PathBuf, Arc<AsyncMutex<Option<Client>>>>>,
 }
 
 impl Monitors {
@@ -24,22 +26,30 @@ impl Monitors {
     pub async fn client(&self, path: &Path) -> Result<Client, QmpError> {
         // Held while connecting: a second caller waits for the first one's connection rather than for its own greeting, which
         // QEMU would not send before the first connection closes.
-        let mut clients = self.clients.lock().await;
-        if let Some(client) = clients.get(path).filter(|c| !c.is_closed()) {
+        let slot = self.slot(path);
+        let mut slot = slot.lock().await;
+        if let Some(client) = slot.as_ref().filter(|c| !c.is_closed()) {
             return Ok(client.clone());
         }
         let client = Client::connect(path, CONNECT).await?;
-        clients.insert(path.to_owned(), client.clone());
-        Ok(client)
+        Ok(slot.insert(client).clone())
+    }
+
+    fn slot(&self, path: &Path) -> Arc<AsyncMutex<Option<Client>>> {
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(clients.entry(path.to_owned()).or_default())
     }
 
     /// Takes in a connection that was made elsewhere (a QEMU that was just started).
     pub async fn insert(&self, path: &Path, client: Client) {
-        self.clients.lock().await.insert(path.to_owned(), client);
+        *self.slot(path).lock().await = Some(client);
     }
 
     /// Forgets a connection; it closes when its last user drops it.
     pub async fn forget(&self, path: &Path) {
-        self.clients.lock().await.remove(path);
+        let slot = self.clients.lock().unwrap_or_else(PoisonError::into_inner).remove(path);
+        if let Some(slot) = slot {
+            slot.lock().await.take();
+        }
     }
 }

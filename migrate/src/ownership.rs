@@ -268,7 +268,7 @@ mod tests {
                             w.source = w
                                 .source
                                 .step(SourceEvent::PeerComplete)
-                                .unwrap_or_else(|e| panic!("{e} in {self:?}"))
+                                .unwrap_or_else(|e| panic!("{e} in {self:?}"));
                         }
                     }
                 });
@@ -319,8 +319,8 @@ mod tests {
         let source = SourceState::Stopped.step(SourceEvent::GiveUp).unwrap();
         let wrong = DestinationState::Owner;
         assert!(source.may_run() && wrong.may_run());
-        assert!(DestinationState::Filling.step(DestinationEvent::Commit).is_err());
-        assert!(SourceState::Aborted.step(SourceEvent::PeerLoaded).is_err());
-        assert!(DestinationState::Owner.step(DestinationEvent::PeerAborted).is_err());
+        DestinationState::Filling.step(DestinationEvent::Commit).unwrap_err();
+        SourceState::Aborted.step(SourceEvent::PeerLoaded).unwrap_err();
+        DestinationState::Owner.step(DestinationEvent::PeerAborted).unwrap_err();
     }
 }

@@ -228,8 +228,8 @@ mod tests {
     fn runs_join_over_word_borders() {
         let mut set = PageSet::empty(200);
         set.insert(60..140);
-        assert_eq!(set.runs().collect::<Vec<_>>(), [60..140]);
-        assert_eq!(PageSet::full(200).runs().collect::<Vec<_>>(), [0..200]);
+        assert!(set.runs().eq(std::iter::once(60..140)));
+        assert!(PageSet::full(200).runs().eq(std::iter::once(0..200)));
     }
 
     #[test]

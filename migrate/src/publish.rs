@@ -74,7 +74,11 @@ impl Publisher {
         }
         let left = self.sender.borrow().phase;
         self.close(left);
-        tracing::info!(phase = phase.as_str(), "session enters phase");
+        let (session, role) = {
+            let p = self.sender.borrow();
+            (p.id.clone(), p.role)
+        };
+        tracing::info!(session, ?role, phase = phase.as_str(), "session enters phase");
         self.update(|p| p.phase = phase);
     }
 

@@ -1,9 +1,12 @@
 //! What the destination finds when a VM asks for room.
 
-use std::path::Path;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
 
 use vmove_memory::MemoryDir;
-use vmove_qmp::inspect::inspect_binary;
+use vmove_qmp::inspect::{HostQemu, InspectHostError, inspect_binary};
 
 use super::Blocker;
 use crate::node::{Node, backing_named, memory_backing};
@@ -85,7 +88,7 @@ async fn qemu(program: &str, prepare: &Prepare) -> Vec<Blocker> {
             format!("QEMU {program} of the source is not on this node: install it there, or put it in PATH");
         return vec![Blocker::new("qemu-missing", message).about(program)];
     };
-    let host = match inspect_binary(&path).await {
+    let host = match known_qemu(&path).await {
         Ok(host) => host,
         Err(error) => {
             return vec![Blocker::new("qemu-missing", crate::destination::chain(&error)).about(program)];
@@ -110,6 +113,20 @@ async fn qemu(program: &str, prepare: &Prepare) -> Vec<Blocker> {
         found.push(Blocker::new("machine-type", message).about(&prepare.machine));
     }
     found
+}
+
+/// What a QEMU binary is: asked once, since that means starting it (0.1 s), and again when the file has changed.
+async fn known_qemu(path: &Path) -> Result<HostQemu, InspectHostError> {
+    type Known = HashMap<(PathBuf, Option<SystemTime>), HostQemu>;
+    static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
+    let key = (path.to_owned(), std::fs::metadata(path).and_then(|m| m.modified()).ok());
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(host) = known().get_or_insert_default().get(&key) {
+        return Ok(host.clone());
+    }
+    let host = inspect_binary(path).await?;
+    known().get_or_insert_default().insert(key, host.clone());
+    Ok(host)
 }
 
 /// Major and minor; the last number does not change device state.

@@ -18,7 +18,7 @@ pub(crate) fn negotiate(
             None => refused.push(format!("{} is not offered by the destination", offer.kind)),
             // Two daemons reach each other by `local` only on one running kernel.
             Some(mine) if mine.reach != offer.reach => {
-                refused.push(format!("{} does not reach the other host", offer.kind))
+                refused.push(format!("{} does not reach the other host", offer.kind));
             }
             Some(mine) => {
                 let why = if refused.is_empty() {

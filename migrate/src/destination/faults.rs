@@ -45,7 +45,8 @@ pub(super) fn start(fill: &Arc<Fill>, endpoint: Box<dyn Endpoint>) -> std::io::R
     let counters = endpoint.counters_handle();
     let fill = Arc::clone(fill);
     let thread = ThreadOptions::urgent("vmove-faults").spawn(move |_| {
-        while !fill.stopping() && !(fill.memory.is_serving() && fill.memory.attached().is_some()) {
+        let ready = |fill: &Fill| fill.memory.is_serving() && fill.memory.attached().is_some();
+        while !fill.stopping() && !ready(&fill) {
             // The guest does not run here yet; what QEMU touches meanwhile can wait for this long.
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -243,10 +244,12 @@ impl<'a> Server<'a> {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "a function for map_err")]
 fn broken(error: vmove_fabric::FabricError) -> FillEvent {
     FillEvent::Broken(error.to_string())
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "a function for map_err")]
 fn gone(error: QemuGone) -> FillEvent {
     FillEvent::Gone(error.to_string())
 }

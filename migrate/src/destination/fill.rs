@@ -414,6 +414,7 @@ impl<'a> Worker<'a> {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "a function for map_err")]
 fn broken(error: vmove_fabric::FabricError) -> FillEvent {
     FillEvent::Broken(error.to_string())
 }

@@ -262,6 +262,7 @@ impl Session {
         report.source.clone_from(&prepare.source);
         report.destination.clone_from(&self.node.config.node);
         report.memory.clone_from(&prepare.backing);
+        report.mode = self.journal.record().mode.map(|m| m.to_string()).unwrap_or_default();
         report.faults = self.room.memory.latencies.stats();
         report.total_ms = self.publisher.elapsed_ms();
         report.phases = self.publisher.phases();

@@ -154,10 +154,14 @@ impl Session {
         for (block, run) in std::mem::take(&mut self.touched) {
             memory.blocks[block].table.mark_stale(run);
         }
+        let mode = last.mode;
         self.journal
-            .update(|r| r.final_applied = true)
+            .update(|r| {
+                r.final_applied = true;
+                r.mode = Some(mode);
+            })
             .map_err(|e| End::Failed(format!("Could not write the journal: {e}")))?;
-        self.whole_first = last.whole_first;
+        self.whole_first = last.mode == crate::spec::Mode::Precopy;
         self.publisher.enter(Phase::Switchover);
         memory.begin_serving();
         let page = memory.blocks.first().map_or(4096, |b| b.page_size.bytes());

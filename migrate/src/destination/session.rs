@@ -183,7 +183,7 @@ impl Session {
             match (arrival.hello.kind, arrival.link) {
                 (LinkKind::Control, Link::Stream(stream)) => return Some(Channel::new(stream)),
                 (kind, _) => {
-                    tracing::debug!(session = %self.id, ?kind, "connection before the source said where it stands; dropped")
+                    tracing::debug!(session = %self.id, ?kind, "connection before the source said where it stands; dropped");
                 }
             }
         }

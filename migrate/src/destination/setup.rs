@@ -140,6 +140,7 @@ impl Session {
             state: DestinationState::Filling,
             vm: Some(vm),
             fault_fd: None,
+            mode: None,
             final_applied: false,
             fabric: kind,
         };
@@ -250,7 +251,7 @@ impl Session {
 
     pub(super) fn process_started(&mut self, process: QemuProcess) -> Result<(), End> {
         let pid = i32::try_from(process.pid()).unwrap_or(0);
-        let start = vmove_memory::Process::open(process.pid()).map(|p| p.start_time()).unwrap_or(0);
+        let start = vmove_memory::Process::open(process.pid()).map_or(0, |p| p.start_time());
         self.process = Some(process);
         let written = self.journal.update(|r| {
             if let Some(vm) = &mut r.vm {

@@ -115,7 +115,7 @@ mod tests {
 
         #[test]
         fn a_flipped_byte_is_an_error_or_another_message(at in 0usize..1000, bit in 0u8..8) {
-            let message = ToDestination::Stopped(Final { sets: vec![WireSet::Runs(vec![(3, 4), (1, 9)])], stopped_at: crate::clock::Mono(77), whole_first: true });
+            let message = ToDestination::Stopped(Final { sets: vec![WireSet::Runs(vec![(3, 4), (1, 9)])], stopped_at: crate::clock::Mono(77), mode: crate::spec::Mode::Precopy });
             let mut bytes = encode(&message).unwrap();
             let at = at % bytes.len();
             bytes[at] ^= 1 << bit;

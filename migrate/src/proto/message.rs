@@ -128,8 +128,8 @@ pub struct Final {
     pub sets: Vec<WireSet>,
     /// When QEMU stopped the guest, on the source's clock.
     pub stopped_at: Mono,
-    /// `precopy`: the destination says [`ToSource::Loaded`] only when it holds every page as well.
-    pub whole_first: bool,
+    /// Mode in use. With `precopy` the destination says [`ToSource::Loaded`] only when it holds every page as well.
+    pub mode: crate::spec::Mode,
 }
 
 /// Hashes of pages after the guest stopped, for `--verify`.

@@ -29,7 +29,7 @@ enum Lost {
 
 impl Session {
     /// Commits (unless an earlier life of the daemon has) and stays until the destination is whole.
-    pub(super) async fn from_commit_on(mut self, first: bool) {
+    pub(super) async fn see_through(mut self, first: bool) {
         if let Err(error) = self.advance(SourceEvent::PeerLoaded) {
             return self.end_badly(error, GuestPlace::PausedAtSource, false);
         }
@@ -171,6 +171,11 @@ impl Session {
             self.report.downtime_error_ms = self.offset.error as f64 / 1e6;
         }
         self.report.paused = running.resumed_at.is_none();
+        // For a life of the daemon after this one; without it only the figures would be lost.
+        let report = self.report.clone();
+        if let Err(error) = self.journal.update(|r| r.report = report) {
+            tracing::warn!(%error, "the downtime is not in the journal");
+        }
     }
 
     /// The destination is whole: ends QEMU here, frees its memory, forgets the VM.

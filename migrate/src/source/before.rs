@@ -205,7 +205,7 @@ impl Session {
         let last = Final {
             sets: self.final_sets.iter().map(PageSet::encode).collect(),
             stopped_at,
-            whole_first: self.mode == Mode::Precopy,
+            mode: self.mode,
         };
         self.send(&ToDestination::Stopped(last)).await?;
         self.start_naming();

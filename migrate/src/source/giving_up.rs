@@ -49,7 +49,7 @@ impl Session {
             }
             (Ok(()), Stop::Refused(blockers)) => self.refused(blockers),
             (Ok(()), Stop::Cancelled) => {
-                self.end_badly("Cancelled: the guest goes on at the source", GuestPlace::Source, true)
+                self.end_badly("Cancelled: the guest goes on at the source", GuestPlace::Source, true);
             }
             (Ok(()), Stop::Failed(why)) => self.end_badly(why, GuestPlace::Source, false),
         }

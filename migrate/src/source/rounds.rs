@@ -21,10 +21,11 @@ impl Session {
     /// Decides the mode if that was left open, and runs the rounds of `precopy` and `hybrid`.
     pub(super) async fn rounds(&mut self) -> Result<(), Stop> {
         let mut link = 0.0;
-        if self.spec.mode.fixed().is_none() {
-            link = self.choose_mode().await?;
-        } else {
-            "requested".clone_into(&mut self.report.mode_reason);
+        match self.spec.mode.fixed() {
+            Some(_) => "requested".clone_into(&mut self.report.mode_reason),
+            // Called again when the destination was slower than the rounds: the choice stands.
+            None if self.report.mode_reason.is_empty() => link = self.choose_mode().await?,
+            None => {}
         }
         let name = self.mode.to_string();
         self.report.mode.clone_from(&name);
@@ -73,9 +74,10 @@ impl Session {
         let number = u32::try_from(self.report.rounds.len() + 1).unwrap_or(u32::MAX);
         let planned: u64 = sets.iter().map(PageSet::count).sum();
         let page = self.memory()?.page_bytes();
+        self.round_began = (planned * page, self.counted.landed_bytes);
         self.publisher.update(|p| {
             p.round = number;
-            p.bytes_total = p.bytes_total.max(planned * page);
+            p.bytes_total = planned * page;
         });
         self.send(&ToDestination::Round(number)).await?;
         let (mut batches, task) = self.memory()?.name_pages(sets);

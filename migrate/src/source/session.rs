@@ -89,6 +89,8 @@ pub(super) struct Session {
     pub offset: ClockOffset,
     pub direct_io: bool,
     pub counted: Counted,
+    /// Bytes named in the current round (zero pages included), and bytes landed before it.
+    pub round_began: (u64, u64),
     pub complete: Option<Box<Complete>>,
     pub stopped_at: Option<Mono>,
     pub final_sets: Vec<PageSet>,
@@ -166,7 +168,7 @@ pub(crate) async fn begin(begun: Begun) {
         result = session.up_to_hand_over() => result,
     };
     match stop {
-        Ok(()) => session.from_commit_on(true).await,
+        Ok(()) => session.see_through(true).await,
         Err(stop) => session.give_up(stop).await,
     }
 }
@@ -192,7 +194,7 @@ pub(crate) async fn go_on(node: Arc<Node>, journal: Journal<SourceRecord>, publi
             bulk_connections: r.bulk_connections,
         });
     }
-    session.from_commit_on(false).await;
+    session.see_through(false).await;
 }
 
 /// Looks for blockers on both sides; changes nothing.
@@ -293,6 +295,7 @@ impl Session {
             offset: ClockOffset::SAME_HOST,
             direct_io: false,
             counted: Counted::default(),
+            round_began: (0, 0),
             complete: None,
             stopped_at: None,
             final_sets: Vec::new(),
@@ -440,8 +443,13 @@ impl Session {
     fn counted(&mut self, counted: Counted) {
         self.counted = counted;
         let page = self.memory.as_ref().map_or(4096, |m| m.page_bytes());
-        let left = (self.stopped_at.is_some()).then_some(counted.pages_left * page);
-        self.publisher.landed(counted.landed_bytes, counted.wire_bytes, left);
+        let (planned, landed_before) = self.round_began;
+        let left = if self.state() == SourceState::Warm {
+            planned.saturating_sub(counted.landed_bytes.saturating_sub(landed_before))
+        } else {
+            counted.pages_left * page
+        };
+        self.publisher.landed(counted.landed_bytes, counted.wire_bytes, Some(left));
     }
 
     /// Measures how far the destination's clock is from ours.
