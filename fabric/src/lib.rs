@@ -52,7 +52,7 @@ pub use error::{FabricError, PostError, Remedy, RemoteStatus};
 pub use fabric::{Fabric, Incoming};
 pub use region::{Access, LocalSlice, MemoryArea, Region, RemoteRegion, RemoteSlice};
 pub use serve::ServeHandle;
-pub use thread::{Sched, SchedOutcome, ThreadOptions};
+pub use thread::{Sched, SchedOutcome, StayAwake, ThreadOptions};
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("lengths of guest memory do not fit a 32-bit address space");

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --release -p vmove-fabric --example fabric_bench -- [tcp|tls|local]... [--seconds S] [--only NAME]
-//!     [--chunk BYTES] [--buffer BYTES] [--urgent-buffer BYTES]
+//!     [--chunk BYTES] [--polite BYTES] [--buffer BYTES] [--urgent-buffer BYTES] [--spin US]
 //! ```
 //!
 //! `others` is the processor time that neither of the two processes used, in processors: unless it is near 0, the machine
@@ -27,7 +27,7 @@ use vmove_fabric::local::LocalFabric;
 use vmove_fabric::tcp::{TcpFabric, TcpOptions};
 use vmove_fabric::{
     Access, Class, CompletionKind, Completions, Endpoint, Fabric, MemoryArea, PeerAddress, ReadSegment,
-    Region, RemoteRegion, ThreadOptions, WrId,
+    Region, RemoteRegion, StayAwake, ThreadOptions, WrId,
 };
 
 const MEMORY: u64 = 256 << 20;
@@ -73,6 +73,8 @@ fn options() -> TcpOptions {
     };
     let mut options = TcpOptions::default();
     options.bulk_chunk = number("--chunk").unwrap_or(options.bulk_chunk);
+    options.polite_chunk = number("--polite").unwrap_or(options.polite_chunk);
+    options.urgent_spin = number("--spin").map_or(options.urgent_spin, |us| Duration::from_micros(us as u64));
     options.bulk_buffer = number("--buffer").or(options.bulk_buffer);
     options.urgent_buffer = number("--urgent-buffer").or(options.urgent_buffer);
     options
@@ -345,6 +347,11 @@ fn bench(kind: &str, time: Duration, only: Option<&str>) -> Outcome<()> {
     if wanted("latency") {
         let found = latency(&peer, time, &AtomicBool::new(false))?;
         println!("  urgent 4 KiB read, idle              {found}");
+        let awake = StayAwake::new();
+        let found = latency(&peer, time, &AtomicBool::new(false))?;
+        let what =
+            if awake.is_ok() { "the same, processors awake" } else { "the same (no /dev/cpu_dma_latency)" };
+        println!("  {what:<36} {found}");
     }
     for (name, segment, count, depth) in [
         ("bulk 128 KiB x 1, depth 8", 128 << 10, 1, 8),

@@ -27,7 +27,8 @@ use crate::{
 const CHUNK: usize = 1 << 20;
 /// Bytes after which a poll returns.
 const BUDGET: u64 = 2 << 20;
-const MESSAGES: Tuning = Tuning { send_limit: 64 << 10, receive_limit: 64 << 10, budget: 256 << 10 };
+const MESSAGES: Tuning =
+    Tuning { chunk: 64 << 10, polite_chunk: 64 << 10, budget: 256 << 10, spin: Duration::ZERO };
 
 /// Work that waits for its turn. Everything goes in the order of posting, so a message follows the bytes of the WRITEs
 /// before it.
@@ -83,7 +84,8 @@ impl LocalEndpoint {
         let watcher: Arc<dyn Watcher> = Arc::<PeerProcess>::clone(&peer);
         regions.watch(&watcher);
         let transport = Transport::Plain(PlainSocket { socket: Socket::Unix(stream) });
-        let messages = StreamEndpoint::new(FabricKind::Local, class, transport, regions, MESSAGES)?;
+        let messages =
+            StreamEndpoint::new(FabricKind::Local, class, transport, regions, MESSAGES, &Arc::default())?;
         Ok(Self {
             counters: messages.counters_handle(),
             messages,

@@ -11,6 +11,7 @@ use super::ops::{OpKind, Ops};
 use super::outbox::{Outbox, Sent};
 use super::serving;
 use super::transport::{Socket, Transport};
+use super::urgency::Urgency;
 use crate::address::{Class, FabricKind};
 use crate::counters::CountersHandle;
 use crate::endpoint::{
@@ -28,12 +29,14 @@ use crate::wire::{CREDITS, Descriptor, Header};
 /// How much is done at a time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tuning {
-    /// Bytes per sending system call.
-    pub(crate) send_limit: usize,
-    /// Bytes per receiving system call.
-    pub(crate) receive_limit: usize,
+    /// Bytes per system call.
+    pub(crate) chunk: usize,
+    /// The same while urgent connections are busy.
+    pub(crate) polite_chunk: usize,
     /// Bytes per poll in each direction.
     pub(crate) budget: usize,
+    /// How long a wait for outstanding work spins before it sleeps.
+    pub(crate) spin: Duration,
 }
 
 /// See [`Endpoint`].
@@ -50,7 +53,8 @@ pub(crate) struct StreamEndpoint {
     done: VecDeque<Completion>,
     sent: Vec<Sent>,
     counters: CountersHandle,
-    budget: usize,
+    tuning: Tuning,
+    urgency: Arc<Urgency>,
     /// The connection is over; the reason until a poll has reported it.
     failure: Option<FabricError>,
     dead: bool,
@@ -71,6 +75,7 @@ impl StreamEndpoint {
         transport: Transport,
         table: &Arc<RegionTable>,
         tuning: Tuning,
+        urgency: &Arc<Urgency>,
     ) -> Result<Self, FabricError> {
         Ok(Self {
             kind,
@@ -78,12 +83,13 @@ impl StreamEndpoint {
             transport,
             participant: table.join()?,
             ops: Ops::new(),
-            outbox: Outbox::new(tuning.send_limit),
-            inbox: Inbox::new(tuning.receive_limit),
+            outbox: Outbox::new(),
+            inbox: Inbox::new(),
             done: VecDeque::with_capacity(CREDITS),
             sent: Vec::with_capacity(CREDITS),
             counters: CountersHandle::default(),
-            budget: tuning.budget,
+            tuning,
+            urgency: Arc::clone(urgency),
             failure: None,
             dead: false,
         })
@@ -94,9 +100,23 @@ impl StreamEndpoint {
         self.transport.socket()
     }
 
+    /// Decides how much to do at a time.
+    fn set_limits(&mut self) {
+        let chunk = match self.class {
+            Class::Bulk if self.urgency.is_recent() => self.tuning.polite_chunk,
+            _ => self.tuning.chunk,
+        };
+        self.outbox.set_limit(chunk);
+        self.inbox.set_limit(chunk);
+    }
+
     /// Sends until the socket takes no more, nothing is left, or the budget is used.
     fn send_some(&mut self) -> Result<(), FabricError> {
-        let mut budget = self.budget;
+        let mut budget = self.tuning.budget;
+        if self.class == Class::Urgent && !self.outbox.is_empty() {
+            self.urgency.mark();
+        }
+        self.set_limits();
         while !self.outbox.is_empty() && budget > 0 {
             let section = self.participant.enter();
             let cells = self.counters.cells();
@@ -135,7 +155,8 @@ impl StreamEndpoint {
 
     /// Receives until there is nothing more, something completed, or the budget is used.
     fn receive_some(&mut self) -> Result<(), FabricError> {
-        let mut budget = self.budget;
+        let mut budget = self.tuning.budget;
+        self.set_limits();
         loop {
             match self.receive_once(budget > 0)? {
                 Received::Some(bytes, more) => {
@@ -366,8 +387,13 @@ impl Endpoint for StreamEndpoint {
         if !self.done.is_empty() || self.dead {
             return Ok(());
         }
-        sys::net::wait(self.wait_fd(), self.wants_write(), timeout)
-            .map_err(FabricError::io("wait for the connection"))
+        let failed = FabricError::io("wait for the connection");
+        let spin = if self.ops.outstanding() > 0 { self.tuning.spin } else { Duration::ZERO };
+        let result = sys::net::spin(self.wait_fd(), self.wants_write(), spin.min(timeout.unwrap_or(spin)))
+            .and_then(|ready| {
+                if ready { Ok(()) } else { sys::net::wait(self.wait_fd(), self.wants_write(), timeout) }
+            });
+        result.map_err(failed)
     }
 
     fn outstanding(&self) -> usize {

@@ -82,7 +82,7 @@ struct Payload {
 }
 
 impl Inbox {
-    pub(super) fn new(limit: usize) -> Self {
+    pub(super) fn new() -> Self {
         Self {
             stage: vec![0; STAGE].into_boxed_slice(),
             start: 0,
@@ -91,8 +91,13 @@ impl Inbox {
             payload: Payload { targets: Vec::with_capacity(MAX_SEGMENTS), ..Payload::default() },
             sink: vec![0; SINK].into_boxed_slice(),
             iov: Vec::with_capacity(MAX_SEGMENTS + 1),
-            limit,
+            limit: 0,
         }
+    }
+
+    /// Bytes per system call from now on.
+    pub(super) fn set_limit(&mut self, limit: usize) {
+        self.limit = limit;
     }
 
     /// Whether the stream may end here.

@@ -8,6 +8,7 @@
 //! | `inbox` | bytes received: which frame they belong to and where they go |
 //! | `endpoint` | the connection that joins these |
 //! | `serving` | a thread that answers |
+//! | `urgency` | how bulk connections give way to urgent ones |
 
 mod endpoint;
 mod inbox;
@@ -16,8 +17,10 @@ mod outbox;
 mod serving;
 mod tls;
 mod transport;
+mod urgency;
 
 pub(crate) use endpoint::{StreamEndpoint, Tuning};
 pub(crate) use serving::serve;
 pub(crate) use tls::TlsSocket;
 pub(crate) use transport::{PlainSocket, Socket, Transport};
+pub(crate) use urgency::Urgency;

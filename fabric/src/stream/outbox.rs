@@ -89,7 +89,7 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    pub(super) fn new(limit: usize) -> Self {
+    pub(super) fn new() -> Self {
         Self {
             posted: VecDeque::new(),
             replies: VecDeque::new(),
@@ -99,8 +99,13 @@ impl Outbox {
             owed: 0,
             spare: Vec::new(),
             iov: Vec::with_capacity(MAX_IOV),
-            limit,
+            limit: 0,
         }
+    }
+
+    /// Bytes per system call from now on.
+    pub(super) fn set_limit(&mut self, limit: usize) {
+        self.limit = limit;
     }
 
     /// Whether nothing waits.

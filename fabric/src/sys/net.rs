@@ -10,7 +10,7 @@
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::memory::Piece;
 
@@ -233,9 +233,28 @@ pub(crate) fn peer_pid(fd: BorrowedFd<'_>) -> io::Result<i32> {
     if result == 0 { Ok(found.pid) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Waits until `fd` is readable (or writable, if `write`), has an error, or `timeout` passes. Interrupted waits
-/// end early.
+/// Waits until `fd` is readable (or writable, if `write`), has an error, or `timeout` passes. Interrupted waits end
+/// early.
 pub(crate) fn wait(fd: BorrowedFd<'_>, write: bool, timeout: Option<Duration>) -> io::Result<()> {
+    poll(fd, write, timeout).map(drop)
+}
+
+/// Asks again and again for `time` whether a [`wait`] would end. Whether it would.
+pub(crate) fn spin(fd: BorrowedFd<'_>, write: bool, time: Duration) -> io::Result<bool> {
+    if time.is_zero() {
+        return Ok(false);
+    }
+    let begin = Instant::now();
+    while begin.elapsed() < time {
+        if poll(fd, write, Some(Duration::ZERO))? {
+            return Ok(true);
+        }
+        std::hint::spin_loop();
+    }
+    Ok(false)
+}
+
+fn poll(fd: BorrowedFd<'_>, write: bool, timeout: Option<Duration>) -> io::Result<bool> {
     let events = if write { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
     let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
     let time = timeout.map(|timeout| libc::timespec {
@@ -246,10 +265,10 @@ pub(crate) fn wait(fd: BorrowedFd<'_>, write: bool, timeout: Option<Duration>) -
     // SAFETY: rule 3.
     let result = unsafe { libc::ppoll(&raw mut poll, 1, time, std::ptr::null()) };
     if result >= 0 {
-        return Ok(());
+        return Ok(result > 0);
     }
     match io::Error::last_os_error() {
-        error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+        error if error.kind() == io::ErrorKind::Interrupted => Ok(false),
         error => Err(error),
     }
 }

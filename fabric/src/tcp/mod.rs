@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 pub use options::TcpOptions;
 
-use crate::stream::{PlainSocket, Socket, StreamEndpoint, TlsSocket, Transport};
+use crate::stream::{PlainSocket, Socket, StreamEndpoint, TlsSocket, Transport, Urgency};
 use crate::table::RegionTable;
 use crate::wire::{Hello, REPLY_LEN, Reply};
 use crate::{
@@ -25,6 +25,7 @@ use listener::Listener;
 #[derive(Debug)]
 pub struct TcpFabric {
     table: Arc<RegionTable>,
+    urgency: Arc<Urgency>,
     options: TcpOptions,
     listener: Option<Mutex<Listener>>,
     address: Option<SocketAddr>,
@@ -36,7 +37,8 @@ impl TcpFabric {
     /// # Errors
     /// Out of memory for the table of regions.
     pub fn new(options: TcpOptions) -> Result<Self, FabricError> {
-        Ok(Self { table: RegionTable::private()?, options, listener: None, address: None })
+        let table = RegionTable::private()?;
+        Ok(Self { table, urgency: Arc::default(), options, listener: None, address: None })
     }
 
     /// A fabric that listens at `address` (port 0: any free port, see [`local_addr`](Self::local_addr)). Whoever can
@@ -87,7 +89,14 @@ impl TcpFabric {
 
     fn endpoint(&self, transport: Transport, class: Class) -> Result<Box<dyn Endpoint>, FabricError> {
         let tuning = self.options.tuning(class);
-        Ok(Box::new(StreamEndpoint::new(FabricKind::Tcp, class, transport, &self.table, tuning)?))
+        Ok(Box::new(StreamEndpoint::new(
+            FabricKind::Tcp,
+            class,
+            transport,
+            &self.table,
+            tuning,
+            &self.urgency,
+        )?))
     }
 }
 

@@ -25,9 +25,14 @@ pub struct TcpOptions {
     /// Send and receive buffer of an urgent connection, in bytes; `None`: the kernel's own tuning. Default 256 KiB:
     /// enough for what is read around a page, and no more can pile up in front of the next.
     pub urgent_buffer: Option<usize>,
-    /// Bytes per system call of a bulk connection. More is fewer calls; less lets other threads run sooner on a
-    /// kernel that does not preempt itself.
+    /// Bytes per system call of a bulk connection. Default 512 KiB.
     pub bulk_chunk: usize,
+    /// The same while urgent connections of this fabric are busy: a kernel that does not preempt itself lets a waiting
+    /// thread have the processor only when such a call ends. Default 128 KiB.
+    pub polite_chunk: usize,
+    /// How long [`Endpoint::wait`](crate::Endpoint::wait) on an urgent connection spins for outstanding work before it
+    /// sleeps: being woken takes longer than a page takes to come. Default 50 us; 0: sleep at once.
+    pub urgent_spin: Duration,
 }
 
 impl Default for TcpOptions {
@@ -38,6 +43,8 @@ impl Default for TcpOptions {
             bulk_buffer: None,
             urgent_buffer: Some(256 * 1024),
             bulk_chunk: 512 * 1024,
+            polite_chunk: 128 * 1024,
+            urgent_spin: Duration::from_micros(50),
         }
     }
 }
@@ -87,13 +94,17 @@ impl TcpOptions {
     pub(super) fn tuning(&self, class: Class) -> Tuning {
         match class {
             Class::Bulk => Tuning {
-                send_limit: self.bulk_chunk.max(4096),
-                receive_limit: self.bulk_chunk.max(4096),
+                chunk: self.bulk_chunk.max(4096),
+                polite_chunk: self.polite_chunk.clamp(4096, self.bulk_chunk.max(4096)),
                 budget: 2 << 20,
+                spin: Duration::ZERO,
             },
-            Class::Urgent | Class::Message => {
-                Tuning { send_limit: 64 << 10, receive_limit: 64 << 10, budget: 256 << 10 }
-            }
+            Class::Urgent | Class::Message => Tuning {
+                chunk: 64 << 10,
+                polite_chunk: 64 << 10,
+                budget: 256 << 10,
+                spin: if class == Class::Urgent { self.urgent_spin } else { Duration::ZERO },
+            },
         }
     }
 }
