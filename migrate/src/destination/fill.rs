@@ -9,13 +9,13 @@ use crossbeam_queue::ArrayQueue;
 use tokio::sync::mpsc;
 use vmove_fabric::{
     Completion, CompletionKind, Completions, CountersHandle, Endpoint, MAX_SEGMENTS, PostError, ReadSegment,
-    RemoteRegion, ThreadOptions, WrId,
+    RemoteRegion, Sched, ThreadOptions, WrId,
 };
 use vmove_memory::{PageIndex, PageRun, RunTicket};
 
 use super::guest::GuestMemory;
 use super::work::{Work, WorkQueue};
-use crate::throttle::Throttle;
+use crate::throttle::{BULK_NICE, Throttle};
 
 /// While the guest runs at the source: large reads, several under way.
 const WARM: Shape = Shape { bytes: 1 << 20, depth: 4 };
@@ -115,7 +115,9 @@ impl Fill {
     ) -> std::io::Result<Reader> {
         let counters = endpoint.counters_handle();
         let fill = Arc::clone(self);
-        let thread = ThreadOptions::bulk(format!("vmove-bulk-{index}")).spawn(move |_| {
+        let name = format!("vmove-bulk-{index}");
+        let options = ThreadOptions { sched: Sched::Normal { nice: BULK_NICE }, ..ThreadOptions::bulk(name) };
+        let thread = options.spawn(move |_| {
             let mut worker = Worker::new(&fill, endpoint);
             if let Err(event) = worker.run() {
                 fill.tell(event);
@@ -178,7 +180,13 @@ impl<'a> Worker<'a> {
     }
 
     fn run(&mut self) -> Result<(), FillEvent> {
+        let mut hurried = false;
         while !self.fill.stopping() {
+            if !hurried && self.fill.memory.is_serving() {
+                // The guest waits for these pages now. Where that is not permitted the thread goes on as it is.
+                let _ = ThreadOptions::normal("vmove-bulk").apply();
+                hurried = true;
+            }
             let posted = self.post()?;
             self.endpoint.flush().map_err(broken)?;
             let got = self.endpoint.poll(&mut self.done).map_err(broken)?;

@@ -32,7 +32,9 @@ pub(crate) fn plan(node: &Node, prepare: &Prepare) -> Result<(RunLayout, Destina
     })?;
     let layout = node.layout(&prepare.vm, backing);
     let argv = prepare.command_line.iter().map(OsString::from).collect();
-    let line = CommandLine::parse(argv).map_err(|e| e.to_string())?;
+    let mut line = CommandLine::parse(argv).map_err(|e| e.to_string())?;
+    // An alias such as `q35` is another machine in another QEMU.
+    line.pin_machine(&prepare.machine).map_err(|e| e.to_string())?;
     let command = line.derive_destination(&layout).map_err(|e| e.to_string())?;
     Ok((layout, command))
 }

@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
-use vmove_fabric::{ServeHandle, ThreadOptions};
+use vmove_fabric::{Sched, ServeHandle, ThreadOptions};
 use vmove_qmp::Client;
 use vmove_qmp::switchover::Source;
 
@@ -29,6 +29,7 @@ use crate::proto::message::{Accepted, Complete, Counted, Hashes, Regions, ToDest
 use crate::publish::Publisher;
 use crate::report::Report;
 use crate::spec::{MigrationSpec, Mode};
+use crate::throttle::BULK_NICE;
 use crate::vm::VmRecord;
 
 /// Keeps the destination from taking silence for death, and tells us when it is dead.
@@ -362,7 +363,10 @@ impl Session {
             let endpoint = self.node.config.dialer.endpoint(&to, accepted.fabric, &hello).await?;
             let options = match kind {
                 LinkKind::Urgent => ThreadOptions::urgent("vmove-serve-u"),
-                _ => ThreadOptions::bulk(format!("vmove-serve-{index}")),
+                _ => ThreadOptions {
+                    sched: Sched::Normal { nice: self.bulk_nice() },
+                    ..ThreadOptions::bulk(format!("vmove-serve-{index}"))
+                },
             };
             self.serving.push(endpoint.serve(options).map_err(|e| chain(&e))?);
         }
@@ -376,6 +380,11 @@ impl Session {
             Some(channel) => channel.send(message).await,
             None => Err(CodecError::Closed),
         }
+    }
+
+    /// While the guest runs here it comes first; a guest that waits for pages elsewhere must not wait for idle work here.
+    fn bulk_nice(&self) -> i8 {
+        if self.mode == Mode::Postcopy || !self.state().may_run() { 0 } else { BULK_NICE }
     }
 
     /// The next message that the caller must know of. Meanwhile: keeps the peer informed and informs the operator, passes on pages of
