@@ -13,3 +13,4 @@ pub mod process;
 pub mod proxy;
 pub mod sampler;
 pub mod sandbox;
+pub mod scene;

@@ -1,0 +1,417 @@
+//! One guest between two daemons: what tests of faults ask for again and again.
+//!
+//! `a` has the guest, `b` is where it is to go. Each question comes with a deadline, so that a migration that hangs fails
+//! its test instead of holding up all others.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use vmove_guest::beacon::Beacon;
+use vmove_guest::config::{Config, Rate};
+
+use crate::beacon::{self, BeaconPage};
+use crate::daemon::{Node, NodeOptions, Vm};
+use crate::guest::{Guest, failures};
+use crate::places;
+use crate::proxy::{Direction, Fault, Proxy, Rule};
+use crate::sandbox::{Sandbox, qemu_in};
+
+/// Name of the guest, unless the test gives it another.
+pub const NAME: &str = "guest";
+/// A link so slow that the first round, or the fetching of what the guest does not touch, takes several seconds.
+pub const SLOW: &str = "128Mbit";
+/// Connections of a migration in the order of being opened: control, urgent, two for bulk, device state.
+pub const CONTROL: u64 = 0;
+/// The first connection for bulk.
+pub const FIRST_BULK: u64 = 2;
+/// The connection for device state.
+pub const DEVICE_STATE: u64 = 4;
+/// For whatever should take seconds, on a machine that is busy.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Scene {
+    /// Node that has the guest at first.
+    pub a: Node,
+    /// Node it is to go to.
+    pub b: Node,
+    /// What stands between them, if that was asked for.
+    pub proxy: Option<Proxy>,
+    name: String,
+    config: Config,
+    offset: u64,
+    // Last: it ends whatever is left.
+    sandbox: Sandbox,
+}
+
+/// How a `vmove --json` ended.
+#[derive(Debug)]
+pub struct End {
+    /// Exit code.
+    pub code: i32,
+    /// The object it printed; null without one.
+    pub answer: Value,
+    /// What it told people.
+    pub said: String,
+}
+
+impl End {
+    /// The error it names, or nothing.
+    #[must_use]
+    pub fn error(&self) -> &str {
+        self.answer["error"].as_str().unwrap_or_default()
+    }
+}
+
+/// Fails when something is missing that every scene needs.
+///
+/// # Errors
+/// What is missing.
+pub fn ready() -> Result<()> {
+    places::root()?;
+    places::guest_initrd()?;
+    places::product("vmoved")?;
+    places::product("vmove").map(|_| ())
+}
+
+/// A guest that is at work on all of its memory, slowly enough that a slow link keeps up with it.
+#[must_use]
+pub fn steady() -> Config {
+    Config {
+        working_set_mib: 64,
+        cold_mib: 64,
+        rate: Rate::PagesPerSecond(5_000),
+        verify: 10_000,
+        ..Config::default()
+    }
+}
+
+/// Memory that a guest of this task is given, in MiB.
+#[must_use]
+pub fn memory_mib(config: &Config) -> u32 {
+    config.working_set_mib + config.cold_mib + 192
+}
+
+impl Scene {
+    /// Two daemons, and a guest with [`steady`] work on the first.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub fn new() -> Result<Self> {
+        Self::with(NAME, "thp", &Guest::new(memory_mib(&steady()), steady())?)
+    }
+
+    /// As [`Scene::new`], with `guest` as `name` and its `memory`.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub fn with(name: &str, memory: &str, guest: &Guest) -> Result<Self> {
+        let sandbox = Sandbox::new()?;
+        let (a, b) = Node::pair(&sandbox, &NodeOptions::default())?;
+        Self::begin(sandbox, (a, b, None), name, memory, guest)
+    }
+
+    /// As [`Scene::new`], in a sandbox that was made before.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub fn in_sandbox(sandbox: Sandbox, memory: &str, guest: &Guest) -> Result<Self> {
+        let (a, b) = Node::pair(&sandbox, &NodeOptions::default())?;
+        Self::begin(sandbox, (a, b, None), NAME, memory, guest)
+    }
+
+    /// As [`Scene::new`], with a proxy between the nodes: all that `a` sends to `b` goes through it.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub fn behind_proxy() -> Result<Self> {
+        let sandbox = Sandbox::new()?;
+        let b = Node::start(&sandbox, "b", NodeOptions::default())?;
+        let proxy = Proxy::start(b.listen())?;
+        let peers = vec![("b".to_owned(), proxy.address())];
+        let a = Node::start(&sandbox, "a", NodeOptions { peers, ..NodeOptions::default() })?;
+        let guest = Guest::new(memory_mib(&steady()), steady())?;
+        Self::begin(sandbox, (a, b, Some(proxy)), NAME, "thp", &guest)
+    }
+
+    fn begin(
+        sandbox: Sandbox,
+        (a, b, proxy): (Node, Node, Option<Proxy>),
+        name: &str,
+        memory: &str,
+        guest: &Guest,
+    ) -> Result<Self> {
+        let vm = a.run_guest(name, memory, guest)?;
+        let offset = vm.beacon()?.offset();
+        let scene =
+            Self { a, b, proxy, name: name.to_owned(), config: guest.config.clone(), offset, sandbox };
+        scene.alive_at(&scene.a)?;
+        Ok(scene)
+    }
+
+    /// The sandbox they are in.
+    #[must_use]
+    pub const fn sandbox(&self) -> &Sandbox {
+        &self.sandbox
+    }
+
+    /// The proxy of [`Scene::behind_proxy`].
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn proxy(&self) -> Result<&Proxy> {
+        self.proxy.as_ref().context("this scene has no proxy")
+    }
+
+    /// Begins to move the guest from `a` to `b`, and gives the id of the migration.
+    ///
+    /// # Errors
+    /// When it is not taken.
+    pub fn start(&self, options: &[&str]) -> Result<String> {
+        let taken = self.a.ask(&[&["migrate", &self.name, "--to", "b", "--detach"], options].concat())?;
+        Ok(taken["id"].as_str().context("an id")?.to_owned())
+    }
+
+    /// Moves the guest from `a` to `to` and waits for the end, whichever that is.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn migrate_to(&self, to: &str, options: &[&str]) -> Result<End> {
+        vmove(&self.a, &[&["migrate", &self.name, "--to", to], options].concat())
+    }
+
+    /// Waits for the end of migration `id` as node `a` sees it.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn end(&self, id: &str) -> Result<End> {
+        vmove(&self.a, &["status", id, "--follow"])
+    }
+
+    /// Begins a migration whose device state gets stuck on its way: the guest has stopped, and is nobody's but the
+    /// source's. [`Proxy::heal`] lets it through.
+    ///
+    /// # Errors
+    /// When it does not get there.
+    pub fn start_and_stick_in_the_switchover(&self) -> Result<String> {
+        let proxy = self.proxy()?;
+        let connection = Some(proxy.connections() + DEVICE_STATE);
+        proxy.add(Rule { connection, direction: Direction::Forth, after: 8 << 10, fault: Fault::Stall });
+        let id = self.start(&["--mode", "hybrid"])?;
+        self.reach(&id, "hand-over")?;
+        // What else is on its way arrives.
+        std::thread::sleep(Duration::from_millis(500));
+        Ok(id)
+    }
+
+    /// Waits until node `a` says that migration `id` is in `phase`.
+    ///
+    /// # Errors
+    /// When it is over, or does not get there.
+    pub fn reach(&self, id: &str, phase: &str) -> Result<Value> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = self.a.ask(&["status", id])?;
+            if status["outcome"]["state"] != "running" {
+                bail!("expected phase {phase} of a migration at work, found {status}");
+            }
+            if status["phase"] == phase {
+                return Ok(status);
+            }
+            if Instant::now() > deadline {
+                bail!("expected phase {phase} within {PATIENCE:?}, found {status}");
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// What the guest says of itself at `node`.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub fn beacon_at(&self, node: &Node) -> Result<Beacon> {
+        let vm = node.vm(&self.name)?;
+        self.page(&vm)?.read().with_context(|| format!("no beacon of the guest at node {}", node.name()))
+    }
+
+    fn page(&self, vm: &Vm) -> Result<BeaconPage> {
+        let path = vm.ram.first().context("the VM has no RAM file")?.path.as_path();
+        let file = File::open(path).with_context(|| format!("could not open {}", path.display()))?;
+        Ok(BeaconPage::at(file, self.offset))
+    }
+
+    /// Waits until the guest is seen to work at `node`, without an error, with its virtual CPUs running.
+    ///
+    /// # Errors
+    /// When it does not, or counts an error.
+    pub fn alive_at(&self, node: &Node) -> Result<()> {
+        self.works_at(node, 0)
+    }
+
+    /// As [`Scene::alive_at`], until the guest has checked every page it has once more.
+    ///
+    /// # Errors
+    /// As [`Scene::alive_at`].
+    pub fn sound_at(&self, node: &Node) -> Result<()> {
+        self.works_at(node, u64::from(self.config.working_pages()) + u64::from(self.config.cold_pages()))
+    }
+
+    fn works_at(&self, node: &Node, pages: u64) -> Result<()> {
+        let vm = node.vm(&self.name)?;
+        if vm.status != "running" {
+            bail!("expected a running guest at node {}, found {}", node.name(), vm.status);
+        }
+        let page = self.page(&vm)?;
+        let deadline = Instant::now() + PATIENCE;
+        let mut first: Option<Beacon> = None;
+        loop {
+            if let Some(now) = page.read() {
+                if now.errors != 0 {
+                    bail!("the guest at node {} found wrong memory: {}", node.name(), now.verdict());
+                }
+                let before = first.get_or_insert_with(|| now.clone());
+                let worked = self.config.rate == Rate::PagesPerSecond(0) || now.work > before.work + 500;
+                if worked && now.beats > before.beats + 50 && now.verified > before.verified + pages {
+                    break;
+                }
+            }
+            if Instant::now() > deadline {
+                let now = page.read();
+                bail!("the guest at node {} stands still: {first:?}, later {now:?}", node.name());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        match failures(&vm.console()).as_slice() {
+            [] => Ok(()),
+            told => bail!("the guest at node {} told of {told:?}", node.name()),
+        }
+    }
+
+    /// Waits until nothing of the guest is at `node`: no QEMU, no memory, no page map, no record.
+    ///
+    /// # Errors
+    /// When something stays.
+    pub fn gone_from(&self, node: &Node) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let qemu = qemu_in(node.folder());
+            let ram = beacon::ram_files(&node.memory());
+            let maps = page_maps(node.folder());
+            let vms = node.vms()?;
+            if qemu.is_none() && ram.is_empty() && maps.is_empty() && vms.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!(
+                    "left at node {}: QEMU {qemu:?}, memory {ram:?}, page maps {maps:?}, VMs {vms:?}",
+                    node.name()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// What must hold after a migration that came to nothing: the guest works at `a`, nothing of it is at `b`, and no
+    /// migration is at work.
+    ///
+    /// # Errors
+    /// When it does not hold.
+    pub fn unharmed(&self) -> Result<()> {
+        self.alive_at(&self.a)?;
+        self.gone_from(&self.b)?;
+        let status = self.a.ask(&["status"])?;
+        match status["migrations"].as_array() {
+            Some(list) if list.is_empty() => Ok(()),
+            _ => bail!("a migration is still at work: {status}"),
+        }
+    }
+
+    /// Moves the guest to `b` without a fault, and has it check all its memory there.
+    ///
+    /// # Errors
+    /// When it does not get there whole.
+    pub fn moves_now(&self) -> Result<()> {
+        let end = self.migrate_to("b", &["--mode", "hybrid"])?;
+        if end.code != 0 {
+            bail!("the next migration ended with {}: {} {}", end.code, end.answer, end.said);
+        }
+        self.arrived()
+    }
+
+    /// What must hold after a migration that succeeded: the guest works at `b` on sound memory, and nothing is at `a`.
+    ///
+    /// # Errors
+    /// When it does not hold.
+    pub fn arrived(&self) -> Result<()> {
+        self.sound_at(&self.b)?;
+        self.gone_from(&self.a)?;
+        // The source hears of the end before the destination has tidied up.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        loop {
+            let maps = page_maps(self.b.folder());
+            if maps.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("page maps of a finished migration are left: {maps:?}");
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// Runs `vmove --json` on `node` and waits for its end.
+///
+/// # Errors
+/// When it does not end in time.
+pub fn vmove(node: &Node, arguments: &[&str]) -> Result<End> {
+    let mut child = node.vmove_in_background(&[&["--json"], arguments].concat())?;
+    let deadline = Instant::now() + PATIENCE;
+    let status = loop {
+        // What it prints fits into a pipe.
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            bail!(
+                "vmove {} did not end within {PATIENCE:?}; node {}: {}",
+                arguments.join(" "),
+                node.name(),
+                node.log()
+            );
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let mut printed = Vec::new();
+    let mut said = String::new();
+    child.stdout.take().context("its output")?.read_to_end(&mut printed)?;
+    child.stderr.take().context("its messages")?.read_to_string(&mut said)?;
+    let last = serde_json::Deserializer::from_slice(&printed).into_iter::<Value>().last();
+    let answer = last.transpose()?.unwrap_or(Value::Null);
+    Ok(End { code: status.code().unwrap_or(-1), answer, said })
+}
+
+/// Page maps below `folder`.
+fn page_maps(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = std::fs::read_dir(folder) else { continue };
+        for entry in entries.flatten() {
+            let path = entry.path();
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => folders.push(path),
+                _ if path.extension().is_some_and(|e| e == "pages") => found.push(path),
+                _ => {}
+            }
+        }
+    }
+    found
+}
