@@ -8,12 +8,13 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use vmove_memory::{
-    Backing, ByteLen, DirtyTracker, FaultContext, HoleWatch, Hva, Injector, Keep, MemoryDir, Outcome,
-    PageIndex, PageRun, PageSize, Precision, Process, QemuMapping, RamFile, UffdFeatures, collapse,
-    create_uffd, discard_in_qemu, find_mappings, huge_mapped,
+    Backing, ByteLen, DirtyTracker, EventBatch, FaultContext, HoleWatch, Hva, Injector, Keep, MemoryDir,
+    Outcome, PageIndex, PageRun, PageSize, Precision, Process, QemuMapping, RamFile, UffdEvent, UffdFeatures,
+    collapse, create_uffd, discard_in_qemu, find_mappings, huge_mapped,
 };
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -186,7 +187,7 @@ fn attach() -> Result {
 
 /// CONTINUE of pages that have landed.
 fn place(memory: &MemoryDir) -> Result {
-    let s = setup(memory, "place", 256)?;
+    let mut s = setup(memory, "place", 256)?;
     let map = s.file.map()?;
     map.populate(PageRun::new(PageIndex(0), s.file.pages()))?;
     let context = FaultContext::new(create_uffd(&s.process, UffdFeatures::Faults, Keep::InQemu)?);
@@ -208,6 +209,8 @@ fn place(memory: &MemoryDir) -> Result {
     println!("CONTINUE, 2 MiB mapped before:  {}", median(again));
     println!("CONTINUE, one 4 KiB page:       {}", median(single));
 
+    faults(&mut s, &context)?;
+
     let mut collapses = Vec::new();
     for folio in 0..100 {
         let hva = s.mapping.hva.add(ByteLen(folio * FOLIO.0));
@@ -221,6 +224,39 @@ fn place(memory: &MemoryDir) -> Result {
     result?;
     println!("discard 256 MiB and check:      {took:?}");
     Ok(())
+}
+
+/// What a fault costs the guest if the page has landed: the event, our answer, and going on.
+fn faults(s: &mut Setup, context: &FaultContext) -> Result {
+    let (mapping, stop) = (s.mapping, AtomicBool::new(false));
+    std::thread::scope(|scope| -> Result {
+        let server = scope.spawn(|| -> std::result::Result<(), String> {
+            let mut batch = EventBatch::new(16);
+            while !stop.load(Ordering::Relaxed) {
+                let mut fds =
+                    [libc::pollfd { fd: context.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+                // SAFETY: one element.
+                unsafe { libc::poll(fds.as_mut_ptr(), 1, 10) };
+                context.read_events(&mut batch).map_err(|error| error.to_string())?;
+                for event in batch.events() {
+                    if let UffdEvent::Fault { hva, .. } = *event {
+                        let outcome = context.continue_range(hva, ByteLen(4096), mapping.page_size);
+                        let _ = outcome.map_err(|error| error.to_string())?;
+                    }
+                }
+            }
+            Ok(())
+        });
+        let base = 128 * FOLIO.0;
+        discard_in_qemu(&s.process, &[mapping], None)?;
+        let times = (0..2000)
+            .map(|i| s.target.ask(&format!("w{}", base - (i + 1) * 4096)))
+            .collect::<Result<Vec<_>>>();
+        stop.store(true, Ordering::Relaxed);
+        server.join().map_err(|_| "server")??;
+        println!("fault on a landed page:         {}", median(times?));
+        Ok(())
+    })
 }
 
 /// Which pages a collapse maps, and whom it wakes.

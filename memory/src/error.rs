@@ -75,7 +75,7 @@ pub enum MemoryError {
     },
     /// No thread of the process could be stopped.
     #[error(
-        "Could not stop any of {threads} threads of process {pid} within {waited_ms} ms; last attempt: {last}"
+        "None of {threads} threads of process {pid} stopped within {waited_ms} ms; all may be waiting for a disk or for pages that nobody serves"
     )]
     NoThreadStops {
         /// The process.
@@ -84,8 +84,6 @@ pub enum MemoryError {
         threads: usize,
         /// How long it took, in milliseconds.
         waited_ms: u64,
-        /// Why the last one could not be used.
-        last: String,
     },
     /// Another tracer holds the process.
     #[error("Process {pid} is being traced by process {tracer} (a debugger or strace?); end that first")]

@@ -245,20 +245,18 @@ fn trace(
 
 fn stop_one(pid: u32, tids: &[u32], code: Code, memory: &File) -> Result<StoppedThread> {
     let begin = Instant::now();
-    let mut last = "it has no threads".to_owned();
+    let mut late: Vec<u32> = Vec::new();
     let mut refused = None;
     for &tid in tids {
-        match StoppedThread::seize(tid, code, memory, Instant::now() + PATIENCE) {
+        let deadline = Instant::now() + PATIENCE;
+        match StoppedThread::seize(tid).and_then(|()| StoppedThread::take(tid, code, memory, deadline)) {
             Ok(Some(thread)) => return Ok(thread),
-            Ok(None) => {
-                last = format!("thread {tid} did not stop (it may be waiting for a disk or for a page)");
-            }
+            Ok(None) => late.push(tid),
             // This thread has ended, or is traced, or we lack the rights.
             Err(error @ MemoryError::Ptrace { .. }) => {
                 if let Some(tracer) = threads::tracer_of(tid) {
                     return Err(MemoryError::AlreadyTraced { pid, tracer });
                 }
-                last = format!("thread {tid} could not be traced");
                 refused = Some(error);
             }
             Err(error) => return Err(error),
@@ -267,11 +265,20 @@ fn stop_one(pid: u32, tids: &[u32], code: Code, memory: &File) -> Result<Stopped
             break;
         }
     }
-    if let Some(error) = refused {
+    // None was quick. On a machine with too much to do, any of them may still come.
+    while !late.is_empty() && begin.elapsed() < SEARCH {
+        for &tid in &late {
+            if let Ok(Some(thread)) = StoppedThread::take(tid, code, memory, Instant::now()) {
+                return Ok(thread);
+            }
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    if let Some(error) = refused.filter(|_| late.is_empty()) {
         return Err(error);
     }
     let waited_ms = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Err(MemoryError::NoThreadStops { pid, threads: tids.len(), waited_ms, last })
+    Err(MemoryError::NoThreadStops { pid, threads: tids.len(), waited_ms })
 }
 
 const fn call_name(nr: i64) -> &'static str {

@@ -48,11 +48,14 @@ pub(super) struct StoppedThread {
 }
 
 impl StoppedThread {
-    /// Seizes and stops `tid`. `None` if it does not stop by `deadline`: it is then let go when the calling thread
-    /// ends, and not before.
-    pub fn seize(tid: u32, code: Code, memory: &File, deadline: Instant) -> Result<Option<Self>> {
+    /// Makes `tid` a tracee of the calling thread and asks it to stop. It is let go at the latest when that thread ends.
+    pub fn seize(tid: u32) -> Result<()> {
         ptrace::seize(tid)?;
-        ptrace::interrupt(tid)?;
+        ptrace::interrupt(tid)
+    }
+
+    /// Takes a seized thread once it has stopped; `None` if it has not by `deadline`.
+    pub fn take(tid: u32, code: Code, memory: &File, deadline: Instant) -> Result<Option<Self>> {
         if !run_to_event(tid, deadline)? {
             return Ok(None);
         }
@@ -195,14 +198,15 @@ fn run_to_event(tid: u32, deadline: Instant) -> Result<bool> {
 fn wait_until(tid: u32, deadline: Instant) -> Result<Option<Stop>> {
     let mut looks = 0_u32;
     loop {
+        let late = Instant::now() >= deadline;
         let mut found = ptrace::poll(tid)?;
-        if found == Waited::Running && looks % 64 == 63 {
+        if found == Waited::Running && (late || looks % 16 == 15) {
             found = ptrace::poll_missed(tid);
         }
         match found {
             Waited::Stopped(stop) => return Ok(Some(stop)),
             Waited::Ended => return Err(ended(tid)),
-            Waited::Running if Instant::now() >= deadline => return Ok(None),
+            Waited::Running if late => return Ok(None),
             Waited::Running if looks < SPINS => thread::yield_now(),
             Waited::Running => thread::sleep(Duration::from_micros(20)),
         }

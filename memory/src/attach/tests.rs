@@ -4,14 +4,18 @@
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::Injector;
+use super::{Injector, Keep, create_uffd};
 use crate::error::MemoryError;
 use crate::process::Process;
+use crate::testing::child::LIMIT;
+use crate::testing::ram::{Dir, Guest, poke};
 use crate::testing::{Target, Word, command};
+use crate::{Backing, ByteLen, EventBatch, FaultContext, Outcome, UffdEvent, UffdFeatures};
 
 /// In a tracer process of the tests below: dies at the checkpoint the test chose.
 pub(super) fn checkpoint(number: u32) {
@@ -102,10 +106,13 @@ fn read_is_restarted() {
 
 /// An attach every 2 ms: a call that started over with its full time would never end.
 fn timed_call_goes_on_with_the_remaining_time(role: &str) {
+    let begin = Instant::now();
     let target = attach_often(role, 300, Duration::from_millis(1));
-    assert!(target.word(Word::Rounds) >= 3, "timed calls end");
-    let longest = Duration::from_micros(target.word(Word::LongestMicros));
-    assert!(longest < Duration::from_millis(250), "a 60 ms wait took {longest:?}");
+    let (rounds, took) = (target.word(Word::Rounds), begin.elapsed());
+    // A quarter of what there would be without us, since the machine may have other things to do.
+    let expected = took.as_millis() / LIMIT.as_millis() / 4;
+    assert!(u128::from(rounds) >= expected.max(3), "{rounds} waits of 60 ms in {took:?}");
+    eprintln!("{role}: {rounds} waits in {took:?}, the longest {} us", target.word(Word::LongestMicros));
     assert!(goes_on(&target));
     assert_unharmed(&target);
 }
@@ -266,6 +273,73 @@ fn a_call_may_wait_for_us() {
     });
     assert!(rounds >= 20, "the closure ran while the call waited");
     assert!(result.expect_err("it was killed").is_process_gone());
+}
+
+/// Other code of this program that waits for the target as its child is given the news of our stops.
+#[test]
+fn stops_are_found_though_somebody_else_took_the_news() {
+    let target = Target::start("ppoll");
+    let process = Process::open(target.pid()).expect("child");
+    let pid = i32::try_from(target.pid()).expect("a pid");
+    let stop = AtomicBool::new(false);
+    let stolen = std::thread::scope(|scope| {
+        let thief = scope.spawn(|| {
+            let mut stolen = 0;
+            while !stop.load(Ordering::Relaxed) {
+                let mut status = 0;
+                // SAFETY: writes one int.
+                stolen += u32::from(unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == pid);
+            }
+            stolen
+        });
+        let (process, main_thread) = (&process, target.pid());
+        let attaches = scope.spawn(move || {
+            for _ in 0..100 {
+                // The main thread, which is the one a parent waits for.
+                inject_getpid(process, main_thread);
+            }
+        });
+        let result = attaches.join();
+        stop.store(true, Ordering::Relaxed);
+        result.expect("attaches");
+        thief.join().expect("the thief")
+    });
+    assert!(stolen > 0, "nothing was put to the test");
+    assert!(goes_on(&target));
+    assert_unharmed(&target);
+}
+
+/// A thread that waits for a page nobody serves cannot be stopped: another one is used, and it is let go unharmed.
+#[test]
+fn a_thread_stuck_in_a_fault_is_passed_over() {
+    let dir = match Dir::new(Backing::Thp, 4) {
+        Ok(dir) => dir,
+        Err(why) => return eprintln!("SKIP a_thread_stuck_in_a_fault_is_passed_over: {why}"),
+    };
+    let mut guest = Guest::start(vec![dir.file("ram", 4)]);
+    let remote = create_uffd(&guest.process, UffdFeatures::Faults, Keep::InQemu).expect("create");
+    let context = FaultContext::new(remote);
+    context.register(&guest.mappings).expect("register");
+    guest.target.ask("later-sysread 0 8");
+    let mut batch = EventBatch::new(4);
+    let stuck = loop {
+        context.read_events(&mut batch).expect("events");
+        if let [UffdEvent::Fault { thread, .. }] = batch.events() {
+            break *thread;
+        }
+    };
+    for _ in 0..5 {
+        let begin = Instant::now();
+        let mut injector = Injector::attach_to(&guest.process, &[stuck, guest.target.tid()]).expect("attach");
+        assert_eq!(injector.thread(), guest.target.tid());
+        assert!(begin.elapsed() < Duration::from_millis(500));
+        injector.syscall(libc::SYS_getpid, [0; 6]).expect("getpid");
+    }
+    poke(&guest.files[0].map().expect("map"), 8, 31);
+    let outcome =
+        context.continue_range(guest.mappings[0].hva, ByteLen(4096), guest.page()).expect("continue");
+    assert_eq!(outcome, Outcome::Mapped(ByteLen(4096)));
+    assert_eq!(guest.target.reply_within(Duration::from_secs(5)).as_deref(), Some("done 8 31"));
 }
 
 /// Starts a tracer process that dies at a checkpoint, and waits for its death.

@@ -42,14 +42,14 @@ fn map_file(path: &str, private: bool, huge: bool) -> Map {
 
 /// Through the kernel, as a device model's write to a socket would.
 fn read_by_syscall(map: Map, offset: usize) -> u64 {
-    let (mut receiver, sender) = std::io::pipe().expect("pipe");
+    let (mut receiver, sender) = std::os::unix::net::UnixStream::pair().expect("pair");
     // SAFETY: the kernel reads 8 bytes of the mapping.
     let wrote = unsafe { libc::write(sender.as_raw_fd(), (map.base + offset) as *const libc::c_void, 8) };
     if wrote != 8 {
         return u64::MAX;
     }
     let mut bytes = [0; 8];
-    std::io::Read::read_exact(&mut receiver, &mut bytes).expect("pipe");
+    std::io::Read::read_exact(&mut receiver, &mut bytes).expect("pair");
     u64::from_ne_bytes(bytes)
 }
 
@@ -120,6 +120,7 @@ pub fn obey() {
             // Answers twice: at once, and with `done` when the memory was there.
             "later-read" | "later-write" | "later-sysread" => {
                 let (map, offset, value, what) = (map(), number(2), number(3) as u64, words[0].to_owned());
+                println!("@ok");
                 thread::spawn(move || {
                     let value = match what.as_str() {
                         "later-read" => map.word(offset).load(Ordering::Acquire),
@@ -131,7 +132,7 @@ pub fn obey() {
                     };
                     println!("@done {offset} {value}");
                 });
-                "ok".to_owned()
+                continue;
             }
             "touch-all" => {
                 let (map, page) = (map(), number(2));
@@ -158,11 +159,12 @@ pub fn obey() {
             "remove" => advise(map(), number(2), number(3), libc::MADV_REMOVE),
             "later-remove" => {
                 let (map, offset, len) = (map(), number(2), number(3));
+                println!("@ok");
                 thread::spawn(move || {
                     let reply = advise(map, offset, len, libc::MADV_REMOVE);
                     println!("@removed {offset} {reply}");
                 });
-                "ok".to_owned()
+                continue;
             }
             "punch" => punch(map(), number(2), number(3)),
             "writer" => {
