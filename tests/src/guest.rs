@@ -12,6 +12,7 @@ use vmove_guest::config::Config;
 use crate::beacon::{self, BeaconPage};
 use crate::places;
 use crate::process::Guarded;
+use crate::tsc;
 
 /// Kernel parameters of every guest: a quiet and fast start under emulation. Huge pages only where the program asks, so
 /// that the kernel has no reason to move pages about.
@@ -65,7 +66,7 @@ impl Guest {
         add(&["-m", &self.memory_mib.to_string(), "-smp", &self.config.threads.to_string()]);
         add(&["-serial", &format!("file:{serial}")]);
         add(&["-kernel", &text(places::guest_kernel()?)?, "-initrd", &text(places::guest_initrd()?)?]);
-        add(&["-append", &format!("{KERNEL} {}", self.config)]);
+        add(&["-append", &format!("{KERNEL} tsc_early_khz={} {}", tsc::khz(), self.config)]);
         line.extend(self.extra.iter().cloned());
         Ok(line)
     }

@@ -14,3 +14,4 @@ pub mod proxy;
 pub mod sampler;
 pub mod sandbox;
 pub mod scene;
+pub mod tsc;

@@ -194,19 +194,29 @@ impl Scene {
     }
 
     /// Begins a migration whose device state gets stuck on its way: the guest has stopped, and is nobody's but the
-    /// source's. [`Proxy::heal`] lets it through.
+    /// source's. [`Scene::unstick`] lets it through.
     ///
     /// # Errors
     /// When it does not get there.
     pub fn start_and_stick_in_the_switchover(&self) -> Result<String> {
         let proxy = self.proxy()?;
-        let connection = Some(proxy.connections() + DEVICE_STATE);
-        proxy.add(Rule { connection, direction: Direction::Forth, after: 8 << 10, fault: Fault::Stall });
+        proxy.add(device_state(proxy.connections(), Fault::Stall));
         let id = self.start(&["--mode", "hybrid"])?;
         self.reach(&id, "hand-over")?;
         // What else is on its way arrives.
         std::thread::sleep(Duration::from_millis(500));
         Ok(id)
+    }
+
+    /// Lets the device state through that got stuck; other rules of the proxy stay. `first` is the number of the
+    /// migration's first connection.
+    ///
+    /// # Errors
+    /// When there is no proxy.
+    pub fn unstick(&self, first: u64) -> Result<()> {
+        // Of two rules for the same byte the later one holds.
+        self.proxy()?.add(device_state(first, Fault::Delay(Duration::ZERO)));
+        Ok(())
     }
 
     /// Waits until node `a` says that migration `id` is in `phase`.
@@ -363,6 +373,12 @@ impl Scene {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+}
+
+/// A rule for the device state of the migration whose connections begin at `first`.
+#[must_use]
+pub const fn device_state(first: u64, fault: Fault) -> Rule {
+    Rule { connection: Some(first + DEVICE_STATE), direction: Direction::Forth, after: 8 << 10, fault }
 }
 
 /// Runs `vmove --json` on `node` and waits for its end.

@@ -9,6 +9,7 @@ use serde::Serialize;
 use vmove_guest::config::{Config, Rate};
 use vmove_guest::pattern::PAGE_BYTES;
 
+use super::ballast::Ballast;
 use super::cpu::{CpuWatch, Used};
 use super::mover::{self, Backing, FaultTimes, Mode, Moved};
 use crate::guest::{Guest, failures};
@@ -71,6 +72,16 @@ pub struct Case {
     pub working_set_mib: u32,
     /// QEMU program.
     pub qemu: PathBuf,
+    /// Leave free memory as it is, see [`super::ballast`].
+    pub cold_memory: bool,
+}
+
+impl Outcome {
+    /// Whether the guest's full rate changed by more than a tenth during the run, which the move does not explain.
+    #[must_use]
+    pub fn is_disturbed(&self) -> bool {
+        self.full_rate_after.is_some_and(|after| (after / self.full_rate - 1.0).abs() > 0.1)
+    }
 }
 
 /// What came out. Times are in milliseconds; zero of all times is the request.
@@ -90,6 +101,9 @@ pub struct Outcome {
     pub longest_stall_ms: f64,
     /// Work in a second before the request: pages, or periods of an idle guest.
     pub full_rate: f64,
+    /// The same at the end of the run, at full rate again. Far from [`Self::full_rate`], other programs were at work on
+    /// this machine, and what was lost is a guess.
+    pub full_rate_after: Option<f64>,
     /// Bytes on the wire, by the mover's own count.
     pub wire_bytes: u64,
     /// Bytes that crossed the loopback interface meanwhile, of whichever process.
@@ -140,6 +154,8 @@ fn run_in(case: &Case, sandbox: &Sandbox) -> Result<Outcome> {
     let mut guest = Guest::new(case.memory_mib, config)?;
     guest.qemu.clone_from(&case.qemu);
     let mut machine = mover::boot(case.mode, case.backing, &guest, sandbox)?;
+    // A quarter more than the destination needs: other programs take some of it.
+    let ballast = (!case.cold_memory).then(|| Ballast::take(guest.bytes() / 4 * 5)).transpose()?;
     let nonzero_bytes = nonzero(&machine.ram())?;
 
     let sampler = Sampler::start(machine.beacon()?, Duration::from_millis(1))?;
@@ -152,6 +168,7 @@ fn run_in(case: &Case, sandbox: &Sandbox) -> Result<Outcome> {
         sampler.series().rate(measure, baseline_from, now()).context("no samples of the full rate")?;
 
     let watch = CpuWatch::start(machine.processes());
+    drop(ballast);
     let loopback = loopback_bytes();
     let moved = machine.migrate()?;
     let used = watch.used();
@@ -194,6 +211,7 @@ fn evaluate(series: &Series, measure: Measure, full_rate: f64, moved: &Moved) ->
         .context("the guest was not sampled")?;
     let until = loss.full_rate_at.max(moved.ended);
     let end = series.samples.last().map_or(until, |sample| sample.at);
+    let full_rate_after = loss.recovered.then(|| series.rate(measure, until, end)).flatten();
     let picture =
         series.throughput(measure, moved.requested.saturating_sub(200_000_000), end, BUCKET_MS * 1_000_000);
     Ok(Outcome {
@@ -204,6 +222,7 @@ fn evaluate(series: &Series, measure: Measure, full_rate: f64, moved: &Moved) ->
         full_rate_ms: loss.recovered.then(|| since(loss.full_rate_at)),
         longest_stall_ms: series.longest_stall(measure, moved.requested, until) as f64 / 1e6,
         full_rate,
+        full_rate_after,
         wire_bytes: moved.wire_bytes,
         faults: moved.faults,
         scan_us_per_gib: moved.scan_us_per_gib,

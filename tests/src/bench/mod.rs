@@ -5,11 +5,13 @@
 //! | [`mover`] | what is compared: a way to move a guest, and what it tells of a move |
 //! | [`qemu`] | QEMU's own modes, between two stock processes on loopback TCP |
 //! | [`vmove`] | vmove's modes, through its commands |
+//! | [`ballast`] | memory that the hypervisor, if there is one, has not taken back |
 //! | [`cpu`] | CPU time and memory of the processes that take part |
 //! | [`measure`] | one run: boot, measure the full rate, move, measure what was lost |
 //! | [`goals`] | the promises, as ratios within one run |
 //! | [`report`], [`svg`] | tables, JSON, pictures |
 
+pub mod ballast;
 pub mod cpu;
 pub mod goals;
 pub mod measure;

@@ -6,6 +6,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::beacon::BeaconPage;
+use crate::bench::ballast::Ballast;
 use crate::bench::cpu::Role;
 use crate::guest::Guest;
 use crate::sandbox::Sandbox;
@@ -39,7 +40,11 @@ impl Backing {
     pub fn mount(self, sandbox: &Sandbox, name: &str, bytes: u64) -> Result<PathBuf> {
         match self {
             Self::Thp => sandbox.mount_thp(name),
-            Self::Hugetlb2M => sandbox.mount_hugetlb(name, bytes),
+            Self::Hugetlb2M => {
+                let folder = sandbox.mount_hugetlb(name, bytes)?;
+                Ballast::warm_huge_pages(bytes)?;
+                Ok(folder)
+            }
         }
     }
 }

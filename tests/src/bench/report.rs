@@ -129,6 +129,9 @@ fn cells(row: &Row) -> [String; 10] {
     if o.full_rate_ms.is_none() {
         note = format!("not back at full rate in time; {note}");
     }
+    if let Some(after) = o.full_rate_after.filter(|_| o.is_disturbed()) {
+        note = format!("DISTURBED: full rate {:.0}/s before, {after:.0}/s after; {note}", o.full_rate);
+    }
     if o.guest_errors > 0 {
         note = format!("{} GUEST ERRORS; {note}", o.guest_errors);
     }
@@ -171,6 +174,7 @@ mod tests {
             memory_mib: 1024,
             working_set_mib: 512,
             qemu: "qemu".into(),
+            cold_memory: false,
         }
     }
 

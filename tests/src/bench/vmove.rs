@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
 
+use super::ballast::Ballast;
 use super::cpu::Role;
 use super::mover::{Backing, FaultTimes, Mode, Movable, Moved};
 use crate::beacon::{self, BeaconPage};
@@ -33,6 +34,7 @@ pub fn boot(mode: Mode, backing: Backing, guest: &Guest, sandbox: &Sandbox) -> R
     if backing == Backing::Hugetlb2M {
         // The daemons mount hugetlbfs by themselves; the pages for both nodes must be there.
         sandbox.reserve_huge_pages(2 * guest.bytes())?;
+        Ballast::warm_huge_pages(2 * guest.bytes())?;
     }
     let (a, b) = Node::pair(sandbox, &NodeOptions::default())?;
     let mut guest = guest.clone();

@@ -43,6 +43,9 @@ struct Args {
     /// QEMU program [default: 10.0 of ./run setup]
     #[arg(long)]
     qemu: Option<PathBuf>,
+    /// Let the destination have memory that the hypervisor may have taken back
+    #[arg(long)]
+    cold_memory: bool,
     /// Folder for bench.json, bench.svg and bench.md
     #[arg(long, default_value = "target/bench")]
     out: PathBuf,
@@ -87,6 +90,7 @@ fn run(args: &Args) -> Result<bool> {
                     memory_mib: args.memory_mib,
                     working_set_mib: args.working_set_mib,
                     qemu: qemu.clone(),
+                    cold_memory: args.cold_memory,
                 };
                 rows.push(row(case, args.runs));
             }

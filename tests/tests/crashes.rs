@@ -1,0 +1,258 @@
+//! Daemons that are killed in the middle of a migration: what they left behind is taken up or put back, and the guest
+//! notices nothing.
+#![cfg(test)]
+
+use std::time::Duration;
+
+use vmove_tests::need;
+use vmove_tests::proxy::{Direction, Fault, Rule};
+use vmove_tests::sandbox::qemu_in;
+use vmove_tests::scene::{CONTROL, SLOW, Scene, ready, vmove};
+
+const POSTCOPY: &[&str] = &["--mode", "postcopy", "--bandwidth", SLOW];
+const ROUNDS: &[&str] = &["--mode", "hybrid", "--bandwidth", SLOW];
+
+/// A migration that was taken up again: it succeeded, says that it was interrupted, and the guest is whole at `b`.
+fn finished(scene: &Scene, id: &str) {
+    let end = scene.end(id).expect("the migration ends");
+    assert_eq!(end.code, 0, "{} {}\na: {}\nb: {}", end.answer, end.said, scene.a.log(), scene.b.log());
+    assert!(end.answer["recoveries"].as_u64() >= Some(1), "nothing was interrupted: {}", end.answer);
+    let whole = scene.arrived();
+    whole.unwrap_or_else(|e| panic!("{e:#}\na: {}\nb: {}", scene.a.log(), scene.b.log()));
+}
+
+#[test]
+fn a_destination_killed_in_post_copy_finishes_after_its_restart() {
+    need!(ready());
+    let mut scene = Scene::new().expect("a guest");
+    let id = scene.start(POSTCOPY).expect("it begins");
+    scene.reach(&id, "fetch").expect("the guest is handed over");
+    scene.b.crash();
+    let qemu = qemu_in(scene.b.folder()).expect("the guest's QEMU outlives the daemon");
+    std::thread::sleep(Duration::from_millis(500));
+    scene.b.run().expect("it starts again");
+    finished(&scene, &id);
+    assert_eq!(scene.b.vm("guest").expect("it is listed").pid, qemu, "it is another QEMU");
+}
+
+#[test]
+fn a_source_killed_in_post_copy_finishes_after_its_restart() {
+    need!(ready());
+    let mut scene = Scene::new().expect("a guest");
+    let id = scene.start(POSTCOPY).expect("it begins");
+    scene.reach(&id, "fetch").expect("the guest is handed over");
+    scene.a.crash();
+    assert!(qemu_in(scene.a.folder()).is_some(), "the memory that is still to be fetched is gone");
+    std::thread::sleep(Duration::from_millis(500));
+    scene.a.run().expect("it starts again");
+    finished(&scene, &id);
+}
+
+#[test]
+fn both_killed_in_post_copy_finish_after_their_restart() {
+    need!(ready());
+    let mut scene = Scene::new().expect("a guest");
+    let id = scene.start(POSTCOPY).expect("it begins");
+    scene.reach(&id, "fetch").expect("the guest is handed over");
+    scene.a.crash();
+    scene.b.crash();
+    scene.b.run().expect("the destination starts again");
+    std::thread::sleep(Duration::from_millis(300));
+    scene.a.run().expect("the source starts again");
+    finished(&scene, &id);
+}
+
+#[test]
+fn a_destination_killed_again_and_again_in_post_copy_finishes() {
+    need!(ready());
+    let mut scene = Scene::new().expect("a guest");
+    let id = scene.start(POSTCOPY).expect("it begins");
+    scene.reach(&id, "fetch").expect("the guest is handed over");
+    for pause in [0, 100, 300, 500] {
+        scene.b.crash();
+        scene.b.run().expect("it starts again");
+        std::thread::sleep(Duration::from_millis(pause));
+    }
+    finished(&scene, &id);
+}
+
+#[test]
+fn a_destination_killed_in_the_rounds_leaves_the_guest_at_the_source() {
+    need!(ready());
+    let mut scene = Scene::new().expect("a guest");
+    let id = scene.start(ROUNDS).expect("it begins");
+    scene.reach(&id, "rounds").expect("the rounds begin");
+    std::thread::sleep(Duration::from_millis(300));
+    scene.b.crash();
+    let end = scene.end(&id).expect("the migration ends");
+    assert_eq!(end.code, 1, "{} {}", end.answer, end.said);
+    assert_eq!(end.answer["guest"], "source");
+    assert_eq!(end.answer["cancelled"], false);
+    assert!(end.error().contains("destination"), "it does not say what was lost: {}", end.error());
+    scene.alive_at(&scene.a).expect("the guest goes on");
+    scene.b.run().expect("it starts again");
+    scene.unharmed().expect("nothing is left of it");
+    scene.moves_now().expect("it can be tried again");
+}
+
+#[test]
+fn a_source_killed_in_the_rounds_has_its_guest_after_the_restart() {
+    need!(ready());
+    let mut scene = Scene::new().expect("a guest");
+    let qemu = scene.a.vm("guest").expect("it is listed").pid;
+    let id = scene.start(ROUNDS).expect("it begins");
+    scene.reach(&id, "rounds").expect("the rounds begin");
+    std::thread::sleep(Duration::from_millis(300));
+    let before = scene.beacon_at(&scene.a).expect("a beacon");
+    scene.a.crash();
+    std::thread::sleep(Duration::from_millis(500));
+    scene.a.run().expect("it starts again");
+    let after = scene.beacon_at(&scene.a).expect("a beacon");
+    assert!(after.work > before.work, "the guest stood still while there was no daemon");
+    assert_eq!(scene.a.vm("guest").expect("it is listed").pid, qemu);
+    let end = scene.end(&id).expect("the migration has ended");
+    assert_eq!((end.code, &end.answer["guest"]), (1, &"source".into()), "{} {}", end.answer, end.said);
+    scene.unharmed().expect("nothing is left of it");
+    scene.moves_now().expect("it can be tried again");
+}
+
+#[test]
+fn a_caller_that_waits_is_told_the_end_though_its_daemon_was_killed() {
+    need!(ready());
+    let mut scene = Scene::new().expect("a guest");
+    let waiting = scene
+        .a
+        .vmove_in_background(&[&["--json", "migrate", "guest", "--to", "b"], POSTCOPY].concat())
+        .expect("it begins");
+    let id = loop {
+        let status = scene.a.ask(&["status"]).expect("an answer");
+        if let Some(id) = status["migrations"][0]["id"].as_str() {
+            break id.to_owned();
+        }
+    };
+    scene.reach(&id, "fetch").expect("the guest is handed over");
+    scene.a.crash();
+    scene.a.run().expect("it starts again");
+    let output = waiting.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    finished(&scene, &id);
+}
+
+#[test]
+fn a_source_killed_in_the_switchover_runs_its_guest_after_the_restart() {
+    need!(ready());
+    let mut scene = Scene::behind_proxy().expect("a guest");
+    let id = scene.start_and_stick_in_the_switchover().expect("the guest is stopped");
+    scene.a.crash();
+    scene.a.run().expect("it starts again");
+    let end = scene.end(&id).expect("the migration has ended");
+    assert_eq!((end.code, &end.answer["guest"]), (1, &"source".into()), "{} {}", end.answer, end.said);
+    scene.unharmed().expect("the guest goes on");
+    scene.proxy().expect("a proxy").heal();
+    scene.moves_now().expect("it can be tried again");
+}
+
+#[test]
+fn a_destination_killed_in_the_switchover_leaves_the_guest_at_the_source() {
+    need!(ready());
+    let mut scene = Scene::behind_proxy().expect("a guest");
+    let id = scene.start_and_stick_in_the_switchover().expect("the guest is stopped");
+    scene.b.crash();
+    let end = scene.end(&id).expect("the migration ends");
+    assert_eq!((end.code, &end.answer["guest"]), (1, &"source".into()), "{} {}", end.answer, end.said);
+    scene.alive_at(&scene.a).expect("the guest goes on");
+    scene.b.run().expect("it starts again");
+    scene.unharmed().expect("nothing is left of it");
+    scene.proxy().expect("a proxy").heal();
+    scene.moves_now().expect("it can be tried again");
+}
+
+/// Which message is lost, and who is killed then; `None`: nobody, all connections are cut.
+fn lost_around_the_commit(direction: Direction, kill_source: Option<bool>) -> (Scene, String) {
+    let mut scene = Scene::behind_proxy().expect("a guest");
+    let proxy = scene.proxy().expect("a proxy");
+    let first = proxy.connections();
+    let id = scene.start_and_stick_in_the_switchover().expect("the guest is stopped");
+    proxy.add(Rule { connection: Some(first + CONTROL), direction, after: 0, fault: Fault::Stall });
+    // Until it is in force for whatever is on its way.
+    std::thread::sleep(Duration::from_millis(200));
+    scene.unstick(first).expect("a proxy");
+    std::thread::sleep(Duration::from_secs(1));
+    let status = scene.a.ask(&["status", &id]).expect("an answer");
+    assert_eq!(status["phase"], "hand-over", "{status}");
+    match kill_source {
+        Some(true) => scene.a.crash(),
+        Some(false) => scene.b.crash(),
+        None => {}
+    }
+    let proxy = scene.proxy().expect("a proxy");
+    proxy.cut_all();
+    proxy.heal();
+    match kill_source {
+        Some(true) => scene.a.run().expect("it starts again"),
+        Some(false) => scene.b.run().expect("it starts again"),
+        None => {}
+    }
+    (scene, id)
+}
+
+/// The destination holds the device state, and the source has not heard of it: the guest stays.
+#[test]
+fn before_the_commit_the_guest_is_the_sources_whoever_is_lost() {
+    need!(ready());
+    for killed in [None, Some(true), Some(false)] {
+        let (scene, id) = lost_around_the_commit(Direction::Back, killed);
+        let end = scene.end(&id).expect("the migration ends");
+        let found = (end.code, &end.answer["guest"]);
+        assert_eq!(found, (1, &"source".into()), "killed {killed:?}: {} {}", end.answer, end.said);
+        scene.unharmed().expect("nothing is left of it");
+        scene.moves_now().expect("it can be tried again");
+    }
+}
+
+/// The source has committed, and the destination has not heard of it: the guest goes.
+#[test]
+fn after_the_commit_the_guest_is_the_destinations_whoever_is_lost() {
+    need!(ready());
+    for killed in [None, Some(true), Some(false)] {
+        let (scene, id) = lost_around_the_commit(Direction::Forth, killed);
+        eprintln!("source killed, or destination, or neither: {killed:?}");
+        finished(&scene, &id);
+    }
+}
+
+/// Wherever the axe falls, one node has the guest afterwards, and only one.
+fn killed_after(delays: &[u64], source: bool) {
+    need!(ready());
+    for delay in delays {
+        let mut scene = Scene::new().expect("a guest");
+        let id = scene.start(&["--mode", "hybrid"]).expect("it begins");
+        std::thread::sleep(Duration::from_millis(*delay));
+        let phase = scene.a.ask(&["status", &id]).expect("an answer")["phase"].clone();
+        let node = if source { &mut scene.a } else { &mut scene.b };
+        node.crash();
+        node.run().expect("it starts again");
+        let end = vmove(&scene.a, &["status", &id, "--follow"]).expect("the migration ends");
+        eprintln!("killed after {delay} ms, in {phase} or just after: {} {}", end.code, end.error());
+        let context =
+            format!("{phase}: {} {}\na: {}\nb: {}", end.answer, end.said, scene.a.log(), scene.b.log());
+        match end.code {
+            0 => scene.arrived().expect(&context),
+            1 => {
+                scene.unharmed().expect(&context);
+                scene.moves_now().expect("it can be tried again");
+            }
+            _ => panic!("the guest needs an operator: {context}"),
+        }
+    }
+}
+
+#[test]
+fn a_source_killed_at_any_moment_leaves_one_guest() {
+    killed_after(&[50, 300, 500, 600, 700], true);
+}
+
+#[test]
+fn a_destination_killed_at_any_moment_leaves_one_guest() {
+    killed_after(&[50, 300, 500, 600, 700], false);
+}
