@@ -21,7 +21,7 @@ use crate::endpoint::{
 use crate::error::{FabricError, PostError};
 use crate::region::{LocalSlice, RemoteSlice};
 use crate::serve::ServeHandle;
-use crate::sys;
+use crate::sys::{self, net::Scatter};
 use crate::table::{Participant, RegionTable};
 use crate::thread::ThreadOptions;
 use crate::wire::{CREDITS, Descriptor, Header};
@@ -416,9 +416,20 @@ impl Endpoint for StreamEndpoint {
 
 impl Drop for StreamEndpoint {
     fn drop(&mut self) {
-        if !self.dead {
-            let _ = self.send_some();
-            self.transport.close(self.counters.cells());
+        if self.dead {
+            return;
+        }
+        let _ = self.send_some();
+        self.transport.close(self.counters.cells());
+        // Closing a socket that holds unread bytes resets the connection, and what was sent last might not arrive.
+        let mut sink = [0; 16 * 1024];
+        let mut iov = Vec::new();
+        for _ in 0..64 {
+            let mut to = Scatter::new(&mut iov, sink.len());
+            to.push_bytes(&mut sink);
+            if !matches!(to.recv(self.transport.socket().as_fd()), Ok(received) if received > 0) {
+                break;
+            }
         }
     }
 }
