@@ -127,9 +127,7 @@ impl MigrationSpec {
         if !(1..=60_000).contains(&self.max_downtime_ms) {
             return Err(format!("max_downtime_ms: expected 1 to 60000, found {}", self.max_downtime_ms));
         }
-        if let Some(Bandwidth(rate)) = self.bandwidth
-            && rate < 1 << 20
-        {
+        if let Some(Bandwidth(rate)) = self.bandwidth.filter(|b| b.0 < 1 << 20) {
             return Err(format!(
                 "bandwidth: expected at least 1 MiB/s (8.4 Mbit), found {rate} bytes per second"
             ));

@@ -142,10 +142,9 @@ fn take(p: &Progress, counted: &mut Counted) {
         ("role", role_word(p.role).to_owned()),
     ];
     counter!("vmove_migrations_total", &labels).increment(1);
-    if let Outcome::Done { report } = &p.outcome
-        && p.role == Role::Source
-    {
-        observe(report);
+    match &p.outcome {
+        Outcome::Done { report } if p.role == Role::Source => observe(report),
+        _ => {}
     }
 }
 

@@ -284,8 +284,9 @@ impl<'a> Worker<'a> {
         let fill = self.fill;
         let serving = fill.memory.is_serving();
         loop {
-            if serving && let Some(found) = self.next_around(most) {
-                return Ok(Some(found));
+            let around = if serving { self.next_around(most) } else { None };
+            if around.is_some() {
+                return Ok(around);
             }
             let Some(work) = self.current.take().or_else(|| fill.queue.take(u64::MAX >> 1)) else {
                 return Ok(if serving { self.next_dropped(most) } else { None });

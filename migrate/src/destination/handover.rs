@@ -78,6 +78,10 @@ impl Session {
     }
 
     async fn tell_loaded(&mut self, channel: &mut Channel<ToDestination>) -> Result<(), End> {
+        // Before the final set is applied nobody knows what is missing, and a daemon started anew would trust old pages.
+        if !self.room.memory.is_serving() {
+            return Ok(());
+        }
         let missing = self.whole_first && self.room.memory.recount() > 0;
         if !self.loaded || self.told_loaded || missing {
             return Ok(());
@@ -151,7 +155,8 @@ impl Session {
         let Some(client) = self.client.clone() else { return };
         let status = client.execute_raw("query-status", serde_json::Value::Null, RESUME).await;
         let paused = status.is_ok_and(|s| s.get("status").and_then(|s| s.as_str()) == Some("paused"));
-        if paused && let Err(End::Failed(error)) = self.resume_guest().await.map(drop) {
+        let resumed = if paused { self.resume_guest().await.map(drop) } else { Ok(()) };
+        if let Err(End::Failed(error)) = resumed {
             tracing::error!(error, "the guest stays paused");
         }
     }
@@ -277,11 +282,8 @@ impl Session {
             launching.abort();
             let _ = launching.await;
         }
-        if let Some(mut started) = self.started.take()
-            && let Ok(process) = started.try_recv()
-        {
-            self.process = Some(process);
-        }
+        let started = self.started.take().and_then(|mut started| started.try_recv().ok());
+        self.process = started.or(self.process.take());
         for task in
             [self.loading.take().map(|t| t.abort_handle()), self.relay.take().map(|t| t.abort_handle())]
                 .into_iter()
@@ -289,10 +291,10 @@ impl Session {
         {
             task.abort();
         }
-        if let Some(process) = self.process.take()
-            && let Err(error) = process.kill().await
-        {
-            tracing::error!(%error, "the destination QEMU could not be ended");
+        if let Some(process) = self.process.take() {
+            if let Err(error) = process.kill().await {
+                tracing::error!(%error, "the destination QEMU could not be ended");
+            }
         }
         self.node.config.monitors.forget(&self.room.layout.qmp_socket).await;
         self.room.remove();

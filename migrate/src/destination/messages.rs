@@ -37,7 +37,11 @@ impl Session {
             ToDestination::RoundEnd(number) if self.round.as_ref().is_some_and(|r| r.number == number) => {
                 self.end_round(channel).await?;
             }
-            ToDestination::Stopped(last) if !self.room.memory.is_serving() => self.stopped(&last)?,
+            ToDestination::Stopped(last) if !self.room.memory.is_serving() => {
+                self.stopped(&last)?;
+                // The device state may have been loaded already.
+                self.whole(channel).await?;
+            }
             ToDestination::FinalEnd if self.room.memory.is_serving() => {
                 if let Some(fill) = self.attempt.fill() {
                     fill.all_named.store(true, std::sync::atomic::Ordering::Release);

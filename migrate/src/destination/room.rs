@@ -136,10 +136,11 @@ impl Room {
 
 pub(super) fn remove_files(paths: &[PathBuf]) {
     for path in paths {
-        if let Err(error) = std::fs::remove_file(path)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
-            tracing::warn!(path = %path.display(), %error, "could not remove");
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(path = %path.display(), %error, "could not remove");
+            }
+            _ => {}
         }
     }
 }

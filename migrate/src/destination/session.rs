@@ -146,6 +146,11 @@ impl Session {
                 self.wait_on(why);
                 return Continue(());
             }
+            // It has been told that all is here; should it have missed that, it asks again and is answered from the journal.
+            End::Lost(_) if self.told_complete => {
+                self.finished();
+                return Break(());
+            }
             End::Lost(why) if owns => {
                 self.wait_on(why);
                 return Continue(());
@@ -232,9 +237,7 @@ impl Session {
         if heard.elapsed() > SILENCE {
             return Err(End::Lost(format!("nothing heard from the source for {} s", SILENCE.as_secs())));
         }
-        if let Some(process) = &self.process
-            && !process.alive()
-        {
+        if let Some(process) = self.process.as_ref().filter(|p| !p.alive()) {
             return Err(End::Failed(format!(
                 "QEMU at the destination has ended; its log says: {}",
                 process.log_tail()

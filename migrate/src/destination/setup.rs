@@ -164,6 +164,11 @@ impl Session {
         let record = journal.record().clone();
         let rebuild = || -> Result<(Room, VmRecord, i32), String> {
             let vm = record.vm.clone().ok_or("the journal names no VM")?;
+            if !record.final_applied {
+                return Err(
+                    "the page maps were never completed: they cannot say which pages are old".to_owned()
+                );
+            }
             let fault_fd = record.fault_fd.ok_or("the journal names no fault descriptor")?;
             let fabric =
                 node.config.dialer.fabric(record.fabric).ok_or("the session's fabric is not open here")?;

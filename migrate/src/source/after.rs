@@ -251,10 +251,11 @@ impl Session {
 
     fn free_files(&self) -> Result<(), String> {
         for ram in &self.vm.ram {
-            if let Err(error) = std::fs::remove_file(&ram.path)
-                && error.kind() != std::io::ErrorKind::NotFound
-            {
-                return Err(format!("{}: {error}", ram.path.display()));
+            match std::fs::remove_file(&ram.path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(format!("{}: {error}", ram.path.display()));
+                }
+                _ => {}
             }
         }
         if !self.vm.adopted {

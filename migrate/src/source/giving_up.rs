@@ -31,9 +31,8 @@ impl Session {
         }
         // The guest first: it may be waiting.
         let back = self.bring_back().await;
-        if let Some(memory) = &self.memory
-            && let Err(error) = memory.disarm()
-        {
+        let disarmed = self.memory.as_ref().map_or(Ok(()), |memory| memory.disarm());
+        if let Err(error) = disarmed {
             tracing::warn!(error, "writes are still being tracked; that ends with this daemon");
         }
         let why = match &stop {

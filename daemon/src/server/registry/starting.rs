@@ -78,9 +78,10 @@ fn kill_processes_in(dir: &Path) {
     let Ok(entries) = std::fs::read_dir("/proc") else { return };
     for entry in entries.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else { continue };
-        if std::fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd == dir)
-            && let Some(pid) = rustix::process::Pid::from_raw(pid)
-        {
+        if !std::fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd == dir) {
+            continue;
+        }
+        if let Some(pid) = rustix::process::Pid::from_raw(pid) {
             let killed = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             tracing::warn!(?pid, ?killed, "ended a QEMU that has no record");
         }
