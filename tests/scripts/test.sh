@@ -11,6 +11,8 @@ vmove_test() {
     done
     # shellcheck source=tests/scripts/build.sh
     source "$ROOT/tests/scripts/build.sh"
+    # shellcheck source=tests/scripts/setup.sh
+    source "$ROOT/tests/scripts/setup.sh"
     vmove_setup
     export_env
     cd "$ROOT" || exit
