@@ -388,8 +388,15 @@ impl Engine {
         };
         let sessions = self.lock();
         match sessions.get(&hello.session) {
-            Some(handle) if handle.role == Role::Destination && handle.token == hello.token => Ok(()),
-            Some(_) => unknown(),
+            Some(handle) if handle.role != Role::Destination || handle.token != hello.token => unknown(),
+            Some(handle) if handle.is_running() || self.ended(hello).is_some() => Ok(()),
+            Some(_) => {
+                let why = format!(
+                    "session {} stopped with an error at {}; `vmove recover` there takes it up",
+                    hello.session, self.node.config.node
+                );
+                Err((Status::Busy, why))
+            }
             None if hello.kind == LinkKind::Control && hello.token == Token::default() => Ok(()),
             // A session that ended in an earlier life of this daemon can still be asked how.
             None if hello.kind == LinkKind::Control && self.ended(hello).is_some() => Ok(()),
@@ -401,7 +408,9 @@ impl Engine {
     fn ended(&self, hello: &Hello) -> Option<DestinationRecord> {
         let path = self.node.session_dir(hello.session).join("destination.jsonl");
         let record = Journal::<DestinationRecord>::open(&path).ok()?.record().clone();
-        (record.prepare.token == hello.token).then_some(record)
+        // One that owns the guest and has failed must not be taken for one that never had it.
+        let ended = matches!(record.state, DestinationState::Complete | DestinationState::Gone);
+        (ended && record.prepare.token == hello.token).then_some(record)
     }
 
     /// Takes a connection whose greeting was wanted.

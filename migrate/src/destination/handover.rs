@@ -97,8 +97,19 @@ impl Session {
     pub(super) async fn commit(&mut self, channel: &mut Channel<ToDestination>) -> Result<(), End> {
         let first = self.state() == DestinationState::Loaded;
         self.advance(DestinationEvent::Commit)?;
+        self.owes_resume |= first;
+        if self.owes_resume && self.client.is_none() {
+            // Found again after a restart, and the monitor does not answer yet: pages go first.
+            self.publisher.enter(Phase::Fetch);
+            return Ok(());
+        }
+        self.run_here(channel).await
+    }
+
+    async fn run_here(&mut self, channel: &mut Channel<ToDestination>) -> Result<(), End> {
         let left = self.room.memory.recount();
-        let resumed_at = if first { self.take_over(left).await? } else { None };
+        let resumed_at = if self.owes_resume { self.take_over(left).await? } else { None };
+        self.owes_resume = false;
         self.publisher.enter(Phase::Fetch);
         channel.send(&ToSource::Running(Running { resumed_at, pages_left: left })).await?;
         self.whole(channel).await
@@ -146,8 +157,24 @@ impl Session {
         }
     }
 
+    /// The monitor of a QEMU that was found again answers.
+    pub(super) async fn connected(
+        &mut self,
+        client: Result<vmove_qmp::Client, String>,
+        channel: &mut Channel<ToDestination>,
+    ) -> Result<(), End> {
+        self.client = Some(client.map_err(|why| End::Failed(format!("The monitor does not answer: {why}")))?);
+        if self.owes_resume {
+            return self.run_here(channel).await;
+        }
+        if self.state().may_run() {
+            self.resume_if_paused().await;
+        }
+        Ok(())
+    }
+
     /// After a kill between the journal's line and `cont`.
-    pub(super) async fn resume_if_paused(&mut self) {
+    async fn resume_if_paused(&mut self) {
         let record = self.journal.record();
         if !record.prepare.was_running || record.prepare.spec.paused {
             return;
@@ -167,6 +194,7 @@ impl Session {
             return self.tell_loaded(channel).await;
         }
         if !self.state().may_run()
+            || self.owes_resume
             || self.told_complete
             || self.room.memory.left() > 0
             || self.room.memory.recount() > 0

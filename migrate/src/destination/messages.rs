@@ -85,6 +85,8 @@ impl Session {
             DestinationState::Filling | DestinationState::Gone => DestinationStand::Gone,
         };
         channel.send(&ToSource::Resume(ours)).await?;
+        self.source_hashes.clear();
+        self.all_hashes = false;
         self.publisher.update(|p| p.outcome = Outcome::Running);
         match stand {
             SourceStand::Aborted => Err(self.source_keeps_the_guest("the source keeps the guest".to_owned())),

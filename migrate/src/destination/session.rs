@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use vmove_memory::PageRun;
 use vmove_qmp::process::QemuProcess;
 use vmove_qmp::switchover::{Destination, StateSender};
@@ -27,6 +27,8 @@ use crate::throttle::Throttle;
 
 /// A source that says nothing for this long before the hand-over is lost. It pings every second.
 const SILENCE: Duration = Duration::from_secs(15);
+/// How long the source may take to read why it failed.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How often progress is told.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -70,6 +72,10 @@ pub(super) struct Session {
     pub process: Option<QemuProcess>,
     pub client: Option<vmove_qmp::Client>,
     pub destination: Option<Arc<Destination>>,
+    /// A monitor that is being connected to: QEMU may answer only once it has the pages it waits for.
+    pub connecting: Option<JoinHandle<Result<vmove_qmp::Client, String>>>,
+    /// The guest was given to us and has not been resumed yet, for want of the monitor.
+    pub owes_resume: bool,
     pub state_sender: Option<StateSender>,
     pub state_stream: Option<BoxedStream>,
     pub relay: Option<JoinHandle<Result<u64, String>>>,
@@ -218,6 +224,7 @@ impl Session {
                 Some(event) = self.fill_events.recv() => self.fill_event(event, channel).await,
                 Ok(process) = started(&mut self.started) => self.process_started(process),
                 launched = ended(&mut self.launching) => self.launched(launched, channel).await,
+                connected = ended(&mut self.connecting) => self.connected(connected, channel).await,
                 loaded = ended(&mut self.loading) => self.state_loaded(loaded, channel).await,
                 _ = tick.tick() => self.tick(channel, heard).await,
             };
@@ -226,6 +233,8 @@ impl Session {
                 Err(end) => {
                     if let End::Failed(why) = &end {
                         let _ = channel.send(&ToSource::Failed(why.clone())).await;
+                        // Closing with messages unread would reset the connection, and the reason with it.
+                        let _ = timeout(LAST_WORDS, async { while channel.receive().await.is_ok() {} }).await;
                     }
                     return end;
                 }

@@ -22,6 +22,9 @@ use crate::proto::message::{Accepted, Prepare, ToDestination, ToSource};
 use crate::publish::Publisher;
 use crate::vm::VmRecord;
 
+/// Attempts of up to 5 s each to reach the monitor of a QEMU that was found again: its main loop may wait for pages that come only when
+/// the source has dialled.
+const CONNECT_TRIES: u32 = 1000;
 /// First message of a new session.
 const FIRST: Duration = Duration::from_secs(10);
 
@@ -75,7 +78,7 @@ pub(crate) async fn adopt(
     publisher: Publisher,
     mut arrivals: mpsc::Receiver<Arrival>,
 ) {
-    match Session::reopen(node, journal, publisher).await {
+    match Session::reopen(node, journal, publisher) {
         Ok(mut session) => session.run(None, &mut arrivals).await,
         Err((publisher, why)) => publisher.fail(why, GuestPlace::PausedAtDestination, false),
     }
@@ -156,7 +159,7 @@ impl Session {
         }
     }
 
-    async fn reopen(
+    fn reopen(
         node: Arc<Node>,
         journal: Journal<DestinationRecord>,
         publisher: Publisher,
@@ -181,21 +184,30 @@ impl Session {
         let pid = vm.pid.unsigned_abs();
         let retaken = launch::retake_faults(pid, vm.pid_start, fault_fd, &room.memory);
         let process = QemuProcess::adopt(pid, &launch::log_path(&vm.vm_dir)).map_err(|e| chain(&e));
-        let client = node.config.monitors.client(&vm.qmp_socket).await.map_err(|e| chain(&e));
-        let (attached, process, client) = match (retaken, process, client) {
-            (Ok(a), Ok(p), Ok(c)) => (a, p, c),
-            (Err(why), _, _) | (_, Err(why), _) | (_, _, Err(why)) => return Err((publisher, why)),
+        let (attached, process) = match (retaken, process) {
+            (Ok(a), Ok(p)) => (a, p),
+            (Err(why), _) | (_, Err(why)) => return Err((publisher, why)),
         };
+        let (monitors, socket) = (Arc::clone(&node.config.monitors), vm.qmp_socket.clone());
         room.memory.attach(attached);
         room.memory.begin_serving();
         let mut session = Self::with(node, record.id, journal, room, publisher);
         session.process = Some(process);
-        session.client = Some(client);
+        session.connecting = Some(tokio::spawn(async move {
+            let mut last = Ok(());
+            for _ in 0..CONNECT_TRIES {
+                match monitors.client(&socket).await {
+                    Ok(client) => return Ok(client),
+                    Err(error) => last = Err(chain(&error)),
+                }
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+            Err(last.err().unwrap_or_default())
+        }));
         session.loaded = true;
         session.told_loaded = true;
         if record.state.may_run() {
             session.publisher.enter(Phase::Fetch);
-            session.resume_if_paused().await;
         } else {
             session.publisher.enter(Phase::HandOver);
         }
@@ -224,6 +236,8 @@ impl Session {
             process: None,
             client: None,
             destination: None,
+            connecting: None,
+            owes_resume: false,
             state_sender: None,
             state_stream: None,
             relay: None,

@@ -54,6 +54,9 @@ impl Session {
                     tracing::warn!(session = %self.id, why, "destination lost; dialling again");
                     self.channel = None;
                     self.serving.clear();
+                    // Named anew once the destination has the page connections again.
+                    self.final_runs = None;
+                    self.hashes = None;
                     self.publisher.update(|p| p.outcome = Outcome::Reconnecting { error: why });
                 }
             }
@@ -121,6 +124,7 @@ impl Session {
                 return Err(connection(format!("{stop:?}")));
             }
             self.start_naming();
+            self.start_hashing();
         }
         self.converse().await
     }
@@ -218,7 +222,8 @@ impl Session {
         self.report.bytes_sent = complete.counted.wire_bytes + complete.state_bytes;
         self.report.verified = match (self.spec.verify, complete.differing_pages) {
             (false, _) => None,
-            (true, differing) => Some(differing == Some(0)),
+            // A destination that was started anew has no hashes of what it had mapped before.
+            (true, differing) => differing.map(|pages| pages == 0),
         };
         let rounds = self.report.rounds.len();
         if rounds > 0 {

@@ -209,10 +209,13 @@ impl Session {
         };
         self.send(&ToDestination::Stopped(last)).await?;
         self.start_naming();
-        if self.spec.verify {
-            self.hashes = Some(hash_all(&memory));
-        }
+        self.start_hashing();
         Ok(())
+    }
+
+    /// Hashes every page for `--verify`; [`Session::next`] passes the hashes on.
+    pub(super) fn start_hashing(&mut self) {
+        self.hashes = self.memory.as_ref().filter(|_| self.spec.verify).map(hash_all);
     }
 
     /// Names the pages of the final set; [`Session::next`] passes them on.

@@ -35,6 +35,7 @@ impl Session {
         if let Err(error) = disarmed {
             tracing::warn!(error, "writes are still being tracked; that ends with this daemon");
         }
+        let stop = self.last_words(stop).await;
         let why = match &stop {
             Stop::Refused(_) => "refused".to_owned(),
             Stop::Cancelled => "cancelled by the operator".to_owned(),
@@ -51,6 +52,24 @@ impl Session {
                 self.end_badly("Cancelled: the guest goes on at the source", GuestPlace::Source, true);
             }
             (Ok(()), Stop::Failed(why)) => self.end_badly(why, GuestPlace::Source, false),
+        }
+    }
+
+    /// A connection that broke may have left the destination's reason unread.
+    async fn last_words(&mut self, stop: Stop) -> Stop {
+        let (Stop::Failed(_), Some(channel)) = (&stop, &mut self.channel) else { return stop };
+        let unread = async {
+            loop {
+                match channel.receive().await {
+                    Ok(message @ (ToSource::Failed(_) | ToSource::Refused(_))) => return Some(message),
+                    Ok(_) => {}
+                    Err(_) => return None,
+                }
+            }
+        };
+        match timeout(Duration::from_millis(500), unread).await {
+            Ok(Some(message)) => self.unexpected(&message),
+            _ => stop,
         }
     }
 
