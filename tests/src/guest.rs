@@ -31,6 +31,9 @@ pub struct Guest {
     pub memory_mib: u32,
     /// What it is to do; it gets as many virtual CPUs as it has threads.
     pub config: Config,
+    /// Whether a stock QEMU maps its memory on a boundary of 2 MiB. Unless it is told to, QEMU maps a file on tmpfs
+    /// anywhere, and the kernel maps no huge page there. vmove sees to its own guests.
+    pub aligned: bool,
     /// More QEMU arguments.
     pub extra: Vec<String>,
 }
@@ -41,7 +44,7 @@ impl Guest {
     /// # Errors
     /// When that is not there.
     pub fn new(memory_mib: u32, config: Config) -> Result<Self> {
-        Ok(Self { qemu: places::Qemu::under_test()?, memory_mib, config, extra: Vec::new() })
+        Ok(Self { qemu: places::Qemu::under_test()?, memory_mib, config, aligned: true, extra: Vec::new() })
     }
 
     /// Size of its memory in bytes.
@@ -94,10 +97,11 @@ impl StockQemu {
         let log = folder.join("qemu.log");
         let line = guest.command_line(&serial.to_string_lossy())?;
         let mut command = Command::new(&line[0]);
+        let align = if guest.aligned { ",align=2M" } else { "" };
         command.args(&line[1..]).args([
             "-object",
             &format!(
-                "memory-backend-file,id=vmram,share=on,size={}M,mem-path={}",
+                "memory-backend-file,id=vmram,share=on{align},size={}M,mem-path={}",
                 guest.memory_mib,
                 ram.display()
             ),

@@ -130,6 +130,7 @@ mod tests {
             working_set_mib: 512,
             qemu: "qemu".into(),
             cold_memory: false,
+            unaligned: false,
         };
         let outcome = Outcome { total_ms, lost_work_ms, downtime_ms: 9.0, ..Outcome::default() };
         Row { case, median: Some(outcome), runs: Vec::new(), failures: Vec::new() }

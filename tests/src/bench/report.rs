@@ -175,6 +175,7 @@ mod tests {
             working_set_mib: 512,
             qemu: "qemu".into(),
             cold_memory: false,
+            unaligned: false,
         }
     }
 

@@ -155,6 +155,7 @@ mod tests {
                     working_set_mib: 512,
                     qemu: "q".into(),
                     cold_memory: false,
+                    unaligned: false,
                 };
                 let throughput = (-20..200).map(|i| (f64::from(i) * 10.0, 1e5)).collect();
                 Row::new(case, vec![Ok(Outcome { throughput, full_rate: 1e5, ..Outcome::default() })])

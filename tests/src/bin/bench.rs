@@ -12,8 +12,8 @@ use vmove_tests::bench::report::{self, Report, Row, Setting};
 use vmove_tests::bench::svg;
 use vmove_tests::{interrupt, places};
 
-const PARAMETERS: &str = "QEMU's modes: max-bandwidth 100 GB/s, all other parameters at their defaults; source and \
-                          destination on this machine, loopback TCP";
+const PARAMETERS: &str = "QEMU's modes: max-bandwidth 100 GB/s, RAM mapped with align=2M (unless --unaligned), all else at \
+                          its defaults; source and destination on this machine, loopback TCP";
 
 /// Moves the same guest by QEMU's own modes and by vmove's, and compares.
 #[derive(Debug, Parser)]
@@ -46,6 +46,9 @@ struct Args {
     /// Let the destination have memory that the hypervisor may have taken back
     #[arg(long)]
     cold_memory: bool,
+    /// QEMU's own modes without align=2M, as most set-ups have it: on tmpfs their memory gets no huge pages
+    #[arg(long)]
+    unaligned: bool,
     /// Folder for bench.json, bench.svg and bench.md
     #[arg(long, default_value = "target/bench")]
     out: PathBuf,
@@ -91,6 +94,7 @@ fn run(args: &Args) -> Result<bool> {
                     working_set_mib: args.working_set_mib,
                     qemu: qemu.clone(),
                     cold_memory: args.cold_memory,
+                    unaligned: args.unaligned,
                 };
                 rows.push(row(case, args.runs));
             }
