@@ -29,7 +29,7 @@ pub struct Flags {
     /// Unix socket for vmove, mode 0600 [default: /run/vmove/control.sock]
     #[arg(long, value_name = "SOCK", env = "VMOVE_CONTROL")]
     pub control: Option<PathBuf>,
-    /// Address and port for peer daemons and for read-only HTTP [default: [::]:7420]
+    /// Address and port for peer daemons and for read-only HTTP [default: `[::]:7420`]
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: Option<SocketAddr>,
     /// Records of VMs and migrations; must survive a restart [default: /var/lib/vmove]
