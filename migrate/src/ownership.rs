@@ -1,6 +1,6 @@
 //! Who owns the guest: the two state machines that make sure it never runs twice.
 //!
-//! Pure: no clock, no I/O. The drivers in [`crate::source`] and [`crate::destination`] ask these machines before they act, and write
+//! Pure: no clock, no I/O. The drivers in `source` and `destination` ask these machines before they act, and write
 //! the new state to the journal before the act. The rule that everything else serves:
 //!
 //! * the source may run the guest in [`SourceState::Warm`] and [`SourceState::Aborted`] only;
