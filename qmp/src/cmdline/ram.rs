@@ -164,6 +164,9 @@ impl CommandLine {
     }
 }
 
+/// A huge page of x86-64.
+const HUGE_PAGE: u64 = 2 << 20;
+
 /// Makes one back end a shared file.
 fn convert(
     item: &mut Item,
@@ -203,6 +206,11 @@ fn convert(
         }
     }
     options.set_flag("share", true);
+    let huge = layout.backing == super::RamBacking::Thp && size % HUGE_PAGE == 0;
+    if huge && matches!(options, Options::Pairs(_)) && options.get("align", false).is_none() {
+        // Without it QEMU maps a file on tmpfs at any multiple of 4 KiB, and the kernel cannot map huge pages there.
+        options.set_text("align", "2M");
+    }
     if options.flag("discard-data") == Some(true) {
         // QEMU would empty the file when it ends, under whoever still reads it.
         options.set_flag("discard-data", false);

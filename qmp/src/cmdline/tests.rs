@@ -95,7 +95,7 @@ fn nothing_and_half_an_option_are_errors() {
 fn ram_by_size_alone_becomes_a_file() {
     let (line, ram) = movable("qemu -M q35 -m 1G");
     let object = "-object memory-backend-file,id=vmove-ram0,size=1073741824,\
-                  mem-path=/dev/shm/vmove/web 1.vmove-ram0,share=on -machine memory-backend=vmove-ram0";
+                  mem-path=/dev/shm/vmove/web 1.vmove-ram0,share=on,align=2M -machine memory-backend=vmove-ram0";
     assert_eq!(line, format!("qemu -M q35 -m 1G {object} {OWN}"));
     assert_eq!(ram, [spec("vmove-ram0", 1024 * MIB)]);
 }
@@ -152,7 +152,7 @@ fn a_shared_named_file_stays_where_it_is() {
                 -object memory-backend-file,id=m,share=on,mem-path=/dev/shm/vmove-no-such-file,size=1G";
     let (line, ram) = movable(text);
     assert_eq!(ram[0].path, PathBuf::from("/dev/shm/vmove-no-such-file"));
-    assert_eq!(line, format!("{} {OWN}", joined(&words(text))));
+    assert_eq!(line, format!("{},align=2M {OWN}", joined(&words(text))));
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn a_destination_waits_and_has_its_files_at_home() {
         "qemu -M q35 -m 1G -pidfile /b/vm/pid -serial file:/b/vm/s.log \
          -qmp unix:/tmp/user.sock,server,nowait -D /var/log/q.log \
          -chardev socket,id=c,path=/tmp/c.sock,server=on,wait=off \
-         -object memory-backend-file,id=vmove-ram0,size=1073741824,mem-path=/b/mem/web 1.vmove-ram0,share=on \
+         -object memory-backend-file,id=vmove-ram0,size=1073741824,mem-path=/b/mem/web 1.vmove-ram0,share=on,align=2M \
          -machine memory-backend=vmove-ram0 -name guest=web 1 \
          -qmp unix:/b/vm/qmp.sock,server=on,wait=off -incoming defer -S"
     );
