@@ -267,7 +267,7 @@ pub struct MigrationId {
 #[command(after_help = "Example:
   vmove recover 3f2a
 
-Run it on the node that owns the guest: `vmove status ID` says which one that is.")]
+Run it on the node that the guest came from: it holds what is missing, and it is the side that dials.")]
 pub struct Recover {
     /// Id of the migration, may be cut short
     #[arg(value_name = "ID")]

@@ -116,7 +116,7 @@ fn tell_later(node: &std::sync::Arc<Node>, record: SourceRecord) {
             sleep(pause).await;
             pause = (pause * 2).min(Duration::from_secs(5));
         }
-        tracing::warn!(session = %record.id, to = %record.to, "the destination could not be told that the guest stays here; `vmove recover` there removes what it holds");
+        tracing::warn!(session = %record.id, to = %record.to, "the destination could not be told that the guest stays here; it holds a paused QEMU that will never run");
     });
 }
 
