@@ -6,7 +6,8 @@
 //! What the kernel does for memory registered with a userfaultfd (measured on Linux 6.18):
 //!
 //! - A collapse maps the whole 2 MiB, **also pages that were never CONTINUEd**. So collapse only what has landed to the
-//!   last page. Then it is also the fastest way to map it: 18 us, where CONTINUE of 512 pages takes 110 us.
+//!   last page. Then it is also the fastest way to map it: 3 us where nothing of it was mapped, 18 us where all was,
+//!   against 110 us for CONTINUE of 512 pages.
 //! - It wakes nobody. Threads that wait in the range are to be woken afterwards
 //!   ([`FaultContext::wake`](crate::FaultContext::wake)); a CONTINUE of their page does it too.
 //! - While [`DirtyTracker`](crate::DirtyTracker) watches the range, the kernel refuses.
@@ -38,7 +39,7 @@ pub enum Collapsed {
 
 /// Maps a range of the process by 2 MiB pages. `hva` and `len` should be multiples of 2 MiB.
 ///
-/// Stops nobody; takes about 10 us for a 2 MiB folio that only has to be remapped, and longer if the memory has to be
+/// Stops nobody; takes 3 to 20 us for a 2 MiB folio that only has to be remapped, and longer if the memory has to be
 /// gathered into one first.
 ///
 /// # Errors

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{Collapsed, collapse, huge_mapped, map_folio};
 use crate::testing::ram::{Dir, Guest, poke};
+use crate::testing::server::event_waits;
 use crate::{
     Backing, ByteLen, EventBatch, FaultContext, Keep, Outcome, PageIndex, PageRun, PageSize, UffdEvent,
     UffdFeatures, create_uffd,
@@ -35,7 +36,7 @@ fn a_landed_folio_becomes_one_huge_page_and_waiters_go_on() {
     let huge = |guest: &Guest| huge_mapped(&guest.process, hva, FOLIO).expect("pagemap");
 
     guest.target.ask("later-read 0 8192");
-    std::thread::sleep(Duration::from_millis(50));
+    event_waits(&context);
     let mut batch = EventBatch::new(4);
     assert_eq!(context.read_events(&mut batch).expect("read"), 1);
     assert!(matches!(batch.events(), [UffdEvent::Fault { .. }]));

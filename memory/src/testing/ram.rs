@@ -1,8 +1,11 @@
 //! Memory directories, huge pages and RAM files for tests, given back afterwards.
 
+use std::cell::Cell;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::mount::{MountPropagationFlags, mount_change};
 
 use super::Target;
 use crate::{Backing, ByteLen, MemoryDir, PageSize, Process, QemuMapping, RamFile, find_mappings};
@@ -50,9 +53,24 @@ impl Drop for HugePages {
     }
 }
 
+/// Gives this thread, and the processes it starts, mounts of their own, which vanish with them: also if a test is killed.
+pub fn own_mounts() -> Result<(), String> {
+    thread_local!(static DONE: Cell<bool> = const { Cell::new(false) });
+    if DONE.replace(true) {
+        return Ok(());
+    }
+    // SAFETY: changes what this thread sees of the file system.
+    if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
+        return Err(format!("unshare: {}", std::io::Error::last_os_error()));
+    }
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    mount_change("/", private).map_err(|error| format!("mount: {error}"))
+}
+
 impl Dir {
     /// A directory that can hold `mib` MiB, or why not.
     pub fn new(backing: Backing, mib: u64) -> Result<Self, String> {
+        own_mounts()?;
         let huge_pages = match backing {
             Backing::Thp => None,
             Backing::Hugetlb2M => Some(HugePages::reserve(mib / 2)?),

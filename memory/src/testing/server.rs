@@ -13,6 +13,13 @@ use crate::{
     RamFile, UffdEvent, Want,
 };
 
+/// Waits until an event can be read.
+pub fn event_waits(context: &FaultContext) {
+    let wait = Timespec { tv_sec: 10, tv_nsec: 0 };
+    let ready = poll(&mut [PollFd::new(&context.as_fd(), PollFlags::IN)], Some(&wait)).expect("poll");
+    assert_eq!(ready, 1, "no event came");
+}
+
 /// What the server serves. Clone-able by `Arc`.
 pub struct Served {
     pub context: FaultContext,

@@ -13,7 +13,7 @@ use crate::attach::{
 use crate::testing::command;
 use crate::testing::counting::allocations;
 use crate::testing::ram::{Dir, Guest, on_both, peek, poke};
-use crate::testing::server::{Served, source_word};
+use crate::testing::server::{Served, event_waits, source_word};
 use crate::{
     Backing, ByteLen, ByteRange, FileOffset, MemoryError, PageIndex, PageRun, PageState, PageTable, Process,
     QemuMapping, RamFile, find_mappings,
@@ -162,7 +162,7 @@ fn faults_during_a_discard_are_not_lost() {
             // Faults already, and its event is read and dropped by the discard.
             guest.files[0].punch(ByteRange::new(FileOffset(0), ByteLen::mib(2))).expect("punch");
             guest.target.ask("later-read 0 0");
-            std::thread::sleep(Duration::from_millis(50));
+            event_waits(&context);
             discard_in_qemu(&guest.process, &guest.mappings, Some(&context)).expect("discard");
             let mut batch = EventBatch::new(8);
             let events = next_events(&context, &mut batch);
@@ -209,7 +209,7 @@ fn pending_discards_make_requests_retry() {
             map.populate(PageRun::new(PageIndex(0), 2048)).expect("memory");
             let context = watch(&guest, Keep::InQemu);
             guest.target.ask(&format!("later-remove 0 {} 4096", 4 * MIB));
-            std::thread::sleep(Duration::from_millis(50));
+            event_waits(&context);
             let len = ByteLen(4096);
             let map_first = || context.continue_range(mapping.hva, len, page).expect("continue");
             assert_eq!(map_first(), Outcome::Retry { done: ByteLen(0) });
