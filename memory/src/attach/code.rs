@@ -70,6 +70,12 @@ pub(super) fn find(process: &Process, maps: &[MapEntry], memory: &File) -> Resul
         .ok_or(MemoryError::NoSyscallInstruction { pid: process.pid() })
 }
 
+/// True if the instruction is where it was found.
+pub(super) fn is_there(code: Code, memory: &File) -> bool {
+    let mut text = [0; 2];
+    memory.read_exact_at(&mut text, code.syscall).is_ok() && text == SYSCALL
+}
+
 fn search(map: &MapEntry, memory: &File) -> Found {
     let mut found = Found::default();
     let mut buffer = vec![0; CHUNK + LONGEST];

@@ -70,15 +70,7 @@ impl Injector {
 
     /// Stops the first of these threads that can be stopped.
     pub(super) fn attach_to(process: &Process, tids: &[u32]) -> Result<Self> {
-        let path = process.path("mem");
-        let memory = OpenOptions::new().read(true).write(true).open(&path).map_err(|source| {
-            if process.alive() {
-                MemoryError::Proc { path, source }
-            } else {
-                MemoryError::ProcessGone { pid: process.pid() }
-            }
-        })?;
-        let code = code::find(process, &process.maps()?, &memory)?;
+        let (memory, code) = prepare(process)?;
         let tids = tids.to_vec();
 
         let (ready, wait_ready) = mpsc::channel();
@@ -209,6 +201,27 @@ impl Drop for Injector {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
             tracing::warn!(pid = self.pid, %error, "letting go of a process");
+        }
+    }
+}
+
+/// Opens the memory of the process and finds instructions to use. A process that is just being started may have none.
+fn prepare(process: &Process) -> Result<(File, Code)> {
+    let path = process.path("mem");
+    let mut attempts = 0;
+    loop {
+        // Again each time: what is opened is the address space of the program that runs now.
+        let memory = match OpenOptions::new().read(true).write(true).open(&path) {
+            Ok(memory) => memory,
+            Err(source) if process.alive() => return Err(MemoryError::Proc { path, source }),
+            Err(_) => return Err(MemoryError::ProcessGone { pid: process.pid() }),
+        };
+        attempts += 1;
+        match code::find(process, &process.maps()?, &memory) {
+            Err(MemoryError::NoSyscallInstruction { .. }) if attempts < 50 => {
+                thread::sleep(Duration::from_millis(2));
+            }
+            result => return Ok((memory, result?)),
         }
     }
 }

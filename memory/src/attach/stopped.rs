@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::code::Code;
+use super::code::{self, Code};
 use super::frame;
 use super::ptrace::{self, Regs, Stop, Waited};
 use super::threads;
@@ -63,6 +63,11 @@ impl StoppedThread {
         if saved.cs != USER_CS {
             ptrace::detach(tid)?;
             return Err(MemoryError::NotX86_64 { tid, cs: saved.cs });
+        }
+        // The process may have started another program since the code was found.
+        if !code::is_there(code, memory) {
+            ptrace::detach(tid)?;
+            return Err(MemoryError::NoSyscallInstruction { pid: tid });
         }
         if waits_forever_with_eintr(&saved) {
             saved.rax = ptrace::unsigned(ERESTARTNOHAND);

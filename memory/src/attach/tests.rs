@@ -240,6 +240,18 @@ fn threads_may_end_while_we_attach() {
 }
 
 #[test]
+fn a_process_may_be_attached_to_while_it_starts() {
+    for _ in 0..30 {
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().expect("spawn");
+        let process = Process::open(child.id()).expect("child");
+        let result = Injector::attach(&process).and_then(|mut i| i.syscall(libc::SYS_getpid, [0; 6]));
+        child.kill().expect("our child");
+        child.wait().expect("our child");
+        assert_eq!(result.expect("attach"), u64::from(process.pid()));
+    }
+}
+
+#[test]
 fn errors_of_the_call_and_of_the_attach_are_told_apart() {
     let mut target = Target::start("ppoll");
     let process = Process::open(target.pid()).expect("child");
