@@ -209,8 +209,6 @@ fn place(memory: &MemoryDir) -> Result {
     println!("CONTINUE, 2 MiB mapped before:  {}", median(again));
     println!("CONTINUE, one 4 KiB page:       {}", median(single));
 
-    faults(&mut s, &context)?;
-
     let mut collapses = Vec::new();
     for folio in 0..100 {
         let hva = s.mapping.hva.add(ByteLen(folio * FOLIO.0));
@@ -223,6 +221,13 @@ fn place(memory: &MemoryDir) -> Result {
     let (took, result) = timed(|| discard_in_qemu(&s.process, &[s.mapping], Some(&context)));
     result?;
     println!("discard 256 MiB and check:      {took:?}");
+    let mut collapses = Vec::new();
+    for folio in 0..100 {
+        let hva = s.mapping.hva.add(ByteLen(folio * FOLIO.0));
+        collapses.push(timed(|| collapse(&s.process, hva, FOLIO)).0);
+    }
+    println!("COLLAPSE, 2 MiB, none mapped:   {}", median(collapses));
+    faults(&mut s, &context)?;
     Ok(())
 }
 
