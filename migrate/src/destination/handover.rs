@@ -219,7 +219,6 @@ impl Session {
             state_bytes: self.state_bytes,
         };
         self.publisher.enter(Phase::Finish);
-        self.attempt.end();
         self.told_complete = true;
         channel.send(&ToSource::Complete(Box::new(complete))).await?;
         self.make_huge();
@@ -249,7 +248,9 @@ impl Session {
     }
 
     /// Every byte is in the file: from here on faults are the kernel's business.
-    fn release_faults(&self) -> Result<(), End> {
+    fn release_faults(&mut self) -> Result<(), End> {
+        // Threads first: one that was about to map a page would find its range gone and take QEMU for dead.
+        self.attempt.end();
         let Some(attached) = self.room.memory.attached() else { return Ok(()) };
         attached.context.unregister(&attached.mappings).map_err(|e| End::Failed(chain(&e)))
     }

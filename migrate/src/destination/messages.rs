@@ -181,6 +181,10 @@ impl Session {
         event: FillEvent,
         channel: &mut Channel<ToDestination>,
     ) -> Result<(), End> {
+        if self.told_complete {
+            // From threads that have ended: nothing is missing any more.
+            return Ok(());
+        }
         match event {
             FillEvent::Broken(why) => Err(End::Lost(format!("page connection: {why}"))),
             FillEvent::Gone(why) => Err(End::Failed(why)),
