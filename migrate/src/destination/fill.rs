@@ -419,7 +419,7 @@ impl<'a> Worker<'a> {
         });
         result?;
         let pages = piece.run.start.0..piece.run.end().0;
-        memory.map_landed(piece.block, pages).map_err(|e| FillEvent::Gone(e.to_string()))
+        memory.map_folios(piece.block, pages).map_err(|e| FillEvent::Gone(e.to_string()))
     }
 }
 

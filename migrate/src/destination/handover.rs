@@ -306,6 +306,7 @@ impl Session {
     /// Removes everything: the guest never was ours.
     pub(super) async fn undo(&mut self) {
         self.attempt.end();
+        self.populating = None;
         if let Some(launching) = self.launching.take() {
             // It ends by itself within its own deadlines; its QEMU is ended below as soon as it is known.
             launching.abort();

@@ -9,6 +9,7 @@ use vmove_qmp::process::QemuProcess;
 
 use super::attempt::Attempt;
 use super::launch::{self, LaunchOrder, Launched, chain};
+use super::populate;
 use super::room::{self, Room};
 use super::session::{Arrival, End, Session};
 use crate::journal::{DestinationRecord, Journal};
@@ -20,6 +21,7 @@ use crate::proto::channel::Channel;
 use crate::proto::hello::{Hello, SessionId};
 use crate::proto::message::{Accepted, Prepare, ToDestination, ToSource};
 use crate::publish::Publisher;
+use crate::spec::Mode;
 use crate::vm::VmRecord;
 
 /// Attempts of up to 5 s each to reach the monitor of a QEMU that was found again: its main loop may wait for pages that come only when
@@ -232,6 +234,8 @@ impl Session {
             attempt,
             fill_events,
             launching: None,
+            populating: None,
+            populated: None,
             started: None,
             process: None,
             client: None,
@@ -266,6 +270,31 @@ impl Session {
         };
         self.started = Some(receiver);
         self.launching = Some(tokio::spawn(launch::launch(order)));
+        let prepare = &self.journal.record().prepare;
+        if prepare.spec.mode.fixed() == Some(Mode::Postcopy) {
+            match populate::start(&self.room.memory, &prepare.blocks) {
+                Ok((populating, task)) => (self.populating, self.populated) = (Some(populating), Some(task)),
+                // Then pages get their memory when they are touched.
+                Err(why) => tracing::warn!(session = %self.id, why, "memory is not populated ahead"),
+            }
+        }
+    }
+
+    pub(super) async fn populated(
+        &mut self,
+        populated: Result<(), String>,
+        channel: &mut Channel<ToDestination>,
+    ) -> Result<(), End> {
+        populated.map_err(|why| End::Failed(format!("No memory for the guest at the destination: {why}")))?;
+        self.tell_prepared(channel).await
+    }
+
+    /// The source may stop the guest: QEMU waits for its state, and there is memory.
+    async fn tell_prepared(&mut self, channel: &mut Channel<ToDestination>) -> Result<(), End> {
+        if self.destination.is_some() && self.populated.is_none() {
+            channel.send(&ToSource::Prepared).await?;
+        }
+        Ok(())
     }
 
     pub(super) fn process_started(&mut self, process: QemuProcess) -> Result<(), End> {
@@ -305,7 +334,6 @@ impl Session {
         self.touched = launched.touched;
         self.room.memory.attach(launched.attached);
         self.start_relay();
-        channel.send(&ToSource::Prepared).await?;
-        Ok(())
+        self.tell_prepared(channel).await
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::timeout;
-use vmove_memory::PageIndex;
+use vmove_memory::{PageIndex, RamFile};
 use vmove_qmp::inspect::VmFacts;
 use vmove_qmp::switchover::{Hold, Outbound, Source, SourceOptions, StateReceiver};
 
@@ -230,12 +230,12 @@ impl Session {
 fn layout(vm: &VmRecord) -> Result<Vec<BlockInfo>, Stop> {
     let backing = crate::node::backing_named(&vm.backing)
         .ok_or_else(|| format!("unknown backing {:?} in the VM's record", vm.backing))?;
-    let info = |ram: &crate::vm::RamFileRecord| BlockInfo {
-        id: ram.id.clone(),
-        size: ram.size,
-        page_size: backing.page_bytes(),
+    let info = |ram: &crate::vm::RamFileRecord| -> Result<BlockInfo, Stop> {
+        let file = RamFile::open(&ram.path).map_err(|e| chain(&e))?;
+        let data = super::memory::parts_with_data(&file)?;
+        Ok(BlockInfo { id: ram.id.clone(), size: ram.size, page_size: backing.page_bytes(), data })
     };
-    Ok(vm.ram.iter().map(info).collect())
+    vm.ram.iter().map(info).collect()
 }
 
 /// Hashes every page of the stopped guest, from a thread of its own.

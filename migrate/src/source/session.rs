@@ -138,6 +138,7 @@ pub(crate) async fn begin(begun: Begun) {
         fabric_address: String::new(),
         bulk_connections: 0,
         freed: false,
+        untold: false,
         report: report.clone(),
     };
     let token = record.token;
