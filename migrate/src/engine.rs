@@ -208,7 +208,7 @@ impl Engine {
     async fn resume_destination(self: &Arc<Self>, journal: Journal<DestinationRecord>) {
         let r = journal.record().clone();
         match r.state {
-            DestinationState::Gone | DestinationState::Complete => {}
+            DestinationState::Gone | DestinationState::Complete => destination::tidy(&self.node, &r),
             DestinationState::Filling => {
                 tracing::info!(session = %r.id, vm = r.prepare.vm, "removing what is left of a migration to here that never owned the guest");
                 destination::discard(&self.node, journal).await;

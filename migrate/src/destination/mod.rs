@@ -23,4 +23,4 @@ pub(crate) use launch::chain;
 pub(crate) use populate::PART;
 pub(crate) use room::plan;
 pub(crate) use session::Arrival;
-pub(crate) use setup::{adopt, discard, serve_new};
+pub(crate) use setup::{adopt, discard, serve_new, tidy};

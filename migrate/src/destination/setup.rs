@@ -98,12 +98,29 @@ pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>
             tracing::warn!(vm = vm.name, %error, "could not remove the record of a VM that never arrived");
         }
     }
-    let tables: Vec<_> = (0..record.prepare.blocks.len())
-        .map(|index| super::guest::GuestMemory::table_path(&node.page_map_dir(), record.id, index))
-        .collect();
-    room::remove_files(&tables);
+    room::remove_files(&tables_of(node, &record));
     if let Err(error) = journal.update(|r| r.state = DestinationState::Gone) {
         tracing::warn!(%error, "could not write the journal");
+    }
+}
+
+fn tables_of(node: &Node, record: &DestinationRecord) -> Vec<std::path::PathBuf> {
+    (0..record.prepare.blocks.len())
+        .map(|index| super::guest::GuestMemory::table_path(&node.page_map_dir(), record.id, index))
+        .collect()
+}
+
+/// After a kill between a session's last line in the journal and its last act.
+pub(crate) fn tidy(node: &Node, record: &DestinationRecord) {
+    room::remove_files(&tables_of(node, record));
+    let id = record.id.to_string();
+    if let Ok(mut vm) = node.vms.get(&record.prepare.vm) {
+        if vm.session.as_ref() == Some(&id) {
+            vm.session = None;
+            if let Err(error) = node.vms.put(vm) {
+                tracing::warn!(session = id, %error, "could not update the VM's record");
+            }
+        }
     }
 }
 
