@@ -121,7 +121,20 @@ impl Scene {
     /// # Errors
     /// When one does not start.
     pub fn in_sandbox(sandbox: Sandbox, memory: &str, guest: &Guest) -> Result<Self> {
-        let (a, b) = Node::pair(&sandbox, &NodeOptions::default())?;
+        Self::with_options(sandbox, &NodeOptions::default(), memory, guest)
+    }
+
+    /// As [`Scene::in_sandbox`], with nodes of these options.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub fn with_options(
+        sandbox: Sandbox,
+        options: &NodeOptions,
+        memory: &str,
+        guest: &Guest,
+    ) -> Result<Self> {
+        let (a, b) = Node::pair(&sandbox, options)?;
         Self::begin(sandbox, (a, b, None), NAME, memory, guest)
     }
 
