@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use crate::beacon::{self, BeaconPage};
 use crate::guest::{BOOT_TIMEOUT, Guest};
+use crate::old_kernel::spawn_before_6_7;
 use crate::places;
 use crate::process::Guarded;
 use crate::sandbox::Sandbox;
@@ -31,11 +32,20 @@ pub struct NodeOptions {
     pub environment: Vec<(String, String)>,
     /// Program, if not the one built.
     pub program: Option<PathBuf>,
+    /// Whether the kernel looks older than Linux 6.7 to the daemon and its QEMUs.
+    pub old_kernel: bool,
 }
 
 impl Default for NodeOptions {
     fn default() -> Self {
-        Self { fabric: "tcp", peers: Vec::new(), extra: Vec::new(), environment: Vec::new(), program: None }
+        Self {
+            fabric: "tcp",
+            peers: Vec::new(),
+            extra: Vec::new(),
+            environment: Vec::new(),
+            program: None,
+            old_kernel: false,
+        }
     }
 }
 
@@ -108,8 +118,12 @@ impl Node {
         }
         command.args(&self.options.extra).envs(self.options.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let child = command.spawn().with_context(|| format!("could not start {}", program.display()))?;
-        self.process = Some(child.into());
+        let child = if self.options.old_kernel {
+            spawn_before_6_7(command)
+        } else {
+            command.spawn().map_err(Into::into)
+        };
+        self.process = Some(child.with_context(|| format!("could not start {}", program.display()))?.into());
         self.wait_ready(Duration::from_secs(20))
     }
 

@@ -251,12 +251,7 @@ impl Session {
         if heard.elapsed() > SILENCE {
             return Err(End::Lost(format!("nothing heard from the source for {} s", SILENCE.as_secs())));
         }
-        if let Some(process) = self.process.as_ref().filter(|p| !p.alive()) {
-            return Err(End::Failed(format!(
-                "QEMU at the destination has ended; its log says: {}",
-                process.log_tail()
-            )));
-        }
+        self.qemu_lives(channel).await?;
         let counted = self.attempt.counted(&self.room.memory);
         let page = self.room.memory.blocks.first().map_or(4096, |b| b.page_size.bytes());
         let left = self.room.memory.is_serving().then_some(counted.pages_left * page);

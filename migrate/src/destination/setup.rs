@@ -80,6 +80,18 @@ pub(crate) async fn adopt(
     publisher: Publisher,
     mut arrivals: mpsc::Receiver<Arrival>,
 ) {
+    let record = journal.record();
+    let ended = record.vm.as_ref().is_some_and(|vm| {
+        match vmove_memory::Process::reopen(vm.pid.unsigned_abs(), vm.pid_start) {
+            Ok(process) => !process.alive(),
+            Err(error) => matches!(error, vmove_memory::MemoryError::ProcessGone { .. }),
+        }
+    });
+    if record.state == DestinationState::Loaded && ended {
+        // It never ran the guest: a source that has committed takes it back when it hears of this.
+        discard(&node, journal).await;
+        return publisher.fail("QEMU has ended while there was no daemon", GuestPlace::Source, false);
+    }
     match Session::reopen(node, journal, publisher) {
         Ok(mut session) => session.run(None, &mut arrivals).await,
         Err((publisher, why)) => publisher.fail(why, GuestPlace::PausedAtDestination, false),

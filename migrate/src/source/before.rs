@@ -19,7 +19,7 @@ use crate::ownership::SourceEvent;
 use crate::pending::PageSet;
 use crate::progress::Phase;
 use crate::proto::hello::{LinkKind, Token};
-use crate::proto::message::{BlockInfo, Final, Hashes, Prepare, ToDestination, ToSource};
+use crate::proto::message::{BlockInfo, DestinationStand, Final, Hashes, Prepare, ToDestination, ToSource};
 use crate::spec::{MigrationSpec, Mode};
 use crate::vm::VmRecord;
 
@@ -194,7 +194,22 @@ impl Session {
             }
         }
         // Until QEMU has completed, a lost stream makes it run the guest on by itself: no commit before that.
-        source.completed(STOP).await.map(drop).map_err(|e| chain(&e)).map_err(Stop::Failed)
+        source.completed(STOP).await.map_err(|e| chain(&e))?;
+        self.not_failed_meanwhile()
+    }
+
+    /// A destination that has failed since it said `Loaded` is not given the guest.
+    fn not_failed_meanwhile(&mut self) -> Result<(), Stop> {
+        let Some(channel) = &mut self.channel else { return Ok(()) };
+        while let Some(message) = channel.received() {
+            match message? {
+                ToSource::Failed(why) => return Err(Stop::Failed(format!("{}: {why}", self.to))),
+                // It says why in its next message, which `give_up` waits for.
+                ToSource::Resume(DestinationStand::Gone) => return Err(Stop::Failed(self.gave_back())),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     async fn name_final_pages(&mut self, stopped_at: Mono) -> Result<(), Stop> {

@@ -31,10 +31,6 @@ impl Session {
         }
         // The guest first: it may be waiting.
         let back = self.bring_back().await;
-        let disarmed = self.memory.as_ref().map_or(Ok(()), |memory| memory.disarm());
-        if let Err(error) = disarmed {
-            tracing::warn!(error, "writes are still being tracked; that ends with this daemon");
-        }
         let stop = self.last_words(stop).await;
         let why = match &stop {
             Stop::Refused(_) => "refused".to_owned(),
@@ -53,6 +49,44 @@ impl Session {
             }
             (Ok(()), Stop::Failed(why)) => self.end_badly(why, GuestPlace::Source, false),
         }
+    }
+
+    /// The commit came too late: the destination's QEMU had ended without ever running the guest, which goes on here.
+    pub(super) async fn take_back(mut self) {
+        if let Err(error) = self.advance(SourceEvent::PeerGone) {
+            return self.end_badly(error, GuestPlace::PausedAtSource, false);
+        }
+        // An earlier life of the daemon may have stopped it.
+        if self.qmp.is_none() {
+            let was_running = self.journal.record().was_running;
+            let found = async {
+                let client =
+                    self.node.config.monitors.client(&self.vm.qmp_socket).await.map_err(|e| chain(&e))?;
+                Source::attach(&client, was_running).await.map_err(|e| chain(&e))
+            };
+            match found.await {
+                Ok(source) => self.qmp = Some(std::sync::Arc::new(source)),
+                Err(error) => return self.end_badly(error, GuestPlace::PausedAtSource, false),
+            }
+        }
+        let back = self.bring_back().await;
+        let why = match self.last_words(Stop::Failed(self.gave_back())).await {
+            Stop::Failed(why) => why,
+            _ => self.gave_back(),
+        };
+        self.channel = None;
+        self.serving.clear();
+        match back {
+            Ok(()) => self.end_badly(why, GuestPlace::Source, false),
+            Err(error) => {
+                let error = format!("{why}; and the guest did not resume: {error}");
+                self.end_badly(error, GuestPlace::PausedAtSource, false);
+            }
+        }
+    }
+
+    pub(super) fn gave_back(&self) -> String {
+        format!("{} lost the guest's QEMU before the guest ran there; it goes on at the source", self.to)
     }
 
     /// A connection that broke may have left the destination's reason unread.
@@ -74,6 +108,14 @@ impl Session {
     }
 
     async fn bring_back(&mut self) -> Result<(), String> {
+        let back = self.run_guest_again().await;
+        if let Some(Err(error)) = self.memory.as_ref().map(|memory| memory.disarm()) {
+            tracing::warn!(error, "writes are still being tracked; that ends with this daemon");
+        }
+        back
+    }
+
+    async fn run_guest_again(&mut self) -> Result<(), String> {
         if let Some(relay) = self.relay.take() {
             // QEMU's write fails if it still sends: that ends its migration sooner.
             relay.abort();
