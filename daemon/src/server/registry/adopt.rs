@@ -80,8 +80,9 @@ impl Registry {
 
     /// Lets go of an adopted VM: it runs on, unknown to us.
     pub async fn forget(self: &Arc<Self>, name: &str) -> Result<(), Problem> {
-        let record = self.vms.get(name).map_err(|e| store_problem(&e))?;
+        // Before the record is looked up: a migration that ends in between may take it away.
         self.not_in_session(name)?;
+        let record = self.vms.get(name).map_err(|e| store_problem(&e))?;
         if !record.adopted {
             return Err(Problem::new(
                 Code::NotAdopted,

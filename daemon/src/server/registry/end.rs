@@ -17,6 +17,8 @@ impl Registry {
     /// Ends a VM.
     pub async fn stop(self: &Arc<Self>, name: &str, force: bool) -> Result<Stopped, Problem> {
         let _ending = Ending::of(self, name).await;
+        // Before the record is looked up: a migration that ends in between may take it away.
+        self.not_in_session(name)?;
         let record = match self.vms.get(name) {
             Ok(record) => record,
             // It ended by itself, and this is the last that is heard of it.
@@ -25,7 +27,6 @@ impl Registry {
             }
             Err(error) => return Err(store_problem(&error)),
         };
-        self.not_in_session(name)?;
         if record.adopted && !force {
             return Err(Problem::new(
                 Code::Adopted,

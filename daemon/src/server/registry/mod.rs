@@ -88,8 +88,9 @@ impl Registry {
             return Err(taken());
         }
         let reserved = Reserved { registry: self.clone(), name: name.to_owned() };
-        // An incoming migration has its record only later: it must not find its name taken then.
-        if self.vms.get(name).is_ok() || self.sessions.of_vm(name).is_some() {
+        // An incoming migration has its record only later: it must not find its name taken then. Asked first, since it may
+        // end between the two questions and leave the record.
+        if self.sessions.of_vm(name).is_some() || self.vms.get(name).is_ok() {
             return Err(taken());
         }
         Ok(reserved)

@@ -51,11 +51,14 @@ impl Registry {
         loop {
             {
                 let _ending = Ending::of(self, &record.name).await;
+                // The session first: one that is over by now has already removed the record of a VM that moved away. Asked
+                // the other way round, it may end between the two questions, and the VM would be taken for one that died.
+                let held = self.sessions.of_vm(&record.name).is_some();
                 // Moved away, stopped, or replaced by a new life of the same name.
                 if !self.vms.get(&record.name).is_ok_and(|now| identity(&now) == identity(record)) {
                     return;
                 }
-                if self.sessions.of_vm(&record.name).is_none() {
+                if !held {
                     return self.ended(record).await;
                 }
             }
