@@ -29,6 +29,8 @@ pub struct Counters {
     pub writes_served: u64,
     /// Segments that this side did not send because they were all zero.
     pub zero_segments: u64,
+    /// Segments that this side did not send because the peer had the same bytes already.
+    pub same_segments: u64,
     /// Requests of the peer that this side refused.
     pub refused: u64,
 }
@@ -43,7 +45,7 @@ macro_rules! cells {
     };
 }
 cells!(bytes_sent bytes_received reads writes sends messages read_bytes written_bytes reads_served
-       writes_served zero_segments refused);
+       writes_served zero_segments same_segments refused);
 
 /// One total. Written by the thread that owns the connection only, so a plain load and store is enough and
 /// costs no locked instruction.

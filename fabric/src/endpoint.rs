@@ -64,6 +64,13 @@ pub enum CompletionKind {
         /// (local, verbs) always give 0 and transfer everything.
         zero_mask: u64,
     },
+    /// Bytes of the peer are in local memory: the answer to [`Endpoint::post_read_changed`] of a back end that can compare.
+    ReadChanged {
+        /// As for [`CompletionKind::Read`].
+        zero_mask: u64,
+        /// Bit i set: the i-th segment's bytes at the peer were those in local memory; it was **not** transferred.
+        same_mask: u64,
+    },
     /// Local bytes are in the peer's memory.
     Write,
     /// The message has left; that the peer read it is known only from an answer of its own.
@@ -159,6 +166,18 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// # Errors
     /// See [`PostError`]; nothing was queued.
     fn post_read(&mut self, wr: WrId, segments: &[ReadSegment]) -> Result<(), PostError>;
+
+    /// As [`post_read`](Self::post_read), for memory that holds an earlier state of the peer's: segments whose bytes are the
+    /// same on both sides need not be transferred. Local memory must not change until the completion. A back end that
+    /// cannot compare (local, verbs) transfers everything and completes with [`CompletionKind::Read`].
+    ///
+    /// The comparison is of 128-bit fingerprints (XXH3, seeded with a random number of this connection).
+    ///
+    /// # Errors
+    /// See [`PostError`]; nothing was queued.
+    fn post_read_changed(&mut self, wr: WrId, segments: &[ReadSegment]) -> Result<(), PostError> {
+        self.post_read(wr, segments)
+    }
 
     /// Queues a WRITE of 1 to [`MAX_SEGMENTS`] segments. One completion ends it, when the bytes are in the
     /// peer's memory.

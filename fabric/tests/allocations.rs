@@ -32,7 +32,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Eight READs and eight WRITEs, single pages and many.
+/// Eight READs, half of them of what has changed, and eight WRITEs, single pages and many.
 fn round(pair: &mut Pair, ours: &Region, theirs: &Region) {
     for n in 0..8 {
         let at = n * 64 * 4096;
@@ -43,7 +43,14 @@ fn round(pair: &mut Pair, ours: &Region, theirs: &Region) {
             writes[page] = write_segment(ours, at + page * 4096, theirs, page * 4096, 4096);
         }
         let count = if n % 2 == 0 { 1 } else { 64 };
-        pair.asking.endpoint.post_read(WrId(1), &reads[..count]).unwrap();
+        let endpoint = &mut pair.asking.endpoint;
+        let reads = &reads[..count];
+        let posted = if n < 4 {
+            endpoint.post_read(WrId(1), reads)
+        } else {
+            endpoint.post_read_changed(WrId(1), reads)
+        };
+        posted.unwrap();
         pair.asking.endpoint.post_write(WrId(2), &writes[..count]).unwrap();
     }
     let mut done = 0;

@@ -45,7 +45,13 @@ fn victim() -> Victim {
                 local: regions[2].local(part * 1000, 900).unwrap(),
             })
             .collect();
-        endpoint.post_read(WrId(n), &segments).unwrap();
+        // Tags 130 and 131 await the other kind of reply.
+        let posted = if n < 2 {
+            endpoint.post_read(WrId(n), &segments)
+        } else {
+            endpoint.post_read_changed(WrId(n), &segments)
+        };
+        posted.unwrap();
     }
     endpoint.flush().unwrap();
     Victim { memory, regions, endpoint, _fabric: fabric, attacker }
@@ -116,6 +122,8 @@ struct Frame {
     reserved: u8,
     tag: u32,
     mask: u64,
+    /// Second mask of a reply to a request for what has changed; makes the fingerprints of such a request.
+    same: u64,
     /// Length of the payload that is really sent.
     payload: u16,
     /// What is added to that in the header.
@@ -131,12 +139,13 @@ fn small_or(any: impl Strategy<Value = u64>, limit: u64) -> impl Strategy<Value 
 fn frame() -> impl Strategy<Value = Frame> {
     let descriptors = prop::collection::vec((any::<u8>(), small_or(any::<u64>(), 5000), 0..6000_u32), 0..5);
     let head = (
-        prop_oneof![8 => 1..=5_u8, 1 => any::<u8>()],
+        prop_oneof![8 => 1..=7_u8, 1 => any::<u8>()],
         prop_oneof![6 => Just(0_u8), 1 => any::<u8>()],
         prop_oneof![6 => Just(0_u8), 1 => 0..6_u8],
         prop_oneof![12 => Just(0_u8), 1 => any::<u8>()],
         // The tags of the first requests of a connection, and others.
         prop_oneof![6 => 128..132_u32, 1 => any::<u32>()],
+        prop_oneof![3 => Just(0_u64), 2 => 0..16_u64, 1 => any::<u64>()],
         prop_oneof![3 => Just(0_u64), 2 => 0..16_u64, 1 => any::<u64>()],
     );
     let rest = (
@@ -146,13 +155,14 @@ fn frame() -> impl Strategy<Value = Frame> {
         any::<bool>(),
     );
     (head, rest).prop_map(
-        |((kind, segments, status, reserved, tag, mask), (payload, lie, descriptors, trailer))| Frame {
+        |((kind, segments, status, reserved, tag, mask, same), (payload, lie, descriptors, trailer))| Frame {
             kind,
             segments,
             status,
             reserved,
             tag,
             mask,
+            same,
             payload,
             lie,
             descriptors,
@@ -163,17 +173,17 @@ fn frame() -> impl Strategy<Value = Frame> {
 
 impl Frame {
     fn bytes(&self, victim: &Victim) -> Vec<u8> {
-        let request = matches!(self.kind, 1 | 3);
+        let request = matches!(self.kind, 1 | 3 | 6);
         let count = if request { u8::try_from(self.descriptors.len()).unwrap() } else { 0 };
         let mut payload = u64::from(self.payload);
         if self.kind == 3 {
             payload = self.descriptors.iter().map(|(_, _, len)| u64::from(*len)).sum();
         }
-        if matches!(self.kind, 1 | 4) || self.status != 0 {
+        if matches!(self.kind, 1 | 4 | 6) || self.status != 0 {
             payload = 0;
         }
         let announced = payload.wrapping_add_signed(self.lie);
-        let mask = if self.kind == 2 { self.mask } else { 0 };
+        let mask = if matches!(self.kind, 2 | 6 | 7) { self.mask } else { 0 };
         let tag = if self.kind == 5 { 0 } else { self.tag };
         let mut bytes = vec![self.kind, self.segments ^ count, self.status, self.reserved];
         bytes.extend(tag.to_le_bytes());
@@ -186,8 +196,14 @@ impl Frame {
                 bytes.extend(u64::from(*len).to_le_bytes());
             }
         }
+        if self.kind == 6 {
+            bytes.extend(self.descriptors.iter().flat_map(|_| u128::from(self.same).to_le_bytes()));
+        }
+        if self.kind == 7 {
+            bytes.extend(self.same.to_le_bytes());
+        }
         bytes.extend((0..payload).map(|_| 0xEE));
-        if self.kind == 2 && payload > 0 && self.trailer {
+        if matches!(self.kind, 2 | 7) && payload > 0 && self.trailer {
             bytes.extend(b"end\0");
             bytes.extend(self.tag.to_le_bytes());
         }
@@ -211,10 +227,11 @@ proptest! {
     }
 
     #[test]
-    fn a_good_reply_with_one_wrong_bit_does_no_harm(bit in 0..(24 + 3600 + 8) * 8_usize) {
+    fn a_good_reply_with_one_wrong_bit_does_no_harm(bit in 0..(24 + 3600 + 8) * 8_usize, changed in any::<bool>()) {
         let victim = victim();
+        let (kind, tag) = if changed { (7, 130) } else { (2, 128) };
         let frame = Frame {
-            kind: 2, segments: 0, status: 0, reserved: 0, tag: 128, mask: 0, payload: 3600, lie: 0,
+            kind, segments: 0, status: 0, reserved: 0, tag, mask: 0, same: 0, payload: 3600, lie: 0,
             descriptors: Vec::new(), trailer: true,
         };
         let mut bytes = frame.bytes(&victim);
@@ -234,6 +251,7 @@ fn the_frames_of_these_tests_are_understood() {
         reserved: 0,
         tag: 128,
         mask: 0b0010,
+        same: 0,
         payload: 2700,
         lie: 0,
         descriptors: Vec::new(),
@@ -264,6 +282,46 @@ fn the_frames_of_these_tests_are_understood() {
 }
 
 #[test]
+fn a_reply_of_another_kind_than_the_request_or_with_masks_that_overlap_ends_the_connection() {
+    let good = Frame {
+        kind: 7,
+        segments: 0,
+        status: 0,
+        reserved: 0,
+        tag: 130,
+        mask: 0b0010,
+        same: 0b0100,
+        payload: 1800,
+        lie: 0,
+        descriptors: Vec::new(),
+        trailer: true,
+    };
+    let answer = |frame: &Frame| {
+        let mut victim = victim();
+        victim.attacker.write_all(&frame.bytes(&victim)).unwrap();
+        let mut found = Completions::default();
+        loop {
+            match victim.endpoint.poll(&mut found) {
+                Ok(0) => victim.endpoint.wait(None).unwrap(),
+                Ok(_) => return Ok(found.iter().next().unwrap().kind.clone()),
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    };
+    let read = vmove_fabric::CompletionKind::ReadChanged { zero_mask: 0b0010, same_mask: 0b0100 };
+    assert_eq!(answer(&good), Ok(read), "a check of the test itself");
+    for (bad, why) in [
+        (Frame { tag: 128, ..good.clone() }, "not outstanding"),
+        (Frame { kind: 2, mask: 0b0110, ..good.clone() }, "not outstanding"),
+        (Frame { same: 0b0010, payload: 2700, ..good.clone() }, "same mask 0x2"),
+        (Frame { same: 0b1_0000, payload: 2700, ..good.clone() }, "same mask 0x10"),
+    ] {
+        let error = answer(&bad).expect_err("it is refused");
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+#[test]
 fn more_requests_than_credits_end_the_connection() {
     let mut victim = victim();
     let read = Frame {
@@ -273,6 +331,7 @@ fn more_requests_than_credits_end_the_connection() {
         reserved: 0,
         tag: 5,
         mask: 0,
+        same: 0,
         payload: 0,
         lie: 0,
         descriptors: vec![(0, 0, 4096)],

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::inbox::{Context, Inbox};
 use super::ops::{OpKind, Ops};
-use super::outbox::{Outbox, Sent};
+use super::outbox::{Outbox, SCRATCH, Sent};
 use super::serving;
 use super::transport::{Socket, Transport};
 use super::urgency::Urgency;
@@ -52,6 +52,9 @@ pub(crate) struct StreamEndpoint {
     /// Completions that wait for the next poll.
     done: VecDeque<Completion>,
     sent: Vec<Sent>,
+    /// For fingerprints: the guest does not know it, so it cannot make memory whose change goes unnoticed.
+    seed: u64,
+    scratch: Box<[u8]>,
     counters: CountersHandle,
     tuning: Tuning,
     urgency: Arc<Urgency>,
@@ -87,6 +90,8 @@ impl StreamEndpoint {
             inbox: Inbox::new(),
             done: VecDeque::with_capacity(CREDITS),
             sent: Vec::with_capacity(CREDITS),
+            seed: sys::net::random().map_err(FabricError::io("draw a random number"))?,
+            scratch: vec![0; SCRATCH].into_boxed_slice(),
             counters: CountersHandle::default(),
             tuning,
             urgency: Arc::clone(urgency),
@@ -316,6 +321,31 @@ impl Endpoint for StreamEndpoint {
             head.extend(Header::ReadRequest { tag, segments: segments_count }.encode());
             for segment in segments {
                 describe(head, segment.remote, segment.local);
+            }
+        });
+        Ok(())
+    }
+
+    fn post_read_changed(&mut self, wr: WrId, segments: &[ReadSegment]) -> Result<(), PostError> {
+        let bytes = self.check_post(segments.len(), segments.iter().map(|segment| segment.local))?;
+        let full = PostError::Full { capacity: CREDITS };
+        let section = self.participant.enter();
+        let (tag, op) = self.ops.start(wr, OpKind::Read).ok_or(full)?;
+        op.bytes = bytes;
+        op.changed = true;
+        op.segments.extend(segments.iter().map(|segment| segment.local));
+        let (seed, scratch) = (self.seed, &mut self.scratch);
+        self.outbox.request(|head| {
+            let segments_count = u8::try_from(segments.len()).unwrap_or(u8::MAX);
+            head.extend(Header::ChangedRequest { tag, segments: segments_count, seed }.encode());
+            for segment in segments {
+                describe(head, segment.remote, segment.local);
+            }
+            for segment in segments {
+                // Registered when it was checked. Should it have gone since, the reply fails for that.
+                let piece = section.local(&segment.local);
+                let known = piece.map_or(0, |piece| piece.fingerprint(seed, scratch));
+                head.extend(known.to_le_bytes());
             }
         });
         Ok(())

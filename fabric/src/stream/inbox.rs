@@ -16,12 +16,15 @@ use crate::error::{FabricError, RemoteStatus};
 use crate::region::LocalSlice;
 use crate::sys::net::{Iov, Scatter};
 use crate::table::{Need, Section};
-use crate::wire::{DESCRIPTOR_LEN, DecodeError, HEADER_LEN, Header, TRAILER_LEN, Trailer, decode_descriptor};
+use crate::wire::{
+    DESCRIPTOR_LEN, DecodeError, FINGERPRINT_LEN, HEADER_LEN, Header, SAME_MASK_LEN, TRAILER_LEN, Trailer,
+    decode_descriptor, part,
+};
 
 const STAGE: usize = 64 * 1024;
 /// Where refused payload goes.
 const SINK: usize = 64 * 1024;
-const _: () = assert!(STAGE >= HEADER_LEN + MAX_SEGMENTS * DESCRIPTOR_LEN);
+const _: () = assert!(STAGE >= HEADER_LEN + MAX_SEGMENTS * (DESCRIPTOR_LEN + FINGERPRINT_LEN));
 
 /// What an arriving frame may change.
 pub(super) struct Context<'a, 's> {
@@ -68,6 +71,18 @@ enum Carrier {
 struct ReadReply {
     tag: u32,
     zero_mask: u64,
+    /// Of an answer to a request for what has changed.
+    same_mask: Option<u64>,
+}
+
+impl ReadReply {
+    fn completion(self) -> CompletionKind {
+        let zero_mask = self.zero_mask;
+        match self.same_mask {
+            None => CompletionKind::Read { zero_mask },
+            Some(same_mask) => CompletionKind::ReadChanged { zero_mask, same_mask },
+        }
+    }
 }
 
 /// Where payload goes.
@@ -180,19 +195,30 @@ impl Inbox {
     fn parse_header(&mut self, cx: &mut Context<'_, '_>) -> Result<Option<usize>, FabricError> {
         let Some(bytes) = self.peek::<HEADER_LEN>() else { return Ok(Some(HEADER_LEN)) };
         let header = Header::decode(&bytes).map_err(malformed)?;
-        if let Header::ReadRequest { segments, .. } | Header::WriteRequest { segments, .. } = header {
-            let whole = HEADER_LEN + usize::from(segments) * DESCRIPTOR_LEN;
-            if self.staged().len() < whole {
-                return Ok(Some(whole));
-            }
-            if cx.outbox.owes_too_much() {
-                return Err(FabricError::protocol("more requests outstanding than the peer has credits for"));
-            }
+        let whole = HEADER_LEN + behind_header(header);
+        if self.staged().len() < whole {
+            return Ok(Some(whole));
+        }
+        let asks = matches!(
+            header,
+            Header::ReadRequest { .. } | Header::ChangedRequest { .. } | Header::WriteRequest { .. }
+        );
+        if asks && cx.outbox.owes_too_much() {
+            return Err(FabricError::protocol("more requests outstanding than the peer has credits for"));
         }
         match header {
             Header::ReadRequest { tag, segments } => {
                 let (_, status) = self.grant(segments, Need::Read, cx)?;
                 cx.outbox.read_reply(tag, status, &self.payload.targets);
+            }
+            Header::ChangedRequest { tag, segments, seed } => {
+                let (_, status) = self.grant(segments, Need::Read, cx)?;
+                let len = usize::from(segments) * FINGERPRINT_LEN;
+                let (known, _) = self.stage[self.start..self.end].split_at(len);
+                let known =
+                    known.chunks_exact(FINGERPRINT_LEN).map(|bytes| u128::from_le_bytes(part(bytes, 0)));
+                cx.outbox.changed_reply(tag, status, &self.payload.targets, seed, known);
+                self.start += len;
             }
             Header::WriteRequest { tag, segments, len } => {
                 let (sum, status) = self.grant(segments, Need::Write, cx)?;
@@ -206,7 +232,13 @@ impl Inbox {
             }
             Header::ReadReply { tag, status, zero_mask, len } => {
                 self.start += HEADER_LEN;
-                self.begin_read_reply(tag, status, zero_mask, len, cx)?;
+                self.begin_read_reply(ReadReply { tag, zero_mask, same_mask: None }, status, len, cx)?;
+            }
+            Header::ChangedReply { tag, status, zero_mask, len } => {
+                self.start += HEADER_LEN;
+                let same = u64::from_le_bytes(part(self.staged(), 0));
+                self.start += SAME_MASK_LEN;
+                self.begin_read_reply(ReadReply { tag, zero_mask, same_mask: Some(same) }, status, len, cx)?;
             }
             Header::WriteReply { tag, status } => {
                 self.start += HEADER_LEN;
@@ -256,30 +288,33 @@ impl Inbox {
 
     fn begin_read_reply(
         &mut self,
-        tag: u32,
+        reply: ReadReply,
         status: Result<(), RemoteStatus>,
-        zero_mask: u64,
         len: u64,
         cx: &mut Context<'_, '_>,
     ) -> Result<(), FabricError> {
-        let op = cx.ops.get(tag, OpKind::Read).ok_or_else(unasked)?;
+        let op = cx.ops.get(reply.tag, OpKind::Read).ok_or_else(unasked)?;
+        if op.changed != reply.same_mask.is_some() {
+            return Err(unasked());
+        }
+        let (zero, same) = (reply.zero_mask, reply.same_mask.unwrap_or(0));
+        let left_out = zero | same;
         let count = op.segments.len();
-        let outside = zero_mask.checked_shr(u32::try_from(count).unwrap_or(64)).unwrap_or(0);
+        let outside = left_out.checked_shr(u32::try_from(count).unwrap_or(64)).unwrap_or(0);
         std::mem::swap(&mut self.payload.targets, &mut op.segments);
-        if zero_mask != 0 {
+        if left_out != 0 {
             let mut index = 0;
             self.payload.targets.retain(|_| {
                 index += 1;
-                zero_mask & (1 << (index - 1)) == 0
+                left_out & (1 << (index - 1)) == 0
             });
         }
         let expected: u64 = self.payload.targets.iter().map(|slice| u64::from(slice.len)).sum();
-        if status.is_ok() && (len != expected || outside != 0) {
+        if status.is_ok() && (len != expected || outside != 0 || zero & same != 0) {
             return Err(FabricError::protocol(format!(
-                "a READ reply of {len} bytes where {expected} were asked for (zero mask {zero_mask:#x})"
+                "a READ reply of {len} bytes where {expected} were asked for (zero mask {zero:#x}, same mask {same:#x})"
             )));
         }
-        let reply = ReadReply { tag, zero_mask };
         if len == 0 {
             complete_read(reply, status, 0, cx);
         } else {
@@ -352,9 +387,20 @@ fn complete_read(reply: ReadReply, status: Result<(), RemoteStatus>, bytes: u64,
     if status.is_ok() {
         cx.cells.read_bytes.add(bytes);
     }
-    let kind = CompletionKind::Read { zero_mask: reply.zero_mask };
-    cx.done.push_back(Completion { wr: op.wr, kind, status });
+    cx.done.push_back(Completion { wr: op.wr, kind: reply.completion(), status });
     cx.ops.finish(reply.tag);
+}
+
+/// Bytes behind a header that are handled together with it.
+fn behind_header(header: Header) -> usize {
+    match header {
+        Header::ReadRequest { segments, .. } | Header::WriteRequest { segments, .. } => {
+            usize::from(segments) * DESCRIPTOR_LEN
+        }
+        Header::ChangedRequest { segments, .. } => usize::from(segments) * (DESCRIPTOR_LEN + FINGERPRINT_LEN),
+        Header::ChangedReply { .. } => SAME_MASK_LEN,
+        Header::ReadReply { .. } | Header::WriteReply { .. } | Header::Message { .. } => 0,
+    }
 }
 
 fn unasked() -> FabricError {

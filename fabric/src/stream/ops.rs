@@ -20,6 +20,8 @@ pub(super) struct Op {
     pub(super) bytes: u64,
     /// Where a READ lands. Empty for others.
     pub(super) segments: Vec<LocalSlice>,
+    /// A READ of what differs from the bytes here.
+    pub(super) changed: bool,
     /// Local memory went away while it was being sent.
     pub(super) local_gone: bool,
     /// Slot number plus a multiple of `SLOTS` that grows with every use.
@@ -46,6 +48,7 @@ impl Ops {
             kind: OpKind::Send,
             bytes: 0,
             segments: Vec::new(),
+            changed: false,
             local_gone: false,
             tag,
             live: false,
@@ -74,6 +77,7 @@ impl Ops {
         op.wr = wr;
         op.kind = kind;
         op.bytes = 0;
+        op.changed = false;
         op.local_gone = false;
         self.reads += usize::from(kind == OpKind::Read);
         op.tag = op.tag.wrapping_add(SLOTS);

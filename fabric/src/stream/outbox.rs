@@ -19,6 +19,8 @@ use crate::wire::{CREDITS, Header, TRAILER_LEN, Trailer};
 const ZERO_CHECK_MAX: u32 = 2 << 20;
 /// Takes the place of memory that went away after its length was announced.
 static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
+/// Bytes copied at once when a fingerprint is taken: they stay in the processor's first cache.
+pub(super) const SCRATCH: usize = 16 * 1024;
 
 /// One frame.
 #[derive(Debug, Default)]
@@ -27,6 +29,9 @@ pub(super) struct Frame {
     head: Vec<u8>,
     /// Registered memory that follows.
     payload: Vec<LocalSlice>,
+    /// Fingerprints that the peer has of the payload's segments, and the seed.
+    expected: Vec<u128>,
+    seed: u64,
     role: Role,
     /// Set when some of the payload was no longer there.
     failed: Option<RemoteStatus>,
@@ -44,8 +49,8 @@ enum Role {
     Write { tag: u32 },
     /// A message: completes when it has left.
     Message { tag: u32 },
-    /// Answers a READ of the peer. Its header is made when its turn comes.
-    ReadReply { tag: u32, status: Result<(), RemoteStatus> },
+    /// Answers a READ of the peer. Its header is made when its turn comes. `changed`: only what differs from what the peer has.
+    ReadReply { tag: u32, status: Result<(), RemoteStatus>, changed: bool },
     /// Answers a WRITE of the peer.
     WriteReply,
 }
@@ -84,6 +89,7 @@ pub(super) struct Outbox {
     owed: usize,
     spare: Vec<Frame>,
     iov: Vec<Iov>,
+    scratch: Box<[u8]>,
     /// Bytes per system call.
     limit: usize,
 }
@@ -99,6 +105,7 @@ impl Outbox {
             owed: 0,
             spare: Vec::new(),
             iov: Vec::with_capacity(MAX_IOV),
+            scratch: vec![0; SCRATCH].into_boxed_slice(),
             limit: 0,
         }
     }
@@ -147,9 +154,28 @@ impl Outbox {
 
     /// Queues the answer to a READ of the peer: memory, or a refusal (`payload` is then ignored).
     pub(super) fn read_reply(&mut self, tag: u32, status: Result<(), RemoteStatus>, payload: &[LocalSlice]) {
-        let mut frame = self.fresh(Role::ReadReply { tag, status });
+        let mut frame = self.fresh(Role::ReadReply { tag, status, changed: false });
         if status.is_ok() {
             frame.payload.extend_from_slice(payload);
+        }
+        self.owed += 1;
+        self.replies.push_back(frame);
+    }
+
+    /// The same for what differs from `expected`, one fingerprint for each piece of `payload`.
+    pub(super) fn changed_reply(
+        &mut self,
+        tag: u32,
+        status: Result<(), RemoteStatus>,
+        payload: &[LocalSlice],
+        seed: u64,
+        expected: impl Iterator<Item = u128>,
+    ) {
+        let mut frame = self.fresh(Role::ReadReply { tag, status, changed: true });
+        if status.is_ok() {
+            frame.payload.extend_from_slice(payload);
+            frame.expected.extend(expected);
+            frame.seed = seed;
         }
         self.owed += 1;
         self.replies.push_back(frame);
@@ -167,6 +193,7 @@ impl Outbox {
         let mut frame = self.spare.pop().unwrap_or_default();
         frame.head.clear();
         frame.payload.clear();
+        frame.expected.clear();
         Frame { role, failed: None, cursor: Cursor::default(), trailer: None, ..frame }
     }
 
@@ -197,7 +224,7 @@ impl Outbox {
             let next = if from_replies { self.replies.pop_front() } else { self.posted.pop_front() };
             let Some(mut frame) = next else { break };
             self.replies_next = !from_replies;
-            frame.seal(section, cells);
+            frame.seal(section, cells, &mut self.scratch);
             bytes += frame.left();
             ranges += 2 + frame.payload.len();
             self.wire.push_back(frame);
@@ -267,15 +294,17 @@ fn is_fault(error: &io::Error) -> bool {
 }
 
 impl Frame {
-    /// Makes what could not be made before the frame's turn: which segments are zero is looked up just before they
-    /// would be sent.
-    fn seal(&mut self, section: &Section<'_>, cells: &Cells) {
-        let Role::ReadReply { tag, status } = self.role else { return };
+    /// Makes what could not be made before the frame's turn: which segments are zero, or what the peer has already, is looked
+    /// up just before they would be sent.
+    fn seal(&mut self, section: &Section<'_>, cells: &Cells, scratch: &mut [u8]) {
+        let Role::ReadReply { tag, status, changed } = self.role else { return };
         let mut status = status;
-        let mut zero_mask = 0;
+        let (mut zero_mask, mut same_mask) = (0, 0);
         let mut index = 0;
+        let (expected, seed) = (&self.expected, self.seed);
         self.payload.retain(|slice| {
             let bit = 1_u64 << (index % MAX_SEGMENTS);
+            let known = expected.get(index).copied();
             index += 1;
             let Some(piece) = section.local(slice) else {
                 status = Err(RemoteStatus::BadKey);
@@ -283,18 +312,26 @@ impl Frame {
             };
             let zero = slice.len <= ZERO_CHECK_MAX && piece.is_zero();
             zero_mask |= if zero { bit } else { 0 };
-            !zero
+            let same = !zero && known.is_some_and(|known| known == piece.fingerprint(seed, scratch));
+            same_mask |= if same { bit } else { 0 };
+            !zero && !same
         });
         if status.is_err() {
             self.payload.clear();
-            zero_mask = 0;
+            (zero_mask, same_mask) = (0, 0);
             cells.refused.add(1);
         } else {
             cells.reads_served.add(1);
             cells.zero_segments.add(u64::from(zero_mask.count_ones()));
+            cells.same_segments.add(u64::from(same_mask.count_ones()));
         }
         let len = self.payload.iter().map(|slice| u64::from(slice.len)).sum();
-        self.head.extend(Header::ReadReply { tag, status, zero_mask, len }.encode());
+        if changed {
+            self.head.extend(Header::ChangedReply { tag, status, zero_mask, len }.encode());
+            self.head.extend(same_mask.to_le_bytes());
+        } else {
+            self.head.extend(Header::ReadReply { tag, status, zero_mask, len }.encode());
+        }
         if len > 0 {
             self.trailer = Some(Trailer { tag, status: Ok(()) }.encode());
         }

@@ -12,6 +12,8 @@
 
 use std::marker::PhantomData;
 
+use xxhash_rust::xxh3::Xxh3;
+
 /// A `u64` length as `usize`: the same on every platform this crate builds for.
 #[allow(clippy::cast_possible_truncation)]
 pub(crate) const fn to_usize(len: u64) -> usize {
@@ -67,6 +69,19 @@ impl<'s> Piece<'s> {
             (at, left) = (at + 64, left - 64);
         }
         (0..left).all(|byte| load::<u8>(at + byte) == 0)
+    }
+
+    /// XXH3-128 of the bytes, with a seed that whoever writes them does not know. `scratch` is not empty; bytes that change
+    /// meanwhile give the fingerprint of some mixture.
+    pub(crate) fn fingerprint(self, seed: u64, scratch: &mut [u8]) -> u128 {
+        let mut hash = Xxh3::with_seed(seed);
+        let mut rest = self;
+        while rest.len > 0 {
+            let copied = rest.copy_to(scratch);
+            hash.update(&scratch[..copied]);
+            rest = rest.skip(copied);
+        }
+        hash.digest128()
     }
 
     /// Copies as many bytes as both have into `to`.

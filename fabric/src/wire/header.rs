@@ -9,12 +9,18 @@ pub(crate) const HEADER_LEN: usize = 24;
 pub(crate) const DESCRIPTOR_LEN: usize = 24;
 /// Bytes of a trailer.
 pub(crate) const TRAILER_LEN: usize = 8;
+/// Bytes of the fingerprint of one segment, see [`Header::ChangedRequest`].
+pub(crate) const FINGERPRINT_LEN: usize = 16;
+/// Bytes of the mask that follows the header of a [`Header::ChangedReply`].
+pub(crate) const SAME_MASK_LEN: usize = 8;
 
 const READ_REQUEST: u8 = 1;
 const READ_REPLY: u8 = 2;
 const WRITE_REQUEST: u8 = 3;
 const WRITE_REPLY: u8 = 4;
 const MESSAGE: u8 = 5;
+const CHANGED_REQUEST: u8 = 6;
+const CHANGED_REPLY: u8 = 7;
 /// Begins a trailer: a stream that lost step is noticed at the end of each payload.
 const TRAILER_MAGIC: [u8; 3] = *b"end";
 
@@ -25,6 +31,11 @@ pub(crate) enum Header {
     ReadRequest { tag: u32, segments: u8 },
     /// Answers a read request. `zero_mask` and `len` (bytes of payload) are 0 unless `status` is `Ok`.
     ReadReply { tag: u32, status: Result<(), RemoteStatus>, zero_mask: u64, len: u64 },
+    /// Asks for those segments of the receiver's memory whose fingerprint differs from the given one. After the descriptors
+    /// come as many fingerprints: XXH3-128 with `seed`.
+    ChangedRequest { tag: u32, segments: u8, seed: u64 },
+    /// Answers such a request. A mask of the segments that are the same follows, then the payload: what neither mask names.
+    ChangedReply { tag: u32, status: Result<(), RemoteStatus>, zero_mask: u64, len: u64 },
     /// Carries `len` bytes for the receiver's memory.
     WriteRequest { tag: u32, segments: u8, len: u64 },
     /// Answers a write request.
@@ -57,6 +68,10 @@ impl Header {
         let (kind, segments, status, tag, mask, len) = match self {
             Self::ReadRequest { tag, segments } => (READ_REQUEST, segments, ok, tag, 0, 0),
             Self::ReadReply { tag, status, zero_mask, len } => (READ_REPLY, 0, status, tag, zero_mask, len),
+            Self::ChangedRequest { tag, segments, seed } => (CHANGED_REQUEST, segments, ok, tag, seed, 0),
+            Self::ChangedReply { tag, status, zero_mask, len } => {
+                (CHANGED_REPLY, 0, status, tag, zero_mask, len)
+            }
             Self::WriteRequest { tag, segments, len } => (WRITE_REQUEST, segments, ok, tag, 0, len),
             Self::WriteReply { tag, status } => (WRITE_REPLY, 0, status, tag, 0, 0),
             Self::Message { len } => (MESSAGE, 0, ok, 0, 0, u64::from(len)),
@@ -81,6 +96,8 @@ impl Header {
         let header = match kind {
             READ_REQUEST => Self::ReadRequest { tag, segments: count(segments)? },
             READ_REPLY => Self::ReadReply { tag, status, zero_mask, len: bounded(len, MAX_TRANSFER)? },
+            CHANGED_REQUEST => Self::ChangedRequest { tag, segments: count(segments)?, seed: zero_mask },
+            CHANGED_REPLY => Self::ChangedReply { tag, status, zero_mask, len: bounded(len, MAX_TRANSFER)? },
             WRITE_REQUEST => {
                 Self::WriteRequest { tag, segments: count(segments)?, len: bounded(len, MAX_TRANSFER)? }
             }
@@ -91,7 +108,11 @@ impl Header {
             },
             _ => return Err(DecodeError::Kind(kind)),
         };
-        let refused_with_payload = matches!(header, Self::ReadReply { status: Err(_), zero_mask, len, .. } if zero_mask != 0 || len != 0);
+        let refused_with_payload = matches!(
+            header,
+            Self::ReadReply { status: Err(_), zero_mask, len, .. } | Self::ChangedReply { status: Err(_), zero_mask, len, .. }
+                if zero_mask != 0 || len != 0
+        );
         // Encoding again tells at once whether a field that this kind does not use was set.
         if reserved != 0 || refused_with_payload || header.encode() != *bytes {
             return Err(DecodeError::Reserved);
@@ -169,7 +190,7 @@ fn bounded(len: u64, max: u64) -> Result<u64, DecodeError> {
 }
 
 /// `N` bytes from `at`; the callers' offsets are constants inside the array.
-pub(super) fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+pub(crate) fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
     out
@@ -199,6 +220,12 @@ mod tests {
             (any::<u32>(), status(), any::<u64>(), 0..=MAX_TRANSFER).prop_map(|(tag, status, mask, len)| {
                 let (zero_mask, len) = if status.is_ok() { (mask, len) } else { (0, 0) };
                 Header::ReadReply { tag, status, zero_mask, len }
+            }),
+            (any::<u32>(), segments.clone(), any::<u64>())
+                .prop_map(|(tag, segments, seed)| Header::ChangedRequest { tag, segments, seed }),
+            (any::<u32>(), status(), any::<u64>(), 0..=MAX_TRANSFER).prop_map(|(tag, status, mask, len)| {
+                let (zero_mask, len) = if status.is_ok() { (mask, len) } else { (0, 0) };
+                Header::ChangedReply { tag, status, zero_mask, len }
             }),
             (any::<u32>(), segments, 0..=MAX_TRANSFER)
                 .prop_map(|(tag, segments, len)| Header::WriteRequest { tag, segments, len }),

@@ -12,7 +12,7 @@ pub(crate) const REPLY_LEN: usize = 8;
 
 const MAGIC: [u8; 4] = *b"vmvf";
 /// Version of everything in [`super`]. Both sides must have the same.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// What the dialling side says first. Layout: magic, version `u16`, class `u8`, 0 `u8`, greeting length `u32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,11 +6,13 @@
 //! |---|---|---|
 //! | read request | `segments` descriptors | read reply with the same tag |
 //! | read reply | payload, then a trailer if there was payload | |
+//! | changed request | `segments` descriptors, `segments` fingerprints | changed reply with the same tag |
+//! | changed reply | mask of segments that are the same, payload, then a trailer if there was payload | |
 //! | write request | `segments` descriptors, payload | write reply with the same tag |
 //! | write reply | nothing | |
 //! | message | the message | |
 //!
-//! The payload of a read reply is the segments that its zero mask does not name, in order, without gaps. The
+//! The payload of a read reply is the segments that its masks do not name, in order, without gaps. The
 //! trailer says whether all of it was real: memory that is deregistered while it is being sent is replaced by
 //! zeros, since the length was already announced, and the trailer then carries the refusal.
 //!
@@ -21,7 +23,8 @@ mod header;
 mod hello;
 
 pub(crate) use header::{
-    DESCRIPTOR_LEN, DecodeError, Descriptor, HEADER_LEN, Header, TRAILER_LEN, Trailer, decode_descriptor,
+    DESCRIPTOR_LEN, DecodeError, Descriptor, FINGERPRINT_LEN, HEADER_LEN, Header, SAME_MASK_LEN, TRAILER_LEN,
+    Trailer, decode_descriptor, part,
 };
 pub(crate) use hello::{HELLO_LEN, Hello, REPLY_LEN, Reply};
 
