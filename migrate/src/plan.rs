@@ -16,7 +16,7 @@ const MAX_STUBBORN_ROUNDS: u32 = 60;
 pub struct Standing {
     /// Rounds done.
     pub rounds: u32,
-    /// Bytes that were to be sent in the last round.
+    /// Bytes that crossed in the last round: of huge pages less than their size, if parts were zero or there already.
     pub last_bytes: u64,
     /// Bytes that are dirty now.
     pub left_bytes: u64,
@@ -67,6 +67,12 @@ pub fn next(mode: Mode, max_downtime_ms: f64, s: Standing) -> Next {
         )),
         Mode::Hybrid | Mode::Precopy => Next::Round,
     }
+}
+
+/// Whether a round shrinks what is left of a guest that dirties so many bytes in a second.
+#[must_use]
+pub fn could_shrink(dirty_bytes_per_s: f64, link_bytes_per_s: f64) -> bool {
+    dirty_bytes_per_s < PAYS * link_bytes_per_s
 }
 
 /// What `auto` knows when it chooses.
@@ -167,6 +173,12 @@ mod tests {
             panic!("wanted a stop")
         };
         assert!(why.contains("would not shrink"), "{why}");
+    }
+
+    #[test]
+    fn a_guest_that_dirties_as_fast_as_the_link_gets_no_more_rounds() {
+        assert!(could_shrink(0.4e9, LINK) && could_shrink(0.0, LINK));
+        assert!(!could_shrink(0.9 * LINK, LINK) && !could_shrink(3.0 * LINK, LINK));
     }
 
     #[test]

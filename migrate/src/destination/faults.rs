@@ -5,17 +5,17 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use vmove_fabric::{
-    CompletionKind, Completions, CountersHandle, Endpoint, PostError, ReadSegment, ThreadOptions, WrId,
+    Completions, CountersHandle, Endpoint, MAX_SEGMENTS, PostError, ReadSegment, ThreadOptions, WrId,
 };
 use vmove_memory::{EventBatch, FaultContext, Hva, PageIndex, PageRun, ReadTicket, UffdEvent, Want};
 
 use super::fill::{Fill, FillEvent};
 use super::guest::QemuGone;
+use super::parts::{self, LeftOut};
 use crate::clock::Mono;
 
 /// Events taken from the kernel at once.
@@ -63,6 +63,8 @@ pub(super) fn start(fill: &Arc<Fill>, endpoint: Box<dyn Endpoint>) -> std::io::R
 struct Reading {
     block: usize,
     ticket: ReadTicket,
+    /// A huge page of which the file has an earlier state.
+    old: bool,
     since: Mono,
 }
 
@@ -73,6 +75,7 @@ struct Server<'a> {
     events: EventBatch,
     done: Completions,
     slots: Vec<Option<Reading>>,
+    segments: Vec<ReadSegment>,
     backlog: VecDeque<Reading>,
 }
 
@@ -86,6 +89,7 @@ impl<'a> Server<'a> {
             events: EventBatch::new(EVENTS),
             done: Completions::with_limit(slots),
             slots: (0..slots).map(|_| None).collect(),
+            segments: Vec::with_capacity(MAX_SEGMENTS),
             backlog: VecDeque::with_capacity(BACKLOG),
         }
     }
@@ -150,11 +154,12 @@ impl<'a> Server<'a> {
         let memory = &self.fill.memory;
         let Some((block, page)) = memory.locate(hva) else { return Ok(()) };
         let index = PageIndex(page);
+        let old = parts::has_old_bytes(&memory.blocks[block], index);
         match memory.blocks[block].table.want(index) {
             Want::Fetch(ticket) => {
                 // Full only if a QEMU has more threads than any; the page stays claimable and the ticket's flag is seen by `next_dropped`.
                 if self.backlog.len() < BACKLOG {
-                    self.backlog.push_back(Reading { block, ticket, since });
+                    self.backlog.push_back(Reading { block, ticket, old, since });
                 }
                 // A hint that finds no room changes the order of reads, nothing else.
                 let _ = self.fill.hints.force_push((block, page));
@@ -200,13 +205,22 @@ impl<'a> Server<'a> {
                 return Ok(());
             };
             let of = &self.fill.memory.blocks[reading.block];
-            let range = of.page_size.range_of(PageRun::new(reading.ticket.page(), 1));
-            let len = u32::try_from(range.len.0).unwrap_or(u32::MAX);
-            let remote = self.fill.remotes.get(reading.block).and_then(|r| r.at(range.start.0));
-            let (Some(remote), Some(local)) = (remote, of.region.local(range.start.0, len)) else {
-                return Err(FillEvent::Gone("the source's memory is smaller than it said".to_owned()));
+            self.segments.clear();
+            for range in parts::parts(of, PageRun::new(reading.ticket.page(), 1)) {
+                let len = u32::try_from(range.len.0).unwrap_or(u32::MAX);
+                let remote = self.fill.remotes.get(reading.block).and_then(|r| r.at(range.start.0));
+                let (Some(remote), Some(local)) = (remote, of.region.local(range.start.0, len)) else {
+                    return Err(FillEvent::Gone("the source's memory is smaller than it said".to_owned()));
+                };
+                self.segments.push(ReadSegment { remote, local });
+            }
+            let wr = WrId(slot as u64);
+            let posted = if reading.old && self.fill.memory.comparing.pays() {
+                self.endpoint.post_read_changed(wr, &self.segments)
+            } else {
+                self.endpoint.post_read(wr, &self.segments)
             };
-            match self.endpoint.post_read(WrId(slot as u64), &[ReadSegment { remote, local }]) {
+            match posted {
                 Ok(()) => self.slots[slot] = Some(reading),
                 Err(PostError::Full { .. }) => {
                     self.backlog.push_front(reading);
@@ -221,22 +235,19 @@ impl<'a> Server<'a> {
     fn finish(&mut self) -> Result<(), FillEvent> {
         let memory = &self.fill.memory;
         for completion in self.done.drain() {
-            let CompletionKind::Read { zero_mask } = completion.kind else { continue };
+            let Some(left_out) = LeftOut::of(&completion.kind) else { continue };
             if let Err(status) = &completion.status {
                 return Err(FillEvent::Broken(format!("the source refused a read: {status}")));
             }
+            memory.comparing.note(&completion.kind);
             let slot = usize::try_from(completion.wr.0)
                 .ok()
                 .and_then(|s| self.slots.get_mut(s))
                 .and_then(Option::take);
-            let Some(Reading { block, ticket, since }) = slot else { continue };
+            let Some(Reading { block, ticket, since, .. }) = slot else { continue };
             let page = ticket.page();
-            let of = &memory.blocks[block];
-            if zero_mask & 1 == 1 {
-                of.mapping().zero(PageRun::new(page, 1)).map_err(|e| FillEvent::Gone(e.to_string()))?;
-            } else {
-                memory.landed_bytes.fetch_add(of.page_size.bytes(), Ordering::Relaxed);
-            }
+            parts::complete(&memory.blocks[block], PageRun::new(page, 1), left_out, &memory.landed_bytes)
+                .map_err(|e| FillEvent::Gone(e.to_string()))?;
             // The ticket carries the mark that a thread waits: the page is mapped here.
             memory.landed(block, page, ticket.landed()).map_err(gone)?;
             memory.latencies.record(Mono::now().since(since));

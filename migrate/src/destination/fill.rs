@@ -8,12 +8,13 @@ use std::time::Duration;
 use crossbeam_queue::ArrayQueue;
 use tokio::sync::mpsc;
 use vmove_fabric::{
-    Completion, CompletionKind, Completions, CountersHandle, Endpoint, MAX_SEGMENTS, PostError, ReadSegment,
-    RemoteRegion, Sched, ThreadOptions, WrId,
+    Completion, Completions, CountersHandle, Endpoint, MAX_SEGMENTS, PostError, ReadSegment, RemoteRegion,
+    Sched, ThreadOptions, WrId,
 };
-use vmove_memory::{ByteLen, ByteRange, FileOffset, PageIndex, PageRun, PageSize, RunTicket};
+use vmove_memory::{PageIndex, PageRun, RunTicket};
 
-use super::guest::{Block, GuestMemory};
+use super::guest::GuestMemory;
+use super::parts::{self, LeftOut};
 use super::work::{Work, WorkQueue};
 use crate::throttle::{BULK_NICE, Throttle};
 
@@ -149,6 +150,14 @@ struct Piece {
     run: PageRun,
     /// Held while serving; before that the rounds decide what is current.
     ticket: Option<RunTicket>,
+    /// A huge page of which the file has an earlier state.
+    old: bool,
+}
+
+impl Piece {
+    fn claimed(block: usize, (ticket, old): (RunTicket, bool)) -> Self {
+        Self { block, run: ticket.run(), ticket: Some(ticket), old }
+    }
 }
 
 struct Worker<'a> {
@@ -248,7 +257,7 @@ impl<'a> Worker<'a> {
         self.segments.clear();
         for piece in pieces {
             let block = &self.fill.memory.blocks[piece.block];
-            for range in parts(block, piece.run) {
+            for range in parts::parts(block, piece.run) {
                 let len = u32::try_from(range.len.0).unwrap_or(u32::MAX);
                 let remote = self.fill.remotes.get(piece.block).and_then(|r| r.at(range.start.0));
                 let local = block.region.local(range.start.0, len);
@@ -263,7 +272,14 @@ impl<'a> Worker<'a> {
             // Answers that are under way are taken in later; the pause is at most a few reads' worth.
             std::thread::sleep(wait.min(Duration::from_millis(200)));
         }
-        match self.endpoint.post_read(WrId(slot as u64), &self.segments) {
+        let changed = self.fill.memory.comparing.pays() && pieces.iter().all(|piece| piece.old);
+        let wr = WrId(slot as u64);
+        let posted = if changed {
+            self.endpoint.post_read_changed(wr, &self.segments)
+        } else {
+            self.endpoint.post_read(wr, &self.segments)
+        };
+        match posted {
             Ok(()) => Ok(true),
             Err(PostError::Full { .. }) => unreachable!("at most `capacity` reads are posted"),
             Err(error) => Err(FillEvent::Broken(error.to_string())),
@@ -274,14 +290,14 @@ impl<'a> Worker<'a> {
     fn gather(&mut self, most: u64, pieces: &mut Vec<Piece>) -> Result<u64, FillEvent> {
         let mut bytes = 0;
         while pieces.len() < MAX_SEGMENTS && bytes < most {
-            let Some((block, run, ticket)) = self.next_run(most - bytes)? else { break };
-            bytes += self.fill.memory.blocks[block].page_size.range_of(run).len.0;
-            pieces.push(Piece { block, run, ticket });
+            let Some(piece) = self.next_piece(most - bytes)? else { break };
+            bytes += self.fill.memory.blocks[piece.block].page_size.range_of(piece.run).len.0;
+            pieces.push(piece);
         }
         Ok(bytes)
     }
 
-    fn next_run(&mut self, most: u64) -> Result<Option<(usize, PageRun, Option<RunTicket>)>, FillEvent> {
+    fn next_piece(&mut self, most: u64) -> Result<Option<Piece>, FillEvent> {
         let fill = self.fill;
         let serving = fill.memory.is_serving();
         loop {
@@ -307,33 +323,29 @@ impl<'a> Worker<'a> {
     }
 
     /// Takes the next run out of a piece of work and keeps the rest of it for later.
-    fn take_from(
-        &mut self,
-        mut work: Work,
-        most: u64,
-        serving: bool,
-    ) -> Option<(usize, PageRun, Option<RunTicket>)> {
+    fn take_from(&mut self, mut work: Work, most: u64, serving: bool) -> Option<Piece> {
         let block = &self.fill.memory.blocks[work.block];
         let max_pages = (most / block.page_size.bytes()).max(1);
         let within = PageRun::new(PageIndex(work.pages.start), work.pages.end - work.pages.start);
         if serving {
-            let ticket = block.table.claim_run(within, max_pages);
-            let end = ticket.as_ref().map_or(work.pages.end, |t| t.run().end().0);
+            let claimed = parts::claim(block, within, max_pages);
+            let end = claimed.as_ref().map_or(work.pages.end, |(ticket, _)| ticket.run().end().0);
             self.fill.queue.done(end - work.pages.start);
             let index = work.block;
             work.pages.start = end;
             self.current = (!work.pages.is_empty()).then_some(work);
-            return ticket.map(|t| (index, t.run(), Some(t)));
+            return claimed.map(|claimed| Piece::claimed(index, claimed));
         }
         let run = PageRun::new(within.start, within.len.min(max_pages));
-        let index = work.block;
+        let piece =
+            Piece { block: work.block, run, ticket: None, old: parts::has_old_bytes(block, run.start) };
         work.pages.start = run.end().0;
         self.current = (!work.pages.is_empty()).then_some(work);
-        Some((index, run, None))
+        Some(piece)
     }
 
     /// Claims what is left of the folio around the newest fault.
-    fn next_around(&mut self, most: u64) -> Option<(usize, PageRun, Option<RunTicket>)> {
+    fn next_around(&mut self, most: u64) -> Option<Piece> {
         loop {
             let (block, range) = match self.around.take() {
                 Some(around) => around,
@@ -345,25 +357,24 @@ impl<'a> Worker<'a> {
             let of = &self.fill.memory.blocks[block];
             let max_pages = (most / of.page_size.bytes()).max(1);
             let within = PageRun::new(PageIndex(range.start), range.end - range.start);
-            if let Some(ticket) = of.table.claim_run(within, max_pages) {
-                let run = ticket.run();
-                if run.end().0 < range.end {
-                    self.around = Some((block, run.end().0..range.end));
+            if let Some(claimed) = parts::claim(of, within, max_pages) {
+                let end = claimed.0.run().end().0;
+                if end < range.end {
+                    self.around = Some((block, end..range.end));
                 }
-                return Some((block, run, Some(ticket)));
+                return Some(Piece::claimed(block, claimed));
             }
         }
     }
 
     /// When everything has been named and something is missing nevertheless: pages whose ticket was dropped.
-    fn next_dropped(&self, most: u64) -> Option<(usize, PageRun, Option<RunTicket>)> {
+    fn next_dropped(&self, most: u64) -> Option<Piece> {
         if !self.fill.all_named.load(Ordering::Acquire) || self.fill.memory.left() == 0 {
             return None;
         }
         self.fill.memory.blocks.iter().enumerate().find_map(|(index, block)| {
             let max_pages = (most / block.page_size.bytes()).max(1);
-            let ticket = block.table.claim_run(block.table.all(), max_pages)?;
-            Some((index, ticket.run(), Some(ticket)))
+            Some(Piece::claimed(index, parts::claim(block, block.table.all(), max_pages)?))
         })
     }
 
@@ -380,43 +391,35 @@ impl<'a> Worker<'a> {
     }
 
     fn finish_one(&mut self, completion: &Completion) -> Result<(), FillEvent> {
-        let CompletionKind::Read { zero_mask } = completion.kind else { return Ok(()) };
+        let Some(mut left_out) = LeftOut::of(&completion.kind) else { return Ok(()) };
         if let Err(status) = &completion.status {
             return Err(FillEvent::Broken(format!("the source refused a read: {status}")));
         }
+        self.fill.memory.comparing.note(&completion.kind);
         let slot = usize::try_from(completion.wr.0).ok().filter(|s| *s < self.slots.len());
         let Some(slot) = slot else { return Ok(()) };
         let mut pieces = std::mem::take(&mut self.slots[slot]);
         self.in_flight -= 1;
         let mut result = Ok(());
-        let mut zeros = zero_mask;
         for piece in pieces.drain(..) {
-            let count = parts(&self.fill.memory.blocks[piece.block], piece.run).count();
             if result.is_ok() {
-                result = self.piece_landed(piece, zeros);
+                result = self.piece_landed(piece, left_out).map(|rest| left_out = rest);
             }
-            zeros = zeros.checked_shr(u32::try_from(count).unwrap_or(64)).unwrap_or(0);
         }
         self.slots[slot] = pieces;
         result
     }
 
-    /// `zeros`: bit i is set when the i-th of the piece's [`parts`] was all zero bytes at the source.
-    fn piece_landed(&self, piece: Piece, zeros: u64) -> Result<(), FillEvent> {
+    /// `left_out` begins with the piece's parts; returns what it says of the next piece's.
+    fn piece_landed(&self, piece: Piece, left_out: LeftOut) -> Result<LeftOut, FillEvent> {
         let memory = &self.fill.memory;
         let block = &memory.blocks[piece.block];
-        for (index, range) in parts(block, piece.run).enumerate() {
-            if zeros >> index & 1 == 1 {
-                // Not transferred and not touched here.
-                clear(block, piece.run, range).map_err(|e| FillEvent::Gone(e.to_string()))?;
-            } else {
-                memory.landed_bytes.fetch_add(range.len.0, Ordering::Relaxed);
-            }
-        }
+        let rest = parts::complete(block, piece.run, left_out, &memory.landed_bytes)
+            .map_err(|e| FillEvent::Gone(e.to_string()))?;
         let Some(ticket) = piece.ticket else {
             block.table.mark_landed(piece.run);
             self.fill.queue.done(piece.run.len);
-            return Ok(());
+            return Ok(rest);
         };
         let mut result = Ok(());
         ticket.landed(|page, landing| {
@@ -426,32 +429,9 @@ impl<'a> Worker<'a> {
         });
         result?;
         let pages = piece.run.start.0..piece.run.end().0;
-        memory.map_folios(piece.block, pages).map_err(|e| FillEvent::Gone(e.to_string()))
+        memory.map_folios(piece.block, pages).map_err(|e| FillEvent::Gone(e.to_string()))?;
+        Ok(rest)
     }
-}
-
-/// How a run is read. Small pages: as it is, since zero pages were named and left out before. A huge page is never all zero when few of
-/// its bytes are used: it is read in parts, and those that are zero do not cross.
-fn parts(block: &Block, run: PageRun) -> impl Iterator<Item = ByteRange> {
-    let whole = block.page_size.range_of(run);
-    let huge = block.page_size != PageSize::Base4K && run.len == 1;
-    let part = if huge { whole.len.0 / MAX_SEGMENTS as u64 } else { whole.len.0 };
-    (0..whole.len.0 / part)
-        .map(move |index| ByteRange::new(FileOffset(whole.start.0 + index * part), ByteLen(part)))
-}
-
-/// Writes zeros over a part of `run`.
-fn clear(block: &Block, run: PageRun, range: ByteRange) -> Result<(), vmove_memory::MemoryError> {
-    static ZEROS: [u8; 32 << 10] = [0; 32 << 10];
-    // Should there be no memory for it, this is an error; a store would be a signal.
-    block.mapping().populate(run)?;
-    let mut at = range.start.0;
-    while at < range.end().0 {
-        let len = (range.end().0 - at).min(ZEROS.len() as u64);
-        block.mapping().copy_in(FileOffset(at), &ZEROS[..usize::try_from(len).unwrap_or(ZEROS.len())])?;
-        at += len;
-    }
-    Ok(())
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "a function for map_err")]

@@ -12,6 +12,7 @@ use vmove_memory::{
     PageRun, PageSize, PageState, PageTable, Process, QemuMapping, RamFile, map_folio,
 };
 
+use super::parts::Comparing;
 use super::verify::PageHashes;
 use super::waiting::WaitingFaults;
 use crate::latency::Latencies;
@@ -87,6 +88,7 @@ pub(super) struct GuestMemory {
     pub latencies: Latencies,
     pub waiting: WaitingFaults,
     pub hashes: Option<PageHashes>,
+    pub comparing: Comparing,
     /// Whole folios can be mapped at a stroke. Given up for good when the kernel has to move memory for it: that is slower.
     whole_folios: AtomicBool,
 }
@@ -107,6 +109,7 @@ impl GuestMemory {
             landed_bytes: AtomicU64::new(0),
             latencies: Latencies::default(),
             waiting: WaitingFaults::default(),
+            comparing: Comparing::default(),
             // A page must be hashed before the guest can change it, and a folio is mapped as a whole.
             whole_folios: AtomicBool::new(hashes.is_none()),
             hashes,

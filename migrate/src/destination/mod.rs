@@ -11,6 +11,7 @@ mod guest;
 mod handover;
 mod launch;
 mod messages;
+mod parts;
 mod populate;
 mod room;
 mod session;

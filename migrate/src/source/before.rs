@@ -20,7 +20,7 @@ use crate::pending::PageSet;
 use crate::progress::Phase;
 use crate::proto::hello::{LinkKind, Token};
 use crate::proto::message::{BlockInfo, DestinationStand, Final, Hashes, Prepare, ToDestination, ToSource};
-use crate::spec::{MigrationSpec, Mode};
+use crate::spec::MigrationSpec;
 use crate::vm::VmRecord;
 
 /// The destination looks for blockers, which starts a QEMU to ask for its machine types.
@@ -72,7 +72,7 @@ impl Session {
         if !self.prepared {
             self.wait_prepared().await?;
             // The guest went on writing meanwhile.
-            if self.mode != Mode::Postcopy {
+            if self.rounds_would_pay()? {
                 self.rounds().await?;
             }
         }

@@ -40,8 +40,10 @@ impl Session {
         loop {
             let sets = self.memory()?.take_pending();
             let (done, planned) = self.round(sets).await?;
-            if done.micros > 0 && done.bytes > 1 << 20 {
-                link = done.bytes as f64 / done.micros as f64 * 1e6;
+            // Of the pages, not of what crossed: the next round's parts that are zero or unchanged will not cross either.
+            let dealt_with = planned * self.memory()?.page_bytes();
+            if done.micros > 0 && dealt_with > 1 << 20 {
+                link = dealt_with as f64 / done.micros as f64 * 1e6;
             }
             let scan = self.scan().await?;
             self.publisher.update(|p| p.dirty_pages_per_s = scan.dirty_per_s());
@@ -51,7 +53,7 @@ impl Session {
             }
             let standing = Standing {
                 rounds: u32::try_from(self.report.rounds.len()).unwrap_or(u32::MAX),
-                last_bytes: planned * self.memory()?.page_bytes(),
+                last_bytes: done.bytes,
                 left_bytes: scan.pending_pages * self.memory()?.page_bytes(),
                 link_bytes_per_s: if link > 0.0 { link } else { 1e9 },
             };
@@ -66,6 +68,19 @@ impl Session {
                 Next::GiveUp(why) => return Err(Stop::Failed(format!("{} {why}", self.vm.name))),
             }
         }
+    }
+
+    /// Whether rounds could still shrink what is left, after those that the destination was too slow for.
+    pub(super) fn rounds_would_pay(&mut self) -> Result<bool, Stop> {
+        let page = self.memory()?.page_bytes() as f64;
+        Ok(match (self.mode, self.report.rounds.last()) {
+            (Mode::Postcopy, _) => false,
+            (Mode::Hybrid, Some(last)) => {
+                let link = (last.pages - last.zero) as f64 * page / (last.duration_ms.max(0.1) / 1e3);
+                plan::could_shrink(last.dirty_pages_per_s * page, link)
+            }
+            (Mode::Precopy | Mode::Hybrid, _) => true,
+        })
     }
 
     /// One round: returns what the destination read, and how many pages were named.

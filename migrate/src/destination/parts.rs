@@ -1,0 +1,158 @@
+//! How pages are read: small ones as they are, huge ones in parts.
+//!
+//! A huge page is never all zero when few of its bytes are used, and never all new when few of them were written: its parts that are
+//! zero, or that are here already, do not cross. QEMU follows writes by 4 KiB even in huge pages, the kernel by huge page; this makes
+//! up for the difference.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use vmove_fabric::{CompletionKind, MAX_SEGMENTS};
+use vmove_memory::{
+    ByteLen, ByteRange, FileOffset, MemoryError, PageIndex, PageRun, PageSize, PageState, RunTicket,
+};
+
+use super::guest::Block;
+
+/// After this many parts that were compared ...
+const TRIAL: u64 = 1024;
+/// ... at least one in so many must have been the same, or comparing costs more than it saves.
+const WORTH: u64 = 4;
+
+/// How a run is read: as it is, since small pages that are zero were named and left out before; or a huge page in [`MAX_SEGMENTS`] parts.
+pub(super) fn parts(block: &Block, run: PageRun) -> impl Iterator<Item = ByteRange> {
+    let whole = block.page_size.range_of(run);
+    let huge = block.page_size != PageSize::Base4K && run.len == 1;
+    let part = if huge { whole.len.0 / MAX_SEGMENTS as u64 } else { whole.len.0 };
+    (0..whole.len.0 / part)
+        .map(move |index| ByteRange::new(FileOffset(whole.start.0 + index * part), ByteLen(part)))
+}
+
+/// Whether the file has an earlier state of a page, which is worth comparing: only huge pages are.
+pub(super) fn has_old_bytes(block: &Block, page: PageIndex) -> bool {
+    block.page_size != PageSize::Base4K && block.table.state(page) != PageState::Absent
+}
+
+/// Claims the first run that can be claimed in `within`, and whether the file has an earlier state of it.
+pub(super) fn claim(block: &Block, within: PageRun, max: u64) -> Option<(RunTicket, bool)> {
+    let huge = block.page_size != PageSize::Base4K;
+    // Somebody may claim that page first: then the guess is about another one, and costs or saves a comparison.
+    let old = huge && block.table.find_claimable(within).is_some_and(|page| has_old_bytes(block, page));
+    Some((block.table.claim_run(within, max)?, old))
+}
+
+/// Which segments of a read did not cross: bit i stands for the i-th.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LeftOut {
+    zero: u64,
+    same: u64,
+}
+
+impl LeftOut {
+    /// `None` if what completed is no read.
+    pub(super) fn of(kind: &CompletionKind) -> Option<Self> {
+        match *kind {
+            CompletionKind::Read { zero_mask: zero } => Some(Self { zero, same: 0 }),
+            CompletionKind::ReadChanged { zero_mask: zero, same_mask: same } => Some(Self { zero, same }),
+            CompletionKind::Write | CompletionKind::Send | CompletionKind::Received(_) => None,
+        }
+    }
+
+    /// What it says of the segments behind the first `count`.
+    fn behind(self, count: u32) -> Self {
+        let shift = |mask: u64| mask.checked_shr(count).unwrap_or(0);
+        Self { zero: shift(self.zero), same: shift(self.same) }
+    }
+}
+
+/// Completes the bytes of `run`, whose parts are the first segments of a read, and counts those that crossed. Returns what the read says
+/// of the segments behind them.
+pub(super) fn complete(
+    block: &Block,
+    run: PageRun,
+    left_out: LeftOut,
+    crossed: &AtomicU64,
+) -> Result<LeftOut, MemoryError> {
+    let mut count = 0;
+    for (index, range) in parts(block, run).enumerate() {
+        count += 1;
+        if left_out.zero >> index & 1 == 1 {
+            clear(block, run, range)?;
+        } else if left_out.same >> index & 1 == 0 {
+            crossed.fetch_add(range.len.0, Ordering::Relaxed);
+        }
+    }
+    Ok(left_out.behind(count))
+}
+
+/// Writes zeros over a part of `run`.
+fn clear(block: &Block, run: PageRun, range: ByteRange) -> Result<(), MemoryError> {
+    static ZEROS: [u8; 32 << 10] = [0; 32 << 10];
+    // Should there be no memory for it, this is an error; a store would be a signal.
+    block.mapping().populate(run)?;
+    let mut at = range.start.0;
+    while at < range.end().0 {
+        let len = (range.end().0 - at).min(ZEROS.len() as u64);
+        block.mapping().copy_in(FileOffset(at), &ZEROS[..usize::try_from(len).unwrap_or(ZEROS.len())])?;
+        at += len;
+    }
+    Ok(())
+}
+
+/// Whether comparing pays for this guest. A guest that writes all over its huge pages gains nothing by it.
+#[derive(Debug, Default)]
+pub(super) struct Comparing {
+    compared: AtomicU64,
+    same: AtomicU64,
+}
+
+impl Comparing {
+    pub(super) fn pays(&self) -> bool {
+        let compared = self.compared.load(Ordering::Relaxed);
+        compared < TRIAL || self.same.load(Ordering::Relaxed) * WORTH >= compared
+    }
+
+    /// Takes note of a read's result.
+    pub(super) fn note(&self, kind: &CompletionKind) {
+        if let CompletionKind::ReadChanged { same_mask, .. } = kind {
+            self.compared.fetch_add(MAX_SEGMENTS as u64, Ordering::Relaxed);
+            self.same.fetch_add(u64::from(same_mask.count_ones()), Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(same: u32) -> CompletionKind {
+        let same_mask = if same == 64 { u64::MAX } else { (1 << same) - 1 };
+        CompletionKind::ReadChanged { zero_mask: 0, same_mask }
+    }
+
+    #[test]
+    fn comparing_goes_on_while_a_quarter_is_the_same() {
+        let comparing = Comparing::default();
+        for _ in 0..TRIAL / 64 - 1 {
+            comparing.note(&answer(0));
+        }
+        assert!(comparing.pays(), "too early to tell");
+        comparing.note(&answer(0));
+        assert!(!comparing.pays());
+        let comparing = Comparing::default();
+        for _ in 0..100 {
+            comparing.note(&answer(16));
+            assert!(comparing.pays());
+        }
+        comparing.note(&answer(0));
+        assert!(!comparing.pays());
+    }
+
+    #[test]
+    fn masks_of_the_pieces_of_one_read_follow_each_other() {
+        let kind = CompletionKind::ReadChanged { zero_mask: 0b0101, same_mask: 0b1010 };
+        let rest = LeftOut::of(&kind).unwrap().behind(2);
+        assert_eq!((rest.zero, rest.same), (0b01, 0b10));
+        assert_eq!(rest.behind(64).same, 0, "nothing is behind the last");
+        assert!(LeftOut::of(&CompletionKind::Write).is_none());
+    }
+}
