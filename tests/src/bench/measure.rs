@@ -237,7 +237,10 @@ fn evaluate(series: &Series, measure: Measure, full_rate: f64, moved: &Moved) ->
 }
 
 /// Bytes in pages that hold anything but zeroes. Reads holes as zeroes without filling them.
-fn nonzero(files: &[PathBuf]) -> Result<u64> {
+///
+/// # Errors
+/// A file cannot be read.
+pub fn nonzero(files: &[PathBuf]) -> Result<u64> {
     let mut bytes = 0;
     let mut chunk = vec![0; 4 << 20];
     for path in files {
