@@ -205,8 +205,9 @@ impl<'a> Server<'a> {
                 return Ok(());
             };
             let of = &self.fill.memory.blocks[reading.block];
+            let run = PageRun::new(reading.ticket.page(), 1);
             self.segments.clear();
-            for range in parts::parts(of, PageRun::new(reading.ticket.page(), 1)) {
+            for range in parts::parts(of, run) {
                 let len = u32::try_from(range.len.0).unwrap_or(u32::MAX);
                 let remote = self.fill.remotes.get(reading.block).and_then(|r| r.at(range.start.0));
                 let (Some(remote), Some(local)) = (remote, of.region.local(range.start.0, len)) else {
@@ -214,13 +215,9 @@ impl<'a> Server<'a> {
                 };
                 self.segments.push(ReadSegment { remote, local });
             }
-            let wr = WrId(slot as u64);
-            let posted = if reading.old && self.fill.memory.comparing.pays() {
-                self.endpoint.post_read_changed(wr, &self.segments)
-            } else {
-                self.endpoint.post_read(wr, &self.segments)
-            };
-            match posted {
+            let old = (reading.old && self.fill.memory.comparing.pays()).then_some((of, run));
+            let posted = parts::post(&mut *self.endpoint, WrId(slot as u64), &self.segments, old);
+            match posted.map_err(|e| FillEvent::Gone(e.to_string()))? {
                 Ok(()) => self.slots[slot] = Some(reading),
                 Err(PostError::Full { .. }) => {
                     self.backlog.push_front(reading);

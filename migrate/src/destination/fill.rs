@@ -272,14 +272,15 @@ impl<'a> Worker<'a> {
             // Answers that are under way are taken in later; the pause is at most a few reads' worth.
             std::thread::sleep(wait.min(Duration::from_millis(200)));
         }
-        let changed = self.fill.memory.comparing.pays() && pieces.iter().all(|piece| piece.old);
-        let wr = WrId(slot as u64);
-        let posted = if changed {
-            self.endpoint.post_read_changed(wr, &self.segments)
-        } else {
-            self.endpoint.post_read(wr, &self.segments)
+        // A huge page is a read by itself.
+        let old = match pieces {
+            [piece] if piece.old && self.fill.memory.comparing.pays() => {
+                Some((&self.fill.memory.blocks[piece.block], piece.run))
+            }
+            _ => None,
         };
-        match posted {
+        let posted = parts::post(&mut *self.endpoint, WrId(slot as u64), &self.segments, old);
+        match posted.map_err(|e| FillEvent::Gone(e.to_string()))? {
             Ok(()) => Ok(true),
             Err(PostError::Full { .. }) => unreachable!("at most `capacity` reads are posted"),
             Err(error) => Err(FillEvent::Broken(error.to_string())),

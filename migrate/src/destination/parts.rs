@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use vmove_fabric::{CompletionKind, MAX_SEGMENTS};
+use vmove_fabric::{CompletionKind, Endpoint, MAX_SEGMENTS, PostError, ReadSegment, WrId};
 use vmove_memory::{
     ByteLen, ByteRange, FileOffset, MemoryError, PageIndex, PageRun, PageSize, PageState, RunTicket,
 };
@@ -38,6 +38,20 @@ pub(super) fn claim(block: &Block, within: PageRun, max: u64) -> Option<(RunTick
     // Somebody may claim that page first: then the guess is about another one, and costs or saves a comparison.
     let old = huge && block.table.find_claimable(within).is_some_and(|page| has_old_bytes(block, page));
     Some((block.table.claim_run(within, max)?, old))
+}
+
+/// Posts a read of one or more runs, whose parts `segments` are; `old`: the huge page that they are of, if it is worth comparing.
+pub(super) fn post(
+    endpoint: &mut dyn Endpoint,
+    wr: WrId,
+    segments: &[ReadSegment],
+    old: Option<(&Block, PageRun)>,
+) -> Result<Result<(), PostError>, MemoryError> {
+    let Some((block, run)) = old else { return Ok(endpoint.post_read(wr, segments)) };
+    // It may be a hole after all, of a page that was zero, say. Should there be no memory for it, this is an error; a load
+    // would be a signal.
+    block.mapping().populate(run)?;
+    Ok(endpoint.post_read_changed(wr, segments))
 }
 
 /// Which segments of a read did not cross: bit i stands for the i-th.
