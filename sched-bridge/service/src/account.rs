@@ -18,7 +18,7 @@ pub enum End {
 }
 
 /// A lease that has ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Record {
     /// The lease.
     pub lease: LeaseId,

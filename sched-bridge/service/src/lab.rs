@@ -1,0 +1,134 @@
+//! Servers that tests start: etcd and a Slurm cluster, from Debian's packages. `./run setup` unpacks them below `.cache`.
+//!
+//! Public for the tests and the bench of this package; nothing of the product uses it.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::http::Endpoint;
+use crate::store::{Etcd, Store};
+
+/// Where `./run setup` unpacks Slurm, munge and etcd.
+fn unpacked() -> PathBuf {
+    let cache = std::env::var_os("VMOVE_CACHE")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache"), PathBuf::from);
+    cache.join("peers")
+}
+
+/// A program of the unpacked packages, or else one that is installed.
+fn program(name: &str) -> Option<PathBuf> {
+    let root = unpacked();
+    let places = [root.join("usr/bin"), root.join("usr/sbin")];
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    places.into_iter().chain(std::env::split_paths(&path)).map(|dir| dir.join(name)).find(|file| file.is_file())
+}
+
+/// Says on standard error that a test did not run. `VMOVE_NO_SKIP` makes it a failure: nothing may be skipped where all is installed.
+///
+/// # Panics
+/// If `VMOVE_NO_SKIP` is set.
+pub fn skip(what: &str) {
+    let test = std::thread::current().name().unwrap_or("test").to_owned();
+    assert!(std::env::var_os("VMOVE_NO_SKIP").is_none(), "{test} would be skipped: {what}");
+    eprintln!("SKIP {test}: {what}; ./run setup gets it");
+}
+
+/// A port that nobody has now.
+///
+/// # Panics
+/// If there is none.
+#[must_use]
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port()
+}
+
+/// One etcd of one member, with its data in a folder of its own. Killed when dropped.
+#[derive(Debug)]
+pub struct EtcdServer {
+    program: PathBuf,
+    folder: tempfile::TempDir,
+    client: u16,
+    peer: u16,
+    process: Option<Child>,
+}
+
+impl EtcdServer {
+    /// Starts one; says so and gives nothing where etcd is not installed.
+    ///
+    /// # Panics
+    /// If it does not start.
+    #[must_use]
+    pub fn start_or_skip() -> Option<Self> {
+        let Some(program) = program("etcd") else {
+            skip("etcd is missing");
+            return None;
+        };
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut server = Self { program, folder, client: free_port(), peer: free_port(), process: None };
+        server.run();
+        Some(server)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.client)
+    }
+
+    /// A store in it.
+    #[must_use]
+    pub fn store(&self, prefix: &str) -> Etcd {
+        let endpoint = Endpoint::Tcp(format!("127.0.0.1:{}", self.client));
+        Etcd::new(vec![endpoint], prefix, Duration::from_secs(5))
+    }
+
+    /// Starts it (again), with the data it has.
+    ///
+    /// # Panics
+    /// If it does not answer within 20 s.
+    pub fn run(&mut self) {
+        let (client, peer) = (self.url(), format!("http://127.0.0.1:{}", self.peer));
+        let log = std::fs::File::options().create(true).append(true).open(self.folder.path().join("log")).expect("a log");
+        let child = Command::new(&self.program)
+            .args(["--name", "lab", "--log-level", "warn", "--logger", "zap"])
+            .arg("--data-dir")
+            .arg(self.folder.path().join("data"))
+            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--initial-cluster", &format!("lab={peer}")])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("etcd starts");
+        self.process = Some(child);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let store = self.store("/ready/");
+        // A runtime of its own, on a thread of its own: callers may be in one.
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            while runtime.block_on(store.snapshot()).is_err() {
+                assert!(Instant::now() < deadline, "etcd does not answer after 20 s");
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        })
+        .join()
+        .expect("etcd answers");
+    }
+
+    /// Kills it as a crash would.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.process.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for EtcdServer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
