@@ -9,6 +9,7 @@ pub mod account;
 pub mod api;
 pub mod bridge;
 pub mod clock;
+pub mod config;
 pub mod http;
 pub mod keys;
 #[cfg(any(test, feature = "lab"))]
@@ -16,5 +17,6 @@ pub mod lab;
 pub mod lease;
 pub mod plan;
 pub mod request_text;
+pub mod server;
 pub mod store;
 pub mod topology_text;
