@@ -5,4 +5,5 @@
 
 pub mod model;
 pub mod place;
+pub mod sim;
 pub mod topology;

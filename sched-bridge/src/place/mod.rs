@@ -1,15 +1,31 @@
 //! Compact placement: all VMs of a virtual cluster or none, as close together as the free resources allow.
 
+mod devices;
 mod error;
+mod explain;
+mod fit;
+mod grant;
+mod heuristic;
+mod net;
+mod packer;
 mod request;
 mod result;
+mod score;
+mod search;
+mod solve;
+mod space;
+mod tree;
+mod view;
 
 pub use error::PlaceError;
+pub use explain::{Explanation, NodeVerdict, Verdict, explain, free_blocks};
 pub use request::{
     Affinity, Alternative, AntiAffinity, Closeness, ClusterRequest, Compactness, DeviceFilter, DeviceNeed,
     Domain, Mode, Near, NearTo, NodeCondition, NumaPolicy, Pages, VmGroup,
 };
 pub use result::{Method, Placement, Score};
+pub use score::score;
+pub use solve::{capacities, place_at};
 
 use crate::model::{Fleet, Occupancy};
 
@@ -38,7 +54,5 @@ pub fn place(
     request: &ClusterRequest,
     options: &Options,
 ) -> Result<Placement, PlaceError> {
-    let _ = (fleet, used, options);
-    request.check()?;
-    Err(PlaceError::NoRoom { vms: request.count(), fit: 0, reason: "not written yet".to_owned() })
+    solve::solve(fleet, used, request, options)
 }

@@ -274,7 +274,8 @@ pub struct Compactness {
     pub max_leaf_switches: Option<u32>,
 }
 
-/// At most so many VMs of the cluster in one domain.
+/// At most so many VMs of the cluster in one domain. The domain of a node is the highest switch above it that is not higher than
+/// asked for, or the node itself if there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AntiAffinity {
     /// The domain.
