@@ -88,10 +88,9 @@ MessageTimeout=30
 CommunicationParameters=NoAddrCache
 CONF
     for ((i = 0; i < nodes; i++)); do
-        echo "NodeName=n$i NodeHostname=localhost NodeAddr=127.0.0.1 Port=$((base + i)) CPUs=8 RealMemory=65536 Gres=gpu:$gpus State=UNKNOWN"
+        echo "NodeName=n$i NodeHostname=localhost NodeAddr=127.0.0.1 Port=$((base + i)) CPUs=8 RealMemory=65536 State=UNKNOWN"
     done >>"$folder/slurm.conf"
     echo "PartitionName=all Nodes=n[0-$((nodes - 1))] Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO" >>"$folder/slurm.conf"
-    echo "NodeName=n[0-$((nodes - 1))] Name=gpu Count=$gpus" >"$folder/gres.conf"
 }
 
 start() {
@@ -114,7 +113,11 @@ start() {
         "$(program slurmd)" -f "$SLURM_CONF" -d "$(program slurmstepd)" -N "n$i" || die "slurmd n$i did not start; see $folder/slurmd-n$i.log"
     done
     for ((i = 0; i < 300; i++)); do
-        [ "$(sinfo -h -t idle -o %D 2>/dev/null | awk '{s += $1} END {print s + 0}')" = "$nodes" ] && return 0
+        if [ "$(sinfo -h -t idle -o %D 2>/dev/null | awk '{s += $1} END {print s + 0}')" = "$nodes" ]; then
+            # Debian's slurmctld 22.05.8 takes no Gres= from NodeName lines, but from here it does.
+            [ "$gpus" = 0 ] || scontrol update "nodename=n[0-$((nodes - 1))]" "gres=gpu:$gpus"
+            return 0
+        fi
         sleep 0.1
     done
     sinfo -N >&2 || true

@@ -132,3 +132,70 @@ impl Drop for EtcdServer {
         self.kill();
     }
 }
+
+/// A Slurm cluster of many node names on this machine: `lab/slurm-lab.sh`. Ended when dropped.
+#[derive(Debug)]
+pub struct SlurmLab {
+    folder: tempfile::TempDir,
+}
+
+const SLURM_LAB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/lab/slurm-lab.sh");
+
+impl SlurmLab {
+    /// Starts one of `nodes` nodes with 8 GPUs each, below leaves of `leaf` nodes and spines of `spine` leaves; says so and gives
+    /// nothing where Slurm is not installed.
+    ///
+    /// # Panics
+    /// If it does not start.
+    #[must_use]
+    pub fn start_or_skip(nodes: u32, leaf: u32, spine: u32) -> Option<Self> {
+        if program("slurmctld-wlm").or_else(|| program("slurmctld")).is_none() || program("munged").is_none() {
+            skip("slurmctld or munged is missing");
+            return None;
+        }
+        let lab = Self { folder: tempfile::tempdir().expect("a folder") };
+        let out = lab
+            .script(&["start", &lab.path(), &nodes.to_string(), "8"])
+            .envs([("LEAF", leaf.to_string()), ("SPINE", spine.to_string())])
+            .output()
+            .expect("the script runs");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        Some(lab)
+    }
+
+    fn path(&self) -> String {
+        self.folder.path().to_string_lossy().into_owned()
+    }
+
+    fn script(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(SLURM_LAB);
+        command.args(arguments).stdin(Stdio::null());
+        if unpacked().join("usr/sbin/munged").exists() {
+            command.env("VMOVE_SLURM", unpacked().canonicalize().unwrap_or_else(|_| unpacked()));
+        }
+        command
+    }
+
+    /// Environment with which Slurm's commands find this cluster.
+    ///
+    /// # Panics
+    /// If the script fails.
+    #[must_use]
+    pub fn environment(&self) -> Vec<(String, String)> {
+        let mut environment = vec![("SLURM_CONF".to_owned(), format!("{}/slurm.conf", self.path()))];
+        if unpacked().join("usr/sbin/munged").exists() {
+            let root = unpacked().canonicalize().expect("it is there");
+            let lib = root.join("usr/lib/x86_64-linux-gnu");
+            environment.push(("LD_LIBRARY_PATH".into(), format!("{0}:{0}/slurm-wlm", lib.display())));
+            let path = std::env::var("PATH").unwrap_or_default();
+            environment.push(("PATH".into(), format!("{}:{path}", root.join("usr/bin").display())));
+        }
+        environment
+    }
+}
+
+impl Drop for SlurmLab {
+    fn drop(&mut self) {
+        let _ = self.script(&["stop", &self.path()]).output();
+    }
+}

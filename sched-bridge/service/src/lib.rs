@@ -18,5 +18,8 @@ pub mod lease;
 pub mod plan;
 pub mod request_text;
 pub mod server;
+pub mod slurm;
+#[cfg(any(test, feature = "lab"))]
+pub mod slurm_stream;
 pub mod store;
 pub mod topology_text;

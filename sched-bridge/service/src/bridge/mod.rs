@@ -11,7 +11,7 @@ mod plans;
 mod sweep;
 mod sync;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod view;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,6 +23,9 @@ pub use error::BridgeError;
 pub use grant::{Ask, Granted, Want};
 pub use moves::Arrival;
 pub use view::{Known, View};
+
+#[cfg(test)]
+pub(crate) use tests::Running;
 
 use crate::clock::Clock;
 use crate::store::{Committed, Revision, Store, StoreError, Txn};
