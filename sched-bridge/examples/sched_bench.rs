@@ -39,6 +39,7 @@ struct Side {
 #[derive(Serialize)]
 struct Report {
     cost: Vec<Cost>,
+    scattered: Vec<Side>,
     one_snapshot: Vec<Side>,
     whole_stream: Vec<Side>,
 }
@@ -57,6 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     std::fs::create_dir_all(&out)?;
     let report = Report {
         cost: cost(if quick { &[100, 1000] } else { &[100, 300, 1000, 3000, 10_000] })?,
+        scattered: scattered(quick)?,
         one_snapshot: snapshots(quick)?,
         whole_stream: streams(quick)?,
     };
@@ -153,7 +155,85 @@ fn rss_mib() -> u64 {
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) / 1024
 }
 
-const SIZES: [u32; 5] = [4, 8, 16, 32, 64];
+/// VMs of a cluster, with equal chance.
+fn sizes() -> Vec<u32> {
+    (2..=48).collect()
+}
+
+/// 10,000 single VMs with one GPU come and go on nodes taken at random, as a cloud without regard to topology has it; then
+/// clusters are placed by both on the very same fleet.
+fn scattered(quick: bool) -> Result<Vec<Side>, Box<dyn Error>> {
+    println!(
+        "sum of hops over all pairs of VMs, the same clusters on the same fleet; 10,000 single VMs came and went at random\n"
+    );
+    heading();
+    let sizes = sizes();
+    let mut sides = Vec::new();
+    for load in [50, 70, 80, 90] {
+        let fleet = small().build()?;
+        let mut scatter = Scatter::new(&fleet, load);
+        scatter.run(if quick { 4000 } else { 10_000 })?;
+        let mut side = Side::new(format!("256 nodes, {load} % in use"));
+        for at in 0..if quick { 47 } else { 188 } {
+            let request = gpu_cluster("probe", sizes[at % sizes.len()], 1, 0);
+            let (ours, slurm) =
+                (Ours.place(&fleet, &scatter.used, &request), Slurm.place(&fleet, &scatter.used, &request));
+            if let (Ok(ours), Ok(slurm)) = (ours, slurm) {
+                side.add(&ours, &slurm);
+            }
+            scatter.run(50)?;
+        }
+        sides.push(side.done());
+    }
+    println!();
+    Ok(sides)
+}
+
+/// Single VMs that come and go at random.
+struct Scatter<'a> {
+    fleet: &'a Fleet,
+    used: Occupancy,
+    rng: Rng,
+    there: Vec<Assignment>,
+    target: usize,
+}
+
+impl<'a> Scatter<'a> {
+    fn new(fleet: &'a Fleet, load_percent: usize) -> Self {
+        let gpus: usize = fleet.nodes().iter().map(|node| node.devices.len() / 2).sum();
+        Self {
+            fleet,
+            used: Occupancy::new(fleet),
+            rng: Rng::new(5),
+            there: Vec::new(),
+            target: gpus * load_percent / 100,
+        }
+    }
+
+    /// So many arrivals and departures; arrivals go on until the fleet is as full as it is to be.
+    fn run(&mut self, events: u32) -> Result<(), Box<dyn Error>> {
+        let mut left = events;
+        while left > 0 {
+            left -= 1;
+            let count = u32::try_from(self.there.len())?;
+            if self.there.len() >= self.target || (count > 0 && self.rng.chance(30)) {
+                let gone = self.there.swap_remove(self.rng.below(count) as usize);
+                self.used.release(self.fleet, &gone)?;
+                continue;
+            }
+            let node = &self.fleet.nodes()[self.rng.below(u32::try_from(self.fleet.nodes().len())?) as usize];
+            let free = node.devices.iter().step_by(2).find_map(|device| {
+                let devices =
+                    vec![sched_bridge::model::Granted { address: device.address, kind: device.kind }];
+                let vm = sched_bridge::model::VmName::new("single").ok()?;
+                let one = Assignment { vm, node: node.name.clone(), devices, shares: Vec::new() };
+                self.used.take(self.fleet, &one).is_ok().then_some(one)
+            });
+            self.there.extend(free);
+        }
+        Ok(())
+    }
+}
 
 /// After 10,000 arrivals and departures, each of some clusters is placed by both on the very same fleet.
 fn snapshots(quick: bool) -> Result<Vec<Side>, Box<dyn Error>> {
@@ -161,14 +241,14 @@ fn snapshots(quick: bool) -> Result<Vec<Side>, Box<dyn Error>> {
         "sum of hops over all pairs of VMs, the same clusters on the same fleet fragmented by arrivals and departures\n"
     );
     heading();
-    let mut sides = Vec::new();
+    let (mut sides, sizes) = (Vec::new(), sizes());
     for load in [70, 80, 90] {
         let fleet = small().build()?;
         let mut stream = Stream::new(&fleet, 7, load);
         stream.run(if quick { 1000 } else { 10_000 }, Slurm)?;
         let mut side = Side::new(format!("256 nodes, {load} % in use"));
         for at in 0..200_usize {
-            let request = gpu_cluster("probe", SIZES[at % SIZES.len()], 1, 0);
+            let request = gpu_cluster("probe", sizes[at % sizes.len()], 1, 0);
             let (ours, slurm) =
                 (Ours.place(&fleet, &stream.used, &request), Slurm.place(&fleet, &stream.used, &request));
             if let (Ok(ours), Ok(slurm)) = (ours, slurm) {
@@ -289,7 +369,7 @@ struct Stream<'a> {
 impl<'a> Stream<'a> {
     fn new(fleet: &'a Fleet, seed: u64, load_percent: u64) -> Self {
         let gpus: u64 = fleet.nodes().iter().map(|node| node.devices.len() as u64 / 2).sum();
-        let churn = Churn::new(seed, &SIZES, gpus * load_percent / 100);
+        let churn = Churn::new(seed, &sizes(), gpus * load_percent / 100);
         Self { fleet, used: Occupancy::new(fleet), churn, placed: std::collections::HashMap::new() }
     }
 
