@@ -50,3 +50,6 @@ pub fn record(wall_ms: u64, id: &LeaseId) -> String {
 pub fn plan(id: &LeaseId) -> String {
     format!("{PLANS}{id}")
 }
+
+/// Written to learn the number of the last transaction, by a bridge that catches up before it refuses something.
+pub const PULSE: &str = "pulse";

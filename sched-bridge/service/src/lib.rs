@@ -8,6 +8,7 @@
 pub mod account;
 pub mod api;
 pub mod bridge;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod http;
@@ -22,4 +23,6 @@ pub mod slurm;
 #[cfg(any(test, feature = "lab"))]
 pub mod slurm_stream;
 pub mod store;
+#[cfg(any(test, feature = "lab"))]
+pub mod storm;
 pub mod topology_text;

@@ -6,6 +6,8 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 
+use sched_bridge::place::ClusterRequest;
+
 use super::App;
 use super::problem::{Answer, Json, Path, Problem, Query, Refusal};
 use super::types::{AccountQuery, LeaseAnswer, LeaseInfo, LeaseList, LeaseQuery, LeaseRequest};
@@ -37,8 +39,7 @@ pub async fn grant(
         let Want::Place(wanted) = want else {
             return Err(Problem::bad("what_if needs a request that is to be placed").into());
         };
-        let placement = app.bridge.what_if(*wanted).await?;
-        return Ok((StatusCode::OK, axum::Json(LeaseAnswer { lease: None, placement: Some(placement), again: false })));
+        return Ok((StatusCode::OK, axum::Json(tried(&app, *wanted, request.explain).await?)));
     }
     let ask = Ask {
         id: request.id.unwrap_or_else(LeaseId::unique),
@@ -53,7 +54,29 @@ pub async fn grant(
         .map_err(|e| Problem::new(super::problem::Code::Internal, e.to_string()))??;
     let status = if granted.again { StatusCode::OK } else { StatusCode::CREATED };
     let lease = Some(LeaseInfo::from(&*granted.lease));
-    Ok((status, axum::Json(LeaseAnswer { lease, placement: granted.placement, again: granted.again })))
+    Ok((status, axum::Json(LeaseAnswer {
+        lease,
+        placement: granted.placement,
+        again: granted.again,
+        explanation: None,
+        refused: None,
+    })))
+}
+
+/// Where a request would go, and why.
+async fn tried(app: &App, wanted: ClusterRequest, explain: bool) -> Result<LeaseAnswer, Refusal> {
+    let mut answer = LeaseAnswer { lease: None, placement: None, again: false, explanation: None, refused: None };
+    if explain {
+        let (placement, explanation) = app.bridge.explain(wanted).await?;
+        answer.explanation = Some(explanation);
+        match placement {
+            Ok(placement) => answer.placement = Some(placement),
+            Err(reason) => answer.refused = Some(reason.to_string()),
+        }
+    } else {
+        answer.placement = Some(app.bridge.what_if(wanted).await?);
+    }
+    Ok(answer)
 }
 
 /// Exactly one of the ways in which a request can be given.

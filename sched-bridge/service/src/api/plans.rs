@@ -40,6 +40,9 @@ pub enum PlanRequest {
     MakeRoom {
         /// The request.
         text: RequestText,
+        /// Name of the virtual cluster, where the text has none.
+        #[serde(default)]
+        cluster: Option<String>,
     },
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use sched_bridge::model::{Assignment, ClusterName, Node, NodeState};
-use sched_bridge::place::{ClusterRequest, Placement};
+use sched_bridge::place::{ClusterRequest, Explanation, Placement};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -49,6 +49,10 @@ pub struct LeaseRequest {
     /// Only say where it would go.
     #[serde(default)]
     pub what_if: bool,
+    /// Say of every node why it was chosen, left alone or ruled out. Only with `what_if`; a request that does not fit is then answered by
+    /// an explanation with status 200, and why in `refused`.
+    #[serde(default)]
+    pub explain: bool,
     /// A virtual cluster to be placed, as the library's `ClusterRequest`. One of `request`, `text` and `assignments`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
@@ -148,6 +152,13 @@ pub struct LeaseAnswer {
     pub placement: Option<Placement>,
     /// The lease was there already.
     pub again: bool,
+    /// Every node: why it was chosen, left alone or ruled out. Only with `explain`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub explanation: Option<Explanation>,
+    /// Why there is no placement. Only with `explain`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
 }
 
 /// Leases.

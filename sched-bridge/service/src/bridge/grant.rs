@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sched_bridge::model::{Assignment, ClusterName, NodeName, NodeState};
-use sched_bridge::place::{ClusterRequest, Options, Placement, place};
+use sched_bridge::place::{ClusterRequest, Explanation, Options, PlaceError, Placement, explain, place};
 
 use super::{Bridge, BridgeError, Step, View};
 use crate::account::{End, Record};
@@ -63,6 +63,30 @@ impl Bridge {
         placed(&view, &request).await
     }
 
+    /// As [`Bridge::what_if`], with what is to be said of every node; a request that does not fit is explained, too.
+    ///
+    /// # Errors
+    /// It contradicts itself, or the view is old.
+    pub async fn explain(
+        &self,
+        request: ClusterRequest,
+    ) -> Result<(Result<Placement, PlaceError>, Explanation), BridgeError> {
+        let view = self.view_when_current(tokio::time::Instant::now()).await?;
+        let placement = match placed(&view, &request).await {
+            Ok(placement) => Ok(placement),
+            Err(BridgeError::Place(reason @ PlaceError::NoRoom { .. })) => Err(reason),
+            Err(error) => return Err(error),
+        };
+        let work = move || {
+            let explanation = explain(view.fleet(), &view.occupancy(), &request, placement.as_ref().ok());
+            explanation.map(|explanation| (placement, explanation))
+        };
+        match tokio::task::spawn_blocking(work).await {
+            Ok(explained) => Ok(explained?),
+            Err(error) => Err(BridgeError::Bad(format!("the explanation failed inside: {error}"))),
+        }
+    }
+
     /// Gives a lease: all of it or nothing.
     ///
     /// # Errors
@@ -75,20 +99,29 @@ impl Bridge {
             if let Some(known) = view.leases().get(&ask.id) {
                 return again(&ask, &known.lease);
             }
-            let (assignments, placement) = match &ask.want {
-                Want::Place(request) => {
-                    let placement = placed(&view, request).await?;
-                    (placement.assignments.clone(), Some(placement))
-                }
-                Want::Exactly(_, assignments) => (assignments.clone(), None),
+            let (lease, placement) = match self.drafted(&view, &ask).await {
+                Ok(drafted) => drafted,
+                Err(_) if self.catch_up(&view, start).await? => continue,
+                Err(error) => return Err(error),
             };
-            let lease = self.draft(&ask, assignments);
-            takeable(&view, &lease)?;
-            let txn = grant_txn(&view, &lease)?;
+            let txn = grant_txn(&view, &lease);
             if self.commit(txn, &view, start).await? {
                 return Ok(Granted { lease: Arc::new(lease), placement, again: false });
             }
         }
+    }
+
+    async fn drafted(&self, view: &Arc<View>, ask: &Ask) -> Result<(Lease, Option<Placement>), BridgeError> {
+        let (assignments, placement) = match &ask.want {
+            Want::Place(request) => {
+                let placement = placed(view, request).await?;
+                (placement.assignments.clone(), Some(placement))
+            }
+            Want::Exactly(_, assignments) => (assignments.clone(), None),
+        };
+        let lease = self.draft(ask, assignments);
+        takeable(view, &lease)?;
+        Ok((lease, placement))
     }
 
     fn draft(&self, ask: &Ask, assignments: Vec<Assignment>) -> Lease {
@@ -215,13 +248,13 @@ fn takeable(view: &View, lease: &Lease) -> Result<(), BridgeError> {
     Ok(())
 }
 
-fn grant_txn(view: &View, lease: &Lease) -> Result<Txn, BridgeError> {
+fn grant_txn(view: &View, lease: &Lease) -> Txn {
     let key = keys::lease(&lease.id);
     let mut txn = Txn::default().expect(&key, Expect::Absent).put(key, json(lease));
     for node in lease.nodes() {
         txn = guarded(txn, view, &node);
     }
-    Ok(txn)
+    txn
 }
 
 /// Makes a transaction fail if anything was taken on this node, or the node changed, since the view.

@@ -120,15 +120,32 @@ impl Bridge {
         let start = tokio::time::Instant::now();
         loop {
             let view = self.view_when_current(start).await?;
-            let (txn, done) = match make(&view)? {
-                Step::Done(done) => return Ok(done),
-                Step::Commit(txn, done) => (txn, done),
+            let (txn, done) = match make(&view) {
+                Ok(Step::Done(done)) => return Ok(done),
+                Ok(Step::Commit(txn, done)) => (txn, done),
+                Err(_) if self.catch_up(&view, start).await? => continue,
+                Err(error) => return Err(error),
             };
-            match self.commit(txn, &view, start).await? {
-                true => return Ok(done),
-                false => {}
+            if self.commit(txn, &view, start).await? {
+                return Ok(done);
             }
         }
+    }
+
+    /// Before something is refused: whether the view was behind what other bridges have answered before, and is not any more. A
+    /// heartbeat for a lease that another bridge has just given must not be told that there is none.
+    async fn catch_up(&self, view: &View, start: tokio::time::Instant) -> Result<bool, BridgeError> {
+        if !self.store.is_shared() || start.elapsed() >= self.patience {
+            return Ok(false);
+        }
+        // The pulse comes after everything that was answered before; once it is seen, so is all of that.
+        let Ok(Committed::At(pulse)) = self.store.commit(Txn::default().put(crate::keys::PULSE, "")).await else {
+            // The store is away: whatever was to be refused is asked again when it is back.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            return Ok(true);
+        };
+        self.settle(pulse).await;
+        Ok(self.view()?.differs(view))
     }
 
     /// The view as soon as it is current, while patience lasts.

@@ -26,6 +26,8 @@ pub struct Known {
 #[derive(Debug, Clone, Default)]
 pub struct View {
     revision: Revision,
+    /// The last transaction that was more than a pulse.
+    news: Revision,
     nodes: BTreeMap<NodeName, (Arc<Node>, Revision)>,
     topology: (Topology, Option<Revision>),
     guards: HashMap<NodeName, Revision>,
@@ -43,7 +45,7 @@ impl View {
     /// Everything at one moment.
     #[must_use]
     pub fn of(snapshot: &Snapshot) -> Self {
-        let mut view = Self { revision: snapshot.revision, stale: true, ..Self::default() };
+        let mut view = Self { revision: snapshot.revision, news: snapshot.revision, stale: true, ..Self::default() };
         for (key, entry) in &snapshot.entries {
             view.apply_one(key, Some(entry));
         }
@@ -57,6 +59,9 @@ impl View {
             self.apply_one(key, entry.as_ref());
         }
         self.revision = self.revision.max(changes.revision);
+        if changes.changes.iter().any(|change| change.key != keys::PULSE) {
+            self.news = self.revision;
+        }
         self.refresh();
     }
 
@@ -157,6 +162,12 @@ impl View {
     #[must_use]
     pub fn revision(&self) -> Revision {
         self.revision
+    }
+
+    /// Whether more than pulses lies between an earlier view and this one.
+    #[must_use]
+    pub fn differs(&self, earlier: &Self) -> bool {
+        self.news > earlier.revision
     }
 
     /// Nodes and switches.

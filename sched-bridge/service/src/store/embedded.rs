@@ -126,6 +126,10 @@ impl Store for Embedded {
         usize::MAX
     }
 
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     async fn snapshot(&self) -> Result<Snapshot, StoreError> {
         let inner = Arc::clone(&self.0);
         blocking(move || inner.snapshot().map_err(|e| inner.failed(&e))).await

@@ -170,6 +170,10 @@ impl Store for Etcd {
         self.max_txn_ops
     }
 
+    fn is_shared(&self) -> bool {
+        true
+    }
+
     async fn snapshot(&self) -> Result<Snapshot, StoreError> {
         let mut snapshot = Snapshot::default();
         let (mut key, end) = (STANDARD.encode(&self.prefix), self.range_end());

@@ -195,6 +195,9 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Most keys that one transaction may expect or set.
     fn max_keys(&self) -> usize;
 
+    /// Whether others may change it, so that a view of it may be behind.
+    fn is_shared(&self) -> bool;
+
     /// Everything there is.
     ///
     /// # Errors
