@@ -15,6 +15,10 @@ build_product() {
     (cd "$ROOT" && cargo build --release -p vmove-daemon -p vmove-tests)
 }
 
+build_bridge() {
+    (cd "$ROOT" && cargo build --release -p vmove-bridge)
+}
+
 # The guest's program is linked statically, so that the initramfs needs no library. Its flags differ from everything
 # else's, hence a target folder of its own: otherwise each build would throw away the other's work.
 build_guest() {

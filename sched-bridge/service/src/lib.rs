@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod account;
+pub mod adapter;
 pub mod api;
 pub mod bridge;
 pub mod cli;
