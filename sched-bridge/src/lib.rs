@@ -5,5 +5,6 @@
 
 pub mod model;
 pub mod place;
+pub mod request;
 pub mod sim;
 pub mod topology;

@@ -4,11 +4,22 @@
 //! distance of two nodes is the number of switches that a packet passes: 0 within a node, 1 under one leaf, 3 across one
 //! switch above the leaves, and so on.
 
+mod block;
 mod build;
 mod error;
+mod fabric;
+pub mod hostlist;
+pub mod ibnet;
+mod import;
+pub mod labels;
+pub mod slurm_conf;
+pub mod slurm_yaml;
+pub mod svg;
 
 pub use build::{Builder, SwitchSpec};
 pub use error::{Origin, TopologyError};
+pub use fabric::Imported;
+pub use import::{Format, import};
 
 use std::collections::HashMap;
 
