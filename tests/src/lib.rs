@@ -7,6 +7,7 @@ pub mod guest;
 pub mod initramfs;
 pub mod interrupt;
 pub mod monitor;
+pub mod networks;
 pub mod places;
 pub mod priority;
 pub mod process;

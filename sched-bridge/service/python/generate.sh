@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Makes the Python client of vbridged from its OpenAPI description: generate.sh FOLDER
+# The generator is installed into a virtual environment below .cache/, at the version with which the client was tested.
+set -euo pipefail
+
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd -- "$here/../../.." && pwd)
+venv=${VMOVE_CACHE:-$root/.cache}/python
+folder=${1:?where to: generate.sh FOLDER}
+
+if ! [ -x "$venv/bin/openapi-python-client" ]; then
+    python3 -m venv "$venv"
+    "$venv/bin/pip" -q install openapi-python-client==0.29.1 httpx==0.28.1 ruff==0.17.6
+fi
+rm -rf "$folder/vbridged_client"
+mkdir -p "$folder"
+# It calls ruff to tidy up what it writes.
+PATH=$venv/bin:$PATH "$venv/bin/openapi-python-client" generate --meta none \
+    --path "$root/docs/vbridged-openapi.json" --output-path "$folder/vbridged_client"

@@ -1,0 +1,200 @@
+//! A bridge over four daemons, each in a network namespace of its own: what it plans, real guests do.
+#![cfg(test)]
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+use vmove_guest::config::{Config, Rate};
+use vmove_tests::daemon::{Node, NodeOptions};
+use vmove_tests::guest::{Guest, failures};
+use vmove_tests::networks::Networks;
+use vmove_tests::process::Guarded;
+use vmove_tests::sandbox::Sandbox;
+use vmove_tests::{need, places};
+
+const NODES: u8 = 4;
+
+fn ready() -> Result<()> {
+    places::root()?;
+    places::guest_initrd()?;
+    for program in ["vmoved", "vmove", "vbridged"] {
+        places::product(program)?;
+    }
+    Ok(())
+}
+
+/// A bridge and its socket.
+struct Bridge {
+    folder: PathBuf,
+    process: Option<Guarded>,
+}
+
+impl Bridge {
+    fn start(sandbox: &Sandbox, nodes: &[Node]) -> Result<Self> {
+        let folder = sandbox.folder("bridge")?;
+        let daemons: String = nodes
+            .iter()
+            .map(|n| format!("[daemons.{}]\ncontrol = {:?}\naddress = \"{}\"\n", n.name(), n.control(), n.listen()))
+            .collect();
+        let vmove = places::product("vmove")?;
+        let config = format!(
+            "store = \"redb:{0}/state.redb\"\ncontrol = \"{0}/c.sock\"\nlook_s = 1\n[moves]\ncommand = [{vmove:?}, \"--control\", \"{{control}}\"]\noptions = [\"--mode\", \"postcopy\", \"--verify\"]\n{daemons}",
+            folder.display()
+        );
+        std::fs::write(folder.join("vbridged.toml"), config)?;
+        let mut bridge = Self { folder, process: None };
+        bridge.run()?;
+        Ok(bridge)
+    }
+
+    fn run(&mut self) -> Result<()> {
+        let log = std::fs::File::options().create(true).append(true).open(self.folder.join("log"))?;
+        let child = Command::new(places::product("vbridged")?)
+            .arg("--config")
+            .arg(self.folder.join("vbridged.toml"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()?;
+        self.process = Some(child.into());
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while self.ask(&["fleet", "list"]).is_err() {
+            if Instant::now() > deadline {
+                bail!("vbridged does not answer: {}", std::fs::read_to_string(self.folder.join("log"))?);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    fn command(&self, arguments: &[&str]) -> Result<Command> {
+        let mut command = Command::new(places::product("vmove")?);
+        let socket = format!("unix:{}", self.folder.join("c.sock").display());
+        command.env("VBRIDGE", socket).arg("--json").args(arguments).stdin(Stdio::null());
+        Ok(command)
+    }
+
+    fn ask(&self, arguments: &[&str]) -> Result<Value> {
+        let output = self.command(arguments)?.output()?;
+        if !output.status.success() {
+            bail!("vmove {arguments:?}: {} {}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        }
+        serde_json::from_slice(&output.stdout).context("vmove answered no JSON")
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<String> {
+        let path = self.folder.join(name);
+        std::fs::write(&path, text)?;
+        Ok(path.to_string_lossy().into_owned())
+    }
+}
+
+/// Node of each VM of a lease, by the bridge.
+fn sits(bridge: &Bridge, lease: &str) -> Vec<(String, String)> {
+    let lease = bridge.ask(&["lease", "show", lease]).expect("the lease is there");
+    let held = lease["held"].as_array().expect("a list").clone();
+    let text = |value: &Value| value.as_str().expect("a name").to_owned();
+    held.iter().map(|h| (text(&h["vm"]), text(&h["node"]))).collect()
+}
+
+fn agree(bridge: &Bridge, nodes: &[Node], lease: &str) {
+    for (vm, at) in sits(bridge, lease) {
+        let found: Vec<&str> =
+            nodes.iter().filter(|n| n.vms().expect("a list").contains(&vm)).map(Node::name).collect();
+        assert_eq!(found, [at.as_str()], "{vm}");
+    }
+}
+
+#[test]
+fn real_guests_leave_a_node_and_a_killed_bridge_goes_on() {
+    need!(ready());
+    let networks = need!(Networks::new(NODES));
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let vmoved = places::product("vmoved").expect("it is built");
+    let nodes: Vec<Node> = (1..=NODES)
+        .map(|number| {
+            let program = networks.wrapper(sandbox.path(), number, &vmoved).expect("a wrapper");
+            let listen = Some(networks.address(number));
+            let options = NodeOptions { program: Some(program), listen, ..NodeOptions::default() };
+            Node::start(&sandbox, &format!("n{number}"), options).expect("a daemon")
+        })
+        .collect();
+    let mut bridge = Bridge::start(&sandbox, &nodes).expect("a bridge");
+    for node in &nodes {
+        let numa = json!([{ "id": 0, "socket": 0, "cores": 2, "memory": 1024 }]);
+        let file = bridge.write(node.name(), &json!({ "name": node.name(), "numa": numa }).to_string()).expect("a file");
+        bridge.ask(&["fleet", "publish", &file]).expect("published");
+    }
+    let conf = "SwitchName=l1 Nodes=n[1-2]\nSwitchName=l2 Nodes=n[3-4]\nSwitchName=s Switches=l[1-2]\n";
+    let conf = bridge.write("topology.conf", conf).expect("a file");
+    bridge.ask(&["topology", "--import", &conf, "--publish"]).expect("published");
+
+    // Two VMs, as close as can be, and started where the bridge placed them.
+    let cluster = "name: vc\ngroups:\n- {name: vm, count: 2, alternatives: [{vcpus: 1, memory: 320}]}\n";
+    let cluster = bridge.write("vc.yaml", cluster).expect("a file");
+    let placed = bridge.ask(&["place", &cluster, "--holder", "test", "--id", "vc", "--ttl", "10m"]).expect("placed");
+    assert_eq!(placed["placement"]["score"]["max_hops"], 0, "both on one node: {placed}");
+    let config = Config { working_set_mib: 32, rate: Rate::PagesPerSecond(2000), ..Config::default() };
+    let node = |name: &str| nodes.iter().find(|n| n.name() == name).expect("a node");
+    for (vm, at) in sits(&bridge, "vc") {
+        node(&at).run_guest(&vm, "thp", &Guest::new(256, config.clone()).expect("a QEMU")).expect("the guest runs");
+    }
+    agree(&bridge, &nodes, "vc");
+
+    // All leave the node.
+    let from = sits(&bridge, "vc")[0].1.clone();
+    bridge.ask(&["fleet", "drain", &from]).expect("drained");
+    let plan = bridge.ask(&["plan", "evacuate", &from]).expect("a plan");
+    assert_eq!(plan["steps"].as_array().map(Vec::len), Some(2), "{plan}");
+    let id = plan["id"].as_str().expect("an id").to_owned();
+    let done = bridge.ask(&["plan", "run", &id]).expect("the plan is run");
+    assert_eq!(done["state"]["is"], "done", "{done}");
+    assert!(node(&from).vms().expect("a list").is_empty());
+    assert!(sits(&bridge, "vc").iter().all(|(_, at)| *at != from));
+    agree(&bridge, &nodes, "vc");
+    eprintln!("evacuated: {}", done["steps"]);
+
+    // And leave the next one; the bridge is killed while they do.
+    bridge.ask(&["fleet", "resume", &from]).expect("resumed");
+    let from = sits(&bridge, "vc")[0].1.clone();
+    bridge.ask(&["fleet", "drain", &from]).expect("drained");
+    let plan = bridge.ask(&["plan", "evacuate", &from]).expect("a plan");
+    let id = plan["id"].as_str().expect("an id").to_owned();
+    let mut command = bridge.command(&["plan", "run", &id]).expect("vmove");
+    let mut running = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("vmove starts");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while bridge.ask(&["plan", "show", &id]).is_ok_and(|p| p["steps"][0]["state"]["is"] != "moving") {
+        assert!(Instant::now() < deadline, "no step is begun");
+    }
+    bridge.process = None;
+    running.wait().expect("vmove ends when its bridge does");
+    bridge.run().expect("the bridge starts again");
+    let done = bridge.ask(&["plan", "run", &id]).expect("the plan is taken up");
+    assert_eq!(done["state"]["is"], "done", "{done}");
+    assert!(node(&from).vms().expect("a list").is_empty());
+    agree(&bridge, &nodes, "vc");
+
+    // The guests have noticed nothing.
+    for (vm, at) in sits(&bridge, "vc") {
+        let vm = node(&at).vm(&vm).expect("it is there");
+        assert_eq!(vm.status, "running");
+        assert_eq!(failures(&vm.console()), Vec::<String>::new());
+    }
+
+    // The end of a VM gives back what it had; the end of the last one, the lease.
+    std::thread::sleep(Duration::from_secs(2));
+    for (vm, at) in sits(&bridge, "vc") {
+        node(&at).ask(&["stop", &vm]).expect("stopped");
+    }
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while bridge.ask(&["lease", "list"]).expect("a list")["leases"] != json!([]) {
+        assert!(Instant::now() < deadline, "the lease of ended VMs is still there");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let account = bridge.command(&["account"]).expect("vmove").output().expect("it runs").stdout;
+    let record: Value = serde_json::from_slice(&account).expect("one record");
+    assert_eq!((record["end"].as_str(), record["holder"].as_str()), (Some("vms-ended"), Some("test")));
+}
