@@ -37,7 +37,14 @@ pub struct NodeOptions {
 
 impl Default for NodeOptions {
     fn default() -> Self {
-        Self { fabric: "tcp", peers: Vec::new(), extra: Vec::new(), environment: Vec::new(), program: None, listen: None }
+        Self {
+            fabric: "tcp",
+            peers: Vec::new(),
+            extra: Vec::new(),
+            environment: Vec::new(),
+            program: None,
+            listen: None,
+        }
     }
 }
 

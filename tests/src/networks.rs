@@ -14,7 +14,10 @@ pub struct Networks {
 }
 
 fn ip(arguments: &str) -> Result<()> {
-    let output = Command::new("ip").args(arguments.split(' ')).output().context("could not run ip (package iproute2)")?;
+    let output = Command::new("ip")
+        .args(arguments.split(' '))
+        .output()
+        .context("could not run ip (package iproute2)")?;
     if !output.status.success() {
         bail!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
@@ -64,7 +67,10 @@ impl Networks {
         use std::os::unix::fs::PermissionsExt;
         let path = folder.join(format!("in-{number}"));
         let name = self.name(number);
-        std::fs::write(&path, format!("#!/bin/sh\nexec nsenter --net=/run/netns/{name} '{}' \"$@\"\n", program.display()))?;
+        std::fs::write(
+            &path,
+            format!("#!/bin/sh\nexec nsenter --net=/run/netns/{name} '{}' \"$@\"\n", program.display()),
+        )?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
         Ok(path)
     }

@@ -37,7 +37,9 @@ impl Bridge {
         let folder = sandbox.folder("bridge")?;
         let daemons: String = nodes
             .iter()
-            .map(|n| format!("[daemons.{}]\ncontrol = {:?}\naddress = \"{}\"\n", n.name(), n.control(), n.listen()))
+            .map(|n| {
+                format!("[daemons.{}]\ncontrol = {:?}\naddress = \"{}\"\n", n.name(), n.control(), n.listen())
+            })
             .collect();
         let vmove = places::product("vmove")?;
         let config = format!(
@@ -80,7 +82,11 @@ impl Bridge {
     fn ask(&self, arguments: &[&str]) -> Result<Value> {
         let output = self.command(arguments)?.output()?;
         if !output.status.success() {
-            bail!("vmove {arguments:?}: {} {}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            bail!(
+                "vmove {arguments:?}: {} {}",
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            );
         }
         serde_json::from_slice(&output.stdout).context("vmove answered no JSON")
     }
@@ -125,7 +131,9 @@ fn real_guests_leave_a_node_and_a_killed_bridge_goes_on() {
     let mut bridge = Bridge::start(&sandbox, &nodes).expect("a bridge");
     for node in &nodes {
         let numa = json!([{ "id": 0, "socket": 0, "cores": 2, "memory": 1024 }]);
-        let file = bridge.write(node.name(), &json!({ "name": node.name(), "numa": numa }).to_string()).expect("a file");
+        let file = bridge
+            .write(node.name(), &json!({ "name": node.name(), "numa": numa }).to_string())
+            .expect("a file");
         bridge.ask(&["fleet", "publish", &file]).expect("published");
     }
     let conf = "SwitchName=l1 Nodes=n[1-2]\nSwitchName=l2 Nodes=n[3-4]\nSwitchName=s Switches=l[1-2]\n";
@@ -133,14 +141,17 @@ fn real_guests_leave_a_node_and_a_killed_bridge_goes_on() {
     bridge.ask(&["topology", "--import", &conf, "--publish"]).expect("published");
 
     // Two VMs, as close as can be, and started where the bridge placed them.
-    let cluster = "name: vc\ngroups:\n- {name: vm, count: 2, alternatives: [{vcpus: 1, memory: 320}]}\n";
+    let cluster = "name: vc\nvms:\n- {name: vm, count: 2, request: \"vcpus=1; memory_mb=320\"}\n";
     let cluster = bridge.write("vc.yaml", cluster).expect("a file");
-    let placed = bridge.ask(&["place", &cluster, "--holder", "test", "--id", "vc", "--ttl", "10m"]).expect("placed");
+    let placed =
+        bridge.ask(&["place", &cluster, "--holder", "test", "--id", "vc", "--ttl", "10m"]).expect("placed");
     assert_eq!(placed["placement"]["score"]["max_hops"], 0, "both on one node: {placed}");
     let config = Config { working_set_mib: 32, rate: Rate::PagesPerSecond(2000), ..Config::default() };
     let node = |name: &str| nodes.iter().find(|n| n.name() == name).expect("a node");
     for (vm, at) in sits(&bridge, "vc") {
-        node(&at).run_guest(&vm, "thp", &Guest::new(256, config.clone()).expect("a QEMU")).expect("the guest runs");
+        node(&at)
+            .run_guest(&vm, "thp", &Guest::new(256, config.clone()).expect("a QEMU"))
+            .expect("the guest runs");
     }
     agree(&bridge, &nodes, "vc");
 

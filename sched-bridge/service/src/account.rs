@@ -73,7 +73,8 @@ pub const CSV_HEAD: &str = "lease,holder,cluster,end,granted_wall_ms,ended_wall_
 pub fn csv(records: &[Record]) -> String {
     let mut out = format!("{CSV_HEAD}\n");
     for r in records {
-        let end = serde_json::to_value(r.end).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default();
+        let end =
+            serde_json::to_value(r.end).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default();
         let u = r.usage;
         let fields = [
             quote(r.lease.as_str()),

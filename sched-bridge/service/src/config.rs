@@ -21,9 +21,14 @@ pub const DEFAULT_CONTROL: &str = "/run/vbridged/control.sock";
 
 /// Keeps leases of virtual clusters and runs move plans
 #[derive(Debug, Parser)]
-#[command(name = "vbridged", version, about, after_help = "Examples:
+#[command(
+    name = "vbridged",
+    version,
+    about,
+    after_help = "Examples:
   vbridged --store redb:/var/lib/vbridged/state.redb
-  vbridged --store etcd:http://10.0.0.1:2379,http://10.0.0.2:2379 --listen 0.0.0.0:7430 --token-file /etc/vbridged/token")]
+  vbridged --store etcd:http://10.0.0.1:2379,http://10.0.0.2:2379 --listen 0.0.0.0:7430 --token-file /etc/vbridged/token"
+)]
 pub struct Arguments {
     /// Configuration file (TOML); what is given here wins over it
     #[arg(long, value_name = "FILE")]
@@ -125,12 +130,15 @@ impl Config {
             None => None,
         };
         if listen.is_some() && token.is_none() && !(arguments.insecure || file.insecure) {
-            bail!("listening on TCP lets everybody there take and end leases: give --token-file, or --insecure if that is meant");
+            bail!(
+                "listening on TCP lets everybody there take and end leases: give --token-file, or --insecure if that is meant"
+            );
         }
         if file.moves.per_node == 0 || file.moves.per_uplink == 0 || file.moves.command.is_empty() {
             bail!("[moves]: per_node and per_uplink must be at least 1, and command must not be empty");
         }
-        let store = arguments.store.or(file.store).unwrap_or_else(|| "redb:/var/lib/vbridged/state.redb".to_owned());
+        let store =
+            arguments.store.or(file.store).unwrap_or_else(|| "redb:/var/lib/vbridged/state.redb".to_owned());
         let max_txn_ops = arguments.etcd_max_txn_ops.or(file.etcd_max_txn_ops).unwrap_or(DEFAULT_MAX_TXN_OPS);
         Ok(Self {
             control: arguments.control.or(file.control).unwrap_or_else(|| DEFAULT_CONTROL.into()),
@@ -152,10 +160,14 @@ fn read(path: &Path) -> anyhow::Result<File> {
 }
 
 fn read_token(path: &Path) -> anyhow::Result<String> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("could not read the token in {}", path.display()))?;
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("could not read the token in {}", path.display()))?;
     let token = text.lines().next().unwrap_or("").trim();
     if token.len() < 16 {
-        bail!("{}: expected a token of at least 16 characters on the first line (openssl rand -hex 32)", path.display());
+        bail!(
+            "{}: expected a token of at least 16 characters on the first line (openssl rand -hex 32)",
+            path.display()
+        );
     }
     Ok(token.to_owned())
 }
@@ -197,7 +209,8 @@ mod tests {
         assert!(error.contains("line 2") && error.contains("listen_on"), "{error}");
         std::fs::write(&path, "short\n").unwrap();
         assert!(read_token(&path).is_err());
-        let open = Arguments::parse_from(["vbridged", "--listen", "127.0.0.1:1", "--store", "redb:/nonexistent/x"]);
+        let open =
+            Arguments::parse_from(["vbridged", "--listen", "127.0.0.1:1", "--store", "redb:/nonexistent/x"]);
         assert!(Config::load(open).unwrap_err().to_string().contains("--token-file"));
     }
 }

@@ -106,7 +106,12 @@ impl HttpClient {
     ///
     /// # Errors
     /// No connection, or no answer in time.
-    pub async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, Bytes), HttpError> {
+    pub async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<(StatusCode, Bytes), HttpError> {
         let whole = async {
             let (response, sender) = self.start(method, path, body).await?;
             let status = response.status();
@@ -117,7 +122,9 @@ impl HttpClient {
         };
         match tokio::time::timeout(self.timeout, whole).await {
             Ok(answer) => answer,
-            Err(_) => Err(HttpError::Lost(format!("{} has not answered in {:?}", self.endpoint, self.timeout))),
+            Err(_) => {
+                Err(HttpError::Lost(format!("{} has not answered in {:?}", self.endpoint, self.timeout)))
+            }
         }
     }
 
@@ -125,10 +132,17 @@ impl HttpClient {
     ///
     /// # Errors
     /// No connection, or no beginning of an answer in time.
-    pub async fn stream(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, HttpError> {
+    pub async fn stream(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, HttpError> {
         match tokio::time::timeout(self.timeout, self.start(method, path, body)).await {
             Ok(answer) => answer.map(|(response, _)| response),
-            Err(_) => Err(HttpError::Lost(format!("{} has not answered in {:?}", self.endpoint, self.timeout))),
+            Err(_) => {
+                Err(HttpError::Lost(format!("{} has not answered in {:?}", self.endpoint, self.timeout)))
+            }
         }
     }
 

@@ -22,7 +22,11 @@ fn program(name: &str) -> Option<PathBuf> {
     let root = unpacked();
     let places = [root.join("usr/bin"), root.join("usr/sbin")];
     let path = std::env::var_os("PATH").unwrap_or_default();
-    places.into_iter().chain(std::env::split_paths(&path)).map(|dir| dir.join(name)).find(|file| file.is_file())
+    places
+        .into_iter()
+        .chain(std::env::split_paths(&path))
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file())
 }
 
 /// Says on standard error that a test did not run. `VMOVE_NO_SKIP` makes it a failure: nothing may be skipped where all is installed.
@@ -90,7 +94,11 @@ impl EtcdServer {
     /// If it does not answer within 20 s.
     pub fn run(&mut self) {
         let (client, peer) = (self.url(), format!("http://127.0.0.1:{}", self.peer));
-        let log = std::fs::File::options().create(true).append(true).open(self.folder.path().join("log")).expect("a log");
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.folder.path().join("log"))
+            .expect("a log");
         let child = Command::new(&self.program)
             .args(["--name", "lab", "--log-level", "warn", "--logger", "zap"])
             .arg("--data-dir")
@@ -108,7 +116,8 @@ impl EtcdServer {
         let store = self.store("/ready/");
         // A runtime of its own, on a thread of its own: callers may be in one.
         std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             while runtime.block_on(store.snapshot()).is_err() {
                 assert!(Instant::now() < deadline, "etcd does not answer after 20 s");
                 std::thread::sleep(Duration::from_millis(50));
@@ -149,7 +158,8 @@ impl SlurmLab {
     /// If it does not start.
     #[must_use]
     pub fn start_or_skip(nodes: u32, leaf: u32, spine: u32) -> Option<Self> {
-        if program("slurmctld-wlm").or_else(|| program("slurmctld")).is_none() || program("munged").is_none() {
+        if program("slurmctld-wlm").or_else(|| program("slurmctld")).is_none() || program("munged").is_none()
+        {
             skip("slurmctld or munged is missing");
             return None;
         }

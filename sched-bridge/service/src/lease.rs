@@ -149,10 +149,16 @@ impl Lease {
     pub fn count(&mut self, now: &Stamp) {
         let (ms, exact) = self.counted.until(now, self.ttl_ms.saturating_mul(2));
         let sum = |of: &dyn Fn(&Assignment) -> u64| -> u64 {
-            self.held.iter().fold(0, |sum: u64, held| sum.saturating_add(of(&held.assignment))).saturating_mul(ms)
+            self.held
+                .iter()
+                .fold(0, |sum: u64, held| sum.saturating_add(of(&held.assignment)))
+                .saturating_mul(ms)
         };
         let devices = |a: &Assignment, network: bool| {
-            a.devices.iter().filter(|d| d.kind.is_network() == network && (network || d.kind == DeviceKind::Gpu)).count() as u64
+            a.devices
+                .iter()
+                .filter(|d| d.kind.is_network() == network && (network || d.kind == DeviceKind::Gpu))
+                .count() as u64
         };
         let (gpu, adapter) = (sum(&|a| devices(a, false)), sum(&|a| devices(a, true)));
         let (core, memory) = (sum(&|a| u64::from(a.cores())), sum(&|a| a.memory().0));

@@ -13,7 +13,11 @@ pub fn parse(text: &RequestText, name: Option<&ClusterName>) -> Result<ClusterRe
     let mut request: ClusterRequest = match text.format {
         RequestFormat::Toml => toml::from_str(&text.text).map_err(|e| e.to_string())?,
         RequestFormat::Yaml => serde_yaml_ng::from_str(&text.text).map_err(|e| e.to_string())?,
-        other => return Err(format!("{other:?} is not read by this version: give the virtual cluster as TOML or YAML")),
+        other => {
+            return Err(format!(
+                "{other:?} is not read by this version: give the virtual cluster as TOML or YAML"
+            ));
+        }
     };
     if let Some(name) = name {
         request.name = name.clone();

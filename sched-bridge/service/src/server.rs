@@ -41,7 +41,8 @@ pub fn main() -> ExitCode {
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
-    let control = listen(&config.control).with_context(|| format!("could not listen on {}", config.control.display()))?;
+    let control = listen(&config.control)
+        .with_context(|| format!("could not listen on {}", config.control.display()))?;
     let tcp = match config.listen {
         Some(address) => {
             Some(TcpListener::bind(address).await.with_context(|| format!("could not listen on {address}"))?)
@@ -56,13 +57,17 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     if let Some(every) = config.look {
         tokio::spawn(look(Arc::clone(&bridge), Arc::clone(&mover), watched, every));
     }
-    let app = |token| Arc::new(App { bridge: Arc::clone(&bridge), mover: Arc::clone(&mover), limits: config.limits, token });
+    let app = |token| {
+        Arc::new(App { bridge: Arc::clone(&bridge), mover: Arc::clone(&mover), limits: config.limits, token })
+    };
     tracing::info!(store = bridge.store().name(), control = %config.control.display(), "listening");
     // The mode of the socket says who may use it: no token there.
     let local = axum::serve(control, router(app(None)));
     let served = async {
         match tcp {
-            Some(tcp) => tokio::try_join!(local, axum::serve(tcp, router(app(config.token.clone())))).map(|_| ()),
+            Some(tcp) => {
+                tokio::try_join!(local, axum::serve(tcp, router(app(config.token.clone())))).map(|_| ())
+            }
             None => local.await,
         }
     };
@@ -110,7 +115,8 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
         Err(_) => {}
     }
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::net::listen(&socket, 128)?;

@@ -78,7 +78,13 @@ impl fmt::Display for Table {
             let pairs = row.pairs.max(1) as f64;
             let (slurm, bridge) = (row.slurm as f64, row.bridge as f64);
             let change = if row.slurm == 0 { 0.0 } else { (bridge / slurm - 1.0) * 100.0 };
-            writeln!(f, "| {name} | {} | {:.3} | {:.3} | {change:+.1} % |", row.requests, slurm / pairs, bridge / pairs)
+            writeln!(
+                f,
+                "| {name} | {} | {:.3} | {:.3} | {change:+.1} % |",
+                row.requests,
+                slurm / pairs,
+                bridge / pairs
+            )
         };
         for (size, row) in &self.0 {
             line(&size.to_string(), *row)?;
@@ -97,9 +103,11 @@ impl fmt::Display for Table {
 #[must_use]
 pub fn whole_nodes(name: &str, vms: u32) -> ClusterRequest {
     let need = DeviceNeed { count: 8, filter: DeviceFilter::kind(DeviceKind::Gpu) };
-    let alternative = Alternative { vcpus: 8, memory: MemoryMib(1024), devices: vec![need], ..Alternative::default() };
+    let alternative =
+        Alternative { vcpus: 8, memory: MemoryMib(1024), devices: vec![need], ..Alternative::default() };
     ClusterRequest {
-        name: sched_bridge::model::ClusterName::new(name).unwrap_or_else(|_| unreachable!("names of tests are names")),
+        name: sched_bridge::model::ClusterName::new(name)
+            .unwrap_or_else(|_| unreachable!("names of tests are names")),
         groups: vec![VmGroup { name: "vm".into(), count: vms, alternatives: vec![alternative] }],
         compactness: Compactness::default(),
         anti_affinity: None,
@@ -124,7 +132,8 @@ pub async fn compare(slurm: &Slurm, shape: &Shape) -> anyhow::Result<Table> {
     let fleet = Fleet::new(slurm.nodes().await?, slurm.topology().await?)?;
     let mut used = Occupancy::new(&fleet);
     let mut random = Random(shape.seed);
-    let (mut live, mut free, mut table): (Vec<Placed>, u32, Table) = (Vec::new(), shape.nodes, Table::default());
+    let (mut live, mut free, mut table): (Vec<Placed>, u32, Table) =
+        (Vec::new(), shape.nodes, Table::default());
     for event in 0..shape.events {
         let size = 2 + random.below(shape.largest - 1);
         // Departures as soon as nothing fits, and now and then.
@@ -164,14 +173,27 @@ pub async fn compare(slurm: &Slurm, shape: &Shape) -> anyhow::Result<Table> {
 }
 
 fn hops(fleet: &Fleet, nodes: &[NodeName]) -> u64 {
-    let index: HashMap<&NodeName, _> = nodes.iter().filter_map(|n| Some((n, fleet.find(n.as_str())?))).collect();
+    let index: HashMap<&NodeName, _> =
+        nodes.iter().filter_map(|n| Some((n, fleet.find(n.as_str())?))).collect();
     let pairs = nodes.iter().enumerate().flat_map(|(at, a)| nodes[..at].iter().map(move |b| (a, b)));
     pairs.map(|(a, b)| u64::from(fleet.hops(index[a], index[b]).unwrap_or(0))).sum()
 }
 
 async fn start_job(slurm: &Slurm, name: &str, size: u32) -> anyhow::Result<(String, Vec<NodeName>)> {
     let size = size.to_string();
-    slurm.run(&["salloc", "--no-shell", "--immediate=5", "--exclusive", "--gres=gpu:8", "-J", name, "-N", &size]).await?;
+    slurm
+        .run(&[
+            "salloc",
+            "--no-shell",
+            "--immediate=5",
+            "--exclusive",
+            "--gres=gpu:8",
+            "-J",
+            name,
+            "-N",
+            &size,
+        ])
+        .await?;
     let line = slurm.run(&["squeue", "-h", "-n", name, "-o", "%i %N"]).await?;
     let (job, list) = line.trim().split_once(' ').context("squeue gives id and nodes")?;
     let hosts = slurm.run(&["scontrol", "show", "hostnames", list]).await?;

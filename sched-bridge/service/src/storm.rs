@@ -126,14 +126,20 @@ pub async fn storm(plan: &Plan, history: Option<Arc<dyn Store>>) -> anyhow::Resu
     for (at, store) in plan.stores.iter().enumerate() {
         let home = folder.path().join(at.to_string());
         std::fs::create_dir(&home)?;
-        let victim =
-            Victim { program: plan.program.clone(), folder: home, store: store.clone(), child: Mutex::default() };
+        let victim = Victim {
+            program: plan.program.clone(),
+            folder: home,
+            store: store.clone(),
+            child: Mutex::default(),
+        };
         victim.start()?;
         victims.push(victim);
     }
     let victims = Arc::new(victims);
-    let clients: Arc<[HttpClient]> =
-        victims.iter().map(|v| HttpClient::new(Endpoint::Unix(v.socket()), Duration::from_secs(20))).collect();
+    let clients: Arc<[HttpClient]> = victims
+        .iter()
+        .map(|v| HttpClient::new(Endpoint::Unix(v.socket()), Duration::from_secs(20)))
+        .collect();
     let counters = Arc::new(Counters::default());
     publish(&clients, &counters).await?;
     let witness = match &history {
@@ -144,7 +150,9 @@ pub async fn storm(plan: &Plan, history: Option<Arc<dyn Store>>) -> anyhow::Resu
     let over = Arc::new(AtomicBool::new(false));
     let killer = tokio::spawn(kill(Arc::clone(&victims), plan.kill_every, Arc::clone(&over)));
     let tasks: Vec<_> = (0..plan.clients)
-        .map(|number| tokio::spawn(client(number, plan.requests, Arc::clone(&clients), Arc::clone(&counters))))
+        .map(|number| {
+            tokio::spawn(client(number, plan.requests, Arc::clone(&clients), Arc::clone(&counters)))
+        })
         .collect();
     for task in tasks {
         task.await??;
@@ -183,7 +191,8 @@ async fn publish(clients: &[HttpClient], counters: &Counters) -> anyhow::Result<
             .map(|gpu| json!({ "address": format!("0000:00:{gpu:02x}.0"), "kind": "gpu", "id": "10de:2330" }))
             .collect();
         let node = json!({ "name": format!("n{number}"), "numa": [{ "id": 0, "socket": 0, "cores": 64, "memory": 65536 }], "devices": devices });
-        let (status, body) = insist(clients, 0, counters, Method::PUT, &format!("/v1/nodes/n{number}"), &node).await?;
+        let (status, body) =
+            insist(clients, 0, counters, Method::PUT, &format!("/v1/nodes/n{number}"), &node).await?;
         if !status.is_success() {
             bail!("{status}: {body}");
         }
@@ -212,7 +221,8 @@ async fn insist(
     let text = if body.is_null() { Bytes::new() } else { Bytes::from(body.to_string()) };
     let deadline = Instant::now() + Duration::from_secs(120);
     for turn in 0.. {
-        if let Ok((status, answer)) = clients[(first + turn) % clients.len()].send(method.clone(), path, text.clone()).await
+        if let Ok((status, answer)) =
+            clients[(first + turn) % clients.len()].send(method.clone(), path, text.clone()).await
             && status != StatusCode::SERVICE_UNAVAILABLE
         {
             return Ok((status, serde_json::from_slice(&answer).unwrap_or_default()));
@@ -226,7 +236,12 @@ async fn insist(
     bail!("no bridge has answered {path} for two minutes")
 }
 
-async fn client(number: u32, requests: u32, clients: Arc<[HttpClient]>, counters: Arc<Counters>) -> anyhow::Result<()> {
+async fn client(
+    number: u32,
+    requests: u32,
+    clients: Arc<[HttpClient]>,
+    counters: Arc<Counters>,
+) -> anyhow::Result<()> {
     use rand::{Rng, SeedableRng};
     let mut random = rand::rngs::StdRng::seed_from_u64(u64::from(number));
     let ttl = u64::try_from(TTL.as_millis())?;
@@ -252,14 +267,16 @@ async fn client(number: u32, requests: u32, clients: Arc<[HttpClient]>, counters
         if random.random_bool(0.2) {
             tokio::time::sleep(Duration::from_millis(random.random_range(0..20))).await;
             let path = format!("/v1/leases/{id}/renew");
-            let (status, answer) = insist(&clients, first, &counters, Method::POST, &path, &Value::Null).await?;
+            let (status, answer) =
+                insist(&clients, first, &counters, Method::POST, &path, &Value::Null).await?;
             if !status.is_success() {
                 bail!("a heartbeat of a lease that is there, {id}: {status} {answer}");
             }
         }
         disown(&counters, &devices);
         let path = format!("/v1/leases/{id}");
-        let (status, answer) = insist(&clients, first, &counters, Method::DELETE, &path, &Value::Null).await?;
+        let (status, answer) =
+            insist(&clients, first, &counters, Method::DELETE, &path, &Value::Null).await?;
         // Not there any more: the first answer was lost.
         if !status.is_success() && status != StatusCode::NOT_FOUND {
             bail!("{id}: {status} {answer}");
@@ -329,7 +346,8 @@ async fn leaked(clients: &[HttpClient], counters: &Counters) -> anyhow::Result<u
 /// Follows the store and counts devices that two leases have after the same transaction.
 async fn witness(store: Arc<dyn Store>, from: crate::store::Revision) -> anyhow::Result<u64> {
     let mut changes = store.watch(from).await?;
-    let (mut leases, mut owners): (BTreeMap<String, Vec<String>>, HashMap<String, BTreeSet<String>>) = Default::default();
+    let (mut leases, mut owners): (BTreeMap<String, Vec<String>>, HashMap<String, BTreeSet<String>>) =
+        Default::default();
     let mut twice = 0;
     while let Some(news) = changes.recv().await {
         for change in news?.changes {

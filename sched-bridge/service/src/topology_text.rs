@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use sched_bridge::model::Assignment;
-use sched_bridge::topology::{Format, Topology, import as read, labels, slurm_conf, slurm_yaml, svg as picture};
+use sched_bridge::topology::{
+    Format, Topology, import as read, labels, slurm_conf, slurm_yaml, svg as picture,
+};
 
 use crate::api::types::TopologyFormat;
 

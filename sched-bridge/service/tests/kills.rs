@@ -30,7 +30,9 @@ fn check(outcome: &Outcome) {
 async fn two_bridges_on_etcd_one_killed_after_the_other() {
     let Some(server) = EtcdServer::start_or_skip() else { return };
     let store = format!("etcd:{}", server.url());
-    let outcome = storm(&plan(vec![store.clone(), store]), Some(Arc::new(server.store("/vmove/bridge/")))).await.unwrap();
+    let outcome = storm(&plan(vec![store.clone(), store]), Some(Arc::new(server.store("/vmove/bridge/"))))
+        .await
+        .unwrap();
     check(&outcome);
     assert_eq!(outcome.twice_in_history, Some(0));
 }

@@ -22,11 +22,14 @@ impl Drop for Guard {
 fn a_scheduler_in_python_places_jobs_through_the_generated_client() {
     let dir = tempfile::tempdir().unwrap();
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
-    let made = Command::new(python.join("generate.sh")).arg(dir.path()).stdin(Stdio::null()).output().unwrap();
+    let made =
+        Command::new(python.join("generate.sh")).arg(dir.path()).stdin(Stdio::null()).output().unwrap();
     if !made.status.success() {
         let said = String::from_utf8_lossy(&made.stderr).into_owned();
         let last = said.lines().last().unwrap_or_default();
-        return skip(&format!("the Python client cannot be made (python3-venv, or PyPI, is missing): {last}"));
+        return skip(&format!(
+            "the Python client cannot be made (python3-venv, or PyPI, is missing): {last}"
+        ));
     }
     let socket = dir.path().join("c.sock");
     let store = format!("redb:{}", dir.path().join("state.redb").display());
@@ -51,6 +54,7 @@ fn a_scheduler_in_python_places_jobs_through_the_generated_client() {
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .output()
         .unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && said.contains("ok"), "{said}");
 }

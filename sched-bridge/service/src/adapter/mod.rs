@@ -153,7 +153,8 @@ pub async fn ask(command: &[String], request: &Request) -> Result<Answer, Adapte
         found: text.chars().take(80).collect(),
         expected,
     };
-    let answer: Answer = serde_json::from_str(&text).map_err(|e| wrong(format!("JSON of the contract ({e})")))?;
+    let answer: Answer =
+        serde_json::from_str(&text).map_err(|e| wrong(format!("JSON of the contract ({e})")))?;
     let asked: Vec<&str> = request.environments.iter().map(|e| e.name.as_str()).collect();
     let told: Vec<&str> = answer.environments.iter().map(|e| e.name.as_str()).collect();
     if answer.version != VERSION || asked != told {
@@ -177,7 +178,8 @@ mod tests {
 
     #[tokio::test]
     async fn an_adapter_that_breaks_the_contract_is_named() {
-        let good = r#"cat >/dev/null; echo '{"version":1,"environments":[{"name":"web","state":"running"}]}'"#;
+        let good =
+            r#"cat >/dev/null; echo '{"version":1,"environments":[{"name":"web","state":"running"}]}'"#;
         assert_eq!(shell(good).await.unwrap().environments[0].state, "running");
         for (script, wanted) in [
             ("echo broken >&2; exit 3", "broken"),

@@ -13,12 +13,13 @@ use crate::slurm::{Slurm, SlurmError};
 #[must_use]
 pub fn main() -> ExitCode {
     let answered = std::io::read_to_string(std::io::stdin()).map_err(|e| e.to_string()).and_then(|text| {
-        let request: Request =
-            serde_json::from_str(&text).map_err(|e| format!("expected a request of version {VERSION}: {e}"))?;
+        let request: Request = serde_json::from_str(&text)
+            .map_err(|e| format!("expected a request of version {VERSION}: {e}"))?;
         if request.version != VERSION {
             return Err(format!("expected a request of version {VERSION}, found {}", request.version));
         }
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
         let container = std::env::var("VMOVE_CONTAINER_RUN").unwrap_or_else(|_| "apptainer exec".to_owned());
         Ok(runtime.block_on(answer(&Slurm::default(), &request, &container)))
     });
@@ -54,7 +55,12 @@ fn told(state: &str, handle: String, message: String) -> Status {
     Status { name: String::new(), state: state.to_owned(), handle, nodes: Vec::new(), message }
 }
 
-async fn start(slurm: &Slurm, name: &str, wanted: &Environment, container: &str) -> Result<Status, SlurmError> {
+async fn start(
+    slurm: &Slurm,
+    name: &str,
+    wanted: &Environment,
+    container: &str,
+) -> Result<Status, SlurmError> {
     let there = status(slurm, name).await?;
     if there.state == "running" || there.state == "waiting" {
         return Ok(there);
@@ -94,7 +100,8 @@ async fn start(slurm: &Slurm, name: &str, wanted: &Environment, container: &str)
 async fn status(slurm: &Slurm, name: &str) -> Result<Status, SlurmError> {
     let jobs = slurm.run(&["squeue", "-h", "-t", "all", "-n", name, "-o", "%i %T %N"]).await?;
     // The newest job of this name: ids go up.
-    let newest = jobs.lines().filter_map(|line| Some((line.split(' ').next()?.parse::<u64>().ok()?, line))).max();
+    let newest =
+        jobs.lines().filter_map(|line| Some((line.split(' ').next()?.parse::<u64>().ok()?, line))).max();
     let Some((id, line)) = newest else { return Ok(told("absent", String::new(), String::new())) };
     let mut words = line.split(' ').skip(1);
     let (slurm_state, list) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());

@@ -54,18 +54,22 @@ pub async fn grant(
         .map_err(|e| Problem::new(super::problem::Code::Internal, e.to_string()))??;
     let status = if granted.again { StatusCode::OK } else { StatusCode::CREATED };
     let lease = Some(LeaseInfo::from(&*granted.lease));
-    Ok((status, axum::Json(LeaseAnswer {
-        lease,
-        placement: granted.placement,
-        again: granted.again,
-        explanation: None,
-        refused: None,
-    })))
+    Ok((
+        status,
+        axum::Json(LeaseAnswer {
+            lease,
+            placement: granted.placement,
+            again: granted.again,
+            explanation: None,
+            refused: None,
+        }),
+    ))
 }
 
 /// Where a request would go, and why.
 async fn tried(app: &App, wanted: ClusterRequest, explain: bool) -> Result<LeaseAnswer, Refusal> {
-    let mut answer = LeaseAnswer { lease: None, placement: None, again: false, explanation: None, refused: None };
+    let mut answer =
+        LeaseAnswer { lease: None, placement: None, again: false, explanation: None, refused: None };
     if explain {
         let (placement, explanation) = app.bridge.explain(wanted).await?;
         answer.explanation = Some(explanation);
@@ -88,7 +92,10 @@ fn want(request: &LeaseRequest) -> Result<Want, Problem> {
             Ok(Want::Place(Box::new(wanted)))
         }
         (None, None, Some(assignments)) => {
-            let name = request.cluster.clone().ok_or_else(|| Problem::bad("assignments need the name of a cluster"))?;
+            let name = request
+                .cluster
+                .clone()
+                .ok_or_else(|| Problem::bad("assignments need the name of a cluster"))?;
             Ok(Want::Exactly(name, assignments.clone()))
         }
         _ => Err(Problem::bad("expected exactly one of request, text and assignments")),

@@ -82,7 +82,10 @@ fn same(a: &[u8], b: &[u8]) -> bool {
 }
 
 async fn unknown_path(uri: axum::http::Uri) -> Refusal {
-    Refusal(Problem::new(Code::UnknownPath, format!("expected a path of /openapi.json, found {}", uri.path())))
+    Refusal(Problem::new(
+        Code::UnknownPath,
+        format!("expected a path of /openapi.json, found {}", uri.path()),
+    ))
 }
 
 async fn wrong_method(method: Method, uri: axum::http::Uri) -> Refusal {

@@ -66,7 +66,8 @@ pub async fn list(State(app): State<Arc<App>>) -> Answer<NodeList> {
 }
 
 fn detail(view: &View, node: &Node) -> NodeDetail {
-    let here = view.leases().values().flat_map(|known| &known.lease.held).filter(|h| h.assignment.node == node.name);
+    let here =
+        view.leases().values().flat_map(|known| &known.lease.held).filter(|h| h.assignment.node == node.name);
     let (mut vms, mut held_devices) = (Vec::new(), Vec::new());
     for held in here {
         vms.push(held.assignment.vm.to_string());
@@ -97,7 +98,9 @@ pub async fn publish(
     Json(node): Json<Node>,
 ) -> Answer<NodeDetail> {
     if node.name != name {
-        return Err(Problem::bad(format!("the inventory is of node {}, the path of node {name}", node.name)).into());
+        return Err(
+            Problem::bad(format!("the inventory is of node {}, the path of node {name}", node.name)).into()
+        );
     }
     let node = app.bridge.put_node(node).await?;
     Ok(axum::Json(detail(&*app.bridge.view()?, &node)))
@@ -106,7 +109,10 @@ pub async fn publish(
 /// Forgets a node on which nothing is held.
 #[utoipa::path(delete, path = "/v1/nodes/{name}", operation_id = "removeNode", tag = "nodes", params(("name" = String, Path, description = "Name of the node")),
     responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
-pub async fn remove(State(app): State<Arc<App>>, Path(name): Path<NodeName>) -> Result<axum::http::StatusCode, Refusal> {
+pub async fn remove(
+    State(app): State<Arc<App>>,
+    Path(name): Path<NodeName>,
+) -> Result<axum::http::StatusCode, Refusal> {
     app.bridge.remove_node(&name).await?;
     Ok(axum::http::StatusCode::NO_CONTENT)
 }

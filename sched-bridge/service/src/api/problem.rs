@@ -111,7 +111,9 @@ impl std::error::Error for Problem {}
 impl From<BridgeError> for Problem {
     fn from(error: BridgeError) -> Self {
         let code = match &error {
-            BridgeError::Store(StoreError::Unreachable { .. }) | BridgeError::OutOfTouch { .. } => Code::StoreUnreachable,
+            BridgeError::Store(StoreError::Unreachable { .. }) | BridgeError::OutOfTouch { .. } => {
+                Code::StoreUnreachable
+            }
             BridgeError::Store(StoreError::Unknown { .. }) => Code::OutcomeUnknown,
             BridgeError::Store(StoreError::TooLarge { .. }) => Code::BadRequest,
             BridgeError::Store(_) => Code::Internal,

@@ -16,13 +16,17 @@ pub enum BridgeError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The view of the store may be old.
-    #[error("this bridge is out of touch with its store: {reason}. Leases stay as they are, and none expires meanwhile")]
+    #[error(
+        "this bridge is out of touch with its store: {reason}. Leases stay as they are, and none expires meanwhile"
+    )]
     OutOfTouch {
         /// What the store said.
         reason: String,
     },
     /// Others were always faster.
-    #[error("other bridges changed the same nodes again and again for {waited:?}: nothing was granted; ask again")]
+    #[error(
+        "other bridges changed the same nodes again and again for {waited:?}: nothing was granted; ask again"
+    )]
     Contended {
         /// How long it was tried.
         waited: Duration,
@@ -37,7 +41,9 @@ pub enum BridgeError {
     #[error(transparent)]
     Fleet(#[from] FleetError),
     /// The id is somebody else's.
-    #[error("lease {id} belongs to {holder:?} for cluster {cluster}: choose another id, or repeat the request as it was")]
+    #[error(
+        "lease {id} belongs to {holder:?} for cluster {cluster}: choose another id, or repeat the request as it was"
+    )]
     IdTaken {
         /// The id.
         id: LeaseId,
@@ -47,7 +53,9 @@ pub enum BridgeError {
         cluster: String,
     },
     /// No such lease.
-    #[error("there is no lease {0}: it was given back, or it ended because no heartbeat came in time (`vmove account` knows)")]
+    #[error(
+        "there is no lease {0}: it was given back, or it ended because no heartbeat came in time (`vmove account` knows)"
+    )]
     UnknownLease(LeaseId),
     /// No such node.
     #[error("there is no node {0}: publish its inventory first (`vmove inventory --publish`)")]
@@ -59,7 +67,9 @@ pub enum BridgeError {
     #[error("no lease has a VM {0}")]
     UnknownVm(VmName),
     /// A node that still holds something.
-    #[error("node {node} cannot be removed: leases {leases} are on it; evacuate it first (`vmove plan evacuate {node}`)")]
+    #[error(
+        "node {node} cannot be removed: leases {leases} are on it; evacuate it first (`vmove plan evacuate {node}`)"
+    )]
     NodeInUse {
         /// The node.
         node: NodeName,

@@ -194,7 +194,9 @@ async fn placed(view: &Arc<View>, request: &ClusterRequest) -> Result<Placement,
     };
     match tokio::task::spawn_blocking(work).await {
         Ok(placement) => Ok(placement?),
-        Err(error) => Err(BridgeError::Bad(format!("the placement failed inside ({error}): please report this request"))),
+        Err(error) => Err(BridgeError::Bad(format!(
+            "the placement failed inside ({error}): please report this request"
+        ))),
     }
 }
 
@@ -241,9 +243,12 @@ fn takeable(view: &View, lease: &Lease) -> Result<(), BridgeError> {
             return Err(BridgeError::Bad(format!("node {node} takes no VMs: it is {state:?}")));
         }
     }
-    let taken: std::collections::HashSet<_> = view.leases().values().flat_map(|known| known.lease.vms()).collect();
+    let taken: std::collections::HashSet<_> =
+        view.leases().values().flat_map(|known| known.lease.vms()).collect();
     if let Some(vm) = lease.vms().find(|vm| taken.contains(vm)) {
-        return Err(BridgeError::Bad(format!("VM {vm} is part of another lease: VM names are unique in a fleet")));
+        return Err(BridgeError::Bad(format!(
+            "VM {vm} is part of another lease: VM names are unique in a fleet"
+        )));
     }
     Ok(())
 }

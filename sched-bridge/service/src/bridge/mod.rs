@@ -139,7 +139,8 @@ impl Bridge {
             return Ok(false);
         }
         // The pulse comes after everything that was answered before; once it is seen, so is all of that.
-        let Ok(Committed::At(pulse)) = self.store.commit(Txn::default().put(crate::keys::PULSE, "")).await else {
+        let Ok(Committed::At(pulse)) = self.store.commit(Txn::default().put(crate::keys::PULSE, "")).await
+        else {
             // The store is away: whatever was to be refused is asked again when it is back.
             tokio::time::sleep(Duration::from_millis(100)).await;
             return Ok(true);

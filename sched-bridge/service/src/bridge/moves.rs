@@ -27,7 +27,8 @@ impl Bridge {
         self.change(|view| {
             let known = view.lease_of(&to.vm)?;
             let mut lease = Lease::clone(&known.lease);
-            let incoming = lease.held.iter().find(|held| held.part == Part::Incoming && held.assignment.vm == to.vm);
+            let incoming =
+                lease.held.iter().find(|held| held.part == Part::Incoming && held.assignment.vm == to.vm);
             match incoming {
                 Some(held) if held.assignment == *to => return Ok(Step::Done(lease.id)),
                 Some(held) => {

@@ -26,7 +26,10 @@ impl Bridge {
         self.change(|view| {
             let key = keys::plan(&plan.id);
             let Some((text, revision)) = view.plans().get(&plan.id) else {
-                return Ok(Step::Commit(Txn::default().expect(&key, Expect::Absent).put(key, json(plan)), ()));
+                return Ok(Step::Commit(
+                    Txn::default().expect(&key, Expect::Absent).put(key, json(plan)),
+                    (),
+                ));
             };
             let known: Plan = serde_json::from_str(text).map_err(|e| BridgeError::Bad(e.to_string()))?;
             if known == *plan {
@@ -49,7 +52,9 @@ impl Bridge {
     /// There is none, it is being run, or the store does not answer.
     pub async fn remove_plan(&self, id: &LeaseId) -> Result<(), BridgeError> {
         if self.plan(id)?.runner.is_some() {
-            return Err(BridgeError::Bad(format!("plan {id} is being run: it can be deleted when it has ended")));
+            return Err(BridgeError::Bad(format!(
+                "plan {id} is being run: it can be deleted when it has ended"
+            )));
         }
         self.change(|view| {
             let (_, revision) = view.plans().get(id).ok_or_else(|| BridgeError::UnknownPlan(id.clone()))?;

@@ -80,7 +80,9 @@ impl Bridge {
                     ended.push(id);
                 }
                 Ok(Committed::Conflict) => {}
-                Err(error) => tracing::warn!(lease = %id, %error, "a lease could not be ended; it is tried again"),
+                Err(error) => {
+                    tracing::warn!(lease = %id, %error, "a lease could not be ended; it is tried again")
+                }
             }
         }
         ended
@@ -99,7 +101,11 @@ impl Bridge {
     ///
     /// # Errors
     /// The store does not answer.
-    pub async fn vms_seen(&self, node: &NodeName, there: &BTreeSet<String>) -> Result<Vec<VmName>, BridgeError> {
+    pub async fn vms_seen(
+        &self,
+        node: &NodeName,
+        there: &BTreeSet<String>,
+    ) -> Result<Vec<VmName>, BridgeError> {
         let view = self.view()?;
         let mut gone = Vec::new();
         for known in view.leases().values() {
@@ -133,8 +139,12 @@ impl Bridge {
 
 /// What a list of VMs changes in a lease, and who is gone. A VM that is on the move is left alone: it is at one of two places.
 fn news_of(lease: &Lease, node: &NodeName, there: &BTreeSet<String>) -> Option<(Lease, Vec<VmName>)> {
-    let moving: BTreeSet<&VmName> =
-        lease.held.iter().filter(|held| held.part == Part::Incoming).map(|held| &held.assignment.vm).collect();
+    let moving: BTreeSet<&VmName> = lease
+        .held
+        .iter()
+        .filter(|held| held.part == Part::Incoming)
+        .map(|held| &held.assignment.vm)
+        .collect();
     let mut after = lease.clone();
     let mut gone = Vec::new();
     after.held.retain_mut(|held| {

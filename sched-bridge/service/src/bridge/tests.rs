@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sched_bridge::model::{
-    Assignment, Device, DeviceKind, Granted as Device1, MemoryMib, Node, NodeName, NodeState, NumaId, NumaShare, VmName,
+    Assignment, Device, DeviceKind, Granted as Device1, MemoryMib, Node, NodeName, NodeState, NumaId,
+    NumaShare, VmName,
 };
 
 use super::{Arrival, Ask, Bridge, BridgeError, Want};
@@ -103,7 +104,8 @@ async fn a_lease_is_given_once_and_given_back_once() {
     other.holder = "bob".into();
     assert!(matches!(bridge.grant(other).await, Err(BridgeError::IdTaken { .. })));
     // The device is taken, and the message says which.
-    let taken = bridge.grant(ask("b", vec![one_gpu("b-0", "n1", 1), one_gpu("b-1", "n1", 0)])).await.unwrap_err();
+    let taken =
+        bridge.grant(ask("b", vec![one_gpu("b-0", "n1", 1), one_gpu("b-1", "n1", 0)])).await.unwrap_err();
     assert!(taken.to_string().contains("0000:00:00.0") && taken.to_string().contains("n1"), "{taken}");
     assert_eq!(bridge.view().unwrap().leases().len(), 1, "all or nothing");
 
@@ -263,7 +265,8 @@ async fn two_bridges_never_give_a_device_twice() {
     let a = Running::new(Arc::new(server.store("/b/")), Arc::clone(&clock)).await;
     let b = Running::new(Arc::new(server.store("/b/")), clock).await;
     a.0.put_node(node("n1", 4)).await.unwrap();
-    let owners: Arc<[std::sync::Mutex<Option<String>>]> = (0..4).map(|_| std::sync::Mutex::new(None)).collect();
+    let owners: Arc<[std::sync::Mutex<Option<String>>]> =
+        (0..4).map(|_| std::sync::Mutex::new(None)).collect();
     let tasks: Vec<_> = (0..8)
         .map(|task| {
             let bridge = Arc::clone(if task % 2 == 0 { &a.0 } else { &b.0 });

@@ -45,7 +45,8 @@ impl View {
     /// Everything at one moment.
     #[must_use]
     pub fn of(snapshot: &Snapshot) -> Self {
-        let mut view = Self { revision: snapshot.revision, news: snapshot.revision, stale: true, ..Self::default() };
+        let mut view =
+            Self { revision: snapshot.revision, news: snapshot.revision, stale: true, ..Self::default() };
         for (key, entry) in &snapshot.entries {
             view.apply_one(key, Some(entry));
         }
@@ -86,7 +87,9 @@ impl View {
             self.stale = true;
             let node = name(node)?;
             match entry {
-                Some(entry) => drop(self.nodes.insert(node, (Arc::new(parse(&entry.value)?), entry.revision))),
+                Some(entry) => {
+                    drop(self.nodes.insert(node, (Arc::new(parse(&entry.value)?), entry.revision)))
+                }
                 None => drop(self.nodes.remove(&node)),
             }
         } else if let Some(node) = key.strip_prefix(keys::GUARDS) {

@@ -32,20 +32,32 @@ impl Client {
         Ok(Self(HttpClient::new(at.bridge.clone(), PATIENCE).with_token(token.as_deref())))
     }
 
-    pub async fn text(&self, method: Method, path: &str, body: Option<&(impl Serialize + Sync)>) -> Result<String, Problem> {
+    pub async fn text(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&(impl Serialize + Sync)>,
+    ) -> Result<String, Problem> {
         let body = match body {
             Some(body) => Bytes::from(serde_json::to_vec(body).map_err(Problem::bad)?),
             None => Bytes::new(),
         };
-        let (status, answer) = self.0.send(method, path, body).await.map_err(|e| self.unreachable(&e.to_string()))?;
+        let (status, answer) =
+            self.0.send(method, path, body).await.map_err(|e| self.unreachable(&e.to_string()))?;
         let text = String::from_utf8_lossy(&answer).into_owned();
         if status.is_success() {
             return Ok(text);
         }
-        Err(serde_json::from_str(&text).unwrap_or_else(|_| self.unreachable(&format!("HTTP status {status}"))))
+        Err(serde_json::from_str(&text)
+            .unwrap_or_else(|_| self.unreachable(&format!("HTTP status {status}"))))
     }
 
-    pub async fn ask(&self, method: Method, path: &str, body: Option<&(impl Serialize + Sync)>) -> Result<Value, Problem> {
+    pub async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&(impl Serialize + Sync)>,
+    ) -> Result<Value, Problem> {
         let text = self.text(method, path, body).await?;
         if text.is_empty() {
             return Ok(Value::Null);
@@ -68,6 +80,7 @@ impl Client {
 }
 
 fn token(path: &Path) -> Result<String, Problem> {
-    let text = std::fs::read_to_string(path).map_err(|e| Problem::bad(format!("token file {}: {e}", path.display())))?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Problem::bad(format!("token file {}: {e}", path.display())))?;
     Ok(text.lines().next().unwrap_or_default().trim().to_owned())
 }

@@ -33,7 +33,9 @@ pub async fn run(command: BridgeCommand, json: bool) -> u8 {
     let Err(problem) = said else { return 0 };
     let _ = writeln!(std::io::stderr().lock(), "vmove: {problem}");
     if json {
-        let _ = say(&json!({ "error": problem.message, "code": problem.code, "exit_code": problem.exit_code }).to_string());
+        let _ =
+            say(&json!({ "error": problem.message, "code": problem.code, "exit_code": problem.exit_code })
+                .to_string());
     }
     problem.exit_code
 }
@@ -95,7 +97,9 @@ async fn fleet(args: FleetArgs, json: bool) -> Said {
 
 async fn state(client: &Client, path: &str, state: &str, json: bool) -> Said {
     let answer = client.ask(Method::PUT, &format!("{path}/state"), Some(&json!({ "state": state }))).await?;
-    show(&answer, json, |answer| format!("node {} is {state}", answer["node"]["name"].as_str().unwrap_or_default()))
+    show(&answer, json, |answer| {
+        format!("node {} is {state}", answer["node"]["name"].as_str().unwrap_or_default())
+    })
 }
 
 async fn lease(args: LeaseArgs, json: bool) -> Said {
@@ -123,7 +127,9 @@ async fn lease(args: LeaseArgs, json: bool) -> Said {
         },
         LeaseAction::Release { id } => {
             let record = client.ask(Method::DELETE, &path(&id), None::<&()>).await?;
-            show(&record, json, |r| format!("given back after {:.4} GPU-hours", r["gpu_hours"].as_f64().unwrap_or(0.0)))
+            show(&record, json, |r| {
+                format!("given back after {:.4} GPU-hours", r["gpu_hours"].as_f64().unwrap_or(0.0))
+            })
         }
     }
 }

@@ -21,7 +21,8 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let head: Vec<String> = head.iter().map(|h| (*h).to_owned()).collect();
     let mut out = String::new();
     for row in std::iter::once(&head).chain(rows) {
-        let cells: Vec<String> = widths.iter().zip(row).map(|(width, cell)| format!("{cell:<width$}")).collect();
+        let cells: Vec<String> =
+            widths.iter().zip(row).map(|(width, cell)| format!("{cell:<width$}")).collect();
         out.push_str(cells.join("  ").trim_end());
         out.push('\n');
     }
@@ -69,7 +70,12 @@ fn gpus(held: &Value) -> usize {
 
 /// A lease: one line a VM.
 pub fn lease(lease: &Value) -> String {
-    let head = format!("lease {} of {}, cluster {}\n", text(&lease["id"]), text(&lease["holder"]), text(&lease["cluster"]));
+    let head = format!(
+        "lease {} of {}, cluster {}\n",
+        text(&lease["id"]),
+        text(&lease["holder"]),
+        text(&lease["cluster"])
+    );
     head + &assignments(&lease["held"])
 }
 
@@ -78,7 +84,8 @@ pub fn assignments(list: &Value) -> String {
     let row = |a: &Value| {
         let devices = rows(&a["devices"], |d| vec![text(&d["kind"]), text(&d["address"])]);
         let devices: Vec<String> = devices.iter().map(|d| d.join(" ")).collect();
-        let numa = rows(&a["shares"], |s| vec![format!("{}: {} cores", text(&s["numa"]), text(&s["cores"]))]).concat();
+        let numa = rows(&a["shares"], |s| vec![format!("{}: {} cores", text(&s["numa"]), text(&s["cores"]))])
+            .concat();
         vec![text(&a["vm"]), text(&a["node"]), numa.join(", "), devices.join(", ")]
     };
     table(&["VM", "NODE", "NUMA", "DEVICES"], &rows(list, row))
@@ -88,7 +95,8 @@ pub fn assignments(list: &Value) -> String {
 pub fn plan(plan: &Value) -> String {
     let row = |s: &Value| {
         let state = &s["state"];
-        let more = if state["reason"].is_string() { format!(": {}", text(&state["reason"])) } else { String::new() };
+        let more =
+            if state["reason"].is_string() { format!(": {}", text(&state["reason"])) } else { String::new() };
         vec![
             text(&s["vm"]),
             text(&s["from"]),
@@ -98,7 +106,8 @@ pub fn plan(plan: &Value) -> String {
         ]
     };
     let (state, hops) = (&plan["state"], &plan["hops"]);
-    let why = if state["reason"].is_string() { format!(": {}", text(&state["reason"])) } else { String::new() };
+    let why =
+        if state["reason"].is_string() { format!(": {}", text(&state["reason"])) } else { String::new() };
     format!(
         "plan {}: {}, {}{why}; hops {} -> {}\n{}",
         text(&plan["id"]),

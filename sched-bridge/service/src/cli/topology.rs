@@ -26,11 +26,14 @@ pub async fn run(args: TopologyArgs, as_json: bool) -> Said {
             }
             topology
         }
-        None => serde_json::from_value(Client::new(&args.at)?.get("/v1/topology").await?).map_err(Problem::bad)?,
+        None => {
+            serde_json::from_value(Client::new(&args.at)?.get("/v1/topology").await?).map_err(Problem::bad)?
+        }
     };
     if let Some(path) = &args.svg {
         let picture = topology_text::svg(&topology, &clusters(&args, &topology).await);
-        std::fs::write(path, picture).map_err(|e| Problem::bad(format!("could not write {}: {e}", path.display())))?;
+        std::fs::write(path, picture)
+            .map_err(|e| Problem::bad(format!("could not write {}: {e}", path.display())))?;
     }
     match args.export.as_deref() {
         Some(format) => say(&topology_text::export(format, &topology).map_err(Problem::bad)?),

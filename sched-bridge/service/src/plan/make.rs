@@ -82,7 +82,8 @@ impl Draft {
     }
 
     fn hops_of(&self, lease: &Lease) -> u64 {
-        let nodes: Vec<_> = lease.vms().filter_map(|vm| self.fleet.find(self.at.get(vm)?.node.as_str())).collect();
+        let nodes: Vec<_> =
+            lease.vms().filter_map(|vm| self.fleet.find(self.at.get(vm)?.node.as_str())).collect();
         let pairs = nodes.iter().enumerate().flat_map(|(i, a)| nodes[..i].iter().map(move |b| (*a, *b)));
         pairs.map(|(a, b)| u64::from(self.fleet.hops(a, b).unwrap_or(u32::MAX))).sum()
     }
@@ -99,7 +100,11 @@ impl Draft {
             BridgeError::Bad(format!("VM {vm}: lease {} named its devices itself, so what would do elsewhere is not known; move it by hand", lease.id))
         })?;
         let names = request.vm_names()?;
-        let group = names.iter().find(|(name, _)| name == vm).map(|(_, group)| *group).ok_or_else(|| BridgeError::UnknownVm(vm.clone()))?;
+        let group = names
+            .iter()
+            .find(|(name, _)| name == vm)
+            .map(|(_, group)| *group)
+            .ok_or_else(|| BridgeError::UnknownVm(vm.clone()))?;
         let alone = ClusterRequest {
             groups: vec![VmGroup { count: 1, ..request.groups[group].clone() }],
             compactness: Compactness::default(),
@@ -119,17 +124,27 @@ impl Draft {
         self.used.take(&self.fleet, &to)?;
         self.used.release(&self.fleet, &from)?;
         let memory_mib = to.memory().0;
-        self.steps.push(PlanStep { vm: to.vm.clone(), from: from.node, to, memory_mib, state: StepState::Pending });
+        self.steps.push(PlanStep {
+            vm: to.vm.clone(),
+            from: from.node,
+            to,
+            memory_mib,
+            state: StepState::Pending,
+        });
         Ok(())
     }
 
     /// The node on which most of a VM's cluster sits, itself aside.
     fn middle(&self, lease: &Lease, vm: &VmName) -> Option<NodeName> {
-        let others: Vec<&NodeName> =
-            lease.vms().filter(|other| *other != vm).filter_map(|other| Some(&self.at.get(other)?.node)).collect();
+        let others: Vec<&NodeName> = lease
+            .vms()
+            .filter(|other| *other != vm)
+            .filter_map(|other| Some(&self.at.get(other)?.node))
+            .collect();
         let distance = |node: &NodeName| -> Option<u64> {
             let at = self.fleet.find(node.as_str())?;
-            let hops = others.iter().filter_map(|other| self.fleet.hops(at, self.fleet.find(other.as_str())?));
+            let hops =
+                others.iter().filter_map(|other| self.fleet.hops(at, self.fleet.find(other.as_str())?));
             Some(hops.map(u64::from).sum())
         };
         others.iter().min_by_key(|node| distance(node)).map(|node| NodeName::clone(node))
@@ -156,7 +171,9 @@ impl Draft {
         let leases: Vec<Arc<Lease>> =
             self.leases.iter().filter(|l| cluster.is_none_or(|c| l.cluster.as_str() == c)).cloned().collect();
         if let (Some(cluster), true) = (cluster, leases.is_empty()) {
-            return Err(BridgeError::Bad(format!("there is no cluster {cluster} (`vmove lease list` shows all)")));
+            return Err(BridgeError::Bad(format!(
+                "there is no cluster {cluster} (`vmove lease list` shows all)"
+            )));
         }
         let mut moved = BTreeSet::new();
         for lease in leases.iter().filter(|lease| lease.request.is_some()) {
@@ -165,7 +182,12 @@ impl Draft {
                 let mut best: Option<(u64, Assignment)> = None;
                 for vm in lease.vms().filter(|vm| !moved.contains(*vm)).cloned().collect::<Vec<_>>() {
                     let Some(here) = self.at.get(&vm).cloned() else { continue };
-                    let Ok(to) = self.elsewhere(lease, &vm, self.middle(lease, &vm), BTreeSet::from([here.node.clone()])) else {
+                    let Ok(to) = self.elsewhere(
+                        lease,
+                        &vm,
+                        self.middle(lease, &vm),
+                        BTreeSet::from([here.node.clone()]),
+                    ) else {
                         continue;
                     };
                     self.at.insert(vm.clone(), to.clone());

@@ -86,7 +86,8 @@ impl CommandMover {
             word.replace("{node}", node.as_str()).replace("{control}", &control.to_string_lossy())
         };
         let words: Vec<String> = self.command.iter().map(fill).collect();
-        let (program, first) = words.split_first().ok_or("the command for moves is empty: see [moves] command")?;
+        let (program, first) =
+            words.split_first().ok_or("the command for moves is empty: see [moves] command")?;
         let output = Command::new(program)
             .args(first)
             .arg("--json")
@@ -95,7 +96,10 @@ impl CommandMover {
             .output()
             .await
             .map_err(|e| format!("could not run {program}: {e}"))?;
-        let last = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<Value>().filter_map(Result::ok).last();
+        let last = serde_json::Deserializer::from_slice(&output.stdout)
+            .into_iter::<Value>()
+            .filter_map(Result::ok)
+            .last();
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         Ok((output.status.code(), last.unwrap_or_default(), said))
     }
@@ -130,7 +134,8 @@ impl Mover for CommandMover {
             return Err(format!("node {node} does not list its VMs: {said}"));
         };
         let listed = |vm: &Value| {
-            let moving = vm["migration"].is_string() || vm["status"] == "inmigrate" || vm["status"] == "migrating";
+            let moving =
+                vm["migration"].is_string() || vm["status"] == "inmigrate" || vm["status"] == "migrating";
             Some((vm["name"].as_str()?.to_owned(), Listed { moving, ended: vm["status"] == "ended" }))
         };
         Ok(vms.iter().filter_map(listed).collect())

@@ -103,7 +103,11 @@ async fn claim(bridge: &Arc<Bridge>, id: &LeaseId, runner: &str) -> Result<Plan,
             return Err(RunError::Running(id.clone()));
         }
     }
-    let ours = Plan { state: PlanState::Running, runner: Some(Runner { id: runner.to_owned(), beat: 0 }), ..plan.clone() };
+    let ours = Plan {
+        state: PlanState::Running,
+        runner: Some(Runner { id: runner.to_owned(), beat: 0 }),
+        ..plan.clone()
+    };
     let before = plan.runner.as_ref().map(|runner| runner.id.as_str());
     match bridge.put_plan(&ours, before).await {
         Ok(()) => Ok(ours),
@@ -157,7 +161,9 @@ async fn all_steps(run: &Arc<Run>, limits: Limits) -> Result<(), String> {
         }
     }
     match failed {
-        Some(reason) => Err(format!("{reason}; the steps after it were not begun. `vmove plan run` goes on with it")),
+        Some(reason) => {
+            Err(format!("{reason}; the steps after it were not begun. `vmove plan run` goes on with it"))
+        }
         None if run.plan.lock().await.steps.iter().all(super::PlanStep::is_done) => Ok(()),
         None => Err("no step can be begun, though some are left: the plan contradicts itself".to_owned()),
     }
@@ -175,7 +181,8 @@ async fn startable(run: &Run, begun: &std::collections::BTreeSet<usize>, limits:
         let (from, to) = (leaf(&step.from), leaf(&step.to.node));
         let nodes = [&step.from, &step.to.node].map(|node| (format!("node {node}"), limits.per_node));
         let uplinks = [from, to].into_iter().flatten().filter(|_| from != to);
-        let uplinks = uplinks.map(|leaf| (format!("uplink {}", topology.switch(leaf).name), limits.per_uplink));
+        let uplinks =
+            uplinks.map(|leaf| (format!("uplink {}", topology.switch(leaf).name), limits.per_uplink));
         nodes.into_iter().chain(uplinks).collect::<Vec<_>>()
     };
     for step in begun {
@@ -242,7 +249,9 @@ async fn found(run: &Run, step: &super::PlanStep) -> Result<Option<Moved>, Strin
         let (from, to) = (run.mover.list(&step.from).await?, run.mover.list(&step.to.node).await?);
         let (from, to) = (from.get(step.vm.as_str()), to.get(step.vm.as_str()));
         match (from, to) {
-            (None, Some(there)) if !there.moving => return Ok(Some(Moved::Arrived { total_ms: 0, downtime_us: 0 })),
+            (None, Some(there)) if !there.moving => {
+                return Ok(Some(Moved::Arrived { total_ms: 0, downtime_us: 0 }));
+            }
             (Some(here), None) if !here.moving => return Ok(None),
             (None, None) => {
                 return Err(format!(

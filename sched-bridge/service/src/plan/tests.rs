@@ -191,13 +191,20 @@ async fn as_many_at_once_as_nodes_and_uplinks_bear() {
         .unwrap();
         running.0.put_topology(&topology).await.unwrap();
         let mover = FakeMover(Arc::default(), Duration::from_millis(100));
-        let vms: Vec<_> = (0..3).map(|gpu| crate::bridge::tests::one_gpu(&format!("vc-{gpu}"), "n0", gpu)).collect();
+        let vms: Vec<_> =
+            (0..3).map(|gpu| crate::bridge::tests::one_gpu(&format!("vc-{gpu}"), "n0", gpu)).collect();
         running.0.grant(crate::bridge::tests::ask("vc", vms.clone())).await.unwrap();
         let mut steps = Vec::new();
         for (at, vm) in vms.iter().enumerate() {
             mover.0.lock().unwrap().at.insert(vm.vm.to_string(), name("n0"));
             let to = crate::bridge::tests::one_gpu(vm.vm.as_str(), &format!("n{}", at + 1), 0);
-            steps.push(super::PlanStep { vm: vm.vm.clone(), from: name("n0"), to, memory_mib: 1, state: StepState::Pending });
+            steps.push(super::PlanStep {
+                vm: vm.vm.clone(),
+                from: name("n0"),
+                to,
+                memory_mib: 1,
+                state: StepState::Pending,
+            });
         }
         let plan = Plan {
             id: id("p"),
@@ -209,9 +216,15 @@ async fn as_many_at_once_as_nodes_and_uplinks_bear() {
             runner: None,
         };
         running.0.put_plan(&plan, None).await.unwrap();
-        let done = run(&running.0, Arc::new(mover.clone()), &plan.id, Limits { per_node, per_uplink }).await.unwrap();
+        let done = run(&running.0, Arc::new(mover.clone()), &plan.id, Limits { per_node, per_uplink })
+            .await
+            .unwrap();
         assert_eq!(done.state, PlanState::Done);
-        assert_eq!(mover.0.lock().unwrap().most_at_work, most, "{per_node} per node, {per_uplink} per uplink");
+        assert_eq!(
+            mover.0.lock().unwrap().most_at_work,
+            most,
+            "{per_node} per node, {per_uplink} per uplink"
+        );
         agree(&running, &mover);
     }
 }
@@ -226,7 +239,12 @@ async fn a_scattered_cluster_is_brought_together() {
         let ask = Ask { id: id(filler), holder: "bob".into(), want: want(filler), ttl_ms: 60_000 };
         running.0.grant(ask).await.unwrap();
     }
-    let ask = Ask { id: id("w"), holder: "eve".into(), want: Want::Place(Box::new(whole_nodes("w", 2))), ttl_ms: 60_000 };
+    let ask = Ask {
+        id: id("w"),
+        holder: "eve".into(),
+        want: Want::Place(Box::new(whole_nodes("w", 2))),
+        ttl_ms: 60_000,
+    };
     let scattered = running.0.grant(ask).await.unwrap().placement.unwrap().score.max_hops;
     for filler in ["f0", "f1"] {
         running.0.release(&id(filler)).await.unwrap();
@@ -237,7 +255,8 @@ async fn a_scattered_cluster_is_brought_together() {
     if scattered > 1 {
         assert!(plan.hops.after < plan.hops.before && !plan.steps.is_empty(), "{plan:?}");
     }
-    let none = make::make(&running.0, &PlanRequest::Compact { cluster: Some("nobody".into()) }).await.unwrap_err();
+    let none =
+        make::make(&running.0, &PlanRequest::Compact { cluster: Some("nobody".into()) }).await.unwrap_err();
     assert!(none.to_string().contains("nobody"), "{none}");
     drop(mover);
 }

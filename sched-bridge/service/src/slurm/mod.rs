@@ -19,7 +19,9 @@ use crate::bridge::{Bridge, BridgeError};
 #[non_exhaustive]
 pub enum SlurmError {
     /// The command is not there.
-    #[error("could not run {command}: {reason}. Install slurm-client, and let SLURM_CONF name the cluster's slurm.conf")]
+    #[error(
+        "could not run {command}: {reason}. Install slurm-client, and let SLURM_CONF name the cluster's slurm.conf"
+    )]
     Command {
         /// The command.
         command: String,
@@ -84,7 +86,8 @@ impl Slurm {
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
-        let said = [&output.stderr, &output.stdout].map(|bytes| String::from_utf8_lossy(bytes).trim().to_owned());
+        let said =
+            [&output.stderr, &output.stdout].map(|bytes| String::from_utf8_lossy(bytes).trim().to_owned());
         Err(SlurmError::Refused { command: words.join(" "), said: said.join(" ").trim().to_owned() })
     }
 
@@ -123,9 +126,19 @@ impl Slurm {
         let (name, nodes) = (format!("ReservationName={name}"), format!("Nodes={}", nodes.join(",")));
         let users = format!("Users={users}");
         let flags = "Flags=IGNORE_JOBS";
-        self.run(&["scontrol", "create", "reservation", &name, "StartTime=now", "Duration=UNLIMITED", &nodes, &users, flags])
-            .await
-            .map(drop)
+        self.run(&[
+            "scontrol",
+            "create",
+            "reservation",
+            &name,
+            "StartTime=now",
+            "Duration=UNLIMITED",
+            &nodes,
+            &users,
+            flags,
+        ])
+        .await
+        .map(drop)
     }
 
     /// Gives back what was held under a name.

@@ -45,7 +45,9 @@ fn node(at: usize, line: &str) -> Result<Node, SlurmError> {
     node.cpu.arch = field(line, "Arch").unwrap_or_default().into();
     node.state = state(field(line, "State").ok_or_else(|| wrong(line, "State=..."))?);
     node.labels.insert(FROM.to_owned(), "true".to_owned());
-    for (arch, count) in gpus(field(line, "Gres").unwrap_or_default()).map_err(|text| wrong(&text, "gpu[:TYPE]:COUNT"))? {
+    for (arch, count) in
+        gpus(field(line, "Gres").unwrap_or_default()).map_err(|text| wrong(&text, "gpu[:TYPE]:COUNT"))?
+    {
         for _ in 0..count {
             // Slurm does not tell PCI addresses: numbered ones stand for them.
             let at = u8::try_from(node.devices.len()).map_err(|_| wrong(line, "at most 255 GPUs"))?;
@@ -78,7 +80,8 @@ pub fn gpus(gres: &str) -> Result<Vec<(String, u32)>, String> {
 /// `IDLE`, `MIXED+DRAIN`, `DOWN*`: the base state, then flags.
 pub fn state(text: &str) -> NodeState {
     let text = text.to_uppercase();
-    let mut words = text.split('+').map(|word| word.trim_end_matches(['*', '~', '#', '!', '%', '$', '@', '^', '-']));
+    let mut words =
+        text.split('+').map(|word| word.trim_end_matches(['*', '~', '#', '!', '%', '$', '@', '^', '-']));
     let base = words.next().unwrap_or_default().to_owned();
     let flags: Vec<&str> = words.collect();
     let drain = |word: &str| matches!(word, "DRAIN" | "DRAINED" | "DRAINING" | "MAINT" | "FAIL");

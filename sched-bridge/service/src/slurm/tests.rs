@@ -15,7 +15,10 @@ use crate::slurm_stream::{self, Shape};
 #[test]
 fn gres_and_states_as_slurm_writes_them() {
     assert_eq!(gpus("gpu:8").unwrap(), [(String::new(), 8)]);
-    assert_eq!(gpus("gpu:H100:4(S:0-1),gpu:a100:2,nic:mlx5:2").unwrap(), [("h100".into(), 4), ("a100".into(), 2)]);
+    assert_eq!(
+        gpus("gpu:H100:4(S:0-1),gpu:a100:2,nic:mlx5:2").unwrap(),
+        [("h100".into(), 4), ("a100".into(), 2)]
+    );
     assert_eq!(gpus("(null)").unwrap(), []);
     assert!(gpus("gpu:many").is_err());
     for (text, wanted) in [
@@ -72,32 +75,53 @@ async fn nodes_gres_and_topology_are_read_held_and_drained() {
     let view = bridge.view().unwrap();
     let fleet = view.fleet();
     assert_eq!(fleet.nodes().len(), 16);
-    assert!(fleet.nodes().iter().all(|node| node.devices.len() == 8 && node.cores() == 8 && node.memory().0 == 65536));
+    assert!(
+        fleet
+            .nodes()
+            .iter()
+            .all(|node| node.devices.len() == 8 && node.cores() == 8 && node.memory().0 == 65536)
+    );
     let hops = |a: &str, b: &str| fleet.hops(fleet.find(a).unwrap(), fleet.find(b).unwrap());
     assert_eq!((hops("n0", "n3"), hops("n0", "n4"), hops("n0", "n8")), (Some(1), Some(3), Some(5)));
 
     // What the bridge placed, Slurm leaves alone: 12 nodes are left for jobs, and no 13.
     let want = Want::Place(Box::new(whole_nodes("vc", 4)));
-    let granted = bridge.grant(Ask { id: "vc".parse().unwrap(), holder: "alice".into(), want, ttl_ms: 60_000 }).await.unwrap();
+    let granted = bridge
+        .grant(Ask { id: "vc".parse().unwrap(), holder: "alice".into(), want, ttl_ms: 60_000 })
+        .await
+        .unwrap();
     assert_eq!(granted.placement.unwrap().score.max_hops, 1, "four nodes of one leaf");
     slurm.hold("vc", &granted.lease.nodes(), "root").await.unwrap();
     let allocate = |count: &'static str| {
         let slurm = slurm.clone();
-        async move { slurm.run(&["salloc", "--no-shell", "--immediate=2", "--exclusive", "-J", "other", "-N", count]).await }
+        async move {
+            slurm
+                .run(&["salloc", "--no-shell", "--immediate=2", "--exclusive", "-J", "other", "-N", count])
+                .await
+        }
     };
     assert!(allocate("13").await.is_err());
     allocate("12").await.unwrap();
     let used = slurm.run(&["squeue", "-h", "-t", "R", "-o", "%N"]).await.unwrap();
     let used = slurm.run(&["scontrol", "show", "hostnames", used.trim()]).await.unwrap();
-    assert!(granted.lease.nodes().iter().all(|node| !used.lines().any(|line| line == node.as_str())), "{used}");
+    assert!(
+        granted.lease.nodes().iter().all(|node| !used.lines().any(|line| line == node.as_str())),
+        "{used}"
+    );
     // A job of the virtual cluster's own runs on them.
     let nodelist: Vec<String> = granted.lease.nodes().iter().map(ToString::to_string).collect();
     let nodelist = format!("--nodelist={}", nodelist.join(","));
-    slurm.run(&["salloc", "--no-shell", "--immediate=2", "-N", "4", "--reservation=vc", &nodelist]).await.unwrap();
+    slurm
+        .run(&["salloc", "--no-shell", "--immediate=2", "-N", "4", "--reservation=vc", &nodelist])
+        .await
+        .unwrap();
 
     // Slurm drains one of them: the bridge knows, and places nothing there any more.
     let drained = granted.lease.nodes()[0].clone();
-    slurm.run(&["scontrol", "update", &format!("nodename={drained}"), "state=drain", "reason=test"]).await.unwrap();
+    slurm
+        .run(&["scontrol", "update", &format!("nodename={drained}"), "state=drain", "reason=test"])
+        .await
+        .unwrap();
     assert_eq!(slurm.publish(bridge).await.unwrap(), [drained.clone()]);
     assert_eq!(bridge.view().unwrap().node(&drained).unwrap().0.state, NodeState::Drained);
     slurm.run(&["scancel", "-u", "root"]).await.unwrap();

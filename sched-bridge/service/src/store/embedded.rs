@@ -7,7 +7,9 @@ use async_trait::async_trait;
 use redb::{Database, ReadableTable, TableDefinition};
 use tokio::sync::mpsc;
 
-use super::{Change, Changes, Committed, Entry, Expect, Revision, Snapshot, Store, StoreError, Txn, check_size};
+use super::{
+    Change, Changes, Committed, Entry, Expect, Revision, Snapshot, Store, StoreError, Txn, check_size,
+};
 
 /// Key to revision and value.
 const KEYS: TableDefinition<&str, (u64, &str)> = TableDefinition::new("keys");
@@ -42,9 +44,10 @@ impl Embedded {
             std::fs::create_dir_all(folder).map_err(|e| failed(e.to_string()))?;
         }
         let database = Database::create(path).map_err(|e| match e {
-            redb::DatabaseError::DatabaseAlreadyOpen => {
-                failed("another vbridged has it open; several bridges share state through etcd (--store etcd:URL)".into())
-            }
+            redb::DatabaseError::DatabaseAlreadyOpen => failed(
+                "another vbridged has it open; several bridges share state through etcd (--store etcd:URL)"
+                    .into(),
+            ),
             other => failed(other.to_string()),
         })?;
         let inner = Inner { path: path.to_owned(), database, watchers: Mutex::default() };
@@ -141,7 +144,10 @@ impl Store for Embedded {
         blocking(move || inner.commit(txn).map_err(|e| inner.failed(&e))).await
     }
 
-    async fn watch(&self, after: Revision) -> Result<mpsc::Receiver<Result<Changes, StoreError>>, StoreError> {
+    async fn watch(
+        &self,
+        after: Revision,
+    ) -> Result<mpsc::Receiver<Result<Changes, StoreError>>, StoreError> {
         let inner = Arc::clone(&self.0);
         blocking(move || {
             let mut watchers = inner.watchers.lock().unwrap_or_else(PoisonError::into_inner);

@@ -16,7 +16,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::{Change, Changes, Committed, Entry, Expect, Revision, Snapshot, Store, StoreError, Txn, check_size};
+use super::{
+    Change, Changes, Committed, Entry, Expect, Revision, Snapshot, Store, StoreError, Txn, check_size,
+};
 use crate::http::{Endpoint, HttpClient, HttpError, Lines};
 
 /// etcd's own default of `--max-txn-ops`.
@@ -40,7 +42,12 @@ impl Etcd {
     #[must_use]
     pub fn new(members: Vec<Endpoint>, prefix: &str, timeout: Duration) -> Self {
         let members = members.into_iter().map(|endpoint| HttpClient::new(endpoint, timeout)).collect();
-        Self { members, current: AtomicUsize::new(0), prefix: prefix.to_owned(), max_txn_ops: DEFAULT_MAX_TXN_OPS }
+        Self {
+            members,
+            current: AtomicUsize::new(0),
+            prefix: prefix.to_owned(),
+            max_txn_ops: DEFAULT_MAX_TXN_OPS,
+        }
     }
 
     /// What etcd was started with as `--max-txn-ops`, if it is not the default.
@@ -76,7 +83,10 @@ impl Etcd {
                     let text = String::from_utf8_lossy(&answer).into_owned();
                     // 503 comes from a member without a leader: what became of a change is not known.
                     if !read && (status.is_server_error() || status.as_u16() == 408) {
-                        return Err(StoreError::Unknown { store: self.name(), reason: format!("{status}: {text}") });
+                        return Err(StoreError::Unknown {
+                            store: self.name(),
+                            reason: format!("{status}: {text}"),
+                        });
                     }
                     if !status.is_server_error() {
                         return Err(self.protocol(format!("{status}: {text}"), "200 OK"));
@@ -204,8 +214,8 @@ impl Store for Etcd {
     async fn commit(&self, txn: Txn) -> Result<Committed, StoreError> {
         check_size(&txn, self.max_keys())?;
         let answer = self.post("/v3/kv/txn", &self.txn_body(&txn), false).await?;
-        let answer: TxnAnswer =
-            serde_json::from_value(answer).map_err(|e| self.protocol(e.to_string(), "an answer of /v3/kv/txn"))?;
+        let answer: TxnAnswer = serde_json::from_value(answer)
+            .map_err(|e| self.protocol(e.to_string(), "an answer of /v3/kv/txn"))?;
         if answer.succeeded {
             Ok(Committed::At(Revision(number(&answer.header.revision))))
         } else {
@@ -213,7 +223,10 @@ impl Store for Etcd {
         }
     }
 
-    async fn watch(&self, after: Revision) -> Result<mpsc::Receiver<Result<Changes, StoreError>>, StoreError> {
+    async fn watch(
+        &self,
+        after: Revision,
+    ) -> Result<mpsc::Receiver<Result<Changes, StoreError>>, StoreError> {
         let mut lines = self.open_watch(after).await?;
         let (sender, receiver) = mpsc::channel(1024);
         let reader = Self {

@@ -177,7 +177,9 @@ pub enum StoreError {
         expected: &'static str,
     },
     /// The file cannot be read or written.
-    #[error("the store {store} failed: {reason}. Check the disk and who may write there; nothing was changed")]
+    #[error(
+        "the store {store} failed: {reason}. Check the disk and who may write there; nothing was changed"
+    )]
     Disk {
         /// The file.
         store: String,
@@ -215,7 +217,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// The store does not answer.
-    async fn watch(&self, after: Revision) -> Result<mpsc::Receiver<Result<Changes, StoreError>>, StoreError>;
+    async fn watch(&self, after: Revision)
+    -> Result<mpsc::Receiver<Result<Changes, StoreError>>, StoreError>;
 }
 
 /// Refuses what is larger than a store takes.

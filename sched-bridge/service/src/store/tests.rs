@@ -39,9 +39,12 @@ async fn promises(store: &dyn Store) {
     // The watch shows both transactions, whole and in order, and nothing of the conflicts.
     let mut seen: Vec<Changes> = Vec::new();
     while seen.last().is_none_or(|changes| changes.revision < second) {
-        seen.push(tokio::time::timeout(Duration::from_secs(5), watch.recv()).await.unwrap().unwrap().unwrap());
+        seen.push(
+            tokio::time::timeout(Duration::from_secs(5), watch.recv()).await.unwrap().unwrap().unwrap(),
+        );
     }
-    let told: Vec<_> = seen.iter().flat_map(|c| &c.changes).map(|c| (c.key.as_str(), c.entry.is_some())).collect();
+    let told: Vec<_> =
+        seen.iter().flat_map(|c| &c.changes).map(|c| (c.key.as_str(), c.entry.is_some())).collect();
     assert_eq!(told.len(), 3, "{told:?}");
     assert_eq!(told[0], ("a/1", true));
     assert!(told.contains(&("b", true)) && told.contains(&("a/1", false)));
@@ -57,7 +60,8 @@ async fn contention(store: Arc<dyn Store>) {
             let snapshot = store.snapshot().await.unwrap();
             let entry = &snapshot.entries["count"];
             let next = entry.value.parse::<u32>().unwrap() + 1;
-            let txn = Txn::default().expect("count", Expect::At(entry.revision)).put("count", next.to_string());
+            let txn =
+                Txn::default().expect("count", Expect::At(entry.revision)).put("count", next.to_string());
             wins += i32::from(matches!(store.commit(txn).await.unwrap(), Committed::At(_)));
         }
     };
@@ -88,7 +92,11 @@ async fn the_embedded_store_survives_and_is_not_shared() {
     let store = Embedded::open(&path).unwrap();
     let snapshot = store.snapshot().await.unwrap();
     assert_eq!((snapshot.revision, snapshot.entries["k"].value.as_str()), (revision, "v"));
-    std::fs::write(dir.path().join("junk"), b"this is no database, and long enough to be looked at ".repeat(20)).unwrap();
+    std::fs::write(
+        dir.path().join("junk"),
+        b"this is no database, and long enough to be looked at ".repeat(20),
+    )
+    .unwrap();
     assert!(matches!(Embedded::open(&dir.path().join("junk")), Err(StoreError::Disk { .. })));
 }
 
