@@ -208,7 +208,7 @@ mod tests {
         let error = format!("{:#}", read(&path).unwrap_err());
         assert!(error.contains("line 2") && error.contains("listen_on"), "{error}");
         std::fs::write(&path, "short\n").unwrap();
-        assert!(read_token(&path).is_err());
+        read_token(&path).unwrap_err();
         let open =
             Arguments::parse_from(["vbridged", "--listen", "127.0.0.1:1", "--store", "redb:/nonexistent/x"]);
         assert!(Config::load(open).unwrap_err().to_string().contains("--token-file"));

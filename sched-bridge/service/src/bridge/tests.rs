@@ -334,3 +334,65 @@ async fn an_etcd_down_at_the_start_and_in_the_middle_ends_no_lease() {
     bridge.renew(&id("a")).await.unwrap();
     assert_eq!(bridge.view().unwrap().leases().len(), 2);
 }
+
+/// A shared store whose first watch never says a word, like a connection to a machine that lost its power.
+#[derive(Debug)]
+struct Mute(Embedded, std::sync::atomic::AtomicBool);
+
+#[async_trait::async_trait]
+impl Store for Mute {
+    fn name(&self) -> String {
+        self.0.name()
+    }
+
+    fn max_keys(&self) -> usize {
+        self.0.max_keys()
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    async fn snapshot(&self) -> Result<crate::store::Snapshot, crate::store::StoreError> {
+        self.0.snapshot().await
+    }
+
+    async fn commit(
+        &self,
+        txn: crate::store::Txn,
+    ) -> Result<crate::store::Committed, crate::store::StoreError> {
+        self.0.commit(txn).await
+    }
+
+    async fn watch(
+        &self,
+        after: crate::store::Revision,
+    ) -> Result<
+        tokio::sync::mpsc::Receiver<Result<crate::store::Changes, crate::store::StoreError>>,
+        crate::store::StoreError,
+    > {
+        if !self.1.swap(true, std::sync::atomic::Ordering::Relaxed) {
+            let (sender, receiver) = tokio::sync::mpsc::channel(1);
+            tokio::spawn(async move { sender.closed().await });
+            return Ok(receiver);
+        }
+        self.0.watch(after).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_has_gone_silent_is_found_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Embedded::open(&dir.path().join("s")).unwrap();
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::new());
+    let running = Running::new(Arc::new(Mute(store.clone(), false.into())), Arc::clone(&clock)).await;
+    // Somebody else changes something; the silent watch does not tell.
+    let txn = crate::store::Txn::default().put("node/n9", serde_json::to_string(&node("n9", 1)).unwrap());
+    store.commit(txn).await.unwrap();
+    let known = || running.0.view_even_if_old().node(&name("n9")).is_some();
+    assert!(!known());
+    for _ in 0..60 {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    assert!(known(), "it was read anew");
+}
