@@ -1,6 +1,6 @@
 //! The daemon.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
@@ -85,6 +85,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
 
 /// Looks at the VMs of each node, so that the end of a VM gives back what it had.
 async fn look(bridge: Arc<Bridge>, mover: Arc<dyn Mover>, nodes: Vec<NodeName>, every: Duration) {
+    let mut before: BTreeMap<NodeName, BTreeSet<String>> = BTreeMap::new();
     loop {
         tokio::time::sleep(every).await;
         for node in &nodes {
@@ -92,7 +93,11 @@ async fn look(bridge: Arc<Bridge>, mover: Arc<dyn Mover>, nodes: Vec<NodeName>, 
             let Ok(listed) = mover.list(node).await else { continue };
             let there: BTreeSet<String> =
                 listed.into_iter().filter(|(_, vm)| !vm.ended).map(|(name, _)| name).collect();
-            match bridge.vms_seen(node, &there).await {
+            // Gone is what two looks in a row have not found: a daemon that was just started may not know all its VMs yet.
+            let either =
+                before.get(node).map_or_else(|| there.clone(), |last| last.union(&there).cloned().collect());
+            before.insert(node.clone(), there);
+            match bridge.vms_seen(node, &either).await {
                 Ok(gone) if !gone.is_empty() => {
                     let gone: Vec<&str> = gone.iter().map(sched_bridge::model::VmName::as_str).collect();
                     tracing::info!(%node, vms = gone.join(" "), "VMs have ended; what they had is free");

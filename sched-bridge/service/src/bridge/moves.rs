@@ -67,7 +67,8 @@ impl Bridge {
             if arrival == Arrival::Arrived {
                 // In the place of the old one: the order of VMs is the order of the request.
                 if let Some(home) = lease.held.iter_mut().find(|held| mine(held)) {
-                    *home = Held { part: Part::Home, seen: home.seen, ..incoming };
+                    // Not seen there yet: a list of that node's VMs may be older than the move.
+                    *home = Held { part: Part::Home, seen: false, ..incoming };
                 }
             }
             let key = keys::lease(&lease.id);

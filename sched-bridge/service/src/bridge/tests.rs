@@ -195,6 +195,7 @@ async fn a_move_holds_both_places_and_settles_on_one() {
     }
     bridge.grant(ask("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
     let to = one_gpu("a-0", "n2", 0);
+    bridge.vms_seen(&name("n1"), &BTreeSet::from(["a-0".to_owned()])).await.unwrap();
     bridge.reserve_move(&to).await.unwrap();
     bridge.reserve_move(&to).await.unwrap();
     assert!(bridge.grant(ask("b", vec![one_gpu("b-0", "n1", 0)])).await.is_err(), "its home is held");
@@ -202,6 +203,8 @@ async fn a_move_holds_both_places_and_settles_on_one() {
     // On the move, it is missed nowhere.
     assert!(bridge.vms_seen(&name("n1"), &BTreeSet::new()).await.unwrap().is_empty());
     bridge.settle_move(&to.vm, &to.node, Arrival::Arrived).await.unwrap();
+    // A list of the new node's VMs that is older than the move ends nothing.
+    assert!(bridge.vms_seen(&name("n2"), &BTreeSet::new()).await.unwrap().is_empty());
     let view = bridge.view().unwrap();
     let held = &view.lease(&id("a")).unwrap().lease.held;
     assert_eq!((held.len(), held[0].part, held[0].assignment.node.as_str()), (1, Part::Home, "n2"));
