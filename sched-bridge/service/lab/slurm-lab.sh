@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A Slurm cluster of many node names on this one machine, for tests: munged, slurmctld and one slurmd a node, all
-# unprivileged by systemd, all below one folder.
+# A Slurm cluster of many node names on this one machine, for tests: munged, slurmctld and one slurmd a node, without
+# systemd, all below one folder.
 #
-#   slurm-lab.sh start FOLDER NODES [GPUS]   NODES is a number; leaves of 4, 2 spines... see topology below
+#   slurm-lab.sh start FOLDER NODES [GPUS]   NODES is how many
 #   slurm-lab.sh stop  FOLDER
 #   slurm-lab.sh env   FOLDER                variables with which squeue, scontrol and the others find it
 #
