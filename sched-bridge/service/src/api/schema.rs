@@ -18,7 +18,7 @@ pub struct Granted {
 }
 
 /// Huge pages by size.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Default, Serialize, ToSchema)]
 pub struct HugePages {
     /// Pages of 2 MiB.
     pub pages_2m: u64,
@@ -38,12 +38,6 @@ pub struct NumaShare {
     /// Huge pages.
     #[serde(default)]
     pub huge: HugePages,
-}
-
-impl Default for HugePages {
-    fn default() -> Self {
-        Self { pages_2m: 0, pages_1g: 0 }
-    }
 }
 
 /// What one VM has, and where.

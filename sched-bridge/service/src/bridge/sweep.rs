@@ -81,7 +81,7 @@ impl Bridge {
                 }
                 Ok(Committed::Conflict) => {}
                 Err(error) => {
-                    tracing::warn!(lease = %id, %error, "a lease could not be ended; it is tried again")
+                    tracing::warn!(lease = %id, %error, "a lease could not be ended; it is tried again");
                 }
             }
         }

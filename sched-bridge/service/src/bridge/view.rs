@@ -88,7 +88,7 @@ impl View {
             let node = name(node)?;
             match entry {
                 Some(entry) => {
-                    drop(self.nodes.insert(node, (Arc::new(parse(&entry.value)?), entry.revision)))
+                    drop(self.nodes.insert(node, (Arc::new(parse(&entry.value)?), entry.revision)));
                 }
                 None => drop(self.nodes.remove(&node)),
             }

@@ -94,7 +94,7 @@ impl Draft {
         lease: &Lease,
         vm: &VmName,
         near: Option<NodeName>,
-        not: BTreeSet<NodeName>,
+        not: &BTreeSet<NodeName>,
     ) -> Result<Assignment, BridgeError> {
         let request = lease.request.as_ref().ok_or_else(|| {
             BridgeError::Bad(format!("VM {vm}: lease {} named its devices itself, so what would do elsewhere is not known; move it by hand", lease.id))
@@ -110,7 +110,7 @@ impl Draft {
             compactness: Compactness::default(),
             anti_affinity: None,
             near: near.map(|node| Near { to: NearTo::Node(node), max_hops: None }),
-            not_nodes: request.not_nodes.union(&not).cloned().collect(),
+            not_nodes: request.not_nodes.union(not).cloned().collect(),
             ..request.clone()
         };
         let Placement { assignments, .. } = place(&self.fleet, &self.used, &alone, &Options::default())?;
@@ -158,7 +158,7 @@ impl Draft {
             for vm in lease.vms() {
                 if self.at.get(vm).is_some_and(|at| at.node == *node) {
                     let near = self.middle(&lease, vm).filter(|near| near != node);
-                    let to = self.elsewhere(&lease, vm, near, BTreeSet::from([node.clone()]))?;
+                    let to = self.elsewhere(&lease, vm, near, &BTreeSet::from([node.clone()]))?;
                     self.go(to)?;
                 }
             }
@@ -186,7 +186,7 @@ impl Draft {
                         lease,
                         &vm,
                         self.middle(lease, &vm),
-                        BTreeSet::from([here.node.clone()]),
+                        &BTreeSet::from([here.node.clone()]),
                     ) else {
                         continue;
                     };

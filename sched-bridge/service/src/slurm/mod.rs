@@ -162,7 +162,7 @@ impl Slurm {
             let known = bridge.view()?.node(&node.name).map(|(known, _)| known.state);
             let (name, state) = (node.name.clone(), node.state);
             // What a node's own agent published knows more than Slurm does.
-            if bridge.view()?.node(&name).is_none_or(|(known, _)| known.labels.get(FROM).is_some()) {
+            if bridge.view()?.node(&name).is_none_or(|(known, _)| known.labels.contains_key(FROM)) {
                 bridge.put_node(node).await?;
             }
             if known.is_some_and(|known| known == NodeState::Up) && state != NodeState::Up {

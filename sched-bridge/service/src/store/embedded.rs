@@ -1,5 +1,7 @@
 //! The store of a single bridge: a file, kept by redb.
 
+#![allow(clippy::result_large_err, reason = "the errors of redb are, and come once in a blue moon")]
+
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
