@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use std::collections::HashMap;
@@ -99,6 +100,8 @@ const ARRIVALS: usize = 80;
 pub struct Engine {
     node: Arc<Node>,
     sessions: Mutex<HashMap<SessionId, Handle>>,
+    /// The sessions to here that an earlier process left are known: before that, none may be called unknown.
+    recovered: AtomicBool,
 }
 
 /// What the engine keeps of a session.
@@ -128,17 +131,28 @@ impl Engine {
     pub fn open(config: EngineConfig, vms: Arc<VmStore>) -> Result<Arc<Self>, EngineError> {
         let dir = config.sessions_dir.clone();
         std::fs::create_dir_all(&dir).map_err(|source| EngineError::Io { path: dir, source })?;
-        Ok(Arc::new(Self { node: Arc::new(Node { config, vms }), sessions: Mutex::default() }))
+        Ok(Arc::new(Self {
+            node: Arc::new(Node { config, vms }),
+            sessions: Mutex::default(),
+            recovered: AtomicBool::new(false),
+        }))
     }
 
     /// Takes up the sessions that an earlier process of this daemon left behind, each where its journal says it stands.
     pub async fn resume_unfinished(self: &Arc<Self>) {
-        for id in crate::history::session_ids(&self.node.config.sessions_dir) {
-            let dir = self.node.session_dir(id);
-            if let Ok(journal) = Journal::<SourceRecord>::open(&dir.join("source.jsonl")) {
-                self.resume_source(journal).await;
-            } else if let Ok(journal) = Journal::<DestinationRecord>::open(&dir.join("destination.jsonl")) {
+        let ids = crate::history::session_ids(&self.node.config.sessions_dir);
+        // Sources dial; a source that is told "no such session" believes it. So whoever may be dialled is entered first.
+        for id in &ids {
+            let path = self.node.session_dir(*id).join("destination.jsonl");
+            if let Ok(journal) = Journal::<DestinationRecord>::open(&path) {
                 self.resume_destination(journal).await;
+            }
+        }
+        self.recovered.store(true, Ordering::Release);
+        for id in ids {
+            let path = self.node.session_dir(id).join("source.jsonl");
+            if let Ok(journal) = Journal::<SourceRecord>::open(&path) {
+                self.resume_source(journal).await;
             }
         }
     }
@@ -148,7 +162,12 @@ impl Engine {
         let (publisher, progress) = Publisher::new(&r.id.to_string(), &r.vm.name, Role::Source, &r.to.name);
         match r.state {
             SourceState::Released if r.freed => return,
-            SourceState::Aborted if !self.left_stopped(&r).await => return,
+            SourceState::Aborted if !self.left_stopped(&r).await => {
+                if r.untold {
+                    source::tell_later(&self.node, r);
+                }
+                return;
+            }
             _ => {}
         }
         tracing::info!(session = %r.id, vm = r.vm.name, state = ?r.state, "taking up a migration from here");
@@ -189,7 +208,7 @@ impl Engine {
     async fn resume_destination(self: &Arc<Self>, journal: Journal<DestinationRecord>) {
         let r = journal.record().clone();
         match r.state {
-            DestinationState::Gone | DestinationState::Complete => {}
+            DestinationState::Gone | DestinationState::Complete => destination::tidy(&self.node, &r),
             DestinationState::Filling => {
                 tracing::info!(session = %r.id, vm = r.prepare.vm, "removing what is left of a migration to here that never owned the guest");
                 destination::discard(&self.node, journal).await;
@@ -387,6 +406,9 @@ impl Engine {
             ))
         };
         let sessions = self.lock();
+        if !self.recovered.load(Ordering::Acquire) && !sessions.contains_key(&hello.session) {
+            return Err((Status::Busy, format!("{} is being started; try again", self.node.config.node)));
+        }
         match sessions.get(&hello.session) {
             Some(handle) if handle.role != Role::Destination || handle.token != hello.token => unknown(),
             Some(handle) if handle.is_running() || self.ended(hello).is_some() => Ok(()),

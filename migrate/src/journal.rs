@@ -42,6 +42,9 @@ pub struct SourceRecord {
     pub bulk_connections: u8,
     /// QEMU has ended here and its memory is freed: nothing is left to do.
     pub freed: bool,
+    /// The guest stays here, and the destination, which may hold its device state, has not heard so yet.
+    #[serde(default)]
+    pub untold: bool,
     /// What the report is to say of the time before.
     pub report: crate::report::Report,
 }

@@ -5,8 +5,9 @@
 //!
 //! * the source may run the guest in [`SourceState::Warm`] and [`SourceState::Aborted`] only;
 //! * the destination may run it in [`DestinationState::Owner`] and [`DestinationState::Complete`] only;
-//! * the destination becomes `Owner` only on a commit, which the source sends only in [`SourceState::Committed`], a state from
-//!   which there is no way back.
+//! * the destination becomes `Owner` only on a commit, which the source sends only in [`SourceState::Committed`];
+//! * from there the guest comes back to the source in one case only: the destination's QEMU has ended before it was given the
+//!   guest, so that the destination is [`DestinationState::Gone`] for ever, and says so.
 //!
 //! "Durable" means: in the journal file, handed to the kernel by `write(2)`. A daemon that is killed finds it again. A host that
 //! loses power loses the guest's memory too, so there is nothing left that could run twice (`docs/decisions/0004-journal.md`).
@@ -21,7 +22,7 @@ pub enum SourceState {
     Warm,
     /// The guest is being stopped or is stopped here, and may still go on here.
     Stopped,
-    /// The guest is given up. Final but for [`SourceState::Released`].
+    /// The guest is given up: it is the destination's, unless that says that it is gone without ever having had it.
     Committed,
     /// The destination holds everything; QEMU and memory here are (being) freed.
     Released,
@@ -38,6 +39,8 @@ pub enum SourceEvent {
     PeerLoaded,
     /// The destination says that it holds every page.
     PeerComplete,
+    /// The destination says that it is [`DestinationState::Gone`]: it never ran the guest and never will.
+    PeerGone,
     /// Cancelled, timed out, something failed, the peer was lost, or this daemon was started anew.
     GiveUp,
 }
@@ -69,6 +72,8 @@ pub enum DestinationEvent {
     PeerAborted,
     /// All pages are there.
     AllPages,
+    /// QEMU has ended: what it held can never run.
+    QemuEnded,
     /// Something failed here, the peer was lost, or this daemon was started anew.
     GiveUp,
 }
@@ -105,6 +110,7 @@ impl SourceState {
             (S::Stopped, E::PeerLoaded) => Ok(S::Committed),
             (S::Committed, E::PeerComplete) => Ok(S::Released),
             (S::Warm | S::Stopped | S::Aborted, E::GiveUp) => Ok(S::Aborted),
+            (S::Warm | S::Stopped | S::Committed | S::Aborted, E::PeerGone) => Ok(S::Aborted),
             // After the commit nothing is given up: the session is taken up again instead.
             (S::Committed | S::Released, E::GiveUp) => Ok(self),
             // A destination that was restarted may say things again.
@@ -132,8 +138,12 @@ impl DestinationState {
             (D::Loaded, E::Commit) => Ok(D::Owner),
             (D::Owner, E::AllPages) => Ok(D::Complete),
             (D::Filling, E::GiveUp | E::PeerAborted) | (D::Loaded, E::PeerAborted) => Ok(D::Gone),
+            // It was never told to run the guest, and there is no other QEMU that could.
+            (D::Filling | D::Loaded, E::QemuEnded) => Ok(D::Gone),
             // From here on only the source's word counts: it may have committed already.
             (D::Loaded | D::Owner | D::Complete | D::Gone, E::GiveUp) => Ok(self),
+            // Too late to be taken; the source is told.
+            (D::Gone, E::Commit | E::QemuEnded) => Ok(self),
             // Said again after a reconnection.
             (D::Owner | D::Complete, E::Commit) | (D::Complete, E::AllPages) | (D::Gone, E::PeerAborted) => {
                 Ok(self)
@@ -145,7 +155,7 @@ impl DestinationState {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::collections::{HashMap, HashSet};
 
     use super::*;
 
@@ -165,6 +175,7 @@ mod tests {
         Commit,
         Abort,
         Complete,
+        Gone,
         ResumeCommitted,
         ResumeAborted,
     }
@@ -204,6 +215,14 @@ mod tests {
                 with(&|w| {
                     w.destination = w.destination.step(DestinationEvent::StateLoaded).unwrap();
                     w.to_source.push(Word::Loaded);
+                });
+            }
+            if self.destination == DestinationState::Loaded {
+                with(&|w| {
+                    w.destination = w.destination.step(DestinationEvent::QemuEnded).unwrap();
+                    if w.connected {
+                        w.to_source.push(Word::Gone);
+                    }
                 });
             }
             if self.destination == DestinationState::Owner && self.connected {
@@ -246,8 +265,14 @@ mod tests {
                         _ => DestinationEvent::PeerAborted,
                     };
                     w.destination = w.destination.step(event).unwrap_or_else(|e| panic!("{e} in {self:?}"));
-                    if word == Word::ResumeCommitted && w.destination == DestinationState::Complete {
-                        w.to_source.push(Word::Complete);
+                    match (word, w.destination) {
+                        (Word::ResumeCommitted, DestinationState::Complete) => {
+                            w.to_source.push(Word::Complete);
+                        }
+                        (Word::ResumeCommitted, DestinationState::Gone) => {
+                            w.to_source.push(Word::Gone);
+                        }
+                        _ => {}
                     }
                 });
             }
@@ -263,6 +288,12 @@ mod tests {
                                 .step(SourceEvent::PeerLoaded)
                                 .unwrap_or_else(|e| panic!("{e} in {self:?}"));
                             w.to_destination.push(Word::Commit);
+                        }
+                        Word::Gone => {
+                            w.source = w
+                                .source
+                                .step(SourceEvent::PeerGone)
+                                .unwrap_or_else(|e| panic!("{e} in {self:?}"));
                         }
                         _ => {
                             w.source = w
@@ -289,21 +320,38 @@ mod tests {
         };
         let mut seen = HashSet::from([start.clone()]);
         let mut todo = vec![start];
+        let mut before: HashMap<World, Vec<World>> = HashMap::new();
         while let Some(world) = todo.pop() {
             assert!(!(world.source.may_run() && world.destination.may_run()), "two owners: {world:?}");
-            let lost = !world.source.may_run()
-                && matches!(world.source, SourceState::Committed | SourceState::Released)
-                && world.destination == DestinationState::Gone;
-            assert!(!lost, "no owner and no way back: {world:?}");
             if world.source == SourceState::Released {
                 assert_eq!(world.destination, DestinationState::Complete, "freed too early: {world:?}");
             }
             for next in world.successors() {
-                if next.to_source.len() + next.to_destination.len() < 6 && seen.insert(next.clone()) {
-                    todo.push(next);
+                if next.to_source.len() + next.to_destination.len() < 6 {
+                    before.entry(next.clone()).or_default().push(world.clone());
+                    if seen.insert(next.clone()) {
+                        todo.push(next);
+                    }
                 }
             }
         }
+        // From wherever it stands there is a way to a world in which one side may run the guest.
+        let mut saved: HashSet<World> =
+            seen.iter().filter(|w| w.source.may_run() || w.destination.may_run()).cloned().collect();
+        let mut todo: Vec<World> = saved.iter().cloned().collect();
+        while let Some(world) = todo.pop() {
+            for earlier in before.remove(&world).unwrap_or_default() {
+                if saved.insert(earlier.clone()) {
+                    todo.push(earlier);
+                }
+            }
+        }
+        let lost = seen.difference(&saved).next();
+        assert!(lost.is_none(), "no owner and no way back: {lost:?}");
+        let returned = seen
+            .iter()
+            .any(|w| w.destination == DestinationState::Gone && w.to_destination.contains(&Word::Commit));
+        assert!(returned, "a commit that comes too late must be reachable");
         assert!(seen.len() > 30, "only {} worlds reached", seen.len());
         let done = seen
             .iter()
@@ -322,5 +370,8 @@ mod tests {
         DestinationState::Filling.step(DestinationEvent::Commit).unwrap_err();
         SourceState::Aborted.step(SourceEvent::PeerLoaded).unwrap_err();
         DestinationState::Owner.step(DestinationEvent::PeerAborted).unwrap_err();
+        // Once it was given the guest, a dead QEMU gives nothing back: the guest has run.
+        DestinationState::Owner.step(DestinationEvent::QemuEnded).unwrap_err();
+        SourceState::Released.step(SourceEvent::PeerGone).unwrap_err();
     }
 }

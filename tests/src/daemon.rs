@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use crate::beacon::{self, BeaconPage};
 use crate::guest::{BOOT_TIMEOUT, Guest};
+use crate::old_kernel::spawn_before_6_7;
 use crate::places;
 use crate::process::Guarded;
 use crate::sandbox::Sandbox;
@@ -33,6 +34,8 @@ pub struct NodeOptions {
     pub program: Option<PathBuf>,
     /// Where it listens for peers, if not on a free port of the loopback interface.
     pub listen: Option<SocketAddr>,
+    /// Whether the kernel looks older than Linux 6.7 to the daemon and its QEMUs.
+    pub old_kernel: bool,
 }
 
 impl Default for NodeOptions {
@@ -44,6 +47,7 @@ impl Default for NodeOptions {
             environment: Vec::new(),
             program: None,
             listen: None,
+            old_kernel: false,
         }
     }
 }
@@ -118,8 +122,12 @@ impl Node {
         }
         command.args(&self.options.extra).envs(self.options.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let child = command.spawn().with_context(|| format!("could not start {}", program.display()))?;
-        self.process = Some(child.into());
+        let child = if self.options.old_kernel {
+            spawn_before_6_7(command)
+        } else {
+            command.spawn().map_err(Into::into)
+        };
+        self.process = Some(child.with_context(|| format!("could not start {}", program.display()))?.into());
         self.wait_ready(Duration::from_secs(20))
     }
 

@@ -8,6 +8,7 @@ pub mod initramfs;
 pub mod interrupt;
 pub mod monitor;
 pub mod networks;
+pub mod old_kernel;
 pub mod places;
 pub mod priority;
 pub mod process;

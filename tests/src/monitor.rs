@@ -78,6 +78,13 @@ impl Monitor {
         events.iter().find(|event| event.name == name && accepts(event)).map(Arc::clone)
     }
 
+    /// How many events called `name` have come.
+    #[must_use]
+    pub fn count(&self, name: &str) -> usize {
+        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        events.iter().filter(|event| event.name == name).count()
+    }
+
     /// Waits for such an event.
     ///
     /// # Errors

@@ -254,12 +254,13 @@ fn copy(mut from: TcpStream, mut to: TcpStream, number: u64, direction: Directio
         if let Some(Fault::Delay(delay)) = fault {
             std::thread::sleep(delay);
         }
+        passed += read as u64;
+        // Counted before it is passed on: who has received a byte finds it counted.
+        shared.counter(direction).fetch_add(read as u64, Ordering::SeqCst);
         if to.write_all(&buffer[..read]).is_err() {
             reset(&from);
             return;
         }
-        passed += read as u64;
-        shared.counter(direction).fetch_add(read as u64, Ordering::SeqCst);
         if let Some(Fault::Limit(rate)) = fault {
             let due = Duration::from_nanos(read as u64 * 1_000_000_000 / rate.max(1));
             std::thread::sleep(due.saturating_sub(began.elapsed()));

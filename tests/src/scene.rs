@@ -44,7 +44,8 @@ pub struct Scene {
     pub proxy: Option<Proxy>,
     name: String,
     config: Config,
-    offset: u64,
+    /// Where the beacon is: RAM file by number, and offset in it.
+    beacon: (usize, u64),
     // Last: it ends whatever is left.
     sandbox: Sandbox,
 }
@@ -121,7 +122,20 @@ impl Scene {
     /// # Errors
     /// When one does not start.
     pub fn in_sandbox(sandbox: Sandbox, memory: &str, guest: &Guest) -> Result<Self> {
-        let (a, b) = Node::pair(&sandbox, &NodeOptions::default())?;
+        Self::with_options(sandbox, &NodeOptions::default(), memory, guest)
+    }
+
+    /// As [`Scene::in_sandbox`], with nodes of these options.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub fn with_options(
+        sandbox: Sandbox,
+        options: &NodeOptions,
+        memory: &str,
+        guest: &Guest,
+    ) -> Result<Self> {
+        let (a, b) = Node::pair(&sandbox, options)?;
         Self::begin(sandbox, (a, b, None), NAME, memory, guest)
     }
 
@@ -147,9 +161,12 @@ impl Scene {
         guest: &Guest,
     ) -> Result<Self> {
         let vm = a.run_guest(name, memory, guest)?;
-        let offset = vm.beacon()?.offset();
+        let files = vm.ram_files();
+        let (path, page) = beacon::find(&files)?;
+        let number = files.iter().position(|file| *file == path).context("a beacon in none of the files")?;
+        let beacon = (number, page.offset());
         let scene =
-            Self { a, b, proxy, name: name.to_owned(), config: guest.config.clone(), offset, sandbox };
+            Self { a, b, proxy, name: name.to_owned(), config: guest.config.clone(), beacon, sandbox };
         scene.alive_at(&scene.a)?;
         Ok(scene)
     }
@@ -250,9 +267,10 @@ impl Scene {
     }
 
     fn page(&self, vm: &Vm) -> Result<BeaconPage> {
-        let path = vm.ram.first().context("the VM has no RAM file")?.path.as_path();
+        let (number, offset) = self.beacon;
+        let path = vm.ram.get(number).context("the VM has fewer RAM files")?.path.as_path();
         let file = File::open(path).with_context(|| format!("could not open {}", path.display()))?;
-        Ok(BeaconPage::at(file, self.offset))
+        Ok(BeaconPage::at(file, offset))
     }
 
     /// Waits until the guest is seen to work at `node`, without an error, with its virtual CPUs running.

@@ -2,12 +2,14 @@
 //! notices nothing.
 #![cfg(test)]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use vmove_tests::need;
 use vmove_tests::proxy::{Direction, Fault, Rule};
 use vmove_tests::sandbox::qemu_in;
-use vmove_tests::scene::{CONTROL, SLOW, Scene, ready, vmove};
+use vmove_tests::scene::{CONTROL, PATIENCE, SLOW, Scene, ready, vmove};
 
 const POSTCOPY: &[&str] = &["--mode", "postcopy", "--bandwidth", SLOW];
 const ROUNDS: &[&str] = &["--mode", "hybrid", "--bandwidth", SLOW];
@@ -218,6 +220,105 @@ fn after_the_commit_the_guest_is_the_destinations_whoever_is_lost() {
         let (scene, id) = lost_around_the_commit(Direction::Forth, killed);
         eprintln!("source killed, or destination, or neither: {killed:?}");
         finished(&scene, &id);
+    }
+}
+
+/// A migration whose guest is stopped and whose device state has arrived, with the control connection stalled since just before.
+fn loaded_and_stalled(directions: &[Direction]) -> (Scene, String, u64) {
+    let scene = Scene::behind_proxy().expect("a guest");
+    let proxy = scene.proxy().expect("a proxy");
+    let first = proxy.connections();
+    let id = scene.start_and_stick_in_the_switchover().expect("the guest is stopped");
+    for direction in directions {
+        let fault = Fault::Stall;
+        proxy.add(Rule { connection: Some(first + CONTROL), direction: *direction, after: 0, fault });
+    }
+    // Until it is in force for whatever is on its way.
+    std::thread::sleep(Duration::from_millis(200));
+    scene.unstick(first).expect("a proxy");
+    until("the destination holds the device state", || {
+        let status = scene.b.ask(&["status"]).expect("an answer");
+        status["migrations"][0]["phase"] == "hand-over"
+    });
+    (scene, id, first)
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn kill_qemu_at_the_destination(scene: &Scene) {
+    let qemu = qemu_in(scene.b.folder()).expect("the destination's QEMU");
+    kill(Pid::from_raw(qemu), Signal::SIGKILL).expect("it is there");
+    until("the destination's QEMU ends", || qemu_in(scene.b.folder()).is_none());
+}
+
+/// The guest is back at the source, whole, and nothing of it is elsewhere.
+fn returned(scene: &Scene, id: &str) {
+    let end = scene.end(id).expect("the migration ends");
+    let context = format!("{} {}\na: {}\nb: {}", end.answer, end.said, scene.a.log(), scene.b.log());
+    assert_eq!((end.code, &end.answer["guest"]), (1, &"source".into()), "{context}");
+    assert!(end.error().contains("QEMU"), "it does not say what was lost: {}", end.error());
+    scene.unharmed().expect(&context);
+    // Where it finds its memory sound.
+    scene.proxy().expect("a proxy").heal();
+    scene.moves_now().expect("it can be tried again");
+}
+
+/// The destination's QEMU ends when it holds the device state, and the source hears of both at once.
+#[test]
+fn a_destination_qemu_that_dies_before_the_commit_is_not_given_the_guest() {
+    need!(ready());
+    let (scene, id, first) = loaded_and_stalled(&[Direction::Forth, Direction::Back]);
+    kill_qemu_at_the_destination(&scene);
+    scene.gone_from(&scene.b).expect("the destination gives up");
+    // Back only: what is still on its way forth would meet a closed socket, and reset the connection.
+    let back = Direction::Back;
+    let passes = Rule {
+        connection: Some(first + CONTROL),
+        direction: back,
+        after: 0,
+        fault: Fault::Delay(Duration::ZERO),
+    };
+    scene.proxy().expect("a proxy").add(passes);
+    returned(&scene, &id);
+}
+
+/// The source has committed, the destination has not heard of it, and its QEMU ends: the guest has run nowhere since.
+#[test]
+fn a_destination_qemu_that_dies_before_the_commit_arrives_gives_the_guest_back() {
+    need!(ready());
+    for (kill_source, kill_destination) in [(false, false), (false, true), (true, false)] {
+        let (mut scene, id, _) = loaded_and_stalled(&[Direction::Forth]);
+        let journal = scene.a.folder().join("state/sessions").join(&id).join("source.jsonl");
+        until("the source commits", || {
+            let text = std::fs::read_to_string(&journal).expect("a journal");
+            text.lines().last().is_some_and(|line| line.contains(r#""state":"committed""#))
+        });
+        if kill_source {
+            scene.a.crash();
+        }
+        if kill_destination {
+            scene.b.crash();
+        }
+        kill_qemu_at_the_destination(&scene);
+        if kill_source || kill_destination {
+            let proxy = scene.proxy().expect("a proxy");
+            proxy.cut_all();
+            proxy.heal();
+        }
+        if kill_destination {
+            scene.b.run().expect("it starts again");
+        }
+        if kill_source {
+            scene.a.run().expect("it starts again");
+        }
+        eprintln!("killed beside QEMU: source {kill_source}, destination {kill_destination}");
+        returned(&scene, &id);
     }
 }
 

@@ -12,7 +12,6 @@ use vmove_guest::config::{Config, Rate};
 use vmove_tests::beacon;
 use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::guest::Guest;
-use vmove_tests::monitor::Monitor;
 use vmove_tests::need;
 use vmove_tests::proxy::{Direction, Fault, Rule};
 use vmove_tests::sandbox::Sandbox;
@@ -444,11 +443,8 @@ fn options_out_of_range_are_wrong_usage() {
 #[test]
 fn asked_to_be_paused_the_guest_waits_at_the_destination() {
     need!(ready());
-    let mut guest = Guest::new(memory_mib(&steady()), steady()).expect("a QEMU");
-    // A monitor for the operator: the other one is the daemon's.
-    guest.extra.extend(["-qmp", "unix:{vmdir}/operator.sock,server=on,wait=off"].map(str::to_owned));
     for mode in ["hybrid", "postcopy", "precopy"] {
-        let scene = Scene::with(NAME, "thp", &guest).expect("a guest");
+        let scene = Scene::new().expect("a guest");
         let end = scene.migrate_to("b", &["--mode", mode, "--paused"]).expect("it ends");
         assert_eq!(end.code, 0, "{mode}: {} {}", end.answer, end.said);
         assert_eq!(end.answer["paused"], true);
@@ -458,8 +454,8 @@ fn asked_to_be_paused_the_guest_waits_at_the_destination() {
         let before = scene.beacon_at(&scene.b).expect("a beacon");
         std::thread::sleep(Duration::from_millis(500));
         assert_eq!(scene.beacon_at(&scene.b).expect("a beacon"), before, "{mode}: it runs");
-        let operator = Monitor::connect(&vm.dir.join("operator.sock")).expect("a monitor");
-        operator.run("cont", Value::Null).expect("it is told to go on");
+        let resumed = scene.b.ask(&["resume", NAME]).expect("it is told to go on");
+        assert_eq!(resumed["status"], "running", "{resumed}");
         scene.arrived().expect("the guest is whole");
     }
 }
@@ -467,20 +463,14 @@ fn asked_to_be_paused_the_guest_waits_at_the_destination() {
 #[test]
 fn a_guest_that_was_paused_stays_paused() {
     need!(ready());
-    let mut guest = Guest::new(memory_mib(&steady()), steady()).expect("a QEMU");
-    guest.extra.extend(["-qmp", "unix:{vmdir}/operator.sock,server=on,wait=off"].map(str::to_owned));
-    let scene = Scene::with(NAME, "thp", &guest).expect("a guest");
-    let at_a = scene.a.vm(NAME).expect("it is listed");
-    Monitor::connect(&at_a.dir.join("operator.sock"))
-        .and_then(|monitor| monitor.run("stop", Value::Null))
-        .expect("it is told to stop");
+    let scene = Scene::new().expect("a guest");
+    let stopped = scene.a.ask(&["pause", NAME]).expect("it is told to stop");
+    assert_eq!(stopped["status"], "paused", "{stopped}");
     let end = scene.migrate_to("b", &["--mode", "postcopy"]).expect("it ends");
     assert_eq!(end.code, 0, "{} {}", end.answer, end.said);
     let at_b = scene.b.vm(NAME).expect("it is listed");
     assert_eq!(at_b.status, "paused");
-    Monitor::connect(&at_b.dir.join("operator.sock"))
-        .and_then(|monitor| monitor.run("cont", Value::Null))
-        .expect("it is told to go on");
+    scene.b.ask(&["resume", NAME]).expect("it is told to go on");
     scene.arrived().expect("the guest is whole");
 }
 

@@ -1,24 +1,18 @@
 //! A guest under load moves between two daemons, and its own check of its memory never fails.
 #![cfg(test)]
 
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use vmove_guest::config::{Config, Rate};
 use vmove_tests::beacon;
 use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::guest::{Guest, failures};
+use vmove_tests::need;
 use vmove_tests::sampler::Sampler;
 use vmove_tests::sandbox::Sandbox;
-use vmove_tests::{need, places};
-
-const NAME: &str = "guest";
-
-fn ready() -> anyhow::Result<()> {
-    places::root()?;
-    places::guest_initrd()?;
-    places::product("vmoved")?;
-    places::product("vmove").map(|_| ())
-}
+use vmove_tests::scene::{NAME, Scene, ready, steady};
 
 /// Moves a guest with this task through `modes`, to and fro, and has every page visited after each move.
 fn move_through(memory: &str, memory_mib: u32, config: &Config, modes: &[&str]) {
@@ -107,4 +101,60 @@ fn an_idle_guest_moves() {
     need!(ready());
     let config = Config { rate: Rate::PagesPerSecond(0), ..busy() };
     move_through("thp", 512, &config, &["hybrid", "postcopy", "precopy"]);
+}
+
+/// Moves the guest from `a` to `b`; both its own check and the comparison of all pages must come out well.
+fn arrives_verified(scene: &Scene, mode: &str) {
+    let end = scene.migrate_to("b", &["--mode", mode, "--verify"]).expect("it ends");
+    assert_eq!(end.code, 0, "{mode}: {} {}", end.answer, end.said);
+    assert_eq!(end.answer["verified"], true, "{mode}: {}", end.answer);
+    scene.arrived().expect("the guest is whole");
+}
+
+/// Bytes of memory that a RAM file has.
+fn used(path: &Path) -> u64 {
+    std::fs::metadata(path).expect("a RAM file").blocks() * 512
+}
+
+#[test]
+fn a_guest_with_two_memory_nodes_moves() {
+    need!(ready());
+    // Each thread fills its pages on its own virtual CPU, hence from its own node.
+    let config = Config { threads: 2, ..steady() };
+    let mut guest = Guest::new(512, config).expect("a QEMU");
+    for (cpu, id) in ["near", "far"].into_iter().enumerate() {
+        guest.extra.extend(["-object".to_owned(), format!("memory-backend-ram,id={id},size=256M")]);
+        guest.extra.extend(["-numa".to_owned(), format!("node,cpus={cpu},memdev={id}")]);
+    }
+    for mode in ["hybrid", "postcopy"] {
+        let scene = Scene::with(NAME, "thp", &guest).expect("a guest");
+        let files = scene.a.vm(NAME).expect("it is listed").ram_files();
+        assert_eq!(files.len(), 2, "{files:?}");
+        for file in &files {
+            assert!(used(file) > 48 << 20, "the guest hardly uses {}", file.display());
+        }
+        arrives_verified(&scene, mode);
+        assert_eq!(scene.b.vm(NAME).expect("it is listed").ram.len(), 2);
+    }
+}
+
+#[test]
+fn a_guest_with_memory_above_4_gib_moves() {
+    need!(ready());
+    need!(available(6 << 30));
+    let guest = Guest::new(4608, steady()).expect("a QEMU");
+    let scene = Scene::with(NAME, "thp", &guest).expect("a guest");
+    // QEMU maps what is in the file from 3 GiB on above the hole for PCI, at 4 GiB.
+    let at = scene.a.vm(NAME).and_then(|vm| vm.beacon()).expect("a beacon").offset();
+    assert!(at >= 3 << 30, "the guest works on memory below the hole, at {at:#x}");
+    arrives_verified(&scene, "hybrid");
+}
+
+fn available(bytes: u64) -> anyhow::Result<()> {
+    let info = std::fs::read_to_string("/proc/meminfo")?;
+    let kib = info
+        .lines()
+        .find_map(|l| l.strip_prefix("MemAvailable:")?.split_whitespace().next()?.parse::<u64>().ok());
+    anyhow::ensure!(kib.unwrap_or(0) << 10 >= bytes, "this needs {} MiB of memory", bytes >> 20);
+    Ok(())
 }

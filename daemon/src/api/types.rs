@@ -216,6 +216,24 @@ pub struct MigrationList {
     pub migrations: Vec<Progress>,
 }
 
+/// Whether a guest is to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Running {
+    /// Its processors run.
+    Running,
+    /// They are stopped; memory and devices stay.
+    Paused,
+}
+
+/// Body of `PUT /v1/vms/{name}/state`.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StateRequest {
+    /// What it is to be.
+    pub state: Running,
+}
+
 /// Stopping a VM.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Stopped {

@@ -61,6 +61,10 @@ pub enum Command {
     Show(VmName),
     /// End a VM
     Stop(Stop),
+    /// Stop a guest's processors; memory and devices stay
+    Pause(Pausing),
+    /// Let a paused guest run, for instance after `migrate --paused`
+    Resume(Pausing),
     /// Let go of an adopted VM; it runs on
     Forget(Forget),
     /// Find everything that stands in the way of a migration; changes nothing
@@ -151,6 +155,19 @@ pub struct Stop {
     /// Also when QEMU's monitor does not answer, and also when QEMU was adopted
     #[arg(long)]
     pub force: bool,
+}
+
+/// Arguments of `pause` and `resume`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove migrate web --to node2 --paused
+  vmove --control /run/node2.sock resume web
+
+A guest that is so already stays so. One that is being migrated is left alone.")]
+pub struct Pausing {
+    /// Name of the VM
+    #[arg(value_name = "VM")]
+    pub vm: String,
 }
 
 /// Arguments of `forget`.

@@ -37,6 +37,10 @@ impl Client {
         self.request(Method::POST, path, body).await
     }
 
+    pub async fn put<B: Serialize, T: DeserializeOwned>(&self, path: &str, body: &B) -> Result<T, Problem> {
+        self.request(Method::PUT, path, Some(body)).await
+    }
+
     pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, Problem> {
         self.request(Method::DELETE, path, None::<&()>).await
     }

@@ -15,6 +15,7 @@ use clap::Parser;
 use serde_json::json;
 
 use crate::api::problem::{Code, Exit, Problem};
+use crate::api::types::Running;
 use args::{Cli, Command};
 use client::Client;
 use output::{End, note, say_json};
@@ -63,6 +64,8 @@ async fn dispatch(cli: Cli) -> Result<Ended, End> {
         Command::List => vms::list(&client, json).await?,
         Command::Show(args) => vms::show(&client, &args.vm, json).await?,
         Command::Stop(args) => vms::stop(&client, &args, json).await?,
+        Command::Pause(args) => vms::set_state(&client, &args.vm, Running::Paused, json).await?,
+        Command::Resume(args) => vms::set_state(&client, &args.vm, Running::Running, json).await?,
         Command::Forget(args) => vms::forget(&client, &args.vm, json).await?,
         Command::Check(args) => vms::check(&client, &args, json).await?,
         Command::Node => vms::node(&client, json).await?,

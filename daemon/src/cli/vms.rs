@@ -10,7 +10,9 @@ use super::client::Client;
 use super::migrations::blocker_line;
 use super::output::{End, fields, note, say, say_json, table};
 use crate::api::problem::Exit;
-use crate::api::types::{AdoptRequest, NodeInfo, RunRequest, Stopped, VmDetail, VmList};
+use crate::api::types::{
+    AdoptRequest, NodeInfo, RunRequest, Running, StateRequest, Stopped, VmDetail, VmList,
+};
 use crate::api::{query_value, segment};
 use crate::units::{format_bytes, format_ms, to_f64};
 
@@ -88,6 +90,17 @@ pub async fn stop(client: &Client, args: &Stop, json: bool) -> Result<Exit, End>
         say_json(&stopped)?;
     } else {
         say(&format!("{:?} has ended ({})", stopped.name, stopped.how))?;
+    }
+    Ok(Exit::Done)
+}
+
+pub async fn set_state(client: &Client, vm: &str, state: Running, json: bool) -> Result<Exit, End> {
+    let path = format!("/v1/vms/{}/state", segment(vm));
+    let vm: VmDetail = client.put(&path, &StateRequest { state }).await?;
+    if json {
+        say_json(&vm)?;
+    } else {
+        say(&format!("{:?} is {}", vm.summary.name, vm.summary.status))?;
     }
     Ok(Exit::Done)
 }

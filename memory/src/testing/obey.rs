@@ -67,6 +67,27 @@ fn punch(map: Map, offset: usize, len: usize) -> String {
     if result == 0 { "ok".to_owned() } else { std::io::Error::last_os_error().to_string() }
 }
 
+/// Pins memory for I/O, as a request with direct I/O does while it is under way.
+fn pin(map: Map, offset: usize, len: usize) -> Result<io_uring::IoUring, std::io::Error> {
+    let ring = io_uring::IoUring::new(1)?;
+    let buffer = libc::iovec { iov_base: (map.base + offset) as *mut libc::c_void, iov_len: len };
+    // SAFETY: a range of the mapping, which stays until the process ends.
+    unsafe { ring.submitter().register_buffers(&[buffer]) }?;
+    Ok(ring)
+}
+
+/// Has the kernel write into pinned memory past the page table, as a device does.
+fn write_pinned(ring: &mut io_uring::IoUring, map: Map, offset: usize, value: u64) -> std::io::Result<i32> {
+    let disk = std::fs::File::from(rustix::fs::memfd_create("disk", rustix::fs::MemfdFlags::CLOEXEC)?);
+    std::os::unix::fs::FileExt::write_all_at(&disk, &value.to_ne_bytes(), 0)?;
+    let (from, to) = (io_uring::types::Fd(disk.as_raw_fd()), (map.base + offset) as *mut u8);
+    let read = io_uring::opcode::ReadFixed::new(from, to, 8, 0).build();
+    // SAFETY: both the descriptor and the memory are there until the request has completed, below.
+    unsafe { ring.submission().push(&read) }.map_err(std::io::Error::other)?;
+    ring.submit_and_wait(1)?;
+    Ok(ring.completion().next().map_or(-1, |done| done.result()))
+}
+
 /// Writes to each page once, in a scattered order, within about 100 ms.
 fn write_each_page_once(map: Map, page: usize) -> HashMap<usize, u64> {
     let pages = map.len / page;
@@ -101,6 +122,7 @@ fn drop_privileges() -> String {
 
 pub fn obey() {
     let mut maps: Vec<Map> = Vec::new();
+    let mut pinned: Option<io_uring::IoUring> = None;
     let mut writing: Option<JoinHandle<HashMap<usize, u64>>> = None;
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split(' ').collect();
@@ -165,6 +187,22 @@ pub fn obey() {
                     println!("@removed {offset} {reply}");
                 });
                 continue;
+            }
+            "pin" => match pin(map(), number(2), number(3)) {
+                Ok(ring) => {
+                    pinned = Some(ring);
+                    "ok".to_owned()
+                }
+                Err(error) => error.to_string(),
+            },
+            "unpin" => {
+                pinned = None;
+                "ok".to_owned()
+            }
+            "write-pinned" => {
+                let ring = pinned.as_mut().expect("pinned");
+                write_pinned(ring, map(), number(2), number(3) as u64)
+                    .map_or_else(|e| e.to_string(), |n| n.to_string())
             }
             "punch" => punch(map(), number(2), number(3)),
             "writer" => {

@@ -109,6 +109,11 @@ impl Attempt {
         Ok(true)
     }
 
+    /// The source has named its memory, and connections that it has opened have not all reached us: they come by other tasks.
+    pub(super) fn awaits_connections(&self) -> bool {
+        self.running.is_none() && self.regions.is_some()
+    }
+
     /// The shared state of the threads, while they run.
     pub(super) fn fill(&self) -> Option<&Arc<Fill>> {
         self.running.as_ref().map(|r| &r.fill)

@@ -164,6 +164,7 @@ impl<'a> Server<'a> {
                 memory.latencies.count_other();
                 // What lies around is likely to be touched next; the faulted page is in the first run mapped.
                 let folio = memory.blocks[block].folio(page);
+                memory.map_folios(block, page..page + 1).map_err(gone)?;
                 memory.map_landed(block, page..folio.end).map_err(gone)?;
                 memory.map_landed(block, folio.start..page).map_err(gone)?;
             }

@@ -11,9 +11,9 @@ use vmove_fabric::{
     Completion, CompletionKind, Completions, CountersHandle, Endpoint, MAX_SEGMENTS, PostError, ReadSegment,
     RemoteRegion, Sched, ThreadOptions, WrId,
 };
-use vmove_memory::{PageIndex, PageRun, RunTicket};
+use vmove_memory::{ByteLen, ByteRange, FileOffset, PageIndex, PageRun, PageSize, RunTicket};
 
-use super::guest::GuestMemory;
+use super::guest::{Block, GuestMemory};
 use super::work::{Work, WorkQueue};
 use crate::throttle::{BULK_NICE, Throttle};
 
@@ -248,14 +248,15 @@ impl<'a> Worker<'a> {
         self.segments.clear();
         for piece in pieces {
             let block = &self.fill.memory.blocks[piece.block];
-            let range = block.page_size.range_of(piece.run);
-            let len = u32::try_from(range.len.0).unwrap_or(u32::MAX);
-            let remote = self.fill.remotes.get(piece.block).and_then(|r| r.at(range.start.0));
-            let local = block.region.local(range.start.0, len);
-            let (Some(remote), Some(local)) = (remote, local) else {
-                return Err(FillEvent::Gone("the source's memory is smaller than it said".to_owned()));
-            };
-            self.segments.push(ReadSegment { remote, local });
+            for range in parts(block, piece.run) {
+                let len = u32::try_from(range.len.0).unwrap_or(u32::MAX);
+                let remote = self.fill.remotes.get(piece.block).and_then(|r| r.at(range.start.0));
+                let local = block.region.local(range.start.0, len);
+                let (Some(remote), Some(local)) = (remote, local) else {
+                    return Err(FillEvent::Gone("the source's memory is smaller than it said".to_owned()));
+                };
+                self.segments.push(ReadSegment { remote, local });
+            }
         }
         let wait = self.fill.throttle.book(bytes);
         if !wait.is_zero() {
@@ -388,23 +389,29 @@ impl<'a> Worker<'a> {
         let mut pieces = std::mem::take(&mut self.slots[slot]);
         self.in_flight -= 1;
         let mut result = Ok(());
-        for (index, piece) in pieces.drain(..).enumerate() {
+        let mut zeros = zero_mask;
+        for piece in pieces.drain(..) {
+            let count = parts(&self.fill.memory.blocks[piece.block], piece.run).count();
             if result.is_ok() {
-                result = self.piece_landed(piece, zero_mask >> index & 1 == 1);
+                result = self.piece_landed(piece, zeros);
             }
+            zeros = zeros.checked_shr(u32::try_from(count).unwrap_or(64)).unwrap_or(0);
         }
         self.slots[slot] = pieces;
         result
     }
 
-    fn piece_landed(&self, piece: Piece, zero: bool) -> Result<(), FillEvent> {
+    /// `zeros`: bit i is set when the i-th of the piece's [`parts`] was all zero bytes at the source.
+    fn piece_landed(&self, piece: Piece, zeros: u64) -> Result<(), FillEvent> {
         let memory = &self.fill.memory;
         let block = &memory.blocks[piece.block];
-        if zero {
-            // Not transferred and not touched here: rare, since zero pages are named before they are read.
-            block.mapping().zero(piece.run).map_err(|e| FillEvent::Gone(e.to_string()))?;
-        } else {
-            memory.landed_bytes.fetch_add(block.page_size.range_of(piece.run).len.0, Ordering::Relaxed);
+        for (index, range) in parts(block, piece.run).enumerate() {
+            if zeros >> index & 1 == 1 {
+                // Not transferred and not touched here.
+                clear(block, piece.run, range).map_err(|e| FillEvent::Gone(e.to_string()))?;
+            } else {
+                memory.landed_bytes.fetch_add(range.len.0, Ordering::Relaxed);
+            }
         }
         let Some(ticket) = piece.ticket else {
             block.table.mark_landed(piece.run);
@@ -419,8 +426,32 @@ impl<'a> Worker<'a> {
         });
         result?;
         let pages = piece.run.start.0..piece.run.end().0;
-        memory.map_landed(piece.block, pages).map_err(|e| FillEvent::Gone(e.to_string()))
+        memory.map_folios(piece.block, pages).map_err(|e| FillEvent::Gone(e.to_string()))
     }
+}
+
+/// How a run is read. Small pages: as it is, since zero pages were named and left out before. A huge page is never all zero when few of
+/// its bytes are used: it is read in parts, and those that are zero do not cross.
+fn parts(block: &Block, run: PageRun) -> impl Iterator<Item = ByteRange> {
+    let whole = block.page_size.range_of(run);
+    let huge = block.page_size != PageSize::Base4K && run.len == 1;
+    let part = if huge { whole.len.0 / MAX_SEGMENTS as u64 } else { whole.len.0 };
+    (0..whole.len.0 / part)
+        .map(move |index| ByteRange::new(FileOffset(whole.start.0 + index * part), ByteLen(part)))
+}
+
+/// Writes zeros over a part of `run`.
+fn clear(block: &Block, run: PageRun, range: ByteRange) -> Result<(), vmove_memory::MemoryError> {
+    static ZEROS: [u8; 32 << 10] = [0; 32 << 10];
+    // Should there be no memory for it, this is an error; a store would be a signal.
+    block.mapping().populate(run)?;
+    let mut at = range.start.0;
+    while at < range.end().0 {
+        let len = (range.end().0 - at).min(ZEROS.len() as u64);
+        block.mapping().copy_in(FileOffset(at), &ZEROS[..usize::try_from(len).unwrap_or(ZEROS.len())])?;
+        at += len;
+    }
+    Ok(())
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "a function for map_err")]

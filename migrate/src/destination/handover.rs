@@ -14,7 +14,7 @@ use crate::clock::Mono;
 use crate::ownership::{DestinationEvent, DestinationState};
 use crate::progress::{Outcome, Phase};
 use crate::proto::channel::Channel;
-use crate::proto::message::{Complete, Running, ToDestination, ToSource};
+use crate::proto::message::{Complete, DestinationStand, Running, ToDestination, ToSource};
 use crate::report::Report;
 use crate::vm::VmRecord;
 
@@ -86,6 +86,7 @@ impl Session {
         if !self.loaded || self.told_loaded || missing {
             return Ok(());
         }
+        self.qemu_lives(channel).await?;
         self.advance(DestinationEvent::StateLoaded)?;
         self.publisher.enter(Phase::HandOver);
         self.told_loaded = true;
@@ -93,9 +94,22 @@ impl Session {
         Ok(())
     }
 
+    /// Fails if QEMU has ended. If it was never told to run the guest, the session is over with that, and the source may take the
+    /// guest back although it has committed: so the journal first, then the word.
+    pub(super) async fn qemu_lives(&mut self, channel: &mut Channel<ToDestination>) -> Result<(), End> {
+        let Some(process) = self.process.as_ref().filter(|p| !p.alive()) else { return Ok(()) };
+        let why = format!("QEMU at the destination has ended; its log says: {}", process.log_tail());
+        if self.state() == DestinationState::Loaded {
+            self.advance(DestinationEvent::QemuEnded)?;
+            channel.send(&ToSource::Resume(DestinationStand::Gone)).await?;
+        }
+        Err(End::Failed(why))
+    }
+
     /// The source has given the guest up.
     pub(super) async fn commit(&mut self, channel: &mut Channel<ToDestination>) -> Result<(), End> {
         let first = self.state() == DestinationState::Loaded;
+        self.qemu_lives(channel).await?;
         self.advance(DestinationEvent::Commit)?;
         self.owes_resume |= first;
         if self.owes_resume && self.client.is_none() {
@@ -306,6 +320,7 @@ impl Session {
     /// Removes everything: the guest never was ours.
     pub(super) async fn undo(&mut self) {
         self.attempt.end();
+        self.populating = None;
         if let Some(launching) = self.launching.take() {
             // It ends by itself within its own deadlines; its QEMU is ended below as soon as it is known.
             launching.abort();

@@ -93,7 +93,7 @@ fn take_faults(pid: u32, memory: &GuestMemory) -> Result<Taken, String> {
     let mut touched = Vec::new();
     touched_in_qemu(&process, &mappings, |block, run| touched.push((block, run))).map_err(|e| chain(&e))?;
     discard_in_qemu(&process, &mappings, Some(&context)).map_err(|e| chain(&e))?;
-    Ok((process.start_time(), Attached { context, mappings }, fault_fd, touched))
+    Ok((process.start_time(), Attached { process, context, mappings }, fault_fd, touched))
 }
 
 /// Takes the faults of a QEMU again whose descriptor an earlier process of this daemon left open in it.
@@ -111,7 +111,7 @@ pub(super) fn retake_faults(
     for mapping in &mappings {
         context.wake(mapping.hva, mapping.len).map_err(|e| chain(&e))?;
     }
-    Ok(Attached { context, mappings })
+    Ok(Attached { process, context, mappings })
 }
 
 /// An error with its causes, in one line.

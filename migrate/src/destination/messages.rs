@@ -78,6 +78,9 @@ impl Session {
         stand: SourceStand,
         channel: &mut Channel<ToDestination>,
     ) -> Result<(), End> {
+        if self.state() == DestinationState::Loaded {
+            self.qemu_lives(channel).await?;
+        }
         let ours = match self.state() {
             DestinationState::Loaded => DestinationStand::Loaded,
             DestinationState::Owner => DestinationStand::Owner,

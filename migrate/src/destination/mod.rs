@@ -11,6 +11,7 @@ mod guest;
 mod handover;
 mod launch;
 mod messages;
+mod populate;
 mod room;
 mod session;
 mod setup;
@@ -19,6 +20,7 @@ mod waiting;
 mod work;
 
 pub(crate) use launch::chain;
+pub(crate) use populate::PART;
 pub(crate) use room::plan;
 pub(crate) use session::Arrival;
-pub(crate) use setup::{adopt, discard, serve_new};
+pub(crate) use setup::{adopt, discard, serve_new, tidy};

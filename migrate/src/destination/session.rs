@@ -13,6 +13,7 @@ use vmove_qmp::switchover::{Destination, StateSender};
 use super::attempt::Attempt;
 use super::fill::FillEvent;
 use super::launch::Launched;
+use super::populate::Populating;
 use super::room::Room;
 use crate::journal::{DestinationRecord, Journal};
 use crate::link::{BoxedStream, Link};
@@ -68,6 +69,8 @@ pub(super) struct Session {
     pub attempt: Attempt,
     pub fill_events: mpsc::UnboundedReceiver<FillEvent>,
     pub launching: Option<JoinHandle<Result<Launched, String>>>,
+    pub populating: Option<Populating>,
+    pub populated: Option<JoinHandle<Result<(), String>>>,
     pub started: Option<oneshot::Receiver<QemuProcess>>,
     pub process: Option<QemuProcess>,
     pub client: Option<vmove_qmp::Client>,
@@ -213,7 +216,8 @@ impl Session {
         let mut heard = Instant::now();
         loop {
             let step = tokio::select! {
-                message = channel.receive() => match message {
+                // What follows the regions is for the page readers: it waits until they have their connections.
+                message = channel.receive(), if !self.attempt.awaits_connections() => match message {
                     Ok(message) => {
                         heard = Instant::now();
                         self.message(message, channel).await
@@ -224,6 +228,7 @@ impl Session {
                 Some(event) = self.fill_events.recv() => self.fill_event(event, channel).await,
                 Ok(process) = started(&mut self.started) => self.process_started(process),
                 launched = ended(&mut self.launching) => self.launched(launched, channel).await,
+                populated = ended(&mut self.populated) => self.populated(populated, channel).await,
                 connected = ended(&mut self.connecting) => self.connected(connected, channel).await,
                 loaded = ended(&mut self.loading) => self.state_loaded(loaded, channel).await,
                 _ = tick.tick() => self.tick(channel, heard).await,
@@ -246,12 +251,7 @@ impl Session {
         if heard.elapsed() > SILENCE {
             return Err(End::Lost(format!("nothing heard from the source for {} s", SILENCE.as_secs())));
         }
-        if let Some(process) = self.process.as_ref().filter(|p| !p.alive()) {
-            return Err(End::Failed(format!(
-                "QEMU at the destination has ended; its log says: {}",
-                process.log_tail()
-            )));
-        }
+        self.qemu_lives(channel).await?;
         let counted = self.attempt.counted(&self.room.memory);
         let page = self.room.memory.blocks.first().map_or(4096, |b| b.page_size.bytes());
         let left = self.room.memory.is_serving().then_some(counted.pages_left * page);

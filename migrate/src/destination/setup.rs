@@ -9,6 +9,7 @@ use vmove_qmp::process::QemuProcess;
 
 use super::attempt::Attempt;
 use super::launch::{self, LaunchOrder, Launched, chain};
+use super::populate;
 use super::room::{self, Room};
 use super::session::{Arrival, End, Session};
 use crate::journal::{DestinationRecord, Journal};
@@ -20,6 +21,7 @@ use crate::proto::channel::Channel;
 use crate::proto::hello::{Hello, SessionId};
 use crate::proto::message::{Accepted, Prepare, ToDestination, ToSource};
 use crate::publish::Publisher;
+use crate::spec::Mode;
 use crate::vm::VmRecord;
 
 /// Attempts of up to 5 s each to reach the monitor of a QEMU that was found again: its main loop may wait for pages that come only when
@@ -78,6 +80,18 @@ pub(crate) async fn adopt(
     publisher: Publisher,
     mut arrivals: mpsc::Receiver<Arrival>,
 ) {
+    let record = journal.record();
+    let ended = record.vm.as_ref().is_some_and(|vm| {
+        match vmove_memory::Process::reopen(vm.pid.unsigned_abs(), vm.pid_start) {
+            Ok(process) => !process.alive(),
+            Err(error) => matches!(error, vmove_memory::MemoryError::ProcessGone { .. }),
+        }
+    });
+    if record.state == DestinationState::Loaded && ended {
+        // It never ran the guest: a source that has committed takes it back when it hears of this.
+        discard(&node, journal).await;
+        return publisher.fail("QEMU has ended while there was no daemon", GuestPlace::Source, false);
+    }
     match Session::reopen(node, journal, publisher) {
         Ok(mut session) => session.run(None, &mut arrivals).await,
         Err((publisher, why)) => publisher.fail(why, GuestPlace::PausedAtDestination, false),
@@ -96,12 +110,29 @@ pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>
             tracing::warn!(vm = vm.name, %error, "could not remove the record of a VM that never arrived");
         }
     }
-    let tables: Vec<_> = (0..record.prepare.blocks.len())
-        .map(|index| super::guest::GuestMemory::table_path(&node.page_map_dir(), record.id, index))
-        .collect();
-    room::remove_files(&tables);
+    room::remove_files(&tables_of(node, &record));
     if let Err(error) = journal.update(|r| r.state = DestinationState::Gone) {
         tracing::warn!(%error, "could not write the journal");
+    }
+}
+
+fn tables_of(node: &Node, record: &DestinationRecord) -> Vec<std::path::PathBuf> {
+    (0..record.prepare.blocks.len())
+        .map(|index| super::guest::GuestMemory::table_path(&node.page_map_dir(), record.id, index))
+        .collect()
+}
+
+/// After a kill between a session's last line in the journal and its last act.
+pub(crate) fn tidy(node: &Node, record: &DestinationRecord) {
+    room::remove_files(&tables_of(node, record));
+    let id = record.id.to_string();
+    if let Ok(mut vm) = node.vms.get(&record.prepare.vm) {
+        if vm.session.as_ref() == Some(&id) {
+            vm.session = None;
+            if let Err(error) = node.vms.put(vm) {
+                tracing::warn!(session = id, %error, "could not update the VM's record");
+            }
+        }
     }
 }
 
@@ -232,6 +263,8 @@ impl Session {
             attempt,
             fill_events,
             launching: None,
+            populating: None,
+            populated: None,
             started: None,
             process: None,
             client: None,
@@ -266,6 +299,31 @@ impl Session {
         };
         self.started = Some(receiver);
         self.launching = Some(tokio::spawn(launch::launch(order)));
+        let prepare = &self.journal.record().prepare;
+        if prepare.spec.mode.fixed() == Some(Mode::Postcopy) {
+            match populate::start(&self.room.memory, &prepare.blocks) {
+                Ok((populating, task)) => (self.populating, self.populated) = (Some(populating), Some(task)),
+                // Then pages get their memory when they are touched.
+                Err(why) => tracing::warn!(session = %self.id, why, "memory is not populated ahead"),
+            }
+        }
+    }
+
+    pub(super) async fn populated(
+        &mut self,
+        populated: Result<(), String>,
+        channel: &mut Channel<ToDestination>,
+    ) -> Result<(), End> {
+        populated.map_err(|why| End::Failed(format!("No memory for the guest at the destination: {why}")))?;
+        self.tell_prepared(channel).await
+    }
+
+    /// The source may stop the guest: QEMU waits for its state, and there is memory.
+    async fn tell_prepared(&mut self, channel: &mut Channel<ToDestination>) -> Result<(), End> {
+        if self.destination.is_some() && self.populated.is_none() {
+            channel.send(&ToSource::Prepared).await?;
+        }
+        Ok(())
     }
 
     pub(super) fn process_started(&mut self, process: QemuProcess) -> Result<(), End> {
@@ -305,7 +363,6 @@ impl Session {
         self.touched = launched.touched;
         self.room.memory.attach(launched.attached);
         self.start_relay();
-        channel.send(&ToSource::Prepared).await?;
-        Ok(())
+        self.tell_prepared(channel).await
     }
 }

@@ -43,6 +43,11 @@ impl<In: DeserializeOwned + Send + 'static> Channel<In> {
     pub async fn receive(&mut self) -> Result<In, CodecError> {
         self.incoming.recv().await.unwrap_or(Err(CodecError::Closed))
     }
+
+    /// A message that has come already.
+    pub fn received(&mut self) -> Option<Result<In, CodecError>> {
+        self.incoming.try_recv().ok()
+    }
 }
 
 impl<In> Drop for Channel<In> {

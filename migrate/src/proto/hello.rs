@@ -129,9 +129,12 @@ pub enum HelloError {
     /// A field is out of range.
     #[error("Malformed greeting: {0}")]
     Malformed(&'static str),
-    /// The peer does not want this connection.
+    /// The peer does not want this connection: it knows no such session.
     #[error("The peer refused the connection: {0}")]
     Refused(String),
+    /// The peer cannot take this connection now; later it may.
+    #[error("The peer refused the connection: {0}")]
+    Busy(String),
     /// The connection broke.
     #[error("Connection lost while greeting")]
     Io(#[from] std::io::Error),
@@ -212,7 +215,7 @@ pub async fn answer<W: AsyncWrite + Unpin + ?Sized>(
 /// Reads the answer to a greeting.
 ///
 /// # Errors
-/// [`HelloError::Refused`] with the peer's reason, [`HelloError::Version`], or what [`Hello::read`] can meet.
+/// [`HelloError::Refused`] and [`HelloError::Busy`] with the peer's reason, [`HelloError::Version`], or what [`Hello::read`] can meet.
 pub async fn read_answer<R: AsyncRead + Unpin + ?Sized>(from: &mut R) -> Result<(), HelloError> {
     let mut fixed = [0; 12];
     from.read_exact(&mut fixed).await?;
@@ -223,6 +226,7 @@ pub async fn read_answer<R: AsyncRead + Unpin + ?Sized>(from: &mut R) -> Result<
     match fixed[10] {
         0 => Ok(()),
         1 => Err(HelloError::Version(u16::from_le_bytes([fixed[8], fixed[9]]))),
+        3 => Err(HelloError::Busy(text)),
         _ => Err(HelloError::Refused(text)),
     }
 }

@@ -21,6 +21,8 @@ pub struct BlockInfo {
     pub size: u64,
     /// Page size of the source's backing in bytes; the destination uses the same.
     pub page_size: u64,
+    /// Which 2 MiB parts of it have memory at the source (the last may be shorter).
+    pub data: WireSet,
 }
 
 /// What the destination must know to make room for a VM. Sent first.

@@ -23,6 +23,8 @@ const QUIT: Duration = Duration::from_secs(20);
 enum Lost {
     /// Another connection may help.
     Connection(String),
+    /// The destination is gone without ever having run the guest.
+    GivenBack,
     /// Nothing will.
     ForGood(String),
 }
@@ -42,6 +44,11 @@ impl Session {
         let mut until = Instant::now() + self.node.config.reconnect_for;
         while let Some(why) = lost {
             match why {
+                Lost::GivenBack if self.runs_there => {
+                    let why = format!("{} gives back a guest that has run there", self.to);
+                    return self.end_badly(why, GuestPlace::PausedAtDestination, false);
+                }
+                Lost::GivenBack => return self.take_back().await,
                 Lost::ForGood(why) => return self.end_badly(why, GuestPlace::PausedAtDestination, false),
                 Lost::Connection(why) if Instant::now() >= until => {
                     let why = format!(
@@ -112,11 +119,7 @@ impl Session {
         };
         self.publisher.update(|p| p.outcome = Outcome::Running);
         if stand == DestinationStand::Gone {
-            let why = format!(
-                "{} has lost the guest that was given to it; its memory and devices are still here, paused",
-                self.to
-            );
-            return Err(Lost::ForGood(why));
+            return Err(Lost::GivenBack);
         }
         if stand != DestinationStand::Complete {
             self.open_memory_again().await.map_err(Lost::ForGood)?;
@@ -154,6 +157,7 @@ impl Session {
                     self.complete = Some(complete);
                     return Ok(());
                 }
+                ToSource::Resume(DestinationStand::Gone) => return Err(Lost::GivenBack),
                 ToSource::Failed(why) => return Err(Lost::ForGood(format!("{}: {why}", self.to))),
                 ToSource::Loaded | ToSource::Prepared | ToSource::Resume(_) => {}
                 other => {
@@ -168,6 +172,7 @@ impl Session {
     }
 
     fn guest_runs_there(&mut self, running: Running) {
+        self.runs_there = true;
         self.publisher.enter(Phase::Fetch);
         self.report.pages_after_resume = running.pages_left;
         if let (Some(stopped), Some(resumed)) = (self.stopped_at, running.resumed_at) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::timeout;
-use vmove_memory::PageIndex;
+use vmove_memory::{PageIndex, RamFile};
 use vmove_qmp::inspect::VmFacts;
 use vmove_qmp::switchover::{Hold, Outbound, Source, SourceOptions, StateReceiver};
 
@@ -19,7 +19,7 @@ use crate::ownership::SourceEvent;
 use crate::pending::PageSet;
 use crate::progress::Phase;
 use crate::proto::hello::{LinkKind, Token};
-use crate::proto::message::{BlockInfo, Final, Hashes, Prepare, ToDestination, ToSource};
+use crate::proto::message::{BlockInfo, DestinationStand, Final, Hashes, Prepare, ToDestination, ToSource};
 use crate::spec::{MigrationSpec, Mode};
 use crate::vm::VmRecord;
 
@@ -194,7 +194,22 @@ impl Session {
             }
         }
         // Until QEMU has completed, a lost stream makes it run the guest on by itself: no commit before that.
-        source.completed(STOP).await.map(drop).map_err(|e| chain(&e)).map_err(Stop::Failed)
+        source.completed(STOP).await.map_err(|e| chain(&e))?;
+        self.not_failed_meanwhile()
+    }
+
+    /// A destination that has failed since it said `Loaded` is not given the guest.
+    fn not_failed_meanwhile(&mut self) -> Result<(), Stop> {
+        let Some(channel) = &mut self.channel else { return Ok(()) };
+        while let Some(message) = channel.received() {
+            match message? {
+                ToSource::Failed(why) => return Err(Stop::Failed(format!("{}: {why}", self.to))),
+                // It says why in its next message, which `give_up` waits for.
+                ToSource::Resume(DestinationStand::Gone) => return Err(Stop::Failed(self.gave_back())),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     async fn name_final_pages(&mut self, stopped_at: Mono) -> Result<(), Stop> {
@@ -230,12 +245,12 @@ impl Session {
 fn layout(vm: &VmRecord) -> Result<Vec<BlockInfo>, Stop> {
     let backing = crate::node::backing_named(&vm.backing)
         .ok_or_else(|| format!("unknown backing {:?} in the VM's record", vm.backing))?;
-    let info = |ram: &crate::vm::RamFileRecord| BlockInfo {
-        id: ram.id.clone(),
-        size: ram.size,
-        page_size: backing.page_bytes(),
+    let info = |ram: &crate::vm::RamFileRecord| -> Result<BlockInfo, Stop> {
+        let file = RamFile::open(&ram.path).map_err(|e| chain(&e))?;
+        let data = super::memory::parts_with_data(&file)?;
+        Ok(BlockInfo { id: ram.id.clone(), size: ram.size, page_size: backing.page_bytes(), data })
     };
-    Ok(vm.ram.iter().map(info).collect())
+    vm.ram.iter().map(info).collect()
 }
 
 /// Hashes every page of the stopped guest, from a thread of its own.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use vmove_qmp::Client;
 use vmove_qmp::switchover::Source;
 
@@ -19,8 +19,8 @@ use crate::proto::message::{SourceStand, ToDestination, ToSource};
 
 /// QEMU answers within milliseconds unless its main loop hangs.
 const BACK: Duration = Duration::from_secs(10);
-/// A destination that may hold the device state must hear that it will not get the guest.
-const TELL: Duration = Duration::from_secs(60);
+/// Longest pause between attempts to tell a destination that holds the device state that it will not get the guest.
+const TELL_EVERY: Duration = Duration::from_secs(10);
 
 impl Session {
     /// Ends the session before the hand-over.
@@ -31,10 +31,6 @@ impl Session {
         }
         // The guest first: it may be waiting.
         let back = self.bring_back().await;
-        let disarmed = self.memory.as_ref().map_or(Ok(()), |memory| memory.disarm());
-        if let Err(error) = disarmed {
-            tracing::warn!(error, "writes are still being tracked; that ends with this daemon");
-        }
         let stop = self.last_words(stop).await;
         let why = match &stop {
             Stop::Refused(_) => "refused".to_owned(),
@@ -53,6 +49,44 @@ impl Session {
             }
             (Ok(()), Stop::Failed(why)) => self.end_badly(why, GuestPlace::Source, false),
         }
+    }
+
+    /// The commit came too late: the destination's QEMU had ended without ever running the guest, which goes on here.
+    pub(super) async fn take_back(mut self) {
+        if let Err(error) = self.advance(SourceEvent::PeerGone) {
+            return self.end_badly(error, GuestPlace::PausedAtSource, false);
+        }
+        // An earlier life of the daemon may have stopped it.
+        if self.qmp.is_none() {
+            let was_running = self.journal.record().was_running;
+            let found = async {
+                let client =
+                    self.node.config.monitors.client(&self.vm.qmp_socket).await.map_err(|e| chain(&e))?;
+                Source::attach(&client, was_running).await.map_err(|e| chain(&e))
+            };
+            match found.await {
+                Ok(source) => self.qmp = Some(std::sync::Arc::new(source)),
+                Err(error) => return self.end_badly(error, GuestPlace::PausedAtSource, false),
+            }
+        }
+        let back = self.bring_back().await;
+        let why = match self.last_words(Stop::Failed(self.gave_back())).await {
+            Stop::Failed(why) => why,
+            _ => self.gave_back(),
+        };
+        self.channel = None;
+        self.serving.clear();
+        match back {
+            Ok(()) => self.end_badly(why, GuestPlace::Source, false),
+            Err(error) => {
+                let error = format!("{why}; and the guest did not resume: {error}");
+                self.end_badly(error, GuestPlace::PausedAtSource, false);
+            }
+        }
+    }
+
+    pub(super) fn gave_back(&self) -> String {
+        format!("{} lost the guest's QEMU before the guest ran there; it goes on at the source", self.to)
     }
 
     /// A connection that broke may have left the destination's reason unread.
@@ -74,6 +108,14 @@ impl Session {
     }
 
     async fn bring_back(&mut self) -> Result<(), String> {
+        let back = self.run_guest_again().await;
+        if let Some(Err(error)) = self.memory.as_ref().map(|memory| memory.disarm()) {
+            tracing::warn!(error, "writes are still being tracked; that ends with this daemon");
+        }
+        back
+    }
+
+    async fn run_guest_again(&mut self) -> Result<(), String> {
         if let Some(relay) = self.relay.take() {
             // QEMU's write fails if it still sends: that ends its migration sooner.
             relay.abort();
@@ -97,26 +139,34 @@ impl Session {
         self.serving.clear();
         if stopped {
             // It may hold the device state and wait for our word, which may have been lost with the connection.
+            if let Err(error) = self.journal.update(|r| r.untold = true) {
+                tracing::warn!(%error, "a daemon started anew would not tell the destination that the guest stays here");
+            }
             tell_later(&self.node, self.journal.record().clone());
         }
     }
 }
 
-/// Tells the destination, in the background and again and again, that the guest stays here.
-fn tell_later(node: &std::sync::Arc<Node>, record: SourceRecord) {
+/// Tells the destination, in the background and until it has heard, that the guest stays here: until then it keeps a paused QEMU, and
+/// the memory for it.
+pub(crate) fn tell_later(node: &std::sync::Arc<Node>, record: SourceRecord) {
     let node = std::sync::Arc::clone(node);
     tokio::spawn(async move {
-        let until = Instant::now() + TELL;
         let mut pause = Duration::from_millis(100);
-        while Instant::now() < until {
-            match tell(&node, &record).await {
-                Ok(()) => return,
-                Err(why) => tracing::debug!(session = %record.id, why, "destination not told yet"),
+        while let Err(why) = tell(&node, &record).await {
+            tracing::debug!(session = %record.id, why, "destination not told yet");
+            if pause < TELL_EVERY && pause * 2 >= TELL_EVERY {
+                tracing::warn!(session = %record.id, to = %record.to, why, "the destination cannot be told that the guest stays here: it may hold a paused QEMU meanwhile");
             }
             sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_secs(5));
+            pause = (pause * 2).min(TELL_EVERY);
         }
-        tracing::warn!(session = %record.id, to = %record.to, "the destination could not be told that the guest stays here; it holds a paused QEMU that will never run");
+        let path = node.session_dir(record.id).join("source.jsonl");
+        let told =
+            Journal::<SourceRecord>::open(&path).and_then(|mut journal| journal.update(|r| r.untold = false));
+        if let Err(error) = told {
+            tracing::debug!(%error, "the destination will be told once more after the next start");
+        }
     });
 }
 
@@ -131,7 +181,7 @@ async fn tell(node: &Node, record: &SourceRecord) -> Result<(), String> {
     };
     let stream = match node.config.dialer.stream(&record.to, &hello).await {
         Ok(stream) => stream,
-        // It knows nothing of the session: there is nothing to drop.
+        // It knows nothing of the session, and has looked: there is nothing to drop.
         Err(crate::link::LinkError::Hello { source: HelloError::Refused(_), .. }) => return Ok(()),
         Err(error) => return Err(chain(&error)),
     };
@@ -150,7 +200,12 @@ pub(crate) async fn put_back(
 ) -> Result<(), String> {
     let next = journal.record().state.step(SourceEvent::GiveUp).map_err(|e| e.to_string())?;
     let stopped = journal.record().state == SourceState::Stopped;
-    journal.update(|r| r.state = next).map_err(|e| format!("Could not write the journal: {e}"))?;
+    journal
+        .update(|r| {
+            r.state = next;
+            r.untold |= stopped;
+        })
+        .map_err(|e| format!("Could not write the journal: {e}"))?;
     let record = journal.record().clone();
     let client = node.config.monitors.client(&record.vm.qmp_socket).await.map_err(|e| chain(&e))?;
     let source = Source::attach(&client, record.was_running).await.map_err(|e| chain(&e))?;

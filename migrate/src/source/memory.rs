@@ -10,11 +10,20 @@ use vmove_memory::{
 };
 
 use super::classify::{Classified, Subject, classify};
-use crate::destination::chain;
-use crate::pending::PageSet;
+use crate::destination::{PART, chain};
+use crate::pending::{PageSet, WireSet};
 use crate::proto::message::{BlockInfo, WireRun};
 use crate::region::GuestRegion;
 use crate::vm::VmRecord;
+
+/// Which 2 MiB parts of a RAM file have memory.
+pub(super) fn parts_with_data(file: &RamFile) -> Result<WireSet, String> {
+    let mut parts = PageSet::empty(file.len().0.div_ceil(PART));
+    for extent in file.data_extents().map_err(|e| chain(&e))? {
+        parts.insert(extent.start.0 / PART..extent.end().0.div_ceil(PART));
+    }
+    Ok(parts.encode())
+}
 
 /// One RAM block.
 #[derive(Debug)]
@@ -92,6 +101,8 @@ impl SourceMemory {
             id: b.id.clone(),
             size: b.file.len().0,
             page_size: b.page_size().bytes(),
+            // Nothing is filled for a check.
+            data: WireSet::All,
         };
         self.blocks.iter().map(info).collect()
     }

@@ -11,5 +11,5 @@ mod memory;
 mod rounds;
 mod session;
 
-pub(crate) use giving_up::put_back;
+pub(crate) use giving_up::{put_back, tell_later};
 pub(crate) use session::{Begun, begin, check, go_on};

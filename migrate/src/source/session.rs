@@ -94,6 +94,8 @@ pub(super) struct Session {
     pub round_began: (u64, u64),
     pub complete: Option<Box<Complete>>,
     pub stopped_at: Option<Mono>,
+    /// The destination has said so.
+    pub runs_there: bool,
     pub final_sets: Vec<PageSet>,
     pub final_runs: Option<Naming>,
     pub hashes: Option<mpsc::Receiver<Hashes>>,
@@ -138,6 +140,7 @@ pub(crate) async fn begin(begun: Begun) {
         fabric_address: String::new(),
         bulk_connections: 0,
         freed: false,
+        untold: false,
         report: report.clone(),
     };
     let token = record.token;
@@ -299,6 +302,7 @@ impl Session {
             round_began: (0, 0),
             complete: None,
             stopped_at: None,
+            runs_there: false,
             final_sets: Vec::new(),
             final_runs: None,
             hashes: None,

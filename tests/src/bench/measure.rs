@@ -74,8 +74,6 @@ pub struct Case {
     pub qemu: PathBuf,
     /// Leave free memory as it is, see [`super::ballast`].
     pub cold_memory: bool,
-    /// QEMU's own modes with memory mapped as QEMU does by itself: on tmpfs without huge pages.
-    pub unaligned: bool,
 }
 
 impl Outcome {
@@ -155,7 +153,7 @@ fn run_in(case: &Case, sandbox: &Sandbox) -> Result<Outcome> {
         Config { working_set_mib: case.working_set_mib, rate: case.load.rate(), ..Config::default() };
     let mut guest = Guest::new(case.memory_mib, config)?;
     guest.qemu.clone_from(&case.qemu);
-    guest.aligned = !case.unaligned;
+    guest.aligned = case.mode.is_aligned();
     let mut machine = mover::boot(case.mode, case.backing, &guest, sandbox)?;
     // A quarter more than the destination needs: other programs take some of it.
     let ballast = (!case.cold_memory).then(|| Ballast::take(guest.bytes() / 4 * 5)).transpose()?;

@@ -65,6 +65,12 @@ pub enum Mode {
     QemuHybrid,
     /// The same with `postcopy-preempt`.
     QemuHybridPreempt,
+    /// [`Self::QemuMultifd`] with RAM that was given `align=2M`: on tmpfs QEMU gets huge pages only so.
+    QemuMultifdAligned,
+    /// [`Self::QemuPostcopy`], the same.
+    QemuPostcopyAligned,
+    /// [`Self::QemuHybrid`], the same.
+    QemuHybridAligned,
     /// `vmove migrate --mode precopy`.
     VmovePrecopy,
     /// `vmove migrate --mode postcopy`.
@@ -77,13 +83,16 @@ pub enum Mode {
 
 impl Mode {
     /// All modes, QEMU's first.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::QemuPrecopy,
         Self::QemuMultifd,
         Self::QemuPostcopy,
         Self::QemuPreempt,
         Self::QemuHybrid,
         Self::QemuHybridPreempt,
+        Self::QemuMultifdAligned,
+        Self::QemuPostcopyAligned,
+        Self::QemuHybridAligned,
         Self::VmovePrecopy,
         Self::VmovePostcopy,
         Self::VmoveHybrid,
@@ -100,11 +109,20 @@ impl Mode {
             Self::QemuPreempt => "QEMU post-copy+preempt",
             Self::QemuHybrid => "QEMU hybrid",
             Self::QemuHybridPreempt => "QEMU hybrid+preempt",
+            Self::QemuMultifdAligned => "QEMU multifd, align=2M",
+            Self::QemuPostcopyAligned => "QEMU post-copy, align=2M",
+            Self::QemuHybridAligned => "QEMU hybrid, align=2M",
             Self::VmovePrecopy => "vmove precopy",
             Self::VmovePostcopy => "vmove postcopy",
             Self::VmoveHybrid => "vmove hybrid",
             Self::VmoveAuto => "vmove auto",
         }
+    }
+
+    /// Whether this is a mode of QEMU with `align=2M`, which its users have to know of and vmove does by itself.
+    #[must_use]
+    pub const fn is_aligned(self) -> bool {
+        matches!(self, Self::QemuMultifdAligned | Self::QemuPostcopyAligned | Self::QemuHybridAligned)
     }
 
     /// Whether vmove is at work.

@@ -64,8 +64,10 @@ impl QemuMove {
     fn capabilities(&self) -> Vec<&'static str> {
         let mut wanted = vec!["events"];
         match self.mode {
-            Mode::QemuMultifd => wanted.push("multifd"),
-            Mode::QemuPostcopy | Mode::QemuHybrid => wanted.push("postcopy-ram"),
+            Mode::QemuMultifd | Mode::QemuMultifdAligned => wanted.push("multifd"),
+            Mode::QemuPostcopy | Mode::QemuPostcopyAligned | Mode::QemuHybrid | Mode::QemuHybridAligned => {
+                wanted.push("postcopy-ram");
+            }
             Mode::QemuPreempt | Mode::QemuHybridPreempt => {
                 wanted.extend(["postcopy-ram", "postcopy-preempt"]);
             }
@@ -98,10 +100,10 @@ impl QemuMove {
     /// Turns a pre-copy into a post-copy at the moment that the mode says.
     fn switch(&self) -> Result<()> {
         match self.mode {
-            Mode::QemuPostcopy | Mode::QemuPreempt => {
+            Mode::QemuPostcopy | Mode::QemuPostcopyAligned | Mode::QemuPreempt => {
                 self.wait_status(&["active"])?;
             }
-            Mode::QemuHybrid | Mode::QemuHybridPreempt => {
+            Mode::QemuHybrid | Mode::QemuHybridAligned | Mode::QemuHybridPreempt => {
                 // Pass 1 is the whole memory; pass 2 begins with the second look at what is dirty.
                 let pass = |event: &vmove_qmp::Event| event.data["pass"].as_u64() >= Some(2);
                 self.monitor.wait("MIGRATION_PASS", GIVE_UP, pass)?;

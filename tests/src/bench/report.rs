@@ -141,10 +141,10 @@ fn cells(row: &Row) -> [String; 10] {
     }
     [
         label,
-        format!("{:.0}", o.total_ms),
+        spread(row, |o| o.total_ms, 0),
         format!("{:.0}", o.total_without_start_ms),
-        format!("{:.1}", o.downtime_ms),
-        format!("{:.0}", o.lost_work_ms),
+        spread(row, |o| o.downtime_ms, 1),
+        spread(row, |o| o.lost_work_ms, 0),
         format!("{:.0}", o.longest_stall_ms),
         format!("{:.0}", o.wire_bytes as f64 / f64::from(1 << 20)),
         format!("{:.2}+{:.2}", o.used.source_s, o.used.destination_s),
@@ -152,6 +152,18 @@ fn cells(row: &Row) -> [String; 10] {
             .map_or_else(|| "-".to_owned(), |f| format!("{:.0}/{:.0}/{:.0}", f.p50_us, f.p99_us, f.max_us)),
         shorten(&note, 100),
     ]
+}
+
+/// The figure of the run that stands for the case; of several runs also the least and the greatest.
+fn spread(row: &Row, figure: impl Fn(&Outcome) -> f64, digits: usize) -> String {
+    let Some(median) = &row.median else { return "-".to_owned() };
+    let own = format!("{:.digits$}", figure(median));
+    if row.runs.len() < 2 {
+        return own;
+    }
+    let all = || row.runs.iter().map(&figure);
+    let (least, greatest) = (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max));
+    format!("{own} ({least:.digits$}-{greatest:.digits$})")
 }
 
 fn shorten(text: &str, most: usize) -> String {
@@ -175,7 +187,6 @@ mod tests {
             working_set_mib: 512,
             qemu: "qemu".into(),
             cold_memory: false,
-            unaligned: false,
         }
     }
 
@@ -186,6 +197,7 @@ mod tests {
         assert!((row.median.as_ref().expect("a median").lost_work_ms - 20.0).abs() < 1e-9);
         let text = table(&[row], Backing::Thp, Load::Steady);
         assert!(text.contains("QEMU pre-copy") && text.contains("1 of 4 runs failed"), "{text}");
+        assert!(text.contains("20 (10-30)"), "{text}");
     }
 
     #[test]

@@ -13,9 +13,9 @@ const RIGHT: f64 = 210.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 45.0;
 /// Readable on white, and apart for those who see no red or green (after Okabe and Ito).
-const COLOURS: [&str; 10] = [
+const COLOURS: [&str; 13] = [
     "#999999", "#000000", "#56b4e9", "#0072b2", "#cc79a7", "#8f4a78", "#e69f00", "#009e73", "#d55e00",
-    "#b8a800",
+    "#e69f00", "#009e73", "#d55e00", "#b8a800",
 ];
 
 /// A panel of QEMU's modes and one of vmove's for each backing and load, both on the same scale of time, with a line for
@@ -98,11 +98,12 @@ fn panel(svg: &mut String, rows: &[&Row], title: &str, longest: f64, y: f64) {
             .filter(|(at, _)| *at >= from)
             .map(|(at, rate)| format!("{:.1},{:.1}", x(*at), up(rate / outcome.full_rate)))
             .collect();
+        let dashes = if mode.is_aligned() { " stroke-dasharray='5,3'" } else { "" };
         let legend = y + TOP + 14.0 * number as f64 + 8.0;
         let _ = writeln!(
             svg,
-            "<polyline fill='none' stroke='{colour}' stroke-width='1.3' points='{}'/>\
-             <line x1='{1:.0}' x2='{2:.0}' y1='{3:.0}' y2='{3:.0}' stroke='{colour}' stroke-width='3'/>\
+            "<polyline fill='none' stroke='{colour}' stroke-width='1.3'{dashes} points='{}'/>\
+             <line x1='{1:.0}' x2='{2:.0}' y1='{3:.0}' y2='{3:.0}' stroke='{colour}' stroke-width='3'{dashes}/>\
              <text x='{4:.0}' y='{5:.0}'>{6}</text>",
             points.join(" "),
             WIDTH - RIGHT + 15.0,
@@ -155,7 +156,6 @@ mod tests {
                     working_set_mib: 512,
                     qemu: "q".into(),
                     cold_memory: false,
-                    unaligned: false,
                 };
                 let throughput = (-20..200).map(|i| (f64::from(i) * 10.0, 1e5)).collect();
                 Row::new(case, vec![Ok(Outcome { throughput, full_rate: 1e5, ..Outcome::default() })])

@@ -3,6 +3,7 @@
 mod adopt;
 mod end;
 mod look;
+mod pause;
 mod run;
 mod starting;
 mod supervise;

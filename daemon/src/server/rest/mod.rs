@@ -28,6 +28,7 @@ pub fn control(app: Arc<App>) -> Router {
         .route("/v1/vms:adopt", post(vms::adopt))
         .route("/v1/vms/{name}", get(vms::show).delete(vms::stop))
         .route("/v1/vms/{name}/forget", post(vms::forget))
+        .route("/v1/vms/{name}/state", axum::routing::put(vms::set_state))
         .route("/v1/vms/{name}/check", get(vms::check))
         .route("/v1/migrations", get(migrations::list).post(migrations::start))
         .route("/v1/migrations/{id}", get(migrations::show).delete(migrations::cancel))

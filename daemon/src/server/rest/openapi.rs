@@ -25,6 +25,7 @@ use crate::api::{schema, types};
         super::vms::show,
         super::vms::stop,
         super::vms::forget,
+        super::vms::set_state,
         super::vms::check,
         super::migrations::list,
         super::migrations::start,

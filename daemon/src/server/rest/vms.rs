@@ -9,7 +9,9 @@ use vmove_migrate::check::CheckReport;
 use super::error::{Answer, Json, Path, Query, Refusal};
 use crate::api::problem::Problem;
 use crate::api::schema;
-use crate::api::types::{AdoptRequest, CheckQuery, RunRequest, StopQuery, Stopped, VmDetail, VmList};
+use crate::api::types::{
+    AdoptRequest, CheckQuery, RunRequest, StateRequest, StopQuery, Stopped, VmDetail, VmList,
+};
 use crate::server::{App, detached};
 
 /// All VMs of this node.
@@ -57,6 +59,18 @@ pub async fn stop(
     Query(query): Query<StopQuery>,
 ) -> Answer<Stopped> {
     Ok(axum::Json(detached(async move { app.registry.stop(&name, query.force).await }).await?))
+}
+
+/// Pauses a guest, or lets it run: one that was moved with `paused`, for instance.
+#[utoipa::path(put, path = "/v1/vms/{name}/state", operation_id = "setVmState", tag = "vms",
+    params(("name" = String, Path, description = "Name of the VM")), request_body = StateRequest,
+    responses((status = 200, body = VmDetail), (status = 404, body = Problem), (status = 409, body = Problem), (status = "5XX", body = Problem)))]
+pub async fn set_state(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+    Json(request): Json<StateRequest>,
+) -> Answer<VmDetail> {
+    Ok(axum::Json(detached(async move { app.registry.set_running(&name, request.state).await }).await?))
 }
 
 /// Lets go of an adopted VM; it runs on.
