@@ -275,9 +275,7 @@ fn streams(quick: bool) -> Result<Vec<Side>, Box<dyn Error>> {
         for step in 0..events {
             let (a, b) = (ours.step(Ours)?, slurm.step(Slurm)?);
             // The first half fragments the fleet.
-            if let (Some(a), Some(b)) = (a, b)
-                && step >= events / 2
-            {
+            if let (Some(a), Some(b), true) = (a, b, step >= events / 2) {
                 side.add(&a, &b);
             }
         }
