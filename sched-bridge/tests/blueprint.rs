@@ -1,4 +1,5 @@
 //! Blueprints in two languages, taken apart, and bad ones.
+#![allow(clippy::tests_outside_test_module, reason = "this whole file is a test module")]
 
 use std::error::Error;
 

@@ -1,4 +1,5 @@
 //! Recorded trees of `/sys` and `/proc`.
+#![allow(clippy::tests_outside_test_module, reason = "this whole file is a test module")]
 
 use std::os::unix::fs::symlink;
 use std::path::Path;

@@ -1,4 +1,5 @@
 //! Plans: every step finds its destination free, and the plan does what it says.
+#![allow(clippy::tests_outside_test_module, reason = "this whole file is a test module")]
 
 use sched_bridge::model::{Fleet, NodeName, Occupancy, VmName};
 use sched_bridge::moves::{Plan, PlanError, Resident, compact, evacuate, make_room, occupancy};

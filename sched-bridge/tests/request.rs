@@ -1,4 +1,5 @@
 //! Three spellings of a request, and what is wrong with bad ones.
+#![allow(clippy::tests_outside_test_module, reason = "this whole file is a test module")]
 
 use proptest::prelude::*;
 use sched_bridge::model::{DeviceKind, MemoryMib};

@@ -86,7 +86,44 @@ pub fn compact(fleet: &Fleet, residents: &[Resident], cluster: Option<&str>) -> 
         result[at].assignments = places;
         now = free;
     }
+    if cluster.is_none() {
+        if let Some(all) = all_anew(fleet, &used, residents, &result)? {
+            let moves =
+                residents.iter().zip(&all).flat_map(|(old, new)| moved(old, &new.assignments)).collect();
+            if let Ok(plan) = finish(fleet, &used, residents, &all, moves, &[]) {
+                return Ok(plan);
+            }
+        }
+    }
     finish(fleet, &used, residents, &result, moves, &[])
+}
+
+/// All clusters placed anew together, those with most VMs first: clusters that sit crosswise cannot be untangled one by one. None
+/// if that saves nothing against what is known.
+fn all_anew(
+    fleet: &Fleet,
+    used: &Occupancy,
+    residents: &[Resident],
+    known: &[Resident],
+) -> Result<Option<Vec<Resident>>, PlanError> {
+    let mut free = used.clone();
+    let mut order: Vec<usize> = (0..residents.len()).filter(|at| residents[*at].pinned.is_empty()).collect();
+    order.sort_by_key(|at| (std::cmp::Reverse(residents[*at].assignments.len()), *at));
+    for assignment in order.iter().flat_map(|at| &residents[*at].assignments) {
+        free.release(fleet, assignment)?;
+    }
+    let mut result = residents.to_vec();
+    let (mut before, mut after) = (0, 0);
+    for at in order {
+        let Ok(found) = place(fleet, &free, &residents[at].request, &Options::default()) else {
+            return Ok(None);
+        };
+        let Some(places) = settle(fleet, &mut free, &residents[at], &found) else { return Ok(None) };
+        result[at].assignments = places;
+        before += hops(fleet, &known[at])?;
+        after += hops(fleet, &result[at])?;
+    }
+    Ok((after < before).then_some(result))
 }
 
 /// Moves others out of the way until a request fits. Returns the plan and where the request then goes.
