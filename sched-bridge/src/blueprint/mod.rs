@@ -2,7 +2,7 @@
 //! taken apart.
 //!
 //! Environments of one kind and adapter make an *environment group*; environments that are connected, directly or through others,
-//! make a *connectivity group*, which is placed together. VMs become a [`ClusterRequest`] for each connectivity group; containers
+//! make a *connectivity group*, which is placed together. VMs become a [`crate::place::ClusterRequest`] for each connectivity group; containers
 //! and bare metal are handed to the adapter that they name, with the nodes of their group as a hint.
 
 mod parts;
