@@ -273,11 +273,9 @@ fn streams(quick: bool) -> Result<Vec<Side>, Box<dyn Error>> {
         let (mut ours, mut slurm) = (Stream::new(&fleet, 11, load), Stream::new(&fleet, 11, load));
         let mut side = Side::new(format!("256 nodes, {load} % in use"));
         for step in 0..events {
-            let (a, b) = (ours.step(Ours)?, slurm.step(Slurm)?);
+            let (a, b) = (ours.step(&Ours)?, slurm.step(&Slurm)?);
             // The first half fragments the fleet.
-            if let (Some(a), Some(b)) = (a, b)
-                && step >= events / 2
-            {
+            if let (Some(a), Some(b), true) = (a, b, step >= events / 2) {
                 side.add(&a, &b);
             }
         }
@@ -375,12 +373,12 @@ impl<'a> Stream<'a> {
 
     fn run(&mut self, events: u32, placer: impl Placer + Copy) -> Result<(), Box<dyn Error>> {
         for _ in 0..events {
-            self.step(placer)?;
+            self.step(&placer)?;
         }
         Ok(())
     }
 
-    fn step(&mut self, placer: impl Placer) -> Result<Option<Placement>, Box<dyn Error>> {
+    fn step(&mut self, placer: &impl Placer) -> Result<Option<Placement>, Box<dyn Error>> {
         match self.churn.next_event() {
             Event::Leave { id } => {
                 for assignment in self.placed.remove(&id).unwrap_or_default() {

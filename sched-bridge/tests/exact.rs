@@ -1,4 +1,5 @@
 //! The search against one that tries everything.
+#![allow(clippy::tests_outside_test_module, reason = "this whole file is a test module")]
 
 mod common;
 

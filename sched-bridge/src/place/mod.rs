@@ -24,7 +24,7 @@ pub use request::{
     Domain, Mode, Near, NearTo, NodeCondition, NumaPolicy, Pages, VmGroup,
 };
 pub use result::{Method, Placement, Score};
-pub use score::score;
+pub use score::{obeys, score};
 pub use solve::{capacities, place_at};
 
 use crate::model::{Fleet, Occupancy};

@@ -384,9 +384,9 @@ impl ClusterRequest {
                 anti.domain.height()
             ));
         }
-        if let (Some(leaves), Domain::LEAF) = (compactness.max_leaf_switches, anti.domain)
-            && u64::from(leaves) * u64::from(anti.at_most) < u64::from(self.count())
-        {
+        let too_few = |leaves: &u32| u64::from(*leaves) * u64::from(anti.at_most) < u64::from(self.count());
+        let leaves = compactness.max_leaf_switches.filter(|_| anti.domain == Domain::LEAF);
+        if let Some(leaves) = leaves.filter(too_few) {
             return refuse(format!(
                 "{} VMs on at most {leaves} leaf switches, but anti-affinity allows {} on each",
                 self.count(),

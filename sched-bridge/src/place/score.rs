@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::PlaceError;
 use super::devices::distance;
 use super::net::{BlockUnit, Net, loss};
-use super::request::ClusterRequest;
+use super::request::{ClusterRequest, Domain, Mode};
 use super::result::Score;
 use crate::model::{Assignment, DeviceKind, Fleet, Node, NodeIndex, Occupancy};
 use crate::topology::SwitchId;
@@ -83,7 +83,8 @@ fn device_distance(node: &Node, assignment: &Assignment) -> u64 {
     if assignment.devices.len() < 2 {
         return 0;
     }
-    let (mut roots, mut parts): (Vec<Option<&str>>, Vec<(u16, u32, u32)>) = <_>::default();
+    let mut roots: Vec<Option<&str>> = Vec::new();
+    let mut parts: Vec<(u16, u32, u32)> = Vec::new();
     for granted in &assignment.devices {
         let Some(device) = node.devices.iter().find(|device| device.address == granted.address) else {
             continue;
@@ -102,4 +103,73 @@ fn device_distance(node: &Node, assignment: &Assignment) -> u64 {
         *(if granted.kind == DeviceKind::Gpu { &mut part.1 } else { &mut part.2 }) += 1;
     }
     u64::from(distance(&parts, None).unwrap_or(0))
+}
+
+/// Whether assignments are within the limits that a request sets (distance, level, leaf switches, anti-affinity, nearness). Devices
+/// and cores are not looked at.
+///
+/// # Errors
+/// The first limit that is broken, in words.
+pub fn obeys(
+    fleet: &Fleet,
+    request: &ClusterRequest,
+    assignments: &[Assignment],
+    score: &Score,
+) -> Result<(), String> {
+    let compactness = &request.compactness;
+    if let Some(most) = compactness.max_hops.filter(|most| score.max_hops > *most) {
+        return Err(format!("{} hops between two VMs, at most {most} are allowed", score.max_hops));
+    }
+    if let Some(most) = compactness.max_leaf_switches.filter(|most| score.leaf_switches > *most) {
+        return Err(format!("{} leaf switches in use, at most {most} are allowed", score.leaf_switches));
+    }
+    if let Some(level) = compactness.level.filter(|_| compactness.mode == Mode::Required) {
+        let domains = domains(fleet, assignments, level);
+        if domains.len() > 1 {
+            return Err(format!(
+                "VMs in {} domains of height {}, all must be in one",
+                domains.len(),
+                level.height()
+            ));
+        }
+    }
+    if let Some(anti) = request.anti_affinity {
+        let most = domains(fleet, assignments, anti.domain).into_values().max().unwrap_or(0);
+        if most > anti.at_most {
+            return Err(format!("{most} VMs in one domain, anti-affinity allows {}", anti.at_most));
+        }
+    }
+    let Some((near, most)) = request.near.as_ref().and_then(|near| Some((near, near.max_hops?))) else {
+        return Ok(());
+    };
+    let net = Net::new(fleet, &Occupancy::new(fleet), BlockUnit::Cores);
+    let hops = net.near(request).map_err(|error| error.to_string())?.unwrap_or_default();
+    for assignment in assignments {
+        let own = fleet.find(assignment.node.as_str()).and_then(|index| hops[index.usize()]);
+        if own.is_none_or(|own| own > most) {
+            return Err(format!("node {} is more than {most} hops from {:?}", assignment.node, near.to));
+        }
+    }
+    Ok(())
+}
+
+/// VMs by domain: the highest switch above a node that is not higher than asked for, or the node itself.
+fn domains(
+    fleet: &Fleet,
+    assignments: &[Assignment],
+    domain: Domain,
+) -> HashMap<(Option<SwitchId>, Option<String>), u32> {
+    let topology = fleet.topology();
+    let mut domains = HashMap::new();
+    for assignment in assignments {
+        let mut top = None;
+        let mut at = topology.leaf_of(assignment.node.as_str());
+        while let Some(id) = at.filter(|id| topology.switch(*id).height <= domain.height()) {
+            top = Some(id);
+            at = topology.switch(id).parent;
+        }
+        let own = top.is_none().then(|| assignment.node.to_string());
+        *domains.entry((top, own)).or_default() += 1;
+    }
+    domains
 }

@@ -83,11 +83,8 @@ impl Tree<'_, '_> {
         let mut best: Option<Found> = None;
         for at in 0..self.net.home.len() {
             let index = NodeIndex(u32::try_from(at).unwrap_or(u32::MAX));
-            if let Some(found) = self.on_node(index)
-                && best.as_ref().is_none_or(|best| found.cost < best.cost)
-            {
-                best = Some(found);
-            }
+            let found = self.on_node(index);
+            best = found.into_iter().chain(best).min_by_key(|found| (found.cost, found.chosen[0].0));
         }
         best
     }

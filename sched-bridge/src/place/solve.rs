@@ -110,9 +110,8 @@ fn exact(task: &Task<'_>, options: &Options) -> Result<Option<Option<Placement>>
     };
     let mut found = tree.search(task.limits);
     let most = task.request.compactness.max_leaf_switches;
-    if let (Some(most), Some(best)) = (most, &found)
-        && leaves(task, &best.chosen) > most
-    {
+    let broken = |most: &u32| found.as_ref().is_some_and(|best| leaves(task, &best.chosen) > *most);
+    if let Some(most) = most.filter(broken) {
         // Without the limit it is broken: search again and count leaf switches on the way.
         let packed_exactly = tree.exact;
         match task.tree(&groups, task.used, None, Some(most), options.exact_states)? {

@@ -210,9 +210,7 @@ impl Tree<'_, '_> {
 
     /// States below a switch, with the link above it.
     pub fn below(&mut self, id: SwitchId, within: Option<&Within>) -> Rc<Table> {
-        if within.is_none()
-            && let Some(table) = self.whole.get(&id)
-        {
+        if let Some(table) = self.whole.get(&id).filter(|_| within.is_none()) {
             return table.clone();
         }
         let mut table = self.gather(id, within, None);
@@ -265,9 +263,8 @@ impl Tree<'_, '_> {
             let Ok(at) = before.binary_search_by_key(&rest, |entry| entry.index) else { continue };
             let left = before[at];
             // Indices also add up across the limits of single counts; such pairs are no sums.
-            if let Some(sum) = self.space.sum(&left, right)
-                && best.as_ref().is_none_or(|(cost, ..)| sum.cost < *cost)
-            {
+            let Some(sum) = self.space.sum(&left, right) else { continue };
+            if best.as_ref().is_none_or(|(cost, ..)| sum.cost < *cost) {
                 best = Some((sum.cost, left, *right));
             }
         }

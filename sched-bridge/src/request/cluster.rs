@@ -117,14 +117,21 @@ pub struct ReadCluster {
 ///
 /// # Errors
 /// What is wrong, with line and column, or with the group and the column of its request.
-pub fn read(text: &str, language: Language, flavors: &Flavors, aliases: &Aliases) -> Result<ReadCluster, RequestError> {
+pub fn read(
+    text: &str,
+    language: Language,
+    flavors: &Flavors,
+    aliases: &Aliases,
+) -> Result<ReadCluster, RequestError> {
     let expected = "a virtual cluster: name, [[vms]] with count and request, and perhaps compactness, anti_affinity, near";
     let written: Written = match language {
         Language::Toml => toml::from_str(text).map_err(|error| {
             RequestError::syntax(place(text, error.span().map(|span| span.start)), error.message(), expected)
         })?,
         Language::Yaml => serde_yaml_ng::from_str(text).map_err(|error| {
-            let place = error.location().map_or("file".to_owned(), |at| format!("line {} column {}", at.line(), at.column()));
+            let place = error
+                .location()
+                .map_or("file".to_owned(), |at| format!("line {} column {}", at.line(), at.column()));
             RequestError::syntax(place, error.to_string(), expected)
         })?,
     };
@@ -149,12 +156,18 @@ fn build(written: Written, flavors: &Flavors, aliases: &Aliases) -> Result<ReadC
         let (expr, own) = extra_specs(&vms.extra_specs, aliases).map_err(|error| error.within(&outer))?;
         all.push(expr);
         notes.extend(own.into_iter().map(|note| format!("{outer}: {note}")));
-        let alternatives = lower::alternatives(&Expr::All(all), flavors).map_err(|error| error.within(&outer))?;
+        let alternatives =
+            lower::alternatives(&Expr::All(all), flavors).map_err(|error| error.within(&outer))?;
         groups.push(VmGroup { name: vms.name, count: vms.count, alternatives });
     }
     let compactness = Compactness {
         mode: written.compactness.mode,
-        level: written.compactness.level.as_deref().map(|level| domain("compactness.level", level)).transpose()?,
+        level: written
+            .compactness
+            .level
+            .as_deref()
+            .map(|level| domain("compactness.level", level))
+            .transpose()?,
         max_hops: written.compactness.max_hops,
         max_leaf_switches: written.compactness.max_leaf_switches,
     };
@@ -166,8 +179,16 @@ fn build(written: Written, flavors: &Flavors, aliases: &Aliases) -> Result<ReadC
     };
     let near = written.near.map(near).transpose()?;
     let (only_nodes, not_nodes) = (written.only_nodes, written.not_nodes);
-    let request = ClusterRequest { name: written.name, groups, compactness, anti_affinity, near, only_nodes, not_nodes };
-    request.check().map_err(|error| RequestError::contradiction("cluster", error.to_string()))?;
+    let request = ClusterRequest {
+        name: written.name,
+        groups,
+        compactness,
+        anti_affinity,
+        near,
+        only_nodes,
+        not_nodes,
+    };
+    request.check()?;
     Ok(ReadCluster { request, notes })
 }
 
@@ -190,9 +211,12 @@ fn domain(place: &str, word: &str) -> Result<Domain, RequestError> {
         "leaf" => Ok(Domain::LEAF),
         "spine" => Ok(Domain::SPINE),
         "core" => Ok(Domain::CORE),
-        other => other
-            .parse()
-            .map(Domain::Switch)
-            .map_err(|_| RequestError::syntax(place, format!("{word:?} is no level"), "node, leaf, spine, core or a height from 1")),
+        other => other.parse().map(Domain::Switch).map_err(|_| {
+            RequestError::syntax(
+                place,
+                format!("{word:?} is no level"),
+                "node, leaf, spine, core or a height from 1",
+            )
+        }),
     }
 }

@@ -1,5 +1,7 @@
 //! What can be wrong with a request.
 
+use crate::place::PlaceError;
+
 /// Why a request was not understood. Nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -22,10 +24,17 @@ pub enum RequestError {
         /// What contradicts what.
         reason: String,
     },
+    /// A cluster that contradicts itself as a whole.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
 }
 
 impl RequestError {
-    pub(crate) fn syntax(place: impl Into<String>, reason: impl Into<String>, expected: impl Into<String>) -> Self {
+    pub(crate) fn syntax(
+        place: impl Into<String>,
+        reason: impl Into<String>,
+        expected: impl Into<String>,
+    ) -> Self {
         Self::Syntax { place: place.into(), reason: reason.into(), expected: expected.into() }
     }
 
@@ -39,7 +48,10 @@ impl RequestError {
             Self::Syntax { place, reason, expected } => {
                 Self::Syntax { place: format!("{outer}, {place}"), reason, expected }
             }
-            Self::Contradiction { place, reason } => Self::Contradiction { place: format!("{outer}, {place}"), reason },
+            Self::Contradiction { place, reason } => {
+                Self::Contradiction { place: format!("{outer}, {place}"), reason }
+            }
+            Self::Place(error) => Self::Place(error),
         }
     }
 }

@@ -24,7 +24,9 @@ pub fn parse(text: &str) -> Result<Expr, RequestError> {
     let expr = parser.any()?;
     parser.space();
     if parser.at < text.len() {
-        return Err(parser.wrong("a bracket that was never opened, or text after the end", "\";\", OR or the end"));
+        return Err(
+            parser.wrong("a bracket that was never opened, or text after the end", "\";\", OR or the end")
+        );
     }
     Ok(expr)
 }
@@ -115,14 +117,16 @@ impl<'a> Parser<'a> {
         self.space();
         let op = ["!=", ">=", "<=", "==", "=", ">", "<"].into_iter().find(|op| self.rest().starts_with(op));
         let Some(op) = op else {
-            let clause = Clause { key: Key::Flavor, op: Op::OneOf(vec![key.to_owned()]), place: self.place(start) };
+            let clause =
+                Clause { key: Key::Flavor, op: Op::OneOf(vec![key.to_owned()]), place: self.place(start) };
             return Ok(Expr::Is(clause));
         };
         self.at += op.len();
         self.space();
         let value = self.word(";()");
         let place = self.place(start);
-        let found = Key::find(key).ok_or_else(|| RequestError::syntax(&place, format!("unknown key {key:?}"), Key::known()))?;
+        let found = Key::find(key)
+            .ok_or_else(|| RequestError::syntax(&place, format!("unknown key {key:?}"), Key::known()))?;
         clause(found, op, value, place).map(Expr::Is)
     }
 
@@ -149,14 +153,19 @@ pub(super) fn clause(key: Key, op: &str, value: &str, place: String) -> Result<C
     if value.is_empty() {
         return Err(RequestError::syntax(place, format!("{key} has no value"), "a value after the operator"));
     }
-    let op = if key.is_number() { number_op(&key, op, value, &place)? } else { word_op(&key, op, value, &place)? };
+    let op =
+        if key.is_number() { number_op(&key, op, value, &place)? } else { word_op(&key, op, value, &place)? };
     Ok(Clause { key, op, place })
 }
 
 fn number_op(key: &Key, op: &str, value: &str, place: &str) -> Result<Op, RequestError> {
     let number = |text: &str| {
         number(text).ok_or_else(|| {
-            RequestError::syntax(place, format!("{text:?} as {key}"), "a whole number, as in 16384 or 16K, or FROM..TO")
+            RequestError::syntax(
+                place,
+                format!("{text:?} as {key}"),
+                "a whole number, as in 16384 or 16K, or FROM..TO",
+            )
         })
     };
     if let Some((from, to)) = value.split_once("..") {
@@ -165,19 +174,26 @@ fn number_op(key: &Key, op: &str, value: &str, place: &str) -> Result<Op, Reques
             return Err(RequestError::syntax(place, format!("{key} {op} a range"), "= before FROM..TO"));
         }
         if from > to {
-            return Err(RequestError::syntax(place, format!("{key}={value} holds nothing"), "FROM not above TO"));
+            return Err(RequestError::syntax(
+                place,
+                format!("{key}={value} holds nothing"),
+                "FROM not above TO",
+            ));
         }
         return Ok(Op::Within(from, to));
     }
     let value = number(value)?;
-    let nothing = || RequestError::syntax(place, format!("{key} {op} {value} holds nothing"), "a limit above 0");
+    let nothing =
+        || RequestError::syntax(place, format!("{key} {op} {value} holds nothing"), "a limit above 0");
     Ok(match op {
         "=" | "==" => Op::Within(value, value),
         ">=" => Op::Within(value, u64::MAX),
         "<=" => Op::Within(0, value),
         ">" => Op::Within(value.checked_add(1).ok_or_else(nothing)?, u64::MAX),
         "<" => Op::Within(0, value.checked_sub(1).ok_or_else(nothing)?),
-        _ => return Err(RequestError::syntax(place, format!("operator {op} for {key}"), "=, >=, <=, > or <")),
+        _ => {
+            return Err(RequestError::syntax(place, format!("operator {op} for {key}"), "=, >=, <=, > or <"));
+        }
     })
 }
 
@@ -196,7 +212,11 @@ fn number(text: &str) -> Option<u64> {
 fn word_op(key: &Key, op: &str, value: &str, place: &str) -> Result<Op, RequestError> {
     let words: Vec<String> = value.split(',').map(|word| word.trim().to_owned()).collect();
     if words.iter().any(String::is_empty) {
-        return Err(RequestError::syntax(place, format!("an empty word in {key}={value:?}"), "words between commas"));
+        return Err(RequestError::syntax(
+            place,
+            format!("an empty word in {key}={value:?}"),
+            "words between commas",
+        ));
     }
     match op {
         "=" | "==" => Ok(Op::AllOf(words)),

@@ -31,7 +31,13 @@ pub struct Flavors(pub BTreeMap<String, Flavor>);
 impl Default for Flavors {
     /// The types that OpenStack came with (`m1.*`), and such with a GPU for every size (`cg1.*`).
     fn default() -> Self {
-        let sizes = [("tiny", 1, 512), ("small", 1, 2048), ("medium", 2, 4096), ("large", 4, 8192), ("xlarge", 8, 16384)];
+        let sizes = [
+            ("tiny", 1, 512),
+            ("small", 1, 2048),
+            ("medium", 2, 4096),
+            ("large", 4, 8192),
+            ("xlarge", 8, 16384),
+        ];
         let mut flavors = BTreeMap::new();
         for (size, vcpus, memory_mb) in sizes {
             flavors.insert(format!("m1.{size}"), Flavor { vcpus, memory_mb, gpus: 0 });
@@ -51,7 +57,9 @@ pub fn alternatives(expr: &Expr, flavors: &Flavors) -> Result<Vec<Alternative>, 
 
 /// The disjunctive normal form.
 fn unfold(expr: &Expr) -> Result<Vec<Vec<&Clause>>, RequestError> {
-    let too_many = || RequestError::syntax("request", "too many combinations of OR", format!("at most {MOST} alternatives"));
+    let too_many = || {
+        RequestError::syntax("request", "too many combinations of OR", format!("at most {MOST} alternatives"))
+    };
     let ways = match expr {
         Expr::Is(clause) => vec![vec![clause]],
         Expr::Any(parts) => {
@@ -68,7 +76,10 @@ fn unfold(expr: &Expr) -> Result<Vec<Vec<&Clause>>, RequestError> {
                 if ways.len() * more.len() > MOST {
                     return Err(too_many());
                 }
-                ways = ways.iter().flat_map(|way| more.iter().map(move |more| [way.as_slice(), more].concat())).collect();
+                ways = ways
+                    .iter()
+                    .flat_map(|way| more.iter().map(move |more| [way.as_slice(), more].concat()))
+                    .collect();
             }
             ways
         }
@@ -94,7 +105,10 @@ impl<'a> Gathered<'a> {
             let (low, high) = range.unwrap_or((0, u64::MAX));
             let both = (low.max(from), high.min(to));
             if both.0 > both.1 {
-                return Err(RequestError::contradiction(&clause.place, format!("{key} must be {low}..{high} and {from}..{to}")));
+                return Err(RequestError::contradiction(
+                    &clause.place,
+                    format!("{key} must be {low}..{high} and {from}..{to}"),
+                ));
             }
             range = Some(both);
         }
@@ -106,7 +120,9 @@ impl<'a> Gathered<'a> {
         let Some((least, _)) = self.range(key)? else { return Ok(None) };
         let place = self.of(key).next().map_or("request", |clause| clause.place.as_str());
         let least = u32::try_from(least);
-        least.map(Some).map_err(|_| RequestError::syntax(place, format!("{key} above 2^32"), "a smaller number"))
+        least
+            .map(Some)
+            .map_err(|_| RequestError::syntax(place, format!("{key} above 2^32"), "a smaller number"))
     }
 
     /// Values one of which must be, and such that must not be.
@@ -114,7 +130,9 @@ impl<'a> Gathered<'a> {
         let mut any: Option<BTreeSet<String>> = None;
         let mut none = BTreeSet::new();
         for clause in self.of(key) {
-            let lower = |words: &[String]| -> BTreeSet<String> { words.iter().map(|word| word.to_ascii_lowercase()).collect() };
+            let lower = |words: &[String]| -> BTreeSet<String> {
+                words.iter().map(|word| word.to_ascii_lowercase()).collect()
+            };
             let own = match &clause.op {
                 Op::AllOf(words) if lower(words).len() > 1 => {
                     let reason = format!("{key} must be {} at once", words.join(" and "));
@@ -133,13 +151,19 @@ impl<'a> Gathered<'a> {
                 None => own,
             };
             if both.is_empty() {
-                return Err(RequestError::contradiction(&clause.place, format!("{key} has no value left that all conditions allow")));
+                return Err(RequestError::contradiction(
+                    &clause.place,
+                    format!("{key} has no value left that all conditions allow"),
+                ));
             }
             any = Some(both);
         }
         let any = any.map(|any| any.difference(&none).cloned().collect::<BTreeSet<_>>());
         if any.as_ref().is_some_and(BTreeSet::is_empty) {
-            return Err(RequestError::contradiction("request", format!("{key} must be and must not be {}", none.into_iter().collect::<Vec<_>>().join(", "))));
+            return Err(RequestError::contradiction(
+                "request",
+                format!("{key} must be and must not be {}", none.into_iter().collect::<Vec<_>>().join(", ")),
+            ));
         }
         Ok((any.unwrap_or_default(), none))
     }
@@ -168,7 +192,11 @@ fn lower(clauses: &[&Clause], flavors: &Flavors) -> Result<Alternative, RequestE
     if let Some((name, place)) = flavor_names.first() {
         let flavor = flavors.0.get(*name).ok_or_else(|| {
             let known: Vec<&str> = flavors.0.keys().map(String::as_str).collect();
-            RequestError::syntax(*place, format!("unknown instance type {name:?}"), format!("one of {}", known.join(", ")))
+            RequestError::syntax(
+                *place,
+                format!("unknown instance type {name:?}"),
+                format!("one of {}", known.join(", ")),
+            )
         })?;
         alternative.vcpus = flavor.vcpus;
         alternative.memory = MemoryMib(flavor.memory_mb);
@@ -187,7 +215,13 @@ fn lower(clauses: &[&Clause], flavors: &Flavors) -> Result<Alternative, RequestE
         Some((value, place)) => match value.as_str() {
             "isolate" => true,
             "none" => false,
-            other => return Err(RequestError::syntax(place, format!("{other:?} as vf_policy"), "isolate or none")),
+            other => {
+                return Err(RequestError::syntax(
+                    place,
+                    format!("{other:?} as vf_policy"),
+                    "isolate or none",
+                ));
+            }
         },
     };
     alternative.conditions = conditions(&gathered)?;
@@ -207,7 +241,9 @@ fn pages(gathered: &Gathered<'_>) -> Result<Pages, RequestError> {
         "small" | "any" | "4kb" | "4k" => Ok(Pages::Normal),
         "large" | "2mb" | "2m" | "2048" => Ok(Pages::Huge2M),
         "1gb" | "1g" | "1048576" => Ok(Pages::Huge1G),
-        other => Err(RequestError::syntax(place, format!("{other:?} as page_size"), "small, large, 2MB or 1GB")),
+        other => {
+            Err(RequestError::syntax(place, format!("{other:?} as page_size"), "small, large, 2MB or 1GB"))
+        }
     }
 }
 
@@ -218,7 +254,11 @@ fn numa(gathered: &Gathered<'_>) -> Result<NumaPolicy, RequestError> {
         "socket" => Ok(NumaPolicy::Socket),
         // Nova's legacy: strict if the device tells its NUMA node, else not at all.
         "preferred" | "legacy" => Ok(NumaPolicy::Preferred),
-        other => Err(RequestError::syntax(place, format!("{other:?} as numa_policy"), "required, preferred, legacy or socket")),
+        other => Err(RequestError::syntax(
+            place,
+            format!("{other:?} as numa_policy"),
+            "required, preferred, legacy or socket",
+        )),
     }
 }
 
@@ -228,7 +268,11 @@ fn affinity(gathered: &Gathered<'_>) -> Result<Affinity, RequestError> {
         "root" | "same_root" => Ok(Affinity::SameRoot),
         "numa" | "same_numa" => Ok(Affinity::SameNuma),
         "preferred" | "none" => Ok(Affinity::Preferred),
-        other => Err(RequestError::syntax(place, format!("{other:?} as gpu_hca_affinity"), "root, numa or preferred")),
+        other => Err(RequestError::syntax(
+            place,
+            format!("{other:?} as gpu_hca_affinity"),
+            "root, numa or preferred",
+        )),
     }
 }
 
@@ -244,7 +288,13 @@ fn devices(gathered: &Gathered<'_>, flavor_gpus: Option<u32>) -> Result<Vec<Devi
         return Err(RequestError::contradiction("request", "xpus=0 beside an xpu_arch or xpu_vendor"));
     }
     if gpus > 0 {
-        let filter = DeviceFilter { archs, not_archs, vendors, live_migratable, ..DeviceFilter::kind(DeviceKind::Gpu) };
+        let filter = DeviceFilter {
+            archs,
+            not_archs,
+            vendors,
+            live_migratable,
+            ..DeviceFilter::kind(DeviceKind::Gpu)
+        };
         needs.push(DeviceNeed { count: gpus, filter });
     }
     let link_layer = match gathered.single(&Key::NetArch)? {
@@ -252,7 +302,13 @@ fn devices(gathered: &Gathered<'_>, flavor_gpus: Option<u32>) -> Result<Vec<Devi
         Some((value, place)) => match value.as_str() {
             "infiniband" => Some(LinkLayer::InfiniBand),
             "ethernet" | "roce" => Some(LinkLayer::Ethernet),
-            other => return Err(RequestError::syntax(place, format!("{other:?} as net_arch"), "infiniband or ethernet")),
+            other => {
+                return Err(RequestError::syntax(
+                    place,
+                    format!("{other:?} as net_arch"),
+                    "infiniband or ethernet",
+                ));
+            }
         },
     };
     let mbps = gathered.least(&Key::NetMbps)?;
@@ -262,7 +318,8 @@ fn devices(gathered: &Gathered<'_>, flavor_gpus: Option<u32>) -> Result<Vec<Devi
     for (kind, count) in [(DeviceKind::Hca, hcas), (DeviceKind::Vf, vfs)] {
         if count > 0 {
             let min_rate_gbps = mbps.unwrap_or(0).div_ceil(1000);
-            let filter = DeviceFilter { link_layer, min_rate_gbps, live_migratable, ..DeviceFilter::kind(kind) };
+            let filter =
+                DeviceFilter { link_layer, min_rate_gbps, live_migratable, ..DeviceFilter::kind(kind) };
             needs.push(DeviceNeed { count, filter });
         }
     }
@@ -276,20 +333,26 @@ fn vendors(gathered: &Gathered<'_>) -> Result<BTreeSet<u16>, RequestError> {
         "nvidia" => Ok(0x10de),
         "amd" => Ok(0x1002),
         "intel" => Ok(0x8086),
-        hex => u16::from_str_radix(hex.trim_start_matches("0x"), 16)
-            .map_err(|_| RequestError::syntax(place, format!("{hex:?} as xpu_vendor"), "nvidia, amd, intel or a PCI vendor id")),
+        hex => u16::from_str_radix(hex.trim_start_matches("0x"), 16).map_err(|_| {
+            RequestError::syntax(
+                place,
+                format!("{hex:?} as xpu_vendor"),
+                "nvidia, amd, intel or a PCI vendor id",
+            )
+        }),
     };
     any.iter().map(id).collect()
 }
 
 fn conditions(gathered: &Gathered<'_>) -> Result<Vec<NodeCondition>, RequestError> {
     let mut conditions = Vec::new();
-    let mut choice = |key, is: fn(BTreeSet<String>) -> NodeCondition, not: fn(BTreeSet<String>) -> NodeCondition| {
-        let (any, none) = gathered.choice(key)?;
-        conditions.extend((!any.is_empty()).then(|| is(any)));
-        conditions.extend((!none.is_empty()).then(|| not(none)));
-        Ok::<(), RequestError>(())
-    };
+    let mut choice =
+        |key, is: fn(BTreeSet<String>) -> NodeCondition, not: fn(BTreeSet<String>) -> NodeCondition| {
+            let (any, none) = gathered.choice(key)?;
+            conditions.extend((!any.is_empty()).then(|| is(any)));
+            conditions.extend((!none.is_empty()).then(|| not(none)));
+            Ok::<(), RequestError>(())
+        };
     choice(&Key::CpuArch, NodeCondition::CpuArch, NodeCondition::CpuArchNot)?;
     choice(&Key::Hypervisor, NodeCondition::Hypervisor, NodeCondition::HypervisorNot)?;
     if let Some((from, to)) = gathered.range(&Key::NodeMemoryMb)? {
@@ -304,7 +367,13 @@ fn conditions(gathered: &Gathered<'_>) -> Result<Vec<NodeCondition>, RequestErro
             Op::Contains(word) => vec![word.clone()],
             Op::Within(..) => continue,
         };
-        let unsupported = || RequestError::syntax(&clause.place, format!("{} cannot be compared like that", clause.key), "= with values");
+        let unsupported = || {
+            RequestError::syntax(
+                &clause.place,
+                format!("{} cannot be compared like that", clause.key),
+                "= with values",
+            )
+        };
         match (&clause.key, &clause.op) {
             (Key::CpuModel, Op::NoneOf(_)) | (Key::CpuFeatures, Op::NoneOf(_)) => return Err(unsupported()),
             (Key::CpuModel, _) => conditions.extend(words.into_iter().map(NodeCondition::CpuModel)),
@@ -319,10 +388,12 @@ fn conditions(gathered: &Gathered<'_>) -> Result<Vec<NodeCondition>, RequestErro
         }
     }
     for condition in &conditions {
-        if let NodeCondition::TraitNot(name) = condition
-            && conditions.contains(&NodeCondition::Trait(name.clone()))
-        {
-            return Err(RequestError::contradiction("request", format!("trait {name} is required and forbidden")));
+        let NodeCondition::TraitNot(name) = condition else { continue };
+        if conditions.contains(&NodeCondition::Trait(name.clone())) {
+            return Err(RequestError::contradiction(
+                "request",
+                format!("trait {name} is required and forbidden"),
+            ));
         }
     }
     Ok(conditions)
@@ -332,6 +403,10 @@ fn trait_condition(name: &str, words: &[String], clause: &Clause) -> Result<Node
     match words.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["required"] => Ok(NodeCondition::Trait(name.to_owned())),
         ["forbidden"] => Ok(NodeCondition::TraitNot(name.to_owned())),
-        other => Err(RequestError::syntax(&clause.place, format!("{} as trait:{name}", other.join(",")), "required or forbidden")),
+        other => Err(RequestError::syntax(
+            &clause.place,
+            format!("{} as trait:{name}", other.join(",")),
+            "required or forbidden",
+        )),
     }
 }

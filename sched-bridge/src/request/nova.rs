@@ -12,7 +12,8 @@ use super::instance::clause;
 use super::{Clause, Expr, Key, Op, RequestError};
 
 /// Keys that concern the hypervisor's doing, not the place: they are passed on as notes.
-const ELSEWHERE: [&str; 8] = ["hw:", "hw_rng:", "hw_video:", "quota:", "os:", "accel:", "aggregate_instance_extra_specs:", "vmware:"];
+const ELSEWHERE: [&str; 8] =
+    ["hw:", "hw_rng:", "hw_video:", "quota:", "os:", "accel:", "aggregate_instance_extra_specs:", "vmware:"];
 
 /// A flavor, and what of it was left to others.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +32,15 @@ pub type Aliases = BTreeMap<String, Key>;
 /// Aliases that everybody understands.
 #[must_use]
 pub fn default_aliases() -> Aliases {
-    let pairs = [("gpu", Key::Gpus), ("a100", Key::Gpus), ("h100", Key::Gpus), ("hca", Key::Hcas), ("ib", Key::Hcas), ("vf", Key::Vfs), ("mlx5vf", Key::Vfs)];
+    let pairs = [
+        ("gpu", Key::Gpus),
+        ("a100", Key::Gpus),
+        ("h100", Key::Gpus),
+        ("hca", Key::Hcas),
+        ("ib", Key::Hcas),
+        ("vf", Key::Vfs),
+        ("mlx5vf", Key::Vfs),
+    ];
     pairs.into_iter().map(|(name, key)| (name.to_owned(), key)).collect()
 }
 
@@ -90,7 +99,13 @@ fn pairs(text: &str) -> Result<BTreeMap<String, String>, RequestError> {
     let mut pairs = BTreeMap::new();
     let mut rest = text.trim();
     while !rest.is_empty() {
-        let bad = || RequestError::syntax("properties", format!("{rest:?} is no key='value'"), "key='value', key='value'");
+        let bad = || {
+            RequestError::syntax(
+                "properties",
+                format!("{rest:?} is no key='value'"),
+                "key='value', key='value'",
+            )
+        };
         let (key, after) = rest.split_once('=').ok_or_else(bad)?;
         let (value, after) = match after.strip_prefix('\'') {
             Some(quoted) => quoted.split_once('\'').ok_or_else(bad)?,
@@ -121,7 +136,10 @@ pub fn extra_specs(
         } else if ELSEWHERE.iter().any(|prefix| name.starts_with(prefix)) {
             notes.push(format!("{full}={value} does not bear on placement and is left to the hypervisor"));
         } else {
-            let expected = format!("{}, pci_passthrough:alias, hw:mem_page_size, hw:pci_numa_affinity_policy", Key::known());
+            let expected = format!(
+                "{}, pci_passthrough:alias, hw:mem_page_size, hw:pci_numa_affinity_policy",
+                Key::known()
+            );
             return Err(RequestError::syntax(place, format!("unknown key {name:?}"), expected));
         }
     }
@@ -144,17 +162,21 @@ fn passthrough(value: &str, aliases: &Aliases, place: &str) -> Result<Vec<Expr>,
     for part in value.split(',').map(str::trim) {
         let (alias, count) = part.split_once(':').unwrap_or((part, "1"));
         let known: Vec<&str> = aliases.keys().map(String::as_str).collect();
-        let unknown = || RequestError::syntax(place, format!("unknown alias {alias:?}"), format!("one of {}", known.join(", ")));
+        let unknown = || {
+            RequestError::syntax(
+                place,
+                format!("unknown alias {alias:?}"),
+                format!("one of {}", known.join(", ")),
+            )
+        };
         let key = aliases.get(alias).ok_or_else(unknown)?;
-        let count: u64 = count
-            .trim()
-            .parse()
-            .ok()
-            .filter(|count| *count > 0)
-            .ok_or_else(|| RequestError::syntax(place, format!("{part:?}"), "ALIAS:COUNT, COUNT at least 1"))?;
+        let count: u64 = count.trim().parse().ok().filter(|count| *count > 0).ok_or_else(|| {
+            RequestError::syntax(place, format!("{part:?}"), "ALIAS:COUNT, COUNT at least 1")
+        })?;
         *counts.entry(key.clone()).or_default() += count;
     }
-    let clause = |(key, count)| Expr::Is(Clause { key, op: Op::Within(count, count), place: place.to_owned() });
+    let clause =
+        |(key, count)| Expr::Is(Clause { key, op: Op::Within(count, count), place: place.to_owned() });
     Ok(counts.into_iter().map(clause).collect())
 }
 
@@ -173,28 +195,44 @@ fn spec(key: Key, value: &str, place: String) -> Result<Clause, RequestError> {
         "s==" | "=" | "==" => Op::OneOf(vec![rest.to_owned()]),
         "s!=" | "!=" => Op::NoneOf(vec![rest.to_owned()]),
         "<or>" => Op::OneOf(words("<or>")),
-        "<all-in>" => Op::AllOf(rest.replace("<all-in>", " ").split_whitespace().map(str::to_owned).collect()),
+        "<all-in>" => {
+            Op::AllOf(rest.replace("<all-in>", " ").split_whitespace().map(str::to_owned).collect())
+        }
         "<in>" => Op::Contains(rest.to_owned()),
         "s>=" | "s>" | "s<=" | "s<" | ">" | "<" => {
             let expected = "=, ==, !=, >=, <=, s==, s!=, <in>, <all-in> or <or>";
             return Err(RequestError::syntax(place, format!("operator {first} for {key}"), expected));
         }
         word if word.starts_with('<') => {
-            return Err(RequestError::syntax(place, format!("unknown operator {word}"), "<in>, <all-in> or <or>"));
+            return Err(RequestError::syntax(
+                place,
+                format!("unknown operator {word}"),
+                "<in>, <all-in> or <or>",
+            ));
         }
         _ => return clause(key, "=", value, place),
     };
     let empty = match &op {
-        Op::OneOf(words) | Op::AllOf(words) | Op::NoneOf(words) => words.is_empty() || words.iter().any(String::is_empty),
+        Op::OneOf(words) | Op::AllOf(words) | Op::NoneOf(words) => {
+            words.is_empty() || words.iter().any(String::is_empty)
+        }
         Op::Contains(word) => word.is_empty(),
         Op::Within(..) => false,
     };
     if empty {
-        return Err(RequestError::syntax(place, format!("{first} without a value"), "a value after the operator"));
+        return Err(RequestError::syntax(
+            place,
+            format!("{first} without a value"),
+            "a value after the operator",
+        ));
     }
     // Numbers that may be one of several cannot be put into a range.
     if key.is_number() {
-        return Err(RequestError::syntax(place, format!("operator {first} for the number {key}"), "=, ==, >= or <="));
+        return Err(RequestError::syntax(
+            place,
+            format!("operator {first} for the number {key}"),
+            "=, ==, >= or <=",
+        ));
     }
     Ok(Clause { key, op, place })
 }

@@ -39,7 +39,7 @@ impl Rng {
     /// A number below `bound`; 0 if that is 0.
     pub fn below(&mut self, bound: u32) -> u32 {
         let high = self.next_u64() >> 32;
-        u32::try_from(high * u64::from(bound) >> 32).unwrap_or(0)
+        u32::try_from((high * u64::from(bound)) >> 32).unwrap_or(0)
     }
 
     /// True `percent` times of a hundred.
@@ -92,8 +92,7 @@ impl FleetSpec {
             level.push(spec.name.clone());
             builder.add(spec, Origin::default());
         }
-        let mut height = 2;
-        for fan_in in self.fan_in.iter().copied().chain([u32::MAX]) {
+        for (height, fan_in) in (2..).zip(self.fan_in.iter().copied().chain([u32::MAX])) {
             let mut above = Vec::new();
             for (at, below) in level.chunks(fan_in.max(1) as usize).enumerate() {
                 let mut spec = switch(height, at)?;
@@ -102,7 +101,6 @@ impl FleetSpec {
                 builder.add(spec, Origin::default());
             }
             level = above;
-            height += 1;
         }
         let topology = builder.build(Style::Tree)?;
         Fleet::new(nodes, topology)

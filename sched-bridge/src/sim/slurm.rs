@@ -58,7 +58,7 @@ pub fn slurm_nodes(fleet: &Fleet, room: &[u32], tasks: u32) -> Option<Vec<(NodeI
     }
     let mut leaves: Vec<(u32, Vec<NodeIndex>)> = leaves(topology, top?.1)
         .into_iter()
-        .map(|id| usable(id))
+        .map(usable)
         .map(|nodes| (total(&nodes), nodes))
         .filter(|(room, _)| *room > 0)
         .collect();

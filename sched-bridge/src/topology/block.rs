@@ -18,7 +18,7 @@ pub(super) fn check(mut sizes: Vec<u32>, line: usize) -> Result<Vec<u32>, Topolo
     sizes.sort_unstable();
     sizes.dedup();
     let first = sizes.first().copied().unwrap_or(1).max(1);
-    let bad = sizes.iter().find(|size| !size.is_multiple_of(first) || !(*size / first).is_power_of_two());
+    let bad = sizes.iter().find(|size| *size % first != 0 || !(*size / first).is_power_of_two());
     match bad {
         Some(bad) => Err(TopologyError::syntax(
             line,

@@ -41,6 +41,13 @@ pub fn expand(text: &str, line: usize) -> Result<Vec<String>, TopologyError> {
                 "names between commas",
             ));
         }
+        if let Some(name) = partial.iter().find(|name| name.contains(['\\', '=', '"', '#'])) {
+            return Err(TopologyError::syntax(
+                line,
+                format!("{name:?} is no name"),
+                "names without \\, =, \" and #",
+            ));
+        }
         names.append(&mut partial);
         if names.len() > MOST {
             return Err(TopologyError::syntax(

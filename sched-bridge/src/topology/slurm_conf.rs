@@ -138,7 +138,11 @@ fn switch(pairs: &[(String, String)], line: usize) -> Result<Vec<SwitchSpec>, To
 }
 
 fn block_of(pairs: &[(String, String)], line: usize) -> Result<SwitchSpec, TopologyError> {
-    let mut spec = SwitchSpec::new(named(SwitchName::new(&pairs[0].1), line)?);
+    let mut names = switch_names(&pairs[0].1, line)?;
+    if names.len() != 1 {
+        return Err(TopologyError::syntax(line, "several names of one block", "BlockName= with one name"));
+    }
+    let mut spec = SwitchSpec::new(names.remove(0));
     for (key, value) in &pairs[1..] {
         match key.as_str() {
             "nodes" => spec.nodes = node_names(value, line)?,
