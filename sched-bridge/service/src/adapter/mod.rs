@@ -54,6 +54,8 @@ pub struct Environment {
     pub artifact: String,
     /// Nodes that it may run on, as placed.
     pub nodes: Vec<String>,
+    /// Nodes that it should be near to: those of the VMs that it is connected with.
+    pub near: Vec<String>,
     /// Hardware threads.
     pub cores: u32,
     /// Memory. Unit: MiB.
@@ -190,6 +192,6 @@ mod tests {
             let error = shell(script).await.unwrap_err().to_string();
             assert!(error.contains(wanted), "{error}");
         }
-        assert!(ask(&["/nonexistent".into()], &request()).await.is_err());
+        ask(&["/nonexistent".into()], &request()).await.unwrap_err();
     }
 }

@@ -118,7 +118,7 @@ impl From<BridgeError> for Problem {
             BridgeError::Store(StoreError::TooLarge { .. }) => Code::BadRequest,
             BridgeError::Store(_) => Code::Internal,
             BridgeError::Contended { .. } => Code::Contended,
-            BridgeError::Place(PlaceError::NoRoom { .. }) => Code::NoRoom,
+            BridgeError::Place(PlaceError::NoRoom { .. }) | BridgeError::NoPlan(_) => Code::NoRoom,
             BridgeError::Place(_) | BridgeError::Fleet(_) | BridgeError::Bad(_) => Code::BadRequest,
             BridgeError::Taken(_) => Code::Taken,
             BridgeError::IdTaken { .. } => Code::IdTaken,

@@ -76,6 +76,9 @@ pub enum BridgeError {
         /// Who is on it.
         leases: String,
     },
+    /// No moves do what is wanted.
+    #[error("{0}")]
+    NoPlan(String),
     /// Something in the request.
     #[error("{0}")]
     Bad(String),

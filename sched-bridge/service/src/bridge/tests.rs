@@ -233,7 +233,7 @@ async fn the_end_of_a_vm_gives_back_what_it_had() {
     assert_eq!(gone, [VmName::new("a-0").unwrap()]);
     bridge.grant(ask("b", vec![one_gpu("b-0", "n1", 0)])).await.unwrap();
     bridge.vms_seen(&n1, &see(&["b-0"])).await.unwrap();
-    assert!(bridge.view().unwrap().lease(&id("a")).is_err());
+    bridge.view().unwrap().lease(&id("a")).unwrap_err();
     assert_eq!(records(bridge)[0].end, End::VmsEnded);
 }
 

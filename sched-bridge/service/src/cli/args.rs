@@ -21,6 +21,10 @@ pub struct Where {
 /// Commands for virtual clusters.
 #[derive(Debug, Subcommand)]
 pub enum BridgeCommand {
+    /// Read what a node has: processors, memory, GPUs, adapters
+    Inventory(InventoryArgs),
+    /// Take a blueprint apart; place its VMs, and hand the rest to adapters
+    Blueprint(BlueprintArgs),
     /// Show, drain and resume the nodes of the fleet
     Fleet(FleetArgs),
     /// Read, convert, draw and publish the topology of the network
@@ -33,6 +37,57 @@ pub enum BridgeCommand {
     Plan(PlanArgs),
     /// Show what was used, by leases that have ended
     Account(AccountArgs),
+}
+
+/// Arguments of `inventory`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove inventory
+  vmove inventory --publish            on every node, at boot and when devices change
+  vmove inventory --glue2
+  vmove --json inventory --root recorded/ --name dgx1")]
+pub struct InventoryArgs {
+    /// The bridge.
+    #[command(flatten)]
+    pub at: Where,
+    /// Read below this folder instead of /: a recorded /sys and /proc
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub root: PathBuf,
+    /// Name of the node; the short host name otherwise
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Tell the bridge
+    #[arg(long)]
+    pub publish: bool,
+    /// Print attributes in the style of GLUE 2
+    #[arg(long)]
+    pub glue2: bool,
+}
+
+/// Arguments of `blueprint`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove blueprint app.yaml
+  vmove blueprint app.xml --run --holder alice --adapter slurm=vmove-slurm-adapter")]
+pub struct BlueprintArgs {
+    /// The bridge.
+    #[command(flatten)]
+    pub at: Where,
+    /// The blueprint, YAML or XML; - is standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Lease what its VMs need and start the rest; without it, only show the parts
+    #[arg(long)]
+    pub run: bool,
+    /// For whom
+    #[arg(long, value_name = "NAME", env = "USER", default_value = "unknown")]
+    pub holder: String,
+    /// Without a heartbeat for so long, the leases end
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = milliseconds)]
+    pub ttl: u64,
+    /// Program of an adapter that the blueprint names; may be repeated
+    #[arg(long, value_name = "NAME=COMMAND", value_parser = key_value)]
+    pub adapter: Vec<(String, String)>,
 }
 
 /// Arguments of `fleet`.
@@ -285,6 +340,13 @@ pub struct AccountArgs {
     /// Only what ended at or after this time, in milliseconds since 1970-01-01 00:00 UTC
     #[arg(long, value_name = "MS")]
     pub since: Option<u64>,
+}
+
+fn key_value(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() && !value.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err(format!("expected NAME=COMMAND, found {text:?}")),
+    }
 }
 
 /// `500ms`, `60s`, `5m`, `2h`.

@@ -1,7 +1,9 @@
 //! The commands of `vmove` that speak with a bridge. The `vmove` binary takes them over as they are.
 
 pub mod args;
+mod blueprint;
 mod client;
+mod inventory;
 mod place;
 mod plan;
 mod show;
@@ -23,6 +25,8 @@ type Said = Result<(), Problem>;
 /// Runs a command; gives the exit code of the process: 0 done, 1 failed, 2 wrong usage, 3 does not fit, 5 no bridge.
 pub async fn run(command: BridgeCommand, json: bool) -> u8 {
     let said = match command {
+        BridgeCommand::Inventory(args) => inventory::run(args, json).await,
+        BridgeCommand::Blueprint(args) => blueprint::run(args, json).await,
         BridgeCommand::Fleet(args) => fleet(args, json).await,
         BridgeCommand::Topology(args) => topology::run(args, json).await,
         BridgeCommand::Place(args) => place::run(args, json).await,

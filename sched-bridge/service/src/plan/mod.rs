@@ -27,6 +27,9 @@ pub struct Plan {
     pub steps: Vec<PlanStep>,
     /// Switches between VMs of the same cluster, summed over all pairs: before and after.
     pub hops: HopsGain,
+    /// What could not be planned, in words.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// How far it is.
     pub state: PlanState,
     /// The bridge that runs it.
@@ -83,6 +86,9 @@ pub struct PlanStep {
     pub to: Assignment,
     /// Memory that is moved. Unit: MiB.
     pub memory_mib: u64,
+    /// A place to wait in, because VMs wait for each other's places; a later step takes the VM on.
+    #[serde(default)]
+    pub spare: bool,
     /// How far it is.
     pub state: StepState,
 }

@@ -203,6 +203,7 @@ async fn as_many_at_once_as_nodes_and_uplinks_bear() {
                 from: name("n0"),
                 to,
                 memory_mib: 1,
+                spare: false,
                 state: StepState::Pending,
             });
         }
@@ -212,6 +213,7 @@ async fn as_many_at_once_as_nodes_and_uplinks_bear() {
             made_wall_ms: 0,
             steps,
             hops: Default::default(),
+            notes: Vec::new(),
             state: PlanState::Planned,
             runner: None,
         };

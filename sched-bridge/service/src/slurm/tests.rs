@@ -20,7 +20,7 @@ fn gres_and_states_as_slurm_writes_them() {
         [("h100".into(), 4), ("a100".into(), 2)]
     );
     assert_eq!(gpus("(null)").unwrap(), []);
-    assert!(gpus("gpu:many").is_err());
+    gpus("gpu:many").unwrap_err();
     for (text, wanted) in [
         ("IDLE", NodeState::Up),
         ("MIXED+PLANNED", NodeState::Up),
@@ -100,7 +100,7 @@ async fn nodes_gres_and_topology_are_read_held_and_drained() {
                 .await
         }
     };
-    assert!(allocate("13").await.is_err());
+    allocate("13").await.unwrap_err();
     allocate("12").await.unwrap();
     let used = slurm.run(&["squeue", "-h", "-t", "R", "-o", "%N"]).await.unwrap();
     let used = slurm.run(&["scontrol", "show", "hostnames", used.trim()]).await.unwrap();
@@ -122,7 +122,7 @@ async fn nodes_gres_and_topology_are_read_held_and_drained() {
         .run(&["scontrol", "update", &format!("nodename={drained}"), "state=drain", "reason=test"])
         .await
         .unwrap();
-    assert_eq!(slurm.publish(bridge).await.unwrap(), [drained.clone()]);
+    assert_eq!(slurm.publish(bridge).await.unwrap(), std::slice::from_ref(&drained));
     assert_eq!(bridge.view().unwrap().node(&drained).unwrap().0.state, NodeState::Drained);
     slurm.run(&["scancel", "-u", "root"]).await.unwrap();
     bridge.release(&"vc".parse().unwrap()).await.unwrap();
