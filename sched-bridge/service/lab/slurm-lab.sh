@@ -12,6 +12,8 @@
 set -euo pipefail
 
 SLURM=${VMOVE_SLURM:-}
+# The first of NODES + 1 ports.
+PORTS=${PORTS:-20000}
 LEAF=${LEAF:-4}
 SPINE=${SPINE:-4}
 if [ -n "$SLURM" ]; then
@@ -53,7 +55,7 @@ write_conf() {
     cat >"$folder/slurm.conf" <<CONF
 ClusterName=lab
 SlurmctldHost=localhost(127.0.0.1)
-SlurmctldPort=$((28000 + RANDOM % 4000))
+SlurmctldPort=$base
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -86,7 +88,7 @@ MessageTimeout=30
 CommunicationParameters=NoAddrCache
 CONF
     for ((i = 0; i < nodes; i++)); do
-        echo "NodeName=n$i NodeHostname=localhost NodeAddr=127.0.0.1 Port=$((base + i)) CPUs=8 RealMemory=65536 State=UNKNOWN"
+        echo "NodeName=n$i NodeHostname=localhost NodeAddr=127.0.0.1 Port=$((base + 1 + i)) CPUs=8 RealMemory=65536 State=UNKNOWN"
     done >>"$folder/slurm.conf"
     echo "PartitionName=all Nodes=n[0-$((nodes - 1))] Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO" >>"$folder/slurm.conf"
 }
@@ -100,8 +102,7 @@ start() {
     chmod 600 "$folder/munge.key"
     munged --force --socket="$folder/munge.sock" --key-file="$folder/munge.key" --pid-file="$folder/munged.pid" \
         --log-file="$folder/munged.log" --seed-file="$folder/munge.seed" --num-threads=2
-    # Ports that nobody has now; slurmd names the one it could not bind.
-    base=$((20000 + RANDOM % 8000))
+    base=$PORTS
     write_topology "$folder" "$nodes"
     write_conf "$folder" "$nodes" "$gpus" "$base"
     export SLURM_CONF=$folder/slurm.conf
@@ -110,15 +111,16 @@ start() {
         mkdir -p "$folder/spool/n$i"
         "$(program slurmd)" -f "$SLURM_CONF" -d "$(program slurmstepd)" -N "n$i" || die "slurmd n$i did not start; see $folder/slurmd-n$i.log"
     done
-    for ((i = 0; i < 300; i++)); do
-        if [ "$(sinfo -h -t idle -o %D 2>/dev/null | awk '{s += $1} END {print s + 0}')" = "$nodes" ]; then
+    for ((i = 0; i < 1200; i++)); do
+        if [ "$(timeout 20 sinfo -h -t idle -o %D 2>/dev/null | awk '{s += $1} END {print s + 0}')" = "$nodes" ]; then
             # Debian's slurmctld 22.05.8 takes no Gres= from NodeName lines, but from here it does.
             [ "$gpus" = 0 ] || scontrol update "nodename=n[0-$((nodes - 1))]" "gres=gpu:$gpus"
             return 0
         fi
+        kill -0 "$(cat "$folder/slurmctld.pid" 2>/dev/null || echo $$)" 2>/dev/null || break
         sleep 0.1
     done
-    sinfo -N >&2 || true
+    timeout 20 sinfo -N >&2 || true
     tail -5 "$folder/slurmctld.log" >&2 || true
     die "not all of $nodes nodes became idle"
 }

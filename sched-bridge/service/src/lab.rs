@@ -39,13 +39,42 @@ pub fn skip(what: &str) {
     eprintln!("SKIP {test}: {what}; ./run setup gets it");
 }
 
-/// A port that nobody has now.
-///
-/// # Panics
-/// If there is none.
-#[must_use]
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port()
+/// Consecutive ports that no other test has while this is there, and that the system gives nobody by itself: a server can be started
+/// again on them.
+#[derive(Debug)]
+pub struct Ports {
+    /// The first of them.
+    pub first: u16,
+    _lock: std::fs::File,
+}
+
+/// Ports of one block, and how many blocks there are below those that Linux gives out by itself (32768 and up).
+const BLOCK: u16 = 200;
+const BLOCKS: u16 = 60;
+
+impl Ports {
+    /// Takes a block of 200 ports.
+    ///
+    /// # Panics
+    /// If all are taken.
+    #[must_use]
+    pub fn take() -> Self {
+        use rustix::fs::FlockOperation::NonBlockingLockExclusive;
+        let start = u16::try_from(std::process::id() % u32::from(BLOCKS)).unwrap_or(0);
+        for turn in 0..BLOCKS {
+            let first = 20_000 + (start + turn) % BLOCKS * BLOCK;
+            let path = std::env::temp_dir().join(format!("vmove-test-ports-{first}"));
+            let lock = std::fs::File::options().create(true).truncate(false).write(true).open(path);
+            let Ok(lock) = lock else { continue };
+            // What a killed test has left may still listen there.
+            let free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
+            if rustix::fs::flock(&lock, NonBlockingLockExclusive).is_ok() && (first..first + BLOCK).all(free)
+            {
+                return Self { first, _lock: lock };
+            }
+        }
+        panic!("none of {BLOCKS} blocks of ports from 20000 on is free")
+    }
 }
 
 /// One etcd of one member, with its data in a folder of its own. Killed when dropped.
@@ -53,8 +82,7 @@ pub fn free_port() -> u16 {
 pub struct EtcdServer {
     program: PathBuf,
     folder: tempfile::TempDir,
-    client: u16,
-    peer: u16,
+    ports: Ports,
     process: Option<Child>,
 }
 
@@ -70,7 +98,7 @@ impl EtcdServer {
             return None;
         };
         let folder = tempfile::tempdir().expect("a folder");
-        let mut server = Self { program, folder, client: free_port(), peer: free_port(), process: None };
+        let mut server = Self { program, folder, ports: Ports::take(), process: None };
         server.run();
         Some(server)
     }
@@ -78,22 +106,22 @@ impl EtcdServer {
     /// Where it is.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.client)
+        format!("http://127.0.0.1:{}", self.ports.first)
     }
 
     /// A store in it.
     #[must_use]
     pub fn store(&self, prefix: &str) -> Etcd {
-        let endpoint = Endpoint::Tcp(format!("127.0.0.1:{}", self.client));
+        let endpoint = Endpoint::Tcp(format!("127.0.0.1:{}", self.ports.first));
         Etcd::new(vec![endpoint], prefix, Duration::from_secs(5))
     }
 
     /// Starts it (again), with the data it has.
     ///
     /// # Panics
-    /// If it does not answer within 20 s.
+    /// If it does not answer within a minute.
     pub fn run(&mut self) {
-        let (client, peer) = (self.url(), format!("http://127.0.0.1:{}", self.peer));
+        let (client, peer) = (self.url(), format!("http://127.0.0.1:{}", self.ports.first + 1));
         let log = std::fs::File::options()
             .create(true)
             .append(true)
@@ -112,14 +140,14 @@ impl EtcdServer {
             .spawn()
             .expect("etcd starts");
         self.process = Some(child);
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let store = self.store("/ready/");
         // A runtime of its own, on a thread of its own: callers may be in one.
         std::thread::spawn(move || {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             while runtime.block_on(store.snapshot()).is_err() {
-                assert!(Instant::now() < deadline, "etcd does not answer after 20 s");
+                assert!(Instant::now() < deadline, "etcd does not answer after a minute");
                 std::thread::sleep(Duration::from_millis(50));
             }
         })
@@ -146,6 +174,7 @@ impl Drop for EtcdServer {
 #[derive(Debug)]
 pub struct SlurmLab {
     folder: tempfile::TempDir,
+    ports: Ports,
 }
 
 const SLURM_LAB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/lab/slurm-lab.sh");
@@ -155,7 +184,7 @@ impl SlurmLab {
     /// nothing where Slurm is not installed.
     ///
     /// # Panics
-    /// If it does not start.
+    /// If it does not start, or with more than 199 nodes.
     #[must_use]
     pub fn start_or_skip(nodes: u32, leaf: u32, spine: u32) -> Option<Self> {
         if program("slurmctld-wlm").or_else(|| program("slurmctld")).is_none() || program("munged").is_none()
@@ -163,7 +192,8 @@ impl SlurmLab {
             skip("slurmctld or munged is missing");
             return None;
         }
-        let lab = Self { folder: tempfile::tempdir().expect("a folder") };
+        assert!(nodes < u32::from(BLOCK), "{nodes} nodes do not fit into a block of {BLOCK} ports");
+        let lab = Self { folder: tempfile::tempdir().expect("a folder"), ports: Ports::take() };
         let out = lab
             .script(&["start", &lab.path(), &nodes.to_string(), "8"])
             .envs([("LEAF", leaf.to_string()), ("SPINE", spine.to_string())])
@@ -179,7 +209,7 @@ impl SlurmLab {
 
     fn script(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(SLURM_LAB);
-        command.args(arguments).stdin(Stdio::null());
+        command.args(arguments).env("PORTS", self.ports.first.to_string()).stdin(Stdio::null());
         if unpacked().join("usr/sbin/munged").exists() {
             command.env("VMOVE_SLURM", unpacked().canonicalize().unwrap_or_else(|_| unpacked()));
         }

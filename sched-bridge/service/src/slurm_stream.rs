@@ -185,7 +185,7 @@ async fn start_job(slurm: &Slurm, name: &str, size: u32) -> anyhow::Result<(Stri
         .run(&[
             "salloc",
             "--no-shell",
-            "--immediate=5",
+            "--immediate=60",
             "--exclusive",
             "--gres=gpu:8",
             "-J",
@@ -203,7 +203,7 @@ async fn start_job(slurm: &Slurm, name: &str, size: u32) -> anyhow::Result<(Stri
 
 async fn end_job(slurm: &Slurm, job: &str) -> anyhow::Result<()> {
     slurm.run(&["scancel", job]).await?;
-    for _ in 0..200 {
+    for _ in 0..1200 {
         if slurm.run(&["squeue", "-h", "-j", job]).await.is_ok_and(|out| out.trim().is_empty()) {
             return Ok(());
         }

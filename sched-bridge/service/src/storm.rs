@@ -23,7 +23,7 @@ use crate::store::Store;
 const NODES: u32 = 8;
 const GPUS: u32 = 8;
 /// Time to live of the leases. What nobody gave back must be gone after it.
-const TTL: Duration = Duration::from_secs(10);
+const TTL: Duration = Duration::from_secs(30);
 
 /// How large, and how wild.
 #[derive(Debug, Clone)]

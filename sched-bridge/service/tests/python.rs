@@ -40,7 +40,7 @@ fn a_scheduler_in_python_places_jobs_through_the_generated_client() {
         .spawn()
         .unwrap();
     let _bridge = Guard(bridge);
-    for _ in 0..400 {
+    for _ in 0..2400 {
         if std::os::unix::net::UnixStream::connect(&socket).is_ok() {
             break;
         }

@@ -158,7 +158,7 @@ mod tests {
         request.environments.pop();
         request.action = Action::Status;
         let mut now = answer(&slurm, &request, "env").await;
-        for _ in 0..100 {
+        for _ in 0..1200 {
             if now.environments.iter().all(|e| e.state == "running") {
                 break;
             }

@@ -30,8 +30,9 @@ pub(crate) use tests::Running;
 use crate::clock::Clock;
 use crate::store::{Committed, Revision, Store, StoreError, Txn};
 
-/// How long an operation tries again when others were faster, or the store does not answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an operation tries again when others were faster, or the store does not answer. Tests start etcd in the middle, on
+/// machines that may be very busy.
+const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 120 } else { 10 });
 
 /// See the [module](self).
 #[derive(Debug)]

@@ -160,7 +160,7 @@ async fn a_plan_whose_bridge_died_is_taken_over_and_decided_by_where_the_vm_is()
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_plan_that_is_being_run_is_not_run_twice() {
     let dir = tempfile::tempdir().unwrap();
     let (running, mover) = scene(dir.path(), 2).await;
@@ -170,7 +170,9 @@ async fn a_plan_that_is_being_run_is_not_run_twice() {
         let (bridge, id) = (Arc::clone(&running.0), plan.id.clone());
         tokio::spawn(async move { run(&bridge, Arc::new(slow), &id, Limits::default()).await })
     };
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    while running.0.plan(&plan.id).unwrap().runner.is_none() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     let second = run(&running.0, Arc::new(mover.clone()), &plan.id, Limits::default()).await;
     assert!(matches!(second, Err(RunError::Running(_))), "{second:?}");
     assert_eq!(first.await.unwrap().unwrap().state, PlanState::Done);

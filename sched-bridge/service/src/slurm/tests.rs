@@ -92,16 +92,14 @@ async fn nodes_gres_and_topology_are_read_held_and_drained() {
         .unwrap();
     assert_eq!(granted.placement.unwrap().score.max_hops, 1, "four nodes of one leaf");
     slurm.hold("vc", &granted.lease.nodes(), "root").await.unwrap();
-    let allocate = |count: &'static str| {
+    let allocate = |count: &'static str, seconds: &'static str| {
         let slurm = slurm.clone();
         async move {
-            slurm
-                .run(&["salloc", "--no-shell", "--immediate=2", "--exclusive", "-J", "other", "-N", count])
-                .await
+            slurm.run(&["salloc", "--no-shell", seconds, "--exclusive", "-J", "other", "-N", count]).await
         }
     };
-    allocate("13").await.unwrap_err();
-    allocate("12").await.unwrap();
+    allocate("13", "--immediate=2").await.unwrap_err();
+    allocate("12", "--immediate=60").await.unwrap();
     let used = slurm.run(&["squeue", "-h", "-t", "R", "-o", "%N"]).await.unwrap();
     let used = slurm.run(&["scontrol", "show", "hostnames", used.trim()]).await.unwrap();
     assert!(
@@ -112,7 +110,7 @@ async fn nodes_gres_and_topology_are_read_held_and_drained() {
     let nodelist: Vec<String> = granted.lease.nodes().iter().map(ToString::to_string).collect();
     let nodelist = format!("--nodelist={}", nodelist.join(","));
     slurm
-        .run(&["salloc", "--no-shell", "--immediate=2", "-N", "4", "--reservation=vc", &nodelist])
+        .run(&["salloc", "--no-shell", "--immediate=60", "-N", "4", "--reservation=vc", &nodelist])
         .await
         .unwrap();
 
@@ -129,7 +127,7 @@ async fn nodes_gres_and_topology_are_read_held_and_drained() {
     let refused = bridge.what_if(whole_nodes("all", 16)).await.unwrap_err().to_string();
     assert!(refused.contains("15"), "{refused}");
     let mut gone = false;
-    for _ in 0..50 {
+    for _ in 0..1200 {
         gone = slurm.let_go("vc").await.is_ok();
         if gone {
             break;
