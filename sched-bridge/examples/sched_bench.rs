@@ -3,13 +3,15 @@
 //! `cargo run --release -p vmove-sched --example sched_bench -- [--out DIR] [--quick]` prints tables, and writes
 //! `sched_bench.json` and `sched_bench.svg` into DIR.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use sched_bridge::model::{Assignment, Fleet, Occupancy};
-use sched_bridge::place::{ClusterRequest, Options, PlaceError, Placement, place};
+use sched_bridge::moves::{self, Resident};
+use sched_bridge::place::{ClusterRequest, Options, PlaceError, Placement, place, score};
 use sched_bridge::sim::{Churn, Event, FleetSpec, Rng, SlurmTree, gpu_cluster};
 use serde::Serialize;
 
@@ -42,6 +44,21 @@ struct Report {
     scattered: Vec<Side>,
     one_snapshot: Vec<Side>,
     whole_stream: Vec<Side>,
+    compacted: Vec<Compacted>,
+}
+
+/// Hops of all clusters that are there, over a whole stream, with moves now and then.
+#[derive(Serialize)]
+struct Compacted {
+    fleet: String,
+    /// Events between two compactions.
+    every: u32,
+    slurm: u64,
+    placed: u64,
+    compacted: u64,
+    saved_percent: f64,
+    arrived_vms: u64,
+    moved_vms: u64,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -61,6 +78,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         scattered: scattered(quick)?,
         one_snapshot: snapshots(quick)?,
         whole_stream: streams(quick)?,
+        compacted: compacted(quick)?,
     };
     std::fs::write(out.join("sched_bench.json"), serde_json::to_string_pretty(&report)?)?;
     let points: Vec<(f64, f64)> = report
@@ -285,6 +303,62 @@ fn streams(quick: bool) -> Result<Vec<Side>, Box<dyn Error>> {
     Ok(sides)
 }
 
+/// Each has a fleet of its own; hops of the clusters that all of them have placed, summed over time: by Slurm's choices, by ours, and
+/// by ours with clusters brought together by moves every so many events.
+fn compacted(quick: bool) -> Result<Vec<Compacted>, Box<dyn Error>> {
+    println!(
+        "hops of all clusters that are there, summed over time, each with a fleet of its own; moves bring clusters together now and then\n"
+    );
+    println!(
+        "{:<28} {:>6} {:>11} {:>11} {:>11} {:>8} {:>12}",
+        "fleet", "every", "Slurm", "ours", "with moves", "saved", "VMs moved"
+    );
+    let mut rows = Vec::new();
+    for (load, every) in [(80, 200), (90, 200)] {
+        let fleet = small().build()?;
+        let events = if quick { 1000 } else { 8000 };
+        let mut streams = [0; 3].map(|_| Stream::new(&fleet, 11, load));
+        let mut sums = [0_u64; 3];
+        let (mut arrived, mut moved) = (0_u64, 0_u64);
+        for step in 0..events {
+            streams[0].step(&Slurm)?;
+            streams[1].step(&Ours)?;
+            let second_half = step >= events / 2;
+            let vms = streams[2].step(&Ours)?.map_or(0, |placement| placement.assignments.len());
+            let moves = if step % every == every - 1 { streams[2].compact()? } else { 0 };
+            if second_half {
+                arrived += vms as u64;
+                moved += moves;
+                let common: Vec<u32> = (streams[0].hops.keys().copied())
+                    .filter(|id| streams[1..].iter().all(|stream| stream.hops.contains_key(id)))
+                    .collect();
+                for (sum, stream) in sums.iter_mut().zip(&streams) {
+                    *sum += common.iter().map(|id| stream.hops[id]).sum::<u64>();
+                }
+            }
+        }
+        let [slurm, placed, compacted] = sums;
+        #[expect(clippy::cast_precision_loss, reason = "hops stay far below 2^53")]
+        let saved_percent = 100.0 * (1.0 - compacted as f64 / slurm.max(1) as f64);
+        let fleet = format!("256 nodes, {load} % in use");
+        println!(
+            "{fleet:<28} {every:>6} {slurm:>11} {placed:>11} {compacted:>11} {saved_percent:>6.1} % {moved:>6} of {arrived}"
+        );
+        rows.push(Compacted {
+            fleet,
+            every,
+            slurm,
+            placed,
+            compacted,
+            saved_percent,
+            arrived_vms: arrived,
+            moved_vms: moved,
+        });
+    }
+    println!();
+    Ok(rows)
+}
+
 fn small() -> FleetSpec {
     FleetSpec { per_leaf: 8, fan_in: vec![4], ..FleetSpec::three_levels(256) }
 }
@@ -361,14 +435,15 @@ struct Stream<'a> {
     fleet: &'a Fleet,
     used: Occupancy,
     churn: Churn,
-    placed: std::collections::HashMap<u32, Vec<Assignment>>,
+    placed: BTreeMap<u32, Vec<Assignment>>,
+    hops: BTreeMap<u32, u64>,
 }
 
 impl<'a> Stream<'a> {
     fn new(fleet: &'a Fleet, seed: u64, load_percent: u64) -> Self {
         let gpus: u64 = fleet.nodes().iter().map(|node| node.devices.len() as u64 / 2).sum();
         let churn = Churn::new(seed, &sizes(), gpus * load_percent / 100);
-        Self { fleet, used: Occupancy::new(fleet), churn, placed: std::collections::HashMap::new() }
+        Self { fleet, used: Occupancy::new(fleet), churn, placed: BTreeMap::new(), hops: BTreeMap::new() }
     }
 
     fn run(&mut self, events: u32, placer: impl Placer + Copy) -> Result<(), Box<dyn Error>> {
@@ -381,6 +456,7 @@ impl<'a> Stream<'a> {
     fn step(&mut self, placer: &impl Placer) -> Result<Option<Placement>, Box<dyn Error>> {
         match self.churn.next_event() {
             Event::Leave { id } => {
+                self.hops.remove(&id);
                 for assignment in self.placed.remove(&id).unwrap_or_default() {
                     self.used.release(self.fleet, &assignment)?;
                 }
@@ -394,6 +470,7 @@ impl<'a> Stream<'a> {
                             self.used.take(self.fleet, assignment)?;
                         }
                         self.placed.insert(id, placement.assignments.clone());
+                        self.hops.insert(id, placement.score.sum_hops);
                         Ok(Some(placement))
                     }
                     Err(PlaceError::NoRoom { .. }) => Ok(None),
@@ -401,5 +478,32 @@ impl<'a> Stream<'a> {
                 }
             }
         }
+    }
+
+    /// Brings clusters together by moves. Returns how many VMs moved.
+    fn compact(&mut self) -> Result<u64, Box<dyn Error>> {
+        let request = |id: u32, vms: usize| -> Result<ClusterRequest, Box<dyn Error>> {
+            Ok(gpu_cluster(&format!("c{id}"), u32::try_from(vms)?, 1, 0))
+        };
+        let residents: Vec<Resident> = (self.placed.iter())
+            .map(|(id, own)| {
+                let request = request(*id, own.len())?;
+                Ok(Resident { request, assignments: own.clone(), pinned: Vec::new() })
+            })
+            .collect::<Result<_, Box<dyn Error>>>()?;
+        let plan = moves::compact(self.fleet, &residents, None)?;
+        for step in &plan.steps {
+            self.used.take(self.fleet, &step.to)?;
+            self.used.release(self.fleet, &step.from)?;
+            let all = self.placed.values_mut().flatten();
+            for own in all.filter(|own| own.vm == step.to.vm) {
+                *own = step.to.clone();
+            }
+        }
+        for (id, own) in &self.placed {
+            let hops = score(self.fleet, &self.used, &request(*id, own.len())?, own)?.sum_hops;
+            self.hops.insert(*id, hops);
+        }
+        Ok(plan.steps.len() as u64)
     }
 }

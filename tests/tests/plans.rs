@@ -1,32 +1,19 @@
 //! A bridge over four daemons, each in a network namespace of its own: what it plans, real guests do.
 #![cfg(test)]
 
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use serde_json::{Value, json};
 use vmove_guest::config::{Config, Rate};
+use vmove_tests::bridge::{Bridge, until};
 use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::guest::{Guest, failures};
 use vmove_tests::networks::Networks;
-use vmove_tests::process::Guarded;
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::{need, places};
 
 const NODES: u8 = 4;
-/// For what takes a moment, on a machine that may be very busy.
-const LONG: Duration = Duration::from_secs(120);
-
-fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LONG;
-    while !is() {
-        assert!(Instant::now() < deadline, "after {LONG:?}, not so: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 fn ready() -> Result<()> {
     places::root()?;
     places::guest_initrd()?;
@@ -34,78 +21,6 @@ fn ready() -> Result<()> {
         places::product(program)?;
     }
     Ok(())
-}
-
-/// A bridge and its socket.
-struct Bridge {
-    folder: PathBuf,
-    process: Option<Guarded>,
-}
-
-impl Bridge {
-    fn start(sandbox: &Sandbox, nodes: &[Node]) -> Result<Self> {
-        let folder = sandbox.folder("bridge")?;
-        let daemons: String = nodes
-            .iter()
-            .map(|n| {
-                format!("[daemons.{}]\ncontrol = {:?}\naddress = \"{}\"\n", n.name(), n.control(), n.listen())
-            })
-            .collect();
-        let vmove = places::product("vmove")?;
-        let config = format!(
-            "store = \"redb:{0}/state.redb\"\ncontrol = \"{0}/c.sock\"\nlook_s = 1\n[moves]\ncommand = [{vmove:?}, \"--control\", \"{{control}}\"]\noptions = [\"--mode\", \"postcopy\", \"--verify\"]\n{daemons}",
-            folder.display()
-        );
-        std::fs::write(folder.join("vbridged.toml"), config)?;
-        let mut bridge = Self { folder, process: None };
-        bridge.run()?;
-        Ok(bridge)
-    }
-
-    fn run(&mut self) -> Result<()> {
-        let log = std::fs::File::options().create(true).append(true).open(self.folder.join("log"))?;
-        let child = Command::new(places::product("vbridged")?)
-            .arg("--config")
-            .arg(self.folder.join("vbridged.toml"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()?;
-        self.process = Some(child.into());
-        let deadline = Instant::now() + LONG;
-        while self.ask(&["fleet", "list"]).is_err() {
-            if Instant::now() > deadline {
-                bail!("vbridged does not answer: {}", std::fs::read_to_string(self.folder.join("log"))?);
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
-    }
-
-    fn command(&self, arguments: &[&str]) -> Result<Command> {
-        let mut command = Command::new(places::product("vmove")?);
-        let socket = format!("unix:{}", self.folder.join("c.sock").display());
-        command.env("VBRIDGE", socket).arg("--json").args(arguments).stdin(Stdio::null());
-        Ok(command)
-    }
-
-    fn ask(&self, arguments: &[&str]) -> Result<Value> {
-        let output = self.command(arguments)?.output()?;
-        if !output.status.success() {
-            bail!(
-                "vmove {arguments:?}: {} {}",
-                String::from_utf8_lossy(&output.stdout),
-                String::from_utf8_lossy(&output.stderr)
-            );
-        }
-        serde_json::from_slice(&output.stdout).context("vmove answered no JSON")
-    }
-
-    fn write(&self, name: &str, text: &str) -> Result<String> {
-        let path = self.folder.join(name);
-        std::fs::write(&path, text)?;
-        Ok(path.to_string_lossy().into_owned())
-    }
 }
 
 /// Node of each VM of a lease, by the bridge.
@@ -191,7 +106,7 @@ fn real_guests_leave_a_node_and_a_killed_bridge_goes_on() {
         steps.iter().any(|step| step["state"]["is"] != "pending")
     };
     until("a step is begun", || begun(&bridge.ask(&["plan", "show", &id]).expect("the plan is there")));
-    bridge.process = None;
+    bridge.kill();
     running.wait().expect("vmove ends when its bridge does");
     bridge.run().expect("the bridge starts again");
     let done = bridge.ask(&["plan", "run", &id]).expect("the plan is taken up");

@@ -14,6 +14,8 @@ use serde::Deserialize;
 use crate::http::Endpoint;
 use crate::plan::mover::Daemon;
 use crate::plan::run::Limits;
+use crate::slurm::Slurm;
+use crate::slurm::follow::Follow;
 use crate::store::{Embedded, Etcd, Store, etcd::DEFAULT_MAX_TXN_OPS};
 
 /// Where the control socket is, unless told otherwise.
@@ -66,7 +68,40 @@ struct File {
     /// Seconds between two looks at the VMs of each node that has a daemon; 0 for never.
     look_s: Option<u64>,
     moves: Moves,
+    slurm: Option<SlurmCluster>,
     daemons: BTreeMap<NodeName, Daemon>,
+}
+
+/// A Slurm cluster that is followed.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct SlurmCluster {
+    /// Its `slurm.conf`; where Slurm's commands look by themselves, if left out.
+    conf: Option<PathBuf>,
+    /// Seconds between two looks.
+    every_s: u64,
+    /// Who may use the reservations of leases.
+    users: String,
+    /// VMs leave nodes that Slurm drains.
+    evacuate: bool,
+}
+
+impl Default for SlurmCluster {
+    fn default() -> Self {
+        Self { conf: None, every_s: 5, users: "root".to_owned(), evacuate: true }
+    }
+}
+
+impl From<SlurmCluster> for Follow {
+    fn from(cluster: SlurmCluster) -> Self {
+        let conf = cluster.conf.map(|path| ("SLURM_CONF".to_owned(), path.to_string_lossy().into_owned()));
+        Self {
+            slurm: Slurm::new(conf.into_iter().collect()),
+            users: cluster.users,
+            every: Duration::from_secs(cluster.every_s.max(1)),
+            evacuate: cluster.evacuate,
+        }
+    }
 }
 
 /// How VMs are moved.
@@ -110,6 +145,8 @@ pub struct Config {
     pub options: Vec<String>,
     /// How much at once.
     pub limits: Limits,
+    /// A Slurm cluster to follow.
+    pub slurm: Option<Follow>,
     /// Daemons of the nodes.
     pub daemons: BTreeMap<NodeName, Daemon>,
 }
@@ -146,6 +183,7 @@ impl Config {
             token,
             store: open_store(&store, max_txn_ops)?,
             look: Some(file.look_s.unwrap_or(5)).filter(|s| *s > 0).map(Duration::from_secs),
+            slurm: file.slurm.map(Follow::from),
             command: file.moves.command,
             options: file.moves.options,
             limits: Limits { per_node: file.moves.per_node, per_uplink: file.moves.per_uplink },

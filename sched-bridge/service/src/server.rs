@@ -57,6 +57,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     if let Some(every) = config.look {
         tokio::spawn(look(Arc::clone(&bridge), Arc::clone(&mover), watched, every));
     }
+    if let Some(slurm) = config.slurm {
+        tokio::spawn(slurm.forever(Arc::clone(&bridge), Arc::clone(&mover), config.limits));
+    }
     let app = |token| {
         Arc::new(App { bridge: Arc::clone(&bridge), mover: Arc::clone(&mover), limits: config.limits, token })
     };

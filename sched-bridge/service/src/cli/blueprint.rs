@@ -38,63 +38,72 @@ pub async fn run(args: BlueprintArgs, as_json: bool) -> Said {
         need(environment.request.as_deref())
             .map_err(|e| Problem::bad(format!("environment {:?}: {e}", environment.name)))?;
     }
-    let client = Client::new(&args.at)?;
-    let (mut done, mut leases) = (Vec::new(), Vec::new());
-    let ended = start_all(&client, &args, &blueprint.name, &parts, &mut done, &mut leases).await;
-    if let Err(problem) = ended {
-        // All or nothing, as far as leases go; what adapters have started is named.
-        for id in &leases {
-            let _ = client.ask(Method::DELETE, &format!("/v1/leases/{}", segment(id)), None::<&()>).await;
+    let mut begun = Begun { client: Client::new(&args.at)?, leases: Vec::new(), handed: Vec::new() };
+    match start_all(&mut begun, &args, &blueprint.name, &parts).await {
+        Ok(done) => {
+            let answer = json!({ "blueprint": blueprint.name, "groups": parts.groups, "together": done });
+            show(&answer, as_json, super::show::pretty)
         }
-        let started: Vec<String> = done
-            .iter()
-            .flat_map(|d: &Value| d["adapters"].as_array().cloned())
-            .flatten()
-            .map(|a| a.to_string())
-            .collect();
-        let left = if started.is_empty() {
-            String::new()
-        } else {
-            format!("; adapters have started: {}", started.join(", "))
-        };
-        return Err(Problem::new(
-            problem.code,
-            format!("{}; its leases were given back{left}", problem.message),
-        ));
+        Err(problem) => {
+            let said = begun.undo().await;
+            Err(Problem::new(problem.code, format!("{}; {said}", problem.message)))
+        }
     }
-    show(
-        &json!({ "blueprint": blueprint.name, "groups": parts.groups, "together": done }),
-        as_json,
-        super::show::pretty,
-    )
+}
+
+/// What has to be undone if the rest fails: all or nothing.
+struct Begun {
+    client: Client,
+    leases: Vec<String>,
+    handed: Vec<(String, Vec<String>, Request)>,
+}
+
+impl Begun {
+    async fn undo(self) -> String {
+        let mut left = Vec::new();
+        for (name, words, request) in self.handed {
+            let stop = Request { action: Action::Stop, ..request };
+            if let Err(error) = adapter::ask(&words, &stop).await {
+                left.push(format!("what adapter {name} has started ({error})"));
+            }
+        }
+        for id in &self.leases {
+            let path = format!("/v1/leases/{}", segment(id));
+            if let Err(error) = self.client.ask(Method::DELETE, &path, None::<&()>).await {
+                left.push(format!("lease {id} ({error})"));
+            }
+        }
+        if left.is_empty() {
+            return "what had been begun was undone".to_owned();
+        }
+        format!("what had been begun was undone, except {}", left.join(", "))
+    }
 }
 
 async fn start_all(
-    client: &Client,
+    begun: &mut Begun,
     args: &BlueprintArgs,
     name: &str,
     parts: &Decomposed,
-    done: &mut Vec<Value>,
-    leases: &mut Vec<String>,
-) -> Result<(), Problem> {
+) -> Result<Vec<Value>, Problem> {
+    let mut done = Vec::new();
     for (number, together) in parts.together.iter().enumerate() {
         let mut lease = Value::Null;
         if let Some(request) = &together.request {
             let id = format!("{name}.{number}");
             let body = json!({ "id": id, "holder": args.holder, "ttl_ms": args.ttl, "request": request });
-            lease = client.ask(Method::POST, "/v1/leases", Some(&body)).await?;
-            leases.push(id);
+            lease = begun.client.ask(Method::POST, "/v1/leases", Some(&body)).await?;
+            // One that was there before is not ours to give back.
+            if lease["again"] != true {
+                begun.leases.push(id);
+            }
         }
-        let nodes: BTreeSet<&str> = lease["lease"]["held"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|h| h["node"].as_str())
-            .collect();
-        let adapters = hand_over(args, name, together, &nodes).await?;
+        let held = lease["lease"]["held"].as_array().into_iter().flatten();
+        let nodes: BTreeSet<&str> = held.filter_map(|held| held["node"].as_str()).collect();
+        let adapters = hand_over(begun, args, name, together, &nodes).await?;
         done.push(json!({ "environments": together.environments, "lease": lease["lease"], "networks": together.networks, "adapters": adapters }));
     }
-    Ok(())
+    Ok(done)
 }
 
 /// What an environment that an adapter starts needs. Adapters know cores, memory and a number of GPUs; anything else would be
@@ -122,6 +131,7 @@ fn need(request: Option<&str>) -> Result<Alternative, String> {
 }
 
 async fn hand_over(
+    begun: &mut Begun,
     args: &BlueprintArgs,
     cluster: &str,
     together: &Together,
@@ -158,6 +168,8 @@ async fn hand_over(
         let request =
             Request { version: VERSION, action: Action::Start, cluster: cluster.to_owned(), environments };
         let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
+        // Before it is asked: what its answer would have told of may run all the same.
+        begun.handed.push((name.clone(), words.clone(), request.clone()));
         let answer =
             adapter::ask(&words, &request).await.map_err(|e| Problem::new(Code::Internal, e.to_string()))?;
         if let Some(failed) = answer.environments.iter().find(|e| e.state == "failed") {

@@ -4,7 +4,7 @@ pub mod make;
 pub mod mover;
 pub mod run;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use sched_bridge::model::{Assignment, NodeName, VmName};
 use serde::{Deserialize, Serialize};

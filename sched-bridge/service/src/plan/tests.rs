@@ -18,8 +18,8 @@ use crate::slurm_stream::whole_nodes;
 
 /// Where VMs really are, and what goes wrong.
 #[derive(Debug, Default)]
-struct World {
-    at: BTreeMap<String, NodeName>,
+pub struct World {
+    pub at: BTreeMap<String, NodeName>,
     fail: BTreeSet<String>,
     at_work: usize,
     most_at_work: usize,
@@ -27,7 +27,7 @@ struct World {
 }
 
 #[derive(Debug, Clone, Default)]
-struct FakeMover(Arc<Mutex<World>>, Duration);
+pub struct FakeMover(pub Arc<Mutex<World>>, Duration);
 
 #[async_trait]
 impl Mover for FakeMover {

@@ -1,6 +1,7 @@
 //! A Slurm cluster, through its own commands: nodes, GRES and topology are read from it, nodes are held by reservations, and a node
 //! that it drains is drained here.
 
+pub mod follow;
 mod read;
 #[cfg(test)]
 mod tests;
@@ -125,7 +126,8 @@ impl Slurm {
         let nodes: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
         let (name, nodes) = (format!("ReservationName={name}"), format!("Nodes={}", nodes.join(",")));
         let users = format!("Users={users}");
-        let flags = "Flags=IGNORE_JOBS";
+        // Leases may share a node, and each has a reservation.
+        let flags = "Flags=IGNORE_JOBS,OVERLAP";
         self.run(&[
             "scontrol",
             "create",
@@ -139,6 +141,36 @@ impl Slurm {
         ])
         .await
         .map(drop)
+    }
+
+    /// Holds other nodes under a name that is there already.
+    ///
+    /// # Errors
+    /// Slurm knows no such reservation.
+    pub async fn hold_instead(&self, name: &str, nodes: &[NodeName]) -> Result<(), SlurmError> {
+        let nodes: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
+        let (name, nodes) = (format!("ReservationName={name}"), format!("Nodes={}", nodes.join(",")));
+        self.run(&["scontrol", "update", &name, &nodes]).await.map(drop)
+    }
+
+    /// The nodes of a hostlist, expanded by Slurm itself.
+    ///
+    /// # Errors
+    /// Slurm does not understand it.
+    pub async fn hosts(&self, list: &str) -> Result<BTreeSet<NodeName>, SlurmError> {
+        if list.is_empty() || list == "(null)" {
+            return Ok(BTreeSet::new());
+        }
+        let text = self.run(&["scontrol", "show", "hostnames", list]).await?;
+        let name = |(at, line): (usize, &str)| {
+            NodeName::new(line).map_err(|e| SlurmError::Output {
+                command: "scontrol show hostnames",
+                line: at + 1,
+                found: line.chars().take(60).collect(),
+                expected: e.to_string(),
+            })
+        };
+        text.lines().enumerate().map(name).collect()
     }
 
     /// Gives back what was held under a name.

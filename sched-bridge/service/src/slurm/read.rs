@@ -9,7 +9,7 @@ use sched_bridge::topology::{Builder, Origin, Style, SwitchName, SwitchSpec, Top
 use super::{FROM, SlurmError};
 
 /// `Key=Value` of a line of `scontrol -o`. Values may hold blanks; keys are those that we look for.
-fn field<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+pub(super) fn field<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     let mut rest = line;
     loop {
         let at = rest.find(key)?;

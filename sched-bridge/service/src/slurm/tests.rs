@@ -5,11 +5,13 @@ use std::sync::Arc;
 use sched_bridge::model::NodeState;
 use sched_bridge::place::ClusterRequest;
 
+use super::follow::Follow;
 use super::read::{gpus, nodes, state};
 use super::{Slurm, SlurmError};
 use crate::bridge::{Ask, Want};
 use crate::clock::{Clock, ManualClock};
 use crate::lab::SlurmLab;
+use crate::plan::tests::FakeMover;
 use crate::slurm_stream::{self, Shape};
 
 #[test]
@@ -145,4 +147,75 @@ async fn the_same_stream_needs_no_more_hops_than_with_slurm() {
     eprintln!("{table}");
     assert!(table.requests() >= 20, "{table}");
     assert!(table.bridge_hops() <= table.slurm_hops(), "{table}");
+}
+
+/// Slurm as an operator uses it, and the bridge that follows it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_and_leases_keep_off_each_other_and_drained_nodes_are_emptied() {
+    let Some(lab) = SlurmLab::start_or_skip(8, 4, 2) else { return };
+    let slurm = Slurm::new(lab.environment());
+    let dir = tempfile::tempdir().unwrap();
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::new());
+    let store = crate::store::Embedded::open(&dir.path().join("s")).unwrap();
+    let running = crate::bridge::Running::new(Arc::new(store), clock).await;
+    let bridge = &running.0;
+    let every = std::time::Duration::from_secs(1);
+    let follow = Follow { slurm: slurm.clone(), users: "root".into(), every, evacuate: true };
+
+    // A job has a node: it is no place for VMs.
+    slurm
+        .run(&["salloc", "--no-shell", "--immediate=60", "--exclusive", "-J", "job", "--nodelist=n0"])
+        .await
+        .unwrap();
+    follow.turn(bridge).await.unwrap();
+    let ids = || bridge.view().unwrap().leases().keys().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(ids(), ["slurm.n0"]);
+    bridge.what_if(whole_nodes("all", 8)).await.unwrap_err();
+    let want = Want::Place(Box::new(whole_nodes("vc", 2)));
+    let ask = Ask { id: "vc".parse().unwrap(), holder: "alice".into(), want, ttl_ms: 60_000 };
+    let granted = bridge.grant(ask).await.unwrap();
+    follow.turn(bridge).await.unwrap();
+    let reserved = || async {
+        let text = slurm.run(&["scontrol", "-o", "show", "reservation"]).await.unwrap();
+        let line = text.lines().find(|line| line.contains("ReservationName=vmove-vc"));
+        match line.and_then(|line| super::read::field(line, "Nodes")) {
+            Some(list) => slurm.hosts(list).await.unwrap(),
+            None => Default::default(),
+        }
+    };
+    assert_eq!(reserved().await, granted.lease.nodes().into_iter().collect());
+
+    // Slurm drains a node of the cluster: its VM leaves, and the reservation goes with it.
+    let mover = FakeMover::default();
+    for held in &granted.lease.held {
+        mover.0.lock().unwrap().at.insert(held.assignment.vm.to_string(), held.assignment.node.clone());
+    }
+    let drained = granted.lease.nodes()[0].clone();
+    slurm
+        .run(&["scontrol", "update", &format!("nodename={drained}"), "state=drain", "reason=test"])
+        .await
+        .unwrap();
+    follow.turn(bridge).await.unwrap();
+    let movers: Arc<dyn crate::plan::mover::Mover> = Arc::new(mover.clone());
+    let mut plans = Default::default();
+    follow.empty(bridge, &movers, Default::default(), &mut plans).await.unwrap();
+    assert!(mover.0.lock().unwrap().at.values().all(|at| *at != drained), "{mover:?}");
+    follow.turn(bridge).await.unwrap();
+    let nodes = reserved().await;
+    assert!(nodes.len() == 2 && !nodes.contains(&drained), "{nodes:?}");
+    // Empty, it is left alone.
+    follow.empty(bridge, &movers, Default::default(), &mut plans).await.unwrap();
+    assert_eq!(bridge.view().unwrap().plans().len(), 1);
+
+    // What ends is given back, on both sides.
+    bridge.release(&"vc".parse().unwrap()).await.unwrap();
+    slurm.run(&["scancel", "-u", "root"]).await.unwrap();
+    for _ in 0..600 {
+        follow.turn(bridge).await.unwrap();
+        if ids().is_empty() && reserved().await.is_empty() {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    panic!("{:?} and {:?} are left", ids(), reserved().await);
 }
