@@ -20,7 +20,7 @@ use crate::lease::Lease;
 use crate::store::Store;
 
 /// Nodes and their GPUs.
-const NODES: u32 = 8;
+const NODES: u32 = 4;
 const GPUS: u32 = 8;
 /// Time to live of the leases. What nobody gave back must be gone after it.
 const TTL: Duration = Duration::from_secs(30);
