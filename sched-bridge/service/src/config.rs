@@ -251,4 +251,21 @@ mod tests {
             Arguments::parse_from(["vbridged", "--listen", "127.0.0.1:1", "--store", "redb:/nonexistent/x"]);
         assert!(Config::load(open).unwrap_err().to_string().contains("--token-file"));
     }
+
+    /// What the operators' guide shows is understood.
+    #[test]
+    fn the_guide_tells_the_truth() {
+        let guide = include_str!("../../../docs/sched-bridge.md");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.toml");
+        for (from, to) in
+            [("    store = ", "The commands of `vmove`"), ("    [slurm]", "It takes over nodes")]
+        {
+            let (start, end) = (guide.find(from).unwrap(), guide.find(to).unwrap());
+            let text: String = guide[start..end].lines().map(|line| format!("{}\n", line.trim())).collect();
+            std::fs::write(&path, &text).unwrap();
+            let file = read(&path).unwrap();
+            assert!(file.store.is_some() || file.slurm.is_some(), "{text}");
+        }
+    }
 }

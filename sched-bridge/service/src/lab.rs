@@ -181,12 +181,16 @@ const SLURM_LAB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/lab/slurm-lab.sh")
 
 impl SlurmLab {
     /// Starts one of `nodes` nodes with 8 GPUs each, below leaves of `leaf` nodes and spines of `spine` leaves; says so and gives
-    /// nothing where Slurm is not installed.
+    /// nothing where Slurm is not installed, or without root.
     ///
     /// # Panics
     /// If it does not start, or with more than 199 nodes.
     #[must_use]
     pub fn start_or_skip(nodes: u32, leaf: u32, spine: u32) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            skip("Slurm's daemons start jobs only as root");
+            return None;
+        }
         if program("slurmctld-wlm").or_else(|| program("slurmctld")).is_none() || program("munged").is_none()
         {
             skip("slurmctld or munged is missing");
