@@ -51,7 +51,6 @@ test_e2e() {
     build_guest
     export VMOVE_BIN_DIR
     VMOVE_BIN_DIR=$(target_dir)/release
-    build_bridge
     # Everything that the tests of sched-bridge speak with is there after ./run setup: none may be skipped.
     VMOVE_NO_SKIP=1 cargo test -p vmove-bridge --test '*'
     cargo test --workspace --exclude vmove-bridge --test '*' -- --test-threads=1

@@ -8,6 +8,7 @@ mod grant;
 mod moves;
 mod nodes;
 mod plans;
+mod records;
 mod sweep;
 mod sync;
 #[cfg(test)]

@@ -7,6 +7,7 @@ use sched_bridge::model::{Assignment, Fleet, Node, NodeName, Occupancy, VmName};
 use sched_bridge::topology::Topology;
 
 use super::BridgeError;
+use super::records::Records;
 use crate::keys;
 use crate::lease::{Lease, LeaseId};
 use crate::store::{Change, Changes, Entry, Revision, Snapshot};
@@ -33,7 +34,7 @@ pub struct View {
     guards: HashMap<NodeName, Revision>,
     leases: BTreeMap<LeaseId, Known>,
     plans: BTreeMap<LeaseId, (Arc<str>, Revision)>,
-    records: BTreeMap<String, Arc<str>>,
+    records: Records,
     fleet: Arc<Fleet>,
     occupancy: Option<Occupancy>,
     /// Nodes or topology have changed since the fleet was made.
@@ -112,8 +113,8 @@ impl View {
             }
         } else if let Some(record) = key.strip_prefix(keys::RECORDS) {
             match entry {
-                Some(entry) => drop(self.records.insert(record.to_owned(), entry.value.as_str().into())),
-                None => drop(self.records.remove(record)),
+                Some(entry) => self.records.insert(record.to_owned(), entry.value.as_str().into()),
+                None => self.records.remove(record),
             }
         }
         Ok(())
@@ -236,7 +237,7 @@ impl View {
 
     /// Accounting records as they were written, the oldest first.
     pub fn records(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.records.iter().map(|(key, value)| (key.as_str(), value.as_ref()))
+        self.records.iter()
     }
 
     /// What in the store cannot be read, or does not fit together, by key.
