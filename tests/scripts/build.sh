@@ -11,8 +11,8 @@ vmove_build() {
 }
 
 build_product() {
-    say "building vmoved, vmove and the test tools"
-    (cd "$ROOT" && cargo build --release -p vmove-daemon -p vmove-tests)
+    say "building vmoved, vmove, vbridged and the test tools"
+    (cd "$ROOT" && cargo build --release -p vmove-daemon -p vmove-bridge -p vmove-tests)
 }
 
 # The guest's program is linked statically, so that the initramfs needs no library. Its flags differ from everything

@@ -3,7 +3,10 @@
 # kernel and busybox are unpacked below .cache/, so the machine's own QEMU and kernel stay as they are.
 
 # Installed on the machine. Everything else is only unpacked.
-BUILD_PACKAGES=(gcc libc6-dev pkg-config libclang-14-dev)
+BUILD_PACKAGES=(gcc libc6-dev pkg-config libclang-14-dev python3 python3-venv iproute2)
+# Servers that the tests of sched-bridge speak with, and their libraries; unpacked, so that no service is started and no user made.
+PEER_PACKAGES=(etcd-server munge slurmctld slurmd slurm-client)
+PEERS_VERSION=1
 # Raise it when what is unpacked changes, so that older caches are made anew.
 SETUP_VERSION=1
 
@@ -13,6 +16,8 @@ HOST_PACKAGES='libc6|libc-bin|libgcc-s1|gcc-12-base|debconf|dpkg|perl-base|tar|p
 vmove_setup() {
     check_cargo
     setup_machine
+    setup_peers
+    setup_python
     if [ -e "$CACHE/setup-$SETUP_VERSION" ] && [ -x "$QEMU_7_2" ] && [ -x "$QEMU_10_0" ] && [ -e "$GUEST_KERNEL" ] &&
         [ -x "$CACHE/busybox/bin/busybox" ]; then
         return 0
@@ -26,10 +31,39 @@ vmove_setup() {
     setup_qemu 7.2 bookworm
     setup_qemu 10.0 bookworm-backports
     setup_kernel
-    rm -rf "$CACHE/apt" "$CACHE"/setup-*
+    rm -rf "$CACHE/apt" "$CACHE"/setup-[0-9]*
     touch "$CACHE/setup-$SETUP_VERSION"
     exec 9>&-
     say "setup done: QEMU 7.2, QEMU 10.0 and the guest's kernel are in $CACHE"
+}
+
+# etcd and Slurm below .cache/peers, in a folder of their own so that they need not be fetched again with the QEMUs.
+setup_peers() {
+    local peers=$CACHE/peers debs deb
+    [ -e "$CACHE/peers-$PEERS_VERSION" ] && [ -x "$peers/usr/bin/etcd" ] && [ -x "$peers/usr/sbin/slurmctld-wlm" ] && return 0
+    mkdir -p "$CACHE"
+    exec 8>"$CACHE/setup.lock"
+    flock 8
+    private_apt
+    debs=$CACHE/apt/debs/peers
+    say "unpacking etcd, munge and Slurm"
+    fetch_closure "$debs" "${PEER_PACKAGES[@]}"
+    rm -rf "$peers.new" "$peers"
+    for deb in "$debs"/*.deb; do dpkg -x "$deb" "$peers.new"; done
+    rm -rf "${peers:?}.new"/usr/share/{doc,man,locale,bug,lintian} "${peers:?}.new"/{etc,var}
+    mv "$peers.new" "$peers"
+    "$peers/usr/bin/etcd" --version >/dev/null || die "the unpacked etcd does not start"
+    rm -rf "$CACHE/apt" "$CACHE"/peers-*
+    touch "$CACHE/peers-$PEERS_VERSION"
+    exec 8>&-
+}
+
+# What makes the Python client of vbridged. Without it, one test is skipped.
+setup_python() {
+    [ -x "$CACHE/python/bin/openapi-python-client" ] && return 0
+    say "installing the generator of Python clients"
+    VMOVE_CACHE=$CACHE "$ROOT/sched-bridge/service/python/generate.sh" --generator-only ||
+        warn "the generator of Python clients could not be installed; the test that uses it will be skipped"
 }
 
 setup_machine() {

@@ -32,6 +32,8 @@ pub struct NodeOptions {
     pub environment: Vec<(String, String)>,
     /// Program, if not the one built.
     pub program: Option<PathBuf>,
+    /// Where it listens for peers, if not on a free port of the loopback interface.
+    pub listen: Option<SocketAddr>,
     /// Whether the kernel looks older than Linux 6.7 to the daemon and its QEMUs.
     pub old_kernel: bool,
 }
@@ -44,6 +46,7 @@ impl Default for NodeOptions {
             extra: Vec::new(),
             environment: Vec::new(),
             program: None,
+            listen: None,
             old_kernel: false,
         }
     }
@@ -77,7 +80,8 @@ impl Node {
     /// When the folders cannot be made.
     pub fn prepare(sandbox: &Sandbox, name: &str, options: NodeOptions) -> Result<Self> {
         let folder = sandbox.folder(name)?;
-        Ok(Self { name: name.to_owned(), folder, listen: free_port()?, options, process: None })
+        let listen = options.listen.map_or_else(free_port, Ok)?;
+        Ok(Self { name: name.to_owned(), folder, listen, options, process: None })
     }
 
     /// Two nodes `a` and `b` that know each other by name.
@@ -190,7 +194,9 @@ impl Node {
         self.folder.join("mem")
     }
 
-    fn control(&self) -> PathBuf {
+    /// The control socket.
+    #[must_use]
+    pub fn control(&self) -> PathBuf {
         self.folder.join("ctl.sock")
     }
 

@@ -2,11 +2,13 @@
 
 pub mod beacon;
 pub mod bench;
+pub mod bridge;
 pub mod daemon;
 pub mod guest;
 pub mod initramfs;
 pub mod interrupt;
 pub mod monitor;
+pub mod networks;
 pub mod old_kernel;
 pub mod places;
 pub mod priority;

@@ -78,7 +78,7 @@ pub fn product(name: &str) -> Result<PathBuf> {
     let path = folder.join(name);
     if !path.is_file() {
         bail!(
-            "{} is not there; build it in the same profile with 'cargo build -p vmove-daemon'",
+            "{} is not there; build it in the same profile with 'cargo build -p vmove-daemon -p vmove-bridge'",
             path.display()
         );
     }

@@ -6,6 +6,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use vmove_bridge::cli::args::BridgeCommand;
 use vmove_migrate::spec::{Bandwidth, MigrationSpec, ModeRequest};
 
 use crate::config::DEFAULT_CONTROL;
@@ -38,13 +39,14 @@ const EXIT_CODES: &str = "Exit codes:
   0  done
   1  failed; the guest still runs where it was
   2  wrong usage
-  3  refused by the check; nothing was changed
+  3  refused by the check, or a virtual cluster does not fit; nothing was changed
   4  the guest is paused, or not where it was, and needs `vmove recover`
-  5  the daemon cannot be reached
+  5  the daemon, or the bridge, cannot be reached
   A second Ctrl-C during `vmove migrate` leaves the migration running and ends with 130.
 
 Environment:
-  VMOVE_CONTROL  control socket, unless --control is given";
+  VMOVE_CONTROL  control socket, unless --control is given
+  VBRIDGE        the bridge of fleet, topology, place, lease, plan and account, unless --bridge is given";
 
 /// What to do.
 #[derive(Debug, Subcommand)]
@@ -79,6 +81,9 @@ pub enum Command {
     History(History),
     /// Show the node: fabrics, memory, known peers
     Node,
+    /// Virtual clusters.
+    #[command(flatten)]
+    Bridge(BridgeCommand),
     /// Print a completion script
     Completions(Completions),
     /// Write the man pages into a folder

@@ -28,6 +28,8 @@ const LEFT_RUNNING: u8 = 130;
 enum Ended {
     /// With this exit code; everything was said.
     With(Exit),
+    /// With this code; everything was said by the commands for virtual clusters.
+    Code(u8),
     /// The operator left a migration to itself.
     LeftRunning,
 }
@@ -46,6 +48,7 @@ pub fn main() -> ExitCode {
     runtime.shutdown_background();
     match ended {
         Ok(Ended::With(exit)) => ExitCode::from(exit.code()),
+        Ok(Ended::Code(code)) => ExitCode::from(code),
         Ok(Ended::LeftRunning) => ExitCode::from(LEFT_RUNNING),
         Err(End::BrokenPipe) => ExitCode::SUCCESS,
         Err(End::Problem(problem)) => report(&problem, json),
@@ -71,6 +74,7 @@ async fn dispatch(cli: Cli) -> Result<Ended, End> {
         Command::Recover(args) => return migrations::recover(&client, args, json).await,
         Command::Cancel(args) => migrations::cancel(&client, &args.id, json).await?,
         Command::History(args) => migrations::history(&client, args, json).await?,
+        Command::Bridge(command) => return Ok(Ended::Code(vmove_bridge::cli::run(command, json).await)),
         Command::Completions(args) => generate::completions(args.shell)?,
         Command::Man(args) => generate::man(&args.dir, json)?,
     };

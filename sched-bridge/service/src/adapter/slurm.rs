@@ -1,0 +1,176 @@
+//! Containers and bare-metal environments as jobs of Slurm.
+//!
+//! Each environment is one job, named `CLUSTER.NAME`, on the nodes that it was placed on. A `bare-metal` environment's artifact is a
+//! command line, which has its nodes for itself (`--exclusive`); a `container`'s is an image and a command line, run by the command that
+//! `VMOVE_CONTAINER_RUN` names (default `apptainer exec`).
+
+use std::process::ExitCode;
+
+use super::{Action, Answer, Environment, Request, Status, VERSION};
+use crate::slurm::{Slurm, SlurmError};
+
+/// Runs the adapter on standard input and output.
+#[must_use]
+pub fn main() -> ExitCode {
+    let answered = std::io::read_to_string(std::io::stdin()).map_err(|e| e.to_string()).and_then(|text| {
+        let request: Request = serde_json::from_str(&text)
+            .map_err(|e| format!("expected a request of version {VERSION}: {e}"))?;
+        if request.version != VERSION {
+            return Err(format!("expected a request of version {VERSION}, found {}", request.version));
+        }
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
+        let container = std::env::var("VMOVE_CONTAINER_RUN").unwrap_or_else(|_| "apptainer exec".to_owned());
+        Ok(runtime.block_on(answer(&Slurm::default(), &request, &container)))
+    });
+    match answered {
+        Ok(answer) => {
+            println!("{}", serde_json::to_string(&answer).unwrap_or_default());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("vmove-slurm-adapter: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Does what is asked, environment by environment.
+pub async fn answer(slurm: &Slurm, request: &Request, container: &str) -> Answer {
+    let mut environments = Vec::new();
+    for environment in &request.environments {
+        let name = format!("{}.{}", request.cluster, environment.name);
+        let done = match request.action {
+            Action::Start => start(slurm, &name, environment, container).await,
+            Action::Status => status(slurm, &name).await,
+            Action::Stop => stop(slurm, &name).await,
+        };
+        let status = done.unwrap_or_else(|error| told("failed", String::new(), error.to_string()));
+        environments.push(Status { name: environment.name.clone(), ..status });
+    }
+    Answer { version: VERSION, environments }
+}
+
+fn told(state: &str, handle: String, message: String) -> Status {
+    Status { name: String::new(), state: state.to_owned(), handle, nodes: Vec::new(), message }
+}
+
+async fn start(
+    slurm: &Slurm,
+    name: &str,
+    wanted: &Environment,
+    container: &str,
+) -> Result<Status, SlurmError> {
+    let there = status(slurm, name).await?;
+    if there.state == "running" || there.state == "waiting" {
+        return Ok(there);
+    }
+    let command = match wanted.kind.as_str() {
+        "container" => format!("{container} {}", wanted.artifact),
+        "bare-metal" => wanted.artifact.clone(),
+        other => {
+            let message = format!("kind {other:?}: expected container or bare-metal");
+            return Ok(told("failed", String::new(), message));
+        }
+    };
+    let (job_name, wrap) = (format!("--job-name={name}"), format!("--wrap={command}"));
+    let mut options = vec![format!("--nodes={}", wanted.nodes.len().max(1)), "--output=/dev/null".to_owned()];
+    if !wanted.nodes.is_empty() {
+        options.push(format!("--nodelist={}", wanted.nodes.join(",")));
+    }
+    if wanted.kind == "bare-metal" {
+        options.push("--exclusive".to_owned());
+    } else {
+        options.push(format!("--cpus-per-task={}", wanted.cores.max(1)));
+    }
+    if wanted.gpus > 0 {
+        options.push(format!("--gres=gpu:{}", wanted.gpus));
+    }
+    if wanted.memory_mib > 0 {
+        options.push(format!("--mem={}M", wanted.memory_mib));
+    }
+    let mut words = vec!["sbatch", "--parsable", &job_name];
+    words.extend(options.iter().map(String::as_str));
+    words.push(&wrap);
+    let id = slurm.run(&words).await?;
+    let id = id.trim().split(';').next().unwrap_or_default().to_owned();
+    Ok(told("waiting", format!("slurm:{id}"), String::new()))
+}
+
+async fn status(slurm: &Slurm, name: &str) -> Result<Status, SlurmError> {
+    let jobs = slurm.run(&["squeue", "-h", "-t", "all", "-n", name, "-o", "%i %T %N"]).await?;
+    // The newest job of this name: ids go up.
+    let newest =
+        jobs.lines().filter_map(|line| Some((line.split(' ').next()?.parse::<u64>().ok()?, line))).max();
+    let Some((id, line)) = newest else { return Ok(told("absent", String::new(), String::new())) };
+    let mut words = line.split(' ').skip(1);
+    let (slurm_state, list) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let state = match slurm_state {
+        "RUNNING" | "COMPLETING" | "SUSPENDED" => "running",
+        "PENDING" | "CONFIGURING" => "waiting",
+        "COMPLETED" | "CANCELLED" => "ended",
+        _ => "failed",
+    };
+    let mut status = told(state, format!("slurm:{id}"), slurm_state.to_owned());
+    if !list.is_empty() {
+        let hosts = slurm.run(&["scontrol", "show", "hostnames", list]).await?;
+        status.nodes = hosts.lines().map(str::to_owned).collect();
+    }
+    Ok(status)
+}
+
+async fn stop(slurm: &Slurm, name: &str) -> Result<Status, SlurmError> {
+    slurm.run(&["scancel", "--name", name]).await?;
+    status(slurm, name).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::lab::SlurmLab;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn an_environment_runs_as_a_job_where_it_was_placed() {
+        let Some(lab) = SlurmLab::start_or_skip(4, 2, 2) else { return };
+        let slurm = Slurm::new(lab.environment());
+        let environment = |name: &str, kind: &str, nodes: &[&str]| Environment {
+            name: name.into(),
+            kind: kind.into(),
+            artifact: "sleep 60".into(),
+            nodes: nodes.iter().map(|n| (*n).to_owned()).collect(),
+            cores: 1,
+            ..Environment::default()
+        };
+        let mut request = Request {
+            version: VERSION,
+            action: Action::Start,
+            cluster: "bp".into(),
+            environments: vec![
+                environment("db", "bare-metal", &["n2", "n3"]),
+                environment("web", "container", &["n1"]),
+                environment("odd", "vm", &[]),
+            ],
+        };
+        let first = answer(&slurm, &request, "env").await;
+        assert_eq!(first.environments[2].state, "failed", "VMs are not Slurm's");
+        request.environments.pop();
+        request.action = Action::Status;
+        let mut now = answer(&slurm, &request, "env").await;
+        for _ in 0..1200 {
+            if now.environments.iter().all(|e| e.state == "running") {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            now = answer(&slurm, &request, "env").await;
+        }
+        assert_eq!(now.environments[0].nodes, ["n2", "n3"], "{now:?}");
+        assert_eq!(now.environments[1].nodes, ["n1"], "{now:?}");
+        // Started again, it is there already.
+        request.action = Action::Start;
+        assert_eq!(answer(&slurm, &request, "env").await.environments[0].handle, now.environments[0].handle);
+        request.action = Action::Stop;
+        answer(&slurm, &request, "env").await;
+    }
+}

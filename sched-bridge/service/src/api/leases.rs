@@ -1,0 +1,145 @@
+//! `/v1/leases`, `/v1/account`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+
+use sched_bridge::place::ClusterRequest;
+
+use super::App;
+use super::problem::{Answer, Json, Path, Problem, Query, Refusal};
+use super::types::{AccountQuery, LeaseAnswer, LeaseInfo, LeaseList, LeaseQuery, LeaseRequest};
+use crate::account::{Record, csv, json_lines};
+use crate::bridge::{Ask, Want};
+use crate::lease::{DEFAULT_TTL_MS, LeaseId};
+use crate::request_text;
+
+/// All leases.
+#[utoipa::path(get, path = "/v1/leases", operation_id = "listLeases", tag = "leases", params(LeaseQuery),
+    responses((status = 200, body = LeaseList), (status = "5XX", body = Problem)))]
+pub async fn list(State(app): State<Arc<App>>, Query(query): Query<LeaseQuery>) -> Answer<LeaseList> {
+    let view = app.bridge.view()?;
+    let wanted = |lease: &&LeaseInfo| query.holder.as_ref().is_none_or(|holder| *holder == lease.holder);
+    let leases: Vec<LeaseInfo> = view.leases().values().map(|known| LeaseInfo::from(&*known.lease)).collect();
+    Ok(axum::Json(LeaseList { leases: leases.iter().filter(wanted).cloned().collect() }))
+}
+
+/// Places a virtual cluster and leases what it needs: all of it or nothing.
+#[utoipa::path(post, path = "/v1/leases", operation_id = "grantLease", tag = "leases", request_body = LeaseRequest,
+    responses((status = 200, body = LeaseAnswer, description = "It was there already, or was only tried"), (status = 201, body = LeaseAnswer),
+        (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
+pub async fn grant(
+    State(app): State<Arc<App>>,
+    Json(request): Json<LeaseRequest>,
+) -> Result<(StatusCode, axum::Json<LeaseAnswer>), Refusal> {
+    let want = want(&request)?;
+    if request.what_if {
+        let Want::Place(wanted) = want else {
+            return Err(Problem::bad("what_if needs a request that is to be placed").into());
+        };
+        return Ok((StatusCode::OK, axum::Json(tried(&app, *wanted, request.explain).await?)));
+    }
+    let ask = Ask {
+        id: request.id.unwrap_or_else(LeaseId::unique),
+        holder: request.holder,
+        want,
+        ttl_ms: request.ttl_ms.unwrap_or(DEFAULT_TTL_MS),
+    };
+    // The client may hang up; what was begun is finished, so that its repeated request finds the lease.
+    let bridge = Arc::clone(&app.bridge);
+    let granted = tokio::spawn(async move { bridge.grant(ask).await })
+        .await
+        .map_err(|e| Problem::new(super::problem::Code::Internal, e.to_string()))??;
+    let status = if granted.again { StatusCode::OK } else { StatusCode::CREATED };
+    let lease = Some(LeaseInfo::from(&*granted.lease));
+    Ok((
+        status,
+        axum::Json(LeaseAnswer {
+            lease,
+            placement: granted.placement,
+            again: granted.again,
+            explanation: None,
+            refused: None,
+        }),
+    ))
+}
+
+/// Where a request would go, and why.
+async fn tried(app: &App, wanted: ClusterRequest, explain: bool) -> Result<LeaseAnswer, Refusal> {
+    let mut answer =
+        LeaseAnswer { lease: None, placement: None, again: false, explanation: None, refused: None };
+    if explain {
+        let (placement, explanation) = app.bridge.explain(wanted).await?;
+        answer.explanation = Some(explanation);
+        match placement {
+            Ok(placement) => answer.placement = Some(placement),
+            Err(reason) => answer.refused = Some(reason.to_string()),
+        }
+    } else {
+        answer.placement = Some(app.bridge.what_if(wanted).await?);
+    }
+    Ok(answer)
+}
+
+/// Exactly one of the ways in which a request can be given.
+fn want(request: &LeaseRequest) -> Result<Want, Problem> {
+    match (&request.request, &request.text, &request.assignments) {
+        (Some(wanted), None, None) => Ok(Want::Place(Box::new(wanted.clone()))),
+        (None, Some(text), None) => {
+            let wanted = request_text::parse(text, request.cluster.as_ref()).map_err(Problem::bad)?;
+            Ok(Want::Place(Box::new(wanted)))
+        }
+        (None, None, Some(assignments)) => {
+            let name = request
+                .cluster
+                .clone()
+                .ok_or_else(|| Problem::bad("assignments need the name of a cluster"))?;
+            Ok(Want::Exactly(name, assignments.clone()))
+        }
+        _ => Err(Problem::bad("expected exactly one of request, text and assignments")),
+    }
+}
+
+/// A lease.
+#[utoipa::path(get, path = "/v1/leases/{id}", operation_id = "showLease", tag = "leases", params(("id" = String, Path, description = "Id of the lease")),
+    responses((status = 200, body = LeaseInfo), (status = 404, body = Problem), (status = "5XX", body = Problem)))]
+pub async fn show(State(app): State<Arc<App>>, Path(id): Path<LeaseId>) -> Answer<LeaseInfo> {
+    Ok(axum::Json(LeaseInfo::from(&*app.bridge.view()?.lease(&id)?.lease)))
+}
+
+/// A heartbeat. When it answers 404 the lease has ended, and its holder must let go of all that was in it.
+#[utoipa::path(post, path = "/v1/leases/{id}/renew", operation_id = "renewLease", tag = "leases", params(("id" = String, Path, description = "Id of the lease")),
+    responses((status = 200, body = LeaseInfo), (status = 404, body = Problem), (status = "5XX", body = Problem)))]
+pub async fn renew(State(app): State<Arc<App>>, Path(id): Path<LeaseId>) -> Answer<LeaseInfo> {
+    Ok(axum::Json(LeaseInfo::from(&*app.bridge.renew(&id).await?)))
+}
+
+/// Gives a lease back. What it used is in the answer, and on the holder's account.
+#[utoipa::path(delete, path = "/v1/leases/{id}", operation_id = "releaseLease", tag = "leases", params(("id" = String, Path, description = "Id of the lease")),
+    responses((status = 200, body = Record), (status = 404, body = Problem), (status = "5XX", body = Problem)))]
+pub async fn release(State(app): State<Arc<App>>, Path(id): Path<LeaseId>) -> Answer<Record> {
+    Ok(axum::Json(app.bridge.release(&id).await?))
+}
+
+/// What was used, by leases that have ended.
+#[utoipa::path(get, path = "/v1/account", operation_id = "account", tag = "account", params(AccountQuery),
+    responses((status = 200, body = String, content_type = "text/plain"), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
+pub async fn account(
+    State(app): State<Arc<App>>,
+    Query(query): Query<AccountQuery>,
+) -> Result<impl IntoResponse, Refusal> {
+    let view = app.bridge.view()?;
+    let wanted = |record: &Record| {
+        query.holder.as_ref().is_none_or(|holder| *holder == record.holder)
+            && query.since_ms.is_none_or(|since| record.ended_wall_ms >= since)
+    };
+    let records: Vec<Record> =
+        view.records().filter_map(|(_, text)| serde_json::from_str(text).ok()).filter(wanted).collect();
+    match query.format.as_deref() {
+        None | Some("jsonl") => Ok(([(header::CONTENT_TYPE, "application/jsonl")], json_lines(&records))),
+        Some("csv") => Ok(([(header::CONTENT_TYPE, "text/csv")], csv(&records))),
+        Some(other) => Err(Problem::bad(format!("format {other:?}: expected jsonl or csv")).into()),
+    }
+}

@@ -1,0 +1,96 @@
+//! The HTTP interface of `vbridged`.
+
+mod leases;
+mod nodes;
+pub mod openapi;
+pub mod plans;
+pub mod problem;
+pub mod schema;
+pub mod types;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{Method, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use axum::routing::{get, post, put};
+
+use self::problem::{Code, Problem, Refusal};
+use crate::bridge::Bridge;
+use crate::plan::mover::Mover;
+use crate::plan::run::Limits;
+
+/// Largest request: the topology of 10,000 nodes is some hundred kilobytes.
+const LARGEST_BODY: usize = 64 << 20;
+
+/// What handlers work with.
+#[derive(Debug)]
+pub struct App {
+    /// The bridge.
+    pub bridge: Arc<Bridge>,
+    /// Moves VMs.
+    pub mover: Arc<dyn Mover>,
+    /// How much at once.
+    pub limits: Limits,
+    /// What must be in the `authorization` header, if anything.
+    pub token: Option<String>,
+}
+
+/// All paths.
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/bridge", get(nodes::bridge))
+        .route("/v1/nodes", get(nodes::list))
+        .route("/v1/nodes/{name}", get(nodes::show).put(nodes::publish).delete(nodes::remove))
+        .route("/v1/nodes/{name}/state", put(nodes::set_state))
+        .route("/v1/topology", get(nodes::topology).put(nodes::put_topology))
+        .route("/v1/leases", get(leases::list).post(leases::grant))
+        .route("/v1/leases/{id}", get(leases::show).delete(leases::release))
+        .route("/v1/leases/{id}/renew", post(leases::renew))
+        .route("/v1/account", get(leases::account))
+        .route("/v1/plans", get(plans::list).post(plans::make))
+        .route("/v1/plans/{id}", get(plans::show).delete(plans::remove))
+        .route("/v1/plans/{id}/run", post(plans::run))
+        .route_layer(axum::middleware::from_fn_with_state(Arc::clone(&app), authorized))
+        .route("/healthz", get(nodes::health))
+        .route("/openapi.json", get(openapi::serve))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(LARGEST_BODY))
+        .with_state(app)
+}
+
+async fn authorized(State(app): State<Arc<App>>, request: Request, next: Next) -> Result<Response, Refusal> {
+    if let Some(token) = &app.token {
+        let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let given = given.and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default();
+        if !same(given.as_bytes(), token.as_bytes()) {
+            return Err(Refusal(Problem::new(
+                Code::Unauthorized,
+                "expected the bearer token of this bridge (its token_file); give it by --token-file or VBRIDGE_TOKEN_FILE",
+            )));
+        }
+    }
+    Ok(next.run(request).await)
+}
+
+/// Compares without telling by its time how much is right.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |differ, (x, y)| differ | (x ^ y)) == 0
+}
+
+async fn unknown_path(uri: axum::http::Uri) -> Refusal {
+    Refusal(Problem::new(
+        Code::UnknownPath,
+        format!("expected a path of /openapi.json, found {}", uri.path()),
+    ))
+}
+
+async fn wrong_method(method: Method, uri: axum::http::Uri) -> Refusal {
+    Refusal(Problem::new(
+        Code::MethodNotAllowed,
+        format!("{} does not take {method}: see /openapi.json", uri.path()),
+    ))
+}

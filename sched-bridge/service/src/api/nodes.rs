@@ -1,0 +1,147 @@
+//! `/v1/bridge`, `/v1/nodes`, `/v1/topology`, `/healthz`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use sched_bridge::model::{DeviceKind, Node, NodeName};
+use sched_bridge::topology::Topology;
+
+use super::App;
+use super::problem::{Answer, Code, Json, Path, Problem, Refusal};
+use super::types::{BridgeInfo, NodeDetail, NodeList, NodeStateRequest, NodeSummary, TopologyText};
+use crate::bridge::View;
+use crate::topology_text;
+
+/// The bridge answers, and its view of the store is current.
+#[utoipa::path(get, path = "/healthz", operation_id = "health", tag = "bridge",
+    responses((status = 200, body = String, content_type = "text/plain"), (status = 503, body = Problem)))]
+pub async fn health(State(app): State<Arc<App>>) -> Result<&'static str, Refusal> {
+    app.bridge.view()?;
+    Ok("ok\n")
+}
+
+/// The bridge: its store, how current it is, what it knows of.
+#[utoipa::path(get, path = "/v1/bridge", operation_id = "showBridge", tag = "bridge", responses((status = 200, body = BridgeInfo)))]
+pub async fn bridge(State(app): State<Arc<App>>) -> axum::Json<BridgeInfo> {
+    let state = app.bridge.state();
+    let view = app.bridge.view().unwrap_or_default();
+    axum::Json(BridgeInfo {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        store: app.bridge.store().name(),
+        revision: state.revision.0,
+        out_of_touch: state.out_of_touch,
+        nodes: view.fleet().nodes().len(),
+        switches: view.fleet().topology().switches().len(),
+        leases: view.leases().len(),
+        problems: view.problems().clone(),
+    })
+}
+
+/// All nodes, with what is free.
+#[utoipa::path(get, path = "/v1/nodes", operation_id = "listNodes", tag = "nodes",
+    responses((status = 200, body = NodeList), (status = "5XX", body = Problem)))]
+pub async fn list(State(app): State<Arc<App>>) -> Answer<NodeList> {
+    let view = app.bridge.view()?;
+    let occupancy = view.occupancy();
+    let fleet = view.fleet();
+    let summary = |node: &Node| {
+        let at = fleet.find(node.name.as_str())?;
+        let gpu = |device: &usize| node.devices[*device].kind == DeviceKind::Gpu;
+        let gpus: Vec<usize> = (0..node.devices.len()).filter(gpu).collect();
+        let free = occupancy.free(fleet, at);
+        Some(NodeSummary {
+            name: node.name.to_string(),
+            state: node.state,
+            gpus: gpus.len(),
+            gpus_free: gpus.iter().filter(|device| !occupancy.device_taken(at, **device)).count(),
+            adapters: node.devices.len() - gpus.len(),
+            cores: node.cores(),
+            cores_free: free.iter().map(|share| share.cores).sum(),
+            memory_mib: node.memory().0,
+            memory_free_mib: free.iter().map(|share| share.memory.0).sum(),
+            vms: occupancy.vms(at),
+        })
+    };
+    Ok(axum::Json(NodeList { nodes: fleet.nodes().iter().filter_map(summary).collect() }))
+}
+
+fn detail(view: &View, node: &Node) -> NodeDetail {
+    let here =
+        view.leases().values().flat_map(|known| &known.lease.held).filter(|h| h.assignment.node == node.name);
+    let (mut vms, mut held_devices) = (Vec::new(), Vec::new());
+    for held in here {
+        vms.push(held.assignment.vm.to_string());
+        held_devices.extend(held.assignment.devices.iter().map(|device| device.address.to_string()));
+    }
+    NodeDetail { node: node.clone(), vms, held_devices }
+}
+
+/// A node: its inventory, and who is on it.
+#[utoipa::path(get, path = "/v1/nodes/{name}", operation_id = "showNode", tag = "nodes", params(("name" = String, Path, description = "Name of the node")),
+    responses((status = 200, body = NodeDetail), (status = 404, body = Problem), (status = "5XX", body = Problem)))]
+pub async fn show(State(app): State<Arc<App>>, Path(name): Path<NodeName>) -> Answer<NodeDetail> {
+    let view = app.bridge.view()?;
+    let (node, _) = view.node(&name).ok_or_else(|| unknown(&name))?;
+    Ok(axum::Json(detail(&view, node)))
+}
+
+fn unknown(name: &NodeName) -> Problem {
+    crate::bridge::BridgeError::UnknownNode(name.clone()).into()
+}
+
+/// Publishes a node's inventory (`vmove inventory --publish`). An operator's `drained` stays.
+#[utoipa::path(put, path = "/v1/nodes/{name}", operation_id = "publishNode", tag = "nodes", params(("name" = String, Path, description = "Name of the node")),
+    request_body = Object, responses((status = 200, body = NodeDetail), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
+pub async fn publish(
+    State(app): State<Arc<App>>,
+    Path(name): Path<NodeName>,
+    Json(node): Json<Node>,
+) -> Answer<NodeDetail> {
+    if node.name != name {
+        return Err(
+            Problem::bad(format!("the inventory is of node {}, the path of node {name}", node.name)).into()
+        );
+    }
+    let node = app.bridge.put_node(node).await?;
+    Ok(axum::Json(detail(&*app.bridge.view()?, &node)))
+}
+
+/// Forgets a node on which nothing is held.
+#[utoipa::path(delete, path = "/v1/nodes/{name}", operation_id = "removeNode", tag = "nodes", params(("name" = String, Path, description = "Name of the node")),
+    responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
+pub async fn remove(
+    State(app): State<Arc<App>>,
+    Path(name): Path<NodeName>,
+) -> Result<axum::http::StatusCode, Refusal> {
+    app.bridge.remove_node(&name).await?;
+    Ok(axum::http::StatusCode::NO_CONTENT)
+}
+
+/// Says whether a node takes VMs.
+#[utoipa::path(put, path = "/v1/nodes/{name}/state", operation_id = "setNodeState", tag = "nodes", params(("name" = String, Path, description = "Name of the node")),
+    request_body = NodeStateRequest, responses((status = 200, body = NodeDetail), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
+pub async fn set_state(
+    State(app): State<Arc<App>>,
+    Path(name): Path<NodeName>,
+    Json(request): Json<NodeStateRequest>,
+) -> Answer<NodeDetail> {
+    let node = app.bridge.set_node_state(&name, request.state).await?;
+    Ok(axum::Json(detail(&*app.bridge.view()?, &node)))
+}
+
+/// The topology, in the library's own JSON.
+#[utoipa::path(get, path = "/v1/topology", operation_id = "showTopology", tag = "topology",
+    responses((status = 200, body = Object), (status = "5XX", body = Problem)))]
+pub async fn topology(State(app): State<Arc<App>>) -> Answer<Topology> {
+    Ok(axum::Json(app.bridge.view()?.fleet().topology().clone()))
+}
+
+/// Replaces the topology. A text that is malformed is refused with its line; the old topology stays.
+#[utoipa::path(put, path = "/v1/topology", operation_id = "importTopology", tag = "topology", request_body = TopologyText,
+    responses((status = 200, body = Object), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
+pub async fn put_topology(State(app): State<Arc<App>>, Json(text): Json<TopologyText>) -> Answer<Topology> {
+    let topology = topology_text::import(text.format, &text.text)
+        .map_err(|message| Problem::new(Code::BadRequest, message))?;
+    app.bridge.put_topology(&topology).await?;
+    Ok(axum::Json(topology))
+}

@@ -1,0 +1,271 @@
+//! Configuration of `vbridged`: a TOML file, overridden by the command line.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use sched_bridge::model::NodeName;
+use serde::Deserialize;
+
+use crate::http::Endpoint;
+use crate::plan::mover::Daemon;
+use crate::plan::run::Limits;
+use crate::slurm::Slurm;
+use crate::slurm::follow::Follow;
+use crate::store::{Embedded, Etcd, Store, etcd::DEFAULT_MAX_TXN_OPS};
+
+/// Where the control socket is, unless told otherwise.
+pub const DEFAULT_CONTROL: &str = "/run/vbridged/control.sock";
+
+/// Keeps leases of virtual clusters and runs move plans
+#[derive(Debug, Parser)]
+#[command(
+    name = "vbridged",
+    version,
+    about,
+    after_help = "Examples:
+  vbridged --store redb:/var/lib/vbridged/state.redb
+  vbridged --store etcd:http://10.0.0.1:2379,http://10.0.0.2:2379 --listen 0.0.0.0:7430 --token-file /etc/vbridged/token"
+)]
+pub struct Arguments {
+    /// Configuration file (TOML); what is given here wins over it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Unix socket for everything; only its owner may use it
+    #[arg(long, value_name = "SOCK")]
+    pub control: Option<PathBuf>,
+    /// Address for everything over TCP; needs --token-file or --insecure. Plain HTTP: keep it within a trusted network, or behind a TLS proxy
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub listen: Option<SocketAddr>,
+    /// File whose first line is the bearer token that TCP clients must give
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Take TCP requests without a token
+    #[arg(long)]
+    pub insecure: bool,
+    /// Where the state is: redb:FILE for one bridge, etcd:URL[,URL...] for several
+    #[arg(long, value_name = "STORE")]
+    pub store: Option<String>,
+    /// What etcd was started with as --max-txn-ops: a placement on more nodes is refused
+    #[arg(long, value_name = "COUNT")]
+    pub etcd_max_txn_ops: Option<usize>,
+}
+
+/// The file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct File {
+    control: Option<PathBuf>,
+    listen: Option<SocketAddr>,
+    token_file: Option<PathBuf>,
+    insecure: bool,
+    store: Option<String>,
+    etcd_max_txn_ops: Option<usize>,
+    /// Seconds between two looks at the VMs of each node that has a daemon; 0 for never.
+    look_s: Option<u64>,
+    moves: Moves,
+    slurm: Option<SlurmCluster>,
+    daemons: BTreeMap<NodeName, Daemon>,
+}
+
+/// A Slurm cluster that is followed.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct SlurmCluster {
+    /// Its `slurm.conf`; where Slurm's commands look by themselves, if left out.
+    conf: Option<PathBuf>,
+    /// Seconds between two looks.
+    every_s: u64,
+    /// Who may use the reservations of leases.
+    users: String,
+    /// VMs leave nodes that Slurm drains.
+    evacuate: bool,
+}
+
+impl Default for SlurmCluster {
+    fn default() -> Self {
+        Self { conf: None, every_s: 5, users: "root".to_owned(), evacuate: true }
+    }
+}
+
+impl From<SlurmCluster> for Follow {
+    fn from(cluster: SlurmCluster) -> Self {
+        let conf = cluster.conf.map(|path| ("SLURM_CONF".to_owned(), path.to_string_lossy().into_owned()));
+        Self {
+            slurm: Slurm::new(conf.into_iter().collect()),
+            users: cluster.users,
+            every: Duration::from_secs(cluster.every_s.max(1)),
+            evacuate: cluster.evacuate,
+        }
+    }
+}
+
+/// How VMs are moved.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Moves {
+    command: Vec<String>,
+    options: Vec<String>,
+    per_node: usize,
+    per_uplink: usize,
+}
+
+impl Default for Moves {
+    fn default() -> Self {
+        let limits = Limits::default();
+        Self {
+            command: ["vmove", "--control", "{control}"].map(str::to_owned).to_vec(),
+            options: Vec::new(),
+            per_node: limits.per_node,
+            per_uplink: limits.per_uplink,
+        }
+    }
+}
+
+/// What the daemon runs with.
+#[derive(Debug)]
+pub struct Config {
+    /// Unix socket.
+    pub control: PathBuf,
+    /// TCP address.
+    pub listen: Option<SocketAddr>,
+    /// Token for TCP.
+    pub token: Option<String>,
+    /// The store.
+    pub store: Arc<dyn Store>,
+    /// Between two looks at the VMs of nodes.
+    pub look: Option<Duration>,
+    /// Command for moves.
+    pub command: Vec<String>,
+    /// More arguments of `vmove migrate`.
+    pub options: Vec<String>,
+    /// How much at once.
+    pub limits: Limits,
+    /// A Slurm cluster to follow.
+    pub slurm: Option<Follow>,
+    /// Daemons of the nodes.
+    pub daemons: BTreeMap<NodeName, Daemon>,
+}
+
+impl Config {
+    /// Puts file and arguments together, and opens the store.
+    ///
+    /// # Errors
+    /// Something that cannot be; with the file, the line and what was expected.
+    pub fn load(arguments: Arguments) -> anyhow::Result<Self> {
+        let file = match &arguments.config {
+            Some(path) => read(path)?,
+            None => File::default(),
+        };
+        let listen = arguments.listen.or(file.listen);
+        let token = match arguments.token_file.or(file.token_file) {
+            Some(path) => Some(read_token(&path)?),
+            None => None,
+        };
+        if listen.is_some() && token.is_none() && !(arguments.insecure || file.insecure) {
+            bail!(
+                "listening on TCP lets everybody there take and end leases: give --token-file, or --insecure if that is meant"
+            );
+        }
+        if file.moves.per_node == 0 || file.moves.per_uplink == 0 || file.moves.command.is_empty() {
+            bail!("[moves]: per_node and per_uplink must be at least 1, and command must not be empty");
+        }
+        let store =
+            arguments.store.or(file.store).unwrap_or_else(|| "redb:/var/lib/vbridged/state.redb".to_owned());
+        let max_txn_ops = arguments.etcd_max_txn_ops.or(file.etcd_max_txn_ops).unwrap_or(DEFAULT_MAX_TXN_OPS);
+        Ok(Self {
+            control: arguments.control.or(file.control).unwrap_or_else(|| DEFAULT_CONTROL.into()),
+            listen,
+            token,
+            store: open_store(&store, max_txn_ops)?,
+            look: Some(file.look_s.unwrap_or(5)).filter(|s| *s > 0).map(Duration::from_secs),
+            slurm: file.slurm.map(Follow::from),
+            command: file.moves.command,
+            options: file.moves.options,
+            limits: Limits { per_node: file.moves.per_node, per_uplink: file.moves.per_uplink },
+            daemons: file.daemons,
+        })
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<File> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))?;
+    toml::from_str(&text).with_context(|| format!("{} is not as expected", path.display()))
+}
+
+fn read_token(path: &Path) -> anyhow::Result<String> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("could not read the token in {}", path.display()))?;
+    let token = text.lines().next().unwrap_or("").trim();
+    if token.len() < 16 {
+        bail!(
+            "{}: expected a token of at least 16 characters on the first line (openssl rand -hex 32)",
+            path.display()
+        );
+    }
+    Ok(token.to_owned())
+}
+
+/// Opens `redb:FILE` or `etcd:URL[,URL...]`.
+///
+/// # Errors
+/// It is neither, or the file cannot be opened.
+pub fn open_store(text: &str, max_txn_ops: usize) -> anyhow::Result<Arc<dyn Store>> {
+    if let Some(path) = text.strip_prefix("redb:") {
+        return Ok(Arc::new(Embedded::open(Path::new(path))?));
+    }
+    let Some(urls) = text.strip_prefix("etcd:") else {
+        bail!("--store {text:?}: expected redb:FILE or etcd:http://HOST:PORT[,http://HOST:PORT...]");
+    };
+    let members: Result<Vec<Endpoint>, String> = urls.split(',').map(str::parse).collect();
+    let members = members.map_err(|e| anyhow::anyhow!("--store {text:?}: {e}"))?;
+    Ok(Arc::new(Etcd::new(members, "/vmove/bridge/", Duration::from_secs(5)).with_max_txn_ops(max_txn_ops)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_is_said() {
+        for (text, wanted) in [
+            ("etcd:https://a:1", "expected http://HOST:PORT"),
+            ("sqlite:x", "expected redb:FILE or etcd:"),
+            ("etcd:", "expected http://HOST:PORT"),
+        ] {
+            let error = open_store(text, 1).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{error}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.toml");
+        std::fs::write(&path, "store = \"x\"\nlisten_on = 3\n").unwrap();
+        let error = format!("{:#}", read(&path).unwrap_err());
+        assert!(error.contains("line 2") && error.contains("listen_on"), "{error}");
+        std::fs::write(&path, "short\n").unwrap();
+        read_token(&path).unwrap_err();
+        let open =
+            Arguments::parse_from(["vbridged", "--listen", "127.0.0.1:1", "--store", "redb:/nonexistent/x"]);
+        assert!(Config::load(open).unwrap_err().to_string().contains("--token-file"));
+    }
+
+    /// What the operators' guide shows is understood.
+    #[test]
+    fn the_guide_tells_the_truth() {
+        let guide = include_str!("../../../docs/sched-bridge.md");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.toml");
+        for (from, to) in
+            [("    store = ", "The commands of `vmove`"), ("    [slurm]", "It takes over nodes")]
+        {
+            let (start, end) = (guide.find(from).unwrap(), guide.find(to).unwrap());
+            let text: String = guide[start..end].lines().map(|line| format!("{}\n", line.trim())).collect();
+            std::fs::write(&path, &text).unwrap();
+            let file = read(&path).unwrap();
+            assert!(file.store.is_some() || file.slurm.is_some(), "{text}");
+        }
+    }
+}

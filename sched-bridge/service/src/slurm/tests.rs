@@ -1,0 +1,221 @@
+//! Against a real slurmctld with many slurmd on this machine.
+
+use std::sync::Arc;
+
+use sched_bridge::model::NodeState;
+use sched_bridge::place::ClusterRequest;
+
+use super::follow::Follow;
+use super::read::{gpus, nodes, state};
+use super::{Slurm, SlurmError};
+use crate::bridge::{Ask, Want};
+use crate::clock::{Clock, ManualClock};
+use crate::lab::SlurmLab;
+use crate::plan::tests::FakeMover;
+use crate::slurm_stream::{self, Shape};
+
+#[test]
+fn gres_and_states_as_slurm_writes_them() {
+    assert_eq!(gpus("gpu:8").unwrap(), [(String::new(), 8)]);
+    assert_eq!(
+        gpus("gpu:H100:4(S:0-1),gpu:a100:2,nic:mlx5:2").unwrap(),
+        [("h100".into(), 4), ("a100".into(), 2)]
+    );
+    assert_eq!(gpus("(null)").unwrap(), []);
+    gpus("gpu:many").unwrap_err();
+    for (text, wanted) in [
+        ("IDLE", NodeState::Up),
+        ("MIXED+PLANNED", NodeState::Up),
+        ("ALLOCATED+DRAIN", NodeState::Drained),
+        ("IDLE*+DRAIN", NodeState::Drained),
+        ("DOWN*+NOT_RESPONDING", NodeState::Down),
+        ("UNKNOWN", NodeState::Down),
+    ] {
+        assert_eq!(state(text), wanted, "{text}");
+    }
+}
+
+#[test]
+fn malformed_output_is_named_by_its_line() {
+    let good = "NodeName=n0 Arch=x86_64 CPUTot=8 Gres=gpu:2 RealMemory=100 State=IDLE";
+    assert_eq!(nodes(good).unwrap()[0].devices.len(), 2);
+    for (bad, wanted) in [
+        ("Arch=x86_64", "NodeName="),
+        ("NodeName=n1 CPUTot=x RealMemory=1 State=IDLE", "a number as CPUTot"),
+        ("NodeName=n1 CPUTot=8 RealMemory=1 Gres=gpu:x State=IDLE", "gpu[:TYPE]:COUNT"),
+    ] {
+        let text = format!("{good}\n\n{bad}\n");
+        let error = nodes(&text).unwrap_err();
+        assert!(matches!(error, SlurmError::Output { line: 3, .. }), "{error}");
+        assert!(error.to_string().contains(wanted), "{error}");
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_output_makes_it_panic(text in "(NodeName|CPUTot|Gres|State|RealMemory|[ =:,()\\n*+a-z0-9]){0,80}") {
+        let _ = nodes(&text);
+        let _ = super::read::topology(&text, &std::collections::HashMap::new());
+    }
+}
+
+/// `vms` VMs, each on a node of its own with all 8 GPUs.
+fn whole_nodes(name: &str, vms: u32) -> ClusterRequest {
+    slurm_stream::whole_nodes(name, vms)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_gres_and_topology_are_read_held_and_drained() {
+    let Some(lab) = SlurmLab::start_or_skip(16, 4, 2) else { return };
+    let slurm = Slurm::new(lab.environment());
+    let dir = tempfile::tempdir().unwrap();
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::new());
+    let store = crate::store::Embedded::open(&dir.path().join("s")).unwrap();
+    let running = crate::bridge::Running::new(Arc::new(store), clock).await;
+    let bridge = &running.0;
+    assert!(slurm.publish(bridge).await.unwrap().is_empty());
+    let view = bridge.view().unwrap();
+    let fleet = view.fleet();
+    assert_eq!(fleet.nodes().len(), 16);
+    assert!(
+        fleet
+            .nodes()
+            .iter()
+            .all(|node| node.devices.len() == 8 && node.cores() == 8 && node.memory().0 == 65536)
+    );
+    let hops = |a: &str, b: &str| fleet.hops(fleet.find(a).unwrap(), fleet.find(b).unwrap());
+    assert_eq!((hops("n0", "n3"), hops("n0", "n4"), hops("n0", "n8")), (Some(1), Some(3), Some(5)));
+
+    // What the bridge placed, Slurm leaves alone: 12 nodes are left for jobs, and no 13.
+    let want = Want::Place(Box::new(whole_nodes("vc", 4)));
+    let granted = bridge
+        .grant(Ask { id: "vc".parse().unwrap(), holder: "alice".into(), want, ttl_ms: 60_000 })
+        .await
+        .unwrap();
+    assert_eq!(granted.placement.unwrap().score.max_hops, 1, "four nodes of one leaf");
+    slurm.hold("vc", &granted.lease.nodes(), "root").await.unwrap();
+    let allocate = |count: &'static str, seconds: &'static str| {
+        let slurm = slurm.clone();
+        async move {
+            slurm.run(&["salloc", "--no-shell", seconds, "--exclusive", "-J", "other", "-N", count]).await
+        }
+    };
+    allocate("13", "--immediate=2").await.unwrap_err();
+    allocate("12", "--immediate=60").await.unwrap();
+    let used = slurm.run(&["squeue", "-h", "-t", "R", "-o", "%N"]).await.unwrap();
+    let used = slurm.run(&["scontrol", "show", "hostnames", used.trim()]).await.unwrap();
+    assert!(
+        granted.lease.nodes().iter().all(|node| !used.lines().any(|line| line == node.as_str())),
+        "{used}"
+    );
+    // A job of the virtual cluster's own runs on them.
+    let nodelist: Vec<String> = granted.lease.nodes().iter().map(ToString::to_string).collect();
+    let nodelist = format!("--nodelist={}", nodelist.join(","));
+    slurm
+        .run(&["salloc", "--no-shell", "--immediate=60", "-N", "4", "--reservation=vc", &nodelist])
+        .await
+        .unwrap();
+
+    // Slurm drains one of them: the bridge knows, and places nothing there any more.
+    let drained = granted.lease.nodes()[0].clone();
+    slurm
+        .run(&["scontrol", "update", &format!("nodename={drained}"), "state=drain", "reason=test"])
+        .await
+        .unwrap();
+    assert_eq!(slurm.publish(bridge).await.unwrap(), std::slice::from_ref(&drained));
+    assert_eq!(bridge.view().unwrap().node(&drained).unwrap().0.state, NodeState::Drained);
+    slurm.run(&["scancel", "-u", "root"]).await.unwrap();
+    bridge.release(&"vc".parse().unwrap()).await.unwrap();
+    let refused = bridge.what_if(whole_nodes("all", 16)).await.unwrap_err().to_string();
+    assert!(refused.contains("15"), "{refused}");
+    let mut gone = false;
+    for _ in 0..1200 {
+        gone = slurm.let_go("vc").await.is_ok();
+        if gone {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    assert!(gone, "the reservation is free when its jobs have ended");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_stream_needs_no_more_hops_than_with_slurm() {
+    let shape = Shape { nodes: 32, leaf: 4, spine: 4, largest: 8, events: 60, seed: 7 };
+    let Some(lab) = SlurmLab::start_or_skip(shape.nodes, shape.leaf, shape.spine) else { return };
+    let table = slurm_stream::compare(&Slurm::new(lab.environment()), &shape).await.unwrap();
+    eprintln!("{table}");
+    assert!(table.requests() >= 20, "{table}");
+    assert!(table.bridge_hops() <= table.slurm_hops(), "{table}");
+}
+
+/// Slurm as an operator uses it, and the bridge that follows it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_and_leases_keep_off_each_other_and_drained_nodes_are_emptied() {
+    let Some(lab) = SlurmLab::start_or_skip(8, 4, 2) else { return };
+    let slurm = Slurm::new(lab.environment());
+    let dir = tempfile::tempdir().unwrap();
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::new());
+    let store = crate::store::Embedded::open(&dir.path().join("s")).unwrap();
+    let running = crate::bridge::Running::new(Arc::new(store), clock).await;
+    let bridge = &running.0;
+    let every = std::time::Duration::from_secs(1);
+    let follow = Follow { slurm: slurm.clone(), users: "root".into(), every, evacuate: true };
+
+    // A job has a node: it is no place for VMs.
+    slurm
+        .run(&["salloc", "--no-shell", "--immediate=60", "--exclusive", "-J", "job", "--nodelist=n0"])
+        .await
+        .unwrap();
+    follow.turn(bridge).await.unwrap();
+    let ids = || bridge.view().unwrap().leases().keys().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(ids(), ["slurm.n0"]);
+    bridge.what_if(whole_nodes("all", 8)).await.unwrap_err();
+    let want = Want::Place(Box::new(whole_nodes("vc", 2)));
+    let ask = Ask { id: "vc".parse().unwrap(), holder: "alice".into(), want, ttl_ms: 60_000 };
+    let granted = bridge.grant(ask).await.unwrap();
+    follow.turn(bridge).await.unwrap();
+    let reserved = || async {
+        let text = slurm.run(&["scontrol", "-o", "show", "reservation"]).await.unwrap();
+        let line = text.lines().find(|line| line.contains("ReservationName=vmove-vc"));
+        match line.and_then(|line| super::read::field(line, "Nodes")) {
+            Some(list) => slurm.hosts(list).await.unwrap(),
+            None => Default::default(),
+        }
+    };
+    assert_eq!(reserved().await, granted.lease.nodes().into_iter().collect());
+
+    // Slurm drains a node of the cluster: its VM leaves, and the reservation goes with it.
+    let mover = FakeMover::default();
+    for held in &granted.lease.held {
+        mover.0.lock().unwrap().at.insert(held.assignment.vm.to_string(), held.assignment.node.clone());
+    }
+    let drained = granted.lease.nodes()[0].clone();
+    slurm
+        .run(&["scontrol", "update", &format!("nodename={drained}"), "state=drain", "reason=test"])
+        .await
+        .unwrap();
+    follow.turn(bridge).await.unwrap();
+    let movers: Arc<dyn crate::plan::mover::Mover> = Arc::new(mover.clone());
+    let mut plans = Default::default();
+    follow.empty(bridge, &movers, Default::default(), &mut plans).await.unwrap();
+    assert!(mover.0.lock().unwrap().at.values().all(|at| *at != drained), "{mover:?}");
+    follow.turn(bridge).await.unwrap();
+    let nodes = reserved().await;
+    assert!(nodes.len() == 2 && !nodes.contains(&drained), "{nodes:?}");
+    // Empty, it is left alone.
+    follow.empty(bridge, &movers, Default::default(), &mut plans).await.unwrap();
+    assert_eq!(bridge.view().unwrap().plans().len(), 1);
+
+    // What ends is given back, on both sides.
+    bridge.release(&"vc".parse().unwrap()).await.unwrap();
+    slurm.run(&["scancel", "-u", "root"]).await.unwrap();
+    for _ in 0..600 {
+        follow.turn(bridge).await.unwrap();
+        if ids().is_empty() && reserved().await.is_empty() {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    panic!("{:?} and {:?} are left", ids(), reserved().await);
+}

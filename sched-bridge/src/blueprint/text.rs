@@ -1,0 +1,153 @@
+//! Blueprints as YAML and XML.
+//!
+//! ```xml
+//! <blueprint name="pipeline">
+//!   <environment name="solver" kind="vm" count="8"><request>m1.large; xpus=1</request><artifact>image</artifact></environment>
+//!   <artifact name="image" source="https://example.org/solver.qcow2"/>
+//!   <connection from="solver" to="viewer" network="private"/>
+//! </blueprint>
+//! ```
+
+use quick_xml::Reader;
+use quick_xml::events::Event;
+use serde::Deserialize;
+
+use super::{Artifact, Blueprint, BlueprintError, Connection, Environment, Kind, NetworkMode, one};
+
+/// What a blueprint is written in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Language {
+    /// YAML.
+    Yaml,
+    /// XML.
+    Xml,
+}
+
+impl Language {
+    /// By its first character: `<` is XML.
+    #[must_use]
+    pub fn guess(text: &str) -> Self {
+        if text.trim_start().starts_with('<') { Self::Xml } else { Self::Yaml }
+    }
+}
+
+/// Reads a blueprint; whether its parts fit together is looked at by [`super::decompose`].
+///
+/// # Errors
+/// Text that is no blueprint, with its line.
+pub fn read(text: &str, language: Language) -> Result<Blueprint, BlueprintError> {
+    match language {
+        Language::Yaml => serde_yaml_ng::from_str(text).map_err(|error| BlueprintError::Syntax {
+            place: error
+                .location()
+                .map_or("file".to_owned(), |at| format!("line {} column {}", at.line(), at.column())),
+            reason: error.to_string(),
+        }),
+        Language::Xml => {
+            well_formed(text)?;
+            let written: XmlBlueprint = quick_xml::de::from_str(text).map_err(|error| {
+                BlueprintError::Syntax { place: "XML".to_owned(), reason: error.to_string() }
+            })?;
+            Ok(written.into())
+        }
+    }
+}
+
+/// The deserializer does not say where an error is; the reader does.
+fn well_formed(text: &str) -> Result<(), BlueprintError> {
+    let mut reader = Reader::from_str(text);
+    let mut depth = 0_u32;
+    let bad = |position: u64, reason: String| {
+        let before = text.get(..usize::try_from(position).unwrap_or(0).min(text.len())).unwrap_or("");
+        let place = format!("line {}", before.matches('\n').count() + 1);
+        Err(BlueprintError::Syntax { place, reason })
+    };
+    loop {
+        match reader.read_event() {
+            Err(error) => return bad(reader.error_position(), error.to_string()),
+            Ok(Event::Start(_)) if depth >= 64 => {
+                return bad(reader.buffer_position(), "elements nested too deep".to_owned());
+            }
+            Ok(Event::Start(_)) => depth += 1,
+            Ok(Event::End(_)) => depth = depth.saturating_sub(1),
+            Ok(Event::Eof) if depth > 0 => {
+                return bad(reader.buffer_position(), "an element is not closed".to_owned());
+            }
+            Ok(Event::Eof) => return Ok(()),
+            Ok(_) => {}
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename = "blueprint", deny_unknown_fields)]
+struct XmlBlueprint {
+    #[serde(rename = "@name")]
+    name: String,
+    #[serde(rename = "environment", default)]
+    environments: Vec<XmlEnvironment>,
+    #[serde(rename = "artifact", default)]
+    artifacts: Vec<XmlArtifact>,
+    #[serde(rename = "connection", default)]
+    connections: Vec<XmlConnection>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct XmlEnvironment {
+    #[serde(rename = "@name")]
+    name: String,
+    #[serde(rename = "@kind")]
+    kind: Kind,
+    #[serde(rename = "@count", default = "one")]
+    count: u32,
+    #[serde(rename = "@adapter")]
+    adapter: Option<String>,
+    request: Option<String>,
+    #[serde(rename = "artifact", default)]
+    artifacts: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct XmlArtifact {
+    #[serde(rename = "@name")]
+    name: String,
+    #[serde(rename = "@source")]
+    source: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct XmlConnection {
+    #[serde(rename = "@from")]
+    from: String,
+    #[serde(rename = "@to")]
+    to: String,
+    #[serde(rename = "@network", default)]
+    network: NetworkMode,
+}
+
+impl From<XmlBlueprint> for Blueprint {
+    fn from(xml: XmlBlueprint) -> Self {
+        let environment = |own: XmlEnvironment| Environment {
+            name: own.name,
+            kind: own.kind,
+            count: own.count,
+            request: own.request,
+            adapter: own.adapter,
+            artifacts: own.artifacts,
+        };
+        let connection = |own: XmlConnection| Connection { from: own.from, to: own.to, network: own.network };
+        Self {
+            name: xml.name,
+            environments: xml.environments.into_iter().map(environment).collect(),
+            artifacts: xml
+                .artifacts
+                .into_iter()
+                .map(|own| Artifact { name: own.name, source: own.source })
+                .collect(),
+            connections: xml.connections.into_iter().map(connection).collect(),
+        }
+    }
+}

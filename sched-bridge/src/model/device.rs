@@ -1,0 +1,154 @@
+//! GPUs, InfiniBand and RoCE adapters, and their virtual functions.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{NumaId, PciAddress, PciId, PciRoot};
+
+/// What a device is to a placement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum DeviceKind {
+    /// A GPU or another accelerator, given to one VM as a whole.
+    Gpu,
+    /// The physical function of an InfiniBand or RoCE adapter.
+    Hca,
+    /// A virtual function of such an adapter.
+    Vf,
+}
+
+impl DeviceKind {
+    /// Whether it is a network adapter.
+    #[must_use]
+    pub fn is_network(self) -> bool {
+        matches!(self, Self::Hca | Self::Vf)
+    }
+}
+
+/// What a port speaks (`/sys/class/infiniband/*/ports/N/link_layer`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum LinkLayer {
+    /// InfiniBand.
+    InfiniBand,
+    /// Ethernet, that is RoCE.
+    Ethernet,
+}
+
+/// A port of an adapter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Port {
+    /// Number, from 1.
+    pub number: u8,
+    /// Whether it is `ACTIVE`.
+    pub active: bool,
+    /// State as the kernel words it, for example `ACTIVE`.
+    pub state: String,
+    /// Signalling rate in Gb/s; 0 if unknown.
+    pub rate_gbps: u32,
+    /// InfiniBand or Ethernet.
+    pub link_layer: LinkLayer,
+    /// Local identifier; 0 on Ethernet.
+    #[serde(default)]
+    pub lid: u32,
+    /// Port GUID, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guid: Option<String>,
+}
+
+/// A device that a VM can be given.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// Where it is.
+    pub address: PciAddress,
+    /// What it is.
+    pub kind: DeviceKind,
+    /// Vendor and device id.
+    pub id: PciId,
+    /// Architecture of a GPU in lower case (`hopper`), or model of an adapter (`connectx-6`); empty if unknown.
+    #[serde(default)]
+    pub arch: Arc<str>,
+    /// The NUMA node next to it; none where the firmware does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa: Option<NumaId>,
+    /// Its PCIe root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<PciRoot>,
+    /// IOMMU group; without one the device cannot be passed through.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iommu_group: Option<u32>,
+    /// The driver bound to it now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<Arc<str>>,
+    /// The physical function of a virtual one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<PciAddress>,
+    /// Virtual functions that are switched on, of a physical one.
+    #[serde(default)]
+    pub vfs_enabled: u16,
+    /// Virtual functions that could be switched on.
+    #[serde(default)]
+    pub vfs_total: u16,
+    /// Name of the RDMA device (`mlx5_0`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma_name: Option<String>,
+    /// Node GUID of an adapter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guid: Option<String>,
+    /// Ports of an adapter.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<Port>,
+    /// Whether its state can move with a running VM (a variant driver like `mlx5_vfio_pci`).
+    #[serde(default)]
+    pub live_migratable: bool,
+    /// Traits, as OpenStack spells them (`HW_NIC_OFFLOAD_RDMA`).
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub traits: BTreeSet<Arc<str>>,
+}
+
+impl Device {
+    /// A device with an address, a kind and ids, and nothing else known of it.
+    #[must_use]
+    pub fn new(address: PciAddress, kind: DeviceKind, id: PciId) -> Self {
+        Self {
+            address,
+            kind,
+            id,
+            arch: Arc::from(""),
+            numa: None,
+            root: None,
+            iommu_group: None,
+            driver: None,
+            parent: None,
+            vfs_enabled: 0,
+            vfs_total: 0,
+            rdma_name: None,
+            guid: None,
+            ports: Vec::new(),
+            live_migratable: false,
+            traits: BTreeSet::new(),
+        }
+    }
+
+    /// The rate of its fastest active port in Gb/s, 0 without one.
+    #[must_use]
+    pub fn rate_gbps(&self) -> u32 {
+        self.ports.iter().filter(|port| port.active).map(|port| port.rate_gbps).max().unwrap_or(0)
+    }
+
+    /// What its first port speaks.
+    #[must_use]
+    pub fn link_layer(&self) -> Option<LinkLayer> {
+        self.ports.first().map(|port| port.link_layer)
+    }
+
+    /// Whether a VM can have it as a whole: a physical function whose virtual ones are switched on cannot be given away.
+    #[must_use]
+    pub fn is_grantable(&self) -> bool {
+        self.vfs_enabled == 0
+    }
+}

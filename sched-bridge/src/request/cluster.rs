@@ -1,0 +1,222 @@
+//! A file for a whole virtual cluster, in TOML or YAML.
+//!
+//! ```toml
+//! name = "cfd"
+//! near = { node = "storage1", max_hops = 3 }
+//! [compactness]
+//! mode = "required"
+//! level = "leaf"
+//! [anti_affinity]
+//! level = "node"
+//! at_most = 8
+//! [[vms]]
+//! name = "worker"
+//! count = 16
+//! request = "m1.large; xpus=1; hcas=1; gpu_hca_affinity=root"
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+
+use super::nova::{Aliases, extra_specs};
+use super::{Expr, Flavors, RequestError, instance, lower};
+use crate::model::{ClusterName, NodeName, SwitchName};
+use crate::place::{AntiAffinity, ClusterRequest, Compactness, Domain, Mode, Near, NearTo, VmGroup};
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    name: ClusterName,
+    #[serde(default)]
+    compactness: WrittenCompactness,
+    anti_affinity: Option<WrittenAnti>,
+    near: Option<WrittenNear>,
+    #[serde(default)]
+    only_nodes: BTreeSet<NodeName>,
+    #[serde(default)]
+    not_nodes: BTreeSet<NodeName>,
+    vms: Vec<WrittenVms>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenCompactness {
+    #[serde(default)]
+    mode: Mode,
+    level: Option<String>,
+    max_hops: Option<u32>,
+    max_leaf_switches: Option<u32>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenAnti {
+    level: String,
+    #[serde(default = "one")]
+    at_most: u32,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenNear {
+    node: Option<NodeName>,
+    switch: Option<SwitchName>,
+    max_hops: Option<u32>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenVms {
+    #[serde(default = "vm")]
+    name: String,
+    #[serde(default = "one")]
+    count: u32,
+    #[serde(default)]
+    request: Option<String>,
+    #[serde(default)]
+    extra_specs: BTreeMap<String, String>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn vm() -> String {
+    "vm".to_owned()
+}
+
+/// What a file is written in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Language {
+    /// TOML.
+    Toml,
+    /// YAML.
+    Yaml,
+}
+
+impl Language {
+    /// By the end of a file's name; TOML unless it is `.yaml` or `.yml`.
+    #[must_use]
+    pub fn of(file_name: &str) -> Self {
+        let name = file_name.to_ascii_lowercase();
+        if name.ends_with(".yaml") || name.ends_with(".yml") { Self::Yaml } else { Self::Toml }
+    }
+}
+
+/// A request, and notes on keys that do not bear on placement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadCluster {
+    /// The request.
+    pub request: ClusterRequest,
+    /// One note for each key that was left to others.
+    pub notes: Vec<String>,
+}
+
+/// Reads a virtual cluster.
+///
+/// # Errors
+/// What is wrong, with line and column, or with the group and the column of its request.
+pub fn read(
+    text: &str,
+    language: Language,
+    flavors: &Flavors,
+    aliases: &Aliases,
+) -> Result<ReadCluster, RequestError> {
+    let expected = "a virtual cluster: name, [[vms]] with count and request, and perhaps compactness, anti_affinity, near";
+    let written: Written = match language {
+        Language::Toml => toml::from_str(text).map_err(|error| {
+            RequestError::syntax(place(text, error.span().map(|span| span.start)), error.message(), expected)
+        })?,
+        Language::Yaml => serde_yaml_ng::from_str(text).map_err(|error| {
+            let place = error
+                .location()
+                .map_or("file".to_owned(), |at| format!("line {} column {}", at.line(), at.column()));
+            RequestError::syntax(place, error.to_string(), expected)
+        })?,
+    };
+    build(written, flavors, aliases)
+}
+
+fn place(text: &str, at: Option<usize>) -> String {
+    let Some(before) = at.and_then(|at| text.get(..at)) else { return "file".to_owned() };
+    let line = before.matches('\n').count() + 1;
+    let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
+    format!("line {line} column {column}")
+}
+
+fn build(written: Written, flavors: &Flavors, aliases: &Aliases) -> Result<ReadCluster, RequestError> {
+    let (mut groups, mut notes) = (Vec::new(), Vec::new());
+    for vms in written.vms {
+        let outer = format!("vms {:?}", vms.name);
+        let mut all = Vec::new();
+        if let Some(request) = &vms.request {
+            all.push(instance::parse(request).map_err(|error| error.within(&outer))?);
+        }
+        let (expr, own) = extra_specs(&vms.extra_specs, aliases).map_err(|error| error.within(&outer))?;
+        all.push(expr);
+        notes.extend(own.into_iter().map(|note| format!("{outer}: {note}")));
+        let alternatives =
+            lower::alternatives(&Expr::All(all), flavors).map_err(|error| error.within(&outer))?;
+        groups.push(VmGroup { name: vms.name, count: vms.count, alternatives });
+    }
+    let compactness = Compactness {
+        mode: written.compactness.mode,
+        level: written
+            .compactness
+            .level
+            .as_deref()
+            .map(|level| domain("compactness.level", level))
+            .transpose()?,
+        max_hops: written.compactness.max_hops,
+        max_leaf_switches: written.compactness.max_leaf_switches,
+    };
+    let anti_affinity = match &written.anti_affinity {
+        None => None,
+        Some(anti) => {
+            Some(AntiAffinity { domain: domain("anti_affinity.level", &anti.level)?, at_most: anti.at_most })
+        }
+    };
+    let near = written.near.map(near).transpose()?;
+    let (only_nodes, not_nodes) = (written.only_nodes, written.not_nodes);
+    let request = ClusterRequest {
+        name: written.name,
+        groups,
+        compactness,
+        anti_affinity,
+        near,
+        only_nodes,
+        not_nodes,
+    };
+    request.check()?;
+    Ok(ReadCluster { request, notes })
+}
+
+fn near(near: WrittenNear) -> Result<Near, RequestError> {
+    let to = match (near.node, near.switch) {
+        (Some(node), None) => NearTo::Node(node),
+        (None, Some(switch)) => NearTo::Switch(switch),
+        _ => return Err(RequestError::syntax("near", "not one place", "exactly one of node and switch")),
+    };
+    Ok(Near { to, max_hops: near.max_hops })
+}
+
+/// `node`, `leaf`, `spine`, `core`, or the height of a switch.
+///
+/// # Errors
+/// Another word.
+fn domain(place: &str, word: &str) -> Result<Domain, RequestError> {
+    match word.to_ascii_lowercase().as_str() {
+        "node" | "host" | "0" => Ok(Domain::Node),
+        "leaf" => Ok(Domain::LEAF),
+        "spine" => Ok(Domain::SPINE),
+        "core" => Ok(Domain::CORE),
+        other => other.parse().map(Domain::Switch).map_err(|_| {
+            RequestError::syntax(
+                place,
+                format!("{word:?} is no level"),
+                "node, leaf, spine, core or a height from 1",
+            )
+        }),
+    }
+}

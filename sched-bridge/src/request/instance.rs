@@ -1,0 +1,226 @@
+//! The extended instance type: `m1.xlarge; xpu_arch=fermi; xpus>=3 OR p7f.grande`.
+//!
+//! ```text
+//! request     = alternative { "OR" alternative }
+//! alternative = item { ";" item }
+//! item        = "(" request ")" | NAME | KEY op value
+//! op          = "=" | "!=" | ">=" | "<=" | ">" | "<"
+//! value       = NUMBER | NUMBER ".." NUMBER | WORD { "," WORD }
+//! ```
+//! All items of an alternative must hold. Of several words after `=` all must hold; `!=` forbids each. A lone `NAME` is an instance
+//! type. Numbers may end in K, M or G (2^10, 2^20, 2^30).
+
+use super::{Clause, Expr, Key, Op, RequestError};
+
+/// Deepest nesting of brackets.
+const DEEPEST: usize = 32;
+
+/// Reads an extended instance type.
+///
+/// # Errors
+/// What is wrong, with its column.
+pub fn parse(text: &str) -> Result<Expr, RequestError> {
+    let mut parser = Parser { text, at: 0, depth: 0 };
+    let expr = parser.any()?;
+    parser.space();
+    if parser.at < text.len() {
+        return Err(
+            parser.wrong("a bracket that was never opened, or text after the end", "\";\", OR or the end")
+        );
+    }
+    Ok(expr)
+}
+
+struct Parser<'a> {
+    text: &'a str,
+    at: usize,
+    depth: usize,
+}
+
+impl<'a> Parser<'a> {
+    fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    fn space(&mut self) {
+        self.at = self.text.len() - self.rest().trim_start().len();
+    }
+
+    fn place(&self, at: usize) -> String {
+        format!("column {}", self.text[..at].chars().count() + 1)
+    }
+
+    fn wrong(&self, reason: impl Into<String>, expected: impl Into<String>) -> RequestError {
+        RequestError::syntax(self.place(self.at), reason, expected)
+    }
+
+    /// Takes `OR` if it stands here as a word.
+    fn or(&mut self) -> bool {
+        self.space();
+        let rest = self.rest();
+        let is = rest.get(..2).is_some_and(|word| word.eq_ignore_ascii_case("or"))
+            && rest[2..].chars().next().is_none_or(|c| c.is_whitespace() || c == '(');
+        if is {
+            self.at += 2;
+        }
+        is
+    }
+
+    fn any(&mut self) -> Result<Expr, RequestError> {
+        self.depth += 1;
+        if self.depth > DEEPEST {
+            return Err(self.wrong("too many brackets within each other", format!("at most {DEEPEST}")));
+        }
+        let mut alternatives = vec![self.all()?];
+        while self.or() {
+            alternatives.push(self.all()?);
+        }
+        self.depth -= 1;
+        Ok(if alternatives.len() == 1 { alternatives.remove(0) } else { Expr::Any(alternatives) })
+    }
+
+    fn all(&mut self) -> Result<Expr, RequestError> {
+        let mut items = vec![self.item()?];
+        loop {
+            self.space();
+            if !self.rest().starts_with(';') {
+                break;
+            }
+            self.at += 1;
+            self.space();
+            // A semicolon at the end is no mistake.
+            if self.rest().is_empty() || self.rest().starts_with(')') {
+                break;
+            }
+            items.push(self.item()?);
+        }
+        Ok(if items.len() == 1 { items.remove(0) } else { Expr::All(items) })
+    }
+
+    fn item(&mut self) -> Result<Expr, RequestError> {
+        self.space();
+        if self.rest().starts_with('(') {
+            self.at += 1;
+            let inner = self.any()?;
+            self.space();
+            if !self.rest().starts_with(')') {
+                return Err(self.wrong("a bracket is not closed", "\")\""));
+            }
+            self.at += 1;
+            return Ok(inner);
+        }
+        let start = self.at;
+        let key = self.word("=!<>;()");
+        if key.is_empty() {
+            return Err(self.wrong("nothing where a condition should be", "an instance type, or KEY=VALUE"));
+        }
+        self.space();
+        let op = ["!=", ">=", "<=", "==", "=", ">", "<"].into_iter().find(|op| self.rest().starts_with(op));
+        let Some(op) = op else {
+            let clause =
+                Clause { key: Key::Flavor, op: Op::OneOf(vec![key.to_owned()]), place: self.place(start) };
+            return Ok(Expr::Is(clause));
+        };
+        self.at += op.len();
+        self.space();
+        let value = self.word(";()");
+        let place = self.place(start);
+        let found = Key::find(key)
+            .ok_or_else(|| RequestError::syntax(&place, format!("unknown key {key:?}"), Key::known()))?;
+        clause(found, op, value, place).map(Expr::Is)
+    }
+
+    /// Up to a stop character or ` OR `, without white space at its end.
+    fn word(&mut self, stops: &str) -> &'a str {
+        let rest = self.rest();
+        let mut end = rest.find(|c| stops.contains(c)).unwrap_or(rest.len());
+        let mut from = 0;
+        while let Some(space) = rest[from..end].find(char::is_whitespace).map(|at| at + from) {
+            let mut ahead = Parser { text: self.text, at: self.at + space, depth: 0 };
+            if ahead.or() {
+                end = space;
+                break;
+            }
+            from = space + rest[space..].chars().next().map_or(1, char::len_utf8);
+        }
+        self.at += end;
+        rest[..end].trim_end()
+    }
+}
+
+/// A condition from key, operator and value.
+pub(super) fn clause(key: Key, op: &str, value: &str, place: String) -> Result<Clause, RequestError> {
+    if value.is_empty() {
+        return Err(RequestError::syntax(place, format!("{key} has no value"), "a value after the operator"));
+    }
+    let op =
+        if key.is_number() { number_op(&key, op, value, &place)? } else { word_op(&key, op, value, &place)? };
+    Ok(Clause { key, op, place })
+}
+
+fn number_op(key: &Key, op: &str, value: &str, place: &str) -> Result<Op, RequestError> {
+    let number = |text: &str| {
+        number(text).ok_or_else(|| {
+            RequestError::syntax(
+                place,
+                format!("{text:?} as {key}"),
+                "a whole number, as in 16384 or 16K, or FROM..TO",
+            )
+        })
+    };
+    if let Some((from, to)) = value.split_once("..") {
+        let (from, to) = (number(from)?, number(to)?);
+        if op != "=" && op != "==" {
+            return Err(RequestError::syntax(place, format!("{key} {op} a range"), "= before FROM..TO"));
+        }
+        if from > to {
+            return Err(RequestError::syntax(
+                place,
+                format!("{key}={value} holds nothing"),
+                "FROM not above TO",
+            ));
+        }
+        return Ok(Op::Within(from, to));
+    }
+    let value = number(value)?;
+    let nothing =
+        || RequestError::syntax(place, format!("{key} {op} {value} holds nothing"), "a limit above 0");
+    Ok(match op {
+        "=" | "==" => Op::Within(value, value),
+        ">=" => Op::Within(value, u64::MAX),
+        "<=" => Op::Within(0, value),
+        ">" => Op::Within(value.checked_add(1).ok_or_else(nothing)?, u64::MAX),
+        "<" => Op::Within(0, value.checked_sub(1).ok_or_else(nothing)?),
+        _ => {
+            return Err(RequestError::syntax(place, format!("operator {op} for {key}"), "=, >=, <=, > or <"));
+        }
+    })
+}
+
+fn number(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let (digits, shift) = match text.char_indices().last()? {
+        (at, 'K' | 'k') => (&text[..at], 10),
+        (at, 'M' | 'm') => (&text[..at], 20),
+        (at, 'G' | 'g') => (&text[..at], 30),
+        _ => (text, 0),
+    };
+    let valid = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+    valid.then(|| digits.parse::<u64>().ok()?.checked_mul(1 << shift)).flatten()
+}
+
+fn word_op(key: &Key, op: &str, value: &str, place: &str) -> Result<Op, RequestError> {
+    let words: Vec<String> = value.split(',').map(|word| word.trim().to_owned()).collect();
+    if words.iter().any(String::is_empty) {
+        return Err(RequestError::syntax(
+            place,
+            format!("an empty word in {key}={value:?}"),
+            "words between commas",
+        ));
+    }
+    match op {
+        "=" | "==" => Ok(Op::AllOf(words)),
+        "!=" => Ok(Op::NoneOf(words)),
+        _ => Err(RequestError::syntax(place, format!("operator {op} for {key}"), "= or !=")),
+    }
+}

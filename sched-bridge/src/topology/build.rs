@@ -1,0 +1,201 @@
+//! From descriptions of single switches to a forest.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Origin, Style, Switch, SwitchId, SwitchName, Topology, TopologyError};
+use crate::model::NodeName;
+
+/// One switch as a source describes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SwitchSpec {
+    /// Its name.
+    pub name: SwitchName,
+    /// Switches below it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub switches: Vec<SwitchName>,
+    /// Nodes on its own ports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<NodeName>,
+    /// Speed of its links, as the source words it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_speed: Option<String>,
+}
+
+impl SwitchSpec {
+    /// A switch with nothing below it yet.
+    #[must_use]
+    pub fn new(name: SwitchName) -> Self {
+        Self { name, switches: Vec::new(), nodes: Vec::new(), link_speed: None }
+    }
+}
+
+/// How a topology is written as JSON, YAML or TOML of our own.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(super) struct Written {
+    #[serde(default)]
+    pub style: Style,
+    #[serde(default)]
+    pub switches: Vec<SwitchSpec>,
+}
+
+impl TryFrom<Written> for Topology {
+    type Error = TopologyError;
+    fn try_from(written: Written) -> Result<Self, TopologyError> {
+        let mut builder = Builder::new();
+        for spec in written.switches {
+            builder.add(spec, Origin::default());
+        }
+        builder.build(written.style)
+    }
+}
+
+impl From<Topology> for Written {
+    fn from(topology: Topology) -> Self {
+        let spec = |switch: &Switch| SwitchSpec {
+            name: switch.name.clone(),
+            switches: switch.children.iter().map(|id| topology.switch(*id).name.clone()).collect(),
+            nodes: switch.nodes.clone(),
+            link_speed: switch.link_speed.clone(),
+        };
+        Self { switches: topology.switches.iter().map(spec).collect(), style: topology.style.clone() }
+    }
+}
+
+/// Collects descriptions of switches, in any order.
+#[derive(Debug, Default)]
+pub struct Builder {
+    specs: Vec<(SwitchSpec, Origin)>,
+}
+
+impl Builder {
+    /// Without switches.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a switch. Nothing is checked before [`Builder::build`].
+    pub fn add(&mut self, spec: SwitchSpec, origin: Origin) {
+        self.specs.push((spec, origin));
+    }
+
+    /// Checks that it is a forest, and makes it one.
+    ///
+    /// # Errors
+    /// Switches or nodes that are there twice or hang on two switches, unknown switches, circles.
+    pub fn build(self, style: Style) -> Result<Topology, TopologyError> {
+        let by_name = self.names()?;
+        let mut switches = Vec::with_capacity(self.specs.len());
+        let mut home: HashMap<NodeName, SwitchId> = HashMap::new();
+        for (at, (spec, origin)) in self.specs.iter().enumerate() {
+            for node in &spec.nodes {
+                if let Some(first) = home.insert(node.clone(), id(at)) {
+                    return Err(TopologyError::TwoLeaves {
+                        origin: *origin,
+                        node: node.to_string(),
+                        first: self.specs[first.usize()].0.name.to_string(),
+                        second: spec.name.to_string(),
+                    });
+                }
+            }
+            switches.push(Switch {
+                name: spec.name.clone(),
+                parent: None,
+                children: Vec::new(),
+                nodes: spec.nodes.clone(),
+                height: 1,
+                depth: 0,
+                link_speed: spec.link_speed.clone(),
+            });
+        }
+        self.link(&by_name, &mut switches)?;
+        self.levels(&mut switches)?;
+        Ok(Topology { switches, by_name, home, style })
+    }
+
+    fn names(&self) -> Result<HashMap<SwitchName, SwitchId>, TopologyError> {
+        let mut by_name = HashMap::with_capacity(self.specs.len());
+        for (at, (spec, origin)) in self.specs.iter().enumerate() {
+            if by_name.insert(spec.name.clone(), id(at)).is_some() {
+                let switch = spec.name.to_string();
+                return Err(TopologyError::DuplicateSwitch { origin: *origin, switch });
+            }
+        }
+        Ok(by_name)
+    }
+
+    fn link(
+        &self,
+        by_name: &HashMap<SwitchName, SwitchId>,
+        switches: &mut [Switch],
+    ) -> Result<(), TopologyError> {
+        for (at, (spec, origin)) in self.specs.iter().enumerate() {
+            for child_name in &spec.switches {
+                let child = *by_name.get(child_name).ok_or_else(|| TopologyError::NoSuchSwitch {
+                    origin: *origin,
+                    parent: spec.name.to_string(),
+                    child: child_name.to_string(),
+                })?;
+                if let Some(first) = switches[child.usize()].parent {
+                    return Err(TopologyError::TwoParents {
+                        origin: *origin,
+                        switch: child_name.to_string(),
+                        first: switches[first.usize()].name.to_string(),
+                        second: spec.name.to_string(),
+                    });
+                }
+                switches[child.usize()].parent = Some(id(at));
+                switches[at].children.push(child);
+            }
+        }
+        Ok(())
+    }
+
+    /// Depth from the top, height from the bottom. What is not reached from any top is a circle.
+    fn levels(&self, switches: &mut [Switch]) -> Result<(), TopologyError> {
+        let mut order: Vec<usize> = (0..switches.len()).filter(|at| switches[*at].parent.is_none()).collect();
+        let mut reached = 0;
+        while reached < order.len() {
+            let at = order[reached];
+            for child in switches[at].children.clone() {
+                switches[child.usize()].depth = switches[at].depth + 1;
+                order.push(child.usize());
+            }
+            reached += 1;
+        }
+        if order.len() < switches.len() {
+            return Err(self.circle(switches, &order));
+        }
+        for at in order.into_iter().rev() {
+            let below = switches[at].children.iter().map(|child| switches[child.usize()].height).max();
+            switches[at].height = below.unwrap_or(0) + 1;
+        }
+        Ok(())
+    }
+
+    fn circle(&self, switches: &[Switch], reached: &[usize]) -> TopologyError {
+        let reached: std::collections::HashSet<_> = reached.iter().copied().collect();
+        let start = (0..switches.len()).find(|at| !reached.contains(at)).unwrap_or(0);
+        // Everything that is not reached has a parent that is not reached either: going up ends in the circle.
+        let mut seen = vec![start];
+        loop {
+            let last = seen[seen.len() - 1];
+            let Some(parent) = switches[last].parent.map(SwitchId::usize) else { break };
+            if let Some(first) = seen.iter().position(|at| *at == parent) {
+                seen.drain(..first);
+                seen.push(parent);
+                break;
+            }
+            seen.push(parent);
+        }
+        seen.reverse();
+        let names: Vec<_> = seen.iter().map(|at| switches[*at].name.as_str()).collect();
+        TopologyError::Cycle { origin: self.specs[seen[0]].1, circle: names.join(" > ") }
+    }
+}
+
+fn id(at: usize) -> SwitchId {
+    SwitchId(u32::try_from(at).unwrap_or(u32::MAX))
+}

@@ -1,0 +1,114 @@
+//! Blueprints in two languages, taken apart, and bad ones.
+#![allow(clippy::tests_outside_test_module, reason = "this whole file is a test module")]
+
+use std::error::Error;
+
+use proptest::prelude::*;
+use sched_bridge::blueprint::{Kind, Language, NetworkMode, decompose, read};
+use sched_bridge::request::Flavors;
+
+const YAML: &str = "
+name: pipeline
+environments:
+- {name: solver, kind: vm, count: 8, request: 'm1.large; xpus=1', artifacts: [image]}
+- {name: head, kind: vm, request: m1.small}
+- {name: viewer, kind: container, adapter: slurm, artifacts: [app]}
+- {name: store, kind: bare-metal, adapter: ironic}
+- {name: lonely, kind: vm, request: m1.small}
+artifacts:
+- {name: image, source: 'https://example.org/solver.qcow2'}
+- {name: app, source: 'https://example.org/app.sif'}
+connections:
+- {from: solver, to: head}
+- {from: head, to: viewer, network: bridge}
+";
+
+const XML: &str = r#"<blueprint name="pipeline">
+  <environment name="solver" kind="vm" count="8"><request>m1.large; xpus=1</request><artifact>image</artifact></environment>
+  <environment name="head" kind="vm"><request>m1.small</request></environment>
+  <environment name="viewer" kind="container" adapter="slurm"><artifact>app</artifact></environment>
+  <environment name="store" kind="bare-metal" adapter="ironic"/>
+  <environment name="lonely" kind="vm"><request>m1.small</request></environment>
+  <artifact name="image" source="https://example.org/solver.qcow2"/>
+  <artifact name="app" source="https://example.org/app.sif"/>
+  <connection from="solver" to="head"/>
+  <connection from="head" to="viewer" network="bridge"/>
+</blueprint>
+"#;
+
+#[test]
+fn both_languages_say_the_same() {
+    assert_eq!(read(YAML, Language::guess(YAML)).unwrap(), read(XML, Language::guess(XML)).unwrap());
+}
+
+#[test]
+fn nothing_is_dropped() {
+    let blueprint = read(YAML, Language::Yaml).unwrap();
+    let parts = decompose(&blueprint, &Flavors::default()).unwrap();
+    let kinds: Vec<_> = parts.groups.iter().map(|group| (group.kind, group.environments.len())).collect();
+    assert_eq!(kinds, [(Kind::Vm, 3), (Kind::Container, 1), (Kind::BareMetal, 1)]);
+    let members: Vec<_> = parts.together.iter().map(|own| own.environments.join("+")).collect();
+    assert_eq!(members, ["solver+head+viewer", "store", "lonely"]);
+    let first = &parts.together[0];
+    assert_eq!(first.request.as_ref().unwrap().count(), 9);
+    assert_eq!(
+        (first.handed[0].adapter.as_str(), first.handed[0].artifacts[0].name.as_str()),
+        ("slurm", "app")
+    );
+    let networks: Vec<_> = first.networks.iter().map(|own| (own.mode, own.environments.join("+"))).collect();
+    assert_eq!(
+        networks,
+        [(NetworkMode::Private, "head+solver".to_owned()), (NetworkMode::Bridge, "head+viewer".to_owned())]
+    );
+    assert_eq!(parts.together[1].handed[0].adapter, "ironic");
+    let mut all: Vec<String> = parts.together.iter().flat_map(|own| own.environments.clone()).collect();
+    all.sort();
+    assert_eq!(all, ["head", "lonely", "solver", "store", "viewer"]);
+}
+
+#[test]
+fn bad_blueprints_say_what_is_wrong() {
+    for (text, words) in [
+        (
+            YAML.replace("to: head}", "to: nobody}"),
+            "connection 1 (solver to nobody): there is no environment \"nobody\"",
+        ),
+        (YAML.replace("artifacts: [app]", "artifacts: [ap]"), "no artifact \"ap\""),
+        (YAML.replace("name: lonely", "name: head"), "is there twice"),
+        (YAML.replace(", adapter: ironic", ""), "names nobody to start it"),
+        (YAML.replace("count: 8", "count: 0"), "count is 0"),
+        (YAML.replace(", request: m1.small", ""), "a VM without a request"),
+        (YAML.replace("m1.large; xpus=1", "m1.large; xpuss=1"), "unknown key \"xpuss\""),
+        (YAML.replace("kind: bare-metal", "kind: ghost"), "line 7"),
+        (YAML.replace("environments:", "environment:"), "unknown field"),
+        (
+            XML.replace("</environment>\n  <environment name=\"head\"", "\n  <environment name=\"head\""),
+            "line",
+        ),
+        (XML.replace("kind=\"container\"", "kind=\"ghost\""), "ghost"),
+        ("<blueprint name=\"x\">\n<environment".to_owned(), "line 2"),
+    ] {
+        let result = read(&text, Language::guess(&text)).and_then(|own| decompose(&own, &Flavors::default()));
+        let error = result.unwrap_err();
+        let whole = format!("{error}: {}", error.source().map(ToString::to_string).unwrap_or_default());
+        assert!(whole.contains(words), "{words}\n{whole}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn never_panics(cut in 0..YAML.len(), insert in "[a-z<>/\\[\\]{}:,\"0-9 \n-]{0,6}") {
+        for (text, language) in [(YAML, Language::Yaml), (XML, Language::Xml)] {
+            let text = format!("{}{insert}{}", text.get(..cut).unwrap_or(""), text.get(cut..).unwrap_or(""));
+            if let Ok(blueprint) = read(&text, language) {
+                let _ = decompose(&blueprint, &Flavors::default());
+            }
+        }
+    }
+
+    #[test]
+    fn any_text_never_panics(text in "\\PC{0,80}") {
+        let _ = read(&text, Language::Xml);
+        let _ = read(&text, Language::Yaml);
+    }
+}

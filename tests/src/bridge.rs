@@ -1,0 +1,126 @@
+//! `vbridged` under test, and the commands of `vmove` that speak with it.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::daemon::Node;
+use crate::places;
+use crate::process::Guarded;
+use crate::sandbox::Sandbox;
+
+/// For what takes a moment, on a machine that may be very busy.
+const LONG: Duration = Duration::from_secs(120);
+
+/// Waits until something is so.
+///
+/// # Panics
+/// If it is not after two minutes.
+pub fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !is() {
+        assert!(Instant::now() < deadline, "after {LONG:?}, not so: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A bridge and its socket.
+#[derive(Debug)]
+pub struct Bridge {
+    folder: PathBuf,
+    process: Option<Guarded>,
+}
+
+impl Bridge {
+    /// Starts one that knows these daemons.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start(sandbox: &Sandbox, nodes: &[Node]) -> Result<Self> {
+        let folder = sandbox.folder("bridge")?;
+        let daemons: String = nodes
+            .iter()
+            .map(|n| {
+                format!("[daemons.{}]\ncontrol = {:?}\naddress = \"{}\"\n", n.name(), n.control(), n.listen())
+            })
+            .collect();
+        let vmove = places::product("vmove")?;
+        let config = format!(
+            "store = \"redb:{0}/state.redb\"\ncontrol = \"{0}/c.sock\"\nlook_s = 1\n[moves]\ncommand = [{vmove:?}, \"--control\", \"{{control}}\"]\noptions = [\"--mode\", \"postcopy\", \"--verify\"]\n{daemons}",
+            folder.display()
+        );
+        std::fs::write(folder.join("vbridged.toml"), config)?;
+        let mut bridge = Self { folder, process: None };
+        bridge.run()?;
+        Ok(bridge)
+    }
+
+    /// Starts it again.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub fn run(&mut self) -> Result<()> {
+        let log = std::fs::File::options().create(true).append(true).open(self.folder.join("log"))?;
+        let child = Command::new(places::product("vbridged")?)
+            .arg("--config")
+            .arg(self.folder.join("vbridged.toml"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()?;
+        self.process = Some(child.into());
+        let deadline = Instant::now() + LONG;
+        while self.ask(&["fleet", "list"]).is_err() {
+            if Instant::now() > deadline {
+                bail!("vbridged does not answer: {}", std::fs::read_to_string(self.folder.join("log"))?);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Ends it as a crash would.
+    pub fn kill(&mut self) {
+        self.process = None;
+    }
+
+    /// `vmove --json` with this bridge.
+    ///
+    /// # Errors
+    /// It is not built.
+    pub fn command(&self, arguments: &[&str]) -> Result<Command> {
+        let mut command = Command::new(places::product("vmove")?);
+        let socket = format!("unix:{}", self.folder.join("c.sock").display());
+        command.env("VBRIDGE", socket).arg("--json").args(arguments).stdin(Stdio::null());
+        Ok(command)
+    }
+
+    /// What it answers.
+    ///
+    /// # Errors
+    /// It refuses; with what it said.
+    pub fn ask(&self, arguments: &[&str]) -> Result<Value> {
+        let output = self.command(arguments)?.output()?;
+        if !output.status.success() {
+            bail!(
+                "vmove {arguments:?}: {} {}",
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+        serde_json::from_slice(&output.stdout).context("vmove answered no JSON")
+    }
+
+    /// A file in its folder; gives its path.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write(&self, name: &str, text: &str) -> Result<String> {
+        let path = self.folder.join(name);
+        std::fs::write(&path, text)?;
+        Ok(path.to_string_lossy().into_owned())
+    }
+}
