@@ -68,7 +68,7 @@ setup_lab_tools() {
     done
     # kmod's own names are made by its installer.
     for folder in modprobe depmod insmod lsmod rmmod modinfo; do ln -sf ../bin/kmod "$root/usr/sbin/$folder"; done
-    rm -rf "${root:?}"/usr/share/{doc,man,locale,bug,lintian} "$root/var"
+    rm -rf "${root:?}"/usr/share/{doc,man,locale,bug,lintian} "${root:?}/var"
 }
 
 # Debian's kernel of the backports: the plain flavour, since the cloud one has no soft RoCE. Only the modules that the
@@ -84,7 +84,7 @@ setup_lab_kernel() {
     dpkg -x "$debs"/linux-image-*.deb "$raw"
     [ -d "$raw/usr/lib/modules" ] || { mkdir -p "$raw/usr/lib" && mv "$raw/lib/modules" "$raw/usr/lib/modules"; }
     version=$(basename "$raw"/usr/lib/modules/*)
-    ln -sfn usr/lib "$raw/lib.new" && rm -rf "$raw/lib" && mv "$raw/lib.new" "$raw/lib"
+    ln -sfn usr/lib "$raw/lib.new" && rm -rf "${raw:?}/lib" && mv "$raw/lib.new" "$raw/lib"
     lab_kmod depmod -b "$raw" "$version"
     mkdir -p "$root/usr/lib/modules/$version"
     cp "$raw/usr/lib/modules/$version"/modules.{order,builtin,builtin.modinfo} "$root/usr/lib/modules/$version/"
