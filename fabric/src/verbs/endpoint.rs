@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use super::LocalKeys;
+use super::events::Health;
 use super::queue::{Ending, SendQueue, Stop};
 use super::raw::{Ended, Outcome, Post, Qp};
 use crate::counters::CountersHandle;
@@ -25,6 +26,9 @@ use crate::{
     MAX_TRANSFER, ReadSegment, WrId, WriteSegment,
 };
 
+/// As long as the device has news, the stream is looked at by every so many polls only: it costs a system call.
+const UNHEARD: u32 = 16;
+
 /// See [`Endpoint`].
 #[derive(Debug)]
 pub(super) struct VerbsEndpoint {
@@ -35,6 +39,7 @@ pub(super) struct VerbsEndpoint {
     received: Completions,
     participant: Participant,
     keys: Arc<LocalKeys>,
+    health: Arc<Health>,
     queue: SendQueue,
     posts: Vec<Post>,
     ended: Vec<Ended>,
@@ -46,6 +51,8 @@ pub(super) struct VerbsEndpoint {
     /// The poller waits for room in the stream too.
     polls_write: bool,
     spin: Duration,
+    /// Polls since the stream was last looked at.
+    unheard: u32,
     counters: CountersHandle,
     failure: Option<FabricError>,
     dead: bool,
@@ -58,16 +65,18 @@ pub(super) struct Parts {
     pub(super) messages: StreamEndpoint,
     pub(super) participant: Participant,
     pub(super) keys: Arc<LocalKeys>,
+    pub(super) health: Arc<Health>,
     pub(super) queue: SendQueue,
     pub(super) spin: Duration,
 }
 
 impl VerbsEndpoint {
     pub(super) fn new(parts: Parts) -> io::Result<Self> {
-        let Parts { qp, messages, participant, keys, queue, spin } = parts;
+        let Parts { qp, messages, participant, keys, health, queue, spin } = parts;
         let poller = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&poller, qp.cq.fd(), EventData::new_u64(0), EventFlags::IN)?;
         epoll::add(&poller, messages.wait_fd(), EventData::new_u64(1), EventFlags::IN)?;
+        epoll::add(&poller, health.bell(), EventData::new_u64(2), EventFlags::IN)?;
         Ok(Self {
             counters: messages.counters_handle(),
             qp: Some(qp),
@@ -75,6 +84,7 @@ impl VerbsEndpoint {
             received: Completions::default(),
             participant,
             keys,
+            health,
             queue,
             posts: Vec::with_capacity(CREDITS),
             ended: Vec::with_capacity(CREDITS),
@@ -83,6 +93,7 @@ impl VerbsEndpoint {
             armed: false,
             polls_write: false,
             spin,
+            unheard: 0,
             failure: None,
             dead: false,
         })
@@ -141,28 +152,42 @@ impl VerbsEndpoint {
         let found = qp.cq.poll(&mut self.ended).map_err(FabricError::io("read the completion queue"))?;
         for index in 0..found {
             let Ended { id, outcome } = self.ended[index];
-            let refusal = match outcome {
-                Outcome::Done => {
-                    if let Some(ending) = self.queue.end(id, false) {
-                        self.complete(ending, Ok(()));
-                    }
-                    continue;
-                }
-                Outcome::Refused => RemoteStatus::Refused,
-                Outcome::PeerFault => RemoteStatus::Fault,
-                Outcome::LocalGone => RemoteStatus::LocalGone,
-                Outcome::Flushed => return Err(broken("the queue pair stopped")),
-                Outcome::Broken(code) => {
-                    return Err(broken(&format!("the device gave up with status {code} (12: no answer)")));
-                }
-            };
-            if let Some(ending) = self.queue.end(id, true) {
-                self.complete(ending, Err(refusal));
+            if outcome != Outcome::Done {
+                return Err(self.failed(id, outcome));
             }
-            // A queue pair does not outlive a refusal.
-            return Err(broken("the queue pair stopped after a request was refused"));
+            if let Some(ending) = self.queue.end(id, false) {
+                self.complete(ending, Ok(()));
+            }
         }
         Ok(found)
+    }
+
+    /// The first request that did not succeed: a queue pair does not outlive it.
+    fn failed(&mut self, id: u64, outcome: Outcome) -> FabricError {
+        let (id, status, error) = match outcome {
+            Outcome::Done | Outcome::Flushed | Outcome::Broken(_) => {
+                // Some devices (rxe) do not tell that our own memory was the reason.
+                let section = self.participant.enter();
+                let lost = self.queue.first_lost(|slice| section.local(slice).map(|_| 0));
+                let error = match outcome {
+                    Outcome::Broken(code) => format!("the device gave up with status {code} (12: no answer)"),
+                    _ => "the queue pair stopped".to_owned(),
+                };
+                let Some(lost) = lost else { return broken(&error) };
+                (lost, RemoteStatus::LocalGone, error)
+            }
+            Outcome::Refused => (id, RemoteStatus::Refused, "the peer's device refused a request".to_owned()),
+            Outcome::PeerFault => {
+                (id, RemoteStatus::Fault, "the peer's device failed at a request".to_owned())
+            }
+            Outcome::LocalGone => {
+                (id, RemoteStatus::LocalGone, "local memory was deregistered under a transfer".to_owned())
+            }
+        };
+        if let Some(ending) = self.queue.end(id, true) {
+            self.complete(ending, Err(status));
+        }
+        broken(&error)
     }
 
     fn complete(&mut self, ending: Ending, status: Result<(), RemoteStatus>) {
@@ -187,10 +212,21 @@ impl VerbsEndpoint {
 
     /// Works in both directions. Completions of the device come before the news that the connection is over.
     fn progress(&mut self) {
-        let failure = self.push().and_then(|()| self.take()).and_then(|taken| {
+        if self.health.is_lost() {
+            let why = "the device was removed or has failed".to_owned();
+            return self.die(FabricError::NoDevice { why });
+        }
+        let mut taken = 0;
+        let failure = self.push().and_then(|()| self.take()).and_then(|found| {
+            taken = found;
             // There is room again.
-            if taken > 0 { self.push() } else { Ok(()) }
+            if found > 0 { self.push() } else { Ok(()) }
         });
+        self.unheard = if taken > 0 { self.unheard + 1 } else { UNHEARD };
+        if failure.is_ok() && self.unheard < UNHEARD && !self.done.is_empty() {
+            return;
+        }
+        self.unheard = 0;
         let ended = loop {
             let found = self.messages.poll(&mut self.received);
             self.done.extend(self.received.drain());
@@ -213,12 +249,15 @@ impl VerbsEndpoint {
 
     /// Before the caller sleeps: makes sure that it is woken.
     fn rest(&mut self) {
-        let result = self.try_rest().map_err(FabricError::io("wait for the RDMA device"));
-        if let Err(error) = result.and_then(|missed| if missed { self.take().map(drop) } else { Ok(()) }) {
+        let armed = self.try_rest().map_err(FabricError::io("wait for the RDMA device"));
+        // What came before the queue was armed gives no event. It may have made room.
+        let result = armed.and_then(|just| if just && self.take()? > 0 { self.push() } else { Ok(()) });
+        if let Err(error) = result {
             self.die(error);
         }
     }
 
+    /// Whether the completion queue was armed by this.
     fn try_rest(&mut self) -> io::Result<bool> {
         let wants_write = self.messages.wants_write();
         if wants_write != self.polls_write {
@@ -235,7 +274,6 @@ impl VerbsEndpoint {
         }
         qp.cq.arm()?;
         self.armed = true;
-        // Something may have come before that.
         Ok(true)
     }
 
@@ -377,7 +415,9 @@ impl Endpoint for VerbsEndpoint {
         if !self.spin.is_zero() && self.queue.is_busy() {
             self.spin(timeout.map_or(self.spin, |timeout| timeout.min(self.spin)))?;
         }
-        if self.dead || !self.done.is_empty() {
+        // Posted and flushed, but not polled: nothing would wake us.
+        let deaf = self.queue.is_busy() && !self.armed;
+        if self.dead || !self.done.is_empty() || deaf {
             return Ok(());
         }
         sys::net::wait(self.poller.as_fd(), false, timeout)

@@ -14,6 +14,7 @@
 
 mod device;
 mod endpoint;
+mod events;
 mod hello;
 mod options;
 mod queue;
@@ -36,6 +37,7 @@ use crate::{
 };
 use device::Choice;
 use endpoint::{Parts, VerbsEndpoint};
+use events::Watch;
 use hello::{Hello, LEN, READY, Wire};
 use queue::SendQueue;
 use raw::{Cq, Device, Domain, Limits, Mr, Path, Qp};
@@ -50,6 +52,7 @@ const INTRODUCTION_TIME: Duration = Duration::from_secs(5);
 pub struct VerbsFabric {
     table: Arc<RegionTable>,
     keys: Arc<LocalKeys>,
+    watch: Watch,
     domain: Arc<Domain>,
     choice: Choice,
     limits: Limits,
@@ -96,6 +99,7 @@ impl VerbsFabric {
         Ok(Self {
             table: RegionTable::private()?,
             keys: Arc::new(LocalKeys((0..SLOTS).map(|_| AtomicU32::new(0)).collect())),
+            watch: Watch::start(&domain, &choice.device).map_err(FabricError::io("watch the RDMA device"))?,
             domain,
             choice,
             limits,
@@ -250,6 +254,7 @@ impl VerbsFabric {
             messages,
             participant: self.table.join()?,
             keys: Arc::clone(&self.keys),
+            health: Arc::clone(self.watch.health()),
             queue: SendQueue::new(depth, self.limits.message),
             spin: if class == Class::Urgent { self.options.urgent_spin } else { Duration::ZERO },
         };

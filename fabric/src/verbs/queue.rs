@@ -48,6 +48,8 @@ struct Group {
     ending: Ending,
     /// Whether the request ends with it.
     last: bool,
+    /// Of the request, if it ends with this group; else the request is still the first in line.
+    segments: Vec<(LocalSlice, RemoteSlice)>,
 }
 
 /// Why nothing (more) was taken from the queue.
@@ -219,15 +221,14 @@ impl SendQueue {
                 post.signalled = true;
             }
             let last = transfer.at == transfer.segments.len();
-            self.groups.push_back(Group { id: self.next_id, pieces: in_group, ending, last });
+            let segments = if last { std::mem::take(&mut transfer.segments) } else { Vec::new() };
+            self.groups.push_back(Group { id: self.next_id, pieces: in_group, ending, last, segments });
             self.next_id += 1;
             if last {
                 if ending.need == Need::Write {
                     self.writes += 1;
                 }
-                if let Some(Work::Transfer(transfer)) = self.waiting.pop_front() {
-                    self.recycle(transfer);
-                }
+                self.waiting.pop_front();
             }
         }
     }
@@ -246,7 +247,18 @@ impl SendQueue {
         if group.last && group.ending.need == Need::Write {
             self.writes -= 1;
         }
+        self.spare.push(group.segments);
         Some(group.ending)
+    }
+
+    /// The oldest group that the device has, if local memory of its request is not registered any more.
+    pub(super) fn first_lost(&self, key: impl Fn(&LocalSlice) -> Option<u32>) -> Option<u64> {
+        let group = self.groups.front()?;
+        let segments = match self.waiting.front() {
+            Some(Work::Transfer(transfer)) if !group.last => &transfer.segments,
+            _ => &group.segments,
+        };
+        segments.iter().any(|(local, _)| key(local).is_none()).then_some(group.id)
     }
 }
 

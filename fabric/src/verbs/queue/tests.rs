@@ -108,4 +108,13 @@ fn memory_that_went_away_and_keys_that_cannot_be_are_told() {
     assert_eq!(queue.fill(&mut posts, |_| Some(1)), Stop::BadKey);
     assert_eq!(queue.pop_failed().unwrap().wr, WrId(2));
     assert_eq!((queue.open(), queue.is_waiting()), (0, false));
+    // With the device already, in full or in part.
+    for pages in [1, 200] {
+        let mut queue = SendQueue::new(40, 4096);
+        add(&mut queue, 3, Need::Read, &[segment(0, 0, pages * PAGE)]);
+        fill(&mut queue);
+        assert_eq!(queue.first_lost(|_| Some(9)), None);
+        let lost = queue.first_lost(|_| None).unwrap();
+        assert_eq!(queue.end(lost, true).unwrap().wr, WrId(3));
+    }
 }

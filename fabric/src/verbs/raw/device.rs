@@ -2,6 +2,8 @@
 
 use std::ffi::CStr;
 use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -57,9 +59,10 @@ impl Device {
             }
             // SAFETY: rule 1.
             let context = unsafe { rdma_sys::ibv_open_device(device) };
-            return NonNull::new(context)
-                .map(|context| Self { context })
-                .ok_or_else(io::Error::last_os_error);
+            let context = NonNull::new(context).ok_or_else(io::Error::last_os_error)?;
+            let device = Self { context };
+            rustix::io::ioctl_fionbio(device.events(), true)?;
+            return Ok(device);
         }
         Err(io::Error::new(io::ErrorKind::NotFound, format!("libibverbs has no device {name}")))
     }
@@ -88,6 +91,49 @@ impl Device {
     pub(super) fn as_ptr(&self) -> *mut ibv_context {
         self.context.as_ptr()
     }
+
+    /// Readable when there is [news](Self::take_news).
+    pub(in crate::verbs) fn events(&self) -> BorrowedFd<'_> {
+        // SAFETY: rule 1: the device's descriptor does not change.
+        let fd = unsafe { (*self.context.as_ptr()).async_fd };
+        // SAFETY: the descriptor is open as long as the device, which lives as long as `self`.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+
+    /// What happened to the device, if there is something new.
+    pub(in crate::verbs) fn take_news(&self) -> io::Result<Option<News>> {
+        let mut event = MaybeUninit::<rdma_sys::ibv_async_event>::uninit();
+        // SAFETY: rules 1 and 3.
+        if unsafe { rdma_sys::ibv_get_async_event(self.context.as_ptr(), event.as_mut_ptr()) } != 0 {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
+        }
+        // As a number: a library newer than the bindings may have kinds that their enum does not.
+        let at =
+            event.as_ptr().wrapping_byte_add(std::mem::offset_of!(rdma_sys::ibv_async_event, event_type));
+        // SAFETY: the library has filled in the event, whose kind is a C enum at this place.
+        let kind = unsafe { at.cast::<u32>().read() };
+        // SAFETY: rule 3: the event as it was got. Until then what it is about cannot be destroyed.
+        unsafe { rdma_sys::ibv_ack_async_event(event.as_mut_ptr()) };
+        use rdma_sys::ibv_event_type as is;
+        Ok(Some(match kind {
+            kind if kind == is::IBV_EVENT_DEVICE_FATAL as u32 => News::Lost,
+            kind if kind == is::IBV_EVENT_PORT_ERR as u32 => News::Port("down"),
+            kind if kind == is::IBV_EVENT_PORT_ACTIVE as u32 => News::Port("active"),
+            other => News::Other(other),
+        }))
+    }
+}
+
+/// What may happen to a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::verbs) enum News {
+    /// It was removed, or does not work any more.
+    Lost,
+    /// Its port went down or came back.
+    Port(&'static str),
+    /// Something of which connections hear by themselves; the library's number.
+    Other(u32),
 }
 
 impl Drop for Device {

@@ -18,5 +18,5 @@
 mod device;
 mod queue;
 
-pub(super) use device::{Device, Domain, Limits, Mr};
+pub(super) use device::{Device, Domain, Limits, Mr, News};
 pub(super) use queue::{Cq, Ended, Outcome, Path, Post, Qp};
