@@ -22,12 +22,43 @@ vmove_lab() {
     export_env
     export VMOVE_LAB_FILES=$CACHE/lab
     case ${1:-help} in up | test | bench) build_lab ;; esac
+    case ${1:-help} in
+        bench)
+            shift
+            build_lab_bench
+            set -- bench "$LAB_BENCH" "$@"
+            ;;
+        test)
+            # Without a command of the caller's own: everything there is.
+            if [ $# -eq 1 ]; then
+                build_lab_bench
+                build_lab_suite
+                set -- test --faults "$LAB_BENCH" -- "$LAB_SUITE" verbs --test-threads=1
+            fi
+            ;;
+    esac
     exec "$(target_dir)/release/vmove-lab" "$@"
 }
 
 build_lab() {
     say "building the lab"
     (cd "$ROOT" && cargo build --quiet --release -p vmove-lab)
+}
+
+# Sets LAB_BENCH.
+build_lab_bench() {
+    say "building the measuring program"
+    (cd "$ROOT" && cargo build --quiet --release -p vmove-fabric --features verbs --example verbs_bench)
+    LAB_BENCH=$(target_dir)/release/examples/verbs_bench
+}
+
+# Sets LAB_SUITE: the fabric's conformance suite, to be run in a host.
+build_lab_suite() {
+    say "building the fabric's conformance suite"
+    LAB_SUITE=$(cd "$ROOT" && cargo test --release -p vmove-fabric --features verbs --test conformance --no-run 2>&1 |
+        tee /dev/stderr | sed -n 's/.*Executable.*(\(.*\)).*/\1/p')
+    [ -n "$LAB_SUITE" ] || die "cargo named no conformance suite"
+    LAB_SUITE=$(cd "$ROOT" && realpath "$LAB_SUITE")
 }
 
 setup_lab() {

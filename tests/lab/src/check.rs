@@ -35,7 +35,8 @@ pub fn run(lab: &Lab, host: usize, command: Command) -> Result<Done> {
     collect(&lab.exec(host, command)?).with_context(|| format!("host h{host} went away"))
 }
 
-fn collect(events: &std::sync::mpsc::Receiver<Event>) -> Option<Done> {
+/// Everything a command says until it ends; `None` when its host goes away.
+pub(crate) fn collect(events: &std::sync::mpsc::Receiver<Event>) -> Option<Done> {
     let mut text = String::new();
     for event in events {
         match event {
@@ -102,41 +103,51 @@ pub fn all(lab: &Lab, hosts: usize) -> Result<()> {
     Ok(())
 }
 
-/// `ib_read_lat` of 4 KiB from `client` out of `server`.
-///
-/// # Errors
-/// See [`pair`].
-pub fn read_latency(lab: &Lab, server: usize, client: usize) -> Result<String> {
-    let common = "ib_read_lat -d rxe0 -x 1 -s 4096 -n 1000 -F";
-    let text = pair(lab, (server, common), (client, &format!("{common} {}", address(server))))?;
-    let row = last_row(&text)?;
+/// Latency of READs of 4 KiB from `client` out of `server`.
+fn read_latency(lab: &Lab, server: usize, client: usize) -> Result<String> {
+    let found = perftest(lab, (server, client), "ib_read_lat", 4096, 1000, "")?;
     Ok(format!(
         "h{client} -> h{server}: ib_read_lat 4 KiB: typical {} us, average {} us, 99 % {} us",
-        field(&row, 4)?,
-        field(&row, 5)?,
-        field(&row, 7)?
+        figure(&found, 4)?,
+        figure(&found, 5)?,
+        figure(&found, 7)?
     ))
 }
 
-/// `ib_read_bw` of 64 KiB from `client` out of `server`.
+/// Bandwidth of READs of 64 KiB from `client` out of `server`.
+fn read_bandwidth(lab: &Lab, server: usize, client: usize) -> Result<String> {
+    let found = perftest(lab, (server, client), "ib_read_bw", 65536, 500, "")?;
+    Ok(format!("h{client} -> h{server}: ib_read_bw 64 KiB: average {} MiB/s", figure(&found, 3)?))
+}
+
+/// The figures of one of perftest's programs, run between two hosts (server, client).
 ///
 /// # Errors
 /// See [`pair`].
-pub fn read_bandwidth(lab: &Lab, server: usize, client: usize) -> Result<String> {
-    let common = "ib_read_bw -d rxe0 -x 1 -s 65536 -n 500 -F";
-    let text = pair(lab, (server, common), (client, &format!("{common} {}", address(server))))?;
-    Ok(format!("h{client} -> h{server}: ib_read_bw 64 KiB: average {} MiB/s", field(&last_row(&text)?, 3)?))
-}
-
-/// The figures of perftest's table.
-fn last_row(text: &str) -> Result<Vec<String>> {
+pub fn perftest(
+    lab: &Lab,
+    hosts: (usize, usize),
+    program: &str,
+    bytes: usize,
+    count: usize,
+    more: &str,
+) -> Result<Vec<f64>> {
+    let common = format!("{program} -d rxe0 -x 1 -s {bytes} -n {count} -F {more}");
+    let text = pair(lab, (hosts.0, &common), (hosts.1, &format!("{common} {}", address(hosts.0))))?;
+    // The last line that is all numbers.
     text.lines()
         .rev()
-        .map(|line| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
-        .find(|row| row.len() >= 4 && row.iter().all(|word| word.parse::<f64>().is_ok()))
+        .filter_map(|line| {
+            line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>()
+        })
+        .find(|row| row.len() >= 4)
         .with_context(|| format!("no figures in: {text}"))
 }
 
-fn field(row: &[String], index: usize) -> Result<&str> {
-    row.get(index).map(String::as_str).with_context(|| format!("no column {index} in {row:?}"))
+/// A column of [`perftest`]'s figures.
+///
+/// # Errors
+/// There is none.
+pub fn figure(row: &[f64], column: usize) -> Result<f64> {
+    row.get(column).copied().with_context(|| format!("no column {column} in {row:?}"))
 }

@@ -4,7 +4,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -14,7 +14,7 @@ use vmove_lab::host::{Places, Shape, address};
 use vmove_lab::supervisor::Lab;
 use vmove_lab::switch::rules::Rule;
 use vmove_lab::wire::{Command, Event, Request};
-use vmove_lab::{agent, check, client, shell};
+use vmove_lab::{agent, bench, check, client, faults, shell};
 
 /// Virtual hosts with RDMA (the kernel's soft RoCE) on one machine, joined by a switch that loses, delays, reorders,
 /// cuts and slows down frames on request.
@@ -71,9 +71,20 @@ enum What {
         /// Only run the command: no self-check before it
         #[arg(long)]
         no_check: bool,
+        /// Try cuts, losses, killed peers and missing devices on this measuring program
+        #[arg(long, value_name = "PROGRAM")]
+        faults: Option<PathBuf>,
         /// A command for h1
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
+    },
+    /// Measure READs through the fabric beside those of perftest, on the same two hosts in turns
+    Bench {
+        /// The measuring program
+        program: PathBuf,
+        /// How often each is measured
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
     },
     /// Owns the hosts; started by 'up'
     #[command(hide = true)]
@@ -141,7 +152,22 @@ fn run(cli: Cli) -> Result<ExitCode> {
         What::Agent => agent::run().map(|()| ExitCode::SUCCESS),
         What::Up { shape, minutes } => up(&shape, minutes).and(done),
         What::Supervise { shape, minutes } => supervise(&shape, minutes).and(done),
-        What::Test { shape, no_check, command } => test(&shape, no_check, command),
+        What::Test { shape, no_check, faults, command } => {
+            let hosts = shape.hosts;
+            with_lab(&shape, move |lab| {
+                if !no_check {
+                    check::all(lab, hosts)?;
+                }
+                if let Some(program) = faults {
+                    faults::all(lab, &program)?;
+                }
+                if command.is_empty() { Ok(0) } else { run_in(lab, command) }
+            })
+        }
+        What::Bench { program, rounds } => {
+            let shape = ShapeArgs { hosts: 2, memory_mib: 512, processors: 1, no_rdma: false };
+            with_lab(&shape, move |lab| bench::run(lab, &program, rounds).map(|()| 0))
+        }
         What::Exec { host, timeout, command } => {
             let folder = std::env::current_dir()?.to_str().map(str::to_owned);
             let command = Command { argv: command, env: passed_on(), folder, timeout_ms: timeout * 1000 };
@@ -255,7 +281,8 @@ fn supervise(shape: &ShapeArgs, minutes: u64) -> Result<()> {
     result
 }
 
-fn test(shape: &ShapeArgs, no_check: bool, command: Vec<String>) -> Result<ExitCode> {
+/// Starts hosts, does something with them, and ends them, whatever happens. The work's exit status.
+fn with_lab(shape: &ShapeArgs, work: impl FnOnce(&Lab) -> Result<i32> + Send + 'static) -> Result<ExitCode> {
     let (stopper, stop) = channel();
     catch_signals(stopper)?;
     let places = places(&format!("test-{}", std::process::id()))?;
@@ -265,18 +292,16 @@ fn test(shape: &ShapeArgs, no_check: bool, command: Vec<String>) -> Result<ExitC
     println!("{} hosts are up after {:.1} s", shape.hosts, begin.elapsed().as_secs_f64());
     // The work is done beside the main thread, so that a signal ends it.
     let (finished, outcome) = channel();
-    let (worker, hosts) = (Arc::clone(&lab), shape.hosts);
+    let worker = Arc::clone(&lab);
     std::thread::spawn(move || {
-        let result = if no_check { Ok(()) } else { check::all(&worker, hosts) };
-        let result = result.and_then(|()| if command.is_empty() { Ok(0) } else { run_in(&worker, command) });
-        let _ = finished.send(Some(result));
+        let _ = finished.send(work(&worker));
     });
     let result = loop {
-        if let Ok(result) = outcome.recv_timeout(Duration::from_millis(50)) {
-            break result;
-        }
-        if stop.try_recv().is_ok() {
-            break None;
+        match outcome.recv_timeout(Duration::from_millis(50)) {
+            Ok(result) => break Some(result),
+            Err(RecvTimeoutError::Disconnected) => bail!("the work panicked; the hosts have been ended"),
+            Err(RecvTimeoutError::Timeout) if stop.try_recv().is_ok() => break None,
+            Err(RecvTimeoutError::Timeout) => {}
         }
     };
     lab.clean_up();
