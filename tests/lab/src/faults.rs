@@ -33,6 +33,7 @@ pub fn all(lab: &Lab, program: &Path) -> Result<()> {
     run("a_cut_is_noticed_and_afterwards_all_is_well", &|| cases.cut())?;
     run("a_killed_peer_is_noticed", &|| cases.killed_peer())?;
     run("a_port_that_is_down_is_named", &|| cases.port_down())?;
+    run("a_small_memory_lock_limit_is_named", &|| cases.small_limit())?;
     run("no_device_is_an_error_not_a_crash", &|| cases.no_device())
 }
 
@@ -106,7 +107,20 @@ impl Cases<'_> {
         self.host(2, "ip link set eth0 down")?;
         let done = self.host(2, &self.read(1));
         self.host(2, "ip link set eth0 up; ip route replace 224.0.0.0/4 dev eth0")?;
-        refused(&done?, "expected ACTIVE")
+        refused(&done?, "NoDevice", "expected ACTIVE")
+    }
+
+    /// Root may pin what it likes, so somebody else tries.
+    fn small_limit(&self) -> Result<()> {
+        let read = self.read(1);
+        let done = self.host(
+            2,
+            &format!(
+                "chmod 666 /dev/infiniband/uverbs*; \
+                 prlimit --memlock=65536 setpriv --reuid 65534 --regid 65534 --clear-groups {read}"
+            ),
+        )?;
+        refused(&done, "Register", "may lock 64 KiB")
     }
 
     fn no_device(&self) -> Result<()> {
@@ -114,12 +128,12 @@ impl Cases<'_> {
         let done = self.host(2, &self.read(1));
         let made = self.host(2, "rdma link add rxe0 type rxe netdev eth0")?;
         ensure!(made.status == 0, "the device could not be made again: {}", made.text);
-        refused(&done?, "this host has none")
+        refused(&done?, "NoDevice", "this host has none")
     }
 }
 
-fn refused(done: &Done, word: &str) -> Result<()> {
-    if done.status != 1 || !done.text.contains("NoDevice") || !done.text.contains(word) {
+fn refused(done: &Done, kind: &str, word: &str) -> Result<()> {
+    if done.status != 1 || !done.text.contains(kind) || !done.text.contains(word) {
         bail!("ended with {}: {}", done.status, done.text);
     }
     Ok(())

@@ -9,7 +9,7 @@
 //! | [`supervisor`] | owns the QEMUs and the switch; ends them all when it ends, however it ends |
 //! | [`agent`] | runs in a host and executes commands that arrive on a virtio serial port |
 //! | [`client`] | asks a supervisor to run something in a host, or to change the switch |
-//! | [`bench`] | READs through the fabric beside those of perftest |
+//! | [`mod@bench`] | READs through the fabric beside those of perftest |
 //! | [`check`] | self-test: do RDMA reads work between the hosts, and how fast |
 //! | [`faults`] | cuts, losses, killed peers and missing devices under a transfer |
 

@@ -1,7 +1,7 @@
 //! `./run lab`: virtual hosts with soft RDMA.
 
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -83,7 +83,7 @@ enum What {
         /// The measuring program
         program: PathBuf,
         /// How often each is measured
-        #[arg(long, default_value_t = 3)]
+        #[arg(long, default_value_t = 5)]
         rounds: usize,
     },
     /// Owns the hosts; started by 'up'
@@ -281,11 +281,23 @@ fn supervise(shape: &ShapeArgs, minutes: u64) -> Result<()> {
     result
 }
 
+/// Removes the logs of labs whose process is gone: those of a run that failed stay until the next one.
+fn forget_old_logs(files: &Path) {
+    for entry in std::fs::read_dir(files).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix("run-test-"));
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 /// Starts hosts, does something with them, and ends them, whatever happens. The work's exit status.
 fn with_lab(shape: &ShapeArgs, work: impl FnOnce(&Lab) -> Result<i32> + Send + 'static) -> Result<ExitCode> {
     let (stopper, stop) = channel();
     catch_signals(stopper)?;
     let places = places(&format!("test-{}", std::process::id()))?;
+    forget_old_logs(&places.files);
     println!("logs are in {}", places.state.display());
     let begin = Instant::now();
     let lab = Arc::new(Lab::start(&places, &shape.shape())?);

@@ -46,12 +46,13 @@ pub fn attach(console: &Path) -> Result<()> {
     let mut open = true;
     loop {
         let input = stdin();
-        let keyboard = if open { PollFlags::POLLIN } else { PollFlags::empty() };
-        let mut fds = [PollFd::new(host.as_fd(), PollFlags::POLLIN), PollFd::new(input.as_fd(), keyboard)];
-        // Without more input, wait a moment for the last answer.
-        let ready = poll(&mut fds, if open { PollTimeout::NONE } else { PollTimeout::from(1000_u16) })?;
+        let mut fds =
+            [PollFd::new(host.as_fd(), PollFlags::POLLIN), PollFd::new(input.as_fd(), PollFlags::POLLIN)];
+        // After the end of input, which would be told for ever, wait a moment for the last answer.
+        let (watched, time) = if open { (2, PollTimeout::NONE) } else { (1, PollTimeout::from(1000_u16)) };
+        let ready = poll(&mut fds[..watched], time)?;
         let [from_host, from_keyboard] =
-            [0, 1].map(|n: usize| fds[n].revents().is_some_and(|r| !r.is_empty()));
+            [0, 1].map(|n: usize| fds[n].revents().is_some_and(|told| !told.is_empty()));
         if ready == 0 {
             return Ok(());
         }
