@@ -55,8 +55,10 @@ build_lab_bench() {
 # Sets LAB_SUITE: the fabric's conformance suite, to be run in a host.
 build_lab_suite() {
     say "building the fabric's conformance suite"
-    LAB_SUITE=$(cd "$ROOT" && cargo test --release -p vmove-fabric --features verbs --test conformance --no-run 2>&1 |
-        tee /dev/stderr | sed -n 's/.*Executable.*(\(.*\)).*/\1/p')
+    local said
+    said=$(cd "$ROOT" && cargo test --release -p vmove-fabric --features verbs --test conformance --no-run 2>&1) ||
+        die "the suite does not build: $said"
+    LAB_SUITE=$(sed -n 's/.*Executable.*(\(.*\)).*/\1/p' <<<"$said")
     [ -n "$LAB_SUITE" ] || die "cargo named no conformance suite"
     LAB_SUITE=$(cd "$ROOT" && realpath "$LAB_SUITE")
 }
