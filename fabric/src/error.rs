@@ -61,6 +61,18 @@ pub enum FabricError {
         /// How long, in milliseconds.
         waited_ms: u64,
     },
+    /// This host has no RDMA device that can be used.
+    #[error("No RDMA device can be used: {why}")]
+    NoDevice {
+        /// What was looked at, and what stands in the way.
+        why: String,
+    },
+    /// The devices of the two sides do not reach each other.
+    #[error("No RDMA path to the peer: {why}")]
+    NoPath {
+        /// What stands in the way.
+        why: String,
+    },
     /// The region cannot be registered.
     #[error("Could not register {len} bytes of memory: {why}")]
     Register {
@@ -125,9 +137,11 @@ impl FabricError {
             Self::PeerClosed { .. } | Self::PeerGone { .. } | Self::Connect { .. } | Self::Timeout { .. } => {
                 Remedy::Reconnect
             }
-            Self::WrongAddress { .. } | Self::Permission { .. } | Self::Unsupported { .. } => {
-                Remedy::OtherFabric
-            }
+            Self::WrongAddress { .. }
+            | Self::Permission { .. }
+            | Self::Unsupported { .. }
+            | Self::NoDevice { .. }
+            | Self::NoPath { .. } => Remedy::OtherFabric,
             Self::Protocol { .. } | Self::Tls(_) | Self::Register { .. } | Self::Io { .. } => Remedy::GiveUp,
         }
     }
@@ -192,6 +206,9 @@ pub enum RemoteStatus {
     /// The local region was dropped before the transfer was complete.
     #[error("the local memory region was dropped during the transfer")]
     LocalGone = 5,
+    /// The peer's device refused and does not say why: no such key, outside the region, or not allowed (verbs).
+    #[error("the peer's device refused: wrong key, range or permission")]
+    Refused = 6,
 }
 
 impl RemoteStatus {
@@ -203,7 +220,7 @@ impl RemoteStatus {
         }
     }
 
-    /// The inverse of [`Self::to_wire`]. `LocalGone` never travels.
+    /// The inverse of [`Self::to_wire`]. `LocalGone` and `Refused` never travel.
     pub(crate) fn from_wire(number: u8) -> Option<Result<(), Self>> {
         match number {
             0 => Some(Ok(())),

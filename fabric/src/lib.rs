@@ -7,6 +7,7 @@
 //! | back end | transport | who moves the bytes |
 //! |---|---|---|
 //! | [`tcp`] | a TCP socket, plain or TLS | a responder thread at the peer answers; payload is received straight into place |
+//! | `verbs` (with the feature of that name) | RDMA: RoCE or InfiniBand | the two devices alone |
 //! | [`local`] | two processes of one host | the requester alone, by `process_vm_readv(2)` / `process_vm_writev(2)` |
 //!
 //! This crate knows nothing of what the memory is used for.
@@ -36,6 +37,8 @@ pub mod region;
 pub mod serve;
 pub mod tcp;
 pub mod thread;
+#[cfg(feature = "verbs")]
+pub mod verbs;
 
 mod stream;
 mod sys;

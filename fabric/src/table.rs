@@ -144,6 +144,16 @@ impl RegionTable {
         area: MemoryArea,
         access: Access,
     ) -> Result<Region, FabricError> {
+        let (entry, remote) = self.insert(area, access)?;
+        Ok(Region::new(area, access, remote, remote.rkey, Box::new(entry)))
+    }
+
+    /// Registers memory for a region that the caller makes. The key is that of local slices too.
+    pub(crate) fn insert(
+        self: &Arc<Self>,
+        area: MemoryArea,
+        access: Access,
+    ) -> Result<(Entry, RemoteRegion), FabricError> {
         let refuse = |why: String| FabricError::Register { len: area.len(), why };
         let base = area.ptr().as_ptr().expose_provenance() as u64;
         if area.is_empty() || base.checked_add(area.len()).is_none() {
@@ -170,8 +180,7 @@ impl RegionTable {
         );
         // Pairs with the Acquire in `find`: who sees the key sees the rest.
         slot.key.store(key, Ordering::Release);
-        let remote = RemoteRegion { addr: remote, len: area.len(), rkey: key };
-        Ok(Region::new(area, access, remote, key, Box::new(entry)))
+        Ok((entry, RemoteRegion { addr: remote, len: area.len(), rkey: key }))
     }
 
     /// A new user of the table.
@@ -226,11 +235,25 @@ fn new_key(index: usize) -> io::Result<u64> {
     }
 }
 
-/// One registered region.
+/// One registered region. Its drop waits until no section uses it.
 #[derive(Debug)]
-struct Entry {
+pub(crate) struct Entry {
     table: Arc<RegionTable>,
     index: usize,
+}
+
+impl Entry {
+    /// Which of the [`SLOTS`] it has.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+}
+
+/// Which of the [`SLOTS`] the region with this key has.
+#[cfg(feature = "verbs")]
+pub(crate) fn slot(key: u64) -> usize {
+    to_usize(key & INDEX_MASK)
 }
 
 impl Registration for Entry {}

@@ -27,8 +27,53 @@ pub struct TcpFabric {
     table: Arc<RegionTable>,
     urgency: Arc<Urgency>,
     options: TcpOptions,
-    listener: Option<Mutex<Listener>>,
-    address: Option<SocketAddr>,
+    listening: Option<Listening>,
+}
+
+/// An address where peers connect.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    listener: Mutex<Listener>,
+    address: SocketAddr,
+}
+
+impl Listening {
+    pub(crate) fn bind(address: SocketAddr) -> Result<Self, FabricError> {
+        let (listener, address) = Listener::bind(address)?;
+        Ok(Self { listener: Mutex::new(listener), address })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits for a peer that greets as it should.
+    pub(crate) fn accept(&self, timeout: Duration) -> Result<(TcpStream, Class, Vec<u8>), FabricError> {
+        self.listener.lock().unwrap_or_else(PoisonError::into_inner).accept(timeout)
+    }
+}
+
+/// Connects to where a fabric of this kind listens, and greets.
+pub(crate) fn dial(
+    kind: FabricKind,
+    peer: &PeerAddress,
+    class: Class,
+    greeting: &[u8],
+    options: &TcpOptions,
+) -> Result<TcpStream, FabricError> {
+    let PeerAddress::Tcp(address) = peer else {
+        return Err(FabricError::WrongAddress { kind, peer: peer.clone() });
+    };
+    let hello = Hello::encode(class, greeting)?;
+    let stream = listener::dial(*address, &hello, options.connect_timeout)
+        .map_err(|source| FabricError::Connect { peer: peer.clone(), source })?;
+    let reply: [u8; REPLY_LEN] =
+        listener::read_exactly(&stream, REPLY_LEN, Instant::now() + options.connect_timeout)
+            .ok()
+            .and_then(|bytes| bytes.try_into().ok())
+            .ok_or_else(|| FabricError::protocol(format!("{peer} took the connection and did not answer")))?;
+    Reply::decode(&reply)?;
+    Ok(stream)
 }
 
 impl TcpFabric {
@@ -38,7 +83,7 @@ impl TcpFabric {
     /// Out of memory for the table of regions.
     pub fn new(options: TcpOptions) -> Result<Self, FabricError> {
         let table = RegionTable::private()?;
-        Ok(Self { table, urgency: Arc::default(), options, listener: None, address: None })
+        Ok(Self { table, urgency: Arc::default(), options, listening: None })
     }
 
     /// A fabric that listens at `address` (port 0: any free port, see [`local_addr`](Self::local_addr)). Whoever can
@@ -48,14 +93,14 @@ impl TcpFabric {
     /// # Errors
     /// The address cannot be bound.
     pub fn bind(address: SocketAddr, options: TcpOptions) -> Result<Self, FabricError> {
-        let (listener, address) = Listener::bind(address)?;
-        Ok(Self { listener: Some(Mutex::new(listener)), address: Some(address), ..Self::new(options)? })
+        let listening = Listening::bind(address)?;
+        Ok(Self { listening: Some(listening), ..Self::new(options)? })
     }
 
     /// Where the fabric listens, if it does.
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.address
+        self.listening.as_ref().map(Listening::address)
     }
 
     /// Makes an endpoint of a connected socket. Both sides must do so, and neither may have read bytes beyond what
@@ -115,29 +160,15 @@ impl Fabric for TcpFabric {
         class: Class,
         greeting: &[u8],
     ) -> Result<Box<dyn Endpoint>, FabricError> {
-        let PeerAddress::Tcp(address) = peer else {
-            return Err(FabricError::WrongAddress { kind: FabricKind::Tcp, peer: peer.clone() });
-        };
-        let hello = Hello::encode(class, greeting)?;
-        let stream = listener::dial(*address, &hello, self.options.connect_timeout)
-            .map_err(|source| FabricError::Connect { peer: peer.clone(), source })?;
-        let reply: [u8; REPLY_LEN] =
-            listener::read_exactly(&stream, REPLY_LEN, Instant::now() + self.options.connect_timeout)
-                .ok()
-                .and_then(|bytes| bytes.try_into().ok())
-                .ok_or_else(|| {
-                    FabricError::protocol(format!("{peer} took the connection and did not answer"))
-                })?;
-        Reply::decode(&reply)?;
+        let stream = dial(FabricKind::Tcp, peer, class, greeting, &self.options)?;
         self.adopt(stream, class)
     }
 
     fn accept(&self, timeout: Duration) -> Result<Incoming, FabricError> {
-        let Some(listener) = &self.listener else {
+        let Some(listening) = &self.listening else {
             return Err(FabricError::Unsupported { what: "accepting without a listening address" });
         };
-        let (stream, class, greeting) =
-            listener.lock().unwrap_or_else(PoisonError::into_inner).accept(timeout)?;
+        let (stream, class, greeting) = listening.accept(timeout)?;
         Ok(Incoming { class, greeting, endpoint: self.adopt(stream, class)? })
     }
 }

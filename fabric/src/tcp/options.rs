@@ -51,7 +51,7 @@ impl Default for TcpOptions {
 
 impl TcpOptions {
     /// Sets up a connected socket.
-    pub(super) fn configure(&self, stream: &TcpStream, class: Class) -> Result<(), FabricError> {
+    pub(crate) fn configure(&self, stream: &TcpStream, class: Class) -> Result<(), FabricError> {
         self.try_configure(stream, class).map_err(FabricError::io("set the options of a connection"))
     }
 
@@ -91,7 +91,7 @@ impl TcpOptions {
     }
 
     /// How much to do at a time.
-    pub(super) fn tuning(&self, class: Class) -> Tuning {
+    pub(crate) fn tuning(&self, class: Class) -> Tuning {
         match class {
             Class::Bulk => Tuning {
                 chunk: self.bulk_chunk.max(4096),

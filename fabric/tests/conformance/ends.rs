@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use vmove_fabric::local::LocalFabric;
 use vmove_fabric::tcp::{TcpFabric, TcpOptions};
+#[cfg(feature = "verbs")]
+use vmove_fabric::verbs::{VerbsFabric, VerbsOptions};
 use vmove_fabric::{
     Access, Class, CompletionKind, Fabric, FabricError, FabricKind, PeerAddress, PostError, Remedy,
     ThreadOptions, WrId,
@@ -74,7 +76,7 @@ fn a_served_connection_ends_with_its_handle(kind: Kind) {
     assert_eq!(whole_read(&asking.complete(1)[0]), WrId(1));
     assert!(!serving.is_finished() && serving.error().is_none());
     wait_until("the thread says how it is scheduled", || serving.sched().is_some());
-    if kind != Kind::Local {
+    if kind.answers_by_program() {
         assert_eq!(serving.counters().reads_served, 1);
     }
     let begin = Instant::now();
@@ -107,6 +109,12 @@ fn a_failed_connection_refuses_posts(kind: Kind) {
 
 /// A fabric that listens, and its address.
 fn listening(kind: FabricKind) -> (Arc<dyn Fabric>, PeerAddress, Option<tempfile::TempDir>) {
+    #[cfg(feature = "verbs")]
+    if kind == FabricKind::Verbs {
+        let fabric = VerbsFabric::bind(([127, 0, 0, 1], 0).into(), VerbsOptions::default()).unwrap();
+        let address = fabric.local_addr().unwrap();
+        return (Arc::new(fabric), PeerAddress::Tcp(address), None);
+    }
     if kind == FabricKind::Local {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a socket");
@@ -119,6 +127,10 @@ fn listening(kind: FabricKind) -> (Arc<dyn Fabric>, PeerAddress, Option<tempfile
 }
 
 fn dialling(kind: FabricKind) -> Arc<dyn Fabric> {
+    #[cfg(feature = "verbs")]
+    if kind == FabricKind::Verbs {
+        return Arc::new(VerbsFabric::new(VerbsOptions::default()).unwrap());
+    }
     if kind == FabricKind::Local {
         Arc::new(LocalFabric::new().unwrap())
     } else {
@@ -155,6 +167,14 @@ fn dial_and_accept(kind: FabricKind) {
 #[test]
 fn tcp_dials_and_accepts() {
     dial_and_accept(FabricKind::Tcp);
+}
+
+#[cfg(feature = "verbs")]
+#[test]
+fn verbs_dials_and_accepts() {
+    if !crate::support::skip_without_rdma("verbs_dials_and_accepts") {
+        dial_and_accept(FabricKind::Verbs);
+    }
 }
 
 #[test]

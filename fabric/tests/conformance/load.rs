@@ -29,7 +29,7 @@ fn both_sides_ask_for_a_lot_at_once(kind: Kind) {
     let here = targets[0].register(&*pair.asking.fabric, Access::LOCAL);
     let there = targets[1].register(&*pair.asked.fabric, Access::LOCAL);
     // Far more than the socket buffers of both directions hold, before anybody receives a byte.
-    let count = 60;
+    let count = kind.times(60);
     for n in 0..count {
         pair.asking.endpoint.post_read(WrId(n), &[read_segment(&theirs, 0, &here, 0, len)]).unwrap();
         pair.asked.endpoint.post_read(WrId(n), &[read_segment(&ours, 0, &there, 0, len)]).unwrap();
@@ -95,7 +95,7 @@ fn both_sides_do_everything_from_threads_of_their_own(kind: Kind) {
     let theirs = memories[1].register(&*pair.asked.fabric, access);
     let finished = AtomicUsize::new(0);
     let one_side = |side: &mut Side, mine, theirs| {
-        everything(side, mine, theirs, 300);
+        everything(side, mine, theirs, kind.times(300));
         finished.fetch_add(1, Ordering::Relaxed);
         // The other side may still need answers.
         wait_until("both sides are done", || {
@@ -173,6 +173,9 @@ fn a_flood_of_messages_is_held_back_and_delivered(kind: Kind) {
 
 fn a_gigabyte_in_one_request_is_refused_one_byte_beyond(kind: Kind) {
     let pair = pair(kind, Class::Bulk);
+    if kind == Kind::Verbs {
+        return one_byte_beyond_a_gigabyte(pair);
+    }
     // Untouched memory costs nothing: source and target are one and the same zero page until something is written.
     let len = (1 << 30) + 1;
     let memory = Memory::new(len);
@@ -188,5 +191,21 @@ fn a_gigabyte_in_one_request_is_refused_one_byte_beyond(kind: Kind) {
     let segments: Vec<_> = (0..64).map(|n| read_segment(&from, n << 21, &to, n << 21, 2 << 20)).collect();
     asking.endpoint.post_read(WrId(2), &segments).unwrap();
     let done = asking.complete(1);
+    assert_eq!((done[0].wr, done[0].status), (WrId(2), Ok(())));
+}
+
+/// The same with memory that is registered for real: every segment is the same.
+fn one_byte_beyond_a_gigabyte(mut pair: crate::support::Pair) {
+    let len = 32 << 20;
+    let memory = Memory::new(len);
+    let from = memory.register(&*pair.asked.fabric, Access::REMOTE_READ);
+    let to = memory.register(&*pair.asking.fabric, Access::LOCAL);
+    let mut segments = vec![read_segment(&from, 0, &to, 0, len); 32];
+    segments.push(read_segment(&from, 0, &to, 0, 1));
+    let found = (1 << 30) + 1;
+    let max = vmove_fabric::MAX_TRANSFER;
+    assert_eq!(pair.asking.endpoint.post_read(WrId(1), &segments), Err(PostError::Length { found, max }));
+    pair.asking.endpoint.post_read(WrId(2), &segments[..1]).unwrap();
+    let done = pair.asking.complete(1);
     assert_eq!((done[0].wr, done[0].status), (WrId(2), Ok(())));
 }

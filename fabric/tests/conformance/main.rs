@@ -15,6 +15,13 @@ macro_rules! on_every_fabric {
             fn tls() { super::$name(Kind::Tls); }
             #[test]
             fn local() { super::$name(Kind::Local); }
+            #[cfg(feature = "verbs")]
+            #[test]
+            fn verbs() {
+                if !crate::support::skip_without_rdma(stringify!($name)) {
+                    super::$name(Kind::Verbs);
+                }
+            }
         })*
     };
 }
@@ -24,3 +31,5 @@ mod lifetime;
 mod limits;
 mod load;
 mod transfer;
+#[cfg(feature = "verbs")]
+mod verbs;

@@ -9,15 +9,17 @@ use std::time::{Duration, Instant};
 
 use vmove_fabric::local::LocalFabric;
 use vmove_fabric::tcp::{TcpFabric, TcpOptions};
+#[cfg(feature = "verbs")]
+use vmove_fabric::verbs::{VerbsFabric, VerbsOptions};
 use vmove_fabric::{
     Access, Class, Completion, CompletionKind, Completions, Endpoint, Fabric, FabricError, LocalSlice,
-    MemoryArea, ReadSegment, Region, RemoteSlice, WrId, WriteSegment,
+    MemoryArea, ReadSegment, Region, RemoteSlice, RemoteStatus, WrId, WriteSegment,
 };
 
 pub mod tls;
 
 /// Longest that anything here may take.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(if cfg!(feature = "verbs") { 120 } else { 20 });
 
 /// A mapping of whole pages. Freed on drop: keep it longer than its regions.
 #[derive(Debug)]
@@ -192,7 +194,12 @@ impl Pair {
                 right.len()
             );
             left.extend(self.asking.poll().unwrap());
-            right.extend(self.asked.poll().unwrap());
+            match self.asked.poll() {
+                Ok(found) => right.extend(found),
+                // A queue pair ends with the request that is refused.
+                Err(_) if left.len() == asking && right.len() == asked => break,
+                Err(error) => panic!("{error}"),
+            }
         }
         assert_eq!((left.len(), right.len()), (asking, asked));
         (left, right)
@@ -204,12 +211,59 @@ pub enum Kind {
     Tcp,
     Tls,
     Local,
+    Verbs,
+}
+
+impl Kind {
+    /// Whether a program of the peer answers requests.
+    pub fn answers_by_program(self) -> bool {
+        matches!(self, Self::Tcp | Self::Tls)
+    }
+
+    /// What comes of a request that a peer refuses for this reason. RDMA devices do not say why.
+    pub fn refusal(self, reason: RemoteStatus) -> RemoteStatus {
+        if self == Self::Verbs { RemoteStatus::Refused } else { reason }
+    }
+
+    /// How often to repeat what is to be tried `times` times: emulated devices are slow.
+    pub fn times(self, times: u64) -> u64 {
+        if self == Self::Verbs { times.div_ceil(8) } else { times }
+    }
+}
+
+/// Whether a test cannot be run because this host has no RDMA device; says so.
+#[cfg(feature = "verbs")]
+pub fn skip_without_rdma(test: &str) -> bool {
+    match VerbsFabric::new(VerbsOptions::default()) {
+        Err(error @ FabricError::NoDevice { .. }) => {
+            eprintln!("SKIP {test}: {error}; './run lab test' runs it on an emulated one");
+            true
+        }
+        _ => false,
+    }
 }
 
 /// A connected pair within this process.
 pub fn pair(kind: Kind, class: Class) -> Pair {
     let (left, right) = fabrics(kind);
+    pair_of(kind, class, left, right)
+}
+
+/// A connection between two given fabrics.
+pub fn pair_of(kind: Kind, class: Class, left: Side2, right: Side2) -> Pair {
     match kind {
+        #[cfg(feature = "verbs")]
+        Kind::Verbs => {
+            let (here, there) = sockets();
+            let (Side2::Verbs(left), Side2::Verbs(right)) = (left, right) else { unreachable!() };
+            let (here, there) = std::thread::scope(|scope| {
+                let there = scope.spawn(|| right.adopt(there, class).unwrap());
+                (left.adopt(here, class).unwrap(), there.join().unwrap())
+            });
+            Pair { asking: Side::new(left, here), asked: Side::new(right, there) }
+        }
+        #[cfg(not(feature = "verbs"))]
+        Kind::Verbs => panic!("built without verbs"),
         Kind::Tcp | Kind::Tls => {
             let (here, there) = sockets();
             tcp_pair(kind, class, (left, here), (right, there))
@@ -231,6 +285,8 @@ pub fn pair(kind: Kind, class: Class) -> Pair {
 pub enum Side2 {
     Tcp(Arc<TcpFabric>),
     Local(Arc<LocalFabric>),
+    #[cfg(feature = "verbs")]
+    Verbs(Arc<VerbsFabric>),
 }
 
 impl Side2 {
@@ -238,6 +294,8 @@ impl Side2 {
         match self {
             Self::Tcp(fabric) => Arc::<TcpFabric>::clone(fabric),
             Self::Local(fabric) => Arc::<LocalFabric>::clone(fabric),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(fabric) => Arc::<VerbsFabric>::clone(fabric),
         }
     }
 }
@@ -246,6 +304,10 @@ pub fn fabrics(kind: Kind) -> (Side2, Side2) {
     let make = || match kind {
         Kind::Tcp | Kind::Tls => Side2::Tcp(Arc::new(TcpFabric::new(TcpOptions::default()).unwrap())),
         Kind::Local => Side2::Local(Arc::new(LocalFabric::new().unwrap())),
+        #[cfg(feature = "verbs")]
+        Kind::Verbs => Side2::Verbs(Arc::new(VerbsFabric::new(VerbsOptions::default()).unwrap())),
+        #[cfg(not(feature = "verbs"))]
+        Kind::Verbs => panic!("built without verbs"),
     };
     (make(), make())
 }

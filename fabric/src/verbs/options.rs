@@ -1,0 +1,57 @@
+//! What can be chosen.
+
+use std::time::Duration;
+
+use crate::tcp::TcpOptions;
+
+/// Options of a [`VerbsFabric`](super::VerbsFabric).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VerbsOptions {
+    /// Name of the device (`mlx5_0`, `rxe0`); `None`: the first with a usable port, RoCE before InfiniBand.
+    pub device: Option<String>,
+    /// Port of the device, from 1; `None`: its first that is active.
+    pub port: Option<u8>,
+    /// Index of the address in the port's table; `None`: on Ethernet the first RoCE v2 address with an IPv4 number,
+    /// else the first RoCE v2 address; on InfiniBand 0.
+    pub gid_index: Option<u8>,
+    /// READs under way per connection, 1..=255; what both devices can is less. Default 16.
+    pub read_depth: u8,
+    /// Time until an unanswered packet is sent again: 4.096 us times two to the power of this, 1..=31. Default 16
+    /// (0.27 s).
+    pub ack_timeout: u8,
+    /// How often, before the connection counts as lost, 0..=7. Default 7.
+    pub retries: u8,
+    /// Traffic class of urgent connections (on RoCE the DSCP is in its upper six bits). Default 0.
+    pub urgent_traffic_class: u8,
+    /// Traffic class of all others. Default 0.
+    pub bulk_traffic_class: u8,
+    /// Service level of urgent connections, 0..=15. Default 0.
+    pub urgent_service_level: u8,
+    /// Service level of all others, 0..=15. Default 0.
+    pub bulk_service_level: u8,
+    /// How long [`Endpoint::wait`](crate::Endpoint::wait) on an urgent connection looks for the completion of
+    /// outstanding work before it sleeps. Default 50 us; 0: sleep at once.
+    pub urgent_spin: Duration,
+    /// The connection that two queue pairs are introduced over, and that messages take.
+    pub stream: TcpOptions,
+}
+
+impl Default for VerbsOptions {
+    fn default() -> Self {
+        Self {
+            device: None,
+            port: None,
+            gid_index: None,
+            read_depth: 16,
+            ack_timeout: 16,
+            retries: 7,
+            urgent_traffic_class: 0,
+            bulk_traffic_class: 0,
+            urgent_service_level: 0,
+            bulk_service_level: 0,
+            urgent_spin: Duration::from_micros(50),
+            stream: TcpOptions::default(),
+        }
+    }
+}

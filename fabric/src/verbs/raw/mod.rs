@@ -1,0 +1,22 @@
+//! libibverbs, owned: every object of the library is held by one value here whose drop destroys it.
+//!
+//! Drop order is the reverse of creation, by construction: a [`Qp`] owns its [`Cq`] and drops it after itself, both
+//! hold the [`Domain`] they were made in, a [`Domain`] holds its [`Device`]. A [`Region`](crate::Region) holds its
+//! [`Mr`], so memory is deregistered before it may be unmapped.
+//!
+//! Rules (for the `unsafe` in this folder):
+//! 1. A pointer to an object of the library came from its constructor, is not null, belongs to exactly one value here,
+//!    and is destroyed once, in that value's drop, while everything it was made from still exists (see above).
+//! 2. The library may be called from any thread (its manual promises that); what it does not order for us is ordered by
+//!    `&mut`.
+//! 3. Structures given to a call are locals or buffers of ours that outlive it; all-zero is a valid value of each of
+//!    those types (numbers and pointers only). The library keeps no pointer to them.
+//! 4. Registered memory is valid as long as the [`Mr`]: whoever made the [`MemoryArea`](crate::MemoryArea) promised
+//!    it. Only the device touches it, by addresses that are given as numbers.
+#![allow(unsafe_code)]
+
+mod device;
+mod queue;
+
+pub(super) use device::{Device, Domain, Limits, Mr, News};
+pub(super) use queue::{Cq, Ended, Outcome, Path, Post, Qp};

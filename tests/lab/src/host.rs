@@ -1,0 +1,167 @@
+//! One host: how its QEMU is started.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result};
+
+/// Name of the virtio serial port between supervisor and agent.
+pub const PORT_NAME: &str = "vmove.lab";
+
+/// Where the parts of a lab are.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// What setup made: kernel, initramfs, tools.
+    pub files: PathBuf,
+    /// The source tree: the hosts' start script is in it.
+    pub source: PathBuf,
+    /// QEMU.
+    pub qemu: PathBuf,
+    /// Sockets and logs of this lab, and a folder for each host to write to.
+    pub state: PathBuf,
+}
+
+/// What the hosts are like.
+#[derive(Debug, Clone)]
+pub struct Shape {
+    /// How many, 1 to 9.
+    pub hosts: usize,
+    /// Memory of each in MiB.
+    pub memory_mib: u32,
+    /// Processors of each.
+    pub processors: u32,
+    /// Whether to make a soft RoCE device.
+    pub rdma: bool,
+}
+
+impl Places {
+    /// Socket on which QEMU connects host `number` to the switch.
+    #[must_use]
+    pub fn wire(&self, number: usize) -> PathBuf {
+        self.state.join(format!("h{number}.net"))
+    }
+
+    /// Socket of the agent's port.
+    #[must_use]
+    pub fn port(&self, number: usize) -> PathBuf {
+        self.state.join(format!("h{number}.port"))
+    }
+
+    /// Socket of the terminal on which the host runs a shell.
+    #[must_use]
+    pub fn terminal(&self, number: usize) -> PathBuf {
+        self.state.join(format!("h{number}.terminal"))
+    }
+
+    /// Folder that host `number` sees as `/run/lab` and may write to.
+    #[must_use]
+    pub fn folder(&self, number: usize) -> PathBuf {
+        self.state.join(format!("h{number}"))
+    }
+
+    /// Kernel messages of a host.
+    #[must_use]
+    pub fn console(&self, number: usize) -> PathBuf {
+        self.state.join(format!("h{number}.console"))
+    }
+
+    /// What QEMU itself had to say.
+    #[must_use]
+    pub fn qemu_log(&self, number: usize) -> PathBuf {
+        self.state.join(format!("h{number}.qemu.log"))
+    }
+
+    /// Where a supervisor takes requests.
+    #[must_use]
+    pub fn control(&self) -> PathBuf {
+        self.state.join("control")
+    }
+}
+
+/// IPv4 address of a host.
+#[must_use]
+pub fn address(number: usize) -> String {
+    format!("10.77.0.{number}")
+}
+
+/// Starts the QEMU of host `number`. It dies with the calling thread's process, even if that is killed.
+///
+/// # Errors
+/// QEMU could not be started.
+pub fn start(places: &Places, shape: &Shape, number: usize, program: &Path) -> Result<Child> {
+    std::fs::create_dir_all(places.folder(number))?;
+    let log = File::create(places.qemu_log(number))?;
+    // There is no option by which QEMU dies with its parent before 10.2; setpriv asks the kernel for that.
+    Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "--"])
+        .arg(&places.qemu)
+        .args(arguments(places, shape, number, program)?)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .with_context(|| format!("could not start {}", places.qemu.display()))
+}
+
+fn arguments(places: &Places, shape: &Shape, number: usize, program: &Path) -> Result<Vec<String>> {
+    let text = |path: &Path| path.to_str().map(str::to_owned).context("a path that is not UTF-8");
+    let share = |tag: &str, path: &str, more: &str| {
+        vec![
+            "-fsdev".to_owned(),
+            format!("local,id={tag},path={path},security_model=none,multidevs=remap{more}"),
+            "-device".to_owned(),
+            format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"),
+        ]
+    };
+    let append = format!(
+        // The clock options spare seconds of calibration; the rest makes an emulated processor faster.
+        "console=ttyS0 quiet panic=-1 mitigations=off nokaslr no_timer_check tsc=reliable random.trust_cpu=on \
+         cryptomgr.notests lab.number={number} lab.rdma={} lab.program={} lab.start={}",
+        u8::from(shape.rdma),
+        text(program)?,
+        text(&places.source.join("tests/lab/host/start"))?,
+    );
+    let mut all: Vec<String> = [
+        "-nodefaults",
+        "-no-user-config",
+        "-no-reboot",
+        "-display",
+        "none",
+        "-machine",
+        "q35",
+        "-accel",
+        "tcg,thread=multi",
+        "-cpu",
+        "max,la57=off",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    let mut add = |name: &str, value: String| all.extend([name.to_owned(), value]);
+    add("-name", format!("lab-h{number}"));
+    add("-m", shape.memory_mib.to_string());
+    add("-smp", shape.processors.to_string());
+    add("-kernel", text(&places.files.join("vmlinuz"))?);
+    add("-initrd", text(&places.files.join("initrd.img"))?);
+    add("-append", append);
+    add("-serial", format!("file:{}", text(&places.console(number))?));
+    add("-device", "virtio-serial-pci".into());
+    add("-chardev", format!("socket,id=port,path={},server=on,wait=off", text(&places.port(number))?));
+    add("-device", format!("virtserialport,chardev=port,name={PORT_NAME}"));
+    add(
+        "-chardev",
+        format!("socket,id=terminal,path={},server=on,wait=off", text(&places.terminal(number))?),
+    );
+    add("-device", "virtconsole,chardev=terminal".into());
+    add("-device", "virtio-rng-pci".into());
+    add(
+        "-netdev",
+        format!("stream,id=net,server=off,addr.type=unix,addr.path={}", text(&places.wire(number))?),
+    );
+    // RoCE's largest packet of 4096 bytes needs more than Ethernet's usual 1500.
+    add("-device", format!("virtio-net-pci,netdev=net,mac=52:54:00:77:00:0{number},host_mtu=9000,romfile="));
+    all.extend(share("root", "/", ",readonly=on"));
+    all.extend(share("tools", &text(&places.files.join("root"))?, ",readonly=on"));
+    all.extend(share("out", &text(&places.folder(number))?, ""));
+    Ok(all)
+}

@@ -1,0 +1,25 @@
+//! Virtual hosts with RDMA, on one machine that has none.
+//!
+//! Each host is a QEMU virtual machine (emulated, no KVM needed) that boots Debian's own kernel and sees this machine's
+//! files read-only under a layer of memory. In it runs the kernel's soft RoCE (`rdma_rxe`). The hosts are joined by a
+//! user-space [`switch`] that can drop, delay, reorder, cut and slow down frames by [`switch::rules`].
+//!
+//! | part | what it does |
+//! |---|---|
+//! | [`supervisor`] | owns the QEMUs and the switch; ends them all when it ends, however it ends |
+//! | [`agent`] | runs in a host and executes commands that arrive on a virtio serial port |
+//! | [`client`] | asks a supervisor to run something in a host, or to change the switch |
+//! | [`mod@bench`] | READs through the fabric beside those of perftest |
+//! | [`check`] | self-test: do RDMA reads work between the hosts, and how fast |
+//! | [`faults`] | cuts, losses, killed peers and missing devices under a transfer |
+
+pub mod agent;
+pub mod bench;
+pub mod check;
+pub mod client;
+pub mod faults;
+pub mod host;
+pub mod shell;
+pub mod supervisor;
+pub mod switch;
+pub mod wire;

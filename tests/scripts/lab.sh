@@ -1,0 +1,168 @@
+# shellcheck shell=bash
+# ./run lab: virtual hosts with RDMA (the kernel's soft RoCE) on a switch of our own. See tests/lab/README.md.
+
+# Raise it when what is unpacked changes, so that older caches are made anew.
+LAB_VERSION=1
+# Needed to build what runs in the lab: vmove with the verbs back end.
+LAB_BUILD_PACKAGES=(libibverbs-dev librdmacm-dev)
+# In the hosts, over the machine's own files.
+LAB_HOST_PACKAGES=(kmod perftest rdmacm-utils ibverbs-utils ibverbs-providers iproute2)
+# Modules of the hosts' kernel, with what they need. The first line is what it takes to reach the root file system.
+LAB_BOOT_MODULES=(virtio_pci 9pnet_virtio 9p overlay virtio_console)
+LAB_MODULES=(virtio_net virtio_rng virtio_blk virtio_balloon crc32_generic crc32c_generic rdma_rxe ib_uverbs rdma_ucm
+    vfio_pci vfio_iommu_type1 igb sch_netem tun dummy)
+
+vmove_lab() {
+    # shellcheck source=tests/scripts/setup.sh
+    source "$ROOT/tests/scripts/setup.sh"
+    case ${1:-help} in
+        up | test | bench) setup_lab ;;
+        *) [ -x "$(target_dir)/release/vmove-lab" ] || setup_lab ;;
+    esac
+    export_env
+    export VMOVE_LAB_FILES=$CACHE/lab
+    case ${1:-help} in up | test | bench) build_lab ;; esac
+    case ${1:-help} in
+        bench)
+            shift
+            build_lab_bench
+            set -- bench "$LAB_BENCH" "$@"
+            ;;
+        test)
+            # Without a command of the caller's own: everything there is.
+            if [ $# -eq 1 ]; then
+                build_lab_bench
+                build_lab_suite
+                set -- test --faults "$LAB_BENCH" -- "$LAB_SUITE" verbs --test-threads=1
+            fi
+            ;;
+    esac
+    exec "$(target_dir)/release/vmove-lab" "$@"
+}
+
+build_lab() {
+    say "building the lab"
+    (cd "$ROOT" && cargo build --quiet --release -p vmove-lab)
+}
+
+# Sets LAB_BENCH.
+build_lab_bench() {
+    say "building the measuring program"
+    (cd "$ROOT" && cargo build --quiet --release -p vmove-fabric --features verbs --example verbs_bench)
+    LAB_BENCH=$(target_dir)/release/examples/verbs_bench
+}
+
+# Sets LAB_SUITE: the fabric's conformance suite, to be run in a host.
+build_lab_suite() {
+    say "building the fabric's conformance suite"
+    local said
+    said=$(cd "$ROOT" && cargo test --release -p vmove-fabric --features verbs --test conformance --no-run 2>&1) ||
+        die "the suite does not build: $said"
+    LAB_SUITE=$(sed -n 's/.*Executable.*(\(.*\)).*/\1/p' <<<"$said")
+    [ -n "$LAB_SUITE" ] || die "cargo named no conformance suite"
+    LAB_SUITE=$(cd "$ROOT" && realpath "$LAB_SUITE")
+}
+
+setup_lab() {
+    vmove_setup
+    BUILD_PACKAGES=("${LAB_BUILD_PACKAGES[@]}")
+    setup_machine
+    if [ -e "$CACHE/lab/setup-$LAB_VERSION" ]; then
+        [ "$CACHE/lab/initrd.img" -nt "$ROOT/tests/lab/host/init" ] || setup_lab_initramfs
+        return 0
+    fi
+    exec 9>"$CACHE/setup.lock"
+    flock 9
+    private_apt
+    rm -rf "$CACHE/lab"
+    mkdir -p "$CACHE/lab"
+    setup_lab_tools
+    setup_lab_kernel
+    setup_lab_initramfs
+    rm -rf "$CACHE/apt"
+    touch "$CACHE/lab/setup-$LAB_VERSION"
+    exec 9>&-
+    say "the lab's kernel and tools are in $CACHE/lab"
+}
+
+# Programs and libraries that the hosts see in addition to the machine's: a layer over its root file system, which
+# has /lib and its like as links into /usr.
+setup_lab_tools() {
+    local debs=$CACHE/apt/debs/lab root=$CACHE/lab/root deb folder
+    say "unpacking RDMA tools for the lab's hosts"
+    fetch_closure "$debs" "${LAB_HOST_PACKAGES[@]}"
+    mkdir -p "$root"
+    for deb in "$debs"/*.deb; do dpkg -x "$deb" "$root"; done
+    for folder in bin sbin lib lib64; do
+        [ -d "$root/$folder" ] || continue
+        mkdir -p "$root/usr/$folder"
+        cp -a "$root/$folder/." "$root/usr/$folder/"
+        rm -rf "${root:?}/$folder"
+    done
+    # kmod's own names are made by its installer.
+    for folder in modprobe depmod insmod lsmod rmmod modinfo; do ln -sf ../bin/kmod "$root/usr/sbin/$folder"; done
+    rm -rf "${root:?}"/usr/share/{doc,man,locale,bug,lintian} "${root:?}/var"
+}
+
+# Debian's kernel of the backports: the plain flavour, since the cloud one has no soft RoCE. Only the modules that the
+# lab uses are kept.
+setup_lab_kernel() {
+    local debs=$CACHE/apt/debs/lab-kernel raw=$CACHE/apt/lab-kernel root=$CACHE/lab/root package version module file
+    package=$(APT_CONFIG=$CACHE/apt/apt.conf apt-cache show --no-all-versions linux-image-amd64/bookworm-backports |
+        sed -n 's/^Depends: *\(linux-image-[^ ,]*\).*/\1/p' | head -1)
+    [ -n "$package" ] || die "linux-image-amd64 of the backports names no kernel image"
+    say "unpacking $package for the lab's hosts"
+    fetch_debs "$debs" "$package/bookworm-backports"
+    rm -rf "$raw"
+    dpkg -x "$debs"/linux-image-*.deb "$raw"
+    [ -d "$raw/usr/lib/modules" ] || { mkdir -p "$raw/usr/lib" && mv "$raw/lib/modules" "$raw/usr/lib/modules"; }
+    version=$(basename "$raw"/usr/lib/modules/*)
+    ln -sfn usr/lib "$raw/lib.new" && rm -rf "${raw:?}/lib" && mv "$raw/lib.new" "$raw/lib"
+    lab_kmod depmod -b "$raw" "$version"
+    mkdir -p "$root/usr/lib/modules/$version"
+    cp "$raw/usr/lib/modules/$version"/modules.{order,builtin,builtin.modinfo} "$root/usr/lib/modules/$version/"
+    for module in "${LAB_BOOT_MODULES[@]}" "${LAB_MODULES[@]}"; do
+        lab_kmod modprobe -d "$raw" -S "$version" --show-depends "$module" | sed -n 's/^insmod \([^ ]*\).*/\1/p'
+    done | awk '!seen[$0]++' >"$CACHE/apt/lab-modules"
+    [ -s "$CACHE/apt/lab-modules" ] || die "no modules were found in $package"
+    while read -r file; do
+        file=${file#"$raw"}
+        file=${file#/usr}
+        mkdir -p "$root/usr/$(dirname "$file")"
+        cp "$raw/usr$file" "$root/usr$file"
+    done <"$CACHE/apt/lab-modules"
+    lab_kmod depmod -b "$root/usr" "$version"
+    cp "$raw"/boot/vmlinuz-* "$CACHE/lab/vmlinuz"
+    echo "$version" >"$CACHE/lab/kernel-version"
+}
+
+# kmod of the layer, run on this machine.
+lab_kmod() {
+    local name=$1
+    shift
+    (exec -a "$name" "$CACHE/lab/root/usr/bin/kmod" "$@") || die "$name $* failed"
+}
+
+# Reaches the machine's files and hands over to tests/lab/host/start. Modules are loaded in the order listed.
+setup_lab_initramfs() {
+    local work=$CACHE/lab/initramfs root=$CACHE/lab/root version module file
+    version=$(cat "$CACHE/lab/kernel-version")
+    rm -rf "$work"
+    mkdir -p "$work"/{bin,modules,proc,sys,dev,machine,tools,upper,new}
+    cp "$CACHE/busybox/bin/busybox" "$work/bin/busybox"
+    ln -s busybox "$work/bin/sh"
+    cp "$ROOT/tests/lab/host/init" "$work/init"
+    chmod +x "$work/init"
+    for module in "${LAB_BOOT_MODULES[@]}"; do
+        lab_kmod modprobe -d "$root/usr" -S "$version" --show-depends "$module" | sed -n 's/^insmod \([^ ]*\).*/\1/p'
+    done | awk '!seen[$0]++' | while read -r file; do
+        case $file in
+            *.xz) xz -dc "$file" >"$work/modules/$(basename "$file" .xz)" ;;
+            *) cp "$file" "$work/modules/" ;;
+        esac
+        basename "$file" .xz >>"$work/modules/order"
+    done
+    (cd "$work" && find . | "$CACHE/busybox/bin/busybox" cpio -o -H newc 2>/dev/null | gzip -1) >"$CACHE/lab/initrd.new"
+    mv "$CACHE/lab/initrd.new" "$CACHE/lab/initrd.img"
+    rm -rf "$work"
+}
