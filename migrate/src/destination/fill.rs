@@ -21,7 +21,7 @@ use crate::throttle::{BULK_NICE, Throttle};
 /// While the guest runs at the source: large reads, several under way.
 const WARM: Shape = Shape { bytes: 1 << 20, depth: 4 };
 /// While the guest waits for pages: a fault on a page that is being read waits for what is ahead of it in the pipe, so little is.
-const SERVING: Shape = Shape { bytes: 128 << 10, depth: 3 };
+const SERVING: Shape = Shape { bytes: 256 << 10, depth: 2 };
 /// Hints from the fault thread that have not been followed. More are dropped: a hint only changes the order.
 const HINTS: usize = 64;
 /// How long an idle reader sleeps before it looks around.
