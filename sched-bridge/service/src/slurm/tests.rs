@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use sched_bridge::model::NodeState;
+use sched_bridge::model::{Fleet, NodeIndex, NodeState};
 use sched_bridge::place::ClusterRequest;
+use sched_bridge::sim::{Churn, Event, SlurmTree, slurm_nodes};
 
 use super::follow::Follow;
 use super::read::{gpus, nodes, state};
@@ -147,6 +148,82 @@ async fn the_same_stream_needs_no_more_hops_than_with_slurm() {
     eprintln!("{table}");
     assert!(table.requests() >= 20, "{table}");
     assert!(table.bridge_hops() <= table.slurm_hops(), "{table}");
+}
+
+/// The model with which placements are compared in streams that are too long for a real Slurm.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_model_of_slurm_takes_the_very_nodes_that_slurm_takes() {
+    let Some(lab) = SlurmLab::start_or_skip(36, 4, 3) else { return };
+    let slurm = Slurm::new(lab.environment());
+    let fleet = Fleet::new(slurm.nodes().await.unwrap(), slurm.topology().await.unwrap()).unwrap();
+    // (shared nodes, whole nodes)
+    for (whole, largest, seed) in [(false, 40, 3), (true, 9, 4)] {
+        let sizes: Vec<u32> = (1..=largest).collect();
+        let mut churn = Churn::new(seed, &sizes, if whole { 29 } else { 230 });
+        let mut compared = 0;
+        let mut several_leaves = 0;
+        // How often the guide's description, or a later Slurm, would have taken others: the test can tell.
+        let mut others = [0, 0];
+        for _ in 0..160 {
+            let (id, tasks) = match churn.next_event() {
+                Event::Arrive { id, vms } => (format!("m{id}"), vms),
+                Event::Leave { id } => {
+                    slurm_stream::end_named(&slurm, &format!("m{id}")).await.unwrap();
+                    continue;
+                }
+            };
+            let free = free_cpus(&slurm, &fleet).await;
+            let (room, nodes): (Vec<u32>, u32) =
+                if whole { (free.iter().map(|free| free / 8).collect(), tasks) } else { (free.clone(), 1) };
+            let Some(model) = slurm_nodes(SlurmTree::V22, &fleet, &room, tasks, nodes) else { continue };
+            let count = tasks.to_string();
+            let shape: &[&str] =
+                if whole { &["--exclusive", "-N", &count] } else { &["-n", &count, "--mem=1"] };
+            let words = [&["salloc", "--no-shell", "--immediate=60", "-J", &id], shape].concat();
+            slurm.run(&words).await.unwrap();
+            let after = free_cpus(&slurm, &fleet).await;
+            let unit = if whole { 8 } else { 1 };
+            let taken = free.iter().zip(&after).map(|(before, after)| (before - after) / unit);
+            let taken: Vec<(NodeIndex, u32)> =
+                (0..).map(NodeIndex).zip(taken).filter(|(_, taken)| *taken > 0).collect();
+            let mut model = model;
+            model.sort_unstable();
+            assert_eq!(model, taken, "{tasks} tasks, whole nodes: {whole}, free before: {free:?}");
+            compared += 1;
+            for (count, slurm) in others.iter_mut().zip([SlurmTree::Guide, SlurmTree::V24]) {
+                let mut other = slurm_nodes(slurm, &fleet, &room, tasks, nodes).unwrap();
+                other.sort_unstable();
+                *count += u32::from(other != taken);
+            }
+            let leaves: std::collections::BTreeSet<_> = taken
+                .iter()
+                .map(|(index, _)| fleet.topology().leaf_of(fleet.node(*index).name.as_str()))
+                .collect();
+            several_leaves += u32::from(leaves.len() > 2);
+        }
+        assert!(
+            compared >= 60 && several_leaves >= 10,
+            "{compared} compared, {several_leaves} on several leaves"
+        );
+        assert!(whole || others.iter().all(|count| *count >= 10), "{others:?} of {compared} differ");
+        eprintln!(
+            "whole nodes: {whole}: {compared} placements alike; the guide and 24.05 differ in {others:?}"
+        );
+        slurm.run(&["scancel", "-u", "root"]).await.unwrap();
+        slurm_stream::until_idle(&slurm).await.unwrap();
+    }
+}
+
+/// Processors of each node that no job has.
+async fn free_cpus(slurm: &Slurm, fleet: &Fleet) -> Vec<u32> {
+    let text = slurm.run(&["scontrol", "-o", "show", "node"]).await.unwrap();
+    let of = |line: &str, key: &str| super::read::field(line, key).unwrap().parse::<u32>().unwrap();
+    let mut free = vec![0; fleet.nodes().len()];
+    for line in text.lines().filter(|line| !line.trim().is_empty()) {
+        let name = super::read::field(line, "NodeName").unwrap();
+        free[fleet.find(name).unwrap().usize()] = of(line, "CPUTot") - of(line, "CPUAlloc");
+    }
+    free
 }
 
 /// Slurm as an operator uses it, and the bridge that follows it.
