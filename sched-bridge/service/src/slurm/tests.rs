@@ -237,7 +237,8 @@ async fn jobs_and_leases_keep_off_each_other_and_drained_nodes_are_emptied() {
     let running = crate::bridge::Running::new(Arc::new(store), clock).await;
     let bridge = &running.0;
     let every = std::time::Duration::from_secs(1);
-    let follow = Follow { slurm: slurm.clone(), users: "root".into(), every, evacuate: true };
+    let follow =
+        Follow { slurm: slurm.clone(), users: "root".into(), every, evacuate: true, alone: Arc::default() };
 
     // A job has a node: it is no place for VMs.
     slurm
@@ -295,4 +296,74 @@ async fn jobs_and_leases_keep_off_each_other_and_drained_nodes_are_emptied() {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
     panic!("{:?} and {:?} are left", ids(), reserved().await);
+}
+
+/// No look lies between a job and a booking, in whatever order they come.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_job_and_no_booking_come_onto_one_node_between_two_looks() {
+    let Some(lab) = SlurmLab::start_or_skip(8, 4, 2) else { return };
+    let slurm = Slurm::new(lab.environment());
+    let dir = tempfile::tempdir().unwrap();
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::new());
+    let store = crate::store::Embedded::open(&dir.path().join("s")).unwrap();
+    let running = crate::bridge::Running::new(Arc::new(store), clock).await;
+    let bridge = &running.0;
+    let every = std::time::Duration::from_secs(3600);
+    let follow =
+        Follow { slurm: slurm.clone(), users: "root".into(), every, evacuate: true, alone: Arc::default() };
+    follow.turn(bridge).await.unwrap();
+    let ask = |id: &str, vms: u32| {
+        let want = Want::Place(Box::new(whole_nodes(id, vms)));
+        Ask { id: id.parse().unwrap(), holder: "alice".into(), want, ttl_ms: 60_000 }
+    };
+    let start = |name: String, nodes: &'static str, list: Option<&'static str>| {
+        let slurm = slurm.clone();
+        async move {
+            let list = list.map(|list| format!("--nodelist={list}"));
+            let mut words =
+                vec!["salloc", "--no-shell", "--immediate=3", "--exclusive", "-J", &name, "-N", nodes];
+            words.extend(list.as_deref());
+            slurm.run(&words).await
+        }
+    };
+    let on = |name: String| {
+        let slurm = slurm.clone();
+        async move {
+            let list = slurm.run(&["squeue", "-h", "-t", "R", "-n", &name, "-o", "%N"]).await.unwrap();
+            slurm.hosts(list.trim()).await.unwrap()
+        }
+    };
+
+    // A job that the bridge has not seen at a look: it is seen at the booking. Placed without that, it would be the first node.
+    start("early".into(), "1", Some("n0")).await.unwrap();
+    let blind = bridge.what_if(whole_nodes("blind", 2)).await.unwrap();
+    assert!(blind.assignments.iter().any(|own| own.node.as_str() == "n0"), "nothing would have kept it off");
+    let granted = follow.book(bridge, ask("vc", 3)).await.unwrap();
+    assert!(granted.lease.nodes().iter().all(|node| node.as_str() != "n0"), "{:?}", granted.lease.nodes());
+    // Slurm knows of the lease at once: four nodes are left.
+    start("much".into(), "5", None).await.unwrap_err();
+    // And of its end.
+    bridge.release(&"vc".parse().unwrap()).await.unwrap();
+    follow.ended(&"vc".parse().unwrap()).await;
+    start("much".into(), "5", None).await.unwrap();
+    slurm.run(&["scancel", "-u", "root"]).await.unwrap();
+    slurm_stream::until_idle(&slurm).await.unwrap();
+
+    // Both at the same moment, again and again.
+    let mut met = 0;
+    for turn in 0..12 {
+        let (id, job) = (format!("r{turn}"), format!("j{turn}"));
+        let (booked, started) = tokio::join!(follow.book(bridge, ask(&id, 4)), start(job.clone(), "3", None));
+        let booked = booked.unwrap();
+        let nodes = booked.lease.nodes();
+        if started.is_ok() {
+            met += 1;
+            let taken = on(job.clone()).await;
+            assert!(nodes.iter().all(|node| !taken.contains(node)), "{nodes:?} and {taken:?}");
+        }
+        slurm_stream::end_named(&slurm, &job).await.unwrap();
+        bridge.release(&id.parse().unwrap()).await.unwrap();
+        follow.ended(&id.parse().unwrap()).await;
+    }
+    assert!(met >= 6, "{met} jobs started beside a booking");
 }
