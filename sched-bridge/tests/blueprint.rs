@@ -10,7 +10,7 @@ use sched_bridge::request::Flavors;
 const YAML: &str = "
 name: pipeline
 environments:
-- {name: solver, kind: vm, count: 8, request: 'm1.large; xpus=1', artifacts: [image]}
+- {name: solver, kind: vm, count: 8, request: 'm1.large; xpus=1', artifacts: [image], command: [qemu, -drive, 'file={artifact:image},if=virtio']}
 - {name: head, kind: vm, request: m1.small}
 - {name: viewer, kind: container, adapter: slurm, artifacts: [app]}
 - {name: store, kind: bare-metal, adapter: ironic}
@@ -24,7 +24,7 @@ connections:
 ";
 
 const XML: &str = r#"<blueprint name="pipeline">
-  <environment name="solver" kind="vm" count="8"><request>m1.large; xpus=1</request><artifact>image</artifact></environment>
+  <environment name="solver" kind="vm" count="8"><request>m1.large; xpus=1</request><artifact>image</artifact><argument>qemu</argument><argument>-drive</argument><argument>file={artifact:image},if=virtio</argument></environment>
   <environment name="head" kind="vm"><request>m1.small</request></environment>
   <environment name="viewer" kind="container" adapter="slurm"><artifact>app</artifact></environment>
   <environment name="store" kind="bare-metal" adapter="ironic"/>
@@ -51,6 +51,11 @@ fn nothing_is_dropped() {
     assert_eq!(members, ["solver+head+viewer", "store", "lonely"]);
     let first = &parts.together[0];
     assert_eq!(first.request.as_ref().unwrap().count(), 9);
+    assert_eq!(first.started.len(), 1, "the head has no command");
+    assert_eq!(
+        first.started[0].command,
+        ["qemu", "-drive", "file=https://example.org/solver.qcow2,if=virtio"]
+    );
     assert_eq!(
         (first.handed[0].adapter.as_str(), first.handed[0].artifacts[0].name.as_str()),
         ("slurm", "app")

@@ -4,6 +4,8 @@
 #
 #   slurm-lab.sh start FOLDER NODES [GPUS]   NODES is how many
 #   slurm-lab.sh stop  FOLDER
+#   slurm-lab.sh guard FOLDER                stops it and deletes the folder when standard input ends: when whoever holds the
+#                                            other end closes it, or is killed
 #   slurm-lab.sh env   FOLDER                variables with which squeue, scontrol and the others find it
 #
 # A folder may hold its own topology.conf before `start`; without one, leaves of LEAF nodes (default 4) and, above them,
@@ -125,7 +127,22 @@ start() {
     die "not all of $nodes nodes became idle"
 }
 
-# Ends exactly the processes whose pid files are in the folder.
+# Processes of the cluster in a folder, by what names the folder: their command line, environment, or an open file.
+# slurmstepd has no pid file, and jobs have left their parents.
+belonging() {
+    local folder=$1 dir pid
+    for dir in /proc/[0-9]*; do
+        pid=${dir#/proc/}
+        case " $$ $PPID $BASHPID " in *" $pid "*) continue ;; esac
+        if tr '\0' '\n' 2>/dev/null <"$dir/environ" | grep -qxF "SLURM_CONF=$folder/slurm.conf" ||
+            { tr '\0' ' ' <"$dir/cmdline" | grep -v -e slurm-lab.sh | grep -qF -- "$folder/"; } 2>/dev/null ||
+            find "$dir/fd" "$dir/cwd" -maxdepth 1 -lname "$folder/*" -print -quit 2>/dev/null | grep -q .; then
+            echo "$pid"
+        fi
+    done
+}
+
+# Ends exactly the processes of the cluster in the folder.
 stop() {
     local folder=$1 file pid pids=()
     for file in "$folder"/slurmd-*.pid "$folder"/slurmctld.pid "$folder"/munged.pid; do
@@ -141,16 +158,31 @@ stop() {
             [ -e "/proc/$pid" ] || break
             sleep 0.05
         done
-        [ ! -e "/proc/$pid" ] || kill -9 "$pid" 2>/dev/null || true
     done
+    # Whatever is left: daemons that hang, or were only just starting, slurmstepds, their jobs.
+    for _ in $(seq 20); do
+        mapfile -t pids < <(belonging "$folder")
+        [ ${#pids[@]} -gt 0 ] || return 0
+        kill -9 "${pids[@]}" 2>/dev/null || true
+        sleep 0.1
+    done
+}
+
+# Outlives whoever started it, even if that is killed: standard input ends then.
+guard() {
+    trap '' HUP INT TERM
+    cat >/dev/null
+    stop "$1"
+    rm -rf "$1"
 }
 
 case ${1:-} in
     start) shift && start "$@" ;;
     stop) stop "$2" ;;
+    guard) guard "$2" ;;
     env)
         echo "export SLURM_CONF='$2/slurm.conf' PATH='$PATH'"
         [ -z "${LD_LIBRARY_PATH:-}" ] || echo "export LD_LIBRARY_PATH='$LD_LIBRARY_PATH'"
         ;;
-    *) die "usage: slurm-lab.sh start FOLDER NODES [GPUS] | stop FOLDER | env FOLDER" ;;
+    *) die "usage: slurm-lab.sh start FOLDER NODES [GPUS] | stop FOLDER | guard FOLDER | env FOLDER" ;;
 esac

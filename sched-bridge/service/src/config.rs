@@ -11,6 +11,7 @@ use clap::Parser;
 use sched_bridge::model::NodeName;
 use serde::Deserialize;
 
+use crate::bridge::Retention;
 use crate::http::Endpoint;
 use crate::plan::mover::Daemon;
 use crate::plan::run::Limits;
@@ -68,8 +69,37 @@ struct File {
     /// Seconds between two looks at the VMs of each node that has a daemon; 0 for never.
     look_s: Option<u64>,
     moves: Moves,
+    account: Account,
     slurm: Option<SlurmCluster>,
     daemons: BTreeMap<NodeName, Daemon>,
+}
+
+/// Accounting records.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Account {
+    /// Days that they are kept after the lease has ended; forever, if left out.
+    keep_days: Option<u32>,
+    /// File to which they are written before they are deleted.
+    archive: Option<PathBuf>,
+}
+
+impl Account {
+    fn retention(self) -> anyhow::Result<Option<Retention>> {
+        match (self.keep_days, self.archive) {
+            (Some(0), _) => {
+                bail!("[account]: keep_days must be at least 1; leave it out to keep all records")
+            }
+            (Some(days), archive) => {
+                let keep = Duration::from_secs(u64::from(days) * 86_400);
+                Ok(Some(Retention { keep, archive }))
+            }
+            (None, Some(_)) => {
+                bail!("[account]: archive is written only when records are deleted: give keep_days, too")
+            }
+            (None, None) => Ok(None),
+        }
+    }
 }
 
 /// A Slurm cluster that is followed.
@@ -100,6 +130,7 @@ impl From<SlurmCluster> for Follow {
             users: cluster.users,
             every: Duration::from_secs(cluster.every_s.max(1)),
             evacuate: cluster.evacuate,
+            alone: Arc::default(),
         }
     }
 }
@@ -147,6 +178,8 @@ pub struct Config {
     pub limits: Limits,
     /// A Slurm cluster to follow.
     pub slurm: Option<Follow>,
+    /// How long accounting records are kept; forever, if that is not said.
+    pub retention: Option<Retention>,
     /// Daemons of the nodes.
     pub daemons: BTreeMap<NodeName, Daemon>,
 }
@@ -184,6 +217,7 @@ impl Config {
             store: open_store(&store, max_txn_ops)?,
             look: Some(file.look_s.unwrap_or(5)).filter(|s| *s > 0).map(Duration::from_secs),
             slurm: file.slurm.map(Follow::from),
+            retention: file.account.retention()?,
             command: file.moves.command,
             options: file.moves.options,
             limits: Limits { per_node: file.moves.per_node, per_uplink: file.moves.per_uplink },
@@ -258,14 +292,17 @@ mod tests {
         let guide = include_str!("../../../docs/sched-bridge.md");
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.toml");
-        for (from, to) in
-            [("    store = ", "The commands of `vmove`"), ("    [slurm]", "It takes over nodes")]
-        {
+        for (from, to) in [
+            ("    store = ", "The commands of `vmove`"),
+            ("    [account]", "They are deleted"),
+            ("    [slurm]", "It takes over nodes"),
+        ] {
             let (start, end) = (guide.find(from).unwrap(), guide.find(to).unwrap());
             let text: String = guide[start..end].lines().map(|line| format!("{}\n", line.trim())).collect();
             std::fs::write(&path, &text).unwrap();
             let file = read(&path).unwrap();
-            assert!(file.store.is_some() || file.slurm.is_some(), "{text}");
+            let said = file.store.is_some() || file.slurm.is_some() || file.account.keep_days.is_some();
+            assert!(said, "{text}");
         }
     }
 }

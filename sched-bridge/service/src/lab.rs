@@ -77,7 +77,15 @@ impl Ports {
     }
 }
 
-/// One etcd of one member, with its data in a folder of its own. Killed when dropped.
+/// A command that the kernel kills when the thread that starts it ends: nothing is left of a test that is killed.
+#[must_use]
+pub fn mortal(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command
+}
+
+/// One etcd of one member, with its data in a folder of its own. Killed when dropped, or when the thread that started it ends.
 #[derive(Debug)]
 pub struct EtcdServer {
     program: PathBuf,
@@ -127,7 +135,7 @@ impl EtcdServer {
             .append(true)
             .open(self.folder.path().join("log"))
             .expect("a log");
-        let child = Command::new(&self.program)
+        let child = mortal(&self.program)
             .args(["--name", "lab", "--log-level", "warn", "--logger", "zap"])
             .arg("--data-dir")
             .arg(self.folder.path().join("data"))
@@ -170,11 +178,13 @@ impl Drop for EtcdServer {
     }
 }
 
-/// A Slurm cluster of many node names on this machine: `lab/slurm-lab.sh`. Ended when dropped.
+/// A Slurm cluster of many node names on this machine: `lab/slurm-lab.sh`. Ended when dropped, or when this process is killed.
 #[derive(Debug)]
 pub struct SlurmLab {
-    folder: tempfile::TempDir,
+    folder: PathBuf,
     ports: Ports,
+    /// Ends everything when its standard input does. In a session of its own: what ends this process does not end it.
+    guard: Option<Child>,
 }
 
 const SLURM_LAB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/lab/slurm-lab.sh");
@@ -197,7 +207,13 @@ impl SlurmLab {
             return None;
         }
         assert!(nodes < u32::from(BLOCK), "{nodes} nodes do not fit into a block of {BLOCK} ports");
-        let lab = Self { folder: tempfile::tempdir().expect("a folder"), ports: Ports::take() };
+        let folder = tempfile::tempdir().expect("a folder").keep();
+        let mut lab = Self { folder, ports: Ports::take(), guard: None };
+        let script = lab.script(&["guard", &lab.path()]);
+        let mut guard = Command::new("setsid");
+        guard.arg(script.get_program()).args(script.get_args());
+        guard.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        lab.guard = Some(guard.spawn().expect("setsid runs"));
         let out = lab
             .script(&["start", &lab.path(), &nodes.to_string(), "8"])
             .envs([("LEAF", leaf.to_string()), ("SPINE", spine.to_string())])
@@ -208,7 +224,7 @@ impl SlurmLab {
     }
 
     fn path(&self) -> String {
-        self.folder.path().to_string_lossy().into_owned()
+        self.folder.to_string_lossy().into_owned()
     }
 
     fn script(&self, arguments: &[&str]) -> Command {
@@ -240,6 +256,9 @@ impl SlurmLab {
 
 impl Drop for SlurmLab {
     fn drop(&mut self) {
-        let _ = self.script(&["stop", &self.path()]).output();
+        if let Some(mut guard) = self.guard.take() {
+            drop(guard.stdin.take());
+            let _ = guard.wait();
+        }
     }
 }

@@ -23,6 +23,7 @@ pub mod server;
 pub mod slurm;
 #[cfg(any(test, feature = "lab"))]
 pub mod slurm_stream;
+pub mod start;
 pub mod store;
 #[cfg(any(test, feature = "lab"))]
 pub mod storm;

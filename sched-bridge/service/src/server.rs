@@ -57,11 +57,16 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     if let Some(every) = config.look {
         tokio::spawn(look(Arc::clone(&bridge), Arc::clone(&mover), watched, every));
     }
-    if let Some(slurm) = config.slurm {
+    if let Some(retention) = config.retention {
+        tokio::spawn(Arc::clone(&bridge).keep_forgetting(retention));
+    }
+    let slurm = config.slurm;
+    if let Some(slurm) = slurm.clone() {
         tokio::spawn(slurm.forever(Arc::clone(&bridge), Arc::clone(&mover), config.limits));
     }
     let app = |token| {
-        Arc::new(App { bridge: Arc::clone(&bridge), mover: Arc::clone(&mover), limits: config.limits, token })
+        let (bridge, mover, slurm) = (Arc::clone(&bridge), Arc::clone(&mover), slurm.clone());
+        Arc::new(App { bridge, mover, limits: config.limits, slurm, token })
     };
     tracing::info!(store = bridge.store().name(), control = %config.control.display(), "listening");
     // The mode of the socket says who may use it: no token there.

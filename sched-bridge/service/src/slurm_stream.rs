@@ -212,6 +212,25 @@ async fn end_job(slurm: &Slurm, job: &str) -> anyhow::Result<()> {
     anyhow::bail!("job {job} does not end")
 }
 
+/// Ends the job of a name and waits until its nodes are free.
+#[cfg(test)]
+pub(crate) async fn end_named(slurm: &Slurm, name: &str) -> anyhow::Result<()> {
+    let job = slurm.run(&["squeue", "-h", "-n", name, "-o", "%i"]).await?;
+    if job.trim().is_empty() { Ok(()) } else { end_job(slurm, job.trim()).await }
+}
+
+/// Waits until no job is left.
+#[cfg(test)]
+pub(crate) async fn until_idle(slurm: &Slurm) -> anyhow::Result<()> {
+    for _ in 0..1200 {
+        if slurm.run(&["squeue", "-h"]).await?.trim().is_empty() {
+            return Ok(());
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    anyhow::bail!("jobs do not end")
+}
+
 /// A linear congruential generator (Knuth, MMIX): the stream is the same wherever it is played.
 #[derive(Debug)]
 struct Random(u64);

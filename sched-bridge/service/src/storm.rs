@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::http::{Endpoint, HttpClient};
+use crate::lab::mortal;
 use crate::lease::Lease;
 use crate::store::Store;
 
@@ -79,7 +80,7 @@ impl Victim {
 
     fn start(&self) -> anyhow::Result<()> {
         let log = std::fs::File::options().create(true).append(true).open(self.folder.join("log"))?;
-        let child = Command::new(&self.program)
+        let child = mortal(&self.program)
             .args(["--store", &self.store, "--control"])
             .arg(self.socket())
             .env("VBRIDGE_LOG", "warn")

@@ -8,7 +8,7 @@
 mod parts;
 mod text;
 
-pub use parts::{Decomposed, EnvironmentGroup, Handed, Network, Together, decompose};
+pub use parts::{Decomposed, EnvironmentGroup, Handed, Network, Started, Together, decompose};
 pub use text::{Language, read};
 
 use serde::{Deserialize, Serialize};
@@ -60,6 +60,10 @@ pub struct Environment {
     /// Artifacts that it needs, by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub artifacts: Vec<String>,
+    /// Only for VMs: QEMU and its arguments, as for `vmove run`. `{artifact:NAME}` stands for the source of one of its artifacts. A VM
+    /// without it gets its place, and is started by somebody else.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
 }
 
 /// An image, a package, a data set.
@@ -111,7 +115,7 @@ fn one() -> u32 {
 pub enum BlueprintError {
     /// YAML or XML that is none, or has other elements.
     #[error(
-        "{place}: {reason}; expected a blueprint: name, environments (name, kind, count, request, adapter, artifacts), artifacts (name, source), connections (from, to, network)"
+        "{place}: {reason}; expected a blueprint: name, environments (name, kind, count, request, adapter, artifacts, command), artifacts (name, source), connections (from, to, network)"
     )]
     Syntax {
         /// Line and column, if they are known.

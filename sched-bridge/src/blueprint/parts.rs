@@ -31,6 +31,15 @@ pub struct Handed {
     pub artifacts: Vec<Artifact>,
 }
 
+/// VMs that a daemon starts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Started {
+    /// The environment; its VMs are called after it.
+    pub environment: String,
+    /// QEMU and its arguments, with the sources of artifacts in them.
+    pub command: Vec<String>,
+}
+
 /// A network of a connectivity group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
@@ -49,6 +58,8 @@ pub struct Together {
     pub environments: Vec<String>,
     /// The VMs among them; none if there are none.
     pub request: Option<ClusterRequest>,
+    /// How those among them are started that say so.
+    pub started: Vec<Started>,
     /// The others.
     pub handed: Vec<Handed>,
     /// Networks between them.
@@ -126,6 +137,10 @@ fn check(blueprint: &Blueprint) -> Result<BTreeMap<&str, usize>, BlueprintError>
             Kind::Container | Kind::BareMetal if environment.adapter.is_none() => {
                 return bad(name, "names nobody to start it".to_owned(), "adapter, as in \"slurm\"");
             }
+            Kind::Container | Kind::BareMetal if !environment.command.is_empty() => {
+                let reason = "a command that its adapter would not see".to_owned();
+                return bad(name, reason, "artifacts, which adapters run; a command only for VMs");
+            }
             _ => {}
         }
         for artifact in &environment.artifacts {
@@ -177,10 +192,15 @@ fn connected(
     flavors: &Flavors,
 ) -> Result<Together, BlueprintError> {
     let environments: Vec<&Environment> = members.iter().map(|at| &blueprint.environments[*at]).collect();
-    let (mut vms, mut handed) = (Vec::new(), Vec::new());
+    let (mut vms, mut started, mut handed) = (Vec::new(), Vec::new(), Vec::new());
     for environment in &environments {
         match (&environment.request, &environment.adapter) {
-            (Some(request), None) => vms.push(group(environment, request, flavors)?),
+            (Some(request), None) => {
+                vms.push(group(environment, request, flavors)?);
+                if !environment.command.is_empty() {
+                    started.push(start(blueprint, environment)?);
+                }
+            }
             (_, adapter) => {
                 let artifacts =
                     blueprint.artifacts.iter().filter(|own| environment.artifacts.contains(&own.name));
@@ -210,7 +230,13 @@ fn connected(
         }),
     };
     let names: Vec<String> = environments.iter().map(|own| own.name.clone()).collect();
-    Ok(Together { networks: networks(blueprint, &name, &names), environments: names, request, handed })
+    Ok(Together {
+        networks: networks(blueprint, &name, &names),
+        environments: names,
+        request,
+        started,
+        handed,
+    })
 }
 
 fn group(environment: &Environment, request: &str, flavors: &Flavors) -> Result<VmGroup, BlueprintError> {
@@ -218,6 +244,32 @@ fn group(environment: &Environment, request: &str, flavors: &Flavors) -> Result<
     let expr = instance::parse(request).map_err(wrong)?;
     let alternatives = lower::alternatives(&expr, flavors).map_err(wrong)?;
     Ok(VmGroup { name: environment.name.clone(), count: environment.count, alternatives })
+}
+
+/// The command of a VM, with sources in the places of artifacts.
+fn start(blueprint: &Blueprint, environment: &Environment) -> Result<Started, BlueprintError> {
+    const MARK: &str = "{artifact:";
+    let mut command = Vec::new();
+    for argument in &environment.command {
+        let (mut text, mut rest) = (String::new(), argument.as_str());
+        while let Some((before, after)) = rest.split_once(MARK) {
+            let (name, behind) = after.split_once('}').unwrap_or((after, ""));
+            let own = environment.artifacts.iter().any(|artifact| artifact == name);
+            let source = blueprint.artifacts.iter().find(|artifact| own && artifact.name == name);
+            let source = source.ok_or_else(|| BlueprintError::Nowhere {
+                place: format!("environment {:?}: command", environment.name),
+                what: "artifact",
+                name: name.to_owned(),
+                known: environment.artifacts.join(", "),
+            })?;
+            text.push_str(before);
+            text.push_str(&source.source);
+            rest = behind;
+        }
+        text.push_str(rest);
+        command.push(text);
+    }
+    Ok(Started { environment: environment.name.clone(), command })
 }
 
 /// One network of each mode that connections of the group ask for.

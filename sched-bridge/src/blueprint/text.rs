@@ -2,8 +2,9 @@
 //!
 //! ```xml
 //! <blueprint name="pipeline">
-//!   <environment name="solver" kind="vm" count="8"><request>m1.large; xpus=1</request><artifact>image</artifact></environment>
-//!   <artifact name="image" source="https://example.org/solver.qcow2"/>
+//!   <environment name="solver" kind="vm" count="8"><request>m1.large; xpus=1</request><artifact>image</artifact>
+//!     <argument>qemu-system-x86_64</argument><argument>-drive</argument><argument>file={artifact:image}</argument></environment>
+//!   <artifact name="image" source="/shared/solver.qcow2"/>
 //!   <connection from="solver" to="viewer" network="private"/>
 //! </blueprint>
 //! ```
@@ -106,6 +107,8 @@ struct XmlEnvironment {
     request: Option<String>,
     #[serde(rename = "artifact", default)]
     artifacts: Vec<String>,
+    #[serde(rename = "argument", default)]
+    command: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -137,6 +140,7 @@ impl From<XmlBlueprint> for Blueprint {
             request: own.request,
             adapter: own.adapter,
             artifacts: own.artifacts,
+            command: own.command,
         };
         let connection = |own: XmlConnection| Connection { from: own.from, to: own.to, network: own.network };
         Self {

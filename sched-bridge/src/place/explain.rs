@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::PlaceError;
 use super::fit;
-use super::net::{BlockUnit, indexed};
+use super::net::{Block, BlockUnit, indexed};
 use super::packer::{Packer, Wanted};
 use super::request::{Affinity, Alternative, ClusterRequest, DeviceNeed, Domain, NumaPolicy};
 use super::result::{Placement, Score};
@@ -256,9 +256,14 @@ pub(super) fn no_room(task: &Task<'_>) -> PlaceError {
 }
 
 /// GPUs (or cores, see [`Score::fragmentation`]) that are free in the biggest blocks: the sum over nodes and switches of the
-/// squares of what is free. The more of it, the bigger the clusters that still fit.
+/// squares of what is free, of the cubes for leaf switches. The more of it, the bigger the clusters that still fit.
 #[must_use]
 pub fn free_blocks(fleet: &Fleet, used: &Occupancy, request: &ClusterRequest) -> u128 {
     let net = super::net::Net::new(fleet, used, BlockUnit::of(request));
-    net.free_node.iter().chain(&net.free_switch).map(|free| u128::from(*free) * u128::from(*free)).sum()
+    let nodes = net.free_node.iter().map(|free| u128::from(*free).pow(2));
+    let switches = net.topology.ids().map(|id| {
+        let power = if Block::of(net.topology, id) == Block::Leaf { 3 } else { 2 };
+        u128::from(net.free_switch[id.usize()]).pow(power)
+    });
+    nodes.chain(switches).sum()
 }

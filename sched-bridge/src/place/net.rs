@@ -49,10 +49,31 @@ impl BlockUnit {
     }
 }
 
-/// What is lost of a free block when so much of it is taken: the difference of squares.
-pub(super) fn loss(free: u64, taken: u64) -> u64 {
+/// What is lost of a free block when so much of it is taken: the difference of squares, of cubes at leaf switches. So whole leaves
+/// are spared first, then nodes, then what is above: a big cluster misses a leaf more than half-empty spines.
+pub(super) fn loss(block: Block, free: u64, taken: u64) -> u64 {
     let left = free.saturating_sub(taken);
-    free * free - left * left
+    let worth = |free: u64| match block {
+        Block::Leaf => free.saturating_mul(free).saturating_mul(free),
+        Block::Other => free.saturating_mul(free),
+    };
+    worth(free) - worth(left)
+}
+
+/// What a free block is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Block {
+    /// A switch with nothing but nodes below it.
+    Leaf,
+    /// A node, or a higher switch.
+    Other,
+}
+
+impl Block {
+    /// What a switch is.
+    pub fn of(topology: &Topology, id: SwitchId) -> Self {
+        if topology.switch(id).height == 1 { Self::Leaf } else { Self::Other }
+    }
 }
 
 /// The forest.

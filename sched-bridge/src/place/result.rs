@@ -27,7 +27,7 @@ pub struct Score {
     /// Switches between each VM and what the cluster is to be near to, summed; 0 if there is nothing.
     pub near_hops: u64,
     /// Big free blocks that are lost: the sum over all nodes and switches of the squares of free GPUs (cores, if no GPU is asked
-    /// for), before less after. Of several alternatives of a VM the one that takes least is counted.
+    /// for), of the cubes for leaf switches, before less after. Of several alternatives of a VM the one that takes least is counted.
     pub fragmentation: u64,
     /// Distance of each GPU from the nearest adapter of its VM (0 same PCIe root, 1 same NUMA node, 2 further), summed, and one
     /// for each NUMA node more than one that the devices of a VM are on.

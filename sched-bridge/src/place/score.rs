@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::PlaceError;
 use super::devices::distance;
-use super::net::{BlockUnit, Net, loss};
+use super::net::{Block, BlockUnit, Net, loss};
 use super::request::{ClusterRequest, Domain, Mode};
 use super::result::Score;
 use crate::model::{Assignment, DeviceKind, Fleet, Node, NodeIndex, Occupancy};
@@ -39,9 +39,12 @@ pub fn score(
     }
     hops(&net, &on, &mut score)?;
     let below = net.sum_up(|index| taken.get(&index).copied().unwrap_or(0));
-    let switches = net.free_switch.iter().zip(&below).map(|(free, taken)| loss(*free, *taken));
-    let nodes = taken.iter().map(|(index, taken)| loss(net.free_node[index.usize()], *taken));
-    score.fragmentation = switches.sum::<u64>() + nodes.sum::<u64>();
+    let switches = net
+        .topology
+        .ids()
+        .map(|id| loss(Block::of(net.topology, id), net.free_switch[id.usize()], below[id.usize()]));
+    let nodes = taken.iter().map(|(index, taken)| loss(Block::Other, net.free_node[index.usize()], *taken));
+    score.fragmentation = switches.chain(nodes).fold(0, u64::saturating_add);
     Ok(score)
 }
 

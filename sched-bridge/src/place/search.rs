@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use super::net::{Parts, loss};
+use super::net::{Block, Parts, loss};
 use super::request::{ClusterRequest, Domain, Mode};
 use super::space::{Cost, Entry};
 use super::tree::{Chosen, Tree, Within};
@@ -156,7 +156,8 @@ impl Tree<'_, '_> {
             if entry.vms > self.most_below(id) {
                 return None;
             }
-            let fragmentation = loss(self.net.free_switch[id.usize()], taken);
+            let block = Block::of(self.net.topology, id);
+            let fragmentation = loss(block, self.net.free_switch[id.usize()], taken);
             cost = cost + self.order.cost(Parts { fragmentation, ..Parts::default() });
             at = switch.parent;
         }

@@ -11,7 +11,7 @@ impl Add for Cost {
     fn add(self, other: Self) -> Self {
         let mut sum = self.0;
         for (own, more) in sum.iter_mut().zip(other.0) {
-            *own += more;
+            *own = own.saturating_add(more);
         }
         Self(sum)
     }

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-use super::net::{Net, Order, Parts, loss};
+use super::net::{Block, Net, Order, Parts, loss};
 use super::packer::{NodeTable, Packer};
 use super::request::AntiAffinity;
 use super::space::{Cost, Entry, Space, Table};
@@ -128,7 +128,7 @@ impl Tree<'_, '_> {
                 sum_hops: self.link(vms) + pairs + hops * u64::from(vms),
                 leaves: 0,
                 near: near * u64::from(vms),
-                fragmentation: loss(self.net.free_node[index.usize()], self.taken(&way.counts)),
+                fragmentation: loss(Block::Other, self.net.free_node[index.usize()], self.taken(&way.counts)),
                 devices: u64::from(way.cost),
             });
             table.extend(self.space.entry(&way.counts, cost));
@@ -203,7 +203,11 @@ impl Tree<'_, '_> {
         let counts = self.space.counts(entry);
         self.order.cost(Parts {
             sum_hops: self.link(entry.vms),
-            fragmentation: loss(self.net.free_switch[id.usize()], self.taken(&counts)),
+            fragmentation: loss(
+                Block::of(self.net.topology, id),
+                self.net.free_switch[id.usize()],
+                self.taken(&counts),
+            ),
             ..Parts::default()
         })
     }

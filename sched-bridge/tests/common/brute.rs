@@ -135,7 +135,7 @@ impl Brute<'_> {
             && level.is_none_or(|level| within(level.height()))
     }
 
-    /// The sum of squares of free blocks, before and after.
+    /// The sum of squares of free blocks, of cubes at leaves, before and after.
     fn fragmentation(&self, on: &[usize]) -> u64 {
         let least = |group: usize, of: &dyn Fn(&Alternative) -> u64| -> u64 {
             self.request.groups[group].alternatives.iter().map(of).min().unwrap()
@@ -174,7 +174,7 @@ impl Brute<'_> {
                 let below = topology.nodes_below(id);
                 let sum: u64 =
                     below.iter().map(|name| after[self.fleet.find(name.as_str()).unwrap().usize()]).sum();
-                sum * sum
+                if topology.switch(id).children.is_empty() { sum * sum * sum } else { sum * sum }
             });
             blocks.sum::<u64>() + after.iter().map(|own| own * own).sum::<u64>()
         };

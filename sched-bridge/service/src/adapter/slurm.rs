@@ -3,6 +3,11 @@
 //! Each environment is one job, named `CLUSTER.NAME`, on the nodes that it was placed on. A `bare-metal` environment's artifact is a
 //! command line, which has its nodes for itself (`--exclusive`); a `container`'s is an image and a command line, run by the command that
 //! `VMOVE_CONTAINER_RUN` names (default `apptainer exec`).
+//!
+//! An environment that was not placed, but is to be near to VMs, is kept off nodes that are further away from them than need be, as
+//! long as there is room now. It is a wish: a job that still waits when its status is asked for may run anywhere from then on.
+
+mod near;
 
 use std::process::ExitCode;
 
@@ -42,7 +47,7 @@ pub async fn answer(slurm: &Slurm, request: &Request, container: &str) -> Answer
         let name = format!("{}.{}", request.cluster, environment.name);
         let done = match request.action {
             Action::Start => start(slurm, &name, environment, container).await,
-            Action::Status => status(slurm, &name).await,
+            Action::Status => patient(slurm, &name, environment).await,
             Action::Stop => stop(slurm, &name).await,
         };
         let status = done.unwrap_or_else(|error| told("failed", String::new(), error.to_string()));
@@ -77,6 +82,11 @@ async fn start(
     let mut options = vec![format!("--nodes={}", wanted.nodes.len().max(1)), "--output=/dev/null".to_owned()];
     if !wanted.nodes.is_empty() {
         options.push(format!("--nodelist={}", wanted.nodes.join(",")));
+    } else if !wanted.near.is_empty() {
+        let far = near::too_far(slurm, wanted).await?;
+        if !far.is_empty() {
+            options.push(format!("--exclude={}", far.join(",")));
+        }
     }
     if wanted.kind == "bare-metal" {
         options.push("--exclusive".to_owned());
@@ -115,6 +125,17 @@ async fn status(slurm: &Slurm, name: &str) -> Result<Status, SlurmError> {
     if !list.is_empty() {
         let hosts = slurm.run(&["scontrol", "show", "hostnames", list]).await?;
         status.nodes = hosts.lines().map(str::to_owned).collect();
+    }
+    Ok(status)
+}
+
+/// How it is. If it still waits for a place near to VMs, it may now run anywhere.
+async fn patient(slurm: &Slurm, name: &str, wanted: &Environment) -> Result<Status, SlurmError> {
+    let status = status(slurm, name).await?;
+    if status.state == "waiting" && wanted.nodes.is_empty() && !wanted.near.is_empty() {
+        let job = status.handle.trim_start_matches("slurm:");
+        // It may have begun just now.
+        let _ = slurm.run(&["scontrol", "update", &format!("JobId={job}"), "ExcNodeList="]).await;
     }
     Ok(status)
 }
@@ -167,6 +188,26 @@ mod tests {
         }
         assert_eq!(now.environments[0].nodes, ["n2", "n3"], "{now:?}");
         assert_eq!(now.environments[1].nodes, ["n1"], "{now:?}");
+        // Near to VMs: below the leaf of n1, which has room on n0 only.
+        let mut near = Request {
+            action: Action::Start,
+            environments: vec![environment("log", "container", &[])],
+            ..request.clone()
+        };
+        near.environments[0].near = vec!["n1".to_owned()];
+        near.environments[0].cores = 8;
+        answer(&slurm, &near, "env").await;
+        let mut list = String::new();
+        for _ in 0..600 {
+            list = slurm.run(&["squeue", "-h", "-t", "R", "-n", "bp.log", "-o", "%N"]).await.unwrap();
+            if !list.trim().is_empty() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert_eq!(list.trim(), "n0");
+        near.action = Action::Stop;
+        answer(&slurm, &near, "env").await;
         // Started again, it is there already.
         request.action = Action::Start;
         assert_eq!(answer(&slurm, &request, "env").await.environments[0].handle, now.environments[0].handle);

@@ -9,12 +9,13 @@ use axum::response::IntoResponse;
 use sched_bridge::place::ClusterRequest;
 
 use super::App;
-use super::problem::{Answer, Json, Path, Problem, Query, Refusal};
+use super::problem::{Answer, Code, Json, Path, Problem, Query, Refusal};
 use super::types::{AccountQuery, LeaseAnswer, LeaseInfo, LeaseList, LeaseQuery, LeaseRequest};
 use crate::account::{Record, csv, json_lines};
 use crate::bridge::{Ask, Want};
 use crate::lease::{DEFAULT_TTL_MS, LeaseId};
 use crate::request_text;
+use crate::slurm::book::BookError;
 
 /// All leases.
 #[utoipa::path(get, path = "/v1/leases", operation_id = "listLeases", tag = "leases", params(LeaseQuery),
@@ -49,9 +50,14 @@ pub async fn grant(
     };
     // The client may hang up; what was begun is finished, so that its repeated request finds the lease.
     let bridge = Arc::clone(&app.bridge);
-    let granted = tokio::spawn(async move { bridge.grant(ask).await })
-        .await
-        .map_err(|e| Problem::new(super::problem::Code::Internal, e.to_string()))??;
+    let slurm = app.slurm.clone();
+    let work = async move {
+        match slurm {
+            Some(slurm) => slurm.book(&bridge, ask).await.map_err(Problem::from),
+            None => bridge.grant(ask).await.map_err(Problem::from),
+        }
+    };
+    let granted = tokio::spawn(work).await.map_err(|e| Problem::new(Code::Internal, e.to_string()))??;
     let status = if granted.again { StatusCode::OK } else { StatusCode::CREATED };
     let lease = Some(LeaseInfo::from(&*granted.lease));
     Ok((
@@ -64,6 +70,17 @@ pub async fn grant(
             refused: None,
         }),
     ))
+}
+
+impl From<BookError> for Problem {
+    fn from(error: BookError) -> Self {
+        let code = match error {
+            BookError::Bridge(error) => return error.into(),
+            BookError::Slurm(_) => Code::SlurmUnreachable,
+            BookError::Overtaken => Code::Contended,
+        };
+        Self::new(code, error.to_string())
+    }
 }
 
 /// Where a request would go, and why.
@@ -120,7 +137,11 @@ pub async fn renew(State(app): State<Arc<App>>, Path(id): Path<LeaseId>) -> Answ
 #[utoipa::path(delete, path = "/v1/leases/{id}", operation_id = "releaseLease", tag = "leases", params(("id" = String, Path, description = "Id of the lease")),
     responses((status = 200, body = Record), (status = 404, body = Problem), (status = "5XX", body = Problem)))]
 pub async fn release(State(app): State<Arc<App>>, Path(id): Path<LeaseId>) -> Answer<Record> {
-    Ok(axum::Json(app.bridge.release(&id).await?))
+    let record = app.bridge.release(&id).await?;
+    if let Some(slurm) = &app.slurm {
+        slurm.ended(&id).await;
+    }
+    Ok(axum::Json(record))
 }
 
 /// What was used, by leases that have ended.

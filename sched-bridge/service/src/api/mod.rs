@@ -7,6 +7,10 @@ pub mod plans;
 pub mod problem;
 pub mod schema;
 pub mod types;
+mod vms;
+
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -21,6 +25,7 @@ use self::problem::{Code, Problem, Refusal};
 use crate::bridge::Bridge;
 use crate::plan::mover::Mover;
 use crate::plan::run::Limits;
+use crate::slurm::follow::Follow;
 
 /// Largest request: the topology of 10,000 nodes is some hundred kilobytes.
 const LARGEST_BODY: usize = 64 << 20;
@@ -34,6 +39,8 @@ pub struct App {
     pub mover: Arc<dyn Mover>,
     /// How much at once.
     pub limits: Limits,
+    /// The Slurm cluster that is followed, if any.
+    pub slurm: Option<Follow>,
     /// What must be in the `authorization` header, if anything.
     pub token: Option<String>,
 }
@@ -49,6 +56,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/leases", get(leases::list).post(leases::grant))
         .route("/v1/leases/{id}", get(leases::show).delete(leases::release))
         .route("/v1/leases/{id}/renew", post(leases::renew))
+        .route("/v1/leases/{id}/vms", post(vms::start))
+        .route("/v1/leases/{id}/vms/stop", post(vms::stop))
         .route("/v1/account", get(leases::account))
         .route("/v1/plans", get(plans::list).post(plans::make))
         .route("/v1/plans/{id}", get(plans::show).delete(plans::remove))

@@ -47,6 +47,12 @@ pub enum Code {
     StoreUnreachable,
     /// The store stopped answering in the middle: repeat the request with the same id.
     OutcomeUnknown,
+    /// A daemon did not start a VM; those of the request that had been started were stopped.
+    NotStarted,
+    /// VMs that should have ended may still run.
+    NotStopped,
+    /// Slurm does not answer, and the request would be on its nodes.
+    SlurmUnreachable,
     /// The store refused, or a file failed.
     Internal,
     /// No bridge answers (only made by `vmove`).
@@ -65,8 +71,9 @@ impl Code {
             Self::UnknownLease | Self::UnknownNode | Self::UnknownPlan | Self::UnknownVm => (404, 1),
             Self::NoRoom | Self::Taken => (409, 3),
             Self::IdTaken | Self::NodeInUse | Self::Busy => (409, 1),
-            Self::Contended => (503, 1),
+            Self::Contended | Self::SlurmUnreachable => (503, 1),
             Self::StoreUnreachable | Self::OutcomeUnknown | Self::BridgeUnreachable => (503, 5),
+            Self::NotStarted | Self::NotStopped => (502, 1),
             Self::Internal => (500, 1),
         }
     }

@@ -9,12 +9,14 @@ mod moves;
 mod nodes;
 mod plans;
 mod records;
+mod retain;
 mod sweep;
 mod sync;
 #[cfg(test)]
 pub(crate) mod tests;
 mod view;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -23,6 +25,7 @@ use tokio::sync::watch;
 pub use error::BridgeError;
 pub use grant::{Ask, Granted, Want};
 pub use moves::Arrival;
+pub use retain::{RetainError, Retention};
 pub use view::{Known, View};
 
 #[cfg(test)]
@@ -44,6 +47,9 @@ pub struct Bridge {
     state: watch::Sender<State>,
     patience: Duration,
     sweeper: Mutex<sweep::Sweeper>,
+    /// Pulses that were begun, and the last one: its number, and its transaction if it happened.
+    pulses: AtomicU64,
+    pulse: tokio::sync::Mutex<(u64, Option<Revision>)>,
 }
 
 /// Whether the view is current.
@@ -62,7 +68,17 @@ impl Bridge {
         let out_of_touch = Some(format!("the store {} has not been read yet", store.name()));
         let (state, _) = watch::channel(State { revision: Revision(0), out_of_touch });
         let sweeper = Mutex::new(sweep::Sweeper::default());
-        Arc::new(Self { store, clock, view: Mutex::default(), state, patience: PATIENCE, sweeper })
+        let (pulses, pulse) = (AtomicU64::new(0), tokio::sync::Mutex::default());
+        Arc::new(Self {
+            store,
+            clock,
+            view: Mutex::default(),
+            state,
+            patience: PATIENCE,
+            sweeper,
+            pulses,
+            pulse,
+        })
     }
 
     /// The store, for those who show its name.
@@ -141,14 +157,29 @@ impl Bridge {
             return Ok(false);
         }
         // The pulse comes after everything that was answered before; once it is seen, so is all of that.
-        let Ok(Committed::At(pulse)) = self.store.commit(Txn::default().put(crate::keys::PULSE, "")).await
-        else {
+        let Some(pulse) = self.pulse().await else {
             // The store is away: whatever was to be refused is asked again when it is back.
             tokio::time::sleep(Duration::from_millis(100)).await;
             return Ok(true);
         };
         self.settle(pulse).await;
         Ok(self.view()?.differs(view))
+    }
+
+    /// A pulse that was begun after this was called. All who ask while one is under way share the next.
+    async fn pulse(&self) -> Option<Revision> {
+        let begun = self.pulses.load(Ordering::SeqCst);
+        let mut last = self.pulse.lock().await;
+        if last.0 <= begun {
+            let number = self.pulses.fetch_add(1, Ordering::SeqCst) + 1;
+            let committed = self.store.commit(Txn::default().put(crate::keys::PULSE, "")).await;
+            let revision = match committed {
+                Ok(Committed::At(revision)) => Some(revision),
+                _ => None,
+            };
+            *last = (number, revision);
+        }
+        last.1
     }
 
     /// The view as soon as it is current, while patience lasts.

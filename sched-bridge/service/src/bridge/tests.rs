@@ -415,3 +415,26 @@ async fn a_watch_that_has_gone_silent_is_found_out() {
     }
     assert!(known(), "it was read anew");
 }
+
+/// Many who are about to be refused ask the store together, not one after the other; and none by a pulse that began before it came.
+#[tokio::test]
+async fn refusals_at_the_same_time_share_a_pulse() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = embedded(dir.path(), &Arc::new(ManualClock::new())).await;
+    let bridge = &running.0;
+    let before = bridge.pulse().await.unwrap();
+    let asked: Vec<_> = (0..50)
+        .map(|_| {
+            tokio::spawn({
+                let bridge = Arc::clone(bridge);
+                async move { bridge.pulse().await }
+            })
+        })
+        .collect();
+    for one in asked {
+        assert!(one.await.unwrap().unwrap() > before);
+    }
+    let pulses = bridge.pulses.load(std::sync::atomic::Ordering::SeqCst);
+    assert!(pulses <= 4, "{pulses} pulses for 51 requests");
+    assert!(bridge.pulse().await.unwrap() > before);
+}

@@ -76,7 +76,7 @@ pub struct BlueprintArgs {
     /// The blueprint, YAML or XML; - is standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Lease what its VMs need and start the rest; without it, only show the parts
+    /// Lease what its VMs need, start them, and hand the rest to adapters; without it, only show the parts
     #[arg(long)]
     pub run: bool,
     /// For whom

@@ -1,4 +1,5 @@
-//! `vmove blueprint`: takes a blueprint apart; with `--run`, leases what its VMs need and hands the rest to adapters.
+//! `vmove blueprint`: takes a blueprint apart; with `--run`, leases what its VMs need, starts them through the daemons of their
+//! nodes, and hands the rest to adapters. All of it or nothing.
 
 use std::collections::BTreeSet;
 
@@ -38,7 +39,8 @@ pub async fn run(args: BlueprintArgs, as_json: bool) -> Said {
         need(environment.request.as_deref())
             .map_err(|e| Problem::bad(format!("environment {:?}: {e}", environment.name)))?;
     }
-    let mut begun = Begun { client: Client::new(&args.at)?, leases: Vec::new(), handed: Vec::new() };
+    let client = Client::new(&args.at)?;
+    let mut begun = Begun { client, leases: Vec::new(), started: Vec::new(), handed: Vec::new() };
     match start_all(&mut begun, &args, &blueprint.name, &parts).await {
         Ok(done) => {
             let answer = json!({ "blueprint": blueprint.name, "groups": parts.groups, "together": done });
@@ -54,7 +56,10 @@ pub async fn run(args: BlueprintArgs, as_json: bool) -> Said {
 /// What has to be undone if the rest fails: all or nothing.
 struct Begun {
     client: Client,
+    /// Those that were not there before.
     leases: Vec<String>,
+    /// VMs, by lease.
+    started: Vec<(String, Vec<String>)>,
     handed: Vec<(String, Vec<String>, Request)>,
 }
 
@@ -67,7 +72,17 @@ impl Begun {
                 left.push(format!("what adapter {name} has started ({error})"));
             }
         }
-        for id in &self.leases {
+        let mut held = BTreeSet::new();
+        for (id, vms) in &self.started {
+            let path = format!("/v1/leases/{}/vms/stop", segment(id));
+            let stop = json!({ "vms": vms });
+            if let Err(error) = self.client.ask(Method::POST, &path, Some(&stop)).await {
+                left.push(format!("VMs of lease {id}, which stays ({error})"));
+                // What a VM may still use is not given to others.
+                held.insert(id);
+            }
+        }
+        for id in self.leases.iter().filter(|id| !held.contains(id)) {
             let path = format!("/v1/leases/{}", segment(id));
             if let Err(error) = self.client.ask(Method::DELETE, &path, None::<&()>).await {
                 left.push(format!("lease {id} ({error})"));
@@ -100,10 +115,41 @@ async fn start_all(
         }
         let held = lease["lease"]["held"].as_array().into_iter().flatten();
         let nodes: BTreeSet<&str> = held.filter_map(|held| held["node"].as_str()).collect();
+        let vms = start_vms(begun, &format!("{name}.{number}"), together).await?;
         let adapters = hand_over(begun, args, name, together, &nodes).await?;
-        done.push(json!({ "environments": together.environments, "lease": lease["lease"], "networks": together.networks, "adapters": adapters }));
+        done.push(json!({ "environments": together.environments, "lease": lease["lease"], "networks": together.networks, "vms": vms, "adapters": adapters }));
     }
     Ok(done)
+}
+
+/// Starts those VMs that say how. Gives what the bridge answered: which run where.
+async fn start_vms(begun: &mut Begun, lease: &str, together: &Together) -> Result<Value, Problem> {
+    let Some(request) = together.request.as_ref().filter(|_| !together.started.is_empty()) else {
+        return Ok(json!([]));
+    };
+    let mut vms = Vec::new();
+    for (vm, group) in request.vm_names().map_err(|e| Problem::bad(e.to_string()))? {
+        let own = together.started.iter().find(|own| own.environment == request.groups[group].name);
+        vms.extend(own.map(|own| json!({ "vm": vm, "command_line": own.command })));
+    }
+    let names = || vms.iter().filter_map(|own| own["vm"].as_str().map(str::to_owned)).collect();
+    let path = format!("/v1/leases/{}/vms", segment(lease));
+    let answer = begun.client.ask(Method::POST, &path, Some(&json!({ "vms": vms }))).await;
+    match answer {
+        Ok(answer) => {
+            let new = answer["vms"].as_array().into_iter().flatten().filter(|own| own["again"] != true);
+            let new = new.filter_map(|own| own["vm"].as_str().map(str::to_owned)).collect();
+            begun.started.push((lease.to_owned(), new));
+            Ok(answer["vms"].clone())
+        }
+        Err(problem) => {
+            // The bridge has undone what it began, unless it went away; in a lease that is ours alone nothing else can run.
+            if begun.leases.iter().any(|own| own == lease) {
+                begun.started.push((lease.to_owned(), names()));
+            }
+            Err(problem)
+        }
+    }
 }
 
 /// What an environment that an adapter starts needs. Adapters know cores, memory and a number of GPUs; anything else would be

@@ -1,7 +1,7 @@
-//! Moves VMs through the daemons of the nodes: by `vmove --json`, here or on another machine by ssh.
+//! Moves, starts and stops VMs through the daemons of the nodes: by `vmove --json`, here or on another machine by ssh.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use async_trait::async_trait;
@@ -9,6 +9,8 @@ use sched_bridge::model::{NodeName, VmName};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::process::Command;
+
+use crate::start::StartVm;
 
 /// How a migration ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +48,18 @@ pub trait Mover: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// Its daemon does not answer; with what it said.
     async fn list(&self, node: &NodeName) -> Result<BTreeMap<String, Listed>, String>;
+
+    /// Starts a VM on a node.
+    ///
+    /// # Errors
+    /// Its daemon refuses, or whether it runs is not known; with what it said.
+    async fn start(&self, node: &NodeName, vm: &StartVm) -> Result<(), String>;
+
+    /// Ends a VM on a node.
+    ///
+    /// # Errors
+    /// It may still run; with what its daemon said.
+    async fn stop(&self, node: &NodeName, vm: &VmName) -> Result<(), String>;
 }
 
 /// Where the daemon of a node is.
@@ -88,6 +102,9 @@ impl CommandMover {
         let words: Vec<String> = self.command.iter().map(fill).collect();
         let (program, first) =
             words.split_first().ok_or("the command for moves is empty: see [moves] command")?;
+        // ssh gives what it is given to a shell, as one line.
+        let shell = Path::new(program).file_name().is_some_and(|name| name == "ssh");
+        let arguments = arguments.iter().map(|word| if shell { quoted(word) } else { (*word).to_owned() });
         let output = Command::new(program)
             .args(first)
             .arg("--json")
@@ -102,6 +119,13 @@ impl CommandMover {
             .last();
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         Ok((output.status.code(), last.unwrap_or_default(), said))
+    }
+}
+
+impl CommandMover {
+    async fn done(&self, node: &NodeName, arguments: &[&str]) -> Result<(), String> {
+        let (code, answer, said) = self.run(node, arguments).await?;
+        if code == Some(0) { Ok(()) } else { Err(answer["error"].as_str().map_or(said, str::to_owned)) }
     }
 }
 
@@ -140,10 +164,62 @@ impl Mover for CommandMover {
         };
         Ok(vms.iter().filter_map(listed).collect())
     }
+
+    async fn start(&self, node: &NodeName, vm: &StartVm) -> Result<(), String> {
+        let mut arguments = vec!["run", "--name", vm.vm.as_str(), "--memory", &vm.memory, "--"];
+        arguments.extend(vm.command_line.iter().map(String::as_str));
+        self.done(node, &arguments).await
+    }
+
+    async fn stop(&self, node: &NodeName, vm: &VmName) -> Result<(), String> {
+        self.done(node, &["stop", vm.as_str()]).await
+    }
+}
+
+/// A word that a shell takes as it is.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,=@%+".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
 }
 
 /// Times of a report are far below 2^53.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn milli(value: &Value, factor: f64) -> u64 {
     (value.as_f64().unwrap_or(0.0) * factor).round().max(0.0) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn words_come_through_a_shell_as_they_were() {
+        let dir = tempfile::tempdir().unwrap();
+        // As ssh does it: all words but the first in one line, for a shell.
+        let ssh = dir.path().join("ssh");
+        std::fs::write(&ssh, "#!/bin/sh\nshift\nexec sh -c \"$*\"\n").unwrap();
+        let mut mode = std::fs::metadata(&ssh).unwrap().permissions();
+        std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
+        std::fs::set_permissions(&ssh, mode).unwrap();
+        let out = dir.path().join("out");
+        let script = dir.path().join("vmove");
+        std::fs::write(&script, format!("for word; do printf '%s\\n' \"$word\"; done >{}\n", out.display()))
+            .unwrap();
+        let command =
+            [ssh.to_str().unwrap(), "{node}", "sh", script.to_str().unwrap()].map(str::to_owned).to_vec();
+        let mover = CommandMover::new(command, Vec::new(), BTreeMap::new());
+        let words = ["qemu", "-append", "a b 'c' $HOME; \"d\"", "", "x=1,y=2"];
+        let vm = StartVm {
+            vm: VmName::new("v").unwrap(),
+            command_line: words.map(str::to_owned).to_vec(),
+            memory: "thp".to_owned(),
+        };
+        mover.start(&NodeName::new("n1").unwrap(), &vm).await.unwrap();
+        let told = std::fs::read_to_string(out).unwrap();
+        let wanted = ["--json", "run", "--name", "v", "--memory", "thp", "--"].into_iter().chain(words);
+        assert_eq!(told.lines().collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
+    }
 }

@@ -15,15 +15,17 @@ use crate::bridge::tests::{Running, embedded, id, node};
 use crate::bridge::{Ask, Want};
 use crate::clock::ManualClock;
 use crate::slurm_stream::whole_nodes;
+use crate::start::StartVm;
 
 /// Where VMs really are, and what goes wrong.
 #[derive(Debug, Default)]
 pub struct World {
     pub at: BTreeMap<String, NodeName>,
-    fail: BTreeSet<String>,
+    pub fail: BTreeSet<String>,
+    pub stuck: BTreeSet<String>,
     at_work: usize,
     most_at_work: usize,
-    log: Vec<String>,
+    pub log: Vec<String>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -54,6 +56,25 @@ impl Mover for FakeMover {
         let here = world.at.iter().filter(|(_, at)| *at == node);
         Ok(here.map(|(vm, _)| (vm.clone(), Listed { moving: false, ended: false })).collect())
     }
+
+    async fn start(&self, node: &NodeName, vm: &StartVm) -> Result<(), String> {
+        let mut world = self.0.lock().unwrap();
+        if world.fail.contains(vm.vm.as_str()) {
+            return Err("no such QEMU".to_owned());
+        }
+        world.log.push(vm.command_line.join(" "));
+        assert_eq!(world.at.insert(vm.vm.to_string(), node.clone()), None, "{} runs already", vm.vm);
+        Ok(())
+    }
+
+    async fn stop(&self, node: &NodeName, vm: &VmName) -> Result<(), String> {
+        let mut world = self.0.lock().unwrap();
+        if world.stuck.contains(vm.as_str()) {
+            return Err("its monitor does not answer".to_owned());
+        }
+        assert_eq!(world.at.remove(vm.as_str()).as_ref(), Some(node), "{vm}");
+        Ok(())
+    }
 }
 
 fn name(text: &str) -> NodeName {
@@ -61,7 +82,7 @@ fn name(text: &str) -> NodeName {
 }
 
 /// Six nodes of 8 GPUs; a cluster of `vms` VMs, a node each; and the world as it is then.
-async fn scene(dir: &std::path::Path, vms: u32) -> (Running, FakeMover) {
+pub async fn scene(dir: &std::path::Path, vms: u32) -> (Running, FakeMover) {
     let running = embedded(dir, &Arc::new(ManualClock::new())).await;
     for number in 0..6 {
         running.0.put_node(node(&format!("n{number}"), 8)).await.unwrap();

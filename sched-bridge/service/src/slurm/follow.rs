@@ -16,7 +16,7 @@ use crate::plan::run::{Limits, RunError, run};
 use crate::plan::{PlanState, make};
 
 /// Names of reservations begin so that stand for leases.
-const RESERVATION: &str = "vmove-";
+pub(super) const RESERVATION: &str = "vmove-";
 /// Ids of leases begin so that stand for nodes on which Slurm's jobs run.
 const JOBS: &str = "slurm.";
 
@@ -31,6 +31,8 @@ pub struct Follow {
     pub every: Duration,
     /// Whether VMs leave nodes that Slurm drains.
     pub evacuate: bool,
+    /// A booking and a look do not come between each other's steps.
+    pub alone: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Follow {
@@ -63,6 +65,7 @@ impl Follow {
     /// # Errors
     /// Slurm or the store does not answer.
     pub async fn turn(&self, bridge: &Arc<Bridge>) -> Result<(), SlurmError> {
+        let _alone = self.alone.lock().await;
         self.slurm.publish(bridge).await?;
         let known: BTreeSet<NodeName> = self.slurm.nodes().await?.into_iter().map(|node| node.name).collect();
         self.keep_off_jobs(bridge).await?;
@@ -111,9 +114,9 @@ impl Follow {
         Ok(found)
     }
 
-    /// A lease for each node on which Slurm's jobs run, so that nothing is placed there.
-    async fn keep_off_jobs(&self, bridge: &Bridge) -> Result<(), SlurmError> {
-        let text = self.slurm.run(&["squeue", "-h", "-t", "R,CG,S", "-o", "%v|%N"]).await?;
+    /// Nodes on which jobs of Slurm's run that belong to no lease.
+    pub(super) async fn busy(&self) -> Result<BTreeSet<NodeName>, SlurmError> {
+        let text = self.slurm.run(&["squeue", "-h", "-t", "CF,R,CG,S", "-o", "%v|%N"]).await?;
         let mut busy = BTreeSet::new();
         for line in text.lines() {
             let (reservation, list) = line.split_once('|').unwrap_or(("", line));
@@ -121,6 +124,12 @@ impl Follow {
                 busy.extend(self.slurm.hosts(list.trim()).await?);
             }
         }
+        Ok(busy)
+    }
+
+    /// A lease for each node on which Slurm's jobs run, so that nothing is placed there.
+    pub(super) async fn keep_off_jobs(&self, bridge: &Bridge) -> Result<(), SlurmError> {
+        let busy = self.busy().await?;
         let view = bridge.view()?;
         for id in view.leases().keys() {
             if let Some(node) = id.as_str().strip_prefix(JOBS)

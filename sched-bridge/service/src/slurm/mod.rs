@@ -1,6 +1,7 @@
 //! A Slurm cluster, through its own commands: nodes, GRES and topology are read from it, nodes are held by reservations, and a node
 //! that it drains is drained here.
 
+pub mod book;
 pub mod follow;
 mod read;
 #[cfg(test)]
@@ -98,6 +99,14 @@ impl Slurm {
     /// Slurm does not answer, or something unexpected.
     pub async fn nodes(&self) -> Result<Vec<Node>, SlurmError> {
         read::nodes(&self.run(&["scontrol", "-o", "show", "node"]).await?)
+    }
+
+    /// What is free on each node now, by `scontrol -o show node`.
+    ///
+    /// # Errors
+    /// Slurm does not answer, or something unexpected.
+    pub async fn room(&self) -> Result<Vec<Room>, SlurmError> {
+        read::room(&self.run(&["scontrol", "-o", "show", "node"]).await?)
     }
 
     /// Switches, by `scontrol -o show topology`; hostlists are expanded by Slurm itself.
@@ -204,6 +213,19 @@ impl Slurm {
         }
         Ok(drained)
     }
+}
+
+/// What is free on a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Room {
+    /// The node.
+    pub node: NodeName,
+    /// Processors, all.
+    pub cpus: u32,
+    /// Processors that no job has.
+    pub free: u32,
+    /// Slurm starts jobs there: it is up, and not reserved.
+    pub open: bool,
 }
 
 /// Label of nodes of which only Slurm has told.

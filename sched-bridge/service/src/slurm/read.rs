@@ -6,7 +6,7 @@ use std::hash::BuildHasher;
 use sched_bridge::model::{Device, DeviceKind, MemoryMib, Node, NodeName, NodeState, PciAddress, PciId};
 use sched_bridge::topology::{Builder, Origin, Style, SwitchName, SwitchSpec, Topology};
 
-use super::{FROM, SlurmError};
+use super::{FROM, Room, SlurmError};
 
 /// `Key=Value` of a line of `scontrol -o`. Values may hold blanks; keys are those that we look for.
 pub(super) fn field<'a>(line: &'a str, key: &str) -> Option<&'a str> {
@@ -58,6 +58,26 @@ fn node(at: usize, line: &str) -> Result<Node, SlurmError> {
         }
     }
     Ok(node)
+}
+
+/// What is free, out of `scontrol -o show node`.
+pub fn room(text: &str) -> Result<Vec<Room>, SlurmError> {
+    let mut rooms = Vec::new();
+    for ((at, line), node) in
+        text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).zip(nodes(text)?)
+    {
+        let allocated = field(line, "CPUAlloc").and_then(|text| text.parse::<u32>().ok());
+        let allocated = allocated.ok_or_else(|| SlurmError::Output {
+            command: "scontrol -o show node",
+            line: at + 1,
+            found: line.chars().take(60).collect(),
+            expected: "a number as CPUAlloc".to_owned(),
+        })?;
+        let reserved = field(line, "State").is_some_and(|state| state.contains("RESERVED"));
+        let (cpus, open) = (node.cores(), node.state == NodeState::Up && !reserved);
+        rooms.push(Room { node: node.name, cpus, free: cpus.saturating_sub(allocated), open });
+    }
+    Ok(rooms)
 }
 
 /// `gpu:8`, `gpu:h100:8(S:0-1),nic:2`, `(null)`: type and number of each kind of GPU.
