@@ -10,6 +10,8 @@
 //! | `verbs` (with the feature of that name) | RDMA: RoCE or InfiniBand | the two devices alone |
 //! | [`local`] | two processes of one host | the requester alone, by `process_vm_readv(2)` / `process_vm_writev(2)` |
 //!
+//! One sender reaches many hosts at once by [`Multicast`], datagrams that may be lost; the back end is [`udp`].
+//!
 //! This crate knows nothing of what the memory is used for.
 //!
 //! # How a connection is used
@@ -33,10 +35,12 @@ pub mod endpoint;
 pub mod error;
 pub mod fabric;
 pub mod local;
+pub mod multicast;
 pub mod region;
 pub mod serve;
 pub mod tcp;
 pub mod thread;
+pub mod udp;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 
@@ -53,6 +57,10 @@ pub use endpoint::{
 };
 pub use error::{FabricError, PostError, Remedy, RemoteStatus};
 pub use fabric::{Fabric, Incoming};
+pub use multicast::{
+    Group, GroupAddress, Multicast, MulticastCounters, MulticastCountersHandle, MulticastReceiver,
+    MulticastSender, Outgoing, Session, Sink,
+};
 pub use region::{Access, LocalSlice, MemoryArea, Region, RemoteRegion, RemoteSlice};
 pub use serve::ServeHandle;
 pub use thread::{Sched, SchedOutcome, StayAwake, ThreadOptions};

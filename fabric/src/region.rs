@@ -9,6 +9,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
+
+use crate::sys::memory::{Piece, to_usize};
 
 /// What a peer needs to read or write a region. Give it to a peer and that peer can, as far as the region's
 /// [`Access`] goes, so send it only over connections that deserve it.
@@ -181,6 +184,52 @@ impl Region {
         self.0.access
     }
 
+    /// Copies bytes from `offset` on into `to`. `false`: they are not all inside the region, and nothing was copied. Bytes that
+    /// change meanwhile give some mixture.
+    #[must_use]
+    pub fn read_at(&self, offset: u64, to: &mut [u8]) -> bool {
+        self.piece(offset, to.len()).map(|piece| piece.copy_to(to)).is_some()
+    }
+
+    /// Copies `from` to `offset` on. `false`: it does not fit the region, and nothing was copied. The memory must be writable.
+    #[must_use]
+    pub fn write_at(&self, offset: u64, from: &[u8]) -> bool {
+        self.piece(offset, from.len()).map(|piece| piece.copy_from(from)).is_some()
+    }
+
+    /// Whether `len` bytes at `offset` are all zero; `None` if they are not all inside the region.
+    #[must_use]
+    pub fn is_zero_at(&self, offset: u64, len: usize) -> Option<bool> {
+        self.piece(offset, len).map(Piece::is_zero)
+    }
+
+    /// XXH3-64 of `len` bytes at `offset`, with a seed; `None` if they are not all inside the region.
+    #[must_use]
+    pub fn checksum_at(&self, offset: u64, len: usize, seed: u64) -> Option<u64> {
+        let mut rest = self.piece(offset, len)?;
+        let mut scratch = [0; 4096];
+        if len <= scratch.len() {
+            rest.copy_to(&mut scratch);
+            return Some(xxh3_64_with_seed(&scratch[..len], seed));
+        }
+        let mut hash = Xxh3::with_seed(seed);
+        while rest.len() > 0 {
+            let copied = rest.copy_to(&mut scratch);
+            hash.update(&scratch[..copied]);
+            rest = rest.skip(copied);
+        }
+        Some(hash.digest())
+    }
+
+    fn piece(&self, offset: u64, len: usize) -> Option<Piece<'_>> {
+        if offset.checked_add(len as u64)? > self.len() {
+            return None;
+        }
+        let addr = self.0.area.ptr.as_ptr().expose_provenance() + to_usize(offset);
+        // SAFETY: rule 1: this region is one of those over the area, and the range is inside it.
+        Some(unsafe { Piece::new(addr, len) })
+    }
+
     /// `len` bytes at `offset`, as the local end of a segment; `None` if that is not inside the region or empty.
     #[must_use]
     pub fn local(&self, offset: u64, len: u32) -> Option<LocalSlice> {
@@ -188,7 +237,7 @@ impl Region {
         if len == 0 || end > self.len() {
             return None;
         }
-        let addr = self.0.area.ptr.as_ptr().expose_provenance() + crate::sys::memory::to_usize(offset);
+        let addr = self.0.area.ptr.as_ptr().expose_provenance() + to_usize(offset);
         Some(LocalSlice { addr, len, key: self.0.local_key })
     }
 }

@@ -216,6 +216,20 @@ pub(crate) fn set_option(
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// `getsockopt(2)` of an integer.
+pub(crate) fn get_option(
+    fd: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+) -> io::Result<libc::c_int> {
+    let mut value: libc::c_int = 0;
+    let mut len = libc::socklen_t::try_from(size_of_val(&value)).map_err(io::Error::other)?;
+    // SAFETY: rule 3.
+    let result =
+        unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut len) };
+    if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
 /// The process at the other end of a Unix socket, as it was when it connected; 0 if this process cannot see it.
 pub(crate) fn peer_pid(fd: BorrowedFd<'_>) -> io::Result<i32> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };

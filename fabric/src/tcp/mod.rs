@@ -103,6 +103,11 @@ impl TcpFabric {
         self.listening.as_ref().map(Listening::address)
     }
 
+    /// The regions of this fabric, for what moves bytes beside its connections.
+    pub(crate) fn table(&self) -> Arc<RegionTable> {
+        Arc::clone(&self.table)
+    }
+
     /// Makes an endpoint of a connected socket. Both sides must do so, and neither may have read bytes beyond what
     /// they exchanged before.
     ///

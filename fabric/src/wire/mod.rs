@@ -19,9 +19,11 @@
 //! A side has at most [`CREDITS`] requests outstanding, so the other side can always take in what arrives
 //! without waiting for its own sends: two sides that both ask for a lot cannot block each other.
 
+mod datagram;
 mod header;
 mod hello;
 
+pub(crate) use datagram::{DATAGRAM_HEADER, Datagram, MAX_PAYLOAD, Numbers};
 pub(crate) use header::{
     DESCRIPTOR_LEN, DecodeError, Descriptor, FINGERPRINT_LEN, HEADER_LEN, Header, SAME_MASK_LEN, TRAILER_LEN,
     Trailer, decode_descriptor, part,

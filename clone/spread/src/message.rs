@@ -1,0 +1,147 @@
+//! What hosts say to each other over their control connections.
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use vmove_fabric::{Group, PeerAddress, RemoteRegion};
+
+use crate::layout::Layout;
+use crate::route::Route;
+use crate::span::Span;
+
+/// A host: 0 is the root, others count from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct HostId(pub u32);
+
+impl HostId {
+    /// The host that has everything.
+    pub const ROOT: Self = Self(0);
+}
+
+impl std::fmt::Display for HostId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if *self == Self::ROOT { f.write_str("the root") } else { write!(f, "host {}", self.0) }
+    }
+}
+
+/// How a connection opens.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Greeting {
+    /// Control messages follow.
+    Control { from: HostId },
+    /// READs follow, that only have to be answered.
+    Reads { from: HostId },
+}
+
+/// A control message.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Message {
+    /// Root to host, first: all it needs to know.
+    Welcome(Box<Welcome>),
+    /// Host to root, after the welcome: it hears the group from now on.
+    Ready,
+    /// Root to host: these have been sent by multicast since the last mark. Answered by [`Message::Seen`].
+    Mark { number: u32, spans: Vec<Span> },
+    /// Root to host: read these yourself.
+    Fetch { spans: Vec<Span> },
+    /// Root to host: somebody waits for these blocks.
+    Hint { blocks: Vec<u32> },
+    /// Host to root: what has not arrived of a mark.
+    Seen { number: u32, missing: Vec<Span> },
+    /// Host to root: somebody here waits for a chunk.
+    Want { chunk: u32 },
+    /// Host to root: everything is here and verified.
+    Complete,
+    /// Host to host: where to read.
+    Regions(Vec<RemoteRegion>),
+    /// Host to host: what can be read now.
+    Have { blocks: Vec<u32> },
+}
+
+/// What a host is told when it has joined.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Welcome {
+    /// The template's layout.
+    pub(crate) layout: Layout,
+    /// The root's regions; the last is the table.
+    pub(crate) regions: Vec<RemoteRegion>,
+    /// From where the host reads what.
+    pub(crate) route: Route,
+    /// Where the hosts listen that it reads from.
+    pub(crate) peers: Vec<(HostId, PeerAddress)>,
+    /// The multicast group, if there is one.
+    pub(crate) group: Option<Group>,
+}
+
+/// Bytes of a message that go into one frame.
+const FRAME: usize = 60 << 10;
+
+/// A message in frames, each with a first byte that tells whether more follow.
+pub(crate) fn frames(message: &impl Serialize) -> Vec<Vec<u8>> {
+    let bytes = postcard::to_stdvec(message).expect("messages are plain data");
+    let mut frames: Vec<Vec<u8>> = bytes
+        .chunks(FRAME)
+        .map(|part| {
+            let mut frame = vec![1];
+            frame.extend(part);
+            frame
+        })
+        .collect();
+    if let Some(last) = frames.last_mut() {
+        last[0] = 0;
+    }
+    frames
+}
+
+/// Puts frames together.
+#[derive(Debug, Default)]
+pub(crate) struct Assembly(Vec<u8>);
+
+/// Most bytes of one message: a layout with four million extents.
+const MAX_ASSEMBLED: usize = 64 << 20;
+
+impl Assembly {
+    /// The message that ends with this frame, if one does.
+    pub(crate) fn push<T: DeserializeOwned>(&mut self, frame: &[u8]) -> Result<Option<T>, String> {
+        let Some((more, part)) = frame.split_first() else { return Err("an empty frame".to_owned()) };
+        if *more > 1 || self.0.len() + part.len() > MAX_ASSEMBLED {
+            return Err(format!("a frame of kind {more}, after {} bytes of a message", self.0.len()));
+        }
+        self.0.extend(part);
+        if *more == 1 {
+            return Ok(None);
+        }
+        let message =
+            postcard::from_bytes(&self.0).map_err(|error| format!("a message that says nothing: {error}"));
+        self.0.clear();
+        message.map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn messages_of_any_length_cross(blocks in prop::collection::vec(any::<u32>(), 0..60_000)) {
+            let message = Message::Have { blocks };
+            let mut assembly = Assembly::default();
+            let mut frames = frames(&message);
+            let last = frames.pop().unwrap();
+            for frame in frames {
+                prop_assert!(frame.len() <= vmove_fabric::MAX_MESSAGE);
+                prop_assert_eq!(assembly.push::<Message>(&frame), Ok(None));
+            }
+            prop_assert_eq!(assembly.push(&last), Ok(Some(message)));
+        }
+
+        #[test]
+        fn random_bytes_are_taken_calmly(frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..10)) {
+            let mut assembly = Assembly::default();
+            for frame in frames {
+                let _ = assembly.push::<Message>(&frame);
+            }
+        }
+    }
+}

@@ -1,0 +1,586 @@
+//! A host: a thread that receives, reads, verifies and passes on.
+
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use vmove_fabric::{
+    Access, Class, Fabric, FabricError, Incoming, LocalSlice, Multicast, MulticastCounters,
+    MulticastReceiver, PeerAddress, Region, ServeHandle, Sink, ThreadOptions,
+};
+
+use super::control::Control;
+use super::inbox::Inbox;
+use super::reader::{Reader, SEGMENTS};
+use super::{Acceptor, wait};
+use crate::error::SpreadError;
+use crate::host::{HostEngine, HostTotals};
+use crate::layout::CHUNK;
+use crate::memory::Buffer;
+use crate::message::{Greeting, HostId, Message, Welcome};
+use crate::pace::Time;
+use crate::template::Copy;
+
+/// READs under way from one source.
+const DEPTH: usize = 4;
+/// Chunks verified before anything else is looked at again.
+const VERIFIED_AT_ONCE: usize = 512;
+/// How long the root may take to let a host in: it may wait for others.
+const WELCOME: Duration = Duration::from_secs(60);
+/// How long a peer that does not answer is dialled.
+const DIAL: Duration = Duration::from_secs(2);
+
+/// Where a host's copy goes.
+pub trait Target: Send {
+    /// Zeroed memory of these lengths, registered with the host's fabric: readable by peers if others are to read from this host.
+    ///
+    /// # Errors
+    /// There is no such memory; the host does not take part then.
+    fn regions(&mut self, lens: &[u64]) -> Result<Vec<Region>, SpreadError>;
+
+    /// A chunk of 4 KiB at `offset` of a region is there and verified. Called by the thread that receives: do not wait.
+    fn landed(&mut self, region: u16, offset: u64);
+}
+
+/// Who a host is and where the root is.
+#[derive(Debug, Clone)]
+pub struct HostOptions {
+    /// Which host it is; each has another number, from 1.
+    pub me: HostId,
+    /// Where the root listens.
+    pub root: PeerAddress,
+    /// Whether `fabric` listens, for other hosts to read from this one.
+    pub listens: bool,
+}
+
+/// How far a host is.
+#[derive(Debug, Clone, Default)]
+pub struct HostStatus {
+    /// Chunks in all; 0 before the root has told.
+    pub chunks: u32,
+    /// Chunks that are not verified yet.
+    pub missing: u32,
+    /// Where pieces came from.
+    pub totals: HostTotals,
+    /// What came by multicast, as the transport counts it.
+    pub multicast: MulticastCounters,
+    /// From when the root let it in until it had everything.
+    pub took: Option<Duration>,
+    /// Whether its thread has ended.
+    pub ended: bool,
+}
+
+#[derive(Debug)]
+enum Event {
+    Incoming(Incoming),
+    Dialled(HostId, Result<Box<(Control, Reader)>, FabricError>),
+    Want { region: u16, offset: u64 },
+    Stop,
+}
+
+type Shared = (Mutex<(HostStatus, Option<SpreadError>)>, Condvar);
+
+/// A host that takes part in a distribution. Once it has everything it goes on serving others until it is dropped.
+#[derive(Debug)]
+pub struct Host {
+    inbox: Arc<Inbox<Event>>,
+    shared: Arc<Shared>,
+    thread: Option<std::thread::JoinHandle<()>>,
+    _acceptor: Option<Acceptor>,
+}
+
+impl Host {
+    /// Joins the distribution whose root is at `options.root`.
+    ///
+    /// # Errors
+    /// A thread could not be started. What goes wrong later, [`wait`](Self::wait) tells.
+    pub fn join(
+        fabric: Arc<dyn Fabric>,
+        multicast: Option<Arc<dyn Multicast>>,
+        target: Box<dyn Target>,
+        options: HostOptions,
+    ) -> Result<Self, SpreadError> {
+        let inbox = Arc::new(Inbox::new()?);
+        let shared: Arc<Shared> = Arc::default();
+        let to = Arc::clone(&inbox);
+        let take = move |incoming| to.push(Event::Incoming(incoming));
+        let acceptor = options.listens.then(|| Acceptor::start(Arc::clone(&fabric), take)).transpose()?;
+        let (events, state) = (Arc::clone(&inbox), Arc::clone(&shared));
+        let run = move || {
+            let result =
+                Runner::begin(&fabric, multicast, target, options, &events, &state).and_then(Runner::run);
+            let mut state_now = state.0.lock().unwrap_or_else(PoisonError::into_inner);
+            state_now.0.ended = true;
+            state_now.1 = result.err();
+            state.1.notify_all();
+        };
+        let thread = std::thread::Builder::new().name("vmove-spread-h".to_owned()).spawn(run);
+        let thread = Some(thread.map_err(SpreadError::io("start a thread"))?);
+        Ok(Self { inbox, shared, thread, _acceptor: acceptor })
+    }
+
+    /// Something here waits for the chunk at `offset` of a region: it is read at once, before everything else, and the root sends
+    /// what lies around it to the other hosts early. [`Target::landed`] tells when it is there; a chunk that does not travel is zero.
+    pub fn want(&self, region: u16, offset: u64) {
+        self.inbox.push(Event::Want { region, offset });
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn status(&self) -> HostStatus {
+        self.shared.0.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
+    }
+
+    /// Waits until everything is here.
+    ///
+    /// # Errors
+    /// Why it will never be; [`SpreadError::Timeout`].
+    pub fn wait(&self, timeout: Duration) -> Result<HostStatus, SpreadError> {
+        let (state, changed) = &*self.shared;
+        let guard = state.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = changed.wait_timeout_while(guard, timeout, |(status, error)| {
+            error.is_none() && status.took.is_none() && !status.ended
+        });
+        let mut guard = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if guard.0.took.is_some() {
+            return Ok(guard.0.clone());
+        }
+        let waited_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        Err(guard.1.take().unwrap_or(SpreadError::Timeout { waited_ms, missing: guard.0.missing }))
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.inbox.push(Event::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Runner<'a> {
+    target: Box<dyn Target>,
+    me: HostId,
+    inbox: &'a Arc<Inbox<Event>>,
+    shared: &'a Shared,
+    begin: Instant,
+    engine: HostEngine,
+    copy: Copy,
+    root: Control,
+    /// Hosts that this one reads from, and hosts that read from it.
+    peers: Vec<Control>,
+    /// For chunks that something waits for.
+    urgent: Reader,
+    readers: BTreeMap<HostId, Reader>,
+    receiver: Option<Box<dyn MulticastReceiver>>,
+    served: Vec<ServeHandle>,
+    took: Option<Duration>,
+}
+
+/// Where datagrams go.
+struct Landing<'a> {
+    engine: &'a mut HostEngine,
+    copy: &'a Copy,
+}
+
+impl Sink for Landing<'_> {
+    fn place(&mut self, immediate: u32, len: usize) -> Option<LocalSlice> {
+        if !self.engine.accepts(immediate) {
+            return None;
+        }
+        let place = self.engine.layout().place_of_piece(immediate);
+        if place.len as usize == len { self.copy.slice(place) } else { None }
+    }
+
+    fn landed(&mut self, immediate: u32) {
+        self.engine.landed(immediate);
+    }
+}
+
+fn greet(greeting: &Greeting) -> Vec<u8> {
+    postcard::to_stdvec(greeting).expect("greetings are plain data")
+}
+
+impl<'a> Runner<'a> {
+    fn begin(
+        fabric: &Arc<dyn Fabric>,
+        multicast: Option<Arc<dyn Multicast>>,
+        mut target: Box<dyn Target>,
+        options: HostOptions,
+        inbox: &'a Arc<Inbox<Event>>,
+        shared: &'a Shared,
+    ) -> Result<Self, SpreadError> {
+        let (me, address) = (options.me, options.root);
+        let endpoint = fabric.connect(&address, Class::Message, &greet(&Greeting::Control { from: me }))?;
+        let mut root = Control::new(HostId::ROOT, endpoint);
+        let (welcome, rest) = welcomed(&mut root)?;
+        let begin = Instant::now();
+        let regions = target.regions(&welcome.layout.regions)?;
+        let fits = regions.iter().map(Region::len).eq(welcome.layout.regions.iter().copied());
+        if !fits || welcome.regions.len() != regions.len() + 1 || !welcome.route.is_sound() {
+            let what = "regions or a route that do not fit each other".to_owned();
+            return Err(SpreadError::Protocol { from: HostId::ROOT, what });
+        }
+        let table = Buffer::new(&**fabric, (welcome.layout.table() * CHUNK) as usize, Access::REMOTE_READ)?;
+        let copy = Copy { regions, table };
+        let receiver = match (multicast, welcome.group) {
+            (Some(multicast), Some(group)) => Some(multicast.join(&group)?),
+            _ => None,
+        };
+        root.send(&Message::Ready);
+        // A host that cannot hear the group misses all of it, and is told to read.
+        let by_multicast = welcome.group.is_some();
+        let engine = HostEngine::new(welcome.layout, welcome.route, by_multicast, begin.elapsed());
+        let reader = |class, depth| -> Result<Reader, FabricError> {
+            let endpoint = fabric.connect(&address, class, &greet(&Greeting::Reads { from: me }))?;
+            let mut reader = Reader::new(HostId::ROOT, endpoint, depth);
+            reader.set_regions(welcome.regions.clone());
+            Ok(reader)
+        };
+        let urgent = reader(Class::Urgent, 64)?;
+        let readers = BTreeMap::from([(HostId::ROOT, reader(Class::Bulk, DEPTH)?)]);
+        for (peer, address) in welcome.peers {
+            dial(fabric, inbox, me, peer, address)?;
+        }
+        let mut runner = Self {
+            target,
+            me,
+            inbox,
+            shared,
+            begin,
+            engine,
+            copy,
+            root,
+            peers: Vec::new(),
+            urgent,
+            readers,
+            receiver,
+            served: Vec::new(),
+            took: None,
+        };
+        rest.into_iter().for_each(|message| runner.engine.hear(begin.elapsed(), message));
+        Ok(runner)
+    }
+
+    fn now(&self) -> Time {
+        self.begin.elapsed()
+    }
+
+    fn run(mut self) -> Result<(), SpreadError> {
+        while self.round()? {}
+        Ok(())
+    }
+
+    /// Whether to go on.
+    fn round(&mut self) -> Result<bool, SpreadError> {
+        for event in self.inbox.take() {
+            match event {
+                Event::Incoming(incoming) => self.take(incoming),
+                Event::Dialled(peer, Ok(connections)) => {
+                    let (control, reader) = *connections;
+                    self.peers.push(control);
+                    self.readers.insert(peer, reader);
+                }
+                Event::Dialled(peer, Err(error)) => self.lose(peer, &error),
+                Event::Want { region, offset } => {
+                    if let Some(chunk) = self.engine.layout().chunk_at(region, offset) {
+                        self.engine.want(chunk);
+                    }
+                }
+                Event::Stop => return Ok(false),
+            }
+        }
+        if self.root.peer == HostId::ROOT {
+            self.hear_root()?;
+        }
+        self.hear_peers();
+        let drained = self.receive()?;
+        self.reap()?;
+        let verifying = self.verify()?;
+        let now = self.now();
+        if drained {
+            self.engine.drained(now);
+        }
+        self.engine.check(now);
+        self.ask()?;
+        for message in self.engine.take_out() {
+            self.root.send(&message);
+        }
+        self.pass_on();
+        self.publish();
+        if drained && !verifying {
+            self.sleep()?;
+        }
+        Ok(true)
+    }
+
+    fn root_gone(&self, source: FabricError) -> SpreadError {
+        let chunks = self.engine.layout().chunks();
+        SpreadError::RootGone { missing: self.engine.missing_chunks(), chunks, source }
+    }
+
+    fn hear_root(&mut self) -> Result<(), SpreadError> {
+        let mut messages = Vec::new();
+        let result = self.root.poll(&mut messages);
+        for message in messages {
+            self.engine.hear(self.begin.elapsed(), message);
+        }
+        match result {
+            Err(_) if self.engine.is_complete() => {
+                // It is not needed any more; others may still read from here.
+                self.root.peer = self.me;
+                Ok(())
+            }
+            Err(error) => Err(self.root_gone(error)),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn hear_peers(&mut self) {
+        let (mut messages, mut lost) = (Vec::new(), Vec::new());
+        for control in &mut self.peers {
+            let result = control.poll(&mut messages);
+            for message in messages.drain(..) {
+                match message {
+                    Message::Regions(regions) => {
+                        let expected = self.copy.regions.len() + 1;
+                        let reader = self.readers.get_mut(&control.peer);
+                        reader
+                            .filter(|_| regions.len() == expected)
+                            .into_iter()
+                            .for_each(|reader| reader.set_regions(regions.clone()));
+                    }
+                    Message::Have { blocks } => {
+                        self.engine.peer_has(self.begin.elapsed(), control.peer, &blocks);
+                    }
+                    _ => {}
+                }
+            }
+            if let Err(error) = result {
+                lost.push((control.peer, error));
+            }
+        }
+        for (peer, error) in lost {
+            self.lose(peer, &error);
+        }
+    }
+
+    /// A peer is gone, as a source or as one that reads from here.
+    fn lose(&mut self, peer: HostId, error: &FabricError) {
+        tracing::info!(%peer, %error, "a peer has gone");
+        self.peers.retain(|control| control.peer != peer);
+        let now = self.now();
+        if let Some(reader) = self.readers.remove(&peer) {
+            for pieces in reader.into_lost() {
+                self.engine.read_done(now, peer, &pieces, false);
+            }
+        }
+        self.engine.gone(peer);
+    }
+
+    /// Takes datagrams. Whether there are no more.
+    fn receive(&mut self) -> Result<bool, SpreadError> {
+        let Some(receiver) = &mut self.receiver else { return Ok(true) };
+        for _ in 0..4 {
+            let mut landing = Landing { engine: &mut self.engine, copy: &self.copy };
+            if receiver.poll(&mut landing)? == 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Takes READs that have ended.
+    fn reap(&mut self) -> Result<(), SpreadError> {
+        let now = self.begin.elapsed();
+        let (mut refused, mut lost) = (None, Vec::new());
+        let engine = &mut self.engine;
+        for reader in self.readers.values_mut().chain([&mut self.urgent]) {
+            let source = reader.source;
+            let result = reader.poll(&self.copy, |pieces, status| {
+                engine.read_done(now, source, pieces, status.is_ok());
+                refused = refused.or(status.err().filter(|_| source == HostId::ROOT));
+            });
+            if let Err(error) = result {
+                lost.push((source, error));
+            }
+        }
+        if let Some(status) = refused {
+            return Err(SpreadError::Refused { status });
+        }
+        for (source, error) in lost {
+            if source != HostId::ROOT {
+                self.lose(source, &error);
+            } else if !self.engine.is_complete() {
+                return Err(self.root_gone(error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares what has arrived with its checksums. Whether there is more.
+    fn verify(&mut self) -> Result<bool, SpreadError> {
+        for _ in 0..VERIFIED_AT_ONCE {
+            let Some(chunk) = self.engine.next_to_verify() else { return Ok(false) };
+            let right = self.copy.is_right(self.engine.layout(), chunk);
+            self.engine.compared(chunk, right);
+            if self.engine.is_hopeless() {
+                return Err(SpreadError::Wrong { wrong: self.engine.totals.wrong });
+            }
+            let place = self.engine.layout().place_of_chunk(chunk);
+            if let (true, Some(region)) = (right, place.region) {
+                self.target.landed(region, place.offset);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Posts READs.
+    fn ask(&mut self) -> Result<(), SpreadError> {
+        let mut lost = Vec::new();
+        while self.urgent.has_room() {
+            let Some(pieces) = self.engine.next_urgent() else { break };
+            self.urgent.read(self.engine.layout(), &self.copy, pieces)?;
+        }
+        for reader in self.readers.values_mut() {
+            while reader.has_room() {
+                let Some(pieces) = self.engine.next_read(reader.source, SEGMENTS) else { break };
+                if let Err(error) = reader.read(self.engine.layout(), &self.copy, pieces.clone()) {
+                    lost.push((reader.source, pieces, error));
+                    break;
+                }
+            }
+        }
+        for (source, pieces, error) in lost {
+            self.engine.read_done(self.begin.elapsed(), source, &pieces, false);
+            if source == HostId::ROOT {
+                return Err(self.root_gone(error));
+            }
+            self.lose(source, &error);
+        }
+        let readers = self.readers.values_mut().chain([&mut self.urgent]);
+        readers.for_each(|reader| drop(reader.endpoint.flush())); // `poll` tells of an error
+        Ok(())
+    }
+
+    /// Tells peers what is here now.
+    fn pass_on(&mut self) {
+        let blocks = self.engine.take_finished();
+        if !blocks.is_empty() {
+            let message = Message::Have { blocks };
+            self.peers.iter_mut().for_each(|control| control.send(&message));
+        }
+        // The next `poll` tells of an error.
+        self.peers.iter_mut().for_each(|control| drop(control.flush()));
+        if self.root.peer == HostId::ROOT {
+            drop(self.root.flush());
+        }
+    }
+
+    /// A peer that wants to read from here.
+    fn take(&mut self, incoming: Incoming) {
+        match postcard::from_bytes(&incoming.greeting) {
+            Ok(Greeting::Control { from }) => {
+                let mut control = Control::new(from, incoming.endpoint);
+                control.send(&Message::Regions(self.copy.remotes()));
+                control.send(&Message::Have { blocks: self.engine.whole_blocks() });
+                self.peers.push(control);
+            }
+            Ok(Greeting::Reads { .. }) => {
+                match incoming.endpoint.serve(ThreadOptions::bulk("vmove-spread-r")) {
+                    Ok(handle) => self.served.push(handle),
+                    Err(error) => tracing::warn!(%error, "a connection for READs is dropped"),
+                }
+            }
+            Err(_) => tracing::warn!("a connection with an unknown greeting is dropped"),
+        }
+    }
+
+    fn publish(&mut self) {
+        if self.took.is_none() && self.engine.is_complete() {
+            self.took = Some(self.now());
+        }
+        let (state, changed) = self.shared;
+        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.0 = HostStatus {
+            chunks: self.engine.layout().chunks(),
+            missing: self.engine.missing_chunks(),
+            totals: self.engine.totals,
+            multicast: self.receiver.as_ref().map(|r| r.counters().read()).unwrap_or_default(),
+            took: self.took,
+            ended: false,
+        };
+        changed.notify_all();
+    }
+
+    fn sleep(&self) -> Result<(), SpreadError> {
+        let now = self.now();
+        let until =
+            self.engine.next_time().map_or(Duration::from_millis(100), |time| time.saturating_sub(now));
+        let mut fds: Vec<(BorrowedFd<'_>, bool)> = vec![(self.inbox.fd(), false)];
+        fds.extend(self.receiver.iter().map(|receiver| (receiver.wait_fd(), false)));
+        let root = (self.root.peer == HostId::ROOT).then_some(&self.root);
+        let controls = self.peers.iter().chain(root).map(|control| &control.endpoint);
+        let readers = self.readers.values().chain([&self.urgent]);
+        // Once everything is here the root's end is no news.
+        let readers =
+            readers.filter(|reader| reader.endpoint.outstanding() > 0 || !self.engine.is_complete());
+        let endpoints = controls.chain(readers.map(|reader| &reader.endpoint));
+        fds.extend(endpoints.map(|endpoint| (endpoint.wait_fd(), endpoint.wants_write())));
+        wait(&fds, until.clamp(Duration::from_micros(100), Duration::from_millis(100)))
+    }
+}
+
+/// Waits for the root's first message; what came with it.
+fn welcomed(root: &mut Control) -> Result<(Box<Welcome>, Vec<Message>), SpreadError> {
+    let begin = Instant::now();
+    loop {
+        let mut messages = Vec::new();
+        root.poll(&mut messages)?;
+        if !messages.is_empty() {
+            let rest = messages.split_off(1);
+            return match messages.pop() {
+                Some(Message::Welcome(welcome)) => Ok((welcome, rest)),
+                _ => {
+                    let what = "a message before its welcome".to_owned();
+                    Err(SpreadError::Protocol { from: HostId::ROOT, what })
+                }
+            };
+        }
+        if begin.elapsed() > WELCOME {
+            let waited_ms = u64::try_from(WELCOME.as_millis()).unwrap_or(u64::MAX);
+            let what = "the root's welcome";
+            return Err(FabricError::Timeout { what, waited_ms }.into());
+        }
+        root.endpoint.wait(Some(Duration::from_millis(100)))?;
+    }
+}
+
+/// Connects to a host to read from, in a thread of its own: one that does not answer holds up nobody.
+fn dial(
+    fabric: &Arc<dyn Fabric>,
+    inbox: &Arc<Inbox<Event>>,
+    me: HostId,
+    peer: HostId,
+    address: PeerAddress,
+) -> Result<(), SpreadError> {
+    let (fabric, inbox) = (Arc::clone(fabric), Arc::clone(inbox));
+    let connect = move || -> Result<Box<(Control, Reader)>, FabricError> {
+        let control = fabric.connect(&address, Class::Message, &greet(&Greeting::Control { from: me }))?;
+        let reads = fabric.connect(&address, Class::Bulk, &greet(&Greeting::Reads { from: me }))?;
+        Ok(Box::new((Control::new(peer, control), Reader::new(peer, reads, DEPTH))))
+    };
+    let dialling = move || {
+        let begin = Instant::now();
+        loop {
+            match connect() {
+                Err(_) if begin.elapsed() < DIAL => std::thread::sleep(Duration::from_millis(50)),
+                result => return inbox.push(Event::Dialled(peer, result)),
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("vmove-spread-d".to_owned()).spawn(dialling);
+    thread.map(drop).map_err(SpreadError::io("start a thread"))
+}

@@ -1,0 +1,126 @@
+//! The memory that is spread.
+
+use std::ops::Range;
+
+use vmove_fabric::{Access, Fabric, LocalSlice, Region, RemoteRegion};
+
+use crate::error::SpreadError;
+use crate::layout::{CHUNK, Extent, Layout, Place, SUMS_PER_CHUNK};
+use crate::memory::Buffer;
+
+/// The memory at the root. It must not change as long as it is spread; a host that gets bytes which did is told by their checksum.
+#[derive(Debug)]
+pub struct Template {
+    regions: Vec<Region>,
+    table: Buffer,
+    layout: Layout,
+}
+
+/// Chunks of a region that are not zero, in `within` (bytes, whole chunks), lowest first.
+#[must_use]
+pub fn non_zero(number: u16, region: &Region, within: Range<u64>) -> Vec<Extent> {
+    let mut extents: Vec<Extent> = Vec::new();
+    let chunk = u64::from(CHUNK);
+    for index in within.start / chunk..within.end.min(region.len()) / chunk {
+        if region.is_zero_at(index * chunk, CHUNK as usize) != Some(false) {
+            continue;
+        }
+        let Ok(first) = u32::try_from(index) else { break };
+        match extents.last_mut() {
+            Some(last) if last.first + last.count == first => last.count += 1,
+            _ => extents.push(Extent { region: number, first, count: 1 }),
+        }
+    }
+    extents
+}
+
+impl Template {
+    /// Takes the checksums of `order`, what travels of `regions` in the order in which hosts should have it; all else is zero.
+    /// The regions must be registered with `fabric` for READ by peers. `payload`: most bytes of a datagram, if there is multicast.
+    ///
+    /// # Errors
+    /// [`SpreadError::Layout`]; the table could not be registered.
+    pub fn new(
+        fabric: &dyn Fabric,
+        regions: Vec<Region>,
+        order: Vec<Extent>,
+        payload: Option<usize>,
+    ) -> Result<Self, SpreadError> {
+        let lens = regions.iter().map(Region::len).collect();
+        let mut layout = Layout::new(lens, order, payload, rand::random())?;
+        let table = Buffer::new(fabric, (layout.table() * CHUNK) as usize, Access::REMOTE_READ)?;
+        for chunk in layout.table()..layout.chunks() {
+            let place = layout.place_of_chunk(chunk);
+            let region = &regions[usize::from(place.region.unwrap_or(0))];
+            let sum = region.checksum_at(place.offset, CHUNK as usize, layout.seed).unwrap_or(0);
+            let _ = table.write_at(u64::from(chunk - layout.table()) * 8, &sum.to_le_bytes());
+        }
+        layout.table_sums = (0..layout.table())
+            .map(|chunk| {
+                table.checksum_at(u64::from(chunk * CHUNK), CHUNK as usize, layout.seed).unwrap_or(0)
+            })
+            .collect();
+        Ok(Self { regions, table, layout })
+    }
+
+    /// How it is cut up.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// What peers need to read it: its regions, then the table.
+    pub(crate) fn remotes(&self) -> Vec<RemoteRegion> {
+        self.regions.iter().map(Region::remote).chain([self.table.remote()]).collect()
+    }
+
+    pub(crate) fn slice(&self, place: Place) -> Option<LocalSlice> {
+        slice(&self.regions, &self.table, place)
+    }
+}
+
+/// The same at a host, as far as it has arrived.
+#[derive(Debug)]
+pub(crate) struct Copy {
+    pub(crate) regions: Vec<Region>,
+    pub(crate) table: Buffer,
+}
+
+impl Copy {
+    pub(crate) fn remotes(&self) -> Vec<RemoteRegion> {
+        self.regions.iter().map(Region::remote).chain([self.table.remote()]).collect()
+    }
+
+    pub(crate) fn slice(&self, place: Place) -> Option<LocalSlice> {
+        slice(&self.regions, &self.table, place)
+    }
+
+    pub(crate) fn fill_zero(&self, place: Place) {
+        let zeros = vec![0; place.len as usize];
+        let _ = match place.region {
+            Some(region) => self.regions[usize::from(region)].write_at(place.offset, &zeros),
+            None => self.table.write_at(place.offset, &zeros),
+        };
+    }
+
+    /// Whether a chunk holds the bytes that its checksum is of; the table's chunk that lists it is verified.
+    pub(crate) fn is_right(&self, layout: &Layout, chunk: u32) -> bool {
+        let place = layout.place_of_chunk(chunk);
+        let Some(region) = place.region else {
+            let sum = self.table.checksum_at(place.offset, CHUNK as usize, layout.seed);
+            return sum.is_some() && sum == layout.table_sums.get(chunk as usize).copied();
+        };
+        let mut listed = [0; 8];
+        let at = u64::from(chunk - layout.table()) * 8;
+        debug_assert!(layout.table_chunk_of(chunk) == Some((chunk - layout.table()) / SUMS_PER_CHUNK));
+        let sum = self.regions[usize::from(region)].checksum_at(place.offset, CHUNK as usize, layout.seed);
+        self.table.read_at(at, &mut listed) && sum == Some(u64::from_le_bytes(listed))
+    }
+}
+
+fn slice(regions: &[Region], table: &Buffer, place: Place) -> Option<LocalSlice> {
+    match place.region {
+        Some(region) => regions.get(usize::from(region))?.local(place.offset, place.len),
+        None => table.local(place.offset, place.len),
+    }
+}

@@ -1,0 +1,87 @@
+//! Memory with a pattern that each process can work out.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+
+use vmove_fabric::{Access, Fabric, MemoryArea, Region};
+use vmove_spread::{CHUNK, SpreadError, Target};
+
+/// A mapping that stays until the process ends.
+pub fn area(len: usize) -> MemoryArea {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    let at =
+        unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    assert_ne!(at, libc::MAP_FAILED);
+    // SAFETY: mapped for good, and no reference to it is made.
+    unsafe { MemoryArea::new(NonNull::new(at.cast()).unwrap(), len as u64) }
+}
+
+/// What a chunk holds; every fourth is zero.
+pub fn pattern(chunk: u64) -> [u8; CHUNK as usize] {
+    let mut bytes = [0; CHUNK as usize];
+    if chunk % 4 == 3 {
+        return bytes;
+    }
+    let mut state = chunk.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for word in bytes.chunks_exact_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        word.copy_from_slice(&state.to_le_bytes());
+    }
+    bytes
+}
+
+/// A region filled with the pattern.
+pub fn patterned(fabric: &dyn Fabric, bytes: u64) -> Region {
+    let region = fabric.register(area(usize::try_from(bytes).unwrap()), Access::REMOTE_READ).unwrap();
+    for chunk in 0..bytes / u64::from(CHUNK) {
+        if chunk % 4 != 3 {
+            assert!(region.write_at(chunk * u64::from(CHUNK), &pattern(chunk)));
+        }
+    }
+    region
+}
+
+/// Where a host's copy goes, and which chunks were said to be there.
+#[derive(Clone)]
+pub struct Into {
+    pub fabric: Arc<dyn Fabric>,
+    pub state: Arc<Mutex<(Vec<Region>, Vec<u64>)>>,
+}
+
+impl Into {
+    pub fn new(fabric: Arc<dyn Fabric>) -> Self {
+        Self { fabric, state: Arc::default() }
+    }
+
+    /// Chunks that were said to be there and hold other bytes; how many were said to be there; whether all memory is as it should be.
+    pub fn verdict(&self) -> (usize, usize, bool) {
+        let state = self.state.lock().unwrap();
+        let Some(region) = state.0.first() else { return (0, 0, false) };
+        let right = |chunk: u64| {
+            let mut bytes = [0; CHUNK as usize];
+            assert!(region.read_at(chunk * u64::from(CHUNK), &mut bytes));
+            bytes == pattern(chunk)
+        };
+        let wrong = state.1.iter().filter(|chunk| !right(**chunk)).count();
+        (wrong, state.1.len(), (0..region.len() / u64::from(CHUNK)).all(right))
+    }
+}
+
+impl Target for Into {
+    fn regions(&mut self, lens: &[u64]) -> Result<Vec<Region>, SpreadError> {
+        let make = |len: &u64| {
+            Ok(self.fabric.register(area(usize::try_from(*len).unwrap()), Access::REMOTE_READ)?)
+        };
+        let regions = lens.iter().map(make).collect::<Result<Vec<_>, SpreadError>>()?;
+        self.state.lock().unwrap().0.clone_from(&regions);
+        Ok(regions)
+    }
+
+    fn landed(&mut self, _: u16, offset: u64) {
+        self.state.lock().unwrap().1.push(offset / u64::from(CHUNK));
+    }
+}

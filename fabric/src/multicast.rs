@@ -1,0 +1,224 @@
+//! Datagrams to many hosts at once.
+//!
+//! The shape is that of InfiniBand's unreliable datagrams (UD) with multicast; `tcp`'s companion is
+//! [`UdpMulticast`](crate::udp::UdpMulticast). A datagram carries at most one MTU of payload and 32 bits of immediate data, by
+//! which the receiver knows where the payload belongs. It arrives once, several times, out of order or not at all; nobody is
+//! told. What is missing is read over an [`Endpoint`](crate::Endpoint).
+//!
+//! A receiver owns a ring of buffers which it keeps posted; what sits in front of the payload (the 40-byte GRH of UD, the header
+//! of the UDP back end) stays in the ring. Payload goes to the place that the caller names for the immediate, which must be
+//! registered memory: with that, nothing is ever written outside what was granted. A datagram of another session, or one whose
+//! bytes are not those that were sent, is dropped before a place is asked for.
+
+use std::net::SocketAddrV4;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::address::FabricKind;
+use crate::error::FabricError;
+use crate::region::LocalSlice;
+use crate::sys::net::random;
+
+/// Where the datagrams of a group go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum GroupAddress {
+    /// An IPv4 multicast address and a port, for UDP.
+    Udp(SocketAddrV4),
+}
+
+impl std::fmt::Display for GroupAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Udp(address) => write!(f, "udp:{address}"),
+        }
+    }
+}
+
+/// What tells the datagrams of one session from those of others, stale or forged. Drawn afresh for each session and told to the
+/// receivers over connections that deserve it.
+///
+/// It keeps out accidents, leftovers of earlier sessions and strangers who guess. It is no cryptographic signature: who can read
+/// the group's traffic can forge it, so what matters is checked again by a checksum that came over a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Session {
+    /// In every datagram, in clear.
+    pub(crate) tag: u64,
+    /// Seed of the datagrams' check sums; never sent in a datagram.
+    pub(crate) seed: u64,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The seed is a secret of the session's members.
+        f.debug_struct("Session").field("tag", &format_args!("{:#x}", self.tag)).finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    /// A session that nobody can guess.
+    ///
+    /// # Errors
+    /// The kernel gave no random numbers.
+    pub fn draw() -> Result<Self, FabricError> {
+        let draw = || random().map_err(FabricError::io("draw a random number"));
+        Ok(Self { tag: draw()?, seed: draw()? })
+    }
+}
+
+/// A group of receivers and the session that its datagrams belong to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    /// Where datagrams go.
+    pub address: GroupAddress,
+    /// Which of them count.
+    pub session: Session,
+}
+
+/// A back end for multicast.
+pub trait Multicast: Send + Sync + std::fmt::Debug {
+    /// The fabric whose regions it sends from and receives into.
+    fn kind(&self) -> FabricKind;
+
+    /// Opens the sending side. A session has one sender.
+    ///
+    /// # Errors
+    /// [`FabricError::Io`]; [`FabricError::Unsupported`] for an address of another back end.
+    fn sender(&self, group: &Group) -> Result<Box<dyn MulticastSender>, FabricError>;
+
+    /// Joins the group; dropping the receiver leaves it.
+    ///
+    /// # Errors
+    /// As [`sender`](Self::sender).
+    fn join(&self, group: &Group) -> Result<Box<dyn MulticastReceiver>, FabricError>;
+}
+
+/// One datagram to send.
+#[derive(Debug, Clone, Copy)]
+pub struct Outgoing {
+    /// What the receivers know the payload by.
+    pub immediate: u32,
+    /// The payload: 1 to [`MulticastSender::max_payload`] bytes of a region of the same fabric.
+    pub payload: LocalSlice,
+}
+
+/// The sending side of a group. It does not pace: the caller does.
+pub trait MulticastSender: Send + std::fmt::Debug {
+    /// Most bytes of payload in one datagram.
+    fn max_payload(&self) -> usize;
+
+    /// Sends datagrams in order, as many as the transport takes now, and says how many; 0 when it has no room. Never blocks.
+    ///
+    /// # Errors
+    /// A payload that is too long or not registered (nothing from it on was sent); the transport failed.
+    fn send(&mut self, batch: &[Outgoing]) -> Result<usize, FabricError>;
+
+    /// Sleeps until there is room, or for `timeout`.
+    ///
+    /// # Errors
+    /// The wait itself failed.
+    fn wait(&mut self, timeout: Duration) -> Result<(), FabricError>;
+
+    /// What was sent so far, to be read from any thread.
+    fn counters(&self) -> MulticastCountersHandle;
+}
+
+/// Says where payload goes, and hears that it is there.
+pub trait Sink {
+    /// Where the payload of `len` bytes that was sent with `immediate` belongs: a slice of exactly that length. `None`: it is not
+    /// wanted, and dropped.
+    fn place(&mut self, immediate: u32, len: usize) -> Option<LocalSlice>;
+
+    /// The payload is there. Follows directly after its [`place`](Self::place).
+    fn landed(&mut self, immediate: u32);
+}
+
+/// The receiving side of a group, owned by one thread.
+pub trait MulticastReceiver: Send + std::fmt::Debug {
+    /// Takes in what has arrived, a bounded amount of it, and posts the ring's buffers again. How many datagrams there were, good
+    /// or bad. Never blocks. Poll until this gives 0 before waiting.
+    ///
+    /// # Errors
+    /// The transport failed; a place that is not registered or of another length.
+    fn poll(&mut self, sink: &mut dyn Sink) -> Result<usize, FabricError>;
+
+    /// Readable when [`poll`](Self::poll) has something to do.
+    fn wait_fd(&self) -> BorrowedFd<'_>;
+
+    /// Bytes that the ring holds when nobody polls, before it overflows.
+    fn ring_bytes(&self) -> usize;
+
+    /// What was received so far, to be read from any thread.
+    fn counters(&self) -> MulticastCountersHandle;
+}
+
+/// Totals since the group was opened or joined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct MulticastCounters {
+    /// Datagrams given to the transport.
+    pub sent: u64,
+    /// Their bytes with the back end's header, without those of IP and below.
+    pub bytes_sent: u64,
+    /// Good datagrams that arrived the first time, wanted or not.
+    pub received: u64,
+    /// Their bytes, counted likewise.
+    pub bytes_received: u64,
+    /// Datagrams between the first and the last received that did not arrive. 0 where the transport does not number them (verbs).
+    pub lost: u64,
+    /// Datagrams that arrived again. 0 where the transport does not number them.
+    pub duplicate: u64,
+    /// Datagrams for which [`Sink::place`] had none.
+    pub unwanted: u64,
+    /// Datagrams of other sessions, damaged or malformed.
+    pub refused: u64,
+    /// Datagrams for which the receive ring had no room.
+    pub ring_full: u64,
+}
+
+macro_rules! cells {
+    ($($field:ident)*) => {
+        #[derive(Debug, Default)]
+        pub(crate) struct MulticastCells { $(pub(crate) $field: Total,)* }
+        impl MulticastCells {
+            fn read(&self) -> MulticastCounters {
+                MulticastCounters { $($field: self.$field.0.load(Ordering::Relaxed),)* }
+            }
+        }
+    };
+}
+cells!(sent bytes_sent received bytes_received lost duplicate unwanted refused ring_full);
+
+/// One total, written by one thread only.
+#[derive(Debug, Default)]
+pub(crate) struct Total(AtomicU64);
+
+impl Total {
+    pub(crate) fn add(&self, amount: u64) {
+        self.set(self.0.load(Ordering::Relaxed) + amount);
+    }
+
+    pub(crate) fn set(&self, amount: u64) {
+        self.0.store(amount, Ordering::Relaxed);
+    }
+}
+
+/// Reads the totals of a sender or receiver from any thread; outlives it.
+#[derive(Debug, Clone, Default)]
+pub struct MulticastCountersHandle(Arc<MulticastCells>);
+
+impl MulticastCountersHandle {
+    /// The totals now. Each is exact, but they are not read at one instant.
+    #[must_use]
+    pub fn read(&self) -> MulticastCounters {
+        self.0.read()
+    }
+
+    pub(crate) fn cells(&self) -> &MulticastCells {
+        &self.0
+    }
+}
