@@ -18,7 +18,7 @@ use crate::root::{OVERHEAD, RootEngine, Sizes, Step};
 use crate::route::Route;
 
 /// Pieces times hosts, at most.
-const MOST: u64 = 6_000_000;
+const MOST: u64 = 3_000_000;
 /// Pieces, at least.
 const FINEST: u64 = 64;
 /// READs under way from one source.
