@@ -162,7 +162,7 @@ impl Child {
         started(qemu.clone());
         let client = qemu.wait_qmp(&plan.layout.qmp_socket, START).await?;
         let destination = Destination::prepare(&client, &DestinationOptions::default()).await?;
-        let netdevs = network::isolate(&client).await?;
+        let netdevs = network::isolate(&client, &plan.nics).await?;
         let (stream, theirs) = StateSender::pair()?;
         destination.listen(Inbound::Fd(theirs)).await?;
         let (pid, ram) = (qemu.pid(), plan.ram.clone());

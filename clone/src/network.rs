@@ -16,13 +16,19 @@ const ASK: Duration = Duration::from_secs(10);
 /// Time that a guest gets to let go of a NIC.
 pub const UNPLUG: Duration = Duration::from_secs(15);
 
-/// Switches all network back ends off; returns their ids.
+/// Switches all network back ends off; returns their ids. QEMU does not list every kind of them (not a `hubport`), so those of
+/// `nics`, which the command line names, are added.
 ///
 /// # Errors
 /// Those of QEMU's monitor.
-pub async fn isolate(client: &Client) -> Result<Vec<String>, QmpError> {
+pub async fn isolate(client: &Client, nics: &[Nic]) -> Result<Vec<String>, QmpError> {
     let netdevs = inspect::netdevs(client).await?;
-    let ids: Vec<String> = netdevs.into_iter().map(|netdev| netdev.id).collect();
+    let mut ids: Vec<String> = netdevs.into_iter().map(|netdev| netdev.id).collect();
+    for nic in nics {
+        if !ids.contains(&nic.netdev) {
+            ids.push(nic.netdev.clone());
+        }
+    }
     for id in &ids {
         set_link(client, id, false).await?;
     }

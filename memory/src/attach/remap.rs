@@ -86,7 +86,7 @@ pub struct Replacement {
 }
 
 /// Replaces mappings of the process, then makes each descriptor `(new, old)` take the place of the other: what the process
-/// does to `old` from then on it does to the file that `new` names. `new` is closed.
+/// does to `old` from then on it does to the file that `new` names. `new` stays open: close it the way it came (QMP `remove-fd`).
 ///
 /// The guest must be stopped and drained: of a page that a disk writes at this moment, one half would go to the old memory.
 /// To do it twice does no harm, which is how one that was cut off is completed. About 0.3 ms per GiB where huge pages are
@@ -142,7 +142,6 @@ fn replace(
     }
     for (new, old) in descriptors {
         injector.syscall(libc::SYS_dup3, [word(*new), word(*old), word(libc::O_CLOEXEC), 0, 0, 0])?;
-        injector.syscall(libc::SYS_close, [word(*new), 0, 0, 0, 0, 0])?;
     }
     Ok(())
 }
