@@ -91,12 +91,20 @@ fn fork(node: &Node, parent: &Parent, count: usize, rounds: usize) -> Result<Val
     let count_words = ["create", parent.name.as_str(), "--count", number.as_str()];
     for round in 0..rounds {
         let answer = done(node, &count_words)?;
+        eprintln!(
+            "{} cold: {} ms, parent {} ms",
+            parent.name, answer["all_running_ms"], answer["parent_pause_ms"]
+        );
         cold.push(answer["all_running_ms"].as_f64().context("a time")?);
         pauses.push(answer["parent_pause_ms"].as_f64().context("a time")?);
         end(node, &answer)?;
         done(node, &["promote", &parent.name])?;
         done(node, &["warm", &parent.name, "--count", &number])?;
         let answer = done(node, &count_words)?;
+        eprintln!(
+            "{} warm: {} ms, parent {} ms",
+            parent.name, answer["all_running_ms"], answer["parent_pause_ms"]
+        );
         warm.push(answer["all_running_ms"].as_f64().context("a time")?);
         pauses.push(answer["parent_pause_ms"].as_f64().context("a time")?);
         if round + 1 == rounds {
@@ -107,6 +115,7 @@ fn fork(node: &Node, parent: &Parent, count: usize, rounds: usize) -> Result<Val
         done(node, &["promote", &parent.name])?;
         let name = format!("kept-{round}");
         let saved = done(node, &["template", "save", &parent.name, &name])?;
+        eprintln!("{} template save: pause {} ms", parent.name, saved["parent_pause_ms"]);
         saves.push(saved["parent_pause_ms"].as_f64().context("a time")?);
         done(node, &["template", "rm", &name])?;
         done(node, &["promote", &parent.name])?;
