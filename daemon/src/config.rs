@@ -104,7 +104,26 @@ pub struct ConfigFile {
     tls: Option<TlsFiles>,
     bulk_connections: Option<u8>,
     reconnect_for: Option<String>,
+    fork: ForkPolicy,
     nodes: BTreeMap<String, NodeEntry>,
+}
+
+/// `[fork]`: what forks may do, and what is done for them.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ForkPolicy {
+    /// Most children that one request may ask for; 0 forbids forks.
+    pub max_children: usize,
+    /// Program that is run for each child before the child is.
+    pub child_start: Option<PathBuf>,
+    /// Children that are kept prepared after a fork, for the next one.
+    pub warm: usize,
+}
+
+impl Default for ForkPolicy {
+    fn default() -> Self {
+        Self { max_children: 256, child_start: None, warm: 0 }
+    }
 }
 
 /// Files for mutual TLS, all PEM.
@@ -172,6 +191,8 @@ pub struct Config {
     pub bulk_connections: u8,
     /// How long a migration that lost its peer after the hand-over goes on trying.
     pub reconnect_for: Duration,
+    /// Forks.
+    pub fork: ForkPolicy,
     /// Peers by name.
     pub nodes: BTreeMap<String, KnownNode>,
 }
@@ -272,6 +293,7 @@ impl Config {
             metrics: flags.metrics.or(file.metrics),
             bulk_connections,
             reconnect_for,
+            fork: file.fork,
             nodes,
         })
     }

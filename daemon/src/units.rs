@@ -3,6 +3,28 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+/// `512MiB`, `2GiB`, `1GB` or a plain number, in bytes.
+///
+/// # Errors
+/// What was expected, what was found.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let factor = match text[digits..].trim() {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "kB" => 1000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        _ => return Err(format!("expected a size such as 64MiB or 1GiB, found \"{text}\"")),
+    };
+    let number: Option<u64> = text[..digits].parse().ok();
+    number
+        .and_then(|number| number.checked_mul(factor))
+        .ok_or_else(|| format!("expected a size such as 64MiB or 1GiB, found \"{text}\""))
+}
+
 /// Reads a data rate such as `10Gbit`, `1GiB`, `500MB/s` or `2.5 Gbit/s`.
 ///
 /// Returns bytes per second. Bits are decimal (`Gbit` = 10^9 bits), `MB` is 10^6 and `MiB` 2^20 bytes.

@@ -30,8 +30,9 @@ pub mod uffd;
 mod units;
 
 pub use attach::{
-    Injector, Keep, RemoteUffd, close_in_qemu, create_uffd, create_uffd_from_device, discard_in_qemu,
-    none_mapped, reopen_uffd, touched_in_qemu,
+    Injector, Keep, MappingHints, RemoteUffd, Replacement, Sharing, close_in_qemu, create_uffd,
+    create_uffd_from_device, descriptors_of, discard_in_qemu, none_mapped, reopen_uffd, replace_in_qemu,
+    touched_in_qemu,
 };
 pub use collapse::{Collapsed, collapse, huge_mapped, map_folio};
 pub use dirty::{DirtyTracker, Dropped, HoleWatch, Precision, ScanStats, Unsupported};
@@ -39,7 +40,7 @@ pub use error::{MemoryError, Result};
 pub use maps::MapEntry;
 pub use memdir::MemoryDir;
 pub use process::Process;
-pub use ram::{Mapping, QemuMapping, RamFile, find_mappings};
+pub use ram::{Mapping, QemuMapping, RamFile, find_mappings, is_shared_whole};
 pub use table::{Counts, Landing, PageState, PageTable, ReadTicket, RunTicket, Want};
 pub use uffd::{EventBatch, FaultContext, FaultKind, Outcome, UffdEvent, UffdFeatures};
 pub use units::{Backing, ByteLen, ByteRange, FileOffset, Hva, PageIndex, PageRun, PageSize, UnknownBacking};

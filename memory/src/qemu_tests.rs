@@ -10,9 +10,10 @@ use crate::testing::qemu::{Accel, Qemu, Start, with_each};
 use crate::testing::ram::{Dir, on_both, peek};
 use crate::testing::server::{Served, source_word};
 use crate::{
-    ByteLen, Collapsed, DirtyTracker, FaultContext, FileOffset, Injector, Keep, MemoryError, PageIndex,
-    PageRun, PageSize, PageState, Precision, UffdFeatures, create_uffd, discard_in_qemu, huge_mapped,
-    map_folio, touched_in_qemu,
+    ByteLen, Collapsed, DirtyTracker, FaultContext, FileOffset, Injector, Keep, MappingHints, MemoryError,
+    PageIndex, PageRun, PageSize, PageState, Precision, Replacement, Sharing, UffdFeatures, create_uffd,
+    descriptors_of, discard_in_qemu, huge_mapped, is_shared_whole, map_folio, replace_in_qemu,
+    touched_in_qemu,
 };
 
 const MIB: u64 = 1 << 20;
@@ -244,6 +245,75 @@ fn preallocated_memory_is_discarded() {
                 .expect("pagemap");
             assert_eq!(touched, []);
             assert!(qemu.qmp("query-status").contains("prelaunch"), "and QEMU is well");
+        });
+    });
+}
+
+/// The word at `offset` of guest RAM as the guest sees it.
+fn seen_by_guest(qemu: &Qemu, offset: u64) -> u64 {
+    use std::os::unix::fs::FileExt;
+    let memory = std::fs::File::open(format!("/proc/{}/mem", qemu.process.pid())).expect("its memory");
+    let mut word = [0; 8];
+    let hva = qemu.mappings[0].to_hva(FileOffset(offset)).expect("mapped");
+    memory.read_exact_at(&mut word, hva.0).expect("read");
+    u64::from_ne_bytes(word) & 0xffff_ffff
+}
+
+#[test]
+fn writes_through_a_private_mapping_stay_out_of_the_file() {
+    let name = "writes_through_a_private_mapping_stay_out_of_the_file";
+    with_each(name, Accel::Tcg, |binary| {
+        // On hugetlbfs, the private mapping needs pages of its own.
+        on_both(name, 192, |dir| {
+            let Some(mut qemu) = start("private", binary, Accel::Tcg, Start::Running, dir, &[64]) else {
+                return;
+            };
+            let first = qemu.guest_writes(16 * MIB, 1000, 4096);
+            assert!(qemu.qmp("stop").contains("return"));
+            let fds = descriptors_of(&qemu.process, qemu.files[0].identity()).expect("descriptors");
+            assert_eq!(fds.len(), 1, "QEMU keeps one descriptor of its RAM");
+            let hints = MappingHints::read(&qemu.process, qemu.mappings[0].hva).expect("hints");
+            assert_ne!(hints, MappingHints::default(), "QEMU asks not to copy RAM when it forks, at least");
+            let mapped = |sharing| Replacement {
+                at: qemu.mappings[0],
+                fd_in_qemu: fds[0],
+                sharing,
+                hints: hints.clone(),
+            };
+            let (private, shared) = (mapped(Sharing::Private), mapped(Sharing::Shared));
+            // Twice, as after a daemon that was killed in the middle.
+            for _ in 0..2 {
+                replace_in_qemu(&qemu.process, std::slice::from_ref(&private), &[]).expect("replace");
+            }
+            assert!(!is_shared_whole(&qemu.process, &[&qemu.files[0]]).expect("maps"));
+            assert_eq!(MappingHints::read(&qemu.process, qemu.mappings[0].hva).expect("hints"), hints);
+            assert!(qemu.qmp("cont").contains("return"));
+
+            // The mailbox is still the file's page until the guest writes to it.
+            qemu.order(16 * MIB, 1000, 4096);
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while seen_by_guest(&qemu, MAILBOX_PAGE * 4096 + 16) == u64::from(first) {
+                assert!(Instant::now() < deadline, "the guest does not answer");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let second = seen_by_guest(&qemu, 16 * MIB);
+            assert_eq!(second, u64::from(first) + 1);
+            for page in 0..1000 {
+                let at = 16 * MIB + page * 4096;
+                assert_eq!(peek(&qemu.map, at) & 0xffff_ffff, u64::from(first), "page {page} of the file");
+            }
+
+            assert!(qemu.qmp("stop").contains("return"));
+            // Otherwise the guest would take the order for a new one.
+            for at in [MAILBOX_PAGE * 4096, MAILBOX_PAGE * 4096 + 16] {
+                let word = u32::try_from(second).expect("a word").to_le_bytes();
+                qemu.map.copy_in(FileOffset(at), &word).expect("in range");
+            }
+            replace_in_qemu(&qemu.process, &[shared], &[]).expect("replace");
+            assert!(is_shared_whole(&qemu.process, &[&qemu.files[0]]).expect("maps"));
+            assert!(qemu.qmp("cont").contains("return"));
+            let third = qemu.guest_writes(16 * MIB, 1000, 4096);
+            assert_eq!(peek(&qemu.map, 16 * MIB) & 0xffff_ffff, u64::from(third));
         });
     });
 }

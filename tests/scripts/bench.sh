@@ -14,6 +14,10 @@ vmove_bench() {
     esac
     case " $* " in *" --help "* | *" -h "*) ;; *) need_root bench ;; esac
     vmove_build
+    if [ "${1:-}" = fork ]; then
+        shift
+        exec "$(target_dir)/release/fork-bench" "$@"
+    fi
     exec "$(target_dir)/release/bench" "$@"
 }
 

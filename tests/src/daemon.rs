@@ -30,6 +30,8 @@ pub struct NodeOptions {
     pub extra: Vec<String>,
     /// More environment variables of `vmoved`.
     pub environment: Vec<(String, String)>,
+    /// More of its configuration file, such as a `[fork]` table.
+    pub config: String,
     /// Program, if not the one built.
     pub program: Option<PathBuf>,
     /// Where it listens for peers, if not on a free port of the loopback interface.
@@ -45,6 +47,7 @@ impl Default for NodeOptions {
             peers: Vec::new(),
             extra: Vec::new(),
             environment: Vec::new(),
+            config: String::new(),
             program: None,
             listen: None,
             old_kernel: false,
@@ -110,7 +113,7 @@ impl Node {
         let config = self.folder.join("vmoved.toml");
         let peers: String =
             self.options.peers.iter().map(|(name, at)| format!("{name:?} = \"{at}\"\n")).collect();
-        std::fs::write(&config, format!("[nodes]\n{peers}"))?;
+        std::fs::write(&config, format!("{}\n[nodes]\n{peers}", self.options.config))?;
         let log = File::options().create(true).append(true).open(self.log_path())?;
         let mut command = Command::new(&program);
         command.arg("--config").arg(&config).args(["--node", &self.name, "--fabric", self.options.fabric]);
@@ -211,7 +214,11 @@ impl Node {
     }
 
     fn command(&self, arguments: &[&str]) -> Result<Command> {
-        let mut command = Command::new(places::product("vmove")?);
+        self.command_of("vmove", arguments)
+    }
+
+    fn command_of(&self, program: &str, arguments: &[&str]) -> Result<Command> {
+        let mut command = Command::new(places::product(program)?);
         command.arg("--control").arg(self.control()).args(arguments).stdin(Stdio::null());
         Ok(command)
     }
@@ -222,6 +229,14 @@ impl Node {
     /// When it cannot be started.
     pub fn vmove(&self, arguments: &[&str]) -> Result<Output> {
         Ok(self.command(arguments)?.output()?)
+    }
+
+    /// Runs `vfork` with these arguments and waits for its end.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn vfork(&self, arguments: &[&str]) -> Result<Output> {
+        Ok(self.command_of("vfork", arguments)?.output()?)
     }
 
     /// Runs `vmove --json` and gives what it answered.

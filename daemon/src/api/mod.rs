@@ -1,5 +1,6 @@
 //! The HTTP interface as both ends see it: requests, answers, problems. Version 1.
 
+pub mod forks;
 pub mod problem;
 pub mod schema;
 pub mod types;

@@ -82,6 +82,14 @@ pub enum Code {
     TooLate,
     /// Nothing to recover.
     NothingToRecover,
+    /// No template of this name.
+    UnknownTemplate,
+    /// A template is damaged, or made by another QEMU.
+    BadTemplate,
+    /// The configuration does not allow it.
+    Forbidden,
+    /// A fork failed; the parent runs.
+    ForkFailed,
     /// This QEMU could never be moved.
     NotMovable,
     /// It was adopted, and this is not done to adopted ones.
@@ -114,7 +122,10 @@ impl Code {
             Self::UnknownPath => (404, Exit::Usage),
             Self::MethodNotAllowed => (405, Exit::Usage),
             Self::ReadOnly => (403, Exit::Usage),
-            Self::UnknownVm | Self::UnknownMigration => (404, Exit::Failed),
+            Self::UnknownVm | Self::UnknownMigration | Self::UnknownTemplate => (404, Exit::Failed),
+            Self::BadTemplate => (422, Exit::Failed),
+            Self::Forbidden => (403, Exit::Refused),
+            Self::ForkFailed => (500, Exit::Failed),
             Self::NameTaken
             | Self::Busy
             | Self::TooLate

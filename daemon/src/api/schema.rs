@@ -42,6 +42,76 @@ pub struct Progress {
     outcome: Outcome,
 }
 
+/// Where a fork stands.
+#[derive(ToSchema)]
+pub struct ForkProgress {
+    id: String,
+    parent: String,
+    /// `check`, `rehome`, `freeze`, `load`, `run`, `network`, `done` or `failed`.
+    phase: String,
+    /// Children asked for.
+    children: usize,
+    prepared: usize,
+    loaded: usize,
+    running: usize,
+    elapsed_ms: f64,
+    /// The end, when it has come.
+    report: Option<ForkReport>,
+    error: Option<ForkFailure>,
+}
+
+/// Why a fork failed.
+#[derive(ToSchema)]
+pub struct ForkFailure {
+    code: String,
+    message: String,
+    exit_code: u8,
+}
+
+/// A fork that has ended.
+#[derive(ToSchema)]
+pub struct ForkReport {
+    id: String,
+    parent: String,
+    children: Vec<ChildReport>,
+    /// From the parent's STOP to its RESUME; 0 for one that was paused, and for a template.
+    parent_pause_ms: f64,
+    /// From the request until the last child executed guest code.
+    all_running_ms: f64,
+    /// From the request until nothing was left to do.
+    complete_ms: f64,
+    multicast: Multicast,
+    fabric: String,
+    /// The parent was given memory of its own first.
+    rehomed_ms: Option<f64>,
+    warnings: Vec<String>,
+}
+
+/// One child of a fork.
+#[derive(ToSchema)]
+pub struct ChildReport {
+    name: String,
+    index: u32,
+    node: String,
+    qmp: String,
+    pid: i32,
+    /// From the request until it executed guest code; absent if it never did.
+    running_ms: Option<f64>,
+    warm: bool,
+    verified: Option<bool>,
+    /// `none`, `up`, or what is down and why.
+    network: String,
+    error: Option<String>,
+}
+
+/// Distribution to other hosts.
+#[derive(ToSchema)]
+pub struct Multicast {
+    sent_bytes: u64,
+    lost_chunks: u64,
+    repaired_chunks: u64,
+}
+
 /// Side of a migration.
 #[derive(ToSchema)]
 #[schema(rename_all = "lowercase")]

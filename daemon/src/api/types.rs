@@ -206,6 +206,9 @@ pub struct MigrateRequest {
 pub struct Taken {
     /// Id of the migration.
     pub id: String,
+    /// What was done first: a guest whose memory is private since a fork was given memory of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// Migrations of a node, running ones first, then newest first.

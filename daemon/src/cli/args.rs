@@ -340,7 +340,7 @@ fn key_value(text: &str) -> Result<(String, String), String> {
     }
 }
 
-fn milliseconds(text: &str) -> Result<u64, String> {
+pub(super) fn milliseconds(text: &str) -> Result<u64, String> {
     let duration = units::parse_duration(text)?;
     if !duration.is_zero() && duration.as_millis() == 0 {
         return Err(format!("expected at least 1ms, found \"{text}\""));

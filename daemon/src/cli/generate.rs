@@ -11,26 +11,26 @@ use super::output::{End, say, say_json};
 use crate::api::problem::{Code, Exit, Problem};
 use crate::config::Flags;
 
-pub fn completions(shell: Shell) -> Result<Exit, End> {
+pub fn completions_of<C: CommandFactory>(name: &str, shell: Shell) -> Result<Exit, End> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "vmove", &mut script);
+    clap_complete::generate(shell, &mut C::command(), name, &mut script);
     say(&String::from_utf8_lossy(&script))?;
     Ok(Exit::Done)
 }
 
-/// One page per command, and vmoved's.
+/// One page per command of vmove and vfork, and vmoved's.
 pub fn man(dir: &Path, json: bool) -> Result<Exit, End> {
     let failed = |path: &Path, error: std::io::Error| {
         Problem::new(Code::LocalFile, format!("Could not write man pages to {}: {error}", path.display()))
     };
     std::fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
-    for command in [Cli::command(), Flags::command()] {
+    for command in [Cli::command(), super::fork::args::Cli::command(), Flags::command()] {
         clap_mangen::generate_to(command.disable_help_subcommand(true), dir).map_err(|e| failed(dir, e))?;
     }
     if json {
         say_json(&json!({ "dir": dir }))?;
     } else {
-        say(&format!("Man pages of vmove and vmoved are in {}", dir.display()))?;
+        say(&format!("Man pages of vmove, vfork and vmoved are in {}", dir.display()))?;
     }
     Ok(Exit::Done)
 }
@@ -48,6 +48,8 @@ mod tests {
             let text = std::fs::read_to_string(&page).unwrap();
             assert!(text.contains("vmove"), "{}", page.display());
         }
-        assert!(dir.path().join("vmoved.1").exists());
+        for name in ["vmoved.1", "vfork.1", "vfork-create.1", "vfork-template-save.1"] {
+            assert!(dir.path().join(name).exists(), "{name}");
+        }
     }
 }

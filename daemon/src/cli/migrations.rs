@@ -19,6 +19,9 @@ use crate::units::{format_bytes, format_ms, to_f64};
 pub async fn migrate(client: &Client, args: Migrate, json: bool) -> Result<Ended, End> {
     let request = MigrateRequest { options: args.spec(), vm: args.vm, to: args.to };
     let taken: Taken = client.post("/v1/migrations", Some(&request)).await?;
+    if let Some(first) = &taken.note {
+        note(&format!("vmove: {first}"));
+    }
     if args.detach {
         return started(&taken.id, json);
     }

@@ -4,6 +4,7 @@ pub mod args;
 mod bar;
 mod client;
 mod follow;
+pub mod fork;
 mod generate;
 mod migrations;
 mod output;
@@ -41,7 +42,7 @@ pub fn main() -> ExitCode {
     let json = cli.global.json;
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return report(&Problem::from_error(Code::Internal, &error), json),
+        Err(error) => return report("vmove", &Problem::from_error(Code::Internal, &error), json),
     };
     let ended = runtime.block_on(dispatch(cli));
     // A pending read of a terminal must not hold the end up.
@@ -51,7 +52,7 @@ pub fn main() -> ExitCode {
         Ok(Ended::Code(code)) => ExitCode::from(code),
         Ok(Ended::LeftRunning) => ExitCode::from(LEFT_RUNNING),
         Err(End::BrokenPipe) => ExitCode::SUCCESS,
-        Err(End::Problem(problem)) => report(&problem, json),
+        Err(End::Problem(problem)) => report("vmove", &problem, json),
     }
 }
 
@@ -75,15 +76,15 @@ async fn dispatch(cli: Cli) -> Result<Ended, End> {
         Command::Cancel(args) => migrations::cancel(&client, &args.id, json).await?,
         Command::History(args) => migrations::history(&client, args, json).await?,
         Command::Bridge(command) => return Ok(Ended::Code(vmove_bridge::cli::run(command, json).await)),
-        Command::Completions(args) => generate::completions(args.shell)?,
+        Command::Completions(args) => generate::completions_of::<Cli>("vmove", args.shell)?,
         Command::Man(args) => generate::man(&args.dir, json)?,
     };
     Ok(Ended::With(exit))
 }
 
 /// Says what went wrong: for people always, for programs when they asked.
-fn report(problem: &Problem, json: bool) -> ExitCode {
-    note(&format!("vmove: {problem}"));
+fn report(program: &str, problem: &Problem, json: bool) -> ExitCode {
+    note(&format!("{program}: {problem}"));
     if json {
         let _ = say_json(
             &json!({ "error": problem.message, "code": problem.code, "exit_code": problem.exit_code }),

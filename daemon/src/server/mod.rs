@@ -3,6 +3,7 @@
 mod control;
 mod dialer;
 mod fabrics;
+mod forks;
 mod lock;
 mod metrics;
 mod peers;
@@ -35,6 +36,7 @@ use crate::api::problem::{Code, Problem};
 use crate::config::{Config, Flags, Security, split_address};
 use dialer::PeerDialer;
 use fabrics::Fabrics;
+use forks::Forks;
 use peers::PeerPort;
 use registry::Registry;
 use sessions::Sessions;
@@ -51,6 +53,7 @@ struct App {
     engine: Arc<Engine>,
     sessions: Arc<Sessions>,
     registry: Arc<Registry>,
+    forks: Arc<Forks>,
     fabrics: Arc<Fabrics>,
     metrics: PrometheusHandle,
     started: Instant,
@@ -135,6 +138,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let app = assemble(config, tls.clone(), fabrics.clone(), metrics, peers.local_addr()?).await?;
 
     app.registry.readopt().await;
+    app.forks.recover().await;
     let port = PeerPort::new(
         app.engine.clone(),
         app.sessions.clone(),
@@ -197,6 +201,7 @@ async fn assemble(
     let (run_dir, memory_dir) = (config.run_dir.clone(), config.memory_dir.clone());
     let sessions = Sessions::new(engine.clone());
     let registry = Registry::new(vms, monitors, sessions.clone(), run_dir, memory_dir);
+    let forks = Forks::open(&config, registry.clone())?;
     let probe = registry::off_worker(vmove_memory::DirtyTracker::supported).await;
     let no_dirty_tracking = probe.ok().and_then(|found| found.err().map(|why| why.to_string()));
     if let Some(why) = &no_dirty_tracking {
@@ -208,6 +213,7 @@ async fn assemble(
         engine,
         sessions,
         registry,
+        forks,
         fabrics,
         metrics,
         started,
@@ -240,6 +246,8 @@ async fn serve_until_told(app: &Arc<App>, listener: UnixListener) -> anyhow::Res
         ended = &mut server => anyhow::bail!("The control socket stopped serving: {ended:?}"),
     }
     notify(&[NotifyState::Stopping]);
+    // Nobody could find them again.
+    let _ = tokio::time::timeout(LAST_REQUESTS, app.forks.end_warm()).await;
     stop.cancel();
     // Streams of events would never end by themselves.
     let _ = tokio::time::timeout(LAST_REQUESTS, server).await;

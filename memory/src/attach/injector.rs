@@ -301,6 +301,9 @@ const fn call_name(nr: i64) -> &'static str {
         libc::SYS_close => "close",
         libc::SYS_ioctl => "ioctl",
         libc::SYS_mmap => "mmap",
+        libc::SYS_mremap => "mremap",
+        libc::SYS_munmap => "munmap",
+        libc::SYS_dup3 => "dup3",
         libc::SYS_getpid => "getpid",
         _ => "An injected system call",
     }

@@ -4,6 +4,7 @@ mod code;
 mod frame;
 mod injector;
 mod ptrace;
+mod remap;
 mod remote_uffd;
 mod stopped;
 mod threads;
@@ -15,6 +16,7 @@ mod tests;
 pub use injector::Injector;
 mod touched;
 
+pub use remap::{MappingHints, Replacement, Sharing, descriptors_of, replace_in_qemu};
 pub use remote_uffd::{
     Keep, RemoteUffd, close_in_qemu, create_uffd, create_uffd_from_device, discard_in_qemu, none_mapped,
     reopen_uffd,

@@ -77,6 +77,19 @@ pub fn find_mappings(process: &Process, files: &[&RamFile]) -> Result<Vec<QemuMa
     Ok(found)
 }
 
+/// Whether the process sees all of these files through shared mappings. Not so of the parent and the children of a fork:
+/// what they have written is in none of the files.
+///
+/// # Errors
+/// Those of [`Process::maps`].
+pub fn is_shared_whole(process: &Process, files: &[&RamFile]) -> Result<bool> {
+    let found = merge(&process.maps()?, files);
+    Ok(files.iter().enumerate().all(|(index, file)| {
+        let of_file = || found.iter().filter(move |mapping| mapping.file_index == index);
+        of_file().all(|mapping| mapping.shared) && of_file().map(|m| m.len.0).sum::<u64>() >= file.len().0
+    }))
+}
+
 fn merge(maps: &[MapEntry], files: &[&RamFile]) -> Vec<QemuMapping> {
     let mut found: Vec<QemuMapping> = Vec::new();
     for entry in maps {

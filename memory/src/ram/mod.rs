@@ -6,5 +6,5 @@ mod mapping;
 mod probe;
 
 pub use file::RamFile;
-pub use find::{QemuMapping, find_mappings};
+pub use find::{QemuMapping, find_mappings, is_shared_whole};
 pub use mapping::Mapping;

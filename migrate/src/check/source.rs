@@ -1,11 +1,13 @@
 //! What the source can tell by itself.
 
-use vmove_memory::DirtyTracker;
+use vmove_memory::{DirtyTracker, Process, RamFile, is_shared_whole};
 use vmove_qmp::inspect::{BlockerKind, DeviceKind, VmFacts};
 
 use super::Blocker;
+use crate::destination::chain;
 use crate::proto::message::Disk;
 use crate::spec::Mode;
+use crate::vm::VmRecord;
 
 /// Blockers that do not depend on where the guest goes. Disks are judged by the destination, which sees them or not.
 pub(crate) fn blockers(facts: &VmFacts) -> Vec<Blocker> {
@@ -20,6 +22,23 @@ pub(crate) fn blockers(facts: &VmFacts) -> Vec<Blocker> {
         found.push(Blocker::new("no-pagemap-scan", why.to_string()).only_for(&[Mode::Precopy, Mode::Hybrid]));
     }
     found
+}
+
+/// A guest whose memory is private, as after a fork: what it has written is in none of its RAM files, and a destination would
+/// get what it had at the fork.
+pub(crate) fn private_ram(vm: &VmRecord) -> Result<Option<Blocker>, String> {
+    let process = Process::reopen(vm.pid.unsigned_abs(), vm.pid_start).map_err(|e| chain(&e))?;
+    let files: Vec<RamFile> =
+        vm.ram.iter().map(|ram| RamFile::open(&ram.path)).collect::<Result<_, _>>().map_err(|e| chain(&e))?;
+    if is_shared_whole(&process, &files.iter().collect::<Vec<_>>()).map_err(|e| chain(&e))? {
+        return Ok(None);
+    }
+    let message = format!(
+        "The memory of {:?} is private since a fork: `vfork promote` gives it memory of its own (`vmove migrate` does that \
+         by itself)",
+        vm.name
+    );
+    Ok(Some(Blocker::new("private-ram", message).about(&vm.name)))
 }
 
 fn code(kind: BlockerKind, device: Option<DeviceKind>) -> &'static str {

@@ -85,7 +85,8 @@ impl Session {
         let facts = vmove_qmp::inspect::facts(&client, self.vm.pid.unsigned_abs(), None)
             .await
             .map_err(|e| chain(&e))?;
-        let blockers = crate::check::source::blockers(&facts);
+        let mut blockers = crate::check::source::blockers(&facts);
+        blockers.extend(crate::check::source::private_ram(&self.vm)?);
         let mode = self.spec.mode.fixed();
         // `auto` takes what is left; a named mode must be possible.
         let bad: Vec<_> =

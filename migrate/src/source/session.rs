@@ -229,6 +229,9 @@ async fn look(
         .map_err(|e| trouble("monitor")(chain(&e)))?;
     report.blockers.extend(crate::check::source::blockers(&facts));
     report.warnings = crate::check::source::warnings(&facts);
+    if let Some(blocker) = crate::check::source::private_ram(vm).map_err(trouble("ram-not-shared"))? {
+        return Err(blocker);
+    }
     let offers = node.config.dialer.fabrics();
     let fabric = offers
         .first()

@@ -39,6 +39,14 @@ impl Client {
         }
     }
 
+    /// Closes what [`Client::add_fd`] gave. QEMU does so once the guest runs.
+    ///
+    /// # Errors
+    /// As [`Client::execute_raw`].
+    pub async fn remove_fd(&self, entry: FdSetEntry) -> Result<(), QmpError> {
+        self.execute_raw("remove-fd", json!({ "fdset-id": entry.set }), SHORT).await.map(drop)
+    }
+
     /// Gives QEMU `fd` under `name`, for one command that takes `fd:name`. Names belong to this connection.
     ///
     /// # Errors

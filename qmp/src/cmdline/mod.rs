@@ -5,6 +5,7 @@
 
 mod adopt;
 mod destination;
+mod fork;
 mod layout;
 mod movable;
 mod obstacle;
@@ -21,6 +22,7 @@ use std::{
 };
 
 pub use destination::DestinationCommand;
+pub use fork::{ChildIdentity, Nic};
 pub use layout::{RamBacking, RamFileSpec, RunLayout};
 pub use obstacle::Obstacle;
 pub use ram::{RamBackend, RamKind, RamUse};

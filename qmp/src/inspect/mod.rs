@@ -103,6 +103,14 @@ pub async fn facts(client: &Client, pid: u32, line: Option<&CommandLine>) -> Res
     })
 }
 
+/// Network back ends of a running QEMU.
+///
+/// # Errors
+/// Any [`QmpError`] of the query.
+pub async fn netdevs(client: &Client) -> Result<Vec<NetdevFact>, QmpError> {
+    device::netdevs(&Ask(client)).await
+}
+
 /// Shorthand for queries.
 struct Ask<'c>(&'c Client);
 

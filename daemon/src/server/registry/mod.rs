@@ -5,7 +5,7 @@ mod end;
 mod look;
 mod pause;
 mod run;
-mod starting;
+pub mod starting;
 mod supervise;
 
 use std::collections::{BTreeMap, HashSet};
@@ -27,11 +27,11 @@ const REMEMBERED: usize = 100;
 /// All VMs of this node.
 #[derive(Debug)]
 pub struct Registry {
-    vms: Arc<VmStore>,
-    monitors: Arc<Monitors>,
+    pub(in crate::server) vms: Arc<VmStore>,
+    pub(in crate::server) monitors: Arc<Monitors>,
     sessions: Arc<Sessions>,
-    run_dir: PathBuf,
-    memory_dir: PathBuf,
+    pub(in crate::server) run_dir: PathBuf,
+    pub(in crate::server) memory_dir: PathBuf,
     state: Mutex<State>,
 }
 
@@ -81,7 +81,7 @@ impl Registry {
     }
 
     /// Takes a name for a VM that is about to come.
-    fn reserve(self: &Arc<Self>, name: &str) -> Result<Reserved, Problem> {
+    pub fn reserve(self: &Arc<Self>, name: &str) -> Result<Reserved, Problem> {
         check_name(name).map_err(|e| store_problem(&e))?;
         let taken = || store_problem(&VmStoreError::Exists(name.to_owned()));
         if !self.lock().reserved.insert(name.to_owned()) {
@@ -97,7 +97,7 @@ impl Registry {
     }
 
     /// Refuses while a migration holds the VM.
-    fn not_in_session(&self, name: &str) -> Result<(), Problem> {
+    pub fn not_in_session(&self, name: &str) -> Result<(), Problem> {
         match self.sessions.of_vm(name) {
             None => Ok(()),
             Some(p) => Err(Problem::new(
@@ -108,7 +108,7 @@ impl Registry {
     }
 
     /// Adds the record, which makes the VM real, and watches it.
-    async fn enter(self: &Arc<Self>, record: VmRecord) -> Result<(), Problem> {
+    pub async fn enter(self: &Arc<Self>, record: VmRecord) -> Result<(), Problem> {
         let vms = self.vms.clone();
         let new = record.clone();
         off_worker(move || vms.insert(new)).await?.map_err(|e| store_problem(&e))?;
@@ -143,7 +143,7 @@ impl Drop for Ending {
 
 /// A name that nobody else can take until this is dropped.
 #[derive(Debug)]
-struct Reserved {
+pub struct Reserved {
     registry: Arc<Registry>,
     name: String,
 }
@@ -173,7 +173,7 @@ pub fn store_problem(error: &VmStoreError) -> Problem {
 }
 
 /// The process of a record, if it is still that one.
-fn process_of(record: &VmRecord) -> Option<vmove_memory::Process> {
+pub fn process_of(record: &VmRecord) -> Option<vmove_memory::Process> {
     let pid = u32::try_from(record.pid).ok()?;
     vmove_memory::Process::reopen(pid, record.pid_start).ok().filter(vmove_memory::Process::alive)
 }

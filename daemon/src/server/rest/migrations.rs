@@ -38,13 +38,22 @@ pub async fn start(
 ) -> Result<(StatusCode, axum::Json<Taken>), Refusal> {
     request.options.validate().map_err(|why| Problem::new(Code::BadOption, why))?;
     let to = app.target(&request.to)?;
-    let engine = app.engine.clone();
-    let id = detached(async move {
-        engine.start(&request.vm, to, request.options).await.map_err(|e| engine_problem(&e))
+    let (engine, forks) = (app.engine.clone(), app.forks.clone());
+    let (id, promoted) = detached(async move {
+        // Private memory since a fork cannot be moved: memory of its own first.
+        let promoted = forks.promote(request.vm.clone()).await?;
+        let id = engine.start(&request.vm, to, request.options).await.map_err(|e| engine_problem(&e))?;
+        Ok((id, promoted))
     })
     .await?;
     app.sessions.add(id);
-    Ok((StatusCode::ACCEPTED, axum::Json(Taken { id: id.to_string() })))
+    let note = promoted.was_private.then(|| {
+        format!(
+            "the memory of {:?} was private since a fork: it was given memory of its own first ({:.0} ms, guest paused for {:.1} ms)",
+            promoted.vm, promoted.total_ms, promoted.pause_ms
+        )
+    });
+    Ok((StatusCode::ACCEPTED, axum::Json(Taken { id: id.to_string(), note })))
 }
 
 /// One migration now.
@@ -87,7 +96,7 @@ async fn act(app: Arc<App>, id: String, recover: bool) -> Result<(StatusCode, ax
     })
     .await?;
     app.sessions.add(&full);
-    Ok((StatusCode::ACCEPTED, axum::Json(Taken { id: full })))
+    Ok((StatusCode::ACCEPTED, axum::Json(Taken { id: full, note: None })))
 }
 
 /// Snapshots of a migration as they come, one JSON object a line, until it has ended.

@@ -1,6 +1,7 @@
 //! REST: everything on the control socket, questions alone on the peer port.
 
 mod error;
+mod forks;
 mod migrations;
 mod node;
 pub mod openapi;
@@ -30,6 +31,14 @@ pub fn control(app: Arc<App>) -> Router {
         .route("/v1/vms/{name}/forget", post(vms::forget))
         .route("/v1/vms/{name}/state", axum::routing::put(vms::set_state))
         .route("/v1/vms/{name}/check", get(vms::check))
+        .route("/v1/vms/{name}/tree", get(forks::tree))
+        .route("/v1/vms/{name}/promote", post(forks::promote))
+        .route("/v1/vms/{name}/warm", axum::routing::put(forks::warm))
+        .route("/v1/forks", post(forks::create))
+        .route("/v1/forks/{id}", get(forks::show))
+        .route("/v1/templates", get(forks::templates).post(forks::save))
+        .route("/v1/templates/{name}", axum::routing::delete(forks::remove))
+        .route("/v1/templates/{name}/load", post(forks::load))
         .route("/v1/migrations", get(migrations::list).post(migrations::start))
         .route("/v1/migrations/{id}", get(migrations::show).delete(migrations::cancel))
         .route("/v1/migrations/{id}/recover", post(migrations::recover))

@@ -27,6 +27,15 @@ use crate::api::{schema, types};
         super::vms::forget,
         super::vms::set_state,
         super::vms::check,
+        super::forks::tree,
+        super::forks::promote,
+        super::forks::warm,
+        super::forks::create,
+        super::forks::show,
+        super::forks::templates,
+        super::forks::save,
+        super::forks::load,
+        super::forks::remove,
         super::migrations::list,
         super::migrations::start,
         super::migrations::show,
@@ -36,9 +45,10 @@ use crate::api::{schema, types};
     ),
     components(schemas(
         Problem, Code, types::Taken, types::Stopped,
+        schema::ForkReport, schema::ForkProgress,
         schema::Progress, schema::Outcome, schema::Report, schema::Blocker, schema::CheckReport, schema::MigrationSpec,
     )),
-    tags((name = "node"), (name = "vms"), (name = "migrations"))
+    tags((name = "node"), (name = "vms"), (name = "forks"), (name = "migrations"))
 )]
 struct Api;
 

@@ -1,0 +1,105 @@
+//! What of a guest cannot be forked.
+
+use vmove_memory::{
+    MappingHints, MemoryError, Process, QemuMapping, RamFile, find_mappings, is_shared_whole,
+};
+use vmove_migrate::check::Blocker;
+use vmove_migrate::vm::VmRecord;
+use vmove_qmp::inspect::{BlockerKind, DeviceKind, VmFacts};
+
+use crate::CloneError;
+
+/// Blockers that QEMU's own account of itself shows. Disks are no blocker by where they are: children are on this host.
+#[must_use]
+pub fn blockers(facts: &VmFacts) -> Vec<Blocker> {
+    let fatal = facts.blockers().into_iter().filter(|b| b.fatal && b.kind != BlockerKind::Disk);
+    let mut found: Vec<Blocker> =
+        fatal.map(|b| Blocker::new(code(b.kind), b.message).about(b.subject)).collect();
+    for device in facts.devices.iter().filter(|d| d.kind == DeviceKind::Balloon) {
+        let message = format!(
+            "Device {} ({}) gives pages of guest memory back to the host, and they would come back with what they held at the \
+             fork instead of zeros: detach it (device_del) before the fork",
+            device.id, device.driver
+        );
+        found.push(Blocker::new("balloon", message).about(&device.id));
+    }
+    for disk in facts.block.iter().filter(|b| !b.read_only) {
+        let message = format!(
+            "Disk {} ({}) can be written, and children would write to the same image: attach it read-only, or detach it",
+            disk.node, disk.file
+        );
+        found.push(Blocker::new("writable-disk", message).about(&disk.node));
+    }
+    found
+}
+
+const fn code(kind: BlockerKind) -> &'static str {
+    match kind {
+        BlockerKind::Ram => "ram-not-shared",
+        BlockerKind::OutsideWriter => "outside-writer",
+        BlockerKind::HostDevice => "host-device",
+        BlockerKind::RunState => "run-state",
+        BlockerKind::Qemu => "qemu",
+        _ => "other",
+    }
+}
+
+/// A guest's memory as it is mapped, for whoever is about to map it in another way.
+#[derive(Debug)]
+pub struct GuestRam {
+    /// Its QEMU.
+    pub process: Process,
+    /// Its RAM files.
+    pub files: Vec<RamFile>,
+    /// Where they are mapped.
+    pub mappings: Vec<QemuMapping>,
+    /// What QEMU asked of the kernel, for each mapping.
+    pub hints: Vec<MappingHints>,
+}
+
+impl GuestRam {
+    /// Looks at a guest with shared memory.
+    ///
+    /// # Errors
+    /// [`CloneError::Refused`] for memory that is locked or watched; [`CloneError::Memory`], in particular
+    /// [`MemoryError::NotMapped`] where memory is private already.
+    pub fn open(vm: &VmRecord) -> Result<Self, CloneError> {
+        let process = Process::reopen(vm.pid.unsigned_abs(), vm.pid_start)?;
+        let files = open_files(vm)?;
+        let mappings = find_mappings(&process, &files.iter().collect::<Vec<_>>())?;
+        let hints = hints_of(&process, &mappings)?;
+        Ok(Self { process, files, mappings, hints })
+    }
+}
+
+/// Whether a guest's memory is private: what it has written is in none of its RAM files.
+///
+/// # Errors
+/// [`CloneError::Memory`].
+pub fn is_private(vm: &VmRecord) -> Result<bool, CloneError> {
+    let process = Process::reopen(vm.pid.unsigned_abs(), vm.pid_start)?;
+    let files = open_files(vm)?;
+    Ok(!is_shared_whole(&process, &files.iter().collect::<Vec<_>>())?)
+}
+
+/// The RAM files of a VM.
+pub(crate) fn open_files(vm: &VmRecord) -> Result<Vec<RamFile>, MemoryError> {
+    vm.ram.iter().map(|ram| RamFile::open(&ram.path)).collect()
+}
+
+/// Hints of mappings, refused where another mapping could not keep a promise.
+pub(crate) fn hints_of(process: &Process, mappings: &[QemuMapping]) -> Result<Vec<MappingHints>, CloneError> {
+    let hints: Vec<MappingHints> =
+        mappings.iter().map(|m| MappingHints::read(process, m.hva)).collect::<Result<_, _>>()?;
+    let mut found = Vec::new();
+    if hints.iter().any(|h| h.locked) {
+        let message = "Guest memory is locked (-overcommit mem-lock=on): a private mapping would be copied as a whole while the \
+                       guest stands still; start the guest without it";
+        found.push(Blocker::new("memory-locked", message));
+    }
+    if hints.iter().any(|h| h.watched) {
+        let message = "Guest memory is watched by a userfaultfd, as during a migration: wait for its end";
+        found.push(Blocker::new("memory-watched", message));
+    }
+    if found.is_empty() { Ok(hints) } else { Err(CloneError::Refused(found)) }
+}

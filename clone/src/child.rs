@@ -1,0 +1,325 @@
+//! One copy of a guest: a QEMU that is prepared, gets the template's memory and device state, and runs.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use vmove_memory::{
+    ByteLen, MappingHints, MemoryDir, Process, QemuMapping, RamFile, Replacement, Sharing, find_mappings,
+    replace_in_qemu, touched_in_qemu,
+};
+use vmove_migrate::check::Blocker;
+use vmove_migrate::clock::Mono;
+use vmove_migrate::node;
+use vmove_migrate::vm::{RamFileRecord, VmRecord};
+use vmove_qmp::client::FdSetEntry;
+use vmove_qmp::cmdline::{ChildIdentity, Nic};
+use vmove_qmp::switchover::{Destination, DestinationOptions, Inbound, StateSender};
+use vmove_qmp::{Client, CommandLine, QemuProcess, RamBacking, RamFileSpec, RunLayout};
+
+use crate::error::blocking;
+use crate::template::Source;
+use crate::verify::Comparison;
+use crate::{CloneError, identity, network};
+
+/// A hundred QEMUs started at once take their time.
+const START: Duration = Duration::from_secs(60);
+/// For what takes milliseconds alone, and more beside a hundred others.
+const PATIENCE: Duration = Duration::from_secs(60);
+const GIVE: Duration = Duration::from_secs(10);
+
+/// What all children of a guest have in common.
+#[derive(Debug, Clone)]
+pub struct Base {
+    /// Command line as the operator gave it.
+    pub command_line: Vec<String>,
+    /// Environment variables of QEMU.
+    pub environment: Vec<(String, String)>,
+    /// Machine type with its version.
+    pub machine: String,
+    /// Backing of guest memory.
+    pub backing: RamBacking,
+    /// The daemon's folder for VMs.
+    pub run_dir: PathBuf,
+    /// The daemon's folder for guest memory.
+    pub memory_dir: PathBuf,
+}
+
+/// A child that could be started.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Its number among the children of its parent.
+    pub index: u32,
+    /// Who it is.
+    pub identity: ChildIdentity,
+    /// Where its files are.
+    pub layout: RunLayout,
+    /// Its own RAM files: empty until it is given memory of its own.
+    pub ram: Vec<RamFileSpec>,
+    /// The template of its command line, for its record.
+    command_line: Vec<String>,
+    environment: Vec<(String, String)>,
+    argv: Vec<OsString>,
+    nics: Vec<Nic>,
+}
+
+impl Plan {
+    /// Derives a child from its parent.
+    ///
+    /// # Errors
+    /// [`CloneError::CommandLine`]; [`CloneError::Refused`] for files and sockets that parent and child would take from each
+    /// other.
+    pub fn new(base: &Base, index: u32, name: &str) -> Result<Self, CloneError> {
+        let mut line = CommandLine::parse(base.command_line.iter().map(OsString::from).collect())?;
+        line.pin_machine(&base.machine)?;
+        let identity = identity::fresh(name, line.nics()?.len());
+        line.give_identity(&identity)?;
+        let layout = node::layout(&base.run_dir, &base.memory_dir, name, base.backing);
+        let command = line.derive_destination(&layout)?;
+        let same: Vec<Blocker> = command.same_paths.iter().map(|path| same_path(path)).collect();
+        if !same.is_empty() {
+            return Err(CloneError::Refused(same));
+        }
+        let mut argv = command.argv;
+        if base.backing != RamBacking::Thp {
+            let mut started = CommandLine::parse(argv)?;
+            started.reserve_nothing()?;
+            argv = started.to_argv();
+        }
+        let words = line.to_argv().into_iter().map(|word| word.to_string_lossy().into_owned());
+        Ok(Self {
+            index,
+            identity,
+            layout,
+            ram: command.ram,
+            command_line: words.collect(),
+            environment: base.environment.clone(),
+            argv: node::with_environment(argv, &base.environment),
+            nics: line.nics()?,
+        })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.identity.name
+    }
+}
+
+fn same_path(path: &Path) -> Blocker {
+    let message = format!(
+        "{} is named by the command line, and all children would use it: write {{vmdir}} in its place, which is another folder \
+         for each VM",
+        path.display()
+    );
+    Blocker::new("same-path", message).about(path.to_string_lossy())
+}
+
+/// A QEMU that waits for memory and device state. Dropping it ends nothing: see [`Child::kill`].
+#[derive(Debug)]
+pub struct Child {
+    /// What it is.
+    pub plan: Plan,
+    /// Its QEMU.
+    pub qemu: QemuProcess,
+    /// Its monitor.
+    pub client: Client,
+    /// Where its RAM is mapped.
+    pub mappings: Vec<QemuMapping>,
+    process: Arc<Process>,
+    hints: Vec<MappingHints>,
+    destination: Destination,
+    stream: Option<StateSender>,
+    netdevs: Vec<String>,
+    /// The files that its RAM is laid over, as device and inode.
+    over: Vec<(u64, u64)>,
+    given: Vec<FdSetEntry>,
+}
+
+impl Child {
+    /// Starts a QEMU and does everything that needs neither memory nor state. The folder `plan.layout.vm_dir` must be there.
+    ///
+    /// `started` is told of the process as soon as there is one, to be ended if this fails or is dropped.
+    ///
+    /// # Errors
+    /// [`CloneError`].
+    pub async fn prepare(plan: Plan, started: impl FnOnce(QemuProcess)) -> Result<Self, CloneError> {
+        let order = plan.clone();
+        let qemu = blocking(move || {
+            let dir =
+                MemoryDir::prepare(&order.layout.memory_dir, node::memory_backing(order.layout.backing))?;
+            for spec in &order.ram {
+                crate::record::remove_file(&spec.path)?;
+                let name = spec.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+                dir.create_ram_file(name, ByteLen(spec.size))?;
+            }
+            let log = order.layout.vm_dir.join("qemu.log");
+            Ok(QemuProcess::spawn(&order.argv, &order.layout.vm_dir, &log)?)
+        })
+        .await?;
+        started(qemu.clone());
+        let client = qemu.wait_qmp(&plan.layout.qmp_socket, START).await?;
+        let destination = Destination::prepare(&client, &DestinationOptions::default()).await?;
+        let netdevs = network::isolate(&client, &plan.nics).await?;
+        let (stream, theirs) = StateSender::pair()?;
+        destination.listen(Inbound::Fd(theirs)).await?;
+        let (pid, ram) = (qemu.pid(), plan.ram.clone());
+        let (process, mappings, hints) = blocking(move || {
+            let process = Process::open(pid)?;
+            let files: Vec<RamFile> = ram.iter().map(|r| RamFile::open(&r.path)).collect::<Result<_, _>>()?;
+            let mappings = find_mappings(&process, &files.iter().collect::<Vec<_>>())?;
+            let hints = crate::check::hints_of(&process, &mappings)?;
+            Ok((process, mappings, hints))
+        })
+        .await?;
+        let process = Arc::new(process);
+        Ok(Self {
+            plan,
+            qemu,
+            client,
+            mappings,
+            process,
+            hints,
+            destination,
+            stream: Some(stream),
+            netdevs,
+            over: Vec::new(),
+            given: Vec::new(),
+        })
+    }
+
+    /// Lays its RAM over the template's files, privately: what it writes stays with it. Does nothing if that is so already
+    /// and QEMU has touched none of it.
+    ///
+    /// # Errors
+    /// [`CloneError`], in particular for lack of huge pages.
+    pub async fn lay_over(&mut self, sources: &[Source]) -> Result<(), CloneError> {
+        let wanted: Vec<(u64, u64)> = sources.iter().map(|source| source.identity).collect();
+        if self.over == wanted && !self.touched()? {
+            return Ok(());
+        }
+        for entry in self.given.drain(..) {
+            self.client.remove_fd(entry).await?;
+        }
+        for source in sources {
+            use std::os::fd::AsFd;
+            self.given.push(self.client.add_fd(None, source.file.as_fd(), GIVE).await?);
+        }
+        let replace = |(at, hints): (&QemuMapping, &MappingHints)| Replacement {
+            at: *at,
+            fd_in_qemu: self.given[at.file_index].fd,
+            sharing: Sharing::Private,
+            hints: hints.clone(),
+        };
+        let replacements: Vec<_> = self.mappings.iter().zip(&self.hints).map(replace).collect();
+        let process = Arc::clone(&self.process);
+        blocking(move || Ok(replace_in_qemu(&process, &replacements, &[])?)).await?;
+        self.over = wanted;
+        Ok(())
+    }
+
+    /// Whether QEMU has read or written guest memory since it was laid over the template. What it has written would hide the
+    /// template's bytes.
+    fn touched(&self) -> Result<bool, CloneError> {
+        let mut any = false;
+        touched_in_qemu(&self.process, &self.mappings, |_, _| any = true)?;
+        Ok(any)
+    }
+
+    /// Loads the device state. The guest stands still.
+    ///
+    /// # Errors
+    /// [`CloneError::Switchover`], with QEMU's reason.
+    pub async fn load(&mut self, state: &[u8]) -> Result<(), CloneError> {
+        let mut stream =
+            self.stream.take().ok_or_else(|| CloneError::Task("a child is loaded once".to_owned()))?;
+        let write = async {
+            // A QEMU that refuses the state closes its end; why is what `loaded` tells.
+            let written = stream.write_all(state).await;
+            let _ = stream.shutdown().await;
+            written
+        };
+        let (written, loaded) = tokio::join!(write, self.destination.loaded(PATIENCE));
+        loaded?;
+        written.map_err(|e| CloneError::Task(format!("the device state could not be sent to QEMU: {e}")))
+    }
+
+    /// Compares its memory with the template. It must not have run.
+    ///
+    /// # Errors
+    /// [`CloneError::Differs`].
+    pub async fn verify(&self, template: &[PathBuf]) -> Result<(), CloneError> {
+        let (name, generation) = (self.plan.identity.name.clone(), self.plan.identity.generation.clone());
+        let (process, mappings, paths) =
+            (Arc::clone(&self.process), self.mappings.clone(), template.to_vec());
+        blocking(move || {
+            let files: Vec<RamFile> = paths.iter().map(|p| RamFile::open(p)).collect::<Result<_, _>>()?;
+            let comparison = Comparison {
+                child: &name,
+                process: &process,
+                mappings: &mappings,
+                files: &files,
+                generation: &generation,
+            };
+            comparison.run().map(drop)
+        })
+        .await
+    }
+
+    /// Lets it run. Its network stays off. Returns when it did.
+    ///
+    /// # Errors
+    /// [`CloneError::Switchover`].
+    pub async fn run(&self) -> Result<Mono, CloneError> {
+        Ok(Mono(self.destination.resume(PATIENCE).await?.at.0))
+    }
+
+    /// Gives it NICs of its own and switches them on: see [`network`]. Returns what to say of it.
+    pub async fn bring_up_network(&mut self) -> String {
+        for entry in self.given.drain(..) {
+            // The mapping holds the memory by itself.
+            if let Err(error) = self.client.remove_fd(entry).await {
+                tracing::debug!(%error, "a descriptor stays open in QEMU");
+            }
+        }
+        network::bring_up(&self.client, &self.netdevs, &self.plan.nics).await
+    }
+
+    /// Whether it has a network.
+    #[must_use]
+    pub fn has_network(&self) -> bool {
+        !self.netdevs.is_empty()
+    }
+
+    /// Ends it.
+    pub async fn kill(&self) {
+        if let Err(error) = self.qemu.kill().await {
+            tracing::error!(vm = %self.plan.name(), %error, "could not end a child");
+        }
+    }
+
+    /// Its record.
+    #[must_use]
+    pub fn record(&self) -> VmRecord {
+        let ram = |spec: &RamFileSpec| RamFileRecord {
+            id: spec.id.clone(),
+            path: spec.path.clone(),
+            size: spec.size,
+        };
+        VmRecord {
+            name: self.plan.name().to_owned(),
+            pid: i32::try_from(self.qemu.pid()).unwrap_or_default(),
+            pid_start: self.process.start_time(),
+            qmp_socket: self.plan.layout.qmp_socket.clone(),
+            vm_dir: self.plan.layout.vm_dir.clone(),
+            backing: node::backing_name(self.plan.layout.backing).to_owned(),
+            command_line: self.plan.command_line.clone(),
+            environment: self.plan.environment.clone(),
+            ram: self.plan.ram.iter().map(ram).collect(),
+            adopted: false,
+            session: None,
+        }
+    }
+}

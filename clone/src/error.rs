@@ -1,0 +1,102 @@
+//! Why something did not work.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use vmove_memory::MemoryError;
+use vmove_migrate::check::Blocker;
+use vmove_qmp::QmpError;
+use vmove_qmp::cmdline::CommandLineError;
+use vmove_qmp::process::ProcessError;
+use vmove_qmp::switchover::SwitchoverError;
+
+/// Why a fork, or a part of it, failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CloneError {
+    /// Something stands in the way; nothing was changed.
+    #[error("This guest cannot be forked:{}", list(.0))]
+    Refused(Vec<Blocker>),
+    /// Guest memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// A QEMU's monitor.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// Saving or loading device state.
+    #[error(transparent)]
+    Switchover(#[from] SwitchoverError),
+    /// Starting or ending a QEMU.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// Deriving a child's command line.
+    #[error(transparent)]
+    CommandLine(#[from] CommandLineError),
+    /// Too many children for the memory that is there.
+    #[error("{0}")]
+    NoRoom(String),
+    /// A file.
+    #[error("Could not {action} {path}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// A template that cannot be used.
+    #[error("Template {path} cannot be used: {why}")]
+    Template {
+        /// Its folder.
+        path: PathBuf,
+        /// What was expected, what was found.
+        why: String,
+    },
+    /// A child's memory is not what the template holds.
+    #[error(
+        "The memory of {child:?} differs from the template in {pages} pages, first at byte {first:#x} of {file}: it was not run"
+    )]
+    Differs {
+        /// The child.
+        child: String,
+        /// RAM block.
+        file: String,
+        /// Pages of 4 KiB that differ.
+        pages: u64,
+        /// First byte that differs.
+        first: u64,
+    },
+    /// The operator's hook.
+    #[error("The child-start hook {hook} of {child:?} {how}: the child was ended before its network came up")]
+    Hook {
+        /// The child.
+        child: String,
+        /// The program.
+        hook: PathBuf,
+        /// How it failed.
+        how: String,
+    },
+    /// A task of ours ended without an answer.
+    #[error("A task ended early: {0}; see the log of vmoved")]
+    Task(String),
+}
+
+impl CloneError {
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { action, path, source }
+    }
+}
+
+fn list(blockers: &[Blocker]) -> String {
+    blockers.iter().map(|blocker| format!("\n  {}: {}", blocker.code, blocker.message)).collect()
+}
+
+/// Runs what blocks (ptrace, files, page scans) off the threads that serve connections.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, CloneError> + Send + 'static,
+) -> Result<T, CloneError> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| CloneError::Task(error.to_string()))?
+}

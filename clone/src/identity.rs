@@ -1,0 +1,56 @@
+//! What a child must not share with its parent and its siblings.
+
+use rand::Rng;
+use uuid::Uuid;
+use vmove_qmp::cmdline::ChildIdentity;
+
+/// A fresh identity for a child with `nics` NICs.
+#[must_use]
+pub fn fresh(name: &str, nics: usize) -> ChildIdentity {
+    ChildIdentity {
+        name: name.to_owned(),
+        uuid: Uuid::new_v4().to_string(),
+        generation: Uuid::new_v4().to_string(),
+        macs: (0..nics).map(|_| mac()).collect(),
+    }
+}
+
+/// A random unicast address that no vendor owns: 40 bits, so that a million of them on one network still have less than one
+/// chance in two of a pair alike.
+fn mac() -> String {
+    let [a, b, c, d, e] = rand::rng().random::<[u8; 5]>();
+    format!("52:{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}")
+}
+
+/// The next `count` names `PARENT.N` of which `taken` says no, with their numbers, from 1 on.
+#[must_use]
+pub fn names(parent: &str, count: usize, taken: impl Fn(&str) -> bool) -> Vec<(u32, String)> {
+    let numbered = (1..).map(|index: u32| (index, format!("{parent}.{index}")));
+    numbered.filter(|(_, name)| !taken(name)).take(count).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_children_are_alike() {
+        let (a, b) = (fresh("a", 2), fresh("a", 2));
+        assert_ne!(a.uuid, b.uuid);
+        assert_ne!(a.generation, b.generation);
+        assert_ne!(a.uuid, a.generation);
+        assert_ne!(a.macs[0], a.macs[1]);
+        for mac in &a.macs {
+            assert_eq!(mac.len(), 17);
+            let first = u8::from_str_radix(&mac[..2], 16).unwrap();
+            assert_eq!(first & 3, 2, "{mac}: locally administered, unicast");
+        }
+    }
+
+    #[test]
+    fn names_that_are_taken_are_passed_over() {
+        let found = names("web", 3, |name| name == "web.2");
+        let found: Vec<_> = found.iter().map(|(i, name)| (*i, name.as_str())).collect();
+        assert_eq!(found, [(1, "web.1"), (3, "web.3"), (4, "web.4")]);
+    }
+}

@@ -1,0 +1,184 @@
+//! What outlives the daemon: how far a fork has come, and which VM came from which.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use vmove_memory::QemuMapping;
+use vmove_migrate::vm::{VmRecord, write_atomically};
+
+use crate::CloneError;
+
+/// How far a fork has come. Written down before the step is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ForkPhase {
+    /// Files are being made; the guest has not noticed.
+    Begun,
+    /// The guest is being stopped; its memory is the RAM file's, or becomes private while it stands still.
+    Stopping,
+    /// Memory is private and the RAM file frozen; the guest is about to run again, or does.
+    Frozen,
+    /// All children run.
+    Complete,
+}
+
+/// A RAM file on its way to become a template.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrozenFile {
+    /// Where the VM's record says its RAM is, before and after.
+    pub path: PathBuf,
+    /// The new, empty file that takes its place.
+    pub home: PathBuf,
+    /// The name under which the frozen file stays.
+    pub template: PathBuf,
+    /// Device and inode of the frozen file.
+    pub identity: (u64, u64),
+}
+
+/// Journal of a fork.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ForkRecord {
+    /// Its id.
+    pub id: String,
+    /// The guest, as it was registered.
+    pub vm: VmRecord,
+    /// How far it has come.
+    pub phase: ForkPhase,
+    /// Guest code ran before.
+    pub was_running: bool,
+    /// RAM files.
+    pub files: Vec<FrozenFile>,
+    /// Where they are mapped.
+    pub mappings: Vec<QemuMapping>,
+    /// Folder of the template.
+    pub template: PathBuf,
+    /// Whether the template is to stay.
+    pub keep: bool,
+    /// Names of the children.
+    pub children: Vec<String>,
+}
+
+/// What is known of a VM that was forked, or came from a fork.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Member {
+    /// Name of the VM.
+    pub vm: String,
+    /// Process id of its QEMU.
+    pub pid: i32,
+    /// Start time of that process, against reuse of the id.
+    pub pid_start: u64,
+    /// The VM or the template that it came from; `None` for one that was only forked itself.
+    pub parent: Option<String>,
+    /// Its number among the children of its parent, from 1; 0 without one.
+    pub index: u32,
+    /// The last fork it took part in.
+    pub fork: String,
+    /// Its memory, where that is private: what the guest has written is in none of its RAM files. Empty once it has memory
+    /// of its own.
+    pub private: Vec<QemuMapping>,
+}
+
+/// All members of a node: one JSON file each.
+#[derive(Debug)]
+pub struct Members {
+    dir: PathBuf,
+}
+
+impl Members {
+    /// Opens (and makes) the folder.
+    ///
+    /// # Errors
+    /// [`CloneError::Io`].
+    pub fn open(dir: &Path) -> Result<Self, CloneError> {
+        std::fs::create_dir_all(dir).map_err(CloneError::io("create", dir))?;
+        Ok(Self { dir: dir.to_owned() })
+    }
+
+    /// What is known of the VM of this record, as opposed to an earlier one of its name.
+    #[must_use]
+    pub fn get(&self, vm: &VmRecord) -> Option<Member> {
+        let member = self.read(&self.path(&vm.name))?;
+        (member.pid == vm.pid && member.pid_start == vm.pid_start).then_some(member)
+    }
+
+    /// All of them, by name, also of VMs that have ended.
+    #[must_use]
+    pub fn list(&self) -> Vec<Member> {
+        let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let mut all: Vec<Member> = entries.filter_map(|entry| self.read(&entry.path())).collect();
+        all.sort_by(|a, b| (&a.parent, a.index, &a.vm).cmp(&(&b.parent, b.index, &b.vm)));
+        all
+    }
+
+    /// Writes one down.
+    ///
+    /// # Errors
+    /// [`CloneError::Io`].
+    pub fn put(&self, member: &Member) -> Result<(), CloneError> {
+        let path = self.path(&member.vm);
+        write_atomically(&path, member).map_err(CloneError::io("write", &path))
+    }
+
+    /// Forgets one; that it is not there is fine.
+    ///
+    /// # Errors
+    /// [`CloneError::Io`].
+    pub fn remove(&self, vm: &str) -> Result<(), CloneError> {
+        remove_file(&self.path(vm))
+    }
+
+    fn path(&self, vm: &str) -> PathBuf {
+        self.dir.join(format!("{vm}.json"))
+    }
+
+    fn read(&self, path: &Path) -> Option<Member> {
+        if path.extension().is_none_or(|e| e != "json") {
+            return None;
+        }
+        serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+    }
+}
+
+/// Removes a file; that it is not there is fine.
+pub(crate) fn remove_file(path: &Path) -> Result<(), CloneError> {
+    match std::fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(CloneError::io("remove", path)(source))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_told_from_earlier_vms_of_the_same_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let members = Members::open(dir.path()).unwrap();
+        let member = Member {
+            vm: "two words".to_owned(),
+            pid: 7,
+            pid_start: 8,
+            parent: Some("web".to_owned()),
+            index: 1,
+            fork: "f".to_owned(),
+            private: Vec::new(),
+        };
+        members.put(&member).unwrap();
+        let record = |pid_start| -> VmRecord {
+            serde_json::from_value(serde_json::json!({
+                "name": "two words", "pid": 7, "pid_start": pid_start, "qmp_socket": "/q", "vm_dir": "/v",
+                "backing": "thp", "command_line": [], "ram": [], "adopted": false,
+            }))
+            .unwrap()
+        };
+        assert_eq!(members.get(&record(8)), Some(member));
+        assert_eq!(members.get(&record(9)), None);
+        members.remove("two words").unwrap();
+        members.remove("two words").unwrap();
+        assert!(members.list().is_empty());
+    }
+}

@@ -1,0 +1,115 @@
+//! What a fork tells of itself. The field names are part of the interface.
+
+use serde::{Deserialize, Serialize};
+
+/// One child.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ChildReport {
+    /// Name of the VM.
+    pub name: String,
+    /// Its number among the children of its parent, from 1.
+    pub index: u32,
+    /// Node it is on.
+    pub node: String,
+    /// Its monitor socket.
+    pub qmp: String,
+    /// Process id of its QEMU; 0 if it did not come to be.
+    pub pid: i32,
+    /// From the request until it executed guest code, in milliseconds; absent if it never did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub running_ms: Option<f64>,
+    /// It was prepared beforehand.
+    pub warm: bool,
+    /// `--verify`: its memory was the template's, to the last byte, before it ran.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verified: Option<bool>,
+    /// What became of its network: `none`, `up`, or why it is down.
+    pub network: String,
+    /// Why it did not come to be, or was ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// What was sent to many hosts at once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Multicast {
+    /// Bytes on the parent's link.
+    pub sent_bytes: u64,
+    /// Chunks that did not arrive at some host.
+    pub lost_chunks: u64,
+    /// Chunks that were fetched again.
+    pub repaired_chunks: u64,
+}
+
+/// A fork that has ended.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ForkReport {
+    /// Id of the fork.
+    pub id: String,
+    /// Name of the guest that was forked, or of the template.
+    pub parent: String,
+    /// Children, by number.
+    pub children: Vec<ChildReport>,
+    /// How long the parent stood still, from its STOP to its RESUME, in milliseconds; 0 for one that was paused, and
+    /// for a template.
+    pub parent_pause_ms: f64,
+    /// From the request until the last child executed guest code, in milliseconds.
+    pub all_running_ms: f64,
+    /// From the request until nothing was left to do, hooks and networks included, in milliseconds.
+    pub complete_ms: f64,
+    /// Distribution to other hosts.
+    pub multicast: Multicast,
+    /// How children come to the template: `local`, on one host.
+    pub fabric: String,
+    /// The parent was given memory of its own first, since it had been forked before. Milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rehomed_ms: Option<f64>,
+    /// What the operator should know.
+    pub warnings: Vec<String>,
+}
+
+/// Where a fork stands.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ForkProgress {
+    /// Id of the fork.
+    pub id: String,
+    /// Name of the guest.
+    pub parent: String,
+    /// `check`, `rehome`, `freeze`, `load`, `run`, `network`, `done` or `failed`.
+    pub phase: String,
+    /// Children asked for.
+    pub children: usize,
+    /// Children whose QEMU is there.
+    pub prepared: usize,
+    /// Children that hold memory and device state.
+    pub loaded: usize,
+    /// Children that run.
+    pub running: usize,
+    /// Milliseconds since the request.
+    pub elapsed_ms: f64,
+    /// The end, when it has come.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub report: Option<ForkReport>,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<ForkFailure>,
+}
+
+/// Why a fork failed, in the words of the HTTP interface.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForkFailure {
+    /// Stable word.
+    pub code: String,
+    /// For people.
+    pub message: String,
+    /// What the command ends with.
+    pub exit_code: u8,
+}
+
+impl ForkProgress {
+    /// Whether nothing more is to come.
+    #[must_use]
+    pub const fn is_end(&self) -> bool {
+        self.report.is_some() || self.error.is_some()
+    }
+}

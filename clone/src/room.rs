@@ -1,0 +1,105 @@
+//! Whether there is memory for the children, before any is started.
+
+use serde::{Deserialize, Serialize};
+
+use crate::CloneError;
+
+/// What a QEMU needs beside guest memory: its own heap, page tables, buffers of its devices. Bytes; measured 17 to 25 MiB.
+pub const QEMU_BYTES: u64 = 32 << 20;
+/// Part of its memory that a child is expected to write, unless said otherwise: one of so many.
+pub const WRITTEN_PART: u64 = 16;
+
+/// What a fork would need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Demand {
+    /// Children.
+    pub count: u64,
+    /// Guest memory of each, in bytes.
+    pub guest_bytes: u64,
+    /// What each is expected to write of it, in bytes.
+    pub written_bytes: u64,
+    /// On hugetlbfs a write for which no page is left kills QEMU, so all that could be written must be there.
+    pub reserved: bool,
+}
+
+impl Demand {
+    /// Of children that write `written` bytes each, or the usual part if that is not known.
+    #[must_use]
+    pub fn new(count: u64, guest_bytes: u64, written: Option<u64>, hugetlb: bool) -> Self {
+        let usual = written.unwrap_or(guest_bytes / WRITTEN_PART).min(guest_bytes);
+        let written_bytes = if hugetlb { guest_bytes } else { usual };
+        Self { count, guest_bytes, written_bytes, reserved: hugetlb }
+    }
+
+    /// Bytes of guest memory needed, that of the parent included where it needs its own pages, too.
+    #[must_use]
+    pub fn guest_total(&self) -> u64 {
+        let holders = self.count + u64::from(self.reserved);
+        self.written_bytes.saturating_mul(holders)
+    }
+
+    /// Compares with what is there: `guest_free` for guest memory, `host_free` for QEMU itself. On tmpfs they are the same
+    /// memory.
+    ///
+    /// # Errors
+    /// [`CloneError::NoRoom`] with the arithmetic.
+    pub fn fits(&self, guest_free: u64, host_free: u64) -> Result<(), CloneError> {
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let qemu = QEMU_BYTES.saturating_mul(self.count);
+        let count = self.count;
+        if self.reserved {
+            let wanted = self.guest_total();
+            if wanted > guest_free {
+                return Err(CloneError::NoRoom(format!(
+                    "{count} children on huge pages need ({count} + 1) x {} MiB = {} MiB of free huge pages, since each of them \
+                     and the parent may write all of its memory; found {} MiB: take fewer children, or raise vm.nr_hugepages",
+                    mib(self.written_bytes),
+                    mib(wanted),
+                    guest_free >> 20
+                )));
+            }
+        }
+        let wanted = if self.reserved { qemu } else { qemu.saturating_add(self.guest_total()) };
+        if wanted > host_free {
+            return Err(CloneError::NoRoom(format!(
+                "{count} children need {count} x ({} MiB of QEMU + {} MiB that each is expected to write) = {} MiB, found {} MiB \
+                 available: take fewer children, or say by --expect-written that they write less",
+                mib(QEMU_BYTES),
+                if self.reserved { 0 } else { mib(self.written_bytes) },
+                mib(wanted),
+                host_free >> 20
+            )));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn too_many_children_are_refused_with_the_arithmetic() {
+        let demand = Demand::new(32, GIB, None, false);
+        demand.fits(u64::MAX, 3 * GIB).unwrap();
+        let error = demand.fits(u64::MAX, 3 * GIB - 1).unwrap_err().to_string();
+        assert!(error.contains("32 x (32 MiB of QEMU + 64 MiB"), "{error}");
+        assert!(error.contains("= 3072 MiB, found 3071 MiB"), "{error}");
+    }
+
+    #[test]
+    fn huge_pages_must_be_there_for_all_that_could_be_written() {
+        let demand = Demand::new(3, GIB, Some(1), true);
+        demand.fits(4 * GIB, GIB).unwrap();
+        let error = demand.fits(4 * GIB - 1, GIB).unwrap_err().to_string();
+        assert!(error.contains("(3 + 1) x 1024 MiB = 4096 MiB"), "{error}");
+    }
+
+    #[test]
+    fn numbers_beyond_all_bounds_do_not_wrap() {
+        let error = Demand::new(u64::MAX, GIB, None, false).fits(u64::MAX - 1, u64::MAX - 1).unwrap_err();
+        assert!(matches!(error, CloneError::NoRoom(_)));
+    }
+}

@@ -1,0 +1,133 @@
+//! Requests and answers about forks and templates.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Forks a guest.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ForkRequest {
+    /// Name of the VM; either this or `template`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<String>,
+    /// Name of a template that is loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// How many children, from 1 on.
+    pub count: usize,
+    /// Compare each child's memory with the template before it runs.
+    #[serde(default)]
+    pub verify: bool,
+    /// Id for the fork, by which its progress can be asked for meanwhile; one is made up otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// What each child is expected to write, in bytes; without it, one sixteenth of its memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expect_written: Option<u64>,
+    /// Children to prepare afterwards for the next fork; without it, as the configuration says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warm: Option<usize>,
+}
+
+/// Children to keep prepared.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WarmRequest {
+    /// How many; 0 ends those that there are.
+    pub count: usize,
+}
+
+/// Children that are prepared.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Warm {
+    /// Name of the VM.
+    pub vm: String,
+    /// How many.
+    pub prepared: usize,
+}
+
+/// A VM and what came from it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ForkNode {
+    /// Name of the VM.
+    pub name: String,
+    /// Its number among the children of its parent; 0 for one that was not forked from another.
+    pub index: u32,
+    /// `here` or `ended`.
+    pub status: String,
+    /// Its memory is private: it is given memory of its own before it is moved or forked again.
+    pub private: bool,
+    /// The VM or template that it came from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    /// Its children.
+    #[schema(no_recursion)]
+    pub children: Vec<ForkNode>,
+}
+
+/// A VM was given memory of its own.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Promoted {
+    /// Name of the VM.
+    pub vm: String,
+    /// False if it had memory of its own already.
+    pub was_private: bool,
+    /// Bytes copied.
+    pub bytes: u64,
+    /// Rounds while the guest ran.
+    pub rounds: u32,
+    /// How long the guest stood still, in milliseconds.
+    pub pause_ms: f64,
+    /// All of it, in milliseconds.
+    pub total_ms: f64,
+}
+
+/// Makes a template of a guest, and writes it to disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TemplateRequest {
+    /// Name of the VM.
+    pub vm: String,
+    /// Name of the template: as names of VMs.
+    pub name: String,
+}
+
+/// A template.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct TemplateInfo {
+    /// Its name.
+    pub name: String,
+    /// Id of the fork that made it.
+    pub id: String,
+    /// The guest that it was.
+    pub vm: String,
+    /// When, in seconds of the epoch.
+    pub created: u64,
+    /// Size of guest memory, in bytes.
+    pub memory_bytes: u64,
+    /// QEMU that wrote it.
+    pub qemu: String,
+    /// In memory: children can be forked from it.
+    pub loaded: bool,
+    /// On disk.
+    pub saved: bool,
+    /// Bytes on disk.
+    pub disk_bytes: u64,
+    /// How long the guest stood still, in milliseconds; only in the answer to a save.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent_pause_ms: Option<f64>,
+}
+
+/// Templates of a node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct TemplateList {
+    /// By name.
+    pub templates: Vec<TemplateInfo>,
+}
+
+/// Something is gone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Removed {
+    /// Its name.
+    pub name: String,
+}

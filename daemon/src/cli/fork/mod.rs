@@ -1,0 +1,311 @@
+//! The `vfork` command.
+
+pub mod args;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use tokio::time::Instant;
+use vmove_clone::report::{ForkProgress, ForkReport};
+
+use self::args::{Cli, Command, Create, Join, Save, Template};
+use super::client::Client;
+use super::generate;
+use super::output::{End, note, say, say_json, table};
+use super::report;
+use crate::api::forks::{
+    ForkNode, ForkRequest, Promoted, Removed, TemplateInfo, TemplateList, TemplateRequest, Warm, WarmRequest,
+};
+use crate::api::problem::{Code, Exit, Problem};
+use crate::api::segment;
+use crate::api::types::Stopped;
+use crate::units::{format_bytes, format_ms};
+
+/// How often progress is asked for.
+const PACE: Duration = Duration::from_millis(100);
+
+/// Runs `vfork` with the arguments of this process.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let json = cli.global.json;
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return report("vfork", &Problem::from_error(Code::Internal, &error), json),
+    };
+    match runtime.block_on(dispatch(cli)) {
+        Ok(exit) => ExitCode::from(exit.code()),
+        Err(End::BrokenPipe) => ExitCode::SUCCESS,
+        Err(End::Problem(problem)) => report("vfork", &problem, json),
+    }
+}
+
+async fn dispatch(cli: Cli) -> Result<Exit, End> {
+    let client = Client::new(&cli.global.control);
+    let json = cli.global.json;
+    match cli.command {
+        Command::Create(args) => create(&client, args, json).await,
+        Command::Warm(args) => warm(&client, &args, json).await,
+        Command::Tree(args) => tree(&client, &args.vm, json).await,
+        Command::Kill(args) => kill(&client, &args.child, json).await,
+        Command::Join(args) => join(&client, &args, json).await,
+        Command::Promote(args) => promote(&client, &args.vm, json).await,
+        Command::Template(Template::Save(args)) => save(&client, args, json).await,
+        Command::Template(Template::Load(args)) => load(&client, &args.name, json).await,
+        Command::Template(Template::List) => list(&client, json).await,
+        Command::Template(Template::Rm(args)) => remove(&client, &args.name, json).await,
+        Command::Completions(args) => generate::completions_of::<Cli>("vfork", args.shell),
+        Command::Man(args) => generate::man(&args.dir, json),
+    }
+}
+
+async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> {
+    let id = uuid::Uuid::new_v4().simple().to_string();
+    let request = ForkRequest {
+        vm: args.vm,
+        template: args.template,
+        count: args.count,
+        verify: args.verify,
+        id: Some(id.clone()),
+        expect_written: args.expect_written,
+        warm: args.warm,
+    };
+    let asked = client.post("/v1/forks", Some(&request));
+    let done: ForkReport = tokio::select! {
+        done = asked => done?,
+        never = show_progress(client, &id, args.count) => match never {},
+    };
+    let failed = done.children.iter().filter(|child| child.error.is_some()).count();
+    if json {
+        say_json(&done)?;
+    } else {
+        say(&describe(&done))?;
+    }
+    for warning in &done.warnings {
+        note(&format!("vfork: {warning}"));
+    }
+    if failed > 0 {
+        note(&format!("vfork: {failed} of {} children did not come to be", done.children.len()));
+        return Ok(Exit::Failed);
+    }
+    Ok(Exit::Done)
+}
+
+/// Children that run, on a terminal; nothing elsewhere.
+async fn show_progress(client: &Client, id: &str, count: usize) -> std::convert::Infallible {
+    if !std::io::stderr().is_terminal() {
+        return std::future::pending().await;
+    }
+    let bar = ProgressBar::with_draw_target(Some(count as u64), ProgressDrawTarget::stderr_with_hz(10));
+    if let Ok(style) = ProgressStyle::with_template("{spinner} [{bar:24}] {wide_msg}") {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    // Cleared when the future is dropped, since the bar is.
+    let bar = Cleared(bar);
+    loop {
+        tokio::time::sleep(PACE).await;
+        let asked: Result<ForkProgress, Problem> = client.get(&format!("/v1/forks/{id}")).await;
+        if let Ok(progress) = asked {
+            bar.0.set_position(progress.running as u64);
+            bar.0.set_message(format!(
+                "{}: {} prepared, {} loaded, {} of {} running",
+                progress.phase, progress.prepared, progress.loaded, progress.running, progress.children
+            ));
+        }
+    }
+}
+
+struct Cleared(ProgressBar);
+
+impl Drop for Cleared {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+fn describe(done: &ForkReport) -> String {
+    let rows: Vec<Vec<String>> = done
+        .children
+        .iter()
+        .map(|child| {
+            let state = match (&child.error, child.running_ms) {
+                (Some(error), _) => format!("failed: {error}"),
+                (None, Some(at)) => format!("running after {}", format_ms(at)),
+                (None, None) => "did not run".to_owned(),
+            };
+            vec![child.name.clone(), child.pid.to_string(), child.network.clone(), state]
+        })
+        .collect();
+    let mut text = table(&["CHILD", "PID", "NETWORK", "STATE"], &rows);
+    if let Some(first) = done.rehomed_ms {
+        text.push_str(&format!(
+            "{} had been forked before: it got memory of its own first, in {}\n",
+            done.parent,
+            format_ms(first)
+        ));
+    }
+    text.push_str(&format!(
+        "{} stood still for {}; all children ran after {}\n",
+        done.parent,
+        format_ms(done.parent_pause_ms),
+        format_ms(done.all_running_ms)
+    ));
+    text
+}
+
+async fn warm(client: &Client, args: &args::Warm, json: bool) -> Result<Exit, End> {
+    let path = format!("/v1/vms/{}/warm", segment(&args.vm));
+    let warm: Warm = client.put(&path, &WarmRequest { count: args.count }).await?;
+    if json {
+        say_json(&warm)?;
+    } else {
+        say(&format!("{} children of {:?} are prepared", warm.prepared, warm.vm))?;
+    }
+    Ok(Exit::Done)
+}
+
+async fn ask_tree(client: &Client, vm: &str) -> Result<ForkNode, Problem> {
+    client.get(&format!("/v1/vms/{}/tree", segment(vm))).await
+}
+
+async fn tree(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
+    let node = ask_tree(client, vm).await?;
+    if json {
+        say_json(&node)?;
+    } else {
+        let mut text = String::new();
+        draw(&node, 0, &mut text);
+        say(&text)?;
+    }
+    Ok(Exit::Done)
+}
+
+fn draw(node: &ForkNode, depth: usize, text: &mut String) {
+    let memory = if node.private { ", private memory" } else { "" };
+    text.push_str(&format!("{}{} ({}{memory})\n", "  ".repeat(depth), node.name, node.status));
+    for child in &node.children {
+        draw(child, depth + 1, text);
+    }
+}
+
+async fn kill(client: &Client, child: &str, json: bool) -> Result<Exit, End> {
+    let node = ask_tree(client, child).await?;
+    if node.parent.is_none() {
+        let text = format!("{child:?} is not a child of a fork: `vmove stop` ends other VMs");
+        return Err(Problem::new(Code::BadRequest, text).into());
+    }
+    let stopped: Stopped = client.delete(&format!("/v1/vms/{}?force=true", segment(child))).await?;
+    if json {
+        say_json(&stopped)?;
+    } else {
+        say(&format!("{:?} has ended ({})", stopped.name, stopped.how))?;
+    }
+    Ok(Exit::Done)
+}
+
+async fn join(client: &Client, args: &Join, json: bool) -> Result<Exit, End> {
+    let until = args.timeout.map(|ms| Instant::now() + Duration::from_millis(ms));
+    loop {
+        let node = ask_tree(client, &args.vm).await?;
+        let left = node.children.iter().filter(|child| child.status == "here").count();
+        if left == 0 {
+            if json {
+                say_json(&node)?;
+            } else {
+                say(&format!("All {} children of {:?} have ended", node.children.len(), args.vm))?;
+            }
+            return Ok(Exit::Done);
+        }
+        if until.is_some_and(|until| Instant::now() >= until) {
+            let text = format!("{left} children of {:?} are still here", args.vm);
+            return Err(Problem::new(Code::Busy, text).into());
+        }
+        tokio::time::sleep(PACE).await;
+    }
+}
+
+async fn promote(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
+    let done: Promoted = client.post(&format!("/v1/vms/{}/promote", segment(vm)), None::<&()>).await?;
+    if json {
+        say_json(&done)?;
+    } else if done.was_private {
+        say(&format!(
+            "{:?} has memory of its own: {} copied in {} rounds and {}, paused for {}",
+            done.vm,
+            format_bytes(done.bytes),
+            done.rounds,
+            format_ms(done.total_ms),
+            format_ms(done.pause_ms)
+        ))?;
+    } else {
+        say(&format!("{:?} had memory of its own already", done.vm))?;
+    }
+    Ok(Exit::Done)
+}
+
+async fn save(client: &Client, args: Save, json: bool) -> Result<Exit, End> {
+    let request = TemplateRequest { vm: args.vm, name: args.name };
+    let saved: TemplateInfo = client.post("/v1/templates", Some(&request)).await?;
+    if json {
+        say_json(&saved)?;
+    } else {
+        say(&format!(
+            "Template {:?} is saved: {} on disk; {:?} stood still for {}",
+            saved.name,
+            format_bytes(saved.disk_bytes),
+            saved.vm,
+            format_ms(saved.parent_pause_ms.unwrap_or(0.0))
+        ))?;
+    }
+    Ok(Exit::Done)
+}
+
+async fn load(client: &Client, name: &str, json: bool) -> Result<Exit, End> {
+    let loaded: TemplateInfo =
+        client.post(&format!("/v1/templates/{}/load", segment(name)), None::<&()>).await?;
+    if json {
+        say_json(&loaded)?;
+    } else {
+        say(&format!(
+            "Template {:?} is loaded; fork it by: vfork create --template {0:?} --count N",
+            loaded.name
+        ))?;
+    }
+    Ok(Exit::Done)
+}
+
+async fn list(client: &Client, json: bool) -> Result<Exit, End> {
+    let list: TemplateList = client.get("/v1/templates").await?;
+    if json {
+        say_json(&list)?;
+        return Ok(Exit::Done);
+    }
+    if list.templates.is_empty() {
+        say("No template on this node; make one by `vfork template save`")?;
+        return Ok(Exit::Done);
+    }
+    let word = |yes: bool| if yes { "yes" } else { "no" }.to_owned();
+    let rows: Vec<Vec<String>> = list
+        .templates
+        .into_iter()
+        .map(|t| {
+            let disk = if t.saved { format_bytes(t.disk_bytes) } else { "-".to_owned() };
+            vec![t.name, t.vm, format_bytes(t.memory_bytes), word(t.loaded), disk, t.qemu]
+        })
+        .collect();
+    say(&table(&["NAME", "VM", "MEMORY", "LOADED", "ON DISK", "QEMU"], &rows))?;
+    Ok(Exit::Done)
+}
+
+async fn remove(client: &Client, name: &str, json: bool) -> Result<Exit, End> {
+    let removed: Removed = client.delete(&format!("/v1/templates/{}", segment(name))).await?;
+    if json {
+        say_json(&removed)?;
+    } else {
+        say(&format!("Template {:?} is removed", removed.name))?;
+    }
+    Ok(Exit::Done)
+}
