@@ -173,7 +173,12 @@ impl VerbsEndpoint {
                     Outcome::Broken(code) => format!("the device gave up with status {code} (12: no answer)"),
                     _ => "the queue pair stopped".to_owned(),
                 };
-                let Some(lost) = lost else { return broken(&error) };
+                let Some(lost) = lost else {
+                    return match outcome {
+                        Outcome::Broken(_) => FabricError::PathLost { outstanding: 0, why: error },
+                        _ => broken(&error),
+                    };
+                };
                 (lost, RemoteStatus::LocalGone, error)
             }
             Outcome::Refused => (id, RemoteStatus::Refused, "the peer's device refused a request".to_owned()),
@@ -279,8 +284,9 @@ impl VerbsEndpoint {
 
     fn die(&mut self, mut error: FabricError) {
         let all = self.outstanding();
-        if let FabricError::PeerClosed { outstanding } | FabricError::PeerGone { outstanding, .. } =
-            &mut error
+        if let FabricError::PeerClosed { outstanding }
+        | FabricError::PeerGone { outstanding, .. }
+        | FabricError::PathLost { outstanding, .. } = &mut error
         {
             *outstanding = all.max(*outstanding);
         }

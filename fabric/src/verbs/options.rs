@@ -17,8 +17,8 @@ pub struct VerbsOptions {
     pub gid_index: Option<u8>,
     /// READs under way per connection, 1..=255; what both devices can is less. Default 16.
     pub read_depth: u8,
-    /// Time until an unanswered packet is sent again: 4.096 us times two to the power of this, 1..=31. Default 16
-    /// (0.27 s).
+    /// Time until an unanswered packet is sent again: 4.096 us times two to the power of this, 1..=31. Default 14
+    /// (67 ms).
     pub ack_timeout: u8,
     /// How often, before the connection counts as lost, 0..=7. Default 7.
     pub retries: u8,
@@ -33,8 +33,18 @@ pub struct VerbsOptions {
     /// How long [`Endpoint::wait`](crate::Endpoint::wait) on an urgent connection looks for the completion of
     /// outstanding work before it sleeps. Default 50 us; 0: sleep at once.
     pub urgent_spin: Duration,
+    /// Bytes that may be registered at once, over all regions; `None`: as many as the kernel allows.
+    pub max_registered: Option<u64>,
     /// The connection that two queue pairs are introduced over, and that messages take.
     pub stream: TcpOptions,
+}
+
+impl VerbsOptions {
+    /// Roughly how long a queue pair tries before it gives up; some devices take up to four times as long.
+    pub(super) fn patience(&self) -> Duration {
+        let once = Duration::from_nanos(4096) * (1 << (self.ack_timeout & 31).min(24));
+        once * 4 * (u32::from(self.retries & 7) + 1)
+    }
 }
 
 impl Default for VerbsOptions {
@@ -44,13 +54,14 @@ impl Default for VerbsOptions {
             port: None,
             gid_index: None,
             read_depth: 16,
-            ack_timeout: 16,
+            ack_timeout: 14,
             retries: 7,
             urgent_traffic_class: 0,
             bulk_traffic_class: 0,
             urgent_service_level: 0,
             bulk_service_level: 0,
             urgent_spin: Duration::from_micros(50),
+            max_registered: None,
             stream: TcpOptions::default(),
         }
     }
