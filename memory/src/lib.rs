@@ -34,7 +34,7 @@ pub use attach::{
     none_mapped, reopen_uffd, touched_in_qemu,
 };
 pub use collapse::{Collapsed, collapse, huge_mapped, map_folio};
-pub use dirty::{DirtyTracker, Dropped, HoleWatch, Precision, ScanStats, Unsupported};
+pub use dirty::{DirtyTracker, Dropped, HoleWatch, OrphanWatch, Precision, ScanStats, Unsupported};
 pub use error::{MemoryError, Result};
 pub use maps::MapEntry;
 pub use memdir::MemoryDir;

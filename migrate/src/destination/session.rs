@@ -67,6 +67,8 @@ pub(super) struct Session {
     pub room: Room,
     pub publisher: Publisher,
     pub attempt: Attempt,
+    /// The source was asked for other page connections: what it has named before that is named again.
+    pub renewing: bool,
     pub fill_events: mpsc::UnboundedReceiver<FillEvent>,
     pub launching: Option<JoinHandle<Result<Launched, String>>>,
     pub populating: Option<Populating>,
@@ -210,6 +212,7 @@ impl Session {
         arrivals: &mut mpsc::Receiver<Arrival>,
     ) -> End {
         self.attempt.end();
+        self.renewing = false;
         while self.fill_events.try_recv().is_ok() {}
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
