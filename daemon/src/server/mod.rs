@@ -6,6 +6,8 @@ mod fabrics;
 mod lock;
 mod metrics;
 mod peers;
+#[cfg(feature = "verbs")]
+mod rdma;
 mod registry;
 mod rest;
 mod sessions;
@@ -128,7 +130,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     };
     let metrics = metrics::install(&config.node).context("Could not set metrics up")?;
     let fabric_socket = config.state_dir.join("fabric.sock");
-    let fabrics = Arc::new(Fabrics::new(config.fabric, &fabric_socket)?);
+    let fabrics = Arc::new(Fabrics::new(config.fabric, &config.rdma, &fabric_socket)?);
     let peers = TcpListener::bind(config.listen)
         .await
         .with_context(|| format!("Could not listen on {} for peers: give another --listen", config.listen))?;

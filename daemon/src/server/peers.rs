@@ -130,7 +130,7 @@ impl PeerPort {
             LinkKind::Control | LinkKind::State => Link::Stream(stream),
             LinkKind::Urgent | LinkKind::Bulk => {
                 let (stream, tls) = stream.into_inner();
-                let made = self.fabrics.adopt_tcp(stream, Some(tls.into()), class_of(hello.kind)).await;
+                let made = self.fabrics.adopt(&hello, stream, Some(tls.into())).await;
                 let Some(endpoint) = adopted(made, &from.to_string()) else { return };
                 Link::Endpoint(endpoint)
             }
@@ -144,7 +144,7 @@ impl PeerPort {
         let link = match hello.kind {
             LinkKind::Control | LinkKind::State => Link::Stream(Box::new(stream)),
             LinkKind::Urgent | LinkKind::Bulk => {
-                let made = self.fabrics.adopt_tcp(stream, None, class_of(hello.kind)).await;
+                let made = self.fabrics.adopt(&hello, stream, None).await;
                 let Some(endpoint) = adopted(made, &from.to_string()) else { return };
                 Link::Endpoint(endpoint)
             }

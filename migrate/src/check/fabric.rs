@@ -34,7 +34,10 @@ pub(crate) fn negotiate(theirs: &[FabricOffer], ours: &[FabricOffer]) -> Result<
             // Two daemons reach each other by `local` only on one running kernel.
             (None, Some(mine)) if mine.reach != offer.reach => refused.push(match kind {
                 FabricKind::Verbs => {
-                    format!("no verbs between {} at the source and {} at the destination", offer.reach, mine.reach)
+                    format!(
+                        "no verbs between {} at the source and {} at the destination",
+                        offer.reach, mine.reach
+                    )
                 }
                 _ => format!("{kind} does not reach the other host"),
             }),
@@ -49,9 +52,8 @@ pub(crate) fn negotiate(theirs: &[FabricOffer], ours: &[FabricOffer]) -> Result<
             }
         }
     }
-    let words = |offers: &[FabricOffer]| {
-        offers.iter().map(|o| o.kind.to_string()).collect::<Vec<_>>().join(", ")
-    };
+    let words =
+        |offers: &[FabricOffer]| offers.iter().map(|o| o.kind.to_string()).collect::<Vec<_>>().join(", ");
     if theirs.iter().chain(ours).any(|o| o.why_not.is_some()) {
         return Err(format!("No common fabric: {}; see --fabric", refused.join("; ")));
     }
@@ -86,7 +88,8 @@ mod tests {
         let tcp = offer(FabricKind::Tcp, "");
         let roce = [offer(FabricKind::Verbs, "RoCE v2"), tcp.clone()];
         let infiniband = [offer(FabricKind::Verbs, "InfiniBand 1"), tcp.clone()];
-        let none = FabricOffer { why_not: Some("this host has none".to_owned()), ..offer(FabricKind::Verbs, "") };
+        let none =
+            FabricOffer { why_not: Some("this host has none".to_owned()), ..offer(FabricKind::Verbs, "") };
         let with = negotiate(&roce, &roce).unwrap();
         assert_eq!((with.kind, with.may_fall_back), (FabricKind::Verbs, true));
         let mixed = negotiate(&roce, &infiniband).unwrap();

@@ -36,7 +36,8 @@ impl Session {
                 self.regions(regions, channel).await?;
             }
             // Of page connections that are no more: named again when there are others.
-            ToDestination::Runs(_) | ToDestination::RoundEnd(_) | ToDestination::FinalEnd if self.renewing => {}
+            ToDestination::Runs(_) | ToDestination::RoundEnd(_) | ToDestination::FinalEnd
+                if self.renewing => {}
             ToDestination::Round(number) if !self.room.memory.is_serving() => self.begin_round(number),
             ToDestination::Runs(runs) => self.runs(&runs)?,
             ToDestination::RoundEnd(number) if self.round.as_ref().is_some_and(|r| r.number == number) => {
@@ -208,11 +209,7 @@ impl Session {
     }
 
     /// The source says where its memory can be read.
-    async fn regions(
-        &mut self,
-        regions: Regions,
-        channel: &mut Channel<ToDestination>,
-    ) -> Result<(), End> {
+    async fn regions(&mut self, regions: Regions, channel: &mut Channel<ToDestination>) -> Result<(), End> {
         if regions.blocks.len() != self.room.memory.blocks.len() {
             return Err(self.out_of_order("Regions for another number of RAM blocks"));
         }
@@ -226,13 +223,14 @@ impl Session {
             (false, _) => Arc::new(Reach::new(&memory, regions.fabric)),
         };
         self.renewing = false;
+        let kind = regions.fabric.to_string();
+        self.publisher.update(|p| p.fabric = Some(kind));
         let Some(fabric) = self.node.config.dialer.fabric(regions.fabric) else {
             let why = format!("{} is not open at the destination (any more)", regions.fabric);
             return self.pages_lost(why, false, channel).await;
         };
         let (update, taken) = (regions.update, Arc::clone(&reach));
-        let mut work =
-            tokio::task::spawn_blocking(move || taken.update(&memory, &*fabric, &regions));
+        let mut work = tokio::task::spawn_blocking(move || taken.update(&memory, &*fabric, &regions));
         // It may take seconds for a large guest, and the source must not take us for dead.
         let done = loop {
             match timeout(ALIVE_EVERY, &mut work).await {

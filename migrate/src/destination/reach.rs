@@ -91,7 +91,10 @@ impl BlockReach {
         for part in &theirs.parts {
             let end = part.start.checked_add(part.region.len).filter(|end| *end <= block.file.len().0);
             let (Some(end), true) = (end, part.start % self.unit == 0) else {
-                return Err(format!("the source names memory at {:#x} that the guest does not have", part.start));
+                return Err(format!(
+                    "the source names memory at {:#x} that the guest does not have",
+                    part.start
+                ));
             };
             self.base.store(part.region.addr.wrapping_sub(part.start), Ordering::Relaxed);
             for index in part.start / self.unit..end.div_ceil(self.unit) {
@@ -101,7 +104,9 @@ impl BlockReach {
                     let start = index * self.unit;
                     let until = (start + self.unit).min(end);
                     match new.last_mut() {
-                        Some(last) if last.end().0 == start && start != part.start => last.len.0 += until - start,
+                        Some(last) if last.end().0 == start && start != part.start => {
+                            last.len.0 += until - start
+                        }
                         _ => new.push(ByteRange::new(FileOffset(start), ByteLen(until - start))),
                     }
                 }

@@ -176,8 +176,8 @@ impl Hello {
             return Err(HelloError::Version(version));
         }
         from.read_exact(&mut fixed[10..]).await?;
-        let kind =
-            LinkKind::from_byte(fixed[10] & !RDMA).ok_or(HelloError::Malformed("unknown kind of connection"))?;
+        let kind = LinkKind::from_byte(fixed[10] & !RDMA)
+            .ok_or(HelloError::Malformed("unknown kind of connection"))?;
         let session = SessionId(Uuid::from_bytes(array(&fixed[12..28])));
         let token = Token(array(&fixed[28..44]));
         let node = read_text(from, fixed[44], MAX_NODE_NAME).await?;

@@ -123,6 +123,7 @@ impl Session {
         self.report.destination.clone_from(&accepted.destination);
         self.report.fabric = accepted.fabric.to_string();
         self.report.fabric_reason.clone_from(&accepted.fabric_reason);
+        self.show_fabric();
         self.report.memory.clone_from(&self.vm.backing);
         let vm = self.vm.clone();
         let memory = tokio::task::spawn_blocking(move || SourceMemory::open(&vm))

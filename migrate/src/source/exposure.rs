@@ -53,7 +53,8 @@ impl Exposure {
         for block in &memory.blocks {
             let mapping = if pins { block.file.map().map_err(memory_error)? } else { block.mapping.clone() };
             let watch = if pins { Some(OrphanWatch::new(&mapping).map_err(memory_error)?) } else { None };
-            let parts = if pins { pieces(&block.file, &with_memory(&block.file)?) } else { vec![block.file.range()] };
+            let parts =
+                if pins { pieces(&block.file, &with_memory(&block.file)?) } else { vec![block.file.range()] };
             let pieces = GuestRegion::register_all(&*fabric, &mapping, &parts, Access::REMOTE_READ)?;
             blocks.push(Exposed { mapping, pieces, watch });
         }
@@ -140,8 +141,7 @@ fn without(parts: &[ByteRange], taken: ByteRange) -> Vec<ByteRange> {
         let behind = part.start.0.max(taken.end().0)..part.end().0;
         [before, behind].into_iter().filter(|r| r.start < r.end)
     };
-    let range =
-        |r: std::ops::Range<u64>| ByteRange::new(FileOffset(r.start), ByteLen(r.end - r.start));
+    let range = |r: std::ops::Range<u64>| ByteRange::new(FileOffset(r.start), ByteLen(r.end - r.start));
     parts.iter().flat_map(keep).map(range).collect()
 }
 

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use vmove_memory::{
-    DirtyTracker, HoleWatch, Mapping, PageRun, PageSize, Precision, Process, QemuMapping, RamFile, find_mappings,
+    DirtyTracker, HoleWatch, Mapping, PageRun, PageSize, Precision, Process, QemuMapping, RamFile,
+    find_mappings,
 };
 
 use super::classify::{Classified, Subject, classify};

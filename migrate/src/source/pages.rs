@@ -73,7 +73,10 @@ impl Session {
         tracing::warn!(session = %self.id, why, renewals = self.renewals, "page connections were lost; opening others");
         let failed = |why: String| CodecError::Io(std::io::Error::other(why));
         if self.renewals > MOST_RENEWALS {
-            return Err(failed(format!("page connections failed {} times; the last time: {why}", self.renewals)));
+            return Err(failed(format!(
+                "page connections failed {} times; the last time: {why}",
+                self.renewals
+            )));
         }
         self.report.recoveries += 1;
         if !same_fabric {
@@ -102,16 +105,24 @@ impl Session {
         self.fabric = Some(FabricKind::Tcp);
         self.report.fabric = FabricKind::Tcp.to_string();
         why.clone_into(&mut self.report.fabric_reason);
+        self.show_fabric();
         true
+    }
+
+    pub(super) fn show_fabric(&self) {
+        let fabric = format!("{}: {}", self.report.fabric, self.report.fabric_reason);
+        self.publisher.update(|p| p.fabric = Some(fabric));
     }
 
     async fn serve_over(&mut self, kind: FabricKind) -> Result<(), Trouble> {
         self.end_pages();
-        let accepted = self.accepted.clone().ok_or_else(|| Stop::Failed("no fabric was agreed on".to_owned()))?;
+        let accepted =
+            self.accepted.clone().ok_or_else(|| Stop::Failed("no fabric was agreed on".to_owned()))?;
         let fabric = self.node.config.dialer.fabric(kind);
         let fabric = fabric.ok_or_else(|| Trouble::Fabric(format!("{kind} is not open here (any more)")))?;
         let memory = Arc::clone(self.memory().map_err(Stop::Failed)?);
-        let exposure = self.meanwhile_alive(tokio::task::spawn_blocking(move || Exposure::open(&memory, fabric)));
+        let exposure =
+            self.meanwhile_alive(tokio::task::spawn_blocking(move || Exposure::open(&memory, fabric)));
         let exposure = exposure.await?.map_err(|error| match error {
             ExposeError::Fabric(error) => Trouble::Fabric(chain(&error)),
             ExposeError::Memory(why) => Trouble::Stop(Stop::Failed(why)),
