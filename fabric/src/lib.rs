@@ -37,6 +37,7 @@ pub mod region;
 pub mod serve;
 pub mod tcp;
 pub mod thread;
+pub mod trial;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 

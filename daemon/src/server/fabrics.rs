@@ -217,7 +217,7 @@ where
 /// The traffic class of a page connection.
 pub fn class_of(kind: LinkKind) -> Class {
     match kind {
-        LinkKind::Urgent => Class::Urgent,
+        LinkKind::Urgent | LinkKind::Trial => Class::Urgent,
         LinkKind::Bulk => Class::Bulk,
         LinkKind::Control | LinkKind::State => Class::Message,
     }

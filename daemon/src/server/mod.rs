@@ -12,6 +12,7 @@ mod registry;
 mod rest;
 mod sessions;
 mod tls;
+mod trial;
 
 use std::future::Future;
 use std::io::IsTerminal;
@@ -54,6 +55,7 @@ struct App {
     sessions: Arc<Sessions>,
     registry: Arc<Registry>,
     fabrics: Arc<Fabrics>,
+    dialer: Arc<PeerDialer>,
     metrics: PrometheusHandle,
     started: Instant,
     /// As bound: the port may have been left to the kernel.
@@ -185,13 +187,14 @@ async fn assemble(
 ) -> anyhow::Result<Arc<App>> {
     let vms = Arc::new(VmStore::open(&config.state_dir.join("vms"))?);
     let monitors = Arc::new(Monitors::default());
+    let dialer = Arc::new(PeerDialer::new(tls, &config.nodes, fabrics.clone()));
     let settings = EngineConfig {
         node: config.node.clone(),
         sessions_dir: config.state_dir.join("sessions"),
         run_dir: config.run_dir.clone(),
         memory_dir: config.memory_dir.clone(),
         monitors: monitors.clone(),
-        dialer: Arc::new(PeerDialer::new(tls, &config.nodes, fabrics.clone())),
+        dialer: dialer.clone(),
         bulk_connections: config.bulk_connections,
         reconnect_for: config.reconnect_for,
     };
@@ -211,6 +214,7 @@ async fn assemble(
         sessions,
         registry,
         fabrics,
+        dialer,
         metrics,
         started,
         listen,

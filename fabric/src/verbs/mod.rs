@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+pub use device::ports;
 pub use options::VerbsOptions;
 
 use crate::region::{LocalSlice, Registration, RemoteRegion};
@@ -244,8 +245,8 @@ impl VerbsFabric {
             return Err(FabricError::protocol("something else where the peer should be ready"));
         }
         // The time until a device gives up a path on which nothing passes.
-        deadline(Some(INTRODUCTION_TIME + self.options.patience()))?;
-        let tried = probe.read(&mut qp, theirs.page, theirs.page_key, theirs.number);
+        deadline(Some(INTRODUCTION_TIME + self.options.silence))?;
+        let tried = probe.read(&mut qp, (theirs.page, theirs.page_key), theirs.number, self.options.silence);
         // The peer's trial may still be under way: our page stays until it has told.
         let mut said = [0; WORKS.len()];
         wire.exchange(if tried.is_ok() { &WORKS } else { &FAILS }, &mut said).map_err(unanswered)?;
@@ -318,6 +319,7 @@ impl VerbsFabric {
             keys: Arc::clone(&self.keys),
             health: Arc::clone(self.watch.health()),
             queue: SendQueue::new(depth, self.limits.message),
+            silence: self.options.silence,
             spin: if class == Class::Urgent { self.options.urgent_spin } else { Duration::ZERO },
         };
         let endpoint =

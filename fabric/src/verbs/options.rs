@@ -17,11 +17,14 @@ pub struct VerbsOptions {
     pub gid_index: Option<u8>,
     /// READs under way per connection, 1..=255; what both devices can is less. Default 16.
     pub read_depth: u8,
-    /// Time until an unanswered packet is sent again: 4.096 us times two to the power of this, 1..=31. Default 14
-    /// (67 ms).
+    /// Time until an unanswered packet is sent again: 4.096 us times two to the power of this, 1..=31. Default 15
+    /// (134 ms).
     pub ack_timeout: u8,
-    /// How often, before the connection counts as lost, 0..=7. Default 7.
+    /// How often, before the connection counts as lost, 0..=7. Default 6. Soft RoCE takes 7 for "for ever".
     pub retries: u8,
+    /// The path counts as lost when requests are under way and none has ended for this long, whatever the device says; large
+    /// ones get a second more for each 8 MiB. Default 3 s.
+    pub silence: Duration,
     /// Traffic class of urgent connections (on RoCE the DSCP is in its upper six bits). Default 0.
     pub urgent_traffic_class: u8,
     /// Traffic class of all others. Default 0.
@@ -39,14 +42,6 @@ pub struct VerbsOptions {
     pub stream: TcpOptions,
 }
 
-impl VerbsOptions {
-    /// Roughly how long a queue pair tries before it gives up; some devices take up to four times as long.
-    pub(super) fn patience(&self) -> Duration {
-        let once = Duration::from_nanos(4096) * (1 << (self.ack_timeout & 31).min(24));
-        once * 4 * (u32::from(self.retries & 7) + 1)
-    }
-}
-
 impl Default for VerbsOptions {
     fn default() -> Self {
         Self {
@@ -54,8 +49,9 @@ impl Default for VerbsOptions {
             port: None,
             gid_index: None,
             read_depth: 16,
-            ack_timeout: 14,
-            retries: 7,
+            ack_timeout: 15,
+            retries: 6,
+            silence: Duration::from_secs(3),
             urgent_traffic_class: 0,
             bulk_traffic_class: 0,
             urgent_service_level: 0,

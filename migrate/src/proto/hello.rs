@@ -5,7 +5,7 @@
 //! ```text
 //! 0  magic    8 bytes  "VMOVE\r\n\0"   (no HTTP request begins so: the same port serves both)
 //! 8  version  u16      PROTOCOL_VERSION of the sender
-//! 10 kind     u8       1 control, 2 device state, 3 urgent pages, 4 bulk pages; 0x80 is added for pages by RDMA, whose queue
+//! 10 kind     u8       1 control, 2 device state, 3 urgent pages, 4 bulk pages, 16 trial of a fabric; 0x80 is added for pages by RDMA, whose queue
 //!                      pairs are introduced next
 //! 11 index    u8       which of several connections of a kind
 //! 12 session  16 bytes
@@ -86,6 +86,8 @@ pub enum LinkKind {
     Urgent = 3,
     /// All other pages: becomes a fabric endpoint of class bulk.
     Bulk = 4,
+    /// Belongs to no session: becomes a fabric endpoint on which the sender reads memory that is there for that.
+    Trial = 16,
 }
 
 impl LinkKind {
@@ -95,6 +97,7 @@ impl LinkKind {
             2 => Self::State,
             3 => Self::Urgent,
             4 => Self::Bulk,
+            16 => Self::Trial,
             _ => return None,
         })
     }
@@ -182,7 +185,7 @@ impl Hello {
         let token = Token(array(&fixed[28..44]));
         let node = read_text(from, fixed[44], MAX_NODE_NAME).await?;
         let rdma = fixed[10] & RDMA != 0;
-        if rdma && !matches!(kind, LinkKind::Urgent | LinkKind::Bulk) {
+        if rdma && matches!(kind, LinkKind::Control | LinkKind::State) {
             return Err(HelloError::Malformed("RDMA for something else than pages"));
         }
         Ok(Self { version, kind, rdma, index: fixed[11], session, token, node })

@@ -27,6 +27,7 @@ use crate::api::{schema, types};
         super::vms::forget,
         super::vms::set_state,
         super::vms::check,
+        super::fabric::check,
         super::migrations::list,
         super::migrations::start,
         super::migrations::show,

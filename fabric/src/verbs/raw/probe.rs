@@ -15,8 +15,6 @@ use crate::table::Need;
 const LEN: usize = 4096;
 /// Words of that.
 const WORDS: usize = LEN / 8;
-/// When to give up, should the device not. It does so earlier, see [`VerbsOptions`](crate::verbs::VerbsOptions).
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Ours, which is full of a number, and behind it room for the peer's.
 #[derive(Debug)]
@@ -48,16 +46,17 @@ impl Probe {
         self.mr.rkey()
     }
 
-    /// Reads the peer's page, which must be full of `number`.
+    /// Reads the peer's page, by its address and key, which must be full of `number`. Gives up after `patience`, if the device
+    /// has not done so.
     ///
     /// # Errors
     /// What the device says, for people.
     pub(in crate::verbs) fn read(
         &self,
         qp: &mut Qp,
-        address: u64,
-        key: u32,
+        (address, key): (u64, u32),
         number: u32,
+        patience: Duration,
     ) -> Result<(), String> {
         let local = self.address() + LEN as u64;
         let len = u32::try_from(LEN).unwrap_or(0);
@@ -67,8 +66,8 @@ impl Probe {
         let begun = Instant::now();
         let mut ended: Vec<Ended> = Vec::with_capacity(1);
         while qp.cq.poll(&mut ended).map_err(|error| error.to_string())? == 0 {
-            if begun.elapsed() > PATIENCE {
-                return Err(format!("a READ of {LEN} bytes did not end within {PATIENCE:?}"));
+            if begun.elapsed() > patience {
+                return Err(format!("a READ of {LEN} bytes was not answered within {patience:?}"));
             }
             // As long as an ordinary READ takes, look again and again; it is slower only where something is wrong.
             if begun.elapsed() > Duration::from_millis(1) {
