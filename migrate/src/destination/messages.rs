@@ -8,7 +8,7 @@ use vmove_memory::PageRun;
 
 use super::fill::FillEvent;
 use super::reach::Reach;
-use super::session::{End, OpenRound, Session};
+use super::session::{End, OpenRound, Session, TICK};
 use super::work::Work;
 use crate::clock::Mono;
 use crate::ownership::DestinationState;
@@ -141,6 +141,12 @@ impl Session {
             tokio::select! {
                 () = fill.queue.idle() => break,
                 Some(event) = self.fill_events.recv() => self.fill_event(event, channel).await?,
+                // A round may take long, and nobody else says that we live.
+                () = tokio::time::sleep(TICK) => {
+                    let counted = self.attempt.counted(&self.room.memory);
+                    self.publisher.landed(counted.landed_bytes, counted.wire_bytes, None);
+                    channel.send(&ToSource::Progress(counted)).await?;
+                }
             }
             if self.renewing {
                 return Ok(());

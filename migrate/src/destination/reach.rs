@@ -105,7 +105,7 @@ impl BlockReach {
                     let until = (start + self.unit).min(end);
                     match new.last_mut() {
                         Some(last) if last.end().0 == start && start != part.start => {
-                            last.len.0 += until - start
+                            last.len.0 += until - start;
                         }
                         _ => new.push(ByteRange::new(FileOffset(start), ByteLen(until - start))),
                     }

@@ -31,7 +31,7 @@ const SILENCE: Duration = Duration::from_secs(15);
 /// How long the source may take to read why it failed.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How often progress is told.
-const TICK: Duration = Duration::from_millis(100);
+pub(super) const TICK: Duration = Duration::from_millis(100);
 
 /// A connection for a session, brought by the listener.
 #[derive(Debug)]
@@ -222,8 +222,10 @@ impl Session {
                 // What follows the regions is for the page readers: it waits until they have their connections.
                 message = channel.receive(), if !self.attempt.awaits_connections() => match message {
                     Ok(message) => {
+                        let done = self.message(message, channel).await;
+                        // Some take long, and what the source says meanwhile waits.
                         heard = Instant::now();
-                        self.message(message, channel).await
+                        done
                     }
                     Err(error) => Err(error.into()),
                 },
