@@ -8,7 +8,10 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+pub use self::rdma::{RdmaConfig, RdmaFlags};
 use crate::units;
+
+mod rdma;
 
 /// Control socket, unless another is given.
 pub const DEFAULT_CONTROL: &str = "/run/vmove/control.sock";
@@ -44,6 +47,8 @@ pub struct Flags {
     /// How pages cross; auto takes the best that both ends have
     #[arg(long, value_enum)]
     pub fabric: Option<FabricChoice>,
+    #[command(flatten)]
+    pub rdma: RdmaFlags,
     /// Certificate chain of this node, PEM
     #[arg(long, value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
@@ -99,6 +104,7 @@ pub struct ConfigFile {
     memory_dir: Option<PathBuf>,
     run_dir: Option<PathBuf>,
     fabric: Option<FabricChoice>,
+    rdma: RdmaConfig,
     metrics: Option<SocketAddr>,
     insecure: Option<bool>,
     tls: Option<TlsFiles>,
@@ -183,6 +189,8 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// Fabric.
     pub fabric: FabricChoice,
+    /// How RDMA is used.
+    pub rdma: RdmaConfig,
     /// Protection of the peer port.
     pub security: Security,
     /// Metrics port.
@@ -289,6 +297,7 @@ impl Config {
             run_dir: absolute(flags.run_dir.or(file.run_dir).unwrap_or_else(|| below("run"))),
             state_dir,
             fabric: flags.fabric.or(file.fabric).unwrap_or_default(),
+            rdma: file.rdma.overridden(flags.rdma).checked()?,
             security,
             metrics: flags.metrics.or(file.metrics),
             bulk_connections,

@@ -27,6 +27,16 @@ pub enum FabricError {
         #[source]
         source: io::Error,
     },
+    /// The devices of the two sides reach each other no more: nothing is answered, or a device is gone.
+    #[error(
+        "RDMA path lost with {outstanding} operations outstanding: {why}; connect again or use another fabric"
+    )]
+    PathLost {
+        /// Work requests of this side that had not completed.
+        outstanding: usize,
+        /// What the device said.
+        why: String,
+    },
     /// The peer sent something that the protocol does not allow. It is of another version, or hostile.
     #[error("Peer broke the protocol: {what}; check that both sides run the same version")]
     Protocol {
@@ -141,8 +151,10 @@ impl FabricError {
             | Self::Permission { .. }
             | Self::Unsupported { .. }
             | Self::NoDevice { .. }
+            | Self::PathLost { .. }
+            | Self::Register { .. }
             | Self::NoPath { .. } => Remedy::OtherFabric,
-            Self::Protocol { .. } | Self::Tls(_) | Self::Register { .. } | Self::Io { .. } => Remedy::GiveUp,
+            Self::Protocol { .. } | Self::Tls(_) | Self::Io { .. } => Remedy::GiveUp,
         }
     }
 }

@@ -40,6 +40,7 @@ pub mod region;
 pub mod serve;
 pub mod tcp;
 pub mod thread;
+pub mod trial;
 pub mod udp;
 #[cfg(feature = "verbs")]
 pub mod verbs;

@@ -35,7 +35,7 @@ pub use attach::{
     touched_in_qemu,
 };
 pub use collapse::{Collapsed, collapse, huge_mapped, map_folio};
-pub use dirty::{DirtyTracker, Dropped, HoleWatch, Precision, ScanStats, Unsupported};
+pub use dirty::{DirtyTracker, Dropped, HoleWatch, OrphanWatch, Precision, ScanStats, Unsupported};
 pub use error::{MemoryError, Result};
 pub use maps::MapEntry;
 pub use memdir::MemoryDir;

@@ -95,6 +95,7 @@ fn of(id: &SessionId, vm: &str, role: Role, peer: &str, mode: &str, outcome: Out
         rate_bytes_per_s: 0.0,
         dirty_pages_per_s: 0.0,
         round: 0,
+        fabric: None,
         eta_ms: None,
         outcome,
     }

@@ -40,6 +40,9 @@ pub struct SourceRecord {
     pub fabric_address: String,
     /// Bulk connections.
     pub bulk_connections: u8,
+    /// Both sides have tcp, should that fabric fail.
+    #[serde(default)]
+    pub may_fall_back: bool,
     /// QEMU has ended here and its memory is freed: nothing is left to do.
     pub freed: bool,
     /// The guest stays here, and the destination, which may hold its device state, has not heard so yet.

@@ -125,8 +125,11 @@ pub trait Dialer: Send + Sync {
 pub struct FabricOffer {
     /// Which.
     pub kind: FabricKind,
-    /// Where it reaches: for `local`, an id of this running kernel and the path of the Unix socket; empty for `tcp`.
+    /// Where it reaches, the same word on both sides: for `local` an id of this running kernel, for `verbs` the kind of network
+    /// (`RoCE v2`; `InfiniBand` and the subnet's number); empty for `tcp`.
     pub reach: String,
     /// Its address for [`Dialer::endpoint`], where that is not the daemon's own port.
     pub address: String,
+    /// It is wanted and cannot be used, for this reason: listed so that the other side can say why.
+    pub why_not: Option<String>,
 }

@@ -125,6 +125,9 @@ pub struct Progress {
     pub dirty_pages_per_s: f64,
     /// Current round, from 1; 0 before and in `postcopy`.
     pub round: u32,
+    /// Fabric in use and why, once agreed on.
+    #[serde(default)]
+    pub fabric: Option<String>,
     /// Estimated milliseconds to the end, where that can be said.
     pub eta_ms: Option<f64>,
     /// How it ended, or `running`.

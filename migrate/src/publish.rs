@@ -46,6 +46,7 @@ impl Publisher {
             rate_bytes_per_s: 0.0,
             dirty_pages_per_s: 0.0,
             round: 0,
+            fabric: None,
             eta_ms: None,
             outcome: Outcome::Running,
         });

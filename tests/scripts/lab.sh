@@ -3,8 +3,6 @@
 
 # Raise it when what is unpacked changes, so that older caches are made anew.
 LAB_VERSION=1
-# Needed to build what runs in the lab: vmove with the verbs back end.
-LAB_BUILD_PACKAGES=(libibverbs-dev librdmacm-dev)
 # In the hosts, over the machine's own files.
 LAB_HOST_PACKAGES=(kmod perftest rdmacm-utils ibverbs-utils ibverbs-providers iproute2)
 # Modules of the hosts' kernel, with what they need. The first line is what it takes to reach the root file system.
@@ -29,11 +27,17 @@ vmove_lab() {
             set -- bench "$LAB_BENCH" "$@"
             ;;
         test)
+            # Moves only, all of them or those whose name contains the next word.
+            if [ "${2:-}" = moves ]; then
+                build_lab_moves
+                set -- test --hosts 2 --no-check --moves "$(target_dir)/release" --guest "$LAB_GUEST" --only "${3:-}" "${@:4}"
+            fi
             # Without a command of the caller's own: everything there is.
             if [ $# -eq 1 ]; then
                 build_lab_bench
                 build_lab_suite
-                set -- test --faults "$LAB_BENCH" -- "$LAB_SUITE" verbs --test-threads=1
+                build_lab_moves
+                set -- test --faults "$LAB_BENCH" --moves "$(target_dir)/release" --guest "$LAB_GUEST" -- "$LAB_SUITE" verbs --test-threads=1
             fi
             ;;
     esac
@@ -52,6 +56,15 @@ build_lab_bench() {
     LAB_BENCH=$(target_dir)/release/examples/verbs_bench
 }
 
+# Sets LAB_GUEST, and builds the daemons that move it.
+build_lab_moves() {
+    say "building vmoved and the lab's guest"
+    (cd "$ROOT" && cargo build --quiet --release -p vmove-daemon)
+    LAB_GUEST=$CACHE/lab/pattern.bin
+    as --32 -o "$LAB_GUEST.o" "$ROOT/tests/lab/guest/pattern.s" && objcopy -O binary "$LAB_GUEST.o" "$LAB_GUEST.new"
+    mv "$LAB_GUEST.new" "$LAB_GUEST"
+}
+
 # Sets LAB_SUITE: the fabric's conformance suite, to be run in a host.
 build_lab_suite() {
     say "building the fabric's conformance suite"
@@ -65,8 +78,6 @@ build_lab_suite() {
 
 setup_lab() {
     vmove_setup
-    BUILD_PACKAGES=("${LAB_BUILD_PACKAGES[@]}")
-    setup_machine
     if [ -e "$CACHE/lab/setup-$LAB_VERSION" ]; then
         [ "$CACHE/lab/initrd.img" -nt "$ROOT/tests/lab/host/init" ] || setup_lab_initramfs
         return 0

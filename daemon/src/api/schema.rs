@@ -36,6 +36,8 @@ pub struct Progress {
     dirty_pages_per_s: f64,
     /// Current round, from 1; 0 before and in `postcopy`.
     round: u32,
+    /// Fabric in use and why, once agreed on.
+    fabric: Option<String>,
     /// Estimated milliseconds to the end.
     eta_ms: Option<f64>,
     /// How it ended, or that it has not.
@@ -382,6 +384,7 @@ mod tests {
             rate_bytes_per_s: 0.0,
             dirty_pages_per_s: 0.0,
             round: 0,
+            fabric: None,
             eta_ms: None,
             outcome,
         }

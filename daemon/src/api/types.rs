@@ -178,6 +178,38 @@ pub struct StopQuery {
     pub force: bool,
 }
 
+/// What a trial of the fabrics between two nodes found.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+pub struct FabricCheck {
+    /// This node.
+    pub node: String,
+    /// The other, as it was named.
+    pub to: String,
+    /// RDMA ports of this node, a line each.
+    pub devices: Vec<String>,
+    /// The best fabric that works; what a migration takes unless the other node has less.
+    pub best: Option<String>,
+    /// Each fabric that this node offers, best first.
+    pub fabrics: Vec<FabricTrial>,
+}
+
+/// One fabric, tried out.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+pub struct FabricTrial {
+    /// `verbs`, `tcp`.
+    pub fabric: String,
+    /// Pages can cross by it.
+    pub usable: bool,
+    /// What is wrong if not.
+    pub problem: Option<String>,
+    /// Median time of a READ of 4 KiB, in microseconds.
+    pub read_4k_p50_us: Option<f64>,
+    /// Time that one such READ in a hundred exceeds, in microseconds.
+    pub read_4k_p99_us: Option<f64>,
+    /// Bytes per second by READs of 256 KiB, 8 at a time, over one connection.
+    pub read_bytes_per_s: Option<f64>,
+}
+
 /// Where a VM shall go.
 #[derive(Debug, Clone, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]

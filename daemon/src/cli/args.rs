@@ -81,6 +81,9 @@ pub enum Command {
     History(History),
     /// Show the node: fabrics, memory, known peers
     Node,
+    /// RDMA and tcp between this node and others
+    #[command(subcommand)]
+    Fabric(FabricCommand),
     /// Virtual clusters.
     #[command(flatten)]
     Bridge(BridgeCommand),
@@ -88,6 +91,22 @@ pub enum Command {
     Completions(Completions),
     /// Write the man pages into a folder
     Man(Man),
+}
+
+/// What `fabric` does.
+#[derive(Debug, Subcommand)]
+pub enum FabricCommand {
+    /// Try every fabric between this node and another: devices, path, latency and bandwidth of READs, and what is wrong.
+    /// Exit code 0 if RDMA works, 3 if only something else does or nothing
+    Check(FabricCheckArgs),
+}
+
+/// Arguments of `fabric check`.
+#[derive(Debug, Args)]
+pub struct FabricCheckArgs {
+    /// Name from the configuration, or host:port
+    #[arg(value_name = "NODE")]
+    pub to: String,
 }
 
 /// Arguments of `run`.

@@ -99,6 +99,7 @@ mod tests {
             rate_bytes_per_s: 2e9,
             dirty_pages_per_s: 100_000.0,
             round: 2,
+            fabric: None,
             eta_ms: Some(250.0),
             outcome: Outcome::Running,
         };

@@ -170,6 +170,7 @@ fn describe(progress: &Progress) -> String {
             ("vm", vm.clone()),
             (if progress.role == Role::Source { "to" } else { "from" }, peer.clone()),
             ("mode", progress.mode.clone().unwrap_or_else(|| "not decided yet".to_owned())),
+            ("fabric", progress.fabric.clone().unwrap_or_else(|| "not agreed on yet".to_owned())),
             ("time", format_ms(progress.elapsed_ms)),
             ("state", line(progress)),
         ]),
@@ -297,6 +298,7 @@ mod tests {
             rate_bytes_per_s: 0.0,
             dirty_pages_per_s: 0.0,
             round: 0,
+            fabric: None,
             eta_ms: None,
             outcome,
         }

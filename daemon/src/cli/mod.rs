@@ -3,6 +3,7 @@
 pub mod args;
 mod bar;
 mod client;
+mod fabric;
 mod follow;
 pub mod fork;
 mod generate;
@@ -17,7 +18,7 @@ use serde_json::json;
 
 use crate::api::problem::{Code, Exit, Problem};
 use crate::api::types::Running;
-use args::{Cli, Command};
+use args::{Cli, Command, FabricCommand};
 use client::Client;
 use output::{End, note, say_json};
 
@@ -70,6 +71,7 @@ async fn dispatch(cli: Cli) -> Result<Ended, End> {
         Command::Forget(args) => vms::forget(&client, &args.vm, json).await?,
         Command::Check(args) => vms::check(&client, &args, json).await?,
         Command::Node => vms::node(&client, json).await?,
+        Command::Fabric(FabricCommand::Check(args)) => fabric::check(&client, &args.to, json).await?,
         Command::Migrate(args) => return migrations::migrate(&client, args, json).await,
         Command::Status(args) => return migrations::status(&client, args, json).await,
         Command::Recover(args) => return migrations::recover(&client, args, json).await,

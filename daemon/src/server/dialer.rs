@@ -93,23 +93,22 @@ impl Dialer for PeerDialer {
         fabric: FabricKind,
         hello: &Hello,
     ) -> Result<Box<dyn Endpoint>, LinkError> {
-        let class = class_of(hello.kind);
         let failed = |why| LinkError::Fabric { peer: to.to_string(), why };
         match fabric {
             FabricKind::Local => {
                 let mut stream = connect_local(to).await?;
                 greet(&mut stream, to, hello).await?;
-                self.fabrics.adopt_local(stream, class).await.map_err(failed)
+                self.fabrics.adopt_local(stream, class_of(hello.kind)).await.map_err(failed)
             }
-            FabricKind::Tcp => match self.wire(to).await? {
+            FabricKind::Tcp | FabricKind::Verbs => match self.wire(to).await? {
                 Wire::Plain(mut stream) => {
                     greet(&mut stream, to, hello).await?;
-                    self.fabrics.adopt_tcp(stream, None, class).await.map_err(failed)
+                    self.fabrics.adopt(hello, stream, None).await.map_err(failed)
                 }
                 Wire::Tls(mut stream) => {
                     greet(stream.as_mut(), to, hello).await?;
                     let (stream, tls) = stream.into_inner();
-                    self.fabrics.adopt_tcp(stream, Some(tls.into()), class).await.map_err(failed)
+                    self.fabrics.adopt(hello, stream, Some(tls.into())).await.map_err(failed)
                 }
             },
             other => Err(failed(format!("fabric {other} is not built into this vmoved"))),

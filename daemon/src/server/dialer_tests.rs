@@ -12,7 +12,9 @@ use super::*;
 use crate::config::{FabricChoice, TlsFiles};
 
 fn dialer(tls: Option<Tls>) -> PeerDialer {
-    let fabrics = Fabrics::new(FabricChoice::Tcp, Path::new("/nowhere")).unwrap();
+    let fabrics =
+        Fabrics::new(FabricChoice::Tcp, &crate::config::RdmaConfig::default(), Path::new("/nowhere"))
+            .unwrap();
     PeerDialer::new(tls.map(Arc::new), &BTreeMap::new(), Arc::new(fabrics))
 }
 
@@ -23,6 +25,7 @@ fn hello() -> Hello {
         index: 0,
         session: SessionId::random(),
         token: Token::default(),
+        rdma: false,
         node: "tester".to_owned(),
     }
 }

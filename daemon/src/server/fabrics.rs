@@ -7,16 +7,18 @@ use vmove_fabric::local::LocalFabric;
 use vmove_fabric::tcp::{TcpFabric, TcpOptions};
 use vmove_fabric::{Class, Endpoint, Fabric, FabricError, FabricKind};
 use vmove_migrate::link::FabricOffer;
-use vmove_migrate::proto::hello::LinkKind;
+use vmove_migrate::proto::hello::{Hello, LinkKind};
 
-use crate::config::FabricChoice;
+#[cfg(feature = "verbs")]
+use super::rdma::Rdma;
+use crate::config::{FabricChoice, RdmaConfig};
 
 /// Why the fabric that was asked for cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FabricsError {
-    /// Not there yet.
-    #[error("Fabric verbs is not built into this vmoved yet: use --fabric auto or --fabric tcp")]
-    Verbs,
+    /// `--fabric verbs` was asked for.
+    #[error("Fabric verbs cannot be used here: {0}; use --fabric auto, which falls back to tcp")]
+    Verbs(String),
     /// `--fabric local` was asked for.
     #[error("Fabric local cannot be used here: {0}; use --fabric tcp")]
     Local(String),
@@ -40,29 +42,69 @@ struct Local {
 pub struct Fabrics {
     tcp: Option<Arc<TcpFabric>>,
     local: Option<Local>,
+    /// Wanted; whether it can be used is found out each time.
+    #[cfg(feature = "verbs")]
+    rdma: Option<Rdma>,
+    /// RDMA is wanted at all.
+    #[cfg(not(feature = "verbs"))]
+    rdma: bool,
 }
 
 impl Fabrics {
     /// Sets up what `choice` asks for. `socket` is where peers of the same kernel shall connect to.
-    pub fn new(choice: FabricChoice, socket: &Path) -> Result<Self, FabricsError> {
+    pub fn new(choice: FabricChoice, rdma: &RdmaConfig, socket: &Path) -> Result<Self, FabricsError> {
         let tcp = || match TcpFabric::new(TcpOptions::default()) {
             Ok(fabric) => Ok(Some(Arc::new(fabric))),
             Err(error) => Err(FabricsError::Tcp(crate::api::problem::chain(&error))),
         };
-        match choice {
-            FabricChoice::Verbs => Err(FabricsError::Verbs),
-            FabricChoice::Tcp => Ok(Self { tcp: tcp()?, local: None }),
+        #[cfg(feature = "verbs")]
+        let (none, wanted) = (None, Some(Rdma::new(rdma)));
+        #[cfg(not(feature = "verbs"))]
+        let (none, wanted) = (false, true);
+        #[cfg(not(feature = "verbs"))]
+        let _ = rdma;
+        let fabrics = match choice {
+            FabricChoice::Verbs => {
+                let fabrics = Self { tcp: None, local: None, rdma: wanted };
+                fabrics.verbs().map_err(FabricsError::Verbs)?;
+                fabrics
+            }
+            FabricChoice::Tcp => Self { tcp: tcp()?, local: None, rdma: none },
             FabricChoice::Local => {
                 let local = Local::new(socket).map_err(FabricsError::Local)?;
-                Ok(Self { tcp: None, local: Some(local) })
+                Self { tcp: None, local: Some(local), rdma: none }
             }
             FabricChoice::Auto => {
                 let local = Local::new(socket)
                     .inspect_err(|why| tracing::info!(%why, "fabric local is not offered"))
                     .ok();
-                Ok(Self { tcp: tcp()?, local })
+                Self { tcp: tcp()?, local, rdma: wanted }
+            }
+        };
+        if choice == FabricChoice::Auto {
+            if let Err(why) = fabrics.verbs() {
+                tracing::info!(%why, "fabric verbs is not offered");
             }
         }
+        Ok(fabrics)
+    }
+
+    /// The kind of RDMA network that this node is on, and the back end; or why there is none.
+    fn verbs(&self) -> Result<(String, Arc<dyn Fabric>), String> {
+        #[cfg(feature = "verbs")]
+        return match &self.rdma {
+            Some(rdma) => rdma.fabric().map(|fabric| (fabric.network(), fabric as Arc<dyn Fabric>)),
+            None => Err("fabric verbs is switched off here (--fabric)".to_owned()),
+        };
+        #[cfg(not(feature = "verbs"))]
+        Err("this vmoved was built without RDMA".to_owned())
+    }
+
+    fn wants_verbs(&self) -> bool {
+        #[cfg(feature = "verbs")]
+        return self.rdma.is_some();
+        #[cfg(not(feature = "verbs"))]
+        self.rdma
     }
 
     /// What we tell a peer, best first.
@@ -71,13 +113,22 @@ impl Fabrics {
             kind: FabricKind::Local,
             reach: local.reach.clone(),
             address: local.socket.display().to_string(),
+            why_not: None,
+        });
+        let verbs = self.wants_verbs().then(|| {
+            let (reach, why_not) = match self.verbs() {
+                Ok((network, _)) => (network, None),
+                Err(why) => (String::new(), Some(why)),
+            };
+            FabricOffer { kind: FabricKind::Verbs, reach, address: String::new(), why_not }
         });
         let tcp = self.tcp.as_ref().map(|_| FabricOffer {
             kind: FabricKind::Tcp,
             reach: String::new(),
             address: String::new(),
+            why_not: None,
         });
-        local.into_iter().chain(tcp).collect()
+        local.into_iter().chain(verbs).chain(tcp).collect()
     }
 
     /// A back end to register memory with.
@@ -85,6 +136,7 @@ impl Fabrics {
         match kind {
             FabricKind::Tcp => self.tcp.clone().map(|f| f as Arc<dyn Fabric>),
             FabricKind::Local => self.local.as_ref().map(|l| l.fabric.clone() as Arc<dyn Fabric>),
+            FabricKind::Verbs => self.verbs().ok().map(|(_, fabric)| fabric),
             _ => None,
         }
     }
@@ -95,7 +147,7 @@ impl Fabrics {
     }
 
     /// Makes an endpoint of a greeted TCP connection, with or without TLS. Off the worker threads: it may block.
-    pub async fn adopt_tcp(
+    async fn adopt_tcp(
         &self,
         stream: tokio::net::TcpStream,
         tls: Option<rustls::Connection>,
@@ -108,6 +160,26 @@ impl Fabrics {
             Some(tls) => fabric.adopt_tls(stream, tls, class),
         })
         .await
+    }
+
+    /// Makes an endpoint of a greeted page connection: over RDMA if the greeting said so.
+    pub async fn adopt(
+        &self,
+        hello: &Hello,
+        stream: tokio::net::TcpStream,
+        tls: Option<rustls::Connection>,
+    ) -> Result<Box<dyn Endpoint>, String> {
+        let class = class_of(hello.kind);
+        if !hello.rdma {
+            return self.adopt_tcp(stream, tls, class).await;
+        }
+        #[cfg(feature = "verbs")]
+        return match &self.rdma {
+            Some(rdma) => rdma.adopt(stream, tls, class).await,
+            None => Err("fabric verbs is switched off here (--fabric)".to_owned()),
+        };
+        #[cfg(not(feature = "verbs"))]
+        Err("this vmoved was built without RDMA".to_owned())
     }
 
     /// Makes an endpoint of a greeted Unix connection. Off the worker threads: both ends exchange a message.
@@ -131,7 +203,7 @@ impl Local {
     }
 }
 
-async fn blocking<F>(make: F) -> Result<Box<dyn Endpoint>, String>
+pub(super) async fn blocking<F>(make: F) -> Result<Box<dyn Endpoint>, String>
 where
     F: FnOnce() -> Result<Box<dyn Endpoint>, FabricError> + Send + 'static,
 {
@@ -145,7 +217,7 @@ where
 /// The traffic class of a page connection.
 pub fn class_of(kind: LinkKind) -> Class {
     match kind {
-        LinkKind::Urgent => Class::Urgent,
+        LinkKind::Urgent | LinkKind::Trial => Class::Urgent,
         LinkKind::Bulk => Class::Bulk,
         LinkKind::Control | LinkKind::State => Class::Message,
     }
@@ -164,14 +236,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn verbs_is_refused_with_an_alternative() {
-        let error = Fabrics::new(FabricChoice::Verbs, Path::new("/nowhere")).unwrap_err().to_string();
-        assert!(error.contains("--fabric tcp"), "{error}");
+    fn without_a_device_verbs_is_refused_or_listed_with_the_reason() {
+        let no_device = RdmaConfig { device: Some("no_such_device".to_owned()), ..RdmaConfig::default() };
+        let new = |choice| Fabrics::new(choice, &no_device, Path::new("/nowhere"));
+        let error = new(FabricChoice::Verbs).unwrap_err().to_string();
+        assert!(error.contains("--fabric auto"), "{error}");
+        let offers = new(FabricChoice::Auto).unwrap().offers();
+        let verbs = offers.iter().find(|offer| offer.kind == FabricKind::Verbs).unwrap();
+        assert!(verbs.why_not.as_ref().is_some_and(|why| why.contains("no_such_device")), "{verbs:?}");
+        assert!(new(FabricChoice::Auto).unwrap().fabric(FabricKind::Verbs).is_none());
     }
 
     #[test]
     fn tcp_offers_only_tcp() {
-        let fabrics = Fabrics::new(FabricChoice::Tcp, Path::new("/nowhere")).unwrap();
+        let fabrics = Fabrics::new(FabricChoice::Tcp, &RdmaConfig::default(), Path::new("/nowhere")).unwrap();
         assert_eq!(fabrics.offers().len(), 1);
         assert!(fabrics.fabric(FabricKind::Tcp).is_some() && fabrics.fabric(FabricKind::Local).is_none());
     }

@@ -201,6 +201,7 @@ mod tests {
             rate_bytes_per_s: 0.0,
             dirty_pages_per_s: 0.0,
             round: 0,
+            fabric: None,
             eta_ms: None,
             outcome,
         }

@@ -7,10 +7,13 @@ mod forks;
 mod lock;
 mod metrics;
 mod peers;
+#[cfg(feature = "verbs")]
+mod rdma;
 mod registry;
 mod rest;
 mod sessions;
 mod tls;
+mod trial;
 
 use std::future::Future;
 use std::io::IsTerminal;
@@ -55,6 +58,7 @@ struct App {
     registry: Arc<Registry>,
     forks: Arc<Forks>,
     fabrics: Arc<Fabrics>,
+    dialer: Arc<PeerDialer>,
     metrics: PrometheusHandle,
     started: Instant,
     /// As bound: the port may have been left to the kernel.
@@ -131,7 +135,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     };
     let metrics = metrics::install(&config.node).context("Could not set metrics up")?;
     let fabric_socket = config.state_dir.join("fabric.sock");
-    let fabrics = Arc::new(Fabrics::new(config.fabric, &fabric_socket)?);
+    let fabrics = Arc::new(Fabrics::new(config.fabric, &config.rdma, &fabric_socket)?);
     let peers = TcpListener::bind(config.listen)
         .await
         .with_context(|| format!("Could not listen on {} for peers: give another --listen", config.listen))?;
@@ -187,13 +191,14 @@ async fn assemble(
 ) -> anyhow::Result<Arc<App>> {
     let vms = Arc::new(VmStore::open(&config.state_dir.join("vms"))?);
     let monitors = Arc::new(Monitors::default());
+    let dialer = Arc::new(PeerDialer::new(tls, &config.nodes, fabrics.clone()));
     let settings = EngineConfig {
         node: config.node.clone(),
         sessions_dir: config.state_dir.join("sessions"),
         run_dir: config.run_dir.clone(),
         memory_dir: config.memory_dir.clone(),
         monitors: monitors.clone(),
-        dialer: Arc::new(PeerDialer::new(tls, &config.nodes, fabrics.clone())),
+        dialer: dialer.clone(),
         bulk_connections: config.bulk_connections,
         reconnect_for: config.reconnect_for,
     };
@@ -215,6 +220,7 @@ async fn assemble(
         registry,
         forks,
         fabrics,
+        dialer,
         metrics,
         started,
         listen,

@@ -20,6 +20,7 @@ use vmove_migrate::proto::hello::{Hello, HelloError, LinkKind, MAGIC, PROTOCOL_V
 use super::fabrics::{Fabrics, class_of};
 use super::sessions::Sessions;
 use super::tls::{ALPN_HTTP, Tls};
+use super::trial::Visits;
 
 /// For TLS and greeting together. A peer that means it needs milliseconds.
 const GREETING: Duration = Duration::from_secs(10);
@@ -40,6 +41,8 @@ pub struct PeerPort {
     /// Answers HTTP, read-only.
     pub router: axum::Router,
     pub limit: Arc<Semaphore>,
+    /// Peers that try a fabric.
+    pub visits: Visits,
 }
 
 impl PeerPort {
@@ -50,7 +53,15 @@ impl PeerPort {
         tls: Option<Arc<Tls>>,
         router: axum::Router,
     ) -> Self {
-        Self { engine, sessions, fabrics, tls, router, limit: Arc::new(Semaphore::new(UNPROVEN)) }
+        Self {
+            engine,
+            sessions,
+            fabrics,
+            tls,
+            router,
+            limit: Arc::new(Semaphore::new(UNPROVEN)),
+            visits: Visits::default(),
+        }
     }
 
     /// Serves the TCP port for ever.
@@ -128,10 +139,13 @@ impl PeerPort {
         let Some(hello) = self.greeted(stream.as_mut(), &from.to_string()).await else { return };
         let link = match hello.kind {
             LinkKind::Control | LinkKind::State => Link::Stream(stream),
-            LinkKind::Urgent | LinkKind::Bulk => {
+            LinkKind::Urgent | LinkKind::Bulk | LinkKind::Trial => {
                 let (stream, tls) = stream.into_inner();
-                let made = self.fabrics.adopt_tcp(stream, Some(tls.into()), class_of(hello.kind)).await;
+                let made = self.fabrics.adopt(&hello, stream, Some(tls.into())).await;
                 let Some(endpoint) = adopted(made, &from.to_string()) else { return };
+                if hello.kind == LinkKind::Trial {
+                    return self.visits.receive(&self.fabrics, endpoint, &from.to_string());
+                }
                 Link::Endpoint(endpoint)
             }
         };
@@ -143,9 +157,12 @@ impl PeerPort {
         let Some(hello) = self.greeted(&mut stream, &from.to_string()).await else { return };
         let link = match hello.kind {
             LinkKind::Control | LinkKind::State => Link::Stream(Box::new(stream)),
-            LinkKind::Urgent | LinkKind::Bulk => {
-                let made = self.fabrics.adopt_tcp(stream, None, class_of(hello.kind)).await;
+            LinkKind::Urgent | LinkKind::Bulk | LinkKind::Trial => {
+                let made = self.fabrics.adopt(&hello, stream, None).await;
                 let Some(endpoint) = adopted(made, &from.to_string()) else { return };
+                if hello.kind == LinkKind::Trial {
+                    return self.visits.receive(&self.fabrics, endpoint, &from.to_string());
+                }
                 Link::Endpoint(endpoint)
             }
         };

@@ -58,6 +58,33 @@ impl Choice {
     }
 }
 
+/// The RDMA ports of this host, one line for people each: state, network, addresses with their index and kind.
+#[must_use]
+pub fn ports() -> Vec<String> {
+    ports_in(Path::new(LIST))
+}
+
+fn ports_in(list: &Path) -> Vec<String> {
+    let mut lines = Vec::new();
+    for device in names(list) {
+        for port in names(&list.join(&device).join("ports")) {
+            let folder = list.join(&device).join("ports").join(&port);
+            let read =
+                |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default().trim().to_owned();
+            let gids: Vec<String> = (0..=u8::MAX)
+                .filter_map(|index| {
+                    let gid = Ipv6Addr::from(parse(&read(&format!("gids/{index}")))?).to_canonical();
+                    Some(format!("{index} = {gid} ({})", read(&format!("gid_attrs/types/{index}"))))
+                })
+                .collect();
+            let (state, layer, rate) = (read("state"), read("link_layer"), read("rate"));
+            let gids = if gids.is_empty() { "no addresses".to_owned() } else { gids.join(", ") };
+            lines.push(format!("{device} port {port}: {state}, {layer}, {rate}; GIDs {gids}"));
+        }
+    }
+    lines
+}
+
 /// The names in a folder, sorted; none if it is not there.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();

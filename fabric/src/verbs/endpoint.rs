@@ -28,6 +28,8 @@ use crate::{
 
 /// As long as the device has news, the stream is looked at by every so many polls only: it costs a system call.
 const UNHEARD: u32 = 16;
+/// Bytes per second of the slowest path that is worth using.
+const SLOWEST: u64 = 8 << 20;
 
 /// See [`Endpoint`].
 #[derive(Debug)]
@@ -51,6 +53,10 @@ pub(super) struct VerbsEndpoint {
     /// The poller waits for room in the stream too.
     polls_write: bool,
     spin: Duration,
+    /// Bytes that the device was asked for and has not moved, and since when nothing has come of it.
+    under_way: u64,
+    quiet_since: Instant,
+    silence: Duration,
     /// Polls since the stream was last looked at.
     unheard: u32,
     counters: CountersHandle,
@@ -68,11 +74,13 @@ pub(super) struct Parts {
     pub(super) health: Arc<Health>,
     pub(super) queue: SendQueue,
     pub(super) spin: Duration,
+    /// How long small requests may take before the path counts as lost.
+    pub(super) silence: Duration,
 }
 
 impl VerbsEndpoint {
     pub(super) fn new(parts: Parts) -> io::Result<Self> {
-        let Parts { qp, messages, participant, keys, health, queue, spin } = parts;
+        let Parts { qp, messages, participant, keys, health, queue, spin, silence } = parts;
         let poller = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&poller, qp.cq.fd(), EventData::new_u64(0), EventFlags::IN)?;
         epoll::add(&poller, messages.wait_fd(), EventData::new_u64(1), EventFlags::IN)?;
@@ -93,6 +101,9 @@ impl VerbsEndpoint {
             armed: false,
             polls_write: false,
             spin,
+            under_way: 0,
+            quiet_since: Instant::now(),
+            silence,
             unheard: 0,
             failure: None,
             dead: false,
@@ -139,6 +150,23 @@ impl VerbsEndpoint {
         Ok(stop)
     }
 
+    /// A device that gets no answer should give up by itself; not every one does (soft RoCE), and some take long.
+    fn look_at_the_clock(&mut self, found: usize) -> Result<(), FabricError> {
+        if found > 0 || self.queue.open() == 0 {
+            if found > 0 {
+                self.quiet_since = Instant::now();
+            }
+            return Ok(());
+        }
+        // Large requests take their time.
+        let limit = self.silence + Duration::from_secs(self.under_way / SLOWEST);
+        if self.quiet_since.elapsed() < limit {
+            return Ok(());
+        }
+        let why = format!("nothing has come for {} ms", limit.as_millis());
+        Err(FabricError::PathLost { outstanding: 0, why })
+    }
+
     fn fail_first(&mut self, status: RemoteStatus) {
         if let Some(ending) = self.queue.pop_failed() {
             self.complete(ending, Err(status));
@@ -173,7 +201,12 @@ impl VerbsEndpoint {
                     Outcome::Broken(code) => format!("the device gave up with status {code} (12: no answer)"),
                     _ => "the queue pair stopped".to_owned(),
                 };
-                let Some(lost) = lost else { return broken(&error) };
+                let Some(lost) = lost else {
+                    return match outcome {
+                        Outcome::Broken(_) => FabricError::PathLost { outstanding: 0, why: error },
+                        _ => broken(&error),
+                    };
+                };
                 (lost, RemoteStatus::LocalGone, error)
             }
             Outcome::Refused => (id, RemoteStatus::Refused, "the peer's device refused a request".to_owned()),
@@ -192,6 +225,7 @@ impl VerbsEndpoint {
 
     fn complete(&mut self, ending: Ending, status: Result<(), RemoteStatus>) {
         let cells = self.counters.cells();
+        self.under_way = self.under_way.saturating_sub(ending.bytes);
         let moved = if status.is_ok() { ending.bytes } else { 0 };
         let kind = match ending.need {
             Need::Read => {
@@ -219,6 +253,7 @@ impl VerbsEndpoint {
         let mut taken = 0;
         let failure = self.push().and_then(|()| self.take()).and_then(|found| {
             taken = found;
+            self.look_at_the_clock(found)?;
             // There is room again.
             if found > 0 { self.push() } else { Ok(()) }
         });
@@ -279,8 +314,9 @@ impl VerbsEndpoint {
 
     fn die(&mut self, mut error: FabricError) {
         let all = self.outstanding();
-        if let FabricError::PeerClosed { outstanding } | FabricError::PeerGone { outstanding, .. } =
-            &mut error
+        if let FabricError::PeerClosed { outstanding }
+        | FabricError::PeerGone { outstanding, .. }
+        | FabricError::PathLost { outstanding, .. } = &mut error
         {
             *outstanding = all.max(*outstanding);
         }
@@ -321,6 +357,10 @@ impl VerbsEndpoint {
             self.queue.recycle(transfer);
             return Err(refusal);
         }
+        if self.queue.open() == 0 {
+            self.quiet_since = Instant::now();
+        }
+        self.under_way += transfer.bytes;
         self.queue.push(transfer);
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! How two queue pairs get to know each other: over the connection that is open between the two sides.
 //!
 //! Each side sends what the other needs, connects its queue pair, and says so; nobody asks for anything before both
-//! have. Layout, little endian: magic, version `u16`, class `u8`, 1 on Ethernet `u8`, number of the queue pair `u32`,
+//! have. Then each reads a page of the other's, as a trial, and says how that went. Layout, little endian: magic, version `u16`, class `u8`, 1 on Ethernet `u8`, number of the queue pair `u32`,
 //! number of the first packet `u32`, READs asked for at a time `u8`, READs answered at a time `u8`, packet size `u8`, 0,
-//! local address `u16`, 0 `u16`, global address 16 bytes.
+//! local address `u16`, 0 `u16`, global address 16 bytes, address of the page `u64`, its key `u32`.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -12,12 +12,15 @@ use crate::address::Class;
 use crate::error::FabricError;
 
 /// Bytes of a hello.
-pub(super) const LEN: usize = 40;
+pub(super) const LEN: usize = 52;
 /// Said when a queue pair is connected.
 pub(super) const READY: [u8; 4] = *b"vmvr";
 
+/// Said when the trial READ brought the right bytes.
+pub(super) const WORKS: [u8; 4] = *b"vmvw";
+
 const MAGIC: [u8; 4] = *b"vmvq";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// What a peer must know of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +34,9 @@ pub(super) struct Hello {
     pub(super) mtu: u8,
     pub(super) lid: u16,
     pub(super) gid: [u8; 16],
+    /// Where the page is that the other side reads as a trial, and its key.
+    pub(super) page: u64,
+    pub(super) page_key: u32,
 }
 
 impl Hello {
@@ -43,7 +49,9 @@ impl Hello {
         bytes[12..16].copy_from_slice(&self.first_packet.to_le_bytes());
         bytes[16..20].copy_from_slice(&[self.asks, self.answers, self.mtu, 0]);
         bytes[20..22].copy_from_slice(&self.lid.to_le_bytes());
-        bytes[24..].copy_from_slice(&self.gid);
+        bytes[24..40].copy_from_slice(&self.gid);
+        bytes[40..48].copy_from_slice(&self.page.to_le_bytes());
+        bytes[48..].copy_from_slice(&self.page_key.to_le_bytes());
         bytes
     }
 
@@ -70,6 +78,8 @@ impl Hello {
             mtu: bytes[18],
             lid: u16::from_le_bytes(part(bytes, 20)),
             gid: part(bytes, 24),
+            page: u64::from_le_bytes(part(bytes, 40)),
+            page_key: u32::from_le_bytes(part(bytes, 48)),
         };
         let sane = bytes[7] <= 1
             && hello.number < 1 << 24
@@ -133,6 +143,8 @@ mod tests {
         mtu: 5,
         lid: 7,
         gid: [9; 16],
+        page: 0x1234_5678_9abc_def0,
+        page_key: 0xfedc_ba98,
     };
 
     #[test]

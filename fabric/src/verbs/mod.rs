@@ -12,6 +12,7 @@
 //! addresses are those of this process: a peer that has a connection can guess, so give connections only to peers that
 //! may know what is registered in this fabric.
 
+mod budget;
 mod device;
 mod endpoint;
 mod events;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+pub use device::ports;
 pub use options::VerbsOptions;
 
 use crate::region::{LocalSlice, Registration, RemoteRegion};
@@ -35,15 +37,18 @@ use crate::tcp::Listening;
 use crate::{
     Access, Class, Endpoint, Fabric, FabricError, FabricKind, Incoming, MemoryArea, PeerAddress, Region,
 };
+use budget::{Budget, Share};
 use device::Choice;
 use endpoint::{Parts, VerbsEndpoint};
 use events::Watch;
-use hello::{Hello, LEN, READY, Wire};
+use hello::{Hello, LEN, READY, WORKS, Wire};
 use queue::SendQueue;
-use raw::{Cq, Device, Domain, Limits, Mr, Path, Qp};
+use raw::{Cq, Device, Domain, Limits, Mr, Path, Probe, Qp};
 
 /// Work requests that one queue pair has under way, if the device can.
 const DEPTH: u32 = 512;
+/// Said instead of [`WORKS`].
+const FAILS: [u8; WORKS.len()] = *b"vmvf";
 /// How long a peer may take to introduce its queue pair.
 const INTRODUCTION_TIME: Duration = Duration::from_secs(5);
 
@@ -57,6 +62,7 @@ pub struct VerbsFabric {
     choice: Choice,
     limits: Limits,
     urgency: Arc<Urgency>,
+    budget: Arc<Budget>,
     options: VerbsOptions,
     listening: Option<Listening>,
 }
@@ -79,6 +85,7 @@ impl LocalKeys {
 struct Registered {
     _entry: Entry,
     _mr: Mr,
+    _share: Share,
 }
 
 impl Registration for Registered {}
@@ -104,6 +111,7 @@ impl VerbsFabric {
             choice,
             limits,
             urgency: Arc::default(),
+            budget: Arc::default(),
             options,
             listening: None,
         })
@@ -129,6 +137,44 @@ impl VerbsFabric {
     #[must_use]
     pub fn device(&self) -> String {
         format!("{} port {} GID index {}", self.choice.device, self.choice.port, self.choice.gid_index)
+    }
+
+    /// What peers must have too to be reached: `RoCE v2`, or `InfiniBand` and the number of the subnet.
+    #[must_use]
+    pub fn network(&self) -> String {
+        if self.choice.ethernet {
+            return "RoCE v2".to_owned();
+        }
+        let prefix: String = self.choice.gid[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("InfiniBand {prefix}")
+    }
+
+    /// Whether the device is still there and its port active: whether new connections can be expected to work.
+    ///
+    /// # Errors
+    /// [`FabricError::NoDevice`] says what is wrong.
+    pub fn usable(&self) -> Result<(), FabricError> {
+        if self.watch.health().is_lost() {
+            let why = format!("{} was removed or has failed", self.choice.device);
+            return Err(FabricError::NoDevice { why });
+        }
+        let now = Choice::find(&VerbsOptions {
+            device: Some(self.choice.device.clone()),
+            port: Some(self.choice.port),
+            gid_index: Some(self.choice.gid_index),
+            ..self.options.clone()
+        })?;
+        if now == self.choice {
+            Ok(())
+        } else {
+            Err(FabricError::NoDevice { why: format!("the address of {} has changed", self.device()) })
+        }
+    }
+
+    /// Bytes that are registered now.
+    #[must_use]
+    pub fn registered(&self) -> u64 {
+        self.budget.taken()
     }
 
     /// Makes an endpoint of a connected socket. Both sides must do so at the same time, since their queue pairs are
@@ -163,6 +209,8 @@ impl VerbsFabric {
     fn introduce(&self, stream: &TcpStream, wire: &mut Wire<'_>, class: Class) -> Result<Qp, FabricError> {
         let making = FabricError::io("make a queue pair");
         let mut qp = self.queue_pair().map_err(making)?;
+        let probe = Probe::new(&self.domain, qp.number())
+            .map_err(|error| FabricError::Register { len: 8192, why: why_not_registered(&error) })?;
         let ours = Hello {
             class,
             ethernet: self.choice.ethernet,
@@ -174,6 +222,8 @@ impl VerbsFabric {
             mtu: u8::try_from(self.limits.mtu).unwrap_or(1),
             lid: self.limits.lid,
             gid: self.choice.gid,
+            page: probe.address(),
+            page_key: probe.key(),
         };
         let deadline = |time| {
             stream
@@ -193,6 +243,19 @@ impl VerbsFabric {
         wire.exchange(&READY, &mut said).map_err(unanswered)?;
         if said != READY {
             return Err(FabricError::protocol("something else where the peer should be ready"));
+        }
+        // The time until a device gives up a path on which nothing passes.
+        deadline(Some(INTRODUCTION_TIME + self.options.silence))?;
+        let tried = probe.read(&mut qp, (theirs.page, theirs.page_key), theirs.number, self.options.silence);
+        // The peer's trial may still be under way: our page stays until it has told.
+        let mut said = [0; WORKS.len()];
+        wire.exchange(if tried.is_ok() { &WORKS } else { &FAILS }, &mut said).map_err(unanswered)?;
+        let (here, there) = (self.device(), address(&theirs));
+        if let Err(why) = tried {
+            return Err(FabricError::NoPath { why: format!("from {here} to {there}: {why}") });
+        }
+        if said != WORKS {
+            return Err(FabricError::NoPath { why: format!("{there} cannot READ from {here}") });
         }
         deadline(None)?;
         Ok(qp)
@@ -256,6 +319,7 @@ impl VerbsFabric {
             keys: Arc::clone(&self.keys),
             health: Arc::clone(self.watch.health()),
             queue: SendQueue::new(depth, self.limits.message),
+            silence: self.options.silence,
             spin: if class == Class::Urgent { self.options.urgent_spin } else { Duration::ZERO },
         };
         let endpoint =
@@ -286,13 +350,14 @@ impl Fabric for VerbsFabric {
     }
 
     fn register(&self, area: MemoryArea, access: Access) -> Result<Region, FabricError> {
+        let share = self.budget.take(area.len(), self.options.max_registered)?;
         let (entry, in_table) = self.table.insert(area, access)?;
         let mr = Mr::register(&self.domain, area, access)
             .map_err(|error| FabricError::Register { len: area.len(), why: why_not_registered(&error) })?;
         self.keys.0[entry.index()].store(mr.lkey(), Ordering::Relaxed);
         let addr = area.ptr().as_ptr().expose_provenance() as u64;
         let remote = RemoteRegion { addr, len: area.len(), rkey: u64::from(mr.rkey()) };
-        let registered = Registered { _entry: entry, _mr: mr };
+        let registered = Registered { _entry: entry, _mr: mr, _share: share };
         Ok(Region::new(area, access, remote, in_table.rkey, Box::new(registered)))
     }
 

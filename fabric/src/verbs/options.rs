@@ -17,11 +17,14 @@ pub struct VerbsOptions {
     pub gid_index: Option<u8>,
     /// READs under way per connection, 1..=255; what both devices can is less. Default 16.
     pub read_depth: u8,
-    /// Time until an unanswered packet is sent again: 4.096 us times two to the power of this, 1..=31. Default 16
-    /// (0.27 s).
+    /// Time until an unanswered packet is sent again: 4.096 us times two to the power of this, 1..=31. Default 15
+    /// (134 ms).
     pub ack_timeout: u8,
-    /// How often, before the connection counts as lost, 0..=7. Default 7.
+    /// How often, before the connection counts as lost, 0..=7. Default 6. Soft RoCE takes 7 for "for ever".
     pub retries: u8,
+    /// The path counts as lost when requests are under way and none has ended for this long, whatever the device says; large
+    /// ones get a second more for each 8 MiB. Default 3 s.
+    pub silence: Duration,
     /// Traffic class of urgent connections (on RoCE the DSCP is in its upper six bits). Default 0.
     pub urgent_traffic_class: u8,
     /// Traffic class of all others. Default 0.
@@ -33,6 +36,8 @@ pub struct VerbsOptions {
     /// How long [`Endpoint::wait`](crate::Endpoint::wait) on an urgent connection looks for the completion of
     /// outstanding work before it sleeps. Default 50 us; 0: sleep at once.
     pub urgent_spin: Duration,
+    /// Bytes that may be registered at once, over all regions; `None`: as many as the kernel allows.
+    pub max_registered: Option<u64>,
     /// The connection that two queue pairs are introduced over, and that messages take.
     pub stream: TcpOptions,
 }
@@ -44,13 +49,15 @@ impl Default for VerbsOptions {
             port: None,
             gid_index: None,
             read_depth: 16,
-            ack_timeout: 16,
-            retries: 7,
+            ack_timeout: 15,
+            retries: 6,
+            silence: Duration::from_secs(3),
             urgent_traffic_class: 0,
             bulk_traffic_class: 0,
             urgent_service_level: 0,
             bulk_service_level: 0,
             urgent_spin: Duration::from_micros(50),
+            max_registered: None,
             stream: TcpOptions::default(),
         }
     }

@@ -1,6 +1,7 @@
 //! Which pages a guest wrote since the last look.
 
 mod holes;
+mod orphans;
 mod tracker;
 
 #[cfg(test)]
@@ -8,4 +9,5 @@ mod tracker;
 mod tests;
 
 pub use holes::{Dropped, HoleWatch};
+pub use orphans::OrphanWatch;
 pub use tracker::{DirtyTracker, Precision, ScanStats, Unsupported};

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{DirtyTracker, HoleWatch, Precision};
+use super::{DirtyTracker, HoleWatch, OrphanWatch, Precision};
 use crate::testing::ram::{Dir, Guest, on_both, peek};
 use crate::{Backing, ByteLen, ByteRange, Dropped, FileOffset, MemoryError, PageSize, huge_mapped};
 
@@ -223,6 +223,37 @@ fn read_after_the_scan_never_before() {
 /// The ranges as (first page, pages) of 4 KiB.
 fn pages(ranges: &[ByteRange]) -> Vec<(u64, u64)> {
     ranges.iter().map(|r| (r.start.0 >> 12, r.len.0 >> 12)).collect()
+}
+
+/// Hazard: a device goes on reading pages that the file has lost. Pinned memory has page-table entries in the mapping that it was
+/// pinned through; what others do with the file, or we through another mapping, does not bring them back.
+#[test]
+fn punched_memory_is_an_orphan_until_it_is_pinned_again() {
+    thp("punched_memory_is_an_orphan_until_it_is_pinned_again", 32, |dir| {
+        let mut guest = full_guest(dir, 32);
+        let (pinned, ours) = (guest.files[0].map().expect("map"), guest.files[0].map().expect("map"));
+        let all = guest.files[0].range();
+        let pin = |range: ByteRange| pinned.populate_read(range).expect("pin");
+        pin(all);
+        let mut watch = OrphanWatch::new(&pinned).expect("watch");
+        assert_eq!(watch.orphans(all).expect("look"), []);
+
+        guest.target.ask(&format!("punch 0 {} {FOLIO}", 2 * FOLIO));
+        guest.target.ask(&format!("punch 0 {} 4096", 6 * FOLIO + 8192));
+        guest.target.ask(&format!("dontneed 0 {} {FOLIO}", 8 * FOLIO));
+        // Both have it again, as other memory.
+        assert_eq!(guest.reads(2 * FOLIO + 4096), 0);
+        ours.populate_read(all).expect("populate");
+        let orphans = watch.orphans(all).expect("look");
+        let covers = |at: u64| orphans.iter().any(|range| range.start.0 <= at && at < range.end().0);
+        assert!(covers(2 * FOLIO) && covers(3 * FOLIO - 4096), "{orphans:?}");
+        assert!(covers(6 * FOLIO + 8192), "a single page: {orphans:?}");
+        assert!(!covers(8 * FOLIO + 4096) && !covers(0), "nothing happened there: {orphans:?}");
+        let elsewhere = ByteRange::new(FileOffset(8 * FOLIO), ByteLen(4 * FOLIO));
+        assert_eq!(watch.orphans(elsewhere).expect("look"), []);
+        pin(all);
+        assert_eq!(watch.orphans(all).expect("look"), []);
+    });
 }
 
 /// Hazard: a discarded 2 MiB range looks unchanged to the scan.

@@ -3,20 +3,25 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::mpsc;
-use vmove_fabric::{CountersHandle, Endpoint, RemoteRegion};
+use vmove_fabric::{CountersHandle, Endpoint, FabricKind};
 
 use super::faults::{self, FaultThread};
 use super::fill::{Fill, FillEvent, Reader};
 use super::guest::GuestMemory;
+use super::reach::Reach;
 use crate::proto::message::Counted;
 use crate::throttle::Throttle;
 
-/// A connection that no thread uses yet. The mutex is never locked: it makes the session's future `Send`, which a bare endpoint, meant for
+/// A connection that no thread uses yet. The mutex is locked by nobody else: it makes the session's future `Send`, which a bare endpoint, meant for
 /// one thread, would not.
 #[derive(Debug)]
 struct Idle(Mutex<Box<dyn Endpoint>>);
 
 impl Idle {
+    fn is(&self, kind: FabricKind) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).kind() == kind
+    }
+
     fn into_endpoint(self) -> Box<dyn Endpoint> {
         self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
@@ -25,7 +30,7 @@ impl Idle {
 /// Page connections as they arrive, and the threads once all are there.
 #[derive(Debug)]
 pub(super) struct Attempt {
-    regions: Option<Vec<RemoteRegion>>,
+    reach: Option<Arc<Reach>>,
     urgent: Option<Idle>,
     bulk: Vec<Idle>,
     wanted_bulk: usize,
@@ -52,7 +57,7 @@ impl Drop for Running {
 impl Attempt {
     pub(super) fn new(wanted_bulk: u8, events: mpsc::UnboundedSender<FillEvent>) -> Self {
         Self {
-            regions: None,
+            reach: None,
             urgent: None,
             bulk: Vec::new(),
             wanted_bulk: usize::from(wanted_bulk.max(1)),
@@ -66,7 +71,7 @@ impl Attempt {
     pub(super) fn end(&mut self) {
         self.earlier_wire_bytes = self.wire_bytes();
         self.running = None;
-        self.regions = None;
+        self.reach = None;
         self.urgent = None;
         self.bulk.clear();
     }
@@ -79,8 +84,11 @@ impl Attempt {
         self.bulk.push(Idle(Mutex::new(endpoint)));
     }
 
-    pub(super) fn set_regions(&mut self, regions: Vec<RemoteRegion>) {
-        self.regions = Some(regions);
+    /// What can be read over the page connections that come now, or have come. Threads of earlier ones end.
+    pub(super) fn set_reach(&mut self, reach: Arc<Reach>) {
+        self.earlier_wire_bytes = self.wire_bytes();
+        self.running = None;
+        self.reach = Some(reach);
     }
 
     /// Starts the threads once everything is there. Returns whether they run.
@@ -92,13 +100,16 @@ impl Attempt {
         if self.running.is_some() {
             return Ok(true);
         }
-        if self.regions.is_none() || self.urgent.is_none() || self.bulk.len() < self.wanted_bulk {
+        let Some(kind) = self.reach.as_ref().map(|reach| reach.kind()) else { return Ok(false) };
+        // Those of a fabric that the source tried first are of no use.
+        self.bulk.retain(|idle| idle.is(kind));
+        if self.bulk.len() < self.wanted_bulk || !self.urgent.as_ref().is_some_and(|idle| idle.is(kind)) {
             return Ok(false);
         }
-        let (Some(regions), Some(urgent)) = (self.regions.take(), self.urgent.take()) else {
+        let (Some(reach), Some(urgent)) = (self.reach.take(), self.urgent.take()) else {
             return Ok(false);
         };
-        let fill = Arc::new(Fill::new(Arc::clone(memory), regions, throttle(), self.events.clone())?);
+        let fill = Arc::new(Fill::new(Arc::clone(memory), reach, throttle(), self.events.clone())?);
         let faults = faults::start(&fill, urgent.into_endpoint())?;
         let mut running = Running { fill, readers: Vec::new(), faults };
         for (index, endpoint) in self.bulk.drain(..).enumerate() {
@@ -111,7 +122,7 @@ impl Attempt {
 
     /// The source has named its memory, and connections that it has opened have not all reached us: they come by other tasks.
     pub(super) fn awaits_connections(&self) -> bool {
-        self.running.is_none() && self.regions.is_some()
+        self.running.is_none() && self.reach.is_some()
     }
 
     /// The shared state of the threads, while they run.

@@ -208,12 +208,10 @@ impl<'a> Server<'a> {
             let run = PageRun::new(reading.ticket.page(), 1);
             self.segments.clear();
             for range in parts::parts(of, run) {
-                let len = u32::try_from(range.len.0).unwrap_or(u32::MAX);
-                let remote = self.fill.remotes.get(reading.block).and_then(|r| r.at(range.start.0));
-                let (Some(remote), Some(local)) = (remote, of.region.local(range.start.0, len)) else {
-                    return Err(FillEvent::Gone("the source's memory is smaller than it said".to_owned()));
+                let Some(segment) = self.fill.reach.segment(reading.block, range) else {
+                    return Err(FillEvent::unreadable());
                 };
-                self.segments.push(ReadSegment { remote, local });
+                self.segments.push(segment);
             }
             let old = (reading.old && self.fill.memory.comparing.pays()).then_some((of, run));
             let posted = parts::post(&mut *self.endpoint, WrId(slot as u64), &self.segments, old);
@@ -223,7 +221,7 @@ impl<'a> Server<'a> {
                     self.backlog.push_front(reading);
                     return Ok(());
                 }
-                Err(error) => return Err(FillEvent::Broken(error.to_string())),
+                Err(error) => return Err(FillEvent::refused(error)),
             }
         }
         Ok(())
@@ -234,7 +232,7 @@ impl<'a> Server<'a> {
         for completion in self.done.drain() {
             let Some(left_out) = LeftOut::of(&completion.kind) else { continue };
             if let Err(status) = &completion.status {
-                return Err(FillEvent::Broken(format!("the source refused a read: {status}")));
+                return Err(FillEvent::refused(format!("the source refused a read: {status}")));
             }
             memory.comparing.note(&completion.kind);
             let slot = usize::try_from(completion.wr.0)
@@ -253,9 +251,8 @@ impl<'a> Server<'a> {
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "a function for map_err")]
 fn broken(error: vmove_fabric::FabricError) -> FillEvent {
-    FillEvent::Broken(error.to_string())
+    error.into()
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "a function for map_err")]

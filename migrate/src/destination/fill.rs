@@ -8,13 +8,14 @@ use std::time::Duration;
 use crossbeam_queue::ArrayQueue;
 use tokio::sync::mpsc;
 use vmove_fabric::{
-    Completion, Completions, CountersHandle, Endpoint, MAX_SEGMENTS, PostError, ReadSegment, RemoteRegion,
-    Sched, ThreadOptions, WrId,
+    Completion, Completions, CountersHandle, Endpoint, FabricError, MAX_SEGMENTS, PostError, ReadSegment,
+    Remedy, Sched, ThreadOptions, WrId,
 };
-use vmove_memory::{PageIndex, PageRun, RunTicket};
+use vmove_memory::{ByteLen, ByteRange, PageIndex, PageRun, RunTicket};
 
 use super::guest::GuestMemory;
 use super::parts::{self, LeftOut};
+use super::reach::{Reach, part_end};
 use super::work::{Work, WorkQueue};
 use crate::throttle::{BULK_NICE, Throttle};
 
@@ -37,18 +38,41 @@ struct Shape {
 #[derive(Debug)]
 pub(super) enum FillEvent {
     /// A connection or the peer's memory failed: the attempt is over, another may be made.
-    Broken(String),
+    Broken {
+        /// The reason.
+        why: String,
+        /// Over the same fabric, perhaps.
+        same_fabric: bool,
+    },
     /// QEMU has gone: no other attempt will help.
     Gone(String),
     /// Nothing is missing any more (a hint: recount before acting).
     NothingLeft,
 }
 
+impl From<FabricError> for FillEvent {
+    fn from(error: FabricError) -> Self {
+        Self::Broken { why: super::chain(&error), same_fabric: error.remedy() == Remedy::Reconnect }
+    }
+}
+
+impl FillEvent {
+    /// The connection is well, yet a read is not done.
+    pub(super) fn refused(why: impl std::fmt::Display) -> Self {
+        Self::Broken { why: why.to_string(), same_fabric: true }
+    }
+
+    /// A page was named that nobody said how to read.
+    pub(super) fn unreadable() -> Self {
+        Self::refused("the source named a page of memory that it had not made readable")
+    }
+}
+
 /// One attempt to fill the memory, over one set of connections.
 #[derive(Debug)]
 pub(super) struct Fill {
     pub memory: Arc<GuestMemory>,
-    pub remotes: Vec<RemoteRegion>,
+    pub reach: Arc<Reach>,
     pub queue: WorkQueue,
     /// (block, page) of recent faults: what lies around them is read first.
     pub hints: ArrayQueue<(usize, u64)>,
@@ -65,14 +89,14 @@ pub(super) struct Fill {
 impl Fill {
     pub(super) fn new(
         memory: Arc<GuestMemory>,
-        remotes: Vec<RemoteRegion>,
+        reach: Arc<Reach>,
         throttle: Throttle,
         events: mpsc::UnboundedSender<FillEvent>,
     ) -> std::io::Result<Self> {
         Ok(Self {
             stop_fd: rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?,
             memory,
-            remotes,
+            reach,
             queue: WorkQueue::default(),
             hints: ArrayQueue::new(HINTS),
             throttle,
@@ -258,13 +282,10 @@ impl<'a> Worker<'a> {
         for piece in pieces {
             let block = &self.fill.memory.blocks[piece.block];
             for range in parts::parts(block, piece.run) {
-                let len = u32::try_from(range.len.0).unwrap_or(u32::MAX);
-                let remote = self.fill.remotes.get(piece.block).and_then(|r| r.at(range.start.0));
-                let local = block.region.local(range.start.0, len);
-                let (Some(remote), Some(local)) = (remote, local) else {
-                    return Err(FillEvent::Gone("the source's memory is smaller than it said".to_owned()));
+                let Some(segment) = self.fill.reach.segment(piece.block, range) else {
+                    return Err(FillEvent::unreadable());
                 };
-                self.segments.push(ReadSegment { remote, local });
+                self.segments.push(segment);
             }
         }
         let wait = self.fill.throttle.book(bytes);
@@ -283,7 +304,7 @@ impl<'a> Worker<'a> {
         match posted.map_err(|e| FillEvent::Gone(e.to_string()))? {
             Ok(()) => Ok(true),
             Err(PostError::Full { .. }) => unreachable!("at most `capacity` reads are posted"),
-            Err(error) => Err(FillEvent::Broken(error.to_string())),
+            Err(error) => Err(FillEvent::refused(error)),
         }
     }
 
@@ -337,12 +358,20 @@ impl<'a> Worker<'a> {
             self.current = (!work.pages.is_empty()).then_some(work);
             return claimed.map(|claimed| Piece::claimed(index, claimed));
         }
-        let run = PageRun::new(within.start, within.len.min(max_pages));
-        let piece =
-            Piece { block: work.block, run, ticket: None, old: parts::has_old_bytes(block, run.start) };
+        let in_part = part_end(block, within.start.0) - within.start.0;
+        let run = PageRun::new(within.start, within.len.min(max_pages).min(in_part));
+        let (index, old) = (work.block, parts::has_old_bytes(block, run.start));
         work.pages.start = run.end().0;
         self.current = (!work.pages.is_empty()).then_some(work);
-        Some(piece)
+        let range = block.page_size.range_of(PageRun::new(run.start, 1));
+        let first = ByteRange::new(range.start, ByteLen(range.len.0.min(4096)));
+        if self.fill.reach.segment(index, first).is_none() {
+            // The source has had memory there since after it said what can be read: so it was written after the scan, and comes
+            // in the next round.
+            self.fill.queue.done(run.len);
+            return None;
+        }
+        Some(Piece { block: index, run, ticket: None, old })
     }
 
     /// Claims what is left of the folio around the newest fault.
@@ -394,7 +423,7 @@ impl<'a> Worker<'a> {
     fn finish_one(&mut self, completion: &Completion) -> Result<(), FillEvent> {
         let Some(mut left_out) = LeftOut::of(&completion.kind) else { return Ok(()) };
         if let Err(status) = &completion.status {
-            return Err(FillEvent::Broken(format!("the source refused a read: {status}")));
+            return Err(FillEvent::refused(format!("the source refused a read: {status}")));
         }
         self.fill.memory.comparing.note(&completion.kind);
         let slot = usize::try_from(completion.wr.0).ok().filter(|s| *s < self.slots.len());
@@ -435,7 +464,6 @@ impl<'a> Worker<'a> {
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "a function for map_err")]
-fn broken(error: vmove_fabric::FabricError) -> FillEvent {
-    FillEvent::Broken(error.to_string())
+fn broken(error: FabricError) -> FillEvent {
+    error.into()
 }

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use vmove_fabric::{Access, Fabric, FabricError};
 use vmove_memory::{
     ByteLen, ByteRange, Collapsed, FaultContext, Hva, Landing, Mapping, MemoryError, Outcome, PageIndex,
     PageRun, PageSize, PageState, PageTable, Process, QemuMapping, RamFile, map_folio,
@@ -16,7 +15,6 @@ use super::parts::Comparing;
 use super::verify::PageHashes;
 use super::waiting::WaitingFaults;
 use crate::latency::Latencies;
-use crate::region::GuestRegion;
 
 /// Pages of one 2 MiB folio: the unit of prefetch around a fault, and of collapse.
 const FOLIO: u64 = 2 << 20;
@@ -28,16 +26,15 @@ const SLOW_FOLIO: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub(super) struct Block {
     pub file: RamFile,
-    pub region: GuestRegion,
+    mapping: Arc<Mapping>,
     pub table: Arc<PageTable>,
     pub page_size: PageSize,
 }
 
 impl Block {
-    /// Maps and registers a RAM file and takes a page table for it.
-    pub(super) fn new(file: RamFile, table: Arc<PageTable>, fabric: &dyn Fabric) -> Result<Self, BlockError> {
-        let region = GuestRegion::register(fabric, file.map()?, Access::LOCAL)?;
-        Ok(Self { page_size: file.page_size(), file, region, table })
+    /// Maps a RAM file and takes a page table for it.
+    pub(super) fn new(file: RamFile, table: Arc<PageTable>) -> Result<Self, MemoryError> {
+        Ok(Self { page_size: file.page_size(), mapping: file.map()?, file, table })
     }
 
     /// Number of pages.
@@ -47,7 +44,12 @@ impl Block {
 
     /// Our view of its bytes.
     pub(super) fn mapping(&self) -> &Mapping {
-        self.region.mapping()
+        &self.mapping
+    }
+
+    /// The same, for who keeps it.
+    pub(super) const fn mapping_shared(&self) -> &Arc<Mapping> {
+        &self.mapping
     }
 
     /// The pages of the 2 MiB around a page.
@@ -56,15 +58,6 @@ impl Block {
         let start = page / per * per;
         start..(start + per).min(self.pages())
     }
-}
-
-/// Why a block could not be set up.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum BlockError {
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    #[error("Could not register guest memory with the fabric: {0}")]
-    Fabric(#[from] FabricError),
 }
 
 /// QEMU's side of it, once its faults are ours.

@@ -1,10 +1,14 @@
 //! What each message of the source does.
 
-use tokio::time::Instant;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout};
 use vmove_memory::PageRun;
 
 use super::fill::FillEvent;
-use super::session::{End, OpenRound, Session};
+use super::reach::Reach;
+use super::session::{End, OpenRound, Session, TICK};
 use super::work::Work;
 use crate::clock::Mono;
 use crate::ownership::DestinationState;
@@ -12,8 +16,11 @@ use crate::pending::PageSet;
 use crate::progress::{Outcome, Phase};
 use crate::proto::channel::Channel;
 use crate::proto::message::{
-    DestinationStand, Final, RoundDone, SourceStand, ToDestination, ToSource, WireRun,
+    DestinationStand, Final, Regions, RoundDone, SourceStand, ToDestination, ToSource, WireRun,
 };
+
+/// How often the source hears from us while memory is registered.
+const ALIVE_EVERY: Duration = Duration::from_secs(1);
 
 impl Session {
     pub(super) async fn message(
@@ -26,12 +33,11 @@ impl Session {
         match message {
             ToDestination::Ping(token) => channel.send(&ToSource::Pong { token, now: Mono::now() }).await?,
             ToDestination::Regions(regions) => {
-                if regions.regions.len() != self.room.memory.blocks.len() {
-                    return Err(self.out_of_order("Regions for another number of RAM blocks"));
-                }
-                self.attempt.set_regions(regions.regions);
-                self.start_attempt()?;
+                self.regions(regions, channel).await?;
             }
+            // Of page connections that are no more: named again when there are others.
+            ToDestination::Runs(_) | ToDestination::RoundEnd(_) | ToDestination::FinalEnd
+                if self.renewing => {}
             ToDestination::Round(number) if !self.room.memory.is_serving() => self.begin_round(number),
             ToDestination::Runs(runs) => self.runs(&runs)?,
             ToDestination::RoundEnd(number) if self.round.as_ref().is_some_and(|r| r.number == number) => {
@@ -135,6 +141,15 @@ impl Session {
             tokio::select! {
                 () = fill.queue.idle() => break,
                 Some(event) = self.fill_events.recv() => self.fill_event(event, channel).await?,
+                // A round may take long, and nobody else says that we live.
+                () = tokio::time::sleep(TICK) => {
+                    let counted = self.attempt.counted(&self.room.memory);
+                    self.publisher.landed(counted.landed_bytes, counted.wire_bytes, None);
+                    channel.send(&ToSource::Progress(counted)).await?;
+                }
+            }
+            if self.renewing {
+                return Ok(());
             }
         }
         let Some(round) = self.round.take() else { return Ok(()) };
@@ -179,6 +194,68 @@ impl Session {
         Ok(())
     }
 
+    /// Page connections failed; the session goes on over others, which the source opens.
+    async fn pages_lost(
+        &mut self,
+        why: String,
+        same_fabric: bool,
+        channel: &mut Channel<ToDestination>,
+    ) -> Result<(), End> {
+        // Of threads that have not noticed yet, or have noticed too.
+        if self.renewing {
+            return Ok(());
+        }
+        tracing::warn!(session = %self.id, why, same_fabric, "page connections lost; asking for others");
+        self.attempt.end();
+        while self.fill_events.try_recv().is_ok() {}
+        self.round = None;
+        self.renewing = true;
+        channel.send(&ToSource::PagesLost { why, same_fabric }).await?;
+        Ok(())
+    }
+
+    /// The source says where its memory can be read.
+    async fn regions(&mut self, regions: Regions, channel: &mut Channel<ToDestination>) -> Result<(), End> {
+        if regions.blocks.len() != self.room.memory.blocks.len() {
+            return Err(self.out_of_order("Regions for another number of RAM blocks"));
+        }
+        if regions.update && self.renewing {
+            return Ok(()); // of the connections that are no more
+        }
+        let memory = Arc::clone(&self.room.memory);
+        let reach = match (regions.update, self.attempt.fill()) {
+            (true, Some(fill)) => Arc::clone(&fill.reach),
+            (true, None) => return Err(self.out_of_order("Regions without page connections")),
+            (false, _) => Arc::new(Reach::new(&memory, regions.fabric)),
+        };
+        self.renewing = false;
+        let kind = regions.fabric.to_string();
+        self.publisher.update(|p| p.fabric = Some(kind));
+        let Some(fabric) = self.node.config.dialer.fabric(regions.fabric) else {
+            let why = format!("{} is not open at the destination (any more)", regions.fabric);
+            return self.pages_lost(why, false, channel).await;
+        };
+        let (update, taken) = (regions.update, Arc::clone(&reach));
+        let mut work = tokio::task::spawn_blocking(move || taken.update(&memory, &*fabric, &regions));
+        // It may take seconds for a large guest, and the source must not take us for dead.
+        let done = loop {
+            match timeout(ALIVE_EVERY, &mut work).await {
+                Ok(done) => break done.unwrap_or_else(|error| Err(error.to_string())),
+                Err(_) => {
+                    let counted = self.attempt.counted(&self.room.memory);
+                    channel.send(&ToSource::Progress(counted)).await?;
+                }
+            }
+        };
+        if let Err(why) = done {
+            return self.pages_lost(format!("at the destination: {why}"), false, channel).await;
+        }
+        if !update {
+            self.attempt.set_reach(reach);
+        }
+        self.start_attempt()
+    }
+
     pub(super) async fn fill_event(
         &mut self,
         event: FillEvent,
@@ -189,7 +266,7 @@ impl Session {
             return Ok(());
         }
         match event {
-            FillEvent::Broken(why) => Err(End::Lost(format!("page connection: {why}"))),
+            FillEvent::Broken { why, same_fabric } => self.pages_lost(why, same_fabric, channel).await,
             FillEvent::Gone(why) => Err(End::Failed(why)),
             FillEvent::NothingLeft => self.whole(channel).await,
         }

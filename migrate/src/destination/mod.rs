@@ -13,6 +13,7 @@ mod launch;
 mod messages;
 mod parts;
 mod populate;
+mod reach;
 mod room;
 mod session;
 mod setup;

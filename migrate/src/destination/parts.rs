@@ -12,6 +12,7 @@ use vmove_memory::{
 };
 
 use super::guest::Block;
+use super::reach::part_end;
 
 /// After this many parts that were compared ...
 const TRIAL: u64 = 1024;
@@ -32,12 +33,20 @@ pub(super) fn has_old_bytes(block: &Block, page: PageIndex) -> bool {
     block.page_size != PageSize::Base4K && block.table.state(page) != PageState::Absent
 }
 
-/// Claims the first run that can be claimed in `within`, and whether the file has an earlier state of it.
+/// Claims the first run that can be claimed in `within` and does not leave its part, and whether the file has an earlier state of it.
 pub(super) fn claim(block: &Block, within: PageRun, max: u64) -> Option<(RunTicket, bool)> {
     let huge = block.page_size != PageSize::Base4K;
-    // Somebody may claim that page first: then the guess is about another one, and costs or saves a comparison.
-    let old = huge && block.table.find_claimable(within).is_some_and(|page| has_old_bytes(block, page));
-    Some((block.table.claim_run(within, max)?, old))
+    let mut rest = within;
+    loop {
+        let first = block.table.find_claimable(rest)?;
+        // Somebody may claim that page first: then the guess is about another one, and costs or saves a comparison.
+        let old = huge && has_old_bytes(block, first);
+        let end = part_end(block, first.0).min(rest.end().0);
+        if let Some(ticket) = block.table.claim_run(PageRun::new(first, end - first.0), max) {
+            return Some((ticket, old));
+        }
+        rest = PageRun::new(PageIndex(end), rest.end().0 - end);
+    }
 }
 
 /// Posts a read of one or more runs, whose parts `segments` are; `old`: the huge page that they are of, if it is worth comparing.

@@ -1,10 +1,9 @@
-//! Making room for a VM: folder, RAM files, page tables, registration. Undone as a whole if anything fails.
+//! Making room for a VM: folder, RAM files, page tables. Undone as a whole if anything fails.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use vmove_fabric::Fabric;
 use vmove_memory::{ByteLen, MemoryDir, PageTable, RamFile};
 use vmove_qmp::cmdline::{CommandLine, DestinationCommand, RunLayout};
 
@@ -40,12 +39,7 @@ pub(crate) fn plan(node: &Node, prepare: &Prepare) -> Result<(RunLayout, Destina
 }
 
 /// Makes the room.
-pub(super) fn make(
-    node: &Node,
-    id: SessionId,
-    prepare: &Prepare,
-    fabric: &dyn Fabric,
-) -> Result<Room, String> {
+pub(super) fn make(node: &Node, id: SessionId, prepare: &Prepare) -> Result<Room, String> {
     let (layout, command) = plan(node, prepare)?;
     let mut undo = Undo::default();
     // A VM that was here before may have left its logs: they stay, whatever becomes of this session.
@@ -76,7 +70,7 @@ pub(super) fn make(
         let path = GuestMemory::table_path(page_maps.path(), id, index);
         let table = PageTable::create(&path, file.pages()).map_err(|e| e.to_string())?;
         undo.files.push(path.clone());
-        blocks.push(Block::new(file, table, fabric).map_err(|e| e.to_string())?);
+        blocks.push(Block::new(file, table).map_err(|e| e.to_string())?);
         ram.push(RamFileRecord { id: info.id.clone(), path: spec.path.clone(), size: info.size });
         tables.push(path);
     }
@@ -98,7 +92,6 @@ pub(super) fn find(
     id: SessionId,
     prepare: &Prepare,
     ram: &[RamFileRecord],
-    fabric: &dyn Fabric,
 ) -> Result<Room, String> {
     let (layout, command) = plan(node, prepare)?;
     let (mut blocks, mut tables) = (Vec::new(), Vec::new());
@@ -107,7 +100,7 @@ pub(super) fn find(
         let path = GuestMemory::table_path(&node.page_map_dir(), id, index);
         let table = PageTable::open(&path).map_err(|e| e.to_string())?;
         table.recover();
-        blocks.push(Block::new(file, table, fabric).map_err(|e| e.to_string())?);
+        blocks.push(Block::new(file, table).map_err(|e| e.to_string())?);
         tables.push(path);
     }
     // Hashes of pages that are mapped already are lost with the process that took them: a recovered session is not verified.

@@ -31,7 +31,7 @@ const SILENCE: Duration = Duration::from_secs(15);
 /// How long the source may take to read why it failed.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How often progress is told.
-const TICK: Duration = Duration::from_millis(100);
+pub(super) const TICK: Duration = Duration::from_millis(100);
 
 /// A connection for a session, brought by the listener.
 #[derive(Debug)]
@@ -67,6 +67,8 @@ pub(super) struct Session {
     pub room: Room,
     pub publisher: Publisher,
     pub attempt: Attempt,
+    /// The source was asked for other page connections: what it has named before that is named again.
+    pub renewing: bool,
     pub fill_events: mpsc::UnboundedReceiver<FillEvent>,
     pub launching: Option<JoinHandle<Result<Launched, String>>>,
     pub populating: Option<Populating>,
@@ -210,6 +212,7 @@ impl Session {
         arrivals: &mut mpsc::Receiver<Arrival>,
     ) -> End {
         self.attempt.end();
+        self.renewing = false;
         while self.fill_events.try_recv().is_ok() {}
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -219,8 +222,10 @@ impl Session {
                 // What follows the regions is for the page readers: it waits until they have their connections.
                 message = channel.receive(), if !self.attempt.awaits_connections() => match message {
                     Ok(message) => {
+                        let done = self.message(message, channel).await;
+                        // Some take long, and what the source says meanwhile waits.
                         heard = Instant::now();
-                        self.message(message, channel).await
+                        done
                     }
                     Err(error) => Err(error.into()),
                 },

@@ -46,7 +46,13 @@ pub(crate) async fn serve_new(
         }
     };
     let mut blockers = crate::check::destination::blockers(&node, &prepare).await;
-    if prepare.check_only || !blockers.is_empty() {
+    if prepare.check_only {
+        let agreed = crate::check::fabric::negotiate(&prepare.fabrics, &node.config.dialer.fabrics());
+        let fabric = agreed.map_or_else(|why| why, |agreed| format!("{}: {}", agreed.kind, agreed.why));
+        let _ = channel.send(&ToSource::Checked { blockers, fabric }).await;
+        return;
+    }
+    if !blockers.is_empty() {
         let _ = channel.send(&ToSource::Refused(blockers)).await;
         return;
     }
@@ -143,17 +149,17 @@ impl Session {
         prepare: Prepare,
         publisher: Publisher,
     ) -> Result<(Self, Accepted), String> {
-        let (kind, fabric_reason, fabric_address) =
-            crate::check::fabric::negotiate(&prepare.fabrics, &node.config.dialer.fabrics())?;
-        let fabric = node.config.dialer.fabric(kind).ok_or("the fabric agreed on is not open here")?;
-        let room = room::make(&node, id, &prepare, &*fabric)?;
+        let agreed = crate::check::fabric::negotiate(&prepare.fabrics, &node.config.dialer.fabrics())?;
+        let kind = agreed.kind;
+        let room = room::make(&node, id, &prepare)?;
         let accepted = Accepted {
             destination: node.config.node.clone(),
             boot_id: crate::clock::boot_id(),
             fabric: kind,
-            fabric_reason,
-            fabric_address,
+            fabric_reason: agreed.why,
+            fabric_address: agreed.address,
             bulk_connections: node.config.bulk_connections,
+            may_fall_back: agreed.may_fall_back,
         };
         let vm = VmRecord {
             name: prepare.vm.clone(),
@@ -204,9 +210,7 @@ impl Session {
                 );
             }
             let fault_fd = record.fault_fd.ok_or("the journal names no fault descriptor")?;
-            let fabric =
-                node.config.dialer.fabric(record.fabric).ok_or("the session's fabric is not open here")?;
-            Ok((room::find(&node, record.id, &record.prepare, &vm.ram, &*fabric)?, vm, fault_fd))
+            Ok((room::find(&node, record.id, &record.prepare, &vm.ram)?, vm, fault_fd))
         };
         let (room, vm, fault_fd) = match rebuild() {
             Ok(all) => all,
@@ -261,6 +265,7 @@ impl Session {
             room,
             publisher,
             attempt,
+            renewing: false,
             fill_events,
             launching: None,
             populating: None,

@@ -5,7 +5,8 @@
 //! ```text
 //! 0  magic    8 bytes  "VMOVE\r\n\0"   (no HTTP request begins so: the same port serves both)
 //! 8  version  u16      PROTOCOL_VERSION of the sender
-//! 10 kind     u8       1 control, 2 device state, 3 urgent pages, 4 bulk pages
+//! 10 kind     u8       1 control, 2 device state, 3 urgent pages, 4 bulk pages, 16 trial of a fabric; 0x80 is added for pages by RDMA, whose queue
+//!                      pairs are introduced next
 //! 11 index    u8       which of several connections of a kind
 //! 12 session  16 bytes
 //! 28 token    16 bytes secret of the session; zero in the first control connection
@@ -23,10 +24,12 @@ use uuid::Uuid;
 /// First bytes of a greeting and of its answer.
 pub const MAGIC: [u8; 8] = *b"VMOVE\r\n\0";
 /// Version of everything between two daemons: greeting, control messages, page frames. Both must be equal.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 /// Longest node name in bytes.
 pub const MAX_NODE_NAME: usize = 64;
 const FIXED: usize = 45;
+/// In the byte of the kind.
+const RDMA: u8 = 0x80;
 
 /// Id of a migration session, chosen by the source.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -83,6 +86,8 @@ pub enum LinkKind {
     Urgent = 3,
     /// All other pages: becomes a fabric endpoint of class bulk.
     Bulk = 4,
+    /// Belongs to no session: becomes a fabric endpoint on which the sender reads memory that is there for that.
+    Trial = 16,
 }
 
 impl LinkKind {
@@ -92,6 +97,7 @@ impl LinkKind {
             2 => Self::State,
             3 => Self::Urgent,
             4 => Self::Bulk,
+            16 => Self::Trial,
             _ => return None,
         })
     }
@@ -104,6 +110,8 @@ pub struct Hello {
     pub version: u16,
     /// What the connection is for.
     pub kind: LinkKind,
+    /// Pages cross by RDMA: queue pairs are introduced over this connection.
+    pub rdma: bool,
     /// Which of several.
     pub index: u8,
     /// The session it belongs to.
@@ -148,7 +156,7 @@ impl Hello {
         let mut out = Vec::with_capacity(FIXED + node.len());
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&self.version.to_le_bytes());
-        out.push(self.kind as u8);
+        out.push(self.kind as u8 | if self.rdma { RDMA } else { 0 });
         out.push(self.index);
         out.extend_from_slice(self.session.0.as_bytes());
         out.extend_from_slice(&self.token.0);
@@ -171,12 +179,16 @@ impl Hello {
             return Err(HelloError::Version(version));
         }
         from.read_exact(&mut fixed[10..]).await?;
-        let kind =
-            LinkKind::from_byte(fixed[10]).ok_or(HelloError::Malformed("unknown kind of connection"))?;
+        let kind = LinkKind::from_byte(fixed[10] & !RDMA)
+            .ok_or(HelloError::Malformed("unknown kind of connection"))?;
         let session = SessionId(Uuid::from_bytes(array(&fixed[12..28])));
         let token = Token(array(&fixed[28..44]));
         let node = read_text(from, fixed[44], MAX_NODE_NAME).await?;
-        Ok(Self { version, kind, index: fixed[11], session, token, node })
+        let rdma = fixed[10] & RDMA != 0;
+        if rdma && matches!(kind, LinkKind::Control | LinkKind::State) {
+            return Err(HelloError::Malformed("RDMA for something else than pages"));
+        }
+        Ok(Self { version, kind, rdma, index: fixed[11], session, token, node })
     }
 }
 
@@ -274,6 +286,7 @@ mod tests {
         Hello {
             version: PROTOCOL_VERSION,
             kind: LinkKind::Bulk,
+            rdma: node.len() % 2 == 1,
             index: 3,
             session: SessionId::random(),
             token: Token::random(),

@@ -92,13 +92,35 @@ pub struct Accepted {
     pub fabric_address: String,
     /// Bulk connections wanted.
     pub bulk_connections: u8,
+    /// Both sides offer tcp, so it can take over when that fabric fails.
+    pub may_fall_back: bool,
 }
 
-/// Where the source's blocks can be read; sent after registration and after every reconnection.
+/// Where the source's blocks can be read; sent when page connections were opened, and when parts were registered afresh.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Regions {
+    /// Fabric of the page connections.
+    pub fabric: FabricKind,
+    /// Page connections stay as they are.
+    pub update: bool,
     /// One per block.
-    pub regions: Vec<RemoteRegion>,
+    pub blocks: Vec<BlockRegions>,
+}
+
+/// Where one block can be read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockRegions {
+    /// Parts that can be read, ascending. What is in none has no memory at the source, or has had none until now.
+    pub parts: Vec<RegionPart>,
+}
+
+/// A part of a block that can be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegionPart {
+    /// Where it begins in the block, in bytes: a multiple of 2 MiB and of the page size.
+    pub start: u64,
+    /// Address, length and key. Addresses of all parts of a block are those of one range.
+    pub region: RemoteRegion,
 }
 
 /// A run of pages of one block.
@@ -274,8 +296,15 @@ pub struct Complete {
 pub enum ToSource {
     /// There is room.
     Accepted(Box<Accepted>),
-    /// There is not, or something else is in the way. With `check_only`: the answer, also when empty.
+    /// There is not, or something else is in the way.
     Refused(Vec<Blocker>),
+    /// The answer with `check_only`.
+    Checked {
+        /// What is in the way; perhaps nothing.
+        blockers: Vec<Blocker>,
+        /// Which fabric would be used, and why.
+        fabric: String,
+    },
     /// Answer to a ping.
     Pong {
         /// The ping's number.
@@ -299,6 +328,16 @@ pub enum ToSource {
     Failed(String),
     /// Answer to [`ToDestination::Resume`].
     Resume(DestinationStand),
+    /// Page connections failed: the source shall open others, and name again what it has named since the last round's end.
+    PagesLost {
+        /// The reason.
+        why: String,
+        /// The same fabric may work again.
+        same_fabric: bool,
+    },
+    /// Never sent: tells a round at the source that there are new page connections.
+    #[serde(skip)]
+    PagesRenewed,
 }
 
 impl ToSource {
@@ -308,6 +347,9 @@ impl ToSource {
         match self {
             Self::Accepted(_) => "Accepted",
             Self::Refused(_) => "Refused",
+            Self::Checked { .. } => "Checked",
+            Self::PagesLost { .. } => "PagesLost",
+            Self::PagesRenewed => "PagesRenewed",
             Self::Pong { .. } => "Pong",
             Self::Prepared => "Prepared",
             Self::RoundDone(_) => "RoundDone",

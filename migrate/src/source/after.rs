@@ -60,7 +60,7 @@ impl Session {
                 Lost::Connection(why) => {
                     tracing::warn!(session = %self.id, why, "destination lost; dialling again");
                     self.channel = None;
-                    self.serving.clear();
+                    self.end_pages();
                     // Named anew once the destination has the page connections again.
                     self.final_runs = None;
                     self.hashes = None;
@@ -137,10 +137,8 @@ impl Session {
         if self.memory.is_some() {
             return Ok(());
         }
-        let kind = self.accepted.as_ref().map(|a| a.fabric).ok_or("the journal names no fabric")?;
-        let fabric = self.node.config.dialer.fabric(kind).ok_or("the session's fabric is not open here")?;
         let vm = self.vm.clone();
-        let memory = tokio::task::spawn_blocking(move || SourceMemory::open(&vm, &*fabric))
+        let memory = tokio::task::spawn_blocking(move || SourceMemory::open(&vm))
             .await
             .map_err(|e| e.to_string())??;
         self.final_sets = memory.blocks.iter().map(|b| PageSet::full(b.file.pages())).collect();
@@ -196,7 +194,7 @@ impl Session {
         if let Some(complete) = self.complete.take() {
             self.add_to_report(&complete);
         }
-        self.serving.clear();
+        self.end_pages();
         self.memory = None;
         if let Err(error) = self.release().await {
             let error =

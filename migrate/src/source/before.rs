@@ -121,18 +121,13 @@ impl Session {
             ToSource::Accepted(accepted) => *accepted,
             other => return Err(self.unexpected(&other)),
         };
-        let fabric = self
-            .node
-            .config
-            .dialer
-            .fabric(accepted.fabric)
-            .ok_or_else(|| "the fabric agreed on is not open here".to_owned())?;
         self.report.destination.clone_from(&accepted.destination);
         self.report.fabric = accepted.fabric.to_string();
         self.report.fabric_reason.clone_from(&accepted.fabric_reason);
+        self.show_fabric();
         self.report.memory.clone_from(&self.vm.backing);
-        let (vm, opened) = (self.vm.clone(), fabric);
-        let memory = tokio::task::spawn_blocking(move || SourceMemory::open(&vm, &*opened))
+        let vm = self.vm.clone();
+        let memory = tokio::task::spawn_blocking(move || SourceMemory::open(&vm))
             .await
             .map_err(|e| e.to_string())??;
         self.report.pages_total = memory.total_pages();
@@ -141,11 +136,13 @@ impl Session {
         self.memory = Some(Arc::new(memory));
         let (kind, address, bulk) =
             (accepted.fabric, accepted.fabric_address.clone(), accepted.bulk_connections);
+        let may_fall_back = accepted.may_fall_back;
         self.journal
             .update(|r| {
                 r.fabric = Some(kind);
                 r.fabric_address = address;
                 r.bulk_connections = bulk;
+                r.may_fall_back = may_fall_back;
             })
             .map_err(|e| format!("Could not write the journal: {e}"))?;
         self.accepted = Some(accepted);
@@ -217,6 +214,7 @@ impl Session {
         let memory = self.memory()?.clone();
         let scanned = Arc::clone(&memory);
         tokio::task::spawn_blocking(move || scanned.scan()).await.map_err(|e| e.to_string())??;
+        self.refresh_regions().await?;
         self.final_sets = memory.take_pending();
         let last = Final {
             sets: self.final_sets.iter().map(PageSet::encode).collect(),
@@ -271,7 +269,7 @@ fn hash_all(memory: &Arc<SourceMemory>) -> mpsc::Receiver<Hashes> {
                     let next = extents.partition_point(|e| e.end().0 <= at);
                     // Looking at a hole would fill it.
                     let in_hole = extents.get(next).is_none_or(|e| e.start.0 >= at + page_bytes);
-                    if in_hole { ZERO_PAGE } else { page_hash(block.region.mapping(), PageIndex(page)) }
+                    if in_hole { ZERO_PAGE } else { page_hash(&block.mapping, PageIndex(page)) }
                 };
                 let hashes = Hashes { block: number, start, hashes: (start..end).map(hash).collect() };
                 if sender.blocking_send(hashes).is_err() {

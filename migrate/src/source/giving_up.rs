@@ -75,7 +75,7 @@ impl Session {
             _ => self.gave_back(),
         };
         self.channel = None;
-        self.serving.clear();
+        self.end_pages();
         match back {
             Ok(()) => self.end_badly(why, GuestPlace::Source, false),
             Err(error) => {
@@ -176,6 +176,7 @@ async fn tell(node: &Node, record: &SourceRecord) -> Result<(), String> {
         kind: LinkKind::Control,
         index: 0,
         session: record.id,
+        rdma: false,
         token: record.token,
         node: node.config.node.clone(),
     };

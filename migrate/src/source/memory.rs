@@ -4,16 +4,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use vmove_fabric::{Access, Fabric, RemoteRegion};
 use vmove_memory::{
-    DirtyTracker, HoleWatch, PageRun, PageSize, Precision, Process, QemuMapping, RamFile, find_mappings,
+    DirtyTracker, HoleWatch, Mapping, PageRun, PageSize, Precision, Process, QemuMapping, RamFile,
+    find_mappings,
 };
 
 use super::classify::{Classified, Subject, classify};
 use crate::destination::{PART, chain};
 use crate::pending::{PageSet, WireSet};
 use crate::proto::message::{BlockInfo, WireRun};
-use crate::region::GuestRegion;
 use crate::vm::VmRecord;
 
 /// Which 2 MiB parts of a RAM file have memory.
@@ -30,7 +29,7 @@ pub(super) fn parts_with_data(file: &RamFile) -> Result<WireSet, String> {
 pub(super) struct Block {
     pub id: String,
     pub file: RamFile,
-    pub region: GuestRegion,
+    pub mapping: Arc<Mapping>,
 }
 
 impl Block {
@@ -77,16 +76,14 @@ impl Scan {
 }
 
 impl SourceMemory {
-    /// Opens and registers the VM's RAM files. The guest does not notice.
-    pub(super) fn open(vm: &VmRecord, fabric: &dyn Fabric) -> Result<Self, String> {
+    /// Opens the VM's RAM files. The guest does not notice.
+    pub(super) fn open(vm: &VmRecord) -> Result<Self, String> {
         let process = Process::reopen(vm.pid.unsigned_abs(), vm.pid_start).map_err(|e| chain(&e))?;
         let mut blocks = Vec::new();
         for ram in &vm.ram {
             let file = RamFile::open(&ram.path).map_err(|e| chain(&e))?;
             let mapping = file.map().map_err(|e| chain(&e))?;
-            let region =
-                GuestRegion::register(fabric, mapping, Access::REMOTE_READ).map_err(|e| chain(&e))?;
-            blocks.push(Block { id: ram.id.clone(), file, region });
+            blocks.push(Block { id: ram.id.clone(), file, mapping });
         }
         let files: Vec<_> = blocks.iter().map(|b| &b.file).collect();
         let mappings = find_mappings(&process, &files).map_err(|e| chain(&e))?;
@@ -105,10 +102,6 @@ impl SourceMemory {
             data: WireSet::All,
         };
         self.blocks.iter().map(info).collect()
-    }
-
-    pub(super) fn remotes(&self) -> Vec<RemoteRegion> {
-        self.blocks.iter().map(|b| b.region.remote()).collect()
     }
 
     pub(super) fn total_pages(&self) -> u64 {
@@ -134,7 +127,7 @@ impl SourceMemory {
         writes.holes = self
             .blocks
             .iter()
-            .map(|b| HoleWatch::new(&b.file, b.region.mapping()))
+            .map(|b| HoleWatch::new(&b.file, &b.mapping))
             .collect::<Result<_, _>>()
             .map_err(|e| chain(&e))?;
         writes.tracker =
@@ -211,7 +204,7 @@ impl SourceMemory {
             for (index, (block, set)) in memory.blocks.iter().zip(&sets).enumerate() {
                 let extents = block.file.data_extents().map_err(|e| chain(&e))?;
                 let number = u16::try_from(index).map_err(|_| "more than 65535 RAM blocks")?;
-                let mapping = block.region.mapping();
+                let mapping = &block.mapping;
                 let subject =
                     Subject { block: number, mapping, extents: &extents, page_size: block.page_size() };
                 let found = classify(subject, set, |batch| sender.blocking_send(batch).is_ok());

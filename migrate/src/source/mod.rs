@@ -6,8 +6,10 @@
 mod after;
 mod before;
 mod classify;
+mod exposure;
 mod giving_up;
 mod memory;
+mod pages;
 mod rounds;
 mod session;
 

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::classify::Classified;
 use super::memory::Scan;
 use super::session::{Session, Stop};
 use crate::clock::ms;
@@ -94,20 +95,14 @@ impl Session {
             p.round = number;
             p.bytes_total = planned * page;
         });
-        self.send(&ToDestination::Round(number)).await?;
-        let (mut batches, task) = self.memory()?.name_pages(sets);
-        while let Some(batch) = batches.recv().await {
-            self.send(&ToDestination::Runs(batch)).await?;
-        }
-        let named = task.await.map_err(|e| e.to_string())??;
-        self.send(&ToDestination::RoundEnd(number)).await?;
-        let done = loop {
-            match self.next().await? {
-                ToSource::RoundDone(done) if done.round == number => break done,
-                ToSource::Prepared => {}
-                other => return Err(self.unexpected(&other)),
+        self.refresh_regions().await?;
+        self.in_round = true;
+        let (named, done) = loop {
+            if let Some(done) = self.try_round(number, sets.clone()).await? {
+                break done;
             }
         };
+        self.in_round = false;
         self.report.rounds.push(RoundStats {
             pages: named.pages,
             zero: named.zero,
@@ -115,6 +110,29 @@ impl Session {
             ..RoundStats::default()
         });
         Ok((done, named.pages - named.zero))
+    }
+
+    /// `None`: page connections were lost and opened anew meanwhile, so nobody knows what has landed.
+    async fn try_round(
+        &mut self,
+        number: u32,
+        sets: Vec<PageSet>,
+    ) -> Result<Option<(Classified, RoundDone)>, Stop> {
+        self.send(&ToDestination::Round(number)).await?;
+        let (mut batches, task) = self.memory()?.name_pages(sets);
+        while let Some(batch) = batches.recv().await {
+            self.send(&ToDestination::Runs(batch)).await?;
+        }
+        let named = task.await.map_err(|e| e.to_string())??;
+        self.send(&ToDestination::RoundEnd(number)).await?;
+        loop {
+            match self.next().await? {
+                ToSource::RoundDone(done) if done.round == number => return Ok(Some((named, done))),
+                ToSource::PagesRenewed => return Ok(None),
+                ToSource::Prepared => {}
+                other => return Err(self.unexpected(&other)),
+            }
+        }
     }
 
     /// Watches the guest and the link for a moment. Returns the link's rate.

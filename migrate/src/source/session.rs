@@ -7,11 +7,12 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
-use vmove_fabric::{Sched, ServeHandle, ThreadOptions};
+use vmove_fabric::{FabricKind, ServeHandle};
 use vmove_qmp::Client;
 use vmove_qmp::switchover::Source;
 
 use super::classify::Classified;
+use super::exposure::Exposure;
 use super::memory::SourceMemory;
 use crate::check::{Blocker, CheckReport};
 use crate::clock::{ClockOffset, Mono};
@@ -25,11 +26,10 @@ use crate::progress::{GuestPlace, Outcome};
 use crate::proto::channel::Channel;
 use crate::proto::codec::CodecError;
 use crate::proto::hello::{Hello, LinkKind, PROTOCOL_VERSION, SessionId, Token};
-use crate::proto::message::{Accepted, Complete, Counted, Hashes, Regions, ToDestination, ToSource, WireRun};
+use crate::proto::message::{Accepted, Complete, Counted, Hashes, ToDestination, ToSource, WireRun};
 use crate::publish::Publisher;
 use crate::report::Report;
 use crate::spec::{MigrationSpec, Mode};
-use crate::throttle::BULK_NICE;
 use crate::vm::VmRecord;
 
 /// Keeps the destination from taking silence for death, and tells us when it is dead.
@@ -83,6 +83,14 @@ pub(super) struct Session {
     pub accepted: Option<Accepted>,
     pub memory: Option<Arc<SourceMemory>>,
     pub serving: Vec<ServeHandle>,
+    /// Dropped after the connections that may read it. Only one task uses it; the lock lets it go to a worker thread.
+    pub exposure: Option<Arc<std::sync::Mutex<Exposure>>>,
+    /// Fabric of the page connections, once agreed on.
+    pub fabric: Option<FabricKind>,
+    /// How often the destination has lost its page connections.
+    pub renewals: u32,
+    /// A round is under way: it must be begun anew when page connections are.
+    pub in_round: bool,
     pub client: Option<Client>,
     pub qmp: Option<Arc<Source>>,
     pub mode: Mode,
@@ -139,6 +147,7 @@ pub(crate) async fn begin(begun: Begun) {
         fabric: None,
         fabric_address: String::new(),
         bulk_connections: 0,
+        may_fall_back: false,
         freed: false,
         untold: false,
         report: report.clone(),
@@ -196,6 +205,7 @@ pub(crate) async fn go_on(node: Arc<Node>, journal: Journal<SourceRecord>, publi
             fabric_reason: session.report.fabric_reason.clone(),
             fabric_address: r.fabric_address,
             bulk_connections: r.bulk_connections,
+            may_fall_back: r.may_fall_back,
         });
     }
     session.see_through(false).await;
@@ -232,12 +242,7 @@ async fn look(
     if let Some(blocker) = crate::check::source::private_ram(vm).map_err(trouble("ram-not-shared"))? {
         return Err(blocker);
     }
-    let offers = node.config.dialer.fabrics();
-    let fabric = offers
-        .first()
-        .and_then(|o| node.config.dialer.fabric(o.kind))
-        .ok_or_else(|| trouble("fabric")("no fabric is open".into()))?;
-    let infos = SourceMemory::open(vm, &*fabric).map(|m| m.infos()).map_err(trouble("ram-not-shared"))?;
+    let infos = SourceMemory::open(vm).map(|m| m.infos()).map_err(trouble("ram-not-shared"))?;
     let id = SessionId::random();
     let hello = Hello {
         version: PROTOCOL_VERSION,
@@ -245,6 +250,7 @@ async fn look(
         index: 0,
         session: id,
         token: Token::default(),
+        rdma: false,
         node: node.config.node.clone(),
     };
     let stream =
@@ -257,8 +263,8 @@ async fn look(
         .await
         .map_err(|e| trouble("unreachable")(chain(&e)))?;
     match timeout(Duration::from_secs(30), channel.receive()).await {
-        Ok(Ok(ToSource::Refused(blockers))) => {
-            report.fabric = "agreed on when a migration begins".to_owned();
+        Ok(Ok(ToSource::Checked { blockers, fabric })) => {
+            report.fabric = fabric;
             Ok(blockers)
         }
         other => Err(Blocker::new("unreachable", format!("{to} did not answer the check: {other:?}"))),
@@ -295,6 +301,10 @@ impl Session {
             accepted: None,
             memory: None,
             serving: Vec::new(),
+            exposure: None,
+            fabric: None,
+            renewals: 0,
+            in_round: false,
             client: None,
             qmp: None,
             mode,
@@ -339,6 +349,7 @@ impl Session {
             index,
             session: self.id,
             token,
+            rdma: false,
             node: self.node.config.node.clone(),
         }
     }
@@ -355,43 +366,11 @@ impl Session {
         Ok(())
     }
 
-    /// Opens the page connections and answers reads on them from here on.
-    pub(super) async fn serve_pages(&mut self) -> Result<(), Stop> {
-        self.serving.clear();
-        let accepted = self.accepted.clone().ok_or_else(|| "no fabric was agreed on".to_owned())?;
-        let mut to = self.to.clone();
-        if !accepted.fabric_address.is_empty() {
-            to.address.clone_from(&accepted.fabric_address);
-        }
-        let bulk = accepted.bulk_connections.max(1);
-        let links = std::iter::once((LinkKind::Urgent, 0)).chain((0..bulk).map(|i| (LinkKind::Bulk, i)));
-        for (kind, index) in links {
-            let hello = self.hello(kind, index, self.token);
-            let endpoint = self.node.config.dialer.endpoint(&to, accepted.fabric, &hello).await?;
-            let options = match kind {
-                LinkKind::Urgent => ThreadOptions::urgent("vmove-serve-u"),
-                _ => ThreadOptions {
-                    sched: Sched::Normal { nice: self.bulk_nice() },
-                    ..ThreadOptions::bulk(format!("vmove-serve-{index}"))
-                },
-            };
-            self.serving.push(endpoint.serve(options).map_err(|e| chain(&e))?);
-        }
-        let regions = self.memory()?.remotes();
-        self.send(&ToDestination::Regions(Regions { regions })).await?;
-        Ok(())
-    }
-
     pub(super) async fn send(&mut self, message: &ToDestination) -> Result<(), CodecError> {
         match &mut self.channel {
             Some(channel) => channel.send(message).await,
             None => Err(CodecError::Closed),
         }
-    }
-
-    /// While the guest runs here it comes first; a guest that waits for pages elsewhere must not wait for idle work here.
-    fn bulk_nice(&self) -> i8 {
-        if self.mode == Mode::Postcopy || !self.state().may_run() { 0 } else { BULK_NICE }
     }
 
     /// The next message that the caller must know of. Meanwhile: keeps the peer informed and informs the operator, passes on pages of
@@ -430,6 +409,12 @@ impl Session {
                 ToSource::Prepared => {
                     self.prepared = true;
                     return Ok(ToSource::Prepared);
+                }
+                ToSource::PagesLost { why, same_fabric } => {
+                    self.renew_pages(why, same_fabric).await?;
+                    if self.in_round {
+                        return Ok(ToSource::PagesRenewed);
+                    }
                 }
                 // An answer to a keep-alive; those that measure the clocks have numbers of their own.
                 ToSource::Pong { token, .. } if token < FIRST_CLOCK_PING => {}

@@ -19,6 +19,7 @@ pub mod check;
 pub mod client;
 pub mod faults;
 pub mod host;
+pub mod moves;
 pub mod shell;
 pub mod supervisor;
 pub mod switch;

@@ -14,7 +14,7 @@ use vmove_lab::host::{Places, Shape, address};
 use vmove_lab::supervisor::Lab;
 use vmove_lab::switch::rules::Rule;
 use vmove_lab::wire::{Command, Event, Request};
-use vmove_lab::{agent, bench, check, client, faults, shell};
+use vmove_lab::{agent, bench, check, client, faults, moves, shell};
 
 /// Virtual hosts with RDMA (the kernel's soft RoCE) on one machine, joined by a switch that loses, delays, reorders,
 /// cuts and slows down frames on request.
@@ -51,13 +51,13 @@ enum What {
         /// h1, h2, ...
         host: String,
     },
-    /// What the switch does to frames: './run lab rule h1 h2 drop=10% delay=5ms reorder=1% rate=100', or cut, or clear
+    /// What the switch does to frames: './run lab rule h1 h2 drop=10% delay=5ms reorder=1% rate=100', or cut, cut-rdma, clear
     Rule {
         /// Sending host, or 'all'
         from: String,
         /// Receiving host, or 'all'
         to: String,
-        /// drop=PART delay=TIME reorder=PART rate=MBIT cut clear
+        /// drop=PART delay=TIME reorder=PART rate=MBIT cut cut-rdma clear
         words: Vec<String>,
     },
     /// Frames that the switch passed on, lost and reordered
@@ -74,6 +74,18 @@ enum What {
         /// Try cuts, losses, killed peers and missing devices on this measuring program
         #[arg(long, value_name = "PROGRAM")]
         faults: Option<PathBuf>,
+        /// Move guests between the vmoved of this folder
+        #[arg(long, value_name = "FOLDER", requires = "guest")]
+        moves: Option<PathBuf>,
+        /// The guest that is moved
+        #[arg(long, value_name = "IMAGE")]
+        guest: Option<PathBuf>,
+        /// How often it is moved to and fro in the case that looks for leaks
+        #[arg(long, default_value_t = 12)]
+        sessions: usize,
+        /// Only moves whose name contains this
+        #[arg(long, default_value = "")]
+        only: String,
         /// A command for h1
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
@@ -152,7 +164,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         What::Agent => agent::run().map(|()| ExitCode::SUCCESS),
         What::Up { shape, minutes } => up(&shape, minutes).and(done),
         What::Supervise { shape, minutes } => supervise(&shape, minutes).and(done),
-        What::Test { shape, no_check, faults, command } => {
+        What::Test { shape, no_check, faults, moves, guest, sessions, only, command } => {
             let hosts = shape.hosts;
             with_lab(&shape, move |lab| {
                 if !no_check {
@@ -160,6 +172,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 }
                 if let Some(program) = faults {
                     faults::all(lab, &program)?;
+                }
+                if let Some((programs, guest)) = moves.zip(guest) {
+                    let parts = moves::parts(&programs, &guest, &lab.places().qemu)?;
+                    moves::all(lab, &parts, sessions, &only)?;
                 }
                 if command.is_empty() { Ok(0) } else { run_in(lab, command) }
             })

@@ -132,6 +132,12 @@ impl Lab {
         agent.with_context(|| format!("no host h{host}; there are h1 to h{count}"))?.ask(command)
     }
 
+    /// Where its parts are.
+    #[must_use]
+    pub fn places(&self) -> &Places {
+        &self.places
+    }
+
     /// The switch between the hosts.
     #[must_use]
     pub fn switch(&self) -> &Switch {

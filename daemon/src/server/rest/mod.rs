@@ -1,6 +1,7 @@
 //! REST: everything on the control socket, questions alone on the peer port.
 
 mod error;
+mod fabric;
 mod forks;
 mod migrations;
 mod node;
@@ -25,6 +26,7 @@ pub fn control(app: Arc<App>) -> Router {
         .route("/openapi.json", get(openapi::serve))
         .route("/metrics", get(node::metrics))
         .route("/v1/node", get(node::node))
+        .route("/v1/fabric/check", get(fabric::check))
         .route("/v1/vms", get(vms::list).post(vms::run))
         .route("/v1/vms:adopt", post(vms::adopt))
         .route("/v1/vms/{name}", get(vms::show).delete(vms::stop))

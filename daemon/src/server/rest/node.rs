@@ -7,6 +7,9 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
 
+use vmove_fabric::FabricKind;
+use vmove_migrate::link::FabricOffer;
+
 use super::error::Answer;
 use crate::api::is_end;
 use crate::api::types::{NodeInfo, NodeMemory};
@@ -26,7 +29,7 @@ pub async fn node(State(app): State<Arc<App>>) -> Answer<NodeInfo> {
         uptime_s: app.started.elapsed().as_secs(),
         listen: app.listen.to_string(),
         security: app.security_word().to_owned(),
-        fabrics: app.fabrics.offers().iter().map(|o| o.kind.to_string()).collect(),
+        fabrics: app.fabrics.offers().iter().map(word).collect(),
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         no_dirty_tracking: app.no_dirty_tracking.clone(),
         memory,
@@ -34,6 +37,14 @@ pub async fn node(State(app): State<Arc<App>>) -> Answer<NodeInfo> {
         vms: app.registry.count(),
         migrations_running: running,
     }))
+}
+
+fn word(offer: &FabricOffer) -> String {
+    match (&offer.why_not, offer.kind) {
+        (Some(why), kind) => format!("{kind} (not usable: {why})"),
+        (None, FabricKind::Verbs) => format!("verbs ({})", offer.reach),
+        (None, kind) => kind.to_string(),
+    }
 }
 
 /// The daemon answers.

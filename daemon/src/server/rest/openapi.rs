@@ -36,6 +36,7 @@ use crate::api::{schema, types};
         super::forks::save,
         super::forks::load,
         super::forks::remove,
+        super::fabric::check,
         super::migrations::list,
         super::migrations::start,
         super::migrations::show,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use rdma_sys::{ibv_access_flags, ibv_context, ibv_device_attr, ibv_mr, ibv_pd, ibv_port_attr};
 
+use super::library::{library, load};
 use crate::region::{Access, MemoryArea};
 use crate::sys::memory::to_usize;
 
@@ -52,13 +53,13 @@ impl Device {
             // SAFETY: rule 1: `index` is inside the list, which ends after `len` pointers.
             let device = unsafe { *list.first.as_ptr().wrapping_add(index) };
             // SAFETY: rule 1: a device of the list, which is alive; the name is a terminated string inside it.
-            let found = unsafe { rdma_sys::ibv_get_device_name(device) };
+            let found = unsafe { (library().get_device_name)(device) };
             // SAFETY: as above.
             if unsafe { CStr::from_ptr(found) }.to_str() != Ok(name) {
                 continue;
             }
             // SAFETY: rule 1.
-            let context = unsafe { rdma_sys::ibv_open_device(device) };
+            let context = unsafe { (library().open_device)(device) };
             let context = NonNull::new(context).ok_or_else(io::Error::last_os_error)?;
             let device = Self { context };
             rustix::io::ioctl_fionbio(device.events(), true)?;
@@ -72,11 +73,11 @@ impl Device {
         // SAFETY: rule 3.
         let mut device: ibv_device_attr = unsafe { std::mem::zeroed() };
         // SAFETY: rules 1 and 3.
-        check(unsafe { rdma_sys::ibv_query_device(self.context.as_ptr(), &raw mut device) })?;
+        check(unsafe { (library().query_device)(self.context.as_ptr(), &raw mut device) })?;
         // SAFETY: rule 3.
         let mut found: ibv_port_attr = unsafe { std::mem::zeroed() };
         // SAFETY: rules 1 and 3.
-        check(unsafe { rdma_sys::___ibv_query_port(self.context.as_ptr(), port, &raw mut found) })?;
+        check(unsafe { (library().query_port)(self.context.as_ptr(), port, &raw mut found) })?;
         let depth = |number: i32| u8::try_from(number.clamp(1, 255)).unwrap_or(1);
         Ok(Limits {
             queue: u32::try_from(device.max_qp_wr).unwrap_or(1),
@@ -104,7 +105,7 @@ impl Device {
     pub(in crate::verbs) fn take_news(&self) -> io::Result<Option<News>> {
         let mut event = MaybeUninit::<rdma_sys::ibv_async_event>::uninit();
         // SAFETY: rules 1 and 3.
-        if unsafe { rdma_sys::ibv_get_async_event(self.context.as_ptr(), event.as_mut_ptr()) } != 0 {
+        if unsafe { (library().get_async_event)(self.context.as_ptr(), event.as_mut_ptr()) } != 0 {
             let error = io::Error::last_os_error();
             return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
         }
@@ -114,7 +115,7 @@ impl Device {
         // SAFETY: the library has filled in the event, whose kind is a C enum at this place.
         let kind = unsafe { at.cast::<u32>().read() };
         // SAFETY: rule 3: the event as it was got. Until then what it is about cannot be destroyed.
-        unsafe { rdma_sys::ibv_ack_async_event(event.as_mut_ptr()) };
+        unsafe { (library().ack_async_event)(event.as_mut_ptr()) };
         use rdma_sys::ibv_event_type as is;
         Ok(Some(match kind {
             kind if kind == is::IBV_EVENT_DEVICE_FATAL as u32 => News::Lost,
@@ -139,7 +140,7 @@ pub(in crate::verbs) enum News {
 impl Drop for Device {
     fn drop(&mut self) {
         // SAFETY: rule 1.
-        unsafe { rdma_sys::ibv_close_device(self.context.as_ptr()) };
+        unsafe { (library().close_device)(self.context.as_ptr()) };
     }
 }
 
@@ -152,8 +153,9 @@ struct List {
 impl List {
     fn get() -> io::Result<Self> {
         let mut len = 0;
+        let library = load()?;
         // SAFETY: rule 3.
-        let first = unsafe { rdma_sys::ibv_get_device_list(&raw mut len) };
+        let first = unsafe { (library.get_device_list)(&raw mut len) };
         let first = NonNull::new(first).ok_or_else(io::Error::last_os_error)?;
         Ok(Self { first, len: usize::try_from(len).unwrap_or(0) })
     }
@@ -162,7 +164,7 @@ impl List {
 impl Drop for List {
     fn drop(&mut self) {
         // SAFETY: rule 1; opened devices stay open without the list.
-        unsafe { rdma_sys::ibv_free_device_list(self.first.as_ptr()) };
+        unsafe { (library().free_device_list)(self.first.as_ptr()) };
     }
 }
 
@@ -181,7 +183,7 @@ unsafe impl Sync for Domain {}
 impl Domain {
     pub(in crate::verbs) fn new(device: Device) -> io::Result<Self> {
         // SAFETY: rule 1.
-        let pd = unsafe { rdma_sys::ibv_alloc_pd(device.as_ptr()) };
+        let pd = unsafe { (library().alloc_pd)(device.as_ptr()) };
         let pd = NonNull::new(pd).ok_or_else(io::Error::last_os_error)?;
         Ok(Self { pd, device })
     }
@@ -198,7 +200,7 @@ impl Domain {
 impl Drop for Domain {
     fn drop(&mut self) {
         // SAFETY: rule 1; the device is a field and closed after this.
-        unsafe { rdma_sys::ibv_dealloc_pd(self.pd.as_ptr()) };
+        unsafe { (library().dealloc_pd)(self.pd.as_ptr()) };
     }
 }
 
@@ -244,7 +246,7 @@ impl Mr {
         let flags = i32::try_from(flags).map_err(io::Error::other)?;
         let start = area.ptr().as_ptr().cast();
         // SAFETY: rules 1 and 4.
-        let mr = unsafe { rdma_sys::ibv_reg_mr(domain.as_ptr(), start, to_usize(area.len()), flags) };
+        let mr = unsafe { (library().reg_mr)(domain.as_ptr(), start, to_usize(area.len()), flags) };
         let mr = NonNull::new(mr).ok_or_else(io::Error::last_os_error)?;
         // SAFETY: rule 1: the library filled in the keys and does not change them.
         let lkey = unsafe { (*mr.as_ptr()).lkey };
@@ -265,7 +267,7 @@ impl Mr {
 impl Drop for Mr {
     fn drop(&mut self) {
         // SAFETY: rule 1. Returns when the device does not touch the memory any more.
-        let result = unsafe { rdma_sys::ibv_dereg_mr(self.mr.as_ptr()) };
+        let result = unsafe { (library().dereg_mr)(self.mr.as_ptr()) };
         if result != 0 {
             let error = io::Error::from_raw_os_error(result);
             tracing::error!(%error, "could not deregister memory; it stays pinned until this process ends");

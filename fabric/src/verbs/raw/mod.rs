@@ -13,10 +13,15 @@
 //!    those types (numbers and pointers only). The library keeps no pointer to them.
 //! 4. Registered memory is valid as long as the [`Mr`]: whoever made the [`MemoryArea`](crate::MemoryArea) promised
 //!    it. Only the device touches it, by addresses that are given as numbers.
+//! 5. A function of the library is called by the type that its header gives it, and stays where it is: the library is
+//!    never unloaded.
 #![allow(unsafe_code)]
 
 mod device;
+mod library;
+mod probe;
 mod queue;
 
 pub(super) use device::{Device, Domain, Limits, Mr, News};
+pub(super) use probe::Probe;
 pub(super) use queue::{Cq, Ended, Outcome, Path, Post, Qp};

@@ -13,6 +13,7 @@ use rdma_sys::{
 };
 
 use super::device::{Domain, check};
+use super::library::library;
 use crate::table::Need;
 
 /// Completions taken from the queue at a time.
@@ -58,16 +59,16 @@ impl Cq {
     pub(in crate::verbs) fn new(domain: &Arc<Domain>, entries: u32) -> io::Result<Self> {
         let context = domain.device().as_ptr();
         // SAFETY: rule 1.
-        let channel = unsafe { rdma_sys::ibv_create_comp_channel(context) };
+        let channel = unsafe { (library().create_comp_channel)(context) };
         let channel = NonNull::new(channel).ok_or_else(io::Error::last_os_error)?;
         let entries = i32::try_from(entries).map_err(io::Error::other)?;
         // SAFETY: rule 1.
         let cq =
-            unsafe { rdma_sys::ibv_create_cq(context, entries, std::ptr::null_mut(), channel.as_ptr(), 0) };
+            unsafe { (library().create_cq)(context, entries, std::ptr::null_mut(), channel.as_ptr(), 0) };
         let Some(cq) = NonNull::new(cq) else {
             let error = io::Error::last_os_error();
             // SAFETY: rule 1: nothing was made from it.
-            unsafe { rdma_sys::ibv_destroy_comp_channel(channel.as_ptr()) };
+            unsafe { (library().destroy_comp_channel)(channel.as_ptr()) };
             return Err(error);
         };
         let queue = Self { cq, channel, domain: Arc::clone(domain) };
@@ -94,13 +95,13 @@ impl Cq {
         let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: rules 1 and 3.
         let result =
-            unsafe { rdma_sys::ibv_get_cq_event(self.channel.as_ptr(), &raw mut cq, &raw mut context) };
+            unsafe { (library().get_cq_event)(self.channel.as_ptr(), &raw mut cq, &raw mut context) };
         if result != 0 {
             let error = io::Error::last_os_error();
             return if error.kind() == io::ErrorKind::WouldBlock { Ok(false) } else { Err(error) };
         }
         // SAFETY: rule 1: the event is of the only queue of this channel. Destroying it waits for this.
-        unsafe { rdma_sys::ibv_ack_cq_events(self.cq.as_ptr(), 1) };
+        unsafe { (library().ack_cq_events)(self.cq.as_ptr(), 1) };
         Ok(true)
     }
 
@@ -123,9 +124,9 @@ impl Cq {
 impl Drop for Cq {
     fn drop(&mut self) {
         // SAFETY: rule 1; every event was acknowledged when it was taken.
-        unsafe { rdma_sys::ibv_destroy_cq(self.cq.as_ptr()) };
+        unsafe { (library().destroy_cq)(self.cq.as_ptr()) };
         // SAFETY: rule 1; its only queue is gone.
-        unsafe { rdma_sys::ibv_destroy_comp_channel(self.channel.as_ptr()) };
+        unsafe { (library().destroy_comp_channel)(self.channel.as_ptr()) };
     }
 }
 
@@ -215,7 +216,7 @@ impl Qp {
         how.cap.max_recv_wr = 1;
         how.cap.max_recv_sge = 1;
         // SAFETY: rules 1 and 3.
-        let qp = unsafe { rdma_sys::ibv_create_qp(cq.domain.as_ptr(), &raw mut how) };
+        let qp = unsafe { (library().create_qp)(cq.domain.as_ptr(), &raw mut how) };
         let qp = NonNull::new(qp).ok_or_else(io::Error::last_os_error)?;
         Ok(Self { qp, cq, entries: Vec::new(), requests: Vec::new() })
     }
@@ -279,7 +280,7 @@ impl Qp {
     fn modify(&mut self, to: &mut ibv_qp_attr, fields: mask) -> io::Result<()> {
         let fields = i32::try_from(fields.0).map_err(io::Error::other)?;
         // SAFETY: rules 1 and 3.
-        check(unsafe { rdma_sys::ibv_modify_qp(self.qp.as_ptr(), to, fields) })
+        check(unsafe { (library().modify_qp)(self.qp.as_ptr(), to, fields) })
     }
 
     /// Hands requests to the device, all with one doorbell.
@@ -318,7 +319,7 @@ impl Qp {
 impl Drop for Qp {
     fn drop(&mut self) {
         // SAFETY: rule 1; the completion queue is a field and destroyed after this.
-        unsafe { rdma_sys::ibv_destroy_qp(self.qp.as_ptr()) };
+        unsafe { (library().destroy_qp)(self.qp.as_ptr()) };
     }
 }
 

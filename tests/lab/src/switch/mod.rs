@@ -154,7 +154,7 @@ impl Switch {
             if target[0] & 1 == 0 { stations.get(&target).copied() } else { None }
         };
         for to in (0..self.ports.len()).filter(|&to| to != port && known.is_none_or(|known| known == to)) {
-            if let Some(due) = self.ways[port][to].admit(frame.len(), dice) {
+            if let Some(due) = self.ways[port][to].admit(frame, dice) {
                 self.ports[to].push(due, Arc::clone(frame));
             }
         }
@@ -163,9 +163,10 @@ impl Switch {
 
 impl Way {
     /// When a frame of this length is to leave; `None`: never.
-    fn admit(&self, length: usize, dice: &mut Dice) -> Option<Instant> {
+    fn admit(&self, frame: &[u8], dice: &mut Dice) -> Option<Instant> {
         let rule = *lock(&self.rule);
-        if rule.cut || dice.roll(rule.drop) {
+        let length = frame.len();
+        if rule.cut || (rule.cut_rdma && is_rdma(frame)) || dice.roll(rule.drop) {
             self.dropped.fetch_add(1, Ordering::Relaxed);
             return None;
         }
@@ -188,6 +189,14 @@ impl Way {
         }
         Some(due)
     }
+}
+
+/// RoCE v2: IPv4, UDP, port 4791.
+fn is_rdma(frame: &[u8]) -> bool {
+    let header = frame.get(14).map_or(0, |first| usize::from(first & 15) * 4);
+    frame.get(12..14) == Some(&[8, 0])
+        && frame.get(23) == Some(&17)
+        && frame.get(14 + header + 2..14 + header + 4) == Some(&4791_u16.to_be_bytes())
 }
 
 #[cfg(test)]

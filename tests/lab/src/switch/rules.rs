@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 pub struct Rule {
     /// No frame passes.
     pub cut: bool,
+    /// No frame of RoCE v2 passes; others do.
+    pub cut_rdma: bool,
     /// Part of the frames that are lost, 0.0 to 1.0.
     pub drop: f64,
     /// Time that each frame takes longer, in microseconds.
@@ -27,7 +29,7 @@ pub struct Rule {
 pub(super) const HOLD: Duration = Duration::from_millis(2);
 
 impl Rule {
-    /// Reads `drop=10% delay=5ms reorder=1% rate=100 cut`, in any order; nothing or `clear` is the default.
+    /// Reads `drop=10% delay=5ms reorder=1% rate=100 cut cut-rdma`, in any order; nothing or `clear` is the default.
     ///
     /// # Errors
     /// A word that is none of these, or a number out of its range.
@@ -36,11 +38,14 @@ impl Rule {
         for word in words {
             let (name, value) = word.split_once('=').unwrap_or((word, ""));
             let what = || {
-                format!("'{word}' is not a rule; expected drop=10% delay=5ms reorder=1% rate=100 cut clear")
+                format!(
+                    "'{word}' is not a rule; expected drop=10% delay=5ms reorder=1% rate=100 cut cut-rdma clear"
+                )
             };
             match name {
                 "clear" => rule = Self::default(),
                 "cut" => rule.cut = true,
+                "cut-rdma" => rule.cut_rdma = true,
                 "drop" => rule.drop = part(value).with_context(what)?,
                 "reorder" => rule.reorder = part(value).with_context(what)?,
                 "delay" => rule.delay_us = micros(value).with_context(what)?,
@@ -75,6 +80,9 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.cut {
             return f.write_str("cut");
+        }
+        if self.cut_rdma {
+            f.write_str("cut-rdma ")?;
         }
         write!(
             f,
@@ -120,10 +128,11 @@ mod tests {
     #[test]
     fn words_make_a_rule_and_others_are_named() {
         let rule = parse("drop=10% delay=5ms reorder=0.5 rate=100mbit").unwrap();
-        assert_eq!(rule, Rule { cut: false, drop: 0.1, delay_us: 5000, reorder: 0.5, rate_mbit: 100 });
+        assert_eq!(rule, Rule { drop: 0.1, delay_us: 5000, reorder: 0.5, rate_mbit: 100, ..Rule::default() });
         assert_eq!(parse("delay=250us").unwrap().delay_us, 250);
         assert_eq!(parse("cut clear").unwrap(), Rule::default());
         assert!(parse("cut").unwrap().cut);
+        assert!(parse("cut-rdma").unwrap().cut_rdma);
         for wrong in ["drop=200%", "drop=", "delay=x", "rate=-1", "lose=1%"] {
             let error = parse(wrong).unwrap_err();
             assert!(format!("{error:#}").contains(wrong), "{error:#}");

@@ -1,0 +1,78 @@
+//! `vmove fabric check`.
+
+use super::client::Client;
+use super::output::{End, say, say_json};
+use crate::api::problem::Exit;
+use crate::api::query_value;
+use crate::api::types::{FabricCheck, FabricTrial};
+
+pub async fn check(client: &Client, to: &str, json: bool) -> Result<Exit, End> {
+    let check: FabricCheck = client.get(&format!("/v1/fabric/check?to={}", query_value(to))).await?;
+    let exit = if check.best.as_deref() == Some("verbs") { Exit::Done } else { Exit::Refused };
+    if json {
+        say_json(&check)?;
+    } else {
+        say(&describe(&check))?;
+    }
+    Ok(exit)
+}
+
+fn describe(check: &FabricCheck) -> String {
+    let mut out = match &check.best {
+        Some(best) => format!("{} reaches {} by {best}\n", check.node, check.to),
+        None => format!("{} does not reach {} by any fabric\n", check.node, check.to),
+    };
+    if check.devices.is_empty() {
+        out.push_str("  device   this node has no RDMA device\n");
+    }
+    for device in &check.devices {
+        out.push_str(&format!("  device   {device}\n"));
+    }
+    for tried in &check.fabrics {
+        out.push_str(&format!("  {:<8} {}\n", tried.fabric, found(tried)));
+    }
+    out
+}
+
+fn found(tried: &FabricTrial) -> String {
+    match (tried.read_4k_p50_us, tried.read_4k_p99_us, tried.read_bytes_per_s) {
+        (Some(p50), Some(p99), Some(rate)) => format!(
+            "works: READ of 4 KiB in {p50:.1} us (99 %: {p99:.1} us), {:.0} MiB/s",
+            rate / f64::from(1 << 20)
+        ),
+        _ => format!("does not: {}", tried.problem.as_deref().unwrap_or("no reason was given")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_works_and_what_does_not_is_said() {
+        let tcp = FabricTrial {
+            fabric: "tcp".to_owned(),
+            usable: true,
+            read_4k_p50_us: Some(21.3),
+            read_4k_p99_us: Some(60.0),
+            read_bytes_per_s: Some(f64::from(1 << 30)),
+            ..FabricTrial::default()
+        };
+        let verbs = FabricTrial {
+            fabric: "verbs".to_owned(),
+            problem: Some("No RDMA path to the peer".to_owned()),
+            ..FabricTrial::default()
+        };
+        let check = FabricCheck {
+            node: "a".to_owned(),
+            to: "b".to_owned(),
+            best: Some("tcp".to_owned()),
+            fabrics: vec![verbs, tcp],
+            ..FabricCheck::default()
+        };
+        let text = describe(&check);
+        assert!(text.contains("a reaches b by tcp") && text.contains("no RDMA device"), "{text}");
+        assert!(text.contains("does not: No RDMA path") && text.contains("21.3 us"), "{text}");
+        assert!(text.contains("1024 MiB/s"), "{text}");
+    }
+}

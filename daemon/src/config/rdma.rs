@@ -1,0 +1,142 @@
+//! How the RDMA device is chosen and used.
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use super::{ConfigError, value};
+use crate::units;
+
+/// Flags, each over its key in `[rdma]`.
+#[derive(Debug, Default, Args)]
+pub struct RdmaFlags {
+    /// RDMA device (`mlx5_0`) [default: the first with an active port, RoCE before InfiniBand]
+    #[arg(long, value_name = "NAME")]
+    pub rdma_device: Option<String>,
+    /// Port of the RDMA device, from 1 [default: its first active one]
+    #[arg(long, value_name = "N")]
+    pub rdma_port: Option<u8>,
+    /// Index of the port's address [default: on Ethernet the first RoCE v2 address, of IPv4 if there is one; else 0]
+    #[arg(long, value_name = "N")]
+    pub rdma_gid_index: Option<u8>,
+    /// Service level (0 to 15) of RDMA connections: of urgent ones, then of bulk ones [default: 0,0]
+    #[arg(long, value_name = "URGENT,BULK")]
+    pub rdma_service_level: Option<Levels>,
+    /// Traffic class (0 to 255; on RoCE its upper six bits are the DSCP) of RDMA connections [default: 0,0]
+    #[arg(long, value_name = "URGENT,BULK")]
+    pub rdma_traffic_class: Option<Levels>,
+    /// Guest memory that may be registered (pinned) for RDMA at once, such as 64GiB [default: all that the kernel allows]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_rate)]
+    pub max_registered: Option<u64>,
+}
+
+/// `[rdma]` in the file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct RdmaConfig {
+    /// Device; `None`: the first with an active port.
+    pub device: Option<String>,
+    /// Its port; `None`: its first active one.
+    pub port: Option<u8>,
+    /// Index of the port's address; `None`: RoCE v2, of IPv4 if there is one.
+    pub gid_index: Option<u8>,
+    /// Service level, 0 to 15.
+    pub service_level: Levels,
+    /// Traffic class.
+    pub traffic_class: Levels,
+    /// Bytes that may be registered at once; `None`: no bound but the kernel's.
+    #[serde(deserialize_with = "size")]
+    pub max_registered: Option<u64>,
+}
+
+/// A number for urgent connections and one for bulk connections, as `6,0`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Levels {
+    urgent: u8,
+    bulk: u8,
+}
+
+impl From<Levels> for (u8, u8) {
+    fn from(levels: Levels) -> Self {
+        (levels.urgent, levels.bulk)
+    }
+}
+
+impl From<Levels> for String {
+    fn from(levels: Levels) -> Self {
+        format!("{},{}", levels.urgent, levels.bulk)
+    }
+}
+
+impl TryFrom<String> for Levels {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl std::str::FromStr for Levels {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split_once(',').map(|(urgent, bulk)| (urgent.trim().parse(), bulk.trim().parse()));
+        match parts {
+            Some((Ok(urgent), Ok(bulk))) => Ok(Self { urgent, bulk }),
+            _ => Err(format!("expected two numbers up to 255, as 6,0, found \"{text}\"")),
+        }
+    }
+}
+
+fn size<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    let text = String::deserialize(from)?;
+    units::parse_rate(&text).map(Some).map_err(serde::de::Error::custom)
+}
+
+impl RdmaConfig {
+    /// With the flags over it.
+    pub(super) fn overridden(self, flags: RdmaFlags) -> Self {
+        Self {
+            device: flags.rdma_device.or(self.device),
+            port: flags.rdma_port.or(self.port),
+            gid_index: flags.rdma_gid_index.or(self.gid_index),
+            service_level: flags.rdma_service_level.unwrap_or(self.service_level),
+            traffic_class: flags.rdma_traffic_class.unwrap_or(self.traffic_class),
+            max_registered: flags.max_registered.or(self.max_registered),
+        }
+    }
+
+    pub(super) fn checked(self) -> Result<Self, ConfigError> {
+        if self.service_level.urgent > 15 || self.service_level.bulk > 15 {
+            let found = String::from(self.service_level);
+            return Err(value("rdma.service-level", format!("expected 0 to 15 each, found {found}")));
+        }
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_override_the_table() {
+        let text = "device = 'mlx5_1'\nservice-level = '3,1'\nmax-registered = '64GiB'\ngid-index = 3";
+        let file: RdmaConfig = toml::from_str(text).unwrap();
+        let flags = RdmaFlags {
+            rdma_device: Some("rxe0".to_owned()),
+            rdma_traffic_class: Some("104,0".parse().unwrap()),
+            ..RdmaFlags::default()
+        };
+        let both = file.overridden(flags).checked().unwrap();
+        assert_eq!(both.device.as_deref(), Some("rxe0"));
+        assert_eq!((both.gid_index, both.max_registered), (Some(3), Some(64 << 30)));
+        assert_eq!(<(u8, u8)>::from(both.service_level), (3, 1));
+        assert_eq!(<(u8, u8)>::from(both.traffic_class), (104, 0));
+    }
+
+    #[test]
+    fn impossible_numbers_are_named() {
+        let high = RdmaConfig { service_level: Levels { urgent: 16, bulk: 0 }, ..RdmaConfig::default() };
+        assert!(high.checked().unwrap_err().to_string().contains("16,0"));
+        assert!("300,1".parse::<Levels>().is_err() && "6".parse::<Levels>().is_err());
+    }
+}

@@ -1,0 +1,61 @@
+//! The RDMA device of this node: opened when it is there, looked at again before each migration.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::net::TcpStream;
+use vmove_fabric::verbs::{VerbsFabric, VerbsOptions};
+use vmove_fabric::{Class, Endpoint};
+
+use super::fabrics::blocking;
+use crate::api::problem::chain;
+use crate::config::RdmaConfig;
+
+/// The device, if there is one that can be used.
+#[derive(Debug)]
+pub struct Rdma {
+    options: VerbsOptions,
+    open: Mutex<Option<Arc<VerbsFabric>>>,
+}
+
+impl Rdma {
+    pub fn new(config: &RdmaConfig) -> Self {
+        let mut options = VerbsOptions::default();
+        options.device.clone_from(&config.device);
+        options.port = config.port;
+        options.gid_index = config.gid_index;
+        (options.urgent_service_level, options.bulk_service_level) = config.service_level.into();
+        (options.urgent_traffic_class, options.bulk_traffic_class) = config.traffic_class.into();
+        options.max_registered = config.max_registered;
+        Self { options, open: Mutex::default() }
+    }
+
+    /// The fabric, opened if it is not yet; or why there is none.
+    pub fn fabric(&self) -> Result<Arc<VerbsFabric>, String> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(fabric) = &*open {
+            let Err(error) = fabric.usable() else { return Ok(Arc::clone(fabric)) };
+            tracing::warn!(error = chain(&error), "the RDMA device cannot be used (any more)");
+            // Sessions that use it still hold it.
+            *open = None;
+        }
+        let fabric = Arc::new(VerbsFabric::new(self.options.clone()).map_err(|error| chain(&error))?);
+        Ok(Arc::clone(open.insert(fabric)))
+    }
+
+    /// Introduces a queue pair over a greeted connection. Off the worker threads: both ends exchange messages.
+    pub async fn adopt(
+        &self,
+        stream: TcpStream,
+        tls: Option<rustls::Connection>,
+        class: Class,
+    ) -> Result<Box<dyn Endpoint>, String> {
+        let fabric = self.fabric()?;
+        let stream = stream.into_std().map_err(|e| e.to_string())?;
+        stream.set_nonblocking(false).map_err(|e| e.to_string())?;
+        blocking(move || match tls {
+            None => fabric.adopt(stream, class),
+            Some(tls) => fabric.adopt_tls(stream, tls, class),
+        })
+        .await
+    }
+}

@@ -1,0 +1,171 @@
+//! The guest's memory as the destination may read it: registered with the fabric of the session's page connections.
+//!
+//! Where registering pins memory (verbs), only those parts are registered that have any, in pieces, while the guest runs. The
+//! registration has a mapping of its own, through which nothing else is done: so a page that QEMU gave back to the host after it was
+//! pinned is found by its missing page-table entry, and its piece is registered afresh (hazard: pinned registered memory).
+
+use std::sync::Arc;
+
+use vmove_fabric::{Access, Fabric, FabricError, FabricKind};
+use vmove_memory::{ByteLen, ByteRange, FileOffset, Mapping, OrphanWatch, RamFile};
+
+use super::memory::SourceMemory;
+use crate::destination::{PART, chain};
+use crate::proto::message::{BlockRegions, RegionPart, Regions};
+use crate::region::GuestRegion;
+
+/// Memory registered at once: what is given back to the host makes one such piece be registered again.
+const PIECE: u64 = 64 << 20;
+/// Registrations of one RAM block, at most: of a large block pieces are larger.
+const MOST_PIECES: u64 = 1024;
+
+/// Why memory could not be made readable.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ExposeError {
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    #[error("{0}")]
+    Memory(String),
+}
+
+/// All RAM blocks.
+#[derive(Debug)]
+pub(super) struct Exposure {
+    fabric: Arc<dyn Fabric>,
+    blocks: Vec<Exposed>,
+}
+
+/// One RAM block.
+#[derive(Debug)]
+struct Exposed {
+    mapping: Arc<Mapping>,
+    /// In order.
+    pieces: Vec<GuestRegion>,
+    /// Where registering pins.
+    watch: Option<OrphanWatch>,
+}
+
+impl Exposure {
+    /// Registers the guest's memory.
+    pub(super) fn open(memory: &SourceMemory, fabric: Arc<dyn Fabric>) -> Result<Self, ExposeError> {
+        let pins = fabric.kind() == FabricKind::Verbs;
+        let mut blocks = Vec::new();
+        for block in &memory.blocks {
+            let mapping = if pins { block.file.map().map_err(memory_error)? } else { block.mapping.clone() };
+            let watch = if pins { Some(OrphanWatch::new(&mapping).map_err(memory_error)?) } else { None };
+            let parts =
+                if pins { pieces(&block.file, &with_memory(&block.file)?) } else { vec![block.file.range()] };
+            let pieces = GuestRegion::register_all(&*fabric, &mapping, &parts, Access::REMOTE_READ)?;
+            blocks.push(Exposed { mapping, pieces, watch });
+        }
+        Ok(Self { fabric, blocks })
+    }
+
+    /// What the destination needs to read it. `update`: over the page connections that it has.
+    pub(super) fn regions(&self, update: bool) -> Regions {
+        let part = |piece: &GuestRegion| RegionPart { start: piece.range().start.0, region: piece.remote() };
+        let block =
+            |block: &Exposed| BlockRegions { parts: block.pieces.iter().map(part).collect::<Vec<_>>() };
+        Regions { fabric: self.fabric.kind(), update, blocks: self.blocks.iter().map(block).collect() }
+    }
+
+    /// Registers afresh what has other memory than when it was registered, and what has memory only now. Whether anything did: then
+    /// the destination must be told before it reads again. To be called before pages are named, after the scan that found them:
+    /// what changes later is found by the next scan. No read may be under way.
+    pub(super) fn refresh(&mut self, memory: &SourceMemory) -> Result<bool, ExposeError> {
+        let mut changed = false;
+        for (exposed, block) in self.blocks.iter_mut().zip(&memory.blocks) {
+            let Some(watch) = &mut exposed.watch else { continue };
+            let before = exposed.pieces.len();
+            // A kernel that cannot tell: then all of it may have changed.
+            exposed.pieces.retain(|piece| watch.orphans(piece.range()).is_ok_and(|found| found.is_empty()));
+            let mut missing = with_memory(&block.file)?;
+            for piece in &exposed.pieces {
+                missing = without(&missing, piece.range());
+            }
+            changed |= exposed.pieces.len() < before || !missing.is_empty();
+            let fabric = &*self.fabric;
+            let parts = pieces(&block.file, &missing);
+            exposed.pieces.extend(GuestRegion::register_all(
+                fabric,
+                &exposed.mapping,
+                &parts,
+                Access::REMOTE_READ,
+            )?);
+            exposed.pieces.sort_by_key(|piece| piece.range().start.0);
+        }
+        Ok(changed)
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "a function for map_err")]
+fn memory_error(error: vmove_memory::MemoryError) -> ExposeError {
+    ExposeError::Memory(chain(&error))
+}
+
+/// The parts of a file, of 2 MiB or a page that is larger, that have memory; in order.
+fn with_memory(file: &RamFile) -> Result<Vec<ByteRange>, ExposeError> {
+    let unit = PART.max(file.page_size().bytes());
+    let mut parts: Vec<ByteRange> = Vec::new();
+    for extent in file.data_extents().map_err(memory_error)? {
+        let start = extent.start.0 / unit * unit;
+        let end = extent.end().0.next_multiple_of(unit).min(file.len().0);
+        match parts.last_mut() {
+            Some(last) if last.end().0 >= start => last.len = ByteLen(end.max(last.end().0) - last.start.0),
+            _ => parts.push(ByteRange::new(FileOffset(start), ByteLen(end - start))),
+        }
+    }
+    Ok(parts)
+}
+
+/// The same, cut into pieces that are registered one by one.
+fn pieces(file: &RamFile, parts: &[ByteRange]) -> Vec<ByteRange> {
+    // No page is cut.
+    let piece = PIECE.max(file.page_size().bytes()).max((file.len().0 / MOST_PIECES).next_power_of_two());
+    cut(piece, parts)
+}
+
+fn cut(piece: u64, parts: &[ByteRange]) -> Vec<ByteRange> {
+    let cut = |part: &ByteRange| {
+        let (start, end) = (part.start.0, part.end().0);
+        let starts = (start..end).step_by(usize::try_from(piece).unwrap_or(usize::MAX));
+        starts.map(move |at| ByteRange::new(FileOffset(at), ByteLen(piece.min(end - at)))).collect::<Vec<_>>()
+    };
+    parts.iter().flat_map(cut).collect()
+}
+
+/// `parts` without `taken`.
+fn without(parts: &[ByteRange], taken: ByteRange) -> Vec<ByteRange> {
+    let keep = |part: &ByteRange| {
+        let before = part.start.0..part.end().0.min(taken.start.0);
+        let behind = part.start.0.max(taken.end().0)..part.end().0;
+        [before, behind].into_iter().filter(|r| r.start < r.end)
+    };
+    let range = |r: std::ops::Range<u64>| ByteRange::new(FileOffset(r.start), ByteLen(r.end - r.start));
+    parts.iter().flat_map(keep).map(range).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, end: u64) -> ByteRange {
+        ByteRange::new(FileOffset(start), ByteLen(end - start))
+    }
+
+    #[test]
+    fn pieces_cover_the_parts_and_are_bounded() {
+        let parts = [range(0, PIECE * 2 + PART), range(PIECE * 4, PIECE * 4 + PART)];
+        let cut = cut(PIECE, &parts);
+        assert_eq!(cut.len(), 4);
+        assert_eq!(cut.iter().map(|c| c.len.0).sum::<u64>(), parts.iter().map(|p| p.len.0).sum::<u64>());
+        assert!(cut.iter().all(|c| c.len.0 <= PIECE));
+    }
+
+    #[test]
+    fn what_is_taken_out_is_not_left() {
+        assert_eq!(without(&[range(0, 10)], range(3, 5)), [range(0, 3), range(5, 10)]);
+        assert_eq!(without(&[range(0, 10)], range(0, 10)), []);
+        assert_eq!(without(&[range(0, 4), range(6, 10)], range(4, 7)), [range(0, 4), range(7, 10)]);
+    }
+}
