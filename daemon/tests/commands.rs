@@ -89,7 +89,10 @@ fn an_empty_node_answers_in_both_forms() {
     let info = node.ask(&["node"]);
     assert_eq!(info["node"], "tester");
     assert_eq!(info["security"], "insecure");
-    assert_eq!(info["fabrics"], serde_json::json!(["local", "tcp"]));
+    let fabrics = info["fabrics"].as_array().unwrap();
+    let rdma = usize::from(info["rdma_network"].is_string());
+    assert_eq!((&fabrics[0], &fabrics[1 + rdma], fabrics.len()), (&"local".into(), &"tcp".into(), 2 + rdma));
+    assert_eq!(info["no_rdma"].is_string(), rdma == 0, "{info}");
     assert!(info["memory"]["total_bytes"].as_u64().unwrap() > 0);
     for args in [&["list"][..], &["history"], &["status"], &["node"]] {
         assert!(!node.vmove(args).expect(0).out.is_empty());
@@ -156,7 +159,7 @@ fn settings_that_cannot_be_used_are_explained() {
         (&["--tls-ca", "x"], 2, "--tls-cert is missing"),
         (&["--config", &config], 2, "stat-dir"),
         (&["--config", "/no/such.toml"], 2, "/no/such.toml"),
-        (&["--insecure", "--fabric", "verbs"], 1, "not built into"),
+        (&["--insecure", "--fabric", "verbs", "--rdma-device", "none0"], 1, "use --fabric auto"),
         (&["--tls-cert", "/no/c", "--tls-key", "/no/k", "--tls-ca", "/no/a"], 1, "/no/c"),
     ] {
         let state = dir.path().join("state");
@@ -242,7 +245,7 @@ fn say(node: &Node, bytes: &[u8]) -> Vec<u8> {
 fn a_peer_of_another_version_is_told_ours() {
     let node = Node::start();
     let answer = say(&node, &greeting(9));
-    assert_eq!(&answer[..10], b"VMOVE\r\n\0\x01\0");
+    assert_eq!(&answer[..10], b"VMOVE\r\n\0\x02\0");
     assert_eq!(answer[10], 1);
     assert!(String::from_utf8_lossy(&answer[12..]).contains("found 9"));
 }

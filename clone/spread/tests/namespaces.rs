@@ -178,7 +178,8 @@ fn memory_that_was_written_to_is_not_passed_off_as_the_template() {
         let end = hosts[0].says("failed");
         eprintln!("{end}");
         assert!(end["error"].as_str().unwrap().contains("wrong checksums"), "{end}");
-        assert_eq!((count(&end, "wrong"), count(&end, "missing")), (0, 1), "{end}");
+        // It may give up before the rest has come.
+        assert!(count(&end, "wrong") == 0 && count(&end, "missing") > 0, "{end}");
     }
 }
 

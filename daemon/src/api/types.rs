@@ -28,8 +28,14 @@ pub struct NodeInfo {
     pub listen: String,
     /// `mutual-tls` or `insecure`.
     pub security: String,
-    /// Fabric back ends, best first.
+    /// Fabric back ends that can be used, best first.
     pub fabrics: Vec<String>,
+    /// The kind of RDMA network that this node is on, if it is and may use it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rdma_network: Option<String>,
+    /// Why RDMA is wanted here and cannot be used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_rdma: Option<String>,
     /// Release of the running kernel.
     pub kernel: String,
     /// Why pre-copy and hybrid are not possible here; absent when they are.

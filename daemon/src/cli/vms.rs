@@ -179,6 +179,9 @@ pub async fn node(client: &Client, json: bool) -> Result<Exit, End> {
         ("vms", node.vms.to_string()),
         ("migrations", format!("{} at work", node.migrations_running)),
     ];
+    let rdma =
+        node.rdma_network.clone().or_else(|| node.no_rdma.as_ref().map(|why| format!("not usable: {why}")));
+    rows.extend(rdma.map(|rdma| ("rdma", rdma)));
     if let Some(why) = &node.no_dirty_tracking {
         rows.push(("limits", format!("post-copy only: {why}")));
     }

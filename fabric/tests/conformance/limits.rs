@@ -163,7 +163,8 @@ fn empty_regions_are_refused(kind: Kind) {
     let area = unsafe { vmove_fabric::MemoryArea::new(std::ptr::NonNull::dangling(), 0) };
     let error = pair.asking.fabric.register(area, Access::LOCAL).unwrap_err();
     assert!(matches!(error, FabricError::Register { len: 0, .. }), "{error}");
-    assert_eq!(error.remedy(), Remedy::GiveUp);
+    // Another may have other limits.
+    assert_eq!(error.remedy(), Remedy::OtherFabric);
 }
 
 fn as_many_regions_as_promised(kind: Kind) {

@@ -20,6 +20,7 @@ use crate::server::registry::off_worker;
 #[utoipa::path(get, path = "/v1/node", operation_id = "showNode", tag = "node", responses((status = 200, body = NodeInfo)))]
 pub async fn node(State(app): State<Arc<App>>) -> Answer<NodeInfo> {
     let memory = off_worker(memory).await?;
+    let offers = app.fabrics.offers();
     let running = app.sessions.live().iter().filter(|p| !is_end(&p.outcome)).count();
     Ok(Json(NodeInfo {
         node: app.config.node.clone(),
@@ -29,7 +30,9 @@ pub async fn node(State(app): State<Arc<App>>) -> Answer<NodeInfo> {
         uptime_s: app.started.elapsed().as_secs(),
         listen: app.listen.to_string(),
         security: app.security_word().to_owned(),
-        fabrics: app.fabrics.offers().iter().map(word).collect(),
+        fabrics: offers.iter().filter(|o| o.why_not.is_none()).map(|o| o.kind.to_string()).collect(),
+        rdma_network: offers.iter().find(|o| usable_rdma(o)).map(|o| o.reach.clone()),
+        no_rdma: offers.iter().find_map(|o| o.why_not.clone()),
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         no_dirty_tracking: app.no_dirty_tracking.clone(),
         memory,
@@ -39,12 +42,8 @@ pub async fn node(State(app): State<Arc<App>>) -> Answer<NodeInfo> {
     }))
 }
 
-fn word(offer: &FabricOffer) -> String {
-    match (&offer.why_not, offer.kind) {
-        (Some(why), kind) => format!("{kind} (not usable: {why})"),
-        (None, FabricKind::Verbs) => format!("verbs ({})", offer.reach),
-        (None, kind) => kind.to_string(),
-    }
+fn usable_rdma(offer: &FabricOffer) -> bool {
+    offer.kind == FabricKind::Verbs && offer.why_not.is_none()
 }
 
 /// The daemon answers.
