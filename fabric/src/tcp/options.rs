@@ -30,7 +30,7 @@ pub struct TcpOptions {
     /// Bytes per system call of a bulk connection. Default 512 KiB.
     pub bulk_chunk: usize,
     /// The same while urgent connections of this fabric are busy: a kernel that does not preempt itself lets a waiting
-    /// thread have the processor only when such a call ends. Default 256 KiB.
+    /// thread have the processor only when such a call ends. Default 128 KiB.
     pub polite_chunk: usize,
     /// How long [`Endpoint::wait`](crate::Endpoint::wait) on an urgent connection spins for outstanding work before it
     /// sleeps: being woken takes longer than a page takes to come. Default 50 us; 0: sleep at once.
@@ -49,7 +49,7 @@ impl Default for TcpOptions {
             bulk_buffer: None,
             urgent_buffer: Some(256 * 1024),
             bulk_chunk: 512 * 1024,
-            polite_chunk: 256 * 1024,
+            polite_chunk: 128 * 1024,
             urgent_spin: Duration::from_micros(50),
             congestion: None,
         }
