@@ -10,6 +10,19 @@ use serde_json::Value;
 use crate::daemon::Node;
 use crate::places;
 use crate::process::Guarded;
+
+/// Whether a bridge can have guests moved and started: root, the guest, the programs.
+///
+/// # Errors
+/// The first that is missing, with what to do.
+pub fn ready_for_guests() -> Result<()> {
+    places::root()?;
+    places::guest_initrd()?;
+    for program in ["vmoved", "vmove", "vbridged"] {
+        places::product(program)?;
+    }
+    Ok(())
+}
 use crate::sandbox::Sandbox;
 
 /// For what takes a moment, on a machine that may be very busy.

@@ -3,23 +3,13 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use anyhow::Result;
 use serde_json::{Value, json};
 use vmove_guest::config::{Config, Rate};
-use vmove_tests::bridge::{Bridge, until};
+use vmove_tests::bridge::{Bridge, ready_for_guests, until};
 use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::guest::{Guest, failures};
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::{need, places};
-
-fn ready() -> Result<()> {
-    places::root()?;
-    places::guest_initrd()?;
-    for program in ["vmoved", "vmove", "vbridged"] {
-        places::product(program)?;
-    }
-    Ok(())
-}
 
 /// An adapter that writes down what it is asked, and answers with the state it is given.
 fn adapter(bridge: &Bridge, state: &str) -> String {
@@ -42,7 +32,7 @@ fn run(bridge: &Bridge, file: &str, adapter: &str) -> (Option<i32>, Value, Strin
 
 #[test]
 fn the_vms_of_a_blueprint_run_where_they_were_placed_or_nothing_does() {
-    need!(ready());
+    need!(ready_for_guests());
     let sandbox = Sandbox::new().expect("a sandbox");
     let nodes: Vec<Node> = (1..=3)
         .map(|number| Node::start(&sandbox, &format!("n{number}"), NodeOptions::default()).expect("a daemon"))

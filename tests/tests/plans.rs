@@ -3,10 +3,9 @@
 
 use std::process::Stdio;
 
-use anyhow::Result;
 use serde_json::{Value, json};
 use vmove_guest::config::{Config, Rate};
-use vmove_tests::bridge::{Bridge, until};
+use vmove_tests::bridge::{Bridge, ready_for_guests, until};
 use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::guest::{Guest, failures};
 use vmove_tests::networks::Networks;
@@ -14,14 +13,6 @@ use vmove_tests::sandbox::Sandbox;
 use vmove_tests::{need, places};
 
 const NODES: u8 = 4;
-fn ready() -> Result<()> {
-    places::root()?;
-    places::guest_initrd()?;
-    for program in ["vmoved", "vmove", "vbridged"] {
-        places::product(program)?;
-    }
-    Ok(())
-}
 
 /// Node of each VM of a lease, by the bridge.
 fn sits(bridge: &Bridge, lease: &str) -> Vec<(String, String)> {
@@ -41,7 +32,7 @@ fn agree(bridge: &Bridge, nodes: &[Node], lease: &str) {
 
 #[test]
 fn real_guests_leave_a_node_and_a_killed_bridge_goes_on() {
-    need!(ready());
+    need!(ready_for_guests());
     let networks = need!(Networks::new(NODES));
     let sandbox = Sandbox::new().expect("a sandbox");
     let vmoved = places::product("vmoved").expect("it is built");

@@ -15,7 +15,7 @@ use vmove_migrate::clock::{Mono, ms};
 use vmove_migrate::journal::Journal;
 use vmove_migrate::node;
 use vmove_migrate::vm::VmRecord;
-use vmove_qmp::inspect::{self, VmFacts};
+use vmove_qmp::inspect::VmFacts;
 use vmove_qmp::{Client, RamBacking};
 
 use super::children::{LoadOrder, Loaded, Planned, Prepared, words};
@@ -211,15 +211,7 @@ impl Forks {
     pub(super) async fn look(&self, name: &str) -> Result<Parent, Problem> {
         self.registry.not_in_session(name)?;
         let record = self.registry.vms.get(name).map_err(|e| store_problem(&e))?;
-        let client = self
-            .registry
-            .monitors
-            .client(&record.qmp_socket)
-            .await
-            .map_err(|e| Problem::from_error(Code::QmpFailed, &e))?;
-        let facts = inspect::facts(&client, record.pid.unsigned_abs(), None)
-            .await
-            .map_err(|e| Problem::from_error(Code::QmpFailed, &e))?;
+        let (client, facts) = self.registry.inspect(&record).await?;
         let blockers = check::blockers(&facts);
         if !blockers.is_empty() {
             return Err(clone_problem(&CloneError::Refused(blockers)));

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use vmove_clone::rehome::{self, Rehomed};
 use vmove_migrate::vm::VmRecord;
 use vmove_qmp::Client;
-use vmove_qmp::inspect::{self, VmFacts};
+use vmove_qmp::inspect::VmFacts;
 
 use super::Forks;
 use super::problem::clone_problem;
 use crate::api::forks::Promoted;
-use crate::api::problem::{Code, Problem};
+use crate::api::problem::Problem;
 use crate::server::registry::store_problem;
 
 impl Forks {
@@ -21,15 +21,7 @@ impl Forks {
         let record = self.registry.vms.get(&name).map_err(|e| store_problem(&e))?;
         let private = self.members.get(&record).is_some_and(|m| !m.private.is_empty());
         let done = if private {
-            let client = self
-                .registry
-                .monitors
-                .client(&record.qmp_socket)
-                .await
-                .map_err(|e| Problem::from_error(Code::QmpFailed, &e))?;
-            let facts = inspect::facts(&client, record.pid.unsigned_abs(), None)
-                .await
-                .map_err(|e| Problem::from_error(Code::QmpFailed, &e))?;
+            let (client, facts) = self.registry.inspect(&record).await?;
             self.rehome(&record, &client, &facts).await?
         } else {
             Rehomed::default()

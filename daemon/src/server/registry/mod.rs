@@ -1,6 +1,7 @@
 //! The VMs of this node: started, taken in, watched, ended.
 
 mod adopt;
+mod ask;
 mod end;
 mod look;
 mod pause;

@@ -16,11 +16,7 @@ impl Registry {
         let record = self.vms.get(name).map_err(|e| store_problem(&e))?;
         // A migration stops and resumes the guest by itself, and knows better when.
         self.not_in_session(name)?;
-        let client = self
-            .monitors
-            .client(&record.qmp_socket)
-            .await
-            .map_err(|e| Problem::from_error(Code::QmpFailed, &e))?;
+        let client = self.monitor(&record).await?;
         let command = match wanted {
             Running::Running => "cont",
             Running::Paused => "stop",
