@@ -124,8 +124,9 @@ pub fn compress<S: AsRef<str>>(names: &[S]) -> String {
         let width = (digits > 0).then_some(digits);
         let value = number.parse().unwrap_or(0);
         let fits = |last: &(&str, Option<usize>, Vec<u64>)| {
-            let same_width = last.1 == width || (no_zeros(last.1, &last.2) && width == Some(decimal(value)));
-            last.0 == prefix && width.is_some() && last.1.is_some() && same_width
+            // A list is written with the width of its first number, which a shorter one would be padded to.
+            let grown = width > last.1 && no_zeros(last.1, &last.2) && width == Some(decimal(value));
+            last.0 == prefix && width.is_some() && last.1.is_some() && (last.1 == width || grown)
         };
         match groups.last_mut() {
             Some(last) if fits(last) => last.2.push(value),
@@ -184,6 +185,7 @@ mod tests {
             ("n08 n09 n10", "n[08-10]"),
             ("a b1 b2 c", "a,b[1-2],c"),
             ("n1 n01", "n1,n01"),
+            ("n10 n9", "n10,n9"),
         ] {
             assert_eq!(compress(&names.split(' ').collect::<Vec<_>>()), list);
         }
