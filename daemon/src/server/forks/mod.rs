@@ -5,6 +5,7 @@ mod create;
 mod problem;
 mod promote;
 mod recover;
+pub mod remote;
 mod templates;
 mod tree;
 mod warm;
@@ -18,6 +19,7 @@ use vmove_clone::record::Members;
 use vmove_clone::report::ForkProgress;
 
 use self::children::Prepared;
+use self::remote::Remote;
 use super::registry::Registry;
 use crate::api::problem::{Code, Problem};
 use crate::config::{Config, ForkPolicy};
@@ -38,6 +40,8 @@ pub struct Forks {
     saved: PathBuf,
     /// How many QEMUs are started, or load, at the same time: more would only slow each other down.
     at_work: Arc<Semaphore>,
+    /// Forks to and from other nodes.
+    pub remote: Arc<Remote>,
     state: Mutex<State>,
 }
 
@@ -65,7 +69,7 @@ impl Drop for Busy {
 }
 
 impl Forks {
-    pub fn open(config: &Config, registry: Arc<Registry>) -> anyhow::Result<Arc<Self>> {
+    pub fn open(config: &Config, registry: Arc<Registry>, remote: Arc<Remote>) -> anyhow::Result<Arc<Self>> {
         let dir = config.state_dir.join("forks");
         let members = Arc::new(Members::open(&dir.join("members"))?);
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
@@ -77,6 +81,7 @@ impl Forks {
             journals: dir,
             saved: config.state_dir.join("templates"),
             at_work: Arc::new(Semaphore::new(2 * cores)),
+            remote,
             state: Mutex::default(),
         }))
     }
