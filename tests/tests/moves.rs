@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vmove_guest::config::{Config, Rate};
 use vmove_tests::beacon;
@@ -13,7 +13,7 @@ use vmove_tests::guest::{Guest, failures};
 use vmove_tests::need;
 use vmove_tests::sampler::Sampler;
 use vmove_tests::sandbox::Sandbox;
-use vmove_tests::scene::{End, NAME, Scene, ready, steady};
+use vmove_tests::scene::{End, NAME, SLOW, Scene, ready, steady};
 
 /// Moves a guest with this task through `modes`, to and fro, and has every page visited after each move.
 fn move_through(memory: &str, memory_mib: u32, config: &Config, modes: &[&str]) {
@@ -95,6 +95,43 @@ fn a_busy_guest_moves_in_every_mode_on_huge_pages() {
 fn a_busy_guest_moves_on_a_page_of_one_gib() {
     need!(ready());
     move_through("hugetlb-1g", 1024, &busy(), &["hybrid", "postcopy"]);
+}
+
+/// Where the kernel shares processors out among sessions first, nice values of threads do not count.
+#[test]
+fn daemons_give_way_to_a_guest_that_runs_and_not_to_one_that_waits() {
+    need!(ready());
+    let scene = Scene::new().expect("a guest");
+    let nice = |node: &Node| session_nice(node.pid().expect("a daemon"));
+    let (Some(at_a), Some(at_b)) = (nice(&scene.a), nice(&scene.b)) else {
+        eprintln!("SKIP daemons_give_way: this kernel has no autogroups");
+        return;
+    };
+    assert_eq!((at_a, at_b), (0, 0));
+    let seen = |id: &str, phase: &str, expected: i32| {
+        scene.reach(id, phase).expect("the phase");
+        let until = Instant::now() + Duration::from_secs(5);
+        while (nice(&scene.a), nice(&scene.b)) != (Some(expected), Some(expected)) {
+            assert!(Instant::now() < until, "{phase}: {:?} and {:?}", nice(&scene.a), nice(&scene.b));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        scene.reach(id, phase).expect("still in that phase");
+    };
+    let id = scene.start(&["--mode", "precopy", "--bandwidth", SLOW]).expect("it is taken");
+    seen(&id, "rounds", 5);
+    scene.a.ask(&["cancel", &id]).expect("it can be cancelled");
+    scene.unharmed().expect("the guest is unharmed");
+    assert_eq!((nice(&scene.a), nice(&scene.b)), (Some(0), Some(0)));
+    let id = scene.start(&["--mode", "postcopy", "--bandwidth", SLOW]).expect("it is taken");
+    seen(&id, "fetch", 0);
+    assert_eq!(scene.end(&id).expect("an end").code, 0);
+    scene.arrived().expect("it is at b");
+}
+
+/// Nice value of the session that a process is in.
+fn session_nice(pid: i32) -> Option<i32> {
+    let line = std::fs::read_to_string(format!("/proc/{pid}/autogroup")).ok()?;
+    line.trim().rsplit_once(" nice ")?.1.parse().ok()
 }
 
 #[test]
