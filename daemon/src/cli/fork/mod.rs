@@ -10,6 +10,7 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokio::time::Instant;
 use vmove_clone::report::{ForkProgress, ForkReport};
+use vmove_spread::simulate::{SimulateArguments, SimulateError};
 
 use self::args::{Cli, Command, Create, Join, Save, Template};
 use super::client::Client;
@@ -57,9 +58,22 @@ async fn dispatch(cli: Cli) -> Result<Exit, End> {
         Command::Template(Template::Load(args)) => load(&client, &args.name, json).await,
         Command::Template(Template::List) => list(&client, json).await,
         Command::Template(Template::Rm(args)) => remove(&client, &args.name, json).await,
+        Command::Simulate(args) => simulate(&args, json),
         Command::Completions(args) => generate::completions_of::<Cli>("vfork", args.shell),
         Command::Man(args) => generate::man(&args.dir, json),
     }
+}
+
+fn simulate(args: &SimulateArguments, json: bool) -> Result<Exit, End> {
+    let text = args.run(json).map_err(|error| {
+        let code = match error {
+            SimulateError::File { .. } => Code::LocalFile,
+            _ => Code::BadOption,
+        };
+        Problem::from_error(code, &error)
+    })?;
+    say(&text)?;
+    Ok(Exit::Done)
 }
 
 async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> {
