@@ -149,8 +149,6 @@ impl Forks {
             p.phase = "freeze".to_owned();
             p.prepared = warm.len();
         });
-        // QEMUs start while the parent is being frozen: they need nothing of it yet.
-        let cold = self.start_all(id, planned);
         let rehomed_ms = if let Origin::Guest(parent) = &origin { parent.rehomed_ms } else { None };
         let source = match origin {
             Origin::Guest(parent) => self.freeze_for(id, &parent, children).await,
@@ -159,15 +157,14 @@ impl Forks {
         let source = match source {
             Ok(source) => source,
             Err(problem) => {
-                for (prepared, _) in finish_all(cold).await.into_iter().flatten() {
-                    warm.push(prepared);
-                }
                 for prepared in warm {
                     prepared.discard().await;
                 }
                 return Err(problem);
             }
         };
+        // Not earlier: QEMUs that start would take the processors from the parent while it is being stopped and saved.
+        let cold = self.start_all(id, planned);
         let mut report = ForkReport {
             id: id.to_owned(),
             parent: name.to_owned(),
@@ -467,14 +464,6 @@ impl Forks {
 
 type Start = Result<(Prepared, bool), (u32, String, CloneError)>;
 type LoadEnd = Result<(Loaded, bool), (u32, String, CloneError)>;
-
-async fn finish_all(mut tasks: JoinSet<Start>) -> Vec<Start> {
-    let mut ended = Vec::new();
-    while let Some(task) = tasks.join_next().await {
-        ended.extend(task.ok());
-    }
-    ended
-}
 
 /// What children are loaded from.
 struct Ready {
