@@ -124,11 +124,13 @@ pub struct ForkPolicy {
     pub child_start: Option<PathBuf>,
     /// Children that are kept prepared after a fork, for the next one.
     pub warm: usize,
+    /// Folder for the overlays of disks; that of each image without it.
+    pub overlay_dir: Option<PathBuf>,
 }
 
 impl Default for ForkPolicy {
     fn default() -> Self {
-        Self { max_children: 256, child_start: None, warm: 0 }
+        Self { max_children: 256, child_start: None, warm: 0, overlay_dir: None }
     }
 }
 

@@ -6,6 +6,7 @@
 mod adopt;
 mod destination;
 mod fork;
+mod image;
 mod layout;
 mod movable;
 mod obstacle;
@@ -23,6 +24,7 @@ use std::{
 
 pub use destination::DestinationCommand;
 pub use fork::{ChildIdentity, Nic};
+pub use image::{Image, Overlay};
 pub use layout::{RamBacking, RamFileSpec, RunLayout};
 pub use obstacle::Obstacle;
 pub use ram::{RamBackend, RamKind, RamUse};

@@ -1,5 +1,6 @@
 //! The guest's program: fills its pages, then rewrites and checks them until the machine ends. See the library.
 
+mod disk;
 mod memory;
 mod sys;
 mod worker;
@@ -41,6 +42,10 @@ fn start() -> Result<(), String> {
         shared.set(at, word);
     }
 
+    if config.disk_mib > 0 {
+        let disk = disk::Disk::open(config.disk_mib).map_err(|e| format!("/dev/vda: {e}"))?;
+        std::thread::spawn(move || disk.work());
+    }
     // All threads begin at the same moment, when all pages are there.
     let barrier = Arc::new(Barrier::new(config.threads as usize));
     let threads: Vec<_> = (0..config.threads as usize)

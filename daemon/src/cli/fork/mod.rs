@@ -161,6 +161,14 @@ fn describe(done: &ForkReport) -> String {
             format_ms(first)
         ));
     }
+    for disk in &done.disks {
+        text.push_str(&format!(
+            "{} writes to {} since; {} is frozen, and must stay as it is\n",
+            done.parent,
+            disk.overlay.display(),
+            disk.base.display()
+        ));
+    }
     text.push_str(&format!(
         "{} stood still for {}; all children ran after {}\n",
         done.parent,
@@ -256,6 +264,12 @@ async fn promote(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
         ))?;
     } else {
         say(&format!("{:?} had memory of its own already", done.vm))?;
+    }
+    if !json {
+        for disk in &done.disks {
+            let files: Vec<_> = disk.files.iter().map(|file| file.display().to_string()).collect();
+            say(&format!("Disk {} is {}", disk.device, files.join(" over ")))?;
+        }
     }
     Ok(Exit::Done)
 }

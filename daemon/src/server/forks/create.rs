@@ -6,10 +6,10 @@ use tokio::task::JoinSet;
 use vmove_clone::child::Base;
 use vmove_clone::parent::{self, Freeze, Frozen};
 use vmove_clone::record::{ForkPhase, ForkRecord, Member, Members};
-use vmove_clone::report::{ChildReport, ForkFailure, ForkProgress, ForkReport, Multicast};
+use vmove_clone::report::{ChildReport, ForkFailure, ForkProgress, ForkReport, FrozenDisk, Multicast};
 use vmove_clone::room::Demand;
 use vmove_clone::template::Template;
-use vmove_clone::{CloneError, check};
+use vmove_clone::{CloneError, check, disk};
 use vmove_memory::MemoryDir;
 use vmove_migrate::clock::{Mono, ms};
 use vmove_migrate::journal::Journal;
@@ -19,6 +19,7 @@ use vmove_qmp::inspect::VmFacts;
 use vmove_qmp::{Client, RamBacking};
 
 use super::children::{LoadOrder, Loaded, Planned, Prepared, words};
+use super::disks::frozen_disks;
 use super::problem::clone_problem;
 use super::{Busy, Forks};
 use crate::api::forks::ForkRequest;
@@ -135,6 +136,7 @@ impl Forks {
         };
         self.room(&origin, request).await?;
         let mut warm = self.take_warm(name, request.count);
+        self.drop_outdated(&mut warm, &origin.base().disks);
         let missing = request.count - warm.len();
         let planned = match self.plan(origin.base(), name, missing) {
             Ok(planned) => planned,
@@ -172,6 +174,7 @@ impl Forks {
             multicast: Multicast::default(),
             fabric: "local".to_owned(),
             rehomed_ms,
+            disks: source.disks.clone(),
             ..ForkReport::default()
         };
         let order = Arc::new(LoadOrder {
@@ -209,7 +212,9 @@ impl Forks {
         self.registry.not_in_session(name)?;
         let record = self.registry.vms.get(name).map_err(|e| store_problem(&e))?;
         let (client, facts) = self.registry.inspect(&record).await?;
-        let blockers = check::blockers(&facts);
+        let mut blockers = check::blockers(&facts);
+        let (disks, more) = disk::look(&client, &record, &facts).await.map_err(|e| clone_problem(&e))?;
+        blockers.extend(more);
         if !blockers.is_empty() {
             return Err(clone_problem(&CloneError::Refused(blockers)));
         }
@@ -221,6 +226,8 @@ impl Forks {
             backing,
             run_dir: self.registry.run_dir.clone(),
             memory_dir: self.registry.memory_dir.clone(),
+            disks,
+            overlay_dir: self.policy.overlay_dir.clone(),
         };
         Ok(Parent { record, client, facts, base, rehomed_ms: None })
     }
@@ -235,6 +242,8 @@ impl Forks {
             backing: backing(&manifest.backing)?,
             run_dir: self.registry.run_dir.clone(),
             memory_dir: self.registry.memory_dir.clone(),
+            disks: manifest.disks.clone(),
+            overlay_dir: self.policy.overlay_dir.clone(),
         };
         Ok(Origin::Template(Box::new(template), Box::new(base)))
     }
@@ -281,6 +290,7 @@ impl Forks {
             pause_ms: ms(frozen.pause),
             template: frozen.template,
             state: frozen.state,
+            disks: frozen_disks(&frozen.journal),
             journal: Some(frozen.journal),
         })
     }
@@ -303,6 +313,8 @@ impl Forks {
             journal: &journal,
             name,
             children,
+            disks: &parent.base.disks,
+            overlay_dir: self.policy.overlay_dir.as_deref(),
         };
         let (members, record, fork) = (Arc::clone(&self.members), parent.record.clone(), id.to_owned());
         let before = members.get(&record);
@@ -310,11 +322,18 @@ impl Forks {
         let frozen =
             parent::freeze(order, move |private| note_private(&members, &record, known, &fork, private))
                 .await;
-        frozen.map_err(|error| {
-            self.unnote_shared(&parent.record, before);
-            self.sweep_journal(&journal);
-            clone_problem(&error)
-        })
+        match frozen {
+            Ok(frozen) => {
+                let steps = &frozen.journal.record().disks;
+                self.follow_disks(&parent.record.name, &parent.client, steps).await?;
+                Ok(frozen)
+            }
+            Err(error) => {
+                self.unnote_shared(&parent.record, before);
+                self.sweep_journal(&journal, &parent.client).await;
+                Err(clone_problem(&error))
+            }
+        }
     }
 
     /// After a fork that failed: memory that did not become private is not said to be.
@@ -334,7 +353,7 @@ impl Forks {
     async fn frozen_template(&self, template: Template) -> Result<Ready, Problem> {
         let work = move || {
             let state = template.state()?;
-            Ok::<_, CloneError>(Ready { pause_ms: 0.0, template, state, journal: None })
+            Ok::<_, CloneError>(Ready { pause_ms: 0.0, template, state, disks: Vec::new(), journal: None })
         };
         off_worker(work).await?.map_err(|e| clone_problem(&e))
     }
@@ -470,6 +489,7 @@ struct Ready {
     pause_ms: f64,
     template: Template,
     state: Arc<[u8]>,
+    disks: Vec<FrozenDisk>,
     journal: Option<Journal<ForkRecord>>,
 }
 

@@ -2,6 +2,7 @@
 
 mod children;
 mod create;
+mod disks;
 mod problem;
 mod promote;
 mod recover;
