@@ -11,6 +11,7 @@ mod layout;
 mod movable;
 mod obstacle;
 mod options;
+mod port;
 mod ram;
 mod size;
 mod table;

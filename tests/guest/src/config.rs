@@ -46,6 +46,10 @@ pub struct Config {
     pub period_us: u32,
     /// MiB of the first disk (`/dev/vda`) that are written and checked. Default 0.
     pub disk_mib: u32,
+    /// Children that share a job with this machine, which forks itself for that. Default 0: no job.
+    pub fork: u32,
+    /// Say what must be refused on the port for forks, before any job. Default false.
+    pub misbehave: bool,
 }
 
 impl Default for Config {
@@ -59,6 +63,8 @@ impl Default for Config {
             order: Order::Random,
             period_us: 2000,
             disk_mib: 0,
+            fork: 0,
+            misbehave: false,
         }
     }
 }
@@ -86,6 +92,8 @@ impl Config {
                 "verify" => config.verify = number(0..=10_000_000)?,
                 "threads" => config.threads = number(1..=MAX_THREADS)?,
                 "period_us" => config.period_us = number(100..=1_000_000)?,
+                "fork" => config.fork = number(0..=1000)?,
+                "misbehave" => config.misbehave = number(0..=1)? == 1,
                 "disk_mib" => config.disk_mib = number(0..=1 << 20)?,
                 "order" => {
                     config.order = match value {
@@ -133,6 +141,12 @@ impl fmt::Display for Config {
         if self.disk_mib > 0 {
             write!(f, " vmove.disk_mib={}", self.disk_mib)?;
         }
+        if self.fork > 0 {
+            write!(f, " vmove.fork={}", self.fork)?;
+        }
+        if self.misbehave {
+            f.write_str(" vmove.misbehave=1")?;
+        }
         Ok(())
     }
 }
@@ -152,6 +166,8 @@ mod tests {
             order: Order::Sequential,
             period_us: 500,
             disk_mib: 8,
+            fork: 3,
+            misbehave: true,
         };
         assert_eq!(Config::parse(&format!("console=ttyS0 {config} quiet")), Ok(config));
     }

@@ -186,6 +186,8 @@ impl Forks {
             verify: request.verify,
         });
         let loaded = self.load_all(id, warm, cold, &order, &mut report).await;
+        let (loaded, lost) = self.meet(id, loaded).await;
+        report.children.extend(lost.into_iter().map(|(index, name, error)| self.lost(index, name, &error)));
         self.run_all(id, loaded, begun, request.verify, &mut report).await;
         self.close(source).await;
         report.children.sort_by_key(|child| child.index);
@@ -426,6 +428,7 @@ impl Forks {
             running.spawn(async move {
                 let ran = child.child.run().await;
                 forks.update(&id, |p| p.running += usize::from(ran.is_ok()));
+                forks.greet(child.child.plan.name(), ran.is_ok());
                 let network = match ran {
                     Ok(_) => child.child.bring_up_network().await,
                     Err(_) => "none".to_owned(),
