@@ -124,11 +124,15 @@ pub struct ForkPolicy {
     pub child_start: Option<PathBuf>,
     /// Children that are kept prepared after a fork, for the next one.
     pub warm: usize,
+    /// Guests may fork themselves over their port `org.vmove.fork`, within `max-children`.
+    pub from_guest: bool,
+    /// Folder for the overlays of disks; that of each image without it.
+    pub overlay_dir: Option<PathBuf>,
 }
 
 impl Default for ForkPolicy {
     fn default() -> Self {
-        Self { max_children: 256, child_start: None, warm: 0 }
+        Self { max_children: 256, child_start: None, warm: 0, from_guest: false, overlay_dir: None }
     }
 }
 

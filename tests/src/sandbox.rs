@@ -134,7 +134,12 @@ impl Drop for Sandbox {
 
 /// Removes the sandboxes of this process without dropping them: for a program that is about to exit on a signal.
 pub fn clean_up_mine() {
-    let mine = format!("{PREFIX}{}-", std::process::id());
+    clean_up_of(std::process::id());
+}
+
+/// Removes the sandboxes of process `pid`, which must not use them any more.
+pub fn clean_up_of(pid: u32) {
+    let mine = format!("{PREFIX}{pid}-");
     for (path, name) in sandboxes(&std::env::temp_dir()) {
         if name.starts_with(&mine) {
             clean(&path, false);

@@ -172,6 +172,7 @@ impl Session {
             command_line: prepare.command_line.clone(),
             environment: prepare.environment.clone(),
             ram: room.ram.clone(),
+            overlays: Vec::new(),
             adopted: false,
             session: Some(id.to_string()),
         };

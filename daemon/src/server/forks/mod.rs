@@ -2,6 +2,8 @@
 
 mod children;
 mod create;
+mod disks;
+mod guest;
 mod problem;
 mod promote;
 mod recover;
@@ -18,6 +20,7 @@ use vmove_clone::record::Members;
 use vmove_clone::report::ForkProgress;
 
 use self::children::Prepared;
+use self::guest::Guests;
 use super::registry::Registry;
 use crate::api::problem::{Code, Problem};
 use crate::config::{Config, ForkPolicy};
@@ -38,6 +41,7 @@ pub struct Forks {
     saved: PathBuf,
     /// How many QEMUs are started, or load, at the same time: more would only slow each other down.
     at_work: Arc<Semaphore>,
+    guests: Guests,
     state: Mutex<State>,
 }
 
@@ -77,6 +81,7 @@ impl Forks {
             journals: dir,
             saved: config.state_dir.join("templates"),
             at_work: Arc::new(Semaphore::new(2 * cores)),
+            guests: Guests::default(),
             state: Mutex::default(),
         }))
     }
