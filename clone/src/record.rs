@@ -78,6 +78,9 @@ pub struct Member {
     pub index: u32,
     /// The last fork it took part in.
     pub fork: String,
+    /// The node that it is on, if not this one: then it is only remembered, so that its number is not given again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     /// Its memory, where that is private: what the guest has written is in none of its RAM files. Empty once it has memory
     /// of its own.
     pub private: Vec<QemuMapping>,
@@ -169,6 +172,7 @@ mod tests {
             parent: Some("web".to_owned()),
             index: 1,
             fork: "f".to_owned(),
+            node: None,
             private: Vec::new(),
         };
         members.put(&member).unwrap();

@@ -43,6 +43,61 @@ pub struct Multicast {
     pub repaired_chunks: u64,
 }
 
+/// Another host's part in a fork.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostReport {
+    /// The node, as it was named in the request.
+    pub node: String,
+    /// Children that were to be there.
+    pub children: usize,
+    /// Children that run there: all, or none.
+    pub running: usize,
+    /// Bytes that it read from the parent's node.
+    pub from_root_bytes: u64,
+    /// Bytes that it read from other hosts.
+    pub from_hosts_bytes: u64,
+    /// Bytes that came to it by multicast and were wanted.
+    pub multicast_bytes: u64,
+    /// Pieces (chunks of 4 KiB, or what one datagram carries) that it read because datagrams were lost.
+    pub repaired: u64,
+    /// Chunks that arrived with wrong bytes, and were asked for again.
+    pub wrong: u64,
+    /// From the request until the whole template was there, in milliseconds; absent if it never was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template_ms: Option<f64>,
+    /// Why there are no children there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// What a way to distribute the template would have cost.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct WayEstimate {
+    /// `unicast`, `multicast`, `pipeline` or `two-stage`.
+    pub way: String,
+    /// Seconds until all hosts would have everything.
+    pub seconds: f64,
+    /// How they come about.
+    pub arithmetic: String,
+}
+
+/// How the template came to other hosts.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Distribution {
+    /// `unicast`, `multicast`, `pipeline` or `two-stage`.
+    pub way: String,
+    /// It was asked for; otherwise it is the first of the estimates.
+    pub asked: bool,
+    /// Bytes of the template that are not zero.
+    pub memory_bytes: u64,
+    /// Bytes that left the parent's node, with the headers of fabric and datagrams and without those of TCP, IP and below.
+    pub root_bytes: u64,
+    /// From the request until the table of checksums was made, in milliseconds.
+    pub prepared_ms: f64,
+    /// All ways that were possible, the shortest first.
+    pub estimates: Vec<WayEstimate>,
+}
+
 /// A fork that has ended.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ForkReport {
@@ -61,8 +116,14 @@ pub struct ForkReport {
     pub complete_ms: f64,
     /// Distribution to other hosts.
     pub multicast: Multicast,
-    /// How children come to the template: `local`, on one host.
+    /// How children come to the template: `local` on one host, `tcp` where there are others.
     pub fabric: String,
+    /// Other hosts, in the order of the request.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<HostReport>,
+    /// How the template came to them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub distribution: Option<Distribution>,
     /// The parent was given memory of its own first, since it had been forked before. Milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rehomed_ms: Option<f64>,
@@ -91,7 +152,7 @@ pub struct ForkProgress {
     pub id: String,
     /// Name of the guest.
     pub parent: String,
-    /// `check`, `rehome`, `freeze`, `load`, `run`, `network`, `done` or `failed`.
+    /// `check`, `rehome`, `freeze`, `fetch`, `load`, `run`, `network`, `hosts`, `done` or `failed`.
     pub phase: String,
     /// Children asked for.
     pub children: usize,
@@ -101,6 +162,9 @@ pub struct ForkProgress {
     pub loaded: usize,
     /// Children that run.
     pub running: usize,
+    /// Other hosts, as far as they are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<HostProgress>,
     /// Milliseconds since the request.
     pub elapsed_ms: f64,
     /// The end, when it has come.
@@ -109,6 +173,19 @@ pub struct ForkProgress {
     /// Why it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<ForkFailure>,
+}
+
+/// Where another host stands.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostProgress {
+    /// The node, as it was named in the request.
+    pub node: String,
+    /// `asked`, `fetch`, `load`, `done` or `failed`.
+    pub phase: String,
+    /// Chunks of 4 KiB in all; 0 before it knows.
+    pub chunks: u32,
+    /// Chunks that it misses.
+    pub missing: u32,
 }
 
 /// Why a fork failed, in the words of the HTTP interface.

@@ -20,6 +20,8 @@ pub struct Demand {
     pub written_bytes: u64,
     /// On hugetlbfs a write for which no page is left kills QEMU, so all that could be written must be there.
     pub reserved: bool,
+    /// Bytes of a template that is not here yet; the parent is elsewhere then.
+    pub template_bytes: Option<u64>,
 }
 
 impl Demand {
@@ -28,10 +30,16 @@ impl Demand {
     pub fn new(count: u64, guest_bytes: u64, written: Option<u64>, hugetlb: bool) -> Self {
         let usual = written.unwrap_or(guest_bytes / WRITTEN_PART).min(guest_bytes);
         let written_bytes = if hugetlb { guest_bytes } else { usual };
-        Self { count, guest_bytes, written_bytes, reserved: hugetlb }
+        Self { count, guest_bytes, written_bytes, reserved: hugetlb, template_bytes: None }
     }
 
-    /// Bytes of guest memory needed, that of the parent included where it needs its own pages, too.
+    /// The same where the template comes from another host first: `live` bytes of it, or all of it on huge pages.
+    #[must_use]
+    pub const fn with_template(self, live: u64) -> Self {
+        Self { template_bytes: Some(live), ..self }
+    }
+
+    /// Bytes of guest memory needed, on huge pages with those of the parent, or of a template that comes here.
     #[must_use]
     pub fn guest_total(&self) -> u64 {
         let holders = self.count + u64::from(self.reserved);
@@ -52,17 +60,27 @@ impl Demand {
             if wanted > guest_free {
                 return Err(CloneError::NoRoom(format!(
                     "{count} children on huge pages need ({count} + 1) x {} MiB = {} MiB of free huge pages, since each of them \
-                     and the parent may write all of its memory; found {} MiB: take fewer children, or raise vm.nr_hugepages",
+                     {}; found {} MiB: take fewer children, or raise vm.nr_hugepages",
                     mib(self.written_bytes),
                     mib(wanted),
+                    match self.template_bytes {
+                        None => "and the parent may write all of its memory",
+                        Some(_) => "may write all of its memory, and the template is here too",
+                    },
                     guest_free >> 20
                 )));
             }
         }
+        let template = if self.reserved { 0 } else { self.template_bytes.unwrap_or(0) };
         let wanted = if self.reserved { qemu } else { qemu.saturating_add(self.guest_total()) };
+        let wanted = wanted.saturating_add(template);
         if wanted > host_free {
+            let first = match self.template_bytes {
+                Some(_) if !self.reserved => format!("{} MiB of template + ", mib(template)),
+                _ => String::new(),
+            };
             return Err(CloneError::NoRoom(format!(
-                "{count} children need {count} x ({} MiB of QEMU + {} MiB that each is expected to write) = {} MiB, found {} MiB \
+                "{count} children need {first}{count} x ({} MiB of QEMU + {} MiB that each is expected to write) = {} MiB, found {} MiB \
                  available: take fewer children, or say by --expect-written that they write less",
                 mib(QEMU_BYTES),
                 if self.reserved { 0 } else { mib(self.written_bytes) },
@@ -95,6 +113,16 @@ mod tests {
         demand.fits(4 * GIB, GIB).unwrap();
         let error = demand.fits(4 * GIB - 1, GIB).unwrap_err().to_string();
         assert!(error.contains("(3 + 1) x 1024 MiB = 4096 MiB"), "{error}");
+    }
+
+    #[test]
+    fn a_template_that_comes_from_elsewhere_counts() {
+        let demand = Demand::new(4, GIB, None, false).with_template(GIB);
+        demand.fits(u64::MAX, GIB + 4 * (96 << 20)).unwrap();
+        let error = demand.fits(u64::MAX, GIB).unwrap_err().to_string();
+        assert!(error.contains("1024 MiB of template + 4 x (32 MiB"), "{error}");
+        let error = Demand::new(3, GIB, None, true).with_template(1).fits(4 * GIB - 1, GIB).unwrap_err();
+        assert!(error.to_string().contains("template is here too"), "{error}");
     }
 
     #[test]

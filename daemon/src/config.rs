@@ -1,7 +1,7 @@
 //! Settings of `vmoved`: flags over a TOML file over defaults.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -128,11 +128,49 @@ pub struct ForkPolicy {
     pub from_guest: bool,
     /// Folder for the overlays of disks; that of each image without it.
     pub overlay_dir: Option<PathBuf>,
+    /// Group and port of the datagrams by which memory goes to several nodes at once; without it, none does. Equal on all nodes.
+    pub multicast_group: Option<SocketAddrV4>,
+    /// Address of the interface for it; without it, that of the peer port.
+    pub multicast_interface: Option<Ipv4Addr>,
+    /// Most megabits per second of datagrams; without it, eight tenths of the link.
+    pub multicast_mbit: Option<u64>,
+    /// Megabits per second of a node's link, for the choice of the way.
+    pub link_mbit: u64,
+    /// Megabits per second from one leaf switch to others; without it, as many as its nodes can use.
+    pub uplink_mbit: Option<u64>,
+    /// Leaf switch of this node; those of the others are in `[nodes]`.
+    pub leaf: Option<String>,
 }
 
 impl Default for ForkPolicy {
     fn default() -> Self {
-        Self { max_children: 256, child_start: None, warm: 0, from_guest: false, overlay_dir: None }
+        Self {
+            max_children: 256,
+            child_start: None,
+            warm: 0,
+            from_guest: false,
+            overlay_dir: None,
+            multicast_group: None,
+            multicast_interface: None,
+            multicast_mbit: None,
+            link_mbit: 10_000,
+            uplink_mbit: None,
+            leaf: None,
+        }
+    }
+}
+
+impl ForkPolicy {
+    fn checked(self) -> Result<Self, ConfigError> {
+        if let Some(group) = self.multicast_group.filter(|g| !g.ip().is_multicast() || g.port() == 0) {
+            let why = format!("expected an address of 224.0.0.0/4 and a port, found {group}");
+            return Err(value("fork.multicast-group", why));
+        }
+        let none = [Some(self.link_mbit), self.uplink_mbit, self.multicast_mbit].contains(&Some(0));
+        if none {
+            return Err(value("fork", "expected rates of at least 1 megabit per second, found 0".to_owned()));
+        }
+        Ok(self)
     }
 }
 
@@ -165,6 +203,9 @@ pub struct KnownNode {
     /// Name its certificate must carry, where that is not the host part of the address.
     #[serde(default)]
     pub server_name: Option<String>,
+    /// Leaf switch that it hangs on.
+    #[serde(default)]
+    pub leaf: Option<String>,
 }
 
 /// How connections between daemons are protected.
@@ -306,7 +347,7 @@ impl Config {
             metrics: flags.metrics.or(file.metrics),
             bulk_connections,
             reconnect_for,
-            fork: file.fork,
+            fork: file.fork.checked()?,
             nodes,
         })
     }
@@ -324,7 +365,7 @@ impl ConfigFile {
 impl NodeEntry {
     fn checked(self) -> Result<KnownNode, ConfigError> {
         let node = match self {
-            Self::Address(address) => KnownNode { address, server_name: None },
+            Self::Address(address) => KnownNode { address, server_name: None, leaf: None },
             Self::Full(node) => node,
         };
         if split_address(&node.address).is_none() {
@@ -441,6 +482,17 @@ mod tests {
         assert_eq!(config.nodes["c"].server_name.as_deref(), Some("c.example"));
         let error = Config::merge(flags(&["--insecure"]), file("[nodes]\nb = 'noport'")).unwrap_err();
         assert!(error.to_string().contains("found \"noport\""), "{error}");
+    }
+
+    #[test]
+    fn a_group_that_is_none_is_refused() {
+        let merge = |text: &str| Config::merge(flags(&["--insecure"]), file(text));
+        let config = merge("[fork]\nmulticast-group = '239.1.2.3:7421'\nleaf = 'l1'").unwrap();
+        assert_eq!(config.fork.multicast_group, Some("239.1.2.3:7421".parse().unwrap()));
+        for bad in ["multicast-group = '10.0.0.1:7421'", "multicast-group = '239.1.2.3:0'", "link-mbit = 0"] {
+            let error = merge(&format!("[fork]\n{bad}")).unwrap_err().to_string();
+            assert!(error.contains("found"), "{bad}: {error}");
+        }
     }
 
     #[test]

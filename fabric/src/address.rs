@@ -64,6 +64,8 @@ pub enum PeerAddress {
     Tcp(SocketAddr),
     /// A Unix socket of this host, for [`FabricKind::Local`].
     Unix(PathBuf),
+    /// A name that means something to whoever makes the connections of a fabric that adopts them.
+    Named(String),
 }
 
 impl fmt::Display for PeerAddress {
@@ -71,6 +73,7 @@ impl fmt::Display for PeerAddress {
         match self {
             Self::Tcp(address) => write!(f, "{address}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Named(name) => f.write_str(name),
         }
     }
 }

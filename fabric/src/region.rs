@@ -5,6 +5,7 @@
 //!    region's last drop ends every access before it returns.
 #![allow(unsafe_code)]
 
+use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -138,6 +139,8 @@ struct Inner {
     local_key: u64,
     /// Its drop deregisters.
     _registration: Box<dyn Registration>,
+    /// Dropped after that: fields drop in order of declaration.
+    owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// A back end's hold on registered memory; dropping it deregisters.
@@ -151,7 +154,15 @@ impl Region {
         local_key: u64,
         registration: Box<dyn Registration>,
     ) -> Self {
-        Self(Arc::new(Inner { area, access, remote, local_key, _registration: registration }))
+        Self(Arc::new(Inner { area, access, remote, local_key, _registration: registration, owner: None }))
+    }
+
+    /// Keeps `owner`, typically what has the memory mapped, until the last clone is dropped and the memory deregistered. `None` if
+    /// there are clones already.
+    #[must_use]
+    pub fn keeping(mut self, owner: Arc<dyn Any + Send + Sync>) -> Option<Self> {
+        Arc::get_mut(&mut self.0)?.owner = Some(owner);
+        Some(self)
     }
 
     /// What to tell peers.

@@ -1,7 +1,8 @@
 //! The only place where guest memory is handed to a fabric.
 //!
 //! Rule 1 (lifetime): the mapping stays mapped, at one address, as long as any [`Region`] made from it is alive: a
-//! [`GuestRegion`] holds both and drops the region first. Whoever clones the region out of it keeps the [`GuestRegion`] as well.
+//! [`GuestRegion`] holds both and drops the region first. Whoever clones the region out of it keeps the [`GuestRegion`] as well; a
+//! region of [`register_kept`] holds the mapping itself.
 #![allow(unsafe_code)]
 
 use std::num::NonZero;
@@ -14,6 +15,23 @@ use vmove_memory::{ByteLen, ByteRange, FileOffset, Mapping};
 
 /// Threads that register at a time: the kernel pins pages at some gigabytes a second each.
 const THREADS: usize = 4;
+
+/// A whole RAM file registered with a fabric: the region keeps the mapping.
+///
+/// # Errors
+/// The fabric's answer.
+pub fn register_kept(
+    fabric: &dyn Fabric,
+    mapping: Arc<Mapping>,
+    access: Access,
+) -> Result<Region, FabricError> {
+    let first = NonNull::new(mapping.ptr()).unwrap_or(NonNull::dangling());
+    // SAFETY: rule 1: `mapping` is held here until the region made below holds it, or is gone.
+    let area = unsafe { MemoryArea::new(first, mapping.len().0) };
+    let region = fabric.register(area, access)?;
+    let what = "a region that nobody else has yet";
+    region.keeping(mapping).ok_or(FabricError::Unsupported { what })
+}
 
 /// A part of a RAM block registered with a fabric.
 #[derive(Debug, Clone)]

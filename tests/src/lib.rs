@@ -11,6 +11,7 @@ pub mod interrupt;
 pub mod monitor;
 pub mod networks;
 pub mod old_kernel;
+pub mod pki;
 pub mod places;
 pub mod priority;
 pub mod process;

@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, bail};
 
@@ -13,15 +14,19 @@ pub struct Networks {
     count: u8,
 }
 
-fn ip(arguments: &str) -> Result<()> {
-    let output = Command::new("ip")
+fn run(program: &str, arguments: &str) -> Result<Vec<u8>> {
+    let output = Command::new(program)
         .args(arguments.split(' '))
         .output()
-        .context("could not run ip (package iproute2)")?;
+        .with_context(|| format!("could not run {program} (package iproute2)"))?;
     if !output.status.success() {
-        bail!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        bail!("{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
-    Ok(())
+    Ok(output.stdout)
+}
+
+fn ip(arguments: &str) -> Result<()> {
+    run("ip", arguments).map(drop)
 }
 
 impl Networks {
@@ -30,11 +35,12 @@ impl Networks {
     /// # Errors
     /// Without root, or without iproute2.
     pub fn new(count: u8) -> Result<Self> {
-        // Interface names have at most 15 bytes.
-        let networks = Self { prefix: format!("vm{}", std::process::id()), count };
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let prefix = format!("vm{}x{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let networks = Self { prefix, count };
         let hub = networks.name(0);
         ip(&format!("netns add {hub}"))?;
-        ip(&format!("-n {hub} link add br0 type bridge"))?;
+        ip(&format!("-n {hub} link add br0 type bridge mcast_snooping 0"))?;
         ip(&format!("-n {hub} link set br0 up"))?;
         for number in 1..=count {
             let name = networks.name(number);
@@ -56,6 +62,49 @@ impl Networks {
     #[must_use]
     pub fn address(&self, number: u8) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::new(10, 77, 0, number), 7420))
+    }
+
+    /// Limits what a node (from 1) sends, in Mbit/s.
+    ///
+    /// # Errors
+    /// Without the kernel's token bucket.
+    pub fn limit(&self, number: u8, mbit: u32) -> Result<()> {
+        let name = self.name(number);
+        let shape =
+            format!("-n {name} qdisc replace dev eth0 root tbf rate {mbit}mbit burst 128k latency 200ms");
+        run("tc", &shape).map(drop)
+    }
+
+    /// Drops this part of the UDP packets that reach a node (from 1).
+    ///
+    /// # Errors
+    /// Without the kernel's packet filter.
+    pub fn lose(&self, number: u8, part: f64) -> Result<()> {
+        let name = self.name(number);
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let below = (part * f64::from(u32::MAX)) as u32;
+        run("tc", &format!("-n {name} qdisc add dev eth0 ingress"))?;
+        // Classic BPF: `ldb [23]` is the protocol; `ld rand`; 2 drops, 0 passes.
+        let code = format!("6,48 0 0 23,21 0 3 17,32 0 0 4294963256,53 1 0 {below},6 0 0 2,6 0 0 0");
+        let output = Command::new("tc")
+            .args(["-n", &name])
+            .args("filter add dev eth0 ingress bpf da bytecode".split(' '))
+            .arg(&code)
+            .output()?;
+        if !output.status.success() {
+            bail!("tc drops nothing: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(())
+    }
+
+    /// Bytes that a node (from 1) has sent, with Ethernet headers.
+    ///
+    /// # Errors
+    /// When the interface is not there.
+    pub fn sent_bytes(&self, number: u8) -> Result<u64> {
+        let json = run("ip", &format!("-n {} -s -j link show eth0", self.name(number)))?;
+        let json: serde_json::Value = serde_json::from_slice(&json)?;
+        json[0]["stats64"]["tx"]["bytes"].as_u64().context("no statistics of the link")
     }
 
     /// A program that runs `program` in the namespace of a node (from 1). Only its network is another one: mounts stay shared, which

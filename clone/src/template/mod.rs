@@ -4,6 +4,7 @@
 //! kind. Nothing in it is ever written once the manifest is there.
 
 mod disk;
+mod receive;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,7 @@ use crate::disk::Disk;
 use crate::record::remove_file;
 
 pub use disk::{Saved, load, save};
+pub use receive::{Arriving, places, receive, remove};
 
 /// Version of [`Manifest`].
 pub const VERSION: u32 = 1;

@@ -29,6 +29,30 @@ pub struct ForkRequest {
     /// Children to prepare afterwards for the next fork; without it, as the configuration says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm: Option<usize>,
+    /// Nodes that children are dealt out to in turn, as `host:port` or a name of the configuration; this node, if it is named.
+    /// Without any, all children are here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
+    /// Children that are to be here; the others are dealt out to the nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub here: Option<usize>,
+    /// How the template goes to other nodes; without it, what is estimated to be the shortest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub way: Option<ForkWay>,
+}
+
+/// How a template goes to other nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ForkWay {
+    /// Each node reads from the parent's.
+    Unicast,
+    /// One datagram to all, repaired where it was lost.
+    Multicast,
+    /// Nodes read from each other.
+    Pipeline,
+    /// One node of each leaf switch first, then the others of the leaf from that one.
+    TwoStage,
 }
 
 /// Children to keep prepared.
@@ -55,8 +79,11 @@ pub struct ForkNode {
     pub name: String,
     /// Its number among the children of its parent; 0 for one that was not forked from another.
     pub index: u32,
-    /// `here` or `ended`.
+    /// `here`, `ended`, or `elsewhere`: started on another node, which knows what became of it.
     pub status: String,
+    /// The node that it was started on, if not this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     /// Its memory is private: it is given memory of its own before it is moved or forked again.
     pub private: bool,
     /// The VM or template that it came from.

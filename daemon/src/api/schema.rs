@@ -49,13 +49,15 @@ pub struct Progress {
 pub struct ForkProgress {
     id: String,
     parent: String,
-    /// `check`, `rehome`, `freeze`, `load`, `run`, `network`, `done` or `failed`.
+    /// `check`, `rehome`, `freeze`, `fetch`, `load`, `run`, `network`, `hosts`, `done` or `failed`.
     phase: String,
     /// Children asked for.
     children: usize,
     prepared: usize,
     loaded: usize,
     running: usize,
+    /// Other hosts, as far as they are.
+    hosts: Option<Vec<HostProgress>>,
     elapsed_ms: f64,
     /// The end, when it has come.
     report: Option<ForkReport>,
@@ -84,6 +86,10 @@ pub struct ForkReport {
     complete_ms: f64,
     multicast: Multicast,
     fabric: String,
+    /// Other hosts, in the order of the request.
+    hosts: Option<Vec<HostReport>>,
+    /// How the template came to them.
+    distribution: Option<Distribution>,
     /// The parent was given memory of its own first.
     rehomed_ms: Option<f64>,
     /// Disks that were frozen.
@@ -118,7 +124,58 @@ pub struct ChildReport {
     error: Option<String>,
 }
 
-/// Distribution to other hosts.
+/// Another host's part in a fork.
+#[derive(ToSchema)]
+pub struct HostReport {
+    node: String,
+    children: usize,
+    /// All, or none.
+    running: usize,
+    from_root_bytes: u64,
+    from_hosts_bytes: u64,
+    multicast_bytes: u64,
+    /// Pieces that it read because datagrams were lost.
+    repaired: u64,
+    /// Chunks that arrived with wrong bytes, and were asked for again.
+    wrong: u64,
+    /// From the request until the whole template was there.
+    template_ms: Option<f64>,
+    error: Option<String>,
+}
+
+/// How the template came to other hosts.
+#[derive(ToSchema)]
+pub struct Distribution {
+    way: String,
+    asked: bool,
+    /// Bytes of the template that are not zero.
+    memory_bytes: u64,
+    /// Bytes that left the parent's node.
+    root_bytes: u64,
+    /// From the request until the table of checksums was made.
+    prepared_ms: f64,
+    estimates: Vec<WayEstimate>,
+}
+
+/// What a way would cost.
+#[derive(ToSchema)]
+pub struct WayEstimate {
+    way: String,
+    seconds: f64,
+    arithmetic: String,
+}
+
+/// Where another host stands.
+#[derive(ToSchema)]
+pub struct HostProgress {
+    node: String,
+    /// `asked`, `fetch`, `load`, `done` or `failed`.
+    phase: String,
+    chunks: u32,
+    missing: u32,
+}
+
+/// Distribution by multicast.
 #[derive(ToSchema)]
 pub struct Multicast {
     sent_bytes: u64,

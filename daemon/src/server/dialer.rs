@@ -12,7 +12,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use vmove_fabric::{Endpoint, Fabric, FabricKind};
+use vmove_fabric::{Class, Endpoint, Fabric, FabricKind};
 use vmove_migrate::link::{BoxedStream, Dialer, FabricOffer, LinkError, PeerTarget};
 use vmove_migrate::proto::hello::{Hello, HelloError, read_answer};
 
@@ -57,6 +57,30 @@ impl PeerDialer {
             Ok(Err(error)) => Err(tls_failed(to, &error)),
             Err(_) => {
                 Err(LinkError::Tls { peer: to.to_string(), why: format!("no TLS answer within {CONNECT:?}") })
+            }
+        }
+    }
+
+    /// Opens a connection for memory of a fork: greeted, told by `opening` what it is for, and adopted.
+    pub async fn fork_memory(
+        &self,
+        to: &PeerTarget,
+        hello: &Hello,
+        class: Class,
+        opening: &[u8],
+    ) -> Result<Box<dyn Endpoint>, LinkError> {
+        let failed = |why| LinkError::Fabric { peer: to.to_string(), why };
+        match self.wire(to).await? {
+            Wire::Plain(mut stream) => {
+                greet(&mut stream, to, hello).await?;
+                tell(&mut stream, opening).await.map_err(|e| failed(e.to_string()))?;
+                self.fabrics.adopt_tcp(stream, None, class).await.map_err(failed)
+            }
+            Wire::Tls(mut stream) => {
+                greet(stream.as_mut(), to, hello).await?;
+                tell(stream.as_mut(), opening).await.map_err(|e| failed(e.to_string()))?;
+                let (stream, tls) = stream.into_inner();
+                self.fabrics.adopt_tcp(stream, Some(tls.into()), class).await.map_err(failed)
             }
         }
     }
@@ -161,6 +185,11 @@ async fn connect_local(to: &PeerTarget) -> Result<UnixStream, LinkError> {
         Ok(Err(error)) => Err(unreachable(to, connect_error(&error))),
         Err(_) => Err(unreachable(to, format!("no answer within {CONNECT:?}"))),
     }
+}
+
+async fn tell<S: AsyncWrite + Unpin>(stream: &mut S, bytes: &[u8]) -> io::Result<()> {
+    stream.write_all(bytes).await?;
+    stream.flush().await
 }
 
 /// Sends the greeting and waits for a welcome.

@@ -141,13 +141,18 @@ impl Fabrics {
         }
     }
 
+    /// Fabric tcp itself, unless it is switched off.
+    pub fn tcp(&self) -> Option<Arc<TcpFabric>> {
+        self.tcp.clone()
+    }
+
     /// Whether peers of the same kernel may connect.
     pub fn has_local(&self) -> bool {
         self.local.is_some()
     }
 
     /// Makes an endpoint of a greeted TCP connection, with or without TLS. Off the worker threads: it may block.
-    async fn adopt_tcp(
+    pub async fn adopt_tcp(
         &self,
         stream: tokio::net::TcpStream,
         tls: Option<rustls::Connection>,
@@ -219,7 +224,7 @@ pub fn class_of(kind: LinkKind) -> Class {
     match kind {
         LinkKind::Urgent | LinkKind::Trial => Class::Urgent,
         LinkKind::Bulk => Class::Bulk,
-        LinkKind::Control | LinkKind::State => Class::Message,
+        LinkKind::Control | LinkKind::State | LinkKind::Fork | LinkKind::ForkMemory => Class::Message,
     }
 }
 

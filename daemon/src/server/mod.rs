@@ -40,6 +40,7 @@ use crate::config::{Config, Flags, Security, split_address};
 use dialer::PeerDialer;
 use fabrics::Fabrics;
 use forks::Forks;
+use forks::remote::Remote;
 use peers::PeerPort;
 use registry::Registry;
 use sessions::Sessions;
@@ -146,6 +147,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let port = PeerPort::new(
         app.engine.clone(),
         app.sessions.clone(),
+        app.forks.clone(),
         fabrics.clone(),
         tls.clone(),
         rest::public(app.clone()),
@@ -207,7 +209,8 @@ async fn assemble(
     let (run_dir, memory_dir) = (config.run_dir.clone(), config.memory_dir.clone());
     let sessions = Sessions::new(engine.clone());
     let registry = Registry::new(vms, monitors, sessions.clone(), run_dir, memory_dir);
-    let forks = Forks::open(&config, registry.clone())?;
+    let remote = Remote::new(&config, listen, dialer.clone(), fabrics.clone());
+    let forks = Forks::open(&config, registry.clone(), remote)?;
     let probe = registry::off_worker(vmove_memory::DirtyTracker::supported).await;
     let no_dirty_tracking = probe.ok().and_then(|found| found.err().map(|why| why.to_string()));
     if let Some(why) = &no_dirty_tracking {

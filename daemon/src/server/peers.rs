@@ -13,11 +13,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use vmove_fabric::Incoming;
 use vmove_migrate::engine::Engine;
 use vmove_migrate::link::Link;
 use vmove_migrate::proto::hello::{Hello, HelloError, LinkKind, MAGIC, PROTOCOL_VERSION, Status, answer};
 
 use super::fabrics::{Fabrics, class_of};
+use super::forks::Forks;
+use super::forks::remote::read_opening;
 use super::sessions::Sessions;
 use super::tls::{ALPN_HTTP, Tls};
 use super::trial::Visits;
@@ -36,6 +39,7 @@ const TLS_REFUSAL: [u8; 7] = [0x15, 3, 1, 0, 2, 2, 40];
 pub struct PeerPort {
     pub engine: Arc<Engine>,
     pub sessions: Arc<Sessions>,
+    pub forks: Arc<Forks>,
     pub fabrics: Arc<Fabrics>,
     pub tls: Option<Arc<Tls>>,
     /// Answers HTTP, read-only.
@@ -49,6 +53,7 @@ impl PeerPort {
     pub fn new(
         engine: Arc<Engine>,
         sessions: Arc<Sessions>,
+        forks: Arc<Forks>,
         fabrics: Arc<Fabrics>,
         tls: Option<Arc<Tls>>,
         router: axum::Router,
@@ -56,6 +61,7 @@ impl PeerPort {
         Self {
             engine,
             sessions,
+            forks,
             fabrics,
             tls,
             router,
@@ -139,6 +145,21 @@ impl PeerPort {
         let Some(hello) = self.greeted(stream.as_mut(), &from.to_string()).await else { return };
         let link = match hello.kind {
             LinkKind::Control | LinkKind::State => Link::Stream(stream),
+            LinkKind::Fork => {
+                drop(permit);
+                return self.forks.take_order(hello, stream, from.ip()).await;
+            }
+            LinkKind::ForkMemory => {
+                let Ok(Ok((class, greeting))) =
+                    tokio::time::timeout(GREETING, read_opening(stream.as_mut())).await
+                else {
+                    return;
+                };
+                let (stream, tls) = stream.into_inner();
+                let made = self.fabrics.adopt_tcp(stream, Some(tls.into()), class).await;
+                let Some(endpoint) = adopted(made, &from.to_string()) else { return };
+                return self.forks.remote.take(&hello, Incoming { class, greeting, endpoint });
+            }
             LinkKind::Urgent | LinkKind::Bulk | LinkKind::Trial => {
                 let (stream, tls) = stream.into_inner();
                 let made = self.fabrics.adopt(&hello, stream, Some(tls.into())).await;
@@ -157,6 +178,20 @@ impl PeerPort {
         let Some(hello) = self.greeted(&mut stream, &from.to_string()).await else { return };
         let link = match hello.kind {
             LinkKind::Control | LinkKind::State => Link::Stream(Box::new(stream)),
+            LinkKind::Fork => {
+                drop(permit);
+                return self.forks.take_order(hello, Box::new(stream), from.ip()).await;
+            }
+            LinkKind::ForkMemory => {
+                let Ok(Ok((class, greeting))) =
+                    tokio::time::timeout(GREETING, read_opening(&mut stream)).await
+                else {
+                    return;
+                };
+                let made = self.fabrics.adopt_tcp(stream, None, class).await;
+                let Some(endpoint) = adopted(made, &from.to_string()) else { return };
+                return self.forks.remote.take(&hello, Incoming { class, greeting, endpoint });
+            }
             LinkKind::Urgent | LinkKind::Bulk | LinkKind::Trial => {
                 let made = self.fabrics.adopt(&hello, stream, None).await;
                 let Some(endpoint) = adopted(made, &from.to_string()) else { return };
@@ -173,12 +208,24 @@ impl PeerPort {
     async fn unix(self, mut stream: UnixStream, permit: OwnedSemaphorePermit) {
         let from = "this host";
         let Some(hello) = self.greeted(&mut stream, from).await else { return };
+        if matches!(hello.kind, LinkKind::Fork | LinkKind::ForkMemory) {
+            return tracing::warn!("a fork is begun on the TCP port, not here");
+        }
         let Some(endpoint) = adopted(self.fabrics.adopt_local(stream, class_of(hello.kind)).await, from)
         else {
             return;
         };
         drop(permit);
         self.engine.accept(hello, Link::Endpoint(endpoint)).await;
+    }
+
+    fn wants(&self, hello: &Hello) -> Result<(), (Status, String)> {
+        match hello.kind {
+            // Of no migration: the order that follows is judged.
+            LinkKind::Fork => Ok(()),
+            LinkKind::ForkMemory => self.forks.remote.wants(hello),
+            _ => self.engine.wants(hello),
+        }
     }
 
     /// Reads and answers a greeting; `None` when the connection is not wanted.
@@ -188,7 +235,7 @@ impl PeerPort {
     {
         let read = tokio::time::timeout(GREETING, Hello::read(stream)).await.ok()?;
         let (status, text, hello) = match read {
-            Ok(hello) => match self.engine.wants(&hello) {
+            Ok(hello) => match self.wants(&hello) {
                 Ok(()) => (Status::Welcome, String::new(), Some(hello)),
                 Err((status, text)) => (status, text, None),
             },

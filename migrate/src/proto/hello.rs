@@ -5,7 +5,8 @@
 //! ```text
 //! 0  magic    8 bytes  "VMOVE\r\n\0"   (no HTTP request begins so: the same port serves both)
 //! 8  version  u16      PROTOCOL_VERSION of the sender
-//! 10 kind     u8       1 control, 2 device state, 3 urgent pages, 4 bulk pages, 16 trial of a fabric; 0x80 is added for pages by RDMA, whose queue
+//! 10 kind     u8       1 control, 2 device state, 3 urgent pages, 4 bulk pages, 16 trial of a fabric, 32 fork, 33 memory of a
+//!                      fork; 0x80 is added for pages by RDMA, whose queue
 //!                      pairs are introduced next
 //! 11 index    u8       which of several connections of a kind
 //! 12 session  16 bytes
@@ -88,6 +89,10 @@ pub enum LinkKind {
     Bulk = 4,
     /// Belongs to no session: becomes a fabric endpoint on which the sender reads memory that is there for that.
     Trial = 16,
+    /// A fork that is to have children at the receiver: messages of its own.
+    Fork = 32,
+    /// Belongs to a fork: becomes a fabric endpoint, once the sender has said what for.
+    ForkMemory = 33,
 }
 
 impl LinkKind {
@@ -98,6 +103,8 @@ impl LinkKind {
             3 => Self::Urgent,
             4 => Self::Bulk,
             16 => Self::Trial,
+            32 => Self::Fork,
+            33 => Self::ForkMemory,
             _ => return None,
         })
     }
@@ -185,7 +192,7 @@ impl Hello {
         let token = Token(array(&fixed[28..44]));
         let node = read_text(from, fixed[44], MAX_NODE_NAME).await?;
         let rdma = fixed[10] & RDMA != 0;
-        if rdma && matches!(kind, LinkKind::Control | LinkKind::State) {
+        if rdma && !matches!(kind, LinkKind::Urgent | LinkKind::Bulk | LinkKind::Trial) {
             return Err(HelloError::Malformed("RDMA for something else than pages"));
         }
         Ok(Self { version, kind, rdma, index: fixed[11], session, token, node })

@@ -3,6 +3,7 @@
 use clap::{Args, Parser, Subcommand};
 use vmove_spread::simulate::SimulateArguments;
 
+use crate::api::forks::ForkWay;
 use crate::cli::args::{Completions, Global, Man};
 use crate::units;
 
@@ -67,6 +68,7 @@ pub enum Command {
   vfork create web --count 32
   vfork --json create web --count 4 --verify | jq '.children[].name'
   vfork create --template golden --count 8
+  vfork create web --count 12 --node node2 --node node3 --here 4
 
 Children are VMs named VM.1, VM.2, and so on. Each has a VM Generation ID, a UUID and MAC addresses of its own; its network is
 off until its NICs were replaced.")]
@@ -89,6 +91,44 @@ pub struct Create {
     /// Prepare so many children afterwards, for the next fork [default: as configured]
     #[arg(long, value_name = "K")]
     pub warm: Option<usize>,
+    /// Node for children, host:port or a name of the configuration; several are dealt out to in turn [default: this node]
+    #[arg(long = "node", value_name = "NODE")]
+    pub nodes: Vec<String>,
+    /// Keep K of the children on this node, and deal the others out
+    #[arg(long, value_name = "K", requires = "nodes")]
+    pub here: Option<usize>,
+    /// How the parent's memory goes to other nodes
+    #[arg(long, value_enum, default_value = "auto", requires = "nodes")]
+    pub way: Way,
+}
+
+/// How memory goes to other nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Way {
+    /// What is estimated to be the shortest
+    Auto,
+    /// Each node reads from this one
+    Unicast,
+    /// One datagram to all, repaired where it was lost; must be allowed in the configuration
+    Multicast,
+    /// Nodes read from each other
+    Pipeline,
+    /// One node of each leaf switch first, then the others of the leaf from that one
+    TwoStage,
+}
+
+impl Way {
+    /// As the daemon is asked.
+    #[must_use]
+    pub const fn asked(self) -> Option<ForkWay> {
+        match self {
+            Self::Auto => None,
+            Self::Unicast => Some(ForkWay::Unicast),
+            Self::Multicast => Some(ForkWay::Multicast),
+            Self::Pipeline => Some(ForkWay::Pipeline),
+            Self::TwoStage => Some(ForkWay::TwoStage),
+        }
+    }
 }
 
 /// Arguments of `warm`.

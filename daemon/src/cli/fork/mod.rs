@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokio::time::Instant;
-use vmove_clone::report::{ForkProgress, ForkReport};
+use vmove_clone::report::{ForkProgress, ForkReport, HostReport};
 use vmove_spread::simulate::{SimulateArguments, SimulateError};
 
 use self::args::{Cli, Command, Create, Join, Save, Template};
@@ -86,6 +86,9 @@ async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> 
         id: Some(id.clone()),
         expect_written: args.expect_written,
         warm: args.warm,
+        nodes: args.nodes,
+        here: args.here,
+        way: args.way.asked(),
     };
     let asked = client.post("/v1/forks", Some(&request));
     let done: ForkReport = tokio::select! {
@@ -101,8 +104,10 @@ async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> 
     for warning in &done.warnings {
         note(&format!("vfork: {warning}"));
     }
-    if failed > 0 {
-        note(&format!("vfork: {failed} of {} children did not come to be", done.children.len()));
+    let lost: usize = done.hosts.iter().map(|host| host.children - host.running).sum();
+    if failed + lost > 0 {
+        let all = done.children.len() + lost;
+        note(&format!("vfork: {} of {all} children did not come to be", failed + lost));
         return Ok(Exit::Failed);
     }
     Ok(Exit::Done)
@@ -150,10 +155,11 @@ fn describe(done: &ForkReport) -> String {
                 (None, Some(at)) => format!("running after {}", format_ms(at)),
                 (None, None) => "did not run".to_owned(),
             };
-            vec![child.name.clone(), child.pid.to_string(), child.network.clone(), state]
+            vec![child.name.clone(), child.node.clone(), child.pid.to_string(), child.network.clone(), state]
         })
         .collect();
-    let mut text = table(&["CHILD", "PID", "NETWORK", "STATE"], &rows);
+    let mut text = table(&["CHILD", "NODE", "PID", "NETWORK", "STATE"], &rows);
+    text.push_str(&describe_hosts(done));
     if let Some(first) = done.rehomed_ms {
         text.push_str(&format!(
             "{} had been forked before: it got memory of its own first, in {}\n",
@@ -175,6 +181,44 @@ fn describe(done: &ForkReport) -> String {
         format_ms(done.parent_pause_ms),
         format_ms(done.all_running_ms)
     ));
+    text
+}
+
+/// What went to other hosts, which way and why.
+fn describe_hosts(done: &ForkReport) -> String {
+    if done.hosts.is_empty() {
+        return String::new();
+    }
+    let row = |host: &HostReport| {
+        let state = match (&host.error, host.template_ms) {
+            (Some(error), _) => format!("failed: {error}"),
+            (None, at) => format!("template there after {}", format_ms(at.unwrap_or(0.0))),
+        };
+        vec![
+            host.node.clone(),
+            format!("{}/{}", host.running, host.children),
+            format_bytes(host.multicast_bytes),
+            format_bytes(host.from_root_bytes),
+            format_bytes(host.from_hosts_bytes),
+            host.repaired.to_string(),
+            state,
+        ]
+    };
+    let rows: Vec<Vec<String>> = done.hosts.iter().map(row).collect();
+    let mut text =
+        table(&["NODE", "CHILDREN", "MULTICAST", "FROM HERE", "FROM OTHERS", "REPAIRED", "STATE"], &rows);
+    if let Some(way) = &done.distribution {
+        text.push_str(&format!(
+            "{} of memory went by {}{}; {} left this node\n",
+            format_bytes(way.memory_bytes),
+            way.way,
+            if way.asked { ", as asked" } else { "" },
+            format_bytes(way.root_bytes)
+        ));
+        for other in &way.estimates {
+            text.push_str(&format!("  {}: {:.3} s ({})\n", other.way, other.seconds, other.arithmetic));
+        }
+    }
     text
 }
 
@@ -207,7 +251,8 @@ async fn tree(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
 
 fn draw(node: &ForkNode, depth: usize, text: &mut String) {
     let memory = if node.private { ", private memory" } else { "" };
-    text.push_str(&format!("{}{} ({}{memory})\n", "  ".repeat(depth), node.name, node.status));
+    let at = node.node.as_ref().map(|at| format!(": {at}")).unwrap_or_default();
+    text.push_str(&format!("{}{} ({}{at}{memory})\n", "  ".repeat(depth), node.name, node.status));
     for child in &node.children {
         draw(child, depth + 1, text);
     }

@@ -54,18 +54,28 @@ impl Forks {
     pub fn plan(&self, base: &Base, parent: &str, count: usize) -> Result<Vec<Planned>, Problem> {
         let mut planned = Vec::new();
         let mut index = 0;
+        let elsewhere: Vec<String> =
+            self.members.list().into_iter().filter(|m| m.node.is_some()).map(|m| m.vm).collect();
         while planned.len() < count {
             index += 1;
-            let name = format!("{parent}.{index}");
-            let reserved = match self.registry.reserve(&name) {
-                Ok(reserved) => reserved,
-                Err(problem) if problem.code == Code::NameTaken => continue,
+            if elsewhere.contains(&format!("{parent}.{index}")) {
+                continue;
+            }
+            match self.plan_one(base, parent, index) {
+                Ok(plan) => planned.push(plan),
+                Err(problem) if problem.code == Code::NameTaken => {}
                 Err(problem) => return Err(problem),
-            };
-            let plan = Plan::new(base, index, &name).map_err(|e| clone_problem(&e))?;
-            planned.push(Planned { plan, reserved });
+            }
         }
         Ok(planned)
+    }
+
+    /// The plan of child `index`, whose name must be free.
+    pub fn plan_one(&self, base: &Base, parent: &str, index: u32) -> Result<Planned, Problem> {
+        let name = format!("{parent}.{index}");
+        let reserved = self.registry.reserve(&name)?;
+        let plan = Plan::new(base, index, &name).map_err(|e| clone_problem(&e))?;
+        Ok(Planned { plan, reserved })
     }
 
     /// Starts the QEMU of a child. On an error nothing is left behind.
@@ -135,6 +145,7 @@ impl Forks {
             parent: Some(order.parent.clone()),
             index: child.plan.index,
             fork: order.fork.clone(),
+            node: None,
             private: child.mappings.clone(),
         };
         let members = Arc::clone(&self.members);

@@ -21,6 +21,7 @@ use vmove_qmp::{Client, RamBacking};
 use super::children::{LoadOrder, Loaded, Planned, Prepared, words};
 use super::disks::frozen_disks;
 use super::problem::clone_problem;
+use super::remote::{self, Outline};
 use super::{Busy, Forks};
 use crate::api::forks::ForkRequest;
 use crate::api::problem::{Code, Problem};
@@ -47,6 +48,27 @@ impl Origin {
             Self::Guest(parent) => &parent.base,
             Self::Template(_, base) => base,
         }
+    }
+
+    /// What another host must know.
+    fn outline(&self) -> Outline {
+        let (qemu, files, writable) = match self {
+            Self::Guest(parent) => {
+                let facts = &parent.facts;
+                let qemu = format!("{} {}", facts.version, facts.package).trim().to_owned();
+                let files: Vec<_> = parent.record.ram.iter().map(|ram| ram.path.as_path()).collect();
+                let disks = facts.block.iter().filter(|disk| !disk.read_only);
+                (qemu, files, disks.map(|disk| format!("{} ({})", disk.node, disk.file)).collect())
+            }
+            Self::Template(template, _) => {
+                let manifest = template.manifest();
+                let files = manifest.ram.iter().map(|ram| ram.file.as_path()).collect();
+                let disks = manifest.disks.iter().map(|disk| format!("{} ({})", disk.device, disk.file.display()));
+                (manifest.qemu.clone(), files, disks.collect())
+            }
+        };
+        let live_bytes = remote::allocated(&files);
+        Outline { base: self.base().clone(), qemu, guest_bytes: self.guest_bytes(), live_bytes, writable }
     }
 
     fn guest_bytes(&self) -> u64 {
@@ -99,7 +121,7 @@ impl Forks {
         ended
     }
 
-    fn allowed(&self, id: &str, count: usize) -> Result<(), Problem> {
+    pub(super) fn allowed(&self, id: &str, count: usize) -> Result<(), Problem> {
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
         if id.is_empty() || id.len() > 64 || !id.chars().all(plain) {
             return Err(Problem::new(
@@ -134,6 +156,9 @@ impl Forks {
             Some(template) => self.template_origin(template)?,
             None => Origin::Guest(Box::new(self.parent(id, name).await?)),
         };
+        let away = self.call_hosts(id, name, origin.outline(), request).await?;
+        // What is left for this node.
+        let request = &ForkRequest { count: away.here, ..request.clone() };
         self.room(&origin, request).await?;
         let mut warm = self.take_warm(name, request.count);
         self.drop_outdated(&mut warm, &origin.base().disks);
@@ -185,14 +210,17 @@ impl Forks {
             state: source.state.clone(),
             verify: request.verify,
         });
+        let away = away.begin(self, id, &source.template, &source.state, begun);
         let loaded = self.load_all(id, warm, cold, &order, &mut report).await;
         let (loaded, lost) = self.meet(id, loaded).await;
         report.children.extend(lost.into_iter().map(|(index, name, error)| self.lost(index, name, &error)));
         self.run_all(id, loaded, begun, request.verify, &mut report).await;
+        away.finish(self, id, &mut report).await;
         self.close(source).await;
         report.children.sort_by_key(|child| child.index);
         report.complete_ms = ms(Mono::now().since(begun));
-        let failed = report.children.iter().filter(|c| c.error.is_some()).count();
+        let lost: usize = report.hosts.iter().map(|host| host.children - host.running).sum();
+        let failed = lost + report.children.iter().filter(|c| c.error.is_some()).count();
         tracing::info!(fork = %id, parent = %name, children = report.children.len(), failed,
             pause_ms = report.parent_pause_ms, all_running_ms = report.all_running_ms, "guest forked");
         Ok(report)
@@ -254,7 +282,11 @@ impl Forks {
         let backing = origin.base().backing;
         let hugetlb = backing != RamBacking::Thp;
         let count = request.count as u64;
-        let demand = Demand::new(count, origin.guest_bytes(), request.expect_written, hugetlb);
+        self.fits(Demand::new(count, origin.guest_bytes(), request.expect_written, hugetlb), backing).await
+    }
+
+    /// Whether there is memory for what is demanded of this kind.
+    pub(super) async fn fits(&self, demand: Demand, backing: RamBacking) -> Result<(), Problem> {
         let memory = self.registry.memory_dir.clone();
         let work = move || {
             let free = |backing: RamBacking| {
@@ -267,7 +299,7 @@ impl Forks {
         demand.fits(guest_free, host_free).map_err(|e| clone_problem(&e))
     }
 
-    fn start_all(self: &Arc<Self>, id: &str, planned: Vec<Planned>) -> JoinSet<Start> {
+    pub(super) fn start_all(self: &Arc<Self>, id: &str, planned: Vec<Planned>) -> JoinSet<Start> {
         let mut tasks = JoinSet::new();
         for plan in planned {
             let (forks, id) = (self.clone(), id.to_owned());
@@ -362,7 +394,7 @@ impl Forks {
 
     /// Loads all children, each as soon as its QEMU is there. None runs before all are loaded: those that run would take the
     /// processors from those that load.
-    async fn load_all(
+    pub(super) async fn load_all(
         self: &Arc<Self>,
         id: &str,
         warm: Vec<Prepared>,
@@ -413,7 +445,7 @@ impl Forks {
         }
     }
 
-    async fn run_all(
+    pub(super) async fn run_all(
         self: &Arc<Self>,
         id: &str,
         loaded: Vec<(Loaded, bool)>,
@@ -484,8 +516,16 @@ impl Forks {
     }
 }
 
-type Start = Result<(Prepared, bool), (u32, String, CloneError)>;
+pub(super) type Start = Result<(Prepared, bool), (u32, String, CloneError)>;
 type LoadEnd = Result<(Loaded, bool), (u32, String, CloneError)>;
+
+pub(super) async fn finish_all(mut tasks: JoinSet<Start>) -> Vec<Start> {
+    let mut ended = Vec::new();
+    while let Some(task) = tasks.join_next().await {
+        ended.extend(task.ok());
+    }
+    ended
+}
 
 /// What children are loaded from.
 struct Ready {
@@ -512,6 +552,7 @@ pub(super) fn note_private(
         parent,
         index,
         fork: fork.to_owned(),
+        node: None,
         private: private.to_vec(),
     })
 }

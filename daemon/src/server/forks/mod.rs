@@ -7,6 +7,7 @@ mod guest;
 mod problem;
 mod promote;
 mod recover;
+pub mod remote;
 mod templates;
 mod tree;
 mod warm;
@@ -21,6 +22,7 @@ use vmove_clone::report::ForkProgress;
 
 use self::children::Prepared;
 use self::guest::Guests;
+use self::remote::Remote;
 use super::registry::Registry;
 use crate::api::problem::{Code, Problem};
 use crate::config::{Config, ForkPolicy};
@@ -42,6 +44,8 @@ pub struct Forks {
     /// How many QEMUs are started, or load, at the same time: more would only slow each other down.
     at_work: Arc<Semaphore>,
     guests: Guests,
+    /// Forks to and from other nodes.
+    pub remote: Arc<Remote>,
     state: Mutex<State>,
 }
 
@@ -69,7 +73,7 @@ impl Drop for Busy {
 }
 
 impl Forks {
-    pub fn open(config: &Config, registry: Arc<Registry>) -> anyhow::Result<Arc<Self>> {
+    pub fn open(config: &Config, registry: Arc<Registry>, remote: Arc<Remote>) -> anyhow::Result<Arc<Self>> {
         let dir = config.state_dir.join("forks");
         let members = Arc::new(Members::open(&dir.join("members"))?);
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
@@ -82,6 +86,7 @@ impl Forks {
             saved: config.state_dir.join("templates"),
             at_work: Arc::new(Semaphore::new(2 * cores)),
             guests: Guests::default(),
+            remote,
             state: Mutex::default(),
         }))
     }

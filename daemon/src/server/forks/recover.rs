@@ -25,6 +25,7 @@ impl Forks {
                 }
             }
         }
+        self.recover_hosted().await;
     }
 
     async fn take_up(&self, mut journal: Journal<ForkRecord>) {
@@ -36,7 +37,7 @@ impl Forks {
                 return;
             }
         }
-        self.end_those_that_never_ran(&record).await;
+        self.end_those_that_never_ran(&record.children).await;
         if !(record.keep && Template::open(&record.template).is_ok()) {
             if let Err(error) = parent::tidy(&record) {
                 tracing::warn!(fork = %record.id, %error, "something of a fork is left");
@@ -67,8 +68,8 @@ impl Forks {
     }
 
     /// Children that were registered and then not set running.
-    async fn end_those_that_never_ran(&self, record: &ForkRecord) {
-        for name in &record.children {
+    pub(super) async fn end_those_that_never_ran(&self, children: &[String]) {
+        for name in children {
             let Ok(child) = self.registry.vms.get(name) else { continue };
             let Ok(client) = self.registry.monitors.client(&child.qmp_socket).await else { continue };
             let asked = client

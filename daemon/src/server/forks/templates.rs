@@ -72,7 +72,10 @@ impl Forks {
         }
         let work = move || Saved::open(&dir);
         let saved = off_worker(work).await?.map_err(|e| clone_problem(&e))?;
-        same_qemu(&saved).await?;
+        let made = &saved.manifest;
+        same_qemu(&made.command_line, &made.qemu)
+            .await
+            .map_err(|why| clone_problem(&CloneError::Template { path: saved.dir.clone(), why }))?;
         let memory = self.registry.memory_dir.clone();
         let (loaded, from) = (saved.clone(), saved);
         let template =
@@ -164,10 +167,10 @@ fn info(manifest: &template::Manifest, loaded: bool, saved: Option<&Saved>) -> T
     }
 }
 
-/// Device state is what one QEMU wrote for itself: another version may read it as something else.
-async fn same_qemu(saved: &Saved) -> Result<(), Problem> {
-    let bad = |why: String| clone_problem(&CloneError::Template { path: saved.dir.clone(), why });
-    let program = saved.manifest.command_line.first().cloned().unwrap_or_default();
+/// Device state is what one QEMU wrote for itself: another version may read it as something else. `wanted` wrote it; the program of
+/// `command_line` is to read it.
+pub(super) async fn same_qemu(command_line: &[String], wanted: &str) -> Result<(), String> {
+    let program = command_line.first().cloned().unwrap_or_default();
     let path = if program.contains('/') {
         PathBuf::from(&program)
     } else {
@@ -176,13 +179,13 @@ async fn same_qemu(saved: &Saved) -> Result<(), Problem> {
     };
     let host = inspect_binary(&path)
         .await
-        .map_err(|error| bad(format!("its QEMU {program} cannot be asked: {error}")))?;
-    let wanted = saved.manifest.qemu.split_whitespace().next().unwrap_or_default();
+        .map_err(|error| format!("its QEMU {program} cannot be asked: {error}"))?;
+    let wanted = wanted.split_whitespace().next().unwrap_or_default();
     let found = host.version.split([' ', '(']).next().unwrap_or_default();
     if wanted == found {
         return Ok(());
     }
-    Err(bad(format!(
+    Err(format!(
         "it was made by QEMU {wanted}, {program} is {found} now: install that version, or make it again"
-    )))
+    ))
 }

@@ -33,7 +33,13 @@ impl Forks {
         ForkNode {
             name: name.to_owned(),
             index: own.map_or(0, |m| m.index),
-            status: if record.is_some() { "here" } else { "ended" }.to_owned(),
+            status: match (&record, own.and_then(|m| m.node.as_ref())) {
+                (Some(_), _) => "here",
+                (None, Some(_)) => "elsewhere",
+                (None, None) => "ended",
+            }
+            .to_owned(),
+            node: own.and_then(|m| m.node.clone()),
             private: record.is_some() && own.is_some_and(|m| !m.private.is_empty()),
             parent: own.and_then(|m| m.parent.clone()),
             children,

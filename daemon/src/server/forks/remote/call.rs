@@ -1,0 +1,228 @@
+//! Asking other hosts whether they take part, before anything is done to the guest.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use vmove_clone::child::Base;
+use vmove_clone::report::{HostProgress, HostReport};
+use vmove_migrate::clock::Mono;
+use vmove_migrate::link::{Dialer, PeerTarget};
+use vmove_migrate::node;
+use vmove_migrate::proto::channel::Channel;
+use vmove_migrate::proto::hello::{LinkKind, SessionId, Token};
+
+use super::Remote;
+use super::deal::deal;
+use super::message::{Order, ToHost, ToParent};
+use crate::api::forks::{ForkRequest, ForkWay};
+use crate::api::problem::{Code, Problem, chain};
+use crate::server::forks::Forks;
+
+/// For a host to look at its memory and to ask its QEMU for its version.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// What is to be forked, as far as another host must know it beforehand.
+#[derive(Debug)]
+pub struct Outline {
+    pub base: Base,
+    /// QEMU that writes the device state.
+    pub qemu: String,
+    pub guest_bytes: u64,
+    /// Bytes of it that have memory now.
+    pub live_bytes: u64,
+    /// Disks that the guest writes to.
+    pub writable: Vec<String>,
+}
+
+/// The hosts of a fork beside this one.
+#[derive(Debug)]
+pub struct Away {
+    /// Children that are to be on this node.
+    pub here: usize,
+    pub(super) session: SessionId,
+    pub(super) token: Token,
+    pub(super) hosts: Vec<Called>,
+    pub(super) refused: Vec<HostReport>,
+    /// Nodes in the order of the request.
+    pub(super) nodes: Vec<String>,
+    pub(super) way: Option<ForkWay>,
+    pub(super) verify: bool,
+}
+
+/// A host that takes part.
+#[derive(Debug)]
+pub struct Called {
+    pub(super) target: PeerTarget,
+    pub(super) children: usize,
+    pub(super) channel: Channel<ToParent>,
+    /// It would take datagrams.
+    pub(super) hears: bool,
+    /// When the order was sent.
+    pub(super) sent: Mono,
+}
+
+impl Forks {
+    /// Asks the hosts that a request names. Those that cannot take part are told of in the report, unless nobody is left.
+    pub async fn call_hosts(
+        self: &Arc<Self>,
+        id: &str,
+        name: &str,
+        outline: Outline,
+        request: &ForkRequest,
+    ) -> Result<Away, Problem> {
+        let remote = &self.remote;
+        let deal = deal(request.count, request.here, &request.nodes, &remote.node)?;
+        let mut away = Away {
+            here: deal.here,
+            session: SessionId::random(),
+            token: Token::random(),
+            hosts: Vec::new(),
+            refused: Vec::new(),
+            nodes: deal.away.iter().map(|(node, _)| node.clone()).collect(),
+            way: request.way,
+            verify: request.verify,
+        };
+        if deal.away.is_empty() {
+            return Ok(away);
+        }
+        let targets: Vec<PeerTarget> =
+            deal.away.iter().map(|(node, _)| remote.target(node)).collect::<Result<_, _>>()?;
+        self.possible(&outline, request)?;
+        let orders = self.orders(id, name, &outline, request, &deal.away, deal.here);
+        let hosts = away.nodes.iter().map(|node| HostProgress {
+            node: node.clone(),
+            phase: "asked".to_owned(),
+            ..HostProgress::default()
+        });
+        self.update(id, |p| p.hosts = hosts.collect());
+        let mut calls = JoinSet::new();
+        for (place, (target, order)) in targets.into_iter().zip(orders).enumerate() {
+            let (remote, session, token) = (remote.clone(), away.session, away.token);
+            calls.spawn(async move { (place, call(&remote, target, order, session, token).await) });
+        }
+        let mut ends: Vec<_> = calls.join_all().await;
+        ends.sort_by_key(|(place, _)| *place);
+        let mut problems = Vec::new();
+        for (place, end) in ends {
+            let (node, children) = &deal.away[place];
+            match end {
+                Ok(called) => away.hosts.push(called),
+                Err(problem) => {
+                    tracing::warn!(fork = %id, %node, why = %problem, "a host does not take part in a fork");
+                    self.host_is(id, node, "failed");
+                    let error = Some(problem.message.clone());
+                    away.refused.push(HostReport {
+                        node: node.clone(),
+                        children: *children,
+                        error,
+                        ..HostReport::default()
+                    });
+                    problems.push(format!("{node}: {}", problem.message));
+                    if away.hosts.is_empty() && away.here == 0 && problems.len() == deal.away.len() {
+                        return Err(Problem { message: problems.join("; "), ..problem });
+                    }
+                }
+            }
+        }
+        Ok(away)
+    }
+
+    /// Refuses what no host could do.
+    fn possible(&self, outline: &Outline, request: &ForkRequest) -> Result<(), Problem> {
+        self.remote.tcp().map_err(|why| Problem::new(Code::Forbidden, why))?;
+        if request.way == Some(ForkWay::Multicast) {
+            let refused = |why| Problem::new(Code::Forbidden, format!("Multicast is not possible: {why}"));
+            self.remote.multicast().map_err(refused)?;
+        }
+        if !outline.writable.is_empty() {
+            let text = format!(
+                "Disks {} can be written, and children on other nodes would write to the same image: keep the children on this node, \
+                 or detach them",
+                outline.writable.join(", ")
+            );
+            return Err(Problem::new(Code::NotMovable, text));
+        }
+        Ok(())
+    }
+
+    fn orders(
+        &self,
+        id: &str,
+        name: &str,
+        outline: &Outline,
+        request: &ForkRequest,
+        away: &[(String, usize)],
+        here: usize,
+    ) -> Vec<Order> {
+        let mut next = self.first_index(name, here);
+        let order = |(_, count): &(String, usize)| {
+            let first = next;
+            next = next.saturating_add(u32::try_from(*count).unwrap_or(u32::MAX));
+            Order {
+                fork: id.to_owned(),
+                parent: name.to_owned(),
+                node: self.node.clone(),
+                port: self.remote.listen.port(),
+                indexes: (first..next).collect(),
+                verify: request.verify,
+                expect_written: request.expect_written,
+                command_line: outline.base.command_line.clone(),
+                environment: outline.base.environment.clone(),
+                machine: outline.base.machine.clone(),
+                qemu: outline.qemu.clone(),
+                backing: node::backing_name(outline.base.backing).to_owned(),
+                guest_bytes: outline.guest_bytes,
+                live_bytes: outline.live_bytes,
+                group: self.remote.multicast().ok().map(|(group, _)| group),
+            }
+        };
+        away.iter().map(order).collect()
+    }
+
+    /// A number above all that children of a VM have had, here or elsewhere, and above those that the `here` get that are about to
+    /// come: the lowest that are free.
+    fn first_index(&self, name: &str, here: usize) -> u32 {
+        let members = self.members.list();
+        let children = || members.iter().filter(|m| m.parent.as_deref() == Some(name));
+        let prefix = format!("{name}.");
+        let names = self.registry.records().iter().filter(|record| record.name.starts_with(&prefix)).count();
+        let warm = self.lock().warm.get(name).map_or(0, Vec::len);
+        let elsewhere = children().filter(|member| member.node.is_some()).count();
+        let local = u32::try_from(names + warm + elsewhere + here).unwrap_or(u32::MAX);
+        children().map(|member| member.index).max().unwrap_or(0).max(local).saturating_add(1)
+    }
+
+    pub(super) fn host_is(&self, id: &str, node: &str, phase: &str) {
+        self.update(id, |p| {
+            if let Some(host) = p.hosts.iter_mut().find(|host| host.node == node) {
+                host.phase = phase.to_owned();
+            }
+        });
+    }
+}
+
+/// Sends an order and waits for the answer.
+async fn call(
+    remote: &Arc<Remote>,
+    target: PeerTarget,
+    order: Order,
+    session: SessionId,
+    token: Token,
+) -> Result<Called, Problem> {
+    let failed = |why: String| Problem::new(Code::ForkFailed, why);
+    let hello = remote.hello(LinkKind::Fork, session, token);
+    let stream = remote.dialer.stream(&target, &hello).await.map_err(|e| failed(chain(&e)))?;
+    let mut channel: Channel<ToParent> = Channel::new(stream);
+    let (sent, children) = (Mono::now(), order.indexes.len());
+    let order = ToHost::Order(Box::new(order));
+    channel.send(&order).await.map_err(|e| failed(format!("{target} cannot be told: {}", chain(&e))))?;
+    match tokio::time::timeout(ANSWER, channel.receive()).await {
+        Ok(Ok(ToParent::Accepted { hears })) => Ok(Called { target, children, channel, hears, sent }),
+        Ok(Ok(ToParent::Refused(problem))) => Err(serde_json::from_str(&problem)
+            .unwrap_or_else(|_| failed(format!("{target} refused without a reason")))),
+        Ok(Ok(other)) => Err(failed(format!("Expected an answer of {target}, found {other:?}"))),
+        Ok(Err(error)) => Err(failed(format!("{target} did not answer: {}", chain(&error)))),
+        Err(_) => Err(failed(format!("{target} did not answer within {} s", ANSWER.as_secs()))),
+    }
+}

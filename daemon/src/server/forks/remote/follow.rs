@@ -1,0 +1,276 @@
+//! The parent's daemon follows the hosts of a fork until each has its children or has failed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::{JoinHandle, JoinSet};
+use vmove_clone::record::Member;
+use vmove_clone::report::{ChildReport, ForkReport, HostReport};
+use vmove_clone::template::Template;
+use vmove_migrate::clock::Mono;
+
+use super::call::Called;
+use super::fabric::ForkFabric;
+use super::message::{Begin, Done, Phase, ToHost, ToParent, address_of};
+use super::root::{self, Hosts, Spreading};
+use super::{Away, Remote};
+use crate::api::problem::chain;
+use crate::server::forks::Forks;
+use crate::server::registry::off_worker;
+
+/// A host tells how far it is twice a second. One that says nothing for so long has gone.
+const SILENCE: Duration = Duration::from_secs(30);
+/// How often hosts are told that this daemon lives.
+const ALIVE: Duration = Duration::from_secs(2);
+
+/// Hosts at work. Dropping it does not stop them.
+#[derive(Debug)]
+pub struct Following(Option<JoinHandle<Ended>>, Vec<String>);
+
+#[derive(Debug, Default)]
+struct Ended {
+    report: ForkReport,
+    children: Vec<ChildReport>,
+}
+
+impl Away {
+    /// Tells the hosts to fetch a template and to make their children of it.
+    pub fn begin(
+        self,
+        forks: &Arc<Forks>,
+        id: &str,
+        template: &Template,
+        state: &Arc<[u8]>,
+        begun: Mono,
+    ) -> Following {
+        let nodes = self.nodes.clone();
+        if nodes.is_empty() {
+            return Following(None, nodes);
+        }
+        let work = Work {
+            forks: forks.clone(),
+            id: id.to_owned(),
+            template: template.clone(),
+            state: state.clone(),
+            begun,
+        };
+        Following(Some(tokio::spawn(work.run(self))), nodes)
+    }
+}
+
+impl Following {
+    /// Waits until each host has its children or has failed, and adds it to the report.
+    pub async fn finish(self, forks: &Forks, id: &str, report: &mut ForkReport) {
+        let Some(task) = self.0 else { return };
+        forks.update(id, |p| p.phase = "hosts".to_owned());
+        let ended = match task.await {
+            Ok(ended) => ended,
+            Err(error) => {
+                report
+                    .warnings
+                    .push(format!("The other hosts were lost sight of ({error}): see the log of vmoved"));
+                return;
+            }
+        };
+        let place = |node: &str| self.1.iter().position(|known| known == node);
+        report.fabric = "tcp".to_owned();
+        report.hosts = ended.report.hosts;
+        report.hosts.sort_by_key(|host| place(&host.node));
+        report.distribution = ended.report.distribution;
+        report.multicast = ended.report.multicast;
+        report.warnings.extend(ended.report.warnings);
+        let last = ended.children.iter().filter_map(|child| child.running_ms).fold(0.0, f64::max);
+        report.all_running_ms = report.all_running_ms.max(last);
+        report.children.extend(ended.children);
+    }
+}
+
+struct Work {
+    forks: Arc<Forks>,
+    id: String,
+    template: Template,
+    state: Arc<[u8]>,
+    begun: Mono,
+}
+
+impl Work {
+    async fn run(self, away: Away) -> Ended {
+        let mut ended = Ended::default();
+        ended.report.hosts.clone_from(&away.refused);
+        if away.hosts.is_empty() {
+            return ended;
+        }
+        let spreading = match self.spread(&away).await {
+            Ok(spreading) => spreading,
+            Err(why) => {
+                self.give_up(away, &why, &mut ended).await;
+                return ended;
+            }
+        };
+        let silent = away.hosts.iter().filter(|host| !host.hears).map(|host| host.target.name.clone());
+        if spreading.distribution.way == "multicast" {
+            let warn = |node| {
+                format!("{node} takes no datagrams (multicast-group in its [fork]): it read everything")
+            };
+            ended.report.warnings.extend(silent.map(warn));
+        }
+        let orders: Vec<Begin> =
+            (1..).zip(&away.hosts).map(|(me, _)| self.begin(me, &away, &spreading)).collect();
+        let mut following = JoinSet::new();
+        let work = Arc::new(self);
+        for (host, begin) in away.hosts.into_iter().zip(orders) {
+            let work = work.clone();
+            following.spawn(async move { work.follow(host, begin).await });
+        }
+        let mut open = Vec::new();
+        while let Some(host) = following.join_next().await {
+            let Ok((called, done)) = host else { continue };
+            work.note(&called, done, spreading.piece, &mut ended);
+            open.push(called);
+        }
+        // Hosts read from each other until the last one has everything.
+        for called in &mut open {
+            let _ = called.channel.send(&ToHost::Release).await;
+        }
+        if let Ok((distribution, multicast)) = off_worker(move || spreading.end()).await {
+            ended.report.distribution = Some(distribution);
+            ended.report.multicast = multicast;
+        }
+        ended
+    }
+
+    async fn spread(&self, away: &Away) -> Result<Spreading, String> {
+        let remote = self.forks.remote.clone();
+        let fabric = Arc::new(ForkFabric::open(&remote, away.session, away.token, BTreeMap::new())?);
+        let (template, hosts, begun) = (self.template.clone(), Hosts::of(&remote, away), self.begun);
+        let work = move || root::begin(&remote, &fabric, &template, &hosts, begun);
+        off_worker(work).await.map_err(|problem| problem.message)?
+    }
+
+    async fn give_up(&self, away: Away, why: &str, ended: &mut Ended) {
+        tracing::error!(fork = %self.id, %why, "the template cannot be spread to other hosts");
+        for mut host in away.hosts {
+            let _ = host.channel.send(&ToHost::GiveUp(why.to_owned())).await;
+            self.note(&host, Err(format!("the template could not be sent: {why}")), 0, ended);
+        }
+    }
+
+    fn begin(&self, me: u32, away: &Away, spreading: &Spreading) -> Begin {
+        let hosts = (1..).zip(&away.hosts).filter(|(other, _)| *other != me);
+        Begin {
+            me,
+            listens: spreading.listens.get(me as usize - 1).copied().unwrap_or(false),
+            peers: hosts.map(|(host, called)| (address_of(host), called.target.clone())).collect(),
+            manifest: serde_json::to_string(self.template.manifest()).unwrap_or_default(),
+            state: self.state.to_vec(),
+            checksum: spreading.checksum,
+        }
+    }
+
+    async fn follow(&self, mut host: Called, begin: Begin) -> (Called, Result<Done, String>) {
+        let done = match host.channel.send(&ToHost::Begin(Box::new(begin))).await {
+            Ok(()) => self.listen(&mut host).await,
+            Err(error) => Err(format!("the connection to it is lost: {}", chain(&error))),
+        };
+        (host, done)
+    }
+
+    async fn listen(&self, host: &mut Called) -> Result<Done, String> {
+        let mut alive = tokio::time::interval(ALIVE);
+        let mut heard = tokio::time::Instant::now();
+        loop {
+            tokio::select! {
+                message = host.channel.receive() => {
+                    heard = tokio::time::Instant::now();
+                    match message {
+                        Ok(ToParent::Progress { phase, chunks, missing }) => {
+                            self.progress(&host.target.name, phase, chunks, missing);
+                        }
+                        Ok(ToParent::Done(done)) => return Ok(*done),
+                        Ok(ToParent::Failed(why)) => return Err(why),
+                        Ok(other) => return Err(format!("expected how far it is, found {other:?}")),
+                        Err(error) => return Err(format!("the connection to it is lost: {}", chain(&error))),
+                    }
+                }
+                _ = alive.tick() => {
+                    if heard.elapsed() > SILENCE {
+                        return Err(format!("nothing was heard of it for {} s", SILENCE.as_secs()));
+                    }
+                    // A lost connection shows when something is received.
+                    let _ = host.channel.send(&ToHost::Alive).await;
+                }
+            }
+        }
+    }
+
+    fn progress(&self, node: &str, phase: Phase, chunks: u32, missing: u32) {
+        self.forks.update(&self.id, |p| {
+            if let Some(host) = p.hosts.iter_mut().find(|host| host.node == node) {
+                (host.phase, host.chunks, host.missing) = (phase.word().to_owned(), chunks, missing);
+            }
+        });
+    }
+
+    /// Writes down what became of a host.
+    fn note(&self, host: &Called, done: Result<Done, String>, piece: u64, ended: &mut Ended) {
+        let node = &host.target.name;
+        let mut report = HostReport { node: node.clone(), children: host.children, ..HostReport::default() };
+        match done {
+            Ok(done) => {
+                let sent = host.sent.ms_since(self.begun);
+                let children: Vec<ChildReport> = serde_json::from_str(&done.children).unwrap_or_default();
+                report.running = children.iter().filter(|child| child.error.is_none()).count();
+                report.from_root_bytes = done.from_root * piece;
+                report.from_hosts_bytes = done.from_peers * piece;
+                report.multicast_bytes = done.by_multicast * piece;
+                (report.repaired, report.wrong) = (done.repaired, done.wrong);
+                report.template_ms = Some(done.template_ms + sent);
+                for mut child in children {
+                    child.node.clone_from(node);
+                    child.running_ms = child.running_ms.map(|at| at + sent);
+                    self.remember(&child);
+                    ended.children.push(child);
+                }
+                self.forks.update(&self.id, |p| p.running += report.running);
+                self.forks.host_is(&self.id, node, "done");
+            }
+            Err(why) => {
+                tracing::warn!(fork = %self.id, %node, %why, "a host has no children of a fork");
+                self.forks.host_is(&self.id, node, "failed");
+                report.error = Some(why);
+            }
+        }
+        ended.report.hosts.push(report);
+    }
+
+    /// A child elsewhere is remembered, so that its number is not given again.
+    fn remember(&self, child: &ChildReport) {
+        let parent = self.template.manifest().name.clone();
+        let member = Member {
+            vm: child.name.clone(),
+            pid: 0,
+            pid_start: 0,
+            parent: Some(parent.unwrap_or_else(|| self.template.manifest().vm.clone())),
+            index: child.index,
+            fork: self.id.clone(),
+            private: Vec::new(),
+            node: Some(child.node.clone()),
+        };
+        if let Err(error) = self.forks.members.put(&member) {
+            tracing::warn!(child = %child.name, %error, "a child on another node is not remembered");
+        }
+    }
+}
+
+impl Remote {
+    /// Where the root is, seen from a host.
+    pub(super) fn root_of(
+        &self,
+        node: &str,
+        from: std::net::IpAddr,
+        port: u16,
+    ) -> vmove_migrate::link::PeerTarget {
+        self.peer(node, &std::net::SocketAddr::new(from, port).to_string())
+    }
+}

@@ -1,0 +1,488 @@
+//! Another host's part: fetches the template and makes its children of it, all of them or none.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use vmove_clone::child::Base;
+use vmove_clone::record::Member;
+use vmove_clone::report::{ForkFailure, ForkProgress, ForkReport};
+use vmove_clone::room::Demand;
+use vmove_clone::template::{self, Arriving, Manifest, Template};
+use vmove_clone::{CloneError, template as folder};
+use vmove_fabric::{Fabric, Multicast, PeerAddress};
+use vmove_migrate::clock::{Mono, ms};
+use vmove_migrate::link::BoxedStream;
+use vmove_migrate::node;
+use vmove_migrate::proto::channel::Channel;
+use vmove_migrate::proto::hello::Hello;
+use vmove_qmp::RamBacking;
+use vmove_spread::{Host, HostId, HostOptions, HostStatus, SpreadError};
+
+use super::fabric::ForkFabric;
+use super::memory::Incoming;
+use super::message::{Begin, Done, Order, Phase, ToHost, ToParent, address_of};
+use super::record::HostRecord;
+use super::udp;
+use crate::api::problem::{Code, Problem, chain};
+use crate::server::forks::Forks;
+use crate::server::forks::children::LoadOrder;
+use crate::server::forks::create::{Start, finish_all};
+use crate::server::forks::problem::clone_problem;
+use crate::server::registry::off_worker;
+
+/// For the first message.
+const ORDER: Duration = Duration::from_secs(10);
+/// The parent's daemon tells every other second that it lives.
+const SILENCE: Duration = Duration::from_secs(30);
+/// How often this host tells how far it is.
+const PACE: Duration = Duration::from_millis(250);
+
+/// One order at work.
+struct Part {
+    forks: Arc<Forks>,
+    hello: Hello,
+    order: Order,
+    from: IpAddr,
+    begun: Mono,
+    channel: Channel<ToHost>,
+}
+
+impl Forks {
+    /// Serves a connection by which another daemon asks for children here.
+    pub async fn take_order(self: Arc<Self>, hello: Hello, stream: BoxedStream, from: IpAddr) {
+        let begun = Mono::now();
+        let mut channel: Channel<ToHost> = Channel::new(stream);
+        let Ok(Ok(ToHost::Order(order))) = tokio::time::timeout(ORDER, channel.receive()).await else {
+            return tracing::warn!(%from, "expected an order for children, found none");
+        };
+        let (id, parent, node) = (order.fork.clone(), order.parent.clone(), order.node.clone());
+        if self.progress(&id).is_ok() {
+            // The parent's own daemon, by an address, or an id that was used before.
+            let text = format!(
+                "{} has a fork {id:?} already: name this node as itself, or choose another id",
+                self.node
+            );
+            let problem = serde_json::to_string(&Problem::new(Code::BadRequest, text)).unwrap_or_default();
+            let _ = channel.send(&ToParent::Refused(problem)).await;
+            return;
+        }
+        let part = Part { forks: self.clone(), hello, order: *order, from, begun, channel };
+        match part.run().await {
+            Ok(report) => {
+                tracing::info!(fork = %id, %parent, %node, children = report.children.len(), "children of a fork from another node run");
+                self.end_progress(&id, begun, Ok(report));
+            }
+            Err(problem) => {
+                tracing::error!(fork = %id, %parent, %node, why = %problem, "no children of a fork from another node");
+                self.end_progress(&id, begun, Err(&problem));
+            }
+        }
+    }
+
+    fn end_progress(&self, id: &str, begun: Mono, ended: Result<ForkReport, &Problem>) {
+        self.update(id, |p| {
+            p.elapsed_ms = ms(Mono::now().since(begun));
+            match ended {
+                Ok(report) => (p.phase, p.report) = ("done".to_owned(), Some(report)),
+                Err(problem) => {
+                    p.phase = "failed".to_owned();
+                    p.error = Some(ForkFailure {
+                        code: problem.code.word(),
+                        message: problem.message.clone(),
+                        exit_code: problem.exit_code,
+                    });
+                }
+            }
+        });
+    }
+
+    /// Takes up what an earlier life of the daemon left of forks from other nodes.
+    pub async fn recover_hosted(&self) {
+        let dir = self.hosted();
+        for record in HostRecord::left(&dir) {
+            tracing::warn!(fork = %record.fork, parent = %record.parent, node = %record.node,
+                "an earlier vmoved was ended in a fork from another node: cleaning up");
+            self.end_those_that_never_ran(&record.children).await;
+            record.close(&dir);
+        }
+    }
+
+    fn hosted(&self) -> PathBuf {
+        self.journals.join("hosted")
+    }
+}
+
+impl Part {
+    async fn run(mut self) -> Result<ForkReport, Problem> {
+        let id = self.order.fork.clone();
+        let asked = self.asked().await;
+        let cold = match asked {
+            Ok(cold) => cold,
+            Err(problem) => {
+                let text = serde_json::to_string(&problem).unwrap_or_default();
+                let _ = self.channel.send(&ToParent::Refused(text)).await;
+                return Err(problem);
+            }
+        };
+        match self.work(cold).await {
+            Ok(report) => Ok(report),
+            Err(problem) => {
+                tracing::debug!(fork = %id, "telling the parent's daemon");
+                let _ = self.channel.send(&ToParent::Failed(problem.message.clone())).await;
+                Err(problem)
+            }
+        }
+    }
+
+    /// Checks everything that can be checked before there is a template, and starts the QEMUs.
+    async fn asked(&mut self) -> Result<JoinSet<Start>, Problem> {
+        let (forks, order) = (&self.forks, &self.order);
+        let count = order.indexes.len();
+        forks.allowed(&order.fork, count)?;
+        forks.begin_progress(ForkProgress {
+            id: order.fork.clone(),
+            parent: order.parent.clone(),
+            phase: "check".to_owned(),
+            children: count,
+            ..ForkProgress::default()
+        })?;
+        forks.remote.tcp().map_err(|why| Problem::new(Code::Forbidden, why))?;
+        let dir = forks.hosted().join(&order.fork);
+        crate::server::forks::templates::same_qemu(&order.command_line, &order.qemu)
+            .await
+            .map_err(|why| clone_problem(&CloneError::Template { path: dir, why }))?;
+        let base = self.base()?;
+        self.room(base.backing).await?;
+        let mut planned = Vec::new();
+        for index in &order.indexes {
+            planned.push(forks.plan_one(&base, &order.parent, *index)?);
+        }
+        let hears = self.hears();
+        let accepted = ToParent::Accepted { hears };
+        let (id, forks) = (order.fork.clone(), forks.clone());
+        self.channel.send(&accepted).await.map_err(|e| lost(&chain(&e)))?;
+        // QEMUs start while the parent is being frozen and its memory is on its way.
+        Ok(forks.start_all(&id, planned))
+    }
+
+    fn hears(&self) -> bool {
+        let own = self.forks.remote.multicast().ok().map(|(group, _)| group);
+        own.is_some() && own == self.order.group
+    }
+
+    fn base(&self) -> Result<Base, Problem> {
+        let (order, registry) = (&self.order, &self.forks.registry);
+        let unknown =
+            || Problem::new(Code::BadRequest, format!("unknown backing {:?} in an order", order.backing));
+        Ok(Base {
+            command_line: order.command_line.clone(),
+            environment: order.environment.clone(),
+            machine: order.machine.clone(),
+            backing: node::backing_named(&order.backing).ok_or_else(unknown)?,
+            run_dir: registry.run_dir.clone(),
+            memory_dir: registry.memory_dir.clone(),
+            // The parent's node sends no VM with disks that are written.
+            disks: Vec::new(),
+            overlay_dir: None,
+        })
+    }
+
+    async fn room(&self, backing: RamBacking) -> Result<(), Problem> {
+        let order = &self.order;
+        let hugetlb = backing != RamBacking::Thp;
+        let count = order.indexes.len() as u64;
+        let demand = Demand::new(count, order.guest_bytes, order.expect_written, hugetlb);
+        self.forks.fits(demand.with_template(order.live_bytes), backing).await
+    }
+
+    /// From the start of the QEMUs until the children run.
+    async fn work(&mut self, cold: JoinSet<Start>) -> Result<ForkReport, Problem> {
+        let begin = match self.begin().await {
+            Ok(begin) => begin,
+            Err(problem) => return discard(cold, problem).await,
+        };
+        let manifest: Manifest = match serde_json::from_str(&begin.manifest) {
+            Ok(manifest) => manifest,
+            Err(error) => {
+                return discard(cold, Problem::new(Code::BadTemplate, format!("its manifest: {error}"))).await;
+            }
+        };
+        if let Err(problem) = self.as_ordered(&manifest) {
+            return discard(cold, problem).await;
+        }
+        let record = self.record(&manifest);
+        let dir = self.forks.hosted();
+        if let Err(error) = record.write(&dir) {
+            return discard(cold, clone_problem(&error)).await;
+        }
+        let ended = self.with_record(cold, &begin, manifest).await;
+        // Children that run map its memory: it stays with them, without a name, until the last of them ends.
+        let _ = off_worker(move || record.close(&dir)).await;
+        let (report, host) = ended?;
+        self.until_released().await;
+        // Its threads end.
+        let _ = off_worker(move || drop(host)).await;
+        Ok(report)
+    }
+
+    async fn begin(&mut self) -> Result<Begin, Problem> {
+        loop {
+            match tokio::time::timeout(SILENCE * 10, self.channel.receive()).await {
+                Ok(Ok(ToHost::Begin(begin))) => return Ok(*begin),
+                Ok(Ok(ToHost::Alive)) => {}
+                Ok(Ok(ToHost::GiveUp(why))) => return Err(Problem::new(Code::ForkFailed, why)),
+                Ok(Ok(other)) => return Err(lost(&format!("expected the template, found {other:?}"))),
+                Ok(Err(error)) => return Err(lost(&chain(&error))),
+                Err(_) => return Err(lost("nothing was heard of it")),
+            }
+        }
+    }
+
+    /// What comes must be what room was found for.
+    fn as_ordered(&self, manifest: &Manifest) -> Result<(), Problem> {
+        let (order, bytes) = (&self.order, manifest.guest_bytes());
+        let same = bytes == order.guest_bytes && manifest.backing == order.backing;
+        // It becomes the name of a folder.
+        let plain =
+            manifest.id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') && !manifest.id.is_empty();
+        if same && plain && manifest.id.len() <= 64 {
+            return Ok(());
+        }
+        let text = format!(
+            "Expected a template of {} bytes of {}, found {bytes} of {} ({:?})",
+            order.guest_bytes, order.backing, manifest.backing, manifest.id
+        );
+        Err(Problem::new(Code::BadTemplate, text))
+    }
+
+    fn record(&self, manifest: &Manifest) -> HostRecord {
+        let order = &self.order;
+        let backing = node::backing_named(&order.backing).unwrap_or(RamBacking::Thp);
+        HostRecord {
+            fork: order.fork.clone(),
+            parent: order.parent.clone(),
+            node: order.node.clone(),
+            children: order.indexes.iter().map(|index| format!("{}.{index}", order.parent)).collect(),
+            template: folder::places(&self.forks.registry.memory_dir, &manifest.id, backing),
+        }
+    }
+
+    async fn with_record(
+        &mut self,
+        cold: JoinSet<Start>,
+        begin: &Begin,
+        manifest: Manifest,
+    ) -> Result<(ForkReport, Arc<Host>), Problem> {
+        let (template, host, status) = match self.fetch(begin, manifest).await {
+            Ok(fetched) => fetched,
+            Err(problem) => return discard(cold, problem).await,
+        };
+        let template_ms = ms(Mono::now().since(self.begun));
+        let said = ToParent::Progress { phase: Phase::Load, chunks: status.chunks, missing: 0 };
+        // The parent's daemon may have gone: everything is here, and children need it no more.
+        let _ = self.channel.send(&said).await;
+        let report = match self.children(cold, &template, begin).await {
+            Ok(report) => report,
+            Err(problem) => {
+                let _ = off_worker(move || drop(host)).await;
+                return Err(problem);
+            }
+        };
+        let totals = status.totals;
+        let done = Done {
+            children: serde_json::to_string(&report.children).unwrap_or_default(),
+            template_ms,
+            by_multicast: totals.by_multicast,
+            from_root: totals.from_root,
+            from_peers: totals.from_peers,
+            repaired: totals.repaired,
+            wrong: totals.wrong,
+        };
+        let _ = self.channel.send(&ToParent::Done(Box::new(done))).await;
+        Ok((report, host))
+    }
+
+    /// The whole template, from the parent's node and from other hosts.
+    async fn fetch(
+        &mut self,
+        begin: &Begin,
+        manifest: Manifest,
+    ) -> Result<(Template, Arc<Host>, HostStatus), Problem> {
+        let id = self.order.fork.clone();
+        self.forks.update(&id, |p| p.phase = "fetch".to_owned());
+        let memory = self.forks.registry.memory_dir.clone();
+        let arriving =
+            off_worker(move || template::receive(&memory, manifest)).await?.map_err(|e| clone_problem(&e))?;
+        let host = self.join(begin, &arriving)?;
+        let status = match self.until_whole(&host).await {
+            Ok(status) => status,
+            Err(problem) => {
+                // Its threads end, which may take a while.
+                let _ = off_worker(move || drop(host)).await;
+                return Err(problem);
+            }
+        };
+        let (state, checksum) = (begin.state.clone(), begin.checksum);
+        let work = move || {
+            let template = arriving.complete(&state)?;
+            if checksum.is_some_and(|sum| template.checksum().ok() != Some(sum)) {
+                let why = "its memory is not that of the parent's node: the checksum differs".to_owned();
+                return Err(CloneError::Template { path: template.dir().to_owned(), why });
+            }
+            Ok(template)
+        };
+        let template = off_worker(work).await?.map_err(|e| clone_problem(&e))?;
+        Ok((template, host, status))
+    }
+
+    fn join(&self, begin: &Begin, arriving: &Arriving) -> Result<Arc<Host>, Problem> {
+        let failed = |why: String| Problem::new(Code::ForkFailed, why);
+        let remote = &self.forks.remote;
+        let root = remote.root_of(&self.order.node, self.from, self.order.port);
+        let peers = begin
+            .peers
+            .iter()
+            .map(|(name, target)| (name.clone(), remote.peer(&target.name, &target.address)));
+        let peers = peers.chain([(address_of(0), root)]).collect();
+        let (session, token) = (self.hello.session, self.hello.token);
+        let fabric = Arc::new(ForkFabric::open(remote, session, token, peers).map_err(failed)?);
+        let multicast = remote.multicast().ok().filter(|_| self.hears()).map(|(_, interface)| {
+            let multicast: Arc<dyn Multicast> = Arc::new(udp(&fabric.tcp, interface));
+            multicast
+        });
+        let fabric: Arc<dyn Fabric> = fabric;
+        let target = Incoming { fabric: fabric.clone(), memory: arriving.memory.clone() };
+        let options = HostOptions {
+            me: HostId(begin.me),
+            root: PeerAddress::Named(address_of(0)),
+            listens: begin.listens,
+        };
+        let host = Host::join(fabric, multicast, Box::new(target), options).map_err(|e| failed(chain(&e)))?;
+        Ok(Arc::new(host))
+    }
+
+    async fn until_whole(&mut self, host: &Arc<Host>) -> Result<HostStatus, Problem> {
+        let mut heard = tokio::time::Instant::now();
+        let mut gone: Option<String> = None;
+        loop {
+            let waiting = host.clone();
+            match off_worker(move || waiting.wait(PACE)).await? {
+                Ok(status) => return Ok(status),
+                Err(SpreadError::Timeout { missing, .. }) => {
+                    let chunks = host.status().chunks;
+                    let said = ToParent::Progress { phase: Phase::Fetch, chunks, missing };
+                    let _ = self.channel.send(&said).await;
+                }
+                Err(error) => {
+                    let error = chain(&error);
+                    let why = gone.map_or_else(|| error.clone(), |gone| format!("{gone} ({error})"));
+                    return Err(Problem::new(Code::ForkFailed, why));
+                }
+            }
+            while let Some(message) = self.channel.received() {
+                heard = tokio::time::Instant::now();
+                match message {
+                    Ok(ToHost::GiveUp(why)) => return Err(Problem::new(Code::ForkFailed, why)),
+                    Ok(_) => {}
+                    // What is under way may still be completed by other hosts.
+                    Err(error) => gone = gone.or_else(|| Some(lost(&chain(&error)).message)),
+                }
+            }
+            if heard.elapsed() > SILENCE {
+                let missing = host.status().missing;
+                let text = gone.unwrap_or_else(|| lost("nothing was heard of it").message);
+                return Err(Problem::new(
+                    Code::ForkFailed,
+                    format!("{text}, with {missing} chunks of 4 KiB missing"),
+                ));
+            }
+        }
+    }
+
+    /// Loads and runs the children: all, or none.
+    async fn children(
+        &mut self,
+        cold: JoinSet<Start>,
+        template: &Template,
+        begin: &Begin,
+    ) -> Result<ForkReport, Problem> {
+        let (forks, order) = (self.forks.clone(), &self.order);
+        let sources = match template.sources() {
+            Ok(sources) => sources,
+            Err(error) => return discard(cold, clone_problem(&error)).await,
+        };
+        let load = Arc::new(LoadOrder {
+            fork: order.fork.clone(),
+            parent: order.parent.clone(),
+            sources,
+            files: template.manifest().ram.iter().map(|ram| ram.file.clone()).collect(),
+            state: begin.state.clone().into(),
+            verify: order.verify,
+        });
+        let mut report = ForkReport {
+            id: order.fork.clone(),
+            parent: order.parent.clone(),
+            fabric: "tcp".to_owned(),
+            ..ForkReport::default()
+        };
+        let loaded = forks.load_all(&order.fork, Vec::new(), cold, &load, &mut report).await;
+        let complete =
+            report.children.iter().all(|child| child.error.is_none()) && loaded.len() == order.indexes.len();
+        let names: Vec<String> = loaded.iter().map(|(child, _)| child.child.plan.name().to_owned()).collect();
+        if complete {
+            forks.run_all(&order.fork, loaded, self.begun, order.verify, &mut report).await;
+        }
+        let failed = report
+            .children
+            .iter()
+            .find_map(|child| Some(format!("{}: {}", child.name, child.error.as_ref()?)));
+        if complete && failed.is_none() {
+            report.children.sort_by_key(|child| child.index);
+            report.complete_ms = ms(Mono::now().since(self.begun));
+            return Ok(report);
+        }
+        for name in names.iter().filter(|name| forks.registry.vms.get(name).is_ok()) {
+            if let Err(problem) = forks.registry.stop(name, true).await {
+                tracing::error!(child = %name, %problem, "could not end a child whose sibling did not come to be");
+            }
+        }
+        self.forget(&report, &names);
+        let failed = failed.unwrap_or_else(|| "a task failed: see the log of vmoved there".to_owned());
+        Err(Problem::new(Code::ForkFailed, format!("a child did not come to be, so none is there: {failed}")))
+    }
+
+    /// Children that never ran are no members.
+    fn forget(&self, report: &ForkReport, names: &[String]) {
+        for name in report.children.iter().map(|child| &child.name).chain(names) {
+            let of_this = |member: &Member| member.vm == *name && member.fork == self.order.fork;
+            if self.forks.members.list().iter().any(of_this) {
+                let _ = self.forks.members.remove(name);
+            }
+        }
+    }
+
+    /// Other hosts may still read from here.
+    async fn until_released(&mut self) {
+        loop {
+            match tokio::time::timeout(SILENCE, self.channel.receive()).await {
+                Ok(Ok(ToHost::Alive)) => {}
+                Ok(Ok(_) | Err(_)) | Err(_) => return,
+            }
+        }
+    }
+}
+
+fn lost(why: &str) -> Problem {
+    Problem::new(Code::ForkFailed, format!("the parent's node is gone: {why}"))
+}
+
+/// Ends QEMUs that were started for nothing.
+async fn discard<T>(cold: JoinSet<Start>, problem: Problem) -> Result<T, Problem> {
+    for (prepared, _) in finish_all(cold).await.into_iter().flatten() {
+        prepared.discard().await;
+    }
+    Err(problem)
+}

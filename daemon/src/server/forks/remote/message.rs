@@ -1,0 +1,119 @@
+//! What the parent's daemon and those of other hosts say to each other about one fork.
+//!
+//! Reports and manifests cross as JSON: their optional fields are left out where they have no value.
+
+use std::net::SocketAddrV4;
+
+use serde::{Deserialize, Serialize};
+use vmove_migrate::link::PeerTarget;
+
+/// From the parent's daemon.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ToHost {
+    /// First: what is asked.
+    Order(Box<Order>),
+    /// The guest is frozen.
+    Begin(Box<Begin>),
+    /// Nothing new.
+    Alive,
+    /// Nobody reads from this host any more.
+    Release,
+    /// There will be no children, and why.
+    GiveUp(String),
+}
+
+/// To the parent's daemon.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ToParent {
+    /// It can be done here; `hears`: datagrams of the group would be taken.
+    Accepted { hears: bool },
+    /// It cannot: a [`Problem`](crate::api::problem::Problem) as JSON.
+    Refused(String),
+    /// How far the template is.
+    Progress { phase: Phase, chunks: u32, missing: u32 },
+    /// All children run.
+    Done(Box<Done>),
+    /// There are no children here, and why.
+    Failed(String),
+}
+
+/// What a host is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    Fetch,
+    Load,
+}
+
+impl Phase {
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Fetch => "fetch",
+            Self::Load => "load",
+        }
+    }
+}
+
+/// Children that are to be made of a template.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Order {
+    /// Id of the fork.
+    pub fork: String,
+    /// Name of the VM or template.
+    pub parent: String,
+    /// The parent's node.
+    pub node: String,
+    /// Port of its daemon; the address is that which the order came from, unless the configuration knows the node.
+    pub port: u16,
+    /// Numbers of the children.
+    pub indexes: Vec<u32>,
+    pub verify: bool,
+    pub expect_written: Option<u64>,
+    pub command_line: Vec<String>,
+    pub environment: Vec<(String, String)>,
+    pub machine: String,
+    /// QEMU that writes the device state.
+    pub qemu: String,
+    pub backing: String,
+    /// Bytes of guest memory.
+    pub guest_bytes: u64,
+    /// Bytes of it that have memory now.
+    pub live_bytes: u64,
+    /// Where datagrams would go.
+    pub group: Option<SocketAddrV4>,
+}
+
+/// What a host needs to fetch the template.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Begin {
+    /// Which host it is, from 1.
+    pub me: u32,
+    /// Others read from it.
+    pub listens: bool,
+    /// Other hosts by the names that the distribution gives them.
+    pub peers: Vec<(String, PeerTarget)>,
+    /// [`Manifest`](vmove_clone::template::Manifest) as JSON.
+    pub manifest: String,
+    /// Device state.
+    pub state: Vec<u8>,
+    /// Checksum over all memory, to be compared in the end.
+    pub checksum: Option<u64>,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Done {
+    /// [`ChildReport`](vmove_clone::report::ChildReport)s as JSON. Times count from the arrival of the order.
+    pub children: String,
+    /// From the arrival of the order until the template was whole, in milliseconds.
+    pub template_ms: f64,
+    pub by_multicast: u64,
+    pub from_root: u64,
+    pub from_peers: u64,
+    pub repaired: u64,
+    pub wrong: u64,
+}
+
+/// What the distribution calls the parent's node, and a host.
+pub fn address_of(host: u32) -> String {
+    if host == 0 { "root".to_owned() } else { format!("host-{host}") }
+}

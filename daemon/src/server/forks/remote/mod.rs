@@ -1,0 +1,190 @@
+//! Forks to other hosts: the parent's daemon freezes the guest once and spreads the template; each other daemon makes its
+//! children of it.
+//!
+//! ```text
+//! parent's daemon                         another daemon
+//! Order (who, how many, how large) ---->  policy, version of QEMU, memory; QEMUs are started
+//!                                  <----  Accepted, or Refused
+//! freezes the guest
+//! Begin (manifest, device state)   ---->  joins the distribution: connections for memory, greeted like all others
+//!                                  <----  Progress
+//!                                         template whole: children loaded, all of them or none, and run
+//!                                  <----  Done, or Failed
+//! Release                          ---->  stops serving other hosts
+//! ```
+
+mod call;
+mod deal;
+mod fabric;
+mod follow;
+mod host;
+mod memory;
+mod message;
+mod record;
+mod root;
+
+pub use call::{Away, Outline};
+pub use fabric::read_opening;
+pub use memory::allocated;
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+
+use vmove_fabric::Incoming;
+use vmove_fabric::tcp::TcpFabric;
+use vmove_fabric::udp::{UdpMulticast, UdpOptions};
+use vmove_migrate::link::PeerTarget;
+use vmove_migrate::proto::hello::{Hello, LinkKind, PROTOCOL_VERSION, SessionId, Status, Token};
+
+use crate::api::problem::{Code, Problem};
+use crate::config::{Config, ForkPolicy, KnownNode, Security, split_address};
+use crate::server::dialer::PeerDialer;
+use crate::server::fabrics::Fabrics;
+
+/// What this node needs for forks to others, and from others.
+#[derive(Debug)]
+pub struct Remote {
+    node: String,
+    policy: ForkPolicy,
+    nodes: BTreeMap<String, KnownNode>,
+    listen: SocketAddr,
+    /// Connections are protected.
+    tls: bool,
+    dialer: Arc<PeerDialer>,
+    fabrics: Arc<Fabrics>,
+    doors: Mutex<HashMap<SessionId, Door>>,
+}
+
+/// Where connections for memory of a fork go.
+#[derive(Debug)]
+struct Door {
+    token: Token,
+    to: mpsc::Sender<Incoming>,
+}
+
+/// An open door. Dropping it closes it.
+#[derive(Debug)]
+struct Opened {
+    remote: Arc<Remote>,
+    session: SessionId,
+    token: Token,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.remote.lock().remove(&self.session);
+    }
+}
+
+impl Remote {
+    pub fn new(
+        config: &Config,
+        listen: SocketAddr,
+        dialer: Arc<PeerDialer>,
+        fabrics: Arc<Fabrics>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            node: config.node.clone(),
+            policy: config.fork.clone(),
+            nodes: config.nodes.clone(),
+            listen,
+            tls: matches!(config.security, Security::MutualTls(_)),
+            dialer,
+            fabrics,
+            doors: Mutex::default(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Door>> {
+        // Single insertions and removals: a panic leaves nothing half done.
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets connections of a fork in.
+    fn open(self: &Arc<Self>, session: SessionId, token: Token) -> (Opened, mpsc::Receiver<Incoming>) {
+        let (to, from) = mpsc::channel();
+        self.lock().insert(session, Door { token, to });
+        (Opened { remote: self.clone(), session, token }, from)
+    }
+
+    /// Whether a connection for memory belongs to a fork that is under way here.
+    pub fn wants(&self, hello: &Hello) -> Result<(), (Status, String)> {
+        if self.lock().get(&hello.session).is_some_and(|door| door.token == hello.token) {
+            return Ok(());
+        }
+        Err((Status::UnknownSession, format!("{} knows no fork {}", self.node, hello.session)))
+    }
+
+    /// Takes a connection that [`wants`](Self::wants) let in.
+    pub fn take(&self, hello: &Hello, incoming: Incoming) {
+        if let Some(door) = self.lock().get(&hello.session) {
+            // Nobody listens any more: the connection is closed.
+            let _ = door.to.send(incoming);
+        }
+    }
+
+    fn hello(&self, kind: LinkKind, session: SessionId, token: Token) -> Hello {
+        Hello {
+            version: PROTOCOL_VERSION,
+            kind,
+            rdma: false,
+            index: 0,
+            session,
+            token,
+            node: self.node.clone(),
+        }
+    }
+
+    /// The node that a request names.
+    fn target(&self, name: &str) -> Result<PeerTarget, Problem> {
+        if let Some(node) = self.nodes.get(name) {
+            return Ok(PeerTarget { name: name.to_owned(), address: node.address.clone() });
+        }
+        if split_address(name).is_some() {
+            return Ok(PeerTarget { name: name.to_owned(), address: name.to_owned() });
+        }
+        let known: Vec<&str> = self.nodes.keys().map(String::as_str).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        let text = format!("Expected host:port or a node of the configuration ({known}), found {name:?}");
+        Err(Problem::new(Code::UnknownNode, text))
+    }
+
+    /// A node that another one names: as our own configuration knows it, or at the address that the other one gave.
+    fn peer(&self, name: &str, address: &str) -> PeerTarget {
+        let address = self.nodes.get(name).map_or(address, |node| node.address.as_str());
+        PeerTarget { name: name.to_owned(), address: address.to_owned() }
+    }
+
+    fn leaf(&self, node: &str) -> Option<&str> {
+        self.nodes.get(node).and_then(|node| node.leaf.as_deref())
+    }
+
+    fn tcp(&self) -> Result<Arc<TcpFabric>, String> {
+        let why =
+            "forks to other nodes need fabric tcp, which is switched off here: use --fabric auto or tcp";
+        self.fabrics.tcp().ok_or_else(|| why.to_owned())
+    }
+
+    /// The group that datagrams may go to and the interface, or why there is none.
+    fn multicast(&self) -> Result<(SocketAddrV4, Ipv4Addr), String> {
+        let Some(group) = self.policy.multicast_group else {
+            return Err(format!("{} does not allow it: set multicast-group in [fork]", self.node));
+        };
+        if self.tls {
+            let why = "datagrams are not encrypted, and this node protects its connections by TLS: use another --way";
+            return Err(why.to_owned());
+        }
+        let own = match self.listen.ip() {
+            IpAddr::V4(address) if !address.is_unspecified() => Some(address),
+            _ => None,
+        };
+        let interface = self.policy.multicast_interface.or(own);
+        let why = || format!("{} listens on {}: set multicast-interface in [fork]", self.node, self.listen);
+        interface.map(|interface| (group, interface)).ok_or_else(why)
+    }
+}
+
+fn udp(tcp: &TcpFabric, interface: Ipv4Addr) -> UdpMulticast {
+    UdpMulticast::new(tcp, UdpOptions::on(interface))
+}

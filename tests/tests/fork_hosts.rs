@@ -1,0 +1,409 @@
+//! Real guests are forked to daemons in other network namespaces: their children check their own memory there.
+#![cfg(test)]
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use vmove_guest::config::{Config, Rate};
+use vmove_tests::daemon::{Node, NodeOptions};
+use vmove_tests::forks::{Parent, done, names, template_files, vfork};
+use vmove_tests::guest::Guest;
+use vmove_tests::networks::Networks;
+use vmove_tests::pki::Pki;
+use vmove_tests::places::Qemu;
+use vmove_tests::sandbox::Sandbox;
+use vmove_tests::scene::{End, NAME, memory_mib, ready};
+use vmove_tests::{need, places};
+
+const GROUP: &str = "multicast-group = \"239.78.0.1:7421\"\n";
+
+fn light() -> Config {
+    Config {
+        working_set_mib: 16,
+        cold_mib: 16,
+        rate: Rate::PagesPerSecond(500),
+        verify: 2_000,
+        ..Config::default()
+    }
+}
+
+/// Daemons n1, n2, ... of which n1 has a guest.
+struct Fleet {
+    nodes: Vec<Node>,
+    parent: Parent,
+    networks: Networks,
+    _pki: Option<Pki>,
+    // Last: it ends whatever is left.
+    _sandbox: Sandbox,
+}
+
+/// What differs from a plain fleet.
+#[derive(Default)]
+struct Setup {
+    config: Option<Config>,
+    /// TLS between nodes.
+    tls: bool,
+    /// Each node finds a QEMU of its own by this name; node 2 another version.
+    odd_qemu: bool,
+}
+
+const ODD: &str = "qemu-of-this-node";
+
+/// `fork` is the `[fork]` table of each node, by number.
+fn fleet_with(count: u8, setup: &Setup, fork: impl Fn(u8) -> String) -> anyhow::Result<Fleet> {
+    let config = setup.config.clone().unwrap_or_else(light);
+    let networks = Networks::new(count)?;
+    let sandbox = Sandbox::new()?;
+    let addresses: Vec<_> = (1..=count).map(|n| networks.address(n).ip()).collect();
+    let pki = setup.tls.then(|| Pki::new(&addresses)).transpose()?;
+    let vmoved = places::product("vmoved")?;
+    let peers: Vec<_> = (1..=count).map(|n| (format!("n{n}"), networks.address(n))).collect();
+    let start = |number: u8| {
+        let options = NodeOptions {
+            program: Some(networks.wrapper(sandbox.path(), number, &vmoved)?),
+            listen: Some(networks.address(number)),
+            peers: peers.clone(),
+            config: format!("[fork]\n{}", fork(number)),
+            extra: pki.as_ref().map(Pki::flags).unwrap_or_default(),
+            environment: if setup.odd_qemu { vec![path_of(&sandbox, number)?] } else { Vec::new() },
+            ..NodeOptions::default()
+        };
+        Node::start(&sandbox, &format!("n{number}"), options)
+    };
+    let nodes: Vec<Node> = (1..=count).map(start).collect::<anyhow::Result<_>>()?;
+    let mut guest = Guest::new(memory_mib(&config), config)?;
+    if setup.odd_qemu {
+        guest.qemu = ODD.into();
+    }
+    let parent = Parent::start(&nodes[0], NAME, "thp", guest)?;
+    Ok(Fleet { nodes, parent, networks, _pki: pki, _sandbox: sandbox })
+}
+
+fn fleet(count: u8, fork: impl Fn(u8) -> String) -> anyhow::Result<Fleet> {
+    fleet_with(count, &Setup::default(), fork)
+}
+
+/// A `PATH` on which node `number` finds its QEMU.
+fn path_of(sandbox: &Sandbox, number: u8) -> anyhow::Result<(String, String)> {
+    let qemu = if number == 2 { Qemu::V7_2.path()? } else { Qemu::V10_0.path()? };
+    let folder = sandbox.folder(&format!("bin-{number}"))?;
+    let program = folder.join(ODD);
+    std::fs::write(&program, format!("#!/bin/sh\nexec '{}' \"$@\"\n", qemu.display()))?;
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+    let path = std::env::var("PATH").unwrap_or_default();
+    Ok(("PATH".to_owned(), format!("{}:{path}", folder.display())))
+}
+
+fn plain(_: u8) -> String {
+    String::new()
+}
+
+impl Fleet {
+    fn node(&self, name: &str) -> &Node {
+        self.nodes.iter().find(|node| node.name() == name).expect("a node of the fleet")
+    }
+
+    /// Every child of an answer is on the node that it names, runs there, and finds its memory right.
+    fn sound(&self, answer: &Value) {
+        for child in answer["children"].as_array().expect("children") {
+            assert!(child["error"].is_null(), "{child}");
+            let (node, name) =
+                (child["node"].as_str().expect("a node"), child["name"].as_str().expect("a name"));
+            self.parent
+                .sound(self.node(node), name)
+                .unwrap_or_else(|error| panic!("{name} on {node}: {error:#}"));
+        }
+        self.parent.sound(&self.nodes[0], NAME).expect("the parent is sound");
+    }
+
+    /// What a fork leaves behind: no template, no record, on no node.
+    fn clean(&self) {
+        for node in &self.nodes {
+            assert_eq!(template_files(node), Vec::<std::path::PathBuf>::new(), "{}", node.name());
+            assert_eq!(records(node), Vec::<String>::new(), "{}", node.name());
+        }
+    }
+}
+
+/// Journals and records of forks at a node.
+fn records(node: &Node) -> Vec<String> {
+    let forks = node.folder().join("state/forks");
+    let files = |dir: &Path| -> Vec<String> {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let paths = entries.map(|e| e.path()).filter(|p| p.is_file());
+        paths.map(|p| p.display().to_string()).collect()
+    };
+    [files(&forks), files(&forks.join("hosted"))].concat()
+}
+
+fn host<'a>(answer: &'a Value, node: &str) -> &'a Value {
+    let hosts = answer["hosts"].as_array().expect("hosts");
+    hosts.iter().find(|host| host["node"] == node).unwrap_or_else(|| panic!("{node} in {answer}"))
+}
+
+fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !so() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn children_run_on_other_hosts_whichever_way_memory_went() {
+    need!(ready());
+    let fleet = need!(fleet(4, plain));
+    let a = &fleet.nodes[0];
+    let to = ["--node", "n2", "--node", "n3", "--node", "n4", "--here", "1", "--verify"];
+    for (way, chosen) in [("auto", "pipeline"), ("unicast", "unicast"), ("two-stage", "two-stage")] {
+        let answer =
+            done(a, &[&["create", NAME, "--count", "5", "--way", way], &to[..]].concat()).expect("children");
+        assert_eq!(answer["distribution"]["way"], chosen, "{answer}");
+        assert_eq!(answer["children"].as_array().map(Vec::len), Some(5), "{answer}");
+        let counts: Vec<_> = ["n2", "n3", "n4"].iter().map(|n| host(&answer, n)["running"].clone()).collect();
+        assert_eq!(counts, [2, 1, 1], "{answer}");
+        let verified = |child: &Value| child["verified"] == true;
+        assert!(answer["children"].as_array().expect("children").iter().all(verified), "{answer}");
+        fleet.sound(&answer);
+        fleet.clean();
+        let memory = answer["distribution"]["memory_bytes"].as_u64().expect("bytes");
+        let left = answer["distribution"]["root_bytes"].as_u64().expect("bytes");
+        #[allow(clippy::cast_precision_loss)]
+        let copies = left as f64 / memory as f64;
+        eprintln!("{way}: {chosen}, {memory} bytes, {copies:.3} copies left; {}", answer["hosts"]);
+        let expected = if chosen == "unicast" { 2.9..3.2 } else { 0.9..1.6 };
+        assert!(expected.contains(&copies), "{chosen}: {copies}");
+        let why =
+            answer["distribution"]["estimates"][0]["arithmetic"].as_str().unwrap_or_default().to_owned();
+        assert!(why.contains("256 KiB"), "{answer}");
+        // No number is given twice.
+        for name in names(&answer) {
+            assert_eq!(
+                fleet.nodes.iter().filter(|n| n.vms().expect("a list").contains(&name)).count(),
+                1,
+                "{name}"
+            );
+        }
+    }
+    let tree = done(a, &["tree", NAME]).expect("a tree");
+    let elsewhere = |node: &&Value| node["status"] == "elsewhere" && node["node"].is_string();
+    assert_eq!(tree["children"].as_array().expect("children").iter().filter(elsewhere).count(), 12, "{tree}");
+    // A child on another host is a VM like any other: it is forked there, and moves.
+    let b = fleet.node("n2");
+    let child = b.vms().expect("a list").into_iter().next().expect("a child");
+    let answer =
+        done(b, &["create", &child, "--count", "1", "--node", "n1", "--verify"]).expect("a grandchild");
+    fleet.parent.sound(a, &names(&answer)[0]).expect("a grandchild at its grandparent's node is sound");
+}
+
+/// What `vfork create` says with these arguments.
+fn create(fleet: &Fleet, arguments: &[&str]) -> End {
+    vfork(&fleet.nodes[0], &[&["create", NAME], arguments].concat()).expect("an answer")
+}
+
+#[test]
+fn by_multicast_memory_crosses_the_parents_link_about_once() {
+    need!(ready());
+    let config = Config { working_set_mib: 64, cold_mib: 64, ..light() };
+    let setup = Setup { config: Some(config), ..Setup::default() };
+    let fork = |_| format!("{GROUP}multicast-mbit = 240\n");
+    let fleet = need!(fleet_with(5, &setup, fork));
+    let before = fleet.networks.sent_bytes(1).expect("statistics");
+    let to =
+        ["--node", "n2", "--node", "n3", "--node", "n4", "--node", "n5", "--way", "multicast", "--verify"];
+    let end = create(&fleet, &[&["--count", "4"], &to[..]].concat());
+    let sent = fleet.networks.sent_bytes(1).expect("statistics") - before;
+    assert_eq!(end.code, 0, "{} {}", end.answer, end.said);
+    let answer = end.answer;
+    let memory = answer["distribution"]["memory_bytes"].as_u64().expect("bytes");
+    #[allow(clippy::cast_precision_loss)]
+    let ratio = sent as f64 / memory as f64;
+    eprintln!("{sent} bytes on the link of n1 for {memory} to 4 hosts: {ratio:.3}; {}", answer["hosts"]);
+    assert!(ratio <= 1.15, "{ratio}: {answer}");
+    assert_eq!(answer["distribution"]["way"], "multicast", "{answer}");
+    assert!(answer["multicast"]["sent_bytes"].as_u64() > Some(memory), "{answer}");
+    fleet.sound(&answer);
+    fleet.clean();
+}
+
+#[test]
+fn losses_are_repaired_and_a_host_that_may_not_hear_reads() {
+    need!(ready());
+    let fork = |number| if number == 4 { String::new() } else { format!("{GROUP}multicast-mbit = 240\n") };
+    let fleet = need!(fleet(4, fork));
+    need!(fleet.networks.lose(2, 0.01));
+    need!(fleet.networks.lose(3, 0.10));
+    let to = ["--node", "n2", "--node", "n3", "--node", "n4", "--way", "multicast", "--verify"];
+    let end = create(&fleet, &[&["--count", "3"], &to[..]].concat());
+    assert_eq!(end.code, 0, "{} {}", end.answer, end.said);
+    assert!(end.said.contains("n4 takes no datagrams"), "{}", end.said);
+    let count = |node: &str, field: &str| host(&end.answer, node)[field].as_u64().expect("a number");
+    assert!(count("n3", "repaired") > 0 && count("n3", "multicast_bytes") > 0, "{}", end.answer);
+    assert_eq!(count("n4", "multicast_bytes"), 0, "{}", end.answer);
+    assert!(
+        count("n4", "from_root_bytes") >= end.answer["distribution"]["memory_bytes"].as_u64().expect("bytes")
+    );
+    fleet.sound(&end.answer);
+    fleet.clean();
+}
+
+#[test]
+fn with_tls_memory_is_encrypted_and_never_multicast() {
+    need!(ready());
+    let setup = Setup { tls: true, ..Setup::default() };
+    let fleet = need!(fleet_with(3, &setup, |_| GROUP.to_owned()));
+    let to = ["--count", "2", "--node", "n2", "--node", "n3", "--verify"];
+    let end = create(&fleet, &[&to[..], &["--way", "multicast"]].concat());
+    assert_eq!(end.code, 3, "{} {}", end.answer, end.said);
+    assert!(end.said.contains("not encrypted"), "{}", end.said);
+    let answer = done(&fleet.nodes[0], &[&["create", NAME], &to[..]].concat()).expect("children");
+    let estimates = answer["distribution"]["estimates"].as_array().expect("estimates");
+    assert!(estimates.iter().all(|estimate| estimate["way"] != "multicast"), "{answer}");
+    assert_eq!(answer["multicast"]["sent_bytes"], 0, "{answer}");
+    fleet.sound(&answer);
+    fleet.clean();
+}
+
+#[test]
+fn hosts_that_cannot_take_part_are_told_of_and_the_others_go_on() {
+    need!(ready());
+    let fork = |number| match number {
+        3 => "max-children = 0\n".to_owned(),
+        _ => "max-children = 10000000\n".to_owned(),
+    };
+    let mut fleet = need!(fleet(4, fork));
+    fleet.nodes[3].crash();
+    let refused = |arguments: &[&str], code: i32, words: &[&str]| {
+        let end = create(&fleet, arguments);
+        assert_eq!(end.code, code, "{arguments:?}: {} {}", end.answer, end.said);
+        for word in words {
+            assert!(end.said.contains(word), "{arguments:?}: {word}: {}", end.said);
+        }
+        assert_eq!(fleet.nodes[0].vms().expect("a list"), [NAME], "{arguments:?}");
+        assert_eq!(fleet.nodes[1].vms().expect("a list"), Vec::<String>::new(), "{arguments:?}");
+    };
+    refused(&["--count", "1", "--node", "n9"], 2, &["n9", "n1, n2, n3, n4"]);
+    refused(&["--count", "2", "--node", "n2", "--node", "n2"], 2, &["twice"]);
+    refused(&["--count", "2", "--node", "n2", "--here", "3"], 2, &["found 3"]);
+    refused(&["--count", "1", "--node", "n3"], 3, &["n3", "this node allows 0 (max-children in [fork])"]);
+    refused(
+        &["--count", "1", "--node", "n2", "--way", "multicast"],
+        3,
+        &["n1 does not allow it", "multicast-group"],
+    );
+    refused(&["--count", "1", "--node", "n4"], 1, &["n4", "connection refused"]);
+    refused(
+        &["--count", "1000000", "--node", "n2"],
+        1,
+        &["n2", "MiB of template + 1000000 x (32 MiB of QEMU + 14 MiB", "available"],
+    );
+    // One of them can: it does.
+    let end = create(&fleet, &["--count", "3", "--node", "n2", "--node", "n3", "--node", "n4", "--verify"]);
+    assert_eq!(end.code, 1, "{} {}", end.answer, end.said);
+    assert!(end.said.contains("2 of 3 children did not come to be"), "{}", end.said);
+    assert_eq!(host(&end.answer, "n2")["running"], 1, "{}", end.answer);
+    for (node, word) in [("n3", "allows 0"), ("n4", "refused")] {
+        let error = host(&end.answer, node)["error"].as_str().unwrap_or_default().to_owned();
+        assert!(error.contains(word), "{node}: {error}");
+    }
+    fleet.sound(&end.answer);
+    fleet.clean();
+}
+
+#[test]
+fn a_host_with_another_qemu_refuses() {
+    need!(ready());
+    need!(Qemu::V7_2.path());
+    let setup = Setup { odd_qemu: true, ..Setup::default() };
+    let fleet = need!(fleet_with(3, &setup, plain));
+    let end = create(&fleet, &["--count", "2", "--node", "n2", "--node", "n3", "--verify"]);
+    assert_eq!(end.code, 1, "{} {}", end.answer, end.said);
+    let error = host(&end.answer, "n2")["error"].as_str().unwrap_or_default().to_owned();
+    assert!(error.contains("made by QEMU 10.0") && error.contains("is 7.2"), "{error}");
+    assert_eq!(host(&end.answer, "n3")["running"], 1, "{}", end.answer);
+    fleet.sound(&end.answer);
+    fleet.clean();
+}
+
+/// A fork to n2 and n3 that takes seconds, once both fetch.
+fn slow_fork(fleet: &Fleet) -> std::process::Child {
+    // Some 70 MiB.
+    fleet.networks.limit(1, 100).expect("tc limits");
+    let control = fleet.nodes[0].control();
+    let mut command = std::process::Command::new(places::product("vfork").expect("it is built"));
+    command
+        .arg("--control")
+        .arg(control)
+        .args(["--json", "create", NAME, "--count", "2", "--way", "unicast"]);
+    command.args(["--node", "n2", "--node", "n3"]);
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let child = command.spawn().expect("vfork starts");
+    for node in &fleet.nodes[1..3] {
+        until("the template is on its way", || {
+            template_files(node).iter().any(|file| {
+                std::fs::metadata(file).is_ok_and(|m| std::os::unix::fs::MetadataExt::blocks(&m) > 2048)
+            })
+        });
+    }
+    child
+}
+
+/// QEMUs that work in a folder of this node.
+fn qemus(node: &Node) -> usize {
+    let run = node.folder().join("run");
+    let entries = std::fs::read_dir("/proc").expect("it is there").flatten();
+    entries
+        .filter(|e| std::fs::read_link(e.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(&run)))
+        .count()
+}
+
+#[test]
+fn without_the_parents_daemon_hosts_stop_and_say_why() {
+    need!(ready());
+    let mut fleet = need!(fleet(3, plain));
+    let mut asked = slow_fork(&fleet);
+    fleet.nodes[0].crash();
+    asked.wait().expect("vfork ends");
+    for node in &fleet.nodes[1..] {
+        until("the host gives up", || node.log().contains("no children of a fork from another node"));
+        let log = node.log();
+        let line =
+            log.lines().find(|line| line.contains("no children of a fork")).expect("a line").to_owned();
+        assert!(line.contains("missing") || line.contains("the parent's node is gone"), "{line}");
+        eprintln!("{line}");
+        until("its QEMU is gone", || qemus(node) == 0);
+        assert_eq!(node.vms().expect("a list"), Vec::<String>::new());
+    }
+    fleet.nodes[0].run().expect("the daemon starts again");
+    fleet.parent.sound(&fleet.nodes[0], NAME).expect("the parent runs on");
+    fleet.clean();
+    // And can be forked again.
+    fleet.networks.limit(1, 10_000).expect("tc limits");
+    let answer =
+        done(&fleet.nodes[0], &["create", NAME, "--count", "2", "--node", "n2", "--node", "n3", "--verify"]);
+    fleet.sound(&answer.expect("children"));
+}
+
+#[test]
+fn a_host_that_is_killed_on_the_way_holds_up_nobody() {
+    need!(ready());
+    let mut fleet = need!(fleet(3, plain));
+    let asked = slow_fork(&fleet);
+    fleet.nodes[1].crash();
+    let output = asked.wait_with_output().expect("vfork ends");
+    let answer: Value = serde_json::from_slice(&output.stdout).expect("an answer");
+    assert_eq!(output.status.code(), Some(1), "{answer}");
+    let error = host(&answer, "n2")["error"].as_str().unwrap_or_default().to_owned();
+    assert!(error.contains("connection to it is lost"), "{error}");
+    assert_eq!(host(&answer, "n3")["running"], 1, "{answer}");
+    fleet.sound(&answer);
+    // Its next life removes what it had begun.
+    assert!(qemus(&fleet.nodes[1]) > 0, "a QEMU was prepared there");
+    assert!(!template_files(&fleet.nodes[1]).is_empty(), "half a template is there");
+    fleet.nodes[1].run().expect("the daemon starts again");
+    assert_eq!(qemus(&fleet.nodes[1]), 0);
+    assert_eq!(fleet.nodes[1].vms().expect("a list"), Vec::<String>::new());
+    fleet.clean();
+}
