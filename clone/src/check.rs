@@ -9,7 +9,8 @@ use vmove_qmp::inspect::{BlockerKind, DeviceKind, VmFacts};
 
 use crate::CloneError;
 
-/// Blockers that QEMU's own account of itself shows. Disks are no blocker by where they are: children are on this host.
+/// Blockers that QEMU's own account of itself shows. Disks are no blocker by where they are: children are on this host. Those that
+/// can be written are [`disk::look`](crate::disk::look)'s.
 #[must_use]
 pub fn blockers(facts: &VmFacts) -> Vec<Blocker> {
     let fatal = facts.blockers().into_iter().filter(|b| b.fatal && b.kind != BlockerKind::Disk);
@@ -22,13 +23,6 @@ pub fn blockers(facts: &VmFacts) -> Vec<Blocker> {
             device.id, device.driver
         );
         found.push(Blocker::new("balloon", message).about(&device.id));
-    }
-    for disk in facts.block.iter().filter(|b| !b.read_only) {
-        let message = format!(
-            "Disk {} ({}) can be written, and children would write to the same image: attach it read-only, or detach it",
-            disk.node, disk.file
-        );
-        found.push(Blocker::new("writable-disk", message).about(&disk.node));
     }
     found
 }

@@ -19,6 +19,7 @@ use vmove_qmp::cmdline::{ChildIdentity, Nic};
 use vmove_qmp::switchover::{Destination, DestinationOptions, Inbound, StateSender};
 use vmove_qmp::{Client, CommandLine, QemuProcess, RamBacking, RamFileSpec, RunLayout};
 
+use crate::disk::{self, Disk, Overlay};
 use crate::error::blocking;
 use crate::template::Source;
 use crate::verify::Comparison;
@@ -45,6 +46,10 @@ pub struct Base {
     pub run_dir: PathBuf,
     /// The daemon's folder for guest memory.
     pub memory_dir: PathBuf,
+    /// Disks that are written: each child gets an overlay.
+    pub disks: Vec<Disk>,
+    /// Folder for overlays; `None` for that of each image.
+    pub overlay_dir: Option<PathBuf>,
 }
 
 /// A child that could be started.
@@ -58,6 +63,8 @@ pub struct Plan {
     pub layout: RunLayout,
     /// Its own RAM files: empty until it is given memory of its own.
     pub ram: Vec<RamFileSpec>,
+    /// Its disks.
+    pub overlays: Vec<Overlay>,
     /// The template of its command line, for its record.
     command_line: Vec<String>,
     environment: Vec<(String, String)>,
@@ -76,6 +83,10 @@ impl Plan {
         line.pin_machine(&base.machine)?;
         let identity = identity::fresh(name, line.nics()?.len());
         line.give_identity(&identity)?;
+        let folder = base.overlay_dir.as_deref();
+        let overlays: Vec<Overlay> =
+            (0..).zip(&base.disks).map(|(number, disk)| Overlay::new(disk, number, name, folder)).collect();
+        disk::rewrite(&mut line, &base.disks.iter().zip(&overlays).collect::<Vec<_>>())?;
         let layout = node::layout(&base.run_dir, &base.memory_dir, name, base.backing);
         let command = line.derive_destination(&layout)?;
         let same: Vec<Blocker> = command.same_paths.iter().map(|path| same_path(path)).collect();
@@ -94,6 +105,7 @@ impl Plan {
             identity,
             layout,
             ram: command.ram,
+            overlays,
             command_line: words.collect(),
             environment: base.environment.clone(),
             argv: node::with_environment(argv, &base.environment),
@@ -105,6 +117,14 @@ impl Plan {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.identity.name
+    }
+
+    /// Whether its overlays lie over the images that these disks are now. A fork of the parent in between puts the parent on
+    /// another image.
+    #[must_use]
+    pub fn is_over(&self, disks: &[Disk]) -> bool {
+        let wanted = disks.iter().map(|disk| (&disk.file, disk.size));
+        self.overlays.iter().map(|overlay| (&overlay.base, overlay.size)).eq(wanted)
     }
 }
 
@@ -154,6 +174,9 @@ impl Child {
                 crate::record::remove_file(&spec.path)?;
                 let name = spec.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
                 dir.create_ram_file(name, ByteLen(spec.size))?;
+            }
+            for overlay in &order.overlays {
+                overlay.create()?;
             }
             let log = order.layout.vm_dir.join("qemu.log");
             Ok(QemuProcess::spawn(&order.argv, &order.layout.vm_dir, &log)?)
@@ -318,6 +341,7 @@ impl Child {
             command_line: self.plan.command_line.clone(),
             environment: self.plan.environment.clone(),
             ram: self.plan.ram.iter().map(ram).collect(),
+            overlays: self.plan.overlays.iter().map(|overlay| overlay.path.clone()).collect(),
             adopted: false,
             session: None,
         }

@@ -8,6 +8,7 @@
 //! | [`identity`], [`network`] | what must differ between copies |
 //! | [`rehome`] | memory of its own for a parent or a child, so that it can be moved or forked again |
 //! | [`record`] | what outlives the daemon: the journal of a fork, and which VM came from which |
+//! | [`disk`] | disks that are written: frozen with the guest, an overlay for each VM |
 //! | [`check`], [`room`] | what stands in the way: devices, memory |
 //! | [`verify`] | a child's memory compared with the template |
 //!
@@ -17,6 +18,7 @@
 
 pub mod check;
 pub mod child;
+pub mod disk;
 mod error;
 pub mod identity;
 pub mod network;

@@ -33,6 +33,7 @@ use vmove_qmp::{Client, RamBacking};
 
 use crate::CloneError;
 use crate::check::{GuestRam, hints_of};
+use crate::disk::{self, Disk};
 use crate::error::blocking;
 use crate::record::{ForkPhase, ForkRecord, FrozenFile, remove_file};
 use crate::template::{Manifest, Template, TemplateRam, folders, remove_dir};
@@ -61,6 +62,10 @@ pub struct Freeze<'a> {
     pub name: Option<String>,
     /// Names of the children that are to come.
     pub children: Vec<String>,
+    /// Its disks that are written.
+    pub disks: &'a [Disk],
+    /// Folder for overlays; `None` for that of each image.
+    pub overlay_dir: Option<&'a Path>,
 }
 
 /// A guest that was frozen and runs again (or is paused, as it was).
@@ -130,6 +135,7 @@ fn manifest(order: &Freeze<'_>) -> Manifest {
         backing: order.vm.backing.clone(),
         command_line: order.vm.command_line.clone(),
         environment: order.vm.environment.clone(),
+        disks: order.disks.to_vec(),
         ram: Vec::new(),
         state_bytes: 0,
         state_checksum: 0,
@@ -147,6 +153,7 @@ fn begin(order: &Freeze<'_>, ram: &GuestRam) -> Result<Journal<ForkRecord>, Clon
         template: PathBuf::new(),
         keep: order.name.is_some(),
         children: order.children.clone(),
+        disks: disk::steps(order.disks, &order.vm.name, order.id, order.overlay_dir),
     };
     Journal::create(order.journal, record).map_err(CloneError::io("write", order.journal))
 }
@@ -218,8 +225,15 @@ async fn stop_and_go(
 ) -> Result<(Arc<[u8]>, Duration), CloneError> {
     let client = order.client;
     let plan = plan(client, ram, journal.record().files.clone()).await?;
-    // QEMU 10 says when the guest is drained without being made to wait.
-    let hold = if client.version().major >= 10 { Hold::Never } else { Hold::AtOnce };
+    let disks = journal.record().disks.clone();
+    disk::prepare(client, &disks).await?;
+    let hold = match client.version().major {
+        // Disks are switched when the guest is drained, and before QEMU lets go of them.
+        _ if !disks.is_empty() => Hold::UntilTold,
+        // QEMU 10 says when the guest is drained without being made to wait.
+        10.. => Hold::Never,
+        _ => Hold::AtOnce,
+    };
     let source = Source::prepare(client, &SourceOptions::default().hold(hold)).await?;
     let (mut stream, theirs) = StateReceiver::pair()?;
     note(journal, |r| r.phase = ForkPhase::Stopping)?;
@@ -230,6 +244,11 @@ async fn stop_and_go(
     let saved = async {
         source.start(Outbound::Fd(theirs)).await?;
         let stopped = source.stopped(PATIENCE).await?;
+        if !disks.is_empty() {
+            source.held(PATIENCE).await?;
+            disk::snapshot(client, &disks).await?;
+            source.continue_().await?;
+        }
         source.completed(PATIENCE).await?;
         Ok::<_, CloneError>(stopped)
     };
@@ -321,6 +340,7 @@ pub async fn undo(journal: &mut Journal<ForkRecord>, client: &Client) -> Result<
         let source = Source::attach(client, record.was_running).await?;
         source.cancel(PATIENCE).await?;
     }
+    disk::undo(client, &record.disks).await?;
     if record.phase != ForkPhase::Complete {
         note(journal, |r| r.phase = ForkPhase::Complete)?;
     }

@@ -8,6 +8,7 @@ use vmove_memory::QemuMapping;
 use vmove_migrate::vm::{VmRecord, write_atomically};
 
 use crate::CloneError;
+use crate::disk::Step;
 
 /// How far a fork has come. Written down before the step is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +58,9 @@ pub struct ForkRecord {
     pub keep: bool,
     /// Names of the children.
     pub children: Vec<String>,
+    /// Disks, and the overlays that the guest gets.
+    #[serde(default)]
+    pub disks: Vec<Step>,
 }
 
 /// What is known of a VM that was forked, or came from a fork.

@@ -1,5 +1,7 @@
 //! What a fork tells of itself. The field names are part of the interface.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 /// One child.
@@ -125,8 +127,22 @@ pub struct ForkReport {
     /// The parent was given memory of its own first, since it had been forked before. Milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rehomed_ms: Option<f64>,
+    /// Disks of the parent that were frozen, and what it writes to since.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<FrozenDisk>,
     /// What the operator should know.
     pub warnings: Vec<String>,
+}
+
+/// A disk that was frozen.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrozenDisk {
+    /// QEMU's name of the device.
+    pub device: String,
+    /// The image, which nobody writes any more: parent and children read it.
+    pub base: PathBuf,
+    /// What the parent writes to since the fork.
+    pub overlay: PathBuf,
 }
 
 /// Where a fork stands.

@@ -124,6 +124,10 @@ pub struct ForkPolicy {
     pub child_start: Option<PathBuf>,
     /// Children that are kept prepared after a fork, for the next one.
     pub warm: usize,
+    /// Guests may fork themselves over their port `org.vmove.fork`, within `max-children`.
+    pub from_guest: bool,
+    /// Folder for the overlays of disks; that of each image without it.
+    pub overlay_dir: Option<PathBuf>,
     /// Group and port of the datagrams by which memory goes to several nodes at once; without it, none does. Equal on all nodes.
     pub multicast_group: Option<SocketAddrV4>,
     /// Address of the interface for it; without it, that of the peer port.
@@ -144,6 +148,8 @@ impl Default for ForkPolicy {
             max_children: 256,
             child_start: None,
             warm: 0,
+            from_guest: false,
+            overlay_dir: None,
             multicast_group: None,
             multicast_interface: None,
             multicast_mbit: None,

@@ -5,6 +5,7 @@
 
 pub mod check;
 pub mod clock;
+mod courtesy;
 mod destination;
 pub mod engine;
 mod history;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::clock::{Mono, ms};
+use crate::courtesy::Stance;
 use crate::progress::{GuestPlace, Outcome, Phase, Progress, Role};
 use crate::report::PhaseTime;
 
@@ -25,6 +26,7 @@ struct Clockwork {
     phases: Vec<PhaseTime>,
     phase_began: Mono,
     rate_from: (Mono, u64),
+    stance: Option<Stance>,
 }
 
 impl Publisher {
@@ -50,7 +52,8 @@ impl Publisher {
             eta_ms: None,
             outcome: Outcome::Running,
         });
-        let clockwork = Clockwork { phases: Vec::new(), phase_began: started, rate_from: (started, 0) };
+        let clockwork =
+            Clockwork { phases: Vec::new(), phase_began: started, rate_from: (started, 0), stance: None };
         (Self { started, sender, clockwork: Mutex::new(clockwork) }, receiver)
     }
 
@@ -81,6 +84,9 @@ impl Publisher {
         };
         tracing::info!(session, ?role, phase = phase.as_str(), "session enters phase");
         self.update(|p| p.phase = phase);
+        // The new one first: of both together, the one that hurries counts.
+        let stance = Stance::in_phase(phase);
+        self.lock().stance = stance;
     }
 
     fn close(&self, phase: Phase) {
@@ -131,6 +137,7 @@ impl Publisher {
         if let Outcome::Failed { error, guest, .. } = &outcome {
             tracing::warn!(error, ?guest, "migration failed");
         }
+        self.lock().stance = None;
         self.update(|p| {
             p.outcome = outcome;
             p.eta_ms = None;

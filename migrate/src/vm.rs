@@ -43,6 +43,9 @@ pub struct VmRecord {
     pub environment: Vec<(String, String)>,
     /// Its RAM files.
     pub ram: Vec<RamFileRecord>,
+    /// Disk images that were made for this VM alone and are removed when it ends here: overlays of a forked child.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub overlays: Vec<PathBuf>,
     /// True if somebody else started this QEMU: it is never killed without a migration that succeeded.
     pub adopted: bool,
     /// Session that brought or is bringing it, if any.
@@ -241,6 +244,7 @@ mod tests {
             command_line: vec!["qemu-system-x86_64".to_owned()],
             environment: Vec::new(),
             ram: Vec::new(),
+            overlays: Vec::new(),
             adopted: false,
             session: None,
         }

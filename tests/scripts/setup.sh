@@ -19,7 +19,7 @@ vmove_setup() {
     setup_peers
     setup_python
     if [ -e "$CACHE/setup-$SETUP_VERSION" ] && [ -x "$QEMU_7_2" ] && [ -x "$QEMU_10_0" ] && [ -e "$GUEST_KERNEL" ] &&
-        [ -x "$CACHE/busybox/bin/busybox" ]; then
+        [ -x "$CACHE/busybox/bin/busybox" ] && [ -e "$CACHE/kernel/modules/virtio_console.ko" ]; then
         return 0
     fi
     mkdir -p "$CACHE"
@@ -184,8 +184,8 @@ setup_kernel() {
     rm -rf "$home" "$CACHE/apt/kernel"
     dpkg -x "$debs"/linux-image-*.deb "$CACHE/apt/kernel"
     mkdir -p "$home/modules"
-    # Not needed to boot; tests of a guest with a balloon or a disk load them.
-    find "$CACHE/apt/kernel/lib/modules" \( -path '*/drivers/virtio/virtio*.ko' -o -name virtio_blk.ko \) -exec cp {} "$home/modules/" \;
+    # Not needed to boot; tests of a guest with a balloon, a disk or a port load them.
+    find "$CACHE/apt/kernel/lib/modules" \( -path '*/drivers/virtio/virtio*.ko' -o -name virtio_blk.ko -o -name virtio_console.ko \) -exec cp {} "$home/modules/" \;
     image=$(echo "$CACHE"/apt/kernel/boot/vmlinuz-*)
     cp "$image" "$home/vmlinuz"
     unpack_kernel "$home/vmlinuz" >"$home/vmlinux.new"

@@ -115,8 +115,14 @@ impl Node {
             self.options.peers.iter().map(|(name, at)| format!("{name:?} = \"{at}\"\n")).collect();
         std::fs::write(&config, format!("{}\n[nodes]\n{peers}", self.options.config))?;
         let log = File::options().create(true).append(true).open(self.log_path())?;
-        let mut command = Command::new(&program);
-        command.arg("--config").arg(&config).args(["--node", &self.name, "--fabric", self.options.fabric]);
+        // As systemd does: what is set for the daemon's session must not concern ours.
+        let mut command = Command::new("setsid");
+        command.arg(&program).arg("--config").arg(&config).args([
+            "--node",
+            &self.name,
+            "--fabric",
+            self.options.fabric,
+        ]);
         command.arg("--control").arg(self.control()).args(["--listen", &self.listen.to_string()]);
         command.arg("--state-dir").arg(self.folder.join("state")).arg("--memory-dir").arg(self.memory());
         command.arg("--run-dir").arg(self.folder.join("run"));

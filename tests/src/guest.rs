@@ -34,9 +34,15 @@ pub struct Guest {
     /// Whether a stock QEMU maps its memory on a boundary of 2 MiB. Unless it is told to, QEMU maps a file on tmpfs
     /// anywhere, and the kernel maps no huge page there. vmove sees to its own guests.
     pub aligned: bool,
+    /// Kernel modules that it loads, in this order.
+    pub modules: Vec<&'static str>,
     /// More QEMU arguments.
     pub extra: Vec<String>,
 }
+
+/// Modules for virtio devices on PCI; those of the devices follow.
+pub const VIRTIO: [&str; 5] =
+    ["virtio_ring", "virtio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci"];
 
 impl Guest {
     /// A guest of `memory_mib` on the QEMU under test.
@@ -44,7 +50,8 @@ impl Guest {
     /// # Errors
     /// When that is not there.
     pub fn new(memory_mib: u32, config: Config) -> Result<Self> {
-        Ok(Self { qemu: places::Qemu::under_test()?, memory_mib, config, aligned: true, extra: Vec::new() })
+        let qemu = places::Qemu::under_test()?;
+        Ok(Self { qemu, memory_mib, config, aligned: true, modules: Vec::new(), extra: Vec::new() })
     }
 
     /// Size of its memory in bytes.
@@ -69,7 +76,11 @@ impl Guest {
         add(&["-m", &self.memory_mib.to_string(), "-smp", &self.config.threads.to_string()]);
         add(&["-serial", &format!("file:{serial}")]);
         add(&["-kernel", &text(places::guest_kernel()?)?, "-initrd", &text(places::guest_initrd()?)?]);
-        add(&["-append", &format!("{KERNEL} tsc_early_khz={} {}", tsc::khz(), self.config)]);
+        let mut task = self.config.to_string();
+        if !self.modules.is_empty() {
+            task = format!("{task} vmove.modules={}", self.modules.join(","));
+        }
+        add(&["-append", &format!("{KERNEL} tsc_early_khz={} {task}", tsc::khz())]);
         line.extend(self.extra.iter().cloned());
         Ok(line)
     }

@@ -20,9 +20,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpid};
 
 const PREFIX: &str = "vmt-";
-/// Written into a sandbox that raised the number of huge pages: by how many.
-const HUGE_PAGES: &str = "huge-pages";
-const NR_HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
+/// Sizes of the machine's pools of huge pages that a sandbox can raise.
+const HUGE_SIZES: [u64; 2] = [2 << 20, 1 << 30];
 /// Set to keep the folders of tests (logs, state), not their processes and mounts.
 const KEEP: &str = "VMOVE_KEEP";
 
@@ -88,7 +87,7 @@ impl Sandbox {
     /// # Errors
     /// When mounting is not permitted, or the machine has not that much memory in one piece.
     pub fn mount_hugetlb(&self, name: &str, bytes: u64) -> Result<PathBuf> {
-        self.reserve_huge_pages(bytes)?;
+        self.reserve_huge_pages(2 << 20, bytes)?;
         self.mount(name, "hugetlbfs", "pagesize=2M")
     }
 
@@ -99,21 +98,22 @@ impl Sandbox {
         Ok(path)
     }
 
-    /// Adds `bytes` to the machine's pool of 2 MiB pages, until the sandbox is dropped.
+    /// Adds `bytes` to the machine's pool of pages of `size` bytes (2 MiB, 1 GiB), until the sandbox is dropped.
     ///
     /// # Errors
-    /// When the machine has not that much memory in one piece.
-    pub fn reserve_huge_pages(&self, bytes: u64) -> Result<()> {
-        let pages = i64::try_from(bytes.div_ceil(2 << 20))?;
-        let note = self.path.join(HUGE_PAGES);
+    /// When the machine has not that much memory in one piece, or no pool of this size.
+    pub fn reserve_huge_pages(&self, size: u64, bytes: u64) -> Result<()> {
+        let pages = i64::try_from(bytes.div_ceil(size))?;
+        let note = self.path.join(huge_pages_note(size));
         let before = fs::read_to_string(&note).ok().and_then(|t| t.parse::<i64>().ok()).unwrap_or(0);
         // Noted first: giving back too many is mended by the next who asks, never giving back is not.
         fs::write(&note, (before + pages).to_string())?;
-        let got = change_huge_pages(pages)?;
+        let got = change_huge_pages(size, pages)?;
         if got < pages {
             fs::write(&note, (before + got).to_string())?;
+            let mib = size >> 20;
             bail!(
-                "the machine gave {got} of {pages} huge pages of 2 MiB; free memory is too little or too scattered"
+                "the machine gave {got} of {pages} huge pages of {mib} MiB; free memory is too little or too scattered"
             );
         }
         Ok(())
@@ -134,7 +134,12 @@ impl Drop for Sandbox {
 
 /// Removes the sandboxes of this process without dropping them: for a program that is about to exit on a signal.
 pub fn clean_up_mine() {
-    let mine = format!("{PREFIX}{}-", std::process::id());
+    clean_up_of(std::process::id());
+}
+
+/// Removes the sandboxes of process `pid`, which must not use them any more.
+pub fn clean_up_of(pid: u32) {
+    let mine = format!("{PREFIX}{pid}-");
     for (path, name) in sandboxes(&std::env::temp_dir()) {
         if name.starts_with(&mine) {
             clean(&path, false);
@@ -171,16 +176,20 @@ fn clean(path: &Path, keep: bool) {
             let _ = umount2(&mount_point, MntFlags::MNT_DETACH);
         }
     }
-    if let Some(pages) = fs::read_to_string(path.join(HUGE_PAGES)).ok().and_then(|t| t.parse::<i64>().ok()) {
-        let _ = fs::remove_file(path.join(HUGE_PAGES));
-        if let Err(e) = change_huge_pages(-pages) {
-            eprintln!("could not give {pages} huge pages back: {e:#}");
-        }
-    }
+    HUGE_SIZES.into_iter().for_each(|size| give_back_huge_pages(path, size));
     if keep {
         let _ = fs::write(path.join(".kept"), "");
     } else if let Err(e) = fs::remove_dir_all(path) {
         eprintln!("could not delete {}: {e}", path.display());
+    }
+}
+
+fn give_back_huge_pages(path: &Path, size: u64) {
+    let note = path.join(huge_pages_note(size));
+    let Some(pages) = fs::read_to_string(&note).ok().and_then(|t| t.parse::<i64>().ok()) else { return };
+    let _ = fs::remove_file(note);
+    if let Err(e) = change_huge_pages(size, -pages) {
+        eprintln!("could not give {pages} huge pages of {} MiB back: {e:#}", size >> 20);
     }
 }
 
@@ -243,15 +252,29 @@ fn mounts_below(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Adds to the machine's pool of 2 MiB pages; gives the change that the kernel made.
-fn change_huge_pages(change: i64) -> Result<i64> {
+/// Written into a sandbox that raised the number of huge pages of a size: by how many.
+fn huge_pages_note(size: u64) -> String {
+    format!("huge-pages-{}", size >> 20)
+}
+
+/// Where the kernel tells and takes the number of pages in a pool.
+fn pool(size: u64) -> PathBuf {
+    format!("/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages", size >> 10).into()
+}
+
+/// Adds to the machine's pool of huge pages of a size; gives the change that the kernel made.
+fn change_huge_pages(size: u64, change: i64) -> Result<i64> {
     // Two tests at once would lose one's change otherwise.
     let lock = fs::File::create(std::env::temp_dir().join("vmove-huge-pages.lock"))?;
     let _lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, e)| e)?;
-    let read = || -> Result<i64> { Ok(fs::read_to_string(NR_HUGE_PAGES)?.trim().parse()?) };
+    let pool = pool(size);
+    let read = || -> Result<i64> {
+        let text = fs::read_to_string(&pool)
+            .with_context(|| format!("no pool of such pages: {}", pool.display()))?;
+        Ok(text.trim().parse()?)
+    };
     let before = read()?;
-    fs::write(NR_HUGE_PAGES, (before + change).max(0).to_string())
-        .context("could not change the huge page pool")?;
+    fs::write(&pool, (before + change).max(0).to_string()).context("could not change the huge page pool")?;
     Ok(read()? - before)
 }
 
@@ -282,7 +305,7 @@ mod tests {
     fn mounts_and_huge_pages_are_given_back() {
         crate::need!(crate::places::root());
         let pool =
-            || fs::read_to_string(NR_HUGE_PAGES).expect("reads").trim().parse::<i64>().expect("a number");
+            || fs::read_to_string(pool(2 << 20)).expect("reads").trim().parse::<i64>().expect("a number");
         let before = pool();
         let sandbox = Sandbox::new().expect("a sandbox");
         let path = sandbox.path().to_owned();

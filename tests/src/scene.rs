@@ -23,7 +23,7 @@ use crate::sandbox::{Sandbox, qemu_in};
 /// Name of the guest, unless the test gives it another.
 pub const NAME: &str = "guest";
 /// A link so slow that the first round, or the fetching of what the guest does not touch, takes several seconds.
-pub const SLOW: &str = "128Mbit";
+pub const SLOW: &str = "256Mbit";
 /// Connections of a migration in the order of being opened: control, urgent, two for bulk, device state.
 pub const CONTROL: u64 = 0;
 /// The first connection for bulk.
@@ -87,7 +87,7 @@ pub fn steady() -> Config {
         working_set_mib: 64,
         cold_mib: 64,
         rate: Rate::PagesPerSecond(5_000),
-        verify: 10_000,
+        verify: 30_000,
         ..Config::default()
     }
 }

@@ -218,7 +218,7 @@ fn a_destination_without_enough_huge_pages_refuses() {
     let guest = Guest::new(memory_mib(&steady()), steady()).expect("a QEMU");
     let sandbox = Sandbox::new().expect("a sandbox");
     let missing = guest.bytes().saturating_sub(free_huge_pages() << 21);
-    need!(sandbox.reserve_huge_pages(missing + (64 << 20)));
+    need!(sandbox.reserve_huge_pages(2 << 20, missing + (64 << 20)));
     let scene = Scene::in_sandbox(sandbox, "hugetlb-2m", &guest).expect("a guest");
     if free_huge_pages() << 21 >= guest.bytes() {
         eprintln!("SKIP: the machine has {} free huge pages that are not ours", free_huge_pages());
@@ -234,7 +234,7 @@ fn a_destination_without_enough_huge_pages_refuses() {
         }
         scene.unharmed().expect("the guest goes on");
     }
-    need!(scene.sandbox().reserve_huge_pages(guest.bytes()));
+    need!(scene.sandbox().reserve_huge_pages(2 << 20, guest.bytes()));
     scene.moves_now().expect("with enough of them it moves");
 }
 

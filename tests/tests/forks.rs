@@ -297,12 +297,12 @@ fn guests_that_cannot_be_forked_are_refused() {
         "-drive",
         &drive,
         "-device",
-        "virtio-blk-pci,drive=disk0",
+        "virtio-blk-pci,drive=disk0,share-rw=on",
     ];
     let stage = stage_with(NodeOptions::default(), &extra);
     let end = vfork(&stage.node, &["create", NAME, "--count", "1"]).expect("an answer");
     assert_eq!(end.code, 3, "{}", end.said);
-    for word in ["balloon0", "disk.raw", "balloon", "writable-disk"] {
+    for word in ["balloon0", "disk.raw", "balloon", "disk-shared"] {
         assert!(end.said.contains(word), "{word}: {}", end.said);
     }
     stage.parent.sound(&stage.node, NAME).expect("the parent is unharmed");

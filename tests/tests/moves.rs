@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vmove_guest::config::{Config, Rate};
 use vmove_tests::beacon;
@@ -13,14 +13,19 @@ use vmove_tests::guest::{Guest, failures};
 use vmove_tests::need;
 use vmove_tests::sampler::Sampler;
 use vmove_tests::sandbox::Sandbox;
-use vmove_tests::scene::{End, NAME, Scene, ready, steady};
+use vmove_tests::scene::{End, NAME, SLOW, Scene, ready, steady};
 
 /// Moves a guest with this task through `modes`, to and fro, and has every page visited after each move.
 fn move_through(memory: &str, memory_mib: u32, config: &Config, modes: &[&str]) {
     let sandbox = Sandbox::new().expect("a sandbox");
-    if memory == "hugetlb-2m" {
+    let page = match memory {
+        "hugetlb-2m" => Some(2 << 20),
+        "hugetlb-1g" => Some(1 << 30),
+        _ => None,
+    };
+    if let Some(size) = page {
         let both = 2 * (u64::from(memory_mib) << 20);
-        if let Err(reason) = sandbox.reserve_huge_pages(both) {
+        if let Err(reason) = sandbox.reserve_huge_pages(size, both) {
             eprintln!("SKIP {memory}: {reason:#}");
             return;
         }
@@ -85,6 +90,50 @@ fn a_busy_guest_moves_in_every_mode_on_huge_pages() {
     move_through("hugetlb-2m", 512, &busy(), &["hybrid", "postcopy", "precopy"]);
 }
 
+/// One page: in post-copy the guest waits at its first step until all of its memory is there. Pre-copy would need a downtime as long.
+#[test]
+fn a_busy_guest_moves_on_a_page_of_one_gib() {
+    need!(ready());
+    move_through("hugetlb-1g", 1024, &busy(), &["hybrid", "postcopy"]);
+}
+
+/// Where the kernel shares processors out among sessions first, nice values of threads do not count.
+#[test]
+fn daemons_give_way_to_a_guest_that_runs_and_not_to_one_that_waits() {
+    need!(ready());
+    let scene = Scene::new().expect("a guest");
+    let nice = |node: &Node| session_nice(node.pid().expect("a daemon"));
+    let (Some(at_a), Some(at_b)) = (nice(&scene.a), nice(&scene.b)) else {
+        eprintln!("SKIP daemons_give_way: this kernel has no autogroups");
+        return;
+    };
+    assert_eq!((at_a, at_b), (0, 0));
+    let seen = |id: &str, phase: &str, expected: i32| {
+        scene.reach(id, phase).expect("the phase");
+        let until = Instant::now() + Duration::from_secs(5);
+        while (nice(&scene.a), nice(&scene.b)) != (Some(expected), Some(expected)) {
+            assert!(Instant::now() < until, "{phase}: {:?} and {:?}", nice(&scene.a), nice(&scene.b));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        scene.reach(id, phase).expect("still in that phase");
+    };
+    let id = scene.start(&["--mode", "precopy", "--bandwidth", SLOW]).expect("it is taken");
+    seen(&id, "rounds", 5);
+    scene.a.ask(&["cancel", &id]).expect("it can be cancelled");
+    scene.unharmed().expect("the guest is unharmed");
+    assert_eq!((nice(&scene.a), nice(&scene.b)), (Some(0), Some(0)));
+    let id = scene.start(&["--mode", "postcopy", "--bandwidth", SLOW]).expect("it is taken");
+    seen(&id, "fetch", 0);
+    assert_eq!(scene.end(&id).expect("an end").code, 0);
+    scene.arrived().expect("it is at b");
+}
+
+/// Nice value of the session that a process is in.
+fn session_nice(pid: i32) -> Option<i32> {
+    let line = std::fs::read_to_string(format!("/proc/{pid}/autogroup")).ok()?;
+    line.trim().rsplit_once(" nice ")?.1.parse().ok()
+}
+
 #[test]
 fn a_guest_with_two_virtual_cpus_moves() {
     need!(ready());
@@ -110,7 +159,7 @@ fn what_is_unchanged_in_a_huge_page_is_not_sent_again() {
     need!(ready());
     let guest = Guest::new(512, Config { rate: Rate::PagesPerSecond(100), ..steady() }).expect("a QEMU");
     let sandbox = Sandbox::new().expect("a sandbox");
-    need!(sandbox.reserve_huge_pages(2 * (512 << 20)));
+    need!(sandbox.reserve_huge_pages(2 << 20, 2 * (512 << 20)));
     let scene = Scene::in_sandbox(sandbox, "hugetlb-2m", &guest).expect("a guest");
     let content = nonzero(&scene.a.vm(NAME).expect("it is listed").ram_files()).expect("it can be read");
     let end = arrives_verified(&scene, "hybrid");

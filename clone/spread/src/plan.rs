@@ -5,6 +5,7 @@
 //! whatever the switches above the leaves do has room.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -152,8 +153,9 @@ impl Network {
     #[must_use]
     pub fn routes(&self, way: Way) -> BTreeMap<HostId, Route> {
         let group = |members: Vec<HostId>, scheme| {
+            let members: Arc<[HostId]> = members.into();
             (1..u32::try_from(members.len()).unwrap_or(0))
-                .map(move |me| (members[me as usize], Route { scheme, members: members.clone(), me }))
+                .map(move |me| (members[me as usize], Route { scheme, members: Arc::clone(&members), me }))
         };
         let from_root = |hosts: Vec<HostId>| [HostId::ROOT].into_iter().chain(hosts).collect::<Vec<_>>();
         match way {

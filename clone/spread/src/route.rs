@@ -7,6 +7,8 @@
 //! a time, and all have everything one block per dimension later than the first could. Hosts beyond 2^l share a corner: the
 //! first of the two receives for both, the second reads all of it from the first and sends on what leaves the corner.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::message::HostId;
@@ -26,8 +28,8 @@ pub enum Scheme {
 pub struct Route {
     /// How.
     pub scheme: Scheme,
-    /// The hosts of the group; the first is the origin, which has everything first.
-    pub members: Vec<HostId>,
+    /// The hosts of the group, one list for all of them; the first is the origin, which has everything first.
+    pub members: Arc<[HostId]>,
     /// Which of them this host is, from 1.
     pub me: u32,
 }
@@ -36,7 +38,7 @@ impl Route {
     /// All from the root.
     #[must_use]
     pub fn from_root(me: HostId) -> Self {
-        Self { scheme: Scheme::Unicast, members: vec![HostId::ROOT, me], me: 1 }
+        Self { scheme: Scheme::Unicast, members: [HostId::ROOT, me].into(), me: 1 }
     }
 
     /// Whether what a peer sent makes sense.

@@ -200,7 +200,7 @@ fn what_somebody_waits_for_overtakes() {
 
 /// All hosts in one group whose origin is the root.
 fn one_group(hosts: u32, scheme: Scheme) -> Vec<Route> {
-    let members: Vec<HostId> = (0..=hosts).map(HostId).collect();
+    let members: std::sync::Arc<[HostId]> = (0..=hosts).map(HostId).collect();
     (1..=hosts).map(|me| Route { scheme, members: members.clone(), me }).collect()
 }
 

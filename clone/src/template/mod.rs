@@ -18,6 +18,7 @@ use vmove_qmp::RamBacking;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::CloneError;
+use crate::disk::Disk;
 use crate::record::remove_file;
 
 pub use disk::{Saved, load, save};
@@ -65,6 +66,9 @@ pub struct Manifest {
     pub command_line: Vec<String>,
     /// Environment variables of QEMU.
     pub environment: Vec<(String, String)>,
+    /// Disks that the guest could write: their images are part of what was frozen, and stay where they are.
+    #[serde(default)]
+    pub disks: Vec<Disk>,
     /// RAM blocks.
     pub ram: Vec<TemplateRam>,
     /// Bytes of device state.

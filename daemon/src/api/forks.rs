@@ -1,5 +1,7 @@
 //! Requests and answers about forks and templates.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -107,6 +109,19 @@ pub struct Promoted {
     pub pause_ms: f64,
     /// All of it, in milliseconds.
     pub total_ms: f64,
+    /// Disks that lie over other images: those must stay, and must be where the VM is moved.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskChain>,
+}
+
+/// A disk and the images that it is made of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiskChain {
+    /// QEMU's name of the device.
+    pub device: String,
+    /// The file that is written, then those below it, which are not.
+    #[schema(value_type = Vec<String>)]
+    pub files: Vec<PathBuf>,
 }
 
 /// Makes a template of a guest, and writes it to disk.

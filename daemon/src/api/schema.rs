@@ -92,7 +92,19 @@ pub struct ForkReport {
     distribution: Option<Distribution>,
     /// The parent was given memory of its own first.
     rehomed_ms: Option<f64>,
+    /// Disks that were frozen.
+    disks: Option<Vec<FrozenDisk>>,
     warnings: Vec<String>,
+}
+
+/// A disk that was frozen.
+#[derive(ToSchema)]
+pub struct FrozenDisk {
+    device: String,
+    /// The image, which nobody writes any more.
+    base: String,
+    /// What the parent writes to since.
+    overlay: String,
 }
 
 /// One child of a fork.

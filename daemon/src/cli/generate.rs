@@ -48,7 +48,7 @@ mod tests {
             let text = std::fs::read_to_string(&page).unwrap();
             assert!(text.contains("vmove"), "{}", page.display());
         }
-        for name in ["vmoved.1", "vfork.1", "vfork-create.1", "vfork-template-save.1"] {
+        for name in ["vmoved.1", "vfork.1", "vfork-create.1", "vfork-simulate.1", "vfork-template-save.1"] {
             assert!(dir.path().join(name).exists(), "{name}");
         }
     }

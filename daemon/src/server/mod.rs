@@ -171,6 +171,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     app.engine.resume_unfinished().await;
     app.sessions.take_up().await?;
     tasks.spawn(app.registry.clone().supervise());
+    tasks.spawn(app.forks.clone().serve_guests());
     tasks.spawn(metrics::sample(app.clone(), app.metrics.clone()));
     if let Some(tls) = tls {
         tasks.spawn(reload_on_hangup(tls));

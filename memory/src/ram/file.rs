@@ -183,6 +183,20 @@ impl RamFile {
             .map_err(|source| MemoryError::path("Punching a hole", &self.path, source))
     }
 
+    /// Gives memory to the holes of a range (fallocate(2)); what is there stays. No mapping is locked meanwhile, as it is when a touch
+    /// of a huge page has the kernel clear it.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`]; [`MemoryError::Path`], with `ENOSPC` when there is no memory or no huge page left.
+    pub fn allocate(&self, range: ByteRange) -> Result<()> {
+        self.check(range)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        fallocate(&self.file, FallocateFlags::empty(), range.start.0, range.len.0)
+            .map_err(|source| MemoryError::path("Giving memory to", &self.path, source))
+    }
+
     /// Memory that the file has now, in bytes.
     ///
     /// # Errors

@@ -42,6 +42,11 @@ impl Block {
         self.file.pages()
     }
 
+    /// Whether its pages take so long to clear that nobody may touch one that is not there.
+    pub(super) fn must_be_given(&self) -> bool {
+        self.page_size == PageSize::Huge1G
+    }
+
     /// Our view of its bytes.
     pub(super) fn mapping(&self) -> &Mapping {
         &self.mapping

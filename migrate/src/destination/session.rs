@@ -236,7 +236,7 @@ impl Session {
                 populated = ended(&mut self.populated) => self.populated(populated, channel).await,
                 connected = ended(&mut self.connecting) => self.connected(connected, channel).await,
                 loaded = ended(&mut self.loading) => self.state_loaded(loaded, channel).await,
-                _ = tick.tick() => self.tick(channel, heard).await,
+                _ = tick.tick() => self.tick(channel, &mut heard).await,
             };
             match step {
                 Ok(()) => {}
@@ -252,7 +252,10 @@ impl Session {
         }
     }
 
-    async fn tick(&mut self, channel: &mut Channel<ToDestination>, heard: Instant) -> Result<(), End> {
+    async fn tick(&mut self, channel: &mut Channel<ToDestination>, heard: &mut Instant) -> Result<(), End> {
+        if self.is_being_given() {
+            *heard = Instant::now();
+        }
         if heard.elapsed() > SILENCE {
             return Err(End::Lost(format!("nothing heard from the source for {} s", SILENCE.as_secs())));
         }
@@ -286,6 +289,9 @@ impl Session {
     }
 
     pub(super) fn start_attempt(&mut self) -> Result<(), End> {
+        if self.is_being_given() {
+            return Ok(());
+        }
         let limit = self.journal.record().prepare.spec.bandwidth;
         let started = self.attempt.start(&self.room.memory, || Throttle::new(limit));
         started.map(drop).map_err(|e| End::Failed(format!("Could not start the page readers: {e}")))

@@ -8,6 +8,7 @@ use tokio::time::timeout;
 use vmove_qmp::process::QemuProcess;
 
 use super::attempt::Attempt;
+use super::guest::Block;
 use super::launch::{self, LaunchOrder, Launched, chain};
 use super::populate;
 use super::room::{self, Room};
@@ -171,6 +172,7 @@ impl Session {
             command_line: prepare.command_line.clone(),
             environment: prepare.environment.clone(),
             ram: room.ram.clone(),
+            overlays: Vec::new(),
             adopted: false,
             session: Some(id.to_string()),
         };
@@ -305,7 +307,7 @@ impl Session {
         self.started = Some(receiver);
         self.launching = Some(tokio::spawn(launch::launch(order)));
         let prepare = &self.journal.record().prepare;
-        if prepare.spec.mode.fixed() == Some(Mode::Postcopy) {
+        if prepare.spec.mode.fixed() == Some(Mode::Postcopy) || self.must_be_given() {
             match populate::start(&self.room.memory, &prepare.blocks) {
                 Ok((populating, task)) => (self.populating, self.populated) = (Some(populating), Some(task)),
                 // Then pages get their memory when they are touched.
@@ -320,7 +322,17 @@ impl Session {
         channel: &mut Channel<ToDestination>,
     ) -> Result<(), End> {
         populated.map_err(|why| End::Failed(format!("No memory for the guest at the destination: {why}")))?;
+        self.start_attempt()?;
         self.tell_prepared(channel).await
+    }
+
+    fn must_be_given(&self) -> bool {
+        self.room.memory.blocks.iter().any(Block::must_be_given)
+    }
+
+    /// Pages are being given, and nothing may be read before they are there. What the source says meanwhile waits.
+    pub(super) fn is_being_given(&self) -> bool {
+        self.populated.is_some() && self.must_be_given()
     }
 
     /// The source may stop the guest: QEMU waits for its state, and there is memory.

@@ -6,10 +6,12 @@
 mod adopt;
 mod destination;
 mod fork;
+mod image;
 mod layout;
 mod movable;
 mod obstacle;
 mod options;
+mod port;
 mod ram;
 mod size;
 mod table;
@@ -23,6 +25,7 @@ use std::{
 
 pub use destination::DestinationCommand;
 pub use fork::{ChildIdentity, Nic};
+pub use image::{Image, Overlay};
 pub use layout::{RamBacking, RamFileSpec, RunLayout};
 pub use obstacle::Obstacle;
 pub use ram::{RamBackend, RamKind, RamUse};

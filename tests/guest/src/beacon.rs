@@ -160,6 +160,10 @@ impl Beacon {
                 threads,
                 order: if at(place::ORDER) == 0 { Order::Random } else { Order::Sequential },
                 period_us: small(place::PERIOD_US)?,
+                // The beacon tells of memory only.
+                disk_mib: 0,
+                fork: 0,
+                misbehave: false,
             },
             phase: if at(place::PHASE) == Phase::Running as u64 { Phase::Running } else { Phase::Filling },
             uptime_ms: at(place::UPTIME_MS),

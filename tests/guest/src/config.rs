@@ -44,6 +44,12 @@ pub struct Config {
     pub order: Order,
     /// Length of a period of work, in microseconds. Default 2000: waking up costs an emulated guest 50 to 100 us.
     pub period_us: u32,
+    /// MiB of the first disk (`/dev/vda`) that are written and checked. Default 0.
+    pub disk_mib: u32,
+    /// Children that share a job with this machine, which forks itself for that. Default 0: no job.
+    pub fork: u32,
+    /// Say what must be refused on the port for forks, before any job. Default false.
+    pub misbehave: bool,
 }
 
 impl Default for Config {
@@ -56,6 +62,9 @@ impl Default for Config {
             threads: 1,
             order: Order::Random,
             period_us: 2000,
+            disk_mib: 0,
+            fork: 0,
+            misbehave: false,
         }
     }
 }
@@ -83,6 +92,9 @@ impl Config {
                 "verify" => config.verify = number(0..=10_000_000)?,
                 "threads" => config.threads = number(1..=MAX_THREADS)?,
                 "period_us" => config.period_us = number(100..=1_000_000)?,
+                "fork" => config.fork = number(0..=1000)?,
+                "misbehave" => config.misbehave = number(0..=1)? == 1,
+                "disk_mib" => config.disk_mib = number(0..=1 << 20)?,
                 "order" => {
                     config.order = match value {
                         "random" => Order::Random,
@@ -125,7 +137,17 @@ impl fmt::Display for Config {
             "vmove.ws_mib={} vmove.cold_mib={} vmove.rate={} vmove.verify={} vmove.threads={} vmove.order={order} \
              vmove.period_us={}",
             self.working_set_mib, self.cold_mib, self.rate, self.verify, self.threads, self.period_us
-        )
+        )?;
+        if self.disk_mib > 0 {
+            write!(f, " vmove.disk_mib={}", self.disk_mib)?;
+        }
+        if self.fork > 0 {
+            write!(f, " vmove.fork={}", self.fork)?;
+        }
+        if self.misbehave {
+            f.write_str(" vmove.misbehave=1")?;
+        }
+        Ok(())
     }
 }
 
@@ -143,6 +165,9 @@ mod tests {
             threads: 2,
             order: Order::Sequential,
             period_us: 500,
+            disk_mib: 8,
+            fork: 3,
+            misbehave: true,
         };
         assert_eq!(Config::parse(&format!("console=ttyS0 {config} quiet")), Ok(config));
     }

@@ -1,6 +1,9 @@
 //! The guest's program: fills its pages, then rewrites and checks them until the machine ends. See the library.
 
+mod disk;
+mod job;
 mod memory;
+mod port;
 mod sys;
 mod worker;
 
@@ -11,6 +14,9 @@ use vmove_guest::beacon::{self, Phase, place};
 use vmove_guest::config::Config;
 use vmove_guest::pattern::mix;
 use worker::{Shared, Worker};
+
+/// Time that the host gets to see that the machine is at work.
+const AT_WORK: std::time::Duration = std::time::Duration::from_secs(3);
 
 fn main() -> ExitCode {
     match start() {
@@ -41,6 +47,25 @@ fn start() -> Result<(), String> {
         shared.set(at, word);
     }
 
+    if config.disk_mib > 0 {
+        let disk = disk::Disk::open(config.disk_mib).map_err(|e| format!("/dev/vda: {e}"))?;
+        std::thread::spawn(move || disk.work());
+    }
+    if config.fork > 0 || config.misbehave {
+        let (port, config) = (port::Port::open()?, config.clone());
+        std::thread::spawn(move || {
+            while shared.beacon[place::PHASE].load(std::sync::atomic::Ordering::Relaxed)
+                != Phase::Running as u64
+            {
+                std::thread::sleep(AT_WORK / 10);
+            }
+            // The host looks for the beacon in the RAM file, which is the machine's memory only until it is forked.
+            std::thread::sleep(AT_WORK);
+            if let Err(error) = job::run(port, &config) {
+                println!("VMOVE-GUEST ERROR job: {error}");
+            }
+        });
+    }
     // All threads begin at the same moment, when all pages are there.
     let barrier = Arc::new(Barrier::new(config.threads as usize));
     let threads: Vec<_> = (0..config.threads as usize)

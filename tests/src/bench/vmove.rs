@@ -33,7 +33,7 @@ struct VmoveMove {
 pub fn boot(mode: Mode, backing: Backing, guest: &Guest, sandbox: &Sandbox) -> Result<Box<dyn Movable>> {
     if backing == Backing::Hugetlb2M {
         // The daemons mount hugetlbfs by themselves; the pages for both nodes must be there.
-        sandbox.reserve_huge_pages(2 * guest.bytes())?;
+        sandbox.reserve_huge_pages(2 << 20, 2 * guest.bytes())?;
         Ballast::warm_huge_pages(2 * guest.bytes())?;
     }
     let (a, b) = Node::pair(sandbox, &NodeOptions::default())?;

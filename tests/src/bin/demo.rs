@@ -72,7 +72,7 @@ fn demo(args: &Args, sandbox: &Sandbox) -> Result<()> {
     let say = |text: &str| println!("[{:5.1} s] {text}", began.elapsed().as_secs_f64());
 
     if args.memory != "thp" {
-        sandbox.reserve_huge_pages(u64::from(args.memory_mib) << 21)?;
+        sandbox.reserve_huge_pages(2 << 20, u64::from(args.memory_mib) << 21)?;
     }
     let (a, b) = Node::pair(sandbox, &NodeOptions::default())?;
     say(&format!("two daemons: a at {}, b at {}", a.listen(), b.listen()));

@@ -12,6 +12,7 @@ use vmove_guest::config::{Config, Rate};
 use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::forks::{Parent, done, names};
 use vmove_tests::guest::{Guest, StockQemu};
+use vmove_tests::interrupt;
 use vmove_tests::monitor::Monitor;
 use vmove_tests::process::Guarded;
 use vmove_tests::sandbox::Sandbox;
@@ -58,6 +59,7 @@ fn guest(memory_mib: u32, live: u32) -> Result<Guest> {
 }
 
 fn main() -> Result<()> {
+    interrupt::clean_up_when_killed()?;
     let arguments = Arguments::parse();
     ready()?;
     let sandbox = Sandbox::new()?;
@@ -85,7 +87,8 @@ fn main() -> Result<()> {
 
 /// Cold and warm forks of one guest, in turn.
 fn fork(node: &Node, parent: &Parent, count: usize, rounds: usize) -> Result<Value> {
-    let (mut cold, mut warm, mut pauses, mut saves) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut cold, mut warm, mut saves) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut cold_pauses, mut warm_pauses) = (Vec::new(), Vec::new());
     let mut memory = Value::Null;
     let number = count.to_string();
     let count_words = ["create", parent.name.as_str(), "--count", number.as_str()];
@@ -96,7 +99,7 @@ fn fork(node: &Node, parent: &Parent, count: usize, rounds: usize) -> Result<Val
             parent.name, answer["all_running_ms"], answer["parent_pause_ms"]
         );
         cold.push(answer["all_running_ms"].as_f64().context("a time")?);
-        pauses.push(answer["parent_pause_ms"].as_f64().context("a time")?);
+        cold_pauses.push(answer["parent_pause_ms"].as_f64().context("a time")?);
         end(node, &answer)?;
         done(node, &["promote", &parent.name])?;
         done(node, &["warm", &parent.name, "--count", &number])?;
@@ -106,7 +109,7 @@ fn fork(node: &Node, parent: &Parent, count: usize, rounds: usize) -> Result<Val
             parent.name, answer["all_running_ms"], answer["parent_pause_ms"]
         );
         warm.push(answer["all_running_ms"].as_f64().context("a time")?);
-        pauses.push(answer["parent_pause_ms"].as_f64().context("a time")?);
+        warm_pauses.push(answer["parent_pause_ms"].as_f64().context("a time")?);
         if round + 1 == rounds {
             std::thread::sleep(Duration::from_secs(2));
             memory = pss(node, parent, &answer)?;
@@ -122,7 +125,8 @@ fn fork(node: &Node, parent: &Parent, count: usize, rounds: usize) -> Result<Val
     }
     Ok(json!({
         "children": count, "all_running_cold_ms": spread(&cold), "all_running_warm_ms": spread(&warm),
-        "parent_pause_ms": spread(&pauses), "template_save_pause_ms": spread(&saves), "memory": memory,
+        "parent_pause_cold_ms": spread(&cold_pauses), "parent_pause_warm_ms": spread(&warm_pauses),
+        "template_save_pause_ms": spread(&saves), "memory": memory,
     }))
 }
 

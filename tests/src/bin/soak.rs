@@ -66,7 +66,7 @@ fn main() -> ExitCode {
 
 fn soak(args: &Args, sandbox: &Sandbox, moves: &mut u64) -> Result<()> {
     if args.memory != "thp" {
-        sandbox.reserve_huge_pages(u64::from(args.memory_mib) << 21)?;
+        sandbox.reserve_huge_pages(2 << 20, u64::from(args.memory_mib) << 21)?;
     }
     let nodes: [Node; 2] = Node::pair(sandbox, &NodeOptions::default())?.into();
     let config = Config {

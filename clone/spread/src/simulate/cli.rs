@@ -7,52 +7,49 @@ use clap::Args;
 use super::{Outcome, Scenario, report, simulate};
 use crate::plan::{Choice, Leaf, Network, PlanError, Way};
 
-/// Models how memory gets to many hosts, on each way.
+/// Arguments of the model.
 #[derive(Debug, Clone, Args)]
 pub struct SimulateArguments {
-    /// Hosts beside the root, 1 to 10000.
+    /// Hosts beside the root, 1 to 10000
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     hosts: u32,
-    /// Hosts under one leaf switch, the root counted with the first; default: all.
+    /// Hosts under one leaf switch, the root counted with the first; default: all
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     per_leaf: Option<u32>,
-    /// Rate of a host's link, in Gbit/s.
+    /// Rate of a host's link, in Gbit/s
     #[arg(long, default_value_t = 10.0)]
     link: f64,
-    /// Rate of a leaf's uplink, in Gbit/s; default: as much as all its hosts together.
+    /// Rate of a leaf's uplink, in Gbit/s; default: as much as all its hosts together
     #[arg(long)]
     uplink: Option<f64>,
-    /// The part of datagrams that each host loses, 0 to below 1.
+    /// The part of datagrams that each host loses, 0 to below 1
     #[arg(long, default_value_t = 0.0)]
     loss: f64,
-    /// The network has no multicast.
+    /// The network has no multicast
     #[arg(long)]
     no_multicast: bool,
-    /// Payload of a datagram, in bytes: 1440 with an MTU of 1500, 4096 with InfiniBand.
+    /// Payload of a datagram, in bytes: 1440 with an MTU of 1500, 4096 with InfiniBand
     #[arg(long, default_value_t = 1440)]
     payload: u32,
-    /// Memory that is not zero, in MiB.
+    /// Memory that is not zero, in MiB
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=16_777_216))]
     mib: u64,
-    /// State of the devices, in KiB; travels first.
+    /// State of the devices, in KiB; travels first
     #[arg(long, default_value_t = 1024)]
     state_kib: u64,
-    /// Latency of anything, in microseconds.
+    /// Latency of anything, in microseconds
     #[arg(long, default_value_t = 50.0)]
     latency: f64,
-    /// A network as JSON, instead of the options about hosts, leaves, links and losses.
+    /// A network as JSON, instead of the options about hosts, leaves, links and losses
     #[arg(long)]
     network: Option<PathBuf>,
-    /// Only these ways.
+    /// Only these ways
     #[arg(long, value_delimiter = ',', value_parser = way)]
     way: Vec<Way>,
-    /// Seed of the losses.
+    /// Seed of the losses
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Print JSON instead of a table.
-    #[arg(long)]
-    json: bool,
-    /// Write a picture of the progress to this file, as SVG.
+    /// Write a picture of the progress to this file, as SVG
     #[arg(long)]
     svg: Option<PathBuf>,
 }
@@ -99,11 +96,11 @@ struct Answer<'a> {
 }
 
 impl SimulateArguments {
-    /// Runs the model; what to print.
+    /// Runs the model; what to print: a table, or one JSON object.
     ///
     /// # Errors
     /// [`SimulateError`].
-    pub fn run(&self) -> Result<String, SimulateError> {
+    pub fn run(&self, json: bool) -> Result<String, SimulateError> {
         let network = self.described()?;
         let mut scenario = Scenario::new(network, self.mib << 20);
         (scenario.state, scenario.latency, scenario.seed) =
@@ -117,9 +114,9 @@ impl SimulateArguments {
             let file = |source| SimulateError::File { operation: "write", path: path.clone(), source };
             std::fs::write(path, report::picture(&outcomes)).map_err(file)?;
         }
-        if self.json {
+        if json {
             let answer = Answer { scenario: &scenario, choice: &choice, outcomes: &outcomes };
-            return Ok(serde_json::to_string_pretty(&answer).expect("plain data") + "\n");
+            return Ok(serde_json::to_string(&answer).expect("plain data") + "\n");
         }
         let mut text = report::table(&outcomes);
         text += &format!("\nchosen by arithmetic: {}\n", choice.way);

@@ -1,6 +1,7 @@
 //! The command line of `vfork`: the one definition behind help, man pages and completions.
 
 use clap::{Args, Parser, Subcommand};
+use vmove_spread::simulate::SimulateArguments;
 
 use crate::api::forks::ForkWay;
 use crate::cli::args::{Completions, Global, Man};
@@ -28,6 +29,12 @@ const EXIT_CODES: &str = "Exit codes:
 Environment:
   VMOVE_CONTROL  control socket, unless --control is given";
 
+const SIMULATE: &str = "Examples:
+  vfork simulate --hosts 1000 --per-leaf 40 --link 10 --uplink 100 --mib 4096
+  vfork --json simulate --hosts 10000 --per-leaf 40 --loss 0.001 --way multicast,pipeline --svg progress.svg
+
+The hosts and the pacing of a real distribution run in the model; links are arithmetic.";
+
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -46,6 +53,9 @@ pub enum Command {
     /// Guests that were kept as they were at one moment
     #[command(subcommand)]
     Template(Template),
+    /// Model how memory would get to many hosts, on each way; no daemon is asked
+    #[command(after_help = SIMULATE)]
+    Simulate(SimulateArguments),
     /// Print a completion script
     Completions(Completions),
     /// Write the man pages into a folder
@@ -212,6 +222,17 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_model_answers_in_json_where_all_commands_do() {
+        let parse = |words: &[&str]| Cli::try_parse_from(std::iter::once(&"vfork").chain(words));
+        parse(&["simulate", "--hosts", "10001"]).unwrap_err();
+        let asked = parse(&["simulate", "--hosts", "3", "--mib", "8", "--json"]).unwrap();
+        let Command::Simulate(arguments) = asked.command else { panic!("another command") };
+        let text = arguments.run(asked.global.json).unwrap();
+        let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(answer["outcomes"].as_array().map(Vec::len), Some(4), "{text}");
     }
 
     #[test]

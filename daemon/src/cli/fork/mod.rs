@@ -10,6 +10,7 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokio::time::Instant;
 use vmove_clone::report::{ForkProgress, ForkReport, HostReport};
+use vmove_spread::simulate::{SimulateArguments, SimulateError};
 
 use self::args::{Cli, Command, Create, Join, Save, Template};
 use super::client::Client;
@@ -57,9 +58,22 @@ async fn dispatch(cli: Cli) -> Result<Exit, End> {
         Command::Template(Template::Load(args)) => load(&client, &args.name, json).await,
         Command::Template(Template::List) => list(&client, json).await,
         Command::Template(Template::Rm(args)) => remove(&client, &args.name, json).await,
+        Command::Simulate(args) => simulate(&args, json),
         Command::Completions(args) => generate::completions_of::<Cli>("vfork", args.shell),
         Command::Man(args) => generate::man(&args.dir, json),
     }
+}
+
+fn simulate(args: &SimulateArguments, json: bool) -> Result<Exit, End> {
+    let text = args.run(json).map_err(|error| {
+        let code = match error {
+            SimulateError::File { .. } => Code::LocalFile,
+            _ => Code::BadOption,
+        };
+        Problem::from_error(code, &error)
+    })?;
+    say(&text)?;
+    Ok(Exit::Done)
 }
 
 async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> {
@@ -151,6 +165,14 @@ fn describe(done: &ForkReport) -> String {
             "{} had been forked before: it got memory of its own first, in {}\n",
             done.parent,
             format_ms(first)
+        ));
+    }
+    for disk in &done.disks {
+        text.push_str(&format!(
+            "{} writes to {} since; {} is frozen, and must stay as it is\n",
+            done.parent,
+            disk.overlay.display(),
+            disk.base.display()
         ));
     }
     text.push_str(&format!(
@@ -287,6 +309,12 @@ async fn promote(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
         ))?;
     } else {
         say(&format!("{:?} had memory of its own already", done.vm))?;
+    }
+    if !json {
+        for disk in &done.disks {
+            let files: Vec<_> = disk.files.iter().map(|file| file.display().to_string()).collect();
+            say(&format!("Disk {} is {}", disk.device, files.join(" over ")))?;
+        }
     }
     Ok(Exit::Done)
 }

@@ -82,8 +82,9 @@ impl Forks {
     pub async fn prepare(&self, planned: Planned) -> Result<Prepared, CloneError> {
         let _turn = self.at_work.acquire().await;
         let Planned { plan, reserved } = planned;
-        let note =
-            Note { name: plan.name().to_owned(), ram: plan.ram.iter().map(|ram| ram.path.clone()).collect() };
+        let files = plan.ram.iter().map(|ram| ram.path.clone());
+        let files = files.chain(plan.overlays.iter().map(|overlay| overlay.path.clone())).collect();
+        let note = Note { name: plan.name().to_owned(), ram: files };
         let (vm_dir, begun) = (plan.layout.vm_dir.clone(), note.clone());
         let made = off_worker(move || starting::begin(&vm_dir, &begun)).await;
         match made {

@@ -6,10 +6,10 @@ use tokio::task::JoinSet;
 use vmove_clone::child::Base;
 use vmove_clone::parent::{self, Freeze, Frozen};
 use vmove_clone::record::{ForkPhase, ForkRecord, Member, Members};
-use vmove_clone::report::{ChildReport, ForkFailure, ForkProgress, ForkReport, Multicast};
+use vmove_clone::report::{ChildReport, ForkFailure, ForkProgress, ForkReport, FrozenDisk, Multicast};
 use vmove_clone::room::Demand;
 use vmove_clone::template::Template;
-use vmove_clone::{CloneError, check};
+use vmove_clone::{CloneError, check, disk};
 use vmove_memory::MemoryDir;
 use vmove_migrate::clock::{Mono, ms};
 use vmove_migrate::journal::Journal;
@@ -19,6 +19,7 @@ use vmove_qmp::inspect::VmFacts;
 use vmove_qmp::{Client, RamBacking};
 
 use super::children::{LoadOrder, Loaded, Planned, Prepared, words};
+use super::disks::frozen_disks;
 use super::problem::clone_problem;
 use super::remote::{self, Outline};
 use super::{Busy, Forks};
@@ -62,7 +63,8 @@ impl Origin {
             Self::Template(template, _) => {
                 let manifest = template.manifest();
                 let files = manifest.ram.iter().map(|ram| ram.file.as_path()).collect();
-                (manifest.qemu.clone(), files, Vec::new())
+                let disks = manifest.disks.iter().map(|disk| format!("{} ({})", disk.device, disk.file.display()));
+                (manifest.qemu.clone(), files, disks.collect())
             }
         };
         let live_bytes = remote::allocated(&files);
@@ -159,6 +161,7 @@ impl Forks {
         let request = &ForkRequest { count: away.here, ..request.clone() };
         self.room(&origin, request).await?;
         let mut warm = self.take_warm(name, request.count);
+        self.drop_outdated(&mut warm, &origin.base().disks);
         let missing = request.count - warm.len();
         let planned = match self.plan(origin.base(), name, missing) {
             Ok(planned) => planned,
@@ -173,8 +176,6 @@ impl Forks {
             p.phase = "freeze".to_owned();
             p.prepared = warm.len();
         });
-        // QEMUs start while the parent is being frozen: they need nothing of it yet.
-        let cold = self.start_all(id, planned);
         let rehomed_ms = if let Origin::Guest(parent) = &origin { parent.rehomed_ms } else { None };
         let source = match origin {
             Origin::Guest(parent) => self.freeze_for(id, &parent, children).await,
@@ -183,15 +184,14 @@ impl Forks {
         let source = match source {
             Ok(source) => source,
             Err(problem) => {
-                for (prepared, _) in finish_all(cold).await.into_iter().flatten() {
-                    warm.push(prepared);
-                }
                 for prepared in warm {
                     prepared.discard().await;
                 }
                 return Err(problem);
             }
         };
+        // Not earlier: QEMUs that start would take the processors from the parent while it is being stopped and saved.
+        let cold = self.start_all(id, planned);
         let mut report = ForkReport {
             id: id.to_owned(),
             parent: name.to_owned(),
@@ -199,6 +199,7 @@ impl Forks {
             multicast: Multicast::default(),
             fabric: "local".to_owned(),
             rehomed_ms,
+            disks: source.disks.clone(),
             ..ForkReport::default()
         };
         let order = Arc::new(LoadOrder {
@@ -211,6 +212,8 @@ impl Forks {
         });
         let away = away.begin(self, id, &source.template, &source.state, begun);
         let loaded = self.load_all(id, warm, cold, &order, &mut report).await;
+        let (loaded, lost) = self.meet(id, loaded).await;
+        report.children.extend(lost.into_iter().map(|(index, name, error)| self.lost(index, name, &error)));
         self.run_all(id, loaded, begun, request.verify, &mut report).await;
         away.finish(self, id, &mut report).await;
         self.close(source).await;
@@ -239,7 +242,9 @@ impl Forks {
         self.registry.not_in_session(name)?;
         let record = self.registry.vms.get(name).map_err(|e| store_problem(&e))?;
         let (client, facts) = self.registry.inspect(&record).await?;
-        let blockers = check::blockers(&facts);
+        let mut blockers = check::blockers(&facts);
+        let (disks, more) = disk::look(&client, &record, &facts).await.map_err(|e| clone_problem(&e))?;
+        blockers.extend(more);
         if !blockers.is_empty() {
             return Err(clone_problem(&CloneError::Refused(blockers)));
         }
@@ -251,6 +256,8 @@ impl Forks {
             backing,
             run_dir: self.registry.run_dir.clone(),
             memory_dir: self.registry.memory_dir.clone(),
+            disks,
+            overlay_dir: self.policy.overlay_dir.clone(),
         };
         Ok(Parent { record, client, facts, base, rehomed_ms: None })
     }
@@ -265,6 +272,8 @@ impl Forks {
             backing: backing(&manifest.backing)?,
             run_dir: self.registry.run_dir.clone(),
             memory_dir: self.registry.memory_dir.clone(),
+            disks: manifest.disks.clone(),
+            overlay_dir: self.policy.overlay_dir.clone(),
         };
         Ok(Origin::Template(Box::new(template), Box::new(base)))
     }
@@ -315,6 +324,7 @@ impl Forks {
             pause_ms: ms(frozen.pause),
             template: frozen.template,
             state: frozen.state,
+            disks: frozen_disks(&frozen.journal),
             journal: Some(frozen.journal),
         })
     }
@@ -337,6 +347,8 @@ impl Forks {
             journal: &journal,
             name,
             children,
+            disks: &parent.base.disks,
+            overlay_dir: self.policy.overlay_dir.as_deref(),
         };
         let (members, record, fork) = (Arc::clone(&self.members), parent.record.clone(), id.to_owned());
         let before = members.get(&record);
@@ -344,11 +356,18 @@ impl Forks {
         let frozen =
             parent::freeze(order, move |private| note_private(&members, &record, known, &fork, private))
                 .await;
-        frozen.map_err(|error| {
-            self.unnote_shared(&parent.record, before);
-            self.sweep_journal(&journal);
-            clone_problem(&error)
-        })
+        match frozen {
+            Ok(frozen) => {
+                let steps = &frozen.journal.record().disks;
+                self.follow_disks(&parent.record.name, &parent.client, steps).await?;
+                Ok(frozen)
+            }
+            Err(error) => {
+                self.unnote_shared(&parent.record, before);
+                self.sweep_journal(&journal, &parent.client).await;
+                Err(clone_problem(&error))
+            }
+        }
     }
 
     /// After a fork that failed: memory that did not become private is not said to be.
@@ -368,7 +387,7 @@ impl Forks {
     async fn frozen_template(&self, template: Template) -> Result<Ready, Problem> {
         let work = move || {
             let state = template.state()?;
-            Ok::<_, CloneError>(Ready { pause_ms: 0.0, template, state, journal: None })
+            Ok::<_, CloneError>(Ready { pause_ms: 0.0, template, state, disks: Vec::new(), journal: None })
         };
         off_worker(work).await?.map_err(|e| clone_problem(&e))
     }
@@ -441,6 +460,7 @@ impl Forks {
             running.spawn(async move {
                 let ran = child.child.run().await;
                 forks.update(&id, |p| p.running += usize::from(ran.is_ok()));
+                forks.greet(child.child.plan.name(), ran.is_ok());
                 let network = match ran {
                     Ok(_) => child.child.bring_up_network().await,
                     Err(_) => "none".to_owned(),
@@ -512,6 +532,7 @@ struct Ready {
     pause_ms: f64,
     template: Template,
     state: Arc<[u8]>,
+    disks: Vec<FrozenDisk>,
     journal: Option<Journal<ForkRecord>>,
 }
 

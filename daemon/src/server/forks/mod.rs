@@ -2,6 +2,8 @@
 
 mod children;
 mod create;
+mod disks;
+mod guest;
 mod problem;
 mod promote;
 mod recover;
@@ -19,6 +21,7 @@ use vmove_clone::record::Members;
 use vmove_clone::report::ForkProgress;
 
 use self::children::Prepared;
+use self::guest::Guests;
 use self::remote::Remote;
 use super::registry::Registry;
 use crate::api::problem::{Code, Problem};
@@ -40,6 +43,7 @@ pub struct Forks {
     saved: PathBuf,
     /// How many QEMUs are started, or load, at the same time: more would only slow each other down.
     at_work: Arc<Semaphore>,
+    guests: Guests,
     /// Forks to and from other nodes.
     pub remote: Arc<Remote>,
     state: Mutex<State>,
@@ -81,6 +85,7 @@ impl Forks {
             journals: dir,
             saved: config.state_dir.join("templates"),
             at_work: Arc::new(Semaphore::new(2 * cores)),
+            guests: Guests::default(),
             remote,
             state: Mutex::default(),
         }))

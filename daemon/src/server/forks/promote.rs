@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use vmove_clone::disk;
 use vmove_clone::rehome::{self, Rehomed};
 use vmove_migrate::vm::VmRecord;
 use vmove_qmp::Client;
@@ -9,7 +10,7 @@ use vmove_qmp::inspect::VmFacts;
 
 use super::Forks;
 use super::problem::clone_problem;
-use crate::api::forks::Promoted;
+use crate::api::forks::{DiskChain, Promoted};
 use crate::api::problem::Problem;
 use crate::server::registry::store_problem;
 
@@ -20,12 +21,9 @@ impl Forks {
         self.registry.not_in_session(&name)?;
         let record = self.registry.vms.get(&name).map_err(|e| store_problem(&e))?;
         let private = self.members.get(&record).is_some_and(|m| !m.private.is_empty());
-        let done = if private {
-            let (client, facts) = self.registry.inspect(&record).await?;
-            self.rehome(&record, &client, &facts).await?
-        } else {
-            Rehomed::default()
-        };
+        let (client, facts) = self.registry.inspect(&record).await?;
+        let disks = disk::chains(&client).await.map_err(|e| clone_problem(&e))?;
+        let done = if private { self.rehome(&record, &client, &facts).await? } else { Rehomed::default() };
         Ok(Promoted {
             vm: name,
             was_private: private,
@@ -33,6 +31,10 @@ impl Forks {
             rounds: done.rounds,
             pause_ms: done.pause_ms,
             total_ms: done.total_ms,
+            disks: disks
+                .into_iter()
+                .map(|chain| DiskChain { device: chain.device, files: chain.files })
+                .collect(),
         })
     }
 

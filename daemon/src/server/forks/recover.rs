@@ -6,6 +6,7 @@ use vmove_clone::parent::{self, Undone};
 use vmove_clone::record::{ForkPhase, ForkRecord};
 use vmove_clone::template::Template;
 use vmove_migrate::journal::Journal;
+use vmove_qmp::Client;
 
 use super::Forks;
 use super::create::note_private;
@@ -55,6 +56,7 @@ impl Forks {
                 .map_err(|e| e.to_string())?;
         }
         let how = parent::undo(journal, &client).await.map_err(|e| e.to_string())?;
+        self.follow_disks(&record.vm.name, &client, &record.disks).await.map_err(|e| e.message)?;
         if how == Undone::Shared {
             match before.filter(|m| m.fork != record.id) {
                 Some(member) => self.members.put(&member),
@@ -86,9 +88,14 @@ impl Forks {
     }
 
     /// After a fork that failed and was undone in this life.
-    pub(super) fn sweep_journal(&self, path: &Path) {
+    pub(super) async fn sweep_journal(&self, path: &Path, client: &Client) {
         let Ok(journal) = Journal::<ForkRecord>::open(path) else { return };
         let record = journal.record();
+        if let Err(problem) = self.follow_disks(&record.vm.name, client, &record.disks).await {
+            // The next life tries again.
+            tracing::error!(fork = %record.id, %problem, "which disks a VM has could not be written down");
+            return;
+        }
         if record.phase != ForkPhase::Complete {
             // The parent was not brought back: the next life tries again.
             return;

@@ -65,6 +65,7 @@ impl Registry {
             command_line: found.command_line,
             environment: Vec::new(),
             ram: found.ram,
+            overlays: Vec::new(),
             adopted: true,
             session: None,
         };

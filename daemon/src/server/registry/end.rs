@@ -106,6 +106,9 @@ impl Registry {
             for file in record.ram.iter().filter(|f| f.path.starts_with(&memory_dir)) {
                 starting::remove(&file.path);
             }
+            for overlay in &record.overlays {
+                starting::remove(overlay);
+            }
             Ok(())
         };
         off_worker(work).await?.map_err(|e| store_problem(&e))

@@ -104,6 +104,7 @@ impl Registry {
             command_line: request.command_line.clone(),
             environment: request.environment.clone().into_iter().collect(),
             ram: ram.into_iter().map(|r| ram_record(r, &attempt.layout)).collect(),
+            overlays: Vec::new(),
             adopted: false,
             session: None,
         };

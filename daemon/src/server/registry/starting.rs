@@ -15,7 +15,7 @@ const NOTE: &str = "starting.json";
 pub struct Note {
     /// Name of the VM.
     pub name: String,
-    /// RAM files that did not exist before.
+    /// Files that did not exist before: RAM, overlays of a child's disks.
     pub ram: Vec<PathBuf>,
 }
 

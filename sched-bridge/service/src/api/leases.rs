@@ -151,13 +151,13 @@ pub async fn account(
     State(app): State<Arc<App>>,
     Query(query): Query<AccountQuery>,
 ) -> Result<impl IntoResponse, Refusal> {
-    let view = app.bridge.view()?;
+    let records = app.bridge.records().await?;
     let wanted = |record: &Record| {
         query.holder.as_ref().is_none_or(|holder| *holder == record.holder)
             && query.since_ms.is_none_or(|since| record.ended_wall_ms >= since)
     };
     let records: Vec<Record> =
-        view.records().filter_map(|(_, text)| serde_json::from_str(text).ok()).filter(wanted).collect();
+        records.iter().filter_map(|(_, text)| serde_json::from_str(text).ok()).filter(wanted).collect();
     match query.format.as_deref() {
         None | Some("jsonl") => Ok(([(header::CONTENT_TYPE, "application/jsonl")], json_lines(&records))),
         Some("csv") => Ok(([(header::CONTENT_TYPE, "text/csv")], csv(&records))),

@@ -106,7 +106,7 @@ async fn whatever_is_refused_changes_nothing_and_says_what_was_expected() {
         ("POST", "/v1/plans", json!({ "for": "evacuate", "node": "n77" }).to_string(), 400, "n77"),
         ("POST", "/v1/plans", json!({ "for": "tidy" }).to_string(), 400, "tidy"),
     ];
-    let state = || async {
+    let state = async || {
         let snapshot = bridge.store().snapshot().await.unwrap();
         // To ask for VMs is a heartbeat, which changes nothing of what is held.
         let plain = |text: &str| text.split("\"beats\"").next().unwrap_or_default().to_owned();

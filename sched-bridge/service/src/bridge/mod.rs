@@ -8,7 +8,6 @@ mod grant;
 mod moves;
 mod nodes;
 mod plans;
-mod records;
 mod retain;
 mod sweep;
 mod sync;
@@ -32,7 +31,7 @@ pub use view::{Known, View};
 pub(crate) use tests::Running;
 
 use crate::clock::Clock;
-use crate::store::{Committed, Revision, Store, StoreError, Txn};
+use crate::store::{Committed, Part, Revision, Store, StoreError, Txn};
 
 /// How long an operation tries again when others were faster, or the store does not answer. Tests start etcd in the middle, on
 /// machines that may be very busy.
@@ -112,6 +111,16 @@ impl Bridge {
 
     fn view_even_if_old(&self) -> Arc<View> {
         Arc::clone(&self.view.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Accounting records by key, as they were written, the oldest first. They are not part of the view: there may be very many, and
+    /// no decision needs them.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn records(&self) -> Result<Vec<(String, String)>, BridgeError> {
+        let read = self.store.read(Part::Below(crate::keys::RECORDS)).await?;
+        Ok(read.entries.into_iter().map(|(key, entry)| (key, entry.value)).collect())
     }
 
     /// Waits until the view shows a transaction of our own, so that whoever asks next sees it.

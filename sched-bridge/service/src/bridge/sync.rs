@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Bridge, State, View};
 use crate::keys;
-use crate::store::{Changes, StoreError, Txn};
+use crate::store::{Changes, Part, StoreError, Txn};
 
 /// Pause before the store is tried again.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -34,7 +34,7 @@ impl Bridge {
     }
 
     async fn follow_once(&self) -> Result<(), StoreError> {
-        let snapshot = self.store.snapshot().await?;
+        let snapshot = self.store.read(Part::AllBut(keys::RECORDS)).await?;
         let mut changes = self.store.watch(snapshot.revision).await?;
         let view = View::of(&snapshot);
         let revision = view.revision();

@@ -94,8 +94,9 @@ pub async fn embedded(dir: &std::path::Path, clock: &Arc<ManualClock>) -> Runnin
     Running::new(Arc::new(store), clock).await
 }
 
-fn records(bridge: &Bridge) -> Vec<Record> {
-    bridge.view().unwrap().records().map(|(_, text)| serde_json::from_str(text).unwrap()).collect()
+async fn records(bridge: &Bridge) -> Vec<Record> {
+    let records = bridge.records().await.unwrap();
+    records.iter().map(|(_, text)| serde_json::from_str(text).unwrap()).collect()
 }
 
 #[tokio::test]
@@ -123,7 +124,7 @@ async fn a_lease_is_given_once_and_given_back_once() {
     let record = bridge.release(&id("a")).await.unwrap();
     assert!((record.gpu_hours - 2.0).abs() < 1e-9 && record.exact, "{record:?}");
     assert!(matches!(bridge.release(&id("a")).await, Err(BridgeError::UnknownLease(_))));
-    assert_eq!(records(bridge), [record]);
+    assert_eq!(records(bridge).await, [record]);
     bridge.grant(ask("b", vec![one_gpu("b-0", "n1", 0)])).await.unwrap();
 }
 
@@ -145,7 +146,7 @@ async fn a_lease_without_heartbeats_ends_and_one_with_them_does_not() {
     assert_eq!(ended, [id("dead")]);
     let late = bridge.renew(&id("dead")).await.unwrap_err();
     assert!(late.to_string().contains("no heartbeat"), "{late}");
-    assert_eq!(records(bridge)[0].end, End::Expired);
+    assert_eq!(records(bridge).await[0].end, End::Expired);
 }
 
 #[tokio::test]
@@ -243,7 +244,7 @@ async fn the_end_of_a_vm_gives_back_what_it_had() {
     bridge.grant(ask("b", vec![one_gpu("b-0", "n1", 0)])).await.unwrap();
     bridge.vms_seen(&n1, &see(&["b-0"])).await.unwrap();
     bridge.view().unwrap().lease(&id("a")).unwrap_err();
-    assert_eq!(records(bridge)[0].end, End::VmsEnded);
+    assert_eq!(records(bridge).await[0].end, End::VmsEnded);
 }
 
 #[tokio::test]
@@ -372,8 +373,11 @@ impl Store for Mute {
         true
     }
 
-    async fn snapshot(&self) -> Result<crate::store::Snapshot, crate::store::StoreError> {
-        self.0.snapshot().await
+    async fn read(
+        &self,
+        part: crate::store::Part,
+    ) -> Result<crate::store::Snapshot, crate::store::StoreError> {
+        self.0.read(part).await
     }
 
     async fn commit(

@@ -7,7 +7,6 @@ use sched_bridge::model::{Assignment, Fleet, Node, NodeName, Occupancy, VmName};
 use sched_bridge::topology::Topology;
 
 use super::BridgeError;
-use super::records::Records;
 use crate::keys;
 use crate::lease::{Lease, LeaseId};
 use crate::store::{Change, Changes, Entry, Revision, Snapshot};
@@ -34,7 +33,6 @@ pub struct View {
     guards: HashMap<NodeName, Revision>,
     leases: BTreeMap<LeaseId, Known>,
     plans: BTreeMap<LeaseId, (Arc<str>, Revision)>,
-    records: Records,
     fleet: Arc<Fleet>,
     occupancy: Option<Occupancy>,
     /// Nodes or topology have changed since the fleet was made.
@@ -110,11 +108,6 @@ impl View {
             match entry {
                 Some(entry) => drop(self.plans.insert(plan, (entry.value.as_str().into(), entry.revision))),
                 None => drop(self.plans.remove(&plan)),
-            }
-        } else if let Some(record) = key.strip_prefix(keys::RECORDS) {
-            match entry {
-                Some(entry) => self.records.insert(record.to_owned(), entry.value.as_str().into()),
-                None => self.records.remove(record),
             }
         }
         Ok(())
@@ -233,11 +226,6 @@ impl View {
     #[must_use]
     pub fn plans(&self) -> &BTreeMap<LeaseId, (Arc<str>, Revision)> {
         &self.plans
-    }
-
-    /// Accounting records as they were written, the oldest first.
-    pub fn records(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.records.iter()
     }
 
     /// What in the store cannot be read, or does not fit together, by key.

@@ -10,7 +10,7 @@ use redb::{Database, ReadableTable, TableDefinition};
 use tokio::sync::mpsc;
 
 use super::{
-    Change, Changes, Committed, Entry, Expect, Revision, Snapshot, Store, StoreError, Txn, check_size,
+    Change, Changes, Committed, Entry, Expect, Part, Revision, Snapshot, Store, StoreError, Txn, check_size,
 };
 
 /// Key to revision and value.
@@ -71,15 +71,27 @@ impl Inner {
         Ok(())
     }
 
-    fn snapshot(&self) -> Result<Snapshot, redb::Error> {
+    fn revision(&self) -> Result<Revision, redb::Error> {
+        let read = self.database.begin_read()?;
+        Ok(Revision(read.open_table(META)?.get(REVISION)?.map_or(0, |v| v.value())))
+    }
+
+    fn read(&self, part: Part) -> Result<Snapshot, redb::Error> {
         let read = self.database.begin_read()?;
         let revision = read.open_table(META)?.get(REVISION)?.map_or(0, |v| v.value());
         let mut snapshot = Snapshot { revision: Revision(revision), ..Snapshot::default() };
-        for row in read.open_table(KEYS)?.iter()? {
-            let (key, value) = row?;
-            let (revision, value) = value.value();
-            let entry = Entry { value: value.to_owned(), revision: Revision(revision) };
-            snapshot.entries.insert(key.value().to_owned(), entry);
+        let keys = read.open_table(KEYS)?;
+        for (first, end) in part.ranges() {
+            let rows = match &end {
+                Some(end) => keys.range(first.as_str()..end.as_str())?,
+                None => keys.range(first.as_str()..)?,
+            };
+            for row in rows {
+                let (key, value) = row?;
+                let (revision, value) = value.value();
+                let entry = Entry { value: value.to_owned(), revision: Revision(revision) };
+                snapshot.entries.insert(key.value().to_owned(), entry);
+            }
         }
         Ok(snapshot)
     }
@@ -135,9 +147,9 @@ impl Store for Embedded {
         false
     }
 
-    async fn snapshot(&self) -> Result<Snapshot, StoreError> {
+    async fn read(&self, part: Part) -> Result<Snapshot, StoreError> {
         let inner = Arc::clone(&self.0);
-        blocking(move || inner.snapshot().map_err(|e| inner.failed(&e))).await
+        blocking(move || inner.read(part).map_err(|e| inner.failed(&e))).await
     }
 
     async fn commit(&self, txn: Txn) -> Result<Committed, StoreError> {
@@ -153,7 +165,7 @@ impl Store for Embedded {
         let inner = Arc::clone(&self.0);
         blocking(move || {
             let mut watchers = inner.watchers.lock().unwrap_or_else(PoisonError::into_inner);
-            let now = inner.snapshot().map_err(|e| inner.failed(&e))?.revision;
+            let now = inner.revision().map_err(|e| inner.failed(&e))?;
             // This store keeps no history: whoever missed something reads everything again.
             if now != after {
                 return Err(StoreError::Compacted { store: inner.path.display().to_string(), after });

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::{
-    Change, Changes, Committed, Entry, Expect, Revision, Snapshot, Store, StoreError, Txn, check_size,
+    Change, Changes, Committed, Entry, Expect, Part, Revision, Snapshot, Store, StoreError, Txn, check_size,
 };
 use crate::http::{Endpoint, HttpClient, HttpError, Lines};
 
@@ -184,31 +184,13 @@ impl Store for Etcd {
         true
     }
 
-    async fn snapshot(&self) -> Result<Snapshot, StoreError> {
+    async fn read(&self, part: Part) -> Result<Snapshot, StoreError> {
         let mut snapshot = Snapshot::default();
-        let (mut key, end) = (STANDARD.encode(&self.prefix), self.range_end());
-        loop {
-            let mut body = json!({ "key": key, "range_end": end, "limit": PAGE.to_string() });
-            if snapshot.revision > Revision(0) {
-                // All pages show the same moment.
-                body["revision"] = json!(snapshot.revision.0.to_string());
-            }
-            let answer = self.post("/v3/kv/range", &body, true).await?;
-            let page: RangeAnswer = serde_json::from_value(answer)
-                .map_err(|e| self.protocol(e.to_string(), "an answer of /v3/kv/range"))?;
-            if snapshot.revision == Revision(0) {
-                snapshot.revision = Revision(number(&page.header.revision));
-            }
-            for pair in &page.kvs {
-                let (key, entry) = self.decode(pair)?;
-                snapshot.entries.insert(key, entry);
-            }
-            let Some(last) = page.kvs.last().filter(|_| page.more) else { return Ok(snapshot) };
-            // The next page starts at the smallest key after the last one.
-            let mut next = STANDARD.decode(&last.key).unwrap_or_default();
-            next.push(0);
-            key = STANDARD.encode(next);
+        for (first, end) in part.ranges() {
+            let end = end.map_or_else(|| self.range_end(), |end| self.key(&end));
+            self.read_range(self.key(&first), &end, &mut snapshot).await?;
         }
+        Ok(snapshot)
     }
 
     async fn commit(&self, txn: Txn) -> Result<Committed, StoreError> {
@@ -260,6 +242,36 @@ impl Store for Etcd {
 }
 
 impl Etcd {
+    /// Reads a range page by page; all pages, and all ranges, show the same moment.
+    async fn read_range(
+        &self,
+        mut key: String,
+        end: &str,
+        snapshot: &mut Snapshot,
+    ) -> Result<(), StoreError> {
+        loop {
+            let mut body = json!({ "key": key, "range_end": end, "limit": PAGE.to_string() });
+            if snapshot.revision > Revision(0) {
+                body["revision"] = json!(snapshot.revision.0.to_string());
+            }
+            let answer = self.post("/v3/kv/range", &body, true).await?;
+            let page: RangeAnswer = serde_json::from_value(answer)
+                .map_err(|e| self.protocol(e.to_string(), "an answer of /v3/kv/range"))?;
+            if snapshot.revision == Revision(0) {
+                snapshot.revision = Revision(number(&page.header.revision));
+            }
+            for pair in &page.kvs {
+                let (key, entry) = self.decode(pair)?;
+                snapshot.entries.insert(key, entry);
+            }
+            let Some(last) = page.kvs.last().filter(|_| page.more) else { return Ok(()) };
+            // The next page starts at the smallest key after the last one.
+            let mut next = STANDARD.decode(&last.key).unwrap_or_default();
+            next.push(0);
+            key = STANDARD.encode(next);
+        }
+    }
+
     fn read_changes(
         &self,
         line: Result<Option<Vec<u8>>, HttpError>,

@@ -37,13 +37,44 @@ pub struct Entry {
     pub revision: Revision,
 }
 
-/// Everything in a store at one moment.
+/// What is in a store at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     /// The moment.
     pub revision: Revision,
     /// The keys.
     pub entries: BTreeMap<String, Entry>,
+}
+
+/// What of a store is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Everything.
+    All,
+    /// Keys that begin so.
+    Below(&'static str),
+    /// All other keys.
+    AllBut(&'static str),
+}
+
+impl Part {
+    /// Ranges of keys, each from its first key up to the one after its last, or to the end.
+    pub(crate) fn ranges(self) -> Vec<(String, Option<String>)> {
+        let after = |prefix: &str| {
+            let mut end = prefix.to_owned();
+            // Prefixes are of ASCII, and end in a slash.
+            let last = end.pop().map_or('\u{1}', |last| char::from_u32(u32::from(last) + 1).unwrap_or(last));
+            end.push(last);
+            end
+        };
+        match self {
+            Self::All => vec![(String::new(), None)],
+            Self::Below(prefix) => vec![(prefix.to_owned(), Some(after(prefix)))],
+            Self::AllBut(prefix) => {
+                vec![(String::new(), Some(prefix.to_owned())), (after(prefix), None)]
+            }
+        }
+    }
 }
 
 /// A key that was written, or deleted if there is no entry.
@@ -200,11 +231,19 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Whether others may change it, so that a view of it may be behind.
     fn is_shared(&self) -> bool;
 
+    /// A part of what there is.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    async fn read(&self, part: Part) -> Result<Snapshot, StoreError>;
+
     /// Everything there is.
     ///
     /// # Errors
     /// The store does not answer.
-    async fn snapshot(&self) -> Result<Snapshot, StoreError>;
+    async fn snapshot(&self) -> Result<Snapshot, StoreError> {
+        self.read(Part::All).await
+    }
 
     /// Changes keys together, if all expectations hold.
     ///

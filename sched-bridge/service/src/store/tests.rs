@@ -121,6 +121,16 @@ async fn etcd_is_read_in_pages_of_one_moment() {
         store.commit(txn).await.unwrap();
     }
     assert_eq!(store.snapshot().await.unwrap().entries.len(), 1200);
+    put(&store, "record/1", "a").await;
+    put(&store, "record0", "b").await;
+    let records = store.read(crate::store::Part::Below("record/")).await.unwrap();
+    assert_eq!(records.entries.keys().collect::<Vec<_>>(), ["record/1"]);
+    let others = store.read(crate::store::Part::AllBut("record/")).await.unwrap();
+    assert!(
+        others.entries.len() == 1201 && others.entries.contains_key("record0"),
+        "{}",
+        others.entries.len()
+    );
     let too_large = (0..129).fold(Txn::default(), |txn, i| txn.put(i.to_string(), ""));
     let refused = store.commit(too_large).await.unwrap_err();
     assert!(refused.to_string().contains("--max-txn-ops"), "{refused}");

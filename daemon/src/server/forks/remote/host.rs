@@ -184,6 +184,9 @@ impl Part {
             backing: node::backing_named(&order.backing).ok_or_else(unknown)?,
             run_dir: registry.run_dir.clone(),
             memory_dir: registry.memory_dir.clone(),
+            // The parent's node sends no VM with disks that are written.
+            disks: Vec::new(),
+            overlay_dir: None,
         })
     }
 

@@ -1,0 +1,286 @@
+//! Disk images of a command line, and overlays put over them.
+
+use super::{CommandLine, CommandLineError, Item, options::Options};
+
+/// An image that `-drive` or `-blockdev` gives to a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    /// Its file as written, with the placeholders.
+    pub file: String,
+    /// Whether QEMU is told not to lock it.
+    pub unlocked: bool,
+}
+
+/// What an image becomes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overlay {
+    /// The image as [`CommandLine::images`] gives it.
+    pub image: String,
+    /// The qcow2 file over it, which names it as its backing file. As it is to be written: absolute.
+    pub file: String,
+    /// Whether it is to bypass the page cache, as the image does.
+    pub direct: bool,
+}
+
+/// Where an image is said.
+enum Place {
+    /// `-drive file=…`
+    Drive,
+    /// `-blockdev`: the node of this name.
+    Node(String),
+}
+
+impl CommandLine {
+    /// Images that can get an overlay: `-drive file=` with a plain path, and nodes of `-blockdev` that are raw or qcow2 on a
+    /// plain file. Others are left out.
+    ///
+    /// # Errors
+    /// [`CommandLineError::Unreadable`].
+    pub fn images(&self) -> Result<Vec<Image>, CommandLineError> {
+        let found = self.places()?;
+        Ok(found.into_iter().map(|(_, image, _)| image).collect())
+    }
+
+    /// Puts an overlay over an image: the device keeps its drive, which is the overlay now. False if there is no such image.
+    ///
+    /// # Errors
+    /// [`CommandLineError::Unreadable`].
+    pub fn put_overlay(&mut self, overlay: &Overlay) -> Result<bool, CommandLineError> {
+        let places = self.places()?;
+        let Some((at, _, place)) = places.into_iter().find(|(_, image, _)| image.file == overlay.image)
+        else {
+            return Ok(false);
+        };
+        let mut options = self.items[at].options()?;
+        match place {
+            Place::Drive => {
+                options.set_text("file", &overlay.file);
+                options.remove("driver");
+                options.set_text("format", "qcow2");
+                self.items[at].set_options(&options);
+            }
+            Place::Node(node) => {
+                let base = self.free_node()?;
+                options.set_text("node-name", &base);
+                options.remove("auto-read-only");
+                options.set_flag("read-only", true);
+                self.items[at].set_options(&options);
+                let mut over = Options::parse("").unwrap_or(Options::Json(<_>::default()));
+                over.set_kind("driver", "qcow2");
+                let pairs = [
+                    ("node-name", node.as_str()),
+                    ("backing", base.as_str()),
+                    ("file.driver", "file"),
+                    ("file.filename", overlay.file.as_str()),
+                ];
+                pairs.into_iter().for_each(|(key, value)| over.set_text(key, value));
+                if overlay.direct {
+                    ["cache.direct", "file.cache.direct"]
+                        .into_iter()
+                        .for_each(|key| over.set_flag(key, true));
+                }
+                for key in ["discard", "detect-zeroes"] {
+                    if let Some(value) = options.get(key, false) {
+                        over.set_text(key, &value);
+                    }
+                }
+                self.items.insert(at + 1, Item::new("-blockdev", over.to_string().as_str()));
+            }
+        }
+        Ok(true)
+    }
+
+    fn places(&self) -> Result<Vec<(usize, Image, Place)>, CommandLineError> {
+        let mut found = Vec::new();
+        let attached = self.attached()?;
+        for (at, item) in self.items.iter().enumerate() {
+            match item.name() {
+                "drive" => {
+                    let options = item.options()?;
+                    if options.flag("snapshot") == Some(true) {
+                        continue;
+                    }
+                    let Some(file) = options.get("file", false).filter(|file| is_path(file)) else {
+                        continue;
+                    };
+                    let unlocked = ["locking", "file.locking"].into_iter().any(|key| off(&options, key));
+                    found.push((at, Image { file, unlocked }, Place::Drive));
+                }
+                "blockdev" => {
+                    let options = item.options()?;
+                    let Some(node) = options.get("node-name", false) else { continue };
+                    if !attached.contains(&node) {
+                        continue;
+                    }
+                    if let Some((file, unlocked)) = self.file_of(&options)? {
+                        found.push((at, Image { file, unlocked }, Place::Node(node)));
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+
+    /// Nodes that devices have as their drive.
+    fn attached(&self) -> Result<Vec<String>, CommandLineError> {
+        let mut found = Vec::new();
+        for item in self.named("device") {
+            found.extend(item.options()?.get("drive", false));
+        }
+        Ok(found)
+    }
+
+    /// The file of a node, through the node below it if that is where the file is; and whether it is not to be locked.
+    fn file_of(&self, node: &Options) -> Result<Option<(String, bool)>, CommandLineError> {
+        let driver = node.get("driver", true).unwrap_or_default();
+        let own = |options: &Options, key: &str, locking: &str| {
+            let file = options.get(key, false).filter(|file| is_path(file));
+            file.map(|file| (file, off(options, locking)))
+        };
+        if driver == "file" {
+            return Ok(own(node, "filename", "locking"));
+        }
+        if !matches!(driver.as_str(), "raw" | "qcow2") {
+            return Ok(None);
+        }
+        if let Options::Json(map) = node {
+            if let Some(serde_json::Value::Object(below)) = map.get("file") {
+                let below = Options::Json(below.clone());
+                let is_file = below.get("driver", false).as_deref() == Some("file");
+                return Ok(if is_file { own(&below, "filename", "locking") } else { None });
+            }
+        }
+        if node.get("file.driver", false).as_deref() == Some("file") {
+            return Ok(own(node, "file.filename", "file.locking"));
+        }
+        let Some(below) = node.get("file", false) else { return Ok(None) };
+        for item in self.named("blockdev") {
+            let options = item.options()?;
+            let is_it = options.get("node-name", false).as_deref() == Some(below.as_str());
+            if is_it && options.get("driver", true).as_deref() == Some("file") {
+                return Ok(own(&options, "filename", "locking"));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A node name that is not taken.
+    fn free_node(&self) -> Result<String, CommandLineError> {
+        let mut taken = Vec::new();
+        for item in self.named("blockdev") {
+            taken.extend(item.options()?.get("node-name", false));
+        }
+        let mut names = (0_u32..).map(|number| format!("vmove-base{number}"));
+        Ok(names.find(|name| !taken.contains(name)).unwrap_or_default())
+    }
+}
+
+fn off(options: &Options, key: &str) -> bool {
+    options.get(key, false).as_deref() == Some("off")
+}
+
+/// A path, as opposed to `nbd://…`, `json:…`, `host:…`.
+fn is_path(file: &str) -> bool {
+    !file.is_empty() && file.split('/').next().is_some_and(|first| !first.contains(':'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(words: &[&str]) -> CommandLine {
+        CommandLine::parse(std::iter::once(&"qemu").chain(words).map(Into::into).collect()).unwrap()
+    }
+
+    fn words(line: &CommandLine) -> Vec<String> {
+        line.to_argv().into_iter().skip(1).map(|w| w.into_string().unwrap()).collect()
+    }
+
+    fn overlay(image: &str) -> Overlay {
+        Overlay { image: image.to_owned(), file: "/o,1".to_owned(), direct: false }
+    }
+
+    #[test]
+    fn images_are_found_wherever_they_are_said() {
+        let line = line(&[
+            "-drive",
+            "if=none,id=a,file={vmdir}/a.img,format=raw",
+            "-drive",
+            "if=none,id=b,file=nbd://host/x",
+            "-drive",
+            "if=virtio,file=/s.img,snapshot=on",
+            "-drive",
+            "if=virtio,file=/l.img,file.locking=off",
+            "-blockdev",
+            "driver=file,node-name=f0,filename=/f0.img,locking=off",
+            "-blockdev",
+            "driver=qcow2,node-name=q0,file=f0",
+            "-blockdev",
+            r#"{"driver":"raw","node-name":"r0","file":{"driver":"file","filename":"/r0.img"}}"#,
+            "-blockdev",
+            "driver=qcow2,node-name=q1,file.driver=file,file.filename=/q1.img",
+            "-blockdev",
+            "driver=file,node-name=unused,filename=/u.img",
+            "-device",
+            "virtio-blk-pci,drive=q0",
+            "-device",
+            r#"{"driver":"virtio-blk-pci","drive":"r0"}"#,
+            "-device",
+            "virtio-blk-pci,drive=q1",
+        ]);
+        let found: Vec<_> = line.images().unwrap().into_iter().map(|i| (i.file, i.unlocked)).collect();
+        let expected = [
+            ("{vmdir}/a.img", false),
+            ("/l.img", true),
+            ("/f0.img", true),
+            ("/r0.img", false),
+            ("/q1.img", false),
+        ];
+        assert_eq!(found, expected.map(|(file, off)| (file.to_owned(), off)));
+    }
+
+    #[test]
+    fn a_drive_is_its_overlay() {
+        let mut line = line(&[
+            "-drive",
+            "if=none,id=a,format=raw,file=/a.img,cache=none",
+            "-device",
+            "virtio-blk-pci,drive=a",
+        ]);
+        assert!(!line.put_overlay(&overlay("/b.img")).unwrap());
+        assert!(line.put_overlay(&overlay("/a.img")).unwrap());
+        assert_eq!(words(&line)[1], "if=none,id=a,format=qcow2,file=/o,,1,cache=none");
+        // As often as one likes.
+        let again = Overlay { image: "/o,1".to_owned(), file: "/o2".to_owned(), direct: false };
+        assert!(line.put_overlay(&again).unwrap());
+        assert_eq!(words(&line)[1], "if=none,id=a,format=qcow2,file=/o2,cache=none");
+    }
+
+    #[test]
+    fn a_device_keeps_the_name_of_its_node() {
+        let mut line = line(&[
+            "-blockdev",
+            "driver=file,node-name=f0,filename=/f0.img",
+            "-blockdev",
+            r#"{"driver":"raw","node-name":"d0","file":"f0","discard":"unmap"}"#,
+            "-device",
+            "virtio-blk-pci,drive=d0",
+        ]);
+        assert!(line.put_overlay(&Overlay { direct: true, ..overlay("/f0.img") }).unwrap());
+        let said = words(&line);
+        assert_eq!(
+            said[3],
+            r#"{"discard":"unmap","driver":"raw","file":"f0","node-name":"vmove-base0","read-only":true}"#
+        );
+        assert_eq!(
+            said[5],
+            "driver=qcow2,node-name=d0,backing=vmove-base0,file.driver=file,file.filename=/o,,1,cache.direct=on,\
+             file.cache.direct=on,discard=unmap"
+        );
+        let again = Overlay { image: "/o,1".to_owned(), file: "/o2".to_owned(), direct: false };
+        assert!(line.put_overlay(&again).unwrap());
+        assert!(words(&line)[5].contains("node-name=vmove-base1,backing=vmove-base0"), "{:?}", words(&line));
+        assert!(words(&line)[7].contains("node-name=d0,backing=vmove-base1"), "{:?}", words(&line));
+    }
+}
