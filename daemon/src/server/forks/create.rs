@@ -63,7 +63,8 @@ impl Origin {
             Self::Template(template, _) => {
                 let manifest = template.manifest();
                 let files = manifest.ram.iter().map(|ram| ram.file.as_path()).collect();
-                let disks = manifest.disks.iter().map(|disk| format!("{} ({})", disk.device, disk.file.display()));
+                let disks =
+                    manifest.disks.iter().map(|disk| format!("{} ({})", disk.device, disk.file.display()));
                 (manifest.qemu.clone(), files, disks.collect())
             }
         };

@@ -207,7 +207,8 @@ impl Part {
         let manifest: Manifest = match serde_json::from_str(&begin.manifest) {
             Ok(manifest) => manifest,
             Err(error) => {
-                return discard(cold, Problem::new(Code::BadTemplate, format!("its manifest: {error}"))).await;
+                return discard(cold, Problem::new(Code::BadTemplate, format!("its manifest: {error}")))
+                    .await;
             }
         };
         if let Err(problem) = self.as_ordered(&manifest) {
