@@ -4,11 +4,14 @@
 //! verbs_bench serve ADDRESS:PORT
 //! verbs_bench latency ADDRESS:PORT BYTES COUNT
 //! verbs_bench bandwidth ADDRESS:PORT BYTES COUNT DEPTH
+//! verbs_bench write ADDRESS:PORT BYTES COUNT DEPTH
 //! ```
 //!
-//! The server ends after one client. Latency is of CLOCK_MONOTONIC from the post to the poll that yields the completion,
+//! The server ends after one client. 'write' is the same as 'bandwidth' with WRITEs into the server's memory, and a message to
+//! the server after each MiB, which must be told what it has got. Latency is of CLOCK_MONOTONIC from the post to the poll that yields the completion,
 //! one READ at a time on an urgent connection; bandwidth is of COUNT READs of BYTES each with DEPTH under way on a bulk
-//! connection, in MiB/s, from the first post to the last completion.
+//! connection, in MiB/s, from the first post to the last completion. Both sides say how much processor time their process took
+//! from the connection's begin to its end, and their whole host with its kernel (in ticks of 10 ms).
 #![allow(unsafe_code)]
 
 use std::net::SocketAddr;
@@ -18,7 +21,7 @@ use std::time::{Duration, Instant};
 use vmove_fabric::verbs::{VerbsFabric, VerbsOptions};
 use vmove_fabric::{
     Access, Class, CompletionKind, Completions, Endpoint, Fabric, MemoryArea, PeerAddress, ReadSegment,
-    Region, RemoteRegion, WrId,
+    Region, RemoteRegion, WrId, WriteSegment,
 };
 
 /// What is read from, and into: larger than any READ asked for here.
@@ -33,12 +36,58 @@ fn main() -> Outcome<()> {
         ["serve", address] => serve(address.parse()?),
         ["latency", address, bytes, count] => latency(address.parse()?, bytes.parse()?, count.parse()?),
         ["bandwidth", address, bytes, count, depth] => {
-            bandwidth(address.parse()?, bytes.parse()?, count.parse()?, depth.parse()?)
+            bandwidth(Way::Read, address.parse()?, bytes.parse()?, count.parse()?, depth.parse()?)
+        }
+        ["write", address, bytes, count, depth] => {
+            bandwidth(Way::Write, address.parse()?, bytes.parse()?, count.parse()?, depth.parse()?)
         }
         _ => {
-            Err("expected: serve ADDRESS | latency ADDRESS BYTES COUNT | bandwidth ADDRESS BYTES COUNT DEPTH"
-                .into())
+            let forms =
+                "serve ADDRESS | latency ADDRESS BYTES COUNT | bandwidth|write ADDRESS BYTES COUNT DEPTH";
+            Err(format!("expected: {forms}").into())
         }
+    }
+}
+
+/// Which side moves the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Read,
+    Write,
+}
+
+/// Bytes after which the server is told of WRITEs.
+const TOLD: u64 = 1 << 20;
+
+/// Processor time in ticks of 10 ms: of this process, and of this host with its kernel.
+#[derive(Debug, Clone, Copy)]
+struct Used {
+    process: u64,
+    host: u64,
+}
+
+impl Used {
+    fn now() -> Outcome<Self> {
+        let sum = |text: &str, places: &[usize]| -> u64 {
+            let words: Vec<&str> = text.split_whitespace().collect();
+            places.iter().filter_map(|at| words.get(*at)?.parse::<u64>().ok()).sum()
+        };
+        let own = std::fs::read_to_string("/proc/self/stat")?;
+        // After the name, which may hold anything: state is the first word, user and system time the 12th and 13th.
+        let own = own.rsplit_once(')').ok_or("no process times")?.1;
+        let all = std::fs::read_to_string("/proc/stat")?;
+        // cpu user nice system idle iowait irq softirq
+        Ok(Self {
+            process: sum(own, &[11, 12]),
+            host: sum(all.lines().next().unwrap_or(""), &[1, 2, 3, 6, 7]),
+        })
+    }
+
+    fn say(self, side: &str) -> Outcome<()> {
+        let now = Self::now()?;
+        let (process, host) = ((now.process - self.process) * 10, (now.host - self.host) * 10);
+        println!("{side}: process {process} ms, host {host} ms");
+        Ok(())
     }
 }
 
@@ -53,20 +102,22 @@ fn memory(fabric: &VerbsFabric, access: Access) -> Outcome<Region> {
 
 fn serve(address: SocketAddr) -> Outcome<()> {
     let fabric = VerbsFabric::bind(address, VerbsOptions::default())?;
-    let region = memory(&fabric, Access::REMOTE_READ)?;
+    let region = memory(&fabric, Access { remote_read: true, remote_write: true })?;
     let mut endpoint = fabric.accept(Duration::from_secs(60))?.endpoint;
+    let used = Used::now()?;
     let remote = region.remote();
     let mut message = Vec::new();
     for number in [remote.addr, remote.len, remote.rkey] {
         message.extend(number.to_le_bytes());
     }
     endpoint.post_send(WrId(0), &message)?;
-    // Nothing to do but to stay: the device answers.
+    // Nothing to do but to stay, and to hear what was written: the device does the rest.
     let mut found = Completions::default();
     while endpoint.poll(&mut found).is_ok() {
+        drop(found.drain());
         endpoint.wait(Some(Duration::from_secs(60)))?;
     }
-    Ok(())
+    used.say("server")
 }
 
 /// A connection, and the memory at its other end and at this.
@@ -104,15 +155,31 @@ impl Client {
         Ok(())
     }
 
-    /// Waits until something completes; how many did.
+    fn post_write(&mut self, offset: u64, bytes: u32) -> Outcome<()> {
+        let segment = WriteSegment {
+            local: self.to.local(offset, bytes).ok_or("outside")?,
+            remote: self.from.at(offset).ok_or("outside")?,
+        };
+        self.endpoint.post_write(WrId(offset), &[segment])?;
+        Ok(())
+    }
+
+    /// Waits until some READ or WRITE completes; how many did.
     fn complete(&mut self) -> Outcome<usize> {
-        while self.endpoint.poll(&mut self.found)? == 0 {
-            self.endpoint.wait(None)?;
+        loop {
+            while self.endpoint.poll(&mut self.found)? == 0 {
+                self.endpoint.wait(None)?;
+            }
+            let mut moved = 0;
+            for completion in &self.found {
+                completion.status?;
+                let moves = matches!(completion.kind, CompletionKind::Read { .. } | CompletionKind::Write);
+                moved += usize::from(moves);
+            }
+            if moved > 0 {
+                return Ok(moved);
+            }
         }
-        for completion in &self.found {
-            completion.status?;
-        }
-        Ok(self.found.len())
     }
 }
 
@@ -133,19 +200,30 @@ fn latency(address: SocketAddr, bytes: u32, count: usize) -> Outcome<()> {
     Ok(())
 }
 
-fn bandwidth(address: SocketAddr, bytes: u32, count: usize, depth: usize) -> Outcome<()> {
+fn bandwidth(way: Way, address: SocketAddr, bytes: u32, count: usize, depth: usize) -> Outcome<()> {
     let mut client = Client::connect(address, Class::Bulk)?;
+    let used = Used::now()?;
     let places = MEMORY as u64 / u64::from(bytes);
-    let (mut posted, mut done) = (0, 0);
+    let (mut posted, mut done, mut untold) = (0, 0, 0);
     let begin = Instant::now();
     while done < count {
         while posted < count && posted - done < depth {
-            client.post(posted as u64 % places * u64::from(bytes), bytes)?;
+            let offset = posted as u64 % places * u64::from(bytes);
             posted += 1;
+            if way == Way::Read {
+                client.post(offset, bytes)?;
+                continue;
+            }
+            client.post_write(offset, bytes)?;
+            untold += u64::from(bytes);
+            if untold >= TOLD || posted == count {
+                client.endpoint.post_send(WrId(0), &untold.to_le_bytes())?;
+                untold = 0;
+            }
         }
         done += client.complete()?;
     }
     let seconds = begin.elapsed().as_secs_f64();
     println!("average {:.2} MiB/s", f64::from(bytes) * count as f64 / f64::from(1 << 20) / seconds);
-    Ok(())
+    used.say("client")
 }

@@ -1,16 +1,17 @@
 //! Datagrams to many hosts at once.
 //!
 //! The shape is that of InfiniBand's unreliable datagrams (UD) with multicast; `tcp`'s companion is
-//! [`UdpMulticast`](crate::udp::UdpMulticast). A datagram carries at most one MTU of payload and 32 bits of immediate data, by
+//! [`UdpMulticast`](crate::udp::UdpMulticast), that of `verbs` is `VerbsMulticast`. A datagram carries at most one MTU of payload and 32 bits of immediate data, by
 //! which the receiver knows where the payload belongs. It arrives once, several times, out of order or not at all; nobody is
 //! told. What is missing is read over an [`Endpoint`](crate::Endpoint).
 //!
 //! A receiver owns a ring of buffers which it keeps posted; what sits in front of the payload (the 40-byte GRH of UD, the header
 //! of the UDP back end) stays in the ring. Payload goes to the place that the caller names for the immediate, which must be
 //! registered memory: with that, nothing is ever written outside what was granted. A datagram of another session, or one whose
-//! bytes are not those that were sent, is dropped before a place is asked for.
+//! bytes are not those that were sent, is dropped before a place is asked for: by UDP as the session's check sum says, by RDMA
+//! as the session's Q_Key (31 bits, which the device compares) and the packet's own check sum say.
 
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,12 +31,15 @@ use crate::sys::net::random;
 pub enum GroupAddress {
     /// An IPv4 multicast address and a port, for UDP.
     Udp(SocketAddrV4),
+    /// An IPv4 multicast address, for RDMA: RoCE uses it as it is, on InfiniBand it stands for the address that IPoIB makes of it.
+    Rdma(Ipv4Addr),
 }
 
 impl std::fmt::Display for GroupAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Udp(address) => write!(f, "udp:{address}"),
+            Self::Rdma(address) => write!(f, "rdma:{address}"),
         }
     }
 }

@@ -24,7 +24,8 @@ vmove_lab() {
         bench)
             shift
             build_lab_bench
-            set -- bench "$LAB_BENCH" "$@"
+            build_lab_moves
+            set -- bench --program "$LAB_BENCH" --moves "$(target_dir)/release" --guest "$LAB_GUEST" "$@"
             ;;
         test)
             # Moves only, all of them or those whose name contains the next word.
@@ -32,12 +33,19 @@ vmove_lab() {
                 build_lab_moves
                 set -- test --hosts 2 --no-check --moves "$(target_dir)/release" --guest "$LAB_GUEST" --only "${3:-}" "${@:4}"
             fi
+            # Datagrams only.
+            if [ "${2:-}" = multicast ]; then
+                build_lab_bench
+                build_lab_spread
+                set -- test --no-check --multicast "$LAB_MULTICAST" --spread "$LAB_SPREAD" "${@:3}"
+            fi
             # Without a command of the caller's own: everything there is.
             if [ $# -eq 1 ]; then
                 build_lab_bench
                 build_lab_suite
+                build_lab_spread
                 build_lab_moves
-                set -- test --faults "$LAB_BENCH" --moves "$(target_dir)/release" --guest "$LAB_GUEST" -- "$LAB_SUITE" verbs --test-threads=1
+                set -- test --faults "$LAB_BENCH" --multicast "$LAB_MULTICAST" --spread "$LAB_SPREAD" --moves "$(target_dir)/release" --guest "$LAB_GUEST" -- "$LAB_SUITE" verbs --test-threads=1
             fi
             ;;
     esac
@@ -49,11 +57,12 @@ build_lab() {
     (cd "$ROOT" && cargo build --quiet --release -p vmove-lab)
 }
 
-# Sets LAB_BENCH.
+# Sets LAB_BENCH and LAB_MULTICAST.
 build_lab_bench() {
-    say "building the measuring program"
-    (cd "$ROOT" && cargo build --quiet --release -p vmove-fabric --features verbs --example verbs_bench)
+    say "building the measuring programs"
+    (cd "$ROOT" && cargo build --quiet --release -p vmove-fabric --features verbs --example verbs_bench --example verbs_multicast)
     LAB_BENCH=$(target_dir)/release/examples/verbs_bench
+    LAB_MULTICAST=$(target_dir)/release/examples/verbs_multicast
 }
 
 # Sets LAB_GUEST, and builds the daemons that move it.
@@ -68,12 +77,22 @@ build_lab_moves() {
 # Sets LAB_SUITE: the fabric's conformance suite, to be run in a host.
 build_lab_suite() {
     say "building the fabric's conformance suite"
-    local said
-    said=$(cd "$ROOT" && cargo test --release -p vmove-fabric --features verbs --test conformance --no-run 2>&1) ||
-        die "the suite does not build: $said"
-    LAB_SUITE=$(sed -n 's/.*Executable.*(\(.*\)).*/\1/p' <<<"$said")
-    [ -n "$LAB_SUITE" ] || die "cargo named no conformance suite"
-    LAB_SUITE=$(cd "$ROOT" && realpath "$LAB_SUITE")
+    LAB_SUITE=$(lab_test_binary -p vmove-fabric --features verbs --test conformance)
+}
+
+# Sets LAB_SPREAD: the tests of distribution, whose processes run in the hosts.
+build_lab_spread() {
+    say "building the tests of distribution"
+    LAB_SPREAD=$(lab_test_binary -p vmove-spread --features verbs --test namespaces)
+}
+
+# Builds a program of tests and says where it is.
+lab_test_binary() {
+    local said binary
+    said=$(cd "$ROOT" && cargo test --release "$@" --no-run 2>&1) || die "the tests do not build: $said"
+    binary=$(sed -n 's/.*Executable.*(\(.*\)).*/\1/p' <<<"$said")
+    [ -n "$binary" ] || die "cargo named no program: $said"
+    (cd "$ROOT" && realpath "$binary")
 }
 
 setup_lab() {

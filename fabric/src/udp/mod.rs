@@ -77,7 +77,9 @@ impl Multicast for UdpMulticast {
 }
 
 fn udp(group: &Group) -> Result<SocketAddrV4, FabricError> {
-    let GroupAddress::Udp(address) = group.address;
+    let GroupAddress::Udp(address) = group.address else {
+        return Err(FabricError::Unsupported { what: "UDP multicast to an address that is not for UDP," });
+    };
     if address.ip().is_multicast() && address.port() != 0 {
         return Ok(address);
     }

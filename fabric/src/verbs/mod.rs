@@ -17,6 +17,7 @@ mod device;
 mod endpoint;
 mod events;
 mod hello;
+mod multicast;
 mod options;
 mod queue;
 mod raw;
@@ -27,6 +28,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 pub use device::ports;
+pub use multicast::{VerbsMulticast, VerbsMulticastOptions};
 pub use options::VerbsOptions;
 
 use crate::region::{LocalSlice, Registration, RemoteRegion};

@@ -70,15 +70,20 @@ impl Exposure {
     }
 
     /// Registers afresh what has other memory than when it was registered, and what has memory only now. Whether anything did: then
-    /// the destination must be told before it reads again. To be called before pages are named, after the scan that found them:
-    /// what changes later is found by the next scan. No read may be under way.
+    /// the destination must be told before it reads again. What the file has lost is pending again: it may have been named after that
+    /// and read from the memory that it had before. To be called before pages are named, after the scan that found them: what changes
+    /// later is found by the next scan. No read may be under way.
     pub(super) fn refresh(&mut self, memory: &SourceMemory) -> Result<bool, ExposeError> {
         let mut changed = false;
-        for (exposed, block) in self.blocks.iter_mut().zip(&memory.blocks) {
+        for (index, (exposed, block)) in self.blocks.iter_mut().zip(&memory.blocks).enumerate() {
             let Some(watch) = &mut exposed.watch else { continue };
             let before = exposed.pieces.len();
-            // A kernel that cannot tell: then all of it may have changed.
-            exposed.pieces.retain(|piece| watch.orphans(piece.range()).is_ok_and(|found| found.is_empty()));
+            exposed.pieces.retain(|piece| {
+                // A kernel that cannot tell: then all of it may have changed.
+                let lost = watch.orphans(piece.range()).unwrap_or_else(|_| vec![piece.range()]);
+                memory.name_again(index, &lost);
+                lost.is_empty()
+            });
             let mut missing = with_memory(&block.file)?;
             for piece in &exposed.pieces {
                 missing = without(&missing, piece.range());

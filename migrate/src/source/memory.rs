@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use vmove_memory::{
-    DirtyTracker, HoleWatch, Mapping, PageRun, PageSize, Precision, Process, QemuMapping, RamFile,
+    ByteRange, DirtyTracker, HoleWatch, Mapping, PageRun, PageSize, Precision, Process, QemuMapping, RamFile,
     find_mappings,
 };
 
@@ -188,6 +188,16 @@ impl SourceMemory {
     pub(super) fn put_back(&self, sets: &[PageSet]) {
         for (pending, set) in self.lock().pending.iter_mut().zip(sets) {
             pending.union(set);
+        }
+    }
+
+    /// Makes pages of a block pending.
+    pub(super) fn name_again(&self, block: usize, ranges: &[ByteRange]) {
+        let page_size = self.blocks[block].page_size();
+        let pending = &mut self.lock().pending[block];
+        for range in ranges {
+            let run = page_size.run_of(*range);
+            pending.insert(run.start.0..run.end().0);
         }
     }
 

@@ -53,6 +53,14 @@ pub(crate) fn collect(events: &std::sync::mpsc::Receiver<Event>) -> Option<Done>
 /// # Errors
 /// One of them failed; the message has its words.
 pub fn pair(lab: &Lab, server: (usize, &str), client: (usize, &str)) -> Result<String> {
+    both(lab, server, client).map(|(_, client)| client)
+}
+
+/// The same; what the server said, and the client.
+///
+/// # Errors
+/// See [`pair`].
+pub fn both(lab: &Lab, server: (usize, &str), client: (usize, &str)) -> Result<(String, String)> {
     let serving = lab.exec(server.0, shell(server.1, STEP_MS))?;
     let mut last = String::new();
     for _ in 0..10 {
@@ -64,7 +72,7 @@ pub fn pair(lab: &Lab, server: (usize, &str), client: (usize, &str)) -> Result<S
             if end.status != 0 {
                 bail!("'{}' on h{} ended with {}: {}", server.1, server.0, end.status, end.text);
             }
-            return Ok(done.text);
+            return Ok((end.text, done.text));
         }
         last = done.text;
         if done.status == 124 {

@@ -10,17 +10,24 @@
 //! | [`agent`] | runs in a host and executes commands that arrive on a virtio serial port |
 //! | [`client`] | asks a supervisor to run something in a host, or to change the switch |
 //! | [`mod@bench`] | READs through the fabric beside those of perftest |
+//! | [`sides`] | READ by the destination beside WRITE by the source |
+//! | [`compare`] | migrations by vmove beside QEMU's own |
 //! | [`check`] | self-test: do RDMA reads work between the hosts, and how fast |
 //! | [`faults`] | cuts, losses, killed peers and missing devices under a transfer |
+//! | [`moves`] | real daemons move a guest |
+//! | [`mod@multicast`] | datagrams from one host to two |
 
 pub mod agent;
 pub mod bench;
 pub mod check;
 pub mod client;
+pub mod compare;
 pub mod faults;
 pub mod host;
 pub mod moves;
+pub mod multicast;
 pub mod shell;
+pub mod sides;
 pub mod supervisor;
 pub mod switch;
 pub mod wire;

@@ -8,13 +8,13 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use nix::sys::signal::{SigSet, Signal};
 use vmove_lab::host::{Places, Shape, address};
 use vmove_lab::supervisor::Lab;
 use vmove_lab::switch::rules::Rule;
 use vmove_lab::wire::{Command, Event, Request};
-use vmove_lab::{agent, bench, check, client, faults, moves, shell};
+use vmove_lab::{agent, bench, check, client, compare, faults, moves, multicast, shell, sides};
 
 /// Virtual hosts with RDMA (the kernel's soft RoCE) on one machine, joined by a switch that loses, delays, reorders,
 /// cuts and slows down frames on request.
@@ -57,7 +57,7 @@ enum What {
         from: String,
         /// Receiving host, or 'all'
         to: String,
-        /// drop=PART delay=TIME reorder=PART rate=MBIT cut cut-rdma clear
+        /// drop=PART drop-multicast=PART delay=TIME reorder=PART rate=MBIT cut cut-rdma clear
         words: Vec<String>,
     },
     /// Frames that the switch passed on, lost and reordered
@@ -74,6 +74,12 @@ enum What {
         /// Try cuts, losses, killed peers and missing devices on this measuring program
         #[arg(long, value_name = "PROGRAM")]
         faults: Option<PathBuf>,
+        /// Send datagrams from h1 to all others by this program
+        #[arg(long, value_name = "PROGRAM", requires = "spread")]
+        multicast: Option<PathBuf>,
+        /// Spread memory from h1 to all others by this program
+        #[arg(long, value_name = "PROGRAM")]
+        spread: Option<PathBuf>,
         /// Move guests between the vmoved of this folder
         #[arg(long, value_name = "FOLDER", requires = "guest")]
         moves: Option<PathBuf>,
@@ -90,10 +96,19 @@ enum What {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
-    /// Measure READs through the fabric beside those of perftest, on the same two hosts in turns
+    /// Measure on the same two hosts in turns, and print tables
     Bench {
+        /// Only this
+        what: Option<Measured>,
         /// The measuring program
+        #[arg(long, value_name = "PROGRAM")]
         program: PathBuf,
+        /// Folder of vmoved
+        #[arg(long, value_name = "FOLDER")]
+        moves: PathBuf,
+        /// The guest that is moved
+        #[arg(long, value_name = "IMAGE")]
+        guest: PathBuf,
         /// How often each is measured
         #[arg(long, default_value_t = 5)]
         rounds: usize,
@@ -109,6 +124,17 @@ enum What {
     /// Runs in the hosts
     #[command(hide = true)]
     Agent,
+}
+
+/// What there is to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Measured {
+    /// READs through the fabric, beside those of perftest
+    Reads,
+    /// READ by the destination, beside WRITE by the source
+    Sides,
+    /// Migrations by vmove, beside QEMU's own
+    Moves,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -164,7 +190,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         What::Agent => agent::run().map(|()| ExitCode::SUCCESS),
         What::Up { shape, minutes } => up(&shape, minutes).and(done),
         What::Supervise { shape, minutes } => supervise(&shape, minutes).and(done),
-        What::Test { shape, no_check, faults, moves, guest, sessions, only, command } => {
+        What::Test { shape, no_check, faults, multicast, spread, moves, guest, sessions, only, command } => {
             let hosts = shape.hosts;
             with_lab(&shape, move |lab| {
                 if !no_check {
@@ -173,16 +199,31 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 if let Some(program) = faults {
                     faults::all(lab, &program)?;
                 }
+                if let Some((program, spread)) = multicast.zip(spread) {
+                    multicast::all(lab, &program, &spread)?;
+                }
                 if let Some((programs, guest)) = moves.zip(guest) {
-                    let parts = moves::parts(&programs, &guest, &lab.places().qemu)?;
+                    let parts = moves::parts(&programs, &guest, lab.places())?;
                     moves::all(lab, &parts, sessions, &only)?;
                 }
                 if command.is_empty() { Ok(0) } else { run_in(lab, command) }
             })
         }
-        What::Bench { program, rounds } => {
-            let shape = ShapeArgs { hosts: 2, memory_mib: 512, processors: 1, no_rdma: false };
-            with_lab(&shape, move |lab| bench::run(lab, &program, rounds).map(|()| 0))
+        What::Bench { what, program, moves, guest, rounds } => {
+            let shape = ShapeArgs { hosts: 2, memory_mib: 768, processors: 1, no_rdma: false };
+            with_lab(&shape, move |lab| {
+                let wanted = |this| what.is_none_or(|what| what == this);
+                if wanted(Measured::Reads) {
+                    bench::run(lab, &program, rounds)?;
+                }
+                if wanted(Measured::Sides) {
+                    sides::run(lab, &program, rounds)?;
+                }
+                if wanted(Measured::Moves) {
+                    compare::run(lab, &moves::parts(&moves, &guest, lab.places())?, rounds)?;
+                }
+                Ok(0)
+            })
         }
         What::Exec { host, timeout, command } => {
             let folder = std::env::current_dir()?.to_str().map(str::to_owned);

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::check::{Done, run, shell};
-use crate::host::address;
+use crate::host::{Places, address};
 use crate::supervisor::Lab;
 use crate::switch::rules::Rule;
 
@@ -26,12 +26,14 @@ pub struct Parts {
     pub guest: PathBuf,
     /// QEMU of the guest.
     pub qemu: PathBuf,
+    /// Asks a QEMU for its own migration.
+    pub script: PathBuf,
 }
 
 /// The daemons of h1 and h2, as long as this exists, and the guests they have.
 pub(crate) struct Moves<'a> {
     lab: &'a Lab,
-    parts: Parts,
+    pub(crate) parts: Parts,
 }
 
 /// Runs every case, or those whose name contains `only`.
@@ -39,7 +41,7 @@ pub(crate) struct Moves<'a> {
 /// # Errors
 /// The first case that does not end as it should.
 pub fn all(lab: &Lab, parts: &Parts, sessions: usize, only: &str) -> Result<()> {
-    let moves = Moves { lab, parts: parts.clone() };
+    let moves = Moves::new(lab, parts);
     let case = |name: &str, case: &dyn Fn() -> Result<()>| {
         if !name.contains(only) {
             return Ok(());
@@ -64,13 +66,17 @@ pub fn all(lab: &Lab, parts: &Parts, sessions: usize, only: &str) -> Result<()> 
     case("sessions_one_after_another_leave_nothing_behind", &|| moves.many(sessions))
 }
 
-impl Moves<'_> {
+impl<'a> Moves<'a> {
+    pub(crate) fn new(lab: &'a Lab, parts: &Parts) -> Self {
+        Self { lab, parts: parts.clone() }
+    }
+
     fn host(&self, host: usize, text: &str) -> Result<Done> {
         run(self.lab, host, shell(text, STEP_MS))
     }
 
     /// A command that must succeed; what it said.
-    fn must(&self, host: usize, text: &str) -> Result<String> {
+    pub(crate) fn must(&self, host: usize, text: &str) -> Result<String> {
         let done = self.host(host, text)?;
         ensure!(done.status == 0, "'{text}' on h{host} ended with {}: {}", done.status, done.text.trim());
         Ok(done.text)
@@ -81,7 +87,7 @@ impl Moves<'_> {
     }
 
     /// Starts the daemon of a host, and waits until it answers.
-    fn start(&self, host: usize, flags: &str) -> Result<()> {
+    pub(crate) fn start(&self, host: usize, flags: &str) -> Result<()> {
         let vmoved = self.parts.programs.join("vmoved");
         let (vmoved, ready) = (vmoved.display(), self.vmove("node"));
         self.must(
@@ -97,7 +103,7 @@ impl Moves<'_> {
     }
 
     /// Ends daemon and guests of a host, and looks whether the kernel still has something of them.
-    fn stop(&self, host: usize) -> Result<()> {
+    pub(crate) fn stop(&self, host: usize) -> Result<()> {
         self.must(
             host,
             "kill $(cat /run/vmoved.pid); for i in $(seq 100); do kill -0 $(cat /run/vmoved.pid) 2>/dev/null || break; \
@@ -117,7 +123,7 @@ impl Moves<'_> {
     }
 
     /// Starts a guest on h1 and waits until it has gone over its memory twice.
-    fn guest(&self, name: &str) -> Result<()> {
+    pub(crate) fn guest(&self, name: &str) -> Result<()> {
         let (qemu, guest) = (self.parts.qemu.display(), self.parts.guest.display());
         self.must(
             1,
@@ -130,8 +136,12 @@ impl Moves<'_> {
     }
 
     /// The guest runs on this host and finds its memory as it left it.
-    fn works(&self, host: usize, name: &str) -> Result<()> {
-        let debug = format!("/run/vm/run/{name}/debug");
+    pub(crate) fn works(&self, host: usize, name: &str) -> Result<()> {
+        self.goes_on(host, &format!("/run/vm/run/{name}/debug"))
+    }
+
+    /// The same for a guest whose debug port goes to this file.
+    pub(crate) fn goes_on(&self, host: usize, debug: &str) -> Result<()> {
         self.must(
             host,
             &format!(
@@ -149,7 +159,7 @@ impl Moves<'_> {
     }
 
     /// Moves a guest; its report.
-    fn migrate(&self, name: &str, from: usize, to: usize, more: &str) -> Result<Value> {
+    pub(crate) fn migrate(&self, name: &str, from: usize, to: usize, more: &str) -> Result<Value> {
         report(&self.must(from, &self.migrate_words(name, to, more))?)
     }
 
@@ -281,9 +291,11 @@ impl Moves<'_> {
     }
 
     /// Processor time of the daemon at the source, in clock ticks of 10 ms.
-    fn ticks(&self, host: usize) -> Result<u64> {
-        let text = self
-            .must(host, "set -- $(sed 's/.*) //' /proc/$(cat /run/vmoved.pid)/stat); echo $(($12 + $13))")?;
+    pub(crate) fn ticks(&self, host: usize) -> Result<u64> {
+        let text = self.must(
+            host,
+            "set -- $(sed 's/.*) //' /proc/$(cat /run/vmoved.pid)/stat); echo $((${12} + ${13}))",
+        )?;
         text.trim().parse().with_context(|| text.clone())
     }
 
@@ -377,7 +389,7 @@ fn report(text: &str) -> Result<Value> {
     Ok(serde_json::from_str(last)?)
 }
 
-fn expect(report: &Value, key: &str, value: &str) -> Result<()> {
+pub(crate) fn expect(report: &Value, key: &str, value: &str) -> Result<()> {
     ensure!(
         report[key] == value,
         "expected {key} {value}, found {} ({})",
@@ -404,7 +416,8 @@ fn figures(report: &Value) -> String {
 ///
 /// # Errors
 /// One of them is not there.
-pub fn parts(programs: &Path, guest: &Path, qemu: &Path) -> Result<Parts> {
+pub fn parts(programs: &Path, guest: &Path, places: &Places) -> Result<Parts> {
     let there = |path: &Path| path.canonicalize().with_context(|| format!("there is no {}", path.display()));
-    Ok(Parts { programs: there(programs)?, guest: there(guest)?, qemu: there(qemu)? })
+    let script = there(&places.source.join("tests/lab/host/qemu-migrate"))?;
+    Ok(Parts { programs: there(programs)?, guest: there(guest)?, qemu: there(&places.qemu)?, script })
 }

@@ -42,6 +42,9 @@ pub struct Node {
     pub spoilt: bool,
     /// What a host waits for, in bytes from the begin.
     pub want: Option<u64>,
+    /// Over RDMA, between the hosts of tests/lab.
+    #[serde(default)]
+    pub verbs: bool,
 }
 
 impl Node {
@@ -56,6 +59,7 @@ impl Node {
             expected: 1,
             spoilt: false,
             want: None,
+            verbs: false,
         }
     }
 
@@ -66,14 +70,40 @@ impl Node {
     pub fn live_bytes(&self) -> u64 {
         self.mib * MIB / 4 * 3
     }
+
+    fn address(&self, host: u32) -> SocketAddrV4 {
+        let net = if self.verbs { 77 } else { 78 };
+        SocketAddrV4::new(Ipv4Addr::new(10, net, 0, u8::try_from(host + 1).unwrap()), 7500)
+    }
+
+    fn listens(&self, host: u32) -> PeerAddress {
+        PeerAddress::Tcp(self.address(host).into())
+    }
 }
 
-fn address(host: u32) -> Ipv4Addr {
-    Ipv4Addr::new(10, 78, 0, u8::try_from(host + 1).unwrap())
+/// What a node uses: it knows nothing of which they are.
+struct Ways {
+    fabric: Arc<dyn Fabric>,
+    multicast: Arc<dyn Multicast>,
+    group: GroupAddress,
 }
 
-fn listens(host: u32) -> PeerAddress {
-    PeerAddress::Tcp(SocketAddrV4::new(address(host), 7500).into())
+fn ways(node: &Node) -> Ways {
+    let at = node.address(node.host);
+    let ip = Ipv4Addr::new(239, 78, 0, 1);
+    #[cfg(feature = "verbs")]
+    if node.verbs {
+        use vmove_fabric::verbs::{VerbsFabric, VerbsMulticast, VerbsMulticastOptions, VerbsOptions};
+        let fabric = Arc::new(VerbsFabric::bind(at.into(), VerbsOptions::default()).unwrap());
+        let multicast = Arc::new(VerbsMulticast::new(&fabric, VerbsMulticastOptions::default()));
+        return Ways { fabric, multicast, group: GroupAddress::Rdma(ip) };
+    }
+    assert!(!node.verbs, "built without the feature");
+    let fabric = Arc::new(TcpFabric::bind(at.into(), TcpOptions::default()).unwrap());
+    let mut options = UdpOptions::on(*at.ip());
+    options.segmentation = node.segmentation;
+    let multicast = Arc::new(UdpMulticast::new(&fabric, options));
+    Ways { fabric, multicast, group: GroupAddress::Udp(SocketAddrV4::new(ip, 7501)) }
 }
 
 /// What the process of a node does. It ends when its standard input does.
@@ -83,12 +113,8 @@ pub fn node() {
         return;
     };
     let node: Node = serde_json::from_str(&node).unwrap();
-    let at = SocketAddrV4::new(address(node.host), 7500);
-    let fabric = Arc::new(TcpFabric::bind(at.into(), TcpOptions::default()).unwrap());
-    let mut options = UdpOptions::on(address(node.host));
-    options.segmentation = node.segmentation;
-    let multicast = Arc::new(UdpMulticast::new(&fabric, options));
-    if node.host == 0 { root(&node, fabric, &multicast) } else { host(&node, fabric, multicast) }
+    let ways = ways(&node);
+    if node.host == 0 { root(&node, ways) } else { host(&node, ways) }
 }
 
 fn say(value: &Value) {
@@ -99,10 +125,9 @@ fn until_stdin_ends() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-fn root(node: &Node, fabric: Arc<TcpFabric>, multicast: &UdpMulticast) {
+fn root(node: &Node, Ways { fabric, multicast, group: address }: Ways) {
     let region = memory::patterned(&*fabric, node.mib * MIB);
     let order = non_zero(0, &region, 0..region.len());
-    let address = GroupAddress::Udp(SocketAddrV4::new(Ipv4Addr::new(239, 78, 0, 1), 7501));
     let group = Group { address, session: Session::draw().unwrap() };
     let payload = node.multicast.then(|| multicast.sender(&group).unwrap().max_payload());
     let template = Template::new(&*fabric, vec![region.clone()], order, payload).unwrap();
@@ -113,12 +138,11 @@ fn root(node: &Node, fabric: Arc<TcpFabric>, multicast: &UdpMulticast) {
     let options = RootOptions {
         rate: node.rate,
         routes: hosts().zip(node.routes.iter().cloned()).collect(),
-        addresses: hosts().zip(1..=8).map(|(id, host)| (id, listens(host))).collect(),
+        addresses: hosts().zip(1..=8).map(|(id, host)| (id, node.listens(host))).collect(),
         expected: node.expected,
         gather: Duration::from_secs(20),
     };
-    let group = node.multicast.then_some((multicast as &dyn Multicast, group));
-    let fabric: Arc<dyn Fabric> = fabric;
+    let group = node.multicast.then_some((&*multicast, group));
     let root = Root::start(fabric, group, template, options).unwrap();
     say(&json!({ "is": "ready" }));
     until_stdin_ends();
@@ -131,11 +155,9 @@ fn root(node: &Node, fabric: Arc<TcpFabric>, multicast: &UdpMulticast) {
     }));
 }
 
-fn host(node: &Node, fabric: Arc<TcpFabric>, multicast: Arc<UdpMulticast>) {
-    let fabric: Arc<dyn Fabric> = fabric;
+fn host(node: &Node, Ways { fabric, multicast, .. }: Ways) {
     let into = Into::new(Arc::clone(&fabric));
-    let options = HostOptions { me: HostId(node.host), root: listens(0), listens: true };
-    let multicast: Arc<dyn Multicast> = multicast;
+    let options = HostOptions { me: HostId(node.host), root: node.listens(0), listens: true };
     let begin = Instant::now();
     let host = Host::join(fabric, Some(multicast), Box::new(into.clone()), options).unwrap();
     say(&json!({ "is": "joined" }));

@@ -29,6 +29,8 @@ unsafe impl Sync for Device {}
 pub(in crate::verbs) struct Limits {
     /// Work requests in one send queue.
     pub(in crate::verbs) queue: u32,
+    /// Completions in one completion queue.
+    pub(in crate::verbs) completions: u32,
     /// READs of a peer that one queue pair answers at a time.
     pub(in crate::verbs) answers: u8,
     /// READs of our own that one queue pair has under way at a time.
@@ -81,6 +83,7 @@ impl Device {
         let depth = |number: i32| u8::try_from(number.clamp(1, 255)).unwrap_or(1);
         Ok(Limits {
             queue: u32::try_from(device.max_qp_wr).unwrap_or(1),
+            completions: u32::try_from(device.max_cqe).unwrap_or(1),
             answers: depth(device.max_qp_rd_atom),
             asks: depth(device.max_qp_init_rd_atom),
             message: found.max_msg_sz.max(4096),

@@ -1,4 +1,4 @@
-//! libibverbs, owned: every object of the library is held by one value here whose drop destroys it.
+//! libibverbs and librdmacm, owned: every object of the library is held by one value here whose drop destroys it.
 //!
 //! Drop order is the reverse of creation, by construction: a [`Qp`] owns its [`Cq`] and drops it after itself, both
 //! hold the [`Domain`] they were made in, a [`Domain`] holds its [`Device`]. A [`Region`](crate::Region) holds its
@@ -15,13 +15,19 @@
 //!    it. Only the device touches it, by addresses that are given as numbers.
 //! 5. A function of the library is called by the type that its header gives it, and stays where it is: the library is
 //!    never unloaded.
+//! 6. Of a receive ring, a slot is the device's from its posting to its completion and ours from then until it is posted
+//!    again. A slice of it is made only in between.
 #![allow(unsafe_code)]
 
+mod datagram;
 mod device;
 mod library;
+mod membership;
 mod probe;
 mod queue;
 
+pub(super) use datagram::{Arrived, Outbox, Payload, Ring, Shape};
 pub(super) use device::{Device, Domain, Limits, Mr, News};
+pub(super) use membership::{Member, Route};
 pub(super) use probe::Probe;
 pub(super) use queue::{Cq, Ended, Outcome, Path, Post, Qp};

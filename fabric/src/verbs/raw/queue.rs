@@ -17,15 +17,15 @@ use super::library::library;
 use crate::table::Need;
 
 /// Completions taken from the queue at a time.
-const BATCH: usize = 32;
+pub(super) const BATCH: usize = 32;
 
 /// A completion queue with a descriptor to wait for.
 #[derive(Debug)]
 pub(in crate::verbs) struct Cq {
-    cq: NonNull<ibv_cq>,
+    pub(super) cq: NonNull<ibv_cq>,
     channel: NonNull<ibv_comp_channel>,
     /// Closed after the queue.
-    domain: Arc<Domain>,
+    pub(super) domain: Arc<Domain>,
 }
 
 // SAFETY: rule 2 of the folder.
@@ -278,9 +278,7 @@ impl Qp {
     }
 
     fn modify(&mut self, to: &mut ibv_qp_attr, fields: mask) -> io::Result<()> {
-        let fields = i32::try_from(fields.0).map_err(io::Error::other)?;
-        // SAFETY: rules 1 and 3.
-        check(unsafe { (library().modify_qp)(self.qp.as_ptr(), to, fields) })
+        modify(&mut self.qp, to, fields)
     }
 
     /// Hands requests to the device, all with one doorbell.
@@ -323,7 +321,14 @@ impl Drop for Qp {
     }
 }
 
-fn attributes(state: ibv_qp_state::Type) -> ibv_qp_attr {
+/// Changes the state of a queue pair of ours.
+pub(super) fn modify(qp: &mut NonNull<ibv_qp>, to: &mut ibv_qp_attr, fields: mask) -> io::Result<()> {
+    let fields = i32::try_from(fields.0).map_err(io::Error::other)?;
+    // SAFETY: rules 1 and 3.
+    check(unsafe { (library().modify_qp)(qp.as_ptr(), to, fields) })
+}
+
+pub(super) fn attributes(state: ibv_qp_state::Type) -> ibv_qp_attr {
     // SAFETY: rule 3.
     let mut all: ibv_qp_attr = unsafe { std::mem::zeroed() };
     all.qp_state = state;

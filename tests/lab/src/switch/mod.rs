@@ -166,7 +166,9 @@ impl Way {
     fn admit(&self, frame: &[u8], dice: &mut Dice) -> Option<Instant> {
         let rule = *lock(&self.rule);
         let length = frame.len();
-        if rule.cut || (rule.cut_rdma && is_rdma(frame)) || dice.roll(rule.drop) {
+        let to_group = frame.first().is_some_and(|first| first & 1 == 1);
+        let lost = dice.roll(rule.drop) || (to_group && dice.roll(rule.drop_multicast));
+        if rule.cut || (rule.cut_rdma && is_rdma(frame)) || lost {
             self.dropped.fetch_add(1, Ordering::Relaxed);
             return None;
         }

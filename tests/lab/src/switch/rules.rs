@@ -16,6 +16,8 @@ pub struct Rule {
     pub cut_rdma: bool,
     /// Part of the frames that are lost, 0.0 to 1.0.
     pub drop: f64,
+    /// Part of the frames to groups (multicast, broadcast) that are lost besides, 0.0 to 1.0.
+    pub drop_multicast: f64,
     /// Time that each frame takes longer, in microseconds.
     pub delay_us: u64,
     /// Part of the frames that are held back so that later ones overtake them, 0.0 to 1.0.
@@ -29,7 +31,7 @@ pub struct Rule {
 pub(super) const HOLD: Duration = Duration::from_millis(2);
 
 impl Rule {
-    /// Reads `drop=10% delay=5ms reorder=1% rate=100 cut cut-rdma`, in any order; nothing or `clear` is the default.
+    /// Reads `drop=10% drop-multicast=10% delay=5ms reorder=1% rate=100 cut cut-rdma`, in any order; nothing or `clear` is the default.
     ///
     /// # Errors
     /// A word that is none of these, or a number out of its range.
@@ -39,7 +41,8 @@ impl Rule {
             let (name, value) = word.split_once('=').unwrap_or((word, ""));
             let what = || {
                 format!(
-                    "'{word}' is not a rule; expected drop=10% delay=5ms reorder=1% rate=100 cut cut-rdma clear"
+                    "'{word}' is not a rule; expected drop=10% drop-multicast=10% delay=5ms reorder=1% rate=100 cut cut-rdma \
+                     clear"
                 )
             };
             match name {
@@ -47,6 +50,7 @@ impl Rule {
                 "cut" => rule.cut = true,
                 "cut-rdma" => rule.cut_rdma = true,
                 "drop" => rule.drop = part(value).with_context(what)?,
+                "drop-multicast" => rule.drop_multicast = part(value).with_context(what)?,
                 "reorder" => rule.reorder = part(value).with_context(what)?,
                 "delay" => rule.delay_us = micros(value).with_context(what)?,
                 "rate" => rule.rate_mbit = value.trim_end_matches("mbit").parse().with_context(what)?,
@@ -83,6 +87,9 @@ impl fmt::Display for Rule {
         }
         if self.cut_rdma {
             f.write_str("cut-rdma ")?;
+        }
+        if self.drop_multicast > 0.0 {
+            write!(f, "drop-multicast={}% ", self.drop_multicast * 100.0)?;
         }
         write!(
             f,
@@ -131,6 +138,7 @@ mod tests {
         assert_eq!(rule, Rule { drop: 0.1, delay_us: 5000, reorder: 0.5, rate_mbit: 100, ..Rule::default() });
         assert_eq!(parse("delay=250us").unwrap().delay_us, 250);
         assert_eq!(parse("cut clear").unwrap(), Rule::default());
+        assert!((parse("drop-multicast=10%").unwrap().drop_multicast - 0.1).abs() < 1e-9);
         assert!(parse("cut").unwrap().cut);
         assert!(parse("cut-rdma").unwrap().cut_rdma);
         for wrong in ["drop=200%", "drop=", "delay=x", "rate=-1", "lose=1%"] {

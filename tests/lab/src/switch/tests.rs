@@ -94,6 +94,14 @@ fn frames_are_lost_late_and_out_of_order_as_told() {
     }
     assert!((700..900).contains(&arrived), "{arrived} of 1000 arrived at a loss of 20 %");
 
+    // A frame for one host alone is none for a group.
+    switch.set(Some(0), Some(1), Rule { drop_multicast: 1.0, ..Rule::default() });
+    hosts[0].send(1, 0, b"to one");
+    assert_eq!(hosts[1].receive(SOON).unwrap(), b"to one");
+    hosts[0].send(0xff, 0, b"to all");
+    assert_eq!(hosts[1].receive(NEVER), None);
+    assert_eq!(hosts[2].receive(SOON).unwrap(), b"to all");
+
     switch.set(Some(0), Some(1), Rule { delay_us: 100_000, ..Rule::default() });
     let begin = Instant::now();
     hosts[0].send(1, 0, b"late");

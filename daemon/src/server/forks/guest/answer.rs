@@ -28,7 +28,7 @@ impl Forks {
             Ok(Ask::Fork(count)) => self.fork_for(vm, count).await,
             Ok(Ask::Join(ticket)) => self.join_for(vm, &ticket).await,
             Ok(Ask::Kill(ticket)) => self.kill_for(vm, &ticket).await,
-            Ok(Ask::Exit(ticket, result)) => match self.exit_of(vm, &ticket, result) {
+            Ok(Ask::Exit(ticket, result)) => match self.exit_of(vm, &ticket, &result) {
                 Ok(()) => {
                     self.end_child(vm).await;
                     return None;
@@ -133,7 +133,7 @@ impl Forks {
         Ok(json!({ "killed": ticket, "children": living.len() }))
     }
 
-    fn exit_of(&self, vm: &str, ticket: &str, result: Value) -> Result<(), Refusal> {
+    fn exit_of(&self, vm: &str, ticket: &str, result: &Value) -> Result<(), Refusal> {
         let mut state = self.guests.lock();
         let family = state.families.get_mut(ticket).filter(|family| family.has(vm));
         family.ok_or_else(unknown)?.ended(vm, || json!({ "result": result }));

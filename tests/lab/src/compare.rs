@@ -1,0 +1,161 @@
+//! Migrations by vmove and by QEMU itself between the same two hosts, in turns, as a table.
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::check::{figure, perftest};
+use crate::host::address;
+use crate::moves::{Moves, Parts, expect};
+use crate::supervisor::Lab;
+
+/// Where QEMU listens for its own migrations.
+const PORT: u16 = 4444;
+const MODES: [&str; 3] = ["postcopy", "hybrid", "precopy"];
+/// QEMU's own: protocol and mode of `tests/lab/host/qemu-migrate`, and what the table calls it.
+const OWN: [(&str, &str, &str); 5] = [
+    ("rdma", "precopy", "QEMU pre-copy, rdma"),
+    ("rdma", "pin", "QEMU pre-copy, rdma with rdma-pin-all"),
+    ("tcp", "precopy", "QEMU pre-copy, tcp"),
+    ("tcp", "multifd", "QEMU pre-copy, tcp with multifd"),
+    ("tcp", "postcopy", "QEMU post-copy, tcp"),
+];
+
+/// What one migration cost.
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    total_ms: f64,
+    /// Of that, until the first page was asked for or sent: with vmove also the start of the destination's QEMU.
+    setup_ms: f64,
+    downtime_ms: f64,
+    mib_sent: f64,
+    source_cpu_ms: f64,
+}
+
+impl Cost {
+    fn new(report: &Value, source_cpu_ms: f64) -> Result<Self> {
+        let number = |key: &str| report[key].as_f64().with_context(|| format!("no {key} in {report}"));
+        let mib_sent = number("bytes_sent")? / f64::from(1 << 20);
+        Ok(Self {
+            total_ms: number("total_ms")?,
+            setup_ms: number("setup_ms")?,
+            downtime_ms: number("downtime_ms")?,
+            mib_sent,
+            source_cpu_ms,
+        })
+    }
+}
+
+/// Measures, and prints a table in Markdown.
+///
+/// # Errors
+/// Something did not run or ended otherwise than it should; the message has its words.
+pub fn run(lab: &Lab, parts: &Parts, rounds: usize) -> Result<()> {
+    let moves = Moves::new(lab, parts);
+    let mut rows: Vec<(String, Vec<Cost>)> = Vec::new();
+    let mut note = |name: &str, cost: Cost| match rows.iter_mut().find(|row| row.0 == name) {
+        Some(row) => row.1.push(cost),
+        None => rows.push((name.to_owned(), vec![cost])),
+    };
+    let mut limits = Vec::new();
+    for round in 1..=rounds {
+        for fabric in ["verbs", "tcp"] {
+            ours(&moves, fabric, &mut note)?;
+        }
+        for (protocol, mode, name) in OWN {
+            let cost = own(&moves, protocol, mode).with_context(|| name.to_owned())?;
+            note(name, cost);
+        }
+        let latency = figure(&perftest(lab, (1, 2), "ib_read_lat", 4096, 500, "")?, 4)?;
+        let bandwidth = figure(&perftest(lab, (1, 2), "ib_read_bw", 1 << 20, 40, "-t 16 -o 16")?, 3)?;
+        limits.push(format!("{bandwidth:.1} MiB/s and {latency:.0} us"));
+        eprintln!("round {round} of {rounds}");
+    }
+    println!(
+        "| 64 MiB of guest, 32 of it written again and again | total ms | after setup | down ms | MiB sent | source's CPU ms | CPU ms per GiB sent |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    for (name, costs) in rows {
+        println!("| {name} | {} |", line(&costs));
+    }
+    println!();
+    println!(
+        "ib_read_bw of 1 MiB and ib_read_lat of 4 KiB (typical) after each round: {}",
+        limits.join("; ")
+    );
+    Ok(())
+}
+
+/// Median, lowest and highest of each column.
+fn line(costs: &[Cost]) -> String {
+    let column = |of: fn(&Cost) -> f64| {
+        let mut values: Vec<f64> = costs.iter().map(of).collect();
+        values.sort_unstable_by(f64::total_cmp);
+        let at = |index: usize| values.get(index).copied().unwrap_or(f64::NAN);
+        format!("{:.0} ({:.0} to {:.0})", at(values.len() / 2), at(0), at(values.len() - 1))
+    };
+    let columns = [
+        column(|cost| cost.total_ms),
+        column(|cost| cost.total_ms - cost.setup_ms),
+        column(|cost| cost.downtime_ms),
+        column(|cost| cost.mib_sent),
+        column(|cost| cost.source_cpu_ms),
+        column(|cost| cost.source_cpu_ms * 1024.0 / cost.mib_sent),
+    ];
+    columns.join(" | ")
+}
+
+/// A guest is moved to and fro in each mode.
+fn ours(moves: &Moves<'_>, fabric: &str, note: &mut impl FnMut(&str, Cost)) -> Result<()> {
+    let flags = format!("--fabric {fabric}");
+    let measured = moves.start(1, &flags).and(moves.start(2, &flags)).and_then(|()| {
+        moves.guest("g")?;
+        for (turn, mode) in MODES.into_iter().enumerate() {
+            let (from, to) = if turn % 2 == 0 { (1, 2) } else { (2, 1) };
+            // One round, then the guest is stopped for the rest: what QEMU is told, too.
+            let more = if mode == "precopy" { " --max-downtime 60s" } else { "" };
+            let before = moves.ticks(from)?;
+            let report = moves.migrate("g", from, to, &format!("--mode {mode}{more}"))?;
+            let cpu = (moves.ticks(from)? - before) as f64 * 10.0;
+            expect(&report, "fabric", fabric)?;
+            moves.works(to, "g")?;
+            note(&format!("vmove {mode}, {fabric}"), Cost::new(&report, cpu)?);
+        }
+        Ok(())
+    });
+    let ended = moves.stop(1).and(moves.stop(2));
+    measured.and(ended)
+}
+
+/// The same guest, moved by QEMU.
+fn own(moves: &Moves<'_>, protocol: &str, mode: &str) -> Result<Cost> {
+    let (qemu, guest) = (moves.parts.qemu.display(), moves.parts.guest.display());
+    let script = moves.parts.script.display();
+    let uri = format!("{protocol}:{}:{PORT}", address(2));
+    let start = |host: usize, more: &str| {
+        moves.must(
+            host,
+            &format!(
+                "rm -rf /run/own; mkdir -p /run/own; ulimit -l unlimited; \
+                 setsid {qemu} -name g,debug-threads=on -machine q35 -accel tcg -m 64 -nodefaults -display none \
+                 -kernel {guest} -debugcon file:/run/own/debug -qmp unix:/run/own/qmp,server=on,wait=off {more} \
+                 >/run/lab/qemu.log 2>&1 </dev/null & echo $! >/run/own/pid; \
+                 for i in $(seq 300); do [ -S /run/own/qmp ] && exit 0; sleep 0.1; done; cat /run/lab/qemu.log; exit 1"
+            ),
+        )
+    };
+    let measured = (|| {
+        start(1, "")?;
+        start(2, "-incoming defer")?;
+        moves.goes_on(1, "/run/own/debug")?;
+        moves.must(2, &format!("{script} take /run/own/qmp {uri} {mode}"))?;
+        let text = moves.must(1, &format!("{script} send /run/own/qmp $(cat /run/own/pid) {uri} {mode}"))?;
+        moves.goes_on(2, "/run/own/debug")?;
+        let report: Value = serde_json::from_str(text.trim()).with_context(|| text.clone())?;
+        let cpu = report["source_cpu_ms"].as_f64().with_context(|| text.clone())?;
+        Cost::new(&report, cpu)
+    })();
+    for host in [1, 2] {
+        moves.must(host, "[ ! -e /run/own/pid ] || kill -KILL $(cat /run/own/pid); sleep 0.3")?;
+    }
+    measured
+}
