@@ -10,7 +10,7 @@ use vmove_qmp::inspect::{BlockerKind, DeviceKind, VmFacts};
 use crate::CloneError;
 
 /// Blockers that QEMU's own account of itself shows. Disks are no blocker by where they are: children are on this host. Those that
-/// can be written are [`disk::look`](crate::disk::look)'s.
+/// can be written are [`disk::look`](fn@crate::disk::look)'s.
 #[must_use]
 pub fn blockers(facts: &VmFacts) -> Vec<Blocker> {
     let fatal = facts.blockers().into_iter().filter(|b| b.fatal && b.kind != BlockerKind::Disk);

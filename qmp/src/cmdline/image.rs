@@ -275,7 +275,7 @@ mod tests {
         );
         assert_eq!(
             said[5],
-            "driver=qcow2,node-name=d0,backing=vmove-base0,file.driver=file,file.filename=/o,,1,cache.direct=on,\
+            "qcow2,node-name=d0,backing=vmove-base0,file.driver=file,file.filename=/o,,1,cache.direct=on,\
              file.cache.direct=on,discard=unmap"
         );
         let again = Overlay { image: "/o,1".to_owned(), file: "/o2".to_owned(), direct: false };
