@@ -31,7 +31,10 @@ vmove_lab() {
             # Moves only, all of them or those whose name contains the next word.
             if [ "${2:-}" = moves ]; then
                 build_lab_moves
-                set -- test --hosts 2 --no-check --moves "$(target_dir)/release" --guest "$LAB_GUEST" --only "${3:-}" "${@:4}"
+                shift 2
+                local word=''
+                if [ $# -gt 0 ] && [[ $1 != --* ]]; then word=$1 && shift; fi
+                set -- test --hosts 2 --no-check --moves "$(target_dir)/release" --guest "$LAB_GUEST" --only "$word" "$@"
             fi
             # Datagrams only.
             if [ "${2:-}" = multicast ]; then
