@@ -20,7 +20,7 @@ fn task() -> Config {
     Config {
         working_set_mib: 8,
         rate: Rate::PagesPerSecond(500),
-        verify: 2_000,
+        verify: 8_000,
         disk_mib: 4,
         ..Config::default()
     }

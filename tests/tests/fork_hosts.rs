@@ -24,7 +24,7 @@ fn light() -> Config {
         working_set_mib: 16,
         cold_mib: 16,
         rate: Rate::PagesPerSecond(500),
-        verify: 2_000,
+        verify: 8_000,
         ..Config::default()
     }
 }

@@ -22,7 +22,7 @@ fn light() -> Config {
         working_set_mib: 16,
         cold_mib: 16,
         rate: Rate::PagesPerSecond(1_000),
-        verify: 4_000,
+        verify: 8_000,
         ..Config::default()
     }
 }
