@@ -96,13 +96,22 @@ impl Forks {
             ..ForkProgress::default()
         })?;
         let ended = self.fork(&id, &name, &request, begun).await;
-        self.update(&id, |p| {
+        self.end_progress(&id, begun, ended.as_ref());
+        if ended.is_ok() {
+            let wanted = request.warm.unwrap_or(self.policy.warm);
+            if let (Some(vm), true) = (request.vm, wanted > 0) {
+                self.refill(busy, vm, wanted);
+            }
+        }
+        ended
+    }
+
+    /// What came of a fork is told to those who ask.
+    pub(super) fn end_progress(&self, id: &str, begun: Mono, ended: Result<&ForkReport, &Problem>) {
+        self.update(id, |p| {
             p.elapsed_ms = ms(Mono::now().since(begun));
-            match &ended {
-                Ok(report) => {
-                    p.phase = "done".to_owned();
-                    p.report = Some(report.clone());
-                }
+            match ended {
+                Ok(report) => (p.phase, p.report) = ("done".to_owned(), Some(report.clone())),
                 Err(problem) => {
                     p.phase = "failed".to_owned();
                     p.error = Some(ForkFailure {
@@ -113,13 +122,6 @@ impl Forks {
                 }
             }
         });
-        if ended.is_ok() {
-            let wanted = request.warm.unwrap_or(self.policy.warm);
-            if let (Some(vm), true) = (request.vm, wanted > 0) {
-                self.refill(busy, vm, wanted);
-            }
-        }
-        ended
     }
 
     pub(super) fn allowed(&self, id: &str, count: usize) -> Result<(), Problem> {

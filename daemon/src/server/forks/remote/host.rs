@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use vmove_clone::child::Base;
 use vmove_clone::record::Member;
-use vmove_clone::report::{ForkFailure, ForkProgress, ForkReport};
+use vmove_clone::report::{ForkProgress, ForkReport};
 use vmove_clone::room::Demand;
 use vmove_clone::template::{self, Arriving, Manifest, Template};
 use vmove_clone::{CloneError, template as folder};
@@ -73,30 +73,13 @@ impl Forks {
         match part.run().await {
             Ok(report) => {
                 tracing::info!(fork = %id, %parent, %node, children = report.children.len(), "children of a fork from another node run");
-                self.end_progress(&id, begun, Ok(report));
+                self.end_progress(&id, begun, Ok(&report));
             }
             Err(problem) => {
                 tracing::error!(fork = %id, %parent, %node, why = %problem, "no children of a fork from another node");
                 self.end_progress(&id, begun, Err(&problem));
             }
         }
-    }
-
-    fn end_progress(&self, id: &str, begun: Mono, ended: Result<ForkReport, &Problem>) {
-        self.update(id, |p| {
-            p.elapsed_ms = ms(Mono::now().since(begun));
-            match ended {
-                Ok(report) => (p.phase, p.report) = ("done".to_owned(), Some(report)),
-                Err(problem) => {
-                    p.phase = "failed".to_owned();
-                    p.error = Some(ForkFailure {
-                        code: problem.code.word(),
-                        message: problem.message.clone(),
-                        exit_code: problem.exit_code,
-                    });
-                }
-            }
-        });
     }
 
     /// Takes up what an earlier life of the daemon left of forks from other nodes.
