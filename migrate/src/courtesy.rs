@@ -102,7 +102,8 @@ impl Stances {
 
 /// The nice value of our session, if we lead it and the kernel has such values.
 fn base() -> Option<i8> {
-    let leads = rustix::process::getsid(None).is_ok_and(|session| session == rustix::process::getpid());
+    // By nix: rustix panics where the session's leader is outside of our pid namespace, for which getsid(2) answers 0.
+    let leads = nix::unistd::getsid(None).is_ok_and(|session| session == nix::unistd::getpid());
     if !leads {
         tracing::info!(
             "this daemon shares a session: with sched_autogroup_enabled its migrations take more of the processors from guests"
