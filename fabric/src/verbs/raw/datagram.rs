@@ -12,6 +12,7 @@ use rdma_sys::{
 
 use super::device::{Domain, Mr, check};
 use super::library::library;
+use super::list::link;
 use super::membership::Route;
 use super::queue::{BATCH, Cq, attributes, modify};
 use crate::region::{Access, MemoryArea};
@@ -156,17 +157,10 @@ impl Outbox {
             self.entries.push(ibv_sge { addr: payload.local, length: payload.len, lkey: payload.lkey });
             self.requests.push(request(id, payload, self.to.ah, self.queue_key));
         }
-        let (requests, entries) = (self.requests.as_mut_ptr(), self.entries.as_mut_ptr());
-        for (index, request) in self.requests.iter_mut().enumerate() {
-            // Pointers stay inside the two buffers, which do not grow any more.
-            request.sg_list = entries.wrapping_add(index);
-            request.next = requests.wrapping_add(index + 1);
-        }
         let Some(last) = self.requests.last_mut() else { return Ok(()) };
-        last.next = std::ptr::null_mut();
         last.send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
         let mut bad = std::ptr::null_mut();
-        let first = self.requests.as_mut_ptr();
+        let first = link(&mut self.requests, &mut self.entries);
         // SAFETY: rules 1, 3 and 4: the list ends with a null pointer and names registered memory by its key.
         check(unsafe { rdma_sys::ibv_post_send(self.ud.qp.as_ptr(), first, &raw mut bad) })
     }
@@ -287,16 +281,11 @@ impl Ring {
             let (next, sg_list) = (std::ptr::null_mut(), std::ptr::null_mut());
             self.requests.push(ibv_recv_wr { wr_id: slot, next, sg_list, num_sge: 1 });
         }
-        let (requests, entries) = (self.requests.as_mut_ptr(), self.entries.as_mut_ptr());
-        for (index, request) in self.requests.iter_mut().enumerate() {
-            // Pointers stay inside the two buffers, which do not grow any more.
-            request.sg_list = entries.wrapping_add(index);
-            request.next = requests.wrapping_add(index + 1);
+        if self.requests.is_empty() {
+            return Ok(());
         }
-        let Some(last) = self.requests.last_mut() else { return Ok(()) };
-        last.next = std::ptr::null_mut();
         let mut bad = std::ptr::null_mut();
-        let first = self.requests.as_mut_ptr();
+        let first = link(&mut self.requests, &mut self.entries);
         // SAFETY: rules 1, 3 and 6: the list ends with a null pointer and names slots that are not the device's.
         check(unsafe { rdma_sys::ibv_post_recv(self.ud.qp.as_ptr(), first, &raw mut bad) })
     }

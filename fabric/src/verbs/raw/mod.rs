@@ -22,6 +22,7 @@
 mod datagram;
 mod device;
 mod library;
+mod list;
 mod membership;
 mod probe;
 mod queue;

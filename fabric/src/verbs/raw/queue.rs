@@ -14,6 +14,7 @@ use rdma_sys::{
 
 use super::device::{Domain, check};
 use super::library::library;
+use super::list::link;
 use crate::table::Need;
 
 /// Completions taken from the queue at a time.
@@ -296,19 +297,11 @@ impl Qp {
         for post in posts {
             self.requests.push(request(post));
         }
-        let count = self.requests.len();
-        let (requests, entries) = (self.requests.as_mut_ptr(), self.entries.as_mut_ptr());
-        for index in 0..count {
-            // Pointers stay inside the two buffers, which do not grow any more.
-            self.requests[index].sg_list = entries.wrapping_add(index);
-            let next = requests.wrapping_add(index + 1);
-            self.requests[index].next = if index + 1 < count { next } else { std::ptr::null_mut() };
-        }
-        if count == 0 {
+        if self.requests.is_empty() {
             return Ok(());
         }
         let mut bad = std::ptr::null_mut();
-        let first = self.requests.as_mut_ptr();
+        let first = link(&mut self.requests, &mut self.entries);
         // SAFETY: rules 1, 3 and 4: the list ends with a null pointer and names registered memory by its key.
         check(unsafe { rdma_sys::ibv_post_send(self.qp.as_ptr(), first, &raw mut bad) })
     }
