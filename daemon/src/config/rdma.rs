@@ -18,6 +18,9 @@ pub struct RdmaFlags {
     /// Index of the port's address [default: on Ethernet the first RoCE v2 address, of IPv4 if there is one; else 0]
     #[arg(long, value_name = "N")]
     pub rdma_gid_index: Option<u8>,
+    /// Index of the partition key (P_Key) in the port's table, for InfiniBand [default: 0]
+    #[arg(long, value_name = "N")]
+    pub rdma_pkey_index: Option<u16>,
     /// Service level (0 to 15) of RDMA connections: of urgent ones, then of bulk ones [default: 0,0]
     #[arg(long, value_name = "URGENT,BULK")]
     pub rdma_service_level: Option<Levels>,
@@ -39,6 +42,8 @@ pub struct RdmaConfig {
     pub port: Option<u8>,
     /// Index of the port's address; `None`: RoCE v2, of IPv4 if there is one.
     pub gid_index: Option<u8>,
+    /// Index of the partition key in the port's table.
+    pub pkey_index: u16,
     /// Service level, 0 to 15.
     pub service_level: Levels,
     /// Traffic class.
@@ -98,6 +103,7 @@ impl RdmaConfig {
             device: flags.rdma_device.or(self.device),
             port: flags.rdma_port.or(self.port),
             gid_index: flags.rdma_gid_index.or(self.gid_index),
+            pkey_index: flags.rdma_pkey_index.unwrap_or(self.pkey_index),
             service_level: flags.rdma_service_level.unwrap_or(self.service_level),
             traffic_class: flags.rdma_traffic_class.unwrap_or(self.traffic_class),
             max_registered: flags.max_registered.or(self.max_registered),
@@ -119,7 +125,7 @@ mod tests {
 
     #[test]
     fn flags_override_the_table() {
-        let text = "device = 'mlx5_1'\nservice-level = '3,1'\nmax-registered = '64GiB'\ngid-index = 3";
+        let text = "device = 'mlx5_1'\nservice-level = '3,1'\nmax-registered = '64GiB'\ngid-index = 3\npkey-index = 2";
         let file: RdmaConfig = toml::from_str(text).unwrap();
         let flags = RdmaFlags {
             rdma_device: Some("rxe0".to_owned()),
@@ -128,7 +134,7 @@ mod tests {
         };
         let both = file.overridden(flags).checked().unwrap();
         assert_eq!(both.device.as_deref(), Some("rxe0"));
-        assert_eq!((both.gid_index, both.max_registered), (Some(3), Some(64 << 30)));
+        assert_eq!((both.gid_index, both.pkey_index, both.max_registered), (Some(3), 2, Some(64 << 30)));
         assert_eq!(<(u8, u8)>::from(both.service_level), (3, 1));
         assert_eq!(<(u8, u8)>::from(both.traffic_class), (104, 0));
     }

@@ -23,6 +23,7 @@ impl Rdma {
         options.device.clone_from(&config.device);
         options.port = config.port;
         options.gid_index = config.gid_index;
+        options.pkey_index = config.pkey_index;
         (options.urgent_service_level, options.bulk_service_level) = config.service_level.into();
         (options.urgent_traffic_class, options.bulk_traffic_class) = config.traffic_class.into();
         options.max_registered = config.max_registered;

@@ -17,6 +17,7 @@ pub(super) struct Choice {
     pub(super) port: u8,
     pub(super) gid_index: u8,
     pub(super) gid: [u8; 16],
+    pub(super) pkey_index: u16,
     /// RoCE, not InfiniBand.
     pub(super) ethernet: bool,
 }
@@ -122,7 +123,14 @@ fn look_at(list: &Path, device: &str, port: &str, options: &VerbsOptions) -> Res
         }
     };
     let gid = gid(index).ok_or_else(|| format!("there is no address at index {index}"))?;
-    Ok(Choice { device: device.to_owned(), port: number, gid_index: index, gid, ethernet })
+    let pkey_index = options.pkey_index;
+    let key = read(&format!("pkeys/{pkey_index}")).unwrap_or_default();
+    // The highest bit says what kind of member; an empty place of the table has none of the others.
+    let is_key = |text: &str| u16::from_str_radix(text, 16).is_ok_and(|key| key & 0x7fff != 0);
+    if !is_key(key.trim_start_matches("0x")) {
+        return Err(format!("there is no partition key (P_Key) at index {pkey_index}"));
+    }
+    Ok(Choice { device: device.to_owned(), port: number, gid_index: index, gid, pkey_index, ethernet })
 }
 
 /// An address as the kernel writes it; `None` for an empty place of the table.
@@ -145,6 +153,10 @@ mod tests {
             let folder = list.path().join(device).join("ports/1");
             fs::create_dir_all(folder.join("gids")).unwrap();
             fs::create_dir_all(folder.join("gid_attrs/types")).unwrap();
+            fs::create_dir_all(folder.join("pkeys")).unwrap();
+            for (index, key) in ["0xffff", "0x0000"].iter().enumerate() {
+                fs::write(folder.join("pkeys").join(index.to_string()), format!("{key}\n")).unwrap();
+            }
             fs::write(folder.join("link_layer"), format!("{layer}\n")).unwrap();
             fs::write(folder.join("state"), format!("{state}\n")).unwrap();
             for (index, (gid, kind)) in gids.iter().enumerate() {
@@ -206,6 +218,11 @@ mod tests {
         assert!(find(&[ROCE], &options).unwrap_err().contains("no device mlx5_9"));
         let options = VerbsOptions { gid_index: Some(77), ..VerbsOptions::default() };
         assert!(find(&[ROCE], &options).unwrap_err().contains("index 77"));
+        for pkey_index in [1, 2] {
+            let options = VerbsOptions { pkey_index, ..VerbsOptions::default() };
+            let error = find(&[ROCE], &options).unwrap_err();
+            assert!(error.contains(&format!("(P_Key) at index {pkey_index}")), "{error}");
+        }
         let options = VerbsOptions { port: Some(2), ..VerbsOptions::default() };
         assert!(find(&[ROCE], &options).unwrap_err().contains("another port"));
     }

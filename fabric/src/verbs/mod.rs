@@ -267,7 +267,7 @@ impl VerbsFabric {
         let depth = self.depth();
         // After a failure every request that was posted is told, not only those that asked for it.
         let mut qp = Qp::new(Cq::new(&self.domain, depth + 1)?, depth)?;
-        qp.prepare(self.choice.port)?;
+        qp.prepare(self.choice.port, self.choice.pkey_index)?;
         Ok(qp)
     }
 

@@ -15,6 +15,9 @@ pub struct VerbsOptions {
     /// Index of the address in the port's table; `None`: on Ethernet the first RoCE v2 address with an IPv4 number,
     /// else the first RoCE v2 address; on InfiniBand 0.
     pub gid_index: Option<u8>,
+    /// Index of the partition key in the port's table, 0..=65534. Default 0: on InfiniBand the first that the subnet manager has
+    /// given; RoCE has no partitions.
+    pub pkey_index: u16,
     /// READs under way per connection, 1..=255; what both devices can is less. Default 16.
     pub read_depth: u8,
     /// Time until an unanswered packet is sent again: 4.096 us times two to the power of this, 1..=31. Default 15
@@ -48,6 +51,7 @@ impl Default for VerbsOptions {
             device: None,
             port: None,
             gid_index: None,
+            pkey_index: 0,
             read_depth: 16,
             ack_timeout: 15,
             retries: 6,

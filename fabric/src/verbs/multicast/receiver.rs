@@ -39,7 +39,7 @@ impl Receiver {
         let wanted = u32::try_from(ring_bytes / payload).unwrap_or(u32::MAX);
         let depth =
             wanted.clamp(64, shared.limits.queue.max(64)).min(shared.limits.completions.saturating_sub(1));
-        let shape = Shape { port: route.port, depth, queue_key };
+        let shape = Shape { port: route.port, pkey_index: shared.choice.pkey_index, depth, queue_key };
         let ring = Ring::new(&shared.domain, shape, payload, &route)
             .map_err(FabricError::io("make a receive ring for a multicast group"))?;
         let poller =

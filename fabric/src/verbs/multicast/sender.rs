@@ -44,7 +44,7 @@ impl Sender {
         max_payload: usize,
     ) -> Result<Self, FabricError> {
         let depth = shared.limits.queue.clamp(1, DEPTH);
-        let shape = Shape { port: route.port, depth, queue_key };
+        let shape = Shape { port: route.port, pkey_index: shared.choice.pkey_index, depth, queue_key };
         let outbox = Outbox::new(&shared.domain, shape, &route)
             .map_err(FabricError::io("make a queue pair to send to a multicast group"))?;
         Ok(Self {

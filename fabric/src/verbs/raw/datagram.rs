@@ -37,6 +37,8 @@ unsafe impl Send for Ud {}
 #[derive(Debug, Clone, Copy)]
 pub(in crate::verbs) struct Shape {
     pub(in crate::verbs) port: u8,
+    /// Place of the partition key in the port's table.
+    pub(in crate::verbs) pkey_index: u16,
     /// Datagrams under way, or slots of the ring.
     pub(in crate::verbs) depth: u32,
     /// What a datagram must carry to be received. Its highest bit is clear: the others are for privileged users.
@@ -61,6 +63,7 @@ impl Ud {
         let mut ud = Self { qp, cq };
         let mut to = attributes(ibv_qp_state::IBV_QPS_INIT);
         to.port_num = shape.port;
+        to.pkey_index = shape.pkey_index;
         to.qkey = shape.queue_key;
         let fields = mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_QKEY;
         modify(&mut ud.qp, &mut to, fields)?;

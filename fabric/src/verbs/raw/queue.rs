@@ -229,9 +229,10 @@ impl Qp {
     }
 
     /// Makes it ready to be connected.
-    pub(in crate::verbs) fn prepare(&mut self, port: u8) -> io::Result<()> {
+    pub(in crate::verbs) fn prepare(&mut self, port: u8, pkey_index: u16) -> io::Result<()> {
         let mut to = attributes(ibv_qp_state::IBV_QPS_INIT);
         to.port_num = port;
+        to.pkey_index = pkey_index;
         to.qp_access_flags =
             ibv_access_flags::IBV_ACCESS_REMOTE_READ.0 | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
         let fields =
