@@ -1,10 +1,13 @@
-//! A connection tried out: how long a READ takes, and how many bytes cross in a second.
+//! A connection tried out: how long a READ takes, and how many bytes cross in a second; and, where the back end has
+//! multicast, how many datagrams get lost.
 //!
 //! One side [`answer`]s, the other [`measure`]s. It works on any back end.
 //!
 //! Rules (for the `unsafe` in this file):
 //! 1. A [`Buffer`] owns its memory and drops the region over it first; all other use of the memory is by atomics.
 #![allow(unsafe_code)]
+
+mod group;
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,9 +16,10 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Access, CompletionKind, Completions, Endpoint, Fabric, FabricError, MemoryArea, ReadSegment, Region,
-    RemoteRegion, RemoteSlice, WrId,
+    Access, CompletionKind, Completions, Endpoint, Fabric, FabricError, MemoryArea, Multicast, ReadSegment,
+    Region, RemoteRegion, RemoteSlice, WrId,
 };
+pub use group::Datagrams;
 
 /// Bytes that one side offers to be read.
 const LEN: u64 = 4 << 20;
@@ -36,7 +40,7 @@ const VISIT: Duration = Duration::from_secs(60);
 const OFFER: usize = 24;
 
 /// What a trial found.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
     /// Small READs that were timed, one after the other.
     pub samples: usize,
@@ -46,6 +50,8 @@ pub struct Figures {
     pub read_4k_p99_us: f64,
     /// Bytes per second by READs of 256 KiB, 8 at a time.
     pub read_bytes_per_s: f64,
+    /// Datagrams to a group that the other side had joined, or why there were none; `None` without multicast.
+    pub datagrams: Option<Result<Datagrams, String>>,
 }
 
 /// Memory of this side.
@@ -65,11 +71,15 @@ impl Buffer {
     }
 }
 
-/// Lets the other side read, until it closes the connection.
+/// Lets the other side read, until it closes the connection, and counts its datagrams.
 ///
 /// # Errors
 /// The connection or the registration failed.
-pub fn answer(fabric: &dyn Fabric, mut endpoint: Box<dyn Endpoint>) -> Result<(), FabricError> {
+pub fn answer(
+    fabric: &dyn Fabric,
+    multicast: Option<&dyn Multicast>,
+    mut endpoint: Box<dyn Endpoint>,
+) -> Result<(), FabricError> {
     // Not zero: zeros need not cross.
     let buffer = Buffer::new(fabric, Access::REMOTE_READ, u64::MAX)?;
     let remote = buffer.region.remote();
@@ -79,11 +89,20 @@ pub fn answer(fabric: &dyn Fabric, mut endpoint: Box<dyn Endpoint>) -> Result<()
     offer[16..].copy_from_slice(&remote.rkey.to_le_bytes());
     endpoint.post_send(WrId(0), &offer).map_err(|error| FabricError::protocol(error.to_string()))?;
     endpoint.flush()?;
+    let mut member = group::Member::new(multicast);
     let (mut done, begun) = (Completions::default(), Instant::now());
     while begun.elapsed() < VISIT {
         match endpoint.poll(&mut done) {
             Ok(0) => endpoint.wait(Some(Duration::from_millis(500)))?,
-            Ok(_) => {}
+            Ok(_) => {
+                for completion in done.drain() {
+                    let CompletionKind::Received(message) = completion.kind else { continue };
+                    let Some(words) = member.answer(&message) else { continue };
+                    let posted = endpoint.post_send(WrId(0), &words);
+                    posted.map_err(|error| FabricError::protocol(error.to_string()))?;
+                    endpoint.flush()?;
+                }
+            }
             Err(FabricError::PeerClosed { .. }) => return Ok(()),
             Err(error) => return Err(error),
         }
@@ -91,11 +110,15 @@ pub fn answer(fabric: &dyn Fabric, mut endpoint: Box<dyn Endpoint>) -> Result<()
     Ok(())
 }
 
-/// Measures READs from the side that answers. Takes two seconds and a little.
+/// Measures READs from the side that answers, then datagrams to it. Takes two seconds and a little, one more with multicast.
 ///
 /// # Errors
 /// The connection or the registration failed, or the other side does not answer as it should.
-pub fn measure(fabric: &dyn Fabric, mut endpoint: Box<dyn Endpoint>) -> Result<Figures, FabricError> {
+pub fn measure(
+    fabric: &dyn Fabric,
+    multicast: Option<&dyn Multicast>,
+    mut endpoint: Box<dyn Endpoint>,
+) -> Result<Figures, FabricError> {
     let buffer = Buffer::new(fabric, Access::LOCAL, 0)?;
     let mut trial = Trial { endpoint: &mut *endpoint, buffer: &buffer, done: Completions::default() };
     let remote = trial.offer()?;
@@ -126,12 +149,17 @@ pub fn measure(fabric: &dyn Fabric, mut endpoint: Box<dyn Endpoint>) -> Result<F
         under_way -= came;
         bytes += came as u64 * u64::from(LARGE);
     }
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    let read_bytes_per_s = bytes as f64 / begun.elapsed().as_secs_f64();
+    let datagrams = multicast.map(|multicast| {
+        group::send(&mut trial, multicast, read_bytes_per_s).map_err(|error| group::with_cause(&error))
+    });
     Ok(Figures {
         samples: times.len(),
         read_4k_p50_us: times[times.len() / 2],
         read_4k_p99_us: times[times.len() * 99 / 100],
-        #[allow(clippy::cast_precision_loss)] // far below 2^52
-        read_bytes_per_s: bytes as f64 / begun.elapsed().as_secs_f64(),
+        read_bytes_per_s,
+        datagrams,
     })
 }
 
@@ -224,12 +252,14 @@ mod tests {
         let (accepted, _) = listener.accept().unwrap();
         let fabric = Arc::new(TcpFabric::new(TcpOptions::default()).unwrap());
         let theirs = Arc::clone(&fabric);
-        let answering =
-            std::thread::spawn(move || answer(&*theirs, theirs.adopt(accepted, Class::Urgent).unwrap()));
-        let figures = measure(&*fabric, fabric.adopt(dialled, Class::Urgent).unwrap()).unwrap();
+        let answering = std::thread::spawn(move || {
+            answer(&*theirs, None, theirs.adopt(accepted, Class::Urgent).unwrap())
+        });
+        let figures = measure(&*fabric, None, fabric.adopt(dialled, Class::Urgent).unwrap()).unwrap();
         answering.join().unwrap().unwrap();
         assert!(figures.samples > 0 && figures.read_4k_p50_us > 0.0, "{figures:?}");
         assert!(figures.read_4k_p99_us >= figures.read_4k_p50_us, "{figures:?}");
         assert!(figures.read_bytes_per_s > 1e6, "{figures:?}");
+        assert_eq!(figures.datagrams, None);
     }
 }

@@ -214,6 +214,14 @@ pub struct FabricTrial {
     pub read_4k_p99_us: Option<f64>,
     /// Bytes per second by READs of 256 KiB, 8 at a time, over one connection.
     pub read_bytes_per_s: Option<f64>,
+    /// Datagrams sent to a group that the other node had joined, at a quarter of that pace.
+    pub multicast_sent: Option<u64>,
+    /// Of these, datagrams that did not come.
+    pub multicast_lost: Option<u64>,
+    /// Bytes per second at which they were sent.
+    pub multicast_bytes_per_s: Option<f64>,
+    /// Why multicast does not work, where everything else does.
+    pub multicast_problem: Option<String>,
 }
 
 /// Where a VM shall go.

@@ -30,6 +30,9 @@ fn describe(check: &FabricCheck) -> String {
     }
     for tried in &check.fabrics {
         out.push_str(&format!("  {:<8} {}\n", tried.fabric, found(tried)));
+        if let Some(line) = multicast(tried) {
+            out.push_str(&format!("           multicast {line}\n"));
+        }
     }
     out
 }
@@ -42,6 +45,15 @@ fn found(tried: &FabricTrial) -> String {
         ),
         _ => format!("does not: {}", tried.problem.as_deref().unwrap_or("no reason was given")),
     }
+}
+
+fn multicast(tried: &FabricTrial) -> Option<String> {
+    if let Some(why) = &tried.multicast_problem {
+        return Some(format!("does not work: {why}"));
+    }
+    let (sent, lost, rate) = (tried.multicast_sent?, tried.multicast_lost?, tried.multicast_bytes_per_s?);
+    let part = lost as f64 / sent.max(1) as f64 * 100.0;
+    Some(format!("works: {part:.1} % of {sent} datagrams lost at {:.1} MiB/s", rate / f64::from(1 << 20)))
 }
 
 #[cfg(test)]
@@ -58,6 +70,14 @@ mod tests {
             read_bytes_per_s: Some(f64::from(1 << 30)),
             ..FabricTrial::default()
         };
+        assert_eq!(multicast(&tcp), None);
+        let some = FabricTrial {
+            multicast_sent: Some(1000),
+            multicast_lost: Some(5),
+            multicast_bytes_per_s: Some(f64::from(1 << 22)),
+            ..tcp.clone()
+        };
+        assert_eq!(multicast(&some).unwrap(), "works: 0.5 % of 1000 datagrams lost at 4.0 MiB/s");
         let verbs = FabricTrial {
             fabric: "verbs".to_owned(),
             problem: Some("No RDMA path to the peer".to_owned()),

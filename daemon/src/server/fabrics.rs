@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vmove_fabric::local::LocalFabric;
 use vmove_fabric::tcp::{TcpFabric, TcpOptions};
-use vmove_fabric::{Class, Endpoint, Fabric, FabricError, FabricKind};
+use vmove_fabric::{Class, Endpoint, Fabric, FabricError, FabricKind, Multicast};
 use vmove_migrate::link::FabricOffer;
 use vmove_migrate::proto::hello::{Hello, LinkKind};
 
@@ -139,6 +139,16 @@ impl Fabrics {
             FabricKind::Verbs => self.verbs().ok().map(|(_, fabric)| fabric),
             _ => None,
         }
+    }
+
+    /// Multicast beside the back end of this kind, where there is an RDMA device for it.
+    pub fn multicast(&self, kind: FabricKind) -> Option<Box<dyn Multicast>> {
+        #[cfg(feature = "verbs")]
+        if let (FabricKind::Verbs, Some(rdma)) = (kind, &self.rdma) {
+            return rdma.multicast();
+        }
+        let _ = kind;
+        None
     }
 
     /// Fabric tcp itself, unless it is switched off.

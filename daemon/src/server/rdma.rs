@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::net::TcpStream;
-use vmove_fabric::verbs::{VerbsFabric, VerbsOptions};
-use vmove_fabric::{Class, Endpoint};
+use vmove_fabric::verbs::{VerbsFabric, VerbsMulticast, VerbsMulticastOptions, VerbsOptions};
+use vmove_fabric::{Class, Endpoint, Multicast};
 
 use super::fabrics::blocking;
 use crate::api::problem::chain;
@@ -41,6 +41,12 @@ impl Rdma {
         }
         let fabric = Arc::new(VerbsFabric::new(self.options.clone()).map_err(|error| chain(&error))?);
         Ok(Arc::clone(open.insert(fabric)))
+    }
+
+    /// Datagrams beside the fabric, if that can be used.
+    pub fn multicast(&self) -> Option<Box<dyn Multicast>> {
+        let fabric = self.fabric().ok()?;
+        Some(Box::new(VerbsMulticast::new(&fabric, VerbsMulticastOptions::default())))
     }
 
     /// Introduces a queue pair over a greeted connection. Off the worker threads: both ends exchange messages.

@@ -32,10 +32,11 @@ impl Visits {
             return tracing::warn!(%from, "too many trials of connections at once; one was refused");
         };
         let Some(fabric) = fabrics.fabric(endpoint.kind()) else { return };
+        let multicast = fabrics.multicast(endpoint.kind());
         let from = from.to_owned();
         tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            if let Err(error) = trial::answer(&*fabric, endpoint) {
+            if let Err(error) = trial::answer(&*fabric, multicast.as_deref(), endpoint) {
                 tracing::warn!(%from, error = chain(&error), "trial of a connection failed");
             }
         });
@@ -67,6 +68,15 @@ pub async fn check(node: &str, fabrics: &Arc<Fabrics>, dialer: &PeerDialer, to: 
                 tried.read_4k_p50_us = Some(figures.read_4k_p50_us);
                 tried.read_4k_p99_us = Some(figures.read_4k_p99_us);
                 tried.read_bytes_per_s = Some(figures.read_bytes_per_s);
+                match figures.datagrams {
+                    Some(Ok(found)) => {
+                        tried.multicast_sent = Some(found.sent);
+                        tried.multicast_lost = Some(found.lost);
+                        tried.multicast_bytes_per_s = Some(found.bytes_per_s);
+                    }
+                    Some(Err(why)) => tried.multicast_problem = Some(why),
+                    None => {}
+                }
                 check.best.get_or_insert_with(|| offer.kind.to_string());
             }
             Err(why) => tried.problem = Some(why),
@@ -97,7 +107,9 @@ async fn one(
         other => chain(&other),
     })?;
     let fabric = fabrics.fabric(kind).ok_or_else(|| format!("{kind} is not open here (any more)"))?;
-    let measured = tokio::task::spawn_blocking(move || trial::measure(&*fabric, endpoint)).await;
+    let multicast = fabrics.multicast(kind);
+    let measure = move || trial::measure(&*fabric, multicast.as_deref(), endpoint);
+    let measured = tokio::task::spawn_blocking(measure).await;
     measured.map_err(|error| error.to_string())?.map_err(|error| chain(&error))
 }
 
