@@ -18,6 +18,7 @@ mod trial;
 use std::future::Future;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,6 +51,8 @@ use tls::Tls;
 const WORKERS_AT_LEAST: usize = 4;
 /// How long requests that are at work when the daemon is told to end may take.
 const LAST_REQUESTS: Duration = Duration::from_secs(2);
+/// After its start a daemon has more urgent things to do than to look at QEMUs.
+const LEARN_AFTER: Duration = Duration::from_secs(1);
 
 /// What requests need.
 struct App {
@@ -173,6 +176,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     tasks.spawn(app.registry.clone().supervise());
     tasks.spawn(app.forks.clone().serve_guests());
     tasks.spawn(metrics::sample(app.clone(), app.metrics.clone()));
+    tasks.spawn(learn_qemus());
     if let Some(tls) = tls {
         tasks.spawn(reload_on_hangup(tls));
     }
@@ -182,6 +186,17 @@ async fn run(config: Config) -> anyhow::Result<()> {
     drop(control);
     tasks.shutdown().await;
     Ok(())
+}
+
+/// After a moment, looks at the QEMUs of this machine's kind that the node has: starting them to ask what they are takes 0.1 to some seconds,
+/// which the first migration to this node should not have to wait for.
+async fn learn_qemus() {
+    tokio::time::sleep(LEARN_AFTER).await;
+    let own = format!("qemu-system-{}", std::env::consts::ARCH);
+    let wanted = |path: &PathBuf| path.file_name().is_some_and(|name| name == "qemu-kvm" || *name == *own);
+    let mut found = vmove_qmp::inspect::find_qemus(std::env::var_os("PATH").as_deref());
+    found.retain(wanted);
+    vmove_migrate::check::learn_qemus(&found).await;
 }
 
 /// State, engine and registry.

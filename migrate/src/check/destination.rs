@@ -129,6 +129,16 @@ async fn known_qemu(path: &Path) -> Result<HostQemu, InspectHostError> {
     Ok(host)
 }
 
+/// Asks these QEMU binaries what they are, one after the other, so that the first migration that wants one need not wait for
+/// that.
+pub async fn learn_qemus(paths: &[PathBuf]) {
+    for path in paths {
+        if let Err(error) = known_qemu(path).await {
+            tracing::info!(path = %path.display(), error = crate::destination::chain(&error), "not a QEMU that can be used");
+        }
+    }
+}
+
 /// Major and minor; the last number does not change device state.
 fn release(version: &str) -> (u32, u32) {
     let mut numbers = version.split(['.', ' ', '(']).map(|n| n.parse().unwrap_or(0));

@@ -4,6 +4,7 @@ pub(crate) mod destination;
 pub(crate) mod fabric;
 pub(crate) mod source;
 
+pub use destination::learn_qemus;
 use serde::{Deserialize, Serialize};
 
 /// One reason why a VM cannot move as asked.

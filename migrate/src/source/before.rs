@@ -23,8 +23,8 @@ use crate::proto::message::{BlockInfo, DestinationStand, Final, Hashes, Prepare,
 use crate::spec::MigrationSpec;
 use crate::vm::VmRecord;
 
-/// The destination looks for blockers, which starts a QEMU to ask for its machine types.
-const ANSWER: Duration = Duration::from_secs(60);
+/// The destination looks for blockers, which starts a QEMU twice to ask what it is.
+pub(super) const ANSWER: Duration = Duration::from_secs(60);
 /// QEMU sends what little RAM of its own is not shared (video memory), then stops the guest.
 const STOP: Duration = Duration::from_secs(60);
 /// Hashes sent at once: 512 KiB.

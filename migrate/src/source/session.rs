@@ -262,7 +262,7 @@ async fn look(
         .send(&ToDestination::Prepare(Box::new(prepare)))
         .await
         .map_err(|e| trouble("unreachable")(chain(&e)))?;
-    match timeout(Duration::from_secs(30), channel.receive()).await {
+    match timeout(super::before::ANSWER, channel.receive()).await {
         Ok(Ok(ToSource::Checked { blockers, fabric })) => {
             report.fabric = fabric;
             Ok(blockers)

@@ -14,8 +14,9 @@ use serde::{Deserialize, Serialize};
 /// Directories searched beside `PATH`.
 const FOLDERS: &[&str] = &["/usr/bin", "/usr/local/bin", "/usr/libexec", "/usr/lib/qemu"];
 
-/// Time for `-version` and `-machine help`.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time for `-version`, and again for `-machine help`: on a host that is itself emulated, or has to read the binary over a slow
+/// network first, either may take more than 10 s.
+const PATIENCE: Duration = Duration::from_secs(25);
 
 /// One QEMU binary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
