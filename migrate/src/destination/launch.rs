@@ -14,6 +14,7 @@ use vmove_qmp::process::QemuProcess;
 use vmove_qmp::switchover::{Destination, DestinationOptions, Inbound, StateSender};
 
 use super::guest::{Attached, GuestMemory};
+use crate::clock::Mono;
 
 /// Time for a QEMU to open its monitor: a large guest on a busy host, hugetlbfs reservation included.
 const START: Duration = Duration::from_secs(60);
@@ -51,6 +52,7 @@ pub(super) fn log_path(vm_dir: &Path) -> PathBuf {
 /// Starts QEMU, prepares it for device state, attaches.
 pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, String> {
     let LaunchOrder { command, vm_dir, qmp_socket, memory, started } = order;
+    let begun = Mono::now();
     let process = QemuProcess::spawn(&command, &vm_dir, &log_path(&vm_dir)).map_err(|e| chain(&e))?;
     // The session may have ended meanwhile; then it has dropped the receiver and nobody else knows of this QEMU.
     if started.send(process.clone()).is_err() {
@@ -58,14 +60,23 @@ pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, String> {
         return Err("the session ended while QEMU was being started".to_owned());
     }
     let client = process.wait_qmp(&qmp_socket, START).await.map_err(|e| chain(&e))?;
+    let monitor = Mono::now();
     let destination =
         Destination::prepare(&client, &DestinationOptions::default()).await.map_err(|e| chain(&e))?;
     let (state, theirs) = StateSender::pair().map_err(|e| chain(&e))?;
     destination.listen(Inbound::Fd(theirs)).await.map_err(|e| chain(&e))?;
+    let listens = Mono::now();
     let pid = process.pid();
     let taken =
         tokio::task::spawn_blocking(move || take_faults(pid, &memory)).await.map_err(|e| e.to_string())??;
     let (pid_start, attached, fault_fd, touched) = taken;
+    tracing::info!(
+        pid,
+        monitor_ms = monitor.ms_since(begun).round(),
+        listens_ms = listens.ms_since(begun).round(),
+        ready_ms = Mono::now().ms_since(begun).round(),
+        "QEMU is ready for the guest"
+    );
     Ok(Launched { process, pid_start, client, destination, state, attached, fault_fd, touched })
 }
 

@@ -3,16 +3,17 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::task::JoinHandle;
-use vmove_fabric::{FabricKind, Sched, ThreadOptions};
+use tokio::task::{JoinHandle, JoinSet};
+use vmove_fabric::{Endpoint, FabricKind, Sched, ThreadOptions};
 
 use super::exposure::{ExposeError, Exposure};
 use super::session::{Session, Stop};
+use crate::clock::Mono;
 use crate::destination::chain;
 use crate::link::LinkError;
 use crate::proto::codec::CodecError;
 use crate::proto::hello::LinkKind;
-use crate::proto::message::ToDestination;
+use crate::proto::message::{Accepted, ToDestination};
 use crate::spec::Mode;
 use crate::throttle::BULK_NICE;
 
@@ -20,6 +21,9 @@ use crate::throttle::BULK_NICE;
 const MOST_RENEWALS: u32 = 8;
 /// The destination must hear from us meanwhile.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
+
+/// A page connection, or why there is none.
+type Dialled = Result<Box<dyn Endpoint>, LinkError>;
 
 /// Why page connections could not be opened.
 enum Trouble {
@@ -121,38 +125,74 @@ impl Session {
         let fabric = self.node.config.dialer.fabric(kind);
         let fabric = fabric.ok_or_else(|| Trouble::Fabric(format!("{kind} is not open here (any more)")))?;
         let memory = Arc::clone(self.memory().map_err(Stop::Failed)?);
-        let exposure =
-            self.meanwhile_alive(tokio::task::spawn_blocking(move || Exposure::open(&memory, fabric)));
-        let exposure = exposure.await?.map_err(|error| match error {
+        let begun = Mono::now();
+        let exposing = tokio::task::spawn_blocking(move || {
+            let exposure = Exposure::open(&memory, fabric);
+            (exposure, Mono::now())
+        });
+        // Memory is registered and connections are opened at the same time: each is mostly waiting.
+        let mut dialling = self.dial_pages(kind, &accepted);
+        let (exposure, registered) = self.meanwhile_alive(exposing).await?;
+        let exposure = exposure.map_err(|error| match error {
             ExposeError::Fabric(error) => Trouble::Fabric(chain(&error)),
             ExposeError::Memory(why) => Trouble::Stop(Stop::Failed(why)),
         })?;
+        while let Some(dialled) = dialling.join_next().await {
+            let (link, index, dialled) = dialled.map_err(|error| Stop::Failed(error.to_string()))?;
+            let endpoint = dialled.map_err(|error| match error {
+                LinkError::Fabric { why, .. } => Trouble::Fabric(why),
+                other => Trouble::Stop(other.into()),
+            })?;
+            self.serve_connection(endpoint, link, index)?;
+        }
+        tracing::info!(
+            session = %self.id,
+            fabric = %kind,
+            registered_ms = registered.ms_since(begun).round(),
+            open_ms = Mono::now().ms_since(begun).round(),
+            "page connections are open"
+        );
+        let regions = exposure.regions(false);
+        self.exposure = Some(Arc::new(Mutex::new(exposure)));
+        self.send(&ToDestination::Regions(regions)).await?;
+        Ok(())
+    }
+
+    /// Opens all page connections, each in a task of its own.
+    fn dial_pages(&self, kind: FabricKind, accepted: &Accepted) -> JoinSet<(LinkKind, u8, Dialled)> {
         let mut to = self.to.clone();
         if !accepted.fabric_address.is_empty() {
             to.address.clone_from(&accepted.fabric_address);
         }
         let bulk = accepted.bulk_connections.max(1);
         let links = std::iter::once((LinkKind::Urgent, 0)).chain((0..bulk).map(|i| (LinkKind::Bulk, i)));
+        let mut dialling = JoinSet::new();
         for (link, index) in links {
             let mut hello = self.hello(link, index, self.token);
             hello.rdma = kind == FabricKind::Verbs;
-            let dialled = self.node.config.dialer.endpoint(&to, kind, &hello).await;
-            let endpoint = dialled.map_err(|error| match error {
-                LinkError::Fabric { why, .. } => Trouble::Fabric(why),
-                other => Trouble::Stop(other.into()),
-            })?;
-            let options = match link {
-                LinkKind::Urgent => ThreadOptions::urgent("vmove-serve-u"),
-                _ => ThreadOptions {
-                    sched: Sched::Normal { nice: self.bulk_nice() },
-                    ..ThreadOptions::bulk(format!("vmove-serve-{index}"))
-                },
-            };
-            self.serving.push(endpoint.serve(options).map_err(|e| Stop::Failed(chain(&e)))?);
+            let (node, to) = (Arc::clone(&self.node), to.clone());
+            dialling.spawn(async move {
+                let dialled = node.config.dialer.endpoint(&to, kind, &hello).await;
+                (link, index, dialled)
+            });
         }
-        let regions = exposure.regions(false);
-        self.exposure = Some(Arc::new(Mutex::new(exposure)));
-        self.send(&ToDestination::Regions(regions)).await?;
+        dialling
+    }
+
+    fn serve_connection(
+        &mut self,
+        endpoint: Box<dyn Endpoint>,
+        link: LinkKind,
+        index: u8,
+    ) -> Result<(), Stop> {
+        let options = match link {
+            LinkKind::Urgent => ThreadOptions::urgent("vmove-serve-u"),
+            _ => ThreadOptions {
+                sched: Sched::Normal { nice: self.bulk_nice() },
+                ..ThreadOptions::bulk(format!("vmove-serve-{index}"))
+            },
+        };
+        self.serving.push(endpoint.serve(options).map_err(|e| Stop::Failed(chain(&e)))?);
         Ok(())
     }
 
