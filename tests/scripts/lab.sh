@@ -23,7 +23,7 @@ vmove_lab() {
     case ${1:-help} in
         bench)
             shift
-            build_lab_bench
+            build_lab_programs
             build_lab_moves
             set -- bench --program "$LAB_BENCH" --moves "$(target_dir)/release" --guest "$LAB_GUEST" "$@"
             ;;
@@ -38,15 +38,12 @@ vmove_lab() {
             fi
             # Datagrams only.
             if [ "${2:-}" = multicast ]; then
-                build_lab_bench
-                build_lab_spread
+                build_lab_programs
                 set -- test --no-check --multicast "$LAB_MULTICAST" --spread "$LAB_SPREAD" "${@:3}"
             fi
             # Without a command of the caller's own: everything there is.
             if [ $# -eq 1 ]; then
-                build_lab_bench
-                build_lab_suite
-                build_lab_spread
+                build_lab_programs
                 build_lab_moves
                 set -- test --faults "$LAB_BENCH" --multicast "$LAB_MULTICAST" --spread "$LAB_SPREAD" --moves "$(target_dir)/release" --guest "$LAB_GUEST" -- "$LAB_SUITE" verbs --test-threads=1
             fi
@@ -60,14 +57,6 @@ build_lab() {
     (cd "$ROOT" && cargo build --quiet --release -p vmove-lab)
 }
 
-# Sets LAB_BENCH and LAB_MULTICAST.
-build_lab_bench() {
-    say "building the measuring programs"
-    (cd "$ROOT" && cargo build --quiet --release -p vmove-fabric --features verbs --example verbs_bench --example verbs_multicast)
-    LAB_BENCH=$(target_dir)/release/examples/verbs_bench
-    LAB_MULTICAST=$(target_dir)/release/examples/verbs_multicast
-}
-
 # Sets LAB_GUEST, and builds the daemons that move it.
 build_lab_moves() {
     say "building vmoved and the lab's guest"
@@ -77,25 +66,26 @@ build_lab_moves() {
     mv "$LAB_GUEST.new" "$LAB_GUEST"
 }
 
-# Sets LAB_SUITE: the fabric's conformance suite, to be run in a host.
-build_lab_suite() {
-    say "building the fabric's conformance suite"
-    LAB_SUITE=$(lab_test_binary -p vmove-fabric --features verbs --test conformance)
+# Sets LAB_BENCH and LAB_MULTICAST, which measure; LAB_SUITE, the fabric's conformance suite; LAB_SPREAD, the tests of
+# distribution. All run in the hosts. One command, so that the fabric is compiled once for all of them.
+build_lab_programs() {
+    local said
+    say "building the fabric's tests and measuring programs"
+    said=$(cd "$ROOT" && cargo build --quiet --release -p vmove-fabric -p vmove-spread \
+        --features vmove-fabric/verbs,vmove-spread/verbs --example verbs_bench --example verbs_multicast \
+        --test conformance --test namespaces --message-format=json-render-diagnostics) || die "the tests do not build"
+    LAB_BENCH=$(target_dir)/release/examples/verbs_bench
+    LAB_MULTICAST=$(target_dir)/release/examples/verbs_multicast
+    LAB_SUITE=$(lab_executable conformance <<<"$said")
+    LAB_SPREAD=$(lab_executable namespaces <<<"$said")
 }
 
-# Sets LAB_SPREAD: the tests of distribution, whose processes run in the hosts.
-build_lab_spread() {
-    say "building the tests of distribution"
-    LAB_SPREAD=$(lab_test_binary -p vmove-spread --features verbs --test namespaces)
-}
-
-# Builds a program of tests and says where it is.
-lab_test_binary() {
-    local said binary
-    said=$(cd "$ROOT" && cargo test --release "$@" --no-run 2>&1) || die "the tests do not build: $said"
-    binary=$(sed -n 's/.*Executable.*(\(.*\)).*/\1/p' <<<"$said")
-    [ -n "$binary" ] || die "cargo named no program: $said"
-    (cd "$ROOT" && realpath "$binary")
+# The program of a test, of what cargo says while it builds.
+lab_executable() {
+    local found
+    found=$(sed -n "s/.*\"executable\":\"\([^\"]*\/$1-[^\"]*\)\".*/\1/p" | tail -1)
+    [ -n "$found" ] || die "cargo named no program of the test $1"
+    echo "$found"
 }
 
 setup_lab() {

@@ -24,20 +24,20 @@ const OWN: [(&str, &str, &str); 5] = [
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     total_ms: f64,
-    /// Of that, until the first page was asked for or sent: with vmove also the start of the destination's QEMU.
-    setup_ms: f64,
+    /// Start of the destination's QEMU until it listens for the guest's state: with vmove a part of the total.
+    start_ms: f64,
     downtime_ms: f64,
     mib_sent: f64,
     source_cpu_ms: f64,
 }
 
 impl Cost {
-    fn new(report: &Value, source_cpu_ms: f64) -> Result<Self> {
+    fn new(report: &Value, start_ms: f64, source_cpu_ms: f64) -> Result<Self> {
         let number = |key: &str| report[key].as_f64().with_context(|| format!("no {key} in {report}"));
         let mib_sent = number("bytes_sent")? / f64::from(1 << 20);
         Ok(Self {
             total_ms: number("total_ms")?,
-            setup_ms: number("setup_ms")?,
+            start_ms,
             downtime_ms: number("downtime_ms")?,
             mib_sent,
             source_cpu_ms,
@@ -52,6 +52,7 @@ impl Cost {
 pub fn run(lab: &Lab, parts: &Parts, rounds: usize) -> Result<()> {
     let moves = Moves::new(lab, parts);
     let mut rows: Vec<(String, Vec<Cost>)> = Vec::new();
+    let mut spans: Vec<(String, Vec<Value>)> = Vec::new();
     let mut note = |name: &str, cost: Cost| match rows.iter_mut().find(|row| row.0 == name) {
         Some(row) => row.1.push(cost),
         None => rows.push((name.to_owned(), vec![cost])),
@@ -59,7 +60,7 @@ pub fn run(lab: &Lab, parts: &Parts, rounds: usize) -> Result<()> {
     let mut limits = Vec::new();
     for round in 1..=rounds {
         for fabric in ["verbs", "tcp"] {
-            ours(&moves, fabric, &mut note)?;
+            ours(&moves, fabric, &mut note, &mut spans)?;
         }
         for (protocol, mode, name) in OWN {
             let cost = own(&moves, protocol, mode).with_context(|| name.to_owned())?;
@@ -71,12 +72,14 @@ pub fn run(lab: &Lab, parts: &Parts, rounds: usize) -> Result<()> {
         eprintln!("round {round} of {rounds}");
     }
     println!(
-        "| 64 MiB of guest, 32 of it written again and again | total ms | after setup | down ms | MiB sent | source's CPU ms | CPU ms per GiB sent |"
+        "| 64 MiB of guest, 32 of it written again and again | start of QEMU ms | the rest ms | both | down ms | MiB sent | source's CPU ms | CPU ms per GiB sent |"
     );
-    println!("|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|");
     for (name, costs) in rows {
         println!("| {name} | {} |", line(&costs));
     }
+    println!();
+    print_spans(&spans);
     println!();
     println!(
         "ib_read_bw of 1 MiB and ib_read_lat of 4 KiB (typical) after each round: {}",
@@ -94,8 +97,9 @@ fn line(costs: &[Cost]) -> String {
         format!("{:.0} ({:.0} to {:.0})", at(values.len() / 2), at(0), at(values.len() - 1))
     };
     let columns = [
+        column(|cost| cost.start_ms),
+        column(|cost| cost.total_ms - cost.start_ms),
         column(|cost| cost.total_ms),
-        column(|cost| cost.total_ms - cost.setup_ms),
         column(|cost| cost.downtime_ms),
         column(|cost| cost.mib_sent),
         column(|cost| cost.source_cpu_ms),
@@ -105,7 +109,12 @@ fn line(costs: &[Cost]) -> String {
 }
 
 /// A guest is moved to and fro in each mode.
-fn ours(moves: &Moves<'_>, fabric: &str, note: &mut impl FnMut(&str, Cost)) -> Result<()> {
+fn ours(
+    moves: &Moves<'_>,
+    fabric: &str,
+    note: &mut impl FnMut(&str, Cost),
+    spans: &mut Vec<(String, Vec<Value>)>,
+) -> Result<()> {
     let flags = format!("--fabric {fabric}");
     let measured = moves.start(1, &flags).and(moves.start(2, &flags)).and_then(|()| {
         moves.guest("g")?;
@@ -118,12 +127,44 @@ fn ours(moves: &Moves<'_>, fabric: &str, note: &mut impl FnMut(&str, Cost)) -> R
             let cpu = (moves.ticks(from)? - before) as f64 * 10.0;
             expect(&report, "fabric", fabric)?;
             moves.works(to, "g")?;
-            note(&format!("vmove {mode}, {fabric}"), Cost::new(&report, cpu)?);
+            let name = format!("vmove {mode}, {fabric}");
+            note(&name, Cost::new(&report, ready_ms(moves, to)?, cpu)?);
+            let phases = report["phases"].clone();
+            match spans.iter_mut().find(|row| row.0 == name) {
+                Some(row) => row.1.push(phases),
+                None => spans.push((name, vec![phases])),
+            }
         }
         Ok(())
     });
     let ended = moves.stop(1).and(moves.stop(2));
     measured.and(ended)
+}
+
+/// How long the QEMU that came last to this host took until it listened, as the daemon's log says.
+fn ready_ms(moves: &Moves<'_>, host: usize) -> Result<f64> {
+    let line = moves.must(host, "grep -o 'listens_ms=[0-9]*' /run/lab/vmoved.log | tail -1")?;
+    let number = line.trim().strip_prefix("listens_ms=").and_then(|number| number.parse().ok());
+    number.with_context(|| format!("h{host} does not say when QEMU was ready: {line}"))
+}
+
+/// Where the time of vmove's migrations went, as a table in Markdown: medians of each phase.
+fn print_spans(spans: &[(String, Vec<Value>)]) {
+    const PHASES: [&str; 7] = ["check", "prepare", "rounds", "switchover", "hand-over", "fetch", "finish"];
+    println!("| phases, ms | {} |", PHASES.join(" | "));
+    println!("|---|{}", "---|".repeat(PHASES.len()));
+    for (name, rounds) in spans {
+        let median = |phase: &str| {
+            let of = |phases: &Value| -> f64 {
+                let all = phases.as_array().into_iter().flatten().filter(|found| found["name"] == phase);
+                all.filter_map(|found| found["duration_ms"].as_f64()).sum()
+            };
+            let mut values: Vec<f64> = rounds.iter().map(of).collect();
+            values.sort_unstable_by(f64::total_cmp);
+            format!("{:.0}", values.get(values.len() / 2).copied().unwrap_or(f64::NAN))
+        };
+        println!("| {name} | {} |", PHASES.map(median).join(" | "));
+    }
 }
 
 /// The same guest, moved by QEMU.
@@ -136,23 +177,26 @@ fn own(moves: &Moves<'_>, protocol: &str, mode: &str) -> Result<Cost> {
             host,
             &format!(
                 "rm -rf /run/own; mkdir -p /run/own; ulimit -l unlimited; \
-                 setsid {qemu} -name g,debug-threads=on -machine q35 -accel tcg -m 64 -nodefaults -display none \
-                 -kernel {guest} -debugcon file:/run/own/debug -qmp unix:/run/own/qmp,server=on,wait=off {more} \
-                 >/run/lab/qemu.log 2>&1 </dev/null & echo $! >/run/own/pid; \
-                 for i in $(seq 300); do [ -S /run/own/qmp ] && exit 0; sleep 0.1; done; cat /run/lab/qemu.log; exit 1"
+                 {script} start /run/own/qmp /run/own/pid /run/lab/qemu.log \
+                 {qemu} -name g,debug-threads=on -machine q35 -accel tcg -m 64 -nodefaults -display none \
+                 -kernel {guest} -debugcon file:/run/own/debug -qmp unix:/run/own/qmp,server=on,wait=off {more}"
             ),
         )
     };
     let measured = (|| {
         start(1, "")?;
-        start(2, "-incoming defer")?;
+        let started: Value = serde_json::from_str(start(2, "-incoming defer")?.trim())?;
+        let start_ms = started["start_ms"].as_f64().context("no start_ms")?;
         moves.goes_on(1, "/run/own/debug")?;
         moves.must(2, &format!("{script} take /run/own/qmp {uri} {mode}"))?;
         let text = moves.must(1, &format!("{script} send /run/own/qmp $(cat /run/own/pid) {uri} {mode}"))?;
         moves.goes_on(2, "/run/own/debug")?;
-        let report: Value = serde_json::from_str(text.trim()).with_context(|| text.clone())?;
-        let cpu = report["source_cpu_ms"].as_f64().with_context(|| text.clone())?;
-        Cost::new(&report, cpu)
+        let mut report: Value = serde_json::from_str(text.trim()).with_context(|| text.clone())?;
+        let number = |key: &str| report[key].as_f64().with_context(|| text.clone());
+        let (cpu, total) = (number("source_cpu_ms")?, number("total_ms")?);
+        // QEMU counts from when the other one waits for it.
+        report["total_ms"] = (total + start_ms).into();
+        Cost::new(&report, start_ms, cpu)
     })();
     for host in [1, 2] {
         moves.must(host, "[ ! -e /run/own/pid ] || kill -KILL $(cat /run/own/pid); sleep 0.3")?;

@@ -15,6 +15,7 @@
 //! | [`check`] | self-test: do RDMA reads work between the hosts, and how fast |
 //! | [`faults`] | cuts, losses, killed peers and missing devices under a transfer |
 //! | [`moves`] | real daemons move a guest |
+//! | [`trouble`] | the same with wrong addresses and keys, ports that are down, and daemons that are killed |
 //! | [`mod@multicast`] | datagrams from one host to two |
 
 pub mod agent;
@@ -30,4 +31,5 @@ pub mod shell;
 pub mod sides;
 pub mod supervisor;
 pub mod switch;
+pub mod trouble;
 pub mod wire;

@@ -87,7 +87,7 @@ enum What {
         #[arg(long, value_name = "IMAGE")]
         guest: Option<PathBuf>,
         /// How often it is moved to and fro in the case that looks for leaks
-        #[arg(long, default_value_t = 12)]
+        #[arg(long, default_value_t = 20)]
         sessions: usize,
         /// Only moves whose name contains this
         #[arg(long, default_value = "")]

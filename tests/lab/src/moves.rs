@@ -2,6 +2,7 @@
 //! goes on over tcp when the RDMA path is gone.
 
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -11,11 +12,13 @@ use crate::check::{Done, run, shell};
 use crate::host::{Places, address};
 use crate::supervisor::Lab;
 use crate::switch::rules::Rule;
+use crate::trouble;
+use crate::wire::Event;
 
 /// Peer port of the daemons.
-const PORT: u16 = 7420;
+pub(crate) const PORT: u16 = 7420;
 /// Longest time for one command in an emulated host.
-const STEP_MS: u64 = 180_000;
+pub(crate) const STEP_MS: u64 = 180_000;
 
 /// What the tests need besides the lab.
 #[derive(Debug, Clone)]
@@ -32,7 +35,7 @@ pub struct Parts {
 
 /// The daemons of h1 and h2, as long as this exists, and the guests they have.
 pub(crate) struct Moves<'a> {
-    lab: &'a Lab,
+    pub(crate) lab: &'a Lab,
     pub(crate) parts: Parts,
 }
 
@@ -63,6 +66,7 @@ pub fn all(lab: &Lab, parts: &Parts, sessions: usize, only: &str) -> Result<()> 
     case("what_does_not_fit_the_bound_crosses_by_tcp", &|| moves.bound())?;
     case("what_was_given_back_is_registered_afresh", &|| moves.given_back())?;
     case("pages_are_read_without_the_source_s_processor", &|| moves.processor())?;
+    trouble::all(&moves, &case)?;
     case("sessions_one_after_another_leave_nothing_behind", &|| moves.many(sessions))
 }
 
@@ -71,7 +75,7 @@ impl<'a> Moves<'a> {
         Self { lab, parts: parts.clone() }
     }
 
-    fn host(&self, host: usize, text: &str) -> Result<Done> {
+    pub(crate) fn host(&self, host: usize, text: &str) -> Result<Done> {
         run(self.lab, host, shell(text, STEP_MS))
     }
 
@@ -82,7 +86,7 @@ impl<'a> Moves<'a> {
         Ok(done.text)
     }
 
-    fn vmove(&self, words: &str) -> String {
+    pub(crate) fn vmove(&self, words: &str) -> String {
         format!("{}/vmove --control /run/vm/c.sock {words}", self.parts.programs.display())
     }
 
@@ -90,10 +94,12 @@ impl<'a> Moves<'a> {
     pub(crate) fn start(&self, host: usize, flags: &str) -> Result<()> {
         let vmoved = self.parts.programs.join("vmoved");
         let (vmoved, ready) = (vmoved.display(), self.vmove("node"));
+        // As on other nodes, QEMU is in PATH: then the daemon asks it what it is before a guest comes.
+        let qemus = self.parts.qemu.parent().unwrap_or(Path::new("/usr/bin")).display();
         self.must(
             host,
             &format!(
-                "mkdir -p /run/vm; ulimit -l unlimited; setsid {vmoved} --node h{host} --listen 0.0.0.0:{PORT} \
+                "mkdir -p /run/vm; ulimit -l unlimited; PATH=$PATH:{qemus} setsid {vmoved} --node h{host} --listen 0.0.0.0:{PORT} \
                  --control /run/vm/c.sock --state-dir /run/vm --insecure {flags} >>/run/lab/vmoved.log 2>&1 </dev/null & \
                  echo $! >/run/vmoved.pid; for i in $(seq 300); do {ready} >/dev/null 2>&1 && exit 0; sleep 0.1; done; \
                  tail -5 /run/lab/vmoved.log; exit 1"
@@ -116,7 +122,7 @@ impl<'a> Moves<'a> {
     }
 
     /// Queue pairs, completion queues and memory regions of programs, as the kernel lists them.
-    fn held(&self, host: usize) -> Result<usize> {
+    pub(crate) fn held(&self, host: usize) -> Result<usize> {
         let text =
             self.must(host, "for k in qp cq mr; do rdma resource show $k; done | grep -c ' pid ' || true")?;
         text.trim().parse().with_context(|| format!("h{host}: {text}"))
@@ -153,7 +159,7 @@ impl<'a> Moves<'a> {
         .map(drop)
     }
 
-    fn migrate_words(&self, name: &str, to: usize, more: &str) -> String {
+    pub(crate) fn migrate_words(&self, name: &str, to: usize, more: &str) -> String {
         let to = address(to);
         self.vmove(&format!("migrate {name} --to {to}:{PORT} --timeout 150s --json {more}"))
     }
@@ -177,16 +183,22 @@ impl<'a> Moves<'a> {
         Ok(())
     }
 
-    /// The RDMA path, and nothing else, is cut when the migration is in this phase.
-    fn cut(&self, mode: &str, phase: &str) -> Result<()> {
-        self.guest("g")?;
-        let more = format!("--mode {mode} --verify --bandwidth 3MB");
-        let moving = self.lab.exec(1, shell(&self.migrate_words("g", 2, &more), STEP_MS))?;
+    /// Begins to move guest g from h1 to h2, and waits until the migration is in this phase.
+    pub(crate) fn moving(&self, more: &str, phase: &str) -> Result<Receiver<Event>> {
+        let moving = self.lab.exec(1, shell(&self.migrate_words("g", 2, more), STEP_MS))?;
         let begun = Instant::now();
         while !self.host(1, &self.vmove("status --json"))?.text.contains(&format!("\"phase\":\"{phase}\"")) {
             ensure!(begun.elapsed() < Duration::from_secs(60), "phase {phase} never came");
             ensure!(moving.try_recv().is_err(), "the migration ended before phase {phase} was seen");
         }
+        Ok(moving)
+    }
+
+    /// The RDMA path, and nothing else, is cut when the migration is in this phase.
+    fn cut(&self, mode: &str, phase: &str) -> Result<()> {
+        self.guest("g")?;
+        let more = format!("--mode {mode} --verify --bandwidth 3MB");
+        let moving = self.moving(&more, phase)?;
         std::thread::sleep(Duration::from_secs(1));
         self.lab.switch().set(None, None, Rule { cut_rdma: true, ..Rule::default() });
         let done = crate::check::collect(&moving).context("h1 went away")?;
@@ -272,12 +284,7 @@ impl<'a> Moves<'a> {
             self.must(1, &format!("python3 -c \"{program}\""))
         };
         write(1, false)?;
-        let words = self.migrate_words("g", 2, "--mode hybrid --verify --bandwidth 3MB");
-        let moving = self.lab.exec(1, shell(&words, STEP_MS))?;
-        let begun = Instant::now();
-        while !self.host(1, &self.vmove("status --json"))?.text.contains("\"phase\":\"rounds\"") {
-            ensure!(begun.elapsed() < Duration::from_secs(60), "there were no rounds");
-        }
+        let moving = self.moving("--mode hybrid --verify --bandwidth 3MB", "rounds")?;
         write(2, true)?;
         let done = crate::check::collect(&moving).context("h1 went away")?;
         ensure!(done.status == 0, "ended with {}: {}", done.status, done.text);
@@ -380,7 +387,7 @@ impl<'a> Moves<'a> {
 }
 
 /// The object with which `vmove migrate --json` ends.
-fn report(text: &str) -> Result<Value> {
+pub(crate) fn report(text: &str) -> Result<Value> {
     let last = text
         .lines()
         .rev()
@@ -399,7 +406,7 @@ pub(crate) fn expect(report: &Value, key: &str, value: &str) -> Result<()> {
     Ok(())
 }
 
-fn figures(report: &Value) -> String {
+pub(crate) fn figures(report: &Value) -> String {
     let number = |key: &str| report[key].as_f64().unwrap_or_default();
     format!(
         "{} in {:.0} ms, down {:.0} ms, {} faults, p50 {:.0} us, {:.1} MiB sent",

@@ -43,7 +43,8 @@ pub fn all(lab: &Lab, program: &Path, spread: &Path) -> Result<()> {
     case("datagrams_of_another_session_are_not_heard", &|| cases.stranger())?;
     case("a_group_is_joined_without_librdmacm", &|| cases.without_cm())?;
     case("memory_is_spread_by_multicast", &|| cases.spread_paced())?;
-    case("what_multicast_loses_is_repaired", &|| cases.spread_lossy())
+    case("what_multicast_loses_is_repaired", &|| cases.spread_lossy())?;
+    case("a_cut_in_the_middle_of_a_distribution_is_made_good", &|| cases.spread_cut())
 }
 
 struct Cases<'a> {
@@ -164,7 +165,8 @@ impl Cases<'_> {
     }
 
     /// Spreads 16 MiB, of which a quarter is zero, from h1 to h2 and h3. What the hosts say in the end, and the root.
-    fn spread(&self) -> Result<[Value; 3]> {
+    /// `meanwhile` is done when the hosts have been asked to join.
+    fn spread(&self, meanwhile: impl FnOnce()) -> Result<[Value; 3]> {
         let start = |host: u32| {
             let node = json!({
                 "host": host, "mib": 16, "rate": 4e6, "multicast": true, "segmentation": false, "routes": [], "expected": 2,
@@ -178,6 +180,10 @@ impl Cases<'_> {
         let root = start(0)?;
         until_says(1, &root, "ready")?;
         let hosts = [start(1)?, start(2)?];
+        for (host, events) in (2..).zip(&hosts) {
+            until_says(host, events, "\"joined\"")?;
+        }
+        meanwhile();
         let ends = [self.complete(2, &hosts[0])?, self.complete(3, &hosts[1])?];
         for host in 1..=3 {
             run(self.lab, host, shell("pkill -f '^sleep 111'", STEP_MS))?;
@@ -196,21 +202,40 @@ impl Cases<'_> {
     }
 
     fn spread_paced(&self) -> Result<()> {
-        let [ends @ .., _] = self.spread()?;
+        let [ends @ .., totals] = self.spread(|| ())?;
+        // Sent again for any of them, or READ.
+        let resent = count(&totals, "resent")?;
         for end in ends {
-            let (by_multicast, repaired) = (count(&end, "by_multicast")?, count(&end, "repaired")?);
-            ensure!(repaired * 100 <= by_multicast, "{repaired} of {by_multicast} pieces were repaired");
+            let (pieces, repaired) = (count(&end, "chunks")?, count(&end, "repaired")? + resent);
+            ensure!(repaired * 100 <= pieces, "{repaired} of {pieces} pieces were repaired");
         }
         Ok(())
     }
 
     fn spread_lossy(&self) -> Result<()> {
         self.lab.switch().set(None, None, Rule { drop_multicast: 0.1, ..Rule::default() });
-        let [ends @ .., totals] = self.spread()?;
+        let [ends @ .., totals] = self.spread(|| ())?;
         for end in ends {
             ensure!(count(&end, "repaired")? > 0, "nothing was lost: {end}");
         }
         ensure!(count(&totals, "resent")? > 0, "{totals}");
+        Ok(())
+    }
+}
+
+impl Cases<'_> {
+    /// For a second nothing passes, neither datagrams nor anything else.
+    fn spread_cut(&self) -> Result<()> {
+        let [ends @ .., totals] = self.spread(|| {
+            std::thread::sleep(Duration::from_millis(1500));
+            self.lab.switch().set(None, None, Rule { cut: true, ..Rule::default() });
+            std::thread::sleep(Duration::from_secs(1));
+            self.lab.switch().set(None, None, Rule::default());
+        })?;
+        for end in ends {
+            ensure!(count(&end, "repaired")? > 0, "the cut came before or after: {end}");
+        }
+        println!("  resent: {}", count(&totals, "resent")?);
         Ok(())
     }
 }
