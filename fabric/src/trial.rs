@@ -4,7 +4,7 @@
 //! One side [`answer`]s, the other [`measure`]s. It works on any back end.
 //!
 //! Rules (for the `unsafe` in this file):
-//! 1. A [`Buffer`] owns its memory and drops the region over it first; all other use of the memory is by atomics.
+//! 1. A `Buffer` owns its memory and drops the region over it first; all other use of the memory is by atomics.
 #![allow(unsafe_code)]
 
 mod group;
