@@ -7,7 +7,7 @@ use vmove_clone::template::Template;
 use vmove_fabric::{Access, Fabric, Region};
 use vmove_memory::{Mapping, RamFile};
 use vmove_migrate::region::register_kept;
-use vmove_spread::{CHUNK, Extent, SpreadError, Target, non_zero};
+use vmove_spread::{CHUNK, Extent, Layout, SpreadError, Target, non_zero};
 
 use crate::api::problem::chain;
 
@@ -35,9 +35,10 @@ pub struct Incoming {
 }
 
 impl Target for Incoming {
-    fn regions(&mut self, lens: &[u64]) -> Result<Vec<Region>, SpreadError> {
+    fn regions(&mut self, layout: &Layout) -> Result<Vec<Region>, SpreadError> {
         let here: Vec<u64> = self.memory.iter().map(|mapping| mapping.len().0).collect();
-        if here != lens {
+        let lens = &layout.regions;
+        if here != *lens {
             let what = format!("expected memory of {here:?} bytes as in the manifest, found {lens:?}");
             return Err(vmove_fabric::FabricError::Protocol { what }.into());
         }
