@@ -21,6 +21,7 @@ use vmove_qmp::{Client, CommandLine, QemuProcess, RamBacking, RamFileSpec, RunLa
 
 use crate::disk::{self, Disk, Overlay};
 use crate::error::blocking;
+use crate::service::PageService;
 use crate::template::Source;
 use crate::verify::Comparison;
 use crate::{CloneError, identity, network};
@@ -156,6 +157,8 @@ pub struct Child {
     /// The files that its RAM is laid over, as device and inode.
     over: Vec<(u64, u64)>,
     given: Vec<FdSetEntry>,
+    /// Its faults are answered by a page service.
+    served: bool,
 }
 
 impl Child {
@@ -210,6 +213,7 @@ impl Child {
             netdevs,
             over: Vec::new(),
             given: Vec::new(),
+            served: false,
         })
     }
 
@@ -241,6 +245,18 @@ impl Child {
         blocking(move || Ok(replace_in_qemu(&process, &replacements, &[])?)).await?;
         self.over = wanted;
         Ok(())
+    }
+
+    /// Has its faults answered by `service`, since its template is still on its way. After [`Self::lay_over`], before
+    /// [`Self::load`], which touches guest memory.
+    ///
+    /// # Errors
+    /// [`CloneError::Memory`].
+    pub async fn be_served(&mut self, service: &Arc<PageService>) -> Result<(), CloneError> {
+        self.served = true;
+        let (service, process) = (Arc::clone(service), Arc::clone(&self.process));
+        let mappings = self.mappings.clone();
+        blocking(move || service.take(&process, &mappings)).await
     }
 
     /// Whether QEMU has read or written guest memory since it was laid over the template. What it has written would hide the
@@ -307,7 +323,9 @@ impl Child {
                 tracing::debug!(%error, "a descriptor stays open in QEMU");
             }
         }
-        network::bring_up(&self.client, &self.netdevs, &self.plan.nics).await
+        // A guest whose memory is on its way is slow.
+        let patience = if self.served { 2 * network::UNPLUG } else { network::UNPLUG };
+        network::bring_up(&self.client, &self.netdevs, &self.plan.nics, patience).await
     }
 
     /// Whether it has a network.

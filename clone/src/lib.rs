@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`parent`] | freezing a guest: device state saved, RAM file frozen, guest running again within milliseconds |
 //! | [`template`] | what was frozen, on one host: RAM files, device state, manifest; on disk, checksummed |
+//! | [`service`] | children that run before all of their template has arrived: their page faults |
 //! | [`child`] | one copy: a QEMU prepared, its memory laid over the template, state loaded, set running |
 //! | [`identity`], [`network`] | what must differ between copies |
 //! | [`rehome`] | memory of its own for a parent or a child, so that it can be moved or forked again |
@@ -27,6 +28,7 @@ pub mod record;
 pub mod rehome;
 pub mod report;
 pub mod room;
+pub mod service;
 pub mod template;
 pub mod verify;
 

@@ -40,8 +40,9 @@ async fn set_link(client: &Client, id: &str, up: bool) -> Result<(), QmpError> {
 }
 
 /// Replaces each NIC and switches its back end on. `nics` are those of the child's own command line: with ids and fresh
-/// addresses. Returns what to say of the network: `none`, `up`, or what is down and why.
-pub async fn bring_up(client: &Client, netdevs: &[String], nics: &[Nic]) -> String {
+/// addresses. A guest gets `patience` to let go of each ([`UNPLUG`], more for one that waits for its memory). Returns what to say of
+/// the network: `none`, `up`, or what is down and why.
+pub async fn bring_up(client: &Client, netdevs: &[String], nics: &[Nic], patience: Duration) -> String {
     if netdevs.is_empty() {
         return "none".to_owned();
     }
@@ -49,7 +50,7 @@ pub async fn bring_up(client: &Client, netdevs: &[String], nics: &[Nic]) -> Stri
     for id in netdevs {
         let nic = nics.iter().find(|nic| nic.netdev == *id);
         let done = match nic {
-            Some(nic) => replace(client, nic).await,
+            Some(nic) => replace(client, nic, patience).await,
             None => Err("its NIC was not given by -device and cannot be replaced".to_owned()),
         };
         let done = match done {
@@ -63,15 +64,18 @@ pub async fn bring_up(client: &Client, netdevs: &[String], nics: &[Nic]) -> Stri
     if down.is_empty() { "up".to_owned() } else { down.join("; ") }
 }
 
-async fn replace(client: &Client, nic: &Nic) -> Result<(), String> {
+async fn replace(client: &Client, nic: &Nic, patience: Duration) -> Result<(), String> {
     let id = nic.id.as_deref().ok_or("its NIC has no id")?;
     let words = |error: QmpError| error.to_string();
     let slot = if nic.has_address { String::new() } else { slot(client, id).await.map_err(words)? };
     let wanted = id.to_owned();
     let gone = client.expect("DEVICE_DELETED", move |event| event.text("device") == Some(wanted.as_str()));
     client.execute_raw("device_del", json!({ "id": id }), ASK).await.map_err(words)?;
-    gone.wait(UNPLUG).await.map_err(|_| {
-        format!("the guest did not let go of {id} within {} s (does it know PCI hotplug?)", UNPLUG.as_secs())
+    gone.wait(patience).await.map_err(|_| {
+        format!(
+            "the guest did not let go of {id} within {} s (does it know PCI hotplug?)",
+            patience.as_secs()
+        )
     })?;
     let command = format!("device_add {}{slot}", nic.options);
     let said = client

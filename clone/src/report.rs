@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use vmove_migrate::report::FaultStats;
 
 /// One child.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -65,7 +66,13 @@ pub struct HostReport {
     /// From the request until the whole template was there, in milliseconds; absent if it never was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template_ms: Option<f64>,
-    /// Why there are no children there.
+    /// Chunks that it read at once because a child waited for them, each once however many children did.
+    #[serde(default)]
+    pub wanted: u64,
+    /// Faults of its children before the whole template was there; absent if they ran only then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub faults: Option<FaultStats>,
+    /// Why there are no children there, or not any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
@@ -180,12 +187,15 @@ pub struct ForkProgress {
 pub struct HostProgress {
     /// The node, as it was named in the request.
     pub node: String,
-    /// `asked`, `fetch`, `load`, `done` or `failed`.
+    /// `asked`, `fetch`, `load`, `run`, `done` or `failed`.
     pub phase: String,
     /// Chunks of 4 KiB in all; 0 before it knows.
     pub chunks: u32,
     /// Chunks that it misses.
     pub missing: u32,
+    /// Children that run there.
+    #[serde(default)]
+    pub running: usize,
 }
 
 /// Why a fork failed, in the words of the HTTP interface.

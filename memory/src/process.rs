@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::error::{MemoryError, Result};
 use crate::maps::{MapEntry, parse_maps};
@@ -80,6 +80,17 @@ impl Process {
                 Err(Errno::INTR) => {}
                 Err(_) => return false,
             }
+        }
+    }
+
+    /// Kills it, also where its threads wait for pages that nobody serves. That it has ended already is fine.
+    ///
+    /// # Errors
+    /// [`MemoryError::System`] without the right to.
+    pub fn kill(&self) -> Result<()> {
+        match pidfd_send_signal(&self.pidfd, Signal::KILL) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(source) => Err(MemoryError::system("pidfd_send_signal", source)),
         }
     }
 

@@ -50,17 +50,47 @@ test_loom() {
 }
 
 # Programs under test are the release builds, the tests themselves are not: they wait more than they compute. One test at
-# a time, since each starts guests that fill this machine.
+# a time, since each starts guests that fill this machine; but those of TWO_AT_A_TIME wait for guests to start, or for slow links.
+TWO_AT_A_TIME=(crashes faults fork_disks)
+# Everything that they speak with is there after ./run setup: none may be skipped.
+NEVER_SKIPPED=(killed kills python)
+
 test_e2e() {
     build_product
     build_guest
     export VMOVE_BIN_DIR
     VMOVE_BIN_DIR=$(target_dir)/release
-    # Everything that the tests of sched-bridge speak with is there after ./run setup: none may be skipped.
-    VMOVE_NO_SKIP=1 cargo test -p vmove-bridge --test '*'
-    cargo test --workspace --exclude vmove-bridge --test '*' -- --test-threads=1
+    local two=1 others
+    [ "$(nproc)" -ge 2 ] && two=2
+    mapfile -t others < <(integration_tests | grep -vxF "$(printf '%s\n' "${TWO_AT_A_TIME[@]}" "${NEVER_SKIPPED[@]}")")
+    VMOVE_NO_SKIP=1 run_tests "${NEVER_SKIPPED[@]}"
+    run_tests "${others[@]}" -- --test-threads=1
+    run_tests "${TWO_AT_A_TIME[@]}" -- --test-threads=$two
     # Left out: what kills daemons at many moments, and what does not come to a second QEMU. On 10.0 they have run.
     say "moves and crashes again, on QEMU 7.2"
-    VMOVE_QEMU=$VMOVE_QEMU_7_2 cargo test -p vmove-tests --test moves --test crashes -- --test-threads=1 \
+    export VMOVE_QEMU=$VMOVE_QEMU_7_2
+    run_tests moves -- --test-threads=1
+    run_tests crashes -- --test-threads=$two \
         --skip at_any_moment --skip again_and_again --skip in_the_rounds --skip a_caller_that_waits
+}
+
+# Names of all integration tests.
+integration_tests() {
+    local path
+    for path in "$ROOT"/*/tests/*.rs "$ROOT"/*/*/tests/*.rs; do
+        basename "$path" .rs
+    done
+    for path in "$ROOT"/*/tests/*/main.rs; do
+        basename "$(dirname "$path")"
+    done
+}
+
+# run_tests NAME... [-- ARGUMENTS]. Chosen by package they would be built once more, with fewer features of what they depend on.
+run_tests() {
+    local targets=()
+    while [ $# -gt 0 ] && [ "$1" != -- ]; do
+        targets+=(--test "$1")
+        shift
+    done
+    cargo test --workspace "${targets[@]}" "$@"
 }

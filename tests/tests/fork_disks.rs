@@ -21,7 +21,7 @@ fn task() -> Config {
         working_set_mib: 8,
         rate: Rate::PagesPerSecond(500),
         verify: 8_000,
-        disk_mib: 4,
+        disk_mib: 1,
         ..Config::default()
     }
 }
@@ -79,7 +79,7 @@ fn lines(node: &Node, vm: &str) -> Result<usize> {
 /// Waits until a VM has worked on its disk: most of its blocks are checked once more, by chance.
 fn works(node: &Node, vm: &str) -> Result<()> {
     let (first, deadline) = (lines(node, vm)?, Instant::now() + PATIENCE);
-    while lines(node, vm)? < first + 12 {
+    while lines(node, vm)? < first + 6 {
         if Instant::now() > deadline {
             bail!("{vm} does not work on its disk: {}", node.vm(vm)?.console());
         }
@@ -216,7 +216,7 @@ fn a_daemon_killed_in_the_middle_loses_no_disk() {
     let stage = stage(NodeOptions::default(), "raw", |image| drive(image, "raw", ""));
     let Stage { mut node, image, _sandbox, .. } = stage;
     works(&node, NAME).expect("the guest works on its disk");
-    for after_ms in [4, 8, 12, 16, 20, 25, 30, 40, 60] {
+    for after_ms in [4, 10, 16, 20, 25, 30, 50] {
         std::thread::scope(|scope| {
             let forking = scope.spawn(|| vfork(&node, &["create", NAME, "--count", "1"]));
             std::thread::sleep(Duration::from_millis(after_ms));

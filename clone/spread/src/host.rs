@@ -234,6 +234,10 @@ impl HostEngine {
                 self.urgent.push_back(self.layout.pieces_of(chunk));
             }
         }
+        if !self.multicast {
+            // What lies around it is likely to be wanted next.
+            self.hinted.insert(self.layout.block_of(chunk));
+        }
         self.totals.wanted += 1;
         self.out.push(Message::Want { chunk });
     }

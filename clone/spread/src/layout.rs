@@ -199,6 +199,12 @@ impl Layout {
         self
     }
 
+    /// What travels, in the order of sending.
+    #[must_use]
+    pub fn extents(&self) -> &[Extent] {
+        &self.extents
+    }
+
     /// Chunks that travel, with those of the table.
     #[must_use]
     pub fn chunks(&self) -> u32 {

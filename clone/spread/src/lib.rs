@@ -10,7 +10,7 @@
 //! | pipeline | hosts read from each other what they have already ([`route`]) |
 //! | two stages | one host of each leaf switch first, the others of the leaf from that one |
 //!
-//! A host that needs a chunk at once ([`Host::want`]) reads it before everything else.
+//! A host that needs a chunk at once ([`Wants::ask`]) reads it before everything else.
 //!
 //! What decides ([`HostId`]'s part, the root's part, the pacer) does no input or output, so it runs in tests and models as it does on
 //! a network. The crate knows nothing of what the memory is used for.
@@ -36,6 +36,6 @@ pub use message::HostId;
 pub use pace::{Pacer, Time};
 pub use root::RootTotals;
 pub use route::{Route, Scheme};
-pub use run::{Host, HostOptions, HostState, HostStatus, Root, RootOptions, RootStatus, Target};
+pub use run::{Host, HostOptions, HostState, HostStatus, Root, RootOptions, RootStatus, Target, Wants};
 pub use span::Span;
 pub use template::{Template, non_zero};

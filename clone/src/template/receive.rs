@@ -7,7 +7,7 @@ use vmove_memory::{ByteLen, Mapping, MemoryDir, PageIndex, PageRun, RamFile};
 use vmove_migrate::node::{memory_backing, memory_dir};
 use vmove_qmp::RamBacking;
 
-use super::{Manifest, Template, folders, remove_dir};
+use super::{Manifest, Source, Template, folders, remove_dir};
 use crate::CloneError;
 
 /// A template whose memory is on its way. Dropping it leaves its files: see [`Arriving::discard`].
@@ -62,6 +62,14 @@ impl Arriving {
             ram.checksum = None;
         }
         Ok(())
+    }
+
+    /// Its RAM files, to lay children over that wait for what has not arrived: see [`crate::service`].
+    ///
+    /// # Errors
+    /// [`CloneError::Io`].
+    pub fn sources(&self) -> Result<Vec<Source>, CloneError> {
+        self.manifest.ram.iter().map(|ram| Source::open(&ram.file)).collect()
     }
 
     /// All of its memory is there: makes it a template.

@@ -39,6 +39,9 @@ pub struct ForkRequest {
     /// How the template goes to other nodes; without it, what is estimated to be the shortest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub way: Option<ForkWay>,
+    /// On other nodes, children run only when all memory is there; without it, they run at once, and wait for what they touch.
+    #[serde(default)]
+    pub whole: bool,
 }
 
 /// How a template goes to other nodes.
@@ -79,8 +82,12 @@ pub struct ForkNode {
     pub name: String,
     /// Its number among the children of its parent; 0 for one that was not forked from another.
     pub index: u32,
-    /// `here`, `ended`, or `elsewhere`: started on another node, which knows what became of it.
+    /// `here`; `fetching`: here, and its memory is still on its way; `ended`; or `elsewhere`: started on another node, which knows what
+    /// became of it.
     pub status: String,
+    /// Why the daemon ended it, if it did so on its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
     /// The node that it was started on, if not this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,

@@ -90,6 +90,9 @@ pub struct VmSummary {
     /// The migration that holds it now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration: Option<String>,
+    /// Why the daemon ended it, if it did so on its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
 }
 
 /// One VM in full.

@@ -61,7 +61,7 @@ pub async fn list(client: &Client, json: bool) -> Result<Exit, End> {
             vec![
                 vm.name,
                 vm.pid.to_string(),
-                vm.status,
+                vm.why.map_or(vm.status, |why| format!("ended: {why}")),
                 format_bytes(vm.memory_bytes),
                 vm.memory,
                 origin.to_owned(),
@@ -223,7 +223,7 @@ fn describe(vm: &VmDetail) -> String {
     let mut rows = vec![
         ("name", s.name.clone()),
         ("pid", s.pid.to_string()),
-        ("status", s.status.clone()),
+        ("status", s.why.as_ref().map_or(s.status.clone(), |why| format!("ended: {why}"))),
         ("memory", format!("{} ({})", format_bytes(s.memory_bytes), s.memory)),
         ("origin", if s.adopted { "adopted" } else { "started here or moved here" }.to_owned()),
     ];

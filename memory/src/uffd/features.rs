@@ -22,6 +22,14 @@ pub enum UffdFeatures {
 }
 
 impl UffdFeatures {
+    /// Whether this kernel has them.
+    ///
+    /// # Errors
+    /// [`MemoryError::Unsupported`] names what is missing.
+    pub fn check(self) -> Result<()> {
+        self.bits().map(drop)
+    }
+
     /// The bits to ask for on this kernel.
     ///
     /// # Errors

@@ -9,6 +9,8 @@
 //!   meant. Map with [`FaultContext::continue_range`].
 //! - When the last descriptor of a context is closed, everything it watched is unregistered, and a guest would read
 //!   whatever the file holds. So QEMU keeps one ([`Keep::InQemu`](crate::Keep)).
+//! - On a private mapping of a file, `MISSING` alone is not enough: a page that the file has, or has in part, is mapped without an
+//!   event. With `MINOR` both raise one, and `CONTINUE` maps the file's page so that a write copies it.
 //! - A page mapped once may fault again, for the kernel may drop page-table entries of shared memory whenever it likes
 //!   (khugepaged does, before it maps a huge page).
 //!
@@ -113,6 +115,14 @@ impl FaultContext {
     /// [`MemoryError::System`] if we have no descriptor to spare.
     pub fn into_remote(self) -> Result<RemoteUffd> {
         // A copy, because the crate's `into_raw_fd` (0.9.0) closes the descriptor that it returns.
+        self.to_remote()
+    }
+
+    /// The same, while this one is still in use by others.
+    ///
+    /// # Errors
+    /// As [`Self::into_remote`].
+    pub fn to_remote(&self) -> Result<RemoteUffd> {
         let fd = self.as_fd().try_clone_to_owned();
         let fd = fd.map_err(|source| MemoryError::system("Duplicating a userfaultfd", source))?;
         Ok(RemoteUffd { fd, fd_in_qemu: self.fd_in_qemu })
@@ -191,6 +201,53 @@ impl FaultContext {
         self.place(hva, len, page, "CONTINUE", |at, left| {
             self.uffd.r#continue(pointer(at), left.as_usize(), true).map_err(|error| Refused::of(&error))
         })
+    }
+
+    /// Answers a fault at `hva`: maps that page, whose bytes the file has, and those that follow, up to `len` bytes or the first that is
+    /// mapped already. One request to the kernel, however much is mapped; threads that wait in what was mapped are woken.
+    ///
+    /// # Errors
+    /// As [`Self::continue_range`].
+    pub fn continue_ahead(&self, hva: Hva, len: ByteLen, page: PageSize) -> Result<Outcome> {
+        let done = self.uffd.r#continue(pointer(hva), len.as_usize(), true);
+        self.answered(hva, len, page, "CONTINUE", done.map_err(|error| Refused::of(&error)))
+    }
+
+    /// The same with pages of zeros, whatever the file holds there. For private mappings only: in a shared one the file would get
+    /// them. Not on hugetlbfs.
+    ///
+    /// # Errors
+    /// As [`Self::continue_range`].
+    pub fn zero_ahead(&self, hva: Hva, len: ByteLen, page: PageSize) -> Result<Outcome> {
+        // SAFETY: rule 2; the kernel refuses pages that are mapped.
+        let done = unsafe { self.uffd.zeropage(pointer(hva), len.as_usize(), true) };
+        // Of what was mapped in part nothing is told: the next attempt finds the page mapped.
+        let done = done.map(|bytes| bytes as u64).map_err(|error| Refused::of(&error));
+        self.answered(hva, len, page, "ZEROPAGE", done)
+    }
+
+    fn answered(
+        &self,
+        hva: Hva,
+        len: ByteLen,
+        page: PageSize,
+        request: &'static str,
+        done: Result<u64, Refused>,
+    ) -> Result<Outcome> {
+        match done {
+            Ok(bytes) => Ok(Outcome::Mapped(ByteLen(bytes))),
+            Err(Refused(libc::EEXIST)) => {
+                self.wake(hva, ByteLen(page.bytes()))?;
+                Ok(Outcome::AlreadyMapped)
+            }
+            Err(Refused(libc::EAGAIN)) => Ok(Outcome::Retry { done: ByteLen(0) }),
+            Err(Refused(libc::EFAULT)) => Ok(Outcome::Hole { done: ByteLen(0) }),
+            Err(Refused(libc::ESRCH | libc::ENOENT)) => Ok(Outcome::Gone),
+            Err(Refused(other)) => {
+                let source = io::Error::from_raw_os_error(other);
+                Err(MemoryError::Uffd { request, hva, len, source })
+            }
+        }
     }
 
     /// Copies bytes into pages of QEMU that are holes so far, maps them and wakes. For memory that we do not map
@@ -285,6 +342,7 @@ impl FaultContext {
 }
 
 /// An errno.
+#[derive(Clone, Copy)]
 struct Refused(i32);
 
 impl Refused {

@@ -6,6 +6,8 @@ use std::process::{Child, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use userfaultfd::RegisterMode;
+
 use super::{EventBatch, FaultContext, FaultKind, Outcome, UffdEvent, UffdFeatures};
 use crate::attach::{
     Keep, close_in_qemu, create_uffd, create_uffd_from_device, discard_in_qemu, reopen_uffd,
@@ -414,4 +416,64 @@ fn serving_a_fault_allocates_nothing() {
         };
         assert_eq!(allocations(run), 0);
     });
+}
+
+/// Hazard: of a file that is being filled a private mapping shows what is there, half a page included, unless it is watched for minor
+/// faults, too.
+#[test]
+fn a_private_mapping_must_be_watched_for_minor_faults() {
+    let dir = match Dir::new(Backing::Thp, 8) {
+        Ok(dir) => dir,
+        Err(why) => return eprintln!("SKIP a_private_mapping_must_be_watched_for_minor_faults: {why}"),
+    };
+    for remedy in [false, true] {
+        let mut guest = Guest::start_with("map-private", vec![dir.file(&format!("ram{remedy}"), 4)]);
+        let (map, hva) = (guest.files[0].map().expect("map"), guest.mappings[0].hva);
+        let remote = create_uffd(&guest.process, UffdFeatures::Faults, Keep::InQemu).expect("create");
+        let context = FaultContext::new(remote);
+        let mode = if remedy { RegisterMode::MISSING | RegisterMode::MINOR } else { RegisterMode::MISSING };
+        context.register_all(&guest.mappings, mode, 1 << 3).expect("register"); // COPY
+        poke(&map, 8, 5); // half of it has arrived
+        guest.target.ask("later-read 0 0");
+        if !remedy {
+            assert_eq!(done(&guest), "done 0 0", "half a page, and nobody was asked");
+            continue;
+        }
+        assert_eq!(guest.target.reply_within(A_WHILE), None, "it waits for the page");
+        poke(&map, 0, 4);
+        let (page, len) = (guest.page(), ByteLen::mib(1));
+        // This page and those behind it, up to one that is mapped.
+        (1..4).for_each(|number| poke(&map, number * 4096, number));
+        assert_eq!(
+            context.continue_ahead(hva.add(ByteLen(8192)), ByteLen(4096), page).expect("map"),
+            Outcome::Mapped(ByteLen(4096))
+        );
+        assert_eq!(context.continue_ahead(hva, len, page).expect("map"), Outcome::Mapped(ByteLen(8192)));
+        assert_eq!(done(&guest), "done 0 4");
+        assert_eq!(context.continue_ahead(hva, len, page).expect("again"), Outcome::AlreadyMapped);
+        // What it writes is its own.
+        guest.writes(4096, 77);
+        assert_eq!((peek(&map, 4096), guest.reads(4096)), (1, 77));
+        // A hole, written to: zeros, and the file stays a hole.
+        let hole = 2 * MIB;
+        guest.target.ask(&format!("later-write 0 {hole} 6"));
+        let mut batch = EventBatch::new(8);
+        let events = next_events(&context, &mut batch);
+        assert!(matches!(events[..], [.., UffdEvent::Fault { kind: FaultKind::Missing, .. }]), "{events:?}");
+        let at = hva.add(ByteLen(hole));
+        assert_eq!(context.continue_ahead(at, len, page).expect("hole"), Outcome::Hole { done: ByteLen(0) });
+        assert_eq!(context.zero_ahead(at, len, page).expect("zeros"), Outcome::Mapped(len));
+        assert_eq!(done(&guest), format!("done {hole} 6"));
+        assert_eq!((guest.reads(hole + 8), guest.reads(hole + 4096)), (0, 0));
+        let range = ByteRange::new(FileOffset(hole), ByteLen::mib(2));
+        assert!(guest.files[0].is_hole(range).expect("holes"));
+        // The file is whole: unregistered, it is seen as it is.
+        poke(&map, 3 * MIB, 9);
+        context.unregister(&guest.mappings).expect("unregister");
+        assert_eq!((guest.reads(3 * MIB), guest.reads(4096), guest.reads(hole)), (9, 77, 6));
+        guest.process.kill().expect("it can be killed");
+        guest.target.child.wait().expect("our child");
+        guest.process.kill().expect("once is as good as twice");
+        assert_eq!(context.zero_ahead(at, len, page).expect("no error"), Outcome::Gone);
+    }
 }

@@ -408,7 +408,14 @@ fn relative_paths_of_a_running_qemu_are_found_where_it_runs() {
     std::fs::write(folder.path().join("disk a.img"), b"").unwrap();
     std::fs::write(folder.path().join("vmlinuz"), b"").unwrap();
     let mut child = std::process::Command::new("sleep").arg("60").current_dir(folder.path()).spawn().unwrap();
-    let read = CommandLine::from_proc(child.id());
+    // execve(2) lets go of spawn's pipe before the kernel shows the new arguments.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let read = loop {
+        match CommandLine::from_proc(child.id()) {
+            Err(CommandLineError::Empty) if std::time::Instant::now() < deadline => std::thread::yield_now(),
+            read => break read,
+        }
+    };
     child.kill().unwrap();
     child.wait().unwrap();
     let read = read.unwrap();

@@ -1,10 +1,15 @@
 //! Control messages over an endpoint.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use vmove_fabric::{CompletionKind, Completions, Endpoint, FabricError, PostError, WrId};
 
-use crate::message::{Assembly, HostId, Message, frames};
+use crate::error::SpreadError;
+use crate::message::{Assembly, HostId, Message, Welcome, frames};
+
+/// How long the root may take to let a host in: it may wait for others.
+const WELCOME: Duration = Duration::from_secs(60);
 
 /// A control connection.
 #[derive(Debug)]
@@ -52,6 +57,31 @@ impl Control {
                 let CompletionKind::Received(bytes) = completion.kind else { continue };
                 messages.extend(self.assembly.push(&bytes).map_err(protocol)?);
             }
+        }
+    }
+
+    /// At a host: waits for the root's first message; returns what came with it, too.
+    pub(super) fn welcomed(&mut self) -> Result<(Box<Welcome>, Vec<Message>), SpreadError> {
+        let begin = Instant::now();
+        loop {
+            let mut messages = Vec::new();
+            self.poll(&mut messages)?;
+            if !messages.is_empty() {
+                let rest = messages.split_off(1);
+                return match messages.pop() {
+                    Some(Message::Welcome(welcome)) => Ok((welcome, rest)),
+                    _ => {
+                        let what = "a message before its welcome".to_owned();
+                        Err(SpreadError::Protocol { from: self.peer, what })
+                    }
+                };
+            }
+            if begin.elapsed() > WELCOME {
+                let waited_ms = u64::try_from(WELCOME.as_millis()).unwrap_or(u64::MAX);
+                let what = "the root's welcome";
+                return Err(FabricError::Timeout { what, waited_ms }.into());
+            }
+            self.endpoint.wait(Some(Duration::from_millis(100)))?;
         }
     }
 }

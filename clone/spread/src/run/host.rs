@@ -13,31 +13,33 @@ use vmove_fabric::{
 use super::control::Control;
 use super::inbox::Inbox;
 use super::reader::{Reader, SEGMENTS};
+use super::wants::Wants;
 use super::{Acceptor, wait};
 use crate::error::SpreadError;
 use crate::host::{HostEngine, HostTotals};
-use crate::layout::CHUNK;
+use crate::layout::{CHUNK, Layout};
 use crate::memory::Buffer;
-use crate::message::{Greeting, HostId, Message, Welcome};
+use crate::message::{Greeting, HostId, Message};
 use crate::pace::Time;
 use crate::template::Copy;
 
 /// READs under way from one source.
 const DEPTH: usize = 4;
+/// READs under way for chunks that something waits for.
+const URGENT: usize = 64;
 /// Chunks verified before anything else is looked at again.
 const VERIFIED_AT_ONCE: usize = 512;
-/// How long the root may take to let a host in: it may wait for others.
-const WELCOME: Duration = Duration::from_secs(60);
 /// How long a peer that does not answer is dialled.
 const DIAL: Duration = Duration::from_secs(2);
 
 /// Where a host's copy goes.
 pub trait Target: Send {
-    /// Zeroed memory of these lengths, registered with the host's fabric: readable by peers if others are to read from this host.
+    /// Zeroed memory as long as the regions of this layout, registered with the host's fabric: readable by peers if others are to
+    /// read from this host. Called once, before anything arrives.
     ///
     /// # Errors
     /// There is no such memory; the host does not take part then.
-    fn regions(&mut self, lens: &[u64]) -> Result<Vec<Region>, SpreadError>;
+    fn regions(&mut self, layout: &Layout) -> Result<Vec<Region>, SpreadError>;
 
     /// A chunk of 4 KiB at `offset` of a region is there and verified. Called by the thread that receives: do not wait.
     fn landed(&mut self, region: u16, offset: u64);
@@ -75,7 +77,6 @@ pub struct HostStatus {
 enum Event {
     Incoming(Incoming),
     Dialled(HostId, Result<Box<(Control, Reader)>, FabricError>),
-    Want { region: u16, offset: u64 },
     Stop,
 }
 
@@ -85,6 +86,7 @@ type Shared = (Mutex<(HostStatus, Option<SpreadError>)>, Condvar);
 #[derive(Debug)]
 pub struct Host {
     inbox: Arc<Inbox<Event>>,
+    wants: Wants,
     shared: Arc<Shared>,
     thread: Option<std::thread::JoinHandle<()>>,
     _acceptor: Option<Acceptor>,
@@ -102,14 +104,16 @@ impl Host {
         options: HostOptions,
     ) -> Result<Self, SpreadError> {
         let inbox = Arc::new(Inbox::new()?);
+        let wants = Wants::new(inbox.fd())?;
         let shared: Arc<Shared> = Arc::default();
         let to = Arc::clone(&inbox);
         let take = move |incoming| to.push(Event::Incoming(incoming));
         let acceptor = options.listens.then(|| Acceptor::start(Arc::clone(&fabric), take)).transpose()?;
-        let (events, state) = (Arc::clone(&inbox), Arc::clone(&shared));
+        let (events, state, wanted) = (Arc::clone(&inbox), Arc::clone(&shared), wants.clone());
         let run = move || {
+            let ears = Ears { inbox: &events, wants: &wanted };
             let result =
-                Runner::begin(&fabric, multicast, target, options, &events, &state).and_then(Runner::run);
+                Runner::begin(&fabric, multicast, target, options, ears, &state).and_then(Runner::run);
             let mut state_now = state.0.lock().unwrap_or_else(PoisonError::into_inner);
             state_now.0.ended = true;
             state_now.1 = result.err();
@@ -117,13 +121,13 @@ impl Host {
         };
         let thread = std::thread::Builder::new().name("vmove-spread-h".to_owned()).spawn(run);
         let thread = Some(thread.map_err(SpreadError::io("start a thread"))?);
-        Ok(Self { inbox, shared, thread, _acceptor: acceptor })
+        Ok(Self { inbox, wants, shared, thread, _acceptor: acceptor })
     }
 
-    /// Something here waits for the chunk at `offset` of a region: it is read at once, before everything else, and the root sends
-    /// what lies around it to the other hosts early. [`Target::landed`] tells when it is there; a chunk that does not travel is zero.
-    pub fn want(&self, region: u16, offset: u64) {
-        self.inbox.push(Event::Want { region, offset });
+    /// What asks for chunks that something here waits for.
+    #[must_use]
+    pub fn wants(&self) -> Wants {
+        self.wants.clone()
     }
 
     /// How far it is.
@@ -160,10 +164,17 @@ impl Drop for Host {
     }
 }
 
+/// Where others are heard.
+#[derive(Clone, Copy)]
+struct Ears<'a> {
+    inbox: &'a Arc<Inbox<Event>>,
+    wants: &'a Wants,
+}
+
 struct Runner<'a> {
     target: Box<dyn Target>,
     me: HostId,
-    inbox: &'a Arc<Inbox<Event>>,
+    ears: Ears<'a>,
     shared: &'a Shared,
     begin: Instant,
     engine: HostEngine,
@@ -209,15 +220,15 @@ impl<'a> Runner<'a> {
         multicast: Option<Arc<dyn Multicast>>,
         mut target: Box<dyn Target>,
         options: HostOptions,
-        inbox: &'a Arc<Inbox<Event>>,
+        ears: Ears<'a>,
         shared: &'a Shared,
     ) -> Result<Self, SpreadError> {
         let (me, address) = (options.me, options.root);
         let endpoint = fabric.connect(&address, Class::Message, &greet(&Greeting::Control { from: me }))?;
         let mut root = Control::new(HostId::ROOT, endpoint);
-        let (welcome, rest) = welcomed(&mut root)?;
+        let (welcome, rest) = root.welcomed()?;
         let begin = Instant::now();
-        let regions = target.regions(&welcome.layout.regions)?;
+        let regions = target.regions(&welcome.layout)?;
         let fits = regions.iter().map(Region::len).eq(welcome.layout.regions.iter().copied());
         if !fits || welcome.regions.len() != regions.len() + 1 || !welcome.route.is_sound() {
             let what = "regions or a route that do not fit each other".to_owned();
@@ -233,21 +244,21 @@ impl<'a> Runner<'a> {
         // A host that cannot hear the group misses all of it, and is told to read.
         let by_multicast = welcome.group.is_some();
         let engine = HostEngine::new(welcome.layout, welcome.route, by_multicast, begin.elapsed());
-        let reader = |class, depth| -> Result<Reader, FabricError> {
+        let reader = |class| -> Result<Reader, FabricError> {
             let endpoint = fabric.connect(&address, class, &greet(&Greeting::Reads { from: me }))?;
-            let mut reader = Reader::new(HostId::ROOT, endpoint, depth);
+            let mut reader = Reader::new(HostId::ROOT, endpoint);
             reader.set_regions(welcome.regions.clone());
             Ok(reader)
         };
-        let urgent = reader(Class::Urgent, 64)?;
-        let readers = BTreeMap::from([(HostId::ROOT, reader(Class::Bulk, DEPTH)?)]);
+        let urgent = reader(Class::Urgent)?;
+        let readers = BTreeMap::from([(HostId::ROOT, reader(Class::Bulk)?)]);
         for (peer, address) in welcome.peers {
-            dial(fabric, inbox, me, peer, address)?;
+            dial(fabric, ears.inbox, me, peer, address)?;
         }
         let mut runner = Self {
             target,
             me,
-            inbox,
+            ears,
             shared,
             begin,
             engine,
@@ -275,7 +286,7 @@ impl<'a> Runner<'a> {
 
     /// Whether to go on.
     fn round(&mut self) -> Result<bool, SpreadError> {
-        for event in self.inbox.take() {
+        for event in self.ears.inbox.take() {
             match event {
                 Event::Incoming(incoming) => self.take(incoming),
                 Event::Dialled(peer, Ok(connections)) => {
@@ -284,12 +295,13 @@ impl<'a> Runner<'a> {
                     self.readers.insert(peer, reader);
                 }
                 Event::Dialled(peer, Err(error)) => self.lose(peer, &error),
-                Event::Want { region, offset } => {
-                    if let Some(chunk) = self.engine.layout().chunk_at(region, offset) {
-                        self.engine.want(chunk);
-                    }
-                }
                 Event::Stop => return Ok(false),
+            }
+        }
+        // After the inbox, whose descriptor tells of these, too.
+        while let Some((region, offset)) = self.ears.wants.next() {
+            if let Some(chunk) = self.engine.layout().chunk_at(region, offset) {
+                self.engine.want(chunk);
             }
         }
         if self.root.peer == HostId::ROOT {
@@ -440,12 +452,14 @@ impl<'a> Runner<'a> {
     /// Posts READs.
     fn ask(&mut self) -> Result<(), SpreadError> {
         let mut lost = Vec::new();
-        while self.urgent.has_room() {
+        while self.urgent.has_room(URGENT) {
             let Some(pieces) = self.engine.next_urgent() else { break };
             self.urgent.read(self.engine.layout(), &self.copy, pieces)?;
         }
+        // What somebody waits for is not to wait behind more than one READ on the wire.
+        let most = if self.urgent.is_idle() { DEPTH } else { 1 };
         for reader in self.readers.values_mut() {
-            while reader.has_room() {
+            while reader.has_room(most) {
                 let Some(pieces) = self.engine.next_read(reader.source, SEGMENTS) else { break };
                 if let Err(error) = reader.read(self.engine.layout(), &self.copy, pieces.clone()) {
                     lost.push((reader.source, pieces, error));
@@ -519,7 +533,7 @@ impl<'a> Runner<'a> {
         let now = self.now();
         let until =
             self.engine.next_time().map_or(Duration::from_millis(100), |time| time.saturating_sub(now));
-        let mut fds: Vec<(BorrowedFd<'_>, bool)> = vec![(self.inbox.fd(), false)];
+        let mut fds: Vec<(BorrowedFd<'_>, bool)> = vec![(self.ears.inbox.fd(), false)];
         fds.extend(self.receiver.iter().map(|receiver| (receiver.wait_fd(), false)));
         let root = (self.root.peer == HostId::ROOT).then_some(&self.root);
         let controls = self.peers.iter().chain(root).map(|control| &control.endpoint);
@@ -530,31 +544,6 @@ impl<'a> Runner<'a> {
         let endpoints = controls.chain(readers.map(|reader| &reader.endpoint));
         fds.extend(endpoints.map(|endpoint| (endpoint.wait_fd(), endpoint.wants_write())));
         wait(&fds, until.clamp(Duration::from_micros(100), Duration::from_millis(100)))
-    }
-}
-
-/// Waits for the root's first message; what came with it.
-fn welcomed(root: &mut Control) -> Result<(Box<Welcome>, Vec<Message>), SpreadError> {
-    let begin = Instant::now();
-    loop {
-        let mut messages = Vec::new();
-        root.poll(&mut messages)?;
-        if !messages.is_empty() {
-            let rest = messages.split_off(1);
-            return match messages.pop() {
-                Some(Message::Welcome(welcome)) => Ok((welcome, rest)),
-                _ => {
-                    let what = "a message before its welcome".to_owned();
-                    Err(SpreadError::Protocol { from: HostId::ROOT, what })
-                }
-            };
-        }
-        if begin.elapsed() > WELCOME {
-            let waited_ms = u64::try_from(WELCOME.as_millis()).unwrap_or(u64::MAX);
-            let what = "the root's welcome";
-            return Err(FabricError::Timeout { what, waited_ms }.into());
-        }
-        root.endpoint.wait(Some(Duration::from_millis(100)))?;
     }
 }
 
@@ -570,7 +559,7 @@ fn dial(
     let connect = move || -> Result<Box<(Control, Reader)>, FabricError> {
         let control = fabric.connect(&address, Class::Message, &greet(&Greeting::Control { from: me }))?;
         let reads = fabric.connect(&address, Class::Bulk, &greet(&Greeting::Reads { from: me }))?;
-        Ok(Box::new((Control::new(peer, control), Reader::new(peer, reads, DEPTH))))
+        Ok(Box::new((Control::new(peer, control), Reader::new(peer, reads))))
     };
     let dialling = move || {
         let begin = Instant::now();

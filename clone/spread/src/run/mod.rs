@@ -5,9 +5,11 @@ mod host;
 mod inbox;
 mod reader;
 mod root;
+mod wants;
 
 pub use host::{Host, HostOptions, HostStatus, Target};
 pub use root::{HostState, Root, RootOptions, RootStatus};
+pub use wants::Wants;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -19,8 +19,6 @@ pub(super) const SEGMENTS: usize = MAX_SEGMENTS;
 pub(super) struct Reader {
     pub(super) source: HostId,
     pub(super) endpoint: Box<dyn Endpoint>,
-    /// READs that may be under way.
-    pub(super) depth: usize,
     regions: Vec<RemoteRegion>,
     under_way: HashMap<u64, (Vec<u32>, Vec<Place>)>,
     next: u64,
@@ -28,9 +26,9 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    pub(super) fn new(source: HostId, endpoint: Box<dyn Endpoint>, depth: usize) -> Self {
+    pub(super) fn new(source: HostId, endpoint: Box<dyn Endpoint>) -> Self {
         let (regions, under_way) = (Vec::new(), HashMap::new());
-        Self { source, endpoint, depth, regions, under_way, next: 0, found: Completions::default() }
+        Self { source, endpoint, regions, under_way, next: 0, found: Completions::default() }
     }
 
     /// Where the source's memory is; before that, nothing is read.
@@ -38,9 +36,14 @@ impl Reader {
         self.regions = regions;
     }
 
-    /// Whether another READ may be posted.
-    pub(super) fn has_room(&self) -> bool {
-        !self.regions.is_empty() && self.under_way.len() < self.depth
+    /// Whether another READ may be posted, if so many may be under way.
+    pub(super) fn has_room(&self, most: usize) -> bool {
+        !self.regions.is_empty() && self.under_way.len() < most
+    }
+
+    /// Whether no READ is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.under_way.is_empty()
     }
 
     /// Reads pieces.

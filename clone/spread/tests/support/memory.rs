@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
 use vmove_fabric::{Access, Fabric, MemoryArea, Region};
-use vmove_spread::{CHUNK, SpreadError, Target};
+use vmove_spread::{CHUNK, Layout, SpreadError, Target};
 
 /// A mapping that stays until the process ends.
 pub fn area(len: usize) -> MemoryArea {
@@ -72,11 +72,11 @@ impl Into {
 }
 
 impl Target for Into {
-    fn regions(&mut self, lens: &[u64]) -> Result<Vec<Region>, SpreadError> {
+    fn regions(&mut self, layout: &Layout) -> Result<Vec<Region>, SpreadError> {
         let make = |len: &u64| {
             Ok(self.fabric.register(area(usize::try_from(*len).unwrap()), Access::REMOTE_READ)?)
         };
-        let regions = lens.iter().map(make).collect::<Result<Vec<_>, SpreadError>>()?;
+        let regions = layout.regions.iter().map(make).collect::<Result<Vec<_>, SpreadError>>()?;
         self.state.lock().unwrap().0.clone_from(&regions);
         Ok(regions)
     }

@@ -166,7 +166,7 @@ fn host(node: &Node, Ways { fabric, multicast, .. }: Ways) {
             std::thread::sleep(Duration::from_millis(1));
         }
         let asked = Instant::now();
-        host.want(0, offset);
+        assert!(host.wants().ask(0, offset));
         while !into.state.lock().unwrap().1.contains(&(offset / 4096)) {
             std::thread::sleep(Duration::from_micros(200));
             assert!(asked.elapsed() < Duration::from_secs(30), "never came");

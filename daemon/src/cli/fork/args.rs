@@ -100,6 +100,9 @@ pub struct Create {
     /// How the parent's memory goes to other nodes
     #[arg(long, value_enum, default_value = "auto", requires = "nodes")]
     pub way: Way,
+    /// On other nodes, run children only when all memory is there, instead of at once
+    #[arg(long, requires = "nodes")]
+    pub whole: bool,
 }
 
 /// How memory goes to other nodes.

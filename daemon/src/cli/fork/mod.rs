@@ -89,6 +89,7 @@ async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> 
         nodes: args.nodes,
         here: args.here,
         way: args.way.asked(),
+        whole: args.whole,
     };
     let asked = client.post("/v1/forks", Some(&request));
     let done: ForkReport = tokio::select! {
@@ -192,7 +193,11 @@ fn describe_hosts(done: &ForkReport) -> String {
     let row = |host: &HostReport| {
         let state = match (&host.error, host.template_ms) {
             (Some(error), _) => format!("failed: {error}"),
-            (None, at) => format!("template there after {}", format_ms(at.unwrap_or(0.0))),
+            (None, at) => {
+                let there = format!("template there after {}", format_ms(at.unwrap_or(0.0)));
+                let waited = host.faults.map(|f| format!(", children waited for {} chunks", f.fetched));
+                there + &waited.unwrap_or_default()
+            }
         };
         vec![
             host.node.clone(),
@@ -251,7 +256,7 @@ async fn tree(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
 
 fn draw(node: &ForkNode, depth: usize, text: &mut String) {
     let memory = if node.private { ", private memory" } else { "" };
-    let at = node.node.as_ref().map(|at| format!(": {at}")).unwrap_or_default();
+    let at = node.node.as_ref().or(node.why.as_ref()).map(|at| format!(": {at}")).unwrap_or_default();
     text.push_str(&format!("{}{} ({}{at}{memory})\n", "  ".repeat(depth), node.name, node.status));
     for child in &node.children {
         draw(child, depth + 1, text);
@@ -277,7 +282,7 @@ async fn join(client: &Client, args: &Join, json: bool) -> Result<Exit, End> {
     let until = args.timeout.map(|ms| Instant::now() + Duration::from_millis(ms));
     loop {
         let node = ask_tree(client, &args.vm).await?;
-        let left = node.children.iter().filter(|child| child.status == "here").count();
+        let left = node.children.iter().filter(|c| c.status == "here" || c.status == "fetching").count();
         if left == 0 {
             if json {
                 say_json(&node)?;

@@ -6,6 +6,7 @@ use tokio::process::Command;
 use vmove_clone::CloneError;
 use vmove_clone::child::{Base, Child, Plan};
 use vmove_clone::record::Member;
+use vmove_clone::service::PageService;
 use vmove_clone::template::Source;
 use vmove_qmp::QemuProcess;
 
@@ -130,6 +131,9 @@ impl Forks {
     async fn fill(&self, prepared: &mut Prepared, order: &LoadOrder) -> Result<(), CloneError> {
         let child = &mut prepared.child;
         child.lay_over(&order.sources).await?;
+        if let Some(service) = &order.service {
+            child.be_served(service).await?;
+        }
         child.load(&order.state).await?;
         if order.verify {
             child.verify(&order.files).await?;
@@ -169,6 +173,8 @@ pub struct LoadOrder {
     pub files: Vec<std::path::PathBuf>,
     pub state: Arc<[u8]>,
     pub verify: bool,
+    /// Answers the children's faults, as long as the template is on its way.
+    pub service: Option<Arc<PageService>>,
 }
 
 /// A child that is complete and stands still.

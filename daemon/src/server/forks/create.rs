@@ -212,6 +212,7 @@ impl Forks {
             files: source.template.manifest().ram.iter().map(|ram| ram.file.clone()).collect(),
             state: source.state.clone(),
             verify: request.verify,
+            service: None,
         });
         let away = away.begin(self, id, &source.template, &source.state, begun);
         let loaded = self.load_all(id, warm, cold, &order, &mut report).await;

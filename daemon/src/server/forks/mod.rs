@@ -53,6 +53,8 @@ pub struct Forks {
 struct State {
     /// VMs and templates that a fork or a promotion is at work on.
     busy: HashSet<String>,
+    /// Children whose memory is still on its way, and the node that it comes from.
+    fetching: HashMap<String, String>,
     /// Prepared children by the name of their parent.
     warm: HashMap<String, Vec<Prepared>>,
     /// Forks, oldest first.
@@ -69,6 +71,20 @@ struct Busy {
 impl Drop for Busy {
     fn drop(&mut self) {
         self.forks.lock().busy.remove(&self.name);
+    }
+}
+
+/// Children whose memory is on its way, until this is dropped.
+#[derive(Debug)]
+struct Fetching {
+    forks: Arc<Forks>,
+    children: Vec<String>,
+}
+
+impl Drop for Fetching {
+    fn drop(&mut self) {
+        let mut state = self.forks.lock();
+        self.children.iter().for_each(|child| drop(state.fetching.remove(child)));
     }
 }
 
@@ -97,6 +113,12 @@ impl Forks {
     }
 
     fn claim(self: &Arc<Self>, name: &str) -> Result<Busy, Problem> {
+        if let Some(node) = self.lock().fetching.get(name) {
+            let text = format!(
+                "The memory of {name:?} is still on its way from {node}: wait until `vfork tree` shows it as here"
+            );
+            return Err(Problem::new(Code::Busy, text));
+        }
         if !self.lock().busy.insert(name.to_owned()) {
             return Err(Problem::new(
                 Code::Busy,
@@ -104,6 +126,13 @@ impl Forks {
             ));
         }
         Ok(Busy { forks: self.clone(), name: name.to_owned() })
+    }
+
+    /// Says of children that their memory is still on its way from `node`.
+    fn fetching(self: &Arc<Self>, children: Vec<String>, node: &str) -> Fetching {
+        let mut state = self.lock();
+        state.fetching.extend(children.iter().map(|child| (child.clone(), node.to_owned())));
+        Fetching { forks: self.clone(), children }
     }
 
     /// Where a fork stands.

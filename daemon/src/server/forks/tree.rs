@@ -34,11 +34,13 @@ impl Forks {
             name: name.to_owned(),
             index: own.map_or(0, |m| m.index),
             status: match (&record, own.and_then(|m| m.node.as_ref())) {
+                (Some(_), _) if self.lock().fetching.contains_key(name) => "fetching",
                 (Some(_), _) => "here",
                 (None, Some(_)) => "elsewhere",
                 (None, None) => "ended",
             }
             .to_owned(),
+            why: if record.is_none() { self.registry.why_ended(name) } else { None },
             node: own.and_then(|m| m.node.clone()),
             private: record.is_some() && own.is_some_and(|m| !m.private.is_empty()),
             parent: own.and_then(|m| m.parent.clone()),

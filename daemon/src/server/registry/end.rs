@@ -6,7 +6,7 @@ use std::time::Duration;
 use vmove_migrate::vm::VmRecord;
 use vmove_qmp::QemuProcess;
 
-use super::{ASK, Ending, REMEMBERED, Registry, off_worker, process_of, starting, store_problem};
+use super::{ASK, Ended, Ending, REMEMBERED, Registry, off_worker, process_of, starting, store_problem};
 use crate::api::problem::{Code, Problem};
 use crate::api::types::Stopped;
 
@@ -86,11 +86,44 @@ impl Registry {
         if let Err(problem) = self.clean_up(record).await {
             tracing::error!(vm = %record.name, %problem, "could not clean up after a QEMU that ended");
         }
+        self.remember(record, None);
+    }
+
+    fn remember(&self, record: &VmRecord, why: Option<String>) {
         let mut state = self.lock();
         if state.ended.len() >= REMEMBERED {
             state.ended.pop_first();
         }
-        state.ended.insert(record.name.clone(), record.clone());
+        state.ended.insert(record.name.clone(), Ended { record: record.clone(), why });
+    }
+
+    /// Ends a VM that cannot go on, at once: its monitor may not answer. It is listed as ended, with the reason.
+    pub async fn end_because(self: &Arc<Self>, name: &str, why: &str) -> Result<(), Problem> {
+        let _ending = Ending::of(self, name).await;
+        let Ok(record) = self.vms.get(name) else {
+            // Who watches it was faster.
+            if let Some(ended) = self.lock().ended.get_mut(name) {
+                ended.why = Some(why.to_owned());
+            }
+            return Ok(());
+        };
+        if let Some(process) = process_of(&record) {
+            let pid = process.pid();
+            let qemu = QemuProcess::adopt(pid, &record.vm_dir.join("qemu.log"));
+            process.kill().map_err(|e| Problem::from_error(Code::QemuFailed, &e))?;
+            if let Ok(qemu) = qemu {
+                let _ = tokio::time::timeout(QUITS, qemu.exited()).await;
+            }
+        }
+        self.clean_up(&record).await?;
+        self.remember(&record, Some(why.to_owned()));
+        tracing::error!(vm = %name, pid = record.pid, %why, "VM was ended");
+        Ok(())
+    }
+
+    /// Why this daemon ended a VM that is no more.
+    pub fn why_ended(&self, name: &str) -> Option<String> {
+        self.lock().ended.get(name).and_then(|ended| ended.why.clone())
     }
 
     /// Record and RAM files go; the log stays until the name is used again. What we did not make is left alone.

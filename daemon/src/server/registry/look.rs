@@ -9,7 +9,7 @@ use vmove_memory::{RamFile, find_mappings, huge_mapped};
 use vmove_migrate::vm::VmRecord;
 use vmove_qmp::Client;
 
-use super::{ASK, Registry, off_worker, process_of, store_problem};
+use super::{ASK, Ended, Registry, off_worker, process_of, store_problem};
 use crate::api::problem::Problem;
 use crate::api::types::{RamFileInfo, VmDetail, VmSummary};
 use crate::units::to_f64;
@@ -25,7 +25,7 @@ impl Registry {
         }
         let mut all: Vec<VmSummary> = asking.join_all().await;
         let ended = self.lock().ended.values().cloned().collect::<Vec<_>>();
-        all.extend(ended.iter().map(|record| summary(record, "ended".to_owned(), None)));
+        all.extend(ended.iter().map(ended_summary));
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
@@ -33,17 +33,13 @@ impl Registry {
     /// Everything about one VM.
     pub async fn show(self: &Arc<Self>, name: &str) -> Result<VmDetail, Problem> {
         let known = self.vms.get(name);
-        let (record, ended) = match known {
-            Ok(record) => (record, false),
+        let (record, (summary, client)) = match known {
+            Ok(record) => (record.clone(), self.summary(&record).await),
             Err(error) => {
-                let record = self.lock().ended.get(name).cloned().ok_or_else(|| store_problem(&error))?;
-                (record, true)
+                let ended = self.lock().ended.get(name).cloned().ok_or_else(|| store_problem(&error))?;
+                let summary = ended_summary(&ended);
+                (ended.record, (summary, None))
             }
-        };
-        let (summary, client) = if ended {
-            (summary(&record, "ended".to_owned(), None), None)
-        } else {
-            self.summary(&record).await
         };
         let consoles = match &client {
             Some(client) => consoles(client).await,
@@ -104,7 +100,12 @@ fn summary(record: &VmRecord, status: String, migration: Option<String>) -> VmSu
         memory_bytes: record.ram.iter().map(|r| r.size).sum(),
         adopted: record.adopted,
         migration,
+        why: None,
     }
+}
+
+fn ended_summary(ended: &Ended) -> VmSummary {
+    VmSummary { why: ended.why.clone(), ..summary(&ended.record, "ended".to_owned(), None) }
 }
 
 /// Character devices with a place in the file system or on the network.

@@ -45,7 +45,15 @@ struct State {
     /// VMs that are being ended on request or cleaned up after: one task at a time does that.
     ending: HashSet<String>,
     /// VMs whose QEMU has ended by itself, until their name is used again.
-    ended: BTreeMap<String, VmRecord>,
+    ended: BTreeMap<String, Ended>,
+}
+
+/// A VM that is no more.
+#[derive(Debug, Clone)]
+struct Ended {
+    record: VmRecord,
+    /// Why this daemon ended it.
+    why: Option<String>,
 }
 
 /// A process that cannot be mistaken for another.

@@ -213,5 +213,44 @@ mod tests {
         assert_eq!(answer(&slurm, &request, "env").await.environments[0].handle, now.environments[0].handle);
         request.action = Action::Stop;
         answer(&slurm, &request, "env").await;
+        a_wish_does_not_hold_a_job_for_ever(&slurm, near).await;
+    }
+
+    /// There was room near to VMs when it was started, and is none when its status is asked for.
+    async fn a_wish_does_not_hold_a_job_for_ever(slurm: &Slurm, mut near: Request) {
+        let excluded = async || {
+            let jobs = slurm.run(&["squeue", "-h", "-t", "PD", "-n", "bp.late", "-o", "%x"]).await.unwrap();
+            jobs.trim().to_owned()
+        };
+        near.environments[0].name = "late".to_owned();
+        for _ in 0..600 {
+            if slurm.run(&["squeue", "-h"]).await.unwrap().trim().is_empty() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        // No job begins while it is submitted and its place is taken away.
+        slurm.run(&["scontrol", "update", "PartitionName=all", "State=DOWN"]).await.unwrap();
+        near.action = Action::Start;
+        answer(slurm, &near, "env").await;
+        assert_eq!(excluded().await, "n[0,2-3]");
+        let drain = ["scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test"];
+        slurm.run(&drain).await.unwrap();
+        slurm.run(&["scontrol", "update", "PartitionName=all", "State=UP"]).await.unwrap();
+        near.action = Action::Status;
+        let mut now = answer(slurm, &near, "env").await;
+        assert_eq!(now.environments[0].state, "waiting", "{now:?}");
+        assert_eq!(excluded().await, "");
+        for _ in 0..600 {
+            if now.environments[0].state == "running" {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            now = answer(slurm, &near, "env").await;
+        }
+        assert_eq!(now.environments[0].state, "running", "{now:?}");
+        assert_ne!(now.environments[0].nodes, ["n1"]);
+        near.action = Action::Stop;
+        answer(slurm, &near, "env").await;
     }
 }

@@ -166,6 +166,7 @@ impl Forks {
                 port: self.remote.listen.port(),
                 indexes: (first..next).collect(),
                 verify: request.verify,
+                whole: request.whole,
                 expect_written: request.expect_written,
                 command_line: outline.base.command_line.clone(),
                 environment: outline.base.environment.clone(),

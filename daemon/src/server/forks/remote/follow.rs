@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tokio::task::{JoinHandle, JoinSet};
 use vmove_clone::record::Member;
-use vmove_clone::report::{ChildReport, ForkReport, HostReport};
+use vmove_clone::report::{ChildReport, ForkReport, HostProgress, HostReport};
 use vmove_clone::template::Template;
 use vmove_migrate::clock::Mono;
 
 use super::call::Called;
 use super::fabric::ForkFabric;
-use super::message::{Begin, Done, Phase, ToHost, ToParent, address_of};
+use super::message::{Begin, Done, ToHost, ToParent, address_of};
 use super::root::{self, Hosts, Spreading};
 use super::{Away, Remote};
 use crate::api::problem::chain;
@@ -184,8 +184,15 @@ impl Work {
                 message = host.channel.receive() => {
                     heard = tokio::time::Instant::now();
                     match message {
-                        Ok(ToParent::Progress { phase, chunks, missing }) => {
-                            self.progress(&host.target.name, phase, chunks, missing);
+                        Ok(ToParent::Progress { phase, chunks, missing, running }) => {
+                            let at = HostProgress {
+                                node: host.target.name.clone(),
+                                phase: phase.word().to_owned(),
+                                chunks,
+                                missing,
+                                running: running as usize,
+                            };
+                            self.progress(at);
                         }
                         Ok(ToParent::Done(done)) => return Ok(*done),
                         Ok(ToParent::Failed(why)) => return Err(why),
@@ -204,10 +211,11 @@ impl Work {
         }
     }
 
-    fn progress(&self, node: &str, phase: Phase, chunks: u32, missing: u32) {
+    fn progress(&self, at: HostProgress) {
         self.forks.update(&self.id, |p| {
-            if let Some(host) = p.hosts.iter_mut().find(|host| host.node == node) {
-                (host.phase, host.chunks, host.missing) = (phase.word().to_owned(), chunks, missing);
+            if let Some(host) = p.hosts.iter_mut().find(|host| host.node == at.node) {
+                p.running = (p.running + at.running).saturating_sub(host.running);
+                *host = at;
             }
         });
     }
@@ -224,7 +232,8 @@ impl Work {
                 report.from_root_bytes = done.from_root * piece;
                 report.from_hosts_bytes = done.from_peers * piece;
                 report.multicast_bytes = done.by_multicast * piece;
-                (report.repaired, report.wrong) = (done.repaired, done.wrong);
+                (report.repaired, report.wrong, report.wanted) = (done.repaired, done.wrong, done.wanted);
+                report.faults = done.faults.and_then(|faults| serde_json::from_str(&faults).ok());
                 report.template_ms = Some(done.template_ms + sent);
                 for mut child in children {
                     child.node.clone_from(node);
@@ -232,16 +241,27 @@ impl Work {
                     self.remember(&child);
                     ended.children.push(child);
                 }
-                self.forks.update(&self.id, |p| p.running += report.running);
+                self.runs(node, report.running);
                 self.forks.host_is(&self.id, node, "done");
             }
             Err(why) => {
                 tracing::warn!(fork = %self.id, %node, %why, "a host has no children of a fork");
+                self.runs(node, 0);
                 self.forks.host_is(&self.id, node, "failed");
                 report.error = Some(why);
             }
         }
         ended.report.hosts.push(report);
+    }
+
+    /// So many children run at a host now.
+    fn runs(&self, node: &str, running: usize) {
+        self.forks.update(&self.id, |p| {
+            if let Some(host) = p.hosts.iter_mut().find(|host| host.node == node) {
+                p.running = (p.running + running).saturating_sub(host.running);
+                host.running = running;
+            }
+        });
     }
 
     /// A child elsewhere is remembered, so that its number is not given again.

@@ -1,16 +1,17 @@
-//! Another host's part: fetches the template and makes its children of it, all of them or none.
+//! Another host's part: fetches the template and makes its children of it, all of them or none; early, while it fetches, if it can.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use vmove_clone::child::Base;
-use vmove_clone::record::Member;
 use vmove_clone::report::{ForkProgress, ForkReport};
 use vmove_clone::room::Demand;
-use vmove_clone::template::{self, Arriving, Manifest, Template};
+use vmove_clone::service::{Chunks, PageService};
+use vmove_clone::template::{self, Arriving, Manifest, Source, Template};
 use vmove_clone::{CloneError, template as folder};
 use vmove_fabric::{Fabric, Multicast, PeerAddress};
 use vmove_migrate::clock::{Mono, ms};
@@ -18,10 +19,12 @@ use vmove_migrate::link::BoxedStream;
 use vmove_migrate::node;
 use vmove_migrate::proto::channel::Channel;
 use vmove_migrate::proto::hello::Hello;
+use vmove_migrate::report::FaultStats;
 use vmove_qmp::RamBacking;
 use vmove_spread::{Host, HostId, HostOptions, HostStatus, SpreadError};
 
 use super::fabric::ForkFabric;
+use super::make::make;
 use super::memory::Incoming;
 use super::message::{Begin, Done, Order, Phase, ToHost, ToParent, address_of};
 use super::record::HostRecord;
@@ -41,12 +44,12 @@ const SILENCE: Duration = Duration::from_secs(30);
 const PACE: Duration = Duration::from_millis(250);
 
 /// One order at work.
-struct Part {
-    forks: Arc<Forks>,
+pub(super) struct Part {
+    pub(super) forks: Arc<Forks>,
     hello: Hello,
-    order: Order,
+    pub(super) order: Arc<Order>,
     from: IpAddr,
-    begun: Mono,
+    pub(super) begun: Mono,
     channel: Channel<ToHost>,
 }
 
@@ -69,7 +72,7 @@ impl Forks {
             let _ = channel.send(&ToParent::Refused(problem)).await;
             return;
         }
-        let part = Part { forks: self.clone(), hello, order: *order, from, begun, channel };
+        let part = Part { forks: self.clone(), hello, order: Arc::new(*order), from, begun, channel };
         match part.run().await {
             Ok(report) => {
                 tracing::info!(fork = %id, %parent, %node, children = report.children.len(), "children of a fork from another node run");
@@ -88,8 +91,23 @@ impl Forks {
         for record in HostRecord::left(&dir) {
             tracing::warn!(fork = %record.fork, parent = %record.parent, node = %record.node,
                 "an earlier vmoved was ended in a fork from another node: cleaning up");
-            self.end_those_that_never_ran(&record.children).await;
+            if record.fetching {
+                self.end_those_that_fetched(&record).await;
+            } else {
+                self.end_those_that_never_ran(&record.children).await;
+            }
             record.close(&dir);
+        }
+    }
+
+    /// What they still miss, nobody can give them any more.
+    async fn end_those_that_fetched(&self, record: &HostRecord) {
+        let why =
+            format!("vmoved was ended while the memory of this child was on its way from {}", record.node);
+        for child in record.children.iter().filter(|child| self.registry.vms.get(child).is_ok()) {
+            if let Err(problem) = self.registry.end_because(child, &why).await {
+                tracing::error!(%child, %problem, "could not end a child whose memory is not there");
+            }
         }
     }
 
@@ -202,7 +220,11 @@ impl Part {
         if let Err(error) = record.write(&dir) {
             return discard(cold, clone_problem(&error)).await;
         }
-        let ended = self.with_record(cold, &begin, manifest).await;
+        let ended = if record.fetching {
+            self.run_early(cold, &begin, manifest).await
+        } else {
+            self.when_whole(cold, &begin, manifest).await
+        };
         // Children that run map its memory: it stays with them, without a name, until the last of them ends.
         let _ = off_worker(move || record.close(&dir)).await;
         let (report, host) = ended?;
@@ -249,12 +271,20 @@ impl Part {
             fork: order.fork.clone(),
             parent: order.parent.clone(),
             node: order.node.clone(),
-            children: order.indexes.iter().map(|index| format!("{}.{index}", order.parent)).collect(),
+            children: self.children(),
+            fetching: self.runs_early(backing),
             template: folder::places(&self.forks.registry.memory_dir, &manifest.id, backing),
         }
     }
 
-    async fn with_record(
+    /// Names of the children.
+    pub(super) fn children(&self) -> Vec<String> {
+        let order = &self.order;
+        order.indexes.iter().map(|index| format!("{}.{index}", order.parent)).collect()
+    }
+
+    /// Waits for the whole template, then makes children of it.
+    async fn when_whole(
         &mut self,
         cold: JoinSet<Start>,
         begin: &Begin,
@@ -265,16 +295,52 @@ impl Part {
             Err(problem) => return discard(cold, problem).await,
         };
         let template_ms = ms(Mono::now().since(self.begun));
-        let said = ToParent::Progress { phase: Phase::Load, chunks: status.chunks, missing: 0 };
+        let said = ToParent::Progress { phase: Phase::Load, chunks: status.chunks, missing: 0, running: 0 };
         // The parent's daemon may have gone: everything is here, and children need it no more.
         let _ = self.channel.send(&said).await;
-        let report = match self.children(cold, &template, begin).await {
+        let sources = match template.sources() {
+            Ok(sources) => sources,
+            Err(error) => return discard(cold, clone_problem(&error)).await,
+        };
+        let files = template.manifest().ram.iter().map(|ram| ram.file.clone()).collect();
+        let load = self.load_order(sources, files, begin, None);
+        let report = match make(self.forks.clone(), self.order.clone(), load, cold, self.begun).await {
             Ok(report) => report,
             Err(problem) => {
                 let _ = off_worker(move || drop(host)).await;
                 return Err(problem);
             }
         };
+        self.done(&report, &status, template_ms, None).await;
+        Ok((report, host))
+    }
+
+    pub(super) fn load_order(
+        &self,
+        sources: Vec<Source>,
+        files: Vec<PathBuf>,
+        begin: &Begin,
+        service: Option<Arc<PageService>>,
+    ) -> LoadOrder {
+        LoadOrder {
+            fork: self.order.fork.clone(),
+            parent: self.order.parent.clone(),
+            sources,
+            files,
+            state: begin.state.clone().into(),
+            verify: self.order.verify,
+            service,
+        }
+    }
+
+    /// Tells the parent's daemon that all is there.
+    pub(super) async fn done(
+        &mut self,
+        report: &ForkReport,
+        status: &HostStatus,
+        template_ms: f64,
+        faults: Option<FaultStats>,
+    ) {
         let totals = status.totals;
         let done = Done {
             children: serde_json::to_string(&report.children).unwrap_or_default(),
@@ -284,9 +350,17 @@ impl Part {
             from_peers: totals.from_peers,
             repaired: totals.repaired,
             wrong: totals.wrong,
+            wanted: totals.wanted,
+            faults: faults.map(|faults| serde_json::to_string(&faults).unwrap_or_default()),
         };
         let _ = self.channel.send(&ToParent::Done(Box::new(done))).await;
-        Ok((report, host))
+    }
+
+    /// Makes room for the template.
+    pub(super) async fn arriving(&self, manifest: Manifest) -> Result<Arriving, Problem> {
+        self.forks.update(&self.order.fork, |p| p.phase = "fetch".to_owned());
+        let memory = self.forks.registry.memory_dir.clone();
+        off_worker(move || template::receive(&memory, manifest)).await?.map_err(|e| clone_problem(&e))
     }
 
     /// The whole template, from the parent's node and from other hosts.
@@ -295,12 +369,8 @@ impl Part {
         begin: &Begin,
         manifest: Manifest,
     ) -> Result<(Template, Arc<Host>, HostStatus), Problem> {
-        let id = self.order.fork.clone();
-        self.forks.update(&id, |p| p.phase = "fetch".to_owned());
-        let memory = self.forks.registry.memory_dir.clone();
-        let arriving =
-            off_worker(move || template::receive(&memory, manifest)).await?.map_err(|e| clone_problem(&e))?;
-        let host = self.join(begin, &arriving)?;
+        let arriving = self.arriving(manifest).await?;
+        let host = self.join(begin, &arriving, None)?;
         let status = match self.until_whole(&host).await {
             Ok(status) => status,
             Err(problem) => {
@@ -322,7 +392,13 @@ impl Part {
         Ok((template, host, status))
     }
 
-    fn join(&self, begin: &Begin, arriving: &Arriving) -> Result<Arc<Host>, Problem> {
+    /// Takes part in the distribution; `known` is told what travels.
+    pub(super) fn join(
+        &self,
+        begin: &Begin,
+        arriving: &Arriving,
+        known: Option<oneshot::Sender<Arc<Chunks>>>,
+    ) -> Result<Arc<Host>, Problem> {
         let failed = |why: String| Problem::new(Code::ForkFailed, why);
         let remote = &self.forks.remote;
         let root = remote.root_of(&self.order.node, self.from, self.order.port);
@@ -338,7 +414,8 @@ impl Part {
             multicast
         });
         let fabric: Arc<dyn Fabric> = fabric;
-        let target = Incoming { fabric: fabric.clone(), memory: arriving.memory.clone() };
+        let memory = arriving.memory.clone();
+        let target = Incoming { fabric: fabric.clone(), memory, known, chunks: None };
         let options = HostOptions {
             me: HostId(begin.me),
             root: PeerAddress::Named(address_of(0)),
@@ -348,7 +425,8 @@ impl Part {
         Ok(Arc::new(host))
     }
 
-    async fn until_whole(&mut self, host: &Arc<Host>) -> Result<HostStatus, Problem> {
+    /// Follows the distribution until everything is here, and tells the parent's daemon how far it is.
+    pub(super) async fn until_whole(&mut self, host: &Arc<Host>) -> Result<HostStatus, Problem> {
         let mut heard = tokio::time::Instant::now();
         let mut gone: Option<String> = None;
         loop {
@@ -357,7 +435,10 @@ impl Part {
                 Ok(status) => return Ok(status),
                 Err(SpreadError::Timeout { missing, .. }) => {
                     let chunks = host.status().chunks;
-                    let said = ToParent::Progress { phase: Phase::Fetch, chunks, missing };
+                    let running = self.forks.progress(&self.order.fork).map_or(0, |p| p.running);
+                    let phase = if running == 0 { Phase::Fetch } else { Phase::Run };
+                    let running = u32::try_from(running).unwrap_or(u32::MAX);
+                    let said = ToParent::Progress { phase, chunks, missing, running };
                     let _ = self.channel.send(&said).await;
                 }
                 Err(error) => {
@@ -386,68 +467,6 @@ impl Part {
         }
     }
 
-    /// Loads and runs the children: all, or none.
-    async fn children(
-        &mut self,
-        cold: JoinSet<Start>,
-        template: &Template,
-        begin: &Begin,
-    ) -> Result<ForkReport, Problem> {
-        let (forks, order) = (self.forks.clone(), &self.order);
-        let sources = match template.sources() {
-            Ok(sources) => sources,
-            Err(error) => return discard(cold, clone_problem(&error)).await,
-        };
-        let load = Arc::new(LoadOrder {
-            fork: order.fork.clone(),
-            parent: order.parent.clone(),
-            sources,
-            files: template.manifest().ram.iter().map(|ram| ram.file.clone()).collect(),
-            state: begin.state.clone().into(),
-            verify: order.verify,
-        });
-        let mut report = ForkReport {
-            id: order.fork.clone(),
-            parent: order.parent.clone(),
-            fabric: "tcp".to_owned(),
-            ..ForkReport::default()
-        };
-        let loaded = forks.load_all(&order.fork, Vec::new(), cold, &load, &mut report).await;
-        let complete =
-            report.children.iter().all(|child| child.error.is_none()) && loaded.len() == order.indexes.len();
-        let names: Vec<String> = loaded.iter().map(|(child, _)| child.child.plan.name().to_owned()).collect();
-        if complete {
-            forks.run_all(&order.fork, loaded, self.begun, order.verify, &mut report).await;
-        }
-        let failed = report
-            .children
-            .iter()
-            .find_map(|child| Some(format!("{}: {}", child.name, child.error.as_ref()?)));
-        if complete && failed.is_none() {
-            report.children.sort_by_key(|child| child.index);
-            report.complete_ms = ms(Mono::now().since(self.begun));
-            return Ok(report);
-        }
-        for name in names.iter().filter(|name| forks.registry.vms.get(name).is_ok()) {
-            if let Err(problem) = forks.registry.stop(name, true).await {
-                tracing::error!(child = %name, %problem, "could not end a child whose sibling did not come to be");
-            }
-        }
-        self.forget(&report, &names);
-        let failed = failed.unwrap_or_else(|| "a task failed: see the log of vmoved there".to_owned());
-        Err(Problem::new(Code::ForkFailed, format!("a child did not come to be, so none is there: {failed}")))
-    }
-
-    /// Children that never ran are no members.
-    fn forget(&self, report: &ForkReport, names: &[String]) {
-        for name in report.children.iter().map(|child| &child.name).chain(names) {
-            let of_this = |member: &Member| member.vm == *name && member.fork == self.order.fork;
-            if self.forks.members.list().iter().any(of_this) {
-                let _ = self.forks.members.remove(name);
-            }
-        }
-    }
-
     /// Other hosts may still read from here.
     async fn until_released(&mut self) {
         loop {
@@ -464,7 +483,7 @@ fn lost(why: &str) -> Problem {
 }
 
 /// Ends QEMUs that were started for nothing.
-async fn discard<T>(cold: JoinSet<Start>, problem: Problem) -> Result<T, Problem> {
+pub(super) async fn discard<T>(cold: JoinSet<Start>, problem: Problem) -> Result<T, Problem> {
     for (prepared, _) in finish_all(cold).await.into_iter().flatten() {
         prepared.discard().await;
     }

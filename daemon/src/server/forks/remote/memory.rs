@@ -3,11 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use tokio::sync::oneshot;
+use vmove_clone::service::Chunks;
 use vmove_clone::template::Template;
 use vmove_fabric::{Access, Fabric, Region};
 use vmove_memory::{Mapping, RamFile};
 use vmove_migrate::region::register_kept;
-use vmove_spread::{CHUNK, Extent, SpreadError, Target, non_zero};
+use vmove_spread::{CHUNK, Extent, Layout, SpreadError, Target, non_zero};
 
 use crate::api::problem::chain;
 
@@ -32,14 +34,28 @@ pub fn outgoing(fabric: &dyn Fabric, template: &Template) -> Result<(Vec<Region>
 pub struct Incoming {
     pub fabric: Arc<dyn Fabric>,
     pub memory: Vec<Arc<Mapping>>,
+    /// Told what travels, once that is known.
+    pub known: Option<oneshot::Sender<Arc<Chunks>>>,
+    pub chunks: Option<Arc<Chunks>>,
 }
 
 impl Target for Incoming {
-    fn regions(&mut self, lens: &[u64]) -> Result<Vec<Region>, SpreadError> {
+    fn regions(&mut self, layout: &Layout) -> Result<Vec<Region>, SpreadError> {
+        let lens = &layout.regions;
         let here: Vec<u64> = self.memory.iter().map(|mapping| mapping.len().0).collect();
-        if here != lens {
+        let protocol = |what| vmove_fabric::FabricError::Protocol { what };
+        if here != *lens {
             let what = format!("expected memory of {here:?} bytes as in the manifest, found {lens:?}");
-            return Err(vmove_fabric::FabricError::Protocol { what }.into());
+            return Err(protocol(what).into());
+        }
+        if let Some(known) = self.known.take() {
+            let travelling =
+                layout.extents().iter().map(|extent| (extent.region, extent.first, extent.count));
+            let chunks = Chunks::new(lens, travelling).map_err(|e| protocol(chain(&e)))?;
+            let chunks = Arc::new(chunks);
+            self.chunks = Some(chunks.clone());
+            // Nobody waits for it any more if the fork was given up.
+            let _ = known.send(chunks);
         }
         let register = |mapping: &Arc<Mapping>| {
             Ok(register_kept(&*self.fabric, Arc::clone(mapping), Access::REMOTE_READ)?)
@@ -47,7 +63,11 @@ impl Target for Incoming {
         self.memory.iter().map(register).collect()
     }
 
-    fn landed(&mut self, _region: u16, _offset: u64) {}
+    fn landed(&mut self, region: u16, offset: u64) {
+        if let Some(chunks) = &self.chunks {
+            chunks.landed(region, offset);
+        }
+    }
 }
 
 /// Bytes of RAM files that have memory.

@@ -29,11 +29,11 @@ pub enum ToParent {
     Accepted { hears: bool },
     /// It cannot: a [`Problem`](crate::api::problem::Problem) as JSON.
     Refused(String),
-    /// How far the template is.
-    Progress { phase: Phase, chunks: u32, missing: u32 },
-    /// All children run.
+    /// How far the template is, and how many children run.
+    Progress { phase: Phase, chunks: u32, missing: u32, running: u32 },
+    /// All children run, and the template is whole.
     Done(Box<Done>),
-    /// There are no children here, and why.
+    /// There are no children here (any more), and why.
     Failed(String),
 }
 
@@ -42,6 +42,8 @@ pub enum ToParent {
 pub enum Phase {
     Fetch,
     Load,
+    /// Children run, while the rest of the template is on its way.
+    Run,
 }
 
 impl Phase {
@@ -49,6 +51,7 @@ impl Phase {
         match self {
             Self::Fetch => "fetch",
             Self::Load => "load",
+            Self::Run => "run",
         }
     }
 }
@@ -67,6 +70,8 @@ pub struct Order {
     /// Numbers of the children.
     pub indexes: Vec<u32>,
     pub verify: bool,
+    /// Children run only when the whole template is there.
+    pub whole: bool,
     pub expect_written: Option<u64>,
     pub command_line: Vec<String>,
     pub environment: Vec<(String, String)>,
@@ -111,6 +116,10 @@ pub struct Done {
     pub from_peers: u64,
     pub repaired: u64,
     pub wrong: u64,
+    /// Chunks that were read because a child waited for them.
+    pub wanted: u64,
+    /// [`FaultStats`](vmove_migrate::report::FaultStats) as JSON, of children that ran before the template was whole.
+    pub faults: Option<String>,
 }
 
 /// What the distribution calls the parent's node, and a host.

@@ -7,17 +7,20 @@
 //!                                  <----  Accepted, or Refused
 //! freezes the guest
 //! Begin (manifest, device state)   ---->  joins the distribution: connections for memory, greeted like all others
+//!                                         children loaded, all of them or none, and run; what they touch is brought first
 //!                                  <----  Progress
-//!                                         template whole: children loaded, all of them or none, and run
+//!                                         template whole
 //!                                  <----  Done, or Failed
 //! Release                          ---->  stops serving other hosts
 //! ```
 
 mod call;
 mod deal;
+mod early;
 mod fabric;
 mod follow;
 mod host;
+mod make;
 mod memory;
 mod message;
 mod record;

@@ -17,6 +17,8 @@ pub struct HostRecord {
     pub node: String,
     /// Names of the children.
     pub children: Vec<String>,
+    /// They may run before the template is whole: what they miss then, nobody can give them any more.
+    pub fetching: bool,
     /// Folders of the template: it is in nobody's way to remove them once children map what is in them.
     pub template: Vec<PathBuf>,
 }

@@ -1,0 +1,198 @@
+//! Daemons in network namespaces of their own, joined by a bridge, one of which has a guest that is to be forked to the others.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use vmove_guest::config::{Config, Rate};
+
+use crate::daemon::{Node, NodeOptions};
+use crate::forks::{Parent, template_files};
+use crate::guest::Guest;
+use crate::networks::Networks;
+use crate::pki::Pki;
+use crate::places::{self, Qemu};
+use crate::sandbox::Sandbox;
+use crate::scene::{NAME, memory_mib};
+
+/// A guest that works little.
+#[must_use]
+pub fn light() -> Config {
+    Config {
+        working_set_mib: 16,
+        cold_mib: 16,
+        rate: Rate::PagesPerSecond(500),
+        verify: 8_000,
+        ..Config::default()
+    }
+}
+
+/// Daemons n1, n2, ... of which n1 has a guest.
+#[derive(Debug)]
+pub struct Fleet {
+    /// The daemons.
+    pub nodes: Vec<Node>,
+    /// The guest of n1.
+    pub parent: Parent,
+    /// What joins them.
+    pub networks: Networks,
+    _pki: Option<Pki>,
+    // Last: it ends whatever is left.
+    _sandbox: Sandbox,
+}
+
+/// What differs from a plain fleet.
+#[derive(Debug, Default)]
+pub struct Setup {
+    /// Of the guest.
+    pub config: Option<Config>,
+    /// TLS between nodes.
+    pub tls: bool,
+    /// Each node finds a QEMU of its own by this name; node 2 another version.
+    pub odd_qemu: bool,
+}
+
+const ODD: &str = "qemu-of-this-node";
+
+/// Starts one; `fork` is the `[fork]` table of each node, by number.
+///
+/// # Errors
+/// What is missing.
+pub fn fleet_with(count: u8, setup: &Setup, fork: impl Fn(u8) -> String) -> anyhow::Result<Fleet> {
+    let config = setup.config.clone().unwrap_or_else(light);
+    let networks = Networks::new(count)?;
+    let sandbox = Sandbox::new()?;
+    let addresses: Vec<_> = (1..=count).map(|n| networks.address(n).ip()).collect();
+    let pki = setup.tls.then(|| Pki::new(&addresses)).transpose()?;
+    let vmoved = places::product("vmoved")?;
+    let peers: Vec<_> = (1..=count).map(|n| (format!("n{n}"), networks.address(n))).collect();
+    let start = |number: u8| {
+        let options = NodeOptions {
+            program: Some(networks.wrapper(sandbox.path(), number, &vmoved)?),
+            listen: Some(networks.address(number)),
+            peers: peers.clone(),
+            config: format!("[fork]\n{}", fork(number)),
+            extra: pki.as_ref().map(Pki::flags).unwrap_or_default(),
+            environment: if setup.odd_qemu { vec![path_of(&sandbox, number)?] } else { Vec::new() },
+            ..NodeOptions::default()
+        };
+        Node::start(&sandbox, &format!("n{number}"), options)
+    };
+    let nodes: Vec<Node> = (1..=count).map(start).collect::<anyhow::Result<_>>()?;
+    let mut guest = Guest::new(memory_mib(&config), config)?;
+    if setup.odd_qemu {
+        guest.qemu = ODD.into();
+    }
+    let parent = Parent::start(&nodes[0], NAME, "thp", guest)?;
+    Ok(Fleet { nodes, parent, networks, _pki: pki, _sandbox: sandbox })
+}
+
+/// A plain one.
+///
+/// # Errors
+/// What is missing.
+pub fn fleet(count: u8, fork: impl Fn(u8) -> String) -> anyhow::Result<Fleet> {
+    fleet_with(count, &Setup::default(), fork)
+}
+
+/// A `PATH` on which node `number` finds its QEMU.
+fn path_of(sandbox: &Sandbox, number: u8) -> anyhow::Result<(String, String)> {
+    let qemu = if number == 2 { Qemu::V7_2.path()? } else { Qemu::V10_0.path()? };
+    let folder = sandbox.folder(&format!("bin-{number}"))?;
+    let program = folder.join(ODD);
+    std::fs::write(&program, format!("#!/bin/sh\nexec '{}' \"$@\"\n", qemu.display()))?;
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+    let path = std::env::var("PATH").unwrap_or_default();
+    Ok(("PATH".to_owned(), format!("{}:{path}", folder.display())))
+}
+
+/// An empty `[fork]` table.
+#[must_use]
+pub fn plain(_: u8) -> String {
+    String::new()
+}
+
+impl Fleet {
+    /// A node by its name.
+    ///
+    /// # Panics
+    /// Without one.
+    #[must_use]
+    pub fn node(&self, name: &str) -> &Node {
+        self.nodes.iter().find(|node| node.name() == name).expect("a node of the fleet")
+    }
+
+    /// Every child of an answer is on the node that it names, runs there, and finds its memory right.
+    ///
+    /// # Panics
+    /// Otherwise.
+    pub fn sound(&self, answer: &Value) {
+        for child in answer["children"].as_array().expect("children") {
+            assert!(child["error"].is_null(), "{child}");
+            let (node, name) =
+                (child["node"].as_str().expect("a node"), child["name"].as_str().expect("a name"));
+            self.parent
+                .sound(self.node(node), name)
+                .unwrap_or_else(|error| panic!("{name} on {node}: {error:#}"));
+        }
+        self.parent.sound(&self.nodes[0], NAME).expect("the parent is sound");
+    }
+
+    /// What a fork leaves behind: no template, no record, on no node.
+    ///
+    /// # Panics
+    /// Otherwise.
+    pub fn clean(&self) {
+        for node in &self.nodes {
+            assert_eq!(template_files(node), Vec::<std::path::PathBuf>::new(), "{}", node.name());
+            assert_eq!(records(node), Vec::<String>::new(), "{}", node.name());
+        }
+    }
+}
+
+/// Journals and records of forks at a node.
+fn records(node: &Node) -> Vec<String> {
+    let forks = node.folder().join("state/forks");
+    let files = |dir: &Path| -> Vec<String> {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let paths = entries.map(|e| e.path()).filter(|p| p.is_file());
+        paths.map(|p| p.display().to_string()).collect()
+    };
+    [files(&forks), files(&forks.join("hosted"))].concat()
+}
+
+/// What an answer says of a host.
+///
+/// # Panics
+/// If that is nothing.
+#[must_use]
+pub fn host<'a>(answer: &'a Value, node: &str) -> &'a Value {
+    let hosts = answer["hosts"].as_array().expect("hosts");
+    hosts.iter().find(|host| host["node"] == node).unwrap_or_else(|| panic!("{node} in {answer}"))
+}
+
+/// Waits for a minute at most.
+///
+/// # Panics
+/// When it is not so then.
+pub fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !so() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// QEMUs that work in a folder of this node.
+///
+/// # Panics
+/// Without `/proc`.
+#[must_use]
+pub fn qemus(node: &Node) -> usize {
+    let run = node.folder().join("run");
+    let entries = std::fs::read_dir("/proc").expect("it is there").flatten();
+    entries
+        .filter(|e| std::fs::read_link(e.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(&run)))
+        .count()
+}

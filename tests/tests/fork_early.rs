@@ -1,0 +1,200 @@
+//! Children of a fork run on other hosts before all of their memory is there: they check it while it comes.
+#![cfg(test)]
+
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+use vmove_guest::config::Config;
+use vmove_tests::daemon::Node;
+use vmove_tests::fleet::{Fleet, Setup, fleet, fleet_with, host, light, plain, qemus, until};
+use vmove_tests::forks::{done, vfork};
+use vmove_tests::scene::{NAME, ready};
+use vmove_tests::{need, places};
+
+const GROUP: &str = "multicast-group = \"239.78.0.1:7421\"\n";
+
+/// Begins a fork to other nodes over a link of so many megabits per second.
+fn begin(fleet: &Fleet, mbit: u32, arguments: &str) -> Child {
+    fleet.networks.limit(1, mbit).expect("tc limits");
+    let mut command = Command::new(places::product("vfork").expect("it is built"));
+    command.arg("--control").arg(fleet.nodes[0].control()).args(["--json", "create", NAME]);
+    command.args(arguments.split(' ')).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().expect("vfork starts")
+}
+
+fn answer_of(asked: Child) -> (Option<i32>, Value) {
+    let output = asked.wait_with_output().expect("vfork ends");
+    (output.status.code(), serde_json::from_slice(&output.stdout).unwrap_or(Value::Null))
+}
+
+/// What a node says of the children of the guest.
+fn children(node: &Node) -> Vec<Value> {
+    let tree = vfork(node, &["tree", NAME]).expect("an answer").answer;
+    tree["children"].as_array().cloned().unwrap_or_default()
+}
+
+fn have(node: &Node, count: usize, status: &str) -> bool {
+    children(node).iter().filter(|child| child["status"] == status).count() == count
+}
+
+/// Guests that run here while their memory is on its way.
+fn run_while_fetching(fleet: &Fleet, node: &Node, count: usize) -> bool {
+    let fetching: Vec<Value> =
+        children(node).into_iter().filter(|child| child["status"] == "fetching").collect();
+    let runs = |child: &Value| {
+        let vm = node.vm(child["name"].as_str().expect("a name"));
+        vm.is_ok_and(|vm| vm.status == "running" && fleet.parent.beacon(node, &vm.name).is_ok())
+    };
+    fetching.len() == count && fetching.iter().all(runs)
+}
+
+fn ms(value: &Value) -> f64 {
+    value.as_f64().expect("milliseconds")
+}
+
+/// Every child of an answer ran before its host had all memory; says when.
+fn ran_early(answer: &Value) {
+    for child in answer["children"].as_array().expect("children") {
+        let at = host(answer, child["node"].as_str().expect("a node"));
+        let (ran, whole) = (ms(&child["running_ms"]), ms(&at["template_ms"]));
+        eprintln!("{}: ran after {ran:.0} ms, whole after {whole:.0} ms; {at}", child["name"]);
+        assert!(ran < whole, "{child} {at}");
+        assert!(at["faults"]["fetched"].as_u64() > Some(0), "{at}");
+    }
+}
+
+#[test]
+fn children_run_while_their_memory_is_on_its_way() {
+    need!(ready());
+    let fleet = need!(fleet(3, plain));
+    let b = &fleet.nodes[1];
+    let asked = begin(&fleet, 300, "--count 3 --node n2 --node n3 --way unicast");
+    until("children run on n2", || run_while_fetching(&fleet, b, 2));
+    // What needs all memory is refused, and says why.
+    let child = children(b)[0]["name"].as_str().expect("a name").to_owned();
+    for refused in [&["promote", &child][..], &["create", &child, "--count", "1"]] {
+        let end = vfork(b, refused).expect("an answer");
+        assert_eq!(end.code, 1, "{} {}", end.answer, end.said);
+        assert!(end.said.contains("still on its way from n1"), "{}", end.said);
+    }
+    let moved = b.vmove(&["migrate", &child, "--to", "n3"]).expect("an answer");
+    let said = String::from_utf8_lossy(&moved.stderr).into_owned();
+    assert!(!moved.status.success() && said.contains("still on its way from n1"), "{said}");
+    let (code, answer) = answer_of(asked);
+    assert_eq!(code, Some(0), "{answer}");
+    ran_early(&answer);
+    // Two children of a host read what both need once.
+    let memory = answer["distribution"]["memory_bytes"].as_u64().expect("bytes");
+    for node in ["n2", "n3"] {
+        let read = host(&answer, node)["from_root_bytes"].as_u64().expect("bytes");
+        assert!(read <= memory + memory / 100, "{node} read {read} of {memory}");
+        assert!(host(&answer, node)["wanted"].as_u64() > Some(0), "{answer}");
+    }
+    fleet.sound(&answer);
+    fleet.clean();
+    fleet.networks.limit(1, 10_000).expect("tc limits");
+    done(b, &["promote", &child]).expect("its memory is there");
+    fleet.parent.sound(b, &child).expect("it is sound with memory of its own");
+    // The same, waiting for all memory: later.
+    for node in &fleet.nodes[1..3] {
+        for name in node.vms().expect("a list") {
+            node.vmove(&["stop", &name, "--force"]).expect("an answer");
+        }
+    }
+    let (_, late) = answer_of(begin(&fleet, 300, "--count 3 --node n2 --node n3 --way unicast --whole"));
+    for child in late["children"].as_array().expect("children") {
+        let at = host(&late, child["node"].as_str().expect("a node"));
+        assert!(ms(&child["running_ms"]) > ms(&at["template_ms"]) && at["faults"].is_null(), "{child} {at}");
+    }
+    let all = |answer: &Value| ms(&answer["all_running_ms"]);
+    eprintln!(
+        "all ran after {:.0} ms, whole {:.0} ms; complete after {:.0} and {:.0} ms",
+        all(&answer),
+        all(&late),
+        ms(&answer["complete_ms"]),
+        ms(&late["complete_ms"])
+    );
+    assert!(all(&answer) < all(&late) / 2.0, "{answer} {late}");
+}
+
+#[test]
+fn losses_and_pipelines_leave_them_sound() {
+    need!(ready());
+    let config = Config { working_set_mib: 32, ..light() };
+    let setup = Setup { config: Some(config), ..Setup::default() };
+    let fork = |_| format!("{GROUP}multicast-mbit = 240\n");
+    let fleet = need!(fleet_with(3, &setup, fork));
+    need!(fleet.networks.lose(2, 0.01));
+    need!(fleet.networks.lose(3, 0.10));
+    for way in ["multicast", "pipeline"] {
+        let asked = begin(&fleet, 400, &format!("--count 3 --node n2 --node n3 --way {way}"));
+        let (code, answer) = answer_of(asked);
+        assert_eq!(code, Some(0), "{answer}");
+        ran_early(&answer);
+        if way == "multicast" {
+            assert!(host(&answer, "n3")["multicast_bytes"].as_u64() > Some(0), "{answer}");
+        }
+        fleet.sound(&answer);
+        fleet.clean();
+    }
+}
+
+#[test]
+fn without_the_parents_daemon_they_end_and_say_why() {
+    need!(ready());
+    let mut fleet = need!(fleet(3, plain));
+    let asked = begin(&fleet, 50, "--count 3 --node n2 --node n3 --way unicast");
+    for (node, count) in [(&fleet.nodes[1], 2), (&fleet.nodes[2], 1)] {
+        until("children run", || run_while_fetching(&fleet, node, count));
+    }
+    fleet.nodes[0].crash();
+    drop(answer_of(asked));
+    for (node, count) in [(&fleet.nodes[1], 2), (&fleet.nodes[2], 1)] {
+        until("children are ended", || have(node, count, "ended"));
+        assert_eq!(qemus(node), 0, "{}", node.name());
+        for child in children(node) {
+            let why = child["why"].as_str().unwrap_or_default();
+            assert!(why.contains("can never be complete") && why.contains("missing here"), "{child}");
+        }
+        let list = node.vmove(&["list"]).expect("an answer");
+        let list = String::from_utf8_lossy(&list.stdout).into_owned();
+        assert_eq!(list.matches("can never be complete").count(), count, "{list}");
+        eprintln!("{list}");
+        assert!(node.log().contains("children that ran were ended"), "{}", node.log());
+    }
+    fleet.nodes[0].run().expect("the daemon starts again");
+    fleet.parent.sound(&fleet.nodes[0], NAME).expect("the parent runs on");
+    fleet.clean();
+}
+
+#[test]
+fn a_host_that_is_killed_ends_them_in_its_next_life() {
+    need!(ready());
+    let mut fleet = need!(fleet(3, plain));
+    let asked = begin(&fleet, 100, "--count 3 --node n3 --node n2 --way unicast");
+    for (node, count) in [(&fleet.nodes[1], 1), (&fleet.nodes[2], 2)] {
+        until("children run", || run_while_fetching(&fleet, node, count));
+    }
+    // A child that is killed leaves its sibling alone.
+    let (killed, sibling) = {
+        let both = children(&fleet.nodes[2]);
+        let name = |number: usize| both[number]["name"].as_str().expect("a name").to_owned();
+        (name(0), name(1))
+    };
+    assert_eq!(vfork(&fleet.nodes[2], &["kill", &killed]).expect("an answer").code, 0);
+    fleet.nodes[1].crash();
+    assert_eq!(qemus(&fleet.nodes[1]), 1, "it waits for pages that nobody brings");
+    let (code, answer) = answer_of(asked);
+    assert_eq!(code, Some(1), "{answer}");
+    let error = host(&answer, "n2")["error"].as_str().unwrap_or_default().to_owned();
+    assert!(error.contains("connection to it is lost"), "{error}");
+    assert_eq!(host(&answer, "n3")["running"], 2, "{answer}");
+    fleet.parent.sound(&fleet.nodes[2], &sibling).expect("the sibling is sound");
+    fleet.parent.sound(&fleet.nodes[0], NAME).expect("the parent is sound");
+    fleet.nodes[1].run().expect("the daemon starts again");
+    assert_eq!(qemus(&fleet.nodes[1]), 0);
+    let ended = children(&fleet.nodes[1]);
+    let why = ended[0]["why"].as_str().unwrap_or_default();
+    assert!(why.contains("on its way from n1") && ended[0]["status"] == "ended", "{ended:?}");
+    fleet.clean();
+}
