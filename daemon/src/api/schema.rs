@@ -140,6 +140,11 @@ pub struct HostReport {
     wrong: u64,
     /// From the request until the whole template was there.
     template_ms: Option<f64>,
+    /// Chunks that it read at once because a child waited for them.
+    wanted: u64,
+    /// Faults of children that ran before the whole template was there.
+    faults: Option<FaultStats>,
+    /// Why there are no children there, or not any more.
     error: Option<String>,
 }
 
@@ -169,10 +174,12 @@ pub struct WayEstimate {
 #[derive(ToSchema)]
 pub struct HostProgress {
     node: String,
-    /// `asked`, `fetch`, `load`, `done` or `failed`.
+    /// `asked`, `fetch`, `load`, `run`, `done` or `failed`.
     phase: String,
     chunks: u32,
     missing: u32,
+    /// Children that run there.
+    running: usize,
 }
 
 /// Distribution by multicast.
