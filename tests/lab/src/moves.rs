@@ -99,7 +99,7 @@ impl<'a> Moves<'a> {
         self.must(
             host,
             &format!(
-                "mkdir -p /run/vm; ulimit -l unlimited; PATH=$PATH:{qemus} setsid {vmoved} --node h{host} --listen 0.0.0.0:{PORT} \
+                "mkdir -p /run/vm; ulimit -l unlimited; PATH={qemus}:$PATH setsid {vmoved} --node h{host} --listen 0.0.0.0:{PORT} \
                  --control /run/vm/c.sock --state-dir /run/vm --insecure {flags} >>/run/lab/vmoved.log 2>&1 </dev/null & \
                  echo $! >/run/vmoved.pid; for i in $(seq 300); do {ready} >/dev/null 2>&1 && exit 0; sleep 0.1; done; \
                  tail -5 /run/lab/vmoved.log; exit 1"
@@ -409,9 +409,10 @@ pub(crate) fn expect(report: &Value, key: &str, value: &str) -> Result<()> {
 pub(crate) fn figures(report: &Value) -> String {
     let number = |key: &str| report[key].as_f64().unwrap_or_default();
     format!(
-        "{} in {:.0} ms, down {:.0} ms, {} faults, p50 {:.0} us, {:.1} MiB sent",
+        "{} in {:.0} ms, of which {:.0} of checks, down {:.0} ms, {} faults, p50 {:.0} us, {:.1} MiB sent",
         report["fabric"].as_str().unwrap_or_default(),
         number("total_ms"),
+        report["phases"][0]["duration_ms"].as_f64().unwrap_or_default(),
         number("downtime_ms"),
         report["faults"]["count"],
         report["faults"]["p50_us"].as_f64().unwrap_or_default(),
