@@ -217,10 +217,17 @@ fn all_children_of_a_host_come_to_be_or_none() {
         assert_eq!((qemus(node), node.vms().expect("a list")), (0, Vec::new()), "{failed}");
         fleet.sound(&end.answer);
         fleet.clean();
+        // From the parent's node they are waited for and ended.
+        let a = &fleet.nodes[0];
+        let early = vfork(a, &["join", NAME, "--timeout", "1s"]).expect("an answer");
+        assert!(early.code == 1 && early.said.contains("2 children"), "{} {}", early.code, early.said);
         for name in names(&end.answer) {
-            let node = fleet.nodes.iter().find(|node| node.vms().expect("a list").contains(&name));
-            node.expect("it is somewhere").vmove(&["stop", &name, "--force"]).expect("an answer");
+            assert_eq!(done(a, &["kill", &name]).expect("it ends")["name"], name.as_str());
+            let again = vfork(a, &["kill", &name]).expect("an answer");
+            assert!(again.code != 0 && again.said.contains("has no child"), "{} {}", again.code, again.said);
         }
+        assert!(fleet.nodes[1..].iter().all(|node| qemus(node) == 0));
+        done(a, &["join", NAME, "--timeout", "30s"]).expect("all have ended");
     }
 }
 
