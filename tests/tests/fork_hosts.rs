@@ -302,7 +302,7 @@ fn a_host_that_is_killed_on_the_way_holds_up_nobody() {
     assert!(qemus(&fleet.nodes[1]) > 0, "a QEMU was prepared there");
     assert!(!template_files(&fleet.nodes[1]).is_empty(), "half a template is there");
     fleet.nodes[1].run().expect("the daemon starts again");
-    assert_eq!(qemus(&fleet.nodes[1]), 0);
+    until("its QEMU is gone", || qemus(&fleet.nodes[1]) == 0);
     assert_eq!(fleet.nodes[1].vms().expect("a list"), Vec::<String>::new());
     fleet.clean();
 }
