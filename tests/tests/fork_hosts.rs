@@ -217,10 +217,17 @@ fn all_children_of_a_host_come_to_be_or_none() {
         assert_eq!((qemus(node), node.vms().expect("a list")), (0, Vec::new()), "{failed}");
         fleet.sound(&end.answer);
         fleet.clean();
+        // From the parent's node they are waited for and ended.
+        let a = &fleet.nodes[0];
+        let early = vfork(a, &["join", NAME, "--timeout", "1s"]).expect("an answer");
+        assert!(early.code == 1 && early.said.contains("2 children"), "{} {}", early.code, early.said);
         for name in names(&end.answer) {
-            let node = fleet.nodes.iter().find(|node| node.vms().expect("a list").contains(&name));
-            node.expect("it is somewhere").vmove(&["stop", &name, "--force"]).expect("an answer");
+            assert_eq!(done(a, &["kill", &name]).expect("it ends")["name"], name.as_str());
+            let again = vfork(a, &["kill", &name]).expect("an answer");
+            assert!(again.code != 0 && again.said.contains("has no child"), "{} {}", again.code, again.said);
         }
+        assert!(fleet.nodes[1..].iter().all(|node| qemus(node) == 0));
+        done(a, &["join", NAME, "--timeout", "30s"]).expect("all have ended");
     }
 }
 
@@ -295,7 +302,7 @@ fn a_host_that_is_killed_on_the_way_holds_up_nobody() {
     assert!(qemus(&fleet.nodes[1]) > 0, "a QEMU was prepared there");
     assert!(!template_files(&fleet.nodes[1]).is_empty(), "half a template is there");
     fleet.nodes[1].run().expect("the daemon starts again");
-    assert_eq!(qemus(&fleet.nodes[1]), 0);
+    until("its QEMU is gone", || qemus(&fleet.nodes[1]) == 0);
     assert_eq!(fleet.nodes[1].vms().expect("a list"), Vec::<String>::new());
     fleet.clean();
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 /// Forks a guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -99,6 +99,17 @@ pub struct ForkNode {
     /// Its children.
     #[schema(no_recursion)]
     pub children: Vec<ForkNode>,
+}
+
+/// How to look at a VM and what came from it.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct TreeQuery {
+    /// Ask other nodes whether the VM's own children there live; those that do not are `ended`. Those of a node that does not answer
+    /// stay `elsewhere`.
+    #[serde(default)]
+    pub ask: bool,
 }
 
 /// A VM was given memory of its own.

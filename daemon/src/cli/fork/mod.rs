@@ -27,6 +27,8 @@ use crate::units::{format_bytes, format_ms};
 
 /// How often progress is asked for.
 const PACE: Duration = Duration::from_millis(100);
+/// How often other nodes are asked.
+const PACE_AWAY: Duration = Duration::from_secs(1);
 
 /// Runs `vfork` with the arguments of this process.
 #[must_use]
@@ -269,7 +271,7 @@ async fn kill(client: &Client, child: &str, json: bool) -> Result<Exit, End> {
         let text = format!("{child:?} is not a child of a fork: `vmove stop` ends other VMs");
         return Err(Problem::new(Code::BadRequest, text).into());
     }
-    let stopped: Stopped = client.delete(&format!("/v1/vms/{}?force=true", segment(child))).await?;
+    let stopped: Stopped = client.delete(&format!("/v1/children/{}", segment(child))).await?;
     if json {
         say_json(&stopped)?;
     } else {
@@ -281,8 +283,10 @@ async fn kill(client: &Client, child: &str, json: bool) -> Result<Exit, End> {
 async fn join(client: &Client, args: &Join, json: bool) -> Result<Exit, End> {
     let until = args.timeout.map(|ms| Instant::now() + Duration::from_millis(ms));
     loop {
-        let node = ask_tree(client, &args.vm).await?;
-        let left = node.children.iter().filter(|c| c.status == "here" || c.status == "fetching").count();
+        let path = format!("/v1/vms/{}/tree?ask=true", segment(&args.vm));
+        let node: ForkNode = client.get(&path).await?;
+        let left = node.children.iter().filter(|child| child.status != "ended").count();
+        let away = node.children.iter().any(|child| child.status == "elsewhere");
         if left == 0 {
             if json {
                 say_json(&node)?;
@@ -292,10 +296,10 @@ async fn join(client: &Client, args: &Join, json: bool) -> Result<Exit, End> {
             return Ok(Exit::Done);
         }
         if until.is_some_and(|until| Instant::now() >= until) {
-            let text = format!("{left} children of {:?} are still here", args.vm);
+            let text = format!("{left} children of {:?} have not ended, or cannot be asked", args.vm);
             return Err(Problem::new(Code::Busy, text).into());
         }
-        tokio::time::sleep(PACE).await;
+        tokio::time::sleep(if away { PACE_AWAY } else { PACE }).await;
     }
 }
 

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use axum::extract::State;
 use vmove_clone::report::{ForkProgress, ForkReport};
 
-use super::error::{Answer, Json, Path};
+use super::error::{Answer, Json, Path, Query};
 use crate::api::forks::{
-    ForkNode, ForkRequest, Promoted, Removed, TemplateInfo, TemplateList, TemplateRequest, Warm, WarmRequest,
+    ForkNode, ForkRequest, Promoted, Removed, TemplateInfo, TemplateList, TemplateRequest, TreeQuery, Warm,
+    WarmRequest,
 };
 use crate::api::problem::Problem;
 use crate::api::schema;
+use crate::api::types::Stopped;
 use crate::server::{App, detached};
 
 /// Forks a guest, or a template. Answers when everything is done; see `/v1/forks/{id}` meanwhile.
@@ -31,10 +33,22 @@ pub async fn show(State(app): State<Arc<App>>, Path(id): Path<String>) -> Answer
 
 /// A VM and everything that came from it.
 #[utoipa::path(get, path = "/v1/vms/{name}/tree", operation_id = "showForkTree", tag = "forks",
-    params(("name" = String, Path, description = "Name of the VM or template")),
+    params(("name" = String, Path, description = "Name of the VM or template"), TreeQuery),
     responses((status = 200, body = ForkNode), (status = 404, body = Problem)))]
-pub async fn tree(State(app): State<Arc<App>>, Path(name): Path<String>) -> Answer<ForkNode> {
-    Ok(axum::Json(app.forks.tree(&name)?))
+pub async fn tree(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+    Query(query): Query<TreeQuery>,
+) -> Answer<ForkNode> {
+    Ok(axum::Json(if query.ask { app.forks.asked_tree(&name).await? } else { app.forks.tree(&name)? }))
+}
+
+/// Ends a child at once, also one on another node.
+#[utoipa::path(delete, path = "/v1/children/{name}", operation_id = "killChild", tag = "forks",
+    params(("name" = String, Path, description = "Name of the child")),
+    responses((status = 200, body = Stopped), (status = 404, body = Problem), (status = "5XX", body = Problem)))]
+pub async fn kill(State(app): State<Arc<App>>, Path(name): Path<String>) -> Answer<Stopped> {
+    Ok(axum::Json(detached(app.forks.clone().kill(name)).await?))
 }
 
 /// Gives a VM memory of its own, so that it can be moved or forked again.

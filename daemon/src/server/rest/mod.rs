@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::http::Method;
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 
 use self::error::Refusal;
 pub use self::error::engine_problem;
@@ -34,6 +34,7 @@ pub fn control(app: Arc<App>) -> Router {
         .route("/v1/vms/{name}/state", axum::routing::put(vms::set_state))
         .route("/v1/vms/{name}/check", get(vms::check))
         .route("/v1/vms/{name}/tree", get(forks::tree))
+        .route("/v1/children/{name}", delete(forks::kill))
         .route("/v1/vms/{name}/promote", post(forks::promote))
         .route("/v1/vms/{name}/warm", axum::routing::put(forks::warm))
         .route("/v1/forks", post(forks::create))

@@ -28,6 +28,7 @@ use crate::api::{schema, types};
         super::vms::set_state,
         super::vms::check,
         super::forks::tree,
+        super::forks::kill,
         super::forks::promote,
         super::forks::warm,
         super::forks::create,

@@ -58,8 +58,12 @@ impl Forks {
     pub async fn take_order(self: Arc<Self>, hello: Hello, stream: BoxedStream, from: IpAddr) {
         let begun = Mono::now();
         let mut channel: Channel<ToHost> = Channel::new(stream);
-        let Ok(Ok(ToHost::Order(order))) = tokio::time::timeout(ORDER, channel.receive()).await else {
-            return tracing::warn!(%from, "expected an order for children, found none");
+        let order = match tokio::time::timeout(ORDER, channel.receive()).await {
+            Ok(Ok(ToHost::Order(order))) => order,
+            Ok(Ok(question @ (ToHost::Which(_) | ToHost::End(_)))) => {
+                return self.answer_kin(question, channel).await;
+            }
+            _ => return tracing::warn!(%from, "expected an order for children, found none"),
         };
         let (id, parent, node) = (order.fork.clone(), order.parent.clone(), order.node.clone());
         if self.progress(&id).is_ok() {
@@ -68,8 +72,7 @@ impl Forks {
                 "{} has a fork {id:?} already: name this node as itself, or choose another id",
                 self.node
             );
-            let problem = serde_json::to_string(&Problem::new(Code::BadRequest, text)).unwrap_or_default();
-            let _ = channel.send(&ToParent::Refused(problem)).await;
+            let _ = channel.send(&ToParent::refused(&Problem::new(Code::BadRequest, text))).await;
             return;
         }
         let part = Part { forks: self.clone(), hello, order: Arc::new(*order), from, begun, channel };
@@ -123,8 +126,7 @@ impl Part {
         let cold = match asked {
             Ok(cold) => cold,
             Err(problem) => {
-                let text = serde_json::to_string(&problem).unwrap_or_default();
-                let _ = self.channel.send(&ToParent::Refused(text)).await;
+                let _ = self.channel.send(&ToParent::refused(&problem)).await;
                 return Err(problem);
             }
         };

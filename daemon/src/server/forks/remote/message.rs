@@ -7,6 +7,8 @@ use std::net::SocketAddrV4;
 use serde::{Deserialize, Serialize};
 use vmove_migrate::link::PeerTarget;
 
+use crate::api::problem::Problem;
+
 /// From the parent's daemon.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToHost {
@@ -20,6 +22,19 @@ pub enum ToHost {
     Release,
     /// There will be no children, and why.
     GiveUp(String),
+    /// Instead of an order: which of these live?
+    Which(Vec<Kin>),
+    /// Instead of an order: end this one.
+    End(Kin),
+}
+
+/// A child that came of an order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kin {
+    /// Name of the VM.
+    pub name: String,
+    /// Id of the fork that it came from.
+    pub fork: String,
 }
 
 /// To the parent's daemon.
@@ -27,7 +42,7 @@ pub enum ToHost {
 pub enum ToParent {
     /// It can be done here; `hears`: datagrams of the group would be taken.
     Accepted { hears: bool },
-    /// It cannot: a [`Problem`](crate::api::problem::Problem) as JSON.
+    /// It cannot: a [`Problem`] as JSON.
     Refused(String),
     /// How far the template is, and how many children run.
     Progress { phase: Phase, chunks: u32, missing: u32, running: u32 },
@@ -35,6 +50,16 @@ pub enum ToParent {
     Done(Box<Done>),
     /// There are no children here (any more), and why.
     Failed(String),
+    /// Names of those that live.
+    Living(Vec<String>),
+    /// It has ended, and how.
+    Ended(String),
+}
+
+impl ToParent {
+    pub fn refused(problem: &Problem) -> Self {
+        Self::Refused(serde_json::to_string(problem).unwrap_or_default())
+    }
 }
 
 /// What a host is at.

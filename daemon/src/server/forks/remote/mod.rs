@@ -14,6 +14,7 @@
 //! Release                          ---->  stops serving other hosts
 //! ```
 
+mod ask;
 mod call;
 mod deal;
 mod early;
