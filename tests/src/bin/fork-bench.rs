@@ -10,13 +10,14 @@ use clap::Parser;
 use serde_json::{Value, json};
 use vmove_guest::config::{Config, Rate};
 use vmove_tests::daemon::{Node, NodeOptions};
+use vmove_tests::fleet::{Setup, fleet_with, light};
 use vmove_tests::forks::{Parent, done, names};
 use vmove_tests::guest::{Guest, StockQemu};
 use vmove_tests::interrupt;
 use vmove_tests::monitor::Monitor;
 use vmove_tests::process::Guarded;
 use vmove_tests::sandbox::Sandbox;
-use vmove_tests::scene::ready;
+use vmove_tests::scene::{NAME, ready};
 
 /// How fast children run, and what they cost, beside QEMU's own ways.
 #[derive(Debug, Parser)]
@@ -33,6 +34,12 @@ struct Arguments {
     /// Children of QEMU's own ways: saving, copying and loading all of memory takes them long
     #[arg(long, default_value_t = 8)]
     qemu_children: usize,
+    /// Other hosts, each in a network namespace of its own [0: none]
+    #[arg(long, default_value_t = 4)]
+    hosts: u8,
+    /// Speed of the parent's link, in Mbit/s; multicast takes eight tenths of it
+    #[arg(long, default_value_t = 400)]
+    mbit: u32,
     /// Print JSON only
     #[arg(long)]
     json: bool,
@@ -63,18 +70,22 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     ready()?;
     let sandbox = Sandbox::new()?;
-    let mut report = BTreeMap::new();
+    let mut report: BTreeMap<String, Value> = BTreeMap::new();
     let node = Node::start(&sandbox, "a", NodeOptions::default())?;
     let big = Parent::start(&node, "big", "thp", guest(1024, 512)?)?;
-    report.insert("1 GiB", fork(&node, &big, arguments.children, arguments.rounds)?);
+    report.insert("1 GiB".to_owned(), fork(&node, &big, arguments.children, arguments.rounds)?);
     node.ask(&["stop", "big", "--force"])?;
     let small = Parent::start(&node, "small", "thp", guest(256, 64)?)?;
-    report.insert("256 MiB", fork(&node, &small, arguments.many, arguments.rounds)?);
+    report.insert("256 MiB".to_owned(), fork(&node, &small, arguments.many, arguments.rounds)?);
     node.ask(&["stop", "small", "--force"])?;
     drop(node);
+    if arguments.hosts > 0 {
+        let what = format!("{} hosts at {} Mbit/s", arguments.hosts, arguments.mbit);
+        report.insert(what, hosts(arguments.hosts, arguments.mbit)?);
+    }
     let stock = guest(1024, 512)?;
-    report.insert("QEMU, 1 GiB: save and load", whole(&sandbox, &stock, arguments.qemu_children)?);
-    report.insert("QEMU, 1 GiB: VM templating", templating(&sandbox, &stock, arguments.children)?);
+    report.insert("QEMU, 1 GiB: save and load".to_owned(), whole(&sandbox, &stock, arguments.qemu_children)?);
+    report.insert("QEMU, 1 GiB: VM templating".to_owned(), templating(&sandbox, &stock, arguments.children)?);
     if arguments.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
@@ -128,6 +139,51 @@ fn fork(node: &Node, parent: &Parent, count: usize, rounds: usize) -> Result<Val
         "parent_pause_cold_ms": spread(&cold_pauses), "parent_pause_warm_ms": spread(&warm_pauses),
         "template_save_pause_ms": spread(&saves), "memory": memory,
     }))
+}
+
+/// One child on each of so many other hosts, by each way, with and without waiting for all memory.
+fn hosts(count: u8, mbit: u32) -> Result<Value> {
+    let config = Config { working_set_mib: 64, cold_mib: 64, ..light() };
+    let setup = Setup { config: Some(config), ..Setup::default() };
+    let paced = mbit / 10 * 8;
+    let fork =
+        |_| format!("multicast-group = \"239.78.0.1:7421\"\nmulticast-mbit = {paced}\nlink-mbit = {mbit}\n");
+    let fleet = fleet_with(count + 1, &setup, fork)?;
+    fleet.networks.limit(1, mbit)?;
+    let (names, number): (Vec<_>, _) =
+        ((2..=count + 1).map(|n| format!("n{n}")).collect(), count.to_string());
+    let mut results = BTreeMap::new();
+    for way in ["multicast", "pipeline", "unicast"] {
+        for whole in [false, true] {
+            let mut words = vec!["create", NAME, "--count", &number, "--way", way];
+            words.extend(names.iter().flat_map(|name| ["--node", name]));
+            words.extend(whole.then_some("--whole"));
+            let before = fleet.networks.sent_bytes(1)?;
+            let answer = done(&fleet.nodes[0], &words)?;
+            let sent = fleet.networks.sent_bytes(1)? - before;
+            fleet.sound(&answer);
+            let memory = answer["distribution"]["memory_bytes"].as_u64().context("bytes")?;
+            let what = format!("{way}{}", if whole { ", all memory first" } else { "" });
+            #[allow(clippy::cast_precision_loss)]
+            let copies = sent as f64 / memory as f64;
+            eprintln!(
+                "{what}: all running after {} ms, complete after {} ms, {copies:.3} copies on the parent's link",
+                answer["all_running_ms"], answer["complete_ms"]
+            );
+            results.insert(
+                what,
+                json!({
+                    "all_running_ms": answer["all_running_ms"], "complete_ms": answer["complete_ms"],
+                    "memory_bytes": memory, "link_bytes": sent, "copies": copies,
+                }),
+            );
+            for child in answer["children"].as_array().context("children")? {
+                let (node, name) = (child["node"].as_str(), child["name"].as_str());
+                fleet.node(node.context("a node")?).ask(&["stop", name.context("a name")?, "--force"])?;
+            }
+        }
+    }
+    Ok(json!(results))
 }
 
 fn end(node: &Node, answer: &Value) -> Result<()> {
