@@ -88,7 +88,7 @@ impl Forks {
         }
     }
 
-    /// Waits for the ends of all children of a ticket.
+    /// Waits for the ends of all children of a ticket. They are gone then: as many may be asked for again.
     async fn join_for(self: &Arc<Self>, vm: &str, ticket: &str) -> Result<Value, Refusal> {
         loop {
             let changes = {
@@ -100,7 +100,8 @@ impl Forks {
                         family.ended(&child, || json!({ "lost": "it ended without a result" }));
                     }
                 }
-                if let Some(children) = family.results() {
+                let gone = family.names().all(|child| self.registry.vms.get(child).is_err());
+                if let Some(children) = family.results().filter(|_| gone) {
                     state.families.remove(ticket);
                     return Ok(json!({ "joined": ticket, "children": children }));
                 }
@@ -144,6 +145,7 @@ impl Forks {
         if let Err(problem) = self.registry.stop(vm, true).await {
             tracing::warn!(child = %vm, %problem, "could not end a child that is done");
         }
+        self.guests.lock().families.values().filter(|family| family.has(vm)).for_each(Family::tell);
     }
 }
 

@@ -15,7 +15,7 @@ pub struct Family {
     /// The VM that asked.
     pub parent: String,
     children: BTreeMap<u32, Child>,
-    /// A child has ended.
+    /// A child has said how it ends, or is gone.
     changed: Arc<Notify>,
 }
 
@@ -40,7 +40,7 @@ impl Family {
         let child = self.children.values_mut().find(|child| child.vm == vm && child.end.is_none());
         if let Some(child) = child {
             child.end = Some(how());
-            self.changed.notify_waiters();
+            self.tell();
         }
     }
 
@@ -57,7 +57,17 @@ impl Family {
         self.children.len()
     }
 
-    /// Told when a child ends.
+    /// Names of all children, also of those that have ended.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.children.values().map(|child| child.vm.as_str())
+    }
+
+    /// Wakes those who wait for ends.
+    pub fn tell(&self) {
+        self.changed.notify_waiters();
+    }
+
+    /// Told when a child has said how it ends, and when it is gone.
     pub fn changes(&self) -> Arc<Notify> {
         self.changed.clone()
     }
