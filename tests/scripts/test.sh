@@ -50,8 +50,8 @@ test_loom() {
 }
 
 # Programs under test are the release builds, the tests themselves are not: they wait more than they compute. One test at
-# a time, since each starts guests that fill this machine; but those of TWO_AT_A_TIME wait for guests to start, or for slow links.
-TWO_AT_A_TIME=(crashes faults fork_disks)
+# a time, since each starts guests that fill this machine; but those of TWO_AT_A_TIME mostly wait for guests to start.
+TWO_AT_A_TIME=(crashes fork_disks)
 # Everything that they speak with is there after ./run setup: none may be skipped.
 NEVER_SKIPPED=(killed kills python)
 

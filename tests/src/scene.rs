@@ -24,10 +24,10 @@ use crate::sandbox::{Sandbox, qemu_in};
 pub const NAME: &str = "guest";
 /// A link so slow that the first round, or the fetching of what the guest does not touch, takes several seconds.
 pub const SLOW: &str = "256Mbit";
-/// Connections of a migration in the order of being opened: control, urgent, two for bulk, device state.
+/// Connections of a migration in the order of being opened: control, those for pages, device state.
 pub const CONTROL: u64 = 0;
-/// The first connection for bulk.
-pub const FIRST_BULK: u64 = 2;
+/// The connections for pages, one urgent and two for bulk: opened at the same time, in any order.
+pub const FOR_PAGES: [u64; 3] = [1, 2, 3];
 /// The connection for device state.
 pub const DEVICE_STATE: u64 = 4;
 /// For whatever should take seconds, on a machine that is busy.
