@@ -99,7 +99,7 @@ impl Part {
             Ok(sources) => sources,
             Err(error) => return discard(cold, clone_problem(&error)).await,
         };
-        let load = self.load_order(sources, Vec::new(), begin, None);
+        let load = self.load_order(sources, Vec::new(), begin);
         let (forks, order, begun, children) =
             (self.forks.clone(), self.order.clone(), self.begun, self.children());
         let (making, fetched) = {

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use vmove_clone::child::Base;
 use vmove_clone::report::{ForkProgress, ForkReport};
 use vmove_clone::room::Demand;
-use vmove_clone::service::{Chunks, PageService};
+use vmove_clone::service::Chunks;
 use vmove_clone::template::{self, Arriving, Manifest, Source, Template};
 use vmove_clone::{CloneError, template as folder};
 use vmove_fabric::{Fabric, Multicast, PeerAddress};
@@ -305,7 +305,7 @@ impl Part {
             Err(error) => return discard(cold, clone_problem(&error)).await,
         };
         let files = template.manifest().ram.iter().map(|ram| ram.file.clone()).collect();
-        let load = self.load_order(sources, files, begin, None);
+        let load = self.load_order(sources, files, begin);
         let report = match make(self.forks.clone(), self.order.clone(), load, cold, self.begun).await {
             Ok(report) => report,
             Err(problem) => {
@@ -317,13 +317,8 @@ impl Part {
         Ok((report, host))
     }
 
-    pub(super) fn load_order(
-        &self,
-        sources: Vec<Source>,
-        files: Vec<PathBuf>,
-        begin: &Begin,
-        service: Option<Arc<PageService>>,
-    ) -> LoadOrder {
+    /// For children that nobody serves.
+    pub(super) fn load_order(&self, sources: Vec<Source>, files: Vec<PathBuf>, begin: &Begin) -> LoadOrder {
         LoadOrder {
             fork: self.order.fork.clone(),
             parent: self.order.parent.clone(),
@@ -331,7 +326,7 @@ impl Part {
             files,
             state: begin.state.clone().into(),
             verify: self.order.verify,
-            service,
+            service: None,
         }
     }
 
