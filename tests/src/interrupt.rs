@@ -7,9 +7,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result};
 use nix::sys::signal::{SigSet, Signal};
 
-use crate::sandbox;
+use crate::{networks, sandbox};
 
-/// From now on, Ctrl-C, SIGTERM and SIGHUP remove this process's sandboxes before the process ends. To be called before
+/// From now on, Ctrl-C, SIGTERM and SIGHUP remove this process's sandboxes and networks before the process ends. To be called before
 /// threads are started, since they inherit the signals' blocking; programs that are started do not.
 ///
 /// # Errors
@@ -24,6 +24,7 @@ pub fn clean_up_when_interrupted() -> Result<()> {
         if let Ok(signal) = signals.wait() {
             eprintln!("{signal}: cleaning up");
             sandbox::clean_up_mine();
+            networks::clean_up_of(std::process::id());
             std::process::exit(128 + signal as i32);
         }
     })?;
@@ -43,6 +44,7 @@ pub fn clean_up_when_killed() -> Result<()> {
         // Nobody writes: the pipe is closed with the last process that holds its other end, and only the watched one does.
         std::io::stdin().read_to_end(&mut Vec::new())?;
         sandbox::clean_up_of(pid);
+        networks::clean_up_of(pid);
         std::process::exit(0);
     }
     let program = std::env::current_exe().context("the path of this program")?;

@@ -36,7 +36,7 @@ impl Networks {
     /// Without root, or without iproute2.
     pub fn new(count: u8) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let prefix = format!("vm{}x{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let prefix = format!("{}{}", prefix_of(std::process::id()), NEXT.fetch_add(1, Ordering::Relaxed));
         let networks = Self { prefix, count };
         let hub = networks.name(0);
         ip(&format!("netns add {hub}"))?;
@@ -122,6 +122,20 @@ impl Networks {
         )?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
         Ok(path)
+    }
+}
+
+fn prefix_of(pid: u32) -> String {
+    format!("vm{pid}x")
+}
+
+/// Deletes the namespaces of process `pid`, which must not use them any more.
+pub fn clean_up_of(pid: u32) {
+    let Ok(list) = run("ip", "netns list") else { return };
+    let list = String::from_utf8_lossy(&list).into_owned();
+    let names = list.lines().filter_map(|line| line.split(' ').next());
+    for name in names.filter(|name| name.starts_with(&prefix_of(pid))) {
+        let _ = ip(&format!("netns delete {name}"));
     }
 }
 
