@@ -181,7 +181,7 @@ impl Child {
             for overlay in &order.overlays {
                 overlay.create()?;
             }
-            let log = order.layout.vm_dir.join("qemu.log");
+            let log = vmove_qmp::process::log_in(&order.layout.vm_dir);
             Ok(QemuProcess::spawn(&order.argv, &order.layout.vm_dir, &log)?)
         })
         .await?;

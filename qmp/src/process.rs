@@ -7,7 +7,7 @@ use std::{
     ffi::OsString,
     fs::OpenOptions,
     io,
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::Arc,
@@ -270,6 +270,45 @@ impl QemuProcess {
             tracing::debug!(pid = self.pid, %error, "could not signal QEMU");
         }
     }
+}
+
+/// Where the output of the QEMU of a VM goes, in the VM's folder.
+#[must_use]
+pub fn log_in(vm_dir: &Path) -> PathBuf {
+    vm_dir.join("qemu.log")
+}
+
+/// Ends what [`QemuProcess::spawn`] had started with this folder and log, by SIGKILL, and waits until it has ended: so is a
+/// QEMU found whose id nobody lived to write down. Others that work in the folder, such as a shell, are left alone. Gives
+/// the ids of the processes that were ended.
+///
+/// # Errors
+/// [`ProcessError::Unkillable`].
+pub async fn end_started_in(folder: &Path, log: &Path) -> Result<Vec<u32>, ProcessError> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Ok(Vec::new()) };
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let mut ended = Vec::new();
+    for pid in pids.filter(|pid| was_started_in(*pid, folder, log)) {
+        // Gone already, or not ours to look at.
+        let Ok(process) = QemuProcess::adopt(pid, log) else { continue };
+        // The id may have been reused before the pidfd held it.
+        if was_started_in(pid, folder, log) {
+            process.kill().await?;
+            ended.push(pid);
+        }
+    }
+    Ok(ended)
+}
+
+fn was_started_in(pid: u32, folder: &Path, log: &Path) -> bool {
+    same_file(format!("/proc/{pid}/cwd"), folder) && same_file(format!("/proc/{pid}/fd/1"), log)
+}
+
+/// By what they are, not by how they are named: a symlink may lead there (`/var/run`).
+fn same_file(one: impl AsRef<Path>, other: &Path) -> bool {
+    let identity = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    let of_one = identity(one.as_ref());
+    of_one.is_some() && of_one == identity(other)
 }
 
 fn open_pidfd(pid: u32) -> io::Result<OwnedFd> {

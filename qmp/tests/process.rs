@@ -53,6 +53,27 @@ async fn a_process_is_in_a_session_of_its_own_with_only_its_own_descriptors() {
 }
 
 #[tokio::test]
+async fn what_was_started_in_a_folder_is_found_and_ended_and_nothing_else_there() {
+    let parent = tempfile::tempdir().unwrap();
+    let (folder, link) = (parent.path().join("vm"), parent.path().join("link"));
+    std::fs::create_dir(&folder).unwrap();
+    std::os::unix::fs::symlink(&folder, &link).unwrap();
+    let log = folder.join("qemu.log");
+    let sleep = words(&["sleep", "60"]);
+    let ours = QemuProcess::spawn(&sleep, &link, &log).unwrap();
+    let elsewhere = QemuProcess::spawn(&sleep, parent.path(), &log).unwrap();
+    let mut shell = std::process::Command::new("sleep").arg("60").current_dir(&folder).spawn().unwrap();
+    let ended = vmove_qmp::process::end_started_in(&link, &log).await.unwrap();
+    assert_eq!(ended, [ours.pid()]);
+    assert!(!ours.alive() && elsewhere.alive());
+    assert!(shell.try_wait().unwrap().is_none(), "a shell of the operator was killed");
+    assert!(vmove_qmp::process::end_started_in(&folder, &log).await.unwrap().is_empty());
+    elsewhere.kill().await.unwrap();
+    shell.kill().unwrap();
+    shell.wait().unwrap();
+}
+
+#[tokio::test]
 async fn a_process_of_someone_else_can_be_taken_in() {
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     let process = QemuProcess::adopt(child.id(), Path::new("/dev/null")).unwrap();

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::timeout;
 use vmove_memory::{Process, RemoteUffd, close_in_qemu, collapse};
-use vmove_qmp::process::QemuProcess;
+use vmove_qmp::process::{QemuProcess, end_started_in, log_in};
 use vmove_qmp::switchover::Announce;
 
-use super::launch::{chain, log_path};
+use super::launch::chain;
 use super::session::{End, Session};
 use crate::clock::Mono;
 use crate::ownership::{DestinationEvent, DestinationState};
@@ -345,13 +344,14 @@ impl Session {
     }
 }
 
-/// Ends a QEMU that an earlier process of this daemon had started for a session that is no more.
-pub(super) async fn end_recorded_qemu(vm: &VmRecord) {
-    let pid = vm.pid.unsigned_abs();
-    if pid == 0 || Process::reopen(pid, vm.pid_start).is_err() {
-        return;
-    }
-    if let Ok(process) = QemuProcess::adopt(pid, &log_path(&vm.vm_dir)) {
-        let _ = timeout(Duration::from_secs(15), process.kill()).await;
+/// Ends the QEMU that an earlier process of this daemon had started for a session that is no more, also when that process was
+/// killed before it had written down which one it is.
+pub(super) async fn end_left_qemu(vm: &VmRecord) {
+    match end_started_in(&vm.vm_dir, &log_in(&vm.vm_dir)).await {
+        Ok(ended) if ended.iter().any(|pid| *pid != vm.pid.unsigned_abs()) => {
+            tracing::warn!(vm = vm.name, ?ended, "ended a QEMU that has no record");
+        }
+        Ok(_) => {}
+        Err(error) => tracing::error!(vm = vm.name, error = chain(&error), "a QEMU does not end"),
     }
 }

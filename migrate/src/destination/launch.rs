@@ -1,7 +1,7 @@
 //! Starting the destination QEMU and taking its page faults, before the source is stopped.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use vmove_memory::{
     reopen_uffd, touched_in_qemu,
 };
 use vmove_qmp::Client;
-use vmove_qmp::process::QemuProcess;
+use vmove_qmp::process::{QemuProcess, log_in};
 use vmove_qmp::switchover::{Destination, DestinationOptions, Inbound, StateSender};
 
 use super::guest::{Attached, GuestMemory};
@@ -45,15 +45,11 @@ pub(super) struct LaunchOrder {
     pub started: tokio::sync::oneshot::Sender<QemuProcess>,
 }
 
-pub(super) fn log_path(vm_dir: &Path) -> PathBuf {
-    vm_dir.join("qemu.log")
-}
-
 /// Starts QEMU, prepares it for device state, attaches.
 pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, String> {
     let LaunchOrder { command, vm_dir, qmp_socket, memory, started } = order;
     let begun = Mono::now();
-    let process = QemuProcess::spawn(&command, &vm_dir, &log_path(&vm_dir)).map_err(|e| chain(&e))?;
+    let process = QemuProcess::spawn(&command, &vm_dir, &log_in(&vm_dir)).map_err(|e| chain(&e))?;
     // The session may have ended meanwhile; then it has dropped the receiver and nobody else knows of this QEMU.
     if started.send(process.clone()).is_err() {
         let _ = process.kill().await;

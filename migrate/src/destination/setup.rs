@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
-use vmove_qmp::process::QemuProcess;
+use vmove_qmp::process::{QemuProcess, log_in};
 
 use super::attempt::Attempt;
 use super::guest::Block;
@@ -109,7 +109,7 @@ pub(crate) async fn adopt(
 pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>) {
     let record = journal.record().clone();
     if let Some(vm) = &record.vm {
-        super::handover::end_recorded_qemu(vm).await;
+        super::handover::end_left_qemu(vm).await;
         let files: Vec<_> = vm.ram.iter().map(|f| f.path.clone()).collect();
         room::remove_files(&files);
         let _ = std::fs::remove_dir_all(&vm.vm_dir);
@@ -220,7 +220,7 @@ impl Session {
         };
         let pid = vm.pid.unsigned_abs();
         let retaken = launch::retake_faults(pid, vm.pid_start, fault_fd, &room.memory);
-        let process = QemuProcess::adopt(pid, &launch::log_path(&vm.vm_dir)).map_err(|e| chain(&e));
+        let process = QemuProcess::adopt(pid, &log_in(&vm.vm_dir)).map_err(|e| chain(&e));
         let (attached, process) = match (retaken, process) {
             (Ok(a), Ok(p)) => (a, p),
             (Err(why), _) | (_, Err(why)) => return Err((publisher, why)),

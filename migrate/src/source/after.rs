@@ -239,7 +239,8 @@ impl Session {
     async fn release(&mut self) -> Result<(), String> {
         let pid = self.vm.pid.unsigned_abs();
         if vmove_memory::Process::reopen(pid, self.vm.pid_start).is_ok() {
-            let process = QemuProcess::adopt(pid, &self.vm.vm_dir.join("qemu.log")).map_err(|e| chain(&e))?;
+            let process = QemuProcess::adopt(pid, &vmove_qmp::process::log_in(&self.vm.vm_dir))
+                .map_err(|e| chain(&e))?;
             process.quit(self.client.as_ref(), QUIT).await.map_err(|e| chain(&e))?;
         }
         self.client = None;

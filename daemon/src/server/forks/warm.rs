@@ -132,7 +132,7 @@ impl Forks {
         let (forks, vm) = (self.clone(), vm.to_owned());
         tokio::spawn(async move {
             let pid = record.pid.unsigned_abs();
-            if let Ok(qemu) = QemuProcess::adopt(pid, &record.vm_dir.join("qemu.log")) {
+            if let Ok(qemu) = QemuProcess::adopt(pid, &vmove_qmp::process::log_in(&record.vm_dir)) {
                 if process_of(&record).is_some() {
                     qemu.exited().await;
                 }

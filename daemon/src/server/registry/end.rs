@@ -46,7 +46,7 @@ impl Registry {
             return Ok("had ended before");
         }
         let pid = u32::try_from(record.pid).unwrap_or_default();
-        let log = record.vm_dir.join("qemu.log");
+        let log = vmove_qmp::process::log_in(&record.vm_dir);
         let Ok(process) = QemuProcess::adopt(pid, &log) else { return Ok("had ended before") };
         let client = match tokio::time::timeout(ASK, self.monitors.client(&record.qmp_socket)).await {
             Ok(Ok(client)) => Some(client),
@@ -77,7 +77,7 @@ impl Registry {
 
     /// A QEMU has ended by itself, or while no daemon ran.
     pub(super) async fn ended(self: &Arc<Self>, record: &VmRecord) {
-        let log = record.vm_dir.join("qemu.log");
+        let log = vmove_qmp::process::log_in(&record.vm_dir);
         let last =
             off_worker(move || std::fs::read_to_string(log).unwrap_or_default()).await.unwrap_or_default();
         let last = last.lines().next_back().unwrap_or_default();
@@ -109,7 +109,7 @@ impl Registry {
         };
         if let Some(process) = process_of(&record) {
             let pid = process.pid();
-            let qemu = QemuProcess::adopt(pid, &record.vm_dir.join("qemu.log"));
+            let qemu = QemuProcess::adopt(pid, &vmove_qmp::process::log_in(&record.vm_dir));
             process.kill().map_err(|e| Problem::from_error(Code::QemuFailed, &e))?;
             if let Ok(qemu) = qemu {
                 let _ = tokio::time::timeout(QUITS, qemu.exited()).await;

@@ -47,7 +47,7 @@ impl Registry {
         };
         let looked_at = record.clone();
         let (ram, huge_share) = off_worker(move || memory(&looked_at)).await?;
-        let log = record.vm_dir.join("qemu.log");
+        let log = vmove_qmp::process::log_in(&record.vm_dir);
         Ok(VmDetail {
             progress: self.sessions.of_vm(name),
             summary,

@@ -85,7 +85,8 @@ impl Registry {
         ram: Vec<RamFileSpec>,
     ) -> Result<VmRecord, Problem> {
         prepare(attempt, made).await?;
-        let (vm_dir, log) = (attempt.layout.vm_dir.clone(), attempt.layout.vm_dir.join("qemu.log"));
+        let (vm_dir, log) =
+            (attempt.layout.vm_dir.clone(), vmove_qmp::process::log_in(&attempt.layout.vm_dir));
         let process = off_worker(move || QemuProcess::spawn(&argv, &vm_dir, &log)).await?;
         let process = process.map_err(|e| process_problem(&e))?;
         attempt.process = Some(process.clone());

@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use vmove_migrate::vm::{VmStore, write_atomically};
+use vmove_qmp::process::{end_started_in, log_in};
+
+use super::off_worker;
 
 const NOTE: &str = "starting.json";
 
@@ -58,7 +61,7 @@ pub fn remove(path: &Path) {
 }
 
 /// Cleans up after starts that an earlier daemon did not live to finish.
-pub fn sweep(run_dir: &Path, vms: &VmStore) {
+pub async fn sweep(run_dir: &Path, vms: &VmStore) {
     let Ok(entries) = std::fs::read_dir(run_dir) else { return };
     for dir in entries.flatten().map(|e| e.path()) {
         let Ok(text) = std::fs::read(dir.join(NOTE)) else { continue };
@@ -68,23 +71,11 @@ pub fn sweep(run_dir: &Path, vms: &VmStore) {
             continue;
         }
         tracing::warn!(vm = %note.name, "an earlier vmoved was ended while it started this VM: cleaning up");
-        kill_processes_in(&dir);
-        undo(&dir, &note);
-    }
-}
-
-/// A QEMU that was started but has no record yet: its working folder is that of the VM.
-fn kill_processes_in(dir: &Path) {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return };
-    for entry in entries.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else { continue };
-        if !std::fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd == dir) {
-            continue;
+        match end_started_in(&dir, &log_in(&dir)).await {
+            Ok(ended) => tracing::warn!(vm = %note.name, ?ended, "ended QEMUs that have no record"),
+            Err(error) => tracing::error!(vm = %note.name, %error, "a QEMU does not end"),
         }
-        if let Some(pid) = rustix::process::Pid::from_raw(pid) {
-            let killed = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-            tracing::warn!(?pid, ?killed, "ended a QEMU that has no record");
-        }
+        let _ = off_worker(move || undo(&dir, &note)).await;
     }
 }
 
@@ -92,18 +83,19 @@ fn kill_processes_in(dir: &Path) {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_start_that_was_cut_off_leaves_nothing() {
+    #[tokio::test]
+    async fn a_start_that_was_cut_off_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let (run, ram) = (dir.path().join("run"), dir.path().join("ram0"));
         let vm_dir = run.join("two words");
         let note = Note { name: "two words".to_owned(), ram: vec![ram.clone()] };
         begin(&vm_dir, &note).unwrap();
         std::fs::write(&ram, "x").unwrap();
-        let mut orphan = std::process::Command::new("sleep").arg("600").current_dir(&vm_dir).spawn().unwrap();
+        let argv = ["sleep", "600"].map(Into::into);
+        let orphan = vmove_qmp::QemuProcess::spawn(&argv, &vm_dir, &log_in(&vm_dir)).unwrap();
         let vms = VmStore::open(&dir.path().join("vms")).unwrap();
-        sweep(&run, &vms);
-        assert!(!orphan.wait().unwrap().success());
+        sweep(&run, &vms).await;
+        assert!(!orphan.alive());
         assert!(!ram.exists() && !vm_dir.exists());
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use vmove_migrate::vm::VmRecord;
 use vmove_qmp::QemuProcess;
 
-use super::{Ending, Registry, identity, off_worker, process_of, starting};
+use super::{Ending, Registry, identity, process_of, starting};
 
 /// How soon a VM that a migration brought is watched, and a migration that let go of a dead one is noticed.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -15,8 +15,7 @@ impl Registry {
     /// Takes up the VMs that an earlier daemon left behind. A QEMU that is gone is reported and cleaned up by its watcher,
     /// once the migrations have been taken up: one of them may hold it.
     pub async fn readopt(self: &Arc<Self>) {
-        let (run_dir, vms) = (self.run_dir.clone(), self.vms.clone());
-        let _ = off_worker(move || starting::sweep(&run_dir, &vms)).await;
+        starting::sweep(&self.run_dir, &self.vms).await;
         for record in self.vms.list() {
             let alive = process_of(&record).is_some();
             tracing::info!(vm = %record.name, pid = record.pid, alive, "VM of an earlier vmoved");
@@ -69,7 +68,7 @@ impl Registry {
 
 async fn wait_for_end(record: &VmRecord) {
     let pid = u32::try_from(record.pid).unwrap_or_default();
-    match QemuProcess::adopt(pid, &record.vm_dir.join("qemu.log")) {
+    match QemuProcess::adopt(pid, &vmove_qmp::process::log_in(&record.vm_dir)) {
         // Looked at after the process was opened: now it is certainly that one.
         Ok(process) if process_of(record).is_some() => process.exited().await,
         Ok(_) => {}
