@@ -1,6 +1,6 @@
 //! Sessions that have ended, read from their journals.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::time::timeout;
@@ -36,8 +36,7 @@ pub(crate) fn older(dir: &Path, known: &[SessionId]) -> Vec<Progress> {
 }
 
 fn snapshot(dir: &Path) -> Option<Progress> {
-    if let Ok(journal) = Journal::<SourceRecord>::open(&dir.join("source.jsonl")) {
-        let r = journal.record();
+    if let Ok(r) = Journal::<SourceRecord>::read(&dir.join("source.jsonl")) {
         let failed =
             |error: &str, guest| Outcome::Failed { error: error.to_owned(), guest, cancelled: false };
         let outcome = match r.state {
@@ -49,8 +48,7 @@ fn snapshot(dir: &Path) -> Option<Progress> {
         };
         return Some(of(&r.id, &r.vm.name, Role::Source, &r.to.name, &r.report.mode, outcome));
     }
-    let journal = Journal::<DestinationRecord>::open(&dir.join("destination.jsonl")).ok()?;
-    let r = journal.record();
+    let r = Journal::<DestinationRecord>::read(&dir.join("destination.jsonl")).ok()?;
     let report = || {
         let mut report = crate::report::Report {
             schema: 1,
@@ -102,11 +100,11 @@ fn of(id: &SessionId, vm: &str, role: Role, peer: &str, mode: &str, outcome: Out
 }
 
 /// Tells a source that dials again how a session ended here.
-pub(crate) async fn answer_for_ended(record: DestinationRecord, stream: BoxedStream) {
+pub(crate) async fn answer_for_ended(state: DestinationState, journal: PathBuf, stream: BoxedStream) {
     let mut channel: Channel<ToDestination> = Channel::new(stream);
     let first = timeout(Duration::from_secs(10), channel.receive()).await;
     let Ok(Ok(ToDestination::Resume(_))) = first else { return };
-    let stand = match record.state {
+    let stand = match state {
         DestinationState::Complete => DestinationStand::Complete,
         _ => DestinationStand::Gone,
     };
@@ -122,6 +120,12 @@ pub(crate) async fn answer_for_ended(record: DestinationRecord, stream: BoxedStr
         };
         let _ = channel.send(&ToSource::Complete(Box::new(complete))).await;
     }
-    // Stays until the source has read it and closes.
-    let _ = timeout(Duration::from_secs(10), channel.receive()).await;
+    // Stays until the source has read it, and closes or says that it has freed its side.
+    if let Ok(Ok(ToDestination::Released)) = timeout(Duration::from_secs(10), channel.receive()).await {
+        let written =
+            Journal::<DestinationRecord>::open(&journal).and_then(|mut j| j.update(|r| r.released = true));
+        if let Err(error) = written {
+            tracing::warn!(%error, "this migration stays in the history for good");
+        }
+    }
 }
