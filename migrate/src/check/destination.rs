@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
+use tokio::sync::OnceCell;
 use vmove_memory::MemoryDir;
 use vmove_qmp::inspect::{HostQemu, InspectHostError, inspect_binary};
 
@@ -115,18 +116,18 @@ async fn qemu(program: &str, prepare: &Prepare) -> Vec<Blocker> {
     found
 }
 
-/// What a QEMU binary is: asked once, since that means starting it (0.1 s), and again when the file has changed.
+/// What a QEMU binary is: asked once, since that means starting it (0.1 s), and again when the file has changed. Who wants to know
+/// while it is being asked waits for that answer.
 async fn known_qemu(path: &Path) -> Result<HostQemu, InspectHostError> {
-    type Known = HashMap<(PathBuf, Option<SystemTime>), HostQemu>;
+    type Known = HashMap<(PathBuf, Option<SystemTime>), Arc<OnceCell<HostQemu>>>;
     static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
     let key = (path.to_owned(), std::fs::metadata(path).and_then(|m| m.modified()).ok());
-    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(host) = known().get_or_insert_default().get(&key) {
-        return Ok(host.clone());
-    }
-    let host = inspect_binary(path).await?;
-    known().get_or_insert_default().insert(key, host.clone());
-    Ok(host)
+    let known = {
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(known.get_or_insert_default().entry(key).or_default())
+    };
+    // A failure is not kept.
+    known.get_or_try_init(|| inspect_binary(path)).await.cloned()
 }
 
 /// Asks these QEMU binaries what they are, one after the other, so that the first migration that wants one need not wait for

@@ -45,12 +45,13 @@ impl Cost {
     }
 }
 
-/// Measures, and prints a table in Markdown.
+/// Measures those whose row's name contains one of the words, or all if there are none, and prints a table in Markdown.
 ///
 /// # Errors
 /// Something did not run or ended otherwise than it should; the message has its words.
-pub fn run(lab: &Lab, parts: &Parts, rounds: usize) -> Result<()> {
+pub fn run(lab: &Lab, parts: &Parts, rounds: usize, only: &[String]) -> Result<()> {
     let moves = Moves::new(lab, parts);
+    let wanted = |name: &str| only.is_empty() || only.iter().any(|word| name.contains(word.as_str()));
     let mut rows: Vec<(String, Vec<Cost>)> = Vec::new();
     let mut spans: Vec<(String, Vec<Value>)> = Vec::new();
     let mut note = |name: &str, cost: Cost| match rows.iter_mut().find(|row| row.0 == name) {
@@ -60,9 +61,10 @@ pub fn run(lab: &Lab, parts: &Parts, rounds: usize) -> Result<()> {
     let mut limits = Vec::new();
     for round in 1..=rounds {
         for fabric in ["verbs", "tcp"] {
-            ours(&moves, fabric, &mut note, &mut spans)?;
+            let modes: Vec<_> = MODES.into_iter().filter(|mode| wanted(&row(mode, fabric))).collect();
+            ours(&moves, fabric, &modes, &mut note, &mut spans)?;
         }
-        for (protocol, mode, name) in OWN {
+        for (protocol, mode, name) in OWN.into_iter().filter(|own| wanted(own.2)) {
             let cost = own(&moves, protocol, mode).with_context(|| name.to_owned())?;
             note(name, cost);
         }
@@ -108,17 +110,25 @@ fn line(costs: &[Cost]) -> String {
     columns.join(" | ")
 }
 
+fn row(mode: &str, fabric: &str) -> String {
+    format!("vmove {mode}, {fabric}")
+}
+
 /// A guest is moved to and fro in each mode.
 fn ours(
     moves: &Moves<'_>,
     fabric: &str,
+    modes: &[&str],
     note: &mut impl FnMut(&str, Cost),
     spans: &mut Vec<(String, Vec<Value>)>,
 ) -> Result<()> {
+    if modes.is_empty() {
+        return Ok(());
+    }
     let flags = format!("--fabric {fabric}");
     let measured = moves.start(1, &flags).and(moves.start(2, &flags)).and_then(|()| {
         moves.guest("g")?;
-        for (turn, mode) in MODES.into_iter().enumerate() {
+        for (turn, mode) in modes.iter().copied().enumerate() {
             let (from, to) = if turn % 2 == 0 { (1, 2) } else { (2, 1) };
             // One round, then the guest is stopped for the rest: what QEMU is told, too.
             let more = if mode == "precopy" { " --max-downtime 60s" } else { "" };
@@ -127,7 +137,7 @@ fn ours(
             let cpu = (moves.ticks(from)? - before) as f64 * 10.0;
             expect(&report, "fabric", fabric)?;
             moves.works(to, "g")?;
-            let name = format!("vmove {mode}, {fabric}");
+            let name = row(mode, fabric);
             note(&name, Cost::new(&report, ready_ms(moves, to)?, cpu)?);
             let phases = report["phases"].clone();
             match spans.iter_mut().find(|row| row.0 == name) {

@@ -112,6 +112,9 @@ enum What {
         /// How often each is measured
         #[arg(long, default_value_t = 5)]
         rounds: usize,
+        /// Of the migrations only those whose row's name contains this; may be given several times
+        #[arg(long, value_name = "WORD")]
+        only: Vec<String>,
     },
     /// Owns the hosts; started by 'up'
     #[command(hide = true)]
@@ -209,7 +212,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 if command.is_empty() { Ok(0) } else { run_in(lab, command) }
             })
         }
-        What::Bench { what, program, moves, guest, rounds } => {
+        What::Bench { what, program, moves, guest, rounds, only } => {
             let shape = ShapeArgs { hosts: 2, memory_mib: 768, processors: 1, no_rdma: false };
             with_lab(&shape, move |lab| {
                 let wanted = |this| what.is_none_or(|what| what == this);
@@ -220,7 +223,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
                     sides::run(lab, &program, rounds)?;
                 }
                 if wanted(Measured::Moves) {
-                    compare::run(lab, &moves::parts(&moves, &guest, lab.places())?, rounds)?;
+                    compare::run(lab, &moves::parts(&moves, &guest, lab.places())?, rounds, &only)?;
                 }
                 Ok(0)
             })
