@@ -118,6 +118,32 @@ fn children_run_while_their_memory_is_on_its_way() {
 }
 
 #[test]
+fn what_early_children_touch_crosses_the_parents_link_once_for_all_hosts() {
+    need!(ready());
+    let config = Config { working_set_mib: 64, cold_mib: 64, ..light() };
+    let setup = Setup { config: Some(config), ..Setup::default() };
+    let fork = |_| format!("{GROUP}multicast-mbit = 320\n");
+    let fleet = need!(fleet_with(5, &setup, fork));
+    let to = "--count 4 --node n2 --node n3 --node n4 --node n5 --way multicast";
+    let before = fleet.networks.sent_bytes(1).expect("statistics");
+    let (code, answer) = answer_of(begin(&fleet, 400, to));
+    let sent = fleet.networks.sent_bytes(1).expect("statistics") - before;
+    assert_eq!(code, Some(0), "{answer}");
+    ran_early(&answer);
+    let memory = answer["distribution"]["memory_bytes"].as_u64().expect("bytes");
+    #[allow(clippy::cast_precision_loss)]
+    let copies = sent as f64 / memory as f64;
+    eprintln!("{copies:.3} copies of {memory} bytes on the link; {}", answer["multicast"]);
+    assert!(copies <= 1.15, "{copies} copies on the parent's link: {answer}");
+    // What hosts READ besides: 4 % when each READ what its own children touched.
+    let hosts = answer["hosts"].as_array().expect("hosts");
+    let read: u64 = hosts.iter().filter_map(|host| host["from_root_bytes"].as_u64()).sum();
+    assert!(read * 50 <= memory, "{read} bytes were read besides: {answer}");
+    fleet.sound(&answer);
+    fleet.clean();
+}
+
+#[test]
 fn losses_and_pipelines_leave_them_sound() {
     need!(ready());
     let config = Config { working_set_mib: 32, ..light() };
