@@ -73,6 +73,20 @@ pub struct DestinationRecord {
     pub fabric: vmove_fabric::FabricKind,
 }
 
+/// The newest record of a journal, which somebody else may be writing, and the bytes up to its end.
+///
+/// # Errors
+/// The kernel's answer; `InvalidData` if no line can be read.
+pub(crate) fn newest<R: DeserializeOwned>(path: &Path) -> io::Result<(R, u64)> {
+    let bytes = std::fs::read(path)?;
+    let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |end| end + 1);
+    let last = bytes[..whole].split(|b| *b == b'\n').rfind(|line| !line.is_empty());
+    let record = last.and_then(|line| serde_json::from_slice(line).ok()).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("{} holds no readable record", path.display()))
+    })?;
+    Ok((record, whole as u64))
+}
+
 /// An open journal.
 #[derive(Debug)]
 pub struct Journal<R> {
@@ -98,15 +112,10 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
     /// # Errors
     /// The kernel's answer; `InvalidData` if no line can be read.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let bytes = std::fs::read(path)?;
-        let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |end| end + 1);
-        let last = bytes[..whole].split(|b| *b == b'\n').rfind(|line| !line.is_empty());
-        let record = last.and_then(|line| serde_json::from_slice(line).ok()).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidData, format!("{} holds no readable record", path.display()))
-        })?;
+        let (record, whole) = newest(path)?;
         let file = OpenOptions::new().append(true).open(path)?;
         // A torn line must not run into the next one.
-        file.set_len(whole as u64)?;
+        file.set_len(whole)?;
         Ok(Self { path: path.to_owned(), file, record })
     }
 
