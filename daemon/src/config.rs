@@ -93,6 +93,9 @@ pub enum FabricChoice {
     Tcp,
 }
 
+/// Fewer would hide what a client has just asked for; more would make each look through the history slow.
+const KEPT_MIGRATIONS: std::ops::RangeInclusive<usize> = 10..=1_000_000;
+
 /// The TOML file. Every key is optional.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -110,6 +113,7 @@ pub struct ConfigFile {
     tls: Option<TlsFiles>,
     bulk_connections: Option<u8>,
     reconnect_for: Option<String>,
+    keep_migrations: Option<usize>,
     fork: ForkPolicy,
     nodes: BTreeMap<String, NodeEntry>,
 }
@@ -244,6 +248,8 @@ pub struct Config {
     pub bulk_connections: u8,
     /// How long a migration that lost its peer after the hand-over goes on trying.
     pub reconnect_for: Duration,
+    /// Migrations of the past that are remembered, 10 to 1,000,000.
+    pub keep_migrations: usize,
     /// Forks.
     pub fork: ForkPolicy,
     /// Peers by name.
@@ -326,6 +332,14 @@ impl Config {
             None => Duration::from_secs(600),
             Some(text) => units::parse_duration(&text).map_err(|why| value("reconnect-for", why))?,
         };
+        let keep_migrations = file.keep_migrations.unwrap_or(1000);
+        if !KEPT_MIGRATIONS.contains(&keep_migrations) {
+            let (least, most) = (KEPT_MIGRATIONS.start(), KEPT_MIGRATIONS.end());
+            return Err(value(
+                "keep-migrations",
+                format!("expected {least} to {most}, found {keep_migrations}"),
+            ));
+        }
         let nodes = file
             .nodes
             .into_iter()
@@ -347,6 +361,7 @@ impl Config {
             metrics: flags.metrics.or(file.metrics),
             bulk_connections,
             reconnect_for,
+            keep_migrations,
             fork: file.fork.checked()?,
             nodes,
         })
@@ -519,6 +534,17 @@ mod tests {
             .map(|l| format!("{l}\n"))
             .collect();
         assert!(file(&uncommented).nodes.contains_key("node3"), "{uncommented}");
+    }
+
+    #[test]
+    fn a_history_of_no_use_is_refused() {
+        let merge = |text: &str| Config::merge(flags(&["--insecure"]), file(text));
+        assert_eq!(merge("").unwrap().keep_migrations, 1000);
+        assert_eq!(merge("keep-migrations = 10").unwrap().keep_migrations, 10);
+        for bad in ["0", "9", "1000001"] {
+            let error = merge(&format!("keep-migrations = {bad}")).unwrap_err().to_string();
+            assert!(error.contains("expected 10 to 1000000") && error.contains(bad), "{error}");
+        }
     }
 
     #[test]

@@ -45,6 +45,8 @@ pub struct EngineConfig {
     pub bulk_connections: u8,
     /// How long a session that lost its peer after the hand-over goes on trying.
     pub reconnect_for: Duration,
+    /// Migrations of the past that are remembered; older ones are forgotten once nobody can ask for them.
+    pub keep_migrations: usize,
 }
 
 impl std::fmt::Debug for EngineConfig {
@@ -99,19 +101,21 @@ const ARRIVALS: usize = 80;
 /// All sessions of one daemon.
 #[derive(Debug)]
 pub struct Engine {
-    node: Arc<Node>,
+    pub(crate) node: Arc<Node>,
     sessions: Mutex<HashMap<SessionId, Handle>>,
     /// The sessions to here that an earlier process left are known: before that, none may be called unknown.
     recovered: AtomicBool,
+    /// Old migrations are being forgotten.
+    pub(crate) forgetting: AtomicBool,
 }
 
 /// What the engine keeps of a session.
 #[derive(Debug)]
-struct Handle {
+pub(crate) struct Handle {
     vm: String,
     role: Role,
     token: Token,
-    progress: watch::Receiver<Progress>,
+    pub(crate) progress: watch::Receiver<Progress>,
     cancel: CancellationToken,
     arrivals: Option<mpsc::Sender<Arrival>>,
     /// When it was begun here, for the order of listings.
@@ -136,6 +140,7 @@ impl Engine {
             node: Arc::new(Node { config, vms }),
             sessions: Mutex::default(),
             recovered: AtomicBool::new(false),
+            forgetting: AtomicBool::new(false),
         }))
     }
 
@@ -156,6 +161,7 @@ impl Engine {
                 self.resume_source(journal).await;
             }
         }
+        self.forget_old();
     }
 
     async fn resume_source(self: &Arc<Self>, journal: Journal<SourceRecord>) {
@@ -243,7 +249,7 @@ impl Engine {
     ) -> CancellationToken {
         let cancel = CancellationToken::new();
         let mut sessions = self.lock();
-        let number = sessions.len();
+        let number = next_number(&sessions);
         let handle =
             Handle { vm: vm.to_owned(), role, token, progress, cancel: cancel.clone(), arrivals, number };
         sessions.insert(id, handle);
@@ -270,7 +276,7 @@ impl Engine {
             if let Some((busy, _)) = sessions.iter().find(|(_, h)| h.vm == vm && h.is_running()) {
                 return Err(EngineError::Busy { vm: vm.to_owned(), session: *busy });
             }
-            let number = sessions.len();
+            let number = next_number(&sessions);
             let cancel = CancellationToken::new();
             let handle = Handle {
                 vm: vm.to_owned(),
@@ -286,6 +292,7 @@ impl Engine {
         };
         let begun = Begun { node: Arc::clone(&self.node), id, vm: record, to, spec, publisher, cancel };
         tokio::spawn(source::begin(begun));
+        self.forget_old();
         Ok(id)
     }
 
@@ -442,13 +449,13 @@ impl Engine {
         }
     }
 
-    /// The journal of a session to here that has ended, if the greeting knows its secret.
-    fn ended(&self, hello: &Hello) -> Option<DestinationRecord> {
+    /// How a session to here has ended, and its journal, if the greeting knows its secret.
+    fn ended(&self, hello: &Hello) -> Option<(DestinationState, PathBuf)> {
         let path = self.node.session_dir(hello.session).join("destination.jsonl");
-        let record = Journal::<DestinationRecord>::open(&path).ok()?.record().clone();
+        let record = Journal::<DestinationRecord>::read(&path).ok()?;
         // One that owns the guest and has failed must not be taken for one that never had it.
         let ended = matches!(record.state, DestinationState::Complete | DestinationState::Gone);
-        (ended && record.prepare.token == hello.token).then_some(record)
+        (ended && record.prepare.token == hello.token).then_some((record.state, path))
     }
 
     /// Takes a connection whose greeting was wanted.
@@ -465,8 +472,8 @@ impl Engine {
             }
             (None, Link::Stream(stream)) if hello.token == Token::default() => self.serve_new(hello, stream),
             (None, Link::Stream(stream)) => {
-                if let Some(record) = self.ended(&hello) {
-                    tokio::spawn(crate::history::answer_for_ended(record, stream));
+                if let Some((state, journal)) = self.ended(&hello) {
+                    tokio::spawn(crate::history::answer_for_ended(state, journal, stream));
                 }
             }
             (None, Link::Endpoint(_)) => {
@@ -481,6 +488,7 @@ impl Engine {
         let id = hello.session;
         let announce = move |prepare: &Prepare| engine.announce(id, prepare, sender);
         tokio::spawn(destination::serve_new(Arc::clone(&self.node), hello, stream, arrivals, announce));
+        self.forget_old();
     }
 
     /// Enters a new session to here, unless its VM is on its way here already.
@@ -511,9 +519,13 @@ impl Engine {
         unambiguous(all.into_iter(), id)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Handle>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Handle>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn next_number(sessions: &HashMap<SessionId, Handle>) -> usize {
+    sessions.values().map(|h| h.number + 1).max().unwrap_or(0)
 }
 
 fn find(sessions: &HashMap<SessionId, Handle>, id: &str) -> Result<SessionId, EngineError> {

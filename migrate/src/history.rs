@@ -1,11 +1,11 @@
 //! Sessions that have ended, read from their journals.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::journal::{DestinationRecord, Journal, SourceRecord, newest};
+use crate::journal::{DestinationRecord, Journal, SourceRecord};
 use crate::link::{BoxedStream, PeerTarget};
 use crate::ownership::{DestinationState, SourceState};
 use crate::progress::{GuestPlace, Outcome, Phase, Progress, Role};
@@ -27,7 +27,7 @@ pub struct Moved {
 pub(crate) fn moved(dir: &Path, which: impl Fn(&VmRecord) -> bool) -> Option<Moved> {
     session_ids(dir).into_iter().find_map(|id| {
         let path = dir.join(id.to_string()).join("source.jsonl");
-        let (record, _) = newest::<SourceRecord>(&path).ok()?;
+        let record = Journal::<SourceRecord>::read(&path).ok()?;
         let gone = matches!(record.state, SourceState::Committed | SourceState::Released);
         (gone && which(&record.vm)).then(|| Moved { session: id, to: record.to })
     })
@@ -36,7 +36,7 @@ pub(crate) fn moved(dir: &Path, which: impl Fn(&VmRecord) -> bool) -> Option<Mov
 /// The guest that a session brought here, as long as its journal is kept.
 pub(crate) fn came(dir: &Path, session: SessionId) -> Option<VmRecord> {
     let path = dir.join(session.to_string()).join("destination.jsonl");
-    newest::<DestinationRecord>(&path).ok()?.0.vm
+    Journal::<DestinationRecord>::read(&path).ok()?.vm
 }
 
 /// Ids of all sessions that have a folder, the newest first.
@@ -62,8 +62,7 @@ pub(crate) fn older(dir: &Path, known: &[SessionId]) -> Vec<Progress> {
 }
 
 fn snapshot(dir: &Path) -> Option<Progress> {
-    if let Ok(journal) = Journal::<SourceRecord>::open(&dir.join("source.jsonl")) {
-        let r = journal.record();
+    if let Ok(r) = Journal::<SourceRecord>::read(&dir.join("source.jsonl")) {
         let failed =
             |error: &str, guest| Outcome::Failed { error: error.to_owned(), guest, cancelled: false };
         let outcome = match r.state {
@@ -75,8 +74,7 @@ fn snapshot(dir: &Path) -> Option<Progress> {
         };
         return Some(of(&r.id, &r.vm.name, Role::Source, &r.to.name, &r.report.mode, outcome));
     }
-    let journal = Journal::<DestinationRecord>::open(&dir.join("destination.jsonl")).ok()?;
-    let r = journal.record();
+    let r = Journal::<DestinationRecord>::read(&dir.join("destination.jsonl")).ok()?;
     let report = || {
         let mut report = crate::report::Report {
             schema: 1,
@@ -128,11 +126,11 @@ fn of(id: &SessionId, vm: &str, role: Role, peer: &str, mode: &str, outcome: Out
 }
 
 /// Tells a source that dials again how a session ended here.
-pub(crate) async fn answer_for_ended(record: DestinationRecord, stream: BoxedStream) {
+pub(crate) async fn answer_for_ended(state: DestinationState, journal: PathBuf, stream: BoxedStream) {
     let mut channel: Channel<ToDestination> = Channel::new(stream);
     let first = timeout(Duration::from_secs(10), channel.receive()).await;
     let Ok(Ok(ToDestination::Resume(_))) = first else { return };
-    let stand = match record.state {
+    let stand = match state {
         DestinationState::Complete => DestinationStand::Complete,
         _ => DestinationStand::Gone,
     };
@@ -148,6 +146,12 @@ pub(crate) async fn answer_for_ended(record: DestinationRecord, stream: BoxedStr
         };
         let _ = channel.send(&ToSource::Complete(Box::new(complete))).await;
     }
-    // Stays until the source has read it and closes.
-    let _ = timeout(Duration::from_secs(10), channel.receive()).await;
+    // Stays until the source has read it, and closes or says that it has freed its side.
+    if let Ok(Ok(ToDestination::Released)) = timeout(Duration::from_secs(10), channel.receive()).await {
+        let written =
+            Journal::<DestinationRecord>::open(&journal).and_then(|mut j| j.update(|r| r.released = true));
+        if let Err(error) = written {
+            tracing::warn!(%error, "this migration stays in the history for good");
+        }
+    }
 }

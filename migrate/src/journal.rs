@@ -71,20 +71,9 @@ pub struct DestinationRecord {
     pub final_applied: bool,
     /// Fabric in use.
     pub fabric: vmove_fabric::FabricKind,
-}
-
-/// The newest record of a journal, which somebody else may be writing, and the bytes up to its end.
-///
-/// # Errors
-/// The kernel's answer; `InvalidData` if no line can be read.
-pub(crate) fn newest<R: DeserializeOwned>(path: &Path) -> io::Result<(R, u64)> {
-    let bytes = std::fs::read(path)?;
-    let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |end| end + 1);
-    let last = bytes[..whole].split(|b| *b == b'\n').rfind(|line| !line.is_empty());
-    let record = last.and_then(|line| serde_json::from_slice(line).ok()).ok_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidData, format!("{} holds no readable record", path.display()))
-    })?;
-    Ok((record, whole as u64))
+    /// The source has said that it freed its side: it will not ask again.
+    #[serde(default)]
+    pub released: bool,
 }
 
 /// An open journal.
@@ -112,11 +101,19 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
     /// # Errors
     /// The kernel's answer; `InvalidData` if no line can be read.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let (record, whole) = newest(path)?;
+        let (record, whole) = last_record(path)?;
         let file = OpenOptions::new().append(true).open(path)?;
         // A torn line must not run into the next one.
-        file.set_len(whole)?;
+        file.set_len(whole as u64)?;
         Ok(Self { path: path.to_owned(), file, record })
+    }
+
+    /// The newest record of a journal that somebody else may be writing: unlike [`Journal::open`] it changes nothing.
+    ///
+    /// # Errors
+    /// As [`Journal::open`].
+    pub fn read(path: &Path) -> io::Result<R> {
+        last_record(path).map(|(record, _)| record)
     }
 
     /// The newest record.
@@ -146,6 +143,17 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
     }
 }
 
+/// The last whole line, and the length up to its end in bytes.
+fn last_record<R: DeserializeOwned>(path: &Path) -> io::Result<(R, usize)> {
+    let bytes = std::fs::read(path)?;
+    let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |end| end + 1);
+    let last = bytes[..whole].split(|b| *b == b'\n').rfind(|line| !line.is_empty());
+    let record = last.and_then(|line| serde_json::from_slice(line).ok()).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("{} holds no readable record", path.display()))
+    })?;
+    Ok((record, whole))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,6 +169,8 @@ mod tests {
         assert_eq!(whole, b"1\n22\n333\n");
         for (cut, want) in [(2, 1), (3, 1), (4, 1), (5, 22), (7, 22), (9, 333)] {
             std::fs::write(&path, &whole[..cut]).unwrap();
+            assert_eq!(Journal::<u64>::read(&path).unwrap(), want, "cut at {cut}");
+            assert_eq!(std::fs::read(&path).unwrap(), whole[..cut], "whoever only reads must not cut");
             let mut journal = Journal::<u64>::open(&path).unwrap();
             assert_eq!(*journal.record(), want, "cut at {cut}");
             journal.update(|r| *r = 4444).unwrap();

@@ -22,6 +22,7 @@ pub mod proto;
 pub mod publish;
 pub mod region;
 pub mod report;
+mod retention;
 mod source;
 pub mod spec;
 pub mod throttle;

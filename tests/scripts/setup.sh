@@ -60,7 +60,7 @@ setup_peers() {
 
 # What makes the Python client of vbridged. Without it, one test is skipped.
 setup_python() {
-    [ -x "$CACHE/python/bin/openapi-python-client" ] && return 0
+    "$CACHE/python/bin/openapi-python-client" --version >/dev/null 2>&1 && return 0
     say "installing the generator of Python clients"
     VMOVE_CACHE=$CACHE "$ROOT/sched-bridge/service/python/generate.sh" --generator-only ||
         warn "the generator of Python clients could not be installed; the test that uses it will be skipped"

@@ -310,7 +310,13 @@ impl Scene {
             }
             if Instant::now() > deadline {
                 let now = page.read();
-                bail!("the guest at node {} stands still: {first:?}, later {now:?}", node.name());
+                bail!(
+                    "the guest at node {} stands still: {first:?}, later {now:?}; QEMU {:?}, console:\n{}\ndaemon:\n{}",
+                    node.name(),
+                    qemu_in(node.folder()),
+                    vm.console(),
+                    node.log()
+                );
             }
             std::thread::sleep(Duration::from_millis(10));
         }

@@ -219,6 +219,7 @@ async fn assemble(
         dialer: dialer.clone(),
         bulk_connections: config.bulk_connections,
         reconnect_for: config.reconnect_for,
+        keep_migrations: config.keep_migrations,
     };
     let engine = Engine::open(settings, vms.clone())?;
     let (run_dir, memory_dir) = (config.run_dir.clone(), config.memory_dir.clone());

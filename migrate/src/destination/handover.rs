@@ -294,7 +294,14 @@ impl Session {
         });
     }
 
-    /// The last words: the source has freed its side.
+    /// The source will not ask again how this ended.
+    pub(super) fn released(&mut self) {
+        if let Err(error) = self.journal.update(|r| r.released = true) {
+            tracing::warn!(%error, "this migration stays in the history for good");
+        }
+    }
+
+    /// The last words: the source has freed its side, or was lost after it had heard that it may.
     pub(super) fn finished(&mut self) {
         self.room.remove_tables();
         if let Some(mut vm) = self.journal.record().vm.clone() {

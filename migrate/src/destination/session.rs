@@ -149,6 +149,7 @@ impl Session {
         let owns = self.state().may_run();
         match end {
             End::Done => {
+                self.released();
                 self.finished();
                 return Break(());
             }

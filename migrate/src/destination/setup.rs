@@ -185,6 +185,7 @@ impl Session {
             mode: None,
             final_applied: false,
             fabric: kind,
+            released: false,
         };
         let path = node.session_dir(id).join("destination.jsonl");
         let journal =

@@ -9,8 +9,9 @@ root=$(cd -- "$here/../../.." && pwd)
 venv=${VMOVE_CACHE:-$root/.cache}/python
 folder=${1:?where to: generate.sh FOLDER}
 
-if ! [ -x "$venv/bin/openapi-python-client" ]; then
-    python3 -m venv "$venv"
+# Its programs name the folder that they were installed into: they do not run once it was moved.
+if ! "$venv/bin/openapi-python-client" --version >/dev/null 2>&1; then
+    python3 -m venv --clear "$venv"
     for try in 1 2 3; do
         "$venv/bin/pip" -q --retries 5 install openapi-python-client==0.29.1 httpx==0.28.1 ruff==0.17.6 && break
         [ "$try" -lt 3 ] || exit 1

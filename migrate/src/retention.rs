@@ -1,0 +1,94 @@
+//! Migrations of the past that may be forgotten: the oldest, once nobody can ask for them any more.
+//!
+//! A journal outlives its session because the peer may come back after hours and ask how it ended, and takes "no such session" for "it
+//! never came to be". So only these are forgotten, however many there are:
+//!
+//! * at the source: the guest has left and its memory is freed, or it is back and the destination knows;
+//! * at the destination: the guest never was here, or the source has said that it freed its side.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::engine::Engine;
+use crate::history::session_ids;
+use crate::journal::{DestinationRecord, Journal, SourceRecord};
+use crate::ownership::{DestinationState, SourceState};
+use crate::progress::{GuestPlace, Outcome};
+use crate::proto::hello::SessionId;
+
+impl Engine {
+    /// Removes the oldest migrations beyond [`crate::engine::EngineConfig::keep_migrations`] in a task of its own, unless that is
+    /// going on already.
+    pub(crate) fn forget_old(self: &Arc<Self>) {
+        if self.forgetting.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let engine = Arc::clone(self);
+        // Not waited for: it may be a slow disk.
+        tokio::task::spawn_blocking(move || {
+            let forgotten = engine.forget_old_now();
+            engine.forgetting.store(false, Ordering::Release);
+            if forgotten > 0 {
+                tracing::info!(
+                    forgotten,
+                    kept = engine.node.config.keep_migrations,
+                    "migrations of the past were forgotten"
+                );
+            }
+        });
+    }
+
+    fn forget_old_now(&self) -> usize {
+        let all = session_ids(&self.node.config.sessions_dir);
+        let old = all.into_iter().skip(self.node.config.keep_migrations);
+        old.filter(|id| self.forget(*id)).count()
+    }
+
+    fn forget(&self, id: SessionId) -> bool {
+        let dir = self.node.session_dir(id);
+        if self.at_work_on(id) || !nobody_asks(&dir) {
+            return false;
+        }
+        if let Err(error) = std::fs::remove_dir_all(&dir) {
+            tracing::warn!(dir = %dir.display(), %error, "could not remove the journal of an old migration");
+            return false;
+        }
+        self.lock().remove(&id);
+        true
+    }
+
+    /// Whether a task here still works on it, or left a guest that `recover` can help.
+    fn at_work_on(&self, id: SessionId) -> bool {
+        let sessions = self.lock();
+        let Some(handle) = sessions.get(&id) else { return false };
+        let stuck = |guest: &GuestPlace| {
+            matches!(guest, GuestPlace::PausedAtSource | GuestPlace::PausedAtDestination)
+        };
+        match &handle.progress.borrow().outcome {
+            Outcome::Running | Outcome::Reconnecting { .. } => true,
+            Outcome::Failed { guest, .. } => stuck(guest),
+            Outcome::Done { .. } | Outcome::Refused { .. } => false,
+        }
+    }
+}
+
+/// What the journals in a session's folder say. Without one that can be read there is nothing to answer with.
+fn nobody_asks(dir: &Path) -> bool {
+    let of_source = Journal::<SourceRecord>::read(&dir.join("source.jsonl"));
+    let of_destination = Journal::<DestinationRecord>::read(&dir.join("destination.jsonl"));
+    let source_over = of_source.map_or(true, |record| match record.state {
+        SourceState::Released => record.freed,
+        SourceState::Aborted => !record.untold,
+        SourceState::Warm | SourceState::Stopped | SourceState::Committed => false,
+    });
+    let destination_over = of_destination.map_or(true, |record| match record.state {
+        DestinationState::Gone => true,
+        DestinationState::Complete => record.released,
+        DestinationState::Filling | DestinationState::Loaded | DestinationState::Owner => false,
+    });
+    source_over && destination_over
+}
+
+#[cfg(test)]
+mod tests;

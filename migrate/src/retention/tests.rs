@@ -1,0 +1,123 @@
+use super::*;
+
+use crate::link::PeerTarget;
+use crate::proto::hello::Token;
+use crate::proto::message::Prepare;
+use crate::report::Report;
+use crate::spec::MigrationSpec;
+use crate::vm::VmRecord;
+
+fn vm() -> VmRecord {
+    VmRecord {
+        name: "web".to_owned(),
+        pid: 0,
+        pid_start: 0,
+        qmp_socket: "/run/web/qmp.sock".into(),
+        vm_dir: "/run/web".into(),
+        backing: "thp".to_owned(),
+        command_line: Vec::new(),
+        environment: Vec::new(),
+        ram: Vec::new(),
+        overlays: Vec::new(),
+        adopted: false,
+        session: None,
+    }
+}
+
+fn at_source(dir: &Path, state: SourceState, freed: bool, untold: bool) {
+    let record = SourceRecord {
+        id: SessionId::random(),
+        vm: vm(),
+        to: PeerTarget { name: "b".to_owned(), address: "192.0.2.2:7420".to_owned() },
+        spec: MigrationSpec::default(),
+        token: Token::default(),
+        state,
+        was_running: true,
+        fabric: None,
+        fabric_address: String::new(),
+        bulk_connections: 2,
+        may_fall_back: false,
+        freed,
+        untold,
+        report: Report::default(),
+    };
+    Journal::create(&dir.join("source.jsonl"), record).unwrap();
+}
+
+fn at_destination(dir: &Path, state: DestinationState, released: bool) {
+    let prepare = Prepare {
+        vm: "web".to_owned(),
+        source: "a".to_owned(),
+        boot_id: String::new(),
+        token: Token::default(),
+        spec: MigrationSpec::default(),
+        check_only: false,
+        command_line: Vec::new(),
+        environment: Vec::new(),
+        backing: "thp".to_owned(),
+        blocks: Vec::new(),
+        qemu_version: String::new(),
+        machine: String::new(),
+        was_running: true,
+        disks: Vec::new(),
+        fabrics: Vec::new(),
+    };
+    let record = DestinationRecord {
+        id: SessionId::random(),
+        prepare,
+        state,
+        vm: Some(vm()),
+        fault_fd: None,
+        mode: None,
+        final_applied: false,
+        fabric: vmove_fabric::FabricKind::Tcp,
+        released,
+    };
+    Journal::create(&dir.join("destination.jsonl"), record).unwrap();
+}
+
+#[test]
+fn a_source_is_asked_nothing_once_its_side_is_free_or_the_destination_knows() {
+    use SourceState as S;
+    for (state, freed, untold, over) in [
+        (S::Released, true, false, true),
+        (S::Released, false, false, false),
+        (S::Aborted, false, false, true),
+        (S::Aborted, false, true, false),
+        (S::Warm, false, false, false),
+        (S::Stopped, false, false, false),
+        (S::Committed, false, false, false),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        at_source(dir.path(), state, freed, untold);
+        assert_eq!(nobody_asks(dir.path()), over, "{state:?}, freed {freed}, untold {untold}");
+    }
+}
+
+/// A source that is told "no such session" takes the guest back: with the guest here, it would run twice.
+#[test]
+fn a_destination_with_the_guest_may_be_asked_until_the_source_has_freed_its_side() {
+    use DestinationState as D;
+    for (state, released, over) in [
+        (D::Complete, true, true),
+        (D::Complete, false, false),
+        (D::Gone, false, true),
+        (D::Filling, false, false),
+        (D::Loaded, false, false),
+        (D::Owner, false, false),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        at_destination(dir.path(), state, released);
+        assert_eq!(nobody_asks(dir.path()), over, "{state:?}, released {released}");
+    }
+}
+
+/// Both ends of a move may be on one node.
+#[test]
+fn both_sides_count_and_a_folder_without_a_journal_answers_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(nobody_asks(dir.path()));
+    at_source(dir.path(), SourceState::Released, true, false);
+    at_destination(dir.path(), DestinationState::Complete, false);
+    assert!(!nobody_asks(dir.path()));
+}
