@@ -29,7 +29,7 @@ pub(crate) fn moved(dir: &Path, which: impl Fn(&VmRecord) -> bool) -> Option<Mov
         let path = dir.join(id.to_string()).join("source.jsonl");
         let record = Journal::<SourceRecord>::read(&path).ok()?;
         let gone = matches!(record.state, SourceState::Committed | SourceState::Released);
-        (gone && which(&record.vm)).then(|| Moved { session: id, to: record.to })
+        (gone && which(&record.vm)).then_some(Moved { session: id, to: record.to })
     })
 }
 

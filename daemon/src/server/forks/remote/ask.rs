@@ -44,10 +44,16 @@ impl Forks {
     /// not live are `ended`; those of a node that does not answer stay `elsewhere`.
     pub async fn whole_tree(&self, name: &str, ask: bool) -> Result<ForkNode, Problem> {
         let mut tree = self.tree(name)?;
-        self.told_apart(&mut tree, ask).await;
-        if !ask {
-            return Ok(tree);
+        if ask {
+            self.ask_which_live(name, &mut tree).await?;
         }
+        // After those, whose nodes do not know of these.
+        self.told_apart(&mut tree, ask).await;
+        Ok(tree)
+    }
+
+    /// Of children that were started on other nodes.
+    async fn ask_which_live(&self, name: &str, tree: &mut ForkNode) -> Result<(), Problem> {
         let mut by_node: BTreeMap<String, Vec<Kin>> = BTreeMap::new();
         for member in self.members.list().iter().filter(|member| member.parent.as_deref() == Some(name)) {
             if let Some(node) = &member.node {
@@ -72,7 +78,7 @@ impl Forks {
                 Err(problem) => tracing::debug!(%node, %problem, "a node is not asked which children live"),
             }
         }
-        Ok(tree)
+        Ok(())
     }
 
     async fn ask(&self, node: &str, question: ToHost) -> Result<ToParent, Problem> {
