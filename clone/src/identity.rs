@@ -22,11 +22,10 @@ fn mac() -> String {
     format!("52:{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}")
 }
 
-/// The next `count` names `PARENT.N` of which `taken` says no, with their numbers, from 1 on.
+/// The name of a child: `PARENT.N`.
 #[must_use]
-pub fn names(parent: &str, count: usize, taken: impl Fn(&str) -> bool) -> Vec<(u32, String)> {
-    let numbered = (1..).map(|index: u32| (index, format!("{parent}.{index}")));
-    numbered.filter(|(_, name)| !taken(name)).take(count).collect()
+pub fn child_name(parent: &str, index: u32) -> String {
+    format!("{parent}.{index}")
 }
 
 #[cfg(test)]
@@ -45,12 +44,5 @@ mod tests {
             let first = u8::from_str_radix(&mac[..2], 16).unwrap();
             assert_eq!(first & 3, 2, "{mac}: locally administered, unicast");
         }
-    }
-
-    #[test]
-    fn names_that_are_taken_are_passed_over() {
-        let found = names("web", 3, |name| name == "web.2");
-        let found: Vec<_> = found.iter().map(|(i, name)| (*i, name.as_str())).collect();
-        assert_eq!(found, [(1, "web.1"), (3, "web.3"), (4, "web.4")]);
     }
 }

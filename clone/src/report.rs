@@ -66,7 +66,7 @@ pub struct HostReport {
     /// From the request until the whole template was there, in milliseconds; absent if it never was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template_ms: Option<f64>,
-    /// Chunks that it read at once because a child waited for them, each once however many children did.
+    /// Chunks that a child waited for, each once however many children did.
     #[serde(default)]
     pub wanted: u64,
     /// Faults of its children before the whole template was there; absent if they ran only then.

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::check::{Blocker, CheckReport};
 use crate::destination::{self, Arrival};
+use crate::history::Moved;
 use crate::journal::{DestinationRecord, Journal, SourceRecord};
 use crate::link::{Dialer, Link, PeerTarget};
 use crate::monitors::Monitors;
@@ -24,7 +25,7 @@ use crate::proto::message::Prepare;
 use crate::publish::Publisher;
 use crate::source::{self, Begun};
 use crate::spec::MigrationSpec;
-use crate::vm::{VmStore, VmStoreError};
+use crate::vm::{VmRecord, VmStore, VmStoreError};
 
 /// Settings of the engine.
 pub struct EngineConfig {
@@ -399,6 +400,17 @@ impl Engine {
         drop(sessions);
         list.extend(crate::history::older(&self.node.config.sessions_dir, &known));
         list
+    }
+
+    /// Where the guest was sent that is meant, as long as the journal of that is kept. Reads the disk.
+    pub fn moved(&self, which: impl Fn(&VmRecord) -> bool) -> Option<Moved> {
+        crate::history::moved(&self.node.config.sessions_dir, which)
+    }
+
+    /// The guest that a session brought here, as it was registered first, as long as the journal of that is kept. Reads the disk.
+    #[must_use]
+    pub fn came(&self, session: SessionId) -> Option<VmRecord> {
+        crate::history::came(&self.node.config.sessions_dir, session)
     }
 
     /// Whether a connection with this greeting is wanted. Called before [`Engine::accept`], to answer the greeting.

@@ -6,12 +6,38 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::journal::{DestinationRecord, Journal, SourceRecord};
-use crate::link::BoxedStream;
+use crate::link::{BoxedStream, PeerTarget};
 use crate::ownership::{DestinationState, SourceState};
 use crate::progress::{GuestPlace, Outcome, Phase, Progress, Role};
 use crate::proto::channel::Channel;
 use crate::proto::hello::SessionId;
 use crate::proto::message::{DestinationStand, ToDestination, ToSource};
+use crate::vm::VmRecord;
+
+/// Where a guest has gone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Moved {
+    /// The session that took it: what the node it came to knows it by.
+    pub session: SessionId,
+    /// The node.
+    pub to: PeerTarget,
+}
+
+/// Where the guest was sent that is meant, as long as the journal of that is kept.
+pub(crate) fn moved(dir: &Path, which: impl Fn(&VmRecord) -> bool) -> Option<Moved> {
+    session_ids(dir).into_iter().find_map(|id| {
+        let path = dir.join(id.to_string()).join("source.jsonl");
+        let record = Journal::<SourceRecord>::read(&path).ok()?;
+        let gone = matches!(record.state, SourceState::Committed | SourceState::Released);
+        (gone && which(&record.vm)).then_some(Moved { session: id, to: record.to })
+    })
+}
+
+/// The guest that a session brought here, as long as its journal is kept.
+pub(crate) fn came(dir: &Path, session: SessionId) -> Option<VmRecord> {
+    let path = dir.join(session.to_string()).join("destination.jsonl");
+    Journal::<DestinationRecord>::read(&path).ok()?.vm
+}
 
 /// Ids of all sessions that have a folder, the newest first.
 pub(crate) fn session_ids(dir: &Path) -> Vec<SessionId> {

@@ -8,7 +8,7 @@ pub mod clock;
 mod courtesy;
 mod destination;
 pub mod engine;
-mod history;
+pub mod history;
 pub mod journal;
 pub mod latency;
 pub mod link;

@@ -3,6 +3,8 @@
 
 use std::process::{Child, Command, Stdio};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use vmove_guest::config::Config;
 use vmove_tests::daemon::Node;
@@ -46,6 +48,15 @@ fn run_while_fetching(fleet: &Fleet, node: &Node, count: usize) -> bool {
         vm.is_ok_and(|vm| vm.status == "running" && fleet.parent.beacon(node, &vm.name).is_ok())
     };
     fetching.len() == count && fetching.iter().all(runs)
+}
+
+/// Begins a fork, and waits until so many children run on n2 and n3 while their memory is on its way.
+fn fetching(fleet: &Fleet, mbit: u32, arguments: &str, counts: [usize; 2]) -> Child {
+    let asked = begin(fleet, mbit, arguments);
+    for (node, count) in fleet.nodes[1..].iter().zip(counts) {
+        until("children run", || run_while_fetching(fleet, node, count));
+    }
+    asked
 }
 
 fn ms(value: &Value) -> f64 {
@@ -118,6 +129,57 @@ fn children_run_while_their_memory_is_on_its_way() {
 }
 
 #[test]
+fn what_early_children_touch_crosses_the_parents_link_once_for_all_hosts() {
+    need!(ready());
+    let config = Config { working_set_mib: 64, cold_mib: 64, ..light() };
+    let setup = Setup { config: Some(config), ..Setup::default() };
+    let fork = |_| format!("{GROUP}multicast-mbit = 320\n");
+    let fleet = need!(fleet_with(5, &setup, fork));
+    let to = "--count 4 --node n2 --node n3 --node n4 --node n5 --way multicast";
+    let before = fleet.networks.sent_bytes(1).expect("statistics");
+    let (code, answer) = answer_of(begin(&fleet, 400, to));
+    let sent = fleet.networks.sent_bytes(1).expect("statistics") - before;
+    assert_eq!(code, Some(0), "{answer}");
+    ran_early(&answer);
+    let memory = answer["distribution"]["memory_bytes"].as_u64().expect("bytes");
+    #[allow(clippy::cast_precision_loss)]
+    let copies = sent as f64 / memory as f64;
+    eprintln!("{copies:.3} copies of {memory} bytes on the link; {}", answer["multicast"]);
+    assert!(copies <= 1.15, "{copies} copies on the parent's link: {answer}");
+    // What hosts READ besides: 4 % when each READ what its own children touched.
+    let hosts = answer["hosts"].as_array().expect("hosts");
+    let read: u64 = hosts.iter().filter_map(|host| host["from_root_bytes"].as_u64()).sum();
+    assert!(read * 50 <= memory, "{read} bytes were read besides: {answer}");
+    fleet.sound(&answer);
+    fleet.clean();
+}
+
+#[test]
+fn a_host_that_is_late_gets_everything_and_holds_up_nobody() {
+    need!(ready());
+    let fleet = need!(fleet(3, |_| format!("{GROUP}multicast-mbit = 80\n")));
+    let (b, c) = (&fleet.nodes[1], &fleet.nodes[2]);
+    let asked = begin(&fleet, 400, "--count 2 --node n2 --node n3 --way multicast");
+    // It has said that it takes part.
+    until("n3 starts a QEMU", || qemus(c) > 0);
+    let daemon = Pid::from_raw(c.pid().expect("it runs"));
+    kill(daemon, Signal::SIGSTOP).expect("it is stopped");
+    until("children run on n2", || run_while_fetching(&fleet, b, 1));
+    kill(daemon, Signal::SIGCONT).expect("it goes on");
+    let (code, answer) = answer_of(asked);
+    assert_eq!(code, Some(0), "{answer}");
+    let whole = |node| ms(&host(&answer, node)["template_ms"]);
+    eprintln!("whole after {:.0} and {:.0} ms; {}", whole("n2"), whole("n3"), answer["hosts"]);
+    let memory = answer["distribution"]["memory_bytes"].as_u64().expect("bytes");
+    let by_multicast = |node| host(&answer, node)["multicast_bytes"].as_u64().expect("bytes");
+    // It came when some had been sent: that it reads, the rest it hears.
+    assert!(by_multicast("n3") < by_multicast("n2") && by_multicast("n3") * 5 > memory, "{answer}");
+    assert!(host(&answer, "n3")["from_root_bytes"].as_u64() > Some(0), "{answer}");
+    fleet.sound(&answer);
+    fleet.clean();
+}
+
+#[test]
 fn losses_and_pipelines_leave_them_sound() {
     need!(ready());
     let config = Config { working_set_mib: 32, ..light() };
@@ -143,10 +205,7 @@ fn losses_and_pipelines_leave_them_sound() {
 fn without_the_parents_daemon_they_end_and_say_why() {
     need!(ready());
     let mut fleet = need!(fleet(3, plain));
-    let asked = begin(&fleet, 50, "--count 3 --node n2 --node n3 --way unicast");
-    for (node, count) in [(&fleet.nodes[1], 2), (&fleet.nodes[2], 1)] {
-        until("children run", || run_while_fetching(&fleet, node, count));
-    }
+    let asked = fetching(&fleet, 50, "--count 3 --node n2 --node n3 --way unicast", [2, 1]);
     fleet.nodes[0].crash();
     drop(answer_of(asked));
     for (node, count) in [(&fleet.nodes[1], 2), (&fleet.nodes[2], 1)] {
@@ -171,10 +230,7 @@ fn without_the_parents_daemon_they_end_and_say_why() {
 fn a_host_that_is_killed_ends_them_in_its_next_life() {
     need!(ready());
     let mut fleet = need!(fleet(3, plain));
-    let asked = begin(&fleet, 100, "--count 3 --node n3 --node n2 --way unicast");
-    for (node, count) in [(&fleet.nodes[1], 1), (&fleet.nodes[2], 2)] {
-        until("children run", || run_while_fetching(&fleet, node, count));
-    }
+    let asked = fetching(&fleet, 100, "--count 3 --node n3 --node n2 --way unicast", [1, 2]);
     // A child that is killed leaves its sibling alone.
     let (killed, sibling) = {
         let both = children(&fleet.nodes[2]);

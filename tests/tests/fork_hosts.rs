@@ -231,6 +231,38 @@ fn all_children_of_a_host_come_to_be_or_none() {
     }
 }
 
+#[test]
+fn children_that_migrations_took_elsewhere_are_followed() {
+    need!(ready());
+    let fleet = need!(fleet(3, plain));
+    let (a, b, c) = (&fleet.nodes[0], &fleet.nodes[1], &fleet.nodes[2]);
+    done(a, &["create", NAME, "--count", "2", "--here", "1", "--node", "n2"]).expect("children");
+    let (here, there) = ("guest.1", "guest.2");
+    let move_to = |node: &Node, child: &str, to: &str| {
+        let moved = node.vmove(&["migrate", child, "--to", to]).expect("an answer");
+        assert!(moved.status.success(), "{child} to {to}: {}", String::from_utf8_lossy(&moved.stderr));
+    };
+    // One from here over n2 to n3, one from n2 to n3.
+    move_to(a, here, "n2");
+    move_to(b, here, "n3");
+    move_to(b, there, "n3");
+    assert_eq!(c.vms().expect("a list"), [here, there]);
+    let tree = done(a, &["tree", NAME]).expect("a tree");
+    for child in tree["children"].as_array().expect("children") {
+        assert!(child["status"] == "elsewhere" && child["node"] == "n2", "{tree}");
+    }
+    let early = vfork(a, &["join", NAME, "--timeout", "1s"]).expect("an answer");
+    assert!(early.code == 1 && early.said.contains("2 children"), "{} {}", early.code, early.said);
+    for child in [here, there] {
+        fleet.parent.sound(c, child).expect("it is sound");
+        done(a, &["kill", child]).expect("it ends");
+        let again = vfork(a, &["kill", child]).expect("an answer");
+        assert!(again.code != 0, "{} {}", again.code, again.said);
+    }
+    assert_eq!((qemus(b), qemus(c)), (0, 0));
+    done(a, &["join", NAME, "--timeout", "30s"]).expect("all have ended");
+}
+
 /// A fork to n2 and n3 that takes seconds, once both fetch.
 fn slow_fork(fleet: &Fleet) -> std::process::Child {
     // Twice some 90 MiB: half a minute.

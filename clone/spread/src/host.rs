@@ -15,6 +15,8 @@ use crate::span::{Bits, Span, spans};
 
 /// How long a datagram may be behind the mark that announces it.
 pub(crate) const GRACE: Duration = Duration::from_millis(3);
+/// How long a datagram with what something waits for may take from when it was asked for, before it is read.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(4);
 /// A source that announces nothing new for so long while something is expected of it is given up.
 pub(crate) const STALL: Duration = Duration::from_secs(2);
 /// Wrong bytes that are asked for again, before it is an error.
@@ -31,8 +33,10 @@ pub struct HostTotals {
     pub from_peers: u64,
     /// Pieces read because datagrams were lost.
     pub repaired: u64,
-    /// Chunks read because something waits for them.
+    /// Chunks that something waited for.
     pub wanted: u64,
+    /// Those of them that were read: all of them, where no datagrams come.
+    pub wanted_read: u64,
     /// Chunks that arrived with wrong bytes, and were asked for again.
     pub wrong: u64,
     /// Sources given up.
@@ -55,6 +59,8 @@ pub(crate) struct HostEngine {
     layout: Layout,
     route: Route,
     multicast: bool,
+    /// Datagrams can reach it.
+    hears: bool,
     here: Bits,
     asked: Bits,
     verified: Bits,
@@ -71,8 +77,10 @@ pub(crate) struct HostEngine {
     hinted: BTreeSet<u32>,
     /// What the root said to read.
     fetch: VecDeque<Span>,
-    /// What somebody here waits for.
+    /// What somebody here waits for and is to be read.
     urgent: VecDeque<Span>,
+    /// Chunks that somebody here waits for and a datagram is to bring, and when they were asked for.
+    awaited: VecDeque<(Time, u32)>,
     out: Vec<Message>,
     finished: Vec<u32>,
     complete: bool,
@@ -102,6 +110,7 @@ impl HostEngine {
             layout,
             route,
             multicast,
+            hears: multicast,
             to_verify: VecDeque::new(),
             unlisted: BTreeMap::new(),
             marks: VecDeque::new(),
@@ -109,11 +118,17 @@ impl HostEngine {
             hinted: BTreeSet::new(),
             fetch: VecDeque::new(),
             urgent: VecDeque::new(),
+            awaited: VecDeque::new(),
             out: Vec::new(),
             finished: Vec::new(),
             complete: false,
             totals: HostTotals::default(),
         }
+    }
+
+    /// No datagram can reach it, although others get some.
+    pub(crate) fn deaf(self) -> Self {
+        Self { hears: false, ..self }
     }
 
     pub(crate) fn layout(&self) -> &Layout {
@@ -224,22 +239,31 @@ impl HostEngine {
         std::mem::take(&mut self.out)
     }
 
-    /// Somebody here waits for a chunk.
-    pub(crate) fn want(&mut self, chunk: u32) {
+    /// Somebody here waits for a chunk. The root is asked to send it to all next: children of other hosts are about to touch it, too. What
+    /// does not come that way is read.
+    pub(crate) fn want(&mut self, now: Time, chunk: u32) {
         if chunk >= self.layout.chunks() || self.verified.get(chunk) {
             return;
         }
-        for chunk in self.layout.table_chunk_of(chunk).into_iter().chain([chunk]) {
-            if !self.verified.get(chunk) {
-                self.urgent.push_back(self.layout.pieces_of(chunk));
-            }
+        self.totals.wanted += 1;
+        self.out.push(Message::Want { chunk });
+        if self.hears {
+            return self.awaited.push_back((now, chunk));
         }
         if !self.multicast {
             // What lies around it is likely to be wanted next.
             self.hinted.insert(self.layout.block_of(chunk));
         }
-        self.totals.wanted += 1;
-        self.out.push(Message::Want { chunk });
+        self.read_at_once(chunk);
+    }
+
+    fn read_at_once(&mut self, chunk: u32) {
+        self.totals.wanted_read += 1;
+        for chunk in self.layout.table_chunk_of(chunk).into_iter().chain([chunk]) {
+            if !self.verified.get(chunk) {
+                self.urgent.push_back(self.layout.pieces_of(chunk));
+            }
+        }
     }
 
     /// A message of the root; others are ignored.
@@ -275,6 +299,16 @@ impl HostEngine {
             let missing = spans(missing);
             self.out.push(Message::Seen { number, missing });
         }
+        while let Some((asked, chunk)) = self.awaited.front().copied() {
+            let there = self.verified.get(chunk);
+            if !there && now.saturating_sub(asked) < PATIENCE {
+                return;
+            }
+            self.awaited.pop_front();
+            if !there {
+                self.read_at_once(chunk);
+            }
+        }
     }
 
     /// When [`drained`](Self::drained) or [`check`](Self::check) has something to do next, if nothing comes.
@@ -283,7 +317,8 @@ impl HostEngine {
         let waits = !self.is_complete() && !self.multicast && self.sources.len() > 1;
         let live = self.sources.iter().filter(|(id, source)| **id != HostId::ROOT && !source.dead);
         let stall = waits.then(|| live.map(|(_, source)| source.heard + STALL).min()).flatten();
-        mark.into_iter().chain(stall).min()
+        let awaited = self.awaited.front().map(|(asked, _)| *asked + PATIENCE);
+        mark.into_iter().chain(stall).chain(awaited).min()
     }
 
     /// Gives up sources that have stood still for long although blocks are expected of them.
@@ -476,13 +511,34 @@ mod tests {
 
     #[test]
     fn what_is_waited_for_comes_with_its_part_of_the_table() {
+        for mut engine in [engine(false), engine(true).deaf()] {
+            let pieces = engine.layout().pieces_of(150);
+            engine.want(Time::ZERO, 150);
+            assert_eq!(engine.next_urgent(), Some(vec![0, 1, 2]));
+            assert_eq!(engine.next_urgent(), Some(pieces.numbers().collect()));
+            assert_eq!(engine.take_out(), [Message::Want { chunk: 150 }]);
+            engine.want(Time::ZERO, 10_000);
+            assert_eq!((engine.next_urgent(), engine.take_out()), (None, vec![]));
+        }
+    }
+
+    #[test]
+    fn what_is_waited_for_is_read_when_no_datagram_brings_it() {
         let mut engine = engine(true);
-        engine.want(150);
-        assert_eq!(engine.next_urgent(), Some(vec![0, 1, 2]));
-        assert_eq!(engine.next_urgent(), Some(vec![450, 451, 452]));
-        assert_eq!(engine.take_out(), [Message::Want { chunk: 150 }]);
-        engine.want(10_000);
-        assert_eq!((engine.next_urgent(), engine.take_out()), (None, vec![]));
+        (0..3).for_each(|piece| engine.landed(piece));
+        engine.compared(0, true);
+        engine.want(Time::ZERO, 150);
+        engine.want(Time::ZERO, 160);
+        assert_eq!(engine.take_out(), [Message::Want { chunk: 150 }, Message::Want { chunk: 160 }]);
+        engine.drained(PATIENCE / 2);
+        assert_eq!((engine.next_urgent(), engine.next_time()), (None, Some(PATIENCE)));
+        // One comes, of the other one piece is lost: that piece is read.
+        [450, 451, 452, 480, 482].into_iter().for_each(|piece| engine.landed(piece));
+        engine.compared(150, true);
+        engine.drained(PATIENCE);
+        assert_eq!(engine.next_urgent(), Some(vec![481]));
+        assert_eq!((engine.next_urgent(), engine.next_time()), (None, None));
+        assert_eq!((engine.totals.wanted, engine.totals.wanted_read), (2, 1));
     }
 
     #[test]

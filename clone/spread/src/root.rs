@@ -101,6 +101,9 @@ pub(crate) struct RootEngine {
     /// Pieces below it have been sent or were sent out of turn.
     next: u32,
     sent: Bits,
+    /// What somebody waits for: it goes before everything else, and is not held back.
+    urgent: VecDeque<u32>,
+    /// What lies around it.
     wanted: VecDeque<u32>,
     resend: VecDeque<u32>,
     unmarked: Vec<u32>,
@@ -121,6 +124,7 @@ impl RootEngine {
             pacer,
             next: 0,
             sent,
+            urgent: VecDeque::new(),
             wanted: VecDeque::new(),
             resend: VecDeque::new(),
             unmarked: Vec::new(),
@@ -216,6 +220,9 @@ impl RootEngine {
             }
             return;
         }
+        for chunk in self.layout.table_chunk_of(chunk).into_iter().chain([chunk]) {
+            self.urgent.extend(self.layout.pieces_of(chunk).numbers().filter(|piece| !self.sent.get(*piece)));
+        }
         let first = chunk / AROUND * AROUND;
         for chunk in first..(first + AROUND).min(self.layout.chunks()) {
             self.wanted.extend(self.layout.pieces_of(chunk).numbers().filter(|piece| !self.sent.get(*piece)));
@@ -306,6 +313,19 @@ impl RootEngine {
         if !self.multicast || self.hosts.is_empty() {
             return Step::Idle;
         }
+        let size = self.layout.piece_bytes();
+        let room = (self.sizes.step / size).max(1) as usize;
+        let mut urgent = Vec::new();
+        while urgent.len() < room {
+            let Some(piece) = self.urgent.pop_front() else { break };
+            if self.sent.insert(piece) {
+                urgent.push(piece);
+            }
+        }
+        if !urgent.is_empty() {
+            // The pacer makes the rest wait for it.
+            return self.sending(now, urgent);
+        }
         let next = self.pacer.next(now);
         if next > now {
             return Step::At(next);
@@ -313,8 +333,6 @@ impl RootEngine {
         if self.is_held_back(now) {
             return Step::At(now + Duration::from_millis(5));
         }
-        let size = self.layout.piece_bytes();
-        let room = (self.sizes.step / size).max(1) as usize;
         let mut pieces = Vec::with_capacity(room);
         while pieces.len() < room {
             if let Some(piece) = self.wanted.pop_front() {
@@ -340,6 +358,11 @@ impl RootEngine {
                 self.marks.values().map(|mark| if mark.waiting.is_empty() { mark.settles } else { mark.due });
             return due.min().map_or(Step::Idle, |due| Step::At(due.max(now + Duration::from_millis(1))));
         }
+        self.sending(now, pieces)
+    }
+
+    fn sending(&mut self, now: Time, pieces: Vec<u32>) -> Step {
+        let size = self.layout.piece_bytes();
         self.pacer.sent(now, pieces.len() as u64 * u64::from(size + self.sizes.overhead));
         self.totals.sent += pieces.len() as u64;
         self.unmarked.extend(&pieces);
@@ -373,5 +396,32 @@ impl RootEngine {
                 Mark { pieces: count, waiting, settles: now, due: now + SETTLE, misses, losses, late: false };
             self.marks.insert(number, mark);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Extent;
+
+    #[test]
+    fn what_somebody_waits_for_goes_at_once_and_once() {
+        let extents = vec![Extent { region: 0, first: 0, count: 2000 }];
+        let layout = Layout::new(vec![2000 * 4096], extents, Some(1440), 1).unwrap();
+        let mut root = RootEngine::new(layout, true, Pacer::new(1e6), Sizes::default());
+        let (one, other) = (HostId(1), HostId(2));
+        root.joined(Time::ZERO, one);
+        root.joined(Time::ZERO, other);
+        while matches!(root.step(Time::ZERO), Step::Send(_)) {}
+        assert!(matches!(root.step(Time::ZERO), Step::At(_)), "the pacer holds it back");
+        root.hear(Time::ZERO, one, Message::Want { chunk: 1900 });
+        root.hear(Time::ZERO, other, Message::Want { chunk: 1900 });
+        // Its part of the table has gone with what was sent first.
+        assert_eq!(root.step(Time::ZERO), Step::Send(vec![5700, 5701, 5702]));
+        let Step::At(next) = root.step(Time::ZERO) else { panic!("it is sent twice") };
+        // Then what lies around it.
+        let Step::Send(pieces) = root.step(next) else { panic!("nothing follows") };
+        assert_eq!(pieces[..3], [1888 * 3, 1888 * 3 + 1, 1888 * 3 + 2]);
+        assert!(!pieces.contains(&5700));
     }
 }

@@ -140,7 +140,7 @@ pub struct HostReport {
     wrong: u64,
     /// From the request until the whole template was there.
     template_ms: Option<f64>,
-    /// Chunks that it read at once because a child waited for them.
+    /// Chunks that a child waited for, each once however many children did.
     wanted: u64,
     /// Faults of children that ran before the whole template was there.
     faults: Option<FaultStats>,

@@ -226,7 +226,7 @@ async fn assemble(
     let sessions = Sessions::new(engine.clone());
     let registry = Registry::new(vms, monitors, sessions.clone(), run_dir, memory_dir);
     let remote = Remote::new(&config, listen, dialer.clone(), fabrics.clone());
-    let forks = Forks::open(&config, registry.clone(), remote)?;
+    let forks = Forks::open(&config, registry.clone(), remote, engine.clone())?;
     let probe = registry::off_worker(vmove_memory::DirtyTracker::supported).await;
     let no_dirty_tracking = probe.ok().and_then(|found| found.err().map(|why| why.to_string()));
     if let Some(why) = &no_dirty_tracking {

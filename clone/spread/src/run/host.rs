@@ -14,7 +14,7 @@ use super::control::Control;
 use super::inbox::Inbox;
 use super::reader::{Reader, SEGMENTS};
 use super::wants::Wants;
-use super::{Acceptor, wait};
+use super::{Acceptor, prompt, wait};
 use crate::error::SpreadError;
 use crate::host::{HostEngine, HostTotals};
 use crate::layout::{CHUNK, Layout};
@@ -110,7 +110,7 @@ impl Host {
         let take = move |incoming| to.push(Event::Incoming(incoming));
         let acceptor = options.listens.then(|| Acceptor::start(Arc::clone(&fabric), take)).transpose()?;
         let (events, state, wanted) = (Arc::clone(&inbox), Arc::clone(&shared), wants.clone());
-        let run = move || {
+        let run = move |_| {
             let ears = Ears { inbox: &events, wants: &wanted };
             let result =
                 Runner::begin(&fabric, multicast, target, options, ears, &state).and_then(Runner::run);
@@ -119,7 +119,7 @@ impl Host {
             state_now.1 = result.err();
             state.1.notify_all();
         };
-        let thread = std::thread::Builder::new().name("vmove-spread-h".to_owned()).spawn(run);
+        let thread = prompt("vmove-spread-h").spawn(run);
         let thread = Some(thread.map_err(SpreadError::io("start a thread"))?);
         Ok(Self { inbox, wants, shared, thread, _acceptor: acceptor })
     }
@@ -244,6 +244,7 @@ impl<'a> Runner<'a> {
         // A host that cannot hear the group misses all of it, and is told to read.
         let by_multicast = welcome.group.is_some();
         let engine = HostEngine::new(welcome.layout, welcome.route, by_multicast, begin.elapsed());
+        let engine = if receiver.is_none() { engine.deaf() } else { engine };
         let reader = |class| -> Result<Reader, FabricError> {
             let endpoint = fabric.connect(&address, class, &greet(&Greeting::Reads { from: me }))?;
             let mut reader = Reader::new(HostId::ROOT, endpoint);
@@ -301,7 +302,7 @@ impl<'a> Runner<'a> {
         // After the inbox, whose descriptor tells of these, too.
         while let Some((region, offset)) = self.ears.wants.next() {
             if let Some(chunk) = self.engine.layout().chunk_at(region, offset) {
-                self.engine.want(chunk);
+                self.engine.want(self.begin.elapsed(), chunk);
             }
         }
         if self.root.peer == HostId::ROOT {

@@ -17,9 +17,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vmove_fabric::{Fabric, FabricError, Incoming};
+use vmove_fabric::{Fabric, FabricError, Incoming, Sched, ThreadOptions};
 
 use crate::error::SpreadError;
+
+/// A thread that others wait for, and that has more to do than real-time scheduling is for: at every host children wait for what it
+/// brings, while they take all processors.
+fn prompt(name: &str) -> ThreadOptions {
+    ThreadOptions { sched: Sched::Normal { nice: -10 }, ..ThreadOptions::normal(name) }
+}
 
 /// Waits until one of the descriptors has something, or for `timeout`.
 fn wait(fds: &[(BorrowedFd<'_>, bool)], timeout: Duration) -> Result<(), SpreadError> {

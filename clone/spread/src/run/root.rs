@@ -12,7 +12,7 @@ use vmove_fabric::{
 
 use super::control::Control;
 use super::inbox::Inbox;
-use super::{Acceptor, wait};
+use super::{Acceptor, prompt, wait};
 use crate::error::SpreadError;
 use crate::message::{Greeting, HostId, Message, Welcome};
 use crate::pace::{Pacer, Time};
@@ -114,7 +114,7 @@ impl Root {
             served: Vec::new(),
             states: BTreeMap::new(),
         };
-        let thread = std::thread::Builder::new().name("vmove-spread".to_owned()).spawn(move || runner.run());
+        let thread = prompt("vmove-spread").spawn(move |_| runner.run());
         let thread = Some(thread.map_err(SpreadError::io("start a thread"))?);
         let to = Arc::clone(&inbox);
         let acceptor = Acceptor::start(fabric, move |incoming| to.push(Event::Incoming(incoming)))?;
@@ -207,8 +207,12 @@ impl Runner {
                 control.send(&message);
             }
         }
-        self.listen();
+        let heard = self.listen();
         self.publish(None);
+        if heard {
+            // Somebody may wait for the answer.
+            return Ok(true);
+        }
         let idle = if self.gathering.is_some() || !self.ready.is_empty() { 5 } else { 200 };
         let nap = until.map_or(Duration::from_millis(idle), |time| time.saturating_sub(self.now()));
         if !nap.is_zero() {
@@ -297,14 +301,16 @@ impl Runner {
         }
     }
 
-    /// Takes what hosts say.
-    fn listen(&mut self) {
+    /// Takes what hosts say. Whether anything was said.
+    fn listen(&mut self) -> bool {
         let (mut messages, mut lost) = (Vec::new(), Vec::new());
+        let mut heard = false;
         for control in &mut self.controls {
             if let Err(error) = control.poll(&mut messages) {
                 tracing::info!(host = %control.peer, %error, "a host has gone");
                 lost.push(control.peer);
             }
+            heard |= !messages.is_empty();
             for message in messages.drain(..) {
                 let now = self.begin.elapsed();
                 match message {
@@ -323,6 +329,7 @@ impl Runner {
         for id in lost {
             self.lose(id);
         }
+        heard
     }
 
     fn send(&mut self, pieces: &[u32]) -> Result<(), SpreadError> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::process::Command;
 use vmove_clone::CloneError;
 use vmove_clone::child::{Base, Child, Plan};
+use vmove_clone::identity::child_name;
 use vmove_clone::record::Member;
 use vmove_clone::service::PageService;
 use vmove_clone::template::Source;
@@ -59,7 +60,7 @@ impl Forks {
             self.members.list().into_iter().filter(|m| m.node.is_some()).map(|m| m.vm).collect();
         while planned.len() < count {
             index += 1;
-            if elsewhere.contains(&format!("{parent}.{index}")) {
+            if elsewhere.contains(&child_name(parent, index)) {
                 continue;
             }
             match self.plan_one(base, parent, index) {
@@ -73,7 +74,7 @@ impl Forks {
 
     /// The plan of child `index`, whose name must be free.
     pub fn plan_one(&self, base: &Base, parent: &str, index: u32) -> Result<Planned, Problem> {
-        let name = format!("{parent}.{index}");
+        let name = child_name(parent, index);
         let reserved = self.registry.reserve(&name)?;
         let plan = Plan::new(base, index, &name).map_err(|e| clone_problem(&e))?;
         Ok(Planned { plan, reserved })

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Semaphore;
 use vmove_clone::record::Members;
 use vmove_clone::report::ForkProgress;
+use vmove_migrate::engine::Engine;
 
 use self::children::Prepared;
 use self::guest::Guests;
@@ -35,6 +36,8 @@ const REMEMBERED: usize = 64;
 pub struct Forks {
     registry: Arc<Registry>,
     members: Arc<Members>,
+    /// Knows where guests were moved.
+    engine: Arc<Engine>,
     node: String,
     policy: ForkPolicy,
     /// Journals of forks.
@@ -89,13 +92,19 @@ impl Drop for Fetching {
 }
 
 impl Forks {
-    pub fn open(config: &Config, registry: Arc<Registry>, remote: Arc<Remote>) -> anyhow::Result<Arc<Self>> {
+    pub fn open(
+        config: &Config,
+        registry: Arc<Registry>,
+        remote: Arc<Remote>,
+        engine: Arc<Engine>,
+    ) -> anyhow::Result<Arc<Self>> {
         let dir = config.state_dir.join("forks");
         let members = Arc::new(Members::open(&dir.join("members"))?);
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         Ok(Arc::new(Self {
             registry,
             members,
+            engine,
             node: config.node.clone(),
             policy: config.fork.clone(),
             journals: dir,

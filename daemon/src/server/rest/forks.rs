@@ -40,7 +40,7 @@ pub async fn tree(
     Path(name): Path<String>,
     Query(query): Query<TreeQuery>,
 ) -> Answer<ForkNode> {
-    Ok(axum::Json(if query.ask { app.forks.asked_tree(&name).await? } else { app.forks.tree(&name)? }))
+    Ok(axum::Json(app.forks.whole_tree(&name, query.ask).await?))
 }
 
 /// Ends a child at once, also one on another node.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vmove_clone::record::Member;
-use vmove_migrate::link::Dialer;
+use vmove_migrate::history::Moved;
+use vmove_migrate::link::{Dialer, PeerTarget};
 use vmove_migrate::proto::channel::Channel;
 use vmove_migrate::proto::hello::{LinkKind, SessionId, Token};
 
@@ -21,21 +22,38 @@ const ANSWER: Duration = Duration::from_secs(40);
 impl Forks {
     /// Ends a child of a guest of this node, wherever it is.
     pub async fn kill(self: Arc<Self>, name: String) -> Result<Stopped, Problem> {
-        let member = self.members.list().into_iter().find(|member| member.vm == name);
-        let node = member.as_ref().and_then(|member| member.node.clone());
-        let (Some(member), Some(node)) = (member, node) else {
+        let Some(member) = self.members.list().into_iter().find(|member| member.vm == name) else {
             return self.registry.stop(&name, true).await;
         };
-        match self.ask(&node, ToHost::End(kin(&member))).await? {
+        let (node, answer) = if let Some(node) = &member.node {
+            (node.clone(), self.ask(node, ToHost::End(kin(&member))).await?)
+        } else if self.registry.vms.get(&name).is_ok() {
+            return self.registry.stop(&name, true).await;
+        } else if let Some(moved) = self.moved(&member).await {
+            (moved.to.name.clone(), self.pursue(moved, true).await?)
+        } else {
+            return self.registry.stop(&name, true).await;
+        };
+        match answer {
             ToParent::Ended(how) => Ok(Stopped { name, how }),
             other => Err(unexpected(&node, &other)),
         }
     }
 
-    /// As [`Self::tree`]; of the VM's own children on other nodes it is asked whether they live. Those of a node that does not answer
-    /// stay `elsewhere`.
-    pub async fn asked_tree(&self, name: &str) -> Result<ForkNode, Problem> {
+    /// As [`Self::tree`], with children that were moved to other nodes. With `ask` those of the VM's own children on other nodes that do
+    /// not live are `ended`; those of a node that does not answer stay `elsewhere`.
+    pub async fn whole_tree(&self, name: &str, ask: bool) -> Result<ForkNode, Problem> {
         let mut tree = self.tree(name)?;
+        if ask {
+            self.ask_which_live(name, &mut tree).await?;
+        }
+        // After those, whose nodes do not know of these.
+        self.told_apart(&mut tree, ask).await;
+        Ok(tree)
+    }
+
+    /// Of children that were started on other nodes.
+    async fn ask_which_live(&self, name: &str, tree: &mut ForkNode) -> Result<(), Problem> {
         let mut by_node: BTreeMap<String, Vec<Kin>> = BTreeMap::new();
         for member in self.members.list().iter().filter(|member| member.parent.as_deref() == Some(name)) {
             if let Some(node) = &member.node {
@@ -60,20 +78,21 @@ impl Forks {
                 Err(problem) => tracing::debug!(%node, %problem, "a node is not asked which children live"),
             }
         }
-        Ok(tree)
+        Ok(())
     }
 
     async fn ask(&self, node: &str, question: ToHost) -> Result<ToParent, Problem> {
-        let failed = |why: String| Problem::new(Code::ForkFailed, format!("{node} cannot be asked: {why}"));
-        let target = self.remote.target(node)?;
+        self.ask_at(&self.remote.target(node)?, question).await
+    }
+
+    pub(super) async fn ask_at(&self, target: &PeerTarget, question: ToHost) -> Result<ToParent, Problem> {
+        let failed = |why: String| Problem::new(Code::ForkFailed, format!("{target} cannot be asked: {why}"));
         let hello = self.remote.hello(LinkKind::Fork, SessionId::random(), Token::random());
-        let stream = self.remote.dialer.stream(&target, &hello).await.map_err(|e| failed(chain(&e)))?;
+        let stream = self.remote.dialer.stream(target, &hello).await.map_err(|e| failed(chain(&e)))?;
         let mut channel: Channel<ToParent> = Channel::new(stream);
         channel.send(&question).await.map_err(|e| failed(chain(&e)))?;
         match tokio::time::timeout(ANSWER, channel.receive()).await {
-            Ok(Ok(ToParent::Refused(problem))) => Err(serde_json::from_str(&problem)
-                .unwrap_or_else(|_| failed("it refused without a reason".to_owned()))),
-            Ok(Ok(answer)) => Ok(answer),
+            Ok(Ok(answer)) => answer.unless_refused(target),
             Ok(Err(error)) => Err(failed(chain(&error))),
             Err(_) => Err(failed(format!("no answer within {} s", ANSWER.as_secs()))),
         }
@@ -83,20 +102,40 @@ impl Forks {
     pub(super) async fn answer_kin(&self, question: ToHost, mut channel: Channel<ToHost>) {
         let answer = match question {
             ToHost::Which(children) => {
-                let living = children.into_iter().filter(|child| self.lives(child));
-                ToParent::Living(living.map(|child| child.name).collect())
+                let mut living = Vec::new();
+                for child in children {
+                    let lives = self.lives(&child)
+                        || match self.gone(&child).await {
+                            Some(moved) => self.lives_there(moved).await,
+                            None => false,
+                        };
+                    living.extend(lives.then_some(child.name));
+                }
+                Ok(ToParent::Living(living))
             }
-            ToHost::End(child) if self.lives(&child) => match self.registry.stop(&child.name, true).await {
-                Ok(stopped) => ToParent::Ended(stopped.how),
-                Err(problem) => ToParent::refused(&problem),
-            },
-            ToHost::End(child) => {
-                let text = format!("{} has no child {:?} of that fork (any more)", self.node, child.name);
-                ToParent::refused(&Problem::new(Code::UnknownVm, text))
-            }
+            ToHost::End(child) => self.end(&child).await,
+            ToHost::Came(came) => self.answer_for(came).await,
             _ => return,
         };
-        let _ = channel.send(&answer).await;
+        let _ = channel.send(&answer.unwrap_or_else(|problem| ToParent::refused(&problem))).await;
+    }
+
+    async fn end(&self, child: &Kin) -> Result<ToParent, Problem> {
+        if self.lives(child) {
+            return Ok(ToParent::Ended(self.registry.stop(&child.name, true).await?.how));
+        }
+        if let Some(moved) = self.gone(child).await {
+            return self.pursue(moved, true).await;
+        }
+        let text = format!("{} has no child {:?} of that fork (any more)", self.node, child.name);
+        Err(Problem::new(Code::UnknownVm, text))
+    }
+
+    /// Where a child has gone that was here.
+    async fn gone(&self, child: &Kin) -> Option<Moved> {
+        let of = |m: &Member| m.vm == child.name && m.fork == child.fork && m.parent.is_some();
+        let member = self.members.list().into_iter().find(of)?;
+        self.moved(&member).await
     }
 
     fn lives(&self, child: &Kin) -> bool {

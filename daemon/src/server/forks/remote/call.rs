@@ -219,10 +219,10 @@ async fn call(
     let order = ToHost::Order(Box::new(order));
     channel.send(&order).await.map_err(|e| failed(format!("{target} cannot be told: {}", chain(&e))))?;
     match tokio::time::timeout(ANSWER, channel.receive()).await {
-        Ok(Ok(ToParent::Accepted { hears })) => Ok(Called { target, children, channel, hears, sent }),
-        Ok(Ok(ToParent::Refused(problem))) => Err(serde_json::from_str(&problem)
-            .unwrap_or_else(|_| failed(format!("{target} refused without a reason")))),
-        Ok(Ok(other)) => Err(failed(format!("Expected an answer of {target}, found {other:?}"))),
+        Ok(Ok(answer)) => match answer.unless_refused(&target)? {
+            ToParent::Accepted { hears } => Ok(Called { target, children, channel, hears, sent }),
+            other => Err(failed(format!("Expected an answer of {target}, found {other:?}"))),
+        },
         Ok(Err(error)) => Err(failed(format!("{target} did not answer: {}", chain(&error)))),
         Err(_) => Err(failed(format!("{target} did not answer within {} s", ANSWER.as_secs()))),
     }

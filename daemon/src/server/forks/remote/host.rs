@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use vmove_clone::child::Base;
+use vmove_clone::identity::child_name;
 use vmove_clone::report::{ForkProgress, ForkReport};
 use vmove_clone::room::Demand;
 use vmove_clone::service::Chunks;
@@ -60,7 +61,7 @@ impl Forks {
         let mut channel: Channel<ToHost> = Channel::new(stream);
         let order = match tokio::time::timeout(ORDER, channel.receive()).await {
             Ok(Ok(ToHost::Order(order))) => order,
-            Ok(Ok(question @ (ToHost::Which(_) | ToHost::End(_)))) => {
+            Ok(Ok(question @ (ToHost::Which(_) | ToHost::End(_) | ToHost::Came(_)))) => {
                 return self.answer_kin(question, channel).await;
             }
             _ => return tracing::warn!(%from, "expected an order for children, found none"),
@@ -282,7 +283,7 @@ impl Part {
     /// Names of the children.
     pub(super) fn children(&self) -> Vec<String> {
         let order = &self.order;
-        order.indexes.iter().map(|index| format!("{}.{index}", order.parent)).collect()
+        order.indexes.iter().map(|index| child_name(&order.parent, *index)).collect()
     }
 
     /// Waits for the whole template, then makes children of it.

@@ -7,7 +7,8 @@ use std::net::SocketAddrV4;
 use serde::{Deserialize, Serialize};
 use vmove_migrate::link::PeerTarget;
 
-use crate::api::problem::Problem;
+use super::moved::Came;
+use crate::api::problem::{Code, Problem};
 
 /// From the parent's daemon.
 #[derive(Debug, Serialize, Deserialize)]
@@ -26,6 +27,8 @@ pub enum ToHost {
     Which(Vec<Kin>),
     /// Instead of an order: end this one.
     End(Kin),
+    /// Instead of an order: does this one live, or end it.
+    Came(Came),
 }
 
 /// A child that came of an order.
@@ -59,6 +62,13 @@ pub enum ToParent {
 impl ToParent {
     pub fn refused(problem: &Problem) -> Self {
         Self::Refused(serde_json::to_string(problem).unwrap_or_default())
+    }
+
+    /// The answer of a node, unless it refuses.
+    pub fn unless_refused(self, node: &impl std::fmt::Display) -> Result<Self, Problem> {
+        let Self::Refused(problem) = self else { return Ok(self) };
+        let without = || Problem::new(Code::ForkFailed, format!("{node} refused without a reason"));
+        Err(serde_json::from_str(&problem).unwrap_or_else(|_| without()))
     }
 }
 

@@ -24,6 +24,7 @@ mod host;
 mod make;
 mod memory;
 mod message;
+mod moved;
 mod record;
 mod root;
 
