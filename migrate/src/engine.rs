@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::check::{Blocker, CheckReport};
 use crate::destination::{self, Arrival};
-use crate::history::Moved;
+use crate::history::{Moved, QemuId};
 use crate::journal::{DestinationRecord, Journal, SourceRecord};
 use crate::link::{Dialer, Link, PeerTarget};
 use crate::monitors::Monitors;
@@ -402,9 +402,10 @@ impl Engine {
         list
     }
 
-    /// Where the guest was sent that is meant, as long as the journal of that is kept. Reads the disk.
-    pub fn moved(&self, which: impl Fn(&VmRecord) -> bool) -> Option<Moved> {
-        crate::history::moved(&self.node.config.sessions_dir, which)
+    /// Where guests were sent, as long as the journals of that are kept. Reads the disk.
+    #[must_use]
+    pub fn moved(&self) -> HashMap<QemuId, Moved> {
+        crate::history::moved(&self.node.config.sessions_dir)
     }
 
     /// The guest that a session brought here, as it was registered first, as long as the journal of that is kept. Reads the disk.

@@ -1,5 +1,6 @@
 //! Sessions that have ended, read from their journals.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,14 +24,22 @@ pub struct Moved {
     pub to: PeerTarget,
 }
 
-/// Where the guest was sent that is meant, as long as the journal of that is kept.
-pub(crate) fn moved(dir: &Path, which: impl Fn(&VmRecord) -> bool) -> Option<Moved> {
-    session_ids(dir).into_iter().find_map(|id| {
+/// A QEMU of this node: its process id and when that was started, in clock ticks since boot.
+pub type QemuId = (i32, u64);
+
+/// Where guests were sent, by the QEMU they had here, as long as the journals of that are kept.
+pub(crate) fn moved(dir: &Path) -> HashMap<QemuId, Moved> {
+    let mut found = HashMap::new();
+    for id in session_ids(dir) {
         let path = dir.join(id.to_string()).join("source.jsonl");
-        let record = Journal::<SourceRecord>::read(&path).ok()?;
-        let gone = matches!(record.state, SourceState::Committed | SourceState::Released);
-        (gone && which(&record.vm)).then_some(Moved { session: id, to: record.to })
-    })
+        let Ok(record) = Journal::<SourceRecord>::read(&path) else { continue };
+        if matches!(record.state, SourceState::Committed | SourceState::Released) {
+            let qemu = (record.vm.pid, record.vm.pid_start);
+            // The newest is the first.
+            found.entry(qemu).or_insert(Moved { session: id, to: record.to });
+        }
+    }
+    found
 }
 
 /// The guest that a session brought here, as long as its journal is kept.

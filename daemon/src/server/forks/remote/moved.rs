@@ -1,9 +1,11 @@
 //! Children that migrations have taken to other nodes. A node knows from its journals where it has sent a guest and by which session;
 //! the node that it came to knows it by that session. So they are followed from node to node.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 use vmove_clone::record::Member;
-use vmove_migrate::history::Moved;
+use vmove_migrate::history::{Moved, QemuId};
 use vmove_migrate::proto::hello::SessionId;
 use vmove_migrate::vm::VmRecord;
 
@@ -29,13 +31,12 @@ pub struct Came {
 impl Forks {
     /// Where a child has gone that was here, if a migration took it.
     pub(super) async fn moved(&self, child: &Member) -> Option<Moved> {
-        self.sent(child.pid, child.pid_start).await
+        self.all_moved().await.remove(&(child.pid, child.pid_start))
     }
 
-    async fn sent(&self, pid: i32, start: u64) -> Option<Moved> {
+    async fn all_moved(&self) -> HashMap<QemuId, Moved> {
         let engine = self.engine.clone();
-        let which = move |vm: &VmRecord| vm.pid == pid && vm.pid_start == start;
-        off_worker(move || engine.moved(which)).await.ok().flatten()
+        off_worker(move || engine.moved()).await.unwrap_or_default()
     }
 
     /// Asks where it has gone whether it lives, or has it ended there.
@@ -80,7 +81,7 @@ impl Forks {
             }
             return Ok(ToParent::Living(vec![vm.name]));
         }
-        match self.sent(vm.pid, vm.pid_start).await {
+        match self.all_moved().await.remove(&(vm.pid, vm.pid_start)) {
             Some(moved) => self.pursue_on(moved, end, passed).await,
             None if end => Err(Problem::new(Code::UnknownVm, format!("It has ended on {}", self.node))),
             None => Ok(ToParent::Living(Vec::new())),
@@ -89,12 +90,16 @@ impl Forks {
 
     /// Tells the VM's own children that migrations took from here from those that have ended.
     pub(super) async fn told_apart(&self, tree: &mut ForkNode, ask: bool) {
-        let members = self.members.list();
-        for child in tree.children.iter_mut().filter(|child| child.status == "ended") {
+        let ended = |child: &ForkNode| child.status == "ended";
+        if !tree.children.iter().any(ended) {
+            return;
+        }
+        let (members, mut gone) = (self.members.list(), self.all_moved().await);
+        for child in tree.children.iter_mut().filter(|child| ended(child)) {
             let Some(member) = members.iter().find(|m| m.vm == child.name && m.node.is_none()) else {
                 continue;
             };
-            let Some(moved) = self.moved(member).await else { continue };
+            let Some(moved) = gone.remove(&(member.pid, member.pid_start)) else { continue };
             child.node = Some(moved.to.name.clone());
             if !ask || self.lives_there(moved).await {
                 "elsewhere".clone_into(&mut child.status);
