@@ -489,12 +489,11 @@ impl Engine {
         let id = hello.session;
         let announce = move |prepare: &Prepare| engine.announce(id, prepare, sender);
         tokio::spawn(destination::serve_new(Arc::clone(&self.node), hello, stream, arrivals, announce));
-        self.forget_old();
     }
 
     /// Enters a new session to here, unless its VM is on its way here already.
     fn announce(
-        &self,
+        self: &Arc<Self>,
         id: SessionId,
         prepare: &Prepare,
         arrivals: mpsc::Sender<Arrival>,
@@ -509,6 +508,7 @@ impl Engine {
             ));
         }
         self.register(id, &prepare.vm, Role::Destination, prepare.token, progress, Some(arrivals));
+        self.forget_old();
         Ok(publisher)
     }
 

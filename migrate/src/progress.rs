@@ -96,6 +96,20 @@ pub enum Outcome {
     },
 }
 
+impl Outcome {
+    /// Whether the migration still has a hand on its VM: it runs, or it left the guest paused and awaits `recover`.
+    #[must_use]
+    pub const fn holds_vm(&self) -> bool {
+        match self {
+            Self::Running | Self::Reconnecting { .. } => true,
+            Self::Failed { guest, .. } => {
+                matches!(guest, GuestPlace::PausedAtSource | GuestPlace::PausedAtDestination)
+            }
+            Self::Done { .. } | Self::Refused { .. } => false,
+        }
+    }
+}
+
 /// A snapshot of a session.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
@@ -132,4 +146,22 @@ pub struct Progress {
     pub eta_ms: Option<f64>,
     /// How it ended, or `running`.
     pub outcome: Outcome,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_paused_guest_is_still_held() {
+        let failed = |guest| Outcome::Failed { error: String::new(), guest, cancelled: false };
+        assert!(Outcome::Running.holds_vm());
+        assert!(
+            failed(GuestPlace::PausedAtSource).holds_vm()
+                && failed(GuestPlace::PausedAtDestination).holds_vm()
+        );
+        assert!(
+            !failed(GuestPlace::Source).holds_vm() && !Outcome::Refused { blockers: Vec::new() }.holds_vm()
+        );
+    }
 }

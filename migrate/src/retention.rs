@@ -14,7 +14,6 @@ use crate::engine::Engine;
 use crate::history::session_ids;
 use crate::journal::{DestinationRecord, Journal, SourceRecord};
 use crate::ownership::{DestinationState, SourceState};
-use crate::progress::{GuestPlace, Outcome};
 use crate::proto::hello::SessionId;
 
 impl Engine {
@@ -47,7 +46,8 @@ impl Engine {
 
     fn forget(&self, id: SessionId) -> bool {
         let dir = self.node.session_dir(id);
-        if self.at_work_on(id) || !nobody_asks(&dir) {
+        let held = self.lock().get(&id).is_some_and(|handle| handle.progress.borrow().outcome.holds_vm());
+        if held || !nobody_asks(&dir) {
             return false;
         }
         if let Err(error) = std::fs::remove_dir_all(&dir) {
@@ -56,20 +56,6 @@ impl Engine {
         }
         self.lock().remove(&id);
         true
-    }
-
-    /// Whether a task here still works on it, or left a guest that `recover` can help.
-    fn at_work_on(&self, id: SessionId) -> bool {
-        let sessions = self.lock();
-        let Some(handle) = sessions.get(&id) else { return false };
-        let stuck = |guest: &GuestPlace| {
-            matches!(guest, GuestPlace::PausedAtSource | GuestPlace::PausedAtDestination)
-        };
-        match &handle.progress.borrow().outcome {
-            Outcome::Running | Outcome::Reconnecting { .. } => true,
-            Outcome::Failed { guest, .. } => stuck(guest),
-            Outcome::Done { .. } | Outcome::Refused { .. } => false,
-        }
     }
 }
 

@@ -278,21 +278,22 @@ pub fn log_in(vm_dir: &Path) -> PathBuf {
     vm_dir.join("qemu.log")
 }
 
-/// Ends what [`QemuProcess::spawn`] had started with this folder and log, by SIGKILL, and waits until it has ended: so is a
-/// QEMU found whose id nobody lived to write down. Others that work in the folder, such as a shell, are left alone. Gives
-/// the ids of the processes that were ended.
+/// Ends what [`QemuProcess::spawn`] had started in a VM's folder with the log of [`log_in`], by SIGKILL, and waits until it has
+/// ended: so is a QEMU found whose id nobody lived to write down. Others that work in the folder, such as a shell, are left
+/// alone. Gives the ids of the processes that were ended.
 ///
 /// # Errors
 /// [`ProcessError::Unkillable`].
-pub async fn end_started_in(folder: &Path, log: &Path) -> Result<Vec<u32>, ProcessError> {
+pub async fn end_started_in(vm_dir: &Path) -> Result<Vec<u32>, ProcessError> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Ok(Vec::new()) };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let log = log_in(vm_dir);
     let mut ended = Vec::new();
-    for pid in pids.filter(|pid| was_started_in(*pid, folder, log)) {
+    for pid in pids.filter(|pid| was_started_in(*pid, vm_dir, &log)) {
         // Gone already, or not ours to look at.
-        let Ok(process) = QemuProcess::adopt(pid, log) else { continue };
+        let Ok(process) = QemuProcess::adopt(pid, &log) else { continue };
         // The id may have been reused before the pidfd held it.
-        if was_started_in(pid, folder, log) {
+        if was_started_in(pid, vm_dir, &log) {
             process.kill().await?;
             ended.push(pid);
         }

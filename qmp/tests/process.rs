@@ -63,11 +63,11 @@ async fn what_was_started_in_a_folder_is_found_and_ended_and_nothing_else_there(
     let ours = QemuProcess::spawn(&sleep, &link, &log).unwrap();
     let elsewhere = QemuProcess::spawn(&sleep, parent.path(), &log).unwrap();
     let mut shell = std::process::Command::new("sleep").arg("60").current_dir(&folder).spawn().unwrap();
-    let ended = vmove_qmp::process::end_started_in(&link, &log).await.unwrap();
+    let ended = vmove_qmp::process::end_started_in(&link).await.unwrap();
     assert_eq!(ended, [ours.pid()]);
     assert!(!ours.alive() && elsewhere.alive());
     assert!(shell.try_wait().unwrap().is_none(), "a shell of the operator was killed");
-    assert!(vmove_qmp::process::end_started_in(&folder, &log).await.unwrap().is_empty());
+    assert!(vmove_qmp::process::end_started_in(&folder).await.unwrap().is_empty());
     elsewhere.kill().await.unwrap();
     shell.kill().unwrap();
     shell.wait().unwrap();

@@ -342,8 +342,9 @@ impl Scene {
             }
             if Instant::now() > deadline {
                 bail!(
-                    "left at node {}: QEMU {qemu:?}, memory {ram:?}, page maps {maps:?}, VMs {vms:?}",
-                    node.name()
+                    "left at node {}: QEMU {qemu:?}, memory {ram:?}, page maps {maps:?}, VMs {vms:?}\n{}",
+                    node.name(),
+                    node.log()
                 );
             }
             std::thread::sleep(Duration::from_millis(50));

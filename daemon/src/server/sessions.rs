@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use vmove_migrate::engine::{Engine, EngineError};
-use vmove_migrate::progress::{GuestPlace, Outcome, Progress};
+use vmove_migrate::progress::Progress;
 
 use super::registry::off_worker;
 use crate::api::is_end;
@@ -35,7 +35,7 @@ impl Sessions {
     /// Takes in what the engine took up from its journals.
     pub async fn take_up(&self) -> Result<(), Problem> {
         for session in self.all().await? {
-            if !is_end(&session.outcome) || holds(&session.outcome) {
+            if !is_end(&session.outcome) || session.outcome.holds_vm() {
                 self.add(&session.id);
             }
         }
@@ -64,14 +64,14 @@ impl Sessions {
     /// Forgets those that are over. Their last snapshot has been counted.
     pub fn settle(&self, counted: &[Progress]) {
         let mut ids = self.lock();
-        for session in counted.iter().filter(|p| is_end(&p.outcome) && !holds(&p.outcome)) {
+        for session in counted.iter().filter(|p| is_end(&p.outcome) && !p.outcome.holds_vm()) {
             ids.remove(&session.id);
         }
     }
 
     /// The migration that holds a VM: it runs, or it left the guest paused and awaits `recover`.
     pub fn of_vm(&self, name: &str) -> Option<Progress> {
-        self.live().into_iter().find(|p| p.vm == name && holds(&p.outcome))
+        self.live().into_iter().find(|p| p.vm == name && p.outcome.holds_vm())
     }
 
     /// All that the node remembers, from the disk, too.
@@ -97,29 +97,5 @@ impl Sessions {
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
         // Single insertions and removals: a panic leaves nothing half done.
         self.ids.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Whether a migration still has a hand on its VM.
-pub fn holds(outcome: &Outcome) -> bool {
-    match outcome {
-        Outcome::Running | Outcome::Reconnecting { .. } => true,
-        Outcome::Failed { guest: GuestPlace::PausedAtSource | GuestPlace::PausedAtDestination, .. } => true,
-        Outcome::Done { .. } | Outcome::Refused { .. } | Outcome::Failed { .. } => false,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_paused_guest_is_still_held() {
-        let failed = |guest| Outcome::Failed { error: String::new(), guest, cancelled: false };
-        assert!(holds(&Outcome::Running));
-        assert!(
-            holds(&failed(GuestPlace::PausedAtSource)) && holds(&failed(GuestPlace::PausedAtDestination))
-        );
-        assert!(!holds(&failed(GuestPlace::Source)) && !holds(&Outcome::Refused { blockers: Vec::new() }));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vmove_memory::{Process, RemoteUffd, close_in_qemu, collapse};
-use vmove_qmp::process::{QemuProcess, end_started_in, log_in};
+use vmove_qmp::process::{QemuProcess, end_started_in};
 use vmove_qmp::switchover::Announce;
 
 use super::launch::chain;
@@ -354,7 +354,7 @@ impl Session {
 /// Ends the QEMU that an earlier process of this daemon had started for a session that is no more, also when that process was
 /// killed before it had written down which one it is.
 pub(super) async fn end_left_qemu(vm: &VmRecord) {
-    match end_started_in(&vm.vm_dir, &log_in(&vm.vm_dir)).await {
+    match end_started_in(&vm.vm_dir).await {
         Ok(ended) if ended.iter().any(|pid| *pid != vm.pid.unsigned_abs()) => {
             tracing::warn!(vm = vm.name, ?ended, "ended a QEMU that has no record");
         }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use vmove_migrate::vm::{VmStore, write_atomically};
-use vmove_qmp::process::{end_started_in, log_in};
+use vmove_qmp::process::end_started_in;
 
 use super::off_worker;
 
@@ -71,7 +71,8 @@ pub async fn sweep(run_dir: &Path, vms: &VmStore) {
             continue;
         }
         tracing::warn!(vm = %note.name, "an earlier vmoved was ended while it started this VM: cleaning up");
-        match end_started_in(&dir, &log_in(&dir)).await {
+        match end_started_in(&dir).await {
+            Ok(ended) if ended.is_empty() => {}
             Ok(ended) => tracing::warn!(vm = %note.name, ?ended, "ended QEMUs that have no record"),
             Err(error) => tracing::error!(vm = %note.name, %error, "a QEMU does not end"),
         }
@@ -92,7 +93,8 @@ mod tests {
         begin(&vm_dir, &note).unwrap();
         std::fs::write(&ram, "x").unwrap();
         let argv = ["sleep", "600"].map(Into::into);
-        let orphan = vmove_qmp::QemuProcess::spawn(&argv, &vm_dir, &log_in(&vm_dir)).unwrap();
+        let orphan =
+            vmove_qmp::QemuProcess::spawn(&argv, &vm_dir, &vmove_qmp::process::log_in(&vm_dir)).unwrap();
         let vms = VmStore::open(&dir.path().join("vms")).unwrap();
         sweep(&run, &vms).await;
         assert!(!orphan.alive());

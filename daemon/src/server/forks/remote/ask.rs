@@ -27,12 +27,11 @@ impl Forks {
         };
         let (node, answer) = if let Some(node) = &member.node {
             (node.clone(), self.ask(node, ToHost::End(kin(&member))).await?)
-        } else if self.registry.vms.get(&name).is_ok() {
-            return self.registry.stop(&name, true).await;
-        } else if let Some(moved) = self.moved(&member).await {
-            (moved.to.name.clone(), self.pursue(moved, true).await?)
         } else {
-            return self.registry.stop(&name, true).await;
+            let is_here = self.registry.vms.get(&name).is_ok();
+            let moved = if is_here { None } else { self.moved(&member).await };
+            let Some(moved) = moved else { return self.registry.stop(&name, true).await };
+            (moved.to.name.clone(), self.pursue(moved, true).await?)
         };
         match answer {
             ToParent::Ended(how) => Ok(Stopped { name, how }),
@@ -101,23 +100,30 @@ impl Forks {
     /// Answers the daemon that forked children of this node: of no others.
     pub(super) async fn answer_kin(&self, question: ToHost, mut channel: Channel<ToHost>) {
         let answer = match question {
-            ToHost::Which(children) => {
-                let mut living = Vec::new();
-                for child in children {
-                    let lives = self.lives(&child)
-                        || match self.gone(&child).await {
-                            Some(moved) => self.lives_there(moved).await,
-                            None => false,
-                        };
-                    living.extend(lives.then_some(child.name));
-                }
-                Ok(ToParent::Living(living))
-            }
+            ToHost::Which(children) => Ok(ToParent::Living(self.living(children).await)),
             ToHost::End(child) => self.end(&child).await,
             ToHost::Came(came) => self.answer_for(came).await,
             _ => return,
         };
         let _ = channel.send(&answer.unwrap_or_else(|problem| ToParent::refused(&problem))).await;
+    }
+
+    /// Names of those that live, here or where migrations took them.
+    async fn living(&self, children: Vec<Kin>) -> Vec<String> {
+        let (here, others): (Vec<Kin>, Vec<Kin>) = children.into_iter().partition(|child| self.lives(child));
+        let mut living: Vec<String> = here.into_iter().map(|child| child.name).collect();
+        if others.is_empty() {
+            return living;
+        }
+        let (members, mut gone) = (self.members.list(), self.all_moved().await);
+        for child in others {
+            let member = members.iter().find(|member| is_of(member, &child));
+            let Some(moved) = member.and_then(|m| gone.remove(&(m.pid, m.pid_start))) else { continue };
+            if self.lives_there(moved).await {
+                living.push(child.name);
+            }
+        }
+        living
     }
 
     async fn end(&self, child: &Kin) -> Result<ToParent, Problem> {
@@ -133,8 +139,7 @@ impl Forks {
 
     /// Where a child has gone that was here.
     async fn gone(&self, child: &Kin) -> Option<Moved> {
-        let of = |m: &Member| m.vm == child.name && m.fork == child.fork && m.parent.is_some();
-        let member = self.members.list().into_iter().find(of)?;
+        let member = self.members.list().into_iter().find(|member| is_of(member, child))?;
         self.moved(&member).await
     }
 
@@ -142,6 +147,11 @@ impl Forks {
         let Ok(record) = self.registry.vms.get(&child.name) else { return false };
         self.members.get(&record).is_some_and(|member| member.fork == child.fork && member.parent.is_some())
     }
+}
+
+/// Whether this is what a node has noted of a child that came of an order.
+fn is_of(member: &Member, child: &Kin) -> bool {
+    member.vm == child.name && member.fork == child.fork && member.parent.is_some()
 }
 
 fn kin(member: &Member) -> Kin {

@@ -34,7 +34,7 @@ impl Forks {
         self.all_moved().await.remove(&(child.pid, child.pid_start))
     }
 
-    async fn all_moved(&self) -> HashMap<QemuId, Moved> {
+    pub(super) async fn all_moved(&self) -> HashMap<QemuId, Moved> {
         let engine = self.engine.clone();
         off_worker(move || engine.moved()).await.unwrap_or_default()
     }
