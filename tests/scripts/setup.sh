@@ -8,7 +8,7 @@ BUILD_PACKAGES=(gcc libc6-dev pkg-config libclang-14-dev libibverbs-dev librdmac
 PEER_PACKAGES=(etcd-server munge slurmctld slurmd slurm-client)
 PEERS_VERSION=1
 # Raise it when what is unpacked changes, so that older caches are made anew.
-SETUP_VERSION=1
+SETUP_VERSION=2
 
 # Taken from the machine even for the unpacked QEMUs: a C library must match the loader that starts the program.
 HOST_PACKAGES='libc6|libc-bin|libgcc-s1|gcc-12-base|debconf|dpkg|perl-base|tar|passwd|adduser|libpam-modules|libpam-modules-bin'
@@ -140,9 +140,10 @@ setup_tools() {
     dpkg -x "$debs"/lz4_*.deb "$CACHE/apt/tools"
 }
 
-# setup_qemu VERSION SUITE. QEMU finds its modules and firmware relative to its own place; its libraries are found by an
-# rpath in the program itself, so that its path can be used directly: no wrapper, no LD_LIBRARY_PATH that would have to
-# survive in the environment of whoever starts it again.
+# setup_qemu VERSION SUITE. QEMU finds its modules and firmware below a folder qemu-bundle beside itself (Debian's 10.0 is
+# built to look nowhere else but in /usr/share); its libraries are found by an rpath in the program itself, so that its
+# path can be used directly: no wrapper, no LD_LIBRARY_PATH that would have to survive in the environment of whoever
+# starts it again.
 setup_qemu() {
     local version=$1 suite=$2 packages='qemu-system-x86 qemu-system-common qemu-system-data seabios' package names=() deb new
     local home=$CACHE/qemu-$version debs=$CACHE/apt/debs/qemu-$version
@@ -157,6 +158,7 @@ setup_qemu() {
     # shellcheck disable=SC2016 # $ORIGIN is the loader's
     "$CACHE/apt/tools/usr/bin/patchelf" --force-rpath \
         --set-rpath '$ORIGIN/../lib/x86_64-linux-gnu:$ORIGIN/../../lib/x86_64-linux-gnu' "$new/usr/bin/qemu-system-x86_64"
+    ln -s ../.. "$new/usr/bin/qemu-bundle"
     mv "$new" "$home"
     check_qemu "$home/usr/bin/qemu-system-x86_64" "$version"
 }
