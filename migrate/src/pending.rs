@@ -67,6 +67,13 @@ impl PageSet {
         }
     }
 
+    /// Pages that are in this set and in `other`, which must be of the same block.
+    #[must_use]
+    pub fn common(&self, other: &Self) -> Self {
+        let words = self.words.iter().zip(&other.words).map(|(mine, theirs)| mine & theirs).collect();
+        Self { words, pages: self.pages }
+    }
+
     /// Takes everything out and returns it.
     #[must_use]
     pub fn take(&mut self) -> Self {

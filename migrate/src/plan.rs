@@ -1,5 +1,7 @@
 //! When pre-copy rounds end, and which mode `auto` takes: arithmetic only.
 
+use std::time::Duration;
+
 use crate::spec::Mode;
 
 /// A round must shrink what is left below this part of what it began with, or it does not pay.
@@ -10,6 +12,9 @@ const SMALL_MS: f64 = 4.0;
 const MAX_ROUNDS: u32 = 30;
 /// `precopy` has promised not to fall back: it goes on trying while the guest may calm down.
 const MAX_STUBBORN_ROUNDS: u32 = 60;
+
+/// A guest that was watched for a while goes on writing other pages at that rate for at most this many times as long.
+const BELIEVED: f64 = 4.0;
 
 /// What is known after a round and its scan.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -67,6 +72,33 @@ pub fn next(mode: Mode, max_downtime_ms: f64, s: Standing) -> Next {
         )),
         Mode::Hybrid | Mode::Precopy => Next::Round,
     }
+}
+
+/// Whether pre-copy stops the guest for all that is left rather than begin with a round. It does if that is allowed, and if most
+/// of what a round would send would be written again: then the round costs its time and gains nothing. Says why.
+///
+/// `dirty_bytes` are of the pages that the guest wrote in the time `watched`, each counted once. A guest returns to pages that it
+/// has written, so it is believed to go on like this for at most [`BELIEVED`] times as long as it was watched.
+#[must_use]
+pub fn stop_at_once(
+    max_downtime_ms: f64,
+    left: Standing,
+    dirty_bytes: u64,
+    watched: Duration,
+) -> Option<String> {
+    let left_ms = left.left_ms();
+    let longer = (1.0 + left_ms / (watched.as_secs_f64() * 1e3).max(1.0)).min(BELIEVED);
+    let again = dirty_bytes as f64 * longer;
+    let pays = again < PAYS * left.left_bytes as f64;
+    (left_ms <= max_downtime_ms && !pays).then(|| {
+        format!(
+            "{} left, {left_ms:.1} ms at {}: within the limit of {max_downtime_ms} ms, and most of it would be written again before it has crossed ({} in {:.0} ms)",
+            size(left.left_bytes),
+            rate(left.link_bytes_per_s),
+            size(dirty_bytes),
+            watched.as_secs_f64() * 1e3
+        )
+    })
 }
 
 /// Whether a round shrinks what is left of a guest that dirties so many bytes in a second.
@@ -190,6 +222,21 @@ mod tests {
             panic!("wanted an end")
         };
         assert!(why.contains("--max-downtime 201ms"), "{why}");
+    }
+
+    #[test]
+    fn a_round_that_would_gain_nothing_is_not_begun() {
+        let ms = Duration::from_millis;
+        let stops = |limit, left, dirty, watched| stop_at_once(limit, at(0, 0, left), dirty, watched);
+        // 400 MB take 200 ms. All of them were written while it was watched, or a third of them in half the time.
+        let why = stops(300.0, 400_000_000, 400_000_000, ms(100)).expect("it stops");
+        assert!(why.contains("within the limit") && why.contains("written again"), "{why}");
+        assert!(stops(300.0, 400_000_000, 110_000_000, ms(100)).is_some());
+        // Not allowed to stand still so long; writes little.
+        assert!(stops(100.0, 400_000_000, 400_000_000, ms(100)).is_none());
+        assert!(stops(300.0, 400_000_000, 90_000_000, ms(100)).is_none());
+        // 64 GB: what was seen in 100 ms says nothing about the half minute that a round takes.
+        assert!(stops(60_000.0, 64_000_000_000, 300_000_000, ms(100)).is_none());
     }
 
     #[test]

@@ -47,6 +47,20 @@ pub struct RoundStats {
     pub dirty_pages_per_s: f64,
 }
 
+impl RoundStats {
+    /// A round that was made in two parts.
+    #[must_use]
+    pub(crate) fn followed_by(self, part: Self) -> Self {
+        Self {
+            pages: self.pages + part.pages,
+            zero: self.zero + part.zero,
+            duration_ms: self.duration_ms + part.duration_ms,
+            scan_us: part.scan_us,
+            dirty_pages_per_s: part.dirty_pages_per_s,
+        }
+    }
+}
+
 /// The result of one migration. Times are CLOCK_MONOTONIC.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

@@ -57,13 +57,19 @@ build_lab() {
     (cd "$ROOT" && cargo build --quiet --release -p vmove-lab)
 }
 
-# Sets LAB_GUEST, and builds the daemons that move it.
+# Sets LAB_GUEST, and builds the daemons that move it and the guest that runs Linux.
 build_lab_moves() {
     say "building vmoved and the lab's guest"
     (cd "$ROOT" && cargo build --quiet --release -p vmove-daemon)
     LAB_GUEST=$CACHE/lab/pattern.bin
     as --32 -o "$LAB_GUEST.o" "$ROOT/tests/lab/guest/pattern.s" && objcopy -O binary "$LAB_GUEST.o" "$LAB_GUEST.new"
     mv "$LAB_GUEST.new" "$LAB_GUEST"
+    if [ ! -e "$GUEST_INITRD" ]; then
+        # shellcheck source=tests/scripts/build.sh
+        source "$ROOT/tests/scripts/build.sh"
+        build_product
+        build_guest
+    fi
 }
 
 # Sets LAB_BENCH and LAB_MULTICAST, which measure; LAB_SUITE, the fabric's conformance suite; LAB_SPREAD, the tests of

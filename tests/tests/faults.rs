@@ -433,6 +433,25 @@ fn a_guest_too_busy_for_precopy_stays_and_may_go_by_another_mode() {
 }
 
 #[test]
+fn precopy_sends_nothing_twice_that_would_be_written_again() {
+    need!(ready());
+    let config = Config { rate: Rate::Max, working_set_mib: 256, ..steady() };
+    let guest = Guest::new(memory_mib(&config), config).expect("a QEMU");
+    let scene = Scene::with(NAME, "thp", &guest).expect("a guest");
+    // All of it takes three seconds, in each of which the guest writes more than crosses.
+    let slowly = ["--mode", "precopy", "--bandwidth", "1Gbit", "--max-downtime", "20s"];
+    let end = scene.migrate_to("b", &slowly).expect("it ends");
+    let report = &end.answer;
+    let why = report["rounds_reason"].as_str().unwrap_or_default();
+    assert!(end.code == 0 && why.contains("written again"), "{} {}", end.answer, end.said);
+    let page_bytes = report["page_size"].as_u64().expect("a size");
+    let pages = |key: &str| report[key].as_u64().expect("a number") * page_bytes;
+    let content = pages("pages_total") - pages("pages_zero");
+    let sent = report["bytes_sent"].as_u64().expect("a number");
+    assert!(sent < content + content / 4, "{sent} bytes were sent of {content}: {report}");
+}
+
+#[test]
 fn options_out_of_range_are_wrong_usage() {
     need!(ready());
     let sandbox = Sandbox::new().expect("a sandbox");

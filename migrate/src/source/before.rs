@@ -76,6 +76,7 @@ impl Session {
                 self.rounds().await?;
             }
         }
+        self.all_registered().await?;
         self.switch_over().await
     }
 
@@ -213,7 +214,7 @@ impl Session {
     async fn name_final_pages(&mut self, stopped_at: Mono) -> Result<(), Stop> {
         let memory = self.memory()?.clone();
         let scanned = Arc::clone(&memory);
-        tokio::task::spawn_blocking(move || scanned.scan()).await.map_err(|e| e.to_string())??;
+        self.meanwhile_alive(tokio::task::spawn_blocking(move || scanned.scan())).await??;
         self.refresh_regions().await?;
         self.final_sets = memory.take_pending();
         let last = Final {
@@ -235,7 +236,7 @@ impl Session {
     /// Names the pages of the final set; [`Session::next`] passes them on.
     pub(super) fn start_naming(&mut self) {
         if let Some(memory) = &self.memory {
-            let (batches, task) = memory.name_pages(self.final_sets.clone());
+            let (batches, task) = memory.name_pages(self.final_sets.clone(), Arc::clone(&self.gate));
             self.final_runs = Some(Naming { batches, task });
         }
     }

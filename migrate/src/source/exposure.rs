@@ -3,8 +3,10 @@
 //! Where registering pins memory (verbs), only those parts are registered that have any, in pieces, while the guest runs. The
 //! registration has a mapping of its own, through which nothing else is done: so a page that QEMU gave back to the host after it was
 //! pinned is found by its missing page-table entry, and its piece is registered afresh (hazard: pinned registered memory).
+//! Rounds begin when the first pieces are registered; [`super::registering`] does the rest.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use vmove_fabric::{Access, Fabric, FabricError, FabricKind};
 use vmove_memory::{ByteLen, ByteRange, FileOffset, Mapping, OrphanWatch, RamFile};
@@ -18,6 +20,9 @@ use crate::region::GuestRegion;
 const PIECE: u64 = 64 << 20;
 /// Registrations of one RAM block, at most: of a large block pieces are larger.
 const MOST_PIECES: u64 = 1024;
+/// Registered before anything is read, and then twice as much each time up to the most.
+pub(super) const FIRST_STEP: u64 = 4 * PIECE;
+pub(super) const MOST_IN_A_STEP: u64 = 64 * PIECE;
 
 /// Why memory could not be made readable.
 #[derive(Debug, thiserror::Error)]
@@ -41,24 +46,75 @@ struct Exposed {
     mapping: Arc<Mapping>,
     /// In order.
     pieces: Vec<GuestRegion>,
+    /// Still to be registered for the first time, in order.
+    todo: VecDeque<ByteRange>,
     /// Where registering pins.
     watch: Option<OrphanWatch>,
 }
 
+/// A place in guest memory: number of the RAM block, and offset there.
+pub(super) type Place = (usize, u64);
+/// Behind all guest memory.
+pub(super) const THE_END: Place = (usize::MAX, 0);
+
+/// Pieces of one RAM block that are to be registered.
+struct Step {
+    block: usize,
+    mapping: Arc<Mapping>,
+    pieces: Vec<ByteRange>,
+}
+
 impl Exposure {
-    /// Registers the guest's memory.
+    /// Makes memory ready to be registered. Where that pins nothing, it is registered.
     pub(super) fn open(memory: &SourceMemory, fabric: Arc<dyn Fabric>) -> Result<Self, ExposeError> {
         let pins = fabric.kind() == FabricKind::Verbs;
         let mut blocks = Vec::new();
         for block in &memory.blocks {
             let mapping = if pins { block.file.map().map_err(memory_error)? } else { block.mapping.clone() };
             let watch = if pins { Some(OrphanWatch::new(&mapping).map_err(memory_error)?) } else { None };
-            let parts =
-                if pins { pieces(&block.file, &with_memory(&block.file)?) } else { vec![block.file.range()] };
-            let pieces = GuestRegion::register_all(&*fabric, &mapping, &parts, Access::REMOTE_READ)?;
-            blocks.push(Exposed { mapping, pieces, watch });
+            let todo = if pins { pieces(&block.file, &with_memory(&block.file)?) } else { Vec::new() };
+            let whole = if pins { Vec::new() } else { vec![block.file.range()] };
+            let pieces = GuestRegion::register_all(&*fabric, &mapping, &whole, Access::REMOTE_READ)?;
+            blocks.push(Exposed { mapping, pieces, todo: todo.into(), watch });
         }
         Ok(Self { fabric, blocks })
+    }
+
+    /// Whether it is registered with this fabric.
+    pub(super) fn is_with(&self, fabric: &Arc<dyn Fabric>) -> bool {
+        Arc::ptr_eq(&self.fabric, fabric)
+    }
+
+    /// The next pieces to register, of about so many bytes; at least one, if there is any.
+    fn next_step(&self, bytes: u64) -> Vec<Step> {
+        let mut left = bytes;
+        let mut steps = Vec::new();
+        for (number, block) in self.blocks.iter().enumerate() {
+            let fits = |piece: &&ByteRange| {
+                let fits = left > 0;
+                left = left.saturating_sub(piece.len.0);
+                fits
+            };
+            let pieces: Vec<ByteRange> = block.todo.iter().take_while(fits).copied().collect();
+            if !pieces.is_empty() {
+                steps.push(Step { block: number, mapping: Arc::clone(&block.mapping), pieces });
+            }
+        }
+        steps
+    }
+
+    /// Takes in what was made of the last step's pieces of one block.
+    fn take_in(&mut self, block: usize, made: Vec<GuestRegion>) {
+        let block = &mut self.blocks[block];
+        block.todo.drain(..made.len());
+        block.pieces.extend(made);
+        block.pieces.sort_by_key(|piece| piece.range().start.0);
+    }
+
+    /// Memory before this place that had memory at first is registered.
+    pub(super) fn frontier(&self) -> Place {
+        let first = |(number, block): (usize, &Exposed)| Some((number, block.todo.front()?.start.0));
+        self.blocks.iter().enumerate().find_map(first).unwrap_or(THE_END)
     }
 
     /// What the destination needs to read it. `update`: over the page connections that it has.
@@ -85,8 +141,8 @@ impl Exposure {
                 lost.is_empty()
             });
             let mut missing = with_memory(&block.file)?;
-            for piece in &exposed.pieces {
-                missing = without(&missing, piece.range());
+            for taken in exposed.pieces.iter().map(GuestRegion::range).chain(exposed.todo.iter().copied()) {
+                missing = without(&missing, taken);
             }
             changed |= exposed.pieces.len() < before || !missing.is_empty();
             let fabric = &*self.fabric;
@@ -101,6 +157,20 @@ impl Exposure {
         }
         Ok(changed)
     }
+}
+
+/// Registers the next pieces. Whoever looks at what is registered meanwhile does not wait for it.
+pub(super) fn register_next(exposure: &Mutex<Exposure>, bytes: u64) -> Result<(), ExposeError> {
+    let lock = || exposure.lock().unwrap_or_else(PoisonError::into_inner);
+    let (fabric, steps) = {
+        let exposure = lock();
+        (Arc::clone(&exposure.fabric), exposure.next_step(bytes))
+    };
+    for step in steps {
+        let made = GuestRegion::register_all(&*fabric, &step.mapping, &step.pieces, Access::REMOTE_READ)?;
+        lock().take_in(step.block, made);
+    }
+    Ok(())
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "a function for map_err")]

@@ -10,6 +10,7 @@ use vmove_memory::{
 };
 
 use super::classify::{Classified, Subject, classify};
+use super::registering::Gate;
 use crate::destination::{PART, chain};
 use crate::pending::{PageSet, WireSet};
 use crate::proto::message::{BlockInfo, WireRun};
@@ -184,11 +185,47 @@ impl SourceMemory {
         self.lock().pending.iter_mut().map(PageSet::take).collect()
     }
 
-    /// Puts back what was taken and not sent.
-    pub(super) fn put_back(&self, sets: &[PageSet]) {
-        for (pending, set) in self.lock().pending.iter_mut().zip(sets) {
-            pending.union(set);
-        }
+    /// Takes the first `pages` pages that are pending and may hold something; fewer, if there are not so many.
+    pub(super) fn take_content(&self, pages: u64) -> Result<Vec<PageSet>, String> {
+        let content = self.content()?;
+        let mut left = pages;
+        let mut writes = self.lock();
+        let take = |(pending, content): (&mut PageSet, PageSet)| {
+            let mut taken = PageSet::empty(content.capacity());
+            for run in pending.common(&content).runs() {
+                let end = run.end.min(run.start + left);
+                taken.insert(run.start..end);
+                pending.remove(run.start..end);
+                left -= end - run.start;
+            }
+            taken
+        };
+        Ok(writes.pending.iter_mut().zip(content).map(take).collect())
+    }
+
+    /// Number of pages that are pending and may hold something.
+    pub(super) fn pending_content(&self) -> Result<u64, String> {
+        let content = self.content()?;
+        Ok(self
+            .lock()
+            .pending
+            .iter()
+            .zip(content)
+            .map(|(pending, content)| pending.common(&content).count())
+            .sum())
+    }
+
+    /// Pages of each block that the file has memory for.
+    fn content(&self) -> Result<Vec<PageSet>, String> {
+        let of = |block: &Block| {
+            let mut set = PageSet::empty(block.file.pages());
+            for extent in block.file.data_extents()? {
+                let run = block.page_size().run_of(extent);
+                set.insert(run.start.0..run.end().0);
+            }
+            Ok(set)
+        };
+        self.blocks.iter().map(of).collect::<vmove_memory::Result<_>>().map_err(|e| chain(&e))
     }
 
     /// Makes pages of a block pending.
@@ -201,10 +238,11 @@ impl SourceMemory {
         }
     }
 
-    /// Names every page of the sets as zero or data, in batches, from a thread of its own.
+    /// Names every page of the sets as zero or data, in batches, from a thread of its own; none before the gate is open to it.
     pub(super) fn name_pages(
         self: &Arc<Self>,
         sets: Vec<PageSet>,
+        gate: Arc<Gate>,
     ) -> (mpsc::Receiver<Vec<WireRun>>, tokio::task::JoinHandle<Result<Classified, String>>) {
         // Enough to keep the destination busy, few enough that a slow one holds us back.
         let (sender, receiver) = mpsc::channel(16);
@@ -217,7 +255,12 @@ impl SourceMemory {
                 let mapping = &block.mapping;
                 let subject =
                     Subject { block: number, mapping, extents: &extents, page_size: block.page_size() };
-                let found = classify(subject, set, |batch| sender.blocking_send(batch).is_ok());
+                let page_bytes = block.page_size().bytes();
+                let found = classify(subject, set, |batch| {
+                    let end = batch.last().map_or(0, |run| (run.start + run.len) * page_bytes);
+                    gate.pass((index, end));
+                    sender.blocking_send(batch).is_ok()
+                });
                 all.pages += found.pages;
                 all.zero += found.zero;
             }

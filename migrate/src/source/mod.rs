@@ -10,7 +10,9 @@ mod exposure;
 mod giving_up;
 mod memory;
 mod pages;
+mod registering;
 mod rounds;
+mod sample;
 mod session;
 
 pub(crate) use giving_up::{put_back, tell_later};

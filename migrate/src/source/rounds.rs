@@ -1,31 +1,28 @@
 //! Pre-copy rounds: scan, name what is dirty, let the destination read it, again while it pays.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::classify::Classified;
 use super::memory::Scan;
+use super::pages::{ALIVE_EVERY, next_step};
 use super::session::{Session, Stop};
 use crate::clock::ms;
 use crate::pending::PageSet;
-use crate::plan::{self, Next, Outlook, Standing};
+use crate::plan::{self, Next, Standing};
 use crate::progress::Phase;
 use crate::proto::message::{RoundDone, ToDestination, ToSource};
 use crate::report::RoundStats;
 use crate::spec::Mode;
 
-/// Content read to learn the link's rate before a mode is chosen.
-const PROBE_BYTES: u64 = 64 << 20;
-/// Writes are watched for this long before a mode is chosen.
-const SAMPLE: Duration = Duration::from_millis(100);
-
 impl Session {
     /// Decides the mode if that was left open, and runs the rounds of `precopy` and `hybrid`.
     pub(super) async fn rounds(&mut self) -> Result<(), Stop> {
-        let mut link = 0.0;
+        let mut sample = None;
         match self.spec.mode.fixed() {
             Some(_) => "requested".clone_into(&mut self.report.mode_reason),
             // Called again when the destination was slower than the rounds: the choice stands.
-            None if self.report.mode_reason.is_empty() => link = self.choose_mode().await?,
+            None if self.report.mode_reason.is_empty() => sample = self.choose_mode().await?,
             None => {}
         }
         let name = self.mode.to_string();
@@ -38,6 +35,14 @@ impl Session {
         if !self.memory()?.is_armed() {
             self.arm().await?;
         }
+        if self.mode == Mode::Precopy && self.report.rounds.is_empty() {
+            sample = Some(self.sample().await?);
+        }
+        if let Some(why) = sample.filter(|_| self.prepared).and_then(|s| self.stops_at_once(&s)) {
+            self.report.rounds_reason = why;
+            return Ok(());
+        }
+        let mut link = sample.map_or(0.0, |sample| sample.link_bytes_per_s);
         loop {
             let sets = self.memory()?.take_pending();
             let (done, planned) = self.round(sets).await?;
@@ -58,9 +63,7 @@ impl Session {
                 left_bytes: scan.pending_pages * self.memory()?.page_bytes(),
                 link_bytes_per_s: if link > 0.0 { link } else { 1e9 },
             };
-            #[expect(clippy::cast_precision_loss, reason = "milliseconds below 60,000")]
-            let limit = self.spec.max_downtime_ms as f64;
-            match plan::next(self.mode, limit, standing) {
+            match plan::next(self.mode, self.max_downtime_ms(), standing) {
                 Next::Round => {}
                 Next::Stop(why) => {
                     self.report.rounds_reason = why;
@@ -85,7 +88,7 @@ impl Session {
     }
 
     /// One round: returns what the destination read, and how many pages were named.
-    async fn round(&mut self, sets: Vec<PageSet>) -> Result<(RoundDone, u64), Stop> {
+    pub(super) async fn round(&mut self, sets: Vec<PageSet>) -> Result<(RoundDone, u64), Stop> {
         let begun = Instant::now();
         let number = u32::try_from(self.report.rounds.len() + 1).unwrap_or(u32::MAX);
         let planned: u64 = sets.iter().map(PageSet::count).sum();
@@ -119,9 +122,19 @@ impl Session {
         sets: Vec<PageSet>,
     ) -> Result<Option<(Classified, RoundDone)>, Stop> {
         self.send(&ToDestination::Round(number)).await?;
-        let (mut batches, task) = self.memory()?.name_pages(sets);
-        while let Some(batch) = batches.recv().await {
-            self.send(&ToDestination::Runs(batch)).await?;
+        let (mut batches, task) = self.memory()?.name_pages(sets, Arc::clone(&self.gate));
+        loop {
+            tokio::select! {
+                step = next_step(&mut self.registering) => if self.registered(step).await? {
+                    return Ok(None);
+                },
+                batch = batches.recv() => match batch {
+                    Some(batch) => self.send(&ToDestination::Runs(batch)).await?,
+                    None => break,
+                },
+                // Registering may take long, and the destination must not take us for dead.
+                () = tokio::time::sleep(ALIVE_EVERY) => self.send(&ToDestination::Ping(0)).await?,
+            }
         }
         let named = task.await.map_err(|e| e.to_string())??;
         self.send(&ToDestination::RoundEnd(number)).await?;
@@ -133,40 +146,6 @@ impl Session {
                 other => return Err(self.unexpected(&other)),
             }
         }
-    }
-
-    /// Watches the guest and the link for a moment. Returns the link's rate.
-    async fn choose_mode(&mut self) -> Result<f64, Stop> {
-        let can_track = vmove_memory::DirtyTracker::supported().is_ok();
-        let content_bytes = self.memory()?.content_bytes();
-        let (mut link, mut dirty) = (0.0, 0.0);
-        if can_track {
-            self.arm().await?;
-            let begun = Instant::now();
-            let page = self.memory()?.page_bytes();
-            let (probe, rest) = probe_sets(self.memory()?.take_pending(), PROBE_BYTES / page);
-            self.memory()?.put_back(&rest);
-            let (done, _) = self.round(probe).await?;
-            link = if done.micros > 0 && done.bytes > 0 {
-                done.bytes as f64 / done.micros as f64 * 1e6
-            } else {
-                1e9
-            };
-            tokio::time::sleep(SAMPLE.saturating_sub(begun.elapsed())).await;
-            let scan = self.scan().await?;
-            dirty = scan.dirty_per_s() * page as f64;
-        }
-        let (mode, why) = plan::choose(Outlook {
-            content_bytes,
-            dirty_bytes_per_s: dirty,
-            link_bytes_per_s: link,
-            #[expect(clippy::cast_precision_loss, reason = "milliseconds below 60,000")]
-            max_downtime_ms: self.spec.max_downtime_ms as f64,
-            can_track,
-        });
-        self.mode = mode;
-        self.report.mode_reason = why;
-        Ok(link)
     }
 
     /// Begins to follow writes. With direct I/O under way a page may change after it was looked at and before the device is done, so
@@ -189,7 +168,7 @@ impl Session {
         if pause {
             self.monitor("stop").await?;
         }
-        let result = tokio::task::spawn_blocking(work).await.map_err(|e| e.to_string());
+        let result = self.meanwhile_alive(tokio::task::spawn_blocking(work)).await;
         if pause {
             self.monitor("cont").await?;
         }
@@ -213,40 +192,5 @@ impl Session {
                 self.state()
             )),
         }
-    }
-}
-
-/// The first `pages` pages with content, and the rest.
-fn probe_sets(sets: Vec<PageSet>, pages: u64) -> (Vec<PageSet>, Vec<PageSet>) {
-    let mut left = pages;
-    sets.into_iter()
-        .map(|mut rest| {
-            let mut probe = PageSet::empty(rest.capacity());
-            let runs: Vec<_> = rest.runs().collect();
-            for run in runs {
-                let take = (run.end - run.start).min(left);
-                probe.insert(run.start..run.start + take);
-                left -= take;
-            }
-            probe.runs().collect::<Vec<_>>().into_iter().for_each(|r| rest.remove(r));
-            (probe, rest)
-        })
-        .unzip()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_probe_and_its_rest_are_the_whole() {
-        let mut set = PageSet::full(100);
-        set.remove(10..20);
-        let (probe, rest) = probe_sets(vec![set.clone(), PageSet::full(5)], 30);
-        assert_eq!(probe[0].count() + probe[1].count(), 30);
-        let mut both = probe[0].clone();
-        both.union(&rest[0]);
-        assert_eq!(both, set);
-        assert_eq!(rest[1].count(), 5);
     }
 }

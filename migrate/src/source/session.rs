@@ -12,8 +12,10 @@ use vmove_qmp::Client;
 use vmove_qmp::switchover::Source;
 
 use super::classify::Classified;
-use super::exposure::Exposure;
+use super::exposure::{Exposure, THE_END};
 use super::memory::SourceMemory;
+use super::pages::next_step;
+use super::registering::{Gate, Registering};
 use crate::check::{Blocker, CheckReport};
 use crate::clock::{ClockOffset, Mono};
 use crate::destination::chain;
@@ -48,6 +50,16 @@ pub(super) enum Stop {
     Cancelled,
     /// Something did not work.
     Failed(String),
+}
+
+impl Stop {
+    /// As the end of the conversation with the destination.
+    pub(super) fn into_lost(self) -> CodecError {
+        CodecError::Io(std::io::Error::other(match self {
+            Self::Failed(why) => why,
+            other => format!("{other:?}"),
+        }))
+    }
 }
 
 impl From<CodecError> for Stop {
@@ -85,6 +97,12 @@ pub(super) struct Session {
     pub serving: Vec<ServeHandle>,
     /// Dropped after the connections that may read it. Only one task uses it; the lock lets it go to a worker thread.
     pub exposure: Option<Arc<std::sync::Mutex<Exposure>>>,
+    /// Guest memory that is not registered yet.
+    pub registering: Option<Registering>,
+    /// How far pages may be named.
+    pub gate: Arc<Gate>,
+    /// Bytes that had landed when page connections were lost the last time.
+    pub landed_at_renewal: Option<u64>,
     /// Fabric of the page connections, once agreed on.
     pub fabric: Option<FabricKind>,
     /// How often the destination has lost its page connections.
@@ -302,6 +320,9 @@ impl Session {
             memory: None,
             serving: Vec::new(),
             exposure: None,
+            registering: None,
+            gate: Arc::new(Gate::new(THE_END)),
+            landed_at_renewal: None,
             fabric: None,
             renewals: 0,
             in_round: false,
@@ -383,6 +404,12 @@ impl Session {
                 message = channel.receive() => message?,
                 batch = next_batch(&mut self.final_runs) => {
                     self.pass_on_runs(batch).await?;
+                    continue;
+                }
+                step = next_step(&mut self.registering) => {
+                    if self.registered(step).await? && self.in_round {
+                        return Ok(ToSource::PagesRenewed);
+                    }
                     continue;
                 }
                 hashes = next_hashes(&mut self.hashes) => {

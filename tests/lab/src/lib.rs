@@ -15,6 +15,7 @@
 //! | [`check`] | self-test: do RDMA reads work between the hosts, and how fast |
 //! | [`faults`] | cuts, losses, killed peers and missing devices under a transfer |
 //! | [`moves`] | real daemons move a guest |
+//! | [`guests`] | the same with larger guests, one of which runs Linux |
 //! | [`trouble`] | the same with wrong addresses and keys, ports that are down, and daemons that are killed |
 //! | [`mod@multicast`] | datagrams from one host to two |
 
@@ -24,6 +25,7 @@ pub mod check;
 pub mod client;
 pub mod compare;
 pub mod faults;
+pub mod guests;
 pub mod host;
 pub mod moves;
 pub mod multicast;

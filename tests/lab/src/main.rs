@@ -146,7 +146,7 @@ struct ShapeArgs {
     #[arg(long, default_value_t = 3)]
     hosts: usize,
     /// Memory of each host in MiB
-    #[arg(long, default_value_t = 768)]
+    #[arg(long, default_value_t = 1024)]
     memory_mib: u32,
     /// Processors of each host
     #[arg(long, default_value_t = 1)]

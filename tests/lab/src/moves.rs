@@ -12,8 +12,8 @@ use crate::check::{Done, run, shell};
 use crate::host::{Places, address};
 use crate::supervisor::Lab;
 use crate::switch::rules::Rule;
-use crate::trouble;
 use crate::wire::Event;
+use crate::{guests, trouble};
 
 /// Peer port of the daemons.
 pub(crate) const PORT: u16 = 7420;
@@ -27,7 +27,11 @@ pub struct Parts {
     pub programs: PathBuf,
     /// The guest.
     pub guest: PathBuf,
-    /// QEMU of the guest.
+    /// Kernel and initramfs of the guest that runs Linux.
+    pub kernel: PathBuf,
+    /// See `kernel`.
+    pub initrd: PathBuf,
+    /// QEMU of the guests.
     pub qemu: PathBuf,
     /// Asks a QEMU for its own migration.
     pub script: PathBuf,
@@ -67,6 +71,7 @@ pub fn all(lab: &Lab, parts: &Parts, sessions: usize, only: &str) -> Result<()> 
     case("what_was_given_back_is_registered_afresh", &|| moves.given_back())?;
     case("pages_are_read_without_the_source_s_processor", &|| moves.processor())?;
     trouble::all(&moves, &case)?;
+    guests::all(&moves, &case)?;
     case("sessions_one_after_another_leave_nothing_behind", &|| moves.many(sessions))
 }
 
@@ -130,11 +135,16 @@ impl<'a> Moves<'a> {
 
     /// Starts a guest on h1 and waits until it has gone over its memory twice.
     pub(crate) fn guest(&self, name: &str) -> Result<()> {
+        self.guest_of(64, name)
+    }
+
+    /// The same with so many MiB, of which it goes over 32.
+    pub(crate) fn guest_of(&self, mib: u32, name: &str) -> Result<()> {
         let (qemu, guest) = (self.parts.qemu.display(), self.parts.guest.display());
         self.must(
             1,
             &self.vmove(&format!(
-                "run --name {name} -- {qemu} -machine q35 -accel tcg -m 64 -nodefaults -display none -kernel {guest} \
+                "run --name {name} -- {qemu} -machine q35 -accel tcg -m {mib} -nodefaults -display none -kernel {guest} \
                  -debugcon file:{{vmdir}}/debug"
             )),
         )?;
@@ -340,7 +350,8 @@ impl<'a> Moves<'a> {
         Ok(())
     }
 
-    fn stop_daemons_only(&self) -> Result<()> {
+    /// The guests run on.
+    pub(crate) fn stop_daemons_only(&self) -> Result<()> {
         for host in [1, 2] {
             self.must(
                 host,
@@ -427,5 +438,17 @@ pub(crate) fn figures(report: &Value) -> String {
 pub fn parts(programs: &Path, guest: &Path, places: &Places) -> Result<Parts> {
     let there = |path: &Path| path.canonicalize().with_context(|| format!("there is no {}", path.display()));
     let script = there(&places.source.join("tests/lab/host/qemu-migrate"))?;
-    Ok(Parts { programs: there(programs)?, guest: there(guest)?, qemu: there(&places.qemu)?, script })
+    let named = |variable: &str| {
+        let path = std::env::var_os(variable)
+            .with_context(|| format!("{variable} is not set; ./run lab sets it"))?;
+        there(Path::new(&path))
+    };
+    Ok(Parts {
+        programs: there(programs)?,
+        guest: there(guest)?,
+        kernel: named("VMOVE_GUEST_KERNEL")?,
+        initrd: named("VMOVE_GUEST_INITRD")?,
+        qemu: there(&places.qemu)?,
+        script,
+    })
 }

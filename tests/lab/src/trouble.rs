@@ -16,7 +16,7 @@ const ELSEWHERE: &str = "192.168.99.2";
 const NOBODY: &str = "52:54:00:77:00:99";
 
 /// Runs a case by its name, with two daemons.
-type RunCase<'a> = dyn Fn(&str, &dyn Fn() -> Result<()>) -> Result<()> + 'a;
+pub(crate) type RunCase<'a> = dyn Fn(&str, &dyn Fn() -> Result<()>) -> Result<()> + 'a;
 
 /// Runs every case by `case`, which gives it two daemons of h1 and h2.
 ///

@@ -1,0 +1,100 @@
+//! What the guest writes and what the link carries, watched for a moment before it is decided how to go on.
+
+use std::time::{Duration, Instant};
+
+use super::session::{Session, Stop};
+use crate::pending::PageSet;
+use crate::plan::{self, Outlook, Standing};
+use crate::report::RoundStats;
+use crate::spec::Mode;
+
+/// Sent first, and from then on twice as much each time: a slow link is known soon, and a fast one is not left idle.
+const FIRST_PART: u64 = 1 << 20;
+/// With less than this sent, a link's rate is not known.
+const LEAST_SENT: u64 = 1 << 20;
+/// The guest's writes are watched for at least this long.
+const WATCHED: Duration = Duration::from_millis(100);
+/// Of a link over which nothing was sent.
+const UNKNOWN_LINK: f64 = 1e9;
+
+/// What was seen.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sample {
+    /// Page payload per second.
+    pub link_bytes_per_s: f64,
+    /// Bytes of pages that the guest wrote while it was watched, each counted once.
+    dirty_bytes: u64,
+    watched: Duration,
+    /// Bytes of pages that may hold something and that the destination lacks.
+    left_bytes: u64,
+}
+
+impl Session {
+    /// Sends the first part of what the guest holds, watching what it writes meanwhile.
+    pub(super) async fn sample(&mut self) -> Result<Sample, Stop> {
+        if !self.memory()?.is_armed() {
+            self.arm().await?;
+        }
+        let begun = Instant::now();
+        let page = self.memory()?.page_bytes();
+        let before = self.report.rounds.len();
+        let (mut part, mut bytes, mut micros) = (FIRST_PART, 0, 0);
+        while begun.elapsed() < WATCHED || bytes < LEAST_SENT {
+            let sets = self.memory()?.take_content((part / page).max(1))?;
+            if sets.iter().all(PageSet::is_empty) {
+                break;
+            }
+            let (done, _) = self.round(sets).await?;
+            (bytes, micros, part) = (bytes + done.bytes, micros + done.micros, part * 2);
+        }
+        let parts = self.report.rounds.split_off(before);
+        self.report.rounds.extend(parts.into_iter().reduce(RoundStats::followed_by));
+        tokio::time::sleep(WATCHED.saturating_sub(begun.elapsed())).await;
+        let scan = self.scan().await?;
+        Ok(Sample {
+            link_bytes_per_s: if micros > 0 && bytes > 0 {
+                bytes as f64 / micros as f64 * 1e6
+            } else {
+                UNKNOWN_LINK
+            },
+            dirty_bytes: scan.dirty_pages * page,
+            watched: scan.interval,
+            left_bytes: self.memory()?.pending_content()? * page,
+        })
+    }
+
+    /// Chooses a mode by what is seen, where the kernel can watch a guest's writes.
+    pub(super) async fn choose_mode(&mut self) -> Result<Option<Sample>, Stop> {
+        let can_track = vmove_memory::DirtyTracker::supported().is_ok();
+        let content_bytes = self.memory()?.content_bytes();
+        let sample = if can_track { Some(self.sample().await?) } else { None };
+        let (mode, why) = plan::choose(Outlook {
+            content_bytes,
+            dirty_bytes_per_s: sample
+                .map_or(0.0, |s| s.dirty_bytes as f64 / s.watched.as_secs_f64().max(1e-3)),
+            link_bytes_per_s: sample.map_or(0.0, |s| s.link_bytes_per_s),
+            max_downtime_ms: self.max_downtime_ms(),
+            can_track,
+        });
+        self.mode = mode;
+        self.report.mode_reason = why;
+        Ok(sample)
+    }
+
+    /// Why pre-copy need not send anything more before the guest is stopped; `None` if it had better.
+    pub(super) fn stops_at_once(&self, sample: &Sample) -> Option<String> {
+        let left = Standing {
+            rounds: 0,
+            last_bytes: 0,
+            left_bytes: sample.left_bytes,
+            link_bytes_per_s: sample.link_bytes_per_s,
+        };
+        let stops = || plan::stop_at_once(self.max_downtime_ms(), left, sample.dirty_bytes, sample.watched);
+        (self.mode == Mode::Precopy).then(stops).flatten()
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "milliseconds below 60,000")]
+    pub(super) const fn max_downtime_ms(&self) -> f64 {
+        self.spec.max_downtime_ms as f64
+    }
+}
