@@ -150,7 +150,7 @@ impl Session {
         Ok(())
     }
 
-    async fn wait_prepared(&mut self) -> Result<(), Stop> {
+    pub(super) async fn wait_prepared(&mut self) -> Result<(), Stop> {
         while !self.prepared {
             match self.next().await? {
                 ToSource::Prepared => {}

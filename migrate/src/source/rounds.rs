@@ -38,9 +38,9 @@ impl Session {
         if self.mode == Mode::Precopy && self.report.rounds.is_empty() {
             sample = Some(self.sample().await?);
         }
-        if let Some(why) = sample.filter(|_| self.prepared).and_then(|s| self.stops_at_once(&s)) {
+        if let Some(why) = sample.as_ref().and_then(|sample| self.stops_at_once(sample)) {
             self.report.rounds_reason = why;
-            return Ok(());
+            return self.wait_prepared().await;
         }
         let mut link = sample.map_or(0.0, |sample| sample.link_bytes_per_s);
         loop {

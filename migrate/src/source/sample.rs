@@ -30,7 +30,8 @@ pub(super) struct Sample {
 }
 
 impl Session {
-    /// Sends the first part of what the guest holds, watching what it writes meanwhile.
+    /// Sends the first part of what the guest holds, watching what it writes meanwhile. Pre-copy goes on until the destination's QEMU
+    /// is ready: the guest cannot be stopped earlier.
     pub(super) async fn sample(&mut self) -> Result<Sample, Stop> {
         if !self.memory()?.is_armed() {
             self.arm().await?;
@@ -39,7 +40,8 @@ impl Session {
         let page = self.memory()?.page_bytes();
         let before = self.report.rounds.len();
         let (mut part, mut bytes, mut micros) = (FIRST_PART, 0, 0);
-        while begun.elapsed() < WATCHED || bytes < LEAST_SENT {
+        let waits = self.mode == Mode::Precopy;
+        while begun.elapsed() < WATCHED || bytes < LEAST_SENT || (waits && !self.prepared) {
             let sets = self.memory()?.take_content((part / page).max(1))?;
             if sets.iter().all(PageSet::is_empty) {
                 break;
