@@ -1,7 +1,8 @@
 //! What of a guest cannot be forked.
 
+use serde::{Deserialize, Serialize};
 use vmove_memory::{
-    MappingHints, MemoryError, Process, QemuMapping, RamFile, find_mappings, is_shared_whole,
+    Keeper, MappingHints, MemoryError, Process, QemuMapping, RamFile, find_mappings, is_shared_whole,
 };
 use vmove_migrate::check::Blocker;
 use vmove_migrate::vm::VmRecord;
@@ -38,6 +39,32 @@ const fn code(kind: BlockerKind) -> &'static str {
     }
 }
 
+/// How a guest's memory is frozen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// It is mapped again, privately: its file is the template. Nothing is copied.
+    #[default]
+    Remapped,
+    /// It is write-protected while it is copied to the template; the guest goes on with its file.
+    WriteProtected,
+}
+
+impl Way {
+    /// As reports have it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Remapped => "remapped",
+            Self::WriteProtected => "write-protected",
+        }
+    }
+}
+
+/// Why locked memory is not remapped.
+pub(crate) const LOCKED: &str = "guest memory is locked (-overcommit mem-lock=on): a private mapping would be copied as a whole \
+                                 while the guest stands still";
+
 /// A guest's memory as it is mapped, for whoever is about to map it in another way.
 #[derive(Debug)]
 pub struct GuestRam {
@@ -49,20 +76,29 @@ pub struct GuestRam {
     pub mappings: Vec<QemuMapping>,
     /// What QEMU asked of the kernel, for each mapping.
     pub hints: Vec<MappingHints>,
+    /// How it can be frozen.
+    pub way: Way,
 }
 
 impl GuestRam {
     /// Looks at a guest with shared memory.
     ///
     /// # Errors
-    /// [`CloneError::Refused`] for memory that is locked or watched; [`CloneError::Memory`], in particular
-    /// [`MemoryError::NotMapped`] where memory is private already.
+    /// [`CloneError::Refused`] for memory that is watched, or locked on a kernel that cannot protect it; [`CloneError::Memory`], in
+    /// particular [`MemoryError::NotMapped`] where memory is private already.
     pub fn open(vm: &VmRecord) -> Result<Self, CloneError> {
         let process = Process::reopen(vm.pid.unsigned_abs(), vm.pid_start)?;
         let files = open_files(vm)?;
         let mappings = find_mappings(&process, &files.iter().collect::<Vec<_>>())?;
-        let hints = hints_of(&process, &mappings)?;
-        Ok(Self { process, files, mappings, hints })
+        let hints = read_hints(&process, &mappings)?;
+        let locked = hints.iter().any(|h| h.locked);
+        let way = if locked { Way::WriteProtected } else { Way::Remapped };
+        if let (true, Err(why)) = (locked, Keeper::supported()) {
+            let message =
+                format!("{LOCKED}, and it cannot be protected instead: {why}; start the guest without it");
+            return Err(CloneError::Refused(vec![Blocker::new("memory-locked", message)]));
+        }
+        Ok(Self { process, files, mappings, hints, way })
     }
 }
 
@@ -81,19 +117,22 @@ pub(crate) fn open_files(vm: &VmRecord) -> Result<Vec<RamFile>, MemoryError> {
     vm.ram.iter().map(|ram| RamFile::open(&ram.path)).collect()
 }
 
-/// Hints of mappings, refused where another mapping could not keep a promise.
+/// Hints of mappings that are to be replaced, refused where another mapping could not keep a promise.
 pub(crate) fn hints_of(process: &Process, mappings: &[QemuMapping]) -> Result<Vec<MappingHints>, CloneError> {
+    let hints = read_hints(process, mappings)?;
+    if hints.iter().any(|h| h.locked) {
+        let message = format!("{LOCKED}; start the guest without it");
+        return Err(CloneError::Refused(vec![Blocker::new("memory-locked", message)]));
+    }
+    Ok(hints)
+}
+
+fn read_hints(process: &Process, mappings: &[QemuMapping]) -> Result<Vec<MappingHints>, CloneError> {
     let hints: Vec<MappingHints> =
         mappings.iter().map(|m| MappingHints::read(process, m.hva)).collect::<Result<_, _>>()?;
-    let mut found = Vec::new();
-    if hints.iter().any(|h| h.locked) {
-        let message = "Guest memory is locked (-overcommit mem-lock=on): a private mapping would be copied as a whole while the \
-                       guest stands still; start the guest without it";
-        found.push(Blocker::new("memory-locked", message));
-    }
     if hints.iter().any(|h| h.watched) {
         let message = "Guest memory is watched by a userfaultfd, as during a migration: wait for its end";
-        found.push(Blocker::new("memory-watched", message));
+        return Err(CloneError::Refused(vec![Blocker::new("memory-watched", message)]));
     }
-    if found.is_empty() { Ok(hints) } else { Err(CloneError::Refused(found)) }
+    Ok(hints)
 }

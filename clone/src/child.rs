@@ -53,6 +53,15 @@ pub struct Base {
     pub overlay_dir: Option<PathBuf>,
 }
 
+impl Base {
+    /// Whether the guest locks its memory. Its children do not.
+    #[must_use]
+    pub fn locks_memory(&self) -> bool {
+        let line = CommandLine::parse(self.command_line.iter().map(OsString::from).collect());
+        line.and_then(|mut line| line.lock_nothing()).unwrap_or(false)
+    }
+}
+
 /// A child that could be started.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -82,6 +91,8 @@ impl Plan {
     pub fn new(base: &Base, index: u32, name: &str) -> Result<Self, CloneError> {
         let mut line = CommandLine::parse(base.command_line.iter().map(OsString::from).collect())?;
         line.pin_machine(&base.machine)?;
+        // All of the template would be copied for it.
+        line.lock_nothing()?;
         let identity = identity::fresh(name, line.nics()?.len());
         line.give_identity(&identity)?;
         let folder = base.overlay_dir.as_deref();

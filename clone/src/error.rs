@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use vmove_memory::MemoryError;
+use vmove_memory::{KeepFailure, MemoryError};
 use vmove_migrate::check::Blocker;
 use vmove_qmp::QmpError;
 use vmove_qmp::cmdline::CommandLineError;
@@ -77,6 +77,25 @@ pub enum CloneError {
         hook: PathBuf,
         /// How it failed.
         how: String,
+    },
+    /// The copy of a guest's memory could not be made.
+    #[error(
+        "The copy of {vm:?} as it was at the fork was given up with {kept} of {of} MiB looked at and {stored} MiB kept: {why}. The guest \
+         runs on with its memory, and nothing is left of the template. {hint}"
+    )]
+    NotKept {
+        /// The guest.
+        vm: String,
+        /// MiB of its memory that had been dealt with.
+        kept: u64,
+        /// MiB of its memory.
+        of: u64,
+        /// MiB that the template had taken.
+        stored: u64,
+        /// What was in the way.
+        why: KeepFailure,
+        /// What to do.
+        hint: &'static str,
     },
     /// A task of ours ended without an answer.
     #[error("A task ended early: {0}; see the log of vmoved")]

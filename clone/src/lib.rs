@@ -3,6 +3,7 @@
 //! | Module | Owns |
 //! |---|---|
 //! | [`parent`] | freezing a guest: device state saved, RAM file frozen, guest running again within milliseconds |
+//! | `protect` | the other way to freeze, where memory cannot be mapped again: it is copied while the guest runs |
 //! | [`template`] | what was frozen, on one host: RAM files, device state, manifest; on disk, checksummed |
 //! | [`service`] | children that run before all of their template has arrived: their page faults |
 //! | [`child`] | one copy: a QEMU prepared, its memory laid over the template, state loaded, set running |
@@ -24,6 +25,7 @@ mod error;
 pub mod identity;
 pub mod network;
 pub mod parent;
+mod protect;
 pub mod record;
 pub mod rehome;
 pub mod report;

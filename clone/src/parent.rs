@@ -11,6 +11,8 @@
 //! gets a second name, that of the template; the first name, and QEMU's own descriptor, go to a new and empty file. So
 //! nothing that QEMU does to "its" RAM file (punching holes, when a balloon is plugged in later) reaches the template.
 //!
+//! Memory that cannot be mapped again is write-protected and copied instead: see `protect`.
+//!
 //! Killed at any instruction, this leaves a guest that [`undo`] lets run on with the memory that it had: as long as it has not
 //! run since it stopped, private and shared mappings of the file show the same bytes.
 
@@ -20,8 +22,8 @@ use std::time::Duration;
 
 use tokio::io::AsyncReadExt;
 use vmove_memory::{
-    ByteLen, MemoryDir, Process, QemuMapping, RamFile, Replacement, Sharing, descriptors_of, is_shared_whole,
-    replace_in_qemu,
+    ByteLen, Kept, MemoryDir, Process, QemuMapping, RamFile, Replacement, Sharing, descriptors_of,
+    is_shared_whole, replace_in_qemu,
 };
 use vmove_migrate::clock::Mono;
 use vmove_migrate::journal::Journal;
@@ -32,10 +34,12 @@ use vmove_qmp::switchover::{GuestState, Hold, Outbound, Source, SourceOptions, S
 use vmove_qmp::{Client, RamBacking};
 
 use crate::CloneError;
-use crate::check::{GuestRam, hints_of};
+use crate::check::{GuestRam, Way, hints_of};
 use crate::disk::{self, Disk};
 use crate::error::blocking;
+use crate::protect::protect;
 use crate::record::{ForkPhase, ForkRecord, FrozenFile, remove_file};
+use crate::report::FreezeReport;
 use crate::template::{Manifest, Template, TemplateRam, folders, remove_dir};
 
 /// For what takes milliseconds, on a machine that is busy.
@@ -54,6 +58,10 @@ pub struct Freeze<'a> {
     pub client: &'a Client,
     /// What it is made of.
     pub facts: &'a VmFacts,
+    /// Its memory.
+    pub ram: Arc<GuestRam>,
+    /// Most bytes that a copy of its memory may take, where it is copied.
+    pub copy_limit: Option<u64>,
     /// The daemon's folder for guest memory.
     pub memory: &'a Path,
     /// Where to write the journal.
@@ -75,16 +83,16 @@ pub struct Frozen {
     pub template: Template,
     /// Its device state.
     pub state: Arc<[u8]>,
-    /// Where the guest's memory is mapped, privately now.
-    pub private: Vec<QemuMapping>,
     /// From STOP to RESUME.
     pub pause: Duration,
+    /// How its memory was frozen.
+    pub freeze: FreezeReport,
     /// The journal, in phase [`ForkPhase::Frozen`].
     pub journal: Journal<ForkRecord>,
 }
 
-/// Freezes a guest with shared memory. `on_private` is called while it stands still, before its memory becomes private: it
-/// writes down that it is, and where.
+/// Freezes a guest with shared memory. `on_private` is called while it stands still, before its memory becomes private, if it
+/// does: it writes down that it is, and where. `on_kept` hears how far the copy has come, where memory is copied instead.
 ///
 /// # Errors
 /// [`CloneError`]; the guest then runs on, unless the error says otherwise. [`is_private`](crate::check::is_private) tells
@@ -92,9 +100,9 @@ pub struct Frozen {
 pub async fn freeze(
     order: Freeze<'_>,
     on_private: impl FnOnce(&[QemuMapping]) -> Result<(), CloneError> + Send + 'static,
+    on_kept: impl Fn(Kept) + Send,
 ) -> Result<Frozen, CloneError> {
-    let vm = order.vm.clone();
-    let ram = Arc::new(blocking(move || GuestRam::open(&vm)).await?);
+    let ram = Arc::clone(&order.ram);
     let manifest = manifest(&order);
     let mut journal = begin(&order, &ram)?;
     let made = make(&mut journal, &ram, order.memory, manifest).await;
@@ -102,11 +110,17 @@ pub async fn freeze(
         Ok(made) => made,
         Err(error) => return Err(give_up(journal, order.client, error).await),
     };
-    match stop_and_go(&order, &ram, &mut journal, on_private).await {
-        Ok((state, pause)) => {
-            let (kept, given) = (dir.clone(), state.clone());
-            let template = blocking(move || Template::complete(&kept, manifest, &given)).await?;
-            Ok(Frozen { template, state, private: ram.mappings.clone(), pause, journal })
+    let done = match ram.way {
+        Way::Remapped => remap(&order, &ram, &mut journal, on_private).await.map(|stopped| {
+            (stopped, FreezeReport { way: Way::Remapped.word().to_owned(), ..FreezeReport::default() })
+        }),
+        Way::WriteProtected => protect(&order, &ram, &mut journal, on_kept).await,
+    };
+    match done {
+        Ok((Stopped { state, pause }, freeze)) => {
+            let given = state.clone();
+            let template = blocking(move || Template::complete(&dir, manifest, &given)).await?;
+            Ok(Frozen { template, state, pause, freeze, journal })
         }
         Err(error) => Err(give_up(journal, order.client, error).await),
     }
@@ -147,6 +161,7 @@ fn begin(order: &Freeze<'_>, ram: &GuestRam) -> Result<Journal<ForkRecord>, Clon
         id: order.id.to_owned(),
         vm: order.vm.clone(),
         phase: ForkPhase::Begun,
+        way: ram.way,
         was_running: order.facts.status == "running",
         files: Vec::new(),
         mappings: ram.mappings.clone(),
@@ -158,12 +173,15 @@ fn begin(order: &Freeze<'_>, ram: &GuestRam) -> Result<Journal<ForkRecord>, Clon
     Journal::create(order.journal, record).map_err(CloneError::io("write", order.journal))
 }
 
-fn note(journal: &mut Journal<ForkRecord>, change: impl FnOnce(&mut ForkRecord)) -> Result<(), CloneError> {
+pub(crate) fn note(
+    journal: &mut Journal<ForkRecord>,
+    change: impl FnOnce(&mut ForkRecord),
+) -> Result<(), CloneError> {
     let path = journal.path().to_owned();
     journal.update(change).map_err(CloneError::io("write", &path))
 }
 
-/// Names the template's files and makes those that take their place.
+/// Names the template's files and makes those that take their place, or those that memory is copied to.
 async fn make(
     journal: &mut Journal<ForkRecord>,
     ram: &Arc<GuestRam>,
@@ -182,7 +200,7 @@ async fn make(
             checksum: None,
         });
         let path = known.path.clone();
-        let home = with_suffix(&path, "home");
+        let home = if ram.way == Way::Remapped { with_suffix(&path, "home") } else { PathBuf::new() };
         files.push(FrozenFile { path, home, template, identity: file.identity() });
     }
     let (noted, folder) = (files.clone(), dir.clone());
@@ -190,11 +208,16 @@ async fn make(
         r.files = noted;
         r.template = folder;
     })?;
+    let way = ram.way;
     blocking(move || {
         for file in &files {
+            let size = std::fs::metadata(&file.path).map_err(CloneError::io("look at", &file.path))?.len();
+            if way == Way::WriteProtected {
+                make_empty(&file.template, size, backing)?;
+                continue;
+            }
             remove_file(&file.home)?;
             std::fs::hard_link(&file.path, &file.template).map_err(CloneError::io("link", &file.path))?;
-            let size = std::fs::metadata(&file.path).map_err(CloneError::io("look at", &file.path))?.len();
             make_empty(&file.home, size, backing)?;
         }
         Ok((dir, manifest))
@@ -217,14 +240,48 @@ fn make_empty(path: &Path, size: u64, backing: RamBacking) -> Result<RamFile, Cl
 }
 
 /// Stops the guest, saves its device state, makes its memory private, and lets it go on.
-async fn stop_and_go(
+async fn remap(
     order: &Freeze<'_>,
     ram: &Arc<GuestRam>,
     journal: &mut Journal<ForkRecord>,
     on_private: impl FnOnce(&[QemuMapping]) -> Result<(), CloneError> + Send + 'static,
-) -> Result<(Arc<[u8]>, Duration), CloneError> {
+) -> Result<Stopped, CloneError> {
+    let plan = plan(order.client, ram, journal.record().files.clone()).await?;
+    let (held, entries) = (Arc::clone(ram), plan.entries);
+    let work = move || {
+        // First: private memory that nobody knows of could not be found again.
+        on_private(&held.mappings)?;
+        replace_in_qemu(&held.process, &plan.replacements, &plan.descriptors)?;
+        for file in &plan.files {
+            std::fs::rename(&file.home, &file.path).map_err(CloneError::io("rename", &file.home))?;
+        }
+        Ok(())
+    };
+    let stopped = stop_and_go(order, journal, work, ForkPhase::Frozen).await?;
+    for entry in entries {
+        // QEMU closes it at the latest with our connection.
+        if let Err(error) = order.client.remove_fd(entry).await {
+            tracing::debug!(%error, "a descriptor stays open in QEMU");
+        }
+    }
+    Ok(stopped)
+}
+
+/// What was saved while the guest stood still.
+pub(crate) struct Stopped {
+    pub(crate) state: Arc<[u8]>,
+    /// From STOP to RESUME.
+    pub(crate) pause: Duration,
+}
+
+/// Stops the guest, saves its device state, does `work`, and lets it go on in phase `then`.
+pub(crate) async fn stop_and_go(
+    order: &Freeze<'_>,
+    journal: &mut Journal<ForkRecord>,
+    work: impl FnOnce() -> Result<(), CloneError> + Send + 'static,
+    then: ForkPhase,
+) -> Result<Stopped, CloneError> {
     let client = order.client;
-    let plan = plan(client, ram, journal.record().files.clone()).await?;
     let disks = journal.record().disks.clone();
     disk::prepare(client, &disks).await?;
     let hold = match client.version().major {
@@ -253,18 +310,8 @@ async fn stop_and_go(
         Ok::<_, CloneError>(stopped)
     };
     let stopped = saved.await?;
-    let (held, entries) = (Arc::clone(ram), plan.entries);
-    let work = move || {
-        // First: private memory that nobody knows of could not be found again.
-        on_private(&held.mappings)?;
-        replace_in_qemu(&held.process, &plan.replacements, &plan.descriptors)?;
-        for file in &plan.files {
-            std::fs::rename(&file.home, &file.path).map_err(CloneError::io("rename", &file.home))?;
-        }
-        Ok(())
-    };
     blocking(work).await?;
-    note(journal, |r| r.phase = ForkPhase::Frozen)?;
+    note(journal, |r| r.phase = then)?;
     let state = source.resume_after_completed(PATIENCE).await?;
     let pause = match state {
         GuestState::Running { resumed: Some(at) } if stopped.was_running => {
@@ -273,15 +320,9 @@ async fn stop_and_go(
         GuestState::Running { .. } if stopped.was_running => Mono::now().since(Mono(stopped.at.0)),
         _ => Duration::ZERO,
     };
-    for entry in entries {
-        // QEMU closes it at the latest with our connection.
-        if let Err(error) = client.remove_fd(entry).await {
-            tracing::debug!(%error, "a descriptor stays open in QEMU");
-        }
-    }
     let bytes = reading.await.map_err(|e| CloneError::Task(e.to_string()))?;
     let bytes = bytes.map_err(|e| CloneError::Task(format!("the device state could not be read: {e}")))?;
-    Ok((bytes.into(), pause))
+    Ok(Stopped { state: bytes.into(), pause })
 }
 
 /// What is to happen inside QEMU, all of it found out while the guest runs.
@@ -364,6 +405,10 @@ pub fn tidy(record: &ForkRecord) -> Result<(), CloneError> {
 
 /// Finishes, or finds not begun, what happens inside QEMU while the guest stands still.
 async fn settle_memory(record: &ForkRecord, client: &Client) -> Result<Undone, CloneError> {
+    if record.way == Way::WriteProtected {
+        // Protection ended with whoever held it.
+        return Ok(Undone::Shared);
+    }
     let process = Process::reopen(record.vm.pid.unsigned_abs(), record.vm.pid_start)?;
     let frozen: Vec<RamFile> = record
         .files

@@ -8,6 +8,7 @@ use vmove_memory::QemuMapping;
 use vmove_migrate::vm::{VmRecord, write_atomically};
 
 use crate::CloneError;
+use crate::check::Way;
 use crate::disk::Step;
 
 /// How far a fork has come. Written down before the step is taken.
@@ -18,7 +19,9 @@ pub enum ForkPhase {
     Begun,
     /// The guest is being stopped; its memory is the RAM file's, or becomes private while it stands still.
     Stopping,
-    /// Memory is private and the RAM file frozen; the guest is about to run again, or does.
+    /// Memory is write-protected and on its way to the template; the guest is about to run again, or does.
+    Keeping,
+    /// The template is whole: memory is private and the RAM file frozen, or it was copied. The guest is about to run again, or does.
     Frozen,
     /// All children run.
     Complete,
@@ -29,11 +32,11 @@ pub enum ForkPhase {
 pub struct FrozenFile {
     /// Where the VM's record says its RAM is, before and after.
     pub path: PathBuf,
-    /// The new, empty file that takes its place.
+    /// The new, empty file that takes its place; no path if memory is copied.
     pub home: PathBuf,
-    /// The name under which the frozen file stays.
+    /// The name under which the frozen file stays, or the file that memory is copied to.
     pub template: PathBuf,
-    /// Device and inode of the frozen file.
+    /// Device and inode of the guest's RAM file at the fork.
     pub identity: (u64, u64),
 }
 
@@ -46,6 +49,9 @@ pub struct ForkRecord {
     pub vm: VmRecord,
     /// How far it has come.
     pub phase: ForkPhase,
+    /// How memory is frozen.
+    #[serde(default)]
+    pub way: Way,
     /// Guest code ran before.
     pub was_running: bool,
     /// RAM files.

@@ -131,6 +131,9 @@ pub struct ForkReport {
     /// How the template came to them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub distribution: Option<Distribution>,
+    /// How the parent's memory was frozen; absent for a template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub freeze: Option<FreezeReport>,
     /// The parent was given memory of its own first, since it had been forked before. Milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rehomed_ms: Option<f64>,
@@ -139,6 +142,33 @@ pub struct ForkReport {
     pub disks: Vec<FrozenDisk>,
     /// What the operator should know.
     pub warnings: Vec<String>,
+}
+
+/// How a guest's memory was frozen.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct FreezeReport {
+    /// `remapped`: its file is the template. `write-protected`: it was copied to the template while the guest ran.
+    pub way: String,
+    /// Why it could not be remapped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// Pages of 4 KiB that were copied since the guest was about to write there; it waited.
+    pub pages_by_faults: u64,
+    /// Pages of 4 KiB that were copied in the background.
+    pub pages_by_copy: u64,
+    /// What of them was not zero, in bytes: memory that the template takes.
+    pub kept_bytes: u64,
+    /// From the guest's RESUME until the copy was whole, in milliseconds.
+    pub whole_ms: f64,
+}
+
+/// How far a copy of a guest's memory has come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeepProgress {
+    /// Pages of 4 KiB that are in the template.
+    pub pages: u64,
+    /// Pages in all.
+    pub of: u64,
 }
 
 /// A disk that was frozen.
@@ -159,7 +189,7 @@ pub struct ForkProgress {
     pub id: String,
     /// Name of the guest.
     pub parent: String,
-    /// `check`, `rehome`, `freeze`, `fetch`, `load`, `run`, `network`, `hosts`, `done` or `failed`.
+    /// `check`, `rehome`, `freeze`, `copy`, `fetch`, `load`, `run`, `network`, `hosts`, `done` or `failed`.
     pub phase: String,
     /// Children asked for.
     pub children: usize,
@@ -169,6 +199,9 @@ pub struct ForkProgress {
     pub loaded: usize,
     /// Children that run.
     pub running: usize,
+    /// The copy of the parent's memory, where it could not be remapped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<KeepProgress>,
     /// Other hosts, as far as they are.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<HostProgress>,

@@ -132,6 +132,8 @@ pub struct ForkPolicy {
     pub from_guest: bool,
     /// Folder for the overlays of disks; that of each image without it.
     pub overlay_dir: Option<PathBuf>,
+    /// Most MiB that the copy of a guest's memory may take where its memory cannot be remapped; without it, as much as is free.
+    pub copy_limit_mib: Option<u64>,
     /// Group and port of the datagrams by which memory goes to several nodes at once; without it, none does. Equal on all nodes.
     pub multicast_group: Option<SocketAddrV4>,
     /// Address of the interface for it; without it, that of the peer port.
@@ -154,6 +156,7 @@ impl Default for ForkPolicy {
             warm: 0,
             from_guest: false,
             overlay_dir: None,
+            copy_limit_mib: None,
             multicast_group: None,
             multicast_interface: None,
             multicast_mbit: None,

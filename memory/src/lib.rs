@@ -4,6 +4,7 @@
 //! - [`attach`]: system calls run inside QEMU by ptrace; how a userfaultfd for QEMU's memory comes into our hands.
 //! - [`uffd`]: faults of the guest, and mapping pages in answer to them.
 //! - [`dirty`]: which pages the guest wrote since the last look.
+//! - [`keep`]: memory copied as it was at one moment, while its process writes on.
 //! - [`table`]: where each page of a destination stands.
 //! - [`mod@collapse`], [`memdir`]: huge pages, and the directories that hold RAM files.
 //!
@@ -13,6 +14,7 @@ pub mod attach;
 pub mod collapse;
 pub mod dirty;
 mod error;
+pub mod keep;
 mod maps;
 pub mod memdir;
 mod pagemap;
@@ -37,6 +39,7 @@ pub use attach::{
 pub use collapse::{Collapsed, collapse, huge_mapped, map_folio};
 pub use dirty::{DirtyTracker, Dropped, HoleWatch, OrphanWatch, Precision, ScanStats, Unsupported};
 pub use error::{MemoryError, Result};
+pub use keep::{KeepFailure, Keeper, Kept};
 pub use maps::MapEntry;
 pub use memdir::MemoryDir;
 pub use process::Process;

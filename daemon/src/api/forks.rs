@@ -176,6 +176,10 @@ pub struct TemplateInfo {
     /// How long the guest stood still, in milliseconds; only in the answer to a save.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent_pause_ms: Option<f64>,
+    /// How its memory was frozen; only in the answer to a save.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<super::schema::FreezeReport>)]
+    pub freeze: Option<vmove_clone::report::FreezeReport>,
 }
 
 /// Templates of a node.

@@ -58,6 +58,8 @@ pub struct ForkProgress {
     running: usize,
     /// Other hosts, as far as they are.
     hosts: Option<Vec<HostProgress>>,
+    /// The copy of the parent's memory, where it could not be remapped.
+    keep: Option<KeepProgress>,
     elapsed_ms: f64,
     /// The end, when it has come.
     report: Option<ForkReport>,
@@ -90,11 +92,39 @@ pub struct ForkReport {
     hosts: Option<Vec<HostReport>>,
     /// How the template came to them.
     distribution: Option<Distribution>,
+    /// How the parent's memory was frozen; absent for a template.
+    freeze: Option<FreezeReport>,
     /// The parent was given memory of its own first.
     rehomed_ms: Option<f64>,
     /// Disks that were frozen.
     disks: Option<Vec<FrozenDisk>>,
     warnings: Vec<String>,
+}
+
+/// How a guest's memory was frozen.
+#[derive(ToSchema)]
+pub struct FreezeReport {
+    /// `remapped`: its file is the template. `write-protected`: it was copied to the template while the guest ran.
+    way: String,
+    /// Why it could not be remapped.
+    why: Option<String>,
+    /// Pages of 4 KiB that were copied since the guest was about to write there; it waited.
+    pages_by_faults: u64,
+    /// Pages of 4 KiB that were copied in the background.
+    pages_by_copy: u64,
+    /// What of them was not zero, in bytes.
+    kept_bytes: u64,
+    /// From the guest's RESUME until the copy was whole.
+    whole_ms: f64,
+}
+
+/// How far a copy of a guest's memory has come.
+#[derive(ToSchema)]
+pub struct KeepProgress {
+    /// Pages of 4 KiB that are in the template.
+    pages: u64,
+    /// Pages in all.
+    of: u64,
 }
 
 /// A disk that was frozen.

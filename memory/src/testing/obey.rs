@@ -53,6 +53,15 @@ fn read_by_syscall(map: Map, offset: usize) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
+/// Through the kernel, as a device model's read from a socket would.
+fn write_by_syscall(map: Map, offset: usize, value: u64) -> u64 {
+    let (receiver, mut sender) = std::os::unix::net::UnixStream::pair().expect("pair");
+    std::io::Write::write_all(&mut sender, &value.to_ne_bytes()).expect("pair");
+    // SAFETY: the kernel writes 8 bytes of the mapping, which are used as atomics by everyone.
+    let read = unsafe { libc::read(receiver.as_raw_fd(), (map.base + offset) as *mut libc::c_void, 8) };
+    if read == 8 { value } else { u64::MAX }
+}
+
 fn advise(map: Map, offset: usize, len: usize, advice: i32) -> String {
     // SAFETY: a range of the mapping; nobody holds references into it.
     let result = unsafe { libc::madvise((map.base + offset) as *mut libc::c_void, len, advice) };
@@ -140,13 +149,14 @@ pub fn obey() {
             }
             "read" => map().word(number(2)).load(Ordering::Acquire).to_string(),
             // Answers twice: at once, and with `done` when the memory was there.
-            "later-read" | "later-write" | "later-sysread" => {
+            "later-read" | "later-write" | "later-sysread" | "later-syswrite" => {
                 let (map, offset, value, what) = (map(), number(2), number(3) as u64, words[0].to_owned());
                 println!("@ok");
                 thread::spawn(move || {
                     let value = match what.as_str() {
                         "later-read" => map.word(offset).load(Ordering::Acquire),
                         "later-sysread" => read_by_syscall(map, offset),
+                        "later-syswrite" => write_by_syscall(map, offset, value),
                         _ => {
                             map.word(offset).store(value, Ordering::Release);
                             value

@@ -14,6 +14,8 @@ pub enum FaultKind {
     Minor,
     /// The file had a hole there.
     Missing,
+    /// A write to what [`FaultContext::protect`](super::FaultContext::protect) protects.
+    Protected,
 }
 
 /// Something the kernel reports.
@@ -75,9 +77,7 @@ pub(super) fn translate(event: &Event) -> Result<UffdEvent> {
             let kind = match kind {
                 userfaultfd::FaultKind::Minor => FaultKind::Minor,
                 userfaultfd::FaultKind::Missing => FaultKind::Missing,
-                userfaultfd::FaultKind::WriteProtected => {
-                    return Err(MemoryError::UnexpectedEvent("a write-protect fault".to_owned()));
-                }
+                userfaultfd::FaultKind::WriteProtected => FaultKind::Protected,
             };
             Ok(UffdEvent::Fault {
                 hva: Hva(addr as u64),

@@ -19,6 +19,8 @@ pub enum UffdFeatures {
     Faults,
     /// Asynchronous write protection: [`DirtyTracker`](crate::DirtyTracker). Needs Linux 6.7.
     DirtyTracking,
+    /// Write protection whose writers wait: [`Keeper`](crate::Keeper). Needs Linux 5.19.
+    WriteProtection,
 }
 
 impl UffdFeatures {
@@ -59,6 +61,17 @@ impl UffdFeatures {
                 Err(MemoryError::Unsupported {
                     feature: "userfaultfd asynchronous write protection (Linux 6.7)",
                     consequence: "full post-copy is possible, pre-copy and hybrid are not",
+                })
+            }
+            Self::WriteProtection => {
+                let named = FeatureFlags::PAGEFAULT_FLAG_WP | FeatureFlags::EVENT_REMOVE;
+                let wanted = named.bits() | WP_HUGETLBFS_SHMEM;
+                if kernel_has(wanted) {
+                    return Ok(wanted);
+                }
+                Err(MemoryError::Unsupported {
+                    feature: "userfaultfd write protection of shared memory (Linux 5.19)",
+                    consequence: "memory cannot be copied as it was while its process writes to it",
                 })
             }
         }

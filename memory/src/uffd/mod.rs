@@ -22,6 +22,7 @@
 
 mod events;
 mod features;
+mod protect;
 
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -152,7 +153,7 @@ impl FaultContext {
         })
     }
 
-    /// Write-protects nothing yet, but makes [`sys::pagemap_scan`] able to.
+    /// Write-protects nothing yet, but makes [`sys::pagemap_scan`] and [`Self::protect`] able to.
     pub(crate) fn register_write_protection(&self, mappings: &[QemuMapping]) -> Result<()> {
         self.register_all(mappings, RegisterMode::WRITE_PROTECT, CAN_WRITE_PROTECT)
     }

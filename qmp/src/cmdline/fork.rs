@@ -114,6 +114,23 @@ impl CommandLine {
         }
         Ok(())
     }
+
+    /// No memory is locked: for a copy, whose memory is not copied before it is written. Returns whether it would have been.
+    ///
+    /// # Errors
+    /// [`CommandLineError::Unreadable`].
+    pub fn lock_nothing(&mut self) -> Result<bool, CommandLineError> {
+        let mut locked = false;
+        for item in self.items.iter_mut().filter(|item| item.name() == "overcommit") {
+            let mut options = item.options()?;
+            if options.get("mem-lock", false).is_some_and(|value| value != "off") {
+                locked = true;
+                options.set_text("mem-lock", "off");
+                item.set_options(&options);
+            }
+        }
+        Ok(locked)
+    }
 }
 
 fn is_generation_id(options: &Options) -> bool {
@@ -202,6 +219,17 @@ mod tests {
         assert!(nics[0].has_address && !nics[1].has_address);
         assert_eq!(nics[1].options, "e1000,id=x,netdev=n1");
         assert_eq!(nics[1].id.as_deref(), Some("x"));
+    }
+
+    #[test]
+    fn copies_lock_no_memory() {
+        for value in ["on", "on-fault"] {
+            let mut line = line(&["-overcommit", &format!("mem-lock={value},cpu-pm=on"), "-m", "1G"]);
+            assert!(line.lock_nothing().unwrap());
+            assert_eq!(words(&line)[1], "mem-lock=off,cpu-pm=on");
+            assert!(!line.lock_nothing().unwrap(), "it is off now");
+        }
+        assert!(!line(&["-m", "1G"]).lock_nothing().unwrap());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokio::time::Instant;
-use vmove_clone::report::{ForkProgress, ForkReport, HostReport};
+use vmove_clone::report::{ForkProgress, ForkReport, FreezeReport, HostReport};
 use vmove_spread::simulate::{SimulateArguments, SimulateError};
 
 use self::args::{Cli, Command, Create, Join, Save, Template};
@@ -132,10 +132,13 @@ async fn show_progress(client: &Client, id: &str, count: usize) -> std::convert:
         let asked: Result<ForkProgress, Problem> = client.get(&format!("/v1/forks/{id}")).await;
         if let Ok(progress) = asked {
             bar.0.set_position(progress.running as u64);
-            bar.0.set_message(format!(
-                "{}: {} prepared, {} loaded, {} of {} running",
-                progress.phase, progress.prepared, progress.loaded, progress.running, progress.children
-            ));
+            bar.0.set_message(match progress.keep.filter(|_| progress.phase == "copy") {
+                Some(kept) => format!("copy: {} % of the guest's memory", kept.pages * 100 / kept.of.max(1)),
+                None => format!(
+                    "{}: {} prepared, {} loaded, {} of {} running",
+                    progress.phase, progress.prepared, progress.loaded, progress.running, progress.children
+                ),
+            });
         }
     }
 }
@@ -170,6 +173,7 @@ fn describe(done: &ForkReport) -> String {
             format_ms(first)
         ));
     }
+    text.push_str(&describe_freeze(&done.parent, done.freeze.as_ref()));
     for disk in &done.disks {
         text.push_str(&format!(
             "{} writes to {} since; {} is frozen, and must stay as it is\n",
@@ -185,6 +189,21 @@ fn describe(done: &ForkReport) -> String {
         format_ms(done.all_running_ms)
     ));
     text
+}
+
+/// How memory was frozen, where that is not the usual way.
+fn describe_freeze(vm: &str, freeze: Option<&FreezeReport>) -> String {
+    let Some((freeze, why)) = freeze.and_then(|freeze| Some((freeze, freeze.why.as_ref()?))) else {
+        return String::new();
+    };
+    let pages = freeze.pages_by_faults + freeze.pages_by_copy;
+    format!(
+        "The memory of {vm} was write-protected and copied while it ran, since {why}. It waited for {} of {pages} pages; {} were kept, \
+         the copy was whole after {}\n",
+        freeze.pages_by_faults,
+        format_bytes(freeze.kept_bytes),
+        format_ms(freeze.whole_ms)
+    )
 }
 
 /// What went to other hosts, which way and why.
@@ -341,6 +360,10 @@ async fn save(client: &Client, args: Save, json: bool) -> Result<Exit, End> {
             saved.vm,
             format_ms(saved.parent_pause_ms.unwrap_or(0.0))
         ))?;
+        let said = describe_freeze(&saved.vm, saved.freeze.as_ref());
+        if !said.is_empty() {
+            say(said.trim_end())?;
+        }
     }
     Ok(Exit::Done)
 }

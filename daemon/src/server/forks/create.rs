@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
+use vmove_clone::check::{GuestRam, Way};
 use vmove_clone::child::Base;
-use vmove_clone::parent::{self, Freeze, Frozen};
-use vmove_clone::record::{ForkPhase, ForkRecord, Member, Members};
-use vmove_clone::report::{ChildReport, ForkFailure, ForkProgress, ForkReport, FrozenDisk, Multicast};
+use vmove_clone::record::{ForkPhase, ForkRecord};
+use vmove_clone::report::{
+    ChildReport, ForkFailure, ForkProgress, ForkReport, FreezeReport, FrozenDisk, Multicast,
+};
 use vmove_clone::room::Demand;
 use vmove_clone::template::Template;
 use vmove_clone::{CloneError, check, disk};
@@ -19,13 +21,16 @@ use vmove_qmp::inspect::VmFacts;
 use vmove_qmp::{Client, RamBacking};
 
 use super::children::{LoadOrder, Loaded, Planned, Prepared, words};
-use super::disks::frozen_disks;
 use super::problem::clone_problem;
 use super::remote::{self, Outline};
 use super::{Busy, Forks};
 use crate::api::forks::ForkRequest;
 use crate::api::problem::{Code, Problem};
 use crate::server::registry::{off_worker, store_problem};
+
+/// What is said where children differ from their parent in this.
+const NOT_LOCKED: &str = "the memory of the children is not locked (-overcommit mem-lock=on is left out of their command lines): all of \
+                          the template would be copied for each of them";
 
 /// A guest that is to be forked, looked at.
 pub(super) struct Parent {
@@ -38,14 +43,14 @@ pub(super) struct Parent {
 
 /// Where children come from.
 enum Origin {
-    Guest(Box<Parent>),
+    Guest(Box<Parent>, Arc<GuestRam>),
     Template(Box<Template>, Box<Base>),
 }
 
 impl Origin {
     const fn base(&self) -> &Base {
         match self {
-            Self::Guest(parent) => &parent.base,
+            Self::Guest(parent, _) => &parent.base,
             Self::Template(_, base) => base,
         }
     }
@@ -53,7 +58,7 @@ impl Origin {
     /// What another host must know.
     fn outline(&self) -> Outline {
         let (qemu, files, writable) = match self {
-            Self::Guest(parent) => {
+            Self::Guest(parent, _) => {
                 let facts = &parent.facts;
                 let qemu = format!("{} {}", facts.version, facts.package).trim().to_owned();
                 let files: Vec<_> = parent.record.ram.iter().map(|ram| ram.path.as_path()).collect();
@@ -74,7 +79,7 @@ impl Origin {
 
     fn guest_bytes(&self) -> u64 {
         match self {
-            Self::Guest(parent) => parent.record.ram.iter().map(|ram| ram.size).sum(),
+            Self::Guest(parent, _) => parent.record.ram.iter().map(|ram| ram.size).sum(),
             Self::Template(template, _) => template.manifest().guest_bytes(),
         }
     }
@@ -157,7 +162,10 @@ impl Forks {
     ) -> Result<ForkReport, Problem> {
         let origin = match &request.template {
             Some(template) => self.template_origin(template)?,
-            None => Origin::Guest(Box::new(self.parent(id, name).await?)),
+            None => {
+                let (parent, ram) = self.parent(id, name).await?;
+                Origin::Guest(Box::new(parent), ram)
+            }
         };
         let away = self.call_hosts(id, name, origin.outline(), request).await?;
         // What is left for this node.
@@ -179,9 +187,10 @@ impl Forks {
             p.phase = "freeze".to_owned();
             p.prepared = warm.len();
         });
-        let rehomed_ms = if let Origin::Guest(parent) = &origin { parent.rehomed_ms } else { None };
+        let rehomed_ms = if let Origin::Guest(parent, _) = &origin { parent.rehomed_ms } else { None };
+        let locked = origin.base().locks_memory();
         let source = match origin {
-            Origin::Guest(parent) => self.freeze_for(id, &parent, children).await,
+            Origin::Guest(parent, ram) => self.freeze_for(id, &parent, ram, children).await,
             Origin::Template(template, _) => self.frozen_template(*template).await,
         };
         let source = match source {
@@ -199,6 +208,8 @@ impl Forks {
             id: id.to_owned(),
             parent: name.to_owned(),
             parent_pause_ms: source.pause_ms,
+            freeze: source.freeze.clone(),
+            warnings: if locked { vec![NOT_LOCKED.to_owned()] } else { Vec::new() },
             multicast: Multicast::default(),
             fabric: "local".to_owned(),
             rehomed_ms,
@@ -230,15 +241,21 @@ impl Forks {
         Ok(report)
     }
 
-    /// Looks at a guest; gives it memory of its own first, if it was forked before.
-    pub(super) async fn parent(self: &Arc<Self>, id: &str, name: &str) -> Result<Parent, Problem> {
+    /// Looks at a guest and its memory; gives it memory of its own first, if it was forked before.
+    pub(super) async fn parent(
+        self: &Arc<Self>,
+        id: &str,
+        name: &str,
+    ) -> Result<(Parent, Arc<GuestRam>), Problem> {
         let mut parent = self.look(name).await?;
         if self.members.get(&parent.record).is_some_and(|m| !m.private.is_empty()) {
             self.update(id, |p| p.phase = "rehome".to_owned());
             let done = self.rehome(&parent.record, &parent.client, &parent.facts).await?;
             parent.rehomed_ms = Some(done.total_ms);
         }
-        Ok(parent)
+        let record = parent.record.clone();
+        let ram = off_worker(move || GuestRam::open(&record)).await?.map_err(|e| clone_problem(&e))?;
+        Ok((parent, Arc::new(ram)))
     }
 
     /// Looks at a guest, and refuses it with everything that is in the way.
@@ -286,7 +303,11 @@ impl Forks {
         let backing = origin.base().backing;
         let hugetlb = backing != RamBacking::Thp;
         let count = request.count as u64;
-        self.fits(Demand::new(count, origin.guest_bytes(), request.expect_written, hugetlb), backing).await
+        let demand = Demand::new(count, origin.guest_bytes(), request.expect_written, hugetlb);
+        let copied = matches!(origin, Origin::Guest(_, ram) if ram.way == Way::WriteProtected);
+        // Beside the guest, which keeps its file.
+        let demand = if copied { demand.with_template(origin.guest_bytes()) } else { demand };
+        self.fits(demand, backing).await
     }
 
     /// Whether there is memory for what is demanded of this kind.
@@ -317,81 +338,11 @@ impl Forks {
         tasks
     }
 
-    async fn freeze_for(
-        self: &Arc<Self>,
-        id: &str,
-        parent: &Parent,
-        children: Vec<String>,
-    ) -> Result<Ready, Problem> {
-        let frozen = self.freeze(id, parent, None, children).await?;
-        Ok(Ready {
-            pause_ms: ms(frozen.pause),
-            template: frozen.template,
-            state: frozen.state,
-            disks: frozen_disks(&frozen.journal),
-            journal: Some(frozen.journal),
-        })
-    }
-
-    /// Freezes a guest and notes that its memory is private.
-    pub(super) async fn freeze(
-        &self,
-        id: &str,
-        parent: &Parent,
-        name: Option<String>,
-        children: Vec<String>,
-    ) -> Result<Frozen, Problem> {
-        let journal = self.journals.join(format!("{id}.jsonl"));
-        let order = Freeze {
-            id,
-            vm: &parent.record,
-            client: &parent.client,
-            facts: &parent.facts,
-            memory: &self.registry.memory_dir,
-            journal: &journal,
-            name,
-            children,
-            disks: &parent.base.disks,
-            overlay_dir: self.policy.overlay_dir.as_deref(),
-        };
-        let (members, record, fork) = (Arc::clone(&self.members), parent.record.clone(), id.to_owned());
-        let before = members.get(&record);
-        let known = before.clone();
-        let frozen =
-            parent::freeze(order, move |private| note_private(&members, &record, known, &fork, private))
-                .await;
-        match frozen {
-            Ok(frozen) => {
-                let steps = &frozen.journal.record().disks;
-                self.follow_disks(&parent.record.name, &parent.client, steps).await?;
-                Ok(frozen)
-            }
-            Err(error) => {
-                self.unnote_shared(&parent.record, before);
-                self.sweep_journal(&journal, &parent.client).await;
-                Err(clone_problem(&error))
-            }
-        }
-    }
-
-    /// After a fork that failed: memory that did not become private is not said to be.
-    fn unnote_shared(&self, record: &VmRecord, before: Option<Member>) {
-        if check::is_private(record).unwrap_or(true) {
-            return;
-        }
-        let done = match before {
-            Some(member) => self.members.put(&member),
-            None => self.members.remove(&record.name),
-        };
-        if let Err(error) = done {
-            tracing::error!(vm = %record.name, %error, "a VM counts as forked and is not");
-        }
-    }
-
     async fn frozen_template(&self, template: Template) -> Result<Ready, Problem> {
         let work = move || {
             let state = template.state()?;
-            Ok::<_, CloneError>(Ready { pause_ms: 0.0, template, state, disks: Vec::new(), journal: None })
+            let (freeze, disks, journal) = (None, Vec::new(), None);
+            Ok::<_, CloneError>(Ready { pause_ms: 0.0, freeze, template, state, disks, journal })
         };
         off_worker(work).await?.map_err(|e| clone_problem(&e))
     }
@@ -532,33 +483,13 @@ pub(super) async fn finish_all(mut tasks: JoinSet<Start>) -> Vec<Start> {
 }
 
 /// What children are loaded from.
-struct Ready {
-    pause_ms: f64,
-    template: Template,
-    state: Arc<[u8]>,
-    disks: Vec<FrozenDisk>,
-    journal: Option<Journal<ForkRecord>>,
-}
-
-/// Writes down that a guest's memory is private, and where it is mapped.
-pub(super) fn note_private(
-    members: &Members,
-    record: &VmRecord,
-    before: Option<Member>,
-    fork: &str,
-    private: &[vmove_memory::QemuMapping],
-) -> Result<(), CloneError> {
-    let (parent, index) = before.map_or((None, 0), |m| (m.parent, m.index));
-    members.put(&Member {
-        vm: record.name.clone(),
-        pid: record.pid,
-        pid_start: record.pid_start,
-        parent,
-        index,
-        fork: fork.to_owned(),
-        node: None,
-        private: private.to_vec(),
-    })
+pub(super) struct Ready {
+    pub pause_ms: f64,
+    pub freeze: Option<FreezeReport>,
+    pub template: Template,
+    pub state: Arc<[u8]>,
+    pub disks: Vec<FrozenDisk>,
+    pub journal: Option<Journal<ForkRecord>>,
 }
 
 fn origin_name(request: &ForkRequest) -> Result<&str, Problem> {

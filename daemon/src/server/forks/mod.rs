@@ -3,6 +3,7 @@
 mod children;
 mod create;
 mod disks;
+mod freeze;
 mod guest;
 mod problem;
 mod promote;

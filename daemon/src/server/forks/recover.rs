@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use vmove_clone::check::Way;
 use vmove_clone::parent::{self, Undone};
 use vmove_clone::record::{ForkPhase, ForkRecord};
 use vmove_clone::template::Template;
@@ -9,7 +10,7 @@ use vmove_migrate::journal::Journal;
 use vmove_qmp::Client;
 
 use super::Forks;
-use super::create::note_private;
+use super::freeze::note_private;
 use crate::server::registry::process_of;
 
 impl Forks {
@@ -51,13 +52,13 @@ impl Forks {
         // Noted before the guest may run: private memory that nobody knows of could not be found again.
         let before = self.members.get(&record.vm);
         let expected = before.clone().filter(|m| m.fork == record.id);
-        if expected.is_none() {
+        if expected.is_none() && record.way == Way::Remapped {
             note_private(&self.members, &record.vm, before.clone(), &record.id, &record.mappings)
                 .map_err(|e| e.to_string())?;
         }
         let how = parent::undo(journal, &client).await.map_err(|e| e.to_string())?;
         self.follow_disks(&record.vm.name, &client, &record.disks).await.map_err(|e| e.message)?;
-        if how == Undone::Shared {
+        if how == Undone::Shared && record.way == Way::Remapped {
             match before.filter(|m| m.fork != record.id) {
                 Some(member) => self.members.put(&member),
                 None => self.members.remove(&record.vm.name),

@@ -35,9 +35,9 @@ impl Forks {
             return Err(Problem::new(Code::NameTaken, text));
         }
         let id = uuid::Uuid::new_v4().simple().to_string();
-        let parent = self.parent(&id, &vm).await?;
-        let frozen = self.freeze(&id, &parent, Some(name.clone()), Vec::new()).await?;
-        let pause_ms = ms(frozen.pause);
+        let (parent, ram) = self.parent(&id, &vm).await?;
+        let frozen = self.freeze(&id, &parent, ram, Some(name.clone()), Vec::new()).await?;
+        let (pause_ms, freeze) = (ms(frozen.pause), frozen.freeze);
         let (template, mut journal) = (frozen.template, frozen.journal);
         let work = move || {
             let saved = template::save(&template, &dir);
@@ -56,7 +56,7 @@ impl Forks {
         let saved = off_worker(work).await?.map_err(|e| clone_problem(&e))?;
         tracing::info!(template = %name, vm = %vm, bytes = saved.bytes, pause_ms, "template saved");
         let mut info = info(&saved.manifest, true, Some(&saved));
-        info.parent_pause_ms = Some(pause_ms);
+        (info.parent_pause_ms, info.freeze) = (Some(pause_ms), Some(freeze));
         Ok(info)
     }
 
@@ -164,6 +164,7 @@ fn info(manifest: &template::Manifest, loaded: bool, saved: Option<&Saved>) -> T
         saved: saved.is_some(),
         disk_bytes: saved.map_or(0, |s| s.bytes),
         parent_pause_ms: None,
+        freeze: None,
     }
 }
 
