@@ -16,6 +16,7 @@
 //! | [`faults`] | cuts, losses, killed peers and missing devices under a transfer |
 //! | [`moves`] | real daemons move a guest |
 //! | [`trouble`] | the same with wrong addresses and keys, ports that are down, and daemons that are killed |
+//! | [`forks`] | the same daemons fork it to other hosts |
 //! | [`mod@multicast`] | datagrams from one host to two |
 
 pub mod agent;
@@ -24,6 +25,7 @@ pub mod check;
 pub mod client;
 pub mod compare;
 pub mod faults;
+pub mod forks;
 pub mod host;
 pub mod moves;
 pub mod multicast;
