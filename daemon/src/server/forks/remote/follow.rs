@@ -123,10 +123,10 @@ impl Work {
         };
         let verbs = spreading.no_verbs.is_none();
         let silent = away.hosts.iter().filter(|host| !host.taken.hears || (verbs && !host.taken.verbs));
-        let silent = silent.map(|host| (host.target.name.clone(), host.taken.hears));
+        let silent = silent.map(|host| (host.target.name.clone(), verbs && !host.taken.verbs));
         if spreading.distribution.way == "multicast" {
-            let warn = |(node, hears)| {
-                let why = if hears { "which go by RDMA" } else { "multicast-group in its [fork]" };
+            let warn = |(node, other)| {
+                let why = if other { "which go by RDMA" } else { "multicast-group in its [fork]" };
                 format!("{node} takes no datagrams ({why}): it read everything")
             };
             ended.report.warnings.extend(silent.map(warn));
@@ -149,7 +149,10 @@ impl Work {
         for called in &mut open {
             let _ = called.channel.send(&ToHost::Release).await;
         }
-        if let Ok((distribution, multicast)) = off_worker(move || spreading.end()).await {
+        if let Ok((mut distribution, multicast)) = off_worker(move || spreading.end()).await {
+            // What devices read, this node's processors do not see.
+            let read: u64 = ended.report.hosts.iter().map(|host| host.from_root_bytes).sum();
+            distribution.root_bytes = distribution.root_bytes.max(read + multicast.sent_bytes);
             ended.report.distribution = Some(distribution);
             ended.report.multicast = multicast;
         }
