@@ -69,6 +69,12 @@ pub struct HostReport {
     /// Chunks that a child waited for, each once however many children did.
     #[serde(default)]
     pub wanted: u64,
+    /// By what it read from the parent's node in the end: `verbs` or `tcp`; absent if it has no children.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<String>,
+    /// Why that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric_reason: Option<String>,
     /// Faults of its children before the whole template was there; absent if they ran only then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub faults: Option<FaultStats>,
@@ -123,8 +129,12 @@ pub struct ForkReport {
     pub complete_ms: f64,
     /// Distribution to other hosts.
     pub multicast: Multicast,
-    /// How children come to the template: `local` on one host, `tcp` where there are others.
+    /// How children come to the template: `local` on one host; where there are others what their hosts read it by, `verbs` or
+    /// `tcp`, or `tcp, verbs` if these are not all the same; empty if none has it.
     pub fabric: String,
+    /// Why, if there are other hosts.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub fabric_reason: String,
     /// Other hosts, in the order of the request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<HostReport>,

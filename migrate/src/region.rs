@@ -16,18 +16,23 @@ use vmove_memory::{ByteLen, ByteRange, FileOffset, Mapping};
 /// Threads that register at a time: the kernel pins pages at some gigabytes a second each.
 const THREADS: usize = 4;
 
-/// A whole RAM file registered with a fabric: the region keeps the mapping.
+/// A part of a RAM file registered with a fabric: the region keeps the mapping.
 ///
 /// # Errors
 /// The fabric's answer.
 pub fn register_kept(
     fabric: &dyn Fabric,
     mapping: Arc<Mapping>,
+    part: ByteRange,
     access: Access,
 ) -> Result<Region, FabricError> {
-    let first = NonNull::new(mapping.ptr()).unwrap_or(NonNull::dangling());
+    // What lies outside the mapping is left out: an empty region is refused by the fabric.
+    let end = part.end().0.min(mapping.len().0);
+    let start = part.start.0.min(end);
+    let first = mapping.ptr().wrapping_add(usize::try_from(start).unwrap_or(usize::MAX));
+    let first = NonNull::new(first).unwrap_or(NonNull::dangling());
     // SAFETY: rule 1: `mapping` is held here until the region made below holds it, or is gone.
-    let area = unsafe { MemoryArea::new(first, mapping.len().0) };
+    let area = unsafe { MemoryArea::new(first, end - start) };
     let region = fabric.register(area, access)?;
     let what = "a region that nobody else has yet";
     region.keeping(mapping).ok_or(FabricError::Unsupported { what })

@@ -36,6 +36,14 @@ vmove_lab() {
                 if [ $# -gt 0 ] && [[ $1 != --* ]]; then word=$1 && shift; fi
                 set -- test --hosts 2 --no-check --moves "$(target_dir)/release" --guest "$LAB_GUEST" --only "$word" "$@"
             fi
+            # Forks to other hosts only, the same.
+            if [ "${2:-}" = forks ]; then
+                build_lab_moves
+                shift 2
+                local only=a_fork_
+                if [ $# -gt 0 ] && [[ $1 != --* ]]; then only=$1 && shift; fi
+                set -- test --hosts 3 --no-check --moves "$(target_dir)/release" --guest "$LAB_GUEST" --forks --only "$only" "$@"
+            fi
             # Datagrams only.
             if [ "${2:-}" = multicast ]; then
                 build_lab_programs
@@ -45,7 +53,7 @@ vmove_lab() {
             if [ $# -eq 1 ]; then
                 build_lab_programs
                 build_lab_moves
-                set -- test --faults "$LAB_BENCH" --multicast "$LAB_MULTICAST" --spread "$LAB_SPREAD" --moves "$(target_dir)/release" --guest "$LAB_GUEST" -- "$LAB_SUITE" verbs --test-threads=1
+                set -- test --faults "$LAB_BENCH" --multicast "$LAB_MULTICAST" --spread "$LAB_SPREAD" --moves "$(target_dir)/release" --guest "$LAB_GUEST" --forks -- "$LAB_SUITE" verbs --test-threads=1
             fi
             ;;
     esac

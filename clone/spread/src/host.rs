@@ -131,6 +131,14 @@ impl HostEngine {
         Self { hears: false, ..self }
     }
 
+    /// The root was joined anew, by a connection beside which no datagrams come: what was asked and answered on the old one is void.
+    pub(crate) fn rejoined(&mut self) {
+        self.hears = false;
+        self.marks.clear();
+        self.out.retain(|message| matches!(message, Message::Want { .. }));
+        self.out.extend(self.complete.then_some(Message::Complete));
+    }
+
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }

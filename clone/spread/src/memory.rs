@@ -2,7 +2,7 @@
 //!
 //! Rules (for the `unsafe` in this file):
 //! 1. A mapping is anonymous, private, made at an address of the kernel's choice and unmapped only by the drop of its owner.
-//! 2. The region over it is a field that is dropped first, and no clone of it leaves this module.
+//! 2. The regions over it are a field that is dropped first, and no clone of one leaves this module.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -12,11 +12,11 @@ use std::ptr::NonNull;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use vmove_fabric::{Access, Fabric, FabricError, LocalSlice, MemoryArea, Region, RemoteRegion};
 
-/// Zeroed memory, registered with a fabric.
+/// Zeroed memory, registered with a fabric, or with several.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    /// Dropped by hand before the memory it is over.
-    region: Option<Region>,
+    /// One for each fabric, the first for use here. Dropped by hand before the memory they are over.
+    regions: Vec<Region>,
     at: NonNull<c_void>,
     len: NonZeroUsize,
 }
@@ -35,15 +35,30 @@ impl Buffer {
             mmap_anonymous(None, len, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE)
         };
         let at = at.map_err(|error| FabricError::Io { operation: "map memory", source: error.into() })?;
-        let mut buffer = Self { region: None, at, len };
-        // SAFETY: rules 1 and 2: mapped, readable and writable until after the region's drop; no reference to it is made.
-        let area = unsafe { MemoryArea::new(at.cast(), len.get() as u64) };
-        buffer.region = Some(fabric.register(area, access)?);
+        let mut buffer = Self { regions: Vec::new(), at, len };
+        buffer.also(fabric, access)?;
         Ok(buffer)
     }
 
+    /// Registers it with another fabric, too; what peers of that one need to read it.
+    pub(crate) fn also(&mut self, fabric: &dyn Fabric, access: Access) -> Result<RemoteRegion, FabricError> {
+        // SAFETY: rules 1 and 2: mapped, readable and writable until after the region's drop; no reference to it is made.
+        let area = unsafe { MemoryArea::new(self.at.cast(), self.len.get() as u64) };
+        let region = fabric.register(area, access)?;
+        let remote = region.remote();
+        self.regions.push(region);
+        Ok(remote)
+    }
+
+    /// Registers it with this fabric instead.
+    pub(crate) fn move_to(&mut self, fabric: &dyn Fabric, access: Access) -> Result<(), FabricError> {
+        self.also(fabric, access)?;
+        self.regions.drain(..self.regions.len() - 1);
+        Ok(())
+    }
+
     fn region(&self) -> &Region {
-        self.region.as_ref().expect("set by new")
+        self.regions.first().expect("registered by new")
     }
 
     pub(crate) fn remote(&self) -> RemoteRegion {
@@ -69,7 +84,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.region = None;
+        self.regions.clear();
         // SAFETY: rules 1 and 2: nobody uses it any more.
         let _ = unsafe { munmap(self.at, self.len.get()) };
     }

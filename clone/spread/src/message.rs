@@ -36,8 +36,8 @@ pub(crate) enum Greeting {
 pub(crate) enum Message {
     /// Root to host, first: all it needs to know.
     Welcome(Box<Welcome>),
-    /// Host to root, after the welcome: it hears the group from now on.
-    Ready,
+    /// Host to root, after the welcome: it can begin. `hears`: it hears the group from now on.
+    Ready { hears: bool },
     /// Root to host: these have been sent by multicast since the last mark. Answered by [`Message::Seen`].
     Mark { number: u32, spans: Vec<Span> },
     /// Root to host: read these yourself.

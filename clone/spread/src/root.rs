@@ -26,6 +26,8 @@ const SETTLE: Duration = Duration::from_millis(100);
 const MANY: u32 = 2;
 /// Chunks that are sent along with one that somebody waits for.
 const AROUND: u32 = 16;
+/// A host that has missed so many marks in a row, every piece of them, hears nothing: to send to it again would go on for ever.
+const UNHEARD: u32 = 4;
 
 /// Sizes that a model of a large template has otherwise.
 #[derive(Debug, Clone, Copy)]
@@ -76,6 +78,10 @@ struct Host {
     open: VecDeque<(u32, Time)>,
     slow: bool,
     complete: bool,
+    /// No datagram can reach it.
+    deaf: bool,
+    /// Marks of which it has heard nothing, one after the other.
+    unheard: u32,
 }
 
 #[derive(Debug)]
@@ -150,9 +156,9 @@ impl RootEngine {
         std::mem::take(&mut self.out)
     }
 
-    /// A host is there. One that comes late is told what it has missed.
-    pub(crate) fn joined(&mut self, now: Time, id: HostId) {
-        self.hosts.insert(id, Host::default());
+    /// A host is there. One that comes late is told what it has missed. `hears`: datagrams can reach it.
+    pub(crate) fn joined(&mut self, now: Time, id: HostId, hears: bool) {
+        self.hosts.insert(id, Host { deaf: !hears, ..Host::default() });
         if !self.multicast || self.sent.len() == 0 {
             return;
         }
@@ -238,8 +244,13 @@ impl RootEngine {
         let limit = self.sent.limit();
         let missing: Vec<Span> = missing.iter().copied().filter(|span| span.end() <= limit).collect();
         let count: u32 = missing.iter().map(|span| span.count).sum();
-        let in_time = self.marks.get_mut(&number).is_some_and(|mark| mark.waiting.remove(&from));
-        match self.marks.get_mut(&number).filter(|_| in_time) {
+        let mark = self.marks.get_mut(&number);
+        if let Some(mark) = mark.as_ref().filter(|mark| !mark.late && mark.pieces > 0) {
+            host.unheard = if count == mark.pieces { host.unheard + 1 } else { 0 };
+        }
+        let deaf = host.deaf || host.unheard >= UNHEARD;
+        let in_time = mark.is_some_and(|mark| mark.waiting.remove(&from));
+        match self.marks.get_mut(&number).filter(|_| in_time && !deaf) {
             Some(mark) => {
                 mark.losses.push(count);
                 if !mark.late {
@@ -249,7 +260,7 @@ impl RootEngine {
                     mark.misses.entry(piece).or_insert((0, from)).0 += 1;
                 }
             }
-            // Too late to share a repair with others.
+            // Too late to share a repair with others, or nothing that is sent reaches it.
             None if !missing.is_empty() => {
                 self.totals.left_to_read += u64::from(count);
                 self.out.push((from, Message::Fetch { spans: missing }));
@@ -410,8 +421,8 @@ mod tests {
         let layout = Layout::new(vec![2000 * 4096], extents, Some(1440), 1).unwrap();
         let mut root = RootEngine::new(layout, true, Pacer::new(1e6), Sizes::default());
         let (one, other) = (HostId(1), HostId(2));
-        root.joined(Time::ZERO, one);
-        root.joined(Time::ZERO, other);
+        root.joined(Time::ZERO, one, true);
+        root.joined(Time::ZERO, other, true);
         while matches!(root.step(Time::ZERO), Step::Send(_)) {}
         assert!(matches!(root.step(Time::ZERO), Step::At(_)), "the pacer holds it back");
         root.hear(Time::ZERO, one, Message::Want { chunk: 1900 });
@@ -423,5 +434,40 @@ mod tests {
         let Step::Send(pieces) = root.step(next) else { panic!("nothing follows") };
         assert_eq!(pieces[..3], [1888 * 3, 1888 * 3 + 1, 1888 * 3 + 2]);
         assert!(!pieces.contains(&5700));
+    }
+
+    /// Two hosts that miss every piece; what was sent, and what they were told to read, within a minute.
+    fn unheard(hears: bool) -> (u64, u64) {
+        let extents = vec![Extent { region: 0, first: 0, count: 4000 }];
+        let layout = Layout::new(vec![4000 * 4096], extents, None, 1).unwrap();
+        let mut root = RootEngine::new(layout, true, Pacer::new(50e6), Sizes::default());
+        let mut now = Time::ZERO;
+        [1, 2].into_iter().for_each(|host| root.joined(now, HostId(host), hears));
+        let mut told = 0;
+        while now < Duration::from_secs(60) {
+            match root.step(now) {
+                Step::At(time) => now = time.max(now + Duration::from_micros(100)),
+                Step::Idle => now += Duration::from_millis(100),
+                Step::Send(_) => {}
+            }
+            for (host, message) in root.take_out() {
+                match message {
+                    Message::Mark { number, spans } => {
+                        root.hear(now, host, Message::Seen { number, missing: spans });
+                    }
+                    Message::Fetch { spans } => told += spans.iter().map(|s| u64::from(s.count)).sum::<u64>(),
+                    _ => {}
+                }
+            }
+        }
+        (root.totals.sent, told)
+    }
+
+    #[test]
+    fn what_nobody_hears_is_read_instead_of_sent_for_ever() {
+        let pieces = 4000 + 8; // with the table
+        assert_eq!(unheard(false), (pieces, 2 * pieces));
+        let (sent, told) = unheard(true);
+        assert!(sent < 2 * pieces && told >= 2 * pieces, "{sent} sent, {told} read, of {pieces} pieces");
     }
 }

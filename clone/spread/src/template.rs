@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use vmove_fabric::{Access, Fabric, LocalSlice, Region, RemoteRegion};
+use vmove_fabric::{Access, Fabric, FabricError, FabricKind, LocalSlice, Region, RemoteRegion};
 
 use crate::error::SpreadError;
 use crate::layout::{CHUNK, Extent, Layout, Place, SUMS_PER_CHUNK};
@@ -14,6 +14,16 @@ pub struct Template {
     regions: Vec<Region>,
     table: Buffer,
     layout: Layout,
+    kind: FabricKind,
+    second: Option<Second>,
+}
+
+/// The same memory for hosts of another fabric.
+#[derive(Debug)]
+struct Second {
+    kind: FabricKind,
+    remotes: Vec<RemoteRegion>,
+    _regions: Vec<Region>,
 }
 
 /// Chunks of a region that are not zero, in `within` (bytes, whole chunks), lowest first.
@@ -60,7 +70,23 @@ impl Template {
                 table.checksum_at(u64::from(chunk * CHUNK), CHUNK as usize, layout.seed).unwrap_or(0)
             })
             .collect();
-        Ok(Self { regions, table, layout })
+        Ok(Self { regions, table, layout, kind: fabric.kind(), second: None })
+    }
+
+    /// Lets hosts of another fabric read the same memory: `regions` are those of [`new`](Self::new), registered with that one.
+    /// Datagrams are sent from the first.
+    ///
+    /// # Errors
+    /// The table could not be registered; the regions are others.
+    pub fn also(&mut self, fabric: &dyn Fabric, regions: Vec<Region>) -> Result<(), SpreadError> {
+        if !regions.iter().map(Region::len).eq(self.layout.regions.iter().copied()) {
+            let what = "regions of other lengths for the second fabric of a template".to_owned();
+            return Err(FabricError::Protocol { what }.into());
+        }
+        let table = self.table.also(fabric, Access::REMOTE_READ)?;
+        let remotes = regions.iter().map(Region::remote).chain([table]).collect();
+        self.second = Some(Second { kind: fabric.kind(), remotes, _regions: regions });
+        Ok(())
     }
 
     /// How it is cut up.
@@ -69,9 +95,12 @@ impl Template {
         &self.layout
     }
 
-    /// What peers need to read it: its regions, then the table.
-    pub(crate) fn remotes(&self) -> Vec<RemoteRegion> {
-        self.regions.iter().map(Region::remote).chain([self.table.remote()]).collect()
+    /// What hosts of this fabric need to read it: its regions, then the table.
+    pub(crate) fn remotes(&self, kind: FabricKind) -> Option<Vec<RemoteRegion>> {
+        if kind == self.kind {
+            return Some(self.regions.iter().map(Region::remote).chain([self.table.remote()]).collect());
+        }
+        self.second.as_ref().filter(|second| second.kind == kind).map(|second| second.remotes.clone())
     }
 
     pub(crate) fn slice(&self, place: Place) -> Option<LocalSlice> {

@@ -87,7 +87,10 @@ pub struct ForkReport {
     /// From the request until nothing was left to do.
     complete_ms: f64,
     multicast: Multicast,
+    /// `local`; with other hosts `verbs`, `tcp`, or both if these are not all the same.
     fabric: String,
+    /// Why, if there are other hosts.
+    fabric_reason: Option<String>,
     /// Other hosts, in the order of the request.
     hosts: Option<Vec<HostReport>>,
     /// How the template came to them.
@@ -172,6 +175,10 @@ pub struct HostReport {
     template_ms: Option<f64>,
     /// Chunks that a child waited for, each once however many children did.
     wanted: u64,
+    /// By what it read from the parent's node in the end: `verbs` or `tcp`.
+    fabric: Option<String>,
+    /// Why that.
+    fabric_reason: Option<String>,
     /// Faults of children that ran before the whole template was there.
     faults: Option<FaultStats>,
     /// Why there are no children there, or not any more.

@@ -61,7 +61,7 @@ impl PeerDialer {
         }
     }
 
-    /// Opens a connection for memory of a fork: greeted, told by `opening` what it is for, and adopted.
+    /// Opens a connection for memory of a fork: greeted, told by `opening` what it is for, and adopted, over RDMA if the greeting says so.
     pub async fn fork_memory(
         &self,
         to: &PeerTarget,
@@ -74,13 +74,13 @@ impl PeerDialer {
             Wire::Plain(mut stream) => {
                 greet(&mut stream, to, hello).await?;
                 tell(&mut stream, opening).await.map_err(|e| failed(e.to_string()))?;
-                self.fabrics.adopt_tcp(stream, None, class).await.map_err(failed)
+                self.fabrics.adopt_as(hello, class, stream, None).await.map_err(failed)
             }
             Wire::Tls(mut stream) => {
                 greet(stream.as_mut(), to, hello).await?;
                 tell(stream.as_mut(), opening).await.map_err(|e| failed(e.to_string()))?;
                 let (stream, tls) = stream.into_inner();
-                self.fabrics.adopt_tcp(stream, Some(tls.into()), class).await.map_err(failed)
+                self.fabrics.adopt_as(hello, class, stream, Some(tls.into())).await.map_err(failed)
             }
         }
     }

@@ -162,7 +162,7 @@ impl Fabrics {
     }
 
     /// Makes an endpoint of a greeted TCP connection, with or without TLS. Off the worker threads: it may block.
-    pub async fn adopt_tcp(
+    async fn adopt_tcp(
         &self,
         stream: tokio::net::TcpStream,
         tls: Option<rustls::Connection>,
@@ -184,7 +184,17 @@ impl Fabrics {
         stream: tokio::net::TcpStream,
         tls: Option<rustls::Connection>,
     ) -> Result<Box<dyn Endpoint>, String> {
-        let class = class_of(hello.kind);
+        self.adopt_as(hello, class_of(hello.kind), stream, tls).await
+    }
+
+    /// The same for a connection whose class did not come with its greeting.
+    pub async fn adopt_as(
+        &self,
+        hello: &Hello,
+        class: Class,
+        stream: tokio::net::TcpStream,
+        tls: Option<rustls::Connection>,
+    ) -> Result<Box<dyn Endpoint>, String> {
         if !hello.rdma {
             return self.adopt_tcp(stream, tls, class).await;
         }

@@ -156,7 +156,7 @@ impl PeerPort {
                     return;
                 };
                 let (stream, tls) = stream.into_inner();
-                let made = self.fabrics.adopt_tcp(stream, Some(tls.into()), class).await;
+                let made = self.fabrics.adopt_as(&hello, class, stream, Some(tls.into())).await;
                 let Some(endpoint) = adopted(made, &from.to_string()) else { return };
                 return self.forks.remote.take(&hello, Incoming { class, greeting, endpoint });
             }
@@ -188,7 +188,7 @@ impl PeerPort {
                 else {
                     return;
                 };
-                let made = self.fabrics.adopt_tcp(stream, None, class).await;
+                let made = self.fabrics.adopt_as(&hello, class, stream, None).await;
                 let Some(endpoint) = adopted(made, &from.to_string()) else { return };
                 return self.forks.remote.take(&hello, Incoming { class, greeting, endpoint });
             }

@@ -6,8 +6,10 @@ use crate::link::FabricOffer;
 
 /// What two nodes agreed on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Agreed {
+pub struct Agreed {
+    /// Which.
     pub kind: FabricKind,
+    /// For reports.
     pub why: String,
     /// Its address at the destination, where that is not the daemon's port.
     pub address: String,
@@ -18,7 +20,10 @@ pub(crate) struct Agreed {
 /// The best fabric that both sides offer and that, as far as they can tell, reaches from one to the other.
 ///
 /// `theirs` is in the source's order of preference; the destination's `ours` limits it.
-pub(crate) fn negotiate(theirs: &[FabricOffer], ours: &[FabricOffer]) -> Result<Agreed, String> {
+///
+/// # Errors
+/// Why there is none, in words.
+pub fn negotiate(theirs: &[FabricOffer], ours: &[FabricOffer]) -> Result<Agreed, String> {
     let usable = |offers: &[FabricOffer], kind| offers.iter().any(|o| o.kind == kind && o.why_not.is_none());
     let both = |kind| usable(theirs, kind) && usable(ours, kind);
     let mut refused = Vec::new();

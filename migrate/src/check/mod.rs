@@ -1,7 +1,7 @@
 //! Everything that stands in the way of a migration, found before anything is changed.
 
 pub(crate) mod destination;
-pub(crate) mod fabric;
+pub mod fabric;
 pub(crate) mod source;
 
 pub use destination::learn_qemus;

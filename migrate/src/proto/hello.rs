@@ -192,7 +192,8 @@ impl Hello {
         let token = Token(array(&fixed[28..44]));
         let node = read_text(from, fixed[44], MAX_NODE_NAME).await?;
         let rdma = fixed[10] & RDMA != 0;
-        if rdma && !matches!(kind, LinkKind::Urgent | LinkKind::Bulk | LinkKind::Trial) {
+        if rdma && !matches!(kind, LinkKind::Urgent | LinkKind::Bulk | LinkKind::Trial | LinkKind::ForkMemory)
+        {
             return Err(HelloError::Malformed("RDMA for something else than pages"));
         }
         Ok(Self { version, kind, rdma, index: fixed[11], session, token, node })
@@ -308,9 +309,11 @@ mod tests {
     proptest! {
         #[test]
         fn a_greeting_comes_back_as_it_was(node in "\\PC{0,16}") {
-            let sent = hello(&node);
-            let got = block_on(Hello::read(&mut sent.encode().as_slice())).unwrap();
-            prop_assert_eq!(got, sent);
+            for kind in [LinkKind::Urgent, LinkKind::Bulk, LinkKind::Trial, LinkKind::ForkMemory] {
+                let sent = Hello { kind, ..hello(&node) };
+                let got = block_on(Hello::read(&mut sent.encode().as_slice())).unwrap();
+                prop_assert_eq!(got, sent);
+            }
         }
 
         #[test]

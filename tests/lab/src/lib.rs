@@ -17,6 +17,7 @@
 //! | [`moves`] | real daemons move a guest |
 //! | [`guests`] | the same with larger guests, one of which runs Linux |
 //! | [`trouble`] | the same with wrong addresses and keys, ports that are down, and daemons that are killed |
+//! | [`forks`] | the same daemons fork it to other hosts |
 //! | [`mod@multicast`] | datagrams from one host to two |
 
 pub mod agent;
@@ -25,6 +26,7 @@ pub mod check;
 pub mod client;
 pub mod compare;
 pub mod faults;
+pub mod forks;
 pub mod guests;
 pub mod host;
 pub mod moves;

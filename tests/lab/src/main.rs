@@ -14,7 +14,7 @@ use vmove_lab::host::{Places, Shape, address};
 use vmove_lab::supervisor::Lab;
 use vmove_lab::switch::rules::Rule;
 use vmove_lab::wire::{Command, Event, Request};
-use vmove_lab::{agent, bench, check, client, compare, faults, moves, multicast, shell, sides};
+use vmove_lab::{agent, bench, check, client, compare, faults, forks, moves, multicast, shell, sides};
 
 /// Virtual hosts with RDMA (the kernel's soft RoCE) on one machine, joined by a switch that loses, delays, reorders,
 /// cuts and slows down frames on request.
@@ -89,7 +89,10 @@ enum What {
         /// How often it is moved to and fro in the case that looks for leaks
         #[arg(long, default_value_t = 20)]
         sessions: usize,
-        /// Only moves whose name contains this
+        /// Fork it from h1 to h2 and h3, too
+        #[arg(long, requires = "moves")]
+        forks: bool,
+        /// Only moves and forks whose name contains this
         #[arg(long, default_value = "")]
         only: String,
         /// A command for h1
@@ -193,7 +196,19 @@ fn run(cli: Cli) -> Result<ExitCode> {
         What::Agent => agent::run().map(|()| ExitCode::SUCCESS),
         What::Up { shape, minutes } => up(&shape, minutes).and(done),
         What::Supervise { shape, minutes } => supervise(&shape, minutes).and(done),
-        What::Test { shape, no_check, faults, multicast, spread, moves, guest, sessions, only, command } => {
+        What::Test {
+            shape,
+            no_check,
+            faults,
+            multicast,
+            spread,
+            moves,
+            guest,
+            sessions,
+            forks,
+            only,
+            command,
+        } => {
             let hosts = shape.hosts;
             with_lab(&shape, move |lab| {
                 if !no_check {
@@ -208,6 +223,9 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 if let Some((programs, guest)) = moves.zip(guest) {
                     let parts = moves::parts(&programs, &guest, lab.places())?;
                     moves::all(lab, &parts, sessions, &only)?;
+                    if forks {
+                        forks::all(lab, &parts, &only)?;
+                    }
                 }
                 if command.is_empty() { Ok(0) } else { run_in(lab, command) }
             })

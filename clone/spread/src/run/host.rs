@@ -6,19 +6,19 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use vmove_fabric::{
-    Access, Class, Fabric, FabricError, Incoming, LocalSlice, Multicast, MulticastCounters,
+    Access, Fabric, FabricError, FabricKind, Incoming, LocalSlice, Multicast, MulticastCounters,
     MulticastReceiver, PeerAddress, Region, ServeHandle, Sink, ThreadOptions,
 };
 
 use super::control::Control;
 use super::inbox::Inbox;
+use super::join::{Dialled, Joined, dial, said};
 use super::reader::{Reader, SEGMENTS};
 use super::wants::Wants;
 use super::{Acceptor, prompt, wait};
 use crate::error::SpreadError;
 use crate::host::{HostEngine, HostTotals};
-use crate::layout::{CHUNK, Layout};
-use crate::memory::Buffer;
+use crate::layout::Layout;
 use crate::message::{Greeting, HostId, Message};
 use crate::pace::Time;
 use crate::template::Copy;
@@ -29,17 +29,15 @@ const DEPTH: usize = 4;
 const URGENT: usize = 64;
 /// Chunks verified before anything else is looked at again.
 const VERIFIED_AT_ONCE: usize = 512;
-/// How long a peer that does not answer is dialled.
-const DIAL: Duration = Duration::from_secs(2);
 
 /// Where a host's copy goes.
 pub trait Target: Send {
-    /// Zeroed memory as long as the regions of this layout, registered with the host's fabric: readable by peers if others are to
-    /// read from this host. Called once, before anything arrives.
+    /// Zeroed memory as long as the regions of this layout, registered with `fabric`: readable by peers if others are to read from
+    /// this host. Called once before anything arrives, and for the same memory once more if the second fabric takes over.
     ///
     /// # Errors
     /// There is no such memory; the host does not take part then.
-    fn regions(&mut self, layout: &Layout) -> Result<Vec<Region>, SpreadError>;
+    fn regions(&mut self, fabric: &dyn Fabric, layout: &Layout) -> Result<Vec<Region>, SpreadError>;
 
     /// A chunk of 4 KiB at `offset` of a region is there and verified. Called by the thread that receives: do not wait.
     fn landed(&mut self, region: u16, offset: u64);
@@ -54,6 +52,8 @@ pub struct HostOptions {
     pub root: PeerAddress,
     /// Whether `fabric` listens, for other hosts to read from this one.
     pub listens: bool,
+    /// Takes over, without datagrams, when the first fabric is of no use or its path dies.
+    pub second: Option<Arc<dyn Fabric>>,
 }
 
 /// How far a host is.
@@ -69,6 +69,10 @@ pub struct HostStatus {
     pub multicast: MulticastCounters,
     /// From when the root let it in until it had everything.
     pub took: Option<Duration>,
+    /// By which it reads from the root, once it has joined.
+    pub fabric: Option<FabricKind>,
+    /// Why the first fabric was given up.
+    pub left: Option<String>,
     /// Whether its thread has ended.
     pub ended: bool,
 }
@@ -76,7 +80,7 @@ pub struct HostStatus {
 #[derive(Debug)]
 enum Event {
     Incoming(Incoming),
-    Dialled(HostId, Result<Box<(Control, Reader)>, FabricError>),
+    Dialled(HostId, Dialled),
     Stop,
 }
 
@@ -174,6 +178,10 @@ struct Ears<'a> {
 struct Runner<'a> {
     target: Box<dyn Target>,
     me: HostId,
+    at: PeerAddress,
+    kind: FabricKind,
+    second: Option<Arc<dyn Fabric>>,
+    left: Option<String>,
     ears: Ears<'a>,
     shared: &'a Shared,
     begin: Instant,
@@ -210,10 +218,6 @@ impl Sink for Landing<'_> {
     }
 }
 
-fn greet(greeting: &Greeting) -> Vec<u8> {
-    postcard::to_stdvec(greeting).expect("greetings are plain data")
-}
-
 impl<'a> Runner<'a> {
     fn begin(
         fabric: &Arc<dyn Fabric>,
@@ -223,42 +227,32 @@ impl<'a> Runner<'a> {
         ears: Ears<'a>,
         shared: &'a Shared,
     ) -> Result<Self, SpreadError> {
-        let (me, address) = (options.me, options.root);
-        let endpoint = fabric.connect(&address, Class::Message, &greet(&Greeting::Control { from: me }))?;
-        let mut root = Control::new(HostId::ROOT, endpoint);
-        let (welcome, rest) = root.welcomed()?;
-        let begin = Instant::now();
-        let regions = target.regions(&welcome.layout)?;
-        let fits = regions.iter().map(Region::len).eq(welcome.layout.regions.iter().copied());
-        if !fits || welcome.regions.len() != regions.len() + 1 || !welcome.route.is_sound() {
-            let what = "regions or a route that do not fit each other".to_owned();
-            return Err(SpreadError::Protocol { from: HostId::ROOT, what });
-        }
-        let table = Buffer::new(&**fabric, (welcome.layout.table() * CHUNK) as usize, Access::REMOTE_READ)?;
-        let copy = Copy { regions, table };
-        let receiver = match (multicast, welcome.group) {
-            (Some(multicast), Some(group)) => Some(multicast.join(&group)?),
-            _ => None,
+        let HostOptions { me, root: at, mut second, .. } = options;
+        let (mut fabric, mut left) = (Arc::clone(fabric), None);
+        let first = Joined::begin(&*fabric, multicast, &mut *target, me, &at);
+        let (joined, copy) = match (first, second.is_some()) {
+            (Err(error), true) => {
+                left = Some(said(&error));
+                fabric = second.take().expect("looked at");
+                Joined::begin(&*fabric, None, &mut *target, me, &at)?
+            }
+            (first, _) => first?,
         };
-        root.send(&Message::Ready);
+        let Joined { root, welcome, rest, receiver, urgent, reads, begin } = joined;
         // A host that cannot hear the group misses all of it, and is told to read.
         let by_multicast = welcome.group.is_some();
         let engine = HostEngine::new(welcome.layout, welcome.route, by_multicast, begin.elapsed());
         let engine = if receiver.is_none() { engine.deaf() } else { engine };
-        let reader = |class| -> Result<Reader, FabricError> {
-            let endpoint = fabric.connect(&address, class, &greet(&Greeting::Reads { from: me }))?;
-            let mut reader = Reader::new(HostId::ROOT, endpoint);
-            reader.set_regions(welcome.regions.clone());
-            Ok(reader)
-        };
-        let urgent = reader(Class::Urgent)?;
-        let readers = BTreeMap::from([(HostId::ROOT, reader(Class::Bulk)?)]);
         for (peer, address) in welcome.peers {
-            dial(fabric, ears.inbox, me, peer, address)?;
+            dial(&fabric, ears.inbox, Event::Dialled, me, peer, address)?;
         }
         let mut runner = Self {
             target,
             me,
+            at,
+            kind: fabric.kind(),
+            second,
+            left,
             ears,
             shared,
             begin,
@@ -267,7 +261,7 @@ impl<'a> Runner<'a> {
             root,
             peers: Vec::new(),
             urgent,
-            readers,
+            readers: BTreeMap::from([(HostId::ROOT, reads)]),
             receiver,
             served: Vec::new(),
             took: None,
@@ -281,8 +275,60 @@ impl<'a> Runner<'a> {
     }
 
     fn run(mut self) -> Result<(), SpreadError> {
-        while self.round()? {}
+        loop {
+            match self.round() {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(error) => self.rejoin(error)?,
+            }
+        }
+    }
+
+    /// Goes on by the second fabric, if it was the first one's path that died: what is here stays, the rest comes by that.
+    fn rejoin(&mut self, error: SpreadError) -> Result<(), SpreadError> {
+        let of_path = |e: &SpreadError| {
+            matches!(e, SpreadError::RootGone { .. } | SpreadError::Refused { .. } | SpreadError::Fabric(_))
+        };
+        let Some(fabric) = self.second.take().filter(|_| of_path(&error)) else { return Err(error) };
+        let why = said(&error);
+        tracing::warn!(%why, by = %fabric.kind(), "the path to the root has died, another is tried");
+        let (mut root, welcome, rest) = match Joined::enter(&*fabric, self.me, &self.at) {
+            Ok(entered) => entered,
+            // The root itself is gone.
+            Err(_) => return Err(error),
+        };
+        if welcome.layout != *self.engine.layout() {
+            let what = "another template than before".to_owned();
+            return Err(SpreadError::Protocol { from: HostId::ROOT, what });
+        }
+        let (urgent, reads) = Joined::readers(&*fabric, self.me, &self.at, &welcome)?;
+        self.leave_first(urgent, reads);
+        // Only now: no device writes to it any more.
+        self.copy.regions = self.target.regions(&*fabric, &welcome.layout)?;
+        self.copy.table.move_to(&*fabric, Access::REMOTE_READ)?;
+        root.send(&Message::Ready { hears: false });
+        (self.root, self.kind, self.left) = (root, fabric.kind(), Some(why));
+        self.engine.rejoined();
+        let now = self.now();
+        rest.into_iter().for_each(|message| self.engine.hear(now, message));
         Ok(())
+    }
+
+    /// Ends every connection of the first fabric, whose READs count as failed.
+    fn leave_first(&mut self, urgent: Reader, reads: Reader) {
+        let now = self.now();
+        self.receiver = None;
+        self.served.clear();
+        self.peers.clear();
+        let urgent = std::mem::replace(&mut self.urgent, urgent);
+        let readers = std::mem::replace(&mut self.readers, BTreeMap::from([(HostId::ROOT, reads)]));
+        for reader in readers.into_values().chain([urgent]) {
+            let source = reader.source;
+            for pieces in reader.into_lost() {
+                self.engine.read_done(now, source, &pieces, false);
+            }
+            self.engine.gone(source);
+        }
     }
 
     /// Whether to go on.
@@ -292,6 +338,10 @@ impl<'a> Runner<'a> {
                 Event::Incoming(incoming) => self.take(incoming),
                 Event::Dialled(peer, Ok(connections)) => {
                     let (control, reader) = *connections;
+                    if control.endpoint.kind() != self.kind {
+                        self.engine.gone(peer); // dialled before the first fabric was left
+                        continue;
+                    }
                     self.peers.push(control);
                     self.readers.insert(peer, reader);
                 }
@@ -496,6 +546,10 @@ impl<'a> Runner<'a> {
 
     /// A peer that wants to read from here.
     fn take(&mut self, incoming: Incoming) {
+        if incoming.endpoint.kind() != self.kind {
+            // It reads from the root instead.
+            return tracing::info!(kind = %incoming.endpoint.kind(), "a peer of another fabric is not served");
+        }
         match postcard::from_bytes(&incoming.greeting) {
             Ok(Greeting::Control { from }) => {
                 let mut control = Control::new(from, incoming.endpoint);
@@ -525,6 +579,8 @@ impl<'a> Runner<'a> {
             totals: self.engine.totals,
             multicast: self.receiver.as_ref().map(|r| r.counters().read()).unwrap_or_default(),
             took: self.took,
+            fabric: Some(self.kind),
+            left: self.left.clone(),
             ended: false,
         };
         changed.notify_all();
@@ -546,31 +602,4 @@ impl<'a> Runner<'a> {
         fds.extend(endpoints.map(|endpoint| (endpoint.wait_fd(), endpoint.wants_write())));
         wait(&fds, until.clamp(Duration::from_micros(100), Duration::from_millis(100)))
     }
-}
-
-/// Connects to a host to read from, in a thread of its own: one that does not answer holds up nobody.
-fn dial(
-    fabric: &Arc<dyn Fabric>,
-    inbox: &Arc<Inbox<Event>>,
-    me: HostId,
-    peer: HostId,
-    address: PeerAddress,
-) -> Result<(), SpreadError> {
-    let (fabric, inbox) = (Arc::clone(fabric), Arc::clone(inbox));
-    let connect = move || -> Result<Box<(Control, Reader)>, FabricError> {
-        let control = fabric.connect(&address, Class::Message, &greet(&Greeting::Control { from: me }))?;
-        let reads = fabric.connect(&address, Class::Bulk, &greet(&Greeting::Reads { from: me }))?;
-        Ok(Box::new((Control::new(peer, control), Reader::new(peer, reads))))
-    };
-    let dialling = move || {
-        let begin = Instant::now();
-        loop {
-            match connect() {
-                Err(_) if begin.elapsed() < DIAL => std::thread::sleep(Duration::from_millis(50)),
-                result => return inbox.push(Event::Dialled(peer, result)),
-            }
-        }
-    };
-    let thread = std::thread::Builder::new().name("vmove-spread-d".to_owned()).spawn(dialling);
-    thread.map(drop).map_err(SpreadError::io("start a thread"))
 }

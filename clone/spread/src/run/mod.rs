@@ -3,6 +3,7 @@
 mod control;
 mod host;
 mod inbox;
+mod join;
 mod reader;
 mod root;
 mod wants;

@@ -157,8 +157,8 @@ struct Runner {
     controls: Vec<Control>,
     /// While hosts are gathered: when the first came.
     gathering: Option<Option<Time>>,
-    /// Hosts that hear the group and wait for others to.
-    ready: Vec<HostId>,
+    /// Hosts that can begin and wait for others to, and whether they hear the group.
+    ready: Vec<(HostId, bool)>,
     /// When sending begins at the latest, once a host is ready.
     begins: Option<Time>,
     served: Vec<ServeHandle>,
@@ -196,7 +196,7 @@ impl Runner {
         self.gather();
         let until = match self.engine.step(self.now()) {
             Step::Send(pieces) => {
-                self.send(&pieces)?;
+                self.send(&pieces);
                 Some(self.now())
             }
             Step::At(time) => Some(time),
@@ -268,7 +268,8 @@ impl Runner {
         }
         let all = self.ready.len() >= self.controls.len();
         if self.begins.is_some_and(|latest| all || now >= latest) {
-            std::mem::take(&mut self.ready).into_iter().for_each(|id| self.engine.joined(now, id));
+            let ready = std::mem::take(&mut self.ready);
+            ready.into_iter().for_each(|(id, hears)| self.engine.joined(now, id, hears));
             self.begins = Some(Time::ZERO); // who comes later begins at once
         }
     }
@@ -277,9 +278,14 @@ impl Runner {
         let route = self.options.routes.get(&id).cloned().unwrap_or_else(|| Route::from_root(id));
         let sources = route.sources();
         let peers = self.options.addresses.iter().filter(|(peer, _)| sources.contains(peer));
+        let control = self.controls.iter().find(|control| control.peer == id);
+        let Some(regions) = control.and_then(|control| self.template.remotes(control.endpoint.kind())) else {
+            tracing::warn!(host = %id, "a host came by a fabric that this template is not offered by");
+            return self.lose(id);
+        };
         let welcome = Welcome {
             layout: self.template.layout().clone(),
-            regions: self.template.remotes(),
+            regions,
             peers: peers.map(|(peer, address)| (*peer, address.clone())).collect(),
             route,
             group: self.group,
@@ -296,7 +302,7 @@ impl Runner {
             if !self.engine.is_complete(id) {
                 self.states.insert(id, HostState::Gone);
             }
-            self.ready.retain(|ready| *ready != id);
+            self.ready.retain(|(ready, _)| *ready != id);
             self.engine.left(self.begin.elapsed(), id);
         }
     }
@@ -314,9 +320,11 @@ impl Runner {
             for message in messages.drain(..) {
                 let now = self.begin.elapsed();
                 match message {
-                    Message::Ready if self.sender.is_none() => self.engine.joined(now, control.peer),
-                    Message::Ready => {
-                        self.ready.push(control.peer);
+                    Message::Ready { hears } if self.group.is_none() => {
+                        self.engine.joined(now, control.peer, hears);
+                    }
+                    Message::Ready { hears } => {
+                        self.ready.push((control.peer, hears));
                         self.begins.get_or_insert(now + HEAR);
                     }
                     message => self.engine.hear(now, control.peer, message),
@@ -332,29 +340,13 @@ impl Runner {
         heard
     }
 
-    fn send(&mut self, pieces: &[u32]) -> Result<(), SpreadError> {
-        let Some(sender) = &mut self.sender else { return Ok(()) };
-        let layout = self.template.layout();
-        let outgoing: Vec<Outgoing> = pieces
-            .iter()
-            .filter_map(|piece| {
-                let payload = self.template.slice(layout.place_of_piece(*piece))?;
-                Some(Outgoing { immediate: *piece, payload })
-            })
-            .collect();
-        let begin = Instant::now();
-        let mut sent = 0;
-        while sent < outgoing.len() {
-            sent += sender.send(&outgoing[sent..])?;
-            // What an interface does not take for so long is repaired like losses.
-            if begin.elapsed() > Duration::from_millis(200) {
-                break;
-            }
-            if sent < outgoing.len() {
-                sender.wait(Duration::from_millis(5))?;
-            }
+    /// Sends pieces to all. If that cannot be done any more they count as lost, and hosts read them.
+    fn send(&mut self, pieces: &[u32]) {
+        let Some(sender) = &mut self.sender else { return };
+        if let Err(error) = send(&mut **sender, &self.template, pieces) {
+            tracing::warn!(%error, "no more datagrams are sent: hosts read what is missing");
+            self.sender = None;
         }
-        Ok(())
     }
 
     fn publish(&mut self, failed: Option<String>) {
@@ -363,9 +355,35 @@ impl Runner {
         status.hosts.clone_from(&self.states);
         status.totals = self.engine.totals;
         status.rate = self.engine.rate();
-        status.multicast = self.sender.as_ref().map(|s| s.counters().read()).unwrap_or_default();
+        if let Some(sender) = &self.sender {
+            status.multicast = sender.counters().read();
+        }
         status.read_bytes = self.served.iter().map(|served| served.counters().bytes_sent).sum();
         status.failed = failed;
         changed.notify_all();
     }
+}
+
+fn send(sender: &mut dyn MulticastSender, template: &Template, pieces: &[u32]) -> Result<(), SpreadError> {
+    let layout = template.layout();
+    let outgoing: Vec<Outgoing> = pieces
+        .iter()
+        .filter_map(|piece| {
+            let payload = template.slice(layout.place_of_piece(*piece))?;
+            Some(Outgoing { immediate: *piece, payload })
+        })
+        .collect();
+    let begin = Instant::now();
+    let mut sent = 0;
+    while sent < outgoing.len() {
+        sent += sender.send(&outgoing[sent..])?;
+        // What an interface does not take for so long is repaired like losses.
+        if begin.elapsed() > Duration::from_millis(200) {
+            break;
+        }
+        if sent < outgoing.len() {
+            sender.wait(Duration::from_millis(5))?;
+        }
+    }
+    Ok(())
 }

@@ -213,7 +213,7 @@ impl<'a> World<'a> {
 
     pub(super) fn run(mut self) -> Outcome {
         for host in 1..=self.hosts.len() {
-            self.root.joined(Time::ZERO, HostId(u32::try_from(host).unwrap_or(u32::MAX)));
+            self.root.joined(Time::ZERO, HostId(u32::try_from(host).unwrap_or(u32::MAX)), true);
         }
         self.wake_root(0.0);
         for host in 1..=self.hosts.len() {

@@ -72,10 +72,9 @@ impl Into {
 }
 
 impl Target for Into {
-    fn regions(&mut self, layout: &Layout) -> Result<Vec<Region>, SpreadError> {
-        let make = |len: &u64| {
-            Ok(self.fabric.register(area(usize::try_from(*len).unwrap()), Access::REMOTE_READ)?)
-        };
+    fn regions(&mut self, fabric: &dyn Fabric, layout: &Layout) -> Result<Vec<Region>, SpreadError> {
+        let make =
+            |len: &u64| Ok(fabric.register(area(usize::try_from(*len).unwrap()), Access::REMOTE_READ)?);
         let regions = layout.regions.iter().map(make).collect::<Result<Vec<_>, SpreadError>>()?;
         self.state.lock().unwrap().0.clone_from(&regions);
         Ok(regions)

@@ -157,7 +157,7 @@ fn root(node: &Node, Ways { fabric, multicast, group: address }: Ways) {
 
 fn host(node: &Node, Ways { fabric, multicast, .. }: Ways) {
     let into = Into::new(Arc::clone(&fabric));
-    let options = HostOptions { me: HostId(node.host), root: node.listens(0), listens: true };
+    let options = HostOptions { me: HostId(node.host), root: node.listens(0), listens: true, second: None };
     let begin = Instant::now();
     let host = Host::join(fabric, Some(multicast), Box::new(into.clone()), options).unwrap();
     say(&json!({ "is": "joined" }));

@@ -231,8 +231,12 @@ fn describe_hosts(done: &ForkReport) -> String {
         ]
     };
     let rows: Vec<Vec<String>> = done.hosts.iter().map(row).collect();
-    let mut text =
-        table(&["NODE", "CHILDREN", "MULTICAST", "FROM HERE", "FROM OTHERS", "REPAIRED", "STATE"], &rows);
+    let mut text = String::new();
+    if !done.fabric.is_empty() {
+        text.push_str(&format!("fabric {} ({})\n", done.fabric, done.fabric_reason));
+    }
+    text +=
+        &table(&["NODE", "CHILDREN", "MULTICAST", "FROM HERE", "FROM OTHERS", "REPAIRED", "STATE"], &rows);
     if let Some(way) = &done.distribution {
         text.push_str(&format!(
             "{} of memory went by {}{}; {} left this node\n",

@@ -73,8 +73,9 @@ impl Origin {
                 (manifest.qemu.clone(), files, disks.collect())
             }
         };
-        let live_bytes = remote::allocated(&files);
-        Outline { base: self.base().clone(), qemu, guest_bytes: self.guest_bytes(), live_bytes, writable }
+        let (live_bytes, registered_bytes) = remote::allocated(&files);
+        let (base, guest_bytes) = (self.base().clone(), self.guest_bytes());
+        Outline { base, qemu, guest_bytes, live_bytes, registered_bytes, writable }
     }
 
     fn guest_bytes(&self) -> u64 {

@@ -14,7 +14,7 @@ use vmove_migrate::proto::hello::{LinkKind, SessionId, Token};
 
 use super::Remote;
 use super::deal::deal;
-use super::message::{Order, ToHost, ToParent};
+use super::message::{Order, Taken, ToHost, ToParent};
 use crate::api::forks::{ForkRequest, ForkWay};
 use crate::api::problem::{Code, Problem, chain};
 use crate::server::forks::Forks;
@@ -31,6 +31,8 @@ pub struct Outline {
     pub guest_bytes: u64,
     /// Bytes of it that have memory now.
     pub live_bytes: u64,
+    /// Bytes of it that would be registered.
+    pub registered_bytes: u64,
     /// Disks that the guest writes to.
     pub writable: Vec<String>,
 }
@@ -56,8 +58,8 @@ pub struct Called {
     pub(super) target: PeerTarget,
     pub(super) children: usize,
     pub(super) channel: Channel<ToParent>,
-    /// It would take datagrams.
-    pub(super) hears: bool,
+    /// How it would get the template.
+    pub(super) taken: Taken,
     /// When the order was sent.
     pub(super) sent: Mono,
 }
@@ -130,10 +132,10 @@ impl Forks {
 
     /// Refuses what no host could do.
     fn possible(&self, outline: &Outline, request: &ForkRequest) -> Result<(), Problem> {
-        self.remote.tcp().map_err(|why| Problem::new(Code::Forbidden, why))?;
+        self.remote.able().map_err(|why| Problem::new(Code::Forbidden, why))?;
         if request.way == Some(ForkWay::Multicast) {
             let refused = |why| Problem::new(Code::Forbidden, format!("Multicast is not possible: {why}"));
-            self.remote.multicast().map_err(refused)?;
+            self.remote.can_send().map_err(refused)?;
         }
         if !outline.writable.is_empty() {
             let text = format!(
@@ -155,7 +157,7 @@ impl Forks {
         away: &[(String, usize)],
         here: usize,
     ) -> Vec<Order> {
-        let mut next = self.first_index(name, here);
+        let (mut next, offers) = (self.first_index(name, here), self.remote.offers());
         let order = |(_, count): &(String, usize)| {
             let first = next;
             next = next.saturating_add(u32::try_from(*count).unwrap_or(u32::MAX));
@@ -175,7 +177,9 @@ impl Forks {
                 backing: node::backing_name(outline.base.backing).to_owned(),
                 guest_bytes: outline.guest_bytes,
                 live_bytes: outline.live_bytes,
-                group: self.remote.multicast().ok().map(|(group, _)| group),
+                registered_bytes: outline.registered_bytes,
+                offers: offers.clone(),
+                group: self.remote.group().ok(),
             }
         };
         away.iter().map(order).collect()
@@ -220,7 +224,7 @@ async fn call(
     channel.send(&order).await.map_err(|e| failed(format!("{target} cannot be told: {}", chain(&e))))?;
     match tokio::time::timeout(ANSWER, channel.receive()).await {
         Ok(Ok(answer)) => match answer.unless_refused(&target)? {
-            ToParent::Accepted { hears } => Ok(Called { target, children, channel, hears, sent }),
+            ToParent::Accepted(taken) => Ok(Called { target, children, channel, taken, sent }),
             other => Err(failed(format!("Expected an answer of {target}, found {other:?}"))),
         },
         Ok(Err(error)) => Err(failed(format!("{target} did not answer: {}", chain(&error)))),

@@ -16,6 +16,7 @@ use vmove_spread::{Host, HostStatus};
 
 use super::host::{Part, discard};
 use super::make::make;
+use super::memory::{Part as Piece, part_at};
 use super::message::Begin;
 use crate::api::problem::{Code, Problem, chain};
 use crate::server::forks::Forks;
@@ -110,7 +111,8 @@ impl Part {
                 Ok(chunks) = layout => Ok(chunks),
                 failed = &mut fetch => Err(failed.err().unwrap_or_else(gone)),
             };
-            let service = match chunks.and_then(|chunks| start(chunks, host, order.indexes.len())) {
+            let parts: Arc<[Piece]> = begin.parts.clone().into();
+            let service = match chunks.and_then(|chunks| start(chunks, host, parts, order.indexes.len())) {
                 Ok(service) => service,
                 Err(problem) => return discard(cold, problem).await,
             };
@@ -120,12 +122,13 @@ impl Part {
             let fetched = beside(&forks, &children, &mut making, fetch).await;
             (making, fetched)
         };
-        self.settle(making, fetched).await
+        self.settle(begin, making, fetched).await
     }
 
     /// The template is whole, or never will be.
     async fn settle(
         &mut self,
+        begin: &Begin,
         making: Making,
         fetched: Result<HostStatus, Problem>,
     ) -> Result<ForkReport, Problem> {
@@ -139,14 +142,14 @@ impl Part {
                 return self.ended(making.made().await, problem).await;
             }
         };
-        let report = making.made().await?;
+        let mut report = making.made().await?;
         let released = service.clone();
         if let Err(error) = off_worker(move || released.release()).await? {
             let ending = service.clone();
             let _ = off_worker(move || ending.end()).await;
             return self.ended(Ok(report), clone_problem(&error)).await;
         }
-        self.done(&report, &status, template_ms, Some(service.faults())).await;
+        self.done(begin, &mut report, &status, template_ms, Some(service.faults())).await;
         Ok(report)
     }
 
@@ -182,9 +185,17 @@ fn joined(ended: Result<Result<ForkReport, Problem>, tokio::task::JoinError>) ->
     })
 }
 
-fn start(chunks: Arc<Chunks>, host: &Host, children: usize) -> Result<Arc<PageService>, Problem> {
+fn start(
+    chunks: Arc<Chunks>,
+    host: &Host,
+    parts: Arc<[Piece]>,
+    children: usize,
+) -> Result<Arc<PageService>, Problem> {
     let wants = host.wants();
-    let ask = Box::new(move |region, offset| wants.ask(region, offset));
+    // What lies in no part is zero, and not asked for.
+    let ask = Box::new(move |ram, offset| {
+        part_at(&parts, ram, offset).is_none_or(|(region, offset)| wants.ask(region, offset))
+    });
     PageService::start(chunks, children, ask).map_err(|e| clone_problem(&e))
 }
 

@@ -1,4 +1,4 @@
-//! The fabric of one fork: memory is that of fabric tcp, connections are those of the peer port, with its greeting and its TLS.
+//! The fabric of one fork: memory is registered with one of the node's, connections are those of the peer port, with its greeting and its TLS.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,12 +8,11 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::runtime::Handle;
 use vmove_fabric::fabric::MAX_GREETING;
-use vmove_fabric::tcp::TcpFabric;
 use vmove_fabric::{
     Access, Class, Endpoint, Fabric, FabricError, FabricKind, Incoming, MemoryArea, PeerAddress, Region,
 };
 use vmove_migrate::link::PeerTarget;
-use vmove_migrate::proto::hello::{LinkKind, SessionId, Token};
+use vmove_migrate::proto::hello::{Hello, LinkKind, SessionId, Token};
 
 use super::{Opened, Remote};
 use crate::api::problem::chain;
@@ -42,10 +41,18 @@ pub async fn read_opening<R: AsyncRead + Unpin>(from: &mut R) -> io::Result<(Cla
     Ok((class, greeting))
 }
 
-/// Connects the hosts of one fork. Used from threads of the distribution, not from tasks.
+/// Connects the hosts of one fork by one of the node's fabrics. Used from threads of the distribution, not from tasks.
 #[derive(Debug)]
 pub struct ForkFabric {
-    pub(super) tcp: Arc<TcpFabric>,
+    /// Registers memory.
+    fabric: Arc<dyn Fabric>,
+    door: Arc<Door>,
+}
+
+/// Where the connections of a fork arrive and how others are reached, whatever fabric they are of.
+#[derive(Debug)]
+pub struct Door {
+    remote: Arc<Remote>,
     opened: Opened,
     runtime: Handle,
     /// By the names that the distribution gives them.
@@ -53,27 +60,33 @@ pub struct ForkFabric {
     incoming: Mutex<mpsc::Receiver<Incoming>>,
 }
 
-impl ForkFabric {
+impl Door {
     /// Opens the door of fork `session`; call it in a task.
     pub fn open(
         remote: &Arc<Remote>,
         session: SessionId,
         token: Token,
         peers: BTreeMap<String, PeerTarget>,
-    ) -> Result<Self, String> {
-        let tcp = remote.tcp()?;
+    ) -> Arc<Self> {
         let (opened, incoming) = remote.open(session, token);
-        Ok(Self { tcp, opened, runtime: Handle::current(), peers, incoming: Mutex::new(incoming) })
+        let (remote, runtime, incoming) = (remote.clone(), Handle::current(), Mutex::new(incoming));
+        Arc::new(Self { remote, opened, runtime, peers, incoming })
+    }
+
+    /// This fork by one of the node's fabrics, if that can be used here.
+    pub fn by(self: &Arc<Self>, kind: FabricKind) -> Option<Arc<ForkFabric>> {
+        let fabric = self.remote.fabrics.fabric(kind)?;
+        Some(Arc::new(ForkFabric { fabric, door: self.clone() }))
     }
 }
 
 impl Fabric for ForkFabric {
     fn kind(&self) -> FabricKind {
-        FabricKind::Tcp
+        self.fabric.kind()
     }
 
     fn register(&self, area: MemoryArea, access: Access) -> Result<Region, FabricError> {
-        self.tcp.register(area, access)
+        self.fabric.register(area, access)
     }
 
     fn connect(
@@ -86,17 +99,18 @@ impl Fabric for ForkFabric {
         let PeerAddress::Named(name) = peer else {
             return Err(FabricError::WrongAddress { kind: self.kind(), peer: peer.clone() });
         };
+        let Door { remote, opened, runtime, peers, .. } = &*self.door;
         let unknown = || io::Error::new(io::ErrorKind::NotFound, format!("no host {name} in this fork"));
-        let target = self.peers.get(name).ok_or_else(unknown).map_err(failed)?;
-        let Opened { remote, session, token } = &self.opened;
-        let hello = remote.hello(LinkKind::ForkMemory, *session, *token);
+        let target = peers.get(name).ok_or_else(unknown).map_err(failed)?;
+        let rdma = self.kind() == FabricKind::Verbs;
+        let hello = Hello { rdma, ..remote.hello(LinkKind::ForkMemory, opened.session, opened.token) };
         let opening = opening(class, greeting).map_err(failed)?;
-        let made = self.runtime.block_on(remote.dialer.fork_memory(target, &hello, class, &opening));
+        let made = runtime.block_on(remote.dialer.fork_memory(target, &hello, class, &opening));
         made.map_err(|error| failed(io::Error::other(chain(&error))))
     }
 
     fn accept(&self, timeout: Duration) -> Result<Incoming, FabricError> {
-        let incoming = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
+        let incoming = self.door.incoming.lock().unwrap_or_else(PoisonError::into_inner);
         let waited_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         incoming
             .recv_timeout(timeout)

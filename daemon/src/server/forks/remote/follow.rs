@@ -1,6 +1,6 @@
 //! The parent's daemon follows the hosts of a fork until each has its children or has failed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use vmove_clone::template::Template;
 use vmove_migrate::clock::Mono;
 
 use super::call::Called;
-use super::fabric::ForkFabric;
+use super::fabric::Door;
 use super::message::{Begin, Done, ToHost, ToParent, address_of};
 use super::root::{self, Hosts, Spreading};
 use super::{Away, Remote};
@@ -74,7 +74,7 @@ impl Following {
             }
         };
         let place = |node: &str| self.1.iter().position(|known| known == node);
-        report.fabric = "tcp".to_owned();
+        (report.fabric, report.fabric_reason) = fabrics(&ended.report.hosts);
         report.hosts = ended.report.hosts;
         report.hosts.sort_by_key(|host| place(&host.node));
         report.distribution = ended.report.distribution;
@@ -84,6 +84,19 @@ impl Following {
         report.all_running_ms = report.all_running_ms.max(last);
         report.children.extend(ended.children);
     }
+}
+
+/// By what memory came to the hosts that have it, and why: said once if it is the same for all.
+fn fabrics(hosts: &[HostReport]) -> (String, String) {
+    let there = || hosts.iter().filter_map(|host| Some((host, host.fabric.as_ref()?)));
+    let kinds: BTreeSet<&str> = there().map(|(_, fabric)| fabric.as_str()).collect();
+    let why = |host: &HostReport| host.fabric_reason.clone().unwrap_or_default();
+    let reasons: BTreeSet<String> = there().map(|(host, _)| why(host)).collect();
+    let reason = match reasons.len() {
+        0 | 1 => reasons.into_iter().next().unwrap_or_default(),
+        _ => there().map(|(host, _)| format!("{}: {}", host.node, why(host))).collect::<Vec<_>>().join("; "),
+    };
+    (kinds.into_iter().collect::<Vec<_>>().join(", "), reason)
 }
 
 struct Work {
@@ -108,10 +121,13 @@ impl Work {
                 return ended;
             }
         };
-        let silent = away.hosts.iter().filter(|host| !host.hears).map(|host| host.target.name.clone());
+        let verbs = spreading.no_verbs.is_none();
+        let silent = away.hosts.iter().filter(|host| !host.taken.hears || (verbs && !host.taken.verbs));
+        let silent = silent.map(|host| (host.target.name.clone(), verbs && !host.taken.verbs));
         if spreading.distribution.way == "multicast" {
-            let warn = |node| {
-                format!("{node} takes no datagrams (multicast-group in its [fork]): it read everything")
+            let warn = |(node, other)| {
+                let why = if other { "which go by RDMA" } else { "multicast-group in its [fork]" };
+                format!("{node} takes no datagrams ({why}): it read everything")
             };
             ended.report.warnings.extend(silent.map(warn));
         }
@@ -133,7 +149,10 @@ impl Work {
         for called in &mut open {
             let _ = called.channel.send(&ToHost::Release).await;
         }
-        if let Ok((distribution, multicast)) = off_worker(move || spreading.end()).await {
+        if let Ok((mut distribution, multicast)) = off_worker(move || spreading.end()).await {
+            // What devices read, this node's processors do not see.
+            let read: u64 = ended.report.hosts.iter().map(|host| host.from_root_bytes).sum();
+            distribution.root_bytes = distribution.root_bytes.max(read + multicast.sent_bytes);
             ended.report.distribution = Some(distribution);
             ended.report.multicast = multicast;
         }
@@ -142,9 +161,9 @@ impl Work {
 
     async fn spread(&self, away: &Away) -> Result<Spreading, String> {
         let remote = self.forks.remote.clone();
-        let fabric = Arc::new(ForkFabric::open(&remote, away.session, away.token, BTreeMap::new())?);
+        let door = Door::open(&remote, away.session, away.token, BTreeMap::new());
         let (template, hosts, begun) = (self.template.clone(), Hosts::of(&remote, away), self.begun);
-        let work = move || root::begin(&remote, &fabric, &template, &hosts, begun);
+        let work = move || root::begin(&remote, &door, &template, &hosts, begun);
         off_worker(work).await.map_err(|problem| problem.message)?
     }
 
@@ -165,6 +184,8 @@ impl Work {
             manifest: serde_json::to_string(self.template.manifest()).unwrap_or_default(),
             state: self.state.to_vec(),
             checksum: spreading.checksum,
+            parts: spreading.parts.clone(),
+            no_verbs: spreading.no_verbs.clone(),
         }
     }
 
@@ -233,6 +254,8 @@ impl Work {
                 report.from_hosts_bytes = done.from_peers * piece;
                 report.multicast_bytes = done.by_multicast * piece;
                 (report.repaired, report.wrong, report.wanted) = (done.repaired, done.wrong, done.wanted);
+                report.fabric = Some(done.fabric);
+                report.fabric_reason = Some(done.fabric_reason);
                 report.faults = done.faults.and_then(|faults| serde_json::from_str(&faults).ok());
                 report.template_ms = Some(done.template_ms + sent);
                 for mut child in children {

@@ -14,7 +14,7 @@ use vmove_clone::room::Demand;
 use vmove_clone::service::Chunks;
 use vmove_clone::template::{self, Arriving, Manifest, Source, Template};
 use vmove_clone::{CloneError, template as folder};
-use vmove_fabric::{Fabric, Multicast, PeerAddress};
+use vmove_fabric::{Fabric, FabricKind, Multicast, PeerAddress};
 use vmove_migrate::clock::{Mono, ms};
 use vmove_migrate::link::BoxedStream;
 use vmove_migrate::node;
@@ -24,12 +24,11 @@ use vmove_migrate::report::FaultStats;
 use vmove_qmp::RamBacking;
 use vmove_spread::{Host, HostId, HostOptions, HostStatus, SpreadError};
 
-use super::fabric::ForkFabric;
+use super::fabric::Door;
 use super::make::make;
 use super::memory::Incoming;
-use super::message::{Begin, Done, Order, Phase, ToHost, ToParent, address_of};
+use super::message::{Begin, Done, Order, Phase, Taken, ToHost, ToParent, address_of};
 use super::record::HostRecord;
-use super::udp;
 use crate::api::problem::{Code, Problem, chain};
 use crate::server::forks::Forks;
 use crate::server::forks::children::LoadOrder;
@@ -49,9 +48,11 @@ pub(super) struct Part {
     pub(super) forks: Arc<Forks>,
     hello: Hello,
     pub(super) order: Arc<Order>,
-    from: IpAddr,
+    pub(super) from: IpAddr,
     pub(super) begun: Mono,
     channel: Channel<ToHost>,
+    /// How it gets the template, once that was tried.
+    taken: Option<Taken>,
 }
 
 impl Forks {
@@ -76,7 +77,8 @@ impl Forks {
             let _ = channel.send(&ToParent::refused(&Problem::new(Code::BadRequest, text))).await;
             return;
         }
-        let part = Part { forks: self.clone(), hello, order: Arc::new(*order), from, begun, channel };
+        let part =
+            Part { forks: self.clone(), hello, order: Arc::new(*order), from, begun, channel, taken: None };
         match part.run().await {
             Ok(report) => {
                 tracing::info!(fork = %id, %parent, %node, children = report.children.len(), "children of a fork from another node run");
@@ -153,28 +155,24 @@ impl Part {
             children: count,
             ..ForkProgress::default()
         })?;
-        forks.remote.tcp().map_err(|why| Problem::new(Code::Forbidden, why))?;
+        forks.remote.able().map_err(|why| Problem::new(Code::Forbidden, why))?;
         let dir = forks.hosted().join(&order.fork);
         crate::server::forks::templates::same_qemu(&order.command_line, &order.qemu)
             .await
             .map_err(|why| clone_problem(&CloneError::Template { path: dir, why }))?;
         let base = self.base()?;
-        self.room(base.backing).await?;
+        let demand = self.demand(base.backing);
+        forks.fits(demand.with_template(order.live_bytes), base.backing).await?;
         let mut planned = Vec::new();
         for index in &order.indexes {
             planned.push(forks.plan_one(&base, &order.parent, *index)?);
         }
-        let hears = self.hears();
-        let accepted = ToParent::Accepted { hears };
+        let taken = self.choose(demand, base.backing).await?;
         let (id, forks) = (order.fork.clone(), forks.clone());
-        self.channel.send(&accepted).await.map_err(|e| lost(&chain(&e)))?;
+        self.taken = Some(taken.clone());
+        self.channel.send(&ToParent::Accepted(taken)).await.map_err(|e| lost(&chain(&e)))?;
         // QEMUs start while the parent is being frozen and its memory is on its way.
         Ok(forks.start_all(&id, planned))
-    }
-
-    fn hears(&self) -> bool {
-        let own = self.forks.remote.multicast().ok().map(|(group, _)| group);
-        own.is_some() && own == self.order.group
     }
 
     fn base(&self) -> Result<Base, Problem> {
@@ -194,12 +192,11 @@ impl Part {
         })
     }
 
-    async fn room(&self, backing: RamBacking) -> Result<(), Problem> {
+    /// Without the template.
+    fn demand(&self, backing: RamBacking) -> Demand {
         let order = &self.order;
         let hugetlb = backing != RamBacking::Thp;
-        let count = order.indexes.len() as u64;
-        let demand = Demand::new(count, order.guest_bytes, order.expect_written, hugetlb);
-        self.forks.fits(demand.with_template(order.live_bytes), backing).await
+        Demand::new(order.indexes.len() as u64, order.guest_bytes, order.expect_written, hugetlb)
     }
 
     /// From the start of the QEMUs until the children run.
@@ -307,14 +304,14 @@ impl Part {
         };
         let files = template.manifest().ram.iter().map(|ram| ram.file.clone()).collect();
         let load = self.load_order(sources, files, begin);
-        let report = match make(self.forks.clone(), self.order.clone(), load, cold, self.begun).await {
+        let mut report = match make(self.forks.clone(), self.order.clone(), load, cold, self.begun).await {
             Ok(report) => report,
             Err(problem) => {
                 let _ = off_worker(move || drop(host)).await;
                 return Err(problem);
             }
         };
-        self.done(&report, &status, template_ms, None).await;
+        self.done(begin, &mut report, &status, template_ms, None).await;
         Ok((report, host))
     }
 
@@ -334,12 +331,14 @@ impl Part {
     /// Tells the parent's daemon that all is there.
     pub(super) async fn done(
         &mut self,
-        report: &ForkReport,
+        begin: &Begin,
+        report: &mut ForkReport,
         status: &HostStatus,
         template_ms: f64,
         faults: Option<FaultStats>,
     ) {
         let totals = status.totals;
+        (report.fabric, report.fabric_reason) = self.by(begin, status);
         let done = Done {
             children: serde_json::to_string(&report.children).unwrap_or_default(),
             template_ms,
@@ -349,9 +348,24 @@ impl Part {
             repaired: totals.repaired,
             wrong: totals.wrong,
             wanted: totals.wanted,
+            fabric: report.fabric.clone(),
+            fabric_reason: report.fabric_reason.clone(),
             faults: faults.map(|faults| serde_json::to_string(&faults).unwrap_or_default()),
         };
         let _ = self.channel.send(&ToParent::Done(Box::new(done))).await;
+    }
+
+    /// By what the template came, and why.
+    fn by(&self, begin: &Begin, status: &HostStatus) -> (String, String) {
+        let taken = self.taken.as_ref();
+        let agreed = || taken.map(|taken| taken.why.clone()).unwrap_or_default();
+        let refused = begin.no_verbs.as_ref().filter(|_| taken.is_some_and(|taken| taken.verbs));
+        let why = match (&status.left, refused) {
+            (Some(why), _) => format!("verbs was given up: {why}"),
+            (None, Some(why)) => format!("no verbs at the source: {why}"),
+            (None, None) => agreed(),
+        };
+        (status.fabric.unwrap_or(FabricKind::Tcp).to_string(), why)
     }
 
     /// Makes room for the template.
@@ -406,18 +420,27 @@ impl Part {
             .map(|(name, target)| (name.clone(), remote.peer(&target.name, &target.address)));
         let peers = peers.chain([(address_of(0), root)]).collect();
         let (session, token) = (self.hello.session, self.hello.token);
-        let fabric = Arc::new(ForkFabric::open(remote, session, token, peers).map_err(failed)?);
-        let multicast = remote.multicast().ok().filter(|_| self.hears()).map(|(_, interface)| {
-            let multicast: Arc<dyn Multicast> = Arc::new(udp(&fabric.tcp, interface));
-            multicast
-        });
-        let fabric: Arc<dyn Fabric> = fabric;
+        let door = Door::open(remote, session, token, peers);
+        let taken = |so: fn(&Taken) -> bool| self.taken.as_ref().is_some_and(so);
+        let verbs = begin.no_verbs.is_none() && taken(|taken| taken.verbs);
+        let kind = if verbs { FabricKind::Verbs } else { FabricKind::Tcp };
+        let shared = |kind| door.by(kind).map(|fabric| fabric as Arc<dyn Fabric>);
+        let tcp = shared(FabricKind::Tcp);
+        let (fabric, second) = match shared(kind).filter(|_| verbs) {
+            Some(fabric) => (Some(fabric), tcp),
+            None => (tcp, None),
+        };
+        let fabric = fabric.ok_or_else(|| failed(format!("fabric {kind} cannot be used here (any more)")))?;
+        // Where the parent's node has RDMA, datagrams go that way.
+        let hears = taken(|taken| taken.hears) && fabric.kind() == kind && verbs == begin.no_verbs.is_none();
+        let multicast = remote.multicast(kind).ok().filter(|_| hears).map(Arc::<dyn Multicast>::from);
         let memory = arriving.memory.clone();
-        let target = Incoming { fabric: fabric.clone(), memory, known, chunks: None };
+        let target = Incoming { memory, parts: begin.parts.clone().into(), known, chunks: None };
         let options = HostOptions {
             me: HostId(begin.me),
             root: PeerAddress::Named(address_of(0)),
             listens: begin.listens,
+            second,
         };
         let host = Host::join(fabric, multicast, Box::new(target), options).map_err(|e| failed(chain(&e)))?;
         Ok(Arc::new(host))

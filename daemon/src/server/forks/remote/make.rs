@@ -21,12 +21,8 @@ pub(super) async fn make(
     cold: JoinSet<Start>,
     begun: Mono,
 ) -> Result<ForkReport, Problem> {
-    let mut report = ForkReport {
-        id: order.fork.clone(),
-        parent: order.parent.clone(),
-        fabric: "tcp".to_owned(),
-        ..ForkReport::default()
-    };
+    let mut report =
+        ForkReport { id: order.fork.clone(), parent: order.parent.clone(), ..ForkReport::default() };
     let loaded = forks.load_all(&order.fork, Vec::new(), cold, &Arc::new(load), &mut report).await;
     let complete =
         report.children.iter().all(|child| child.error.is_none()) && loaded.len() == order.indexes.len();

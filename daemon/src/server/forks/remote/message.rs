@@ -5,8 +5,9 @@
 use std::net::SocketAddrV4;
 
 use serde::{Deserialize, Serialize};
-use vmove_migrate::link::PeerTarget;
+use vmove_migrate::link::{FabricOffer, PeerTarget};
 
+use super::memory::Part;
 use super::moved::Came;
 use crate::api::problem::{Code, Problem};
 
@@ -43,8 +44,8 @@ pub struct Kin {
 /// To the parent's daemon.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToParent {
-    /// It can be done here; `hears`: datagrams of the group would be taken.
-    Accepted { hears: bool },
+    /// It can be done here.
+    Accepted(Taken),
     /// It cannot: a [`Problem`] as JSON.
     Refused(String),
     /// How far the template is, and how many children run.
@@ -70,6 +71,17 @@ impl ToParent {
         let without = || Problem::new(Code::ForkFailed, format!("{node} refused without a reason"));
         Err(serde_json::from_str(&problem).unwrap_or_else(|_| without()))
     }
+}
+
+/// How a host would get the template.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Taken {
+    /// Over RDMA; the path was tried.
+    pub verbs: bool,
+    /// Why that, or why not.
+    pub why: String,
+    /// Datagrams of the group would be taken, of the same kind of network.
+    pub hears: bool,
 }
 
 /// What a host is at.
@@ -118,6 +130,10 @@ pub struct Order {
     pub guest_bytes: u64,
     /// Bytes of it that have memory now.
     pub live_bytes: u64,
+    /// Bytes of its RAM files that would be registered, which RDMA pins.
+    pub registered_bytes: u64,
+    /// By what the parent's node can be read, best first.
+    pub offers: Vec<FabricOffer>,
     /// Where datagrams would go.
     pub group: Option<SocketAddrV4>,
 }
@@ -137,6 +153,10 @@ pub struct Begin {
     pub state: Vec<u8>,
     /// Checksum over all memory, to be compared in the end.
     pub checksum: Option<u64>,
+    /// What of the RAM blocks has memory: the regions of the distribution.
+    pub parts: Vec<Part>,
+    /// Why the parent's node does not let its memory be read over RDMA after all; `None`: it does, and datagrams go that way, too.
+    pub no_verbs: Option<String>,
 }
 
 /// What came of it.
@@ -153,6 +173,9 @@ pub struct Done {
     pub wrong: u64,
     /// Chunks that were read because a child waited for them.
     pub wanted: u64,
+    /// By which memory was read from the parent's node in the end, and why.
+    pub fabric: String,
+    pub fabric_reason: String,
     /// [`FaultStats`](vmove_migrate::report::FaultStats) as JSON, of children that ran before the template was whole.
     pub faults: Option<String>,
 }

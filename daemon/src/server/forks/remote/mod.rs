@@ -16,6 +16,7 @@
 
 mod ask;
 mod call;
+mod choose;
 mod deal;
 mod early;
 mod fabric;
@@ -36,10 +37,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
-use vmove_fabric::Incoming;
-use vmove_fabric::tcp::TcpFabric;
 use vmove_fabric::udp::{UdpMulticast, UdpOptions};
-use vmove_migrate::link::PeerTarget;
+use vmove_fabric::{FabricKind, Incoming, Multicast};
+use vmove_migrate::link::{FabricOffer, PeerTarget};
 use vmove_migrate::proto::hello::{Hello, LinkKind, PROTOCOL_VERSION, SessionId, Status, Token};
 
 use crate::api::problem::{Code, Problem};
@@ -165,14 +165,22 @@ impl Remote {
         self.nodes.get(node).and_then(|node| node.leaf.as_deref())
     }
 
-    fn tcp(&self) -> Result<Arc<TcpFabric>, String> {
-        let why =
-            "forks to other nodes need fabric tcp, which is switched off here: use --fabric auto or tcp";
-        self.fabrics.tcp().ok_or_else(|| why.to_owned())
+    /// The fabrics by which this node can take part in a fork with others, best first.
+    fn offers(&self) -> Vec<FabricOffer> {
+        let across = |offer: &FabricOffer| matches!(offer.kind, FabricKind::Verbs | FabricKind::Tcp);
+        self.fabrics.offers().into_iter().filter(across).collect()
     }
 
-    /// The group that datagrams may go to and the interface, or why there is none.
-    fn multicast(&self) -> Result<(SocketAddrV4, Ipv4Addr), String> {
+    /// Whether there is such a fabric, or why not.
+    fn able(&self) -> Result<(), String> {
+        let why =
+            "forks to other nodes need fabric verbs or tcp, and neither can be used here: use --fabric auto";
+        let usable = self.offers().iter().any(|offer| offer.why_not.is_none());
+        usable.then_some(()).ok_or_else(|| why.to_owned())
+    }
+
+    /// The group that datagrams may go to, by RDMA or UDP, or why there is none.
+    fn group(&self) -> Result<SocketAddrV4, String> {
         let Some(group) = self.policy.multicast_group else {
             return Err(format!("{} does not allow it: set multicast-group in [fork]", self.node));
         };
@@ -180,16 +188,30 @@ impl Remote {
             let why = "datagrams are not encrypted, and this node protects its connections by TLS: use another --way";
             return Err(why.to_owned());
         }
+        Ok(group)
+    }
+
+    /// Whether datagrams could be sent by the best fabric of this node, or why not.
+    fn can_send(&self) -> Result<(), String> {
+        let verbs = self.offers().iter().any(|o| o.kind == FabricKind::Verbs && o.why_not.is_none());
+        let kind = if verbs { FabricKind::Verbs } else { FabricKind::Tcp };
+        self.multicast(kind).or_else(|why| self.multicast(FabricKind::Tcp).map_err(|_| why)).map(drop)
+    }
+
+    /// What sends datagrams and hears them beside a fabric, or why nothing does.
+    fn multicast(&self, kind: FabricKind) -> Result<Box<dyn Multicast>, String> {
+        self.group()?;
+        if kind == FabricKind::Verbs {
+            return self.fabrics.multicast(kind).ok_or_else(|| "RDMA cannot be used (any more)".to_owned());
+        }
+        let tcp = self.fabrics.tcp().ok_or("fabric tcp is switched off here (--fabric)")?;
         let own = match self.listen.ip() {
             IpAddr::V4(address) if !address.is_unspecified() => Some(address),
             _ => None,
         };
         let interface = self.policy.multicast_interface.or(own);
         let why = || format!("{} listens on {}: set multicast-interface in [fork]", self.node, self.listen);
-        interface.map(|interface| (group, interface)).ok_or_else(why)
+        let interface: Ipv4Addr = interface.ok_or_else(why)?;
+        Ok(Box::new(UdpMulticast::new(&tcp, UdpOptions::on(interface))))
     }
-}
-
-fn udp(tcp: &TcpFabric, interface: Ipv4Addr) -> UdpMulticast {
-    UdpMulticast::new(tcp, UdpOptions::on(interface))
 }

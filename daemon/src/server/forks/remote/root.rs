@@ -1,20 +1,19 @@
 //! The parent's node spreads the template.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use vmove_clone::report::{Distribution, Multicast as MulticastReport, WayEstimate};
 use vmove_clone::template::Template;
-use vmove_fabric::udp::UdpMulticast;
-use vmove_fabric::{Fabric, Group, GroupAddress, Multicast, PeerAddress, Session};
+use vmove_fabric::{Fabric, FabricKind, Group, GroupAddress, Multicast, PeerAddress, Region, Session};
 use vmove_migrate::clock::{Mono, ms};
 use vmove_spread::plan::{Leaf, Network, Way};
 use vmove_spread::{HostId, Root, RootOptions};
 
-use super::fabric::ForkFabric;
-use super::message::address_of;
-use super::{Away, Remote, memory, udp};
+use super::fabric::{Door, ForkFabric};
+use super::memory::{Outgoing, Part};
+use super::message::{Taken, address_of};
+use super::{Away, Remote};
 use crate::api::forks::ForkWay;
 use crate::api::problem::chain;
 
@@ -32,12 +31,16 @@ pub struct Spreading {
     /// Hosts that others read from.
     pub listens: Vec<bool>,
     pub checksum: Option<u64>,
+    /// What of the RAM blocks has memory.
+    pub parts: Vec<Part>,
+    /// Why it is not offered over RDMA; `None`: it is.
+    pub no_verbs: Option<String>,
 }
 
 /// The hosts of one fork, as the choice of the way needs them.
 pub struct Hosts {
     leaves: Vec<Option<String>>,
-    hear: bool,
+    taken: Vec<Taken>,
     way: Option<ForkWay>,
     verify: bool,
 }
@@ -46,13 +49,15 @@ impl Hosts {
     pub fn of(remote: &Remote, away: &Away) -> Self {
         Self {
             leaves: away.hosts.iter().map(|h| remote.leaf(&h.target.name).map(str::to_owned)).collect(),
-            hear: away.hosts.iter().all(|host| host.hears),
+            taken: away.hosts.iter().map(|host| host.taken.clone()).collect(),
             way: away.way,
             verify: away.verify,
         }
     }
 
-    fn network(&self, remote: &Remote, payload: Option<usize>) -> Network {
+    /// `kind`: the fabric that datagrams would go beside.
+    fn network(&self, remote: &Remote, kind: FabricKind, payload: Option<usize>) -> Network {
+        let hear = self.taken.iter().all(|taken| taken.hears && (kind == FabricKind::Tcp || taken.verbs));
         let policy = &remote.policy;
         #[allow(clippy::cast_precision_loss)]
         let rate = |mbit: u64| mbit as f64 * MBIT;
@@ -72,31 +77,38 @@ impl Hosts {
             leaves: vec![Leaf { uplink }; names.len()],
             hosts,
             link: rate(policy.link_mbit),
-            multicast: payload.is_some() && (self.hear || self.way == Some(ForkWay::Multicast)),
+            multicast: payload.is_some() && (hear || self.way == Some(ForkWay::Multicast)),
             loss: 0.0,
             payload: payload.and_then(|p| u32::try_from(p).ok()).unwrap_or(1440),
         }
     }
 }
 
-/// Takes the checksums of a template, chooses the way and begins. Blocks; `begun` is when the fork was asked for.
+/// Registers a template by the fabrics of its hosts, takes its checksums, chooses the way and begins. Blocks; `begun` is when the
+/// fork was asked for.
 pub fn begin(
     remote: &Remote,
-    fabric: &Arc<ForkFabric>,
+    door: &Arc<Door>,
     template: &Template,
     hosts: &Hosts,
     begun: Mono,
 ) -> Result<Spreading, String> {
-    let (regions, order) = memory::outgoing(&**fabric, template)?;
-    let multicast = group(remote, fabric)?;
-    let payload = multicast.as_ref().map(|(_, _, payload)| *payload);
-    let network = hosts.network(remote, payload);
+    let outgoing = Outgoing::open(template)?;
+    let Offered { fabric, regions, second, no_verbs } = offer(door, &outgoing, hosts)?;
+    let order = outgoing.order(&regions);
+    let multicast = group(remote, &fabric, hosts.way)?;
+    let payload = multicast.as_ref().map(|datagrams| datagrams.payload);
+    let network = hosts.network(remote, fabric.kind(), payload);
     let bytes = order.iter().map(|extent| u64::from(extent.count) * u64::from(vmove_spread::CHUNK)).sum();
     let choice = network.choose(bytes).map_err(|e| chain(&e))?;
     let way = hosts.way.map_or(choice.way, way);
     let multicast = multicast.filter(|_| way == Way::Multicast);
-    let payload = multicast.as_ref().map(|(_, _, payload)| *payload);
-    let spread = vmove_spread::Template::new(&**fabric, regions, order, payload).map_err(|e| chain(&e))?;
+    let payload = multicast.as_ref().map(|datagrams| datagrams.payload);
+    let spread = vmove_spread::Template::new(&*fabric, regions, order, payload);
+    let mut spread = spread.map_err(|e| chain(&e))?;
+    if let Some((second, regions)) = second {
+        spread.also(&*second, regions).map_err(|e| chain(&e))?;
+    }
     let piece = u64::from(spread.layout().piece_bytes());
     let routes = network.routes(way);
     let ids = || (1..).take(hosts.leaves.len()).map(HostId);
@@ -106,7 +118,7 @@ pub fn begin(
     let options = RootOptions {
         rate,
         routes,
-        addresses: ids().map(|id| (id, PeerAddress::Named(address_of(id.0)))).collect::<BTreeMap<_, _>>(),
+        addresses: ids().map(|id| (id, PeerAddress::Named(address_of(id.0)))).collect(),
         expected: hosts.leaves.len(),
         gather: GATHER,
     };
@@ -123,20 +135,69 @@ pub fn begin(
             .collect(),
     };
     let checksum = hosts.verify.then(|| template.checksum()).transpose().map_err(|e| chain(&e))?;
-    let shared: Arc<dyn Fabric> = fabric.clone();
-    let group = multicast.as_ref().map(|(sender, group, _)| (sender as &dyn Multicast, *group));
-    let root = Root::start(shared, group, spread, options).map_err(|e| chain(&e))?;
-    Ok(Spreading { root, distribution, piece, listens, checksum })
+    let group = multicast.as_ref().map(|datagrams| (&*datagrams.multicast, datagrams.group));
+    let root = Root::start(fabric, group, spread, options).map_err(|e| chain(&e))?;
+    Ok(Spreading { root, distribution, piece, listens, checksum, parts: outgoing.parts, no_verbs })
 }
 
-/// Multicast as far as this node allows it: with the most bytes of a datagram.
-fn group(remote: &Remote, fabric: &ForkFabric) -> Result<Option<(UdpMulticast, Group, usize)>, String> {
-    let Ok((address, interface)) = remote.multicast() else { return Ok(None) };
+/// A template that peers can read.
+struct Offered {
+    /// Datagrams go beside this one.
+    fabric: Arc<ForkFabric>,
+    regions: Vec<Region>,
+    /// For hosts that take no RDMA, or whose path dies.
+    second: Option<(Arc<ForkFabric>, Vec<Region>)>,
+    no_verbs: Option<String>,
+}
+
+/// Registers the template for RDMA if a host takes that, and for tcp in any case.
+fn offer(door: &Arc<Door>, outgoing: &Outgoing, hosts: &Hosts) -> Result<Offered, String> {
+    let by = |kind| {
+        let fabric = door.by(kind).ok_or_else(|| format!("{kind} cannot be used (any more)"))?;
+        let regions = outgoing.register(&*fabric)?;
+        Ok::<_, String>((fabric, regions))
+    };
+    let verbs = match hosts.taken.iter().any(|taken| taken.verbs) {
+        true => by(FabricKind::Verbs),
+        false => Err("no host takes it".to_owned()),
+    };
+    match (verbs, by(FabricKind::Tcp)) {
+        (Ok((fabric, regions)), tcp) => Ok(Offered { fabric, regions, second: tcp.ok(), no_verbs: None }),
+        (Err(why), Ok((fabric, regions))) => {
+            Ok(Offered { fabric, regions, second: None, no_verbs: Some(why) })
+        }
+        (Err(why), Err(tcp)) => Err(format!("{why}; {tcp}")),
+    }
+}
+
+/// What sends datagrams, where to, and the most bytes of one.
+struct Datagrams {
+    multicast: Box<dyn Multicast>,
+    group: Group,
+    payload: usize,
+}
+
+/// Multicast as far as this node allows it.
+fn group(remote: &Remote, fabric: &ForkFabric, way: Option<ForkWay>) -> Result<Option<Datagrams>, String> {
+    let kind = fabric.kind();
+    let (Ok(address), Ok(multicast)) = (remote.group(), remote.multicast(kind)) else { return Ok(None) };
     let session = Session::draw().map_err(|e| chain(&e))?;
-    let group = Group { address: GroupAddress::Udp(address), session };
-    let multicast = udp(&fabric.tcp, interface);
-    let payload = multicast.sender(&group).map_err(|e| chain(&e))?.max_payload();
-    Ok(Some((multicast, group, payload)))
+    let address = match kind {
+        FabricKind::Verbs => GroupAddress::Rdma(*address.ip()),
+        _ => GroupAddress::Udp(address),
+    };
+    let group = Group { address, session };
+    match multicast.sender(&group) {
+        Ok(sender) => {
+            let payload = sender.max_payload();
+            Ok(Some(Datagrams { multicast, group, payload }))
+        }
+        Err(error) if way == Some(ForkWay::Multicast) => Err(chain(&error)),
+        Err(error) => {
+            tracing::warn!(why = chain(&error), "no multicast in this fork");
+            Ok(None)
+        }
+    }
 }
 
 const fn way(asked: ForkWay) -> Way {
