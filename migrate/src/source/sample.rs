@@ -22,7 +22,7 @@ const UNKNOWN_LINK: f64 = 1e9;
 pub(super) struct Sample {
     /// Page payload per second.
     pub link_bytes_per_s: f64,
-    /// Bytes of pages that the guest wrote while it was watched, each counted once.
+    /// Bytes of pages that the guest wrote while it was watched, each page counted once.
     dirty_bytes: u64,
     watched: Duration,
     /// Bytes of pages that may hold something and that the destination lacks.
@@ -30,39 +30,50 @@ pub(super) struct Sample {
 }
 
 impl Session {
-    /// Sends the first part of what the guest holds, watching what it writes meanwhile. Pre-copy goes on until the destination's QEMU
-    /// is ready: the guest cannot be stopped earlier.
+    /// Sends what the guest holds, a part after the other, and watches what it writes meanwhile. It ends when enough was seen; with
+    /// pre-copy when the guest can be stopped for the rest, or when all was sent.
     pub(super) async fn sample(&mut self) -> Result<Sample, Stop> {
         if !self.memory()?.is_armed() {
             self.arm().await?;
         }
+        self.memory()?.forget_seen();
         let begun = Instant::now();
         let page = self.memory()?.page_bytes();
         let before = self.report.rounds.len();
-        let (mut part, mut bytes, mut micros) = (FIRST_PART, 0, 0);
-        let waits = self.mode == Mode::Precopy;
-        while begun.elapsed() < WATCHED || bytes < LEAST_SENT || (waits && !self.prepared) {
-            let sets = self.memory()?.take_content((part / page).max(1))?;
-            if sets.iter().all(PageSet::is_empty) {
-                break;
+        let (mut part, mut bytes, mut micros, mut from) = (FIRST_PART, 0, 0, (0, 0));
+        let sample = loop {
+            let sets = self.memory()?.take_content((part / page).max(1), &mut from)?;
+            let is_last = sets.iter().all(PageSet::is_empty);
+            if is_last {
+                tokio::time::sleep(WATCHED.saturating_sub(begun.elapsed())).await;
+            } else {
+                let (done, _) = self.round(sets).await?;
+                (bytes, micros, part) = (bytes + done.bytes, micros + done.micros, part * 2);
+                if begun.elapsed() < WATCHED || bytes < LEAST_SENT {
+                    continue;
+                }
             }
-            let (done, _) = self.round(sets).await?;
-            (bytes, micros, part) = (bytes + done.bytes, micros + done.micros, part * 2);
-        }
+            self.scan().await?;
+            let (dirty_pages, left_pages) = self.memory()?.seen()?;
+            let sample = Sample {
+                link_bytes_per_s: if micros > 0 && bytes > 0 {
+                    bytes as f64 / micros as f64 * 1e6
+                } else {
+                    UNKNOWN_LINK
+                },
+                dirty_bytes: dirty_pages * page,
+                watched: begun.elapsed(),
+                left_bytes: left_pages * page,
+            };
+            let enough =
+                self.mode != Mode::Precopy || (self.prepared && self.stops_at_once(&sample).is_some());
+            if is_last || enough {
+                break sample;
+            }
+        };
         let parts = self.report.rounds.split_off(before);
         self.report.rounds.extend(parts.into_iter().reduce(RoundStats::followed_by));
-        tokio::time::sleep(WATCHED.saturating_sub(begun.elapsed())).await;
-        let scan = self.scan().await?;
-        Ok(Sample {
-            link_bytes_per_s: if micros > 0 && bytes > 0 {
-                bytes as f64 / micros as f64 * 1e6
-            } else {
-                UNKNOWN_LINK
-            },
-            dirty_bytes: scan.dirty_pages * page,
-            watched: scan.interval,
-            left_bytes: self.memory()?.pending_content()? * page,
-        })
+        Ok(sample)
     }
 
     /// Chooses a mode by what is seen, where the kernel can watch a guest's writes.
