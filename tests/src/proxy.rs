@@ -310,14 +310,15 @@ mod tests {
     #[test]
     fn a_cut_lets_exactly_the_chosen_bytes_pass() {
         let (proxy, mut stream) = echo();
-        proxy.add(Rule { connection: Some(0), direction: Direction::Forth, after: 1000, fault: Fault::Cut });
-        stream.write_all(&[7; 5000]).expect("the kernel takes them");
-        let mut back = Vec::new();
-        let _ = stream.read_to_end(&mut back);
-        assert_eq!(proxy.bytes(Direction::Forth), 1000);
-        // The next connection is another one.
+        // Before it is opened: an open one may be waiting for bytes by the rules that it had.
+        proxy.add(Rule { connection: Some(1), direction: Direction::Forth, after: 1000, fault: Fault::Cut });
         let mut second = TcpStream::connect(proxy.address()).expect("connects");
-        there_and_back(&mut second, 5000).expect("an echo");
+        second.write_all(&[7; 5000]).expect("the kernel takes them");
+        let mut back = Vec::new();
+        let _ = second.read_to_end(&mut back);
+        assert_eq!(proxy.bytes(Direction::Forth), 1000);
+        // The first connection is another one.
+        there_and_back(&mut stream, 5000).expect("an echo");
     }
 
     #[test]
