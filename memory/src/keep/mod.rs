@@ -114,7 +114,7 @@ impl Keeper {
     ///
     /// # Errors
     /// [`MemoryError::Unsupported`]; [`MemoryError::RangeBusy`] if another userfaultfd watches the memory; those of
-    /// [`create_uffd`](crate::create_uffd).
+    /// [`create_uffd`].
     pub fn new(
         process: &Process,
         mappings: &[QemuMapping],
