@@ -103,6 +103,17 @@ impl Process {
         parse_maps(&text).map_err(|source| MemoryError::Proc { path: self.path("maps"), source })
     }
 
+    /// False once it has given up its memory: it has ended, or is ending, which may take seconds where much memory is given back. Such a
+    /// process is still [`alive`](Self::alive), and never runs again.
+    #[must_use]
+    pub fn has_memory(&self) -> bool {
+        match fs::read(self.path("maps")) {
+            Ok(maps) => !maps.is_empty() && self.alive(),
+            // Of a process without memory the kernel says either.
+            Err(source) => source.raw_os_error() != Some(libc::ESRCH) && self.alive(),
+        }
+    }
+
     /// `/proc/PID/NAME`.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/{name}", self.pid))

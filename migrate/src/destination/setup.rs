@@ -90,7 +90,7 @@ pub(crate) async fn adopt(
     let record = journal.record();
     let ended = record.vm.as_ref().is_some_and(|vm| {
         match vmove_memory::Process::reopen(vm.pid.unsigned_abs(), vm.pid_start) {
-            Ok(process) => !process.alive(),
+            Ok(process) => !process.has_memory(),
             Err(error) => matches!(error, vmove_memory::MemoryError::ProcessGone { .. }),
         }
     });
