@@ -26,16 +26,21 @@ pub fn register_kept(
     part: ByteRange,
     access: Access,
 ) -> Result<Region, FabricError> {
-    // What lies outside the mapping is left out: an empty region is refused by the fabric.
-    let end = part.end().0.min(mapping.len().0);
-    let start = part.start.0.min(end);
-    let first = mapping.ptr().wrapping_add(usize::try_from(start).unwrap_or(usize::MAX));
-    let first = NonNull::new(first).unwrap_or(NonNull::dangling());
+    let (first, _, len) = inside(&mapping, part);
     // SAFETY: rule 1: `mapping` is held here until the region made below holds it, or is gone.
-    let area = unsafe { MemoryArea::new(first, end - start) };
+    let area = unsafe { MemoryArea::new(first, len) };
     let region = fabric.register(area, access)?;
     let what = "a region that nobody else has yet";
     region.keeping(mapping).ok_or(FabricError::Unsupported { what })
+}
+
+/// Address, start and length of what of `part` lies inside the mapping; the rest is left out: an empty region is refused by the
+/// fabric.
+fn inside(mapping: &Mapping, part: ByteRange) -> (NonNull<u8>, u64, u64) {
+    let end = part.end().0.min(mapping.len().0);
+    let start = part.start.0.min(end);
+    let first = mapping.ptr().wrapping_add(usize::try_from(start).unwrap_or(usize::MAX));
+    (NonNull::new(first).unwrap_or(NonNull::dangling()), start, end - start)
 }
 
 /// A part of a RAM block registered with a fabric.
@@ -58,13 +63,9 @@ impl GuestRegion {
         part: ByteRange,
         access: Access,
     ) -> Result<Self, FabricError> {
-        // What lies outside the mapping is left out: an empty region is refused by the fabric.
-        let end = part.end().0.min(mapping.len().0);
-        let start = part.start.0.min(end);
-        let first = mapping.ptr().wrapping_add(usize::try_from(start).unwrap_or(usize::MAX));
-        let first = NonNull::new(first).unwrap_or(NonNull::dangling());
+        let (first, start, len) = inside(mapping, part);
         // SAFETY: rule 1: the value made below keeps the mapping until after the region is dropped.
-        let area = unsafe { MemoryArea::new(first, end - start) };
+        let area = unsafe { MemoryArea::new(first, len) };
         Ok(Self { region: fabric.register(area, access)?, mapping: Arc::clone(mapping), start })
     }
 

@@ -6,7 +6,7 @@
 //! Rounds begin when the first pieces are registered; [`super::registering`] does the rest.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vmove_fabric::{Access, Fabric, FabricError, FabricKind};
 use vmove_memory::{ByteLen, ByteRange, FileOffset, Mapping, OrphanWatch, RamFile};
@@ -159,16 +159,19 @@ impl Exposure {
     }
 }
 
+pub(super) fn lock(exposure: &Mutex<Exposure>) -> MutexGuard<'_, Exposure> {
+    exposure.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Registers the next pieces. Whoever looks at what is registered meanwhile does not wait for it.
 pub(super) fn register_next(exposure: &Mutex<Exposure>, bytes: u64) -> Result<(), ExposeError> {
-    let lock = || exposure.lock().unwrap_or_else(PoisonError::into_inner);
     let (fabric, steps) = {
-        let exposure = lock();
+        let exposure = lock(exposure);
         (Arc::clone(&exposure.fabric), exposure.next_step(bytes))
     };
     for step in steps {
         let made = GuestRegion::register_all(&*fabric, &step.mapping, &step.pieces, Access::REMOTE_READ)?;
-        lock().take_in(step.block, made);
+        lock(exposure).take_in(step.block, made);
     }
     Ok(())
 }

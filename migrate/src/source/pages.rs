@@ -1,12 +1,12 @@
 //! The page connections of a session at the source: opened, opened anew, and over which fabric.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::task::{JoinHandle, JoinSet};
 use vmove_fabric::{Endpoint, FabricKind, Sched, ThreadOptions};
 
-use super::exposure::{ExposeError, Exposure, FIRST_STEP, Place, THE_END, register_next};
+use super::exposure::{ExposeError, Exposure, FIRST_STEP, Place, THE_END, lock, register_next};
 use super::registering::{Gate, Registering};
 use super::session::{Session, Stop};
 use crate::clock::Mono;
@@ -306,10 +306,6 @@ impl Session {
     fn bulk_nice(&self) -> i8 {
         if self.mode == Mode::Postcopy || !self.state().may_run() { 0 } else { BULK_NICE }
     }
-}
-
-fn lock(exposure: &Mutex<Exposure>) -> MutexGuard<'_, Exposure> {
-    exposure.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How far registering has come, or that it has ended. Cancel-safe.

@@ -14,7 +14,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::exposure::{ExposeError, Exposure, FIRST_STEP, MOST_IN_A_STEP, Place, THE_END, register_next};
+use super::exposure::{
+    ExposeError, Exposure, FIRST_STEP, MOST_IN_A_STEP, Place, THE_END, lock, register_next,
+};
 
 /// Keeps pages from being named before the destination knows how to read them.
 #[derive(Debug)]
@@ -65,7 +67,7 @@ impl Registering {
         let stopping = Arc::clone(&stop);
         let task = tokio::task::spawn_blocking(move || {
             let mut bytes = FIRST_STEP;
-            let frontier = || exposure.lock().unwrap_or_else(PoisonError::into_inner).frontier();
+            let frontier = || lock(&exposure).frontier();
             while !stopping.load(Ordering::Relaxed) && frontier() != THE_END {
                 register_next(&exposure, bytes)?;
                 bytes = (bytes * 2).min(MOST_IN_A_STEP);

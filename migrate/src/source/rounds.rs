@@ -32,9 +32,7 @@ impl Session {
             return Ok(());
         }
         self.publisher.enter(Phase::Rounds);
-        if !self.memory()?.is_armed() {
-            self.arm().await?;
-        }
+        self.arm().await?;
         if self.mode == Mode::Precopy && self.report.rounds.is_empty() {
             sample = Some(self.sample().await?);
         }
@@ -148,10 +146,13 @@ impl Session {
         }
     }
 
-    /// Begins to follow writes. With direct I/O under way a page may change after it was looked at and before the device is done, so
-    /// the guest is stopped and its I/O drained for the moment (hazard: direct I/O in flight).
+    /// Begins to follow writes, unless they are followed already. With direct I/O under way a page may change after it was looked at
+    /// and before the device is done, so the guest is stopped and its I/O drained for the moment (hazard: direct I/O in flight).
     pub(super) async fn arm(&mut self) -> Result<(), Stop> {
         let memory = self.memory()?.clone();
+        if memory.is_armed() {
+            return Ok(());
+        }
         self.drained(move || memory.arm().map(drop)).await
     }
 

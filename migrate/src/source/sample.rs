@@ -33,9 +33,7 @@ impl Session {
     /// Sends what the guest holds, a part after the other, and watches what it writes meanwhile. It ends when enough was seen; with
     /// pre-copy when the guest can be stopped for the rest, or when all was sent.
     pub(super) async fn sample(&mut self) -> Result<Sample, Stop> {
-        if !self.memory()?.is_armed() {
-            self.arm().await?;
-        }
+        self.arm().await?;
         self.memory()?.forget_seen();
         let begun = Instant::now();
         let page = self.memory()?.page_bytes();

@@ -168,7 +168,7 @@ impl Forks {
                 Origin::Guest(Box::new(parent), ram)
             }
         };
-        let away = self.call_hosts(id, name, origin.outline(), request).await?;
+        let away = self.call_hosts(id, name, || origin.outline(), request).await?;
         // What is left for this node.
         let request = &ForkRequest { count: away.here, ..request.clone() };
         self.room(&origin, request).await?;

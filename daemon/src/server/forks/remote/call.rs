@@ -70,7 +70,7 @@ impl Forks {
         self: &Arc<Self>,
         id: &str,
         name: &str,
-        outline: Outline,
+        outline: impl FnOnce() -> Outline + Send,
         request: &ForkRequest,
     ) -> Result<Away, Problem> {
         let remote = &self.remote;
@@ -90,6 +90,7 @@ impl Forks {
         }
         let targets: Vec<PeerTarget> =
             deal.away.iter().map(|(node, _)| remote.target(node)).collect::<Result<_, _>>()?;
+        let outline = outline();
         self.possible(&outline, request)?;
         let orders = self.orders(id, name, &outline, request, &deal.away, deal.here);
         let hosts = away.nodes.iter().map(|node| HostProgress {
