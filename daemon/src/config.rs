@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-pub use self::rdma::{RdmaConfig, RdmaFlags};
+pub use self::rdma::{OnDemand, RdmaConfig, RdmaFlags};
 use crate::units;
 
 mod rdma;

@@ -137,6 +137,7 @@ struct Inner {
     remote: RemoteRegion,
     /// Proves to endpoints of the same fabric that the region is alive.
     local_key: u64,
+    pins: bool,
     /// Its drop deregisters.
     _registration: Box<dyn Registration>,
     /// Dropped after that: fields drop in order of declaration.
@@ -152,9 +153,18 @@ impl Region {
         access: Access,
         remote: RemoteRegion,
         local_key: u64,
+        pins: bool,
         registration: Box<dyn Registration>,
     ) -> Self {
-        Self(Arc::new(Inner { area, access, remote, local_key, _registration: registration, owner: None }))
+        Self(Arc::new(Inner {
+            area,
+            access,
+            remote,
+            local_key,
+            pins,
+            _registration: registration,
+            owner: None,
+        }))
     }
 
     /// Keeps `owner`, typically what has the memory mapped, until the last clone is dropped and the memory deregistered. `None` if
@@ -175,6 +185,12 @@ impl Region {
     #[must_use]
     pub fn area(&self) -> MemoryArea {
         self.0.area
+    }
+
+    /// Whether peers reach the pages that were there when it was registered, which are pinned, and not those that are there now.
+    #[must_use]
+    pub fn pins(&self) -> bool {
+        self.0.pins
     }
 
     /// Length in bytes.

@@ -145,7 +145,7 @@ impl RegionTable {
         access: Access,
     ) -> Result<Region, FabricError> {
         let (entry, remote) = self.insert(area, access)?;
-        Ok(Region::new(area, access, remote, remote.rkey, Box::new(entry)))
+        Ok(Region::new(area, access, remote, remote.rkey, false, Box::new(entry)))
     }
 
     /// Registers memory for a region that the caller makes. The key is that of local slices too.

@@ -106,6 +106,12 @@ impl GuestRegion {
         ByteRange::new(FileOffset(self.start), ByteLen(self.region.len()))
     }
 
+    /// See [`Region::pins`].
+    #[must_use]
+    pub fn pins(&self) -> bool {
+        self.region.pins()
+    }
+
     /// What a peer needs to read it.
     #[must_use]
     pub fn remote(&self) -> RemoteRegion {

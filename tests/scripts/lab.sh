@@ -7,8 +7,12 @@ LAB_VERSION=1
 LAB_HOST_PACKAGES=(kmod perftest rdmacm-utils ibverbs-utils ibverbs-providers iproute2)
 # Modules of the hosts' kernel, with what they need. The first line is what it takes to reach the root file system.
 LAB_BOOT_MODULES=(virtio_pci 9pnet_virtio 9p overlay virtio_console)
-LAB_MODULES=(virtio_net virtio_rng virtio_blk virtio_balloon crc32_generic crc32c_generic rdma_rxe ib_uverbs rdma_ucm
+LAB_MODULES=(virtio_net virtio_rng virtio_blk virtio_balloon rdma_rxe ib_uverbs rdma_ucm
     vfio_pci vfio_iommu_type1 igb sch_netem tun dummy)
+# Not there any more from Linux 6.15 on.
+LAB_OLD_MODULES=(crc32_generic crc32c_generic)
+# Raise it when the second kernel changes.
+LAB_NEXT_VERSION=1
 
 vmove_lab() {
     # shellcheck source=tests/scripts/setup.sh
@@ -43,6 +47,12 @@ vmove_lab() {
                 local only=a_fork_
                 if [ $# -gt 0 ] && [[ $1 != --* ]]; then only=$1 && shift; fi
                 set -- test --hosts 3 --no-check --moves "$(target_dir)/release" --guest "$LAB_GUEST" --forks --only "$only" "$@"
+            fi
+            # Memory that is not pinned: needs a kernel whose soft RoCE has on-demand paging.
+            if [ "${2:-}" = on-demand ]; then
+                build_lab_moves
+                setup_lab_next
+                set -- test --hosts 2 --no-check --kernel next --moves "$(target_dir)/release" --guest "$LAB_GUEST" --only on_demand "${@:3}"
             fi
             # Datagrams only.
             if [ "${2:-}" = multicast ]; then
@@ -141,27 +151,63 @@ setup_lab_tools() {
     rm -rf "${root:?}"/usr/share/{doc,man,locale,bug,lintian} "${root:?}/var"
 }
 
-# Debian's kernel of the backports: the plain flavour, since the cloud one has no soft RoCE. Only the modules that the
-# lab uses are kept.
+# Debian's kernel of the backports: the plain flavour, since the cloud one has no soft RoCE.
 setup_lab_kernel() {
-    local debs=$CACHE/apt/debs/lab-kernel raw=$CACHE/apt/lab-kernel root=$CACHE/lab/root package version module file
-    package=$(APT_CONFIG=$CACHE/apt/apt.conf apt-cache show --no-all-versions linux-image-amd64/bookworm-backports |
-        sed -n 's/^Depends: *\(linux-image-[^ ,]*\).*/\1/p' | head -1)
+    local package
+    package=$(lab_kernel_package bookworm-backports image)
     [ -n "$package" ] || die "linux-image-amd64 of the backports names no kernel image"
-    say "unpacking $package for the lab's hosts"
-    fetch_debs "$debs" "$package/bookworm-backports"
+    unpack_lab_kernel '' "$package/bookworm-backports"
+}
+
+# A second kernel beside it, 6.15 or newer, whose soft RoCE has on-demand paging: that of the backports of Debian 13, which come in
+# several packages by now.
+setup_lab_next() {
+    local parts=() part package
+    [ -e "$CACHE/lab/next-$LAB_NEXT_VERSION" ] && [ "$CACHE/lab/initrd-next.img" -nt "$ROOT/tests/lab/host/init" ] && return 0
+    exec 9>"$CACHE/setup.lock"
+    flock 9
+    private_apt trixie-backports
+    for part in image base binary modules; do
+        package=$(lab_kernel_package trixie-backports "$part")
+        [ -z "$package" ] || parts+=("$package/trixie-backports")
+    done
+    [ ${#parts[@]} -gt 0 ] || die "linux-image-amd64 of the backports of Debian 13 names no kernel image"
+    unpack_lab_kernel -next "${parts[@]}"
+    setup_lab_initramfs -next
+    rm -rf "$CACHE/apt"
+    touch "$CACHE/lab/next-$LAB_NEXT_VERSION"
+    exec 9>&-
+}
+
+# lab_kernel_package SUITE PART: the package linux-PART-VERSION of that suite's current kernel, if there is one.
+lab_kernel_package() {
+    local config=$CACHE/apt/apt.conf image
+    image=$(APT_CONFIG=$config apt-cache show --no-all-versions "linux-image-amd64/$1" |
+        sed -n 's/^Depends:.*\<linux-image-\([0-9][^ ,]*\).*/\1/p' | head -1)
+    APT_CONFIG=$config apt-cache pkgnames "linux-$2-$image" | grep -xF "linux-$2-$image" || true
+}
+
+# unpack_lab_kernel SUFFIX PACKAGE...: a kernel for the hosts. Only the modules that the lab uses are kept.
+unpack_lab_kernel() {
+    local suffix=$1 debs=$CACHE/apt/debs/lab-kernel raw=$CACHE/apt/lab-kernel root=$CACHE/lab/root version module file deb
+    shift
+    say "unpacking $* for the lab's hosts"
+    fetch_debs "$debs" "$@"
     rm -rf "$raw"
-    dpkg -x "$debs"/linux-image-*.deb "$raw"
+    for deb in "$debs"/*.deb; do dpkg -x "$deb" "$raw"; done
     [ -d "$raw/usr/lib/modules" ] || { mkdir -p "$raw/usr/lib" && mv "$raw/lib/modules" "$raw/usr/lib/modules"; }
     version=$(basename "$raw"/usr/lib/modules/*)
     ln -sfn usr/lib "$raw/lib.new" && rm -rf "${raw:?}/lib" && mv "$raw/lib.new" "$raw/lib"
     lab_kmod depmod -b "$raw" "$version"
     mkdir -p "$root/usr/lib/modules/$version"
     cp "$raw/usr/lib/modules/$version"/modules.{order,builtin,builtin.modinfo} "$root/usr/lib/modules/$version/"
-    for module in "${LAB_BOOT_MODULES[@]}" "${LAB_MODULES[@]}"; do
+    for module in "${LAB_BOOT_MODULES[@]}" "${LAB_OLD_MODULES[@]}" "${LAB_MODULES[@]}"; do
+        if [[ " ${LAB_OLD_MODULES[*]} " == *" $module "* ]]; then
+            (lab_kmod modinfo -b "$raw" -k "$version" "$module") >/dev/null 2>&1 || continue
+        fi
         lab_kmod modprobe -d "$raw" -S "$version" --show-depends "$module" | sed -n 's/^insmod \([^ ]*\).*/\1/p'
     done | awk '!seen[$0]++' >"$CACHE/apt/lab-modules"
-    [ -s "$CACHE/apt/lab-modules" ] || die "no modules were found in $package"
+    [ -s "$CACHE/apt/lab-modules" ] || die "no modules were found in $*"
     while read -r file; do
         file=${file#"$raw"}
         file=${file#/usr}
@@ -169,8 +215,9 @@ setup_lab_kernel() {
         cp "$raw/usr$file" "$root/usr$file"
     done <"$CACHE/apt/lab-modules"
     lab_kmod depmod -b "$root/usr" "$version"
-    cp "$raw"/boot/vmlinuz-* "$CACHE/lab/vmlinuz"
-    echo "$version" >"$CACHE/lab/kernel-version"
+    # Below /boot, or with its modules.
+    cp "$(find "$raw/boot" "$raw/usr/lib/modules" -name 'vmlinuz*' -type f 2>/dev/null | head -1)" "$CACHE/lab/vmlinuz$suffix"
+    echo "$version" >"$CACHE/lab/kernel-version$suffix"
 }
 
 # kmod of the layer, run on this machine.
@@ -181,9 +228,10 @@ lab_kmod() {
 }
 
 # Reaches the machine's files and hands over to tests/lab/host/start. Modules are loaded in the order listed.
+# setup_lab_initramfs [SUFFIX]: of which kernel.
 setup_lab_initramfs() {
-    local work=$CACHE/lab/initramfs root=$CACHE/lab/root version module file
-    version=$(cat "$CACHE/lab/kernel-version")
+    local suffix=${1:-} work=$CACHE/lab/initramfs root=$CACHE/lab/root version module file
+    version=$(cat "$CACHE/lab/kernel-version$suffix")
     rm -rf "$work"
     mkdir -p "$work"/{bin,modules,proc,sys,dev,machine,tools,upper,new}
     cp "$CACHE/busybox/bin/busybox" "$work/bin/busybox"
@@ -200,6 +248,6 @@ setup_lab_initramfs() {
         basename "$file" .xz >>"$work/modules/order"
     done
     (cd "$work" && find . | "$CACHE/busybox/bin/busybox" cpio -o -H newc 2>/dev/null | gzip -1) >"$CACHE/lab/initrd.new"
-    mv "$CACHE/lab/initrd.new" "$CACHE/lab/initrd.img"
+    mv "$CACHE/lab/initrd.new" "$CACHE/lab/initrd$suffix.img"
     rm -rf "$work"
 }

@@ -92,6 +92,7 @@ private_apt() {
 deb [signed-by=$keys arch=amd64] $mirror/debian bookworm main
 deb [signed-by=$keys arch=amd64] $mirror/debian-security bookworm-security main
 deb [signed-by=$keys arch=amd64] $mirror/debian bookworm-backports main
+${1:+deb [signed-by=$keys arch=amd64] $mirror/debian $1 main}
 SOURCES
     cat >"$apt/apt.conf" <<CONF
 Dir::Etc::sourcelist "$apt/sources.list";

@@ -1,6 +1,6 @@
 //! How the RDMA device is chosen and used.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use super::{ConfigError, value};
@@ -30,6 +30,9 @@ pub struct RdmaFlags {
     /// Guest memory that may be registered (pinned) for RDMA at once, such as 64GiB [default: all that the kernel allows]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_rate)]
     pub max_registered: Option<u64>,
+    /// Register memory for on-demand paging, without pinning it, on devices that can [default: if-needed, where it cannot be pinned]
+    #[arg(long, value_name = "WHEN")]
+    pub rdma_on_demand: Option<OnDemand>,
 }
 
 /// `[rdma]` in the file.
@@ -51,6 +54,21 @@ pub struct RdmaConfig {
     /// Bytes that may be registered at once; `None`: no bound but the kernel's.
     #[serde(deserialize_with = "size")]
     pub max_registered: Option<u64>,
+    /// When memory is registered for on-demand paging.
+    pub on_demand: OnDemand,
+}
+
+/// When memory is registered without pinning it, if the device can do that.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnDemand {
+    /// What cannot be pinned crosses by tcp
+    Never,
+    /// Where memory cannot be pinned: --max-registered, RLIMIT_MEMLOCK
+    #[default]
+    IfNeeded,
+    /// Nothing is pinned
+    Always,
 }
 
 /// A number for urgent connections and one for bulk connections, as `6,0`.
@@ -107,6 +125,7 @@ impl RdmaConfig {
             service_level: flags.rdma_service_level.unwrap_or(self.service_level),
             traffic_class: flags.rdma_traffic_class.unwrap_or(self.traffic_class),
             max_registered: flags.max_registered.or(self.max_registered),
+            on_demand: flags.rdma_on_demand.unwrap_or(self.on_demand),
         }
     }
 
@@ -125,7 +144,7 @@ mod tests {
 
     #[test]
     fn flags_override_the_table() {
-        let text = "device = 'mlx5_1'\nservice-level = '3,1'\nmax-registered = '64GiB'\ngid-index = 3\npkey-index = 2";
+        let text = "device = 'mlx5_1'\nservice-level = '3,1'\nmax-registered = '64GiB'\non-demand = 'always'\ngid-index = 3\npkey-index = 2";
         let file: RdmaConfig = toml::from_str(text).unwrap();
         let flags = RdmaFlags {
             rdma_device: Some("rxe0".to_owned()),
@@ -135,6 +154,7 @@ mod tests {
         let both = file.overridden(flags).checked().unwrap();
         assert_eq!(both.device.as_deref(), Some("rxe0"));
         assert_eq!((both.gid_index, both.pkey_index, both.max_registered), (Some(3), 2, Some(64 << 30)));
+        assert_eq!(both.on_demand, OnDemand::Always);
         assert_eq!(<(u8, u8)>::from(both.service_level), (3, 1));
         assert_eq!(<(u8, u8)>::from(both.traffic_class), (104, 0));
     }

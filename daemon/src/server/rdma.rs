@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::net::TcpStream;
-use vmove_fabric::verbs::{VerbsFabric, VerbsMulticast, VerbsMulticastOptions, VerbsOptions};
+use vmove_fabric::verbs::{OnDemand, VerbsFabric, VerbsMulticast, VerbsMulticastOptions, VerbsOptions};
 use vmove_fabric::{Class, Endpoint, Multicast};
 
 use super::fabrics::blocking;
 use crate::api::problem::chain;
-use crate::config::RdmaConfig;
+use crate::config::{self, RdmaConfig};
 
 /// The device, if there is one that can be used.
 #[derive(Debug)]
@@ -27,6 +27,11 @@ impl Rdma {
         (options.urgent_service_level, options.bulk_service_level) = config.service_level.into();
         (options.urgent_traffic_class, options.bulk_traffic_class) = config.traffic_class.into();
         options.max_registered = config.max_registered;
+        options.on_demand = match config.on_demand {
+            config::OnDemand::Never => OnDemand::Never,
+            config::OnDemand::IfNeeded => OnDemand::IfNeeded,
+            config::OnDemand::Always => OnDemand::Always,
+        };
         Self { options, open: Mutex::default() }
     }
 

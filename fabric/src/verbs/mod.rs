@@ -29,7 +29,7 @@ use std::time::Duration;
 
 pub use device::ports;
 pub use multicast::{VerbsMulticast, VerbsMulticastOptions};
-pub use options::VerbsOptions;
+pub use options::{OnDemand, VerbsOptions};
 
 use crate::region::{LocalSlice, Registration, RemoteRegion};
 use crate::stream::{PlainSocket, Socket, StreamEndpoint, TlsSocket, Transport, Urgency};
@@ -45,7 +45,7 @@ use endpoint::{Parts, VerbsEndpoint};
 use events::Watch;
 use hello::{Hello, LEN, READY, WORKS, Wire};
 use queue::SendQueue;
-use raw::{Cq, Device, Domain, Limits, Mr, Path, Probe, Qp};
+use raw::{Cq, Device, Domain, Held, Limits, Mr, Path, Probe, Qp};
 
 /// Work requests that one queue pair has under way, if the device can.
 const DEPTH: u32 = 512;
@@ -63,6 +63,8 @@ pub struct VerbsFabric {
     domain: Arc<Domain>,
     choice: Choice,
     limits: Limits,
+    /// The device can do without pinning.
+    on_demand: bool,
     urgency: Arc<Urgency>,
     budget: Arc<Budget>,
     options: VerbsOptions,
@@ -87,7 +89,8 @@ impl LocalKeys {
 struct Registered {
     _entry: Entry,
     _mr: Mr,
-    _share: Share,
+    /// Of what may be pinned.
+    _share: Option<Share>,
 }
 
 impl Registration for Registered {}
@@ -103,8 +106,9 @@ impl VerbsFabric {
             |error| FabricError::NoDevice { why: format!("{} port {}: {error}", choice.device, choice.port) };
         let device = Device::open(&choice.device).map_err(unusable)?;
         let limits = device.limits(choice.port).map_err(unusable)?;
+        let on_demand = device.reads_on_demand();
         let domain = Arc::new(Domain::new(device).map_err(unusable)?);
-        tracing::info!(device = %choice.device, port = choice.port, gid_index = choice.gid_index, ?limits, "RDMA");
+        tracing::info!(device = %choice.device, port = choice.port, gid_index = choice.gid_index, ?limits, on_demand, "RDMA");
         Ok(Self {
             table: RegionTable::private()?,
             keys: Arc::new(LocalKeys((0..SLOTS).map(|_| AtomicU32::new(0)).collect())),
@@ -112,6 +116,7 @@ impl VerbsFabric {
             domain,
             choice,
             limits,
+            on_demand,
             urgency: Arc::default(),
             budget: Arc::default(),
             options,
@@ -173,7 +178,7 @@ impl VerbsFabric {
         }
     }
 
-    /// Bytes that are registered now.
+    /// Bytes that are registered now and pinned by that.
     #[must_use]
     pub fn registered(&self) -> u64 {
         self.budget.taken()
@@ -271,6 +276,27 @@ impl VerbsFabric {
         Ok(qp)
     }
 
+    /// The device's region, and its share of what may be pinned if it pins.
+    fn registration(&self, area: MemoryArea, access: Access) -> Result<(Mr, Option<Share>), FabricError> {
+        let by = |held| {
+            Mr::register(&self.domain, area, access, held)
+                .map_err(|error| FabricError::Register { len: area.len(), why: why_not_registered(&error) })
+        };
+        let pinned = || {
+            let share = self.budget.take(area.len(), self.options.max_registered)?;
+            Ok((by(Held::Pinned)?, Some(share)))
+        };
+        match self.options.on_demand {
+            OnDemand::Always if self.on_demand => Ok((by(Held::OnDemand)?, None)),
+            OnDemand::IfNeeded if self.on_demand => pinned().or_else(|why: FabricError| {
+                tracing::debug!(%why, "registers for on-demand paging instead");
+                // Why it was not pinned says more.
+                by(Held::OnDemand).map(|mr| (mr, None)).map_err(|_| why)
+            }),
+            OnDemand::Never | OnDemand::IfNeeded | OnDemand::Always => pinned(),
+        }
+    }
+
     fn depth(&self) -> u32 {
         self.limits.queue.min(DEPTH)
     }
@@ -352,15 +378,14 @@ impl Fabric for VerbsFabric {
     }
 
     fn register(&self, area: MemoryArea, access: Access) -> Result<Region, FabricError> {
-        let share = self.budget.take(area.len(), self.options.max_registered)?;
+        let (mr, share) = self.registration(area, access)?;
         let (entry, in_table) = self.table.insert(area, access)?;
-        let mr = Mr::register(&self.domain, area, access)
-            .map_err(|error| FabricError::Register { len: area.len(), why: why_not_registered(&error) })?;
         self.keys.0[entry.index()].store(mr.lkey(), Ordering::Relaxed);
         let addr = area.ptr().as_ptr().expose_provenance() as u64;
         let remote = RemoteRegion { addr, len: area.len(), rkey: u64::from(mr.rkey()) };
+        let pins = share.is_some();
         let registered = Registered { _entry: entry, _mr: mr, _share: share };
-        Ok(Region::new(area, access, remote, in_table.rkey, Box::new(registered)))
+        Ok(Region::new(area, access, remote, in_table.rkey, pins, Box::new(registered)))
     }
 
     fn connect(

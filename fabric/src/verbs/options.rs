@@ -4,6 +4,19 @@ use std::time::Duration;
 
 use crate::tcp::TcpOptions;
 
+/// When memory is registered for on-demand paging: nothing is pinned, and the device asks the kernel for pages that it does not know
+/// yet, which takes its time. Only of a device that does so for READs of reliable connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnDemand {
+    /// Memory that cannot be pinned is not registered.
+    Never,
+    /// When memory cannot be pinned: a limit of the kernel, or [`max_registered`](VerbsOptions::max_registered).
+    #[default]
+    IfNeeded,
+    /// Nothing is pinned.
+    Always,
+}
+
 /// Options of a [`VerbsFabric`](super::VerbsFabric).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -41,6 +54,8 @@ pub struct VerbsOptions {
     pub urgent_spin: Duration,
     /// Bytes that may be registered at once, over all regions; `None`: as many as the kernel allows.
     pub max_registered: Option<u64>,
+    /// Whether memory is registered without pinning it. Default: where it cannot be pinned.
+    pub on_demand: OnDemand,
     /// The connection that two queue pairs are introduced over, and that messages take.
     pub stream: TcpOptions,
 }
@@ -62,6 +77,7 @@ impl Default for VerbsOptions {
             bulk_service_level: 0,
             urgent_spin: Duration::from_micros(50),
             max_registered: None,
+            on_demand: OnDemand::default(),
             stream: TcpOptions::default(),
         }
     }

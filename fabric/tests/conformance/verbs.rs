@@ -26,11 +26,11 @@ fn a_device_that_is_not_there_is_an_error() {
 }
 
 /// Queue pairs, completion queues, memory regions and the like that the kernel holds for programs, as `rdma` lists them:
-/// for all programs, since it names the thread that made each. So nothing else may use RDMA meanwhile.
+/// for all programs, since it names the thread that made each, and none where that has ended. So nothing else may use RDMA meanwhile.
 fn held() -> usize {
     let count = |kind: &str| {
         let found = std::process::Command::new("rdma").args(["resource", "show", kind]).output().unwrap();
-        String::from_utf8_lossy(&found.stdout).lines().filter(|line| line.contains(" pid ")).count()
+        String::from_utf8_lossy(&found.stdout).lines().filter(|line| !line.contains("comm [")).count()
     };
     ["qp", "cq", "mr", "pd", "ctx"].into_iter().map(count).sum()
 }

@@ -2,7 +2,8 @@
 //!
 //! Where registering pins memory (verbs), only those parts are registered that have any, in pieces, while the guest runs. The
 //! registration has a mapping of its own, through which nothing else is done: so a page that QEMU gave back to the host after it was
-//! pinned is found by its missing page-table entry, and its piece is registered afresh (hazard: pinned registered memory).
+//! pinned is found by its missing page-table entry, and its piece is registered afresh (hazard: pinned registered memory). What is
+//! registered for on-demand paging needs no such look.
 //! Rounds begin when the first pieces are registered; [`super::registering`] does the rest.
 
 use std::collections::VecDeque;
@@ -135,6 +136,9 @@ impl Exposure {
             let Some(watch) = &mut exposed.watch else { continue };
             let before = exposed.pieces.len();
             exposed.pieces.retain(|piece| {
+                if !piece.pins() {
+                    return true;
+                }
                 // A kernel that cannot tell: then all of it may have changed.
                 let lost = watch.orphans(piece.range()).unwrap_or_else(|_| vec![piece.range()]);
                 memory.name_again(index, &lost);

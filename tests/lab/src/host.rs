@@ -33,6 +33,26 @@ pub struct Shape {
     pub processors: u32,
     /// Whether to make a soft RoCE device.
     pub rdma: bool,
+    /// Kernel of the hosts.
+    pub kernel: Kernel,
+}
+
+/// A kernel that setup has unpacked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kernel {
+    /// That of the backports of Debian 12
+    Stable,
+    /// A newer one, whose soft RoCE has on-demand paging
+    Next,
+}
+
+impl Kernel {
+    const fn files(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Stable => ("vmlinuz", "initrd.img"),
+            Self::Next => ("vmlinuz-next", "initrd-next.img"),
+        }
+    }
 }
 
 impl Places {
@@ -141,8 +161,9 @@ fn arguments(places: &Places, shape: &Shape, number: usize, program: &Path) -> R
     add("-name", format!("lab-h{number}"));
     add("-m", shape.memory_mib.to_string());
     add("-smp", shape.processors.to_string());
-    add("-kernel", text(&places.files.join("vmlinuz"))?);
-    add("-initrd", text(&places.files.join("initrd.img"))?);
+    let (kernel, initrd) = shape.kernel.files();
+    add("-kernel", text(&places.files.join(kernel))?);
+    add("-initrd", text(&places.files.join(initrd))?);
     add("-append", append);
     add("-serial", format!("file:{}", text(&places.console(number))?));
     add("-device", "virtio-serial-pci".into());

@@ -31,6 +31,7 @@ pub mod guests;
 pub mod host;
 pub mod moves;
 pub mod multicast;
+pub mod on_demand;
 pub mod shell;
 pub mod sides;
 pub mod supervisor;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use nix::sys::signal::{SigSet, Signal};
-use vmove_lab::host::{Places, Shape, address};
+use vmove_lab::host::{Kernel, Places, Shape, address};
 use vmove_lab::supervisor::Lab;
 use vmove_lab::switch::rules::Rule;
 use vmove_lab::wire::{Command, Event, Request};
@@ -118,6 +118,9 @@ enum What {
         /// Of the migrations only those whose row's name contains this; may be given several times
         #[arg(long, value_name = "WORD")]
         only: Vec<String>,
+        /// Kernel of the hosts
+        #[arg(long, value_enum, default_value = "stable")]
+        kernel: Kernel,
     },
     /// Owns the hosts; started by 'up'
     #[command(hide = true)]
@@ -157,6 +160,9 @@ struct ShapeArgs {
     /// Hosts without an RDMA device
     #[arg(long)]
     no_rdma: bool,
+    /// Kernel of the hosts; the other one is unpacked by './run lab test on-demand'
+    #[arg(long, value_enum, default_value = "stable")]
+    kernel: Kernel,
 }
 
 impl ShapeArgs {
@@ -166,6 +172,7 @@ impl ShapeArgs {
             memory_mib: self.memory_mib,
             processors: self.processors,
             rdma: !self.no_rdma,
+            kernel: self.kernel,
         }
     }
 
@@ -176,6 +183,7 @@ impl ShapeArgs {
             format!("--processors={}", self.processors),
         ];
         words.extend(self.no_rdma.then(|| "--no-rdma".to_owned()));
+        words.extend((self.kernel == Kernel::Next).then(|| "--kernel=next".to_owned()));
         words
     }
 }
@@ -230,8 +238,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 if command.is_empty() { Ok(0) } else { run_in(lab, command) }
             })
         }
-        What::Bench { what, program, moves, guest, rounds, only } => {
-            let shape = ShapeArgs { hosts: 2, memory_mib: 768, processors: 1, no_rdma: false };
+        What::Bench { what, program, moves, guest, rounds, only, kernel } => {
+            let shape = ShapeArgs { hosts: 2, memory_mib: 768, processors: 1, no_rdma: false, kernel };
             with_lab(&shape, move |lab| {
                 let wanted = |this| what.is_none_or(|what| what == this);
                 if wanted(Measured::Reads) {

@@ -13,7 +13,7 @@ use crate::host::{Places, address};
 use crate::supervisor::Lab;
 use crate::switch::rules::Rule;
 use crate::wire::Event;
-use crate::{guests, trouble};
+use crate::{guests, on_demand, trouble};
 
 /// Peer port of the daemons.
 pub(crate) const PORT: u16 = 7420;
@@ -71,6 +71,7 @@ pub fn all(lab: &Lab, parts: &Parts, sessions: usize, only: &str) -> Result<()> 
     case("what_was_given_back_is_registered_afresh", &|| moves.given_back())?;
     case("pages_are_read_without_the_source_s_processor", &|| moves.processor())?;
     trouble::all(&moves, &case)?;
+    on_demand::all(&moves, &case)?;
     guests::all(&moves, &case)?;
     case("sessions_one_after_another_leave_nothing_behind", &|| moves.many(sessions))
 }
@@ -126,10 +127,11 @@ impl<'a> Moves<'a> {
         Ok(())
     }
 
-    /// Queue pairs, completion queues and memory regions of programs, as the kernel lists them.
+    /// Queue pairs, completion queues and memory regions of programs, as the kernel lists them: all but the kernel's own. It names no
+    /// process where the thread that made one has ended.
     pub(crate) fn held(&self, host: usize) -> Result<usize> {
-        let text =
-            self.must(host, "for k in qp cq mr; do rdma resource show $k; done | grep -c ' pid ' || true")?;
+        let text = self
+            .must(host, "for k in qp cq mr; do rdma resource show $k; done | grep -cvF 'comm [' || true")?;
         text.trim().parse().with_context(|| format!("h{host}: {text}"))
     }
 
@@ -277,7 +279,7 @@ impl<'a> Moves<'a> {
 
     /// Hazard: memory that a guest gives back to the host and takes again is other memory than what was registered. Done here
     /// from outside, beyond what the guest itself uses, while the first round is under way.
-    fn given_back(&self) -> Result<()> {
+    pub(crate) fn given_back(&self) -> Result<()> {
         self.guest("g")?;
         let file = self.must(1, "find /run/vm/memory -type f -size +60M | head -1")?;
         let file = file.trim();

@@ -10,7 +10,7 @@ use rdma_sys::{
     ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_flags, ibv_wc_status, ibv_wr_opcode,
 };
 
-use super::device::{Domain, Mr, check};
+use super::device::{Domain, Held, Mr, check};
 use super::library::library;
 use super::list::link;
 use super::membership::Route;
@@ -253,7 +253,7 @@ impl Ring {
         let memory = Mapping::new(stride * slots)?;
         // SAFETY: rule 4: the mapping is part of the value made below, which drops the registration first.
         let area = unsafe { MemoryArea::new(memory.at, memory.len as u64) };
-        let mr = Mr::register(domain, area, Access::LOCAL)?;
+        let mr = Mr::register(domain, area, Access::LOCAL, Held::Pinned)?;
         let ud = Ud::new(domain, shape, true)?;
         let group = (ibv_gid { raw: route.gid }, route.lid);
         let mut ring = Self { ud, mr, memory, stride, group, entries: Vec::new(), requests: Vec::new() };

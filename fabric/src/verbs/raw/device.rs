@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use rdma_sys::{ibv_access_flags, ibv_context, ibv_device_attr, ibv_mr, ibv_pd, ibv_port_attr};
 
+use super::extended::bring_in;
 use super::library::{library, load};
 use crate::region::{Access, MemoryArea};
 use crate::sys::memory::to_usize;
@@ -207,7 +208,16 @@ impl Drop for Domain {
     }
 }
 
-/// A memory region: pinned, and known to the device.
+/// How the device finds the pages of a memory region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::verbs) enum Held {
+    /// They are pinned: the pages that were there when it was registered.
+    Pinned,
+    /// It asks the kernel, which tells it when a page goes.
+    OnDemand,
+}
+
+/// A memory region that the device knows.
 #[derive(Debug)]
 pub(in crate::verbs) struct Mr {
     mr: NonNull<ibv_mr>,
@@ -228,8 +238,12 @@ impl Mr {
         domain: &Arc<Domain>,
         area: MemoryArea,
         access: Access,
+        held: Held,
     ) -> io::Result<Self> {
         let mut flags = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+        if held == Held::OnDemand {
+            flags |= ibv_access_flags::IBV_ACCESS_ON_DEMAND.0;
+        }
         if access.remote_read {
             flags |= ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
         }
@@ -237,12 +251,16 @@ impl Mr {
             flags |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
         }
         let read_only = flags & !ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
-        match Self::with_flags(domain, area, flags) {
+        let made = match Self::with_flags(domain, area, flags) {
             Err(error) if error.raw_os_error() == Some(libc::EFAULT) && !access.remote_write => {
                 Self::with_flags(domain, area, read_only)
             }
             result => result,
+        }?;
+        if held == Held::OnDemand && access.remote_read {
+            bring_in(domain, area.ptr().as_ptr().expose_provenance() as u64, area.len(), made.lkey);
         }
+        Ok(made)
     }
 
     fn with_flags(domain: &Arc<Domain>, area: MemoryArea, flags: u32) -> io::Result<Self> {

@@ -17,10 +17,13 @@
 //!    never unloaded.
 //! 6. Of a receive ring, a slot is the device's from its posting to its completion and ours from then until it is posted
 //!    again. A slice of it is made only in between.
+//! 7. A context whose `abi_compat` is all ones is the last field of a `verbs_context` (the header's `verbs_get_ctx`), of which those
+//!    fields are there that its `sz` covers, counted from its end.
 #![allow(unsafe_code)]
 
 mod datagram;
 mod device;
+mod extended;
 mod library;
 mod list;
 mod membership;
@@ -28,7 +31,7 @@ mod probe;
 mod queue;
 
 pub(super) use datagram::{Arrived, Outbox, Payload, Ring, Shape};
-pub(super) use device::{Device, Domain, Limits, Mr, News};
+pub(super) use device::{Device, Domain, Held, Limits, Mr, News};
 pub(super) use membership::{Member, Route};
 pub(super) use probe::Probe;
 pub(super) use queue::{Cq, Ended, Outcome, Path, Post, Qp};

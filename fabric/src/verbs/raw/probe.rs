@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::device::{Domain, Mr};
+use super::device::{Domain, Held, Mr};
 use super::queue::{Ended, Outcome, Post, Qp};
 use crate::region::{Access, MemoryArea};
 use crate::table::Need;
@@ -33,7 +33,7 @@ impl Probe {
         // SAFETY: the memory is part of the value made below, which drops the registration first, and all use of it is by
         // atomics.
         let area = unsafe { MemoryArea::new(start, 2 * LEN as u64) };
-        Ok(Self { mr: Mr::register(domain, area, Access::REMOTE_READ)?, words })
+        Ok(Self { mr: Mr::register(domain, area, Access::REMOTE_READ, Held::Pinned)?, words })
     }
 
     /// Where the peer finds our page.
