@@ -93,6 +93,11 @@ fn snapshot(dir: &Path) -> Option<Progress> {
         };
         report.source.clone_from(&r.prepare.source);
         report.memory.clone_from(&r.prepare.backing);
+        if let Some(complete) = &r.complete {
+            report.faults = complete.faults;
+            report.state_bytes = complete.state_bytes;
+            report.bytes_sent = complete.counted.wire_bytes + complete.state_bytes;
+        }
         report
     };
     let outcome = match r.state {
@@ -145,15 +150,9 @@ pub(crate) async fn answer_for_ended(state: DestinationState, journal: PathBuf, 
     };
     let _ = channel.send(&ToSource::Resume(stand)).await;
     if stand == DestinationStand::Complete {
-        // The figures went with the process that had them.
-        let complete = crate::proto::message::Complete {
-            faults: Default::default(),
-            pages_zero: 0,
-            counted: Default::default(),
-            differing_pages: None,
-            state_bytes: 0,
-        };
-        let _ = channel.send(&ToSource::Complete(Box::new(complete))).await;
+        let record = Journal::<DestinationRecord>::read(&journal).ok();
+        let complete = record.and_then(|record| record.complete).unwrap_or_default();
+        let _ = channel.send(&ToSource::Complete(complete)).await;
     }
     // Stays until the source has read it, and closes or says that it has freed its side.
     if let Ok(Ok(ToDestination::Released)) = timeout(Duration::from_secs(10), channel.receive()).await {
@@ -162,5 +161,41 @@ pub(crate) async fn answer_for_ended(state: DestinationState, journal: PathBuf, 
         if let Err(error) = written {
             tracing::warn!(%error, "this migration stays in the history for good");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::message::{Complete, Counted, SourceStand};
+
+    /// The connection broke when the last page was here, and the session there has ended since.
+    #[tokio::test]
+    async fn a_source_that_asks_late_gets_the_figures() {
+        let dir = tempfile::tempdir().unwrap();
+        crate::retention::tests::at_destination(dir.path(), DestinationState::Owner, false);
+        let path = dir.path().join("destination.jsonl");
+        let told = Complete {
+            counted: Counted { wire_bytes: 4096, ..Counted::default() },
+            differing_pages: Some(0),
+            ..Complete::default()
+        };
+        let mut journal = Journal::<DestinationRecord>::open(&path).unwrap();
+        journal.update(|r| r.complete = Some(Box::new(told.clone()))).unwrap();
+        journal.update(|r| r.state = DestinationState::Complete).unwrap();
+        let (here, there) = tokio::io::duplex(1 << 16);
+        let answering = answer_for_ended(DestinationState::Complete, path.clone(), Box::new(here));
+        let asking = async {
+            let mut channel: Channel<ToSource> = Channel::new(Box::new(there));
+            channel.send(&ToDestination::Resume(SourceStand::Committed)).await.unwrap();
+            let stand = channel.receive().await.unwrap();
+            let complete = channel.receive().await.unwrap();
+            channel.send(&ToDestination::Released).await.unwrap();
+            (stand, complete)
+        };
+        let ((), answer) = tokio::join!(answering, asking);
+        let expected = (ToSource::Resume(DestinationStand::Complete), ToSource::Complete(Box::new(told)));
+        assert_eq!(answer, expected);
+        assert!(Journal::<DestinationRecord>::read(&path).unwrap().released);
     }
 }

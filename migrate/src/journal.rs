@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::link::PeerTarget;
 use crate::ownership::{DestinationState, SourceState};
 use crate::proto::hello::{SessionId, Token};
-use crate::proto::message::Prepare;
+use crate::proto::message::{Complete, Prepare};
 use crate::spec::MigrationSpec;
 use crate::vm::VmRecord;
 
@@ -74,6 +74,9 @@ pub struct DestinationRecord {
     /// The source has said that it freed its side: it will not ask again.
     #[serde(default)]
     pub released: bool,
+    /// What the source is told when all pages are here: it may ask again when this process has ended.
+    #[serde(default)]
+    pub complete: Option<Box<Complete>>,
 }
 
 /// An open journal.

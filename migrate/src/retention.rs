@@ -77,4 +77,4 @@ fn nobody_asks(dir: &Path) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

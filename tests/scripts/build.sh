@@ -17,13 +17,15 @@ build_product() {
 
 # The guest's program is linked statically, so that the initramfs needs no library. Its flags differ from everything
 # else's, hence a target folder of its own: otherwise each build would throw away the other's work.
+# build_guest [FOLDER]: of guest-image, if not that of the release build.
 build_guest() {
-    local target
+    local target tools
     target=$(target_dir)
+    tools=${1:-$target/release}
     say "building the guest's program and its initramfs"
     (cd "$ROOT" && RUSTFLAGS='-C target-feature=+crt-static -C strip=symbols' cargo build --release -p vmove-guest \
         --target "$GUEST_TARGET" --target-dir "$target/guest")
     mkdir -p "$CACHE/guest"
-    "$target/release/guest-image" --busybox "$CACHE/busybox/bin/busybox" --modules "$CACHE/kernel/modules" \
+    "$tools/guest-image" --busybox "$CACHE/busybox/bin/busybox" --modules "$CACHE/kernel/modules" \
         --program "$target/guest/$GUEST_TARGET/release/vmove-guest" --output "$CACHE/guest/initrd.img"
 }

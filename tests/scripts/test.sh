@@ -30,12 +30,25 @@ test_fmt() {
 test_lint() {
     cargo clippy --workspace --all-targets -- -D warnings
     # Hosts without libibverbs run the same program: it is loaded, not linked.
-    build_product
-    if readelf -d "$(target_dir)/release/vmoved" | grep -E 'NEEDED.*(ibverbs|rdmacm)'; then
+    build_tested
+    if readelf -d "$(target_dir)/debug/vmoved" | grep -E 'NEEDED.*(ibverbs|rdmacm)'; then
         die "vmoved would not start on a host without libibverbs"
     fi
     # Private items are documented too, and may be linked to.
     RUSTDOCFLAGS='-D warnings -A rustdoc::private_intra_doc_links' cargo doc --workspace --no-deps --document-private-items
+    if command -v cargo-deny >/dev/null; then
+        # Advisories come from the network: ask for them with 'cargo deny check'.
+        cargo deny --offline check bans licenses sources
+    else
+        warn "SKIP cargo deny: it is not installed ('cargo install --locked cargo-deny')"
+    fi
+}
+
+# What is tested is built as the tests are: with checks for overflow, and without compiling every dependency once more.
+build_tested() {
+    say "building the programs and their tests"
+    # With the tests: without them, dependencies would have fewer features, and be built twice.
+    (cd "$ROOT" && cargo build --workspace --bins --tests)
 }
 
 test_unit() {
@@ -49,17 +62,15 @@ test_loom() {
         cargo test --release -p vmove-memory --lib --target-dir "$(target_dir)/loom" -- loom
 }
 
-# Programs under test are the release builds, the tests themselves are not: they wait more than they compute. One test at
-# a time, since each starts guests that fill this machine; but those of TWO_AT_A_TIME mostly wait for guests to start.
+# One test at a time, since each starts guests that fill this machine; but those of TWO_AT_A_TIME mostly wait for guests to
+# start.
 TWO_AT_A_TIME=(crashes fork_disks)
 # Everything that they speak with is there after ./run setup: none may be skipped.
 NEVER_SKIPPED=(killed kills python)
 
 test_e2e() {
-    build_product
-    build_guest
-    export VMOVE_BIN_DIR
-    VMOVE_BIN_DIR=$(target_dir)/release
+    build_tested
+    build_guest "$(target_dir)/debug"
     local two=1 others
     [ "$(nproc)" -ge 2 ] && two=2
     mapfile -t others < <(integration_tests | grep -vxF "$(printf '%s\n' "${TWO_AT_A_TIME[@]}" "${NEVER_SKIPPED[@]}")")

@@ -266,6 +266,17 @@ fn a_qemu_that_ends_at_its_start_at_the_destination_is_quoted() {
     scene.moves_now().expect("with a good QEMU it moves");
 }
 
+/// Asked twice what it is, it takes longer for that than a silent peer is waited for.
+#[test]
+fn a_destination_whose_qemu_is_slow_to_tell_what_it_is_is_not_taken_for_dead() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let slow = "if [ \"$1\" = -version ] || [ \"$2\" = help ]; then sleep 9; fi";
+    let (_, guest) = wrapped(&sandbox, slow);
+    let scene = Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest");
+    scene.moves_now().expect("it moves");
+}
+
 #[test]
 fn a_qemu_killed_at_the_destination_in_the_rounds_leaves_the_guest_at_the_source() {
     need!(ready());

@@ -220,7 +220,6 @@ impl Session {
         let differing = self.verify().await;
         if self.state() == DestinationState::Owner {
             self.release_faults()?;
-            self.advance(DestinationEvent::AllPages)?;
         }
         let counted = self.attempt.counted(&self.room.memory);
         let pages_zero = self.room.memory.blocks.iter().map(|b| b.table.counts().zero).sum();
@@ -231,6 +230,12 @@ impl Session {
             differing_pages: differing,
             state_bytes: self.state_bytes,
         };
+        if self.state() == DestinationState::Owner {
+            let kept = Some(Box::new(complete.clone()));
+            let written = self.journal.update(|r| r.complete = kept);
+            written.map_err(|e| End::Failed(format!("Could not write the journal: {e}")))?;
+            self.advance(DestinationEvent::AllPages)?;
+        }
         self.publisher.enter(Phase::Finish);
         self.told_complete = true;
         channel.send(&ToSource::Complete(Box::new(complete))).await?;

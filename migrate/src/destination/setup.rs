@@ -13,6 +13,7 @@ use super::launch::{self, LaunchOrder, Launched, chain};
 use super::populate;
 use super::room::{self, Room};
 use super::session::{Arrival, End, Session};
+use crate::clock::Mono;
 use crate::journal::{DestinationRecord, Journal};
 use crate::link::BoxedStream;
 use crate::node::Node;
@@ -28,6 +29,8 @@ use crate::vm::VmRecord;
 /// Attempts of up to 5 s each to reach the monitor of a QEMU that was found again: its main loop may wait for pages that come only when
 /// the source has dialled.
 const CONNECT_TRIES: u32 = 1000;
+/// The source gives up when it has heard nothing for 15 s.
+const ALIVE_EVERY: Duration = Duration::from_secs(2);
 /// First message of a new session.
 const FIRST: Duration = Duration::from_secs(10);
 
@@ -46,7 +49,8 @@ pub(crate) async fn serve_new(
             return tracing::warn!(session = %hello.session, ?other, "expected Prepare as the first message");
         }
     };
-    let mut blockers = crate::check::destination::blockers(&node, &prepare).await;
+    let looked = crate::check::destination::blockers(&node, &prepare);
+    let mut blockers = if prepare.check_only { looked.await } else { while_alive(&mut channel, looked).await };
     if prepare.check_only {
         let agreed = crate::check::fabric::negotiate(&prepare.fabrics, &node.config.dialer.fabrics());
         let fabric = agreed.map_or_else(|why| why, |agreed| format!("{}: {}", agreed.kind, agreed.why));
@@ -76,6 +80,18 @@ pub(crate) async fn serve_new(
         }
         Err(why) => {
             let _ = channel.send(&ToSource::Refused(vec![crate::check::Blocker::new("no-room", why)])).await;
+        }
+    }
+}
+
+/// Looking for blockers may take long, since it asks a QEMU what it is, and the source must not take us for dead.
+async fn while_alive<T>(channel: &mut Channel<ToDestination>, work: impl Future<Output = T>) -> T {
+    tokio::pin!(work);
+    loop {
+        match timeout(ALIVE_EVERY, &mut work).await {
+            Ok(done) => return done,
+            // A source that has gone is noticed by whoever reads from it next.
+            Err(_) => drop(channel.send(&ToSource::Pong { token: 0, now: Mono::now() }).await),
         }
     }
 }
@@ -186,6 +202,7 @@ impl Session {
             final_applied: false,
             fabric: kind,
             released: false,
+            complete: None,
         };
         let path = node.session_dir(id).join("destination.jsonl");
         let journal =

@@ -277,7 +277,7 @@ pub struct Running {
 }
 
 /// The destination holds every page.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Complete {
     /// Faults.
     pub faults: FaultStats,

@@ -44,7 +44,7 @@ fn at_source(dir: &Path, state: SourceState, freed: bool, untold: bool) {
     Journal::create(&dir.join("source.jsonl"), record).unwrap();
 }
 
-fn at_destination(dir: &Path, state: DestinationState, released: bool) {
+pub(crate) fn at_destination(dir: &Path, state: DestinationState, released: bool) {
     let prepare = Prepare {
         vm: "web".to_owned(),
         source: "a".to_owned(),
@@ -72,6 +72,7 @@ fn at_destination(dir: &Path, state: DestinationState, released: bool) {
         final_applied: false,
         fabric: vmove_fabric::FabricKind::Tcp,
         released,
+        complete: None,
     };
     Journal::create(&dir.join("destination.jsonl"), record).unwrap();
 }
