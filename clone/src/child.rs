@@ -51,7 +51,7 @@ pub struct Base {
     pub disks: Vec<Disk>,
     /// Where the images of these are.
     pub images: Images,
-    /// Folder for overlays; `None` for that of each image, or that of the child if the images are elsewhere.
+    /// Folder for overlays; `None` for that of each image, or of the sockets that lead to it.
     pub overlay_dir: Option<PathBuf>,
 }
 
@@ -101,7 +101,7 @@ impl Plan {
         let folder = base.overlay_dir.as_deref();
         let overlay = |(number, disk): (usize, &Disk)| match &base.images {
             Images::Here => Overlay::new(disk, number, name, folder),
-            Images::Exported(at) => at.overlay(disk, number, name, folder.unwrap_or(&layout.vm_dir)),
+            Images::Exported(at) => at.overlay(disk, number, name, folder.unwrap_or(&at.folder)),
         };
         let overlays: Vec<Overlay> = base.disks.iter().enumerate().map(overlay).collect();
         let alone = base.images != Images::Here;

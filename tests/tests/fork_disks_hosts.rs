@@ -158,6 +158,10 @@ fn where_a_host_has_a_stale_copy(disk: SetupDisk, tls: bool) {
     }
     works(b, &names(&there)[0]).expect("it works on its disk");
     works(a, &names(&back)[0]).expect("it works on its disk");
+    // What it was forked from is a layer that stays, although its VM has ended.
+    let deeper = done(b, &["create", &names(&there)[0], "--count", "1"]).expect("a child of that");
+    works(b, &names(&deeper)[0]).expect("it works on its disk");
+    done(b, &["kill", &names(&deeper)[0]]).expect("it ends");
     // The parent's end is none of the export.
     a.ask(&["stop", NAME, "--force"]).expect("it ends");
     std::thread::sleep(Duration::from_secs(8));

@@ -22,8 +22,9 @@ pub enum Images {
 /// Sockets that lead to images on another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exported {
-    /// Their folder.
-    pub sockets: PathBuf,
+    /// Their folder. It stays as long as anybody has an overlay over these images, so that overlays can be there, too: one that has
+    /// become a base is needed for longer than its VM is there.
+    pub folder: PathBuf,
     /// How long a guest that reads waits for a lost connection, in seconds; then it gets an error.
     pub patience: u64,
 }
@@ -38,7 +39,7 @@ impl Exported {
     /// An overlay over the `number`th disk, in `folder`.
     #[must_use]
     pub fn overlay(&self, disk: &Disk, number: usize, vm: &str, folder: &Path) -> Overlay {
-        let server = json!({ "type": "unix", "path": Self::socket(&self.sockets, number) });
+        let server = json!({ "type": "unix", "path": Self::socket(&self.folder, number) });
         let nbd =
             json!({ "driver": "nbd", "server": server, "export": EXPORT, "reconnect-delay": self.patience });
         let base = format!("json:{}", json!({ "driver": "raw", "file": nbd }));

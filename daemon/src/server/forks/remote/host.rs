@@ -202,8 +202,7 @@ impl Part {
             return Ok((Images::Here, None));
         }
         let (forks, session) = (self.forks.clone(), self.hello.session);
-        let reached =
-            off_worker(move || forks.remote.disks.reach(&forks.policy, &forks.registry.run_dir, &order));
+        let reached = off_worker(move || forks.remote.disks.reach(&forks.policy, &order));
         let reached = reached.await?.map_err(|why| Problem::new(Code::NotMovable, why))?;
         let images = match reached.shared {
             true => Images::Here,

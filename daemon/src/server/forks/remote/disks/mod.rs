@@ -70,7 +70,7 @@ impl Reached {
 /// What this node serves to others, and what others serve to it.
 #[derive(Debug)]
 pub struct Disks {
-    /// Records and sockets.
+    /// Records, sockets, and overlays that have no other place.
     dir: PathBuf,
     /// How long a guest that reads waits for a lost connection, in seconds.
     patience: u64,

@@ -107,11 +107,11 @@ fn remove_all(links: &[PathBuf]) {
 
 impl Disks {
     /// How the children of an order would get at their images, or why they cannot. Blocks.
-    pub fn reach(&self, policy: &ForkPolicy, run_dir: &Path, order: &Order) -> Result<Reached, String> {
+    pub fn reach(&self, policy: &ForkPolicy, order: &Order) -> Result<Reached, String> {
         let folder = policy.overlay_dir.as_deref();
         let beside = |ordered: &OrderDisk| {
             takes_overlays(
-                folder.or_else(|| ordered.disk.file.parent()).unwrap_or(run_dir),
+                folder.or_else(|| ordered.disk.file.parent()).unwrap_or(&self.dir),
                 ordered.disk.direct,
             )
         };
@@ -127,7 +127,8 @@ impl Disks {
         }
         self.able()?;
         let direct = order.disks.iter().any(|ordered| ordered.disk.direct);
-        takes_overlays(folder.unwrap_or(run_dir), direct)?;
+        fs::create_dir_all(&self.dir).map_err(|e| format!("{} cannot be made: {e}", self.dir.display()))?;
+        takes_overlays(folder.unwrap_or(&self.dir), direct)?;
         Ok(Reached { shared: false, why })
     }
 

@@ -65,7 +65,7 @@ impl Drop for AtWork {
 impl Disks {
     /// The sockets by which the images of a fork are reached, once [`Remote::relay`] listens there.
     pub fn exported(&self, session: SessionId) -> Exported {
-        Exported { sockets: self.folder("in", session), patience: self.patience }
+        Exported { folder: self.folder("in", session), patience: self.patience }
     }
 
     /// Whether anybody here reads images of this fork, or is about to.
@@ -152,12 +152,11 @@ impl Remote {
         loop {
             match self.dialer.stream(node, hello).await {
                 Ok(stream) => return stream,
-                Err(error) if pause < most => {
-                    tracing::debug!(%node, why = %chain(&error), "an image is not reached, trying again");
-                }
-                Err(error) => {
+                // Once: it may take long.
+                Err(error) if (most / 2..most).contains(&pause) => {
                     tracing::warn!(%node, why = %chain(&error), "an image is not reached: its readers wait");
                 }
+                Err(error) => tracing::debug!(%node, why = %chain(&error), "an image is not reached"),
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(most);
