@@ -237,6 +237,12 @@ fn describe_hosts(done: &ForkReport) -> String {
     }
     text +=
         &table(&["NODE", "CHILDREN", "MULTICAST", "FROM HERE", "FROM OTHERS", "REPAIRED", "STATE"], &rows);
+    for host in &done.hosts {
+        if let Some(disks) = &host.disks {
+            let why = host.disks_reason.as_deref().unwrap_or_default();
+            text.push_str(&format!("{}: disks: {disks} ({why})\n", host.node));
+        }
+    }
     if let Some(way) = &done.distribution {
         text.push_str(&format!(
             "{} of memory went by {}{}; {} left this node\n",

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 use vmove_clone::check::{GuestRam, Way};
 use vmove_clone::child::Base;
+use vmove_clone::disk::Images;
 use vmove_clone::record::{ForkPhase, ForkRecord};
 use vmove_clone::report::{
     ChildReport, ForkFailure, ForkProgress, ForkReport, FreezeReport, FrozenDisk, Multicast,
@@ -57,25 +58,22 @@ impl Origin {
 
     /// What another host must know.
     fn outline(&self) -> Outline {
-        let (qemu, files, writable) = match self {
+        let (qemu, files, client) = match self {
             Self::Guest(parent, _) => {
                 let facts = &parent.facts;
                 let qemu = format!("{} {}", facts.version, facts.package).trim().to_owned();
                 let files: Vec<_> = parent.record.ram.iter().map(|ram| ram.path.as_path()).collect();
-                let disks = facts.block.iter().filter(|disk| !disk.read_only);
-                (qemu, files, disks.map(|disk| format!("{} ({})", disk.node, disk.file)).collect())
+                (qemu, files, Some(parent.client.clone()))
             }
             Self::Template(template, _) => {
                 let manifest = template.manifest();
                 let files = manifest.ram.iter().map(|ram| ram.file.as_path()).collect();
-                let disks =
-                    manifest.disks.iter().map(|disk| format!("{} ({})", disk.device, disk.file.display()));
-                (manifest.qemu.clone(), files, disks.collect())
+                (manifest.qemu.clone(), files, None)
             }
         };
         let (live_bytes, registered_bytes) = remote::allocated(&files);
         let (base, guest_bytes) = (self.base().clone(), self.guest_bytes());
-        Outline { base, qemu, guest_bytes, live_bytes, registered_bytes, writable }
+        Outline { base, qemu, guest_bytes, live_bytes, registered_bytes, client }
     }
 
     fn guest_bytes(&self) -> u64 {
@@ -279,6 +277,7 @@ impl Forks {
             run_dir: self.registry.run_dir.clone(),
             memory_dir: self.registry.memory_dir.clone(),
             disks,
+            images: Images::Here,
             overlay_dir: self.policy.overlay_dir.clone(),
         };
         Ok(Parent { record, client, facts, base, rehomed_ms: None })
@@ -295,6 +294,7 @@ impl Forks {
             run_dir: self.registry.run_dir.clone(),
             memory_dir: self.registry.memory_dir.clone(),
             disks: manifest.disks.clone(),
+            images: Images::Here,
             overlay_dir: self.policy.overlay_dir.clone(),
         };
         Ok(Origin::Template(Box::new(template), Box::new(base)))

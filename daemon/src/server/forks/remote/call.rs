@@ -1,23 +1,29 @@
 //! Asking other hosts whether they take part, before anything is done to the guest.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
 use vmove_clone::child::Base;
+use vmove_clone::disk::{self, Disk};
 use vmove_clone::report::{HostProgress, HostReport};
 use vmove_migrate::clock::Mono;
 use vmove_migrate::link::{Dialer, PeerTarget};
 use vmove_migrate::node;
 use vmove_migrate::proto::channel::Channel;
 use vmove_migrate::proto::hello::{LinkKind, SessionId, Token};
+use vmove_qmp::Client;
 
 use super::Remote;
 use super::deal::deal;
+use super::disks::{OrderDisk, Proofs, find_server, prove};
 use super::message::{Order, Taken, ToHost, ToParent};
 use crate::api::forks::{ForkRequest, ForkWay};
 use crate::api::problem::{Code, Problem, chain};
 use crate::server::forks::Forks;
+use crate::server::forks::problem::clone_problem;
+use crate::server::registry::off_worker;
 
 /// For a host to look at its memory and to ask its QEMU for its version.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -33,8 +39,8 @@ pub struct Outline {
     pub live_bytes: u64,
     /// Bytes of it that would be registered.
     pub registered_bytes: u64,
-    /// Disks that the guest writes to.
-    pub writable: Vec<String>,
+    /// The guest's monitor; none for a template.
+    pub client: Option<Client>,
 }
 
 /// The hosts of a fork beside this one.
@@ -50,6 +56,10 @@ pub struct Away {
     pub(super) nodes: Vec<String>,
     pub(super) way: Option<ForkWay>,
     pub(super) verify: bool,
+    /// Disks that the guest writes to.
+    pub(super) disks: Vec<Disk>,
+    /// What would serve their images.
+    pub(super) server: Result<PathBuf, String>,
 }
 
 /// A host that takes part.
@@ -84,6 +94,8 @@ impl Forks {
             nodes: deal.away.iter().map(|(node, _)| node.clone()).collect(),
             way: request.way,
             verify: request.verify,
+            disks: Vec::new(),
+            server: Err(String::new()),
         };
         if deal.away.is_empty() {
             return Ok(away);
@@ -92,7 +104,14 @@ impl Forks {
             deal.away.iter().map(|(node, _)| remote.target(node)).collect::<Result<_, _>>()?;
         let outline = outline();
         self.possible(&outline, request)?;
-        let orders = self.orders(id, name, &outline, request, &deal.away, deal.here);
+        away.disks.clone_from(&outline.base.disks);
+        away.server = self.server_of(&outline);
+        let (disks, proofs) = self.order_disks(&outline).await?;
+        let mut orders = self.orders(id, name, &outline, request, &deal.away, deal.here);
+        for order in &mut orders {
+            order.disks.clone_from(&disks);
+            order.no_export = away.server.as_ref().err().cloned();
+        }
         let hosts = away.nodes.iter().map(|node| HostProgress {
             node: node.clone(),
             phase: "asked".to_owned(),
@@ -105,6 +124,7 @@ impl Forks {
             calls.spawn(async move { (place, call(&remote, target, order, session, token).await) });
         }
         let mut ends: Vec<_> = calls.join_all().await;
+        let _ = off_worker(move || drop(proofs)).await;
         ends.sort_by_key(|(place, _)| *place);
         let mut problems = Vec::new();
         for (place, end) in ends {
@@ -138,15 +158,31 @@ impl Forks {
             let refused = |why| Problem::new(Code::Forbidden, format!("Multicast is not possible: {why}"));
             self.remote.can_send().map_err(refused)?;
         }
-        if !outline.writable.is_empty() {
-            let text = format!(
-                "Disks {} can be written, and children on other nodes would write to the same image: keep the children on this node, \
-                 or detach them",
-                outline.writable.join(", ")
-            );
+        if !outline.base.disks.is_empty() && outline.client.is_none() {
+            let text = "This template has disks that can be written, and its children stay on this node";
             return Err(Problem::new(Code::NotMovable, text));
         }
         Ok(())
+    }
+
+    /// What would serve the images of a guest, or why it cannot be done.
+    fn server_of(&self, outline: &Outline) -> Result<PathBuf, String> {
+        self.remote.disks.able()?;
+        find_server(outline.base.command_line.first().map_or("", String::as_str), &self.node)
+    }
+
+    /// What hosts are told of the disks.
+    async fn order_disks(&self, outline: &Outline) -> Result<(Vec<OrderDisk>, Proofs), Problem> {
+        let (disks, Some(client)) = (&outline.base.disks, &outline.client) else {
+            return Ok((Vec::new(), Proofs::default()));
+        };
+        if disks.is_empty() {
+            return Ok((Vec::new(), Proofs::default()));
+        }
+        let layers = disk::as_named(client, disks).await.map_err(|e| clone_problem(&e))?;
+        let images = disks.iter().cloned().zip(layers).collect();
+        let remote = self.remote.clone();
+        off_worker(move || prove(&remote.disks, images)).await
     }
 
     fn orders(
@@ -181,6 +217,8 @@ impl Forks {
                 registered_bytes: outline.registered_bytes,
                 offers: offers.clone(),
                 group: self.remote.group().ok(),
+                disks: Vec::new(),
+                no_export: None,
             }
         };
         away.iter().map(order).collect()

@@ -6,7 +6,9 @@ use std::net::SocketAddrV4;
 
 use serde::{Deserialize, Serialize};
 use vmove_migrate::link::{FabricOffer, PeerTarget};
+use vmove_migrate::proto::hello::SessionId;
 
+use super::disks::{OrderDisk, Reached};
 use super::memory::Part;
 use super::moved::Came;
 use crate::api::problem::{Code, Problem};
@@ -30,6 +32,8 @@ pub enum ToHost {
     End(Kin),
     /// Instead of an order: does this one live, or end it.
     Came(Came),
+    /// Instead of an order: does anybody read the images of this fork?
+    Reads(SessionId),
 }
 
 /// A child that came of an order.
@@ -58,6 +62,8 @@ pub enum ToParent {
     Living(Vec<String>),
     /// It has ended, and how.
     Ended(String),
+    /// Whether somebody does.
+    Reads(bool),
 }
 
 impl ToParent {
@@ -82,6 +88,8 @@ pub struct Taken {
     pub why: String,
     /// Datagrams of the group would be taken, of the same kind of network.
     pub hears: bool,
+    /// How children get at the images of their disks, if the guest writes to any.
+    pub disks: Option<Reached>,
 }
 
 /// What a host is at.
@@ -136,6 +144,10 @@ pub struct Order {
     pub offers: Vec<FabricOffer>,
     /// Where datagrams would go.
     pub group: Option<SocketAddrV4>,
+    /// Disks that the guest writes to.
+    pub disks: Vec<OrderDisk>,
+    /// Why the parent's node cannot serve their images; `None`: it can.
+    pub no_export: Option<String>,
 }
 
 /// What a host needs to fetch the template.

@@ -18,6 +18,7 @@ mod ask;
 mod call;
 mod choose;
 mod deal;
+mod disks;
 mod early;
 mod fabric;
 mod follow;
@@ -42,6 +43,7 @@ use vmove_fabric::{FabricKind, Incoming, Multicast};
 use vmove_migrate::link::{FabricOffer, PeerTarget};
 use vmove_migrate::proto::hello::{Hello, LinkKind, PROTOCOL_VERSION, SessionId, Status, Token};
 
+use self::disks::Disks;
 use crate::api::problem::{Code, Problem};
 use crate::config::{Config, ForkPolicy, KnownNode, Security, split_address};
 use crate::server::dialer::PeerDialer;
@@ -59,6 +61,8 @@ pub struct Remote {
     dialer: Arc<PeerDialer>,
     fabrics: Arc<Fabrics>,
     doors: Mutex<HashMap<SessionId, Door>>,
+    /// Disks of children elsewhere, and of children here whose images are elsewhere.
+    pub disks: Disks,
 }
 
 /// Where connections for memory of a fork go.
@@ -98,6 +102,7 @@ impl Remote {
             dialer,
             fabrics,
             doors: Mutex::default(),
+            disks: Disks::new(config),
         })
     }
 
