@@ -41,6 +41,23 @@ pub(super) struct Parent {
     pub rehomed_ms: Option<f64>,
 }
 
+impl Parent {
+    /// What another host must know.
+    pub(super) fn outline(&self) -> Outline {
+        let files: Vec<_> = self.record.ram.iter().map(|ram| ram.path.as_path()).collect();
+        let disks = self.facts.block.iter().filter(|disk| !disk.read_only);
+        let (live_bytes, registered_bytes) = remote::allocated(&files);
+        Outline {
+            base: self.base.clone(),
+            qemu: format!("{} {}", self.facts.version, self.facts.package).trim().to_owned(),
+            guest_bytes: self.record.ram.iter().map(|ram| ram.size).sum(),
+            live_bytes,
+            registered_bytes,
+            writable: disks.map(|disk| format!("{} ({})", disk.node, disk.file)).collect(),
+        }
+    }
+}
+
 /// Where children come from.
 enum Origin {
     Guest(Box<Parent>, Arc<GuestRam>),
@@ -57,25 +74,22 @@ impl Origin {
 
     /// What another host must know.
     fn outline(&self) -> Outline {
-        let (qemu, files, writable) = match self {
-            Self::Guest(parent, _) => {
-                let facts = &parent.facts;
-                let qemu = format!("{} {}", facts.version, facts.package).trim().to_owned();
-                let files: Vec<_> = parent.record.ram.iter().map(|ram| ram.path.as_path()).collect();
-                let disks = facts.block.iter().filter(|disk| !disk.read_only);
-                (qemu, files, disks.map(|disk| format!("{} ({})", disk.node, disk.file)).collect())
-            }
-            Self::Template(template, _) => {
-                let manifest = template.manifest();
-                let files = manifest.ram.iter().map(|ram| ram.file.as_path()).collect();
-                let disks =
-                    manifest.disks.iter().map(|disk| format!("{} ({})", disk.device, disk.file.display()));
-                (manifest.qemu.clone(), files, disks.collect())
-            }
+        let template = match self {
+            Self::Guest(parent, _) => return parent.outline(),
+            Self::Template(template, _) => template,
         };
+        let manifest = template.manifest();
+        let files: Vec<_> = manifest.ram.iter().map(|ram| ram.file.as_path()).collect();
+        let disks = manifest.disks.iter().map(|disk| format!("{} ({})", disk.device, disk.file.display()));
         let (live_bytes, registered_bytes) = remote::allocated(&files);
-        let (base, guest_bytes) = (self.base().clone(), self.guest_bytes());
-        Outline { base, qemu, guest_bytes, live_bytes, registered_bytes, writable }
+        Outline {
+            base: self.base().clone(),
+            qemu: manifest.qemu.clone(),
+            guest_bytes: self.guest_bytes(),
+            live_bytes,
+            registered_bytes,
+            writable: disks.collect(),
+        }
     }
 
     fn guest_bytes(&self) -> u64 {
