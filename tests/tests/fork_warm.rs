@@ -136,33 +136,32 @@ fn killed_daemons_leave_no_prepared_qemu_behind() {
     fleet.sound(&answer);
 }
 
-/// Milliseconds until the last child of a fork runs.
-fn running_ms(fleet: &Fleet, count: &str) -> f64 {
+/// Milliseconds until the last child of a fork runs; `warm`: all were prepared.
+fn running_ms(fleet: &Fleet, count: &str, warm: bool) -> f64 {
     let begun = Instant::now();
     let answer =
         done(&fleet.nodes[0], &["create", NAME, "--count", count, "--node", "n2"]).expect("children");
     let times = answer["children"].as_array().expect("children").iter();
     let ms = times.map(|child| child["running_ms"].as_f64().expect("a time")).fold(0.0, f64::max);
     eprintln!("{ms:.0} ms, all of it {} ms", begun.elapsed().as_millis());
-    let kill_all = children(&answer, "n2");
-    for (number, ..) in kill_all {
+    for (number, was_warm, _) in children(&answer, "n2") {
+        assert_eq!(was_warm, warm, "{answer}");
         done(&fleet.nodes[0], &["kill", &format!("{NAME}.{number}")]).expect("it ends");
     }
     ms
 }
 
-/// For the figures of docs/fork.md.
+/// For the figures of docs/fork.md: on a machine that is busy with other things the times tell nothing.
 #[test]
-fn prepared_children_on_another_host_run_sooner() {
+fn a_fork_to_another_host_needs_to_start_no_qemu_that_was_prepared() {
     need!(ready());
     let fleet = need!(fleet(2, plain));
     let mut all = [Vec::new(), Vec::new()];
     for _ in 0..3 {
-        all[0].push(running_ms(&fleet, "8"));
+        all[0].push(running_ms(&fleet, "8", false));
         warm(&fleet.nodes[0], "8", &["n2"]);
-        all[1].push(running_ms(&fleet, "8"));
+        all[1].push(running_ms(&fleet, "8", true));
     }
     all.iter_mut().for_each(|times| times.sort_by(f64::total_cmp));
     eprintln!("8 children on another host run after {:.0?} ms, prepared after {:.0?} ms", all[0], all[1]);
-    assert!(all[1][1] < all[0][1], "{all:?}");
 }
