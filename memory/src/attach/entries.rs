@@ -28,7 +28,8 @@ const FILLED_AT_ONCE: u64 = 64 << 20;
 /// no other thread may be reading events, and the guest must not be running.
 ///
 /// # Errors
-/// [`MemoryError::StillMapped`] if entries keep coming back; [`MemoryError::Unsupported`] for locked memory before Linux 5.18; [`MemoryError::Remote`]; those of [`Injector::attach`].
+/// [`MemoryError::StillMapped`] if entries keep coming back; [`MemoryError::Unsupported`] for locked memory before Linux
+/// 5.18; [`MemoryError::Remote`]; those of [`Injector::attach`].
 pub fn discard_in_qemu(
     process: &Process,
     mappings: &[QemuMapping],
