@@ -1,5 +1,6 @@
 //! Daemons in network namespaces of their own, joined by a bridge, one of which has a guest that is to be forked to the others.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -269,9 +270,19 @@ pub fn until(what: &str, mut so: impl FnMut() -> bool) {
 /// Without `/proc`.
 #[must_use]
 pub fn qemus(node: &Node) -> usize {
+    qemu_pids(node).len()
+}
+
+/// Their process ids.
+///
+/// # Panics
+/// Without `/proc`.
+#[must_use]
+pub fn qemu_pids(node: &Node) -> BTreeSet<i32> {
     let run = node.folder().join("run");
     let entries = std::fs::read_dir("/proc").expect("it is there").flatten();
     entries
         .filter(|e| std::fs::read_link(e.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(&run)))
-        .count()
+        .filter_map(|e| e.file_name().to_str()?.parse().ok())
+        .collect()
 }

@@ -42,6 +42,22 @@ pub(super) struct Parent {
     pub rehomed_ms: Option<f64>,
 }
 
+impl Parent {
+    /// What another host must know.
+    pub(super) fn outline(&self) -> Outline {
+        let files: Vec<_> = self.record.ram.iter().map(|ram| ram.path.as_path()).collect();
+        let (live_bytes, registered_bytes) = remote::allocated(&files);
+        Outline {
+            base: self.base.clone(),
+            qemu: format!("{} {}", self.facts.version, self.facts.package).trim().to_owned(),
+            guest_bytes: self.record.ram.iter().map(|ram| ram.size).sum(),
+            live_bytes,
+            registered_bytes,
+            client: Some(self.client.clone()),
+        }
+    }
+}
+
 /// Where children come from.
 enum Origin {
     Guest(Box<Parent>, Arc<GuestRam>),
@@ -58,22 +74,16 @@ impl Origin {
 
     /// What another host must know.
     fn outline(&self) -> Outline {
-        let (qemu, files, client) = match self {
-            Self::Guest(parent, _) => {
-                let facts = &parent.facts;
-                let qemu = format!("{} {}", facts.version, facts.package).trim().to_owned();
-                let files: Vec<_> = parent.record.ram.iter().map(|ram| ram.path.as_path()).collect();
-                (qemu, files, Some(parent.client.clone()))
-            }
-            Self::Template(template, _) => {
-                let manifest = template.manifest();
-                let files = manifest.ram.iter().map(|ram| ram.file.as_path()).collect();
-                (manifest.qemu.clone(), files, None)
-            }
+        let template = match self {
+            Self::Guest(parent, _) => return parent.outline(),
+            Self::Template(template, _) => template,
         };
+        let manifest = template.manifest();
+        let files: Vec<_> = manifest.ram.iter().map(|ram| ram.file.as_path()).collect();
         let (live_bytes, registered_bytes) = remote::allocated(&files);
         let (base, guest_bytes) = (self.base().clone(), self.guest_bytes());
-        Outline { base, qemu, guest_bytes, live_bytes, registered_bytes, client }
+        let qemu = manifest.qemu.clone();
+        Outline { base, qemu, guest_bytes, live_bytes, registered_bytes, client: None }
     }
 
     fn guest_bytes(&self) -> u64 {

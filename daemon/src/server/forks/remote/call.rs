@@ -10,7 +10,6 @@ use vmove_clone::disk::{self, Disk};
 use vmove_clone::report::{HostProgress, HostReport};
 use vmove_migrate::clock::Mono;
 use vmove_migrate::link::{Dialer, PeerTarget};
-use vmove_migrate::node;
 use vmove_migrate::proto::channel::Channel;
 use vmove_migrate::proto::hello::{LinkKind, SessionId, Token};
 use vmove_qmp::Client;
@@ -19,6 +18,7 @@ use super::Remote;
 use super::deal::deal;
 use super::disks::{OrderDisk, Proofs, find_server, prove};
 use super::message::{Order, Taken, ToHost, ToParent};
+use super::warm::kind_of;
 use crate::api::forks::{ForkRequest, ForkWay};
 use crate::api::problem::{Code, Problem, chain};
 use crate::server::forks::Forks;
@@ -118,6 +118,7 @@ impl Forks {
             ..HostProgress::default()
         });
         self.update(id, |p| p.hosts = hosts.collect());
+        let asked = orders.clone();
         let mut calls = JoinSet::new();
         for (place, (target, order)) in targets.into_iter().zip(orders).enumerate() {
             let (remote, session, token) = (remote.clone(), away.session, away.token);
@@ -130,7 +131,10 @@ impl Forks {
         for (place, end) in ends {
             let (node, children) = &deal.away[place];
             match end {
-                Ok(called) => away.hosts.push(called),
+                Ok(called) => {
+                    self.used_away(&asked[place]);
+                    away.hosts.push(called);
+                }
                 Err(problem) => {
                     tracing::warn!(fork = %id, %node, why = %problem, "a host does not take part in a fork");
                     self.host_is(id, node, "failed");
@@ -152,7 +156,7 @@ impl Forks {
     }
 
     /// Refuses what no host could do.
-    fn possible(&self, outline: &Outline, request: &ForkRequest) -> Result<(), Problem> {
+    pub(super) fn possible(&self, outline: &Outline, request: &ForkRequest) -> Result<(), Problem> {
         self.remote.able().map_err(|why| Problem::new(Code::Forbidden, why))?;
         if request.way == Some(ForkWay::Multicast) {
             let refused = |why| Problem::new(Code::Forbidden, format!("Multicast is not possible: {why}"));
@@ -195,23 +199,19 @@ impl Forks {
         here: usize,
     ) -> Vec<Order> {
         let (mut next, offers) = (self.first_index(name, here), self.remote.offers());
-        let order = |(_, count): &(String, usize)| {
-            let first = next;
-            next = next.saturating_add(u32::try_from(*count).unwrap_or(u32::MAX));
+        let order = |(host, count): &(String, usize)| {
+            let numbers = self.numbers(name, host, *count, &mut next);
             Order {
                 fork: id.to_owned(),
                 parent: name.to_owned(),
                 node: self.node.clone(),
                 port: self.remote.listen.port(),
-                indexes: (first..next).collect(),
+                indexes: numbers.indexes,
+                warm: numbers.sets,
                 verify: request.verify,
                 whole: request.whole,
                 expect_written: request.expect_written,
-                command_line: outline.base.command_line.clone(),
-                environment: outline.base.environment.clone(),
-                machine: outline.base.machine.clone(),
-                qemu: outline.qemu.clone(),
-                backing: node::backing_name(outline.base.backing).to_owned(),
+                kind: kind_of(outline),
                 guest_bytes: outline.guest_bytes,
                 live_bytes: outline.live_bytes,
                 registered_bytes: outline.registered_bytes,
@@ -224,17 +224,19 @@ impl Forks {
         away.iter().map(order).collect()
     }
 
-    /// A number above all that children of a VM have had, here or elsewhere, and above those that the `here` get that are about to
+    /// A number above all that children of a VM have had or are prepared for, here or elsewhere, and above those that the `here` get that are about to
     /// come: the lowest that are free.
-    fn first_index(&self, name: &str, here: usize) -> u32 {
+    pub(super) fn first_index(&self, name: &str, here: usize) -> u32 {
         let members = self.members.list();
         let children = || members.iter().filter(|m| m.parent.as_deref() == Some(name));
         let prefix = format!("{name}.");
         let names = self.registry.records().iter().filter(|record| record.name.starts_with(&prefix)).count();
         let warm = self.lock().warm.get(name).map_or(0, Vec::len);
         let elsewhere = children().filter(|member| member.node.is_some()).count();
-        let local = u32::try_from(names + warm + elsewhere + here).unwrap_or(u32::MAX);
-        children().map(|member| member.index).max().unwrap_or(0).max(local).saturating_add(1)
+        let away = self.numbers_away(name);
+        let local = u32::try_from(names + warm + elsewhere + away.len() + here).unwrap_or(u32::MAX);
+        let taken = children().map(|member| member.index).chain(away);
+        taken.max().unwrap_or(0).max(local).saturating_add(1)
     }
 
     pub(super) fn host_is(&self, id: &str, node: &str, phase: &str) {

@@ -31,6 +31,7 @@ use super::make::make;
 use super::memory::Incoming;
 use super::message::{Begin, Done, Order, Phase, Taken, ToHost, ToParent, address_of};
 use super::record::HostRecord;
+use super::warm::{discard_all, with_prepared};
 use crate::api::problem::{Code, Problem, chain};
 use crate::server::forks::Forks;
 use crate::server::forks::children::{LoadOrder, Planned};
@@ -68,6 +69,7 @@ impl Forks {
         let mut channel: Channel<ToHost> = Channel::new(stream);
         let order = match tokio::time::timeout(ORDER, channel.receive()).await {
             Ok(Ok(ToHost::Order(order))) => order,
+            Ok(Ok(ToHost::Warm(order))) => return self.host_warm(*order, channel).await,
             Ok(Ok(question @ (ToHost::Which(_) | ToHost::End(_) | ToHost::Came(_) | ToHost::Reads(_)))) => {
                 return self.answer_kin(question, channel).await;
             }
@@ -132,7 +134,7 @@ impl Forks {
         }
     }
 
-    fn hosted(&self) -> PathBuf {
+    pub(super) fn hosted(&self) -> PathBuf {
         self.journals.join("hosted")
     }
 }
@@ -171,28 +173,27 @@ impl Part {
             ..ForkProgress::default()
         })?;
         forks.remote.able().map_err(|why| Problem::new(Code::Forbidden, why))?;
-        let dir = forks.hosted().join(&order.fork);
-        crate::server::forks::templates::same_qemu(&order.command_line, &order.qemu)
-            .await
-            .map_err(|why| clone_problem(&CloneError::Template { path: dir, why }))?;
+        let base = forks.hosted_base(&order.kind).await?;
         let (images, reached) = self.reach().await?;
-        let base = self.base(images)?;
+        let disks = order.disks.iter().map(|ordered| ordered.disk.clone()).collect();
+        let base = Base { disks, images, overlay_dir: forks.policy.overlay_dir.clone(), ..base };
         let demand = self.demand(base.backing);
         forks.fits(demand.with_template(order.live_bytes), base.backing).await?;
-        let mut planned = Vec::new();
-        for index in &order.indexes {
-            planned.push(forks.plan_one(&base, &order.parent, *index)?);
-        }
         let taken = Taken { disks: reached, ..self.choose(demand, base.backing).await? };
+        let (planned, warm) = forks.children_of(order, &base).await?;
         let (id, forks) = (order.fork.clone(), forks.clone());
         self.taken = Some(taken.clone());
-        self.channel.send(&ToParent::Accepted(taken)).await.map_err(|e| lost(&chain(&e)))?;
+        if let Err(error) = self.channel.send(&ToParent::Accepted(taken)).await {
+            discard_all(warm).await;
+            return Err(lost(&chain(&error)));
+        }
+        forks.update(&id, |p| p.prepared += warm.len());
         if !self.order.disks.is_empty() {
             self.waiting = planned;
             return Ok(JoinSet::new());
         }
         // QEMUs start while the parent is being frozen and its memory is on its way.
-        Ok(forks.start_all(&id, planned))
+        Ok(with_prepared(forks.start_all(&id, planned), warm))
     }
 
     /// How children would get at the images of their disks.
@@ -223,22 +224,6 @@ impl Part {
         }
         Ok(self.forks.start_all(&self.order.fork, waiting))
     }
-
-    fn base(&self, images: Images) -> Result<Base, Problem> {
-        let (order, registry) = (&self.order, &self.forks.registry);
-        let unknown =
-            || Problem::new(Code::BadRequest, format!("unknown backing {:?} in an order", order.backing));
-        Ok(Base {
-            command_line: order.command_line.clone(),
-            environment: order.environment.clone(),
-            machine: order.machine.clone(),
-            backing: node::backing_named(&order.backing).ok_or_else(unknown)?,
-            run_dir: registry.run_dir.clone(),
-            memory_dir: registry.memory_dir.clone(),
-            disks: order.disks.iter().map(|ordered| ordered.disk.clone()).collect(),
-            images,
-            overlay_dir: self.forks.policy.overlay_dir.clone(),
-        })
     }
 
     /// Without the template.
@@ -309,7 +294,7 @@ impl Part {
     /// What comes must be what room was found for.
     fn as_ordered(&self, manifest: &Manifest) -> Result<(), Problem> {
         let (order, bytes) = (&self.order, manifest.guest_bytes());
-        let same = bytes == order.guest_bytes && manifest.backing == order.backing;
+        let same = bytes == order.guest_bytes && manifest.backing == order.kind.backing;
         // It becomes the name of a folder.
         let plain =
             manifest.id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') && !manifest.id.is_empty();
@@ -318,14 +303,14 @@ impl Part {
         }
         let text = format!(
             "Expected a template of {} bytes of {}, found {bytes} of {} ({:?})",
-            order.guest_bytes, order.backing, manifest.backing, manifest.id
+            order.guest_bytes, order.kind.backing, manifest.backing, manifest.id
         );
         Err(Problem::new(Code::BadTemplate, text))
     }
 
     fn record(&self, manifest: &Manifest) -> HostRecord {
         let order = &self.order;
-        let backing = node::backing_named(&order.backing).unwrap_or(RamBacking::Thp);
+        let backing = node::backing_named(&order.kind.backing).unwrap_or(RamBacking::Thp);
         HostRecord {
             fork: order.fork.clone(),
             parent: order.parent.clone(),

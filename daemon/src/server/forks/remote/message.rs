@@ -34,6 +34,33 @@ pub enum ToHost {
     Came(Came),
     /// Instead of an order: does anybody read the images of this fork?
     Reads(SessionId),
+    /// Instead of an order: prepare children for one. They are kept until `Release`, or the end of the connection.
+    Warm(Box<WarmOrder>),
+}
+
+/// What must be the same for a child that was prepared and one that is ordered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kind {
+    pub command_line: Vec<String>,
+    pub environment: Vec<(String, String)>,
+    pub machine: String,
+    /// QEMU that writes the device state.
+    pub qemu: String,
+    pub backing: String,
+}
+
+/// Children that are to be prepared.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WarmOrder {
+    /// Id of the set, by which an order names it.
+    pub id: String,
+    /// Name of the VM.
+    pub parent: String,
+    /// Its node.
+    pub node: String,
+    /// Numbers of the children.
+    pub indexes: Vec<u32>,
+    pub kind: Kind,
 }
 
 /// A child that came of an order.
@@ -64,6 +91,8 @@ pub enum ToParent {
     Ended(String),
     /// Whether somebody does.
     Reads(bool),
+    /// Children wait.
+    Prepared,
 }
 
 impl ToParent {
@@ -128,12 +157,9 @@ pub struct Order {
     /// Children run only when the whole template is there.
     pub whole: bool,
     pub expect_written: Option<u64>,
-    pub command_line: Vec<String>,
-    pub environment: Vec<(String, String)>,
-    pub machine: String,
-    /// QEMU that writes the device state.
-    pub qemu: String,
-    pub backing: String,
+    pub kind: Kind,
+    /// Sets of prepared children that these numbers are of.
+    pub warm: Vec<String>,
     /// Bytes of guest memory.
     pub guest_bytes: u64,
     /// Bytes of it that have memory now.

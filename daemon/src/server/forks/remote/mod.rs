@@ -29,10 +29,12 @@ mod message;
 mod moved;
 mod record;
 mod root;
+mod warm;
 
 pub use call::{Away, Outline};
 pub use fabric::read_opening;
 pub use memory::allocated;
+pub use warm::{AwaySet, HostedSet};
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
