@@ -14,7 +14,8 @@ use crate::CloneError;
 /// can be written are [`disk::look`](fn@crate::disk::look)'s.
 #[must_use]
 pub fn blockers(facts: &VmFacts) -> Vec<Blocker> {
-    let fatal = facts.blockers().into_iter().filter(|b| b.fatal && b.kind != BlockerKind::Disk);
+    let of_disks = |kind| matches!(kind, BlockerKind::Disk | BlockerKind::DiskSocket);
+    let fatal = facts.blockers().into_iter().filter(|b| b.fatal && !of_disks(b.kind));
     let mut found: Vec<Blocker> =
         fatal.map(|b| Blocker::new(code(b.kind), b.message).about(b.subject)).collect();
     for device in facts.devices.iter().filter(|d| d.kind == DeviceKind::Balloon) {

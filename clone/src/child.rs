@@ -19,7 +19,7 @@ use vmove_qmp::cmdline::{ChildIdentity, Nic};
 use vmove_qmp::switchover::{Destination, DestinationOptions, Inbound, StateSender};
 use vmove_qmp::{Client, CommandLine, QemuProcess, RamBacking, RamFileSpec, RunLayout};
 
-use crate::disk::{self, Disk, Overlay};
+use crate::disk::{self, Disk, Images, Overlay};
 use crate::error::blocking;
 use crate::service::PageService;
 use crate::template::Source;
@@ -49,7 +49,9 @@ pub struct Base {
     pub memory_dir: PathBuf,
     /// Disks that are written: each child gets an overlay.
     pub disks: Vec<Disk>,
-    /// Folder for overlays; `None` for that of each image.
+    /// Where the images of these are.
+    pub images: Images,
+    /// Folder for overlays; `None` for that of each image, or of the sockets that lead to it.
     pub overlay_dir: Option<PathBuf>,
 }
 
@@ -95,11 +97,15 @@ impl Plan {
         line.lock_nothing()?;
         let identity = identity::fresh(name, line.nics()?.len());
         line.give_identity(&identity)?;
-        let folder = base.overlay_dir.as_deref();
-        let overlays: Vec<Overlay> =
-            (0..).zip(&base.disks).map(|(number, disk)| Overlay::new(disk, number, name, folder)).collect();
-        disk::rewrite(&mut line, &base.disks.iter().zip(&overlays).collect::<Vec<_>>())?;
         let layout = node::layout(&base.run_dir, &base.memory_dir, name, base.backing);
+        let folder = base.overlay_dir.as_deref();
+        let overlay = |(number, disk): (usize, &Disk)| match &base.images {
+            Images::Here => Overlay::new(disk, number, name, folder),
+            Images::Exported(at) => at.overlay(disk, number, name, folder.unwrap_or(&at.folder)),
+        };
+        let overlays: Vec<Overlay> = base.disks.iter().enumerate().map(overlay).collect();
+        let alone = base.images != Images::Here;
+        disk::rewrite(&mut line, &base.disks.iter().zip(&overlays).collect::<Vec<_>>(), alone)?;
         let command = line.derive_destination(&layout)?;
         let same: Vec<Blocker> = command.same_paths.iter().map(|path| same_path(path)).collect();
         if !same.is_empty() {

@@ -75,6 +75,12 @@ pub struct HostReport {
     /// Why that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric_reason: Option<String>,
+    /// How its children get at the images of disks that the guest wrote to: `shared path` or `nbd`; absent without such disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks: Option<String>,
+    /// Why that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks_reason: Option<String>,
     /// Faults of its children before the whole template was there; absent if they ran only then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub faults: Option<FaultStats>,

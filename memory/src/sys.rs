@@ -116,6 +116,12 @@ pub(crate) fn process_madvise(pidfd: BorrowedFd<'_>, hva: Hva, len: ByteLen, adv
     check(result).map(|n| u64::try_from(n).unwrap_or(0))
 }
 
+/// `madvise(2)` for no bytes at all: an error only if the kernel does not know the advice.
+pub(crate) fn madvise_nothing(advice: i32) -> io::Result<()> {
+    // SAFETY: rule 1: nothing is dereferenced, and no byte concerned.
+    check(unsafe { libc::madvise(std::ptr::null_mut(), 0, advice) }.into()).map(drop)
+}
+
 fn check(result: i64) -> io::Result<i64> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::beacon::{self, BeaconPage};
 use crate::guest::{BOOT_TIMEOUT, Guest};
-use crate::old_kernel::spawn_before_6_7;
+use crate::old_kernel::{Before, spawn_before};
 use crate::places;
 use crate::process::Guarded;
 use crate::sandbox::Sandbox;
@@ -36,8 +36,8 @@ pub struct NodeOptions {
     pub program: Option<PathBuf>,
     /// Where it listens for peers, if not on a free port of the loopback interface.
     pub listen: Option<SocketAddr>,
-    /// Whether the kernel looks older than Linux 6.7 to the daemon and its QEMUs.
-    pub old_kernel: bool,
+    /// How old the kernel looks to the daemon and its QEMUs.
+    pub old_kernel: Option<Before>,
 }
 
 impl Default for NodeOptions {
@@ -50,7 +50,7 @@ impl Default for NodeOptions {
             config: String::new(),
             program: None,
             listen: None,
-            old_kernel: false,
+            old_kernel: None,
         }
     }
 }
@@ -131,10 +131,9 @@ impl Node {
         }
         command.args(&self.options.extra).envs(self.options.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let child = if self.options.old_kernel {
-            spawn_before_6_7(command)
-        } else {
-            command.spawn().map_err(Into::into)
+        let child = match self.options.old_kernel {
+            Some(kernel) => spawn_before(kernel, command),
+            None => command.spawn().map_err(Into::into),
         };
         self.process = Some(child.with_context(|| format!("could not start {}", program.display()))?.into());
         self.wait_ready(Duration::from_secs(20))

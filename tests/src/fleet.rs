@@ -1,18 +1,22 @@
 //! Daemons in network namespaces of their own, joined by a bridge, one of which has a guest that is to be forked to the others.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use vmove_guest::config::{Config, Rate};
 
 use crate::daemon::{Node, NodeOptions};
+use crate::disks;
 use crate::forks::{Parent, template_files};
-use crate::guest::Guest;
+use crate::guest::{Guest, VIRTIO};
 use crate::networks::Networks;
 use crate::pki::Pki;
 use crate::places::{self, Qemu};
+use crate::process::Guarded;
 use crate::sandbox::Sandbox;
 use crate::scene::{NAME, memory_mib};
 
@@ -37,6 +41,10 @@ pub struct Fleet {
     pub parent: Parent,
     /// What joins them.
     pub networks: Networks,
+    /// Folder of the guest's disk.
+    pub images: PathBuf,
+    /// What node 2 has instead of that folder.
+    pub unseen: Option<Unseen>,
     _pki: Option<Pki>,
     // Last: it ends whatever is left.
     _sandbox: Sandbox,
@@ -51,6 +59,67 @@ pub struct Setup {
     pub tls: bool,
     /// Each node finds a QEMU of its own by this name; node 2 another version.
     pub odd_qemu: bool,
+    /// The guest's disk.
+    pub disk: Option<SetupDisk>,
+    /// Node 2 does not see the folder of images.
+    pub unseen: bool,
+    /// The `PATH` of node 1.
+    pub path: Option<String>,
+}
+
+/// A disk: the format of its image, and how it is attached.
+#[derive(Debug, Clone, Copy)]
+pub struct SetupDisk {
+    /// `raw` or `qcow2`.
+    pub format: &'static str,
+    /// QEMU's arguments.
+    pub attach: fn(&Path) -> Vec<String>,
+}
+
+/// A mount namespace in which a folder is another one, empty at first.
+#[derive(Debug)]
+pub struct Unseen {
+    holder: Guarded,
+    folder: PathBuf,
+}
+
+impl Unseen {
+    fn new(sandbox: &Sandbox, folder: &Path) -> anyhow::Result<Self> {
+        let there = sandbox.path().join("mounted");
+        let script = format!(
+            "mount -t tmpfs unseen '{}' && touch '{}' && exec sleep infinity",
+            folder.display(),
+            there.display()
+        );
+        let holder = Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "sh", "-c", &script])
+            .spawn()?;
+        let mut unseen = Self { holder: holder.into(), folder: folder.to_owned() };
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !there.exists() {
+            anyhow::ensure!(unseen.holder.ended()?.is_none(), "no mount namespace can be made");
+            anyhow::ensure!(Instant::now() < deadline, "nothing is mounted");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(unseen)
+    }
+
+    fn namespace(&self) -> PathBuf {
+        format!("/proc/{}/ns/mnt", self.holder.pid()).into()
+    }
+
+    /// Puts a file into it.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn put(&self, name: &str, from: &Path) -> anyhow::Result<()> {
+        let write = format!("cat >'{}'", self.folder.join(name).display());
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--mount={}", self.namespace().display())).args(["sh", "-c", &write]);
+        let done = command.stdin(std::fs::File::open(from)?).status()?;
+        anyhow::ensure!(done.success(), "{write} ended with {done}");
+        Ok(())
+    }
 }
 
 const ODD: &str = "qemu-of-this-node";
@@ -67,14 +136,19 @@ pub fn fleet_with(count: u8, setup: &Setup, fork: impl Fn(u8) -> String) -> anyh
     let pki = setup.tls.then(|| Pki::new(&addresses)).transpose()?;
     let vmoved = places::product("vmoved")?;
     let peers: Vec<_> = (1..=count).map(|n| (format!("n{n}"), networks.address(n))).collect();
+    let images = sandbox.folder("images")?;
+    let unseen = setup.unseen.then(|| Unseen::new(&sandbox, &images)).transpose()?;
     let start = |number: u8| {
+        let mounts = unseen.as_ref().filter(|_| number == 2).map(Unseen::namespace);
+        let path = setup.path.iter().filter(|_| number == 1).map(|path| ("PATH".to_owned(), path.clone()));
+        let odd = setup.odd_qemu.then(|| path_of(&sandbox, number)).transpose()?;
         let options = NodeOptions {
-            program: Some(networks.wrapper(sandbox.path(), number, &vmoved)?),
+            program: Some(networks.wrapper(sandbox.path(), number, &vmoved, mounts.as_deref())?),
             listen: Some(networks.address(number)),
             peers: peers.clone(),
             config: format!("[fork]\n{}", fork(number)),
             extra: pki.as_ref().map(Pki::flags).unwrap_or_default(),
-            environment: if setup.odd_qemu { vec![path_of(&sandbox, number)?] } else { Vec::new() },
+            environment: odd.into_iter().chain(path).collect(),
             ..NodeOptions::default()
         };
         Node::start(&sandbox, &format!("n{number}"), options)
@@ -84,8 +158,14 @@ pub fn fleet_with(count: u8, setup: &Setup, fork: impl Fn(u8) -> String) -> anyh
     if setup.odd_qemu {
         guest.qemu = ODD.into();
     }
+    if let Some(disk) = setup.disk {
+        let image = images.join("disk");
+        disks::create(&image, disk.format)?;
+        guest.modules = VIRTIO.into_iter().chain(["virtio_blk"]).collect();
+        guest.extra = (disk.attach)(&image);
+    }
     let parent = Parent::start(&nodes[0], NAME, "thp", guest)?;
-    Ok(Fleet { nodes, parent, networks, _pki: pki, _sandbox: sandbox })
+    Ok(Fleet { nodes, parent, networks, images, unseen, _pki: pki, _sandbox: sandbox })
 }
 
 /// A plain one.
@@ -190,9 +270,19 @@ pub fn until(what: &str, mut so: impl FnMut() -> bool) {
 /// Without `/proc`.
 #[must_use]
 pub fn qemus(node: &Node) -> usize {
+    qemu_pids(node).len()
+}
+
+/// Their process ids.
+///
+/// # Panics
+/// Without `/proc`.
+#[must_use]
+pub fn qemu_pids(node: &Node) -> BTreeSet<i32> {
     let run = node.folder().join("run");
     let entries = std::fs::read_dir("/proc").expect("it is there").flatten();
     entries
         .filter(|e| std::fs::read_link(e.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(&run)))
-        .count()
+        .filter_map(|e| e.file_name().to_str()?.parse().ok())
+        .collect()
 }

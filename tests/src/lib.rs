@@ -4,6 +4,7 @@ pub mod beacon;
 pub mod bench;
 pub mod bridge;
 pub mod daemon;
+pub mod disks;
 pub mod fleet;
 pub mod forks;
 pub mod guest;

@@ -108,17 +108,27 @@ impl Networks {
     }
 
     /// A program that runs `program` in the namespace of a node (from 1). Only its network is another one: mounts stay shared, which
-    /// `ip netns exec` would not leave so.
+    /// `ip netns exec` would not leave so, unless it is to have those of another namespace.
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn wrapper(&self, folder: &Path, number: u8, program: &Path) -> Result<PathBuf> {
+    pub fn wrapper(
+        &self,
+        folder: &Path,
+        number: u8,
+        program: &Path,
+        mounts: Option<&Path>,
+    ) -> Result<PathBuf> {
         use std::os::unix::fs::PermissionsExt;
         let path = folder.join(format!("in-{number}"));
         let name = self.name(number);
+        let mounts = mounts.map_or_else(String::new, |mounts| format!(" --mount={}", mounts.display()));
         std::fs::write(
             &path,
-            format!("#!/bin/sh\nexec nsenter --net=/run/netns/{name} '{}' \"$@\"\n", program.display()),
+            format!(
+                "#!/bin/sh\nexec nsenter --net=/run/netns/{name}{mounts} '{}' \"$@\"\n",
+                program.display()
+            ),
         )?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
         Ok(path)

@@ -14,11 +14,27 @@ use seccompiler::{
 /// `PAGEMAP_SCAN`, which came with Linux 6.7.
 const PAGEMAP_SCAN: u64 = 0xc060_6610;
 
-/// A filter under which `ioctl(PAGEMAP_SCAN)` fails as it does before Linux 6.7.
-fn before_6_7() -> Result<BpfProgram> {
-    let request = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, PAGEMAP_SCAN)?;
-    let rules = BTreeMap::from([(libc::SYS_ioctl, vec![SeccompRule::new(vec![request])?])]);
-    let refused = SeccompAction::Errno(libc::ENOTTY.unsigned_abs());
+/// `MADV_DONTNEED_LOCKED`, which came with Linux 5.18.
+const MADV_DONTNEED_LOCKED: u64 = 24;
+
+/// Which requests the kernel does not know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Before {
+    /// `ioctl(PAGEMAP_SCAN)` fails as it does before Linux 6.7.
+    V6_7,
+    /// `madvise(MADV_DONTNEED_LOCKED)` fails as it does before Linux 5.18.
+    V5_18,
+}
+
+/// A filter under which that is so.
+fn filter(kernel: Before) -> Result<BpfProgram> {
+    let (call, argument, request, errno) = match kernel {
+        Before::V6_7 => (libc::SYS_ioctl, 1, PAGEMAP_SCAN, libc::ENOTTY),
+        Before::V5_18 => (libc::SYS_madvise, 2, MADV_DONTNEED_LOCKED, libc::EINVAL),
+    };
+    let request = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, request)?;
+    let rules = BTreeMap::from([(call, vec![SeccompRule::new(vec![request])?])]);
+    let refused = SeccompAction::Errno(errno.unsigned_abs());
     let filter =
         SeccompFilter::new(rules, SeccompAction::Allow, refused, std::env::consts::ARCH.try_into()?)?;
     Ok(filter.try_into()?)
@@ -29,15 +45,15 @@ fn before_6_7() -> Result<BpfProgram> {
 /// # Errors
 /// Why not.
 pub fn possible() -> Result<()> {
-    spawn_before_6_7(Command::new("true"))?.wait().map(drop).map_err(Into::into)
+    spawn_before(Before::V6_7, Command::new("true"))?.wait().map(drop).map_err(Into::into)
 }
 
-/// Starts `command` as if the kernel were older than Linux 6.7.
+/// Starts `command` as if the kernel were older.
 ///
 /// # Errors
 /// When filters are not possible here, or the program cannot be started.
-pub fn spawn_before_6_7(mut command: Command) -> Result<Child> {
-    let filter = before_6_7()?;
+pub fn spawn_before(kernel: Before, mut command: Command) -> Result<Child> {
+    let filter = filter(kernel)?;
     // A filter holds for the thread that asks for it and for what that starts, for ever: so a thread of its own.
     let child = std::thread::spawn(move || -> Result<Child> {
         seccompiler::apply_filter(&filter).context("no seccomp filter is possible here")?;
@@ -60,7 +76,7 @@ mod tests {
         let mut command = Command::new("grep");
         command.args(["-q", "^Seccomp:.*2", "/proc/self/status"]);
         crate::need!(possible());
-        let mut child = spawn_before_6_7(command).expect("it starts");
+        let mut child = spawn_before(Before::V6_7, command).expect("it starts");
         assert!(child.wait().expect("it ends").success(), "it runs without a filter");
         assert_eq!(filters("/proc/thread-self/status"), before, "we are filtered");
     }

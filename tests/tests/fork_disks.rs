@@ -3,33 +3,16 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
-use vmove_guest::config::{Config, Rate};
 use vmove_tests::daemon::{Node, NodeOptions};
+use vmove_tests::disks::{create, drive, node, overlays, qemu_img, task, works};
 use vmove_tests::forks::{Parent, done, names, vfork};
-use vmove_tests::guest::{Guest, VIRTIO, failures};
+use vmove_tests::guest::{Guest, VIRTIO};
 use vmove_tests::need;
 use vmove_tests::sandbox::Sandbox;
-use vmove_tests::scene::{NAME, PATIENCE, memory_mib, ready};
-
-/// A guest that works on a disk.
-fn task() -> Config {
-    Config {
-        working_set_mib: 8,
-        rate: Rate::PagesPerSecond(500),
-        verify: 8_000,
-        disk_mib: 1,
-        ..Config::default()
-    }
-}
-
-fn qemu_img() -> Result<()> {
-    Command::new("qemu-img").arg("--version").output().context("qemu-img is not installed")?;
-    Ok(())
-}
+use vmove_tests::scene::{NAME, memory_mib, ready};
 
 struct Stage {
     node: Node,
@@ -43,57 +26,13 @@ struct Stage {
 fn stage(options: NodeOptions, format: &str, attach: impl Fn(&Path) -> Vec<String>) -> Stage {
     let sandbox = Sandbox::new().expect("a sandbox");
     let image = sandbox.folder("images").expect("a folder").join(format!("disk.{format}"));
-    let made = Command::new("qemu-img").args(["create", "-q", "-f", format]).arg(&image).arg("64M").status();
-    assert!(made.expect("qemu-img runs").success());
+    create(&image, format).expect("an image");
     let node = Node::start(&sandbox, "a", options).expect("a daemon");
-    let mut guest = Guest::new(memory_mib(&task()), task()).expect("a QEMU");
+    let mut guest = Guest::new(memory_mib(&task(1)), task(1)).expect("a QEMU");
     guest.modules = VIRTIO.into_iter().chain(["virtio_blk"]).collect();
     guest.extra = attach(&image);
     let parent = Parent::start(&node, NAME, "thp", guest).expect("the guest runs");
     Stage { node, parent, image, _sandbox: sandbox }
-}
-
-fn words<const N: usize>(words: [&str; N]) -> Vec<String> {
-    words.map(str::to_owned).to_vec()
-}
-
-fn drive(image: &Path, format: &str, more: &str) -> Vec<String> {
-    let drive = format!("if=none,id=disk0,format={format},file={}{more}", image.display());
-    words(["-drive", &drive, "-device", "virtio-blk-pci,drive=disk0"])
-}
-
-fn node(image: &Path, format: &str) -> Vec<String> {
-    let file = format!("driver=file,node-name=file0,filename={}", image.display());
-    let disk = format!("driver={format},node-name=disk0,file=file0");
-    words(["-blockdev", &file, "-blockdev", &disk, "-device", "virtio-blk-pci,drive=disk0,id=vda"])
-}
-
-/// Lines that the guest's disk program has printed: each stands for 64 blocks checked and written.
-fn lines(node: &Node, vm: &str) -> Result<usize> {
-    let console = node.vm(vm)?.console();
-    let failed = failures(&console);
-    ensure!(failed.is_empty(), "{vm} told of {failed:#?}");
-    Ok(console.lines().filter(|line| line.contains("VMOVE-GUEST DISK")).count())
-}
-
-/// Waits until a VM has worked on its disk: most of its blocks are checked once more, by chance.
-fn works(node: &Node, vm: &str) -> Result<()> {
-    let (first, deadline) = (lines(node, vm)?, Instant::now() + PATIENCE);
-    while lines(node, vm)? < first + 6 {
-        if Instant::now() > deadline {
-            bail!("{vm} does not work on its disk: {}", node.vm(vm)?.console());
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
-}
-
-/// Overlays of a VM beside the image.
-fn overlays(image: &Path, vm: &str) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(image.parent().expect("a folder")).expect("a list").flatten();
-    let prefix = format!("{vm}.disk0.");
-    let is_its = |path: &PathBuf| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(&prefix));
-    entries.map(|entry| entry.path()).filter(is_its).collect()
 }
 
 /// `qemu-img check` of an image in use by a VM, which stands still meanwhile.
@@ -102,6 +41,10 @@ fn check(node: &Node, vm: &str, image: &Path) {
     let output = Command::new("qemu-img").args(["check", "-U"]).arg(image).output().expect("qemu-img runs");
     node.ask(&["resume", vm]).expect("it resumes");
     assert!(output.status.success(), "{vm}: {output:?}");
+}
+
+fn folder(image: &Path) -> &Path {
+    image.parent().expect("a folder")
 }
 
 fn path(value: &Value) -> PathBuf {
@@ -129,7 +72,7 @@ fn nobody_sees_the_others_writes(format: &str, attach: impl Fn(&Path) -> Vec<Str
     assert!(std::fs::read(image).expect("the image") == frozen, "the frozen image was written");
     check(node, NAME, &own);
     for child in ["guest.1", "guest.2"] {
-        let its = overlays(image, child);
+        let its = overlays(folder(image), child);
         assert_eq!(its.len(), 1, "{child}: {its:?}");
         check(node, child, &its[0]);
     }
@@ -150,13 +93,13 @@ fn nobody_sees_the_others_writes(format: &str, attach: impl Fn(&Path) -> Vec<Str
     // Overlays end with children; a layer that others read stays, and what the parent has written.
     for child in ["guest.2", third, "guest.1.1"] {
         done(node, &["kill", child]).expect("it ends");
-        assert!(overlays(image, child).is_empty(), "{child}");
+        assert!(overlays(folder(image), child).is_empty(), "{child}");
     }
-    assert_eq!(overlays(image, "guest.1").len(), 2);
+    assert_eq!(overlays(folder(image), "guest.1").len(), 2);
     done(node, &["kill", "guest.1"]).expect("it ends");
-    assert_eq!(overlays(image, "guest.1").len(), 1);
+    assert_eq!(overlays(folder(image), "guest.1").len(), 1);
     node.ask(&["stop", NAME, "--force"]).expect("it ends");
-    assert_eq!(overlays(image, NAME).len(), 2);
+    assert_eq!(overlays(folder(image), NAME).len(), 2);
 }
 
 #[test]
@@ -186,7 +129,7 @@ fn a_template_keeps_its_disk() {
         for child in names(&answer) {
             works(node, &child).expect("it works on its disk");
             done(node, &["kill", &child]).expect("it ends");
-            assert!(overlays(image, &child).is_empty());
+            assert!(overlays(folder(image), &child).is_empty());
         }
     }
 }
@@ -203,7 +146,7 @@ fn disks_that_cannot_be_frozen_are_refused() {
             assert!(end.said.contains(word), "{word}: {}", end.said);
         }
         works(&stage.node, NAME).expect("the guest is unharmed");
-        assert!(overlays(&stage.image, NAME).is_empty());
+        assert!(overlays(folder(&stage.image), NAME).is_empty());
     };
     refused("", ",file.locking=off", ["disk-unlocked", "locking=off"]);
     refused("[fork]\noverlay-dir = \"/nonexistent\"\n", "", ["no-overlay", "overlay-dir"]);
@@ -236,8 +179,8 @@ fn a_daemon_killed_in_the_middle_loses_no_disk() {
         let promoted = done(&node, &["promote", NAME]).expect("memory of its own");
         let layers = promoted["disks"][0]["files"].as_array().map_or(1, Vec::len);
         eprintln!("killed after {after_ms} ms: {layers} layers");
-        assert_eq!(overlays(&image, NAME).len() + 1, layers, "{promoted}");
-        assert!(overlays(&image, "guest.1").is_empty());
+        assert_eq!(overlays(folder(&image), NAME).len() + 1, layers, "{promoted}");
+        assert!(overlays(folder(&image), "guest.1").is_empty());
     }
     let answer = done(&node, &["create", NAME, "--count", "1", "--verify"]).expect("a child");
     for vm in names(&answer).iter().chain([&NAME.to_owned()]) {

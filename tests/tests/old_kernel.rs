@@ -4,6 +4,7 @@
 use serde_json::json;
 use vmove_tests::daemon::NodeOptions;
 use vmove_tests::guest::Guest;
+use vmove_tests::old_kernel::Before;
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{Scene, memory_mib, ready, steady, vmove};
 use vmove_tests::{need, old_kernel};
@@ -13,7 +14,7 @@ fn without_pagemap_scan_a_guest_moves_by_post_copy_only() {
     need!(ready());
     need!(old_kernel::possible());
     let sandbox = Sandbox::new().expect("a sandbox");
-    let options = NodeOptions { old_kernel: true, ..NodeOptions::default() };
+    let options = NodeOptions { old_kernel: Some(Before::V6_7), ..NodeOptions::default() };
     let guest = Guest::new(memory_mib(&steady()), steady()).expect("a QEMU");
     let scene = Scene::with_options(sandbox, &options, "thp", &guest).expect("a guest");
     let node = scene.a.ask(&["node"]).expect("an answer");

@@ -38,7 +38,7 @@ fn real_guests_leave_a_node_and_a_killed_bridge_goes_on() {
     let vmoved = places::product("vmoved").expect("it is built");
     let nodes: Vec<Node> = (1..=NODES)
         .map(|number| {
-            let program = networks.wrapper(sandbox.path(), number, &vmoved).expect("a wrapper");
+            let program = networks.wrapper(sandbox.path(), number, &vmoved, None).expect("a wrapper");
             let listen = Some(networks.address(number));
             let options = NodeOptions { program: Some(program), listen, ..NodeOptions::default() };
             Node::start(&sandbox, &format!("n{number}"), options).expect("a daemon")

@@ -321,12 +321,17 @@ impl HostEngine {
 
     /// When [`drained`](Self::drained) or [`check`](Self::check) has something to do next, if nothing comes.
     pub(crate) fn next_time(&self) -> Option<Time> {
-        let mark = self.marks.front().map(|(heard, ..)| *heard + GRACE);
         let waits = !self.is_complete() && !self.multicast && self.sources.len() > 1;
         let live = self.sources.iter().filter(|(id, source)| **id != HostId::ROOT && !source.dead);
         let stall = waits.then(|| live.map(|(_, source)| source.heard + STALL).min()).flatten();
+        self.next_drain().into_iter().chain(stall).min()
+    }
+
+    /// When [`drained`](Self::drained) has something to do next, if nothing comes.
+    pub(crate) fn next_drain(&self) -> Option<Time> {
+        let mark = self.marks.front().map(|(heard, ..)| *heard + GRACE);
         let awaited = self.awaited.front().map(|(asked, _)| *asked + PATIENCE);
-        mark.into_iter().chain(stall).chain(awaited).min()
+        mark.into_iter().chain(awaited).min()
     }
 
     /// Gives up sources that have stood still for long although blocks are expected of them.

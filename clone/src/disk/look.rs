@@ -10,8 +10,9 @@ use vmove_qmp::cmdline::Image;
 use vmove_qmp::inspect::VmFacts;
 use vmove_qmp::{Client, CommandLine};
 
-use super::{Disk, PATIENCE, not_on_the_command_line};
+use super::{Disk, Layers, PATIENCE, layers, not_on_the_command_line};
 use crate::CloneError;
+use crate::error::blocking;
 
 /// Looks at the disks of a guest that can be written: those that can be frozen, and why the others cannot.
 ///
@@ -155,6 +156,36 @@ fn absolute(file: &str, vm: &VmRecord) -> PathBuf {
     let file = file.replace("{vmdir}", &vm.vm_dir.to_string_lossy()).replace("{name}", &vm.name);
     // QEMU's working folder.
     vm.vm_dir.join(Path::new(&file))
+}
+
+/// Looks whether the images below a disk are those that its headers name, which is what whoever opens its file elsewhere gets.
+///
+/// # Errors
+/// [`CloneError::Qmp`]; [`CloneError::Io`] for a header that cannot be read; [`CloneError::Refused`] if they are not.
+pub async fn as_named(client: &Client, disks: &[Disk]) -> Result<Vec<Layers>, CloneError> {
+    let opened = chains(client).await?;
+    let mut all = Vec::new();
+    for disk in disks {
+        let (file, format) = (disk.file.clone(), disk.format.clone());
+        let named = blocking(move || layers(&file, &format).map_err(CloneError::io("read", &file))).await?;
+        let chain = opened.iter().find(|chain| chain.device == disk.device);
+        let files = chain.map_or(&[][..], |chain| chain.files.get(1..).unwrap_or_default());
+        let deeper = files.get(named.files.len() - 1..);
+        let same = files.iter().zip(&named.files[1..]).all(|(opened, named)| opened == named)
+            && deeper.is_some_and(|deeper| deeper.is_empty() == named.other.is_none());
+        if !same {
+            let message = format!(
+                "Disk {} lies over {files:?}, its files name {:?} and {:?}: children on other hosts would open those; keep the \
+                 children on this host, or let the image name what it lies over (qemu-img rebase -u)",
+                disk.device,
+                &named.files[1..],
+                named.other
+            );
+            return Err(CloneError::Refused(vec![Blocker::new("disk-chain", message).about(&disk.device)]));
+        }
+        all.push(named);
+    }
+    Ok(all)
 }
 
 /// A disk and all files that it is made of.

@@ -12,7 +12,11 @@
 //!
 //! The guest gets its overlay while it stands still and is drained, before its device state is saved (`blockdev-snapshot` of all
 //! disks in one transaction). An overlay of a child ends with it. That of the guest stays: it holds its data.
+//!
+//! Children on other hosts have the image at the same path if that is the same file, and else behind a socket ([`Exported`]).
 
+mod exported;
+mod layers;
 mod look;
 pub mod qcow2;
 
@@ -25,7 +29,9 @@ use vmove_migrate::check::Blocker;
 use vmove_migrate::vm::VmRecord;
 use vmove_qmp::{Client, CommandLine, QmpError, cmdline};
 
-pub use look::{Chain, chains, look};
+pub use exported::{EXPORT, Exported, Images};
+pub use layers::{Layers, layers};
+pub use look::{Chain, as_named, chains, look};
 
 use crate::CloneError;
 use crate::error::blocking;
@@ -58,7 +64,7 @@ pub struct Disk {
 pub struct Overlay {
     /// The qcow2 file.
     pub path: PathBuf,
-    /// The image below it.
+    /// The image below it: its path, or how QEMU reaches it (`json:…`).
     pub base: PathBuf,
     /// Format of that.
     pub format: String,
@@ -85,15 +91,15 @@ impl Overlay {
     }
 }
 
-/// Puts the overlays of `disks` into a command line.
+/// Puts the overlays of `disks` into a command line; `alone` if the images are not at their paths.
 ///
 /// # Errors
 /// [`CloneError::CommandLine`]; [`CloneError::Refused`] for a disk that is not there.
-pub fn rewrite(line: &mut CommandLine, disks: &[(&Disk, &Overlay)]) -> Result<(), CloneError> {
+pub fn rewrite(line: &mut CommandLine, disks: &[(&Disk, &Overlay)], alone: bool) -> Result<(), CloneError> {
     for (disk, overlay) in disks {
         let file = overlay.path.to_str().map(str::to_owned);
-        let overlay =
-            file.map(|file| cmdline::Overlay { image: disk.image.clone(), file, direct: disk.direct });
+        let (image, direct) = (disk.image.clone(), disk.direct);
+        let overlay = file.map(|file| cmdline::Overlay { image, file, direct, alone });
         let done = overlay.map_or(Ok(false), |overlay| line.put_overlay(&overlay))?;
         if !done {
             return Err(CloneError::Refused(vec![not_on_the_command_line(&disk.device, &disk.file)]));
@@ -228,7 +234,7 @@ pub fn follow(record: &VmRecord, done: &[Step]) -> Result<VmRecord, CloneError> 
     // After a crash of the daemon it may have been done already.
     let open = |step: &&Step| known.contains(&step.disk.image);
     let open: Vec<(&Disk, &Overlay)> = done.iter().filter(open).map(|s| (&s.disk, &s.overlay)).collect();
-    rewrite(&mut line, &open)?;
+    rewrite(&mut line, &open, false)?;
     record.command_line =
         line.to_argv().into_iter().map(|word| word.to_string_lossy().into_owned()).collect();
     for (disk, overlay) in open {

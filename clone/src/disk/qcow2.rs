@@ -14,8 +14,9 @@ const CLUSTER: u64 = 1 << CLUSTER_BITS;
 const HEADER: u32 = 104;
 /// What one entry of the L1 table covers: a cluster of entries of 8 bytes, a cluster each.
 const PER_L1: u64 = CLUSTER * CLUSTER / 8;
+pub(super) const MAGIC: [u8; 4] = *b"QFI\xfb";
 /// Header extension: format of the backing file.
-const BACKING_FORMAT: u32 = 0xe279_2aca;
+pub(super) const BACKING_FORMAT: u32 = 0xe279_2aca;
 /// The format's limit.
 const MAX_NAME: usize = 1023;
 /// A refcount block of 16-bit counts covers so many clusters.
@@ -58,7 +59,7 @@ fn image(size: u64, backing: &Path, format: &str) -> Result<(Vec<u8>, u64), Stri
     let name_at = HEADER as usize + extension + 8;
 
     let mut head = Vec::with_capacity(3 * (1 << CLUSTER_BITS));
-    head.extend_from_slice(b"QFI\xfb");
+    head.extend_from_slice(&MAGIC);
     head.extend_from_slice(&3_u32.to_be_bytes());
     head.extend_from_slice(&(name_at as u64).to_be_bytes());
     head.extend_from_slice(&u32::try_from(name.len()).unwrap_or_default().to_be_bytes());

@@ -62,8 +62,12 @@ pub enum ForkWay {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WarmRequest {
-    /// How many; 0 ends those that there are.
+    /// How many, on each node; 0 ends those that there are.
     pub count: usize,
+    /// Nodes on which they are prepared, as `host:port` or a name of the configuration. Without any, this node; a count of 0 then
+    /// concerns all nodes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
 }
 
 /// Children that are prepared.
@@ -71,6 +75,18 @@ pub struct WarmRequest {
 pub struct Warm {
     /// Name of the VM.
     pub vm: String,
+    /// How many on this node.
+    pub prepared: usize,
+    /// Those on other nodes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<WarmNode>,
+}
+
+/// Prepared children on one node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct WarmNode {
+    /// The node.
+    pub node: String,
     /// How many.
     pub prepared: usize,
 }
@@ -96,6 +112,9 @@ pub struct ForkNode {
     /// The VM or template that it came from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
+    /// Where children of it are prepared for the next fork.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prepared: Vec<WarmNode>,
     /// Its children.
     #[schema(no_recursion)]
     pub children: Vec<ForkNode>,

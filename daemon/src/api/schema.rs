@@ -179,6 +179,10 @@ pub struct HostReport {
     fabric: Option<String>,
     /// Why that.
     fabric_reason: Option<String>,
+    /// How its children get at the images of disks that the guest wrote to: `shared path` or `nbd`.
+    disks: Option<String>,
+    /// Why that.
+    disks_reason: Option<String>,
     /// Faults of children that ran before the whole template was there.
     faults: Option<FaultStats>,
     /// Why there are no children there, or not any more.

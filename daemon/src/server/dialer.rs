@@ -14,7 +14,7 @@ use tokio_rustls::client::TlsStream;
 
 use vmove_fabric::{Class, Endpoint, Fabric, FabricKind};
 use vmove_migrate::link::{BoxedStream, Dialer, FabricOffer, LinkError, PeerTarget};
-use vmove_migrate::proto::hello::{Hello, HelloError, read_answer};
+use vmove_migrate::proto::hello::{Hello, HelloError, LinkKind, read_answer};
 
 use super::fabrics::{Fabrics, class_of};
 use super::tls::Tls;
@@ -22,6 +22,9 @@ use crate::config::{KnownNode, split_address};
 
 /// For reaching a peer, and again for TLS and greeting.
 const CONNECT: Duration = Duration::from_secs(5);
+
+/// How long a host may be silent before it counts as dead, where nothing else tells.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// Opens connections with this node's TLS material and fabrics.
 #[derive(Debug)]
@@ -101,6 +104,12 @@ impl PeerDialer {
 impl Dialer for PeerDialer {
     async fn stream(&self, to: &PeerTarget, hello: &Hello) -> Result<BoxedStream, LinkError> {
         let mut wire = self.wire(to).await?;
+        if hello.kind == LinkKind::ForkDisk {
+            notice_death(match &wire {
+                Wire::Plain(stream) => stream,
+                Wire::Tls(stream) => stream.get_ref().0,
+            });
+        }
         match &mut wire {
             Wire::Plain(stream) => greet(stream, to, hello).await?,
             Wire::Tls(stream) => greet(stream.as_mut(), to, hello).await?,
@@ -145,6 +154,20 @@ impl Dialer for PeerDialer {
 
     fn fabric(&self, kind: FabricKind) -> Option<Arc<dyn Fabric>> {
         self.fabrics.fabric(kind)
+    }
+}
+
+/// A connection over which nothing may be said for long: the kernel is to notice that the other host is dead.
+pub fn notice_death(stream: &TcpStream) {
+    use rustix::net::sockopt;
+    let set = || -> rustix::io::Result<()> {
+        sockopt::set_tcp_user_timeout(stream, SILENCE.as_millis().try_into().unwrap_or(u32::MAX))?;
+        sockopt::set_tcp_keepidle(stream, SILENCE / 2)?;
+        sockopt::set_tcp_keepintvl(stream, SILENCE / 10)?;
+        sockopt::set_socket_keepalive(stream, true)
+    };
+    if let Err(error) = set() {
+        tracing::warn!(%error, "the death of a host may be noticed late");
     }
 }
 

@@ -244,7 +244,9 @@ pub fn class_of(kind: LinkKind) -> Class {
     match kind {
         LinkKind::Urgent | LinkKind::Trial => Class::Urgent,
         LinkKind::Bulk => Class::Bulk,
-        LinkKind::Control | LinkKind::State | LinkKind::Fork | LinkKind::ForkMemory => Class::Message,
+        LinkKind::Control | LinkKind::State | LinkKind::Fork | LinkKind::ForkMemory | LinkKind::ForkDisk => {
+            Class::Message
+        }
     }
 }
 

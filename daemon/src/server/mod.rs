@@ -175,6 +175,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     app.sessions.take_up().await?;
     tasks.spawn(app.registry.clone().supervise());
     tasks.spawn(app.forks.clone().serve_guests());
+    tasks.spawn(app.forks.clone().serve_disks());
     tasks.spawn(metrics::sample(app.clone(), app.metrics.clone()));
     tasks.spawn(learn_qemus());
     if let Some(tls) = tls {

@@ -18,6 +18,7 @@ use vmove_migrate::engine::Engine;
 use vmove_migrate::link::Link;
 use vmove_migrate::proto::hello::{Hello, HelloError, LinkKind, MAGIC, PROTOCOL_VERSION, Status, answer};
 
+use super::dialer::notice_death;
 use super::fabrics::{Fabrics, class_of};
 use super::forks::Forks;
 use super::forks::remote::read_opening;
@@ -149,6 +150,11 @@ impl PeerPort {
                 drop(permit);
                 return self.forks.take_order(hello, stream, from.ip()).await;
             }
+            LinkKind::ForkDisk => {
+                drop(permit);
+                notice_death(stream.get_ref().0);
+                return self.forks.remote.disks.serve(hello, stream).await;
+            }
             LinkKind::ForkMemory => {
                 let Ok(Ok((class, greeting))) =
                     tokio::time::timeout(GREETING, read_opening(stream.as_mut())).await
@@ -182,6 +188,11 @@ impl PeerPort {
                 drop(permit);
                 return self.forks.take_order(hello, Box::new(stream), from.ip()).await;
             }
+            LinkKind::ForkDisk => {
+                drop(permit);
+                notice_death(&stream);
+                return self.forks.remote.disks.serve(hello, Box::new(stream)).await;
+            }
             LinkKind::ForkMemory => {
                 let Ok(Ok((class, greeting))) =
                     tokio::time::timeout(GREETING, read_opening(&mut stream)).await
@@ -208,7 +219,7 @@ impl PeerPort {
     async fn unix(self, mut stream: UnixStream, permit: OwnedSemaphorePermit) {
         let from = "this host";
         let Some(hello) = self.greeted(&mut stream, from).await else { return };
-        if matches!(hello.kind, LinkKind::Fork | LinkKind::ForkMemory) {
+        if matches!(hello.kind, LinkKind::Fork | LinkKind::ForkMemory | LinkKind::ForkDisk) {
             return tracing::warn!("a fork is begun on the TCP port, not here");
         }
         let Some(endpoint) = adopted(self.fabrics.adopt_local(stream, class_of(hello.kind)).await, from)
@@ -224,6 +235,7 @@ impl PeerPort {
             // Of no migration: the order that follows is judged.
             LinkKind::Fork => Ok(()),
             LinkKind::ForkMemory => self.forks.remote.wants(hello),
+            LinkKind::ForkDisk => self.forks.remote.disks.wants(hello),
             _ => self.engine.wants(hello),
         }
     }

@@ -1,10 +1,11 @@
 //! Running system calls in a thread of another process.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,8 @@ const SEARCH: Duration = Duration::from_secs(2);
 const CALL: Duration = Duration::from_secs(10);
 /// How often to look whether the stopped thread still exists.
 const BETWEEN_CALLS: Duration = Duration::from_millis(20);
+/// How long to wait for another thread of ours that has the process stopped.
+const TURN: Duration = Duration::from_secs(10);
 /// Results at or above this (as unsigned) are errors.
 const MAX_ERRNO: i64 = 4095;
 
@@ -77,9 +80,13 @@ impl Injector {
         let (calls, receive_calls) = mpsc::channel();
         let late = Arc::new(AtomicBool::new(false));
         let (pid, flag) = (process.pid(), Arc::clone(&late));
+        let turn = Turn::wait(pid);
         let tracer = thread::Builder::new()
             .name("vmove-attach".to_owned())
-            .spawn(move || trace(pid, &tids, code, &memory, &ready, &receive_calls, &flag))
+            .spawn(move || {
+                let _turn = turn;
+                trace(pid, &tids, code, &memory, &ready, &receive_calls, &flag)
+            })
             .map_err(|source| MemoryError::system("Starting the tracer thread", source))?;
 
         match wait_ready.recv() {
@@ -205,6 +212,31 @@ impl Drop for Injector {
     }
 }
 
+/// The right to trace a process: a process can have one tracer, and work on one guest may overlap (what a move leaves to be done, and
+/// a fork right after it).
+struct Turn(u32);
+
+static TRACED: (Mutex<BTreeSet<u32>>, Condvar) = (Mutex::new(BTreeSet::new()), Condvar::new());
+
+impl Turn {
+    /// Waits for the others; after [`TURN`] goes ahead, to be told by the kernel what is in the way.
+    fn wait(pid: u32) -> Self {
+        let (traced, freed) = &TRACED;
+        let all = traced.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = freed.wait_timeout_while(all, TURN, |all| all.contains(&pid));
+        waited.unwrap_or_else(PoisonError::into_inner).0.insert(pid);
+        Self(pid)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let (traced, freed) = &TRACED;
+        traced.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        freed.notify_all();
+    }
+}
+
 /// Opens the memory of the process and finds instructions to use. A process that is just being started may have none.
 fn prepare(process: &Process) -> Result<(File, Code)> {
     let path = process.path("mem");
@@ -303,6 +335,7 @@ const fn call_name(nr: i64) -> &'static str {
         libc::SYS_mmap => "mmap",
         libc::SYS_mremap => "mremap",
         libc::SYS_munmap => "munmap",
+        libc::SYS_mlock => "mlock",
         libc::SYS_dup3 => "dup3",
         libc::SYS_getpid => "getpid",
         _ => "An injected system call",

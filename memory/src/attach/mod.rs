@@ -1,6 +1,7 @@
 //! System calls run inside another process, and what is built on them.
 
 mod code;
+mod entries;
 mod frame;
 mod injector;
 mod ptrace;
@@ -16,9 +17,7 @@ mod tests;
 pub use injector::Injector;
 mod touched;
 
+pub use entries::{discard_in_qemu, drops_locked, fill_locked_in_qemu, none_mapped};
 pub use remap::{MappingHints, Replacement, Sharing, descriptors_of, replace_in_qemu};
-pub use remote_uffd::{
-    Keep, RemoteUffd, close_in_qemu, create_uffd, create_uffd_from_device, discard_in_qemu, none_mapped,
-    reopen_uffd,
-};
+pub use remote_uffd::{Keep, RemoteUffd, close_in_qemu, create_uffd, create_uffd_from_device, reopen_uffd};
 pub use touched::touched_in_qemu;

@@ -7,14 +7,9 @@ use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use super::Injector;
 use crate::error::{MemoryError, Result};
-use crate::pagemap::{Pagemap, Present};
 use crate::process::Process;
-use crate::ram::QemuMapping;
 use crate::sys::{USERFAULTFD_IOC_NEW, uffd_api};
-use crate::uffd::{EventBatch, FaultContext, UffdFeatures};
-
-/// How often page-table entries that came back are dropped again.
-const DISCARDS: u32 = 8;
+use crate::uffd::UffdFeatures;
 
 /// Whether QEMU keeps its own descriptor of a userfaultfd made in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,67 +106,6 @@ pub fn close_in_qemu(process: &Process, uffd: RemoteUffd) -> Result<()> {
     }
     drop(uffd.fd);
     Ok(())
-}
-
-/// Drops every page-table entry QEMU has for the mappings, so that each page faults on its next touch, and checks that
-/// none is left. The files keep their bytes.
-///
-/// Do this with the mappings registered and `context` given: then no entry can come back unseen. Events are read
-/// meanwhile (a discard waits for that) and dropped, and at the end all waiting threads are woken, to fault again. So
-/// no other thread may be reading events, and the guest must not be running.
-///
-/// # Errors
-/// [`MemoryError::StillMapped`] if entries keep coming back; [`MemoryError::Remote`]; those of [`Injector::attach`].
-pub fn discard_in_qemu(
-    process: &Process,
-    mappings: &[QemuMapping],
-    context: Option<&FaultContext>,
-) -> Result<()> {
-    let mut pagemap = Pagemap::open(process)?;
-    let mut events = EventBatch::new(64);
-    let mut left = Present::default();
-    for _ in 0..DISCARDS {
-        let mut injector = Injector::attach(process)?;
-        for mapping in mappings {
-            let advice = u64::try_from(libc::MADV_DONTNEED).unwrap_or(0);
-            let args = [mapping.hva.0, mapping.len.0, advice, 0, 0, 0];
-            injector.syscall_while(libc::SYS_madvise, args, || match context {
-                Some(context) => context.read_events(&mut events).map(drop),
-                None => Ok(()),
-            })?;
-        }
-        injector.release()?;
-        left = count_mapped(&mut pagemap, mappings)?;
-        if left.pages == 0 {
-            return context.map_or(Ok(()), |c| mappings.iter().try_for_each(|m| c.wake(m.hva, m.len)));
-        }
-    }
-    still_mapped(left, DISCARDS)
-}
-
-/// Checks that QEMU has no page-table entry for the mappings, as [`discard_in_qemu`] does by itself.
-///
-/// # Errors
-/// [`MemoryError::StillMapped`].
-pub fn none_mapped(process: &Process, mappings: &[QemuMapping]) -> Result<()> {
-    still_mapped(count_mapped(&mut Pagemap::open(process)?, mappings)?, 0)
-}
-
-fn count_mapped(pagemap: &mut Pagemap, mappings: &[QemuMapping]) -> Result<Present> {
-    let mut all = Present::default();
-    for mapping in mappings {
-        let present = pagemap.present(mapping.hva, mapping.len)?;
-        all.pages += present.pages;
-        all.first = all.first.or(present.first);
-    }
-    Ok(all)
-}
-
-fn still_mapped(left: Present, rounds: u32) -> Result<()> {
-    match left.first {
-        Some(first) => Err(MemoryError::StillMapped { pages: left.pages, first, rounds }),
-        None => Ok(()),
-    }
 }
 
 /// `pidfd_getfd`, with a check of what it is.

@@ -39,6 +39,9 @@ pub(crate) async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
             if prepare.boot_id == crate::clock::boot_id() {
                 found.extend(same_host(&command.same_paths));
             }
+            if let (true, Err(why)) = (command.locks_memory, vmove_memory::drops_locked()) {
+                found.push(Blocker::new("memory-locked", crate::destination::chain(&why)));
+            }
         }
         Err(why) => found.push(Blocker::new("command-line", why)),
     }

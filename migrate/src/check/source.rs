@@ -52,7 +52,7 @@ fn code(kind: BlockerKind, device: Option<DeviceKind>) -> &'static str {
         (BlockerKind::Cpu, _) => "cpu-model",
         (BlockerKind::RunState, _) => "run-state",
         (BlockerKind::Qemu, _) => "qemu-refuses",
-        (BlockerKind::Disk, _) => "disk-not-shared",
+        (BlockerKind::Disk | BlockerKind::DiskSocket, _) => "disk-not-shared",
         _ => "other",
     }
 }

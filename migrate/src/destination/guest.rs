@@ -119,6 +119,18 @@ impl GuestMemory {
         dir.join(format!("{id}-{block}.pages"))
     }
 
+    /// Makes the files zero again: nothing has landed, QEMU has written to some pages and can touch none any more.
+    pub(super) fn wipe(&self) -> Result<(), MemoryError> {
+        for block in &self.blocks {
+            for page in 0..block.pages() {
+                if !block.mapping.is_zero(PageIndex(page))? {
+                    block.mapping.zero(PageRun::new(PageIndex(page), 1))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn attach(&self, attached: Attached) {
         // Attached once in the life of a session's process; a second time would be a bug that the first context hides.
         debug_assert!(self.attached.get().is_none(), "attached twice");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use vmove_memory::{Process, RemoteUffd, close_in_qemu, collapse};
+use vmove_memory::{Process, RemoteUffd, close_in_qemu, collapse, fill_locked_in_qemu};
 use vmove_qmp::process::{QemuProcess, end_started_in};
 use vmove_qmp::switchover::Announce;
 
@@ -273,12 +273,13 @@ impl Session {
         attached.context.unregister(&attached.mappings).map_err(|e| End::Failed(chain(&e)))
     }
 
-    /// Turns 4 KiB mappings into 2 MiB ones and closes the fault descriptor in QEMU, in the background.
+    /// Turns 4 KiB mappings into 2 MiB ones, closes the fault descriptor in QEMU, and has locked memory mapped as a whole again, in the
+    /// background.
     fn make_huge(&self) {
         let record = self.journal.record();
         let (Some(vm), Some(fault_fd)) = (&record.vm, record.fault_fd) else { return };
         let (pid, start) = (vm.pid.unsigned_abs(), vm.pid_start);
-        let memory = Arc::clone(&self.room.memory);
+        let (memory, locked) = (Arc::clone(&self.room.memory), self.room.locked);
         tokio::task::spawn_blocking(move || {
             let Ok(process) = Process::reopen(pid, start) else { return };
             let Some(attached) = memory.attached() else { return };
@@ -295,6 +296,11 @@ impl Session {
                 if let Err(error) = collapse(&process, mapping.hva, mapping.len) {
                     tracing::debug!(%error, "guest memory keeps 4 KiB mappings");
                 }
+            }
+            if let Err(error) =
+                if locked { fill_locked_in_qemu(&process, &attached.mappings) } else { Ok(()) }
+            {
+                tracing::warn!(pid, error = chain(&error), "locked memory gets mapped only as it is touched");
             }
         });
     }

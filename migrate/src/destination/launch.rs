@@ -18,6 +18,8 @@ use crate::clock::Mono;
 
 /// Time for a QEMU to open its monitor: a large guest on a busy host, hugetlbfs reservation included.
 const START: Duration = Duration::from_secs(60);
+/// And for each GiB of memory that it locks before that.
+const LOCK_PER_GIB: Duration = Duration::from_secs(1);
 
 /// A destination QEMU, paused, its faults ours.
 #[derive(Debug)]
@@ -41,13 +43,18 @@ pub(super) struct LaunchOrder {
     pub vm_dir: PathBuf,
     pub qmp_socket: PathBuf,
     pub memory: Arc<GuestMemory>,
+    /// QEMU locks its memory as it starts.
+    pub locked: bool,
     /// Told as soon as there is a process: it must be ended if anything fails afterwards.
     pub started: tokio::sync::oneshot::Sender<QemuProcess>,
 }
 
 /// Starts QEMU, prepares it for device state, attaches.
 pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, String> {
-    let LaunchOrder { command, vm_dir, qmp_socket, memory, started } = order;
+    let LaunchOrder { command, vm_dir, qmp_socket, memory, locked, started } = order;
+    let gib = memory.blocks.iter().map(|b| b.file.len().0).sum::<u64>() >> 30;
+    let limit =
+        START + if locked { LOCK_PER_GIB * u32::try_from(gib).unwrap_or(u32::MAX) } else { Duration::ZERO };
     let begun = Mono::now();
     let process = QemuProcess::spawn(&command, &vm_dir, &log_in(&vm_dir)).map_err(|e| chain(&e))?;
     // The session may have ended meanwhile; then it has dropped the receiver and nobody else knows of this QEMU.
@@ -55,7 +62,7 @@ pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, String> {
         let _ = process.kill().await;
         return Err("the session ended while QEMU was being started".to_owned());
     }
-    let client = process.wait_qmp(&qmp_socket, START).await.map_err(|e| chain(&e))?;
+    let client = process.wait_qmp(&qmp_socket, limit).await.map_err(|e| chain(&e))?;
     let monitor = Mono::now();
     let destination =
         Destination::prepare(&client, &DestinationOptions::default()).await.map_err(|e| chain(&e))?;
@@ -63,8 +70,9 @@ pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, String> {
     destination.listen(Inbound::Fd(theirs)).await.map_err(|e| chain(&e))?;
     let listens = Mono::now();
     let pid = process.pid();
-    let taken =
-        tokio::task::spawn_blocking(move || take_faults(pid, &memory)).await.map_err(|e| e.to_string())??;
+    let taken = tokio::task::spawn_blocking(move || take_faults(pid, &memory, locked))
+        .await
+        .map_err(|e| e.to_string())??;
     let (pid_start, attached, fault_fd, touched) = taken;
     tracing::info!(
         pid,
@@ -79,7 +87,7 @@ pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, String> {
 type Taken = (u64, Attached, i32, Vec<(usize, PageRun)>);
 
 /// Registers QEMU's mappings, and drops the page-table entries it had before: those would never fault (hazard: stale mappings).
-fn take_faults(pid: u32, memory: &GuestMemory) -> Result<Taken, String> {
+fn take_faults(pid: u32, memory: &GuestMemory, locked: bool) -> Result<Taken, String> {
     let process = Process::open(pid).map_err(|e| chain(&e))?;
     let files: Vec<_> = memory.blocks.iter().map(|b| &b.file).collect();
     let mappings = find_mappings(&process, &files).map_err(|e| chain(&e))?;
@@ -98,8 +106,15 @@ fn take_faults(pid: u32, memory: &GuestMemory) -> Result<Taken, String> {
     let context = FaultContext::new(remote);
     context.register(&mappings).map_err(|e| chain(&e))?;
     let mut touched = Vec::new();
-    touched_in_qemu(&process, &mappings, |block, run| touched.push((block, run))).map_err(|e| chain(&e))?;
+    if !locked {
+        touched_in_qemu(&process, &mappings, |block, run| touched.push((block, run)))
+            .map_err(|e| chain(&e))?;
+    }
     discard_in_qemu(&process, &mappings, Some(&context)).map_err(|e| chain(&e))?;
+    if locked {
+        // It has touched everything, so that does not tell what it has written. But nothing has landed yet.
+        memory.wipe().map_err(|e| chain(&e))?;
+    }
     Ok((process.start_time(), Attached { process, context, mappings }, fault_fd, touched))
 }
 

@@ -6,6 +6,9 @@
 //!
 //! A page of 1 GiB takes 0.1 s to 3 s to clear, and in a page fault it is cleared with the process's memory map locked: no thread that
 //! maps or unmaps anything goes on, and the source hears nothing. So such pages are given in every mode, through the file, before the first is read.
+//!
+//! A QEMU that locks its memory (`-overcommit mem-lock=on`) touches all of it as it starts, before it has asked for huge pages. So all of it is
+//! given before QEMU starts, in every mode.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,12 +36,16 @@ impl Drop for Populating {
     }
 }
 
-/// Begins, from a thread of its own.
+/// Begins, from a thread of its own. `all`: what the source has no memory for, too.
 pub(super) fn start(
     memory: &Arc<GuestMemory>,
     blocks: &[BlockInfo],
+    all: bool,
 ) -> Result<(Populating, JoinHandle<Result<(), String>>), String> {
-    let parts = |b: &BlockInfo| PageSet::decode(&b.data, b.size.div_ceil(PART)).map_err(str::to_owned);
+    let parts = |b: &BlockInfo| match b.size.div_ceil(PART) {
+        parts if all => Ok(PageSet::full(parts)),
+        parts => PageSet::decode(&b.data, parts).map_err(str::to_owned),
+    };
     let sets = blocks.iter().map(parts).collect::<Result<Vec<_>, _>>()?;
     let stop = Arc::new(AtomicBool::new(false));
     let (memory, stopped) = (Arc::clone(memory), Arc::clone(&stop));

@@ -21,6 +21,8 @@ pub(super) struct Room {
     pub ram: Vec<RamFileRecord>,
     pub tables: Vec<PathBuf>,
     pub memory: Arc<GuestMemory>,
+    /// QEMU locks its memory as it starts, all of it.
+    pub locked: bool,
     new_folder: bool,
 }
 
@@ -76,8 +78,10 @@ pub(super) fn make(node: &Node, id: SessionId, prepare: &Prepare) -> Result<Room
     }
     undo.done();
     let memory = Arc::new(GuestMemory::new(blocks, prepare.spec.verify));
+    let locked = command.locks_memory;
     Ok(Room {
         layout,
+        locked,
         command: crate::node::with_environment(command.argv, &prepare.environment),
         ram,
         tables,
@@ -105,8 +109,9 @@ pub(super) fn find(
     }
     // Hashes of pages that are mapped already are lost with the process that took them: a recovered session is not verified.
     let memory = Arc::new(GuestMemory::new(blocks, false));
+    let locked = command.locks_memory;
     let command = crate::node::with_environment(command.argv, &prepare.environment);
-    Ok(Room { layout, command, ram: ram.to_vec(), tables, memory, new_folder: false })
+    Ok(Room { layout, command, ram: ram.to_vec(), tables, memory, locked, new_folder: false })
 }
 
 impl Room {

@@ -314,24 +314,32 @@ impl Session {
 
     fn start_launch(&mut self) {
         self.publisher.enter(Phase::Prepare);
+        let prepare = &self.journal.record().prepare;
+        let locked = self.room.locked;
+        if prepare.spec.mode.fixed() == Some(Mode::Postcopy) || locked || self.must_be_given() {
+            match populate::start(&self.room.memory, &prepare.blocks, locked) {
+                Ok((populating, task)) => (self.populating, self.populated) = (Some(populating), Some(task)),
+                // Then pages get their memory when they are touched.
+                Err(why) => tracing::warn!(session = %self.id, why, "memory is not populated ahead"),
+            }
+        }
+        if !locked || self.populated.is_none() {
+            self.launch();
+        }
+    }
+
+    fn launch(&mut self) {
         let (started, receiver) = oneshot::channel();
         let order = LaunchOrder {
             command: self.room.command.clone(),
             vm_dir: self.room.layout.vm_dir.clone(),
             qmp_socket: self.room.layout.qmp_socket.clone(),
             memory: Arc::clone(&self.room.memory),
+            locked: self.room.locked,
             started,
         };
         self.started = Some(receiver);
         self.launching = Some(tokio::spawn(launch::launch(order)));
-        let prepare = &self.journal.record().prepare;
-        if prepare.spec.mode.fixed() == Some(Mode::Postcopy) || self.must_be_given() {
-            match populate::start(&self.room.memory, &prepare.blocks) {
-                Ok((populating, task)) => (self.populating, self.populated) = (Some(populating), Some(task)),
-                // Then pages get their memory when they are touched.
-                Err(why) => tracing::warn!(session = %self.id, why, "memory is not populated ahead"),
-            }
-        }
     }
 
     pub(super) async fn populated(
@@ -340,6 +348,10 @@ impl Session {
         channel: &mut Channel<ToDestination>,
     ) -> Result<(), End> {
         populated.map_err(|why| End::Failed(format!("No memory for the guest at the destination: {why}")))?;
+        if self.room.locked {
+            self.launch();
+            return Ok(());
+        }
         self.start_attempt()?;
         self.tell_prepared(channel).await
     }
@@ -348,9 +360,10 @@ impl Session {
         self.room.memory.blocks.iter().any(Block::must_be_given)
     }
 
-    /// Pages are being given, and nothing may be read before they are there. What the source says meanwhile waits.
+    /// Pages are being given, or locked, and nothing may be read before that is done. What the source says meanwhile waits.
     pub(super) fn is_being_given(&self) -> bool {
-        self.populated.is_some() && self.must_be_given()
+        let locking = self.room.locked && (self.populated.is_some() || self.launching.is_some());
+        locking || self.populated.is_some() && self.must_be_given()
     }
 
     /// The source may stop the guest: QEMU waits for its state, and there is memory.
@@ -397,6 +410,7 @@ impl Session {
         self.state_sender = Some(launched.state);
         self.touched = launched.touched;
         self.room.memory.attach(launched.attached);
+        self.start_attempt()?;
         self.start_relay();
         self.tell_prepared(channel).await
     }

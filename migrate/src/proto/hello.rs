@@ -6,7 +6,7 @@
 //! 0  magic    8 bytes  "VMOVE\r\n\0"   (no HTTP request begins so: the same port serves both)
 //! 8  version  u16      PROTOCOL_VERSION of the sender
 //! 10 kind     u8       1 control, 2 device state, 3 urgent pages, 4 bulk pages, 16 trial of a fabric, 32 fork, 33 memory of a
-//!                      fork; 0x80 is added for pages by RDMA, whose queue
+//!                      fork, 34 disk of a fork; 0x80 is added for pages by RDMA, whose queue
 //!                      pairs are introduced next
 //! 11 index    u8       which of several connections of a kind
 //! 12 session  16 bytes
@@ -93,6 +93,8 @@ pub enum LinkKind {
     Fork = 32,
     /// Belongs to a fork: becomes a fabric endpoint, once the sender has said what for.
     ForkMemory = 33,
+    /// Belongs to a fork: a child's disk, the `index`th, as its reader speaks to the server of its image.
+    ForkDisk = 34,
 }
 
 impl LinkKind {
@@ -105,6 +107,7 @@ impl LinkKind {
             16 => Self::Trial,
             32 => Self::Fork,
             33 => Self::ForkMemory,
+            34 => Self::ForkDisk,
             _ => return None,
         })
     }

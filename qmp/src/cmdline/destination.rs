@@ -15,6 +15,8 @@ pub struct DestinationCommand {
     /// Sockets and files that both QEMUs name by the same absolute path: on one and the same host they would take them
     /// from each other.
     pub same_paths: Vec<PathBuf>,
+    /// It locks its memory as it starts ([`CommandLine::locks_memory`]).
+    pub locks_memory: bool,
 }
 
 /// Options that a destination must not have: how the source got its state, or how it was watched from its start.
@@ -49,7 +51,8 @@ impl CommandLine {
         line.switch_off_prealloc()?;
         line.items.push(Item::new("-incoming", "defer"));
         line.items.push(Item::bare("-S"));
-        Ok(DestinationCommand { argv: line.to_argv(), ram, same_paths })
+        let locks_memory = line.locks_memory()?;
+        Ok(DestinationCommand { argv: line.to_argv(), ram, same_paths, locks_memory })
     }
 
     fn switch_off_prealloc(&mut self) -> Result<(), CommandLineError> {

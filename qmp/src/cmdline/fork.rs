@@ -115,6 +115,19 @@ impl CommandLine {
         Ok(())
     }
 
+    /// Whether QEMU locks all of its memory as it starts, which gives memory to all of it. With `on-fault` it does not.
+    ///
+    /// # Errors
+    /// [`CommandLineError::Unreadable`].
+    pub fn locks_memory(&self) -> Result<bool, CommandLineError> {
+        let mut locks = false;
+        for item in self.named("overcommit") {
+            // Several are one: what a later one does not name stays.
+            locks = item.options()?.flag("mem-lock").unwrap_or(locks);
+        }
+        Ok(locks)
+    }
+
     /// No memory is locked: for a copy, whose memory is not copied before it is written. Returns whether it would have been.
     ///
     /// # Errors
@@ -230,6 +243,16 @@ mod tests {
             assert!(!line.lock_nothing().unwrap(), "it is off now");
         }
         assert!(!line(&["-m", "1G"]).lock_nothing().unwrap());
+    }
+
+    #[test]
+    fn memory_that_is_locked_as_qemu_starts_is_known() {
+        let locks = |words: &[&str]| line(words).locks_memory().unwrap();
+        assert!(locks(&["-overcommit", "mem-lock=on,cpu-pm=on"]));
+        assert!(locks(&["-overcommit", "mem-lock=yes", "-overcommit", "cpu-pm=on"]));
+        assert!(!locks(&["-overcommit", "mem-lock=on", "-overcommit", "mem-lock=off"]));
+        assert!(!locks(&["-overcommit", "mem-lock=on-fault"]));
+        assert!(!locks(&["-overcommit", "cpu-pm=on", "-m", "1G"]));
     }
 
     #[test]

@@ -20,6 +20,8 @@ pub struct Overlay {
     pub file: String,
     /// Whether it is to bypass the page cache, as the image does.
     pub direct: bool,
+    /// Whether the image is not there: what is below is said in the qcow2 file alone.
+    pub alone: bool,
 }
 
 /// Where an image is said.
@@ -59,35 +61,53 @@ impl CommandLine {
                 options.set_text("format", "qcow2");
                 self.items[at].set_options(&options);
             }
+            Place::Node(node) if overlay.alone => {
+                let over = node_over(&node, None, overlay, &options);
+                self.items[at] = Item::new("-blockdev", over.to_string().as_str());
+                self.remove_below(&options)?;
+            }
             Place::Node(node) => {
                 let base = self.free_node()?;
                 options.set_text("node-name", &base);
                 options.remove("auto-read-only");
                 options.set_flag("read-only", true);
                 self.items[at].set_options(&options);
-                let mut over = Options::parse("").unwrap_or(Options::Json(<_>::default()));
-                over.set_kind("driver", "qcow2");
-                let pairs = [
-                    ("node-name", node.as_str()),
-                    ("backing", base.as_str()),
-                    ("file.driver", "file"),
-                    ("file.filename", overlay.file.as_str()),
-                ];
-                pairs.into_iter().for_each(|(key, value)| over.set_text(key, value));
-                if overlay.direct {
-                    ["cache.direct", "file.cache.direct"]
-                        .into_iter()
-                        .for_each(|key| over.set_flag(key, true));
-                }
-                for key in ["discard", "detect-zeroes"] {
-                    if let Some(value) = options.get(key, false) {
-                        over.set_text(key, &value);
-                    }
-                }
+                let over = node_over(&node, Some(&base), overlay, &options);
                 self.items.insert(at + 1, Item::new("-blockdev", over.to_string().as_str()));
             }
         }
         Ok(true)
+    }
+
+    /// Removes the nodes that lay below one with these options and that nothing else has.
+    fn remove_below(&mut self, node: &Options) -> Result<(), CommandLineError> {
+        for below in ["file", "backing"].into_iter().filter_map(|key| node.get(key, false)) {
+            if self.is_used(&below)? {
+                continue;
+            }
+            let mut found = None;
+            for (at, item) in self.items.iter().enumerate().filter(|(_, item)| item.name() == "blockdev") {
+                let options = item.options()?;
+                if options.get("node-name", false).as_deref() == Some(below.as_str()) {
+                    found = Some((at, options));
+                }
+            }
+            if let Some((at, options)) = found {
+                self.items.remove(at);
+                self.remove_below(&options)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a device or another node has this node.
+    fn is_used(&self, node: &str) -> Result<bool, CommandLineError> {
+        let mut used = self.attached()?.iter().any(|drive| drive == node);
+        for item in self.named("blockdev") {
+            let options = item.options()?;
+            used |= ["file", "backing"].iter().any(|key| options.get(key, false).as_deref() == Some(node));
+        }
+        Ok(used)
     }
 
     fn places(&self) -> Result<Vec<(usize, Image, Place)>, CommandLineError> {
@@ -176,6 +196,32 @@ impl CommandLine {
     }
 }
 
+/// The node `name` of an overlay, over node `base` or what its file names.
+fn node_over(name: &str, base: Option<&str>, overlay: &Overlay, image: &Options) -> Options {
+    let mut over = Options::parse("").unwrap_or(Options::Json(<_>::default()));
+    over.set_kind("driver", "qcow2");
+    let pairs = [
+        ("node-name", Some(name)),
+        ("backing", base),
+        ("file.driver", Some("file")),
+        ("file.filename", Some(overlay.file.as_str())),
+    ];
+    for (key, value) in pairs {
+        if let Some(value) = value {
+            over.set_text(key, value);
+        }
+    }
+    if overlay.direct {
+        ["cache.direct", "file.cache.direct"].into_iter().for_each(|key| over.set_flag(key, true));
+    }
+    for key in ["discard", "detect-zeroes"] {
+        if let Some(value) = image.get(key, false) {
+            over.set_text(key, &value);
+        }
+    }
+    over
+}
+
 fn off(options: &Options, key: &str) -> bool {
     options.get(key, false).as_deref() == Some("off")
 }
@@ -198,7 +244,7 @@ mod tests {
     }
 
     fn overlay(image: &str) -> Overlay {
-        Overlay { image: image.to_owned(), file: "/o,1".to_owned(), direct: false }
+        Overlay { image: image.to_owned(), file: "/o,1".to_owned(), direct: false, alone: false }
     }
 
     #[test]
@@ -252,7 +298,7 @@ mod tests {
         assert!(line.put_overlay(&overlay("/a.img")).unwrap());
         assert_eq!(words(&line)[1], "if=none,id=a,format=qcow2,file=/o,,1,cache=none");
         // As often as one likes.
-        let again = Overlay { image: "/o,1".to_owned(), file: "/o2".to_owned(), direct: false };
+        let again = Overlay { image: "/o,1".to_owned(), file: "/o2".to_owned(), direct: false, alone: false };
         assert!(line.put_overlay(&again).unwrap());
         assert_eq!(words(&line)[1], "if=none,id=a,format=qcow2,file=/o2,cache=none");
     }
@@ -278,9 +324,39 @@ mod tests {
             "qcow2,node-name=d0,backing=vmove-base0,file.driver=file,file.filename=/o,,1,cache.direct=on,\
              file.cache.direct=on,discard=unmap"
         );
-        let again = Overlay { image: "/o,1".to_owned(), file: "/o2".to_owned(), direct: false };
+        let again = Overlay { image: "/o,1".to_owned(), file: "/o2".to_owned(), direct: false, alone: false };
         assert!(line.put_overlay(&again).unwrap());
         assert!(words(&line)[5].contains("node-name=vmove-base1,backing=vmove-base0"), "{:?}", words(&line));
         assert!(words(&line)[7].contains("node-name=d0,backing=vmove-base1"), "{:?}", words(&line));
+    }
+
+    #[test]
+    fn nothing_of_an_image_stays_where_it_is_not() {
+        let mut line = line(&[
+            "-blockdev",
+            "driver=file,node-name=f0,filename=/f0.img",
+            "-blockdev",
+            "driver=raw,node-name=base,file=f0,read-only=on",
+            "-blockdev",
+            "driver=file,node-name=kept,filename=/kept.img",
+            "-blockdev",
+            "driver=qcow2,node-name=d0,backing=base,file.driver=file,file.filename=/q.img,discard=unmap",
+            "-device",
+            "virtio-blk-pci,drive=d0",
+            "-device",
+            "virtio-blk-pci,drive=kept",
+        ]);
+        assert!(line.put_overlay(&Overlay { alone: true, ..overlay("/q.img") }).unwrap());
+        let expected = [
+            "-blockdev",
+            "driver=file,node-name=kept,filename=/kept.img",
+            "-blockdev",
+            "qcow2,node-name=d0,file.driver=file,file.filename=/o,,1,discard=unmap",
+            "-device",
+            "virtio-blk-pci,drive=d0",
+            "-device",
+            "virtio-blk-pci,drive=kept",
+        ];
+        assert_eq!(words(&line), expected);
     }
 }

@@ -27,6 +27,17 @@ pub struct BlockFact {
     pub shared: Option<bool>,
 }
 
+impl BlockFact {
+    /// Whether it comes from a server through a socket of this host, which no other host has.
+    #[must_use]
+    pub fn by_socket(&self) -> bool {
+        self.file.starts_with(NBD_SOCKET)
+    }
+}
+
+/// What QEMU calls an image behind a Unix socket.
+const NBD_SOCKET: &str = "nbd+unix:";
+
 /// File systems that several hosts see.
 const SHARED_FS: &[&str] =
     &["nfs", "nfs4", "ceph", "cifs", "smb3", "gfs2", "ocfs2", "lustre", "gpfs", "afs", "9p"];
@@ -56,6 +67,8 @@ fn fact(entry: &Value, mounts: &str) -> Option<BlockFact> {
     let shared = match &fs {
         Some(fs) => Some(SHARED_FS.contains(&fs.as_str()) || fs.starts_with("fuse.")),
         None if is_device || is_file => None,
+        // A server's socket on this host.
+        None if file.starts_with(NBD_SOCKET) => Some(false),
         None => Some(true),
     };
     Some(BlockFact {
@@ -111,6 +124,9 @@ mod tests {
             json!({"drv": "nbd", "node-name": "b", "file": "nbd://h", "ro": true, "cache": {"direct": true}});
         let nbd = fact(&nbd, MOUNTS).unwrap();
         assert_eq!((nbd.shared, nbd.direct_io, nbd.read_only), (Some(true), true, true));
+        let socket =
+            json!({"drv": "nbd", "node-name": "e", "file": "nbd+unix:///disk?socket=/run/x", "ro": true});
+        assert!(fact(&socket, MOUNTS).is_some_and(|fact| fact.shared == Some(false) && fact.by_socket()));
         let device = json!({"drv": "host_device", "node-name": "c", "file": "/dev/sdz", "ro": false});
         assert_eq!(fact(&device, MOUNTS).unwrap().shared, None);
         let local = json!({"drv": "file", "node-name": "d", "file": "/srv/local/x", "ro": false});

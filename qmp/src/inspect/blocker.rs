@@ -15,6 +15,8 @@ pub enum BlockerKind {
     OutsideWriter,
     /// A disk that the destination cannot see.
     Disk,
+    /// A disk that comes through a socket of this host.
+    DiskSocket,
     /// A device that belongs to this host.
     HostDevice,
     /// The CPU model is that of this host.
@@ -130,6 +132,15 @@ impl VmFacts {
 
     fn disk_blockers(&self, add: &mut impl FnMut(BlockerKind, &str, bool, String)) {
         for block in &self.block {
+            if block.by_socket() {
+                let message = format!(
+                    "Disk {} ({}) comes through a socket of this host, as that of a child of a fork from another node: the \
+                     guest stays on this host",
+                    block.node, block.file
+                );
+                add(BlockerKind::DiskSocket, &block.node, true, message);
+                continue;
+            }
             let fs = block.fs.as_deref().unwrap_or("unknown");
             match (block.shared, block.read_only) {
                 (Some(false), read_only) => {

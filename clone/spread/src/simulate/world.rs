@@ -1,7 +1,7 @@
 //! Events in the order of their times.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BinaryHeap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -49,32 +49,39 @@ enum Event {
     Tick(usize),
 }
 
-/// An event, to be ordered by its time and then by when it was planned.
-#[derive(Debug)]
-struct At(f64, u64, Event);
+/// Events that have yet to happen, in the order of their times and then of when they were planned. What is sorted is small: the events
+/// stay where they are.
+#[derive(Debug, Default)]
+struct Agenda {
+    /// Times (which are not negative, so that their bits have their order), numbers, and where the event is.
+    order: BinaryHeap<Reverse<(u64, u64, usize)>>,
+    events: Vec<Option<Event>>,
+    free: Vec<usize>,
+    planned: u64,
+}
 
-impl PartialEq for At {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
+impl Agenda {
+    fn plan(&mut self, at: f64, event: Event) {
+        self.planned += 1;
+        let place = self.free.pop().unwrap_or(self.events.len());
+        if place == self.events.len() {
+            self.events.push(None);
+        }
+        self.events[place] = Some(event);
+        self.order.push(Reverse((at.to_bits(), self.planned, place)));
     }
-}
-impl Eq for At {}
-impl PartialOrd for At {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for At {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.total_cmp(&other.0).then(self.1.cmp(&other.1))
+
+    fn next(&mut self) -> Option<(f64, Event)> {
+        let Reverse((at, _, place)) = self.order.pop()?;
+        self.free.push(place);
+        Some((f64::from_bits(at), self.events[place].take()?))
     }
 }
 
 struct Host {
     engine: HostEngine,
-    /// READs under way, by source.
-    under_way: BTreeMap<usize, usize>,
-    sources: Vec<usize>,
+    /// Whom it reads from, and how many READs are under way there.
+    sources: Vec<(usize, usize)>,
     subscribers: Vec<usize>,
     runs: Option<f64>,
     complete: Option<f64>,
@@ -94,8 +101,9 @@ pub(super) struct World<'a> {
     down: Vec<Link>,
     leaf_up: Vec<Link>,
     leaf_down: Vec<Link>,
-    events: BinaryHeap<Reverse<At>>,
-    planned: u64,
+    /// Leaves with hosts.
+    has_hosts: Vec<bool>,
+    agenda: Agenda,
     now: f64,
     /// The earliest time at which the root is to act.
     root_at: f64,
@@ -142,15 +150,13 @@ impl<'a> World<'a> {
         let mut hosts: Vec<Host> = (1..=u32::try_from(count).unwrap_or(u32::MAX))
             .map(|id| {
                 let route = routes.get(&HostId(id)).cloned().unwrap_or_else(|| Route::from_root(HostId(id)));
-                let sources =
-                    if multicast { vec![0] } else { route.sources().into_iter().map(number).collect() };
+                let sources = if multicast { vec![HostId::ROOT] } else { route.sources() };
+                let sources = sources.into_iter().map(|source| (number(source), 0)).collect();
                 let engine = HostEngine::new(layout.clone(), route, multicast, Time::ZERO);
-                let (under_way, subscribers) = (BTreeMap::new(), Vec::new());
                 Host {
                     engine,
-                    under_way,
                     sources,
-                    subscribers,
+                    subscribers: Vec::new(),
                     runs: None,
                     complete: None,
                     ticks_at: f64::MAX,
@@ -158,7 +164,7 @@ impl<'a> World<'a> {
             })
             .collect();
         for index in 0..count {
-            for source in hosts[index].sources.clone() {
+            for (source, _) in hosts[index].sources.clone() {
                 if source > 0 {
                     hosts[source - 1].subscribers.push(index + 1);
                 }
@@ -178,8 +184,8 @@ impl<'a> World<'a> {
             down: vec![link(network.link); count + 1],
             leaf_up: leaf_rates.clone().map(link).collect(),
             leaf_down: leaf_rates.map(link).collect(),
-            events: BinaryHeap::new(),
-            planned: 0,
+            has_hosts: (0..network.leaves.len()).map(|leaf| network.hosts.contains(&leaf)).collect(),
+            agenda: Agenda::default(),
             now: 0.0,
             root_at: f64::MAX,
             random: SmallRng::seed_from_u64(scenario.seed),
@@ -188,21 +194,20 @@ impl<'a> World<'a> {
     }
 
     fn plan(&mut self, at: f64, event: Event) {
-        self.planned += 1;
-        self.events.push(Reverse(At(at.max(self.now), self.planned, event)));
+        self.agenda.plan(at.max(self.now), event);
     }
 
     /// Bytes of the model from one host to another: when the last is there.
     fn carry(&mut self, from: usize, to: usize, bytes: f64) -> f64 {
         let leaf = |host: usize| self.scenario.network.hosts[host];
         let (source, target) = (leaf(from), leaf(to));
-        let mut path = vec![&mut self.up[from]];
-        if source != target {
-            path.push(&mut self.leaf_up[source]);
-            path.push(&mut self.leaf_down[target]);
-        }
-        path.push(&mut self.down[to]);
-        pass(path, self.now, bytes) + self.scenario.latency
+        let (up, down) = (&mut self.up[from], &mut self.down[to]);
+        let end = if source == target {
+            pass([up, down], self.now, bytes)
+        } else {
+            pass([up, &mut self.leaf_up[source], &mut self.leaf_down[target], down], self.now, bytes)
+        };
+        end + self.scenario.latency
     }
 
     /// A control message: it takes the latency, and counts on the sender's link.
@@ -220,7 +225,7 @@ impl<'a> World<'a> {
             self.pump(host);
         }
         while self.incomplete > 0 {
-            let Some(Reverse(At(at, _, event))) = self.events.pop() else {
+            let Some((at, event)) = self.agenda.next() else {
                 unreachable!("nothing happens any more and {} hosts miss something", self.incomplete)
             };
             self.now = at;
@@ -272,7 +277,9 @@ impl<'a> World<'a> {
                 let id = HostId(u32::try_from(source).unwrap_or(u32::MAX));
                 let state = &mut self.hosts[host - 1];
                 state.engine.read_done(now, id, &pieces, true);
-                *state.under_way.entry(source).or_insert(1) -= 1;
+                if let Some((_, under_way)) = state.sources.iter_mut().find(|(from, _)| *from == source) {
+                    *under_way -= 1;
+                }
                 self.pump(host);
             }
             Event::Tick(host) => {
@@ -317,20 +324,19 @@ impl<'a> World<'a> {
         #[allow(clippy::cast_precision_loss)]
         let bytes = pieces.len() as f64 * size;
         let own = self.scenario.network.hosts[0];
-        let out = pass(vec![&mut self.up[0]], self.now, bytes);
+        let out = pass([&mut self.up[0]], self.now, bytes);
         let others = self.scenario.network.hosts.iter().any(|leaf| *leaf != own);
-        let above = if others { pass(vec![&mut self.leaf_up[own]], self.now, bytes).max(out) } else { out };
+        let above = if others { pass([&mut self.leaf_up[own]], self.now, bytes).max(out) } else { out };
         let mut at_leaf = vec![out; self.leaf_down.len()];
         for (leaf, at) in at_leaf.iter_mut().enumerate() {
-            if leaf != own && self.scenario.network.hosts.contains(&leaf) {
-                *at = pass(vec![&mut self.leaf_down[leaf]], self.now, bytes).max(above);
+            if leaf != own && self.has_hosts[leaf] {
+                *at = pass([&mut self.leaf_down[leaf]], self.now, bytes).max(above);
             }
         }
         let pieces = Rc::new(pieces);
         for host in 1..=self.hosts.len() {
             let leaf = self.scenario.network.hosts[host];
-            let at =
-                pass(vec![&mut self.down[host]], self.now, bytes).max(at_leaf[leaf]) + self.scenario.latency;
+            let at = pass([&mut self.down[host]], self.now, bytes).max(at_leaf[leaf]) + self.scenario.latency;
             if self.hosts[host - 1].complete.is_none() {
                 self.plan(at, Event::Datagrams(host, Rc::clone(&pieces)));
             }
@@ -356,17 +362,17 @@ impl<'a> World<'a> {
         }
         let blocks = state.engine.take_finished();
         let mut asks = Vec::new();
-        for index in 0..state.sources.len() {
-            let source = state.sources[index];
-            let id = HostId(u32::try_from(source).unwrap_or(u32::MAX));
-            while *state.under_way.entry(source).or_insert(0) < DEPTH {
+        for (source, under_way) in &mut state.sources {
+            let id = HostId(u32::try_from(*source).unwrap_or(u32::MAX));
+            while *under_way < DEPTH {
                 let Some(pieces) = state.engine.next_read(id, 64) else { break };
-                *state.under_way.entry(source).or_insert(0) += 1;
-                asks.push((source, pieces));
+                *under_way += 1;
+                asks.push((*source, pieces));
             }
         }
         let out = state.engine.take_out();
-        let next = state.engine.next_time().map(|at| at.as_secs_f64());
+        // Not when a source counts as stalled: none of a model is given up, and one that has nothing more to tell stays so.
+        let next = state.engine.next_drain().map(|at| at.as_secs_f64());
         let tick = next.filter(|at| *at < state.ticks_at && state.complete.is_none());
         if let Some(at) = tick {
             state.ticks_at = at.max(self.now + 1e-9);
@@ -376,7 +382,8 @@ impl<'a> World<'a> {
         if !blocks.is_empty() {
             // Each of them hears of all blocks; what it does not read from here changes nothing, and is left out.
             let id = HostId(u32::try_from(host).unwrap_or(u32::MAX));
-            for to in self.hosts[host - 1].subscribers.clone() {
+            for index in 0..self.hosts[host - 1].subscribers.len() {
+                let to = self.hosts[host - 1].subscribers[index];
                 let at = self.say(host);
                 let reads = |block: &u32| self.hosts[to - 1].engine.source(*block) == id;
                 let blocks: Vec<u32> = blocks.iter().copied().filter(reads).collect();
@@ -425,7 +432,7 @@ impl<'a> World<'a> {
 }
 
 /// Sends bytes over links of which each begins as soon as the one before has: when the last byte is through.
-fn pass(path: Vec<&mut Link>, now: f64, bytes: f64) -> f64 {
+fn pass<const LINKS: usize>(path: [&mut Link; LINKS], now: f64, bytes: f64) -> f64 {
     let (mut begin, mut end) = (now, now);
     for link in path {
         begin = begin.max(link.free_at);

@@ -138,14 +138,18 @@ impl Way {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   vfork warm web --count 32
-  vfork warm web --count 0")]
+  vfork warm web --count 8 --node node2 --node node3     # 8 on each of them
+  vfork warm web --count 0                               # ends all of them")]
 pub struct Warm {
     /// Name of the VM
     #[arg(value_name = "VM")]
     pub vm: String,
-    /// How many; 0 ends those that there are
+    /// How many, on each node; 0 ends those that there are
     #[arg(long, value_name = "K")]
     pub count: usize,
+    /// Prepare them on this node, host:port or a name of the configuration; may be given several times
+    #[arg(long = "node", value_name = "NODE")]
+    pub nodes: Vec<String>,
 }
 
 /// A VM.

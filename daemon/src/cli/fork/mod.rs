@@ -237,6 +237,12 @@ fn describe_hosts(done: &ForkReport) -> String {
     }
     text +=
         &table(&["NODE", "CHILDREN", "MULTICAST", "FROM HERE", "FROM OTHERS", "REPAIRED", "STATE"], &rows);
+    for host in &done.hosts {
+        if let Some(disks) = &host.disks {
+            let why = host.disks_reason.as_deref().unwrap_or_default();
+            text.push_str(&format!("{}: disks: {disks} ({why})\n", host.node));
+        }
+    }
     if let Some(way) = &done.distribution {
         text.push_str(&format!(
             "{} of memory went by {}{}; {} left this node\n",
@@ -254,11 +260,12 @@ fn describe_hosts(done: &ForkReport) -> String {
 
 async fn warm(client: &Client, args: &args::Warm, json: bool) -> Result<Exit, End> {
     let path = format!("/v1/vms/{}/warm", segment(&args.vm));
-    let warm: Warm = client.put(&path, &WarmRequest { count: args.count }).await?;
+    let warm: Warm = client.put(&path, &WarmRequest { count: args.count, nodes: args.nodes.clone() }).await?;
     if json {
         say_json(&warm)?;
     } else {
-        say(&format!("{} children of {:?} are prepared", warm.prepared, warm.vm))?;
+        let away: String = warm.nodes.iter().map(|at| format!(", {} on {}", at.prepared, at.node)).collect();
+        say(&format!("{} children of {:?} are prepared here{away}", warm.prepared, warm.vm))?;
     }
     Ok(Exit::Done)
 }
@@ -283,6 +290,9 @@ fn draw(node: &ForkNode, depth: usize, text: &mut String) {
     let memory = if node.private { ", private memory" } else { "" };
     let at = node.node.as_ref().or(node.why.as_ref()).map(|at| format!(": {at}")).unwrap_or_default();
     text.push_str(&format!("{}{} ({}{at}{memory})\n", "  ".repeat(depth), node.name, node.status));
+    for at in &node.prepared {
+        text.push_str(&format!("{}{} prepared on {}\n", "  ".repeat(depth + 1), at.prepared, at.node));
+    }
     for child in &node.children {
         draw(child, depth + 1, text);
     }

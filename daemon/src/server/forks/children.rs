@@ -58,9 +58,10 @@ impl Forks {
         let mut index = 0;
         let elsewhere: Vec<String> =
             self.members.list().into_iter().filter(|m| m.node.is_some()).map(|m| m.vm).collect();
+        let prepared = self.numbers_away(parent);
         while planned.len() < count {
             index += 1;
-            if elsewhere.contains(&child_name(parent, index)) {
+            if prepared.contains(&index) || elsewhere.contains(&child_name(parent, index)) {
                 continue;
             }
             match self.plan_one(base, parent, index) {

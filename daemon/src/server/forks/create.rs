@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 use vmove_clone::check::{GuestRam, Way};
 use vmove_clone::child::Base;
+use vmove_clone::disk::Images;
 use vmove_clone::record::{ForkPhase, ForkRecord};
 use vmove_clone::report::{
     ChildReport, ForkFailure, ForkProgress, ForkReport, FreezeReport, FrozenDisk, Multicast,
@@ -41,6 +42,22 @@ pub(super) struct Parent {
     pub rehomed_ms: Option<f64>,
 }
 
+impl Parent {
+    /// What another host must know.
+    pub(super) fn outline(&self) -> Outline {
+        let files: Vec<_> = self.record.ram.iter().map(|ram| ram.path.as_path()).collect();
+        let (live_bytes, registered_bytes) = remote::allocated(&files);
+        Outline {
+            base: self.base.clone(),
+            qemu: format!("{} {}", self.facts.version, self.facts.package).trim().to_owned(),
+            guest_bytes: self.record.ram.iter().map(|ram| ram.size).sum(),
+            live_bytes,
+            registered_bytes,
+            client: Some(self.client.clone()),
+        }
+    }
+}
+
 /// Where children come from.
 enum Origin {
     Guest(Box<Parent>, Arc<GuestRam>),
@@ -57,25 +74,16 @@ impl Origin {
 
     /// What another host must know.
     fn outline(&self) -> Outline {
-        let (qemu, files, writable) = match self {
-            Self::Guest(parent, _) => {
-                let facts = &parent.facts;
-                let qemu = format!("{} {}", facts.version, facts.package).trim().to_owned();
-                let files: Vec<_> = parent.record.ram.iter().map(|ram| ram.path.as_path()).collect();
-                let disks = facts.block.iter().filter(|disk| !disk.read_only);
-                (qemu, files, disks.map(|disk| format!("{} ({})", disk.node, disk.file)).collect())
-            }
-            Self::Template(template, _) => {
-                let manifest = template.manifest();
-                let files = manifest.ram.iter().map(|ram| ram.file.as_path()).collect();
-                let disks =
-                    manifest.disks.iter().map(|disk| format!("{} ({})", disk.device, disk.file.display()));
-                (manifest.qemu.clone(), files, disks.collect())
-            }
+        let template = match self {
+            Self::Guest(parent, _) => return parent.outline(),
+            Self::Template(template, _) => template,
         };
+        let manifest = template.manifest();
+        let files: Vec<_> = manifest.ram.iter().map(|ram| ram.file.as_path()).collect();
         let (live_bytes, registered_bytes) = remote::allocated(&files);
         let (base, guest_bytes) = (self.base().clone(), self.guest_bytes());
-        Outline { base, qemu, guest_bytes, live_bytes, registered_bytes, writable }
+        let qemu = manifest.qemu.clone();
+        Outline { base, qemu, guest_bytes, live_bytes, registered_bytes, client: None }
     }
 
     fn guest_bytes(&self) -> u64 {
@@ -279,6 +287,7 @@ impl Forks {
             run_dir: self.registry.run_dir.clone(),
             memory_dir: self.registry.memory_dir.clone(),
             disks,
+            images: Images::Here,
             overlay_dir: self.policy.overlay_dir.clone(),
         };
         Ok(Parent { record, client, facts, base, rehomed_ms: None })
@@ -295,6 +304,7 @@ impl Forks {
             run_dir: self.registry.run_dir.clone(),
             memory_dir: self.registry.memory_dir.clone(),
             disks: manifest.disks.clone(),
+            images: Images::Here,
             overlay_dir: self.policy.overlay_dir.clone(),
         };
         Ok(Origin::Template(Box::new(template), Box::new(base)))

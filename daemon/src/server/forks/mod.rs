@@ -24,7 +24,7 @@ use vmove_migrate::engine::Engine;
 
 use self::children::Prepared;
 use self::guest::Guests;
-use self::remote::Remote;
+use self::remote::{AwaySet, HostedSet, Remote};
 use super::registry::Registry;
 use crate::api::problem::{Code, Problem};
 use crate::config::{Config, ForkPolicy};
@@ -61,6 +61,10 @@ struct State {
     fetching: HashMap<String, String>,
     /// Prepared children by the name of their parent.
     warm: HashMap<String, Vec<Prepared>>,
+    /// Those on other nodes, by the same.
+    away: HashMap<String, Vec<AwaySet>>,
+    /// Those here of guests of other nodes, by the id of their set.
+    hosted: HashMap<String, HostedSet>,
     /// Forks, oldest first.
     progress: Vec<ForkProgress>,
 }

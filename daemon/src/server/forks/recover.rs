@@ -16,6 +16,8 @@ use crate::server::registry::process_of;
 impl Forks {
     /// Brings parents back and removes what never became a child. Call this before anybody can ask for a fork.
     pub async fn recover(&self) {
+        // First: QEMUs whose disks are elsewhere may not answer before.
+        self.recover_disks().await;
         let entries = std::fs::read_dir(&self.journals).into_iter().flatten().flatten();
         let paths = entries.map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "jsonl"));
         for path in paths {

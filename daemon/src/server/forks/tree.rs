@@ -44,6 +44,7 @@ impl Forks {
             node: own.and_then(|m| m.node.clone()),
             private: record.is_some() && own.is_some_and(|m| !m.private.is_empty()),
             parent: own.and_then(|m| m.parent.clone()),
+            prepared: if record.is_some() { self.prepared(name) } else { Vec::new() },
             children,
         }
     }

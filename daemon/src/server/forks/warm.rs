@@ -10,18 +10,38 @@ use vmove_qmp::QemuProcess;
 use super::Forks;
 use super::children::Prepared;
 use super::problem::clone_problem;
-use crate::api::forks::Warm;
+use crate::api::forks::{Warm, WarmNode, WarmRequest};
 use crate::api::problem::Problem;
 use crate::server::registry::{off_worker, process_of};
 
 impl Forks {
-    /// Keeps `count` children of a VM prepared; 0 ends them.
-    pub async fn warm(self: Arc<Self>, vm: String, count: usize) -> Result<Warm, Problem> {
+    /// Keeps children of a VM prepared, here or on the nodes that are named; 0 of no node ends all of them.
+    pub async fn warm(self: Arc<Self>, vm: String, request: WarmRequest) -> Result<Warm, Problem> {
         let _busy = self.claim(&vm)?;
+        let WarmRequest { count, nodes } = request;
         self.allowed_warm(count)?;
-        self.fill_warm(&vm, count).await?;
-        let prepared = self.lock().warm.get(&vm).map_or(0, Vec::len);
-        Ok(Warm { vm, prepared })
+        let (own, others): (Vec<_>, Vec<_>) = nodes.iter().partition(|node| **node == self.node);
+        for node in &others {
+            self.fill_away(&vm, node, count).await?;
+        }
+        if nodes.is_empty() && count == 0 {
+            self.end_away(&vm, None).await;
+        }
+        if nodes.is_empty() || !own.is_empty() {
+            self.fill_warm(&vm, count).await?;
+        }
+        let (prepared, nodes) = (self.warm_here(&vm), self.warm_nodes(&vm));
+        Ok(Warm { vm, prepared, nodes })
+    }
+
+    fn warm_here(&self, vm: &str) -> usize {
+        self.lock().warm.get(vm).map_or(0, Vec::len)
+    }
+
+    /// Where children of a VM are prepared, and how many.
+    pub(super) fn prepared(&self, vm: &str) -> Vec<WarmNode> {
+        let here = WarmNode { node: self.node.clone(), prepared: self.warm_here(vm) };
+        std::iter::once(here).filter(|here| here.prepared > 0).chain(self.warm_nodes(vm)).collect()
     }
 
     fn allowed_warm(&self, count: usize) -> Result<(), Problem> {
@@ -127,7 +147,7 @@ impl Forks {
     }
 
     /// Prepared children of a VM that has ended are of no use.
-    fn end_with_parent(self: &Arc<Self>, vm: &str) {
+    pub(super) fn end_with_parent(self: &Arc<Self>, vm: &str) {
         let Ok(record) = self.registry.vms.get(vm) else { return };
         let (forks, vm) = (self.clone(), vm.to_owned());
         tokio::spawn(async move {
@@ -140,6 +160,7 @@ impl Forks {
             for prepared in forks.take_warm(&vm, usize::MAX) {
                 prepared.discard().await;
             }
+            forks.end_away(&vm, None).await;
         });
     }
 
@@ -151,5 +172,6 @@ impl Forks {
             tasks.spawn(prepared.discard());
         }
         tasks.join_all().await;
+        self.end_hosted().await;
     }
 }

@@ -33,6 +33,13 @@ pub fn begin(vm_dir: &Path, note: &Note) -> std::io::Result<()> {
     write_atomically(&vm_dir.join(NOTE), note)
 }
 
+/// Files of all VMs that are being started.
+pub fn made(run_dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(run_dir).into_iter().flatten().flatten();
+    let notes = entries.filter_map(|entry| std::fs::read(entry.path().join(NOTE)).ok());
+    notes.filter_map(|text| serde_json::from_slice::<Note>(&text).ok()).flat_map(|note| note.ram).collect()
+}
+
 /// The VM has its record: there is nothing to undo any more.
 pub fn done(vm_dir: &Path) {
     if let Err(error) = std::fs::remove_file(vm_dir.join(NOTE)) {

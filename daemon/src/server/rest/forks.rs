@@ -68,7 +68,7 @@ pub async fn warm(
     Path(name): Path<String>,
     Json(request): Json<WarmRequest>,
 ) -> Answer<Warm> {
-    Ok(axum::Json(detached(app.forks.clone().warm(name, request.count)).await?))
+    Ok(axum::Json(detached(app.forks.clone().warm(name, request)).await?))
 }
 
 /// Templates in memory and on disk.

@@ -103,6 +103,7 @@ impl Forks {
             ToHost::Which(children) => Ok(ToParent::Living(self.living(children).await)),
             ToHost::End(child) => self.end(&child).await,
             ToHost::Came(came) => self.answer_for(came).await,
+            ToHost::Reads(session) => Ok(ToParent::Reads(self.remote.disks.reads(session))),
             _ => return,
         };
         let _ = channel.send(&answer.unwrap_or_else(|problem| ToParent::refused(&problem))).await;

@@ -1,23 +1,29 @@
 //! Asking other hosts whether they take part, before anything is done to the guest.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
 use vmove_clone::child::Base;
+use vmove_clone::disk::{self, Disk};
 use vmove_clone::report::{HostProgress, HostReport};
 use vmove_migrate::clock::Mono;
 use vmove_migrate::link::{Dialer, PeerTarget};
-use vmove_migrate::node;
 use vmove_migrate::proto::channel::Channel;
 use vmove_migrate::proto::hello::{LinkKind, SessionId, Token};
+use vmove_qmp::Client;
 
 use super::Remote;
 use super::deal::deal;
+use super::disks::{OrderDisk, Proofs, find_server, prove};
 use super::message::{Order, Taken, ToHost, ToParent};
+use super::warm::kind_of;
 use crate::api::forks::{ForkRequest, ForkWay};
 use crate::api::problem::{Code, Problem, chain};
 use crate::server::forks::Forks;
+use crate::server::forks::problem::clone_problem;
+use crate::server::registry::off_worker;
 
 /// For a host to look at its memory and to ask its QEMU for its version.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -33,8 +39,8 @@ pub struct Outline {
     pub live_bytes: u64,
     /// Bytes of it that would be registered.
     pub registered_bytes: u64,
-    /// Disks that the guest writes to.
-    pub writable: Vec<String>,
+    /// The guest's monitor; none for a template.
+    pub client: Option<Client>,
 }
 
 /// The hosts of a fork beside this one.
@@ -50,6 +56,10 @@ pub struct Away {
     pub(super) nodes: Vec<String>,
     pub(super) way: Option<ForkWay>,
     pub(super) verify: bool,
+    /// Disks that the guest writes to.
+    pub(super) disks: Vec<Disk>,
+    /// What would serve their images.
+    pub(super) server: Result<PathBuf, String>,
 }
 
 /// A host that takes part.
@@ -84,6 +94,8 @@ impl Forks {
             nodes: deal.away.iter().map(|(node, _)| node.clone()).collect(),
             way: request.way,
             verify: request.verify,
+            disks: Vec::new(),
+            server: Err(String::new()),
         };
         if deal.away.is_empty() {
             return Ok(away);
@@ -92,25 +104,37 @@ impl Forks {
             deal.away.iter().map(|(node, _)| remote.target(node)).collect::<Result<_, _>>()?;
         let outline = outline();
         self.possible(&outline, request)?;
-        let orders = self.orders(id, name, &outline, request, &deal.away, deal.here);
+        away.disks.clone_from(&outline.base.disks);
+        away.server = self.server_of(&outline);
+        let (disks, proofs) = self.order_disks(&outline).await?;
+        let mut orders = self.orders(id, name, &outline, request, &deal.away, deal.here);
+        for order in &mut orders {
+            order.disks.clone_from(&disks);
+            order.no_export = away.server.as_ref().err().cloned();
+        }
         let hosts = away.nodes.iter().map(|node| HostProgress {
             node: node.clone(),
             phase: "asked".to_owned(),
             ..HostProgress::default()
         });
         self.update(id, |p| p.hosts = hosts.collect());
+        let asked = orders.clone();
         let mut calls = JoinSet::new();
         for (place, (target, order)) in targets.into_iter().zip(orders).enumerate() {
             let (remote, session, token) = (remote.clone(), away.session, away.token);
             calls.spawn(async move { (place, call(&remote, target, order, session, token).await) });
         }
         let mut ends: Vec<_> = calls.join_all().await;
+        let _ = off_worker(move || drop(proofs)).await;
         ends.sort_by_key(|(place, _)| *place);
         let mut problems = Vec::new();
         for (place, end) in ends {
             let (node, children) = &deal.away[place];
             match end {
-                Ok(called) => away.hosts.push(called),
+                Ok(called) => {
+                    self.used_away(&asked[place]);
+                    away.hosts.push(called);
+                }
                 Err(problem) => {
                     tracing::warn!(fork = %id, %node, why = %problem, "a host does not take part in a fork");
                     self.host_is(id, node, "failed");
@@ -132,21 +156,37 @@ impl Forks {
     }
 
     /// Refuses what no host could do.
-    fn possible(&self, outline: &Outline, request: &ForkRequest) -> Result<(), Problem> {
+    pub(super) fn possible(&self, outline: &Outline, request: &ForkRequest) -> Result<(), Problem> {
         self.remote.able().map_err(|why| Problem::new(Code::Forbidden, why))?;
         if request.way == Some(ForkWay::Multicast) {
             let refused = |why| Problem::new(Code::Forbidden, format!("Multicast is not possible: {why}"));
             self.remote.can_send().map_err(refused)?;
         }
-        if !outline.writable.is_empty() {
-            let text = format!(
-                "Disks {} can be written, and children on other nodes would write to the same image: keep the children on this node, \
-                 or detach them",
-                outline.writable.join(", ")
-            );
+        if !outline.base.disks.is_empty() && outline.client.is_none() {
+            let text = "This template has disks that can be written, and its children stay on this node";
             return Err(Problem::new(Code::NotMovable, text));
         }
         Ok(())
+    }
+
+    /// What would serve the images of a guest, or why it cannot be done.
+    fn server_of(&self, outline: &Outline) -> Result<PathBuf, String> {
+        self.remote.disks.able()?;
+        find_server(outline.base.command_line.first().map_or("", String::as_str), &self.node)
+    }
+
+    /// What hosts are told of the disks.
+    async fn order_disks(&self, outline: &Outline) -> Result<(Vec<OrderDisk>, Proofs), Problem> {
+        let (disks, Some(client)) = (&outline.base.disks, &outline.client) else {
+            return Ok((Vec::new(), Proofs::default()));
+        };
+        if disks.is_empty() {
+            return Ok((Vec::new(), Proofs::default()));
+        }
+        let layers = disk::as_named(client, disks).await.map_err(|e| clone_problem(&e))?;
+        let images = disks.iter().cloned().zip(layers).collect();
+        let remote = self.remote.clone();
+        off_worker(move || prove(&remote.disks, images)).await
     }
 
     fn orders(
@@ -159,44 +199,44 @@ impl Forks {
         here: usize,
     ) -> Vec<Order> {
         let (mut next, offers) = (self.first_index(name, here), self.remote.offers());
-        let order = |(_, count): &(String, usize)| {
-            let first = next;
-            next = next.saturating_add(u32::try_from(*count).unwrap_or(u32::MAX));
+        let order = |(host, count): &(String, usize)| {
+            let numbers = self.numbers(name, host, *count, &mut next);
             Order {
                 fork: id.to_owned(),
                 parent: name.to_owned(),
                 node: self.node.clone(),
                 port: self.remote.listen.port(),
-                indexes: (first..next).collect(),
+                indexes: numbers.indexes,
+                warm: numbers.sets,
                 verify: request.verify,
                 whole: request.whole,
                 expect_written: request.expect_written,
-                command_line: outline.base.command_line.clone(),
-                environment: outline.base.environment.clone(),
-                machine: outline.base.machine.clone(),
-                qemu: outline.qemu.clone(),
-                backing: node::backing_name(outline.base.backing).to_owned(),
+                kind: kind_of(outline),
                 guest_bytes: outline.guest_bytes,
                 live_bytes: outline.live_bytes,
                 registered_bytes: outline.registered_bytes,
                 offers: offers.clone(),
                 group: self.remote.group().ok(),
+                disks: Vec::new(),
+                no_export: None,
             }
         };
         away.iter().map(order).collect()
     }
 
-    /// A number above all that children of a VM have had, here or elsewhere, and above those that the `here` get that are about to
+    /// A number above all that children of a VM have had or are prepared for, here or elsewhere, and above those that the `here` get that are about to
     /// come: the lowest that are free.
-    fn first_index(&self, name: &str, here: usize) -> u32 {
+    pub(super) fn first_index(&self, name: &str, here: usize) -> u32 {
         let members = self.members.list();
         let children = || members.iter().filter(|m| m.parent.as_deref() == Some(name));
         let prefix = format!("{name}.");
         let names = self.registry.records().iter().filter(|record| record.name.starts_with(&prefix)).count();
         let warm = self.lock().warm.get(name).map_or(0, Vec::len);
         let elsewhere = children().filter(|member| member.node.is_some()).count();
-        let local = u32::try_from(names + warm + elsewhere + here).unwrap_or(u32::MAX);
-        children().map(|member| member.index).max().unwrap_or(0).max(local).saturating_add(1)
+        let away = self.numbers_away(name);
+        let local = u32::try_from(names + warm + elsewhere + away.len() + here).unwrap_or(u32::MAX);
+        let taken = children().map(|member| member.index).chain(away);
+        taken.max().unwrap_or(0).max(local).saturating_add(1)
     }
 
     pub(super) fn host_is(&self, id: &str, node: &str, phase: &str) {

@@ -17,7 +17,8 @@ impl Part {
         let remote = &self.forks.remote;
         let agreed = negotiate(&self.order.offers, &remote.offers());
         let agreed = agreed.map_err(|why| Problem::new(Code::Forbidden, why))?;
-        let mut taken = Taken { verbs: agreed.kind == FabricKind::Verbs, why: agreed.why, hears: false };
+        let mut taken =
+            Taken { verbs: agreed.kind == FabricKind::Verbs, why: agreed.why, hears: false, disks: None };
         if taken.verbs {
             if let Err(why) = self.try_verbs(demand, backing).await {
                 if !agreed.may_fall_back {

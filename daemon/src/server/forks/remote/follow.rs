@@ -11,6 +11,7 @@ use vmove_clone::template::Template;
 use vmove_migrate::clock::Mono;
 
 use super::call::Called;
+use super::disks::Wanted;
 use super::fabric::Door;
 use super::message::{Begin, Done, ToHost, ToParent, address_of};
 use super::root::{self, Hosts, Spreading};
@@ -109,8 +110,16 @@ struct Work {
 
 impl Work {
     async fn run(self, away: Away) -> Ended {
+        let (forks, session) = (self.forks.clone(), away.session);
+        let ended = self.bring(away).await;
+        forks.remote.disks.settle(session);
+        ended
+    }
+
+    async fn bring(self, mut away: Away) -> Ended {
         let mut ended = Ended::default();
         ended.report.hosts.clone_from(&away.refused);
+        self.export(&mut away, &mut ended).await;
         if away.hosts.is_empty() {
             return ended;
         }
@@ -159,6 +168,36 @@ impl Work {
         ended
     }
 
+    /// Serves the frozen images to the hosts that do not see them. Without that these have no children.
+    async fn export(&self, away: &mut Away, ended: &mut Ended) {
+        let reads = |host: &Called| host.taken.disks.as_ref().is_some_and(|disks| !disks.shared);
+        let hosts: Vec<_> = away.hosts.iter().filter(|h| reads(h)).map(|h| h.target.clone()).collect();
+        if hosts.is_empty() {
+            return;
+        }
+        let manifest = self.template.manifest();
+        let done = match away.server.clone() {
+            Ok(program) => {
+                let wanted = Wanted {
+                    session: away.session,
+                    token: away.token,
+                    fork: &self.id,
+                    parent: &manifest.vm,
+                    program,
+                    disks: &away.disks,
+                    hosts,
+                };
+                self.forks.remote.disks.export(wanted).await
+            }
+            Err(why) => Err(why),
+        };
+        let Err(why) = done else { return };
+        tracing::error!(fork = %self.id, %why, "images cannot be served to other hosts");
+        let (readers, others) = std::mem::take(&mut away.hosts).into_iter().partition(reads);
+        away.hosts = others;
+        self.release(readers, &format!("images cannot be served: {why}"), ended).await;
+    }
+
     async fn spread(&self, away: &Away) -> Result<Spreading, String> {
         let remote = self.forks.remote.clone();
         let door = Door::open(&remote, away.session, away.token, BTreeMap::new());
@@ -169,9 +208,14 @@ impl Work {
 
     async fn give_up(&self, away: Away, why: &str, ended: &mut Ended) {
         tracing::error!(fork = %self.id, %why, "the template cannot be spread to other hosts");
-        for mut host in away.hosts {
+        self.release(away.hosts, &format!("the template could not be sent: {why}"), ended).await;
+    }
+
+    /// These hosts get no children.
+    async fn release(&self, hosts: Vec<Called>, why: &str, ended: &mut Ended) {
+        for mut host in hosts {
             let _ = host.channel.send(&ToHost::GiveUp(why.to_owned())).await;
-            self.note(&host, Err(format!("the template could not be sent: {why}")), 0, ended);
+            self.note(&host, Err(why.to_owned()), 0, ended);
         }
     }
 
@@ -245,6 +289,10 @@ impl Work {
     fn note(&self, host: &Called, done: Result<Done, String>, piece: u64, ended: &mut Ended) {
         let node = &host.target.name;
         let mut report = HostReport { node: node.clone(), children: host.children, ..HostReport::default() };
+        if let Some(disks) = &host.taken.disks {
+            report.disks = Some(disks.word().to_owned());
+            report.disks_reason = Some(disks.why.clone());
+        }
         match done {
             Ok(done) => {
                 let sent = host.sent.ms_since(self.begun);

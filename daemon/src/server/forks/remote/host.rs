@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use vmove_clone::child::Base;
+use vmove_clone::disk::Images;
 use vmove_clone::identity::child_name;
 use vmove_clone::report::{ForkProgress, ForkReport};
 use vmove_clone::room::Demand;
@@ -24,14 +25,16 @@ use vmove_migrate::report::FaultStats;
 use vmove_qmp::RamBacking;
 use vmove_spread::{Host, HostId, HostOptions, HostStatus, SpreadError};
 
+use super::disks::{AtWork, Reached};
 use super::fabric::Door;
 use super::make::make;
 use super::memory::Incoming;
 use super::message::{Begin, Done, Order, Phase, Taken, ToHost, ToParent, address_of};
 use super::record::HostRecord;
+use super::warm::{discard_all, with_prepared};
 use crate::api::problem::{Code, Problem, chain};
 use crate::server::forks::Forks;
-use crate::server::forks::children::LoadOrder;
+use crate::server::forks::children::{LoadOrder, Planned};
 use crate::server::forks::create::{Start, finish_all};
 use crate::server::forks::problem::clone_problem;
 use crate::server::registry::off_worker;
@@ -53,6 +56,10 @@ pub(super) struct Part {
     channel: Channel<ToHost>,
     /// How it gets the template, once that was tried.
     taken: Option<Taken>,
+    /// Children whose QEMUs start when the guest is frozen: before, their images are still written.
+    waiting: Vec<Planned>,
+    /// Sockets for images of the parent's node are kept.
+    sockets: Option<AtWork>,
 }
 
 impl Forks {
@@ -62,7 +69,8 @@ impl Forks {
         let mut channel: Channel<ToHost> = Channel::new(stream);
         let order = match tokio::time::timeout(ORDER, channel.receive()).await {
             Ok(Ok(ToHost::Order(order))) => order,
-            Ok(Ok(question @ (ToHost::Which(_) | ToHost::End(_) | ToHost::Came(_)))) => {
+            Ok(Ok(ToHost::Warm(order))) => return self.host_warm(*order, channel).await,
+            Ok(Ok(question @ (ToHost::Which(_) | ToHost::End(_) | ToHost::Came(_) | ToHost::Reads(_)))) => {
                 return self.answer_kin(question, channel).await;
             }
             _ => return tracing::warn!(%from, "expected an order for children, found none"),
@@ -77,8 +85,17 @@ impl Forks {
             let _ = channel.send(&ToParent::refused(&Problem::new(Code::BadRequest, text))).await;
             return;
         }
-        let part =
-            Part { forks: self.clone(), hello, order: Arc::new(*order), from, begun, channel, taken: None };
+        let part = Part {
+            forks: self.clone(),
+            hello,
+            order: Arc::new(*order),
+            from,
+            begun,
+            channel,
+            taken: None,
+            waiting: Vec::new(),
+            sockets: None,
+        };
         match part.run().await {
             Ok(report) => {
                 tracing::info!(fork = %id, %parent, %node, children = report.children.len(), "children of a fork from another node run");
@@ -117,7 +134,7 @@ impl Forks {
         }
     }
 
-    fn hosted(&self) -> PathBuf {
+    pub(super) fn hosted(&self) -> PathBuf {
         self.journals.join("hosted")
     }
 }
@@ -156,40 +173,56 @@ impl Part {
             ..ForkProgress::default()
         })?;
         forks.remote.able().map_err(|why| Problem::new(Code::Forbidden, why))?;
-        let dir = forks.hosted().join(&order.fork);
-        crate::server::forks::templates::same_qemu(&order.command_line, &order.qemu)
-            .await
-            .map_err(|why| clone_problem(&CloneError::Template { path: dir, why }))?;
-        let base = self.base()?;
+        let base = forks.hosted_base(&order.kind).await?;
+        let (images, reached) = self.reach().await?;
+        let disks = order.disks.iter().map(|ordered| ordered.disk.clone()).collect();
+        let base = Base { disks, images, overlay_dir: forks.policy.overlay_dir.clone(), ..base };
         let demand = self.demand(base.backing);
         forks.fits(demand.with_template(order.live_bytes), base.backing).await?;
-        let mut planned = Vec::new();
-        for index in &order.indexes {
-            planned.push(forks.plan_one(&base, &order.parent, *index)?);
-        }
-        let taken = self.choose(demand, base.backing).await?;
+        let taken = Taken { disks: reached, ..self.choose(demand, base.backing).await? };
+        let (planned, warm) = forks.children_of(order, &base).await?;
         let (id, forks) = (order.fork.clone(), forks.clone());
         self.taken = Some(taken.clone());
-        self.channel.send(&ToParent::Accepted(taken)).await.map_err(|e| lost(&chain(&e)))?;
+        if let Err(error) = self.channel.send(&ToParent::Accepted(taken)).await {
+            discard_all(warm).await;
+            return Err(lost(&chain(&error)));
+        }
+        forks.update(&id, |p| p.prepared += warm.len());
+        if !self.order.disks.is_empty() {
+            self.waiting = planned;
+            return Ok(JoinSet::new());
+        }
         // QEMUs start while the parent is being frozen and its memory is on its way.
-        Ok(forks.start_all(&id, planned))
+        Ok(with_prepared(forks.start_all(&id, planned), warm))
     }
 
-    fn base(&self) -> Result<Base, Problem> {
-        let (order, registry) = (&self.order, &self.forks.registry);
-        let unknown =
-            || Problem::new(Code::BadRequest, format!("unknown backing {:?} in an order", order.backing));
-        Ok(Base {
-            command_line: order.command_line.clone(),
-            environment: order.environment.clone(),
-            machine: order.machine.clone(),
-            backing: node::backing_named(&order.backing).ok_or_else(unknown)?,
-            run_dir: registry.run_dir.clone(),
-            memory_dir: registry.memory_dir.clone(),
-            // The parent's node sends no VM with disks that are written.
-            disks: Vec::new(),
-            overlay_dir: None,
-        })
+    /// How children would get at the images of their disks.
+    async fn reach(&self) -> Result<(Images, Option<Reached>), Problem> {
+        let order = self.order.clone();
+        if order.disks.is_empty() {
+            return Ok((Images::Here, None));
+        }
+        let (forks, session) = (self.forks.clone(), self.hello.session);
+        let reached = off_worker(move || forks.remote.disks.reach(&forks.policy, &order));
+        let reached = reached.await?.map_err(|why| Problem::new(Code::NotMovable, why))?;
+        let images = match reached.shared {
+            true => Images::Here,
+            false => Images::Exported(self.forks.remote.disks.exported(session)),
+        };
+        Ok((images, Some(reached)))
+    }
+
+    /// Starts the QEMUs that waited for the freeze.
+    async fn start_waiting(&mut self) -> Result<JoinSet<Start>, Problem> {
+        let waiting = std::mem::take(&mut self.waiting);
+        let reads = self.taken.as_ref().and_then(|t| t.disks.as_ref()).is_some_and(|disks| !disks.shared);
+        if reads {
+            let (remote, order, hello) = (self.forks.remote.clone(), self.order.clone(), self.hello.clone());
+            let node = remote.root_of(&order.node, self.from, order.port);
+            let listening = remote.relay(&hello, &order.fork, &order.parent, node, order.disks.len());
+            self.sockets = Some(listening.map_err(|why| Problem::new(Code::ForkFailed, why))?);
+        }
+        Ok(self.forks.start_all(&self.order.fork, waiting))
     }
 
     /// Without the template.
@@ -220,6 +253,16 @@ impl Part {
         if let Err(error) = record.write(&dir) {
             return discard(cold, clone_problem(&error)).await;
         }
+        let cold = match self.waiting.is_empty() {
+            true => cold,
+            false => match self.start_waiting().await {
+                Ok(started) => started,
+                Err(problem) => {
+                    record.close(&dir);
+                    return Err(problem);
+                }
+            },
+        };
         let ended = if record.fetching {
             self.run_early(cold, &begin, manifest).await
         } else {
@@ -250,7 +293,7 @@ impl Part {
     /// What comes must be what room was found for.
     fn as_ordered(&self, manifest: &Manifest) -> Result<(), Problem> {
         let (order, bytes) = (&self.order, manifest.guest_bytes());
-        let same = bytes == order.guest_bytes && manifest.backing == order.backing;
+        let same = bytes == order.guest_bytes && manifest.backing == order.kind.backing;
         // It becomes the name of a folder.
         let plain =
             manifest.id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') && !manifest.id.is_empty();
@@ -259,14 +302,14 @@ impl Part {
         }
         let text = format!(
             "Expected a template of {} bytes of {}, found {bytes} of {} ({:?})",
-            order.guest_bytes, order.backing, manifest.backing, manifest.id
+            order.guest_bytes, order.kind.backing, manifest.backing, manifest.id
         );
         Err(Problem::new(Code::BadTemplate, text))
     }
 
     fn record(&self, manifest: &Manifest) -> HostRecord {
         let order = &self.order;
-        let backing = node::backing_named(&order.backing).unwrap_or(RamBacking::Thp);
+        let backing = node::backing_named(&order.kind.backing).unwrap_or(RamBacking::Thp);
         HostRecord {
             fork: order.fork.clone(),
             parent: order.parent.clone(),

@@ -6,7 +6,9 @@ use std::net::SocketAddrV4;
 
 use serde::{Deserialize, Serialize};
 use vmove_migrate::link::{FabricOffer, PeerTarget};
+use vmove_migrate::proto::hello::SessionId;
 
+use super::disks::{OrderDisk, Reached};
 use super::memory::Part;
 use super::moved::Came;
 use crate::api::problem::{Code, Problem};
@@ -30,6 +32,35 @@ pub enum ToHost {
     End(Kin),
     /// Instead of an order: does this one live, or end it.
     Came(Came),
+    /// Instead of an order: does anybody read the images of this fork?
+    Reads(SessionId),
+    /// Instead of an order: prepare children for one. They are kept until `Release`, or the end of the connection.
+    Warm(Box<WarmOrder>),
+}
+
+/// What must be the same for a child that was prepared and one that is ordered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kind {
+    pub command_line: Vec<String>,
+    pub environment: Vec<(String, String)>,
+    pub machine: String,
+    /// QEMU that writes the device state.
+    pub qemu: String,
+    pub backing: String,
+}
+
+/// Children that are to be prepared.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WarmOrder {
+    /// Id of the set, by which an order names it.
+    pub id: String,
+    /// Name of the VM.
+    pub parent: String,
+    /// Its node.
+    pub node: String,
+    /// Numbers of the children.
+    pub indexes: Vec<u32>,
+    pub kind: Kind,
 }
 
 /// A child that came of an order.
@@ -58,6 +89,10 @@ pub enum ToParent {
     Living(Vec<String>),
     /// It has ended, and how.
     Ended(String),
+    /// Whether somebody does.
+    Reads(bool),
+    /// Children wait.
+    Prepared,
 }
 
 impl ToParent {
@@ -82,6 +117,8 @@ pub struct Taken {
     pub why: String,
     /// Datagrams of the group would be taken, of the same kind of network.
     pub hears: bool,
+    /// How children get at the images of their disks, if the guest writes to any.
+    pub disks: Option<Reached>,
 }
 
 /// What a host is at.
@@ -120,12 +157,9 @@ pub struct Order {
     /// Children run only when the whole template is there.
     pub whole: bool,
     pub expect_written: Option<u64>,
-    pub command_line: Vec<String>,
-    pub environment: Vec<(String, String)>,
-    pub machine: String,
-    /// QEMU that writes the device state.
-    pub qemu: String,
-    pub backing: String,
+    pub kind: Kind,
+    /// Sets of prepared children that these numbers are of.
+    pub warm: Vec<String>,
     /// Bytes of guest memory.
     pub guest_bytes: u64,
     /// Bytes of it that have memory now.
@@ -136,6 +170,10 @@ pub struct Order {
     pub offers: Vec<FabricOffer>,
     /// Where datagrams would go.
     pub group: Option<SocketAddrV4>,
+    /// Disks that the guest writes to.
+    pub disks: Vec<OrderDisk>,
+    /// Why the parent's node cannot serve their images; `None`: it can.
+    pub no_export: Option<String>,
 }
 
 /// What a host needs to fetch the template.

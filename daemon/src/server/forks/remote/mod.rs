@@ -18,6 +18,7 @@ mod ask;
 mod call;
 mod choose;
 mod deal;
+mod disks;
 mod early;
 mod fabric;
 mod follow;
@@ -28,10 +29,12 @@ mod message;
 mod moved;
 mod record;
 mod root;
+mod warm;
 
 pub use call::{Away, Outline};
 pub use fabric::read_opening;
 pub use memory::allocated;
+pub use warm::{AwaySet, HostedSet};
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -42,6 +45,7 @@ use vmove_fabric::{FabricKind, Incoming, Multicast};
 use vmove_migrate::link::{FabricOffer, PeerTarget};
 use vmove_migrate::proto::hello::{Hello, LinkKind, PROTOCOL_VERSION, SessionId, Status, Token};
 
+use self::disks::Disks;
 use crate::api::problem::{Code, Problem};
 use crate::config::{Config, ForkPolicy, KnownNode, Security, split_address};
 use crate::server::dialer::PeerDialer;
@@ -59,6 +63,8 @@ pub struct Remote {
     dialer: Arc<PeerDialer>,
     fabrics: Arc<Fabrics>,
     doors: Mutex<HashMap<SessionId, Door>>,
+    /// Disks of children elsewhere, and of children here whose images are elsewhere.
+    pub disks: Disks,
 }
 
 /// Where connections for memory of a fork go.
@@ -98,6 +104,7 @@ impl Remote {
             dialer,
             fabrics,
             doors: Mutex::default(),
+            disks: Disks::new(config),
         })
     }
 

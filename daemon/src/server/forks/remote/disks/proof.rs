@@ -1,0 +1,246 @@
+//! Whether another host sees the same file under the same path, and not a copy of its own.
+//!
+//! The parent's node gives each file a second name beside it that nobody can guess, a hard link. A host for which both names are the
+//! same file has that very file: the link was made of no other. Sizes, times or numbers of inodes would not prove it, nor would a new
+//! file in the same folder, since the image may be a mount or a link of its own. The number of the inode is compared nevertheless: where
+//! folders are mirrored, the link might be, too. Where no link can be made, nothing is proved, and the image is served.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
+use vmove_clone::disk::{Disk, Layers};
+use vmove_migrate::vm::write_atomically;
+
+use super::{Disks, OrderDisk, Reached};
+use crate::config::ForkPolicy;
+use crate::server::forks::remote::message::Order;
+
+/// A file of an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sight {
+    /// As QEMU opens it.
+    pub path: PathBuf,
+    /// Its second name.
+    pub link: PathBuf,
+    /// Number of its inode at the parent's node.
+    pub inode: u64,
+}
+
+/// Second names of images, removed when this is dropped; by the next life of the daemon, if this one does not come to that.
+#[derive(Debug, Default)]
+pub struct Proofs {
+    links: Vec<PathBuf>,
+    note: PathBuf,
+}
+
+impl Drop for Proofs {
+    fn drop(&mut self) {
+        remove_all(&self.links);
+        let _ = fs::remove_file(&self.note);
+    }
+}
+
+/// Second names on disk.
+#[derive(Debug, Serialize, Deserialize)]
+struct Note {
+    links: Vec<PathBuf>,
+}
+
+/// Gives each file of these disks a second name. Blocks.
+pub fn prove(disks: &Disks, images: Vec<(Disk, Layers)>) -> (Vec<OrderDisk>, Proofs) {
+    let unique = || uuid::Uuid::new_v4().simple().to_string();
+    let sights: Vec<(Disk, Result<Vec<Sight>, String>)> = images
+        .into_iter()
+        .map(|(disk, layers)| {
+            let sights = match layers.other {
+                Some(other) => Err(format!("{} lies over {other}", disk.file.display())),
+                None => layers.files.iter().map(|file| sight(file, &unique())).collect(),
+            };
+            (disk, sights)
+        })
+        .collect();
+    let all = sights.iter().filter_map(|(_, sights)| sights.as_ref().ok()).flatten();
+    let links: Vec<PathBuf> = all.map(|sight| sight.link.clone()).collect();
+    let proofs = Proofs { note: disks.dir.join(format!("links-{}.json", unique())), links };
+    let noted = fs::create_dir_all(&disks.dir)
+        .and_then(|()| write_atomically(&proofs.note, &Note { links: proofs.links.clone() }));
+    let made = |(disk, sights): (Disk, Result<Vec<Sight>, String>)| {
+        let layers = sights.and_then(|sights| {
+            noted.as_ref().map_err(ToString::to_string)?;
+            sights.iter().try_for_each(link)?;
+            Ok(sights)
+        });
+        OrderDisk { disk, layers }
+    };
+    (sights.into_iter().map(made).collect(), proofs)
+}
+
+fn sight(file: &Path, unique: &str) -> Result<Sight, String> {
+    // Beside the file itself, should its name be a symlink.
+    let real = file.canonicalize().map_err(|e| format!("{}: {e}", file.display()))?;
+    let inode = fs::metadata(&real).map_err(|e| format!("{}: {e}", file.display()))?.ino();
+    let link = real.with_file_name(format!(".vmove-{unique}"));
+    Ok(Sight { path: file.to_owned(), link, inode })
+}
+
+fn link(sight: &Sight) -> Result<(), String> {
+    let made = sight.path.canonicalize().and_then(|real| fs::hard_link(real, &sight.link));
+    made.map_err(|e| {
+        format!("{} cannot have a second name ({}): {e}", sight.path.display(), sight.link.display())
+    })
+}
+
+fn remove_all(links: &[PathBuf]) {
+    for link in links {
+        match fs::remove_file(link) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(path = %link.display(), %error, "a second name of an image is left");
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Disks {
+    /// How the children of an order would get at their images, or why they cannot. Blocks.
+    pub fn reach(&self, policy: &ForkPolicy, order: &Order) -> Result<Reached, String> {
+        let folder = policy.overlay_dir.as_deref();
+        let beside = |ordered: &OrderDisk| {
+            takes_overlays(
+                folder.or_else(|| ordered.disk.file.parent()).unwrap_or(&self.dir),
+                ordered.disk.direct,
+            )
+        };
+        let shared = same_files(&order.disks).and_then(|()| order.disks.iter().try_for_each(beside));
+        let why = match shared {
+            Ok(()) => {
+                return Ok(Reached { shared: true, why: "the images are the same files there".to_owned() });
+            }
+            Err(why) => why,
+        };
+        if let Some(no_export) = &order.no_export {
+            return Err(format!("Its disks cannot be reached: {why}; {no_export}"));
+        }
+        self.able()?;
+        let direct = order.disks.iter().any(|ordered| ordered.disk.direct);
+        fs::create_dir_all(&self.dir).map_err(|e| format!("{} cannot be made: {e}", self.dir.display()))?;
+        takes_overlays(folder.unwrap_or(&self.dir), direct)?;
+        Ok(Reached { shared: false, why })
+    }
+
+    /// Removes second names that an earlier life left. Blocks.
+    pub(super) fn remove_links(&self) {
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        for path in entries.map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "json")) {
+            if let Some(note) = fs::read(&path).ok().and_then(|t| serde_json::from_slice::<Note>(&t).ok()) {
+                remove_all(&note.links);
+            }
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Whether the files of these disks are the same here, or why not. Blocks.
+fn same_files(disks: &[OrderDisk]) -> Result<(), String> {
+    for disk in disks {
+        for sight in disk.layers.as_ref().map_err(Clone::clone)? {
+            same(sight)?;
+        }
+    }
+    Ok(())
+}
+
+fn same(sight: &Sight) -> Result<(), String> {
+    let path = sight.path.display();
+    let here = fs::metadata(&sight.path).map_err(|e| format!("{path} is not seen: {e}"))?;
+    let link = fs::symlink_metadata(&sight.link);
+    let link =
+        link.map_err(|e| format!("{path} is not known to be the same file: {}: {e}", sight.link.display()))?;
+    let is_it = (here.dev(), here.ino()) == (link.dev(), link.ino()) && here.ino() == sight.inode;
+    if here.is_file() && is_it {
+        return Ok(());
+    }
+    Err(format!("{path} is another file there"))
+}
+
+/// Whether overlays can be made in `folder`, without the page cache if `direct`, or why not. Blocks.
+fn takes_overlays(folder: &Path, direct: bool) -> Result<(), String> {
+    let path = folder.join(format!(".vmove-{}", uuid::Uuid::new_v4().simple()));
+    let flags = if direct { OFlags::DIRECT } else { OFlags::empty() };
+    let flags = i32::try_from(flags.bits()).unwrap_or_default();
+    let made = File::options().write(true).create_new(true).custom_flags(flags).open(&path);
+    let _ = fs::remove_file(&path);
+    let without = if direct { " without the page cache, as the disk is" } else { "" };
+    made.map(drop).map_err(|e| {
+        format!(
+            "no overlays can be made in {}{without} ({e}): `overlay-dir` in [fork] names another folder",
+            folder.display()
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(file: &Path) -> (Disk, Layers) {
+        let disk = Disk {
+            device: "d".to_owned(),
+            node: "n".to_owned(),
+            image: file.display().to_string(),
+            file: file.to_owned(),
+            format: "raw".to_owned(),
+            size: 4,
+            direct: false,
+        };
+        (disk, Layers { files: vec![file.to_owned()], other: None })
+    }
+
+    #[test]
+    fn only_the_very_file_is_taken_for_the_image() {
+        let dir = tempfile::tempdir().unwrap();
+        let disks = Disks { dir: dir.path().join("state"), patience: 1, state: Default::default() };
+        let (image, other) = (dir.path().join("images/disk"), dir.path().join("other"));
+        fs::create_dir(dir.path().join("images")).unwrap();
+        fs::write(&image, "bits").unwrap();
+        let (order, proofs) = prove(&disks, vec![disk(&image)]);
+        same_files(&order).unwrap();
+        // A copy under the same path, as large, in the same folder.
+        fs::rename(&image, &other).unwrap();
+        fs::write(&image, "bits").unwrap();
+        let why = same_files(&order).unwrap_err();
+        assert!(why.contains("another file"), "{why}");
+        fs::remove_file(&image).unwrap();
+        assert!(same_files(&order).unwrap_err().contains("not seen"));
+        fs::rename(&other, &image).unwrap();
+        same_files(&order).unwrap();
+        drop(proofs);
+        assert!(same_files(&order).unwrap_err().contains("not known"));
+        assert_eq!(fs::read_dir(dir.path().join("images")).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(&disks.dir).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn second_names_do_not_outlive_the_next_life() {
+        let dir = tempfile::tempdir().unwrap();
+        let disks = Disks { dir: dir.path().join("state"), patience: 1, state: Default::default() };
+        let (image, alias) = (dir.path().join("disk"), dir.path().join("alias"));
+        fs::write(&image, "bits").unwrap();
+        std::os::unix::fs::symlink(&image, &alias).unwrap();
+        let (order, proofs) = prove(&disks, vec![disk(&alias)]);
+        same_files(&order).unwrap();
+        std::mem::forget(proofs);
+        assert_eq!(fs::metadata(&image).unwrap().nlink(), 2);
+        disks.remove_links();
+        assert_eq!(fs::metadata(&image).unwrap().nlink(), 1);
+        // What is no file of a path is not seen elsewhere.
+        let (disk, layers) = disk(&image);
+        let (order, _proofs) =
+            prove(&disks, vec![(disk, Layers { other: Some("nbd:h:1".to_owned()), ..layers })]);
+        assert!(same_files(&order).unwrap_err().contains("nbd:h:1"));
+    }
+}
