@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# ./run setup: what building and testing need, on Debian 12. Compilers are installed with apt; the QEMUs, the guest's
+# ./run setup: what building and testing need, on Debian 12. Compilers and qemu-utils are installed with apt; the QEMUs, the guest's
 # kernel and busybox are unpacked below .cache/, so the machine's own QEMU and kernel stay as they are.
 
 # Installed on the machine. Everything else is only unpacked.
-BUILD_PACKAGES=(gcc libc6-dev pkg-config libclang-14-dev libibverbs-dev librdmacm-dev python3 python3-venv iproute2)
+BUILD_PACKAGES=(gcc libc6-dev pkg-config libclang-14-dev libibverbs-dev librdmacm-dev python3 python3-venv iproute2 qemu-utils)
 # Servers that the tests of sched-bridge speak with, and their libraries; unpacked, so that no service is started and no user made.
 PEER_PACKAGES=(etcd-server munge slurmctld slurmd slurm-client)
 PEERS_VERSION=1
