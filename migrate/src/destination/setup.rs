@@ -50,7 +50,8 @@ pub(crate) async fn serve_new(
         }
     };
     let looked = crate::check::destination::blockers(&node, &prepare);
-    let mut blockers = if prepare.check_only { looked.await } else { while_alive(&mut channel, looked).await };
+    let mut blockers =
+        if prepare.check_only { looked.await } else { while_alive(&mut channel, looked).await };
     if prepare.check_only {
         let agreed = crate::check::fabric::negotiate(&prepare.fabrics, &node.config.dialer.fabrics());
         let fabric = agreed.map_or_else(|why| why, |agreed| format!("{}: {}", agreed.kind, agreed.why));
