@@ -10,6 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
 use common::{Ended, Node, Pki, VMOVE, VMOVED, tls_node};
+use vmove_migrate::proto::hello::{MAGIC, PROTOCOL_VERSION};
 
 #[test]
 fn without_a_daemon_every_command_ends_with_5() {
@@ -245,7 +246,8 @@ fn say(node: &Node, bytes: &[u8]) -> Vec<u8> {
 fn a_peer_of_another_version_is_told_ours() {
     let node = Node::start();
     let answer = say(&node, &greeting(9));
-    assert_eq!(&answer[..10], b"VMOVE\r\n\0\x02\0");
+    assert_eq!(&answer[..8], MAGIC);
+    assert_eq!(answer[8..10], PROTOCOL_VERSION.to_le_bytes());
     assert_eq!(answer[10], 1);
     assert!(String::from_utf8_lossy(&answer[12..]).contains("found 9"));
 }

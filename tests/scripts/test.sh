@@ -97,11 +97,12 @@ integration_tests() {
 }
 
 # run_tests NAME... [-- ARGUMENTS]. Chosen by package they would be built once more, with fewer features of what they depend on.
+# One that fails does not hide what the others say.
 run_tests() {
     local targets=()
     while [ $# -gt 0 ] && [ "$1" != -- ]; do
         targets+=(--test "$1")
         shift
     done
-    cargo test --workspace "${targets[@]}" "$@"
+    cargo test --no-fail-fast --workspace "${targets[@]}" "$@"
 }
