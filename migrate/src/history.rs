@@ -94,9 +94,7 @@ fn snapshot(dir: &Path) -> Option<Progress> {
         report.source.clone_from(&r.prepare.source);
         report.memory.clone_from(&r.prepare.backing);
         if let Some(complete) = &r.complete {
-            report.faults = complete.faults;
-            report.state_bytes = complete.state_bytes;
-            report.bytes_sent = complete.counted.wire_bytes + complete.state_bytes;
+            complete.add_to(&mut report);
         }
         report
     };

@@ -232,9 +232,7 @@ impl Session {
         };
         if self.state() == DestinationState::Owner {
             let kept = Some(Box::new(complete.clone()));
-            let written = self.journal.update(|r| r.complete = kept);
-            written.map_err(|e| End::Failed(format!("Could not write the journal: {e}")))?;
-            self.advance(DestinationEvent::AllPages)?;
+            self.advance_with(DestinationEvent::AllPages, |r| r.complete = kept)?;
         }
         self.publisher.enter(Phase::Finish);
         self.told_complete = true;

@@ -109,10 +109,22 @@ impl Session {
 
     /// Asks the ownership machine, writes the answer down, and only then lets the caller act.
     pub(super) fn advance(&mut self, event: DestinationEvent) -> Result<(), End> {
+        self.advance_with(event, |_| {})
+    }
+
+    /// The same, with what else is to be written down with the new state, in one line of the journal.
+    pub(super) fn advance_with(
+        &mut self,
+        event: DestinationEvent,
+        also: impl FnOnce(&mut DestinationRecord),
+    ) -> Result<(), End> {
         let next = self.state().step(event).map_err(|e| End::Failed(e.to_string()))?;
         if next != self.state() {
             self.journal
-                .update(|r| r.state = next)
+                .update(|r| {
+                    also(r);
+                    r.state = next;
+                })
                 .map_err(|e| End::Failed(format!("Could not write the journal: {e}")))?;
         }
         Ok(())

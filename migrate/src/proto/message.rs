@@ -9,7 +9,7 @@ use crate::check::Blocker;
 use crate::clock::Mono;
 use crate::pending::WireSet;
 use crate::proto::hello::Token;
-use crate::report::FaultStats;
+use crate::report::{FaultStats, Report};
 use crate::spec::MigrationSpec;
 
 /// One RAM block as the source has it.
@@ -289,6 +289,15 @@ pub struct Complete {
     pub differing_pages: Option<u64>,
     /// Device state received, in bytes.
     pub state_bytes: u64,
+}
+
+impl Complete {
+    /// What of it a report says on either side.
+    pub(crate) fn add_to(&self, report: &mut Report) {
+        report.faults = self.faults;
+        report.state_bytes = self.state_bytes;
+        report.bytes_sent = self.counted.wire_bytes + self.state_bytes;
+    }
 }
 
 /// From the destination to the source.

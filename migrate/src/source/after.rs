@@ -217,12 +217,10 @@ impl Session {
     }
 
     fn add_to_report(&mut self, complete: &Complete) {
-        self.report.faults = complete.faults;
+        complete.add_to(&mut self.report);
         if self.report.pages_zero == 0 {
             self.report.pages_zero = complete.pages_zero;
         }
-        self.report.state_bytes = complete.state_bytes;
-        self.report.bytes_sent = complete.counted.wire_bytes + complete.state_bytes;
         self.report.verified = match (self.spec.verify, complete.differing_pages) {
             (false, _) => None,
             // A destination that was started anew has no hashes of what it had mapped before.

@@ -104,11 +104,13 @@ impl Forks {
             deal.away.iter().map(|(node, _)| remote.target(node)).collect::<Result<_, _>>()?;
         let outline = outline();
         self.possible(&outline, request)?;
-        away.disks.clone_from(&outline.base.disks);
-        away.server = self.server_of(&outline);
+        if !outline.base.disks.is_empty() {
+            away.disks.clone_from(&outline.base.disks);
+            away.server = self.server_of(&outline);
+        }
         let (disks, proofs) = self.order_disks(&outline).await?;
         let mut orders = self.orders(id, name, &outline, request, &deal.away, deal.here);
-        for order in &mut orders {
+        for order in orders.iter_mut().filter(|_| !disks.is_empty()) {
             order.disks.clone_from(&disks);
             order.no_export = away.server.as_ref().err().cloned();
         }
@@ -177,12 +179,10 @@ impl Forks {
 
     /// What hosts are told of the disks.
     async fn order_disks(&self, outline: &Outline) -> Result<(Vec<OrderDisk>, Proofs), Problem> {
-        let (disks, Some(client)) = (&outline.base.disks, &outline.client) else {
+        let disks = &outline.base.disks;
+        let Some(client) = outline.client.as_ref().filter(|_| !disks.is_empty()) else {
             return Ok((Vec::new(), Proofs::default()));
         };
-        if disks.is_empty() {
-            return Ok((Vec::new(), Proofs::default()));
-        }
         let layers = disk::as_named(client, disks).await.map_err(|e| clone_problem(&e))?;
         let images = disks.iter().cloned().zip(layers).collect();
         let remote = self.remote.clone();
@@ -224,8 +224,8 @@ impl Forks {
         away.iter().map(order).collect()
     }
 
-    /// A number above all that children of a VM have had or are prepared for, here or elsewhere, and above those that the `here` get that are about to
-    /// come: the lowest that are free.
+    /// A number above all that children of a VM have had or are prepared for, here or elsewhere, and above those that the `here`
+    /// get that are about to come: the lowest that are free.
     pub(super) fn first_index(&self, name: &str, here: usize) -> u32 {
         let members = self.members.list();
         let children = || members.iter().filter(|m| m.parent.as_deref() == Some(name));
