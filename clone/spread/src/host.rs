@@ -8,13 +8,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use crate::layout::Layout;
+use crate::marks::Marks;
 use crate::message::{HostId, Message};
 use crate::pace::Time;
 use crate::route::Route;
 use crate::span::{Bits, Span, spans};
 
-/// How long a datagram may be behind the mark that announces it.
-pub(crate) const GRACE: Duration = Duration::from_millis(3);
 /// How long a datagram with what something waits for may take from when it was asked for, before it is read.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(4);
 /// A source that announces nothing new for so long while something is expected of it is given up.
@@ -71,7 +70,7 @@ pub(crate) struct HostEngine {
     to_verify: VecDeque<u32>,
     /// Chunks that are here, of which the checksum is not.
     unlisted: BTreeMap<u32, Vec<u32>>,
-    marks: VecDeque<(Time, u32, Vec<Span>)>,
+    marks: Marks,
     sources: BTreeMap<HostId, Source>,
     /// Blocks that somebody waits for, first.
     hinted: BTreeSet<u32>,
@@ -113,7 +112,7 @@ impl HostEngine {
             hears: multicast,
             to_verify: VecDeque::new(),
             unlisted: BTreeMap::new(),
-            marks: VecDeque::new(),
+            marks: Marks::default(),
             sources,
             hinted: BTreeSet::new(),
             fetch: VecDeque::new(),
@@ -277,7 +276,9 @@ impl HostEngine {
     /// A message of the root; others are ignored.
     pub(crate) fn hear(&mut self, now: Time, message: Message) {
         match message {
-            Message::Mark { number, spans } => self.marks.push_back((now, number, spans)),
+            Message::Mark { number, spans, last } => {
+                self.marks.hear(now, number, spans, last.filter(|_| self.hears));
+            }
             Message::Fetch { spans } => self.fetch.extend(spans),
             Message::Hint { blocks } => {
                 self.hinted.extend(blocks.into_iter().filter(|b| *b < self.blocks.limit()));
@@ -299,10 +300,7 @@ impl HostEngine {
 
     /// The receiver has nothing more at `now`: what has not come of marks that are old enough will not come.
     pub(crate) fn drained(&mut self, now: Time) {
-        while self.marks.front().is_some_and(|(heard, _, spans)| {
-            now.saturating_sub(*heard) >= GRACE || spans.iter().all(|span| self.here.all(*span))
-        }) {
-            let Some((_, number, sent)) = self.marks.pop_front() else { return };
+        while let Some((number, sent)) = self.marks.due(now, &self.here) {
             let missing = sent.iter().flat_map(|span| span.numbers()).filter(|piece| self.accepts(*piece));
             let missing = spans(missing);
             self.out.push(Message::Seen { number, missing });
@@ -329,7 +327,7 @@ impl HostEngine {
 
     /// When [`drained`](Self::drained) has something to do next, if nothing comes.
     pub(crate) fn next_drain(&self) -> Option<Time> {
-        let mark = self.marks.front().map(|(heard, ..)| *heard + GRACE);
+        let mark = self.marks.next_due();
         let awaited = self.awaited.front().map(|(asked, _)| *asked + PATIENCE);
         mark.into_iter().chain(awaited).min()
     }
@@ -481,6 +479,7 @@ fn fitting(layout: &Layout, pieces: &[u32], segments: usize) -> usize {
 mod tests {
     use super::*;
     use crate::layout::Extent;
+    use crate::marks::GRACE;
 
     fn engine(multicast: bool) -> HostEngine {
         let extents = vec![Extent { region: 0, first: 0, count: 200 }];
@@ -555,15 +554,15 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_is_answered_when_its_datagrams_had_their_time() {
-        let mut engine = engine(true);
-        let spans = vec![Span { first: 0, count: 4 }];
-        engine.hear(Time::ZERO, Message::Mark { number: 5, spans });
-        [0, 1, 3].into_iter().for_each(|piece| engine.landed(piece));
-        engine.drained(GRACE / 2);
-        assert_eq!(engine.take_out(), [], "the last may still come");
-        engine.drained(GRACE);
-        let missing = vec![Span { first: 2, count: 1 }];
-        assert_eq!(engine.take_out(), [Message::Seen { number: 5, missing }]);
+    fn a_mark_is_answered_with_what_is_missing() {
+        for (mut engine, lost) in [(engine(true), [2]), (engine(true).deaf(), [3])] {
+            let spans = vec![Span { first: 0, count: 4 }];
+            engine.hear(Time::ZERO, Message::Mark { number: 5, spans, last: Some(3) });
+            (0..4).filter(|piece| !lost.contains(piece)).for_each(|piece| engine.landed(piece));
+            engine.drained(GRACE / 2);
+            assert_eq!((engine.take_out(), engine.next_drain()), (vec![], Some(GRACE)));
+            engine.drained(GRACE);
+            assert_eq!(engine.take_out(), [Message::Seen { number: 5, missing: super::spans(lost) }]);
+        }
     }
 }

@@ -18,6 +18,7 @@
 mod error;
 mod host;
 mod layout;
+mod marks;
 mod memory;
 mod message;
 mod pace;

@@ -38,8 +38,9 @@ pub(crate) enum Message {
     Welcome(Box<Welcome>),
     /// Host to root, after the welcome: it can begin. `hears`: it hears the group from now on.
     Ready { hears: bool },
-    /// Root to host: these have been sent by multicast since the last mark. Answered by [`Message::Seen`].
-    Mark { number: u32, spans: Vec<Span> },
+    /// Root to host: these have been sent by multicast since the last mark, and which of them last; `None` if that is long ago.
+    /// Answered by [`Message::Seen`].
+    Mark { number: u32, spans: Vec<Span>, last: Option<u32> },
     /// Root to host: read these yourself.
     Fetch { spans: Vec<Span> },
     /// Root to host: somebody waits for these blocks.

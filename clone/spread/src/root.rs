@@ -192,7 +192,7 @@ impl RootEngine {
         if let Some(host) = self.hosts.get_mut(&id) {
             host.open.push_back((number, now));
         }
-        self.out.push((id, Message::Mark { number, spans: before }));
+        self.out.push((id, Message::Mark { number, spans: before, last: None }));
     }
 
     /// A host is gone.
@@ -387,6 +387,7 @@ impl RootEngine {
     /// Tells all what was sent.
     fn mark(&mut self, now: Time) {
         let mut pieces = std::mem::take(&mut self.unmarked);
+        let last = pieces.last().copied();
         pieces.sort_unstable();
         pieces.dedup();
         self.next_mark += 1;
@@ -399,7 +400,7 @@ impl RootEngine {
             if let Some(host) = self.hosts.get_mut(id) {
                 host.open.push_back((number, now));
             }
-            self.out.push((*id, Message::Mark { number, spans: spans.clone() }));
+            self.out.push((*id, Message::Mark { number, spans: spans.clone(), last }));
         }
         if !waiting.is_empty() {
             let (misses, losses) = (HashMap::new(), Vec::new());
@@ -452,7 +453,7 @@ mod tests {
             }
             for (host, message) in root.take_out() {
                 match message {
-                    Message::Mark { number, spans } => {
+                    Message::Mark { number, spans, .. } => {
                         root.hear(now, host, Message::Seen { number, missing: spans });
                     }
                     Message::Fetch { spans } => told += spans.iter().map(|s| u64::from(s.count)).sum::<u64>(),

@@ -185,7 +185,7 @@ fn host(node: &Node, Ways { fabric, multicast, .. }: Ways) {
         "chunks": status.chunks, "missing": status.missing, "wrong": wrong, "landed": landed, "all_right": all,
         "by_multicast": totals.by_multicast, "from_root": totals.from_root, "from_peers": totals.from_peers,
         "repaired": totals.repaired, "given_up": totals.given_up, "wrong_sums": totals.wrong,
-        "ring_full": status.multicast.ring_full, "refused": status.multicast.refused,
+        "unwanted": status.multicast.unwanted, "ring_full": status.multicast.ring_full, "refused": status.multicast.refused,
     }));
     until_stdin_ends();
 }
