@@ -174,6 +174,7 @@ impl HostEngine {
 
     /// A datagram's piece is in place.
     pub(crate) fn landed(&mut self, piece: u32) {
+        self.marks.landed(piece);
         if self.accepts(piece) {
             self.totals.by_multicast += 1;
             self.arrive(piece);
@@ -277,7 +278,7 @@ impl HostEngine {
     pub(crate) fn hear(&mut self, now: Time, message: Message) {
         match message {
             Message::Mark { number, spans, last } => {
-                self.marks.hear(now, number, spans, last.filter(|_| self.hears));
+                self.marks.hear(now, number, spans, last.filter(|_| self.hears), &self.here);
             }
             Message::Fetch { spans } => self.fetch.extend(spans),
             Message::Hint { blocks } => {

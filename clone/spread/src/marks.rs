@@ -31,16 +31,10 @@ struct Last {
     piece: Option<u32>,
     /// When the mark was heard.
     heard: Time,
-    /// How long after that the datagram came, if it has.
+    /// It has come, or was here before.
+    came: bool,
+    /// How long after the mark that was seen.
     behind: Option<Duration>,
-}
-
-impl Last {
-    fn look(&mut self, now: Time, here: &Bits) {
-        if self.behind.is_none() && self.piece.is_none_or(|piece| here.get(piece)) {
-            self.behind = Some(now.saturating_sub(self.heard));
-        }
-    }
 }
 
 /// Marks that have no answer yet, oldest first.
@@ -60,10 +54,19 @@ impl Default for Marks {
 }
 
 impl Marks {
-    /// The root has sent `spans`, of which `last` was the last; `None`: nothing of it is on its way to this host.
-    pub(crate) fn hear(&mut self, now: Time, number: u32, spans: Vec<Span>, last: Option<u32>) {
-        let last = Last { piece: last, heard: now, behind: None };
+    /// The root has sent `spans`, of which `last` was the last; `None`: nothing of it is on its way to this host. What is `here` already is
+    /// not waited for, and tells nothing if it comes again.
+    pub(crate) fn hear(&mut self, now: Time, number: u32, spans: Vec<Span>, last: Option<u32>, here: &Bits) {
+        let came = last.is_none_or(|last| here.get(last));
+        let behind = came.then_some(Duration::ZERO);
+        let last = Last { piece: last, heard: now, came, behind };
         self.open.push_back(Mark { number, spans, last });
+    }
+
+    /// A datagram with this piece has come. What was READ does not count: it tells nothing of datagrams.
+    pub(crate) fn landed(&mut self, piece: u32) {
+        let open = self.open.iter_mut().map(|mark| &mut mark.last);
+        open.chain(&mut self.given_up).for_each(|last| last.came |= last.piece == Some(piece));
     }
 
     /// Forgets all of them.
@@ -74,14 +77,14 @@ impl Marks {
 
     /// The oldest mark, if what is not `here` of it will not come: its number and what it told.
     pub(crate) fn due(&mut self, now: Time, here: &Bits) -> Option<(u32, Vec<Span>)> {
-        self.look(now, here);
+        self.look(now);
         let mark = self.open.front()?;
         let whole = mark.spans.iter().all(|span| here.all(*span));
         if !whole && now.saturating_sub(mark.last.heard) < self.wait() {
             return None;
         }
         let Mark { number, spans, last } = self.open.pop_front()?;
-        self.late = self.late / 2;
+        self.late /= 2;
         match last.behind {
             Some(behind) => self.was_behind(behind),
             None => self.given_up = Some(last),
@@ -95,14 +98,13 @@ impl Marks {
     }
 
     /// Takes note of what has come.
-    fn look(&mut self, now: Time, here: &Bits) {
-        self.open.iter_mut().for_each(|mark| mark.last.look(now, here));
-        if let Some(last) = &mut self.given_up {
-            last.look(now, here);
-            if let Some(behind) = last.behind {
-                self.given_up = None;
-                self.was_behind(behind);
-            }
+    fn look(&mut self, now: Time) {
+        for last in self.open.iter_mut().map(|mark| &mut mark.last).filter(|last| last.came) {
+            last.behind.get_or_insert(now.saturating_sub(last.heard));
+        }
+        if let Some(last) = self.given_up.filter(|last| last.came) {
+            self.given_up = None;
+            self.was_behind(now.saturating_sub(last.heard));
         }
     }
 
@@ -127,8 +129,8 @@ mod tests {
         vec![Span { first, count: 4 }]
     }
 
-    fn hear(marks: &mut Marks, now: Time, number: u32) {
-        marks.hear(now, number, span(number * 4), Some(number * 4 + 3));
+    fn hear(marks: &mut Marks, now: Time, number: u32, here: &Bits) {
+        marks.hear(now, number, span(number * 4), Some(number * 4 + 3), here);
     }
 
     fn here(pieces: impl IntoIterator<Item = u32>) -> Bits {
@@ -144,8 +146,8 @@ mod tests {
     #[test]
     fn what_was_sent_before_what_has_come_is_lost() {
         let mut marks = Marks::default();
-        hear(&mut marks, Time::ZERO, 0);
         let some = here([0, 1, 3]);
+        hear(&mut marks, Time::ZERO, 0, &some);
         assert_eq!(marks.due(GRACE / 2, &some), None, "a path may mix up what is close together");
         assert_eq!(marks.next_due(), Some(GRACE));
         assert_eq!(marks.due(GRACE, &some), Some((0, span(0))));
@@ -154,13 +156,15 @@ mod tests {
     #[test]
     fn a_mark_may_be_far_ahead_of_its_datagrams() {
         let mut marks = Marks::default();
-        hear(&mut marks, Time::ZERO, 0);
+        hear(&mut marks, Time::ZERO, 0, &here([0, 1]));
         assert_eq!((marks.due(ms(15), &here([0, 1])), marks.next_due()), (None, Some(LATE)));
-        assert_eq!(marks.due(ms(18), &here(0..4)), Some((0, span(0))));
+        marks.landed(3);
+        assert_eq!(marks.due(ms(18), &here([0, 1, 3])), Some((0, span(0))));
         // What the next mark tells has come, so the last of this one will not.
-        hear(&mut marks, ms(50), 1);
+        hear(&mut marks, ms(50), 1, &here(0..7));
         assert_eq!(marks.due(ms(60), &here(0..7)), None);
-        hear(&mut marks, ms(60), 2);
+        hear(&mut marks, ms(60), 2, &here(0..7));
+        marks.landed(11);
         assert_eq!(marks.due(ms(60), &here((0..7).chain(8..12))), Some((1, span(4))));
     }
 
@@ -170,17 +174,19 @@ mod tests {
         let (mut marks, nothing) = (Marks::default(), here([]));
         let (mut now, mut waits) = (Time::ZERO, Vec::new());
         for number in 0..6 {
-            hear(&mut marks, now, number);
+            hear(&mut marks, now, number, &nothing);
             let due = marks.next_due().unwrap();
             waits.push(due.checked_sub(now).unwrap());
             now = due;
             assert_eq!(marks.due(now, &nothing), Some((number, span(number * 4))));
         }
         assert_eq!(waits, [LATE, LATE / 2, LATE / 4, LATE / 8, GRACE, GRACE]);
-        // The last of the newest comes after all.
-        hear(&mut marks, now + ms(3), 6);
-        assert_eq!(marks.due(now + ms(5), &here(20..24)), None);
-        assert_eq!(marks.next_due(), Some(now + ms(3) + (GRACE + ms(5)) * MARGIN));
+        // The last of the newest is READ, which is no sign; then the datagram comes after all.
+        hear(&mut marks, now + ms(3), 6, &nothing);
+        let wait = |marks: &mut Marks, at| (marks.due(now + ms(at), &here(20..24)), marks.next_due());
+        assert_eq!(wait(&mut marks, 4), (None, Some(now + ms(3) + GRACE)));
+        marks.landed(23);
+        assert_eq!(wait(&mut marks, 5), (None, Some(now + ms(3) + (GRACE + ms(5)) * MARGIN)));
     }
 
     #[test]
@@ -189,10 +195,10 @@ mod tests {
         let mut some = here([]);
         for number in 0..5 {
             (number * 4..number * 4 + 4).for_each(|piece| assert!(some.insert(piece)));
-            hear(&mut marks, Time::ZERO, number);
+            hear(&mut marks, Time::ZERO, number, &some);
             assert_eq!(marks.due(Time::ZERO, &some), Some((number, span(number * 4))));
         }
-        hear(&mut marks, Time::ZERO, 5);
+        hear(&mut marks, Time::ZERO, 5, &some);
         assert_eq!((marks.due(Time::ZERO, &some), marks.next_due()), (None, Some(GRACE)));
     }
 }

@@ -308,7 +308,9 @@ impl RootEngine {
     /// Whether some host that is not slow has too many marks to answer.
     fn is_held_back(&mut self, now: Time) -> bool {
         let mut held = false;
-        for host in self.hosts.values_mut().filter(|host| !host.slow && !host.complete) {
+        // Who hears nothing loses nothing by what is sent meanwhile.
+        let hears = |host: &&mut Host| !host.slow && !host.complete && host.unheard < UNHEARD;
+        for host in self.hosts.values_mut().filter(hears) {
             if host.open.front().is_some_and(|(_, sent)| *sent + SLOW <= now) {
                 host.slow = true;
                 self.totals.slow += 1;
