@@ -245,8 +245,9 @@ impl Keeper {
     }
 
     fn fail(&self, why: KeepFailure) {
-        self.end();
+        // In this order: who copies what is left must not take unprotected memory for kept.
         let _ = self.failure.set(why);
+        self.end();
     }
 
     /// A writer waits at `hva`.
