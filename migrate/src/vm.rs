@@ -156,6 +156,14 @@ impl VmStore {
         self.lock().get(name).cloned().ok_or_else(|| VmStoreError::Unknown(name.to_owned()))
     }
 
+    /// The VM of the name of `vm`, if it is neither that QEMU nor one that the session brings.
+    #[must_use]
+    pub fn other_than(&self, vm: &VmRecord, session: &str) -> Option<VmRecord> {
+        let of_session = |found: &VmRecord| found.session.as_deref() == Some(session);
+        let same = |found: &VmRecord| (found.pid, found.pid_start) == (vm.pid, vm.pid_start);
+        self.get(&vm.name).ok().filter(|found| !same(found) && !of_session(found))
+    }
+
     /// Adds a VM.
     ///
     /// # Errors
@@ -248,6 +256,25 @@ mod tests {
             adopted: false,
             session: None,
         }
+    }
+
+    #[test]
+    fn who_came_later_under_a_name_is_told_from_who_was_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = VmStore::open(dir.path()).unwrap();
+        let ours = record("a");
+        assert_eq!(store.other_than(&ours, "s1"), None);
+        store.put(ours.clone()).unwrap();
+        assert_eq!(store.other_than(&ours, "s1"), None);
+        // Written down before its process was known.
+        store.put(VmRecord { pid: 7, session: Some("s1".to_owned()), ..ours.clone() }).unwrap();
+        assert_eq!(store.other_than(&ours, "s1"), None);
+        let later = VmRecord { pid: 7, session: Some("s2".to_owned()), ..ours.clone() };
+        store.put(later.clone()).unwrap();
+        assert_eq!(store.other_than(&ours, "s1"), Some(later));
+        let reused = VmRecord { pid_start: 99, ..ours.clone() };
+        store.put(reused.clone()).unwrap();
+        assert_eq!(store.other_than(&ours, "s1"), Some(reused));
     }
 
     #[test]

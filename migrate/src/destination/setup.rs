@@ -125,7 +125,11 @@ pub(crate) async fn adopt(
 /// Removes what an earlier process left of a session that never owned the guest.
 pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>) {
     let record = journal.record().clone();
-    if let Some(vm) = &record.vm {
+    // Where the journal could not be written when this session ended, one that came later may have brought the guest.
+    let later = record.vm.as_ref().and_then(|vm| node.vms.other_than(vm, &record.id.to_string()));
+    if let Some(later) = later {
+        tracing::warn!(vm = later.name, session = %record.id, "a VM of this name came later: it stays as it is");
+    } else if let Some(vm) = &record.vm {
         super::handover::end_left_qemu(vm).await;
         let files: Vec<_> = vm.ram.iter().map(|f| f.path.clone()).collect();
         room::remove_files(&files);
