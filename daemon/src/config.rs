@@ -146,6 +146,8 @@ pub struct ForkPolicy {
     pub uplink_mbit: Option<u64>,
     /// Leaf switch of this node; those of the others are in `[nodes]`.
     pub leaf: Option<String>,
+    /// The cluster's topology, in any format that `vmove topology` reads: leaf switches of nodes for which none is given.
+    pub topology: Option<PathBuf>,
 }
 
 impl Default for ForkPolicy {
@@ -163,6 +165,7 @@ impl Default for ForkPolicy {
             link_mbit: 10_000,
             uplink_mbit: None,
             leaf: None,
+            topology: None,
         }
     }
 }
@@ -309,7 +312,11 @@ impl Config {
     /// [`ConfigError`].
     pub fn load(flags: Flags) -> Result<Self, ConfigError> {
         let file = flags.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
-        Self::merge(flags, file)
+        let mut config = Self::merge(flags, file)?;
+        if let Some(path) = config.fork.topology.clone() {
+            crate::leaves::fill(&mut config, &path)?;
+        }
+        Ok(config)
     }
 
     fn merge(flags: Flags, file: ConfigFile) -> Result<Self, ConfigError> {
@@ -448,8 +455,13 @@ fn host_name() -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// Settings of a file, without TLS.
+    pub(crate) fn configured(text: &str) -> Config {
+        Config::merge(flags(&["--insecure"]), file(text)).unwrap()
+    }
 
     fn flags(args: &[&str]) -> Flags {
         Flags::try_parse_from(std::iter::once(&"vmoved").chain(args)).unwrap()

@@ -7,5 +7,6 @@
 mod api;
 pub mod cli;
 mod config;
+mod leaves;
 pub mod server;
 mod units;

@@ -43,6 +43,28 @@ fn stage_with(options: NodeOptions, extra: &[&str]) -> Stage {
     Stage { node, parent, sandbox }
 }
 
+/// Memory of pages of 2 MiB, of which a write takes one from the machine.
+#[test]
+fn a_guest_on_huge_pages_of_the_machine_is_forked_if_there_are_enough() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let guest = Guest::new(memory_mib(&light()), light()).expect("a QEMU");
+    let bytes = guest.bytes();
+    need!(sandbox.reserve_huge_pages(2 << 20, 3 * bytes));
+    let node = Node::start(&sandbox, "a", NodeOptions::default()).expect("a daemon");
+    let parent = Parent::start(&node, NAME, "hugetlb-2m", guest).expect("the guest runs");
+    let answer = done(&node, &["create", NAME, "--count", "1", "--verify"]).expect("a child");
+    let children = names(&answer);
+    for name in children.iter().map(String::as_str).chain([NAME]) {
+        parent.sound(&node, name).expect("sound");
+    }
+    // There are no pages for both to write to all of their memory once more.
+    let end = vfork(&node, &["create", NAME, "--count", "8"]).expect("an answer");
+    assert_eq!(end.code, 3, "{}", end.said);
+    assert_eq!(node.vms().expect("a list").len(), 2);
+    parent.sound(&node, NAME).expect("the parent is unharmed");
+}
+
 fn stage() -> Stage {
     stage_with(NodeOptions::default(), &[])
 }
@@ -155,6 +177,9 @@ fn a_promoted_child_and_its_parent_move_to_another_node() {
     assert_eq!(promoted["was_private"], true, "{promoted}");
     assert_eq!(done(&a, &["promote", "guest.1"]).expect("again")["was_private"], false);
     parent.sound(&a, "guest.1").expect("sound with memory of its own");
+    let own = a.vm("guest.1").expect("it is listed");
+    let (huge, all) = (own.smaps("ShmemPmdMapped"), own.smaps("Rss"));
+    assert!(huge > 0 && huge >= all / 2, "{huge} of {all} KiB are mapped by huge pages");
     for name in ["guest.1", NAME] {
         let end =
             vmove_tests::scene::vmove(&a, &["migrate", name, "--to", "b", "--mode", "hybrid", "--verify"])
@@ -278,7 +303,7 @@ fn too_many_children_for_the_memory_are_refused_with_the_arithmetic() {
     let config = "[fork]\nmax-children = 1000000\n".to_owned();
     let stage = stage_with(NodeOptions { config, ..NodeOptions::default() }, &[]);
     let end = vfork(&stage.node, &["create", NAME, "--count", "1000000"]).expect("an answer");
-    assert_eq!(end.code, 1, "{}", end.said);
+    assert_eq!(end.code, 3, "{}", end.said);
     assert!(end.said.contains("1000000 x (32 MiB of QEMU + 14 MiB"), "{}", end.said);
     assert_eq!(stage.node.vms().expect("a list"), [NAME]);
     stage.parent.sound(&stage.node, NAME).expect("the parent is unharmed");

@@ -102,6 +102,8 @@ pub enum Code {
     QmpFailed,
     /// Memory for the guest could not be had.
     NoMemory,
+    /// So many children could need more memory than the node has; nothing was begun.
+    NoRoom,
     /// The daemon is about to end.
     ShuttingDown,
     /// A file or kernel interface failed.
@@ -135,6 +137,7 @@ impl Code {
             Self::NotMovable => (422, Exit::Refused),
             Self::QemuFailed | Self::QmpFailed => (502, Exit::Failed),
             Self::NoMemory => (507, Exit::Failed),
+            Self::NoRoom => (507, Exit::Refused),
             Self::ShuttingDown => (503, Exit::Unreachable),
             Self::Internal | Self::LocalFile => (500, Exit::Failed),
             Self::DaemonUnreachable => (503, Exit::Unreachable),

@@ -68,7 +68,7 @@ pub enum Command {
   vfork create web --count 32
   vfork --json create web --count 4 --verify | jq '.children[].name'
   vfork create --template golden --count 8
-  vfork create web --count 12 --node node2 --node node3 --here 4
+  vfork create web --count 12 --to node2,node3 --here 4
 
 Children are VMs named VM.1, VM.2, and so on. Each has a VM Generation ID, a UUID and MAC addresses of its own; its network is
 off until its NICs were replaced.")]
@@ -91,8 +91,8 @@ pub struct Create {
     /// Prepare so many children afterwards, for the next fork [default: as configured]
     #[arg(long, value_name = "K")]
     pub warm: Option<usize>,
-    /// Node for children, host:port or a name of the configuration; several are dealt out to in turn [default: this node]
-    #[arg(long = "node", value_name = "NODE")]
+    /// Nodes for children, host:port or names of the configuration, which are dealt out to in turn [default: this node]
+    #[arg(long = "to", visible_alias = "node", value_name = "NODE,NODE", value_delimiter = ',')]
     pub nodes: Vec<String>,
     /// Keep K of the children on this node, and deal the others out
     #[arg(long, value_name = "K", requires = "nodes")]
@@ -138,7 +138,7 @@ impl Way {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   vfork warm web --count 32
-  vfork warm web --count 8 --node node2 --node node3     # 8 on each of them
+  vfork warm web --count 8 --to node2,node3     # 8 on each of them
   vfork warm web --count 0                               # ends all of them")]
 pub struct Warm {
     /// Name of the VM
@@ -147,8 +147,8 @@ pub struct Warm {
     /// How many, on each node; 0 ends those that there are
     #[arg(long, value_name = "K")]
     pub count: usize,
-    /// Prepare them on this node, host:port or a name of the configuration; may be given several times
-    #[arg(long = "node", value_name = "NODE")]
+    /// Prepare them on these nodes, host:port or names of the configuration [default: this node]
+    #[arg(long = "to", visible_alias = "node", value_name = "NODE,NODE", value_delimiter = ',')]
     pub nodes: Vec<String>,
 }
 
@@ -240,6 +240,17 @@ mod tests {
         let text = arguments.run(asked.global.json).unwrap();
         let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(answer["outcomes"].as_array().map(Vec::len), Some(4), "{text}");
+    }
+
+    #[test]
+    fn nodes_are_named_in_one_list_or_one_by_one() {
+        for words in
+            [&["--to", "n2,n3"][..], &["--node", "n2", "--node", "n3"], &["--to", "n2", "--to", "n3"]]
+        {
+            let all = [&["vfork", "create", "web", "--count", "3"], words].concat();
+            let Command::Create(create) = Cli::try_parse_from(all).unwrap().command else { panic!() };
+            assert_eq!(create.nodes, ["n2", "n3"]);
+        }
     }
 
     #[test]

@@ -7,7 +7,8 @@ use crate::api::problem::{Code, Problem, chain};
 pub fn clone_problem(error: &CloneError) -> Problem {
     let code = match error {
         CloneError::Refused(_) => Code::NotMovable,
-        CloneError::NoRoom(_) | CloneError::NotKept { .. } => Code::NoMemory,
+        CloneError::NoRoom(_) => Code::NoRoom,
+        CloneError::NotKept { .. } => Code::NoMemory,
         CloneError::Template { .. } => Code::BadTemplate,
         CloneError::Qmp(_) => Code::QmpFailed,
         CloneError::Process(_) => Code::QemuFailed,
