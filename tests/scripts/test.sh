@@ -52,8 +52,13 @@ build_tested() {
 }
 
 test_unit() {
-    cargo test --workspace --lib --bins
+    cargo test --workspace --lib --bins -- --show-output | skips_shown
     cargo test --workspace --doc
+}
+
+# Of tests that passed, why they were skipped; all else as it is.
+skips_shown() {
+    awk '/^successes:$/ { hide = 1 } /^(failures:|test result:)/ { hide = 0 } !hide || /^SKIP / { print; fflush() }'
 }
 
 # Only crates that use loom know `cfg(loom)`; everything would be rebuilt with it, so it has its own target folder.
@@ -78,9 +83,10 @@ test_e2e() {
     run_tests "${others[@]}" -- --test-threads=1
     run_tests "${TWO_AT_A_TIME[@]}" -- --test-threads=$two
     # Left out: what kills daemons at many moments, and what does not come to a second QEMU. On 10.0 they have run.
-    say "moves and crashes again, on QEMU 7.2"
+    say "moves, forks and crashes again, on QEMU 7.2"
     export VMOVE_QEMU=$VMOVE_QEMU_7_2
     run_tests moves -- --test-threads=1
+    run_tests forks -- --test-threads=$two parent_and_children templates_are_kept
     run_tests crashes -- --test-threads=$two \
         --skip at_any_moment --skip again_and_again --skip in_the_rounds --skip a_caller_that_waits
 }
@@ -104,5 +110,6 @@ run_tests() {
         targets+=(--test "$1")
         shift
     done
-    cargo test --no-fail-fast --workspace "${targets[@]}" "$@"
+    [ $# -eq 0 ] && set -- --
+    cargo test --no-fail-fast --workspace "${targets[@]}" "$@" --show-output | skips_shown
 }

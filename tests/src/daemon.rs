@@ -364,6 +364,21 @@ impl Vm {
         self.ram.iter().map(|ram| ram.path.clone()).collect()
     }
 
+    /// What the kernel says of the mapping of guest memory (`Rss`, say), in KiB.
+    ///
+    /// # Panics
+    /// When it says nothing of the kind.
+    #[must_use]
+    pub fn smaps(&self, word: &str) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/smaps", self.pid)).expect("it runs");
+        let path = self.ram[0].path.to_string_lossy().into_owned();
+        let lines = text.lines().skip_while(|line| !line.ends_with(&path)).skip(1);
+        let value =
+            lines.take_while(|l| !l.contains('/')).find_map(|l| l.strip_prefix(word)?.strip_prefix(':'));
+        let value = value.unwrap_or_else(|| panic!("no {word} of {path} in {text}"));
+        value.split_ascii_whitespace().next().and_then(|kib| kib.parse().ok()).expect("a number")
+    }
+
     /// The guest's beacon.
     ///
     /// # Errors

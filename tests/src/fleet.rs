@@ -127,7 +127,10 @@ const ODD: &str = "qemu-of-this-node";
 /// Starts one; `fork` is the `[fork]` table of each node, by number.
 ///
 /// # Errors
-/// What is missing.
+/// What the machine lacks: tests are skipped then.
+///
+/// # Panics
+/// If a daemon or the guest does not start: that is no reason to skip a test.
 pub fn fleet_with(count: u8, setup: &Setup, fork: impl Fn(u8) -> String) -> anyhow::Result<Fleet> {
     let config = setup.config.clone().unwrap_or_else(light);
     let networks = Networks::new(count)?;
@@ -151,7 +154,8 @@ pub fn fleet_with(count: u8, setup: &Setup, fork: impl Fn(u8) -> String) -> anyh
             environment: odd.into_iter().chain(path).collect(),
             ..NodeOptions::default()
         };
-        Node::start(&sandbox, &format!("n{number}"), options)
+        let node = Node::start(&sandbox, &format!("n{number}"), options);
+        anyhow::Ok(node.unwrap_or_else(|error| panic!("n{number} does not start: {error:#}")))
     };
     let nodes: Vec<Node> = (1..=count).map(start).collect::<anyhow::Result<_>>()?;
     let mut guest = Guest::new(memory_mib(&config), config)?;
@@ -164,14 +168,18 @@ pub fn fleet_with(count: u8, setup: &Setup, fork: impl Fn(u8) -> String) -> anyh
         guest.modules = VIRTIO.into_iter().chain(["virtio_blk"]).collect();
         guest.extra = (disk.attach)(&image);
     }
-    let parent = Parent::start(&nodes[0], NAME, "thp", guest)?;
+    let parent = Parent::start(&nodes[0], NAME, "thp", guest);
+    let parent = parent.unwrap_or_else(|error| panic!("the guest does not start: {error:#}"));
     Ok(Fleet { nodes, parent, networks, images, unseen, _pki: pki, _sandbox: sandbox })
 }
 
 /// A plain one.
 ///
 /// # Errors
-/// What is missing.
+/// What the machine lacks.
+///
+/// # Panics
+/// As [`fleet_with`].
 pub fn fleet(count: u8, fork: impl Fn(u8) -> String) -> anyhow::Result<Fleet> {
     fleet_with(count, &Setup::default(), fork)
 }

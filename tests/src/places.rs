@@ -103,13 +103,15 @@ fn exists(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Ends the calling test when something it needs is missing, and says so. Evaluates to the value of the `Result`.
+/// Ends the calling test when something it needs is missing, and says so. Evaluates to the value of the `Result`. With
+/// `VMOVE_NO_SKIP` the test fails instead.
 #[macro_export]
 macro_rules! need {
     ($needed:expr) => {
         match $needed {
             Ok(value) => value,
             Err(reason) => {
+                assert!(std::env::var_os("VMOVE_NO_SKIP").is_none(), "this would be skipped: {reason:#}");
                 eprintln!("SKIP {}: {reason:#}", std::thread::current().name().unwrap_or("test"));
                 return;
             }

@@ -233,6 +233,51 @@ fn without_the_parents_daemon_they_end_and_say_why() {
 }
 
 #[test]
+fn a_host_that_has_all_memory_keeps_its_children_without_the_parents_daemon() {
+    need!(ready());
+    let mut fleet = need!(fleet_with(3, &larger(), plain));
+    let asked = fetching(&fleet, 50, "--count 3 --node n2 --node n3 --way unicast", [2, 1]);
+    // One host stands still while the other takes the rest.
+    let slow = Pid::from_raw(fleet.nodes[2].pid().expect("it runs"));
+    kill(slow, Signal::SIGSTOP).expect("it is stopped");
+    fleet.networks.limit(1, 1000).expect("tc limits");
+    until("n2 has all memory", || have(&fleet.nodes[1], 2, "running"));
+    fleet.nodes[0].crash();
+    kill(slow, Signal::SIGCONT).expect("it goes on");
+    drop(answer_of(asked));
+    until("the child of n3 is ended", || have(&fleet.nodes[2], 1, "ended"));
+    assert_eq!(qemus(&fleet.nodes[2]), 0);
+    let why = children(&fleet.nodes[2])[0]["why"].as_str().unwrap_or_default().to_owned();
+    assert!(why.contains("can never be complete"), "{why}");
+    for child in children(&fleet.nodes[1]) {
+        assert_eq!(child["status"], "running", "{child}");
+        let name = child["name"].as_str().expect("a name");
+        fleet.parent.sound(&fleet.nodes[1], name).expect("it lives, and its memory is right");
+    }
+    fleet.nodes[0].run().expect("the daemon starts again");
+    fleet.parent.sound(&fleet.nodes[0], NAME).expect("the parent runs on");
+    fleet.clean();
+}
+
+/// Its frozen memory is the daemon's, not the guest's.
+#[test]
+fn a_parent_that_is_killed_costs_its_children_nothing() {
+    need!(ready());
+    let fleet = need!(fleet_with(3, &larger(), plain));
+    let asked = fetching(&fleet, 50, "--count 3 --node n2 --node n3 --way unicast", [2, 1]);
+    let parent = fleet.nodes[0].vm(NAME).expect("it is there").pid;
+    kill(Pid::from_raw(parent), Signal::SIGKILL).expect("it is killed");
+    fleet.networks.limit(1, 1000).expect("tc limits");
+    let (code, answer) = answer_of(asked);
+    assert_eq!(code, Some(0), "{answer}");
+    for child in answer["children"].as_array().expect("children") {
+        let (node, name) = (child["node"].as_str().expect("a node"), child["name"].as_str().expect("a name"));
+        fleet.parent.sound(fleet.node(node), name).expect("its memory is right");
+    }
+    fleet.clean();
+}
+
+#[test]
 fn a_host_that_is_killed_ends_them_in_its_next_life() {
     need!(ready());
     let mut fleet = need!(fleet(3, plain));

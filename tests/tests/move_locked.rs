@@ -4,7 +4,7 @@
 use serde_json::json;
 use vmove_guest::config::{Config, Rate};
 use vmove_tests::bench::measure::nonzero;
-use vmove_tests::daemon::{Node, NodeOptions, Vm};
+use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::fleet::until;
 use vmove_tests::forks::{Parent, done, names};
 use vmove_tests::guest::Guest;
@@ -24,24 +24,14 @@ fn locked(config: &Config) -> Guest {
     guest
 }
 
-/// What the kernel says of the mapping of guest memory, in KiB.
-fn smaps(vm: &Vm, line: &str) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{}/smaps", vm.pid)).expect("it runs");
-    let path = vm.ram[0].path.to_string_lossy().into_owned();
-    let lines = text.lines().skip_while(|line| !line.ends_with(&path)).skip(1);
-    let value = lines.take_while(|l| !l.contains('/')).find_map(|l| l.strip_prefix(line)?.strip_prefix(':'));
-    let value = value.unwrap_or_else(|| panic!("no {line} of {path} in {text}"));
-    value.split_ascii_whitespace().next().and_then(|kib| kib.parse().ok()).expect("a number")
-}
-
 /// It is locked, and all of its memory is there: nothing of it is touched for the first time later.
 fn is_locked(node: &Node, guest: &Guest) {
     let vm = node.vm(NAME).expect("it is listed");
     let text = std::fs::read_to_string(format!("/proc/{}/status", vm.pid)).expect("it runs");
     let of_qemu = text.lines().find_map(|line| line.strip_prefix("VmLck:")).expect("a line");
     assert!(!of_qemu.trim().starts_with("0 "), "nothing is locked: {of_qemu}");
-    let mapped = || match smaps(&vm, "Rss") {
-        0 => smaps(&vm, "Shared_Hugetlb") + smaps(&vm, "Private_Hugetlb"),
+    let mapped = || match vm.smaps("Rss") {
+        0 => vm.smaps("Shared_Hugetlb") + vm.smaps("Private_Hugetlb"),
         kib => kib,
     };
     until("all of its memory is mapped", || mapped() == guest.bytes() >> 10);
@@ -138,7 +128,7 @@ fn what_crossed_in_the_rounds_is_not_fetched_again_and_pages_are_huge() {
     eprintln!("{} MiB of content, {} MiB sent: {}", content >> 20, sent >> 20, end.answer["rounds"]);
     assert!(sent < content + content / 4, "{sent} bytes sent for {content}: {}", end.answer);
     is_locked(&scene.b, &guest);
-    let huge = smaps(&scene.b.vm(NAME).expect("it is listed"), "ShmemPmdMapped");
+    let huge = scene.b.vm(NAME).expect("it is listed").smaps("ShmemPmdMapped");
     assert!(huge > (guest.bytes() >> 10) * 9 / 10, "{huge} KiB are mapped by huge pages");
 }
 

@@ -132,10 +132,15 @@ impl Side {
 
     /// Polls until `count` completions were found.
     pub fn complete(&mut self, count: usize) -> Vec<Completion> {
+        self.complete_within(count, PATIENCE)
+    }
+
+    /// As [`complete`](Self::complete), with another patience.
+    pub fn complete_within(&mut self, count: usize, patience: Duration) -> Vec<Completion> {
         let mut all = Vec::new();
         let begin = Instant::now();
         while all.len() < count {
-            assert!(begin.elapsed() < PATIENCE, "{} of {count} completions", all.len());
+            assert!(begin.elapsed() < patience, "{} of {count} completions", all.len());
             let found = self.poll().unwrap();
             if found.is_empty() {
                 self.endpoint.wait(Some(Duration::from_millis(100))).unwrap();
