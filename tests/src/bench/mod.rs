@@ -9,6 +9,7 @@
 //! | [`cpu`] | CPU time and memory of the processes that take part |
 //! | [`measure`] | one run: boot, measure the full rate, move, measure what was lost |
 //! | [`goals`] | the promises, as ratios within one run |
+//! | [`spread`] | what several rounds say together |
 //! | [`report`], [`svg`] | tables, JSON, pictures |
 
 pub mod ballast;
@@ -18,5 +19,6 @@ pub mod measure;
 pub mod mover;
 pub mod qemu;
 pub mod report;
+pub mod spread;
 pub mod svg;
 pub mod vmove;
