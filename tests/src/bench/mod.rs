@@ -11,9 +11,11 @@
 //! | [`goals`] | the promises, as ratios within one run |
 //! | [`spread`] | what several rounds say together |
 //! | [`report`], [`svg`] | tables, JSON, pictures |
+//! | [`fork`] | `./run bench fork`: forks, beside what QEMU alone can do |
 
 pub mod ballast;
 pub mod cpu;
+pub mod fork;
 pub mod goals;
 pub mod measure;
 pub mod mover;
