@@ -74,8 +74,16 @@ impl Parent {
     /// # Errors
     /// When it cannot be found.
     pub fn page(&self, vm: &Vm) -> Result<BeaconPage> {
-        let start = ram_in(vm.pid, self.guest.bytes())?;
-        let memory = File::open(format!("/proc/{}/mem", vm.pid))?;
+        self.page_in(vm.pid)
+    }
+
+    /// As [`Parent::page`], by the process id of the VM's QEMU.
+    ///
+    /// # Errors
+    /// When it cannot be found.
+    pub fn page_in(&self, pid: i32) -> Result<BeaconPage> {
+        let start = ram_in(pid, self.guest.bytes())?;
+        let memory = File::open(format!("/proc/{pid}/mem"))?;
         Ok(BeaconPage::at(memory, start + self.offset))
     }
 
@@ -119,14 +127,17 @@ impl Parent {
 /// When it has not.
 pub fn ram_in(pid: i32, bytes: u64) -> Result<u64> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    let range = |line: &str| {
-        let (start, end) = line.split_once(' ')?.0.split_once('-')?;
-        Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
-    };
-    let found = maps.lines().filter_map(range).find(|(start, end)| end - start == bytes);
+    let found = maps.lines().filter_map(addresses).find(|(start, end)| end - start == bytes);
     found
         .map(|(start, _)| start)
         .with_context(|| format!("no mapping of {bytes} bytes in process {pid}: {maps}"))
+}
+
+/// The range of addresses with which a line about a mapping begins, in `maps` and `smaps` of proc(5).
+#[must_use]
+pub fn addresses(line: &str) -> Option<(u64, u64)> {
+    let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+    Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
 }
 
 /// Names of the children in an answer of `vfork create`.

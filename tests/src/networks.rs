@@ -75,7 +75,7 @@ impl Networks {
         run("tc", &shape).map(drop)
     }
 
-    /// Drops this part of the UDP packets that reach a node (from 1).
+    /// Drops this part of the UDP packets that reach a node (from 1), and no longer what was said before.
     ///
     /// # Errors
     /// Without the kernel's packet filter.
@@ -83,6 +83,8 @@ impl Networks {
         let name = self.name(number);
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let below = (part * f64::from(u32::MAX)) as u32;
+        // With the filter of an earlier loss, which would drop a part of its own; there is none at first.
+        let _ = run("tc", &format!("-n {name} qdisc del dev eth0 ingress"));
         run("tc", &format!("-n {name} qdisc add dev eth0 ingress"))?;
         // Classic BPF: `ldb [23]` is the protocol; `ld rand`; 2 drops, 0 passes.
         let code = format!("6,48 0 0 23,21 0 3 17,32 0 0 4294963256,53 1 0 {below},6 0 0 2,6 0 0 0");

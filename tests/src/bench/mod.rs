@@ -9,14 +9,18 @@
 //! | [`cpu`] | CPU time and memory of the processes that take part |
 //! | [`measure`] | one run: boot, measure the full rate, move, measure what was lost |
 //! | [`goals`] | the promises, as ratios within one run |
+//! | [`spread`] | what several rounds say together |
 //! | [`report`], [`svg`] | tables, JSON, pictures |
+//! | [`fork`] | `./run bench fork`: forks, beside what QEMU alone can do |
 
 pub mod ballast;
 pub mod cpu;
+pub mod fork;
 pub mod goals;
 pub mod measure;
 pub mod mover;
 pub mod qemu;
 pub mod report;
+pub mod spread;
 pub mod svg;
 pub mod vmove;

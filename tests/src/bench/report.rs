@@ -1,7 +1,10 @@
 //! Tables and JSON.
 
 use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
 
+use anyhow::Result;
 use serde::Serialize;
 
 use super::goals::Goal;
@@ -59,6 +62,41 @@ pub struct Setting {
     pub parameters: String,
 }
 
+impl Setting {
+    /// This machine, now; `command` is what comes before the arguments of this program.
+    ///
+    /// # Errors
+    /// When QEMU does not tell its version.
+    pub fn here(command: &str, qemu: &Path, parameters: &str) -> Result<Self> {
+        let first_line = |program: &Path, arguments: &[&str]| -> Result<String> {
+            let output = Command::new(program).args(arguments).output()?;
+            let text = String::from_utf8_lossy(&output.stdout);
+            Ok(text.lines().next().unwrap_or_default().to_owned())
+        };
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let cpuinfo = read("/proc/cpuinfo");
+        let model =
+            cpuinfo.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("unknown processor");
+        let cores = std::thread::available_parallelism().map_or(0, usize::from);
+        let arguments = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
+        Ok(Self {
+            date: first_line(Path::new("date"), &["-u", "+%Y-%m-%d %H:%M UTC"])?,
+            command: format!("{command} {arguments}").trim().to_owned(),
+            machine: format!("{cores} x {}", model.trim_start_matches([' ', '\t', ':'])),
+            kernel: format!("Linux {}", read("/proc/sys/kernel/osrelease").trim()),
+            qemu: first_line(qemu, &["--version"])?,
+            load_average: read("/proc/loadavg").split(' ').next().unwrap_or_default().to_owned(),
+            parameters: parameters.to_owned(),
+        })
+    }
+
+    /// Where and when, in a line.
+    #[must_use]
+    pub fn line(&self) -> String {
+        format!("{} | {} | {} | {}", self.date, self.machine, self.kernel, self.qemu)
+    }
+}
+
 /// Everything, for the JSON file.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report<'a> {
@@ -92,20 +130,27 @@ pub fn table(rows: &[Row], backing: Backing, load: Load) -> String {
     for row in rows.iter().filter(|row| row.case.backing == backing && row.case.load == load) {
         lines.push(cells(row));
     }
+    aligned(&lines, &[0, 9])
+}
+
+/// A Markdown table whose first line is its head. Words stand on the left of their `words` columns, figures on the right.
+pub(super) fn aligned<const N: usize>(lines: &[[String; N]], words: &[usize]) -> String {
     let width = |column: usize| lines.iter().map(|l| l[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<_> = (0..HEAD.len()).map(width).collect();
+    let widths: [usize; N] = std::array::from_fn(width);
     let mut text = String::new();
     for (number, line) in lines.iter().enumerate() {
-        let padded: Vec<_> = line
-            .iter()
-            .zip(&widths)
-            .enumerate()
-            .map(|(column, (cell, width))| match column {
-                // Words to the left, figures to the right.
-                0 | 9 => format!("{cell:<width$}"),
-                _ => format!("{cell:>width$}"),
-            })
-            .collect();
+        let padded: Vec<_> =
+            line.iter()
+                .zip(&widths)
+                .enumerate()
+                .map(|(column, (cell, width))| {
+                    if words.contains(&column) {
+                        format!("{cell:<width$}")
+                    } else {
+                        format!("{cell:>width$}")
+                    }
+                })
+                .collect();
         let _ = writeln!(text, "| {} |", padded.join(" | "));
         if number == 0 {
             let rules: Vec<_> = widths.iter().map(|width| "-".repeat(*width)).collect();

@@ -1,7 +1,7 @@
 //! `./run bench`: vmove beside QEMU's own migration modes. See `vmove_tests::bench`.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -73,11 +73,8 @@ fn run(args: &Args) -> Result<bool> {
         None => places::Qemu::under_test()?,
     };
     std::fs::create_dir_all(&args.out).with_context(|| format!("could not make {}", args.out.display()))?;
-    let setting = setting(&qemu)?;
-    println!(
-        "{} | {} | {} | {}\n{PARAMETERS}\n",
-        setting.date, setting.machine, setting.kernel, setting.qemu
-    );
+    let setting = Setting::here("./run bench", &qemu, PARAMETERS)?;
+    println!("{}\n{PARAMETERS}\n", setting.line());
 
     let mut rows = Vec::new();
     for backing in chosen(&args.backing, &[Backing::Thp, Backing::Hugetlb2M], &[Backing::Thp], args.quick) {
@@ -155,10 +152,7 @@ fn write(args: &Args, setting: &Setting, rows: &[Row]) -> Result<()> {
         args.memory_mib, args.working_set_mib, setting.date
     );
     std::fs::write(args.out.join("bench.svg"), svg::picture(rows, &title))?;
-    let mut text = format!(
-        "{} | {} | {} | {}\n\n`{}`\n\n{PARAMETERS}\n",
-        setting.date, setting.machine, setting.kernel, setting.qemu, setting.command
-    );
+    let mut text = format!("{}\n\n`{}`\n\n{PARAMETERS}\n", setting.line(), setting.command);
     let mut panels: Vec<_> = rows.iter().map(|row| (row.case.backing, row.case.load)).collect();
     panels.dedup();
     for (backing, load) in panels {
@@ -171,28 +165,4 @@ fn write(args: &Args, setting: &Setting, rows: &[Row]) -> Result<()> {
     }
     std::fs::write(args.out.join("bench.md"), text)?;
     Ok(())
-}
-
-fn setting(qemu: &Path) -> Result<Setting> {
-    let first_line = |program: &Path, arguments: &[&str]| -> Result<String> {
-        let output = Command::new(program).args(arguments).output()?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        Ok(text.lines().next().unwrap_or_default().to_owned())
-    };
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let cpuinfo = read("/proc/cpuinfo");
-    let model =
-        cpuinfo.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("unknown processor");
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    Ok(Setting {
-        date: first_line(Path::new("date"), &["-u", "+%Y-%m-%d %H:%M UTC"])?,
-        command: format!("./run bench {}", std::env::args().skip(1).collect::<Vec<_>>().join(" "))
-            .trim()
-            .to_owned(),
-        machine: format!("{cores} x {}", model.trim_start_matches([' ', '\t', ':'])),
-        kernel: format!("Linux {}", read("/proc/sys/kernel/osrelease").trim()),
-        qemu: first_line(qemu, &["--version"])?,
-        load_average: read("/proc/loadavg").split(' ').next().unwrap_or_default().to_owned(),
-        parameters: PARAMETERS.to_owned(),
-    })
 }

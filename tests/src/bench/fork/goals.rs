@@ -1,0 +1,85 @@
+//! The promises about forks. Each is about a fork of one size; other sizes are reported and not judged.
+
+use super::local::{Forks, Times};
+use super::report::Report;
+use crate::bench::goals::Goal;
+use crate::bench::spread::Spread;
+
+/// What is forked (MiB), into how many, and within how many milliseconds all are to run: prepared, and not.
+const RUNNING: [(u32, usize, Option<f64>, Option<f64>); 2] =
+    [(1024, 32, Some(300.0), Some(1500.0)), (256, 100, Some(1500.0), None)];
+/// A guest that is forked or saved stands still for so long at most.
+const PAUSE_MS: f64 = 10.0;
+/// Copies of the guest's memory on the host: one, with some room for pages that nobody had touched before the fork.
+const TEMPLATES: f64 = 1.05;
+/// Hosts, and how often the guest's memory may cross the parent's link to them by multicast.
+const HOSTS: (u8, f64) = (4, 1.15);
+
+/// All promises that `report` has figures for.
+#[must_use]
+pub fn judge(report: &Report) -> Vec<Goal> {
+    let mut goals = Vec::new();
+    for forks in &report.forks {
+        let size = |(memory, children, ..): &&(u32, usize, _, _)| {
+            (*memory, *children) == (forks.memory_mib, forks.children)
+        };
+        if let Some((_, _, prepared, cold)) = RUNNING.iter().find(size) {
+            forked(&mut goals, forks, "prepared", &forks.prepared, *prepared);
+            forked(&mut goals, forks, "not prepared", &forks.cold, *cold);
+        }
+    }
+    if let Some(spread) = Spread::of(&report.saves_ms) {
+        let promise = "`template save` of 1024 MiB (thp): pause in ms";
+        goals.push(Goal::median_at_most(PAUSE_MS, spread, promise));
+    }
+    if let Some(memory) = &report.memory {
+        let promise = format!("{} idle children: templates / the guest's memory", memory.children.len());
+        goals.push(Goal::at_most(TEMPLATES, memory.template_mib / memory.guest_mib, promise));
+    }
+    for spreading in report.hosts.iter().filter(|s| s.hosts == HOSTS.0 && s.way == "multicast") {
+        let what = format!("{} hosts, {}", HOSTS.0, spreading.label());
+        if spreading.loss > 0.0 {
+            let unverified = f64::from(spreading.hosts) - spreading.verified as f64;
+            goals.push(Goal::at_most(0.0, unverified, format!("{what}: children not verified")));
+        } else {
+            let promise = format!("{what}: bytes on the parent's link / non-zero memory");
+            goals.push(Goal::at_most(HOSTS.1, spreading.copies(), promise));
+        }
+    }
+    goals
+}
+
+fn forked(goals: &mut Vec<Goal>, forks: &Forks, how: &str, times: &Times, limit: Option<f64>) {
+    let what = format!("{} children of {} MiB, {how}", forks.children, forks.memory_mib);
+    if let (Some(limit), Some(spread)) = (limit, Spread::of(&times.all_running_ms)) {
+        goals.push(Goal::median_at_most(limit, spread, format!("{what}: all running, in ms")));
+    }
+    if let Some(spread) = Spread::of(&times.pause_ms) {
+        goals.push(Goal::median_at_most(PAUSE_MS, spread, format!("{what} (thp): parent's pause in ms")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::fork::report::tests::report;
+
+    #[test]
+    fn the_median_decides_and_other_sizes_are_not_judged() {
+        let mut report = report();
+        let goals = judge(&report);
+        let lines: Vec<_> = goals.iter().map(Goal::line).collect();
+        assert!(lines[0].starts_with("reached") && lines[0].contains("211, from 181 to 400"), "{lines:?}");
+        assert!(lines[2].starts_with("FALLS SHORT") && lines[2].contains("1600"), "{lines:?}");
+        assert_eq!(goals.iter().filter(|goal| !goal.holds).count(), 1, "{lines:?}");
+        assert!(!lines.iter().any(|line| line.contains("8 children")), "{lines:?}");
+        if let Some(memory) = &mut report.memory {
+            memory.template_mib *= 2.0;
+        }
+        assert_eq!(
+            judge(&report).iter().filter(|goal| !goal.holds).count(),
+            2,
+            "two templates are one too many"
+        );
+    }
+}

@@ -1,0 +1,61 @@
+//! The benchmark of forks: how fast children run, what the guest that is forked pays, what memory they take, and what QEMU
+//! alone does in the same run.
+//!
+//! | Module | Owns |
+//! |---|---|
+//! | [`local`] | forks on one host, with QEMUs that were prepared and without; `template save` |
+//! | [`memory`] | what idle children take, each and together |
+//! | [`qemu`] | the same with QEMU alone: saved, copied and loaded; its VM templating |
+//! | [`hosts`] | forks to other hosts, and what crosses the parent's link |
+//! | [`goals`] | the promises |
+//! | [`report`] | tables, JSON |
+
+pub mod goals;
+pub mod hosts;
+pub mod local;
+pub mod memory;
+pub mod qemu;
+pub mod report;
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use vmove_guest::config::{Config, Rate};
+
+use crate::guest::Guest;
+
+/// A guest of `memory_mib` that has filled `live_mib` of its memory and rewrites so many pages of it in a second.
+///
+/// # Errors
+/// When there is no QEMU to run it.
+pub fn guest(memory_mib: u32, live_mib: u32, pages_per_second: u32) -> Result<Guest> {
+    let config = Config {
+        working_set_mib: live_mib / 4,
+        cold_mib: live_mib - live_mib / 4,
+        rate: Rate::PagesPerSecond(pages_per_second),
+        verify: pages_per_second,
+        period_us: 20_000,
+        ..Config::default()
+    };
+    Guest::new(memory_mib, config)
+}
+
+fn ms(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
+
+/// A figure of an answer.
+fn number(answer: &Value, field: &str) -> Result<f64> {
+    answer[field].as_f64().with_context(|| format!("expected a number as `{field}`, found {answer}"))
+}
+
+/// Name and process id of each child in an answer of `vfork create`.
+fn children(answer: &Value) -> Result<Vec<(String, i32)>> {
+    let all = answer["children"].as_array().with_context(|| format!("no children in {answer}"))?;
+    let child = |child: &Value| {
+        let pid = child["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+        Some((child["name"].as_str()?.to_owned(), pid?))
+    };
+    all.iter().map(|c| child(c).with_context(|| format!("no name or process id of a child: {c}"))).collect()
+}
