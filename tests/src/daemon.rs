@@ -30,7 +30,7 @@ pub struct NodeOptions {
     pub extra: Vec<String>,
     /// More environment variables of `vmoved`.
     pub environment: Vec<(String, String)>,
-    /// More of its configuration file, such as a `[fork]` table.
+    /// More of its configuration file, such as a `[fork]` table. What `[nodes.NAME]` tells of a peer goes before its place in `peers`.
     pub config: String,
     /// Program, if not the one built.
     pub program: Option<PathBuf>,
@@ -111,8 +111,9 @@ impl Node {
             None => places::product("vmoved")?,
         };
         let config = self.folder.join("vmoved.toml");
-        let peers: String =
-            self.options.peers.iter().map(|(name, at)| format!("{name:?} = \"{at}\"\n")).collect();
+        let told = |name: &str| self.options.config.contains(&format!("[nodes.{name}]"));
+        let peers = self.options.peers.iter().filter(|(name, _)| !told(name));
+        let peers: String = peers.map(|(name, at)| format!("{name:?} = \"{at}\"\n")).collect();
         std::fs::write(&config, format!("{}\n[nodes]\n{peers}", self.options.config))?;
         let log = File::options().create(true).append(true).open(self.log_path())?;
         // As systemd does: what is set for the daemon's session must not concern ours.
