@@ -242,9 +242,24 @@ pub struct HostProgress {
     pub chunks: u32,
     /// Chunks that it misses.
     pub missing: u32,
+    /// Children that are to be there.
+    #[serde(default)]
+    pub children: usize,
     /// Children that run there.
     #[serde(default)]
     pub running: usize,
+    /// Bytes that it has read from the parent's node.
+    #[serde(default)]
+    pub from_root_bytes: u64,
+    /// Bytes that it has read from other hosts.
+    #[serde(default)]
+    pub from_hosts_bytes: u64,
+    /// Bytes that came to it by multicast and were wanted.
+    #[serde(default)]
+    pub multicast_bytes: u64,
+    /// Pieces (chunks of 4 KiB, or what one datagram carries) that it read because datagrams were lost.
+    #[serde(default)]
+    pub repaired: u64,
 }
 
 /// Why a fork failed, in the words of the HTTP interface.

@@ -219,8 +219,16 @@ pub struct HostProgress {
     phase: String,
     chunks: u32,
     missing: u32,
+    /// Children that are to be there.
+    children: usize,
     /// Children that run there.
     running: usize,
+    from_root_bytes: u64,
+    from_hosts_bytes: u64,
+    /// Bytes that came to it by multicast and were wanted.
+    multicast_bytes: u64,
+    /// Pieces that it read because datagrams were lost.
+    repaired: u64,
 }
 
 /// Distribution by multicast.
