@@ -109,6 +109,9 @@ pub struct Distribution {
     pub asked: bool,
     /// Bytes of the template that are not zero.
     pub memory_bytes: u64,
+    /// Bytes of that which the guest had written to again when the order was made, and what lies around them: they went first.
+    #[serde(default)]
+    pub first_bytes: u64,
     /// Bytes that left the parent's node, with the headers of fabric and datagrams and without those of TCP, IP and below.
     pub root_bytes: u64,
     /// From the request until the table of checksums was made, in milliseconds.

@@ -196,6 +196,8 @@ pub struct Distribution {
     asked: bool,
     /// Bytes of the template that are not zero.
     memory_bytes: u64,
+    /// Bytes of that which the guest had written to again, and what lies around them: they went first.
+    first_bytes: u64,
     /// Bytes that left the parent's node.
     root_bytes: u64,
     /// From the request until the table of checksums was made.

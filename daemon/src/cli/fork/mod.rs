@@ -215,6 +215,10 @@ fn describe_hosts(done: &ForkReport) -> String {
             if way.asked { ", as asked" } else { "" },
             format_bytes(way.root_bytes)
         ));
+        if way.first_bytes > 0 {
+            let first = format_bytes(way.first_bytes);
+            text.push_str(&format!("  {first} of it first, since {} writes there\n", done.parent));
+        }
         for other in &way.estimates {
             text.push_str(&format!("  {}: {:.3} s ({})\n", other.way, other.seconds, other.arithmetic));
         }

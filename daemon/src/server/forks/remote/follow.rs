@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::{JoinHandle, JoinSet};
+use vmove_clone::check::GuestRam;
 use vmove_clone::record::Member;
 use vmove_clone::report::{ChildReport, ForkReport, HostProgress, HostReport};
 use vmove_clone::template::Template;
@@ -36,13 +37,15 @@ struct Ended {
 }
 
 impl Away {
-    /// Tells the hosts to fetch a template and to make their children of it.
+    /// Tells the hosts to fetch a template and to make their children of it. `guest`: whose memory it was, if that goes on with memory
+    /// of its own.
     pub fn begin(
         self,
         forks: &Arc<Forks>,
         id: &str,
         template: &Template,
         state: &Arc<[u8]>,
+        guest: Option<Arc<GuestRam>>,
         begun: Mono,
     ) -> Following {
         let nodes = self.nodes.clone();
@@ -54,6 +57,7 @@ impl Away {
             id: id.to_owned(),
             template: template.clone(),
             state: state.clone(),
+            guest,
             begun,
         };
         Following(Some(tokio::spawn(work.run(self))), nodes)
@@ -120,6 +124,7 @@ struct Work {
     id: String,
     template: Template,
     state: Arc<[u8]>,
+    guest: Option<Arc<GuestRam>>,
     begun: Mono,
 }
 
@@ -217,7 +222,8 @@ impl Work {
         let remote = self.forks.remote.clone();
         let door = Door::open(&remote, away.session, away.token, BTreeMap::new());
         let (template, hosts, begun) = (self.template.clone(), Hosts::of(&remote, away), self.begun);
-        let work = move || root::begin(&remote, &door, &template, &hosts, begun);
+        let guest = self.guest.clone();
+        let work = move || root::begin(&remote, &door, &template, guest.as_deref(), &hosts, begun);
         off_worker(work).await.map_err(|problem| problem.message)?
     }
 
