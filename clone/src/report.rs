@@ -109,6 +109,9 @@ pub struct Distribution {
     pub asked: bool,
     /// Bytes of the template that are not zero.
     pub memory_bytes: u64,
+    /// Bytes of that which the guest had written to again when the order was made, and what lies around them: they went first.
+    #[serde(default)]
+    pub first_bytes: u64,
     /// Bytes that left the parent's node, with the headers of fabric and datagrams and without those of TCP, IP and below.
     pub root_bytes: u64,
     /// From the request until the table of checksums was made, in milliseconds.
@@ -242,9 +245,24 @@ pub struct HostProgress {
     pub chunks: u32,
     /// Chunks that it misses.
     pub missing: u32,
+    /// Children that are to be there.
+    #[serde(default)]
+    pub children: usize,
     /// Children that run there.
     #[serde(default)]
     pub running: usize,
+    /// Bytes that it has read from the parent's node.
+    #[serde(default)]
+    pub from_root_bytes: u64,
+    /// Bytes that it has read from other hosts.
+    #[serde(default)]
+    pub from_hosts_bytes: u64,
+    /// Bytes that came to it by multicast and were wanted.
+    #[serde(default)]
+    pub multicast_bytes: u64,
+    /// Pieces (chunks of 4 KiB, or what one datagram carries) that it read because datagrams were lost.
+    #[serde(default)]
+    pub repaired: u64,
 }
 
 /// Why a fork failed, in the words of the HTTP interface.

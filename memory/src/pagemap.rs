@@ -11,6 +11,7 @@ use crate::sys::{PageRegion, ScanArg, pagemap_scan};
 use crate::units::{ByteLen, Hva};
 
 pub(crate) const PAGE_IS_WRITTEN: u64 = 1 << 1;
+const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_HUGE: u64 = 1 << 6;
@@ -135,6 +136,20 @@ impl Pagemap {
             }
         }
         Ok(())
+    }
+
+    /// Tells of the regions of a private mapping of a file that are not the file's any more: the process has written there. Only a
+    /// kernel that can scan tells.
+    pub(crate) fn own(&mut self, hva: Hva, len: ByteLen, tell: impl FnMut(Hva, ByteLen)) -> Result<()> {
+        let anyof = PAGE_IS_PRESENT | PAGE_IS_SWAPPED;
+        let arg = ScanArg {
+            category_inverted: PAGE_IS_FILE,
+            category_mask: PAGE_IS_FILE,
+            category_anyof_mask: anyof,
+            return_mask: anyof,
+            ..ScanArg::default()
+        };
+        self.scan(arg, hva, len, tell)
     }
 
     /// Tells of the regions mapped by huge pages.

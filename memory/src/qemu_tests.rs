@@ -10,10 +10,10 @@ use crate::testing::qemu::{Accel, Qemu, Start, with_each};
 use crate::testing::ram::{Dir, on_both, peek};
 use crate::testing::server::{Served, source_word};
 use crate::{
-    ByteLen, Collapsed, DirtyTracker, FaultContext, FileOffset, Injector, Keep, MappingHints, MemoryError,
-    PageIndex, PageRun, PageSize, PageState, Precision, Replacement, Sharing, UffdFeatures, create_uffd,
-    descriptors_of, discard_in_qemu, huge_mapped, is_shared_whole, map_folio, replace_in_qemu,
-    touched_in_qemu,
+    ByteLen, ByteRange, Collapsed, DirtyTracker, FaultContext, FileOffset, Injector, Keep, MappingHints,
+    MemoryError, PageIndex, PageRun, PageSize, PageState, Precision, Replacement, Sharing, UffdFeatures,
+    create_uffd, descriptors_of, discard_in_qemu, huge_mapped, is_shared_whole, map_folio, own_pages_in_qemu,
+    replace_in_qemu, touched_in_qemu,
 };
 
 const MIB: u64 = 1 << 20;
@@ -257,6 +257,14 @@ fn seen_by_guest(qemu: &Qemu, offset: u64) -> u64 {
     u64::from_ne_bytes(word) & 0xffff_ffff
 }
 
+/// Numbers of the 4 KiB pages that QEMU has apart from the file.
+fn own_pages(qemu: &Qemu) -> BTreeSet<u64> {
+    let mut own = BTreeSet::new();
+    let tell = |_, range: ByteRange| own.extend(range.start.0 / 4096..range.end().0 / 4096);
+    own_pages_in_qemu(&qemu.process, &qemu.mappings, tell).expect("pagemap");
+    own
+}
+
 #[test]
 fn writes_through_a_private_mapping_stay_out_of_the_file() {
     let name = "writes_through_a_private_mapping_stay_out_of_the_file";
@@ -285,6 +293,7 @@ fn writes_through_a_private_mapping_stay_out_of_the_file() {
             }
             assert!(!is_shared_whole(&qemu.process, &[&qemu.files[0]]).expect("maps"));
             assert_eq!(MappingHints::read(&qemu.process, qemu.mappings[0].hva).expect("hints"), hints);
+            assert_eq!(own_pages(&qemu), BTreeSet::new(), "nothing was written since");
             assert!(qemu.qmp("cont").contains("return"));
 
             // The mailbox is still the file's page until the guest writes to it.
@@ -302,6 +311,14 @@ fn writes_through_a_private_mapping_stay_out_of_the_file() {
             }
 
             assert!(qemu.qmp("stop").contains("return"));
+            if DirtyTracker::supported().is_ok() {
+                let own = own_pages(&qemu);
+                let first = 16 * MIB / 4096;
+                let mut written = (first..first + 1000).chain([MAILBOX_PAGE]);
+                assert!(written.all(|page| own.contains(&page)));
+                // With huge pages more than was written, and still not all.
+                assert!(own.len() < 6000, "{} of 16384 pages", own.len());
+            }
             // Otherwise the guest would take the order for a new one.
             for at in [MAILBOX_PAGE * 4096, MAILBOX_PAGE * 4096 + 16] {
                 let word = u32::try_from(second).expect("a word").to_le_bytes();
@@ -309,6 +326,7 @@ fn writes_through_a_private_mapping_stay_out_of_the_file() {
             }
             replace_in_qemu(&qemu.process, &[shared], &[]).expect("replace");
             assert!(is_shared_whole(&qemu.process, &[&qemu.files[0]]).expect("maps"));
+            assert_eq!(own_pages(&qemu), BTreeSet::new(), "a shared mapping has the file's");
             assert!(qemu.qmp("cont").contains("return"));
             let third = qemu.guest_writes(16 * MIB, 1000, 4096);
             assert_eq!(peek(&qemu.map, 16 * MIB) & 0xffff_ffff, u64::from(third));

@@ -196,6 +196,8 @@ pub struct Distribution {
     asked: bool,
     /// Bytes of the template that are not zero.
     memory_bytes: u64,
+    /// Bytes of that which the guest had written to again, and what lies around them: they went first.
+    first_bytes: u64,
     /// Bytes that left the parent's node.
     root_bytes: u64,
     /// From the request until the table of checksums was made.
@@ -219,8 +221,16 @@ pub struct HostProgress {
     phase: String,
     chunks: u32,
     missing: u32,
+    /// Children that are to be there.
+    children: usize,
     /// Children that run there.
     running: usize,
+    from_root_bytes: u64,
+    from_hosts_bytes: u64,
+    /// Bytes that came to it by multicast and were wanted.
+    multicast_bytes: u64,
+    /// Pieces that it read because datagrams were lost.
+    repaired: u64,
 }
 
 /// Distribution by multicast.

@@ -29,3 +29,27 @@ pub fn touched_in_qemu(
     }
     Ok(())
 }
+
+/// Tells of what the process has written in private mappings since they were made: the kernel keeps it apart from the file, which
+/// still has what was there before. `tell` gets the file's index and a range of it. Kernels before 6.7 tell of nothing.
+///
+/// # Errors
+/// Those of reading `/proc/PID/pagemap`.
+pub fn own_pages_in_qemu(
+    process: &Process,
+    mappings: &[QemuMapping],
+    mut tell: impl FnMut(usize, ByteRange),
+) -> Result<()> {
+    let mut pagemap = Pagemap::open(process)?;
+    if !pagemap.can_scan() {
+        return Ok(());
+    }
+    for mapping in mappings {
+        pagemap.own(mapping.hva, mapping.len, |hva: Hva, len: ByteLen| {
+            if let Some(start) = mapping.to_file(hva) {
+                tell(mapping.file_index, ByteRange::new(start, len));
+            }
+        })?;
+    }
+    Ok(())
+}

@@ -1,15 +1,14 @@
 //! The `vfork` command.
 
 pub mod args;
+mod progress;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokio::time::Instant;
-use vmove_clone::report::{ForkProgress, ForkReport, FreezeReport, HostReport};
+use vmove_clone::report::{ForkReport, FreezeReport, HostReport};
 use vmove_spread::simulate::{SimulateArguments, SimulateError};
 
 use self::args::{Cli, Command, Create, Join, Save, Template};
@@ -96,7 +95,7 @@ async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> 
     let asked = client.post("/v1/forks", Some(&request));
     let done: ForkReport = tokio::select! {
         done = asked => done?,
-        never = show_progress(client, &id, args.count) => match never {},
+        never = progress::show(client, &id, args.count) => match never {},
     };
     let failed = done.children.iter().filter(|child| child.error.is_some()).count();
     if json {
@@ -114,41 +113,6 @@ async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> 
         return Ok(Exit::Failed);
     }
     Ok(Exit::Done)
-}
-
-/// Children that run, on a terminal; nothing elsewhere.
-async fn show_progress(client: &Client, id: &str, count: usize) -> std::convert::Infallible {
-    if !std::io::stderr().is_terminal() {
-        return std::future::pending().await;
-    }
-    let bar = ProgressBar::with_draw_target(Some(count as u64), ProgressDrawTarget::stderr_with_hz(10));
-    if let Ok(style) = ProgressStyle::with_template("{spinner} [{bar:24}] {wide_msg}") {
-        bar.set_style(style.progress_chars("=> "));
-    }
-    // Cleared when the future is dropped, since the bar is.
-    let bar = Cleared(bar);
-    loop {
-        tokio::time::sleep(PACE).await;
-        let asked: Result<ForkProgress, Problem> = client.get(&format!("/v1/forks/{id}")).await;
-        if let Ok(progress) = asked {
-            bar.0.set_position(progress.running as u64);
-            bar.0.set_message(match progress.keep.filter(|_| progress.phase == "copy") {
-                Some(kept) => format!("copy: {} % of the guest's memory", kept.pages * 100 / kept.of.max(1)),
-                None => format!(
-                    "{}: {} prepared, {} loaded, {} of {} running",
-                    progress.phase, progress.prepared, progress.loaded, progress.running, progress.children
-                ),
-            });
-        }
-    }
-}
-
-struct Cleared(ProgressBar);
-
-impl Drop for Cleared {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
-    }
 }
 
 fn describe(done: &ForkReport) -> String {
@@ -251,6 +215,10 @@ fn describe_hosts(done: &ForkReport) -> String {
             if way.asked { ", as asked" } else { "" },
             format_bytes(way.root_bytes)
         ));
+        if way.first_bytes > 0 {
+            let first = format_bytes(way.first_bytes);
+            text.push_str(&format!("  {first} of it first, since {} writes there\n", done.parent));
+        }
         for other in &way.estimates {
             text.push_str(&format!("  {}: {:.3} s ({})\n", other.way, other.seconds, other.arithmetic));
         }

@@ -86,6 +86,14 @@ impl Origin {
         Outline { base, qemu, guest_bytes, live_bytes, registered_bytes, client: None }
     }
 
+    /// The guest's memory, if it becomes private: what it writes then is kept apart from the template.
+    fn private(&self) -> Option<Arc<GuestRam>> {
+        match self {
+            Self::Guest(_, ram) if ram.way == Way::Remapped => Some(ram.clone()),
+            _ => None,
+        }
+    }
+
     fn guest_bytes(&self) -> u64 {
         match self {
             Self::Guest(parent, _) => parent.record.ram.iter().map(|ram| ram.size).sum(),
@@ -197,7 +205,7 @@ impl Forks {
             p.prepared = warm.len();
         });
         let rehomed_ms = if let Origin::Guest(parent, _) = &origin { parent.rehomed_ms } else { None };
-        let locked = origin.base().locks_memory();
+        let (locked, guest) = (origin.base().locks_memory(), origin.private());
         let source = match origin {
             Origin::Guest(parent, ram) => self.freeze_for(id, &parent, ram, children).await,
             Origin::Template(template, _) => self.frozen_template(*template).await,
@@ -234,7 +242,7 @@ impl Forks {
             verify: request.verify,
             service: None,
         });
-        let away = away.begin(self, id, &source.template, &source.state, begun);
+        let away = away.begin(self, id, &source.template, &source.state, guest, begun);
         let loaded = self.load_all(id, warm, cold, &order, &mut report).await;
         let (loaded, lost) = self.meet(id, loaded).await;
         report.children.extend(lost.into_iter().map(|(index, name, error)| self.lost(index, name, &error)));

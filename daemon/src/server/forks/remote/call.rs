@@ -114,9 +114,10 @@ impl Forks {
             order.disks.clone_from(&disks);
             order.no_export = away.server.as_ref().err().cloned();
         }
-        let hosts = away.nodes.iter().map(|node| HostProgress {
+        let hosts = deal.away.iter().map(|(node, children)| HostProgress {
             node: node.clone(),
             phase: "asked".to_owned(),
+            children: *children,
             ..HostProgress::default()
         });
         self.update(id, |p| p.hosts = hosts.collect());

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::{JoinHandle, JoinSet};
+use vmove_clone::check::GuestRam;
 use vmove_clone::record::Member;
 use vmove_clone::report::{ChildReport, ForkReport, HostProgress, HostReport};
 use vmove_clone::template::Template;
@@ -13,7 +14,7 @@ use vmove_migrate::clock::Mono;
 use super::call::Called;
 use super::disks::Wanted;
 use super::fabric::Door;
-use super::message::{Begin, Done, ToHost, ToParent, address_of};
+use super::message::{At, Begin, Done, Pieces, ToHost, ToParent, address_of};
 use super::root::{self, Hosts, Spreading};
 use super::{Away, Remote};
 use crate::api::problem::chain;
@@ -36,13 +37,15 @@ struct Ended {
 }
 
 impl Away {
-    /// Tells the hosts to fetch a template and to make their children of it.
+    /// Tells the hosts to fetch a template and to make their children of it. `guest`: whose memory it was, if that goes on with memory
+    /// of its own.
     pub fn begin(
         self,
         forks: &Arc<Forks>,
         id: &str,
         template: &Template,
         state: &Arc<[u8]>,
+        guest: Option<Arc<GuestRam>>,
         begun: Mono,
     ) -> Following {
         let nodes = self.nodes.clone();
@@ -54,6 +57,7 @@ impl Away {
             id: id.to_owned(),
             template: template.clone(),
             state: state.clone(),
+            guest,
             begun,
         };
         Following(Some(tokio::spawn(work.run(self))), nodes)
@@ -100,11 +104,27 @@ fn fabrics(hosts: &[HostReport]) -> (String, String) {
     (kinds.into_iter().collect::<Vec<_>>().join(", "), reason)
 }
 
+/// What a host says of itself, as it is shown. `piece`: bytes of a piece.
+fn show(at: &At, piece: u64, shown: &mut HostProgress) {
+    at.phase.word().clone_into(&mut shown.phase);
+    (shown.chunks, shown.missing) = (at.chunks, at.missing);
+    shown.running = at.running as usize;
+    count(&at.pieces, piece, shown);
+}
+
+fn count(pieces: &Pieces, piece: u64, shown: &mut HostProgress) {
+    shown.from_root_bytes = pieces.from_root.saturating_mul(piece);
+    shown.from_hosts_bytes = pieces.from_peers.saturating_mul(piece);
+    shown.multicast_bytes = pieces.by_multicast.saturating_mul(piece);
+    shown.repaired = pieces.repaired;
+}
+
 struct Work {
     forks: Arc<Forks>,
     id: String,
     template: Template,
     state: Arc<[u8]>,
+    guest: Option<Arc<GuestRam>>,
     begun: Mono,
 }
 
@@ -143,15 +163,15 @@ impl Work {
         let orders: Vec<Begin> =
             (1..).zip(&away.hosts).map(|(me, _)| self.begin(me, &away, &spreading)).collect();
         let mut following = JoinSet::new();
-        let work = Arc::new(self);
+        let (work, piece) = (Arc::new(self), spreading.piece);
         for (host, begin) in away.hosts.into_iter().zip(orders) {
             let work = work.clone();
-            following.spawn(async move { work.follow(host, begin).await });
+            following.spawn(async move { work.follow(host, begin, piece).await });
         }
         let mut open = Vec::new();
         while let Some(host) = following.join_next().await {
             let Ok((called, done)) = host else { continue };
-            work.note(&called, done, spreading.piece, &mut ended);
+            work.note(&called, done, piece, &mut ended);
             open.push(called);
         }
         // Hosts read from each other until the last one has everything.
@@ -202,7 +222,8 @@ impl Work {
         let remote = self.forks.remote.clone();
         let door = Door::open(&remote, away.session, away.token, BTreeMap::new());
         let (template, hosts, begun) = (self.template.clone(), Hosts::of(&remote, away), self.begun);
-        let work = move || root::begin(&remote, &door, &template, &hosts, begun);
+        let guest = self.guest.clone();
+        let work = move || root::begin(&remote, &door, &template, guest.as_deref(), &hosts, begun);
         off_worker(work).await.map_err(|problem| problem.message)?
     }
 
@@ -233,15 +254,15 @@ impl Work {
         }
     }
 
-    async fn follow(&self, mut host: Called, begin: Begin) -> (Called, Result<Done, String>) {
+    async fn follow(&self, mut host: Called, begin: Begin, piece: u64) -> (Called, Result<Done, String>) {
         let done = match host.channel.send(&ToHost::Begin(Box::new(begin))).await {
-            Ok(()) => self.listen(&mut host).await,
+            Ok(()) => self.listen(&mut host, piece).await,
             Err(error) => Err(format!("the connection to it is lost: {}", chain(&error))),
         };
         (host, done)
     }
 
-    async fn listen(&self, host: &mut Called) -> Result<Done, String> {
+    async fn listen(&self, host: &mut Called, piece: u64) -> Result<Done, String> {
         let mut alive = tokio::time::interval(ALIVE);
         let mut heard = tokio::time::Instant::now();
         loop {
@@ -249,15 +270,8 @@ impl Work {
                 message = host.channel.receive() => {
                     heard = tokio::time::Instant::now();
                     match message {
-                        Ok(ToParent::Progress { phase, chunks, missing, running }) => {
-                            let at = HostProgress {
-                                node: host.target.name.clone(),
-                                phase: phase.word().to_owned(),
-                                chunks,
-                                missing,
-                                running: running as usize,
-                            };
-                            self.progress(at);
+                        Ok(ToParent::Progress(at)) => {
+                            self.shown(&host.target.name, |shown| show(&at, piece, shown));
                         }
                         Ok(ToParent::Done(done)) => return Ok(*done),
                         Ok(ToParent::Failed(why)) => return Err(why),
@@ -276,12 +290,13 @@ impl Work {
         }
     }
 
-    fn progress(&self, at: HostProgress) {
+    /// Changes what is shown of a host, and with it how many children run in all.
+    fn shown(&self, node: &str, change: impl FnOnce(&mut HostProgress)) {
         self.forks.update(&self.id, |p| {
-            if let Some(host) = p.hosts.iter_mut().find(|host| host.node == at.node) {
-                p.running = (p.running + at.running).saturating_sub(host.running);
-                *host = at;
-            }
+            let Some(host) = p.hosts.iter_mut().find(|host| host.node == node) else { return };
+            let before = host.running;
+            change(host);
+            p.running = (p.running + host.running).saturating_sub(before);
         });
     }
 
@@ -298,10 +313,11 @@ impl Work {
                 let sent = host.sent.ms_since(self.begun);
                 let children: Vec<ChildReport> = serde_json::from_str(&done.children).unwrap_or_default();
                 report.running = children.iter().filter(|child| child.error.is_none()).count();
-                report.from_root_bytes = done.from_root * piece;
-                report.from_hosts_bytes = done.from_peers * piece;
-                report.multicast_bytes = done.by_multicast * piece;
-                (report.repaired, report.wrong, report.wanted) = (done.repaired, done.wrong, done.wanted);
+                report.from_root_bytes = done.pieces.from_root * piece;
+                report.from_hosts_bytes = done.pieces.from_peers * piece;
+                report.multicast_bytes = done.pieces.by_multicast * piece;
+                report.repaired = done.pieces.repaired;
+                (report.wrong, report.wanted) = (done.wrong, done.wanted);
                 report.fabric = Some(done.fabric);
                 report.fabric_reason = Some(done.fabric_reason);
                 report.faults = done.faults.and_then(|faults| serde_json::from_str(&faults).ok());
@@ -312,27 +328,19 @@ impl Work {
                     self.remember(&child);
                     ended.children.push(child);
                 }
-                self.runs(node, report.running);
-                self.forks.host_is(&self.id, node, "done");
+                self.shown(node, |shown| {
+                    shown.phase = "done".to_owned();
+                    (shown.missing, shown.running) = (0, report.running);
+                    count(&done.pieces, piece, shown);
+                });
             }
             Err(why) => {
                 tracing::warn!(fork = %self.id, %node, %why, "a host has no children of a fork");
-                self.runs(node, 0);
-                self.forks.host_is(&self.id, node, "failed");
+                self.shown(node, |shown| (shown.phase, shown.running) = ("failed".to_owned(), 0));
                 report.error = Some(why);
             }
         }
         ended.report.hosts.push(report);
-    }
-
-    /// So many children run at a host now.
-    fn runs(&self, node: &str, running: usize) {
-        self.forks.update(&self.id, |p| {
-            if let Some(host) = p.hosts.iter_mut().find(|host| host.node == node) {
-                p.running = (p.running + running).saturating_sub(host.running);
-                host.running = running;
-            }
-        });
     }
 
     /// A child elsewhere is remembered, so that its number is not given again.
@@ -363,5 +371,44 @@ impl Remote {
         port: u16,
     ) -> vmove_migrate::link::PeerTarget {
         self.peer(node, &std::net::SocketAddr::new(from, port).to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vmove_migrate::proto::channel::Channel;
+
+    use super::*;
+    use crate::server::forks::remote::message::Phase;
+
+    #[tokio::test]
+    async fn what_a_host_says_of_itself_is_shown_in_bytes() {
+        let (ours, theirs) = tokio::io::duplex(4096);
+        let mut host: Channel<ToHost> = Channel::new(Box::new(theirs));
+        let mut parent: Channel<ToParent> = Channel::new(Box::new(ours));
+        let pieces = Pieces { by_multicast: 500, from_root: 30, from_peers: 7, repaired: 30 };
+        let said = At { phase: Phase::Run, chunks: 400, missing: 221, running: 2, pieces };
+        host.send(&ToParent::Progress(said)).await.expect("a channel");
+        let Ok(ToParent::Progress(at)) = parent.receive().await else { panic!("expected how far it is") };
+        let asked = HostProgress {
+            node: "n2".to_owned(),
+            phase: "asked".to_owned(),
+            children: 3,
+            ..HostProgress::default()
+        };
+        let mut shown = asked.clone();
+        show(&at, 1368, &mut shown);
+        let expected = HostProgress {
+            phase: "run".to_owned(),
+            chunks: 400,
+            missing: 221,
+            running: 2,
+            multicast_bytes: 684_000,
+            from_root_bytes: 41_040,
+            from_hosts_bytes: 9576,
+            repaired: 30,
+            ..asked
+        };
+        assert_eq!(shown, expected);
     }
 }

@@ -29,7 +29,7 @@ use super::disks::{AtWork, Reached};
 use super::fabric::Door;
 use super::make::make;
 use super::memory::Incoming;
-use super::message::{Begin, Done, Order, Phase, Taken, ToHost, ToParent, address_of};
+use super::message::{At, Begin, Done, Order, Phase, Taken, ToHost, ToParent, address_of};
 use super::record::HostRecord;
 use super::warm::{discard_all, with_prepared};
 use crate::api::problem::{Code, Problem, chain};
@@ -338,9 +338,10 @@ impl Part {
             Err(problem) => return discard(cold, problem).await,
         };
         let template_ms = ms(Mono::now().since(self.begun));
-        let said = ToParent::Progress { phase: Phase::Load, chunks: status.chunks, missing: 0, running: 0 };
+        let (chunks, pieces) = (status.chunks, status.totals.into());
+        let at = At { phase: Phase::Load, chunks, missing: 0, running: 0, pieces };
         // The parent's daemon may have gone: everything is here, and children need it no more.
-        let _ = self.channel.send(&said).await;
+        let _ = self.channel.send(&ToParent::Progress(at)).await;
         let sources = match template.sources() {
             Ok(sources) => sources,
             Err(error) => return discard(cold, clone_problem(&error)).await,
@@ -385,10 +386,7 @@ impl Part {
         let done = Done {
             children: serde_json::to_string(&report.children).unwrap_or_default(),
             template_ms,
-            by_multicast: totals.by_multicast,
-            from_root: totals.from_root,
-            from_peers: totals.from_peers,
-            repaired: totals.repaired,
+            pieces: totals.into(),
             wrong: totals.wrong,
             wanted: totals.wanted,
             fabric: report.fabric.clone(),
@@ -498,12 +496,12 @@ impl Part {
             match off_worker(move || waiting.wait(PACE)).await? {
                 Ok(status) => return Ok(status),
                 Err(SpreadError::Timeout { missing, .. }) => {
-                    let chunks = host.status().chunks;
+                    let HostStatus { chunks, totals, .. } = host.status();
                     let running = self.forks.progress(&self.order.fork).map_or(0, |p| p.running);
                     let phase = if running == 0 { Phase::Fetch } else { Phase::Run };
                     let running = u32::try_from(running).unwrap_or(u32::MAX);
-                    let said = ToParent::Progress { phase, chunks, missing, running };
-                    let _ = self.channel.send(&said).await;
+                    let at = At { phase, chunks, missing, running, pieces: totals.into() };
+                    let _ = self.channel.send(&ToParent::Progress(at)).await;
                 }
                 Err(error) => {
                     let error = chain(&error);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
+use vmove_clone::check::GuestRam;
 use vmove_clone::service::Chunks;
 use vmove_clone::template::Template;
 use vmove_fabric::{Access, Fabric, Region};
@@ -12,6 +13,7 @@ use vmove_memory::{ByteLen, ByteRange, FileOffset, Mapping, RamFile};
 use vmove_migrate::region::register_kept;
 use vmove_spread::{CHUNK, Extent, Layout, SpreadError, Target, non_zero};
 
+use super::order;
 use crate::api::problem::chain;
 
 /// Smaller holes are registered with what is around them, and so filled where registering pins.
@@ -30,7 +32,7 @@ pub struct Part {
 }
 
 impl Part {
-    const fn end(&self) -> u64 {
+    pub const fn end(&self) -> u64 {
         self.start + self.len
     }
 
@@ -60,10 +62,10 @@ fn join(data: &[Part], gap: u64) -> Vec<Part> {
     parts
 }
 
-/// The same in few enough parts.
-fn few(data: &[Part]) -> Vec<Part> {
-    let gaps = std::iter::successors(Some(GAP), |gap| gap.checked_mul(2));
-    gaps.map(|gap| join(data, gap)).find(|parts| parts.len() <= MOST).unwrap_or_else(|| join(data, u64::MAX))
+/// The same in at most so many parts if holes that are large enough do it.
+pub fn few(data: &[Part], gap: u64, most: usize) -> Vec<Part> {
+    let gaps = std::iter::successors(Some(gap), |gap| gap.checked_mul(2));
+    gaps.map(|gap| join(data, gap)).find(|parts| parts.len() <= most).unwrap_or_else(|| join(data, u64::MAX))
 }
 
 /// What of a RAM file has memory, in whole chunks.
@@ -93,20 +95,27 @@ impl Outgoing {
             all.extend(data(number, &file)?);
             memory.push(file.map().map_err(|e| chain(&e))?);
         }
-        Ok(Self { memory, parts: few(&all), data: all })
+        Ok(Self { memory, parts: few(&all, GAP, MOST), data: all })
     }
 
     pub fn register(&self, fabric: &dyn Fabric) -> Result<Vec<Region>, String> {
         register(fabric, &self.memory, &self.parts).map_err(|e| chain(&e))
     }
 
-    /// What is not zero of it. Holes are not looked at: that would give them memory.
-    pub fn order(&self, regions: &[Region]) -> Vec<Extent> {
+    /// What is not zero of it: first what `guest`, whose memory it was, has written again, and how many chunks that are. Holes are not
+    /// looked at: that would give them memory.
+    pub fn order(&self, regions: &[Region], guest: Option<&GuestRam>) -> (Vec<Extent>, u64) {
         let live = |data: &Part| {
             let (number, start) = part_at(&self.parts, data.ram, data.start)?;
             Some(non_zero(number, regions.get(usize::from(number))?, start..start + data.len))
         };
-        self.data.iter().filter_map(live).flatten().collect()
+        let all: Vec<Extent> = self.data.iter().filter_map(live).flatten().collect();
+        // Only now: the guest has run meanwhile.
+        let written = guest.map(order::written).unwrap_or_default();
+        let (mut first, rest) = order::split(&all, &self.parts, &written);
+        let chunks = first.iter().map(|extent| u64::from(extent.count)).sum();
+        first.extend(rest);
+        (first, chunks)
     }
 }
 
@@ -189,7 +198,7 @@ pub fn allocated(files: &[&Path]) -> (u64, u64) {
     let of = |path: &Path| RamFile::open(path).and_then(|file| file.allocated_bytes());
     let live = files.iter().filter_map(|path| of(path).ok()).map(|bytes| bytes.0).sum();
     let all = (0_u16..).zip(files).filter_map(|(ram, path)| data(ram, &RamFile::open(path).ok()?).ok());
-    let registered = few(&all.flatten().collect::<Vec<_>>()).iter().map(|part| part.len).sum();
+    let registered = few(&all.flatten().collect::<Vec<_>>(), GAP, MOST).iter().map(|part| part.len).sum();
     (live, registered)
 }
 
@@ -205,7 +214,7 @@ mod tests {
     fn small_holes_are_joined_and_each_place_has_one_part() {
         let mib = 1 << 20;
         let data = [part(0, 0, 4096), part(0, mib, mib), part(0, 8 * mib, 8192), part(1, 0, mib)];
-        let parts = few(&data);
+        let parts = few(&data, GAP, MOST);
         assert_eq!(parts, [part(0, 0, 2 * mib), part(0, 8 * mib, 8192), part(1, 0, mib)]);
         assert_eq!(part_at(&parts, 0, 3 * mib / 2), Some((0, 3 * mib / 2)));
         assert_eq!(part_at(&parts, 0, 8 * mib + 4096), Some((1, 4096)));
@@ -218,7 +227,7 @@ mod tests {
     #[test]
     fn many_parts_are_made_few() {
         let data: Vec<Part> = (0..5000).map(|n| part(0, n * (4 << 20), 4096)).collect();
-        let parts = few(&data);
+        let parts = few(&data, GAP, MOST);
         assert!(parts.len() <= MOST, "{}", parts.len());
         assert!(data.iter().all(|d| part_at(&parts, d.ram, d.start).is_some()));
     }

@@ -7,6 +7,7 @@ use std::net::SocketAddrV4;
 use serde::{Deserialize, Serialize};
 use vmove_migrate::link::{FabricOffer, PeerTarget};
 use vmove_migrate::proto::hello::SessionId;
+use vmove_spread::HostTotals;
 
 use super::disks::{OrderDisk, Reached};
 use super::memory::Part;
@@ -79,8 +80,8 @@ pub enum ToParent {
     Accepted(Taken),
     /// It cannot: a [`Problem`] as JSON.
     Refused(String),
-    /// How far the template is, and how many children run.
-    Progress { phase: Phase, chunks: u32, missing: u32, running: u32 },
+    /// How far the host is.
+    Progress(At),
     /// All children run, and the template is whole.
     Done(Box<Done>),
     /// There are no children here (any more), and why.
@@ -137,6 +138,36 @@ impl Phase {
             Self::Load => "load",
             Self::Run => "run",
         }
+    }
+}
+
+/// How far a host is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct At {
+    pub phase: Phase,
+    /// Chunks of the template; 0 before it knows.
+    pub chunks: u32,
+    /// Those that it misses.
+    pub missing: u32,
+    /// Children that run.
+    pub running: u32,
+    pub pieces: Pieces,
+}
+
+/// Where a host's pieces came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pieces {
+    pub by_multicast: u64,
+    pub from_root: u64,
+    pub from_peers: u64,
+    /// Those of them that were read because datagrams were lost.
+    pub repaired: u64,
+}
+
+impl From<HostTotals> for Pieces {
+    fn from(totals: HostTotals) -> Self {
+        let HostTotals { by_multicast, from_root, from_peers, repaired, .. } = totals;
+        Self { by_multicast, from_root, from_peers, repaired }
     }
 }
 
@@ -204,10 +235,7 @@ pub struct Done {
     pub children: String,
     /// From the arrival of the order until the template was whole, in milliseconds.
     pub template_ms: f64,
-    pub by_multicast: u64,
-    pub from_root: u64,
-    pub from_peers: u64,
-    pub repaired: u64,
+    pub pieces: Pieces,
     pub wrong: u64,
     /// Chunks that were read because a child waited for them.
     pub wanted: u64,

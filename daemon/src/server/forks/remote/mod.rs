@@ -27,6 +27,7 @@ mod make;
 mod memory;
 mod message;
 mod moved;
+mod order;
 mod record;
 mod root;
 mod warm;

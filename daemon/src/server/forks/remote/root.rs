@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use vmove_clone::check::GuestRam;
 use vmove_clone::report::{Distribution, Multicast as MulticastReport, WayEstimate};
 use vmove_clone::template::Template;
 use vmove_fabric::{Fabric, FabricKind, Group, GroupAddress, Multicast, PeerAddress, Region, Session};
@@ -85,17 +86,18 @@ impl Hosts {
 }
 
 /// Registers a template by the fabrics of its hosts, takes its checksums, chooses the way and begins. Blocks; `begun` is when the
-/// fork was asked for.
+/// fork was asked for, and `guest` the one whose memory it was, if that goes on with memory of its own.
 pub fn begin(
     remote: &Remote,
     door: &Arc<Door>,
     template: &Template,
+    guest: Option<&GuestRam>,
     hosts: &Hosts,
     begun: Mono,
 ) -> Result<Spreading, String> {
     let outgoing = Outgoing::open(template)?;
     let Offered { fabric, regions, second, no_verbs } = offer(door, &outgoing, hosts)?;
-    let order = outgoing.order(&regions);
+    let (order, first) = outgoing.order(&regions, guest);
     let multicast = group(remote, &fabric, hosts.way)?;
     let payload = multicast.as_ref().map(|datagrams| datagrams.payload);
     let network = hosts.network(remote, fabric.kind(), payload);
@@ -126,6 +128,7 @@ pub fn begin(
         way: way.to_string(),
         asked: hosts.way.is_some(),
         memory_bytes: bytes,
+        first_bytes: first * u64::from(vmove_spread::CHUNK),
         root_bytes: 0,
         prepared_ms: ms(Mono::now().since(begun)),
         estimates: choice
