@@ -82,6 +82,34 @@ fn prepared_children_on_other_hosts_are_used_first_and_what_remains_is_left() {
     fleet.clean();
 }
 
+/// What waits elsewhere has the lowest numbers, and the guest's node has no children of its own yet.
+#[test]
+fn no_number_of_a_prepared_child_elsewhere_is_given_again_by_the_fork_that_uses_it() {
+    need!(ready());
+    let fleet = need!(fleet(2, plain));
+    let (a, b) = (&fleet.nodes[0], fleet.node("n2"));
+    warm(a, "2", &["n2"]);
+    let answer = done(a, &["create", NAME, "--count", "4", "--here", "2", "--node", "n2"]).expect("children");
+    let (here, at_b) = (children(&answer, "n1"), children(&answer, "n2"));
+    assert_eq!((here.len(), at_b.len()), (2, 2), "{answer}");
+    assert!(at_b.iter().all(|(_, warm, _)| *warm), "{answer}");
+    let numbers: BTreeSet<u64> = [here, at_b].concat().iter().map(|(number, ..)| *number).collect();
+    assert_eq!(numbers, BTreeSet::from([1, 2, 3, 4]), "{answer}");
+    fleet.sound(&answer);
+    let tree = done(a, &["tree", NAME]).expect("a tree");
+    let places = |status: &str| {
+        let all = tree["children"].as_array().expect("children").iter();
+        all.filter(|child| child["status"] == status).count()
+    };
+    assert_eq!((places("here"), places("elsewhere")), (2, 2), "{tree}");
+    for number in numbers {
+        done(a, &["kill", &format!("{NAME}.{number}")]).expect("it ends");
+    }
+    no_qemu(b);
+    assert_eq!(a.vms().expect("a list"), [NAME]);
+    fleet.clean();
+}
+
 #[test]
 fn prepared_children_on_other_hosts_end_when_they_are_not_wanted_any_more() {
     need!(ready());

@@ -183,7 +183,7 @@ impl Forks {
         let mut warm = self.take_warm(name, request.count);
         self.drop_outdated(&mut warm, &origin.base().disks);
         let missing = request.count - warm.len();
-        let planned = match self.plan(origin.base(), name, missing) {
+        let planned = match self.plan(origin.base(), name, missing, &away.numbers) {
             Ok(planned) => planned,
             Err(problem) => {
                 self.give_back(name, warm);

@@ -84,7 +84,7 @@ impl Forks {
         have: &mut Vec<Prepared>,
     ) -> Result<(), Problem> {
         let parent = self.look(vm).await?;
-        let planned = self.plan(&parent.base, vm, missing)?;
+        let planned = self.plan(&parent.base, vm, missing, &[])?;
         // Where the parent's memory is its RAM file, that is what will be frozen.
         let private = self.members.get(&parent.record).is_some_and(|m| !m.private.is_empty());
         let record = parent.record.clone();

@@ -48,6 +48,8 @@ pub struct Outline {
 pub struct Away {
     /// Children that are to be on this node.
     pub here: usize,
+    /// Numbers of the others, also where a host refused.
+    pub numbers: Vec<u32>,
     pub(super) session: SessionId,
     pub(super) token: Token,
     pub(super) hosts: Vec<Called>,
@@ -87,6 +89,7 @@ impl Forks {
         let deal = deal(request.count, request.here, &request.nodes, &remote.node)?;
         let mut away = Away {
             here: deal.here,
+            numbers: Vec::new(),
             session: SessionId::random(),
             token: Token::random(),
             hosts: Vec::new(),
@@ -110,6 +113,7 @@ impl Forks {
         }
         let (disks, proofs) = self.order_disks(&outline).await?;
         let mut orders = self.orders(id, name, &outline, request, &deal.away, deal.here);
+        away.numbers = orders.iter().flat_map(|order| order.indexes.clone()).collect();
         for order in orders.iter_mut().filter(|_| !disks.is_empty()) {
             order.disks.clone_from(&disks);
             order.no_export = away.server.as_ref().err().cloned();

@@ -337,6 +337,13 @@ impl Work {
 
     /// A child elsewhere is remembered, so that its number is not given again.
     fn remember(&self, child: &ChildReport) {
+        let here = self.forks.registry.vms.get(&child.name).ok();
+        if here.is_some_and(|vm| self.forks.members.get(&vm).is_some()) {
+            // What is known of that one is needed: where its memory is private.
+            tracing::error!(child = %child.name, node = %child.node,
+                "a child on another node has the name of one that lives here: it is not remembered");
+            return;
+        }
         let parent = self.template.manifest().name.clone();
         let member = Member {
             vm: child.name.clone(),
