@@ -160,8 +160,9 @@ impl Work {
         }
         if let Ok((mut distribution, multicast)) = off_worker(move || spreading.end()).await {
             // What devices read, this node's processors do not see.
-            let read: u64 = ended.report.hosts.iter().map(|host| host.from_root_bytes).sum();
-            distribution.root_bytes = distribution.root_bytes.max(read + multicast.sent_bytes);
+            let read = ended.report.hosts.iter().map(|host| host.from_root_bytes);
+            let given = read.fold(multicast.sent_bytes, u64::saturating_add);
+            distribution.root_bytes = distribution.root_bytes.max(given);
             ended.report.distribution = Some(distribution);
             ended.report.multicast = multicast;
         }
@@ -297,10 +298,11 @@ impl Work {
             Ok(done) => {
                 let sent = host.sent.ms_since(self.begun);
                 let children: Vec<ChildReport> = serde_json::from_str(&done.children).unwrap_or_default();
-                report.running = children.iter().filter(|child| child.error.is_none()).count();
-                report.from_root_bytes = done.from_root * piece;
-                report.from_hosts_bytes = done.from_peers * piece;
-                report.multicast_bytes = done.by_multicast * piece;
+                let running = children.iter().filter(|child| child.error.is_none()).count();
+                report.running = running.min(host.children);
+                report.from_root_bytes = done.from_root.saturating_mul(piece);
+                report.from_hosts_bytes = done.from_peers.saturating_mul(piece);
+                report.multicast_bytes = done.by_multicast.saturating_mul(piece);
                 (report.repaired, report.wrong, report.wanted) = (done.repaired, done.wrong, done.wanted);
                 report.fabric = Some(done.fabric);
                 report.fabric_reason = Some(done.fabric_reason);
