@@ -133,6 +133,27 @@ fn prepared_children_on_other_hosts_end_when_they_are_not_wanted_any_more() {
     no_qemu(b);
 }
 
+/// The host is held up in between.
+#[test]
+fn a_guest_that_ends_while_children_are_prepared_elsewhere_leaves_none() {
+    need!(ready());
+    let fleet = need!(fleet(2, plain));
+    let (a, b) = (&fleet.nodes[0], fleet.node("n2"));
+    let send = |signal| kill(Pid::from_raw(b.pid().expect("it runs")), signal).expect("it is there");
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| vfork(a, &["warm", NAME, "--count", "8", "--node", "n2"]));
+        until("a QEMU starts", || qemus(b) > 0);
+        send(Signal::SIGSTOP);
+        assert!(!asked.is_finished(), "they were prepared before the guest could end");
+        let ended = a.ask(&["stop", NAME, "--force"]);
+        send(Signal::SIGCONT);
+        ended.expect("it ends");
+        asked.join().expect("it does not panic").expect("an answer");
+    });
+    no_qemu(b);
+    assert_eq!(a.vms().expect("a list"), Vec::<String>::new());
+}
+
 #[test]
 fn killed_daemons_leave_no_prepared_qemu_behind() {
     need!(ready());
