@@ -8,10 +8,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use vmove_tests::daemon::Node;
-use vmove_tests::fleet::{Fleet, fleet, plain, qemu_pids, qemus, until};
-use vmove_tests::forks::{done, vfork};
+use vmove_tests::fleet::{Fleet, fleet, light, plain, qemu_pids, qemus, until};
+use vmove_tests::forks::{Parent, done, vfork};
+use vmove_tests::guest::Guest;
 use vmove_tests::need;
-use vmove_tests::scene::{NAME, ready};
+use vmove_tests::scene::{NAME, memory_mib, ready};
 
 fn warm(node: &Node, count: &str, hosts: &[&str]) -> Value {
     let nodes: Vec<&str> = hosts.iter().flat_map(|host| ["--node", host]).collect();
@@ -131,6 +132,31 @@ fn prepared_children_on_other_hosts_end_when_they_are_not_wanted_any_more() {
     warm(a, "2", &["n2"]);
     a.ask(&["stop", NAME, "--force"]).expect("it ends");
     no_qemu(b);
+}
+
+#[test]
+fn a_host_asked_by_two_at_once_prepares_no_more_than_it_allows() {
+    need!(ready());
+    let allow = |number: u8| if number == 2 { "max-children = 2\n".to_owned() } else { String::new() };
+    let fleet = need!(fleet(2, allow));
+    let (a, b) = (&fleet.nodes[0], fleet.node("n2"));
+    let guest = Guest::new(memory_mib(&light()), light()).expect("a guest");
+    Parent::start(a, "other", "thp", guest).expect("it works");
+    let ask = |name, count| vfork(a, &["warm", name, "--count", count, "--node", "n2"]).expect("an answer");
+    let ends = std::thread::scope(|scope| {
+        let both = [NAME, "other"].map(|name| scope.spawn(move || ask(name, "2")));
+        both.map(|asked| asked.join().expect("it does not panic"))
+    });
+    let said: Vec<&str> = ends.iter().map(|end| end.said.as_str()).collect();
+    let refused = ends.iter().position(|end| end.code != 0).unwrap_or_else(|| panic!("4 wait: {said:?}"));
+    assert!(said[refused].contains("this node allows 2"), "{said:?}");
+    assert_eq!((ends[1 - refused].code, qemus(b)), (0, 2), "{said:?}");
+
+    // What was refused takes no place, and what ends gives it back.
+    let [none, two] = if refused == 0 { [NAME, "other"] } else { ["other", NAME] };
+    assert_eq!(ask(two, "0").code, 0);
+    no_qemu(b);
+    assert_eq!((ask(none, "2").code, qemus(b)), (0, 2));
 }
 
 /// The host is held up in between.
