@@ -176,7 +176,7 @@ impl Forks {
                 Origin::Guest(Box::new(parent), ram)
             }
         };
-        let away = self.call_hosts(id, name, || origin.outline(), request).await?;
+        let mut away = self.call_hosts(id, name, || origin.outline(), request).await?;
         // What is left for this node.
         let request = &ForkRequest { count: away.here, ..request.clone() };
         self.room(&origin, request).await?;
@@ -198,11 +198,13 @@ impl Forks {
         });
         let rehomed_ms = if let Origin::Guest(parent, _) = &origin { parent.rehomed_ms } else { None };
         let locked = origin.base().locks_memory();
-        let source = match origin {
-            Origin::Guest(parent, ram) => self.freeze_for(id, &parent, ram, children).await,
-            Origin::Template(template, _) => self.frozen_template(*template).await,
+        let freeze = async {
+            match origin {
+                Origin::Guest(parent, ram) => self.freeze_for(id, &parent, ram, children).await,
+                Origin::Template(template, _) => self.frozen_template(*template).await,
+            }
         };
-        let source = match source {
+        let source = match away.alive_during(freeze).await {
             Ok(source) => source,
             Err(problem) => {
                 for prepared in warm {
