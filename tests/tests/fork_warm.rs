@@ -112,6 +112,21 @@ fn no_number_of_a_prepared_child_elsewhere_is_given_again_by_the_fork_that_uses_
 }
 
 #[test]
+fn no_child_elsewhere_gets_the_name_of_a_vm_here() {
+    need!(ready());
+    let fleet = need!(fleet(2, plain));
+    let a = &fleet.nodes[0];
+    let (guest, other) = (Guest::new(memory_mib(&light()), light()), format!("{NAME}.2"));
+    Parent::start(a, &other, "thp", guest.expect("a guest")).expect("it works");
+    let create = || done(a, &["create", NAME, "--count", "1", "--node", "n2"]).expect("a child");
+    assert!(matches!(children(&create(), "n2")[..], [(3, false, _)]));
+    warm(a, "1", &["n2"]);
+    assert!(matches!(children(&create(), "n2")[..], [(4, true, _)]));
+    done(a, &["kill", &other]).expect("it ends");
+    assert_eq!(a.vms().expect("a list"), [NAME], "it was the one here");
+}
+
+#[test]
 fn prepared_children_on_other_hosts_end_when_they_are_not_wanted_any_more() {
     need!(ready());
     let fleet =

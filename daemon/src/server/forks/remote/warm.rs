@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 use vmove_clone::child::Base;
 use vmove_clone::disk::Images;
+use vmove_clone::identity::child_name;
 use vmove_migrate::link::Dialer;
 use vmove_migrate::node;
 use vmove_migrate::proto::channel::Channel;
@@ -117,17 +118,16 @@ impl Forks {
             );
             return Err(Problem::new(Code::NotMovable, text));
         }
-        let first = self.first_index(vm, 0);
-        let last = first.saturating_add(u32::try_from(missing).unwrap_or(u32::MAX));
+        let mut next = self.first_index(vm, 0);
+        let indexes: BTreeSet<u32> = (0..missing).map(|_| self.next_index(vm, &mut next)).collect();
         let id = uuid::Uuid::new_v4().simple().to_string();
         let order = WarmOrder {
             id: id.clone(),
             parent: vm.to_owned(),
             node: self.node.clone(),
-            indexes: (first..last).collect(),
+            indexes: indexes.iter().copied().collect(),
             kind: kind_of(&outline),
         };
-        let indexes = (first..last).collect();
         let failed = |why: String| Problem::new(Code::ForkFailed, format!("{target}: {why}"));
         let hello = self.remote.hello(LinkKind::Fork, SessionId::random(), Token::random());
         let stream = self.remote.dialer.stream(&target, &hello).await.map_err(|e| failed(chain(&e)))?;
@@ -183,11 +183,22 @@ impl Forks {
                 numbers.sets.push(set.id.clone());
             }
         }
+        drop(state);
         while numbers.indexes.len() < count {
-            numbers.indexes.push(*next);
-            *next = next.saturating_add(1);
+            numbers.indexes.push(self.next_index(vm, next));
         }
         numbers
+    }
+
+    /// The next number from `next` on whose name no VM here has: one that a migration brought, say.
+    fn next_index(&self, vm: &str, next: &mut u32) -> u32 {
+        loop {
+            let index = *next;
+            *next = next.saturating_add(1);
+            if self.registry.vms.get(&child_name(vm, index)).is_err() {
+                return index;
+            }
+        }
     }
 
     /// A host has taken an order: what was prepared for it there is not prepared any more.
