@@ -8,10 +8,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use vmove_tests::daemon::Node;
-use vmove_tests::fleet::{Fleet, fleet, plain, qemu_pids, qemus, until};
-use vmove_tests::forks::{done, vfork};
+use vmove_tests::fleet::{Fleet, fleet, light, plain, qemu_pids, qemus, until};
+use vmove_tests::forks::{Parent, done, vfork};
+use vmove_tests::guest::Guest;
 use vmove_tests::need;
-use vmove_tests::scene::{NAME, ready};
+use vmove_tests::scene::{NAME, memory_mib, ready};
 
 fn warm(node: &Node, count: &str, hosts: &[&str]) -> Value {
     let nodes: Vec<&str> = hosts.iter().flat_map(|host| ["--node", host]).collect();
@@ -82,6 +83,49 @@ fn prepared_children_on_other_hosts_are_used_first_and_what_remains_is_left() {
     fleet.clean();
 }
 
+/// What waits elsewhere has the lowest numbers, and the guest's node has no children of its own yet.
+#[test]
+fn no_number_of_a_prepared_child_elsewhere_is_given_again_by_the_fork_that_uses_it() {
+    need!(ready());
+    let fleet = need!(fleet(2, plain));
+    let (a, b) = (&fleet.nodes[0], fleet.node("n2"));
+    warm(a, "2", &["n2"]);
+    let answer = done(a, &["create", NAME, "--count", "4", "--here", "2", "--node", "n2"]).expect("children");
+    let (here, at_b) = (children(&answer, "n1"), children(&answer, "n2"));
+    assert_eq!((here.len(), at_b.len()), (2, 2), "{answer}");
+    assert!(at_b.iter().all(|(_, warm, _)| *warm), "{answer}");
+    let numbers: BTreeSet<u64> = [here, at_b].concat().iter().map(|(number, ..)| *number).collect();
+    assert_eq!(numbers, BTreeSet::from([1, 2, 3, 4]), "{answer}");
+    fleet.sound(&answer);
+    let tree = done(a, &["tree", NAME]).expect("a tree");
+    let places = |status: &str| {
+        let all = tree["children"].as_array().expect("children").iter();
+        all.filter(|child| child["status"] == status).count()
+    };
+    assert_eq!((places("here"), places("elsewhere")), (2, 2), "{tree}");
+    for number in numbers {
+        done(a, &["kill", &format!("{NAME}.{number}")]).expect("it ends");
+    }
+    no_qemu(b);
+    assert_eq!(a.vms().expect("a list"), [NAME]);
+    fleet.clean();
+}
+
+#[test]
+fn no_child_elsewhere_gets_the_name_of_a_vm_here() {
+    need!(ready());
+    let fleet = need!(fleet(2, plain));
+    let a = &fleet.nodes[0];
+    let (guest, other) = (Guest::new(memory_mib(&light()), light()), format!("{NAME}.2"));
+    Parent::start(a, &other, "thp", guest.expect("a guest")).expect("it works");
+    let create = || done(a, &["create", NAME, "--count", "1", "--node", "n2"]).expect("a child");
+    assert!(matches!(children(&create(), "n2")[..], [(3, false, _)]));
+    warm(a, "1", &["n2"]);
+    assert!(matches!(children(&create(), "n2")[..], [(4, true, _)]));
+    done(a, &["kill", &other]).expect("it ends");
+    assert_eq!(a.vms().expect("a list"), [NAME], "it was the one here");
+}
+
 #[test]
 fn prepared_children_on_other_hosts_end_when_they_are_not_wanted_any_more() {
     need!(ready());
@@ -103,6 +147,52 @@ fn prepared_children_on_other_hosts_end_when_they_are_not_wanted_any_more() {
     warm(a, "2", &["n2"]);
     a.ask(&["stop", NAME, "--force"]).expect("it ends");
     no_qemu(b);
+}
+
+#[test]
+fn a_host_asked_by_two_at_once_prepares_no_more_than_it_allows() {
+    need!(ready());
+    let allow = |number: u8| if number == 2 { "max-children = 2\n".to_owned() } else { String::new() };
+    let fleet = need!(fleet(2, allow));
+    let (a, b) = (&fleet.nodes[0], fleet.node("n2"));
+    let guest = Guest::new(memory_mib(&light()), light()).expect("a guest");
+    Parent::start(a, "other", "thp", guest).expect("it works");
+    let ask = |name, count| vfork(a, &["warm", name, "--count", count, "--node", "n2"]).expect("an answer");
+    let ends = std::thread::scope(|scope| {
+        let both = [NAME, "other"].map(|name| scope.spawn(move || ask(name, "2")));
+        both.map(|asked| asked.join().expect("it does not panic"))
+    });
+    let said: Vec<&str> = ends.iter().map(|end| end.said.as_str()).collect();
+    let refused = ends.iter().position(|end| end.code != 0).unwrap_or_else(|| panic!("4 wait: {said:?}"));
+    assert!(said[refused].contains("this node allows 2"), "{said:?}");
+    assert_eq!((ends[1 - refused].code, qemus(b)), (0, 2), "{said:?}");
+
+    // What was refused takes no place, and what ends gives it back.
+    let [none, two] = if refused == 0 { [NAME, "other"] } else { ["other", NAME] };
+    assert_eq!(ask(two, "0").code, 0);
+    no_qemu(b);
+    assert_eq!((ask(none, "2").code, qemus(b)), (0, 2));
+}
+
+/// The host is held up in between.
+#[test]
+fn a_guest_that_ends_while_children_are_prepared_elsewhere_leaves_none() {
+    need!(ready());
+    let fleet = need!(fleet(2, plain));
+    let (a, b) = (&fleet.nodes[0], fleet.node("n2"));
+    let send = |signal| kill(Pid::from_raw(b.pid().expect("it runs")), signal).expect("it is there");
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| vfork(a, &["warm", NAME, "--count", "8", "--node", "n2"]));
+        until("a QEMU starts", || qemus(b) > 0);
+        send(Signal::SIGSTOP);
+        assert!(!asked.is_finished(), "they were prepared before the guest could end");
+        let ended = a.ask(&["stop", NAME, "--force"]);
+        send(Signal::SIGCONT);
+        ended.expect("it ends");
+        asked.join().expect("it does not panic").expect("an answer");
+    });
+    no_qemu(b);
+    assert_eq!(a.vms().expect("a list"), Vec::<String>::new());
 }
 
 #[test]

@@ -52,16 +52,24 @@ pub struct Planned {
 }
 
 impl Forks {
-    /// Plans of `count` children, each with the next free name.
-    pub fn plan(&self, base: &Base, parent: &str, count: usize) -> Result<Vec<Planned>, Problem> {
+    /// Plans of `count` children, each with the next free name; `ordered`: numbers that the same fork gives to children on other nodes,
+    /// which are remembered only when they run.
+    pub fn plan(
+        &self,
+        base: &Base,
+        parent: &str,
+        count: usize,
+        ordered: &[u32],
+    ) -> Result<Vec<Planned>, Problem> {
         let mut planned = Vec::new();
         let mut index = 0;
         let elsewhere: Vec<String> =
             self.members.list().into_iter().filter(|m| m.node.is_some()).map(|m| m.vm).collect();
-        let prepared = self.numbers_away(parent);
+        let mut away = self.numbers_away(parent);
+        away.extend(ordered);
         while planned.len() < count {
             index += 1;
-            if prepared.contains(&index) || elsewhere.contains(&child_name(parent, index)) {
+            if away.contains(&index) || elsewhere.contains(&child_name(parent, index)) {
                 continue;
             }
             match self.plan_one(base, parent, index) {

@@ -184,14 +184,14 @@ impl Forks {
                 Origin::Guest(Box::new(parent), ram)
             }
         };
-        let away = self.call_hosts(id, name, || origin.outline(), request).await?;
+        let mut away = self.call_hosts(id, name, || origin.outline(), request).await?;
         // What is left for this node.
         let request = &ForkRequest { count: away.here, ..request.clone() };
         self.room(&origin, request).await?;
         let mut warm = self.take_warm(name, request.count);
         self.drop_outdated(&mut warm, &origin.base().disks);
         let missing = request.count - warm.len();
-        let planned = match self.plan(origin.base(), name, missing) {
+        let planned = match self.plan(origin.base(), name, missing, &away.numbers) {
             Ok(planned) => planned,
             Err(problem) => {
                 self.give_back(name, warm);
@@ -206,11 +206,13 @@ impl Forks {
         });
         let rehomed_ms = if let Origin::Guest(parent, _) = &origin { parent.rehomed_ms } else { None };
         let (locked, guest) = (origin.base().locks_memory(), origin.private());
-        let source = match origin {
-            Origin::Guest(parent, ram) => self.freeze_for(id, &parent, ram, children).await,
-            Origin::Template(template, _) => self.frozen_template(*template).await,
+        let freeze = async {
+            match origin {
+                Origin::Guest(parent, ram) => self.freeze_for(id, &parent, ram, children).await,
+                Origin::Template(template, _) => self.frozen_template(*template).await,
+            }
         };
-        let source = match source {
+        let source = match away.alive_during(freeze).await {
             Ok(source) => source,
             Err(problem) => {
                 for prepared in warm {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 use vmove_clone::CloneError;
 use vmove_clone::template::Source;
+use vmove_migrate::vm::VmRecord;
 use vmove_qmp::QemuProcess;
 
 use super::Forks;
@@ -84,7 +85,7 @@ impl Forks {
         have: &mut Vec<Prepared>,
     ) -> Result<(), Problem> {
         let parent = self.look(vm).await?;
-        let planned = self.plan(&parent.base, vm, missing)?;
+        let planned = self.plan(&parent.base, vm, missing, &[])?;
         // Where the parent's memory is its RAM file, that is what will be frozen.
         let private = self.members.get(&parent.record).is_some_and(|m| !m.private.is_empty());
         let record = parent.record.clone();
@@ -146,16 +147,13 @@ impl Forks {
         }
     }
 
-    /// Prepared children of a VM that has ended are of no use.
+    /// Prepared children of a VM that has ended are of no use. It may have ended while they were being prepared.
     pub(super) fn end_with_parent(self: &Arc<Self>, vm: &str) {
-        let Ok(record) = self.registry.vms.get(vm) else { return };
+        let record = self.registry.vms.get(vm).ok();
         let (forks, vm) = (self.clone(), vm.to_owned());
         tokio::spawn(async move {
-            let pid = record.pid.unsigned_abs();
-            if let Ok(qemu) = QemuProcess::adopt(pid, &vmove_qmp::process::log_in(&record.vm_dir)) {
-                if process_of(&record).is_some() {
-                    qemu.exited().await;
-                }
+            if let Some(record) = record {
+                until_ended(&record).await;
             }
             for prepared in forks.take_warm(&vm, usize::MAX) {
                 prepared.discard().await;
@@ -173,5 +171,15 @@ impl Forks {
         }
         tasks.join_all().await;
         self.end_hosted().await;
+    }
+}
+
+/// Waits for the end of a VM's QEMU.
+async fn until_ended(record: &VmRecord) {
+    let pid = record.pid.unsigned_abs();
+    if let Ok(qemu) = QemuProcess::adopt(pid, &vmove_qmp::process::log_in(&record.vm_dir)) {
+        if process_of(record).is_some() {
+            qemu.exited().await;
+        }
     }
 }

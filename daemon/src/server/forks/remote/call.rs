@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use vmove_clone::child::Base;
 use vmove_clone::disk::{self, Disk};
@@ -27,6 +28,8 @@ use crate::server::registry::off_worker;
 
 /// For a host to look at its memory and to ask its QEMU for its version.
 const ANSWER: Duration = Duration::from_secs(30);
+/// How often hosts that wait for a freeze are told that this daemon lives. After some minutes without a word they give up.
+const ALIVE: Duration = Duration::from_secs(10);
 
 /// What is to be forked, as far as another host must know it beforehand.
 #[derive(Debug)]
@@ -48,6 +51,8 @@ pub struct Outline {
 pub struct Away {
     /// Children that are to be on this node.
     pub here: usize,
+    /// Numbers of the others, also where a host refused.
+    pub numbers: Vec<u32>,
     pub(super) session: SessionId,
     pub(super) token: Token,
     pub(super) hosts: Vec<Called>,
@@ -60,6 +65,35 @@ pub struct Away {
     pub(super) disks: Vec<Disk>,
     /// What would serve their images.
     pub(super) server: Result<PathBuf, String>,
+}
+
+impl Away {
+    /// Does what takes long before there is a template, with the hosts told that this daemon lives.
+    pub async fn alive_during<T>(&mut self, work: impl Future<Output = T>) -> T {
+        if self.hosts.is_empty() {
+            return work.await;
+        }
+        let (end, ended) = oneshot::channel();
+        // A task of its own: no host holds up a freeze.
+        let telling = tokio::spawn(tell_alive(std::mem::take(&mut self.hosts), ended));
+        let done = work.await;
+        let _ = end.send(());
+        match telling.await {
+            Ok(hosts) => self.hosts = hosts,
+            Err(error) => tracing::error!(%error, "the hosts of a fork are lost: a task failed"),
+        }
+        done
+    }
+}
+
+async fn tell_alive(mut hosts: Vec<Called>, mut ended: oneshot::Receiver<()>) -> Vec<Called> {
+    while tokio::time::timeout(ALIVE, &mut ended).await.is_err() {
+        for host in &mut hosts {
+            // A lost connection shows when something is received.
+            let _ = host.channel.send(&ToHost::Alive).await;
+        }
+    }
+    hosts
 }
 
 /// A host that takes part.
@@ -87,6 +121,7 @@ impl Forks {
         let deal = deal(request.count, request.here, &request.nodes, &remote.node)?;
         let mut away = Away {
             here: deal.here,
+            numbers: Vec::new(),
             session: SessionId::random(),
             token: Token::random(),
             hosts: Vec::new(),
@@ -110,6 +145,7 @@ impl Forks {
         }
         let (disks, proofs) = self.order_disks(&outline).await?;
         let mut orders = self.orders(id, name, &outline, request, &deal.away, deal.here);
+        away.numbers = orders.iter().flat_map(|order| order.indexes.clone()).collect();
         for order in orders.iter_mut().filter(|_| !disks.is_empty()) {
             order.disks.clone_from(&disks);
             order.no_export = away.server.as_ref().err().cloned();
@@ -271,5 +307,47 @@ async fn call(
         },
         Ok(Err(error)) => Err(failed(format!("{target} did not answer: {}", chain(&error)))),
         Err(_) => Err(failed(format!("{target} did not answer within {} s", ANSWER.as_secs()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn hosts_hear_that_the_parents_daemon_lives_however_long_a_freeze_takes() {
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let called = Called {
+            target: PeerTarget { name: "n2".to_owned(), address: "n2:1".to_owned() },
+            children: 1,
+            channel: Channel::new(Box::new(near)),
+            taken: Taken { verbs: false, why: String::new(), hears: false, disks: None },
+            sent: Mono::now(),
+        };
+        let mut away = Away {
+            here: 0,
+            numbers: vec![1],
+            session: SessionId::random(),
+            token: Token::random(),
+            hosts: vec![called],
+            refused: Vec::new(),
+            nodes: vec!["n2".to_owned()],
+            way: None,
+            verify: false,
+            disks: Vec::new(),
+            server: Err(String::new()),
+        };
+        let mut host: Channel<ToHost> = Channel::new(Box::new(far));
+        let freeze = async {
+            tokio::time::sleep(ALIVE * 40 + ALIVE / 2).await;
+            "frozen"
+        };
+        assert_eq!(away.alive_during(freeze).await, "frozen");
+        away.hosts[0].channel.send(&ToHost::Release).await.unwrap();
+        let mut alive = 0;
+        while let ToHost::Alive = host.receive().await.unwrap() {
+            alive += 1;
+        }
+        assert_eq!(alive, 40);
     }
 }

@@ -180,8 +180,9 @@ impl Work {
         }
         if let Ok((mut distribution, multicast)) = off_worker(move || spreading.end()).await {
             // What devices read, this node's processors do not see.
-            let read: u64 = ended.report.hosts.iter().map(|host| host.from_root_bytes).sum();
-            distribution.root_bytes = distribution.root_bytes.max(read + multicast.sent_bytes);
+            let read = ended.report.hosts.iter().map(|host| host.from_root_bytes);
+            let given = read.fold(multicast.sent_bytes, u64::saturating_add);
+            distribution.root_bytes = distribution.root_bytes.max(given);
             ended.report.distribution = Some(distribution);
             ended.report.multicast = multicast;
         }
@@ -312,10 +313,11 @@ impl Work {
             Ok(done) => {
                 let sent = host.sent.ms_since(self.begun);
                 let children: Vec<ChildReport> = serde_json::from_str(&done.children).unwrap_or_default();
-                report.running = children.iter().filter(|child| child.error.is_none()).count();
-                report.from_root_bytes = done.pieces.from_root * piece;
-                report.from_hosts_bytes = done.pieces.from_peers * piece;
-                report.multicast_bytes = done.pieces.by_multicast * piece;
+                let running = children.iter().filter(|child| child.error.is_none()).count();
+                report.running = running.min(host.children);
+                report.from_root_bytes = done.pieces.from_root.saturating_mul(piece);
+                report.from_hosts_bytes = done.pieces.from_peers.saturating_mul(piece);
+                report.multicast_bytes = done.pieces.by_multicast.saturating_mul(piece);
                 report.repaired = done.pieces.repaired;
                 (report.wrong, report.wanted) = (done.wrong, done.wanted);
                 report.fabric = Some(done.fabric);
@@ -345,6 +347,13 @@ impl Work {
 
     /// A child elsewhere is remembered, so that its number is not given again.
     fn remember(&self, child: &ChildReport) {
+        let here = self.forks.registry.vms.get(&child.name).ok();
+        if here.is_some_and(|vm| self.forks.members.get(&vm).is_some()) {
+            // What is known of that one is needed: where its memory is private.
+            tracing::error!(child = %child.name, node = %child.node,
+                "a child on another node has the name of one that lives here: it is not remembered");
+            return;
+        }
         let parent = self.template.manifest().name.clone();
         let member = Member {
             vm: child.name.clone(),

@@ -6,6 +6,7 @@
 //! Order (who, how many, how large) ---->  policy, version of QEMU, memory; QEMUs are started
 //!                                  <----  Accepted, or Refused
 //! freezes the guest
+//! Alive (if that takes long)       ---->
 //! Begin (manifest, device state)   ---->  joins the distribution: connections for memory, greeted like all others
 //!                                         children loaded, all of them or none, and run; what they touch is brought first
 //!                                  <----  Progress

@@ -45,11 +45,11 @@ impl Forks {
     }
 
     async fn pursue_on(&self, moved: Moved, end: bool, passed: u8) -> Result<ToParent, Problem> {
-        if passed == MOST {
+        let Some(passed) = one_more(passed) else {
             let text = format!("It was moved on more than {MOST} times: ask {}", moved.to);
             return Err(Problem::new(Code::ForkFailed, text));
-        }
-        let came = Came { session: moved.session, passed: passed + 1, end };
+        };
+        let came = Came { session: moved.session, passed, end };
         self.ask_at(&moved.to, ToHost::Came(came)).await
     }
 
@@ -104,6 +104,24 @@ impl Forks {
             if !ask || self.lives_there(moved).await {
                 "elsewhere".clone_into(&mut child.status);
             }
+        }
+    }
+}
+
+/// How many nodes have been asked when the next one is, if it may be. The number before may be whatever another daemon says.
+const fn one_more(passed: u8) -> Option<u8> {
+    if passed < MOST { Some(passed + 1) } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_number_of_another_daemon_passes_the_bound() {
+        assert_eq!((one_more(0), one_more(MOST - 1)), (Some(1), Some(MOST)));
+        for passed in MOST..=u8::MAX {
+            assert_eq!(one_more(passed), None, "{passed}");
         }
     }
 }

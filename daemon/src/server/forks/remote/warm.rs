@@ -1,6 +1,6 @@
 //! Children that are prepared on other nodes: their QEMUs wait there for as long as the connection by which they were asked for is open.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 use vmove_clone::child::Base;
 use vmove_clone::disk::Images;
+use vmove_clone::identity::child_name;
 use vmove_migrate::link::Dialer;
 use vmove_migrate::node;
 use vmove_migrate::proto::channel::Channel;
@@ -58,7 +59,29 @@ impl AwaySet {
 #[derive(Debug)]
 pub struct HostedSet {
     order: WarmOrder,
+    /// Children whose QEMUs are being started.
+    starting: usize,
     prepared: Vec<Prepared>,
+}
+
+impl HostedSet {
+    /// Takes the place of what an order asks for, before anything is started. `allowed` is asked about the children of all sets.
+    fn reserve(
+        sets: &mut HashMap<String, Self>,
+        order: &WarmOrder,
+        allowed: impl FnOnce(usize) -> Result<(), Problem>,
+    ) -> Result<(), Problem> {
+        if sets.contains_key(&order.id) {
+            let text = format!("Expected a new id for prepared children, found {:?} again", order.id);
+            return Err(Problem::new(Code::BadRequest, text));
+        }
+        let starting = order.indexes.len();
+        let others: usize = sets.values().map(|set| set.starting + set.prepared.len()).sum();
+        allowed(starting + others)?;
+        let set = Self { order: order.clone(), starting, prepared: Vec::new() };
+        sets.insert(order.id.clone(), set);
+        Ok(())
+    }
 }
 
 /// Which of a fork's children on a host were prepared there.
@@ -95,17 +118,16 @@ impl Forks {
             );
             return Err(Problem::new(Code::NotMovable, text));
         }
-        let first = self.first_index(vm, 0);
-        let last = first.saturating_add(u32::try_from(missing).unwrap_or(u32::MAX));
+        let mut next = self.first_index(vm, 0);
+        let indexes: BTreeSet<u32> = (0..missing).map(|_| self.next_index(vm, &mut next)).collect();
         let id = uuid::Uuid::new_v4().simple().to_string();
         let order = WarmOrder {
             id: id.clone(),
             parent: vm.to_owned(),
             node: self.node.clone(),
-            indexes: (first..last).collect(),
+            indexes: indexes.iter().copied().collect(),
             kind: kind_of(&outline),
         };
-        let indexes = (first..last).collect();
         let failed = |why: String| Problem::new(Code::ForkFailed, format!("{target}: {why}"));
         let hello = self.remote.hello(LinkKind::Fork, SessionId::random(), Token::random());
         let stream = self.remote.dialer.stream(&target, &hello).await.map_err(|e| failed(chain(&e)))?;
@@ -161,11 +183,22 @@ impl Forks {
                 numbers.sets.push(set.id.clone());
             }
         }
+        drop(state);
         while numbers.indexes.len() < count {
-            numbers.indexes.push(*next);
-            *next = next.saturating_add(1);
+            numbers.indexes.push(self.next_index(vm, next));
         }
         numbers
+    }
+
+    /// The next number from `next` on whose name no VM here has: one that a migration brought, say.
+    fn next_index(&self, vm: &str, next: &mut u32) -> u32 {
+        loop {
+            let index = *next;
+            *next = next.saturating_add(1);
+            if self.registry.vms.get(&child_name(vm, index)).is_err() {
+                return index;
+            }
+        }
     }
 
     /// A host has taken an order: what was prepared for it there is not prepared any more.
@@ -228,31 +261,61 @@ pub(super) fn kind_of(outline: &Outline) -> Kind {
 impl Forks {
     /// Prepares children of a guest of another node, and keeps them while its daemon lives and wants them.
     pub(super) async fn host_warm(self: Arc<Self>, order: WarmOrder, mut channel: Channel<ToHost>) {
-        let (id, parent, node) = (order.id.clone(), order.parent.clone(), order.node.clone());
-        let prepared = match self.prepare_hosted(&order).await {
-            Ok(prepared) => prepared,
+        let kept = match self.reserve_hosted(&order) {
+            Ok(()) => {
+                let kept = self.keep_hosted(&order, &mut channel).await;
+                let set = self.lock().hosted.remove(&order.id);
+                discard_all(set.map(|set| set.prepared).unwrap_or_default()).await;
+                kept
+            }
+            Err(problem) => Err(problem),
+        };
+        let last = match kept {
+            Ok(()) => ToParent::Ended("prepared".to_owned()),
             Err(problem) => {
-                tracing::error!(%parent, %node, why = %problem, "no children are prepared for a guest of another node");
-                let _ = channel.send(&ToParent::refused(&problem)).await;
-                return;
+                tracing::error!(parent = %order.parent, node = %order.node, why = %problem,
+                    "no children are prepared for a guest of another node");
+                ToParent::refused(&problem)
             }
         };
-        self.lock().hosted.insert(id.clone(), HostedSet { order, prepared });
-        if channel.send(&ToParent::Prepared).await.is_ok() {
-            while let Ok(Ok(ToHost::Alive)) = tokio::time::timeout(SILENCE, channel.receive()).await {}
-        }
-        let set = self.lock().hosted.remove(&id);
-        discard_all(set.map(|set| set.prepared).unwrap_or_default()).await;
-        let _ = channel.send(&ToParent::Ended("prepared".to_owned())).await;
+        let _ = channel.send(&last).await;
     }
 
-    async fn prepare_hosted(self: &Arc<Self>, order: &WarmOrder) -> Result<Vec<Prepared>, Problem> {
+    /// Two orders at once count each other: neither has started anything yet.
+    fn reserve_hosted(&self, order: &WarmOrder) -> Result<(), Problem> {
         if order.node == self.node {
             let text = format!("{} was asked by itself: name this node as itself", self.node);
             return Err(Problem::new(Code::BadRequest, text));
         }
-        let hosted: usize = self.lock().hosted.values().map(|set| set.prepared.len()).sum();
-        self.allowed(&order.id, order.indexes.len() + hosted)?;
+        HostedSet::reserve(&mut self.lock().hosted, order, |count| self.allowed(&order.id, count))
+    }
+
+    /// Returns when they are not wanted any more.
+    async fn keep_hosted(
+        self: &Arc<Self>,
+        order: &WarmOrder,
+        channel: &mut Channel<ToHost>,
+    ) -> Result<(), Problem> {
+        let prepared = self.prepare_hosted(order).await?;
+        let unwanted = match self.lock().hosted.get_mut(&order.id) {
+            Some(set) => {
+                (set.starting, set.prepared) = (0, prepared);
+                Vec::new()
+            }
+            None => prepared,
+        };
+        if !unwanted.is_empty() {
+            discard_all(unwanted).await;
+            return Err(Problem::new(Code::ForkFailed, format!("vmoved of {} is ending", self.node)));
+        }
+        if channel.send(&ToParent::Prepared).await.is_ok() {
+            while let Ok(Ok(ToHost::Alive)) = tokio::time::timeout(SILENCE, channel.receive()).await {}
+        }
+        Ok(())
+    }
+
+    /// Their place is reserved.
+    async fn prepare_hosted(self: &Arc<Self>, order: &WarmOrder) -> Result<Vec<Prepared>, Problem> {
         self.remote.able().map_err(|why| Problem::new(Code::Forbidden, why))?;
         let base = self.hosted_base(&order.kind).await?;
         let planned: Vec<Planned> = order
@@ -365,4 +428,39 @@ pub(super) fn with_prepared(mut starting: JoinSet<Start>, warm: Vec<Prepared>) -
         starting.spawn(async move { Ok((prepared, true)) });
     }
     starting
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn children_that_are_being_started_count_and_an_id_is_taken_once() {
+        let order = |id: &str, count: u32| WarmOrder {
+            id: id.to_owned(),
+            parent: "web".to_owned(),
+            node: "n1".to_owned(),
+            indexes: (1..=count).collect(),
+            kind: Kind {
+                command_line: Vec::new(),
+                environment: Vec::new(),
+                machine: "pc".to_owned(),
+                qemu: "10.0.0".to_owned(),
+                backing: "thp".to_owned(),
+            },
+        };
+        let mut sets = HashMap::new();
+        let mut reserve = |order: &WarmOrder| {
+            let at_most_three = |count: usize| match count {
+                0..=3 => Ok(()),
+                _ => Err(Problem::new(Code::Forbidden, count.to_string())),
+            };
+            HostedSet::reserve(&mut sets, order, at_most_three).map_err(|problem| problem.code)
+        };
+        assert_eq!(reserve(&order("a", 2)), Ok(()));
+        assert_eq!(reserve(&order("b", 2)), Err(Code::Forbidden), "those of a have not even started");
+        assert_eq!(reserve(&order("a", 1)), Err(Code::BadRequest));
+        assert_eq!(reserve(&order("b", 1)), Ok(()));
+        assert_eq!(sets.len(), 2, "what was refused takes no place");
+    }
 }
