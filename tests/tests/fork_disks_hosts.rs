@@ -226,6 +226,44 @@ fn daemons_that_are_killed_only_delay_what_is_read() {
     fleet.clean();
 }
 
+/// A host's next life can neither listen for its child nor read the record of it at once: the image stays served.
+#[test]
+fn what_a_host_cannot_take_up_at_once_is_not_given_up() {
+    need!(tools());
+    let config = task(60);
+    let mut fleet = need!(fleet_with(2, &Setup { config: Some(config), ..setup(QCOW2, true) }, plain));
+    works(&fleet.nodes[0], NAME).expect("the guest works on its disk");
+    let answer = done(&fleet.nodes[0], &["create", NAME, "--count", "1", "--node", "n2"]).expect("a child");
+    let child = names(&answer)[0].clone();
+    let find = |name: &str| served(&fleet.nodes[1]).into_iter().find(|path| path.ends_with(name));
+    let (socket, record) = (find("0.sock").expect("a socket"), find("record.json").expect("a record"));
+    let text = std::fs::read(&record).expect("a record");
+    for unreadable in [false, true] {
+        fleet.nodes[1].crash();
+        if unreadable {
+            std::fs::write(&record, &text[..text.len() / 2]).expect("half a record");
+        } else {
+            std::fs::remove_file(&socket).expect("it is there");
+            std::fs::create_dir(&socket).expect("a folder in its place");
+        }
+        fleet.nodes[1].run().expect("the daemon starts again");
+        // The parent's node has asked meanwhile.
+        std::thread::sleep(Duration::from_secs(10));
+        assert_eq!(servers(&fleet.nodes[0]).len(), 1, "the child reads still");
+        if unreadable {
+            std::fs::write(&record, &text).expect("the record");
+        } else {
+            std::fs::remove_dir(&socket).expect("nothing in its place");
+        }
+        until("it is listened on again", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
+        works(&fleet.nodes[1], &child).expect("it works on its disk");
+    }
+    fleet.parent.sound(&fleet.nodes[1], &child).expect("it is sound");
+    done(&fleet.nodes[0], &["kill", &child]).expect("it ends");
+    nothing_is_served(&fleet);
+    fleet.clean();
+}
+
 /// A `PATH` with everything but the server.
 fn without_server(folder: &Path) -> Result<String> {
     std::fs::create_dir_all(folder)?;

@@ -3,8 +3,12 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 use super::qcow2::{BACKING_FORMAT, MAGIC};
 
@@ -24,13 +28,13 @@ pub struct Layers {
     pub other: Option<String>,
 }
 
-/// Follows the backing files of an image of `format`, `raw` or `qcow2`.
+/// Follows the backing files of an image of `format`, `raw` or `qcow2`; with `None` it is what its header says, as for QEMU.
 ///
 /// # Errors
-/// The kernel's answer, for the first file that cannot be read.
-pub fn layers(image: &Path, format: &str) -> io::Result<Layers> {
+/// The kernel's answer, for the first file that cannot be read; `InvalidData` for one that can be no image.
+pub fn layers(image: &Path, format: Option<&str>) -> io::Result<Layers> {
     let mut found = Layers { files: vec![image.to_owned()], other: None };
-    let (mut file, mut format) = (image.to_owned(), Some(format.to_owned()));
+    let (mut file, mut format) = (image.to_owned(), format.map(str::to_owned));
     while found.files.len() < MOST {
         match format.as_deref() {
             Some("raw") => return Ok(found),
@@ -69,7 +73,8 @@ struct Below {
 /// What an image names as below it; `None` for nothing, and for one that is not qcow2.
 fn below(file: &Path) -> io::Result<Option<Below>> {
     let mut head = Vec::new();
-    File::open(file)?.take(HEAD).read_to_end(&mut head)?;
+    let Some(image) = open(file)? else { return Ok(None) };
+    image.take(HEAD).read_to_end(&mut head)?;
     let word = |at: usize| head.get(at..at + 4).map(|b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]));
     let long = |at: usize| Some((u64::from(word(at)?) << 32) | u64::from(word(at + 4)?));
     let bad = || io::Error::new(io::ErrorKind::InvalidData, format!("{} is cut short", file.display()));
@@ -102,6 +107,24 @@ fn below(file: &Path) -> io::Result<Option<Below>> {
     Ok(Some(Below { name: Some(name.to_vec()), format }))
 }
 
+/// Opens what can hold an image. Anything else is not even opened: a header may name what is armed by that, or waits. `None` for
+/// an empty file, as those of `/proc` are, whose reading may change something.
+fn open(file: &Path) -> io::Result<Option<File>> {
+    let flags = |flags: OFlags| i32::try_from(flags.bits()).unwrap_or_default();
+    let place = File::options().read(true).custom_flags(flags(OFlags::PATH)).open(file)?;
+    let found = place.metadata()?;
+    let kind = found.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        let why = format!("{}: expected a file or block device, found another kind", file.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
+    if kind.is_file() && found.len() == 0 {
+        return Ok(None);
+    }
+    let again = format!("/proc/self/fd/{}", place.as_raw_fd());
+    File::options().read(true).custom_flags(flags(OFlags::NONBLOCK)).open(again).map(Some)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::qcow2;
@@ -115,22 +138,51 @@ mod tests {
         qcow2::create(&path("one"), 1 << 20, Path::new("raw"), "raw").unwrap();
         qcow2::create(&path("two"), 1 << 20, &path("one"), "qcow2").unwrap();
         let all = Layers { files: ["two", "one", "raw"].map(path).to_vec(), other: None };
-        assert_eq!(layers(&path("two"), "qcow2").unwrap(), all);
+        assert_eq!(layers(&path("two"), Some("qcow2")).unwrap(), all);
         // What a raw image holds is its guest's.
         let raw = Layers { files: vec![path("two")], other: None };
-        assert_eq!(layers(&path("two"), "raw").unwrap(), raw);
+        assert_eq!(layers(&path("two"), Some("raw")).unwrap(), raw);
         for other in [r#"json:{"driver":"raw"}"#, "nbd:host:1"] {
             let over = path(&other[..3]);
             qcow2::create(&over, 1 << 20, Path::new(other), "raw").unwrap();
-            let found = layers(&over, "qcow2").unwrap();
+            let found = layers(&over, Some("qcow2")).unwrap();
             assert_eq!(found, Layers { files: vec![over], other: Some(other.to_owned()) });
         }
         qcow2::create(&path("lost"), 1 << 20, Path::new("nothing"), "qcow2").unwrap();
-        let lost = layers(&path("lost"), "qcow2").unwrap_err();
+        let lost = layers(&path("lost"), Some("qcow2")).unwrap_err();
         assert_eq!(lost.kind(), io::ErrorKind::NotFound);
         std::fs::write(path("short"), b"QFI\xfb\0\0\0\x03").unwrap();
-        assert_eq!(layers(&path("short"), "qcow2").unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(layers(&path("short"), Some("qcow2")).unwrap_err().kind(), io::ErrorKind::InvalidData);
         qcow2::create(&path("circle"), 1 << 20, Path::new("circle"), "qcow2").unwrap();
-        assert!(layers(&path("circle"), "qcow2").unwrap().other.is_some());
+        assert!(layers(&path("circle"), Some("qcow2")).unwrap().other.is_some());
+    }
+
+    #[test]
+    fn what_is_no_image_is_not_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let mode = rustix::fs::Mode::RWXU;
+        rustix::fs::mknodat(rustix::fs::CWD, path("fifo"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(path("socket")).unwrap();
+        for name in [path("fifo"), path("socket"), dir.path().to_owned(), "/dev/zero".into()] {
+            qcow2::create(&path("over"), 1 << 20, &name, "qcow2").unwrap();
+            // A FIFO that is opened waits for who writes.
+            let (over, (said, answer)) = (path("over"), std::sync::mpsc::channel());
+            std::thread::spawn(move || said.send(layers(&over, Some("qcow2"))));
+            let error = answer.recv_timeout(std::time::Duration::from_secs(10)).unwrap().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+            assert!(error.to_string().contains(&*name.to_string_lossy()), "{error}");
+            std::fs::remove_file(path("over")).unwrap();
+        }
+    }
+
+    #[test]
+    fn an_image_of_no_stated_format_is_what_its_header_says() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        File::create(path("raw")).unwrap().set_len(1 << 20).unwrap();
+        qcow2::create(&path("over"), 1 << 20, &path("raw"), "raw").unwrap();
+        assert_eq!(layers(&path("over"), None).unwrap().files, ["over", "raw"].map(path));
+        assert_eq!(layers(&path("raw"), None).unwrap().files, [path("raw")]);
     }
 }

@@ -152,7 +152,8 @@ async fn shared_by_the_guest(client: &Client, device: &str) -> Result<bool, Clon
 }
 
 /// A path of the command line on this host.
-fn absolute(file: &str, vm: &VmRecord) -> PathBuf {
+#[must_use]
+pub fn absolute(file: &str, vm: &VmRecord) -> PathBuf {
     let file = file.replace("{vmdir}", &vm.vm_dir.to_string_lossy()).replace("{name}", &vm.name);
     // QEMU's working folder.
     vm.vm_dir.join(Path::new(&file))
@@ -167,7 +168,8 @@ pub async fn as_named(client: &Client, disks: &[Disk]) -> Result<Vec<Layers>, Cl
     let mut all = Vec::new();
     for disk in disks {
         let (file, format) = (disk.file.clone(), disk.format.clone());
-        let named = blocking(move || layers(&file, &format).map_err(CloneError::io("read", &file))).await?;
+        let named =
+            blocking(move || layers(&file, Some(&format)).map_err(CloneError::io("read", &file))).await?;
         let chain = opened.iter().find(|chain| chain.device == disk.device);
         let files = chain.map_or(&[][..], |chain| chain.files.get(1..).unwrap_or_default());
         let deeper = files.get(named.files.len() - 1..);

@@ -31,7 +31,7 @@ use vmove_qmp::{Client, CommandLine, QmpError, cmdline};
 
 pub use exported::{EXPORT, Exported, Images};
 pub use layers::{Layers, layers};
-pub use look::{Chain, as_named, chains, look};
+pub use look::{Chain, absolute, as_named, chains, look};
 
 use crate::CloneError;
 use crate::error::blocking;

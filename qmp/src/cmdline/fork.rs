@@ -128,6 +128,27 @@ impl CommandLine {
         Ok(locks)
     }
 
+    /// The option by which QEMU is another user than the one that started it, or has another root folder, once it runs; as written.
+    ///
+    /// # Errors
+    /// [`CommandLineError::Unreadable`].
+    pub fn gives_up_root(&self) -> Result<Option<String>, CommandLineError> {
+        for item in &self.items {
+            let gives_up = match item.name() {
+                "runas" | "chroot" => true,
+                "run-with" => {
+                    let options = item.options()?;
+                    ["user", "chroot"].iter().any(|key| options.get(key, false).is_some())
+                }
+                _ => false,
+            };
+            if gives_up {
+                return Ok(Some(format!("{} {}", item.flag.to_string_lossy(), item.text()?)));
+            }
+        }
+        Ok(None)
+    }
+
     /// No memory is locked: for a copy, whose memory is not copied before it is written. Returns whether it would have been.
     ///
     /// # Errors
@@ -253,6 +274,23 @@ mod tests {
         assert!(!locks(&["-overcommit", "mem-lock=on", "-overcommit", "mem-lock=off"]));
         assert!(!locks(&["-overcommit", "mem-lock=on-fault"]));
         assert!(!locks(&["-overcommit", "cpu-pm=on", "-m", "1G"]));
+    }
+
+    #[test]
+    fn who_gives_up_root_is_known() {
+        let found = |words: &[&str]| line(words).gives_up_root().unwrap();
+        let giving_up = [
+            ["-runas", "nobody"],
+            ["--runas", "65534:65534"],
+            ["-chroot", "/var/empty"],
+            ["-run-with", "user=nobody"],
+            ["-run-with", "async-teardown=on,user=65534:65534"],
+            ["-run-with", "chroot=/var/empty"],
+        ];
+        for words in giving_up {
+            assert_eq!(found(&["-S", words[0], words[1], "-m", "1G"]), Some(words.join(" ")));
+        }
+        assert_eq!(found(&["-run-with", "async-teardown=on", "-name", "user=x", "-append", "-runas"]), None);
     }
 
     #[test]

@@ -7,6 +7,8 @@ use super::{CommandLine, CommandLineError, Item, options::Options};
 pub struct Image {
     /// Its file as written, with the placeholders.
     pub file: String,
+    /// Its format as stated, such as `raw` or `qcow2`; `None` if QEMU is to find it out.
+    pub format: Option<String>,
     /// Whether QEMU is told not to lock it.
     pub unlocked: bool,
 }
@@ -123,8 +125,9 @@ impl CommandLine {
                     let Some(file) = options.get("file", false).filter(|file| is_path(file)) else {
                         continue;
                     };
+                    let format = ["format", "driver"].into_iter().find_map(|key| options.get(key, false));
                     let unlocked = ["locking", "file.locking"].into_iter().any(|key| off(&options, key));
-                    found.push((at, Image { file, unlocked }, Place::Drive));
+                    found.push((at, Image { file, format, unlocked }, Place::Drive));
                 }
                 "blockdev" => {
                     let options = item.options()?;
@@ -133,7 +136,9 @@ impl CommandLine {
                         continue;
                     }
                     if let Some((file, unlocked)) = self.file_of(&options)? {
-                        found.push((at, Image { file, unlocked }, Place::Node(node)));
+                        let driver = options.get("driver", true).filter(|driver| driver != "file");
+                        let format = Some(driver.unwrap_or_else(|| "raw".to_owned()));
+                        found.push((at, Image { file, format, unlocked }, Place::Node(node)));
                     }
                 }
                 _ => {}
@@ -258,6 +263,8 @@ mod tests {
             "if=virtio,file=/s.img,snapshot=on",
             "-drive",
             "if=virtio,file=/l.img,file.locking=off",
+            "-drive",
+            "if=virtio,driver=qcow2,file=/d.img",
             "-blockdev",
             "driver=file,node-name=f0,filename=/f0.img,locking=off",
             "-blockdev",
@@ -268,22 +275,32 @@ mod tests {
             "driver=qcow2,node-name=q1,file.driver=file,file.filename=/q1.img",
             "-blockdev",
             "driver=file,node-name=unused,filename=/u.img",
+            "-blockdev",
+            "file,node-name=f1,filename=/f1.img",
             "-device",
             "virtio-blk-pci,drive=q0",
             "-device",
             r#"{"driver":"virtio-blk-pci","drive":"r0"}"#,
             "-device",
             "virtio-blk-pci,drive=q1",
+            "-device",
+            "virtio-blk-pci,drive=f1",
         ]);
-        let found: Vec<_> = line.images().unwrap().into_iter().map(|i| (i.file, i.unlocked)).collect();
+        let image = |(file, format, unlocked): (&str, Option<&str>, bool)| Image {
+            file: file.to_owned(),
+            format: format.map(str::to_owned),
+            unlocked,
+        };
         let expected = [
-            ("{vmdir}/a.img", false),
-            ("/l.img", true),
-            ("/f0.img", true),
-            ("/r0.img", false),
-            ("/q1.img", false),
+            ("{vmdir}/a.img", Some("raw"), false),
+            ("/l.img", None, true),
+            ("/d.img", Some("qcow2"), false),
+            ("/f0.img", Some("qcow2"), true),
+            ("/r0.img", Some("raw"), false),
+            ("/q1.img", Some("qcow2"), false),
+            ("/f1.img", Some("raw"), false),
         ];
-        assert_eq!(found, expected.map(|(file, off)| (file.to_owned(), off)));
+        assert_eq!(line.images().unwrap(), expected.map(image));
     }
 
     #[test]

@@ -113,14 +113,19 @@ impl Disks {
         ))
     }
 
-    /// Records of a kind that an earlier life left.
-    fn left<T: DeserializeOwned>(&self, kind: &str) -> Vec<T> {
+    /// Folders of a kind.
+    fn folders(&self, kind: &str) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
-        let dirs = entries.map(|entry| entry.path()).filter(|dir| {
+        let is_one = |dir: &PathBuf| {
             let name = dir.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             name.strip_prefix(kind).is_some_and(|rest| rest.starts_with('-'))
-        });
-        dirs.filter_map(|dir| read(&dir)).collect()
+        };
+        entries.map(|entry| entry.path()).filter(is_one).collect()
+    }
+
+    /// Records of a kind that an earlier life left.
+    fn left<T: DeserializeOwned>(&self, kind: &str) -> Vec<T> {
+        self.folders(kind).iter().filter_map(|dir| read(dir)).collect()
     }
 }
 

@@ -14,8 +14,10 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use vmove_clone::disk::{Disk, Layers};
 use vmove_migrate::vm::write_atomically;
+use vmove_qmp::CommandLine;
 
 use super::{Disks, OrderDisk, Reached};
+use crate::api::problem::chain;
 use crate::config::ForkPolicy;
 use crate::server::forks::remote::message::Order;
 
@@ -125,6 +127,8 @@ impl Disks {
         if let Some(no_export) = &order.no_export {
             return Err(format!("Its disks cannot be reached: {why}; {no_export}"));
         }
+        connects_again(&order.kind.command_line)
+            .map_err(|lost| format!("Its disks cannot be reached: {why}; {lost}"))?;
         self.able()?;
         let direct = order.disks.iter().any(|ordered| ordered.disk.direct);
         fs::create_dir_all(&self.dir).map_err(|e| format!("{} cannot be made: {e}", self.dir.display()))?;
@@ -141,6 +145,19 @@ impl Disks {
             }
             let _ = fs::remove_file(path);
         }
+    }
+}
+
+/// Whether a QEMU can connect anew to sockets in the state folder, which only root may enter, or why not. At its start it could: it
+/// would lose its disks when the daemon is started again.
+fn connects_again(command_line: &[String]) -> Result<(), String> {
+    let line = CommandLine::parse(command_line.iter().map(Into::into).collect());
+    match line.and_then(|line| line.gives_up_root()).map_err(|e| chain(&e))? {
+        None => Ok(()),
+        Some(option) => Err(format!(
+            "served images need a QEMU that stays root, since it connects anew to a socket that only root reaches; found {option}: start \
+             the guest without that, or put the images on storage that both nodes see under the same path"
+        )),
     }
 }
 
@@ -222,6 +239,16 @@ mod tests {
         assert!(same_files(&order).unwrap_err().contains("not known"));
         assert_eq!(fs::read_dir(dir.path().join("images")).unwrap().count(), 1);
         assert_eq!(fs::read_dir(&disks.dir).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_qemu_that_could_not_connect_again_is_refused() {
+        let said = |words: &[&str]| {
+            connects_again(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<String>>())
+        };
+        said(&["qemu-system-x86_64", "-run-with", "async-teardown=on"]).unwrap();
+        let why = said(&["qemu-system-x86_64", "-m", "1G", "-run-with", "user=nobody"]).unwrap_err();
+        assert!(why.contains("-run-with user=nobody") && why.contains("same path"), "{why}");
     }
 
     #[test]

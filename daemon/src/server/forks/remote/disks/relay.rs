@@ -1,6 +1,6 @@
 //! A host's sockets for images on the parent's node: what its children's QEMUs say there goes through the peer port.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,12 +37,12 @@ pub(super) struct RelayRecord {
     disks: usize,
 }
 
-/// Sockets that are listened on, as long as this is not dropped.
+/// Images of another node that somebody reads, or is about to. Sockets are listened on as long as this is not dropped.
 #[derive(Debug)]
 pub(super) struct Relay {
     record: RelayRecord,
-    /// One task for each socket.
-    _tasks: JoinSet<()>,
+    /// One for each socket; none as long as they cannot be listened on.
+    tasks: Option<JoinSet<()>>,
     /// Children are being made.
     at_work: bool,
 }
@@ -68,9 +68,20 @@ impl Disks {
         Exported { folder: self.folder("in", session), patience: self.patience }
     }
 
-    /// Whether anybody here reads images of this fork, or is about to.
+    /// Whether anybody here reads images of this fork, or is about to. So it is as long as there is a record, even where that
+    /// cannot be taken up: whoever asks ends the export for good otherwise.
     pub fn reads(&self, session: SessionId) -> bool {
-        self.lock().relays.contains_key(&session)
+        let known = self.lock().relays.contains_key(&session);
+        known || self.folder("in", session).join(RECORD).try_exists().unwrap_or(true)
+    }
+
+    /// Folders of relays that are not known, since they could not be taken up.
+    fn unknown(&self) -> Vec<PathBuf> {
+        let folders = self.folders("in");
+        // After the list: a relay is known before it has its folder.
+        let known: Vec<PathBuf> =
+            self.lock().relays.keys().map(|session| self.folder("in", *session)).collect();
+        folders.into_iter().filter(|dir| !known.contains(dir)).collect()
     }
 }
 
@@ -92,22 +103,20 @@ impl Remote {
             node,
             disks,
         };
-        let dir = self.disks.folder("in", record.session);
-        let failed = |e: &dyn std::fmt::Display| format!("{} cannot be made: {e}", dir.display());
-        std::fs::create_dir_all(dir.parent().unwrap_or(&dir)).map_err(|e| failed(&e))?;
-        crate::server::lock::make_private_dir(&dir).map_err(|e| failed(&chain(&e)))?;
-        // Before there is a socket: a next life finds it.
-        let listening = write_atomically(&dir.join(RECORD), &record)
-            .map_err(|e| failed(&e))
-            .and_then(|()| self.listen(record, true));
-        if let Err(why) = listening {
+        let (session, dir) = (record.session, self.disks.folder("in", record.session));
+        // Before there is a folder: what nobody knows is looked after by others.
+        let relay = Relay { record: record.clone(), tasks: None, at_work: true };
+        self.disks.lock().relays.insert(session, relay);
+        if let Err(why) = note(&dir, &record).and_then(|()| self.listen(&record)) {
             remove(&dir);
+            self.disks.lock().relays.remove(&session);
             return Err(why);
         }
-        Ok(AtWork { remote: self.clone(), session: hello.session })
+        Ok(AtWork { remote: self.clone(), session })
     }
 
-    fn listen(self: &Arc<Self>, record: RelayRecord, at_work: bool) -> Result<(), String> {
+    /// Listens on the sockets of a relay that is known.
+    fn listen(self: &Arc<Self>, record: &RelayRecord) -> Result<(), String> {
         let dir = self.disks.folder("in", record.session);
         let mut tasks = JoinSet::new();
         for number in 0..record.disks {
@@ -117,8 +126,9 @@ impl Remote {
             let (remote, node) = (self.clone(), record.node.clone());
             tasks.spawn(async move { remote.accept(listener, node, hello).await });
         }
-        let session = record.session;
-        self.disks.lock().relays.insert(session, Relay { record, _tasks: tasks, at_work });
+        if let Some(relay) = self.disks.lock().relays.get_mut(&record.session) {
+            relay.tasks = Some(tasks);
+        }
         Ok(())
     }
 
@@ -166,12 +176,33 @@ impl Remote {
     /// Takes up the sockets of an earlier life, whose children have connected anew or are about to.
     pub(super) fn recover_relays(self: &Arc<Self>) {
         for record in self.disks.left::<RelayRecord>("in") {
-            let fork = record.fork.clone();
-            if let Err(why) = self.listen(record, false) {
-                tracing::error!(%fork, %why, "disks of children are not reached: they wait, and get errors then");
-            }
+            self.take_up(&record);
         }
     }
+
+    fn take_up(self: &Arc<Self>, record: &RelayRecord) {
+        let relay = Relay { record: record.clone(), tasks: None, at_work: false };
+        self.disks.lock().relays.insert(record.session, relay);
+        if let Err(why) = self.listen(record) {
+            tracing::error!(fork = %record.fork, %why, "disks of children are not reached: they wait, trying on");
+        }
+    }
+
+    fn listen_again(self: &Arc<Self>, record: &RelayRecord) {
+        let fork = &record.fork;
+        match self.listen(record) {
+            Ok(()) => tracing::info!(%fork, "disks of children are reached again"),
+            Err(why) => tracing::debug!(%fork, %why, "disks of children are not reached yet"),
+        }
+    }
+}
+
+/// Before there is a socket: a next life finds it.
+fn note(dir: &Path, record: &RelayRecord) -> Result<(), String> {
+    let failed = |e: &dyn std::fmt::Display| format!("{} cannot be made: {e}", dir.display());
+    std::fs::create_dir_all(dir.parent().unwrap_or(dir)).map_err(|e| failed(&e))?;
+    crate::server::lock::make_private_dir(dir).map_err(|e| failed(&chain(&e)))?;
+    write_atomically(&dir.join(RECORD), record).map_err(|e| failed(&e))
 }
 
 /// Waits until a reader that waits for its server, which speaks first, has closed the connection. That it seems readable means nothing.
@@ -190,21 +221,42 @@ fn bind(socket: &Path) -> Result<UnixListener, String> {
 }
 
 impl Forks {
-    /// Gives up sockets that nobody reads from any more. Never returns.
+    /// Gives up sockets that nobody reads from any more, and tries again what could not be taken up. Never returns.
     pub(super) async fn tidy_relays(self: Arc<Self>) {
         loop {
             tokio::time::sleep(LOOK).await;
-            let idle: Vec<SessionId> = {
+            self.take_up_late().await;
+            let idle: Vec<(RelayRecord, bool)> = {
                 let state = self.remote.disks.lock();
-                state.relays.iter().filter(|(_, relay)| !relay.at_work).map(|(session, _)| *session).collect()
+                let idle = state.relays.values().filter(|relay| !relay.at_work);
+                idle.map(|relay| (relay.record.clone(), relay.tasks.is_some())).collect()
             };
-            for session in idle {
-                let (forks, dir) = (self.clone(), self.remote.disks.folder("in", session));
+            for (record, listens) in idle {
+                let (forks, dir) = (self.clone(), self.remote.disks.folder("in", record.session));
                 let looked = off_worker(move || forks.needs(&dir)).await;
                 if looked.is_ok_and(|needed| !needed) {
-                    self.give_up_relay(session);
+                    self.give_up_relay(record.session);
+                } else if !listens {
+                    self.remote.listen_again(&record);
                 }
             }
+        }
+    }
+
+    /// Takes up what could not be read when this daemon started. What nobody needs goes away.
+    async fn take_up_late(self: &Arc<Self>) {
+        let forks = self.clone();
+        let work = move || {
+            let unknown = forks.remote.disks.unknown();
+            let (needed, idle): (Vec<_>, Vec<_>) = unknown.into_iter().partition(|dir| forks.needs(dir));
+            for dir in &idle {
+                remove(dir);
+            }
+            let texts = needed.iter().filter_map(|dir| std::fs::read(dir.join(RECORD)).ok());
+            texts.filter_map(|text| serde_json::from_slice(&text).ok()).collect::<Vec<RelayRecord>>()
+        };
+        for record in off_worker(work).await.unwrap_or_default() {
+            self.remote.take_up(&record);
         }
     }
 
@@ -215,5 +267,27 @@ impl Forks {
             tracing::info!(fork = %record.fork, parent = %record.parent, node = %record.node, "nobody reads its images any more");
         }
         remove(&self.remote.disks.folder("in", session));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relay_that_cannot_be_taken_up_is_read_nevertheless() {
+        let dir = tempfile::tempdir().unwrap();
+        let disks = Disks { dir: dir.path().to_owned(), patience: 1, state: Default::default() };
+        let session = SessionId::random();
+        assert!(!disks.reads(session));
+        let folder = disks.folder("in", session);
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join(RECORD), "cut sh").unwrap();
+        assert!(disks.reads(session));
+        assert!(!disks.reads(SessionId::random()));
+        assert!(disks.left::<RelayRecord>("in").is_empty());
+        assert_eq!(disks.unknown(), [folder.clone()]);
+        remove(&folder);
+        assert!(!disks.reads(session));
     }
 }
