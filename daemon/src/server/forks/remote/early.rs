@@ -142,9 +142,9 @@ impl Part {
                 return self.ended(making.made().await, problem).await;
             }
         };
-        let mut report = making.made().await?;
+        let mut report = self.alive_during(&status, making.made()).await?;
         let released = service.clone();
-        if let Err(error) = off_worker(move || released.release()).await? {
+        if let Err(error) = self.alive_during(&status, off_worker(move || released.release())).await? {
             let ending = service.clone();
             let _ = off_worker(move || ending.end()).await;
             return self.ended(Ok(report), clone_problem(&error)).await;

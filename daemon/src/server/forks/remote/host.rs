@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,6 +46,8 @@ const ORDER: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(30);
 /// How often this host tells how far it is.
 const PACE: Duration = Duration::from_millis(250);
+/// The same while it makes children of a template that is whole. The parent's daemon gives a host up that says nothing for 30 s.
+const MAKING: Duration = Duration::from_secs(2);
 
 /// One order at work.
 pub(super) struct Part {
@@ -338,17 +341,15 @@ impl Part {
             Err(problem) => return discard(cold, problem).await,
         };
         let template_ms = ms(Mono::now().since(self.begun));
-        let (chunks, pieces) = (status.chunks, status.totals.into());
-        let at = At { phase: Phase::Load, chunks, missing: 0, running: 0, pieces };
-        // The parent's daemon may have gone: everything is here, and children need it no more.
-        let _ = self.channel.send(&ToParent::Progress(at)).await;
+        self.say_whole(&status).await;
         let sources = match template.sources() {
             Ok(sources) => sources,
             Err(error) => return discard(cold, clone_problem(&error)).await,
         };
         let files = template.manifest().ram.iter().map(|ram| ram.file.clone()).collect();
         let load = self.load_order(sources, files, begin);
-        let mut report = match make(self.forks.clone(), self.order.clone(), load, cold, self.begun).await {
+        let making = make(self.forks.clone(), self.order.clone(), load, cold, self.begun);
+        let mut report = match self.alive_during(&status, making).await {
             Ok(report) => report,
             Err(problem) => {
                 let _ = off_worker(move || drop(host)).await;
@@ -357,6 +358,26 @@ impl Part {
         };
         self.done(begin, &mut report, &status, template_ms, None).await;
         Ok((report, host))
+    }
+
+    /// Tells the parent's daemon that all memory is here. It may have gone: children need it no more.
+    async fn say_whole(&mut self, status: &HostStatus) {
+        let running = self.forks.progress(&self.order.fork).map_or(0, |p| p.running);
+        let phase = if running == 0 { Phase::Load } else { Phase::Run };
+        let (running, pieces) = (u32::try_from(running).unwrap_or(u32::MAX), status.totals.into());
+        let at = At { phase, chunks: status.chunks, missing: 0, running, pieces };
+        let _ = self.channel.send(&ToParent::Progress(at)).await;
+    }
+
+    /// Does what may take long although all memory is here, and says meanwhile that this host is at it.
+    pub(super) async fn alive_during<T>(&mut self, status: &HostStatus, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        loop {
+            match tokio::time::timeout(MAKING, &mut work).await {
+                Ok(done) => return done,
+                Err(_) => self.say_whole(status).await,
+            }
+        }
     }
 
     /// For children that nobody serves.
@@ -441,8 +462,8 @@ impl Part {
             }
             Ok(template)
         };
-        let template = off_worker(work).await?.map_err(|e| clone_problem(&e))?;
-        Ok((template, host, status))
+        let completed = self.alive_during(&status, off_worker(work)).await?;
+        Ok((completed.map_err(|e| clone_problem(&e))?, host, status))
     }
 
     /// Takes part in the distribution; `known` is told what travels.

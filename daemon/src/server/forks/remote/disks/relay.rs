@@ -286,7 +286,7 @@ mod tests {
         assert!(disks.reads(session));
         assert!(!disks.reads(SessionId::random()));
         assert!(disks.left::<RelayRecord>("in").is_empty());
-        assert_eq!(disks.unknown(), [folder.clone()]);
+        assert_eq!(disks.unknown(), std::slice::from_ref(&folder));
         remove(&folder);
         assert!(!disks.reads(session));
     }
