@@ -2,6 +2,7 @@
 //! the parent's node.
 #![cfg(test)]
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -261,6 +262,42 @@ fn what_a_host_cannot_take_up_at_once_is_not_given_up() {
     fleet.parent.sound(&fleet.nodes[1], &child).expect("it is sound");
     done(&fleet.nodes[0], &["kill", &child]).expect("it ends");
     nothing_is_served(&fleet);
+    fleet.clean();
+}
+
+/// The server of the image is killed while a child is made that has begun to read.
+#[test]
+fn a_server_is_started_again_while_children_are_made() {
+    need!(tools());
+    let folder = tempfile::tempdir().expect("a folder");
+    let (hook, loaded, go) =
+        (folder.path().join("hook"), folder.path().join("loaded"), folder.path().join("go"));
+    let script = format!(
+        "#!/bin/sh\n: >'{}'\nwhile [ ! -e '{}' ]; do sleep 0.1; done\n",
+        loaded.display(),
+        go.display()
+    );
+    std::fs::write(&hook, script).expect("a hook");
+    std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o755)).expect("a hook");
+    let fork =
+        |n| if n == 2 { format!("child-start = {:?}\n", hook.display().to_string()) } else { String::new() };
+    let fleet = need!(fleet_with(2, &setup(RAW, true), fork));
+    let (a, b) = (&fleet.nodes[0], &fleet.nodes[1]);
+    works(a, NAME).expect("the guest works on its disk");
+    std::thread::scope(|scope| {
+        let forked = scope.spawn(|| done(a, &["create", NAME, "--count", "1", "--node", "n2"]));
+        until("the child is loaded", || loaded.exists());
+        let [server] = servers(a)[..] else { panic!("{:?}", servers(a)) };
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(server), nix::sys::signal::Signal::SIGKILL)
+            .expect("killed");
+        // It is looked at every 3 s. A hook may take 30 s.
+        std::thread::sleep(Duration::from_secs(10));
+        let again = servers(a);
+        std::fs::write(&go, "").expect("a file");
+        let answer = forked.join().expect("no panic").expect("a child");
+        assert!(again.len() == 1 && again[0] != server, "{server} before, {again:?} now");
+        works(b, &names(&answer)[0]).expect("it works on its disk");
+    });
     fleet.clean();
 }
 

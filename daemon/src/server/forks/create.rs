@@ -250,6 +250,8 @@ impl Forks {
         report.children.extend(lost.into_iter().map(|(index, name, error)| self.lost(index, name, &error)));
         self.run_all(id, loaded, begun, request.verify, &mut report).await;
         away.finish(self, id, &mut report).await;
+        // Also if who followed the hosts broke off.
+        self.remote.disks.settle_fork(id);
         self.close(source).await;
         report.children.sort_by_key(|child| child.index);
         report.complete_ms = ms(Mono::now().since(begun));

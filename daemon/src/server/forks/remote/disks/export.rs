@@ -60,7 +60,7 @@ pub(super) struct Image {
 #[derive(Debug)]
 pub(super) struct Export {
     pub record: ExportRecord,
-    /// The fork has ended: its hosts know whether they read.
+    /// The fork has ended: its hosts know whether they read. Until then they are not asked.
     settled: bool,
 }
 
@@ -116,6 +116,13 @@ impl Disks {
     /// The fork has ended at all hosts.
     pub fn settle(&self, session: SessionId) {
         if let Some(export) = self.lock().exports.get_mut(&session) {
+            export.settled = true;
+        }
+    }
+
+    /// The same for whatever is served for a fork, by its id: who followed its hosts may have broken off.
+    pub fn settle_fork(&self, fork: &str) {
+        for export in self.lock().exports.values_mut().filter(|export| export.record.fork == fork) {
             export.settled = true;
         }
     }
@@ -272,24 +279,24 @@ impl Forks {
     pub(super) async fn serve_exports(self: Arc<Self>) {
         loop {
             tokio::time::sleep(LOOK).await;
-            let exports: Vec<ExportRecord> = {
+            let exports: Vec<(ExportRecord, bool)> = {
                 let state = self.remote.disks.lock();
-                state.exports.values().filter(|e| e.settled).map(|e| e.record.clone()).collect()
+                state.exports.values().map(|e| (e.record.clone(), e.settled)).collect()
             };
             let mut looks = JoinSet::new();
-            for record in exports {
+            for (record, settled) in exports {
                 let forks = self.clone();
-                looks.spawn(async move { forks.look_at(record).await });
+                looks.spawn(async move { forks.look_at(record, settled).await });
             }
             while looks.join_next().await.is_some() {}
         }
     }
 
-    async fn look_at(&self, mut record: ExportRecord) {
-        let before = record.clone();
+    /// Those of its hosts that may still read.
+    async fn readers(&self, record: &ExportRecord) -> Vec<PeerTarget> {
         let mut reading = Vec::new();
-        for host in &before.hosts {
-            match self.ask_at(host, ToHost::Reads(before.session)).await {
+        for host in &record.hosts {
+            match self.ask_at(host, ToHost::Reads(record.session)).await {
                 Ok(ToParent::Reads(false)) => {}
                 Ok(_) => reading.push(host.clone()),
                 Err(problem) => {
@@ -298,8 +305,15 @@ impl Forks {
                 }
             }
         }
+        reading
+    }
+
+    async fn look_at(&self, mut record: ExportRecord, settled: bool) {
+        let before = record.clone();
+        if settled {
+            record.hosts = self.readers(&before).await;
+        }
         let (disks, dir) = (&self.remote.disks, self.remote.disks.folder("out", record.session));
-        record.hosts = reading;
         if record.hosts.is_empty() {
             disks.lock().exports.remove(&record.session);
             end(&dir).await;
@@ -318,5 +332,35 @@ impl Forks {
         if let Some(export) = disks.lock().exports.get_mut(&record.session) {
             export.record = record;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_served_for_a_fork_is_settled_by_its_id() {
+        let dir = tempfile::tempdir().unwrap();
+        let disks = Disks { dir: dir.path().to_owned(), patience: 1, state: Default::default() };
+        let export = |fork: &str| Export {
+            record: ExportRecord {
+                session: SessionId::random(),
+                token: Token::random(),
+                fork: fork.to_owned(),
+                parent: "web".to_owned(),
+                program: PROGRAM.into(),
+                images: Vec::new(),
+                hosts: Vec::new(),
+                servers: Vec::new(),
+            },
+            settled: false,
+        };
+        for fork in ["one", "other"] {
+            let export = export(fork);
+            disks.lock().exports.insert(export.record.session, export);
+        }
+        disks.settle_fork("one");
+        assert!(disks.lock().exports.values().all(|export| export.settled == (export.record.fork == "one")));
     }
 }
