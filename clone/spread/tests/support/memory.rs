@@ -50,8 +50,11 @@ pub fn patterned(fabric: &dyn Fabric, bytes: u64) -> Region {
 #[derive(Clone)]
 pub struct Into {
     pub fabric: Arc<dyn Fabric>,
-    pub state: Arc<Mutex<(Vec<Region>, Vec<(u64, Instant)>)>>,
+    pub state: Arc<Mutex<(Vec<Region>, Vec<Landed>)>>,
 }
+
+/// A chunk, and when it was said to be there.
+type Landed = (u64, Instant);
 
 impl Into {
     pub fn new(fabric: Arc<dyn Fabric>) -> Self {
