@@ -3,6 +3,7 @@
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use vmove_fabric::{Access, Fabric, MemoryArea, Region};
 use vmove_spread::{CHUNK, Layout, SpreadError, Target};
@@ -45,11 +46,11 @@ pub fn patterned(fabric: &dyn Fabric, bytes: u64) -> Region {
     region
 }
 
-/// Where a host's copy goes, and which chunks were said to be there.
+/// Where a host's copy goes, and which chunks were said to be there, and when.
 #[derive(Clone)]
 pub struct Into {
     pub fabric: Arc<dyn Fabric>,
-    pub state: Arc<Mutex<(Vec<Region>, Vec<u64>)>>,
+    pub state: Arc<Mutex<(Vec<Region>, Vec<(u64, Instant)>)>>,
 }
 
 impl Into {
@@ -66,8 +67,22 @@ impl Into {
             assert!(region.read_at(chunk * u64::from(CHUNK), &mut bytes));
             bytes == pattern(chunk)
         };
-        let wrong = state.1.iter().filter(|chunk| !right(**chunk)).count();
+        let wrong = state.1.iter().filter(|(chunk, _)| !right(*chunk)).count();
         (wrong, state.1.len(), (0..region.len() / u64::from(CHUNK)).all(right))
+    }
+
+    /// Whether this chunk was said to be there.
+    pub fn has(&self, chunk: u64) -> bool {
+        self.state.lock().unwrap().1.iter().any(|(landed, _)| *landed == chunk)
+    }
+
+    /// From when the first quarter of the memory was there until all of it was.
+    pub fn after_the_first_quarter(&self) -> Duration {
+        let state = self.state.lock().unwrap();
+        let quarter = state.0.first().map_or(0, |region| region.len() / u64::from(CHUNK) / 4);
+        let last = |below: u64| state.1.iter().filter(|(chunk, _)| *chunk < below).map(|(_, at)| *at).max();
+        let (first, all) = (last(quarter), last(u64::MAX));
+        first.zip(all).map_or(Duration::ZERO, |(first, all)| all - first)
     }
 }
 
@@ -81,6 +96,6 @@ impl Target for Into {
     }
 
     fn landed(&mut self, _: u16, offset: u64) {
-        self.state.lock().unwrap().1.push(offset / u64::from(CHUNK));
+        self.state.lock().unwrap().1.push((offset / u64::from(CHUNK), Instant::now()));
     }
 }
