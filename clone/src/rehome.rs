@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vmove_memory::{
-    ByteLen, ByteRange, DirtyTracker, FileOffset, Mapping, Precision, Process, QemuMapping, RamFile,
-    Replacement, Sharing, descriptors_of, replace_in_qemu, touched_in_qemu,
+    ByteLen, ByteRange, DirtyTracker, FileOffset, Mapping, MemoryError, Precision, Process, QemuMapping,
+    RamFile, Replacement, Sharing, descriptors_of, replace_in_qemu, touched_in_qemu,
 };
 use vmove_migrate::clock::{Mono, ms};
 use vmove_migrate::vm::VmRecord;
@@ -26,6 +26,8 @@ use crate::check::{hints_of, open_files};
 use crate::error::blocking;
 use crate::verify::merged;
 
+/// Bytes of a page that is not huge.
+const SMALL_PAGE: u64 = 4096;
 /// Bytes copied at once: a huge page.
 const PART: u64 = 2 << 20;
 /// The guest is stopped when so much is left: 2 ms of copying.
@@ -149,6 +151,19 @@ async fn switch(
     Ok(if was_running { Mono::now().since(begun) } else { Duration::ZERO })
 }
 
+fn give_huge_pages(file: &RamFile) -> Result<(), CloneError> {
+    let Err(error) = file.allocate(file.range()) else { return Ok(()) };
+    file.punch(file.range())?;
+    let (mib, page) = (file.len().0 >> 20, file.page_size().bytes() >> 20);
+    let full = matches!(&error, MemoryError::Path { source, .. } if source.kind() == std::io::ErrorKind::StorageFull);
+    if !full {
+        return Err(error.into());
+    }
+    Err(CloneError::NoRoom(format!(
+        "memory of its own needs {mib} MiB of free huge pages of {page} MiB, found less: reserve more with vm.nr_hugepages"
+    )))
+}
+
 /// A guest's private memory, and the file that it goes to.
 struct Copy {
     process: Process,
@@ -189,6 +204,10 @@ impl Copy {
         for file in &files {
             // What an attempt that was cut off has left.
             file.punch(file.range())?;
+            // Where the machine has no huge page left, to touch a hole kills: us while copying, and QEMU later.
+            if file.page_size().bytes() > SMALL_PAGE {
+                give_huge_pages(file)?;
+            }
             targets.push(file.map()?);
         }
         let path = format!("/proc/{}/mem", process.pid());

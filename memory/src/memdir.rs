@@ -5,6 +5,7 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{major, minor, statvfs};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -12,6 +13,8 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use crate::error::{MemoryError, Result};
 use crate::ram::RamFile;
 use crate::units::{Backing, ByteLen};
+
+static PREPARING: Mutex<()> = Mutex::new(());
 
 /// A directory on a file system of the right kind.
 #[derive(Debug)]
@@ -43,6 +46,8 @@ impl MemoryDir {
                 consequence: "no guest can have such memory",
             });
         }
+        // Another thread may be about to mount on it: what was found before that would be wrong, or two mounts lie on each other.
+        let _one_at_a_time = PREPARING.lock().unwrap_or_else(PoisonError::into_inner);
         let found = filesystem_of(&path)?;
         if !found.suits(backing) {
             let empty = fs::read_dir(&path).map_err(error("Reading the directory"))?.next().is_none();

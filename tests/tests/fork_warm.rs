@@ -122,7 +122,7 @@ fn no_child_elsewhere_gets_the_name_of_a_vm_here() {
     assert!(matches!(children(&create(), "n2")[..], [(3, false, _)]));
     warm(a, "1", &["n2"]);
     assert!(matches!(children(&create(), "n2")[..], [(4, true, _)]));
-    done(a, &["kill", &other]).expect("it ends");
+    a.ask(&["stop", &other, "--force"]).expect("it ends");
     assert_eq!(a.vms().expect("a list"), [NAME], "it was the one here");
 }
 

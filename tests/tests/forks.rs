@@ -58,9 +58,10 @@ fn a_guest_on_huge_pages_of_the_machine_is_forked_if_there_are_enough() {
     for name in children.iter().map(String::as_str).chain([NAME]) {
         parent.sound(&node, name).expect("sound");
     }
-    // There are no pages for both to write to all of their memory once more.
+    // To be forked again, the parent needs memory of its own, and there are not so many pages.
     let end = vfork(&node, &["create", NAME, "--count", "8"]).expect("an answer");
     assert_eq!(end.code, 3, "{}", end.said);
+    assert!(end.said.contains("huge pages"), "{}", end.said);
     assert_eq!(node.vms().expect("a list").len(), 2);
     parent.sound(&node, NAME).expect("the parent is unharmed");
 }
