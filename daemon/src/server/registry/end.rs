@@ -83,14 +83,17 @@ impl Registry {
         let last = last.lines().next_back().unwrap_or_default();
         tracing::warn!(vm = %record.name, pid = record.pid, adopted = record.adopted, log = %last, "QEMU has ended");
         metrics::counter!("vmove_qemu_ended_total").increment(1);
+        self.remember(record, None);
         if let Err(problem) = self.clean_up(record).await {
             tracing::error!(vm = %record.name, %problem, "could not clean up after a QEMU that ended");
         }
-        self.remember(record, None);
     }
 
     fn remember(&self, record: &VmRecord, why: Option<String>) {
         let mut state = self.lock();
+        let told =
+            |known: &&Ended| (known.record.pid, known.record.pid_start) == (record.pid, record.pid_start);
+        let why = why.or_else(|| state.ended.get(&record.name).filter(told)?.why.clone());
         if state.ended.len() >= REMEMBERED {
             state.ended.pop_first();
         }
@@ -115,8 +118,9 @@ impl Registry {
                 let _ = tokio::time::timeout(QUITS, qemu.exited()).await;
             }
         }
-        self.clean_up(&record).await?;
+        // Before its record goes: whoever sees it ended sees why.
         self.remember(&record, Some(why.to_owned()));
+        self.clean_up(&record).await?;
         tracing::error!(vm = %name, pid = record.pid, %why, "VM was ended");
         Ok(())
     }

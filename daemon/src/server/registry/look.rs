@@ -25,7 +25,9 @@ impl Registry {
         }
         let mut all: Vec<VmSummary> = asking.join_all().await;
         let ended = self.lock().ended.values().cloned().collect::<Vec<_>>();
-        all.extend(ended.iter().map(ended_summary));
+        // One that is being ended is there once.
+        let gone = |ended: &&Ended| records.iter().all(|record| record.name != ended.record.name);
+        all.extend(ended.iter().filter(gone).map(ended_summary));
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
