@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use vmove_fabric::verbs::{VerbsFabric, VerbsOptions};
 use vmove_fabric::{
-    Access, Class, CompletionKind, Completions, Endpoint, Fabric, MemoryArea, PeerAddress, ReadSegment,
-    Region, RemoteRegion, WrId, WriteSegment,
+    Access, Class, CompletionKind, Completions, Endpoint, Fabric, MemoryArea, PeerAddress, PostError,
+    ReadSegment, Region, RemoteRegion, WrId, WriteSegment,
 };
 
 /// What is read from, and into: larger than any READ asked for here.
@@ -151,8 +151,8 @@ impl Client {
             remote: self.from.at(offset).ok_or("outside")?,
             local: self.to.local(offset, bytes).ok_or("outside")?,
         };
-        self.endpoint.post_read(WrId(offset), &[segment])?;
-        Ok(())
+        let posted = self.endpoint.post_read(WrId(offset), &[segment]);
+        self.posted(posted)
     }
 
     fn post_write(&mut self, offset: u64, bytes: u32) -> Outcome<()> {
@@ -160,8 +160,16 @@ impl Client {
             local: self.to.local(offset, bytes).ok_or("outside")?,
             remote: self.from.at(offset).ok_or("outside")?,
         };
-        self.endpoint.post_write(WrId(offset), &[segment])?;
-        Ok(())
+        let posted = self.endpoint.post_write(WrId(offset), &[segment]);
+        self.posted(posted)
+    }
+
+    /// The connection may have failed after the last completions were taken: the next poll says why.
+    fn posted(&mut self, posted: Result<(), PostError>) -> Outcome<()> {
+        while posted == Err(PostError::Dead) {
+            self.endpoint.poll(&mut self.found)?;
+        }
+        Ok(posted?)
     }
 
     /// Waits until some READ or WRITE completes; how many did.
