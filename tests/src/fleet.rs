@@ -227,12 +227,16 @@ impl Fleet {
         self.parent.sound(&self.nodes[0], NAME).expect("the parent is sound");
     }
 
-    /// What a fork leaves behind: no template, no record, on no node.
+    /// What a fork leaves behind: no template, no record, on no node. A host tidies up after it has answered.
     ///
     /// # Panics
     /// Otherwise.
     pub fn clean(&self) {
         for node in &self.nodes {
+            let end = Instant::now() + Duration::from_secs(10);
+            while Instant::now() < end && !(template_files(node).is_empty() && records(node).is_empty()) {
+                std::thread::sleep(Duration::from_millis(50));
+            }
             assert_eq!(template_files(node), Vec::<std::path::PathBuf>::new(), "{}", node.name());
             assert_eq!(records(node), Vec::<String>::new(), "{}", node.name());
         }

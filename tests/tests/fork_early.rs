@@ -225,7 +225,7 @@ fn without_the_parents_daemon_they_end_and_say_why() {
         let list = String::from_utf8_lossy(&list.stdout).into_owned();
         assert_eq!(list.matches("can never be complete").count(), count, "{list}");
         eprintln!("{list}");
-        assert!(node.log().contains("children that ran were ended"), "{}", node.log());
+        until("it is logged", || node.log().contains("children that ran were ended"));
     }
     fleet.nodes[0].run().expect("the daemon starts again");
     fleet.parent.sound(&fleet.nodes[0], NAME).expect("the parent runs on");

@@ -37,6 +37,8 @@ impl Registry {
         }
         let how = self.end_process(&record, force).await?;
         self.clean_up(&record).await?;
+        // What was expected of its end no longer counts.
+        self.lock().ended.remove(name);
         tracing::info!(vm = %name, pid = record.pid, how, "VM ended on request");
         Ok(Stopped { name: name.to_owned(), how: how.to_owned() })
     }
@@ -123,6 +125,13 @@ impl Registry {
         self.clean_up(&record).await?;
         tracing::error!(vm = %name, pid = record.pid, %why, "VM was ended");
         Ok(())
+    }
+
+    /// Says why VMs that are there are about to end, whoever notices it first.
+    pub fn will_end(&self, names: &[String], why: &str) {
+        for record in names.iter().filter_map(|name| self.vms.get(name).ok()) {
+            self.remember(&record, Some(why.to_owned()));
+        }
     }
 
     /// Why this daemon ended a VM that is no more.

@@ -137,20 +137,26 @@ impl Part {
         let status = match fetched {
             Ok(status) => status,
             Err(problem) => {
-                let ending = service.clone();
-                let _ = off_worker(move || ending.end()).await;
+                self.end(&service, &problem).await;
                 return self.ended(making.made().await, problem).await;
             }
         };
         let mut report = self.alive_during(&status, making.made()).await?;
         let released = service.clone();
         if let Err(error) = self.alive_during(&status, off_worker(move || released.release())).await? {
-            let ending = service.clone();
-            let _ = off_worker(move || ending.end()).await;
-            return self.ended(Ok(report), clone_problem(&error)).await;
+            let problem = clone_problem(&error);
+            self.end(&service, &problem).await;
+            return self.ended(Ok(report), problem).await;
         }
         self.done(begin, &mut report, &status, template_ms, Some(service.faults())).await;
         Ok(report)
+    }
+
+    /// Ends children that could not go on. Who watches them sees it before anybody else, so the reason is told first.
+    async fn end(&self, service: &Arc<PageService>, problem: &Problem) {
+        self.forks.registry.will_end(&self.children(), &never_complete(problem));
+        let service = service.clone();
+        let _ = off_worker(move || service.end()).await;
     }
 
     /// Children that ran were ended: says so wherever they are listed.
@@ -160,7 +166,7 @@ impl Part {
         problem: Problem,
     ) -> Result<ForkReport, Problem> {
         let Ok(report) = made else { return Err(problem) };
-        let why = format!("its memory can never be complete: {}", problem.message);
+        let why = never_complete(&problem);
         for child in &report.children {
             if let Err(problem) = self.forks.registry.end_because(&child.name, &why).await {
                 tracing::error!(child = %child.name, %problem, "could not clean up after a child");
@@ -173,6 +179,10 @@ impl Part {
         );
         Err(Problem { message: text, ..problem })
     }
+}
+
+fn never_complete(problem: &Problem) -> String {
+    format!("its memory can never be complete: {}", problem.message)
 }
 
 fn gone() -> Problem {

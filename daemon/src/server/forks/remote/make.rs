@@ -37,9 +37,13 @@ pub(super) async fn make(
         report.complete_ms = ms(Mono::now().since(begun));
         return Ok(report);
     }
-    for name in names.iter().filter(|name| forks.registry.vms.get(name).is_ok()) {
-        if let Err(problem) = forks.registry.stop(name, true).await {
-            tracing::error!(child = %name, %problem, "could not end a child whose sibling did not come to be");
+    for name in &names {
+        match forks.registry.stop(name, true).await {
+            Ok(_) => {}
+            Err(problem) if problem.code == Code::UnknownVm => {}
+            Err(problem) => {
+                tracing::error!(child = %name, %problem, "could not end a child whose sibling did not come to be");
+            }
         }
     }
     forget(&forks, &order, &report, &names);
