@@ -84,7 +84,7 @@ impl Marks {
             return None;
         }
         let Mark { number, spans, last } = self.open.pop_front()?;
-        self.late /= 2;
+        self.late = (self.late / 2).max(GRACE);
         match last.behind {
             Some(behind) => self.was_behind(behind),
             None => self.given_up = Some(last),
@@ -109,14 +109,14 @@ impl Marks {
     }
 
     fn was_behind(&mut self, behind: Duration) {
-        self.late = self.late.max(behind * MARGIN).clamp(GRACE, LATE);
+        self.late = self.late.max(behind * MARGIN).min(LATE);
     }
 
     /// How long what is missing of the oldest mark is waited for. When its last datagram has come, or one that was sent later, only what
     /// a path mixes up is still to come.
     fn wait(&self) -> Duration {
         let overtaken = self.open.iter().any(|mark| mark.last.behind.is_some());
-        if overtaken { GRACE } else { self.late.max(GRACE) }
+        if overtaken { GRACE } else { self.late }
     }
 }
 

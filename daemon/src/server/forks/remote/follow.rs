@@ -113,10 +113,13 @@ fn show(at: &At, piece: u64, shown: &mut HostProgress) {
 }
 
 fn count(pieces: &Pieces, piece: u64, shown: &mut HostProgress) {
-    shown.from_root_bytes = pieces.from_root.saturating_mul(piece);
-    shown.from_hosts_bytes = pieces.from_peers.saturating_mul(piece);
-    shown.multicast_bytes = pieces.by_multicast.saturating_mul(piece);
+    [shown.from_root_bytes, shown.from_hosts_bytes, shown.multicast_bytes] = bytes(pieces, piece);
     shown.repaired = pieces.repaired;
+}
+
+/// From the root, from other hosts and by multicast.
+fn bytes(pieces: &Pieces, piece: u64) -> [u64; 3] {
+    [pieces.from_root, pieces.from_peers, pieces.by_multicast].map(|count| count.saturating_mul(piece))
 }
 
 struct Work {
@@ -315,9 +318,8 @@ impl Work {
                 let children: Vec<ChildReport> = serde_json::from_str(&done.children).unwrap_or_default();
                 let running = children.iter().filter(|child| child.error.is_none()).count();
                 report.running = running.min(host.children);
-                report.from_root_bytes = done.pieces.from_root.saturating_mul(piece);
-                report.from_hosts_bytes = done.pieces.from_peers.saturating_mul(piece);
-                report.multicast_bytes = done.pieces.by_multicast.saturating_mul(piece);
+                [report.from_root_bytes, report.from_hosts_bytes, report.multicast_bytes] =
+                    bytes(&done.pieces, piece);
                 report.repaired = done.pieces.repaired;
                 (report.wrong, report.wanted) = (done.wrong, done.wanted);
                 report.fabric = Some(done.fabric);

@@ -341,7 +341,7 @@ impl Part {
             Err(problem) => return discard(cold, problem).await,
         };
         let template_ms = ms(Mono::now().since(self.begun));
-        self.say_whole(&status).await;
+        self.say(&status, Phase::Load).await;
         let sources = match template.sources() {
             Ok(sources) => sources,
             Err(error) => return discard(cold, clone_problem(&error)).await,
@@ -360,12 +360,13 @@ impl Part {
         Ok((report, host))
     }
 
-    /// Tells the parent's daemon that all memory is here. It may have gone: children need it no more.
-    async fn say_whole(&mut self, status: &HostStatus) {
+    /// Tells the parent's daemon how far this host is, and what it does while no child runs. The daemon may have gone: children that have all
+    /// memory need it no more.
+    async fn say(&mut self, status: &HostStatus, before: Phase) {
         let running = self.forks.progress(&self.order.fork).map_or(0, |p| p.running);
-        let phase = if running == 0 { Phase::Load } else { Phase::Run };
+        let phase = if running == 0 { before } else { Phase::Run };
         let (running, pieces) = (u32::try_from(running).unwrap_or(u32::MAX), status.totals.into());
-        let at = At { phase, chunks: status.chunks, missing: 0, running, pieces };
+        let at = At { phase, chunks: status.chunks, missing: status.missing, running, pieces };
         let _ = self.channel.send(&ToParent::Progress(at)).await;
     }
 
@@ -375,7 +376,7 @@ impl Part {
         loop {
             match tokio::time::timeout(MAKING, &mut work).await {
                 Ok(done) => return done,
-                Err(_) => self.say_whole(status).await,
+                Err(_) => self.say(status, Phase::Load).await,
             }
         }
     }
@@ -516,14 +517,7 @@ impl Part {
             let waiting = host.clone();
             match off_worker(move || waiting.wait(PACE)).await? {
                 Ok(status) => return Ok(status),
-                Err(SpreadError::Timeout { missing, .. }) => {
-                    let HostStatus { chunks, totals, .. } = host.status();
-                    let running = self.forks.progress(&self.order.fork).map_or(0, |p| p.running);
-                    let phase = if running == 0 { Phase::Fetch } else { Phase::Run };
-                    let running = u32::try_from(running).unwrap_or(u32::MAX);
-                    let at = At { phase, chunks, missing, running, pieces: totals.into() };
-                    let _ = self.channel.send(&ToParent::Progress(at)).await;
-                }
+                Err(SpreadError::Timeout { .. }) => self.say(&host.status(), Phase::Fetch).await,
                 Err(error) => {
                     let error = chain(&error);
                     let why = gone.map_or_else(|| error.clone(), |gone| format!("{gone} ({error})"));
