@@ -22,10 +22,10 @@ use std::time::Duration;
 
 use tokio::io::AsyncReadExt;
 use vmove_memory::{
-    ByteLen, Kept, MemoryDir, Process, QemuMapping, RamFile, Replacement, Sharing, descriptors_of,
+    ByteLen, Injector, Kept, MemoryDir, Process, QemuMapping, RamFile, Replacement, Sharing, descriptors_of,
     is_shared_whole, replace_in_qemu,
 };
-use vmove_migrate::clock::Mono;
+use vmove_migrate::clock::{Mono, ms};
 use vmove_migrate::journal::Journal;
 use vmove_migrate::node::memory_backing;
 use vmove_migrate::vm::VmRecord;
@@ -310,8 +310,10 @@ pub(crate) async fn stop_and_go(
         Ok::<_, CloneError>(stopped)
     };
     let stopped = saved.await?;
+    let saved = Mono::now();
     blocking(work).await?;
     note(journal, |r| r.phase = then)?;
+    let worked = Mono::now();
     let state = source.resume_after_completed(PATIENCE).await?;
     let pause = match state {
         GuestState::Running { resumed: Some(at) } if stopped.was_running => {
@@ -320,6 +322,12 @@ pub(crate) async fn stop_and_go(
         GuestState::Running { .. } if stopped.was_running => Mono::now().since(Mono(stopped.at.0)),
         _ => Duration::ZERO,
     };
+    tracing::debug!(
+        saved_ms = ms(saved.since(Mono(stopped.at.0))),
+        memory_ms = ms(worked.since(saved)),
+        pause_ms = ms(pause),
+        "the guest stood still"
+    );
     let bytes = reading.await.map_err(|e| CloneError::Task(e.to_string()))?;
     let bytes = bytes.map_err(|e| CloneError::Task(format!("the device state could not be read: {e}")))?;
     Ok(Stopped { state: bytes.into(), pause })
@@ -335,6 +343,8 @@ struct Plan {
 
 async fn plan(client: &Client, ram: &Arc<GuestRam>, files: Vec<FrozenFile>) -> Result<Plan, CloneError> {
     let (mut own, mut descriptors, mut entries) = (Vec::new(), Vec::new(), Vec::new());
+    let held = Arc::clone(ram);
+    blocking(move || Ok(Injector::prepare(&held.process)?)).await?;
     for file in &files {
         let held = descriptors_of(&ram.process, file.identity)?;
         let first = held.first().copied().ok_or_else(|| {

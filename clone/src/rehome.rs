@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vmove_memory::{
-    ByteLen, ByteRange, DirtyTracker, FileOffset, Mapping, MemoryError, Precision, Process, QemuMapping,
-    RamFile, Replacement, Sharing, descriptors_of, replace_in_qemu, touched_in_qemu,
+    ByteLen, ByteRange, DirtyTracker, FileOffset, Injector, Mapping, MemoryError, Precision, Process,
+    QemuMapping, RamFile, Replacement, Sharing, descriptors_of, replace_in_qemu, touched_in_qemu,
 };
 use vmove_migrate::clock::{Mono, ms};
 use vmove_migrate::vm::VmRecord;
@@ -190,6 +190,7 @@ impl Copy {
             }
         }
         let files = open_files(vm)?;
+        Injector::prepare(&process)?;
         let hints = hints_of(&process, &mappings)?;
         let mut replacements = Vec::new();
         for (at, hints) in mappings.iter().zip(hints) {

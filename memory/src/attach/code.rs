@@ -7,6 +7,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 
+use memchr::memmem;
+
 use crate::error::{MemoryError, Result};
 use crate::maps::MapEntry;
 use crate::process::Process;
@@ -83,9 +85,7 @@ fn search(map: &MapEntry, memory: &File) -> Found {
         let want = usize::try_from(map.len.0 - offset).map_or(buffer.len(), |left| left.min(buffer.len()));
         let Ok(got) = memory.read_at(&mut buffer[..want], map.hva.0 + offset) else { break };
         let text = &buffer[..got];
-        let position = |pattern: &[u8]| {
-            text.windows(pattern.len()).position(|w| w == pattern).map(|at| offset + at as u64)
-        };
+        let position = |pattern: &[u8]| memmem::find(text, pattern).map(|at| offset + at as u64);
         found.syscall = found.syscall.or_else(|| position(SYSCALL));
         found.syscall_ret = found.syscall_ret.or_else(|| position(SYSCALL_RET));
         found.sigreturn = found.sigreturn.or_else(|| SIGRETURN.into_iter().find_map(position));

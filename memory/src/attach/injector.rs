@@ -59,6 +59,15 @@ struct Call {
 }
 
 impl Injector {
+    /// Finds out ahead of time what [`attach`](Self::attach) would find out first, without stopping anything: for callers whose guest
+    /// stands still when they attach. What is found in a library is remembered for all processes that have it.
+    ///
+    /// # Errors
+    /// [`MemoryError::ProcessGone`]; [`MemoryError::NoSyscallInstruction`]; [`MemoryError::Proc`].
+    pub fn prepare(process: &Process) -> Result<()> {
+        find(process).map(drop)
+    }
+
     /// Stops one thread of the process, the best suited that can be stopped.
     ///
     /// Takes about 0.2 ms, and stops the thread for as long as the value lives. See `threads.rs` for the choice.
@@ -73,7 +82,7 @@ impl Injector {
 
     /// Stops the first of these threads that can be stopped.
     pub(super) fn attach_to(process: &Process, tids: &[u32]) -> Result<Self> {
-        let (memory, code) = prepare(process)?;
+        let (memory, code) = find(process)?;
         let tids = tids.to_vec();
 
         let (ready, wait_ready) = mpsc::channel();
@@ -238,7 +247,7 @@ impl Drop for Turn {
 }
 
 /// Opens the memory of the process and finds instructions to use. A process that is just being started may have none.
-fn prepare(process: &Process) -> Result<(File, Code)> {
+fn find(process: &Process) -> Result<(File, Code)> {
     let path = process.path("mem");
     let mut attempts = 0;
     loop {
