@@ -36,6 +36,8 @@ pub struct Guest {
     pub aligned: bool,
     /// Kernel modules that it loads, in this order.
     pub modules: Vec<&'static str>,
+    /// Memory in MiB that it fills and gives up again before it begins: free, and not zero.
+    pub used_mib: u32,
     /// More QEMU arguments.
     pub extra: Vec<String>,
 }
@@ -51,7 +53,15 @@ impl Guest {
     /// When that is not there.
     pub fn new(memory_mib: u32, config: Config) -> Result<Self> {
         let qemu = places::Qemu::under_test()?;
-        Ok(Self { qemu, memory_mib, config, aligned: true, modules: Vec::new(), extra: Vec::new() })
+        Ok(Self {
+            qemu,
+            memory_mib,
+            config,
+            aligned: true,
+            modules: Vec::new(),
+            used_mib: 0,
+            extra: Vec::new(),
+        })
     }
 
     /// Size of its memory in bytes.
@@ -79,6 +89,9 @@ impl Guest {
         let mut task = self.config.to_string();
         if !self.modules.is_empty() {
             task = format!("{task} vmove.modules={}", self.modules.join(","));
+        }
+        if self.used_mib > 0 {
+            task = format!("{task} vmove.used_mib={}", self.used_mib);
         }
         add(&["-append", &format!("{KERNEL} tsc_early_khz={} {task}", tsc::khz())]);
         line.extend(self.extra.iter().cloned());

@@ -13,10 +13,20 @@ const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox mount -t sysfs sys /sys
 /bin/busybox mount -t devtmpfs dev /dev
 for word in $(/bin/busybox cat /proc/cmdline); do
-    case $word in vmove.modules=*)
+    case $word in
+    vmove.modules=*)
         for module in $(echo "${word#*=}" | /bin/busybox tr , ' '); do
             /bin/busybox insmod "/modules/$module.ko" || echo "VMOVE-GUEST ERROR no module $module"
         done ;;
+    vmove.used_mib=*)
+        # Free memory that has been used before, and is not zero.
+        left=${word#*=}
+        while [ "$left" -gt 0 ]; do
+            # 1.9 MiB of it.
+            /bin/busybox cat /bin/busybox >>/used || echo "VMOVE-GUEST ERROR no room for $word"
+            left=$((left - 2))
+        done
+        /bin/busybox rm /used ;;
     esac
 done
 /bin/vmove-guest

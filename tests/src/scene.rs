@@ -257,6 +257,16 @@ impl Scene {
         }
     }
 
+    /// Bytes that the guest's RAM file takes at `node`.
+    ///
+    /// # Errors
+    /// Without one.
+    pub fn ram_bytes_at(&self, node: &Node) -> Result<u64> {
+        let files = beacon::ram_files(&node.memory());
+        let file = files.first().with_context(|| format!("a RAM file at {}", node.name()))?;
+        Ok(std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(file)?) * 512)
+    }
+
     /// What the guest says of itself at `node`.
     ///
     /// # Errors

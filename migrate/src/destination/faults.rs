@@ -14,7 +14,7 @@ use vmove_fabric::{
 use vmove_memory::{EventBatch, FaultContext, Hva, PageIndex, PageRun, ReadTicket, UffdEvent, Want};
 
 use super::fill::{Fill, FillEvent};
-use super::guest::QemuGone;
+use super::guest::{Events, GuestMemory, QemuGone, step_aside};
 use super::parts::{self, LeftOut};
 use crate::clock::Mono;
 
@@ -68,11 +68,49 @@ struct Reading {
     since: Mono,
 }
 
+/// Takes events from the kernel. Whoever gives memory back stands still until its event has been read, and meanwhile the kernel maps
+/// nothing (`EAGAIN`): this thread, which would wait for itself, reads while it maps.
+struct Reader<'a> {
+    context: &'a FaultContext,
+    memory: &'a GuestMemory,
+    events: EventBatch,
+    /// Faults that have not been answered, and since when they wait: one for each thread of QEMU at most.
+    faults: VecDeque<(Hva, Mono)>,
+    waited: u32,
+}
+
+impl Reader<'_> {
+    /// Takes what there is. Discards are noted at once.
+    fn read(&mut self) -> Result<usize, QemuGone> {
+        let count = self.context.read_events(&mut self.events).map_err(|e| QemuGone(e.to_string()))?;
+        if count > 0 {
+            self.waited = 0;
+            let now = Mono::now();
+            for event in self.events.events() {
+                match *event {
+                    UffdEvent::Fault { hva, .. } => self.faults.push_back((hva, now)),
+                    UffdEvent::Remove { hva, len } => self.memory.discarded(hva, len),
+                }
+            }
+        }
+        Ok(count)
+    }
+}
+
+impl Events for Reader<'_> {
+    fn pending(&mut self) -> Result<(), QemuGone> {
+        if self.read()? == 0 {
+            // It has been read, and QEMU has yet to go on.
+            step_aside(&mut self.waited);
+        }
+        Ok(())
+    }
+}
+
 struct Server<'a> {
     fill: &'a Fill,
-    context: &'a FaultContext,
     endpoint: Box<dyn Endpoint>,
-    events: EventBatch,
+    reader: Reader<'a>,
     done: Completions,
     slots: Vec<Option<Reading>>,
     segments: Vec<ReadSegment>,
@@ -84,9 +122,14 @@ impl<'a> Server<'a> {
         let slots = endpoint.capacity().clamp(1, 64);
         Self {
             fill,
-            context,
             endpoint,
-            events: EventBatch::new(EVENTS),
+            reader: Reader {
+                context,
+                memory: &fill.memory,
+                events: EventBatch::new(EVENTS),
+                faults: VecDeque::with_capacity(BACKLOG),
+                waited: 0,
+            },
             done: Completions::with_limit(slots),
             slots: (0..slots).map(|_| None).collect(),
             segments: Vec::with_capacity(MAX_SEGMENTS),
@@ -114,7 +157,7 @@ impl<'a> Server<'a> {
             link |= PollFlags::OUT;
         }
         let link_fd = self.endpoint.wait_fd();
-        let uffd = self.context.as_fd();
+        let uffd = self.reader.context.as_fd();
         let stop = self.fill.stop_fd();
         let mut fds = [
             PollFd::from_borrowed_fd(uffd, PollFlags::IN),
@@ -127,31 +170,20 @@ impl<'a> Server<'a> {
     }
 
     fn take_events(&mut self) -> Result<usize, FillEvent> {
-        let count = self.context.read_events(&mut self.events).map_err(|e| FillEvent::Gone(e.to_string()))?;
-        if count == 0 {
-            return Ok(0);
-        }
-        let now = Mono::now();
-        let events = std::mem::replace(&mut self.events, EventBatch::new(0));
+        let count = self.reader.read().map_err(gone)?;
         let mut result = Ok(());
-        for event in events.events() {
-            let handled = match *event {
-                UffdEvent::Fault { hva, .. } => self.fault(hva, now),
-                UffdEvent::Remove { hva, len } => {
-                    self.discarded(hva, len.0);
-                    Ok(())
-                }
-            };
-            if handled.is_err() {
-                result = handled;
+        // Answering one may read more.
+        while let Some((hva, since)) = self.reader.faults.pop_front() {
+            let answered = self.fault(hva, since);
+            if answered.is_err() {
+                result = answered;
             }
         }
-        self.events = events;
         result.map(|()| count)
     }
 
     fn fault(&mut self, hva: Hva, since: Mono) -> Result<(), FillEvent> {
-        let memory = &self.fill.memory;
+        let (memory, reader) = (&self.fill.memory, &mut self.reader);
         let Some((block, page)) = memory.locate(hva) else { return Ok(()) };
         let index = PageIndex(page);
         let old = parts::has_old_bytes(&memory.blocks[block], index);
@@ -169,18 +201,18 @@ impl<'a> Server<'a> {
                 memory.latencies.count_other();
                 // What lies around is likely to be touched next; the faulted page is in the first run mapped.
                 let folio = memory.blocks[block].folio(page);
-                memory.map_folios(block, page..page + 1).map_err(gone)?;
-                memory.map_landed(block, page..folio.end).map_err(gone)?;
-                memory.map_landed(block, folio.start..page).map_err(gone)?;
+                memory.map_folios(block, page..page + 1, reader).map_err(gone)?;
+                memory.map_landed(block, page..folio.end, reader).map_err(gone)?;
+                memory.map_landed(block, folio.start..page, reader).map_err(gone)?;
             }
             Want::ZeroNow | Want::MapAgain => {
                 memory.latencies.count_other();
                 // A hole under a mapped page was made by a discard (balloon, free-page reporting): mapping it fills it with zeros.
-                memory.map(block, PageRun::new(index, 1)).map_err(gone)?;
+                memory.map(block, PageRun::new(index, 1), reader).map_err(gone)?;
             }
             // The guest gets what the kernel gives for a page that cannot be had.
             Want::Poisoned => {
-                let _ = self.context.poison(
+                let _ = reader.context.poison(
                     hva,
                     vmove_memory::ByteLen(memory.blocks[block].page_size.bytes()),
                     memory.blocks[block].page_size,
@@ -188,14 +220,6 @@ impl<'a> Server<'a> {
             }
         }
         Ok(())
-    }
-
-    fn discarded(&self, hva: Hva, len: u64) {
-        let memory = &self.fill.memory;
-        let Some((block, page)) = memory.locate(hva) else { return };
-        let of = &memory.blocks[block];
-        let pages = len.div_ceil(of.page_size.bytes());
-        of.table.mark_discarded(PageRun::new(PageIndex(page), pages));
     }
 
     fn post_backlog(&mut self) -> Result<(), FillEvent> {
@@ -244,7 +268,7 @@ impl<'a> Server<'a> {
             parts::complete(&memory.blocks[block], PageRun::new(page, 1), left_out, &memory.landed_bytes)
                 .map_err(|e| FillEvent::Gone(e.to_string()))?;
             // The ticket carries the mark that a thread waits: the page is mapped here.
-            memory.landed(block, page, ticket.landed()).map_err(gone)?;
+            memory.landed(block, page, ticket.landed(), &mut self.reader).map_err(gone)?;
             memory.latencies.record(Mono::now().since(since));
         }
         Ok(())

@@ -13,7 +13,7 @@ use vmove_fabric::{
 };
 use vmove_memory::{ByteLen, ByteRange, PageIndex, PageRun, RunTicket};
 
-use super::guest::GuestMemory;
+use super::guest::{GuestMemory, ReadElsewhere};
 use super::parts::{self, LeftOut};
 use super::reach::{Reach, part_end};
 use super::work::{Work, WorkQueue};
@@ -453,13 +453,15 @@ impl<'a> Worker<'a> {
         };
         let mut result = Ok(());
         ticket.landed(|page, landing| {
-            if let Err(e) = memory.landed(piece.block, page, landing) {
+            if let Err(e) = memory.landed(piece.block, page, landing, &mut ReadElsewhere::default()) {
                 result = Err(FillEvent::Gone(e.to_string()));
             }
         });
         result?;
         let pages = piece.run.start.0..piece.run.end().0;
-        memory.map_folios(piece.block, pages).map_err(|e| FillEvent::Gone(e.to_string()))?;
+        memory
+            .map_folios(piece.block, pages, &mut ReadElsewhere::default())
+            .map_err(|e| FillEvent::Gone(e.to_string()))?;
         Ok(rest)
     }
 }

@@ -91,6 +91,35 @@ pub(super) struct GuestMemory {
     whole_folios: AtomicBool,
 }
 
+/// What a thread does when the kernel maps nothing because QEMU is giving memory back (`EAGAIN` of `UFFDIO_CONTINUE`): QEMU goes on when
+/// the event has been read that says so.
+pub(super) trait Events {
+    /// Called again and again until the page can be mapped.
+    fn pending(&mut self) -> Result<(), QemuGone>;
+}
+
+/// The fault thread reads events. It never waits for who uses this, so the wait ends.
+#[derive(Debug, Default)]
+pub(super) struct ReadElsewhere {
+    waited: u32,
+}
+
+impl Events for ReadElsewhere {
+    fn pending(&mut self) -> Result<(), QemuGone> {
+        step_aside(&mut self.waited);
+        Ok(())
+    }
+}
+
+/// Leaves the processor to others, for longer if it has been done often.
+pub(super) fn step_aside(waited: &mut u32) {
+    *waited += 1;
+    if *waited > 20 {
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    std::thread::yield_now();
+}
+
 /// QEMU ended, or gave up the memory.
 #[derive(Debug, thiserror::Error)]
 #[error("QEMU at the destination has gone: {0}")]
@@ -179,13 +208,30 @@ impl GuestMemory {
         Some((mapping.file_index, block.page_size.index_of(mapping.to_file(hva)?).0))
     }
 
+    /// QEMU gives memory back to the host. What was there is not to be fetched, and cannot be compared.
+    pub(super) fn discarded(&self, hva: Hva, len: ByteLen) {
+        let Some((block, page)) = self.locate(hva) else { return };
+        let of = &self.blocks[block];
+        let run = PageRun::new(PageIndex(page), len.0.div_ceil(of.page_size.bytes()));
+        if let Some(hashes) = &self.hashes {
+            hashes.give_up(block, run);
+        }
+        of.table.mark_discarded(run);
+    }
+
     /// Tells the table that a page's bytes have landed; maps it if a thread waits for it.
-    pub(super) fn landed(&self, block: usize, page: PageIndex, landing: Landing) -> Result<bool, QemuGone> {
+    pub(super) fn landed(
+        &self,
+        block: usize,
+        page: PageIndex,
+        landing: Landing,
+        events: &mut dyn Events,
+    ) -> Result<bool, QemuGone> {
         match landing {
             Landing::Ready { wanted } => {
                 self.fewer_left(1);
                 if wanted {
-                    self.map(block, PageRun::new(page, 1))?;
+                    self.map(block, PageRun::new(page, 1), events)?;
                     self.waiting.served(block, page.0, &self.latencies);
                 }
                 Ok(true)
@@ -194,7 +240,7 @@ impl GuestMemory {
             Landing::Discarded(ticket) => {
                 let run = PageRun::new(page, 1);
                 self.blocks[block].mapping().zero(run).map_err(|e| QemuGone(e.to_string()))?;
-                self.landed(block, page, ticket.zero())
+                self.landed(block, page, ticket.zero(), events)
             }
         }
     }
@@ -202,7 +248,7 @@ impl GuestMemory {
     /// Maps pages whose bytes are final into QEMU, and wakes who waits for them.
     ///
     /// With `--verify` each page is hashed first: after this call the guest may change it.
-    pub(super) fn map(&self, block: usize, run: PageRun) -> Result<(), QemuGone> {
+    pub(super) fn map(&self, block: usize, run: PageRun, events: &mut dyn Events) -> Result<(), QemuGone> {
         let Some(attached) = self.attached() else { return Ok(()) };
         let of = &self.blocks[block];
         if let Some(hashes) = &self.hashes {
@@ -211,7 +257,7 @@ impl GuestMemory {
         let bytes = of.page_size.range_of(run);
         for mapping in attached.mappings.iter().filter(|m| m.file_index == block) {
             if let Some(part) = mapping.file_range().intersection(bytes) {
-                self.map_part(of, &attached.context, mapping, part)?;
+                self.map_part(of, &attached.context, mapping, part, events)?;
             }
         }
         of.table.mark_mapped(run);
@@ -224,10 +270,10 @@ impl GuestMemory {
         context: &FaultContext,
         mapping: &QemuMapping,
         part: ByteRange,
+        events: &mut dyn Events,
     ) -> Result<(), QemuGone> {
         let Some(mut hva) = mapping.to_hva(part.start) else { return Ok(()) };
         let mut left = part.len;
-        let mut retries = 0u32;
         while left.0 > 0 {
             let outcome =
                 context.continue_range(hva, left, of.page_size).map_err(|e| QemuGone(e.to_string()))?;
@@ -240,13 +286,8 @@ impl GuestMemory {
                     of.mapping().populate(page).map_err(|e| QemuGone(e.to_string()))?;
                     done
                 }
-                // An event that the fault thread has yet to read. It never waits for us, so this ends.
                 Outcome::Retry { done } => {
-                    retries += 1;
-                    if retries > 20 {
-                        std::thread::sleep(Duration::from_micros(50));
-                    }
-                    std::thread::yield_now();
+                    events.pending()?;
                     done
                 }
             };
@@ -257,7 +298,12 @@ impl GuestMemory {
     }
 
     /// Maps everything of a range that has landed.
-    pub(super) fn map_landed(&self, block: usize, within: Range<u64>) -> Result<(), QemuGone> {
+    pub(super) fn map_landed(
+        &self,
+        block: usize,
+        within: Range<u64>,
+        events: &mut dyn Events,
+    ) -> Result<(), QemuGone> {
         let table = &self.blocks[block].table;
         let mut at = within.start;
         while at < within.end {
@@ -266,7 +312,7 @@ impl GuestMemory {
             let run = table.prefix(PageRun::new(start, within.end - start.0), |s| s == PageState::Landed);
             // Somebody else may have mapped it since it was found.
             if run.len > 0 {
-                self.map(block, run)?;
+                self.map(block, run, events)?;
             }
             at = start.0 + run.len.max(1);
         }
@@ -275,10 +321,15 @@ impl GuestMemory {
 
     /// Maps those 2 MiB folios around `pages` that have landed to the last page, at 3 us each instead of the 110 us of page after page,
     /// and by one huge page-table entry. Where that cannot be, what has landed of `pages`.
-    pub(super) fn map_folios(&self, block: usize, pages: Range<u64>) -> Result<(), QemuGone> {
+    pub(super) fn map_folios(
+        &self,
+        block: usize,
+        pages: Range<u64>,
+        events: &mut dyn Events,
+    ) -> Result<(), QemuGone> {
         let of = &self.blocks[block];
         if of.page_size != PageSize::Base4K || !self.whole_folios.load(Ordering::Relaxed) {
-            return self.map_landed(block, pages);
+            return self.map_landed(block, pages, events);
         }
         let mut at = pages.start;
         while at < pages.end {
@@ -287,7 +338,7 @@ impl GuestMemory {
             let run = PageRun::new(PageIndex(folio.start), folio.end - folio.start);
             let there = |s| matches!(s, PageState::Landed | PageState::Zero | PageState::Mapped);
             if of.table.prefix(run, there).len == run.len && !self.map_folio(block, run)? {
-                self.map_landed(block, folio)?;
+                self.map_landed(block, folio, events)?;
             }
         }
         Ok(())
@@ -351,7 +402,7 @@ impl GuestMemory {
             }
             let mut result = Ok(());
             ticket.zero(|page, landing| {
-                if let Err(e) = self.landed(block, page, landing) {
+                if let Err(e) = self.landed(block, page, landing, &mut ReadElsewhere::default()) {
                     result = Err(e);
                 }
             });

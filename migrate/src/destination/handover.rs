@@ -7,6 +7,7 @@ use vmove_memory::{Process, RemoteUffd, close_in_qemu, collapse, fill_locked_in_
 use vmove_qmp::process::{QemuProcess, end_started_in};
 use vmove_qmp::switchover::Announce;
 
+use super::guest::ReadElsewhere;
 use super::launch::chain;
 use super::session::{End, Session};
 use crate::clock::Mono;
@@ -249,7 +250,7 @@ impl Session {
         let compare = move || {
             let hashes = memory.hashes.as_ref()?;
             for (index, block) in memory.blocks.iter().enumerate() {
-                if memory.map_landed(index, 0..block.pages()).is_err() {
+                if memory.map_landed(index, 0..block.pages(), &mut ReadElsewhere::default()).is_err() {
                     return None;
                 }
                 hashes.take_rest(index, &block.file, block.mapping());

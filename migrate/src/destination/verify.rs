@@ -31,6 +31,14 @@ impl PageHashes {
         }
     }
 
+    /// The guest gives these back to the host: what they were may be gone before it is hashed. They are not compared.
+    pub(super) fn give_up(&self, block: usize, run: PageRun) {
+        for page in run.pages() {
+            let Some(slot) = self.slot(block, page.0) else { return };
+            slot.store(GIVEN_BACK, Ordering::Release);
+        }
+    }
+
     /// Hashes what was never mapped: pages that stayed zero.
     pub(super) fn take_rest(&self, block: usize, file: &RamFile, mapping: &Mapping) {
         let extents = file.data_extents().unwrap_or_default();
@@ -45,14 +53,19 @@ impl PageHashes {
             let in_hole = extents.get(next).is_none_or(|e| e.start.0 >= at + page_bytes);
             // Looking at a hole would fill it.
             let hash = if in_hole { ZERO_PAGE } else { page_hash(mapping, PageIndex(page)) };
-            slot.store(hash, Ordering::Release);
+            // Not over what was given up meanwhile.
+            let _ = slot.compare_exchange(0, hash, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
     /// Compares a part with the source's hashes; returns how many pages differ.
     pub(super) fn differing(&self, block: usize, start: u64, theirs: &[u64]) -> u64 {
         let ours = |page| self.slot(block, page).map_or(0, |s| s.load(Ordering::Acquire));
-        (start..).zip(theirs).filter(|(page, hash)| ours(*page) != **hash).count() as u64
+        let differs = |(page, hash): &(u64, &u64)| {
+            let ours = ours(*page);
+            ours != **hash && ours != GIVEN_BACK
+        };
+        (start..).zip(theirs).filter(differs).count() as u64
     }
 
     fn slot(&self, block: usize, page: u64) -> Option<&AtomicU64> {
@@ -61,14 +74,35 @@ impl PageHashes {
 }
 
 /// Hash of one page as both sides compute it: 1 for a page of zeros (a hole is not looked at, which would fill it), otherwise its
-/// XXH3, at least 2. 0 stays free for "not taken yet".
+/// XXH3, at least 2. 0 stays free for "not taken yet", the greatest number for a page that the guest has given back.
 pub(crate) fn page_hash(mapping: &Mapping, page: PageIndex) -> u64 {
     match (mapping.is_zero(page), mapping.hash(page)) {
         (Ok(true), _) => ZERO_PAGE,
-        (_, Ok(hash)) => hash.max(2),
+        (_, Ok(hash)) => hash.clamp(2, GIVEN_BACK - 1),
         _ => 0,
     }
 }
 
 /// See [`page_hash`].
 pub(crate) const ZERO_PAGE: u64 = 1;
+/// See [`page_hash`].
+const GIVEN_BACK: u64 = u64::MAX;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_guest_gave_back_is_not_compared_and_all_else_is() {
+        let hashes = PageHashes::new([4].into_iter());
+        hashes.blocks[0][0].store(7, Ordering::Relaxed);
+        hashes.blocks[0][1].store(8, Ordering::Relaxed);
+        hashes.give_up(0, PageRun::new(PageIndex(1), 2));
+        // Page 0 differs, 1 and 2 were given back, page 3 was never taken.
+        assert_eq!(hashes.differing(0, 0, &[9, 9, 9, 9]), 2);
+        assert_eq!(hashes.differing(0, 0, &[7, 8, ZERO_PAGE, 9]), 1);
+        // More than the block has, as a peer may name it, is ignored.
+        hashes.give_up(0, PageRun::new(PageIndex(3), 9));
+        assert_eq!(hashes.differing(0, 0, &[7, 1, 1, 1]), 0);
+    }
+}

@@ -131,7 +131,7 @@ impl Exposure {
     /// and read from the memory that it had before. To be called before pages are named, after the scan that found them: what changes
     /// later is found by the next scan. No read may be under way.
     pub(super) fn refresh(&mut self, memory: &SourceMemory) -> Result<bool, ExposeError> {
-        let mut changed = false;
+        let (mut changed, mut lost_bytes) = (false, 0);
         for (index, (exposed, block)) in self.blocks.iter_mut().zip(&memory.blocks).enumerate() {
             let Some(watch) = &mut exposed.watch else { continue };
             let before = exposed.pieces.len();
@@ -142,6 +142,7 @@ impl Exposure {
                 // A kernel that cannot tell: then all of it may have changed.
                 let lost = watch.orphans(piece.range()).unwrap_or_else(|_| vec![piece.range()]);
                 memory.name_again(index, &lost);
+                lost_bytes += lost.iter().map(|range| range.len.0).sum::<u64>();
                 lost.is_empty()
             });
             let mut missing = with_memory(&block.file)?;
@@ -158,6 +159,12 @@ impl Exposure {
                 Access::REMOTE_READ,
             )?);
             exposed.pieces.sort_by_key(|piece| piece.range().start.0);
+        }
+        if lost_bytes > 0 {
+            tracing::info!(
+                lost_bytes,
+                "registered memory was given back to the host, and what holds it is registered afresh"
+            );
         }
         Ok(changed)
     }

@@ -103,7 +103,7 @@ impl Config {
                     }
                 }
                 // Read by the initramfs's own script.
-                "modules" => {}
+                "modules" | "used_mib" => {}
                 _ => return Err(format!("{word}: no such parameter")),
             }
         }
