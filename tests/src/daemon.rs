@@ -1,6 +1,7 @@
 //! `vmoved` and `vmove` as a user runs them: real programs, talked to by their command lines alone.
 
 use std::fs::File;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -278,6 +279,26 @@ impl Node {
             );
         }
         last_json(&output.stdout).with_context(|| format!("vmove {} answered no JSON", arguments.join(" ")))
+    }
+
+    /// Asks the daemon by HTTP on its control socket; gives status and answer. Waits for the answer for as long as that takes.
+    ///
+    /// # Errors
+    /// When it cannot be reached, or its answer is no JSON.
+    pub fn rest(&self, method: &str, path: &str, body: &Value) -> Result<(u16, Value)> {
+        let mut stream = UnixStream::connect(self.control())?;
+        let body = body.to_string();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        )?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        let (head, answer) = text.split_once("\r\n\r\n").context("an answer without an end of its head")?;
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+        let answer = serde_json::from_str(answer).with_context(|| format!("{method} {path}: {text}"))?;
+        Ok((status.with_context(|| format!("no status in {head:?}"))?, answer))
     }
 
     /// Starts `vmove` without waiting for its end; its output can be read from the child.

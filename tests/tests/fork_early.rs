@@ -2,10 +2,11 @@
 #![cfg(test)]
 
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
+use serde_json::{Value, json};
 use vmove_guest::config::Config;
 use vmove_tests::daemon::Node;
 use vmove_tests::fleet::{Fleet, Setup, fleet, fleet_with, host, light, plain, qemus, until};
@@ -63,6 +64,11 @@ fn fetching(fleet: &Fleet, mbit: u32, arguments: &str, counts: [usize; 2]) -> Ch
 fn larger() -> Setup {
     let config = Config { working_set_mib: 64, cold_mib: 64, ..light() };
     Setup { config: Some(config), ..Setup::default() }
+}
+
+/// What a progress says of a host, if it does already.
+fn host_in<'a>(progress: &'a Value, node: &str) -> Option<&'a Value> {
+    progress["hosts"].as_array()?.iter().find(|host| host["node"] == node)
 }
 
 fn ms(value: &Value) -> f64 {
@@ -180,6 +186,52 @@ fn a_host_that_is_late_gets_everything_and_holds_up_nobody() {
     // It came when some had been sent: that it reads, the rest it hears.
     assert!(by_multicast("n3") < by_multicast("n2") && by_multicast("n3") * 5 > memory, "{answer}");
     assert!(host(&answer, "n3")["from_root_bytes"].as_u64() > Some(0), "{answer}");
+    fleet.sound(&answer);
+    fleet.clean();
+}
+
+#[test]
+fn whoever_asks_is_told_how_far_each_host_is() {
+    need!(ready());
+    let fleet = need!(fleet(3, plain));
+    fleet.networks.limit(1, 200).expect("tc limits");
+    let order = json!({ "vm": NAME, "count": 3, "nodes": ["n2", "n3"], "way": "unicast", "id": "asked-for" });
+    let parent = &fleet.nodes[0];
+    let (answer, told) = std::thread::scope(|scope| {
+        let forking = scope.spawn(|| parent.rest("POST", "/v1/forks", &order).expect("an answer"));
+        let mut told: Vec<Value> = Vec::new();
+        while !forking.is_finished() {
+            let (status, progress) =
+                parent.rest("GET", "/v1/forks/asked-for", &Value::Null).expect("an answer");
+            if status == 200 {
+                told.push(progress);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        (forking.join().expect("it is asked"), told)
+    });
+    let (status, answer) = answer;
+    assert_eq!(status, 200, "{answer}");
+    for (node, children) in [("n2", 2), ("n3", 1)] {
+        let of_node = |progress: &Value| host_in(progress, node).cloned();
+        let told: Vec<Value> = told.iter().filter_map(of_node).collect();
+        let number = |at: &Value, field: &str| at[field].as_u64().expect("a number");
+        let fetched = |at: &Value| number(at, "from_root_bytes");
+        assert!(told.windows(2).all(|pair| fetched(&pair[0]) <= fetched(&pair[1])), "{told:?}");
+        let under_way =
+            |at: &&Value| number(at, "missing") > 0 && number(at, "missing") < number(at, "chunks");
+        assert!(told.iter().filter(under_way).count() > 5, "{told:?}");
+        // Its children run before all memory is there, and that is told.
+        assert!(told.iter().filter(under_way).any(|at| number(at, "running") == children), "{told:?}");
+        assert!(told.iter().all(|at| number(at, "children") == children), "{told:?}");
+        let (_, last) = parent.rest("GET", "/v1/forks/asked-for", &Value::Null).expect("an answer");
+        let last = host_in(&last, node).expect("the host");
+        assert_eq!((&last["phase"], &last["missing"]), (&json!("done"), &json!(0)), "{last}");
+        assert_eq!(last["from_root_bytes"], host(&answer, node)["from_root_bytes"], "{last} {answer}");
+    }
+    // What the guest has written again by then travels first.
+    let first = answer["distribution"]["first_bytes"].as_u64().expect("bytes");
+    assert!(first > 0 && first < answer["distribution"]["memory_bytes"].as_u64().expect("bytes"), "{answer}");
     fleet.sound(&answer);
     fleet.clean();
 }
