@@ -281,18 +281,19 @@ impl Node {
         last_json(&output.stdout).with_context(|| format!("vmove {} answered no JSON", arguments.join(" ")))
     }
 
-    /// Asks the daemon by HTTP on its control socket; gives status and answer. Waits for the answer for as long as that takes.
+    /// Asks the daemon by HTTP on its control socket; gives status and answer. A `body` of null is none. Waits for the answer for as long as that takes.
     ///
     /// # Errors
     /// When it cannot be reached, or its answer is no JSON.
     pub fn rest(&self, method: &str, path: &str, body: &Value) -> Result<(u16, Value)> {
         let mut stream = UnixStream::connect(self.control())?;
-        let body = body.to_string();
-        write!(
-            stream,
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        // At once: the daemon may answer and close before it has read a body that nothing asks for.
+        let asked = format!(
             "{method} {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
-        )?;
+        );
+        stream.write_all(asked.as_bytes())?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
         let (head, answer) = text.split_once("\r\n\r\n").context("an answer without an end of its head")?;

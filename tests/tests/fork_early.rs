@@ -194,7 +194,7 @@ fn a_host_that_is_late_gets_everything_and_holds_up_nobody() {
 fn whoever_asks_is_told_how_far_each_host_is() {
     need!(ready());
     let fleet = need!(fleet(3, plain));
-    fleet.networks.limit(1, 200).expect("tc limits");
+    fleet.networks.limit(1, 100).expect("tc limits");
     let order = json!({ "vm": NAME, "count": 3, "nodes": ["n2", "n3"], "way": "unicast", "id": "asked-for" });
     let parent = &fleet.nodes[0];
     let (answer, told) = std::thread::scope(|scope| {
