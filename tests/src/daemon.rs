@@ -281,7 +281,8 @@ impl Node {
         last_json(&output.stdout).with_context(|| format!("vmove {} answered no JSON", arguments.join(" ")))
     }
 
-    /// Asks the daemon by HTTP on its control socket; gives status and answer. A `body` of null is none. Waits for the answer for as long as that takes.
+    /// Asks the daemon by HTTP on its control socket; gives status and answer. A `body` of null is none. Waits for the answer
+    /// for as long as that takes.
     ///
     /// # Errors
     /// When it cannot be reached, or its answer is no JSON.

@@ -260,8 +260,13 @@ fn records(node: &Node) -> Vec<String> {
 /// If that is nothing.
 #[must_use]
 pub fn host<'a>(answer: &'a Value, node: &str) -> &'a Value {
-    let hosts = answer["hosts"].as_array().expect("hosts");
-    hosts.iter().find(|host| host["node"] == node).unwrap_or_else(|| panic!("{node} in {answer}"))
+    host_in(answer, node).unwrap_or_else(|| panic!("{node} in {answer}"))
+}
+
+/// What an answer, or a progress, says of a host, if anything yet.
+#[must_use]
+pub fn host_in<'a>(answer: &'a Value, node: &str) -> Option<&'a Value> {
+    answer["hosts"].as_array()?.iter().find(|host| host["node"] == node)
 }
 
 /// Waits for a minute at most.

@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use vmove_guest::config::Config;
 use vmove_tests::daemon::Node;
-use vmove_tests::fleet::{Fleet, Setup, fleet, fleet_with, host, light, plain, qemus, until};
+use vmove_tests::fleet::{Fleet, Setup, fleet, fleet_with, host, host_in, light, plain, qemus, until};
 use vmove_tests::forks::{done, vfork};
 use vmove_tests::scene::{NAME, ready};
 use vmove_tests::{need, places};
@@ -64,11 +64,6 @@ fn fetching(fleet: &Fleet, mbit: u32, arguments: &str, counts: [usize; 2]) -> Ch
 fn larger() -> Setup {
     let config = Config { working_set_mib: 64, cold_mib: 64, ..light() };
     Setup { config: Some(config), ..Setup::default() }
-}
-
-/// What a progress says of a host, if it does already.
-fn host_in<'a>(progress: &'a Value, node: &str) -> Option<&'a Value> {
-    progress["hosts"].as_array()?.iter().find(|host| host["node"] == node)
 }
 
 fn ms(value: &Value) -> f64 {

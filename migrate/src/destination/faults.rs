@@ -138,6 +138,13 @@ impl<'a> Server<'a> {
     }
 
     fn run(&mut self) -> Result<(), FillEvent> {
+        let ended = self.serve();
+        // What was read while the last pages were mapped is told by nobody again: who serves next finds these pages wanted.
+        let _ = self.answer();
+        ended
+    }
+
+    fn serve(&mut self) -> Result<(), FillEvent> {
         while !self.fill.stopping() {
             let faults = self.take_events()?;
             self.post_backlog()?;
@@ -171,15 +178,19 @@ impl<'a> Server<'a> {
 
     fn take_events(&mut self) -> Result<usize, FillEvent> {
         let count = self.reader.read().map_err(gone)?;
+        self.answer().map(|()| count)
+    }
+
+    /// Answers the faults that have been read. That may read more.
+    fn answer(&mut self) -> Result<(), FillEvent> {
         let mut result = Ok(());
-        // Answering one may read more.
         while let Some((hva, since)) = self.reader.faults.pop_front() {
             let answered = self.fault(hva, since);
             if answered.is_err() {
                 result = answered;
             }
         }
-        result.map(|()| count)
+        result
     }
 
     fn fault(&mut self, hva: Hva, since: Mono) -> Result<(), FillEvent> {
