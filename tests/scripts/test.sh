@@ -69,7 +69,7 @@ test_loom() {
 
 # One test at a time, since each starts guests that fill this machine; but those of TWO_AT_A_TIME mostly wait for guests to
 # start.
-TWO_AT_A_TIME=(crashes fork_disks fork_disks_hosts fork_hosts fork_warm forks)
+TWO_AT_A_TIME=(crashes faults fork_disks fork_disks_hosts fork_early fork_hosts fork_warm forks)
 # Everything that they speak with is there after ./run setup: none may be skipped.
 NEVER_SKIPPED=(killed kills python)
 
