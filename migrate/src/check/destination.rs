@@ -124,7 +124,9 @@ async fn qemu(program: &str, prepare: &Prepare) -> Vec<Blocker> {
 async fn known_qemu(path: &Path) -> Result<HostQemu, InspectHostError> {
     type Known = HashMap<(PathBuf, Option<SystemTime>), Arc<OnceCell<HostQemu>>>;
     static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
-    let key = (path.to_owned(), std::fs::metadata(path).and_then(|m| m.modified()).ok());
+    // By whatever name it is called.
+    let file = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let key = (file, std::fs::metadata(path).and_then(|m| m.modified()).ok());
     let known = {
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(known.get_or_insert_default().entry(key).or_default())

@@ -84,7 +84,8 @@ pub fn find_qemus(path: Option<&OsStr>) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
         let mut names: Vec<PathBuf> =
             entries.map(|entry| entry.path()).filter(|path| is_qemu(path)).collect();
-        names.sort();
+        // A file by its own name, not by that of a link to it.
+        names.sort_by_cached_key(|path| (path.is_symlink(), path.clone()));
         for path in names {
             if std::fs::canonicalize(&path).is_ok_and(|real| seen.insert(real)) {
                 found.push(path);
@@ -143,6 +144,18 @@ fn parse_machines(text: &str) -> Vec<MachineFact> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_binary_goes_by_its_own_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = folder.path().join("qemu-system-x86_64");
+        std::fs::write(&own, "").unwrap();
+        // As Debian does.
+        std::os::unix::fs::symlink("qemu-system-x86_64", folder.path().join("qemu-system-amd64")).unwrap();
+        let found = find_qemus(Some(folder.path().as_os_str()));
+        let here: Vec<_> = found.iter().filter(|path| path.starts_with(folder.path())).collect();
+        assert_eq!(here, [&own]);
+    }
 
     #[test]
     fn versions_and_machines_are_read() {
