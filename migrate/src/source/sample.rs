@@ -51,20 +51,15 @@ impl Session {
                     continue;
                 }
             }
-            self.scan().await?;
-            let (dirty_pages, left_pages) = self.memory()?.seen()?;
-            let sample = Sample {
-                link_bytes_per_s: if micros > 0 && bytes > 0 {
-                    bytes as f64 / micros as f64 * 1e6
-                } else {
-                    UNKNOWN_LINK
-                },
-                dirty_bytes: dirty_pages * page,
-                watched: begun.elapsed(),
-                left_bytes: left_pages * page,
-            };
-            let enough =
-                self.mode != Mode::Precopy || (self.prepared && self.stops_at_once(&sample).is_some());
+            let link =
+                if micros > 0 && bytes > 0 { bytes as f64 / micros as f64 * 1e6 } else { UNKNOWN_LINK };
+            let mut sample = self.seen_since(begun, link).await?;
+            // More would be sent in vain, and take from what starts QEMU there.
+            if !self.prepared && self.stops_at_once(&sample).is_some() {
+                self.wait_prepared().await?;
+                sample = self.seen_since(begun, link).await?;
+            }
+            let enough = self.mode != Mode::Precopy || self.stops_at_once(&sample).is_some();
             if is_last || enough {
                 break sample;
             }
@@ -72,6 +67,18 @@ impl Session {
         let parts = self.report.rounds.split_off(before);
         self.report.rounds.extend(parts.into_iter().reduce(RoundStats::followed_by));
         Ok(sample)
+    }
+
+    async fn seen_since(&mut self, begun: Instant, link_bytes_per_s: f64) -> Result<Sample, Stop> {
+        self.scan().await?;
+        let (dirty_pages, left_pages) = self.memory()?.seen()?;
+        let page = self.memory()?.page_bytes();
+        Ok(Sample {
+            link_bytes_per_s,
+            dirty_bytes: dirty_pages * page,
+            watched: begun.elapsed(),
+            left_bytes: left_pages * page,
+        })
     }
 
     /// Chooses a mode by what is seen, where the kernel can watch a guest's writes.
