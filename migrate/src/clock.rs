@@ -69,6 +69,54 @@ impl ClockOffset {
     }
 }
 
+/// The peer's clock, learnt by pings among other messages; nobody waits for their answers.
+#[derive(Debug, Default)]
+pub(crate) struct PeerClock {
+    asked: Option<(u32, Mono)>,
+    tokens: u32,
+    answers: u32,
+    /// The sample with the shortest round trip.
+    best: Option<(Mono, Mono, Mono)>,
+    same_host: bool,
+}
+
+/// After so many samples one of them was likely not delayed.
+const ENOUGH: u32 = 8;
+
+impl PeerClock {
+    /// The clock of another process on this host.
+    pub(crate) const fn is_ours(&mut self) {
+        self.same_host = true;
+    }
+
+    /// Number of a ping that is sent now. Never 0.
+    pub(crate) fn ask(&mut self) -> u32 {
+        self.tokens = self.tokens.wrapping_add(1).max(1);
+        self.asked = Some((self.tokens, Mono::now()));
+        self.tokens
+    }
+
+    /// The answer to a ping has come, with what the peer's clock said then. Whether another ping would be of use at once.
+    pub(crate) fn answered(&mut self, token: u32, peer: Mono) -> bool {
+        let Some((_, sent)) = self.asked.take_if(|asked| asked.0 == token) else { return false };
+        let sample = (sent, peer, Mono::now());
+        let is_better = |best: &(Mono, Mono, Mono)| sample.2.since(sample.0) < best.2.since(best.0);
+        if self.best.as_ref().is_none_or(is_better) {
+            self.best = Some(sample);
+        }
+        self.answers = self.answers.saturating_add(1);
+        !self.same_host && self.answers < ENOUGH
+    }
+
+    /// As well as it is known by now.
+    pub(crate) fn offset(&self) -> ClockOffset {
+        if self.same_host {
+            return ClockOffset::SAME_HOST;
+        }
+        ClockOffset::from_samples(self.best.as_slice())
+    }
+}
+
 /// An id of the running kernel: equal on two daemons only if they share its clock.
 #[must_use]
 pub fn boot_id() -> String {
@@ -89,6 +137,25 @@ mod tests {
         ]);
         assert_eq!(offset, ClockOffset { nanos: 5000, error: 50 });
         assert_eq!(offset.to_ours(Mono(8050)), Mono(3050));
+    }
+
+    #[test]
+    fn a_peer_is_asked_until_its_clock_is_known() {
+        let mut clock = PeerClock::default();
+        assert_eq!(clock.offset().error, u64::MAX);
+        let mut rounds = 0;
+        while {
+            let token = clock.ask();
+            assert!(!clock.answered(token + 1, Mono(0)), "an answer to something else");
+            clock.answered(token, Mono(Mono::now().0 + 1_000_000_000))
+        } {
+            rounds += 1;
+        }
+        assert_eq!(rounds, ENOUGH - 1);
+        let offset = clock.offset();
+        assert!(offset.nanos.abs_diff(1_000_000_000) <= offset.error, "{offset:?}");
+        clock.is_ours();
+        assert_eq!(clock.offset(), ClockOffset::SAME_HOST);
     }
 
     #[test]

@@ -174,8 +174,9 @@ impl Session {
         self.publisher.enter(Phase::Fetch);
         self.report.pages_after_resume = running.pages_left;
         if let (Some(stopped), Some(resumed)) = (self.stopped_at, running.resumed_at) {
-            self.report.downtime_ms = self.offset.to_ours(resumed).ms_since(stopped);
-            self.report.downtime_error_ms = self.offset.error as f64 / 1e6;
+            let offset = self.clock.offset();
+            self.report.downtime_ms = offset.to_ours(resumed).ms_since(stopped);
+            self.report.downtime_error_ms = offset.error as f64 / 1e6;
         }
         self.report.paused = running.resumed_at.is_none();
         // For a life of the daemon after this one; without it only the figures would be lost.

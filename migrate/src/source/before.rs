@@ -66,7 +66,7 @@ impl Session {
         self.ask_for_room(&facts).await?;
         self.publisher.enter(Phase::Prepare);
         self.serve_pages().await?;
-        self.compare_clocks().await?;
+        self.ask_clock().await?;
         self.report.setup_ms = self.publisher.elapsed_ms();
         self.rounds().await?;
         if !self.prepared {
@@ -146,6 +146,9 @@ impl Session {
                 r.may_fall_back = may_fall_back;
             })
             .map_err(|e| format!("Could not write the journal: {e}"))?;
+        if accepted.boot_id == crate::clock::boot_id() && !accepted.boot_id.is_empty() {
+            self.clock.is_ours();
+        }
         self.accepted = Some(accepted);
         Ok(())
     }

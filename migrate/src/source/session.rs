@@ -17,7 +17,7 @@ use super::memory::SourceMemory;
 use super::pages::next_step;
 use super::registering::{Gate, Registering};
 use crate::check::{Blocker, CheckReport};
-use crate::clock::{ClockOffset, Mono};
+use crate::clock::{Mono, PeerClock};
 use crate::destination::chain;
 use crate::journal::{Journal, SourceRecord};
 use crate::link::{LinkError, PeerTarget};
@@ -36,8 +36,6 @@ use crate::vm::VmRecord;
 
 /// Keeps the destination from taking silence for death, and tells us when it is dead.
 const PING_EVERY: Duration = Duration::from_secs(1);
-/// Pings below this number keep the session alive; those from it on measure the clocks.
-const FIRST_CLOCK_PING: u32 = 1 << 31;
 /// The destination tells its progress ten times a second.
 const SILENCE: Duration = Duration::from_secs(15);
 
@@ -113,7 +111,7 @@ pub(super) struct Session {
     pub qmp: Option<Arc<Source>>,
     pub mode: Mode,
     pub prepared: bool,
-    pub offset: ClockOffset,
+    pub clock: PeerClock,
     pub direct_io: bool,
     pub counted: Counted,
     /// Bytes named in the current round (zero pages included), and bytes landed before it.
@@ -128,7 +126,6 @@ pub(super) struct Session {
     pub relay: Option<JoinHandle<Result<u64, String>>>,
     heard: Instant,
     ping: Interval,
-    pings: u32,
 }
 
 /// Pages of the final set being named.
@@ -330,7 +327,7 @@ impl Session {
             qmp: None,
             mode,
             prepared: false,
-            offset: ClockOffset::SAME_HOST,
+            clock: PeerClock::default(),
             direct_io: false,
             counted: Counted::default(),
             round_began: (0, 0),
@@ -343,7 +340,6 @@ impl Session {
             relay: None,
             heard: Instant::now(),
             ping,
-            pings: 0,
         }
     }
 
@@ -424,9 +420,7 @@ impl Session {
                     if self.heard.elapsed() > SILENCE {
                         return Err(CodecError::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, "nothing heard from the destination for 15 s")));
                     }
-                    self.pings = (self.pings + 1) % FIRST_CLOCK_PING;
-                    let ping = ToDestination::Ping(self.pings);
-                    self.send(&ping).await?;
+                    self.ask_clock().await?;
                     continue;
                 }
             };
@@ -443,8 +437,11 @@ impl Session {
                         return Ok(ToSource::PagesRenewed);
                     }
                 }
-                // An answer to a keep-alive; those that measure the clocks have numbers of their own.
-                ToSource::Pong { token, .. } if token < FIRST_CLOCK_PING => {}
+                ToSource::Pong { token, now } => {
+                    if self.clock.answered(token, now) {
+                        self.ask_clock().await?;
+                    }
+                }
                 other => return Ok(other),
             }
         }
@@ -480,30 +477,10 @@ impl Session {
         self.publisher.landed(counted.landed_bytes, counted.wire_bytes, Some(left));
     }
 
-    /// Measures how far the destination's clock is from ours.
-    pub(super) async fn compare_clocks(&mut self) -> Result<(), CodecError> {
-        let same = self
-            .accepted
-            .as_ref()
-            .is_some_and(|a| a.boot_id == crate::clock::boot_id() && !a.boot_id.is_empty());
-        if same {
-            return Ok(());
-        }
-        let mut samples = Vec::new();
-        for token in FIRST_CLOCK_PING..FIRST_CLOCK_PING + 8 {
-            let sent = Mono::now();
-            self.send(&ToDestination::Ping(token)).await?;
-            let peer = loop {
-                match self.next().await? {
-                    ToSource::Pong { token: t, now } if t == token => break now,
-                    ToSource::Failed(_) | ToSource::Refused(_) => return Err(CodecError::Closed),
-                    _ => {}
-                }
-            };
-            samples.push((sent, peer, Mono::now()));
-        }
-        self.offset = ClockOffset::from_samples(&samples);
-        Ok(())
+    /// Keeps the session alive, and measures how far the destination's clock is from ours.
+    pub(super) async fn ask_clock(&mut self) -> Result<(), CodecError> {
+        let ping = ToDestination::Ping(self.clock.ask());
+        self.send(&ping).await
     }
 
     pub(super) fn end_badly(&self, error: impl std::fmt::Display, guest: GuestPlace, cancelled: bool) {
