@@ -237,8 +237,8 @@ fn a_destination_without_enough_huge_pages_refuses() {
 }
 
 /// A program that is the QEMU under test, but for one thing that the shell script does before.
-fn wrapped(sandbox: &Sandbox, script: &str) -> (PathBuf, Guest) {
-    let mut guest = Guest::new(memory_mib(&steady()), steady()).expect("a QEMU");
+fn wrapped(sandbox: &Sandbox, script: &str, config: Config) -> (PathBuf, Guest) {
+    let mut guest = Guest::new(memory_mib(&config), config).expect("a QEMU");
     let path = sandbox.path().join("qemu-wrapper");
     let text = format!("#!/bin/sh\n{script}\nexec '{}' \"$@\"\n", guest.qemu.display());
     std::fs::write(&path, text).expect("writes");
@@ -254,7 +254,7 @@ const FAILS_TO_TAKE_IN: &str =
 fn a_qemu_that_ends_at_its_start_at_the_destination_is_quoted() {
     need!(ready());
     let sandbox = Sandbox::new().expect("a sandbox");
-    let (program, guest) = wrapped(&sandbox, FAILS_TO_TAKE_IN);
+    let (program, guest) = wrapped(&sandbox, FAILS_TO_TAKE_IN, steady());
     let scene = Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest");
     for mode in ["hybrid", "postcopy", "precopy"] {
         let end = scene.migrate_to("b", &["--mode", mode]).expect("it ends");
@@ -272,7 +272,7 @@ fn a_destination_whose_qemu_is_slow_to_tell_what_it_is_is_not_taken_for_dead() {
     need!(ready());
     let sandbox = Sandbox::new().expect("a sandbox");
     let slow = "if [ \"$1\" = -version ] || [ \"$2\" = help ]; then sleep 9; fi";
-    let (_, guest) = wrapped(&sandbox, slow);
+    let (_, guest) = wrapped(&sandbox, slow, steady());
     let scene = Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest");
     scene.moves_now().expect("it moves");
 }
@@ -443,13 +443,13 @@ fn a_guest_too_busy_for_precopy_stays_and_may_go_by_another_mode() {
     scene.moves_now().expect("another mode does it");
 }
 
-#[test]
-fn precopy_sends_nothing_twice_that_would_be_written_again() {
-    need!(ready());
-    let config = Config { rate: Rate::Max, working_set_mib: 256, ..steady() };
-    let guest = Guest::new(memory_mib(&config), config).expect("a QEMU");
-    let scene = Scene::with(NAME, "thp", &guest).expect("a guest");
-    // All of it takes some seconds, in each of which the guest writes more than crosses.
+/// Writes all of its memory again and again, more in a second than crosses.
+fn restless() -> Config {
+    Config { rate: Rate::Max, working_set_mib: 256, ..steady() }
+}
+
+/// By pre-copy, slowly and with a long pause allowed, this guest is not copied twice.
+fn copied_once(scene: &Scene) {
     let slowly = ["--mode", "precopy", "--bandwidth", "500Mbit", "--max-downtime", "30s"];
     let end = scene.migrate_to("b", &slowly).expect("it ends");
     let report = &end.answer;
@@ -460,6 +460,23 @@ fn precopy_sends_nothing_twice_that_would_be_written_again() {
     let content = pages("pages_total") - pages("pages_zero");
     let sent = report["bytes_sent"].as_u64().expect("a number");
     assert!(sent < content + content / 2, "{sent} bytes were sent of {content}: {report}");
+}
+
+#[test]
+fn precopy_sends_nothing_twice_that_would_be_written_again() {
+    need!(ready());
+    let guest = Guest::new(memory_mib(&restless()), restless()).expect("a QEMU");
+    copied_once(&Scene::with(NAME, "thp", &guest).expect("a guest"));
+}
+
+/// Its memory would have crossed by the time that QEMU is there.
+#[test]
+fn precopy_sends_nothing_in_vain_while_qemu_starts() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let slow = "for word; do if [ \"$word\" = -incoming ]; then sleep 8; fi; done";
+    let (_, guest) = wrapped(&sandbox, slow, restless());
+    copied_once(&Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest"));
 }
 
 #[test]

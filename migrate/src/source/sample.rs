@@ -57,7 +57,8 @@ impl Session {
             // More would be sent in vain, and take from what starts QEMU there.
             if !self.prepared && self.stops_at_once(&sample).is_some() {
                 self.wait_prepared().await?;
-                sample = self.seen_since(begun, link).await?;
+                // What was found stands, if the rest still fits.
+                sample.left_bytes = self.seen_since(begun, link).await?.left_bytes;
             }
             let enough = self.mode != Mode::Precopy || self.stops_at_once(&sample).is_some();
             if is_last || enough {
