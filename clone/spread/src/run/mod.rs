@@ -2,6 +2,7 @@
 
 mod control;
 mod host;
+mod host_thread;
 mod inbox;
 mod join;
 mod reader;
