@@ -50,16 +50,15 @@ pub struct ClockOffset {
 impl ClockOffset {
     /// The offset between two processes of one running kernel: none.
     pub const SAME_HOST: Self = Self { nanos: 0, error: 0 };
+    /// Nothing is known of the peer's clock.
+    pub const UNKNOWN: Self = Self { nanos: 0, error: u64::MAX };
 
-    /// The best estimate from samples of (sent, the peer's clock, received).
+    /// What one ping tells: `peer` is what the peer's clock said between `sent` and `got` of ours.
     #[must_use]
-    pub fn from_samples(samples: &[(Mono, Mono, Mono)]) -> Self {
-        let best = samples.iter().min_by_key(|(sent, _, got)| got.since(*sent));
-        best.map_or(Self { nanos: 0, error: u64::MAX }, |(sent, peer, got)| {
-            let half = got.0.saturating_sub(sent.0) / 2;
-            let nanos = i128::from(peer.0) - i128::from(sent.0) - i128::from(half);
-            Self { nanos: i64::try_from(nanos).unwrap_or(i64::MAX), error: half }
-        })
+    pub fn from_sample(sent: Mono, peer: Mono, got: Mono) -> Self {
+        let half = got.0.saturating_sub(sent.0) / 2;
+        let nanos = i128::from(peer.0) - i128::from(sent.0) - i128::from(half);
+        Self { nanos: i64::try_from(nanos).unwrap_or(i64::MAX), error: half }
     }
 
     /// A moment of the peer's clock, on ours.
@@ -70,14 +69,19 @@ impl ClockOffset {
 }
 
 /// The peer's clock, learnt by pings among other messages; nobody waits for their answers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct PeerClock {
     asked: Option<(u32, Mono)>,
     tokens: u32,
     answers: u32,
-    /// The sample with the shortest round trip.
-    best: Option<(Mono, Mono, Mono)>,
-    same_host: bool,
+    /// By the ping with the shortest round trip.
+    offset: ClockOffset,
+}
+
+impl Default for PeerClock {
+    fn default() -> Self {
+        Self { asked: None, tokens: 0, answers: 0, offset: ClockOffset::UNKNOWN }
+    }
 }
 
 /// After so many samples one of them was likely not delayed.
@@ -86,7 +90,7 @@ const ENOUGH: u32 = 8;
 impl PeerClock {
     /// The clock of another process on this host.
     pub(crate) const fn is_ours(&mut self) {
-        self.same_host = true;
+        self.offset = ClockOffset::SAME_HOST;
     }
 
     /// Number of a ping that is sent now. Never 0.
@@ -99,21 +103,17 @@ impl PeerClock {
     /// The answer to a ping has come, with what the peer's clock said then. Whether another ping would be of use at once.
     pub(crate) fn answered(&mut self, token: u32, peer: Mono) -> bool {
         let Some((_, sent)) = self.asked.take_if(|asked| asked.0 == token) else { return false };
-        let sample = (sent, peer, Mono::now());
-        let is_better = |best: &(Mono, Mono, Mono)| sample.2.since(sample.0) < best.2.since(best.0);
-        if self.best.as_ref().is_none_or(is_better) {
-            self.best = Some(sample);
+        let offset = ClockOffset::from_sample(sent, peer, Mono::now());
+        if offset.error < self.offset.error {
+            self.offset = offset;
         }
         self.answers = self.answers.saturating_add(1);
-        !self.same_host && self.answers < ENOUGH
+        self.offset != ClockOffset::SAME_HOST && self.answers < ENOUGH
     }
 
     /// As well as it is known by now.
-    pub(crate) fn offset(&self) -> ClockOffset {
-        if self.same_host {
-            return ClockOffset::SAME_HOST;
-        }
-        ClockOffset::from_samples(self.best.as_slice())
+    pub(crate) const fn offset(&self) -> ClockOffset {
+        self.offset
     }
 }
 
@@ -125,18 +125,34 @@ pub fn boot_id() -> String {
         .unwrap_or_default()
 }
 
+/// Whether `boot_id`, as a peer told it, is of the kernel that runs here. A host that could not read its own is no other's.
+#[must_use]
+pub fn is_of_this_kernel(boot_id: &str) -> bool {
+    !boot_id.is_empty() && boot_id == self::boot_id()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_shortest_round_trip_wins() {
-        let offset = ClockOffset::from_samples(&[
-            (Mono(1000), Mono(6600), Mono(2000)),
-            (Mono(3000), Mono(8050), Mono(3100)),
-        ]);
+    fn a_ping_tells_the_offset_and_its_error() {
+        let offset = ClockOffset::from_sample(Mono(3000), Mono(8050), Mono(3100));
         assert_eq!(offset, ClockOffset { nanos: 5000, error: 50 });
         assert_eq!(offset.to_ours(Mono(8050)), Mono(3050));
+    }
+
+    #[test]
+    fn the_shortest_round_trip_wins() {
+        let mut clock = PeerClock::default();
+        for wait in [100, 0, 100] {
+            let token = clock.ask();
+            std::thread::sleep(Duration::from_millis(wait));
+            clock.answered(token, Mono(Mono::now().0 + 5_000_000_000));
+        }
+        let offset = clock.offset();
+        assert!(offset.error < 50_000_000, "{offset:?}");
+        assert!(offset.nanos.abs_diff(5_000_000_000) <= offset.error, "{offset:?}");
     }
 
     #[test]

@@ -32,11 +32,12 @@ pub(crate) async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
     if let Err(why) = memory(node, prepare) {
         found.push(why);
     }
+    let one_host = crate::clock::is_of_this_kernel(&prepare.boot_id);
     match crate::destination::plan(node, prepare) {
         Ok((_, command)) => {
             let program = command.argv.first().map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
             found.extend(qemu(&program, prepare).await);
-            if prepare.boot_id == crate::clock::boot_id() {
+            if one_host {
                 found.extend(same_host(&command.same_paths));
             }
             if let (true, Err(why)) = (command.locks_memory, vmove_memory::drops_locked()) {
@@ -45,7 +46,6 @@ pub(crate) async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
         }
         Err(why) => found.push(Blocker::new("command-line", why)),
     }
-    let one_host = prepare.boot_id == crate::clock::boot_id();
     found.extend(prepare.disks.iter().filter_map(|d| disk(d, one_host)));
     found
 }

@@ -146,7 +146,7 @@ impl Session {
                 r.may_fall_back = may_fall_back;
             })
             .map_err(|e| format!("Could not write the journal: {e}"))?;
-        if accepted.boot_id == crate::clock::boot_id() && !accepted.boot_id.is_empty() {
+        if crate::clock::is_of_this_kernel(&accepted.boot_id) {
             self.clock.is_ours();
         }
         self.accepted = Some(accepted);
