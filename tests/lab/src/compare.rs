@@ -1,6 +1,6 @@
 //! Migrations by vmove and by QEMU itself between the same two hosts, in turns, as a table.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::check::{figure, perftest};
@@ -10,6 +10,7 @@ use crate::supervisor::Lab;
 
 /// Where QEMU listens for its own migrations.
 const PORT: u16 = 4444;
+const FABRICS: [&str; 2] = ["verbs", "tcp"];
 const MODES: [&str; 3] = ["postcopy", "hybrid", "precopy"];
 /// QEMU's own: protocol and mode of `tests/lab/host/qemu-migrate`, and what the table calls it.
 const OWN: [(&str, &str, &str); 5] = [
@@ -51,6 +52,14 @@ impl Cost {
 /// Something did not run or ended otherwise than it should; the message has its words.
 pub fn run(lab: &Lab, parts: &Parts, rounds: usize, only: &[String]) -> Result<()> {
     let moves = Moves::new(lab, parts);
+    let names: Vec<String> = FABRICS
+        .into_iter()
+        .flat_map(|fabric| MODES.map(|mode| row(mode, fabric)))
+        .chain(OWN.map(|own| own.2.to_owned()))
+        .collect();
+    if let Some(word) = only.iter().find(|word| !names.iter().any(|name| name.contains(word.as_str()))) {
+        bail!("Expected part of a row's name, found {word:?}; the rows are: {}", names.join("; "));
+    }
     let wanted = |name: &str| only.is_empty() || only.iter().any(|word| name.contains(word.as_str()));
     let mut rows: Vec<(String, Vec<Cost>)> = Vec::new();
     let mut spans: Vec<(String, Vec<Value>)> = Vec::new();
@@ -60,7 +69,7 @@ pub fn run(lab: &Lab, parts: &Parts, rounds: usize, only: &[String]) -> Result<(
     };
     let mut limits = Vec::new();
     for round in 1..=rounds {
-        for fabric in ["verbs", "tcp"] {
+        for fabric in FABRICS {
             let modes: Vec<_> = MODES.into_iter().filter(|mode| wanted(&row(mode, fabric))).collect();
             ours(&moves, fabric, &modes, &mut note, &mut spans)?;
         }
@@ -169,7 +178,7 @@ fn print_spans(spans: &[(String, Vec<Value>)]) {
         let median = |phase: &str| {
             let of = |phases: &Value| -> f64 {
                 let all = phases.as_array().into_iter().flatten().filter(|found| found["name"] == phase);
-                all.filter_map(|found| found["duration_ms"].as_f64()).sum()
+                all.filter_map(|found| found["duration_ms"].as_f64()).fold(0.0, |sum, ms| sum + ms)
             };
             let mut values: Vec<f64> = rounds.iter().map(of).collect();
             values.sort_unstable_by(f64::total_cmp);

@@ -1,6 +1,7 @@
 //! Forks by real daemons from h1 to h2 and h3: memory goes over RDMA, by READs or datagrams; where it cannot, or the path dies on
 //! the way, over tcp. Children look at their own memory, and never find other bytes than the parent's.
 
+use std::cell::Cell;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
@@ -19,16 +20,18 @@ const HOSTS: [usize; 3] = [1, 2, 3];
 /// What the daemons are told of multicast: 4 MB/s.
 const GROUP: &str = "[fork]\\nmulticast-group = \\\"239.78.0.1:7421\\\"\\nmulticast-mbit = 32\\n";
 
-/// Runs every case, or those whose name contains `only`.
+/// Runs every case, or those whose name contains `only`, and tells how many.
 ///
 /// # Errors
 /// The first case that does not end as it should.
-pub fn all(lab: &Lab, parts: &Parts, only: &str) -> Result<()> {
+pub fn all(lab: &Lab, parts: &Parts, only: &str) -> Result<usize> {
     let forks = Forks(Moves::new(lab, parts));
+    let ran = Cell::new(0);
     let case = |name: &str, case: &dyn Fn() -> Result<()>| {
         if !name.contains(only) {
             return Ok(());
         }
+        ran.set(ran.get() + 1);
         let begin = Instant::now();
         let started = HOSTS.iter().try_for_each(|host| forks.start(*host, ""));
         let result = started.and_then(|()| forks.0.guest("g")).and_then(|()| case());
@@ -45,7 +48,8 @@ pub fn all(lab: &Lab, parts: &Parts, only: &str) -> Result<()> {
     case("a_fork_takes_tcp_where_its_memory_cannot_be_pinned", &|| forks.bound())?;
     case("a_fork_whose_path_is_cut_goes_on_over_tcp", &|| forks.cut_rdma("unicast"))?;
     case("a_fork_whose_multicast_is_cut_goes_on_over_tcp", &|| forks.cut_rdma("multicast"))?;
-    case("a_fork_whose_wire_is_cut_ends_its_children_and_says_why", &|| forks.cut_all())
+    case("a_fork_whose_wire_is_cut_ends_its_children_and_says_why", &|| forks.cut_all())?;
+    Ok(ran.get())
 }
 
 struct Forks<'a>(Moves<'a>);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use nix::sys::signal::{SigSet, Signal};
 use vmove_lab::host::{Kernel, Places, Shape, address};
@@ -230,10 +230,12 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 }
                 if let Some((programs, guest)) = moves.zip(guest) {
                     let parts = moves::parts(&programs, &guest, lab.places())?;
-                    moves::all(lab, &parts, sessions, &only)?;
-                    if forks {
-                        forks::all(lab, &parts, &only)?;
-                    }
+                    let moved = moves::all(lab, &parts, sessions, &only)?;
+                    let forked = if forks { forks::all(lab, &parts, &only)? } else { 0 };
+                    ensure!(
+                        moved + forked > 0,
+                        "Expected part of a case's name, found {only:?}; no case has it in its name"
+                    );
                 }
                 if command.is_empty() { Ok(0) } else { run_in(lab, command) }
             })

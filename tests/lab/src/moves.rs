@@ -1,6 +1,7 @@
 //! Migrations by real daemons between two hosts: a guest that goes over its memory again and again is moved over RDMA, and
 //! goes on over tcp when the RDMA path is gone.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -43,16 +44,18 @@ pub(crate) struct Moves<'a> {
     pub(crate) parts: Parts,
 }
 
-/// Runs every case, or those whose name contains `only`.
+/// Runs every case, or those whose name contains `only`, and tells how many.
 ///
 /// # Errors
 /// The first case that does not end as it should.
-pub fn all(lab: &Lab, parts: &Parts, sessions: usize, only: &str) -> Result<()> {
+pub fn all(lab: &Lab, parts: &Parts, sessions: usize, only: &str) -> Result<usize> {
     let moves = Moves::new(lab, parts);
+    let ran = Cell::new(0);
     let case = |name: &str, case: &dyn Fn() -> Result<()>| {
         if !name.contains(only) {
             return Ok(());
         }
+        ran.set(ran.get() + 1);
         let begin = Instant::now();
         let result = moves.start(1, "").and_then(|()| moves.start(2, "")).and_then(|()| case());
         lab.switch().set(None, None, Rule::default());
@@ -73,7 +76,8 @@ pub fn all(lab: &Lab, parts: &Parts, sessions: usize, only: &str) -> Result<()> 
     trouble::all(&moves, &case)?;
     on_demand::all(&moves, &case)?;
     guests::all(&moves, &case)?;
-    case("sessions_one_after_another_leave_nothing_behind", &|| moves.many(sessions))
+    case("sessions_one_after_another_leave_nothing_behind", &|| moves.many(sessions))?;
+    Ok(ran.get())
 }
 
 impl<'a> Moves<'a> {
