@@ -91,6 +91,18 @@ impl CpuTime {
     }
 }
 
+/// How often the threads of a process whose names begin with `name` have gone to sleep; `None` if there is no such thread.
+#[must_use]
+pub fn sleeps(pid: i32, name: &str) -> Option<u64> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    let of = |thread: std::fs::DirEntry| -> Option<u64> {
+        let status = std::fs::read_to_string(thread.path().join("status")).ok()?;
+        let field = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+        field("Name:")?.starts_with(name).then(|| field("voluntary_ctxt_switches:")?.parse().ok())?
+    };
+    threads.flatten().filter_map(of).reduce(|all, more| all + more)
+}
+
 /// Reads the CPU time of a process, `None` when it is gone. QEMU's virtual CPUs are known by the names of their threads
 /// (`CPU 0/TCG`), which it gives them with `-name NAME,debug-threads=on`.
 #[must_use]

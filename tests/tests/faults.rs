@@ -11,8 +11,10 @@ use serde_json::Value;
 use vmove_guest::config::{Config, Rate};
 use vmove_tests::beacon;
 use vmove_tests::daemon::{Node, NodeOptions};
+use vmove_tests::fleet::until;
 use vmove_tests::guest::Guest;
 use vmove_tests::need;
+use vmove_tests::process::sleeps;
 use vmove_tests::proxy::{Direction, Fault, Rule};
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{End, FOR_PAGES, NAME, SLOW, Scene, device_state, memory_mib, ready, steady, vmove};
@@ -469,14 +471,36 @@ fn precopy_sends_nothing_twice_that_would_be_written_again() {
     copied_once(&Scene::with(NAME, "thp", &guest).expect("a guest"));
 }
 
+const STARTS_SLOWLY: &str = "for word; do if [ \"$word\" = -incoming ]; then sleep 8; fi; done";
+
 /// Its memory would have crossed by the time that QEMU is there.
 #[test]
 fn precopy_sends_nothing_in_vain_while_qemu_starts() {
     need!(ready());
     let sandbox = Sandbox::new().expect("a sandbox");
-    let slow = "for word; do if [ \"$word\" = -incoming ]; then sleep 8; fi; done";
-    let (_, guest) = wrapped(&sandbox, slow, restless());
+    let (_, guest) = wrapped(&sandbox, STARTS_SLOWLY, restless());
     copied_once(&Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest"));
+}
+
+/// It may have one processor to do it on.
+#[test]
+fn the_destination_sleeps_while_its_qemu_starts() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let (_, guest) = wrapped(&sandbox, STARTS_SLOWLY, steady());
+    let scene = Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest");
+    let id = scene.start(&["--mode", "postcopy"]).expect("it begins");
+    let pid = scene.b.pid().expect("a daemon");
+    until("page connections, while QEMU starts", || sleeps(pid, "vmove-faults").is_some());
+    for name in ["vmove-faults", "vmove-bulk"] {
+        let before = sleeps(pid, name).expect("they wait");
+        std::thread::sleep(Duration::from_secs(1));
+        let slept = sleeps(pid, name).expect("they still do") - before;
+        assert!(slept < 100, "{name} was awake {slept} times in a second");
+    }
+    let end = scene.end(&id).expect("it ends");
+    assert_eq!(end.code, 0, "{} {}", end.answer, end.said);
+    scene.arrived().expect("the guest is whole");
 }
 
 #[test]

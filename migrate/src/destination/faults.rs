@@ -45,12 +45,7 @@ pub(super) fn start(fill: &Arc<Fill>, endpoint: Box<dyn Endpoint>) -> std::io::R
     let counters = endpoint.counters_handle();
     let fill = Arc::clone(fill);
     let thread = ThreadOptions::urgent("vmove-faults").spawn(move |_| {
-        let ready = |fill: &Fill| fill.memory.is_serving() && fill.memory.attached().is_some();
-        while !fill.stopping() && !ready(&fill) {
-            // The guest does not run here yet; what QEMU touches meanwhile can wait for this long.
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        let Some(attached) = fill.memory.attached() else { return };
+        let Some(attached) = fill.memory.wait_until_served(|| fill.stopping()) else { return };
         let mut server = Server::new(&fill, &attached.context, endpoint);
         if let Err(event) = server.run() {
             fill.tell(event);

@@ -25,8 +25,11 @@ const WARM: Shape = Shape { bytes: 1 << 20, depth: 4 };
 const SERVING: Shape = Shape { bytes: 256 << 10, depth: 2 };
 /// Hints from the fault thread that have not been followed. More are dropped: a hint only changes the order.
 const HINTS: usize = 64;
-/// How long an idle reader sleeps before it looks around.
+/// How long an idle reader sleeps before it looks around: hints come without a word.
 const IDLE: Duration = Duration::from_millis(2);
+/// The same before the guest's faults are served. Whatever there is to do is told, and QEMU, which starts meanwhile, needs the
+/// processor.
+const BEFORE: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy)]
 struct Shape {
@@ -115,6 +118,7 @@ impl Fill {
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.queue.close();
+        self.memory.wake();
         // An eventfd takes eight bytes at any time; a failure costs the sleeper one look-around interval.
         let _ = rustix::io::write(&self.stop_fd, &1u64.to_ne_bytes());
     }
@@ -248,7 +252,7 @@ impl<'a> Worker<'a> {
             fill.told_nothing_left.store(true, Ordering::Relaxed);
             fill.tell(FillEvent::NothingLeft);
         }
-        fill.queue.wait(IDLE);
+        fill.queue.wait(|| if fill.memory.is_serving() { IDLE } else { BEFORE });
     }
 
     /// Posts one read if there is room and work.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use vmove_memory::{
@@ -80,6 +80,8 @@ pub(super) struct GuestMemory {
     attached: OnceLock<Attached>,
     /// The final set is known: states can be trusted, faults may be served, landed pages may be mapped.
     serving: AtomicBool,
+    /// For the thread that waits until faults may be served.
+    begun: (Mutex<()>, Condvar),
     /// Pages that still have to be fetched, once serving. May be wrong by a moment; [`Self::recount`] says exactly.
     left: AtomicU64,
     pub landed_bytes: AtomicU64,
@@ -132,6 +134,7 @@ impl GuestMemory {
             blocks,
             attached: OnceLock::new(),
             serving: AtomicBool::new(false),
+            begun: (Mutex::new(()), Condvar::new()),
             left: AtomicU64::new(0),
             landed_bytes: AtomicU64::new(0),
             latencies: Latencies::default(),
@@ -164,6 +167,7 @@ impl GuestMemory {
         // Attached once in the life of a session's process; a second time would be a bug that the first context hides.
         debug_assert!(self.attached.get().is_none(), "attached twice");
         let _ = self.attached.set(attached);
+        self.wake();
     }
 
     pub(super) fn attached(&self) -> Option<&Attached> {
@@ -174,6 +178,25 @@ impl GuestMemory {
     pub(super) fn begin_serving(&self) {
         self.recount();
         self.serving.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Sleeps until faults may be served: the final set is known and QEMU's memory is attached. `None` if `given_up` is true before that,
+    /// of which [`wake`](Self::wake) tells. QEMU starts meanwhile, perhaps on the only processor that is free: nothing is polled.
+    pub(super) fn wait_until_served(&self, given_up: impl Fn() -> bool) -> Option<&Attached> {
+        let (lock, changed) = &self.begun;
+        let served = || self.attached().filter(|_| self.is_serving());
+        let guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = changed.wait_while(guard, |()| !given_up() && served().is_none());
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        served().filter(|_| !given_up())
+    }
+
+    /// Has whoever waits for the first faults look again.
+    pub(super) fn wake(&self) {
+        // With the lock held once: who has looked, and does not sleep yet, would miss it.
+        drop(self.begun.0.lock().unwrap_or_else(PoisonError::into_inner));
+        self.begun.1.notify_all();
     }
 
     pub(super) fn is_serving(&self) -> bool {

@@ -188,6 +188,9 @@ impl Session {
         self.whole_first = last.mode == crate::spec::Mode::Precopy;
         self.publisher.enter(Phase::Switchover);
         memory.begin_serving();
+        if let Some(fill) = self.attempt.fill() {
+            fill.queue.wake();
+        }
         let page = memory.blocks.first().map_or(4096, |b| b.page_size.bytes());
         let left = memory.left() * page;
         self.publisher.update(|p| p.bytes_total = p.bytes_total.max(left));

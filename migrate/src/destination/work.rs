@@ -83,13 +83,19 @@ impl WorkQueue {
         }
     }
 
-    /// Blocks until there may be work, or for `limit`.
-    pub(super) fn wait(&self, limit: Duration) {
+    /// Blocks until there may be work, or for `limit`, which is asked for when nothing can be told any more that this would miss.
+    pub(super) fn wait(&self, limit: impl FnOnce() -> Duration) {
         let state = self.lock();
         if state.items.is_empty() && !state.closed {
             // A wait that ends early or late costs one look around.
-            let _ = self.changed.wait_timeout(state, limit);
+            let _ = self.changed.wait_timeout(state, limit());
         }
+    }
+
+    /// Has every reader that waits look around.
+    pub(super) fn wake(&self) {
+        drop(self.lock());
+        self.changed.notify_all();
     }
 
     /// Wakes every reader, now and from now on.
