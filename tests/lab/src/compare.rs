@@ -123,7 +123,11 @@ fn row(mode: &str, fabric: &str) -> String {
     format!("vmove {mode}, {fabric}")
 }
 
-/// A guest is moved to and fro in each mode, once more in the first of them.
+/// Daemons that have just started ask their QEMU what it is, and each of them first runs what it never ran: emulated code that is to be
+/// translated. So the first move there and the first one back are rows by themselves.
+const FIRST: [&str; 2] = [", the daemons' first", ", the daemons' first back"];
+
+/// A guest is moved to and fro in each mode, after once there and back in the first of them.
 fn ours(
     moves: &Moves<'_>,
     fabric: &str,
@@ -137,8 +141,7 @@ fn ours(
     let flags = format!("--fabric {fabric}");
     let measured = moves.start(1, &flags).and(moves.start(2, &flags)).and_then(|()| {
         moves.guest("g")?;
-        // Daemons that have just started ask their QEMU what it is, and run code that was never run: that is told by itself.
-        let turns = modes.iter().take(1).map(|mode| (*mode, ", the daemons' first"));
+        let turns = modes.iter().take(1).flat_map(|mode| FIRST.map(|which| (*mode, which)));
         for (turn, (mode, which)) in turns.chain(modes.iter().map(|mode| (*mode, ""))).enumerate() {
             let (from, to) = if turn % 2 == 0 { (1, 2) } else { (2, 1) };
             // One round, then the guest is stopped for the rest: what QEMU is told, too.
