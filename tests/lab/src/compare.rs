@@ -123,8 +123,8 @@ fn row(mode: &str, fabric: &str) -> String {
     format!("vmove {mode}, {fabric}")
 }
 
-/// Daemons that have just started ask their QEMU what it is, and each of them first runs what it never ran: emulated code that is to be
-/// translated. So the first move there and the first one back are rows by themselves.
+/// Daemons that have just started ask their QEMU what it is, and each of them runs what it never ran. Their first moves there and back take
+/// longer than later ones, so they are rows by themselves.
 const FIRST: [&str; 2] = [", the daemons' first", ", the daemons' first back"];
 
 /// A guest is moved to and fro in each mode, after once there and back in the first of them.
@@ -181,6 +181,7 @@ fn print_spans(spans: &[(String, Vec<Value>)]) {
         let median = |phase: &str| {
             let of = |phases: &Value| -> f64 {
                 let all = phases.as_array().into_iter().flatten().filter(|found| found["name"] == phase);
+                // Not `sum`, which is -0 of nothing.
                 all.filter_map(|found| found["duration_ms"].as_f64()).fold(0.0, |sum, ms| sum + ms)
             };
             let mut values: Vec<f64> = rounds.iter().map(of).collect();
