@@ -1,31 +1,15 @@
 //! A thread that answers the peer.
 
-use std::net::Shutdown;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
-use super::transport::Socket;
 use crate::endpoint::{CompletionKind, Completions, Endpoint};
 use crate::error::FabricError;
-use crate::serve::{ServeHandle, ServeState, StopServing};
+use crate::serve::{ServeHandle, ServeState};
+use crate::socket::Socket;
 use crate::thread::ThreadOptions;
 
-/// Ends the thread by closing the socket under it.
-#[derive(Debug)]
-struct Stop {
-    socket: Socket,
-    thread: JoinHandle<()>,
-}
-
-impl StopServing for Stop {
-    fn stop(self: Box<Self>) {
-        let _ = self.socket.shutdown(Shutdown::Both);
-        let _ = self.thread.join();
-    }
-}
-
 /// See [`Endpoint::serve`]. `socket` is the endpoint's own: shutting it down ends the thread.
-pub(crate) fn serve<E: Endpoint + 'static>(
+pub(super) fn serve<E: Endpoint + 'static>(
     endpoint: E,
     socket: std::io::Result<Socket>,
     options: ThreadOptions,
@@ -45,7 +29,7 @@ pub(crate) fn serve<E: Endpoint + 'static>(
         seen_by_thread.finished(answer(endpoint));
     };
     let thread = options.spawn(body).map_err(FabricError::io("start a thread that answers requests"))?;
-    Ok(ServeHandle::new(counters, state, Some(Box::new(Stop { socket, thread }))))
+    Ok(ServeHandle::new(counters, state, socket, thread))
 }
 
 /// Answers until the connection ends; why, unless the peer closed it.
