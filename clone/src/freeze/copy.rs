@@ -18,23 +18,23 @@ use std::time::{Duration, Instant};
 
 use vmove_fabric::ThreadOptions;
 use vmove_memory::{ByteLen, KeepFailure, Keeper, Kept, PageSize, RamFile, collapse, huge_mapped};
-use vmove_migrate::clock::ms;
-use vmove_migrate::journal::Journal;
+use vmove_node::journal::Journal;
 use vmove_qmp::inspect::{self, DeviceKind};
+use vmove_types::time::ms;
 
+use super::{Freeze, Stopped, note, stop_and_go};
 use crate::CloneError;
 use crate::check::{GuestRam, LOCKED, Way};
 use crate::error::blocking;
-use crate::parent::{Freeze, Stopped, note, stop_and_go};
 use crate::record::{ForkPhase, ForkRecord};
-use crate::report::FreezeReport;
+use vmove_types::fork_report::FreezeReport;
 
 /// How often it is told how far the copy has come.
-const PACE: Duration = Duration::from_millis(50);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 const PAGES_OF_MIB: u64 = 256;
 
 /// Stops the guest, saves its device state, protects its memory, lets it go on and copies its memory as it was.
-pub(crate) async fn protect(
+pub(super) async fn freeze_by_copy(
     order: &Freeze<'_>,
     ram: &Arc<GuestRam>,
     journal: &mut Journal<ForkRecord>,
@@ -57,7 +57,7 @@ pub(crate) async fn protect(
     let copied = loop {
         tokio::select! {
             copied = &mut copying => break copied?,
-            () = tokio::time::sleep(PACE) => on_kept(serving.keeper.kept()),
+            () = tokio::time::sleep(PROGRESS_INTERVAL) => on_kept(serving.keeper.kept()),
         }
     };
     let kept = copied.map_err(|why| given_up(order, serving.keeper.kept(), why))?;

@@ -8,24 +8,25 @@ use vmove_fabric::{
     Access, Class, Fabric, FabricError, Multicast, MulticastReceiver, PeerAddress, Region, RemoteRegion,
 };
 
-use super::control::Control;
-use super::host::Target;
-use super::inbox::Inbox;
+use super::Target;
 use super::reader::Reader;
 use crate::error::SpreadError;
+use crate::host_id::HostId;
 use crate::layout::{CHUNK, Layout};
 use crate::memory::Buffer;
-use crate::message::{Greeting, HostId, Message, Welcome};
+use crate::message::{Greeting, Message, Welcome};
+use crate::run::control::Control;
+use crate::run::inbox::Inbox;
 use crate::template::Copy;
 
 /// How long a peer that does not answer is dialled.
-const DIAL: Duration = Duration::from_secs(2);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A host that the root has let in.
 pub(super) struct Joined {
     pub(super) root: Control,
     pub(super) welcome: Welcome,
-    /// What the root said after its welcome.
+    /// The root's messages after its welcome.
     pub(super) rest: Vec<Message>,
     pub(super) receiver: Option<Box<dyn MulticastReceiver>>,
     /// For chunks that something waits for.
@@ -136,7 +137,7 @@ pub(super) fn dial<E: Send + 'static>(
         let begin = Instant::now();
         loop {
             match connect() {
-                Err(_) if begin.elapsed() < DIAL => std::thread::sleep(Duration::from_millis(50)),
+                Err(_) if begin.elapsed() < DIAL_TIMEOUT => std::thread::sleep(Duration::from_millis(50)),
                 result => return inbox.push(event(peer, result)),
             }
         }

@@ -7,8 +7,8 @@ use vmove_fabric::{
     RemoteStatus, WrId,
 };
 
+use crate::host_id::HostId;
 use crate::layout::{Layout, Place};
-use crate::message::HostId;
 use crate::template::Copy;
 
 /// Ranges that one READ may have.
@@ -36,7 +36,7 @@ impl Reader {
         self.regions = regions;
     }
 
-    /// Whether another READ may be posted, if so many may be under way.
+    /// Whether another READ may be posted, given the maximum of pending READs.
     pub(super) fn has_room(&self, most: usize) -> bool {
         !self.regions.is_empty() && self.under_way.len() < most
     }

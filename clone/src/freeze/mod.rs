@@ -11,41 +11,44 @@
 //! gets a second name, that of the template; the first name, and QEMU's own descriptor, go to a new and empty file. So
 //! nothing that QEMU does to "its" RAM file (punching holes, when a balloon is plugged in later) reaches the template.
 //!
-//! Memory that cannot be mapped again is write-protected and copied instead: see `protect`.
+//! Memory that cannot be mapped again is write-protected and copied instead: see [`copy`].
 //!
 //! Killed at any instruction, this leaves a guest that [`undo`] lets run on with the memory that it had: as long as it has not
 //! run since it stopped, private and shared mappings of the file show the same bytes.
 
+mod copy;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use vmove_types::Backing;
 
 use tokio::io::AsyncReadExt;
 use vmove_memory::{
     ByteLen, Injector, Kept, MemoryDir, Process, QemuMapping, RamFile, Replacement, Sharing, descriptors_of,
     is_shared_whole, replace_in_qemu,
 };
-use vmove_migrate::clock::{Mono, ms};
-use vmove_migrate::journal::Journal;
-use vmove_migrate::node::memory_backing;
-use vmove_migrate::vm::VmRecord;
+use vmove_node::journal::Journal;
+use vmove_types::time::{Mono, ms};
+
+use vmove_node::record::VmRecord;
+use vmove_qmp::Client;
 use vmove_qmp::inspect::VmFacts;
 use vmove_qmp::switchover::{GuestState, Hold, Outbound, Source, SourceOptions, StateReceiver};
-use vmove_qmp::{Client, RamBacking};
 
 use crate::CloneError;
 use crate::check::{GuestRam, Way, hints_of};
 use crate::disk::{self, Disk};
 use crate::error::blocking;
-use crate::protect::protect;
-use crate::record::{ForkPhase, ForkRecord, FrozenFile, remove_file};
-use crate::report::FreezeReport;
+use crate::files::remove_file;
+use crate::record::{ForkPhase, ForkRecord, FrozenFile};
 use crate::template::{Manifest, Template, TemplateRam, folders, remove_dir};
+use vmove_types::fork_report::FreezeReport;
 
 /// For what takes milliseconds, on a machine that is busy.
-const PATIENCE: Duration = Duration::from_secs(30);
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Open files given to QEMU are this many milliseconds old at most when it must have taken them.
-const GIVE: Duration = Duration::from_secs(10);
+const DESCRIPTOR_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What is to be frozen.
 #[derive(Debug)]
@@ -114,7 +117,7 @@ pub async fn freeze(
         Way::Remapped => remap(&order, &ram, &mut journal, on_private).await.map(|stopped| {
             (stopped, FreezeReport { way: Way::Remapped.word().to_owned(), ..FreezeReport::default() })
         }),
-        Way::WriteProtected => protect(&order, &ram, &mut journal, on_kept).await,
+        Way::WriteProtected => copy::freeze_by_copy(&order, &ram, &mut journal, on_kept).await,
     };
     match done {
         Ok((Stopped { state, pause }, freeze)) => {
@@ -146,7 +149,7 @@ fn manifest(order: &Freeze<'_>) -> Manifest {
         created,
         qemu: format!("{} {}", order.facts.version, order.facts.package).trim().to_owned(),
         machine: order.facts.machine.clone(),
-        backing: order.vm.backing.clone(),
+        backing: order.vm.backing,
         command_line: order.vm.command_line.clone(),
         environment: order.vm.environment.clone(),
         disks: order.disks.to_vec(),
@@ -188,7 +191,7 @@ async fn make(
     memory: &Path,
     mut manifest: Manifest,
 ) -> Result<(PathBuf, Manifest), CloneError> {
-    let backing: RamBacking = manifest.ram_backing().map_err(CloneError::Task)?;
+    let backing = manifest.backing;
     let (dir, ram_dir) = folders(memory, &manifest.id, backing)?;
     let mut files = Vec::new();
     for (number, (file, known)) in ram.files.iter().zip(&journal.record().vm.ram).enumerate() {
@@ -232,10 +235,10 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 }
 
 /// A RAM file that is all hole, beside the one whose place it is to take: on the same file system, whoever chose that.
-fn make_empty(path: &Path, size: u64, backing: RamBacking) -> Result<RamFile, CloneError> {
+fn make_empty(path: &Path, size: u64, backing: Backing) -> Result<RamFile, CloneError> {
     let folder = path.parent().unwrap_or_else(|| Path::new("/"));
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let dir = MemoryDir::prepare(folder, memory_backing(backing))?;
+    let dir = MemoryDir::prepare(folder, backing)?;
     Ok(dir.create_ram_file(name, ByteLen(size))?)
 }
 
@@ -300,13 +303,13 @@ pub(crate) async fn stop_and_go(
     });
     let saved = async {
         source.start(Outbound::Fd(theirs)).await?;
-        let stopped = source.stopped(PATIENCE).await?;
+        let stopped = source.stopped(STEP_TIMEOUT).await?;
         if !disks.is_empty() {
-            source.held(PATIENCE).await?;
+            source.held(STEP_TIMEOUT).await?;
             disk::snapshot(client, &disks).await?;
             source.continue_().await?;
         }
-        source.completed(PATIENCE).await?;
+        source.completed(STEP_TIMEOUT).await?;
         Ok::<_, CloneError>(stopped)
     };
     let stopped = saved.await?;
@@ -314,7 +317,7 @@ pub(crate) async fn stop_and_go(
     blocking(work).await?;
     note(journal, |r| r.phase = then)?;
     let worked = Mono::now();
-    let state = source.resume_after_completed(PATIENCE).await?;
+    let state = source.resume_after_completed(STEP_TIMEOUT).await?;
     let pause = match state {
         GuestState::Running { resumed: Some(at) } if stopped.was_running => {
             Mono(at.0).since(Mono(stopped.at.0))
@@ -352,7 +355,7 @@ async fn plan(client: &Client, ram: &Arc<GuestRam>, files: Vec<FrozenFile>) -> R
         })?;
         own.push(first);
         let home = RamFile::open(&file.home)?;
-        let entry = client.add_fd(None, home.fd(), GIVE).await?;
+        let entry = client.add_fd(None, home.fd(), DESCRIPTOR_TIMEOUT).await?;
         descriptors.extend(held.into_iter().map(|old| (entry.fd, old)));
         entries.push(entry);
     }
@@ -389,7 +392,7 @@ pub async fn undo(journal: &mut Journal<ForkRecord>, client: &Client) -> Result<
     let how = settle_memory(&record, client).await?;
     if record.phase != ForkPhase::Begun {
         let source = Source::attach(client, record.was_running).await?;
-        source.cancel(PATIENCE).await?;
+        source.cancel(STEP_TIMEOUT).await?;
     }
     disk::undo(client, &record.disks).await?;
     if record.phase != ForkPhase::Complete {
@@ -443,7 +446,7 @@ async fn settle_memory(record: &ForkRecord, client: &Client) -> Result<Undone, C
             continue;
         }
         let home = RamFile::open(&file.home)?;
-        let entry = client.add_fd(None, home.fd(), GIVE).await?;
+        let entry = client.add_fd(None, home.fd(), DESCRIPTOR_TIMEOUT).await?;
         descriptors.extend(held.iter().map(|old| (entry.fd, *old)));
     }
     let all_held = held.iter().all(|fds| !fds.is_empty());

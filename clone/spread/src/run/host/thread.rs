@@ -10,17 +10,18 @@ use vmove_fabric::{
     ServeHandle, Sink, ThreadOptions,
 };
 
-use super::control::Control;
-use super::host::{Event, HostOptions, HostStatus, Shared, Target};
-use super::inbox::Inbox;
 use super::join::{Joined, dial, said};
 use super::reader::{Reader, SEGMENTS};
-use super::wait;
 use super::wants::Wants;
+use super::{HostEvent, HostOptions, HostStatus, Shared, Target};
 use crate::error::SpreadError;
 use crate::host::HostEngine;
-use crate::message::{Greeting, HostId, Message};
+use crate::host_id::HostId;
+use crate::message::{Greeting, Message};
 use crate::pace::Time;
+use crate::run::control::Control;
+use crate::run::inbox::Inbox;
+use crate::run::wait;
 use crate::template::Copy;
 
 /// READs under way from one source.
@@ -30,14 +31,15 @@ const URGENT: usize = 64;
 /// Chunks verified before anything else is looked at again.
 const VERIFIED_AT_ONCE: usize = 512;
 
-/// Where others are heard.
+/// The inputs of the thread: messages of other hosts, and wanted chunks of this host.
 #[derive(Clone, Copy)]
 pub(super) struct Ears<'a> {
-    pub(super) inbox: &'a Arc<Inbox<Event>>,
+    pub(super) inbox: &'a Arc<Inbox<HostEvent>>,
     pub(super) wants: &'a Wants,
 }
 
-pub(super) struct Runner<'a> {
+/// What the thread of a host works with.
+pub(super) struct HostThread<'a> {
     target: Box<dyn Target>,
     me: HostId,
     at: PeerAddress,
@@ -80,7 +82,7 @@ impl Sink for Landing<'_> {
     }
 }
 
-impl<'a> Runner<'a> {
+impl<'a> HostThread<'a> {
     pub(super) fn begin(
         fabric: &Arc<dyn Fabric>,
         multicast: Option<Arc<dyn Multicast>>,
@@ -106,7 +108,7 @@ impl<'a> Runner<'a> {
         let engine = HostEngine::new(welcome.layout, welcome.route, by_multicast, begin.elapsed());
         let engine = if receiver.is_none() { engine.deaf() } else { engine };
         for (peer, address) in welcome.peers {
-            dial(&fabric, ears.inbox, Event::Dialled, me, peer, address)?;
+            dial(&fabric, ears.inbox, HostEvent::Dialled, me, peer, address)?;
         }
         let mut runner = Self {
             target,
@@ -197,8 +199,8 @@ impl<'a> Runner<'a> {
     fn round(&mut self) -> Result<bool, SpreadError> {
         for event in self.ears.inbox.take() {
             match event {
-                Event::Incoming(incoming) => self.take(incoming),
-                Event::Dialled(peer, Ok(connections)) => {
+                HostEvent::Incoming(incoming) => self.take(incoming),
+                HostEvent::Dialled(peer, Ok(connections)) => {
                     let (control, reader) = *connections;
                     if control.endpoint.kind() != self.kind {
                         self.engine.gone(peer); // dialled before the first fabric was left
@@ -207,8 +209,8 @@ impl<'a> Runner<'a> {
                     self.peers.push(control);
                     self.readers.insert(peer, reader);
                 }
-                Event::Dialled(peer, Err(error)) => self.lose(peer, &error),
-                Event::Stop => return Ok(false),
+                HostEvent::Dialled(peer, Err(error)) => self.lose(peer, &error),
+                HostEvent::Stop => return Ok(false),
             }
         }
         // After the inbox, whose descriptor tells of these, too.
@@ -292,7 +294,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// A peer is gone, as a source or as one that reads from here.
+    /// A peer has left, either a source or a reader.
     fn lose(&mut self, peer: HostId, error: &FabricError) {
         tracing::info!(%peer, %error, "a peer has gone");
         self.peers.retain(|control| control.peer != peer);
@@ -406,7 +408,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// A peer that wants to read from here.
+    /// A peer that asks to read from this host.
     fn take(&mut self, incoming: Incoming) {
         if incoming.endpoint.kind() != self.kind {
             // It reads from the root instead.

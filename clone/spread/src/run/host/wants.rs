@@ -1,4 +1,4 @@
-//! What something at a host waits for, told by threads that must neither wait nor allocate.
+//! Chunks that something on this host waits for, reported by threads that must neither wait nor allocate.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ impl Wants {
     }
 
     /// The chunk at `offset` (bytes) of a region is read at once, before everything else, and the root sends what lies around it to
-    /// the other hosts early. [`Target::landed`](crate::Target::landed) tells when it is there; a chunk that does not travel is zero.
+    /// the other hosts early. [`Target::landed`](crate::Target::landed) reports its arrival; a chunk that does not travel is zero.
     ///
     /// False if too many are waited for: ask again a little later. Takes no lock, allocates nothing, does not wait.
     #[must_use]

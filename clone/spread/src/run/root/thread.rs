@@ -1,107 +1,63 @@
-//! The root: a thread that sends, marks and answers.
+//! The thread of the root: it sends, marks and answers.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use vmove_fabric::{
-    Class, Fabric, Group, Incoming, Multicast, MulticastCounters, MulticastSender, Outgoing, PeerAddress,
-    ServeHandle, ThreadOptions,
-};
+use vmove_fabric::{Class, Group, Incoming, MulticastSender, Outgoing, ServeHandle, ThreadOptions};
 
-use super::control::Control;
-use super::inbox::Inbox;
-use super::{Acceptor, prompt, wait};
+use super::{HostState, RootEvent, RootOptions, Shared};
 use crate::error::SpreadError;
-use crate::message::{Greeting, HostId, Message, Welcome};
+use crate::host_id::HostId;
+use crate::message::{Greeting, Message, Welcome};
 use crate::pace::{Pacer, Time};
-use crate::root::{RootEngine, RootTotals, Sizes, Step};
+use crate::root::{RootEngine, Sizes, Step};
 use crate::route::Route;
+use crate::run::control::Control;
+use crate::run::inbox::Inbox;
+use crate::run::wait;
 use crate::template::Template;
 
-/// What the root is to do.
-#[derive(Debug, Clone)]
-pub struct RootOptions {
-    /// Bytes per second of datagrams at most, with all headers.
-    pub rate: f64,
-    /// From where each host reads; hosts that are not named read from the root.
-    pub routes: BTreeMap<HostId, Route>,
-    /// Where the hosts listen that others read from.
-    pub addresses: BTreeMap<HostId, PeerAddress>,
-    /// Hosts are let in when so many are there, so that they begin together; more may come later.
-    pub expected: usize,
-    /// Or when so much time has passed since the first came.
-    pub gather: Duration,
+/// Timeout for hosts that were admitted together to receive the group.
+const HEAR_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// What the thread of the root works with.
+pub(super) struct RootThread {
+    inbox: Arc<Inbox<RootEvent>>,
+    shared: Arc<Shared>,
+    group: Option<Group>,
+    template: Template,
+    options: RootOptions,
+    sender: Option<Box<dyn MulticastSender>>,
+    engine: RootEngine,
+    begin: Instant,
+    controls: Vec<Control>,
+    /// While hosts are gathered: when the first came.
+    gathering: Option<Option<Time>>,
+    /// Hosts that are ready and wait for others, and whether they receive the group.
+    ready: Vec<(HostId, bool)>,
+    /// When sending begins at the latest, once a host is ready.
+    begins: Option<Time>,
+    served: Vec<ServeHandle>,
+    states: BTreeMap<HostId, HostState>,
 }
 
-/// How long hosts that were let in together are waited for until they hear the group.
-const HEAR: Duration = Duration::from_millis(500);
-
-/// How far a host is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HostState {
-    /// It has joined and misses something.
-    Fetching,
-    /// It has everything.
-    Complete,
-    /// It went without having everything.
-    Gone,
-}
-
-/// How far the distribution is.
-#[derive(Debug, Clone, Default)]
-pub struct RootStatus {
-    /// Hosts that have joined so far.
-    pub hosts: BTreeMap<HostId, HostState>,
-    /// What was sent by multicast.
-    pub totals: RootTotals,
-    /// The same as the transport counts it.
-    pub multicast: MulticastCounters,
-    /// Bytes per second of datagrams now.
-    pub rate: f64,
-    /// Bytes that hosts have read, with the fabric's own headers.
-    pub read_bytes: u64,
-    /// Why it ended, if it did.
-    pub failed: Option<String>,
-}
-
-#[derive(Debug)]
-enum Event {
-    Incoming(Incoming),
-    Stop,
-}
-
-/// A template that is being spread. Dropping it ends that: hosts that miss something see that the root is gone.
-#[derive(Debug)]
-pub struct Root {
-    inbox: Arc<Inbox<Event>>,
-    shared: Arc<(Mutex<RootStatus>, Condvar)>,
-    thread: Option<std::thread::JoinHandle<()>>,
-    _acceptor: Acceptor,
-}
-
-impl Root {
-    /// Spreads `template` to all that join. `fabric` must listen; hosts connect there. With `multicast`, datagrams go to that
-    /// group; its payload limit must be that of the template.
-    ///
-    /// # Errors
-    /// The group's sender could not be opened; a thread could not be started.
-    pub fn start(
-        fabric: Arc<dyn Fabric>,
-        multicast: Option<(&dyn Multicast, Group)>,
+impl RootThread {
+    pub(super) fn new(
+        inbox: Arc<Inbox<RootEvent>>,
+        shared: Arc<Shared>,
         template: Template,
         options: RootOptions,
-    ) -> Result<Self, SpreadError> {
-        let inbox = Arc::new(Inbox::new()?);
-        let shared = Arc::new((Mutex::new(RootStatus::default()), Condvar::new()));
-        let sender = multicast.map(|(multicast, group)| multicast.sender(&group)).transpose()?;
+        group: Option<Group>,
+        sender: Option<Box<dyn MulticastSender>>,
+    ) -> Self {
         let layout = template.layout().clone();
         let engine = RootEngine::new(layout, sender.is_some(), Pacer::new(options.rate), Sizes::default());
-        let runner = Runner {
-            inbox: Arc::clone(&inbox),
-            shared: Arc::clone(&shared),
-            group: multicast.map(|(_, group)| group),
+        Self {
+            inbox,
+            shared,
+            group,
             template,
             options,
             sender,
@@ -113,64 +69,14 @@ impl Root {
             begins: None,
             served: Vec::new(),
             states: BTreeMap::new(),
-        };
-        let thread = prompt("vmove-spread").spawn(move |_| runner.run());
-        let thread = Some(thread.map_err(SpreadError::io("start a thread"))?);
-        let to = Arc::clone(&inbox);
-        let acceptor = Acceptor::start(fabric, move |incoming| to.push(Event::Incoming(incoming)))?;
-        Ok(Self { inbox, shared, thread, _acceptor: acceptor })
-    }
-
-    /// How far it is.
-    #[must_use]
-    pub fn status(&self) -> RootStatus {
-        self.shared.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Waits until `so`, or for `timeout`; the status then.
-    pub fn wait_until(&self, timeout: Duration, so: impl Fn(&RootStatus) -> bool) -> RootStatus {
-        let (status, changed) = &*self.shared;
-        let guard = status.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = changed.wait_timeout_while(guard, timeout, |status| !so(status));
-        waited.unwrap_or_else(PoisonError::into_inner).0.clone()
-    }
-}
-
-impl Drop for Root {
-    fn drop(&mut self) {
-        self.inbox.push(Event::Stop);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
         }
     }
-}
 
-struct Runner {
-    inbox: Arc<Inbox<Event>>,
-    shared: Arc<(Mutex<RootStatus>, Condvar)>,
-    group: Option<Group>,
-    template: Template,
-    options: RootOptions,
-    sender: Option<Box<dyn MulticastSender>>,
-    engine: RootEngine,
-    begin: Instant,
-    controls: Vec<Control>,
-    /// While hosts are gathered: when the first came.
-    gathering: Option<Option<Time>>,
-    /// Hosts that can begin and wait for others to, and whether they hear the group.
-    ready: Vec<(HostId, bool)>,
-    /// When sending begins at the latest, once a host is ready.
-    begins: Option<Time>,
-    served: Vec<ServeHandle>,
-    states: BTreeMap<HostId, HostState>,
-}
-
-impl Runner {
     fn now(&self) -> Time {
         self.begin.elapsed()
     }
 
-    fn run(mut self) {
+    pub(super) fn run(mut self) {
         let failed = loop {
             match self.round() {
                 Ok(true) => {}
@@ -188,8 +94,8 @@ impl Runner {
     fn round(&mut self) -> Result<bool, SpreadError> {
         for event in self.inbox.take() {
             match event {
-                Event::Incoming(incoming) => self.take(incoming),
-                Event::Stop => return Ok(false),
+                RootEvent::Incoming(incoming) => self.take(incoming),
+                RootEvent::Stop => return Ok(false),
             }
         }
         self.listen();
@@ -256,7 +162,7 @@ impl Runner {
         }
     }
 
-    /// Lets hosts in that were gathered, and begins to send when they hear it.
+    /// Admits the gathered hosts, and begins to send when they receive the group.
     fn gather(&mut self) {
         let now = self.now();
         if let Some(Some(first)) = self.gathering {
@@ -307,7 +213,7 @@ impl Runner {
         }
     }
 
-    /// Takes what hosts say. Whether anything was said.
+    /// Handles the hosts' messages. Returns whether there were any.
     fn listen(&mut self) -> bool {
         let (mut messages, mut lost) = (Vec::new(), Vec::new());
         let mut heard = false;
@@ -325,7 +231,7 @@ impl Runner {
                     }
                     Message::Ready { hears } => {
                         self.ready.push((control.peer, hears));
-                        self.begins.get_or_insert(now + HEAR);
+                        self.begins.get_or_insert(now + HEAR_TIMEOUT);
                     }
                     message => self.engine.hear(now, control.peer, message),
                 }

@@ -1,19 +1,26 @@
 //! A host, as who takes part in a distribution sees it.
 
+mod join;
+mod reader;
+mod thread;
+mod wants;
+
+pub use wants::Wants;
+
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use vmove_fabric::{Fabric, FabricKind, Incoming, Multicast, MulticastCounters, PeerAddress, Region};
 
-use super::host_thread::{Ears, Runner};
+use self::join::Dialled;
+use self::thread::{Ears, HostThread};
+use super::acceptor::Acceptor;
 use super::inbox::Inbox;
-use super::join::Dialled;
-use super::wants::Wants;
-use super::{Acceptor, prompt};
+use super::prompt;
 use crate::error::SpreadError;
 use crate::host::HostTotals;
+use crate::host_id::HostId;
 use crate::layout::Layout;
-use crate::message::HostId;
 
 /// Where a host's copy goes.
 pub trait Target: Send {
@@ -44,7 +51,7 @@ pub struct HostOptions {
 /// How far a host is.
 #[derive(Debug, Clone, Default)]
 pub struct HostStatus {
-    /// Chunks in all; 0 before the root has told.
+    /// Total number of chunks; 0 until the root has reported it.
     pub chunks: u32,
     /// Chunks that are not verified yet.
     pub missing: u32,
@@ -62,20 +69,21 @@ pub struct HostStatus {
     pub ended: bool,
 }
 
+/// What the thread is woken for.
 #[derive(Debug)]
-pub(super) enum Event {
+enum HostEvent {
     Incoming(Incoming),
     Dialled(HostId, Dialled),
     Stop,
 }
 
 /// How far the thread is, and why it ended.
-pub(super) type Shared = (Mutex<(HostStatus, Option<SpreadError>)>, Condvar);
+type Shared = (Mutex<(HostStatus, Option<SpreadError>)>, Condvar);
 
 /// A host that takes part in a distribution. Once it has everything it goes on serving others until it is dropped.
 #[derive(Debug)]
 pub struct Host {
-    inbox: Arc<Inbox<Event>>,
+    inbox: Arc<Inbox<HostEvent>>,
     wants: Wants,
     shared: Arc<Shared>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -86,7 +94,7 @@ impl Host {
     /// Joins the distribution whose root is at `options.root`.
     ///
     /// # Errors
-    /// A thread could not be started. What goes wrong later, [`wait`](Self::wait) tells.
+    /// A thread could not be started. [`wait`](Self::wait) returns later errors.
     pub fn join(
         fabric: Arc<dyn Fabric>,
         multicast: Option<Arc<dyn Multicast>>,
@@ -97,13 +105,13 @@ impl Host {
         let wants = Wants::new(inbox.fd())?;
         let shared: Arc<Shared> = Arc::default();
         let to = Arc::clone(&inbox);
-        let take = move |incoming| to.push(Event::Incoming(incoming));
+        let take = move |incoming| to.push(HostEvent::Incoming(incoming));
         let acceptor = options.listens.then(|| Acceptor::start(Arc::clone(&fabric), take)).transpose()?;
         let (events, state, wanted) = (Arc::clone(&inbox), Arc::clone(&shared), wants.clone());
         let run = move |_| {
             let ears = Ears { inbox: &events, wants: &wanted };
-            let result =
-                Runner::begin(&fabric, multicast, target, options, ears, &state).and_then(Runner::run);
+            let result = HostThread::begin(&fabric, multicast, target, options, ears, &state)
+                .and_then(HostThread::run);
             let mut state_now = state.0.lock().unwrap_or_else(PoisonError::into_inner);
             state_now.0.ended = true;
             state_now.1 = result.err();
@@ -147,7 +155,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        self.inbox.push(Event::Stop);
+        self.inbox.push(HostEvent::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
