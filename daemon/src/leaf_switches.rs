@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use sched_bridge::topology::{Format, Imported, import};
+
 use crate::config::{Config, ConfigError};
 
 /// Gives nodes that have no leaf switch of their own in the configuration that of the topology in `path`, in any format that
@@ -15,8 +17,12 @@ pub fn fill(config: &mut Config, path: &Path) -> Result<(), ConfigError> {
     let wrong =
         |why: String| ConfigError::Value { key: "fork.topology", why: format!("{}: {why}", path.display()) };
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let format = vmove_bridge::topology_text::guess(name, &text);
-    let topology = vmove_bridge::topology_text::import(format, &text).map_err(wrong)?;
+    let format = Format::guess(name, &text);
+    let Imported { topology, notes } =
+        import(&text, format, &[]).map_err(|error| wrong(error.to_string()))?;
+    for note in notes {
+        tracing::warn!("{}: {note}", path.display());
+    }
     let leaf = |node: &str| topology.leaf_of(node).map(|id| topology.switch(id).name.to_string());
     let mut known = false;
     let places = config.nodes.iter_mut().map(|(name, node)| (name.as_str(), &mut node.leaf));

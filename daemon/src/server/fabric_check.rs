@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 use vmove_fabric::{Endpoint, FabricKind, trial};
-use vmove_migrate::link::{Dialer, LinkError, PeerTarget};
-use vmove_migrate::proto::hello::{Hello, LinkKind, PROTOCOL_VERSION, SessionId, Token};
+use vmove_node::peer::{Dialer, LinkError, PeerTarget};
+use vmove_node::peer::{Hello, LinkKind, PROTOCOL_VERSION, SessionId, Token};
 
 use super::dialer::PeerDialer;
 use super::fabrics::Fabrics;
-use crate::api::problem::chain;
-use crate::api::types::{FabricCheck, FabricTrial};
+use vmove_types::node::{FabricCheck, FabricTrial};
+use vmove_types::problem::chain;
 
 /// Peers that may try us at a time: each holds 4 MiB and a thread.
 const VISITORS: usize = 4;
