@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 use vmove_memory::{
     Keeper, MappingHints, MemoryError, Process, QemuMapping, RamFile, find_mappings, is_shared_whole,
 };
-use vmove_migrate::check::Blocker;
-use vmove_migrate::vm::VmRecord;
+use vmove_node::record::VmRecord;
 use vmove_qmp::inspect::{BlockerKind, DeviceKind, VmFacts};
+use vmove_types::check::Blocker;
 
 use crate::CloneError;
 

@@ -4,20 +4,21 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use vmove_types::Backing;
 
 use tokio::io::AsyncWriteExt;
 use vmove_memory::{
     ByteLen, MappingHints, MemoryDir, Process, QemuMapping, RamFile, Replacement, Sharing, find_mappings,
     replace_in_qemu, touched_in_qemu,
 };
-use vmove_migrate::check::Blocker;
-use vmove_migrate::clock::Mono;
-use vmove_migrate::node;
-use vmove_migrate::vm::{RamFileRecord, VmRecord};
+use vmove_node::layout;
+use vmove_node::record::{RamFileRecord, VmRecord};
 use vmove_qmp::client::FdSetEntry;
 use vmove_qmp::cmdline::{ChildIdentity, Nic};
 use vmove_qmp::switchover::{Destination, DestinationOptions, Inbound, StateSender};
-use vmove_qmp::{Client, CommandLine, QemuProcess, RamBacking, RamFileSpec, RunLayout};
+use vmove_qmp::{Client, CommandLine, QemuProcess, RamFileSpec, RunLayout};
+use vmove_types::check::Blocker;
+use vmove_types::time::Mono;
 
 use crate::disk::{self, Disk, Images, Overlay};
 use crate::error::blocking;
@@ -27,10 +28,10 @@ use crate::verify::Comparison;
 use crate::{CloneError, identity, network};
 
 /// A hundred QEMUs started at once take their time.
-const START: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// For what takes milliseconds alone, and more beside a hundred others.
-const PATIENCE: Duration = Duration::from_secs(60);
-const GIVE: Duration = Duration::from_secs(10);
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
+const DESCRIPTOR_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What all children of a guest have in common.
 #[derive(Debug, Clone)]
@@ -42,7 +43,7 @@ pub struct Base {
     /// Machine type with its version.
     pub machine: String,
     /// Backing of guest memory.
-    pub backing: RamBacking,
+    pub backing: Backing,
     /// The daemon's folder for VMs.
     pub run_dir: PathBuf,
     /// The daemon's folder for guest memory.
@@ -97,7 +98,7 @@ impl Plan {
         line.lock_nothing()?;
         let identity = identity::fresh(name, line.nics()?.len());
         line.give_identity(&identity)?;
-        let layout = node::layout(&base.run_dir, &base.memory_dir, name, base.backing);
+        let layout = layout::of_vm(&base.run_dir, &base.memory_dir, name, base.backing);
         let folder = base.overlay_dir.as_deref();
         let overlay = |(number, disk): (usize, &Disk)| match &base.images {
             Images::Here => Overlay::new(disk, number, name, folder),
@@ -112,7 +113,7 @@ impl Plan {
             return Err(CloneError::Refused(same));
         }
         let mut argv = command.argv;
-        if base.backing != RamBacking::Thp {
+        if base.backing != Backing::Thp {
             let mut started = CommandLine::parse(argv)?;
             started.reserve_nothing()?;
             argv = started.to_argv();
@@ -126,7 +127,7 @@ impl Plan {
             overlays,
             command_line: words.collect(),
             environment: base.environment.clone(),
-            argv: node::with_environment(argv, &base.environment),
+            argv: layout::with_environment(argv, &base.environment),
             nics: line.nics()?,
         })
     }
@@ -188,10 +189,9 @@ impl Child {
     pub async fn prepare(plan: Plan, started: impl FnOnce(QemuProcess)) -> Result<Self, CloneError> {
         let order = plan.clone();
         let qemu = blocking(move || {
-            let dir =
-                MemoryDir::prepare(&order.layout.memory_dir, node::memory_backing(order.layout.backing))?;
+            let dir = MemoryDir::prepare(&order.layout.memory_dir, order.layout.backing)?;
             for spec in &order.ram {
-                crate::record::remove_file(&spec.path)?;
+                crate::files::remove_file(&spec.path)?;
                 let name = spec.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
                 dir.create_ram_file(name, ByteLen(spec.size))?;
             }
@@ -203,7 +203,7 @@ impl Child {
         })
         .await?;
         started(qemu.clone());
-        let client = qemu.wait_qmp(&plan.layout.qmp_socket, START).await?;
+        let client = qemu.wait_qmp(&plan.layout.qmp_socket, START_TIMEOUT).await?;
         let destination = Destination::prepare(&client, &DestinationOptions::default()).await?;
         let netdevs = network::isolate(&client, &plan.nics).await?;
         let (stream, theirs) = StateSender::pair()?;
@@ -249,7 +249,7 @@ impl Child {
         }
         for source in sources {
             use std::os::fd::AsFd;
-            self.given.push(self.client.add_fd(None, source.file.as_fd(), GIVE).await?);
+            self.given.push(self.client.add_fd(None, source.file.as_fd(), DESCRIPTOR_TIMEOUT).await?);
         }
         let replace = |(at, hints): (&QemuMapping, &MappingHints)| Replacement {
             at: *at,
@@ -297,7 +297,7 @@ impl Child {
             let _ = stream.shutdown().await;
             written
         };
-        let (written, loaded) = tokio::join!(write, self.destination.loaded(PATIENCE));
+        let (written, loaded) = tokio::join!(write, self.destination.loaded(STEP_TIMEOUT));
         loaded?;
         written.map_err(|e| CloneError::Task(format!("the device state could not be sent to QEMU: {e}")))
     }
@@ -329,7 +329,7 @@ impl Child {
     /// # Errors
     /// [`CloneError::Switchover`].
     pub async fn run(&self) -> Result<Mono, CloneError> {
-        Ok(Mono(self.destination.resume(PATIENCE).await?.at.0))
+        Ok(Mono(self.destination.resume(STEP_TIMEOUT).await?.at.0))
     }
 
     /// Gives it NICs of its own and switches them on: see [`network`]. Returns what to say of it.
@@ -341,7 +341,7 @@ impl Child {
             }
         }
         // A guest whose memory is on its way is slow.
-        let patience = if self.served { 2 * network::UNPLUG } else { network::UNPLUG };
+        let patience = if self.served { 2 * network::UNPLUG_TIMEOUT } else { network::UNPLUG_TIMEOUT };
         network::bring_up(&self.client, &self.netdevs, &self.plan.nics, patience).await
     }
 
@@ -372,7 +372,7 @@ impl Child {
             pid_start: self.process.start_time(),
             qmp_socket: self.plan.layout.qmp_socket.clone(),
             vm_dir: self.plan.layout.vm_dir.clone(),
-            backing: node::backing_name(self.plan.layout.backing).to_owned(),
+            backing: self.plan.layout.backing,
             command_line: self.plan.command_line.clone(),
             environment: self.plan.environment.clone(),
             ram: self.plan.ram.iter().map(ram).collect(),

@@ -4,11 +4,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use vmove_memory::{KeepFailure, MemoryError};
-use vmove_migrate::check::Blocker;
+use vmove_node::blocking::spawn_blocking;
 use vmove_qmp::QmpError;
 use vmove_qmp::cmdline::CommandLineError;
 use vmove_qmp::process::ProcessError;
 use vmove_qmp::switchover::SwitchoverError;
+use vmove_types::check::Blocker;
+use vmove_types::problem::Code;
+
+use crate::chunks::ChunksError;
 
 /// Why a fork, or a part of it, failed.
 #[derive(Debug, thiserror::Error)]
@@ -97,12 +101,30 @@ pub enum CloneError {
         /// What to do.
         hint: &'static str,
     },
+    /// A template that is on its way.
+    #[error(transparent)]
+    Chunks(#[from] ChunksError),
     /// A task of ours ended without an answer.
     #[error("A task ended early: {0}; see the log of vmoved")]
     Task(String),
 }
 
 impl CloneError {
+    /// The stable word by which programs know it.
+    #[must_use]
+    pub const fn code(&self) -> Code {
+        match self {
+            Self::Refused(_) => Code::NotMovable,
+            Self::NoRoom(_) => Code::NoRoom,
+            Self::NotKept { .. } => Code::NoMemory,
+            Self::Template { .. } => Code::BadTemplate,
+            Self::Qmp(_) => Code::QmpFailed,
+            Self::Process(_) => Code::QemuFailed,
+            Self::CommandLine(_) => Code::BadCommandLine,
+            _ => Code::ForkFailed,
+        }
+    }
+
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { action, path, source }
@@ -117,5 +139,5 @@ fn list(blockers: &[Blocker]) -> String {
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CloneError> + Send + 'static,
 ) -> Result<T, CloneError> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| CloneError::Task(error.to_string()))?
+    spawn_blocking(work).await.map_err(|error| CloneError::Task(error.to_string()))?
 }

@@ -1,11 +1,13 @@
-//! Forks a running QEMU guest on one host: the guest goes on, and any number of copies of it run beside it.
+//! Forks a running QEMU guest: the guest goes on, and any number of copies of it run beside it and on other hosts.
+//!
+//! The [`engine`] does what `vfork` asks a node for. It is made of what the other modules do on one host:
 //!
 //! | Module | Owns |
 //! |---|---|
-//! | [`parent`] | freezing a guest: device state saved, RAM file frozen, guest running again within milliseconds |
-//! | `protect` | the other way to freeze, where memory cannot be mapped again: it is copied while the guest runs |
+//! | [`engine`] | requests for forks: the parent's side, a child's host, prepared children, disks, guests that fork themselves, recovery |
+//! | [`freeze`] | freezing a guest: device state saved, RAM file frozen (or memory copied), guest running again within milliseconds |
 //! | [`template`] | what was frozen, on one host: RAM files, device state, manifest; on disk, checksummed |
-//! | [`service`] | children that run before all of their template has arrived: their page faults |
+//! | [`chunks`], [`service`] | which parts of a template have arrived; children that run before all of it has: their page faults |
 //! | [`child`] | one copy: a QEMU prepared, its memory laid over the template, state loaded, set running |
 //! | [`identity`], [`network`] | what must differ between copies |
 //! | [`rehome`] | memory of its own for a parent or a child, so that it can be moved or forked again |
@@ -16,22 +18,56 @@
 //!
 //! A [`template::Template`] on a host is the seam to everything that brings templates to other hosts: whoever fills such a
 //! folder there can have children started from it.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use vmove_clone::engine::{ForkEngine, ForkError};
+//! use vmove_types::fork::ForkRequest;
+//!
+//! /// Eight children of a guest, four of them on another node.
+//! async fn eight(engine: Arc<ForkEngine>) -> Result<(), ForkError> {
+//!     let nodes = vec!["n1".to_owned(), "n2.example:7420".to_owned()];
+//!     let request = ForkRequest { vm: Some("web".to_owned()), count: 8, nodes, ..ForkRequest::default() };
+//!     let report = engine.create(request).await?;
+//!     println!("the guest stood still for {} ms", report.parent_pause_ms);
+//!     Ok(())
+//! }
+//! ```
 #![forbid(unsafe_code)]
 
+// Loom looks at what threads share without a lock, and knows nothing of the rest.
+#[cfg(not(loom))]
 pub mod check;
+#[cfg(not(loom))]
 pub mod child;
+#[cfg_attr(loom, allow(dead_code))]
+pub mod chunks;
+#[cfg(not(loom))]
 pub mod disk;
+#[cfg(not(loom))]
+pub mod engine;
+#[cfg(not(loom))]
 mod error;
+#[cfg(not(loom))]
+mod files;
+#[cfg(not(loom))]
+pub mod freeze;
+#[cfg(not(loom))]
 pub mod identity;
+#[cfg(not(loom))]
 pub mod network;
-pub mod parent;
-mod protect;
+#[cfg(not(loom))]
 pub mod record;
+#[cfg(not(loom))]
 pub mod rehome;
-pub mod report;
+#[cfg(not(loom))]
 pub mod room;
+#[cfg(not(loom))]
 pub mod service;
+#[cfg(not(loom))]
 pub mod template;
+#[cfg(not(loom))]
 pub mod verify;
 
+#[cfg(not(loom))]
 pub use error::CloneError;

@@ -12,9 +12,9 @@ use vmove_qmp::cmdline::Nic;
 use vmove_qmp::{Client, QmpError, inspect};
 
 /// A question to QEMU.
-const ASK: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time that a guest gets to let go of a NIC.
-pub const UNPLUG: Duration = Duration::from_secs(15);
+pub const UNPLUG_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Switches all network back ends off; returns their ids. QEMU does not list every kind of them (not a `hubport`), so those of
 /// `nics`, which the command line names, are added.
@@ -36,11 +36,11 @@ pub async fn isolate(client: &Client, nics: &[Nic]) -> Result<Vec<String>, QmpEr
 }
 
 async fn set_link(client: &Client, id: &str, up: bool) -> Result<(), QmpError> {
-    client.execute_raw("set_link", json!({ "name": id, "up": up }), ASK).await.map(drop)
+    client.execute_raw("set_link", json!({ "name": id, "up": up }), ANSWER_TIMEOUT).await.map(drop)
 }
 
 /// Replaces each NIC and switches its back end on. `nics` are those of the child's own command line: with ids and fresh
-/// addresses. A guest gets `patience` to let go of each ([`UNPLUG`], more for one that waits for its memory). Returns what to say of
+/// addresses. A guest gets `patience` to let go of each ([`UNPLUG_TIMEOUT`], more for one that waits for its memory). Returns what to say of
 /// the network: `none`, `up`, or what is down and why.
 pub async fn bring_up(client: &Client, netdevs: &[String], nics: &[Nic], patience: Duration) -> String {
     if netdevs.is_empty() {
@@ -51,10 +51,10 @@ pub async fn bring_up(client: &Client, netdevs: &[String], nics: &[Nic], patienc
         let nic = nics.iter().find(|nic| nic.netdev == *id);
         let done = match nic {
             Some(nic) => replace(client, nic, patience).await,
-            None => Err("its NIC was not given by -device and cannot be replaced".to_owned()),
+            None => Err(NicError::NotByDevice),
         };
         let done = match done {
-            Ok(()) => set_link(client, id, true).await.map_err(|error| error.to_string()),
+            Ok(()) => set_link(client, id, true).await.map_err(NicError::from),
             Err(why) => Err(why),
         };
         if let Err(why) = done {
@@ -64,27 +64,35 @@ pub async fn bring_up(client: &Client, netdevs: &[String], nics: &[Nic], patienc
     if down.is_empty() { "up".to_owned() } else { down.join("; ") }
 }
 
-async fn replace(client: &Client, nic: &Nic, patience: Duration) -> Result<(), String> {
-    let id = nic.id.as_deref().ok_or("its NIC has no id")?;
-    let words = |error: QmpError| error.to_string();
-    let slot = if nic.has_address { String::new() } else { slot(client, id).await.map_err(words)? };
+/// Why a child's NIC is not as it should be.
+#[derive(Debug, thiserror::Error)]
+enum NicError {
+    #[error("its NIC was not given by -device and cannot be replaced")]
+    NotByDevice,
+    #[error("its NIC has no id")]
+    NoId,
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    #[error("the guest did not let go of {id} within {} s (does it know PCI hotplug?)", .timeout.as_secs())]
+    NotUnplugged { id: String, timeout: Duration },
+    #[error("{id} could not be plugged: {said}")]
+    NotPlugged { id: String, said: String },
+}
+
+async fn replace(client: &Client, nic: &Nic, timeout: Duration) -> Result<(), NicError> {
+    let id = nic.id.as_deref().ok_or(NicError::NoId)?;
+    let slot = if nic.has_address { String::new() } else { slot(client, id).await? };
     let wanted = id.to_owned();
     let gone = client.expect("DEVICE_DELETED", move |event| event.text("device") == Some(wanted.as_str()));
-    client.execute_raw("device_del", json!({ "id": id }), ASK).await.map_err(words)?;
-    gone.wait(patience).await.map_err(|_| {
-        format!(
-            "the guest did not let go of {id} within {} s (does it know PCI hotplug?)",
-            patience.as_secs()
-        )
-    })?;
+    client.execute_raw("device_del", json!({ "id": id }), ANSWER_TIMEOUT).await?;
+    gone.wait(timeout).await.map_err(|_| NicError::NotUnplugged { id: id.to_owned(), timeout })?;
     let command = format!("device_add {}{slot}", nic.options);
     let said = client
-        .execute_raw("human-monitor-command", json!({ "command-line": command }), ASK)
-        .await
-        .map_err(words)?;
+        .execute_raw("human-monitor-command", json!({ "command-line": command }), ANSWER_TIMEOUT)
+        .await?;
     match said.as_str().map(str::trim).filter(|text| !text.is_empty()) {
         None => Ok(()),
-        Some(text) => Err(format!("{id} could not be plugged: {text}")),
+        Some(text) => Err(NicError::NotPlugged { id: id.to_owned(), said: text.to_owned() }),
     }
 }
 
@@ -92,7 +100,7 @@ async fn replace(client: &Client, nic: &Nic, patience: Duration) -> Result<(), S
 async fn slot(client: &Client, id: &str) -> Result<String, QmpError> {
     let object = format!("/machine/peripheral/{id}");
     let get = |property: &'static str| {
-        client.execute_raw("qom-get", json!({ "path": object, "property": property }), ASK)
+        client.execute_raw("qom-get", json!({ "path": object, "property": property }), ANSWER_TIMEOUT)
     };
     let address = get("addr").await?;
     let bus = get("parent_bus").await?;

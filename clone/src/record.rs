@@ -1,15 +1,16 @@
 //! What outlives the daemon: how far a fork has come, and which VM came from which.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use vmove_memory::QemuMapping;
-use vmove_migrate::vm::{VmRecord, write_atomically};
+use vmove_node::files::write_atomically;
+use vmove_node::record::VmRecord;
 
 use crate::CloneError;
 use crate::check::Way;
 use crate::disk::Step;
+use crate::files::remove_file;
 
 /// How far a fork has come. Written down before the step is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +26,20 @@ pub enum ForkPhase {
     Frozen,
     /// All children run.
     Complete,
+}
+
+impl ForkPhase {
+    /// For logs.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Begun => "begun",
+            Self::Stopping => "stopping",
+            Self::Keeping => "keeping",
+            Self::Frozen => "frozen",
+            Self::Complete => "complete",
+        }
+    }
 }
 
 /// A RAM file on its way to become a template.
@@ -133,6 +148,30 @@ impl Members {
         write_atomically(&path, member).map_err(CloneError::io("write", &path))
     }
 
+    /// Writes down that the memory of a guest is private since a fork, and where it is mapped; `before`: what was known of the guest.
+    ///
+    /// # Errors
+    /// [`CloneError::Io`].
+    pub fn note_private(
+        &self,
+        record: &VmRecord,
+        before: Option<Member>,
+        fork: &str,
+        private: &[QemuMapping],
+    ) -> Result<(), CloneError> {
+        let (parent, index) = before.map_or((None, 0), |m| (m.parent, m.index));
+        self.put(&Member {
+            vm: record.name.clone(),
+            pid: record.pid,
+            pid_start: record.pid_start,
+            parent,
+            index,
+            fork: fork.to_owned(),
+            node: None,
+            private: private.to_vec(),
+        })
+    }
+
     /// Forgets one; that it is not there is fine.
     ///
     /// # Errors
@@ -150,16 +189,6 @@ impl Members {
             return None;
         }
         serde_json::from_slice(&std::fs::read(path).ok()?).ok()
-    }
-}
-
-/// Removes a file; that it is not there is fine.
-pub(crate) fn remove_file(path: &Path) -> Result<(), CloneError> {
-    match std::fs::remove_file(path) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(CloneError::io("remove", path)(source))
-        }
-        _ => Ok(()),
     }
 }
 

@@ -16,10 +16,10 @@ use vmove_memory::{
     ByteLen, ByteRange, DirtyTracker, FileOffset, Injector, Mapping, MemoryError, Precision, Process,
     QemuMapping, RamFile, Replacement, Sharing, descriptors_of, replace_in_qemu, touched_in_qemu,
 };
-use vmove_migrate::clock::{Mono, ms};
-use vmove_migrate::vm::VmRecord;
+use vmove_node::record::VmRecord;
 use vmove_qmp::Client;
 use vmove_qmp::inspect::{DeviceKind, VmFacts};
+use vmove_types::time::{Mono, ms};
 
 use crate::CloneError;
 use crate::check::{hints_of, open_files};
@@ -35,7 +35,7 @@ const SMALL: u64 = 8 << 20;
 /// After so many rounds it is stopped whatever is left.
 const ROUNDS: u32 = 12;
 /// `stop` drains the disks.
-const OBEYS: Duration = Duration::from_secs(30);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How it went.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -115,9 +115,9 @@ async fn quiesced<T: Send + 'static>(
     if !needed {
         return blocking(work).await;
     }
-    client.execute_raw("stop", Value::Null, OBEYS).await?;
+    client.execute_raw("stop", Value::Null, COMMAND_TIMEOUT).await?;
     let done = blocking(work).await;
-    client.execute_raw("cont", Value::Null, OBEYS).await?;
+    client.execute_raw("cont", Value::Null, COMMAND_TIMEOUT).await?;
     done
 }
 
@@ -131,7 +131,7 @@ async fn switch(
 ) -> Result<Duration, CloneError> {
     let begun = Mono::now();
     if was_running {
-        client.execute_raw("stop", Value::Null, OBEYS).await?;
+        client.execute_raw("stop", Value::Null, COMMAND_TIMEOUT).await?;
     }
     let last = Arc::clone(copy);
     let work = move || {
@@ -145,7 +145,7 @@ async fn switch(
     };
     let done = blocking(work).await;
     if was_running {
-        client.execute_raw("cont", Value::Null, OBEYS).await?;
+        client.execute_raw("cont", Value::Null, COMMAND_TIMEOUT).await?;
     }
     *bytes += done?;
     Ok(if was_running { Mono::now().since(begun) } else { Duration::ZERO })

@@ -1,27 +1,31 @@
 //! Settings of `vmoved`: flags over a TOML file over defaults.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-pub use self::rdma::{OnDemand, RdmaConfig, RdmaFlags};
-use crate::units;
+#[cfg(feature = "verbs")]
+pub use self::rdma::OnDemand;
+pub use self::rdma::{RdmaConfig, RdmaFlags};
+pub use vmove_clone::engine::ForkPolicy;
+use vmove_log::LogFormat;
+use vmove_node::peer::split_address;
+use vmove_types::node::DEFAULT_CONTROL;
+use vmove_types::units;
 
 mod rdma;
 
-/// Control socket, unless another is given.
-pub const DEFAULT_CONTROL: &str = "/run/vmove/control.sock";
 /// Peer port, unless another is given.
 pub const DEFAULT_LISTEN: &str = "[::]:7420";
 const DEFAULT_STATE_DIR: &str = "/var/lib/vmove";
 
 /// Moves running QEMU guests between nodes. One per node.
 #[derive(Debug, Default, Parser)]
-#[command(name = "vmoved", version, about, long_about = LONG_ABOUT, after_help = EXAMPLES)]
+#[command(name = "vmoved", version, long_about = LONG_ABOUT, after_help = EXAMPLES)]
 pub struct Flags {
     /// Settings from a TOML file; flags override it
     #[arg(long, value_name = "FILE")]
@@ -64,6 +68,9 @@ pub struct Flags {
     /// Serve Prometheus metrics here
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<SocketAddr>,
+    /// Form of the log: text, or json with one object a line [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
 }
 
 const LONG_ABOUT: &str = "Moves running QEMU guests between nodes. One vmoved runs on each node, as root; \
@@ -109,6 +116,7 @@ pub struct ConfigFile {
     fabric: Option<FabricChoice>,
     rdma: RdmaConfig,
     metrics: Option<SocketAddr>,
+    log_format: Option<LogFormat>,
     insecure: Option<bool>,
     tls: Option<TlsFiles>,
     bulk_connections: Option<u8>,
@@ -118,70 +126,17 @@ pub struct ConfigFile {
     nodes: BTreeMap<String, NodeEntry>,
 }
 
-/// `[fork]`: what forks may do, and what is done for them.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-pub struct ForkPolicy {
-    /// Most children that one request may ask for; 0 forbids forks.
-    pub max_children: usize,
-    /// Program that is run for each child before the child is.
-    pub child_start: Option<PathBuf>,
-    /// Children that are kept prepared after a fork, for the next one.
-    pub warm: usize,
-    /// Guests may fork themselves over their port `org.vmove.fork`, within `max-children`.
-    pub from_guest: bool,
-    /// Folder for the overlays of disks; that of each image without it.
-    pub overlay_dir: Option<PathBuf>,
-    /// Most MiB that the copy of a guest's memory may take where its memory cannot be remapped; without it, as much as is free.
-    pub copy_limit_mib: Option<u64>,
-    /// Group and port of the datagrams by which memory goes to several nodes at once; without it, none does. Equal on all nodes.
-    pub multicast_group: Option<SocketAddrV4>,
-    /// Address of the interface for it; without it, that of the peer port.
-    pub multicast_interface: Option<Ipv4Addr>,
-    /// Most megabits per second of datagrams; without it, eight tenths of the link.
-    pub multicast_mbit: Option<u64>,
-    /// Megabits per second of a node's link, for the choice of the way.
-    pub link_mbit: u64,
-    /// Megabits per second from one leaf switch to others; without it, as many as its nodes can use.
-    pub uplink_mbit: Option<u64>,
-    /// Leaf switch of this node; those of the others are in `[nodes]`.
-    pub leaf: Option<String>,
-    /// The cluster's topology, in any format that `vmove topology` reads: leaf switches of nodes for which none is given.
-    pub topology: Option<PathBuf>,
-}
-
-impl Default for ForkPolicy {
-    fn default() -> Self {
-        Self {
-            max_children: 256,
-            child_start: None,
-            warm: 0,
-            from_guest: false,
-            overlay_dir: None,
-            copy_limit_mib: None,
-            multicast_group: None,
-            multicast_interface: None,
-            multicast_mbit: None,
-            link_mbit: 10_000,
-            uplink_mbit: None,
-            leaf: None,
-            topology: None,
-        }
+/// `[fork]`, if it is within its ranges.
+fn checked(policy: ForkPolicy) -> Result<ForkPolicy, ConfigError> {
+    if let Some(group) = policy.multicast_group.filter(|g| !g.ip().is_multicast() || g.port() == 0) {
+        let why = format!("expected an address of 224.0.0.0/4 and a port, found {group}");
+        return Err(value("fork.multicast-group", why));
     }
-}
-
-impl ForkPolicy {
-    fn checked(self) -> Result<Self, ConfigError> {
-        if let Some(group) = self.multicast_group.filter(|g| !g.ip().is_multicast() || g.port() == 0) {
-            let why = format!("expected an address of 224.0.0.0/4 and a port, found {group}");
-            return Err(value("fork.multicast-group", why));
-        }
-        let none = [Some(self.link_mbit), self.uplink_mbit, self.multicast_mbit].contains(&Some(0));
-        if none {
-            return Err(value("fork", "expected rates of at least 1 megabit per second, found 0".to_owned()));
-        }
-        Ok(self)
+    let none = [Some(policy.link_mbit), policy.uplink_mbit, policy.multicast_mbit].contains(&Some(0));
+    if none {
+        return Err(value("fork", "expected rates of at least 1 megabit per second, found 0".to_owned()));
     }
+    Ok(policy)
 }
 
 /// Files for mutual TLS, all PEM.
@@ -250,6 +205,8 @@ pub struct Config {
     pub security: Security,
     /// Metrics port.
     pub metrics: Option<SocketAddr>,
+    /// Form of the log.
+    pub log_format: LogFormat,
     /// Bulk connections per migration, 1 to 16.
     pub bulk_connections: u8,
     /// How long a migration that lost its peer after the hand-over goes on trying.
@@ -312,18 +269,14 @@ impl Config {
     /// [`ConfigError`].
     pub fn load(flags: Flags) -> Result<Self, ConfigError> {
         let file = flags.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
-        let mut config = Self::merge(flags, file)?;
-        if let Some(path) = config.fork.topology.clone() {
-            crate::leaves::fill(&mut config, &path)?;
-        }
-        Ok(config)
+        Self::merge(flags, file)
     }
 
     fn merge(flags: Flags, file: ConfigFile) -> Result<Self, ConfigError> {
         let security = security(&flags, &file)?;
         let node = flags.node.or(file.node).unwrap_or_else(host_name);
         if node.is_empty()
-            || node.len() > vmove_migrate::proto::hello::MAX_NODE_NAME
+            || node.len() > vmove_node::peer::MAX_NODE_NAME
             || node.chars().any(char::is_control)
         {
             return Err(value(
@@ -369,10 +322,11 @@ impl Config {
             rdma: file.rdma.overridden(flags.rdma).checked()?,
             security,
             metrics: flags.metrics.or(file.metrics),
+            log_format: flags.log_format.or(file.log_format).unwrap_or_default(),
             bulk_connections,
             reconnect_for,
             keep_migrations,
-            fork: file.fork.checked()?,
+            fork: checked(file.fork)?,
             nodes,
         })
     }
@@ -398,17 +352,6 @@ impl NodeEntry {
         }
         Ok(node)
     }
-}
-
-/// Splits `host:port` or `[v6]:port`; `None` if it is neither.
-#[must_use]
-pub fn split_address(address: &str) -> Option<(&str, u16)> {
-    let (host, port) = address.rsplit_once(':')?;
-    let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
-    if bare.is_empty() || (bare.contains(':') && bare == host) || bare.contains(char::is_whitespace) {
-        return None;
-    }
-    Some((bare, port.parse().ok().filter(|port| *port > 0)?))
 }
 
 /// Flags, as a group, over the file: `--insecure` on the command line is not contradicted by `[tls]` in the file.
@@ -562,18 +505,25 @@ pub(crate) mod tests {
         }
     }
 
+    /// `VMOVE_WRITE_MAN=1 cargo test -p vmove-daemon man_page` writes it. `vmove man` installs it with the others.
+    #[test]
+    fn the_checked_in_man_page_is_current() {
+        use clap::CommandFactory;
+        let mut page = Vec::new();
+        clap_mangen::Man::new(Flags::command().disable_help_subcommand(true)).render(&mut page).unwrap();
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/dist/vmoved.1");
+        if std::env::var_os("VMOVE_WRITE_MAN").is_some() {
+            std::fs::write(path, &page).unwrap();
+        }
+        assert!(
+            std::fs::read(path).unwrap_or_default() == page,
+            "{path} is out of date: run VMOVE_WRITE_MAN=1 cargo test -p vmove-daemon man_page"
+        );
+    }
+
     #[test]
     fn a_misspelt_key_is_named() {
         let error = toml::from_str::<ConfigFile>("stat-dir = '/s'").unwrap_err();
         assert!(error.to_string().contains("stat-dir"), "{error}");
-    }
-
-    #[test]
-    fn addresses_are_split_at_the_port() {
-        assert_eq!(split_address("host:1"), Some(("host", 1)));
-        assert_eq!(split_address("[::1]:7420"), Some(("::1", 7420)));
-        for bad in ["host", "host:", ":1", "host:0", "host:99999", "::1:7420", "two words:1"] {
-            assert_eq!(split_address(bad), None, "{bad}");
-        }
     }
 }

@@ -7,38 +7,11 @@ mod common;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use common::{Ended, Node, Pki, VMOVE, VMOVED, tls_node};
-use vmove_migrate::proto::hello::{MAGIC, PROTOCOL_VERSION};
-
-#[test]
-fn without_a_daemon_every_command_ends_with_5() {
-    let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("none.sock");
-    for args in [
-        &["list"][..],
-        &["show", "a"],
-        &["stop", "a"],
-        &["node"],
-        &["check", "a", "--to", "b:1"],
-        &["migrate", "a", "--to", "b:1"],
-        &["status"],
-        &["cancel", "1"],
-        &["recover", "1"],
-        &["history"],
-        &["run", "--name", "a", "--", "qemu"],
-        &["adopt", "--name", "a", "--qmp", "q"],
-        &["forget", "a"],
-    ] {
-        let ended =
-            Ended::of(Command::new(VMOVE).env("VMOVE_CONTROL", &socket).arg("--json").args(args)).expect(5);
-        let json = ended.json();
-        assert_eq!(json["code"], "daemon-unreachable", "{args:?}");
-        assert_eq!(json["exit_code"], 5);
-        assert!(ended.err.contains("systemctl start vmoved"), "{}", ended.err);
-    }
-}
+use common::{Ended, Node, Pki, VMOVED, tls_node, vmove};
+use vmove_node::peer::PROTOCOL_VERSION;
+use vmove_node::peer::hello::MAGIC;
 
 #[test]
 fn wrong_usage_ends_with_2() {
@@ -48,7 +21,7 @@ fn wrong_usage_ends_with_2() {
         &["frobnicate"],
         &["run", "--name", "a"],
     ] {
-        Ended::of(Command::new(VMOVE).args(args)).expect(2);
+        Ended::of(Command::new(vmove()).args(args)).expect(2);
     }
     let node = Node::start();
     for (args, code) in [
@@ -307,35 +280,14 @@ fn names_of_nodes_come_from_the_configuration() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_failure() {
-    let mut child = Command::new(VMOVE).args(["completions", "bash"]).stdout(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
-    assert_eq!(child.wait().unwrap().code(), Some(0));
-}
-
-#[test]
-fn completions_and_man_pages_are_made() {
-    for shell in ["bash", "zsh", "fish"] {
-        let script = Ended::of(Command::new(VMOVE).args(["completions", shell])).expect(0).out;
-        assert!(script.contains("migrate") && script.contains("max-downtime"), "{shell}");
-    }
-    let dir = tempfile::tempdir().unwrap();
-    Ended::of(Command::new(VMOVE).arg("man").arg(dir.path())).expect(0);
-    let page = std::fs::read_to_string(dir.path().join("vmove-migrate.1")).unwrap();
-    assert!(page.contains("max\\-downtime") && page.contains("Ctrl"), "{page}");
-    let page = std::fs::read_to_string(dir.path().join("vmove.1")).unwrap();
-    assert!(page.contains("needs `vmove recover`"), "{page}");
-}
-
-#[test]
 fn every_command_explains_itself() {
-    let help = Ended::of(Command::new(VMOVE).arg("--help")).expect(0).out;
+    let help = Ended::of(Command::new(vmove()).arg("--help")).expect(0).out;
     assert!(help.contains("Exit codes:"), "{help}");
     for command in
         ["run", "adopt", "list", "show", "stop", "check", "migrate", "status", "cancel", "recover", "history"]
     {
         assert!(help.contains(command));
-        Ended::of(Command::new(VMOVE).args([command, "--help"])).expect(0);
+        Ended::of(Command::new(vmove()).args([command, "--help"])).expect(0);
     }
     Ended::of(Command::new(VMOVED).arg("--help")).expect(0);
 }

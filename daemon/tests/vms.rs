@@ -12,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use common::{Ended, Node, Pki, alive, qemu, signal, tls_node, wait};
 use rustix::process::Signal;
 use serde_json::Value;
+use vmove_skip::need;
 
 const NAME: &str = "two wörds 機械";
 
@@ -35,7 +36,7 @@ fn status(node: &Node, name: &str) -> Value {
 
 #[test]
 fn a_vm_is_started_listed_shown_and_stopped() {
-    let Some(qemu) = qemu("a_vm_is_started_listed_shown_and_stopped") else { return };
+    let qemu = need!(qemu());
     let node = Node::start();
     let vm = node.ask(&[
         "run",
@@ -87,7 +88,7 @@ fn a_vm_is_started_listed_shown_and_stopped() {
 
 #[test]
 fn a_vm_that_does_not_start_leaves_nothing() {
-    let Some(qemu) = qemu("a_vm_that_does_not_start_leaves_nothing") else { return };
+    let qemu = need!(qemu());
     let node = Node::start();
     for (line, code, exit, word) in [
         (&[&qemu, "-device", "no-such-device"][..], "qemu-failed", 1, "no-such-device"),
@@ -113,7 +114,7 @@ fn a_vm_that_does_not_start_leaves_nothing() {
 
 #[test]
 fn vms_outlive_the_daemon_and_are_found_again() {
-    let Some(qemu) = qemu("vms_outlive_the_daemon_and_are_found_again") else { return };
+    let qemu = need!(qemu());
     let mut node = Node::start();
     let (stays, goes) = (run(&node, "stays", &qemu), run(&node, "goes", &qemu));
     assert_eq!(node.stop(), Some(0));
@@ -136,7 +137,7 @@ fn vms_outlive_the_daemon_and_are_found_again() {
 
 #[test]
 fn the_end_of_a_qemu_is_noticed() {
-    let Some(qemu) = qemu("the_end_of_a_qemu_is_noticed") else { return };
+    let qemu = need!(qemu());
     let node = Node::start();
     let vm = run(&node, NAME, &qemu);
     signal(pid_of(&vm), Signal::KILL);
@@ -184,7 +185,7 @@ impl Drop for SharedFile {
 
 #[test]
 fn a_foreign_qemu_is_adopted_released_and_only_ended_by_force() {
-    let Some(qemu) = qemu("a_foreign_qemu_is_adopted_released_and_only_ended_by_force") else { return };
+    let qemu = need!(qemu());
     let node = Node::start();
     let file = SharedFile(format!("/dev/shm/vmove-adopt-{}", std::process::id()).into());
     let backend = format!("memory-backend-file,id=ram0,size=64M,share=on,mem-path={}", file.0.display());
@@ -227,7 +228,7 @@ fn a_foreign_qemu_is_adopted_released_and_only_ended_by_force() {
 
 #[test]
 fn a_foreign_qemu_that_could_never_move_is_refused_with_reasons() {
-    let Some(qemu) = qemu("a_foreign_qemu_that_could_never_move_is_refused_with_reasons") else { return };
+    let qemu = need!(qemu());
     let node = Node::start();
     let socket = node.path("foreign.qmp").display().to_string();
     let adopt = ["adopt", "--name", "x", "--qmp", &socket];
@@ -268,7 +269,7 @@ fn peer_is_no_use(node: &Node, to: &str, word: &str) {
 
 #[test]
 fn a_peer_that_cannot_be_used_leaves_the_guest_where_it_is() {
-    let Some(qemu) = qemu("a_peer_that_cannot_be_used_leaves_the_guest_where_it_is") else { return };
+    let qemu = need!(qemu());
     let node = Node::start();
     run(&node, NAME, &qemu);
     peer_is_no_use(&node, &common::free_port().to_string(), "connection refused");
@@ -282,7 +283,7 @@ fn a_peer_that_cannot_be_used_leaves_the_guest_where_it_is() {
 
 #[test]
 fn nodes_of_different_authorities_do_not_talk() {
-    let Some(qemu) = qemu("nodes_of_different_authorities_do_not_talk") else { return };
+    let qemu = need!(qemu());
     let (node, other, plain) = (tls_node(&Pki::new()), tls_node(&Pki::new()), Node::start());
     run(&node, NAME, &qemu);
     peer_is_no_use(&node, &other.listen.to_string(), "same authority");
@@ -306,7 +307,7 @@ fn fake_peer(reply: impl Fn(&[u8]) -> Vec<u8> + Send + 'static) -> String {
 
 #[test]
 fn a_vm_moves_there_and_back() {
-    let Some(qemu) = qemu("a_vm_moves_there_and_back") else { return };
+    let qemu = need!(qemu());
     let pki = Pki::new();
     let (a, b) = (tls_node(&pki), tls_node(&pki));
     let before = run(&a, NAME, &qemu);
@@ -364,7 +365,7 @@ fn fill(vm: &Value, bytes: usize) {
 
 #[test]
 fn a_migration_is_cancelled_by_ctrl_c_and_by_request() {
-    let Some(qemu) = qemu("a_migration_is_cancelled_by_ctrl_c_and_by_request") else { return };
+    let qemu = need!(qemu());
     let (a, b) = (
         Node::start_with(&["--insecure", "--fabric", "tcp"]),
         Node::start_with(&["--insecure", "--fabric", "tcp"]),
@@ -417,7 +418,7 @@ fn a_migration_is_cancelled_by_ctrl_c_and_by_request() {
 
 #[test]
 fn a_daemon_that_dies_in_the_middle_is_waited_for() {
-    let Some(qemu) = qemu("a_daemon_that_dies_in_the_middle_is_waited_for") else { return };
+    let qemu = need!(qemu());
     let mut a = Node::start_with(&["--insecure", "--fabric", "tcp"]);
     let b = Node::start_with(&["--insecure", "--fabric", "tcp"]);
     let vm = run(&a, NAME, &qemu);

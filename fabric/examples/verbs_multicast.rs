@@ -22,8 +22,8 @@ use vmove_fabric::{
 };
 
 /// How long a receiver waits for the first datagram, and for one more.
-const FIRST: Duration = Duration::from_secs(20);
-const MORE: Duration = Duration::from_secs(3);
+const FIRST_DATAGRAM_TIMEOUT: Duration = Duration::from_secs(20);
+const NEXT_DATAGRAM_TIMEOUT: Duration = Duration::from_secs(3);
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -131,8 +131,12 @@ fn receive(group: &Group, count: u32) -> Outcome<()> {
             last = Instant::now();
             continue;
         }
-        let patience = if receiver.counters().read().received == 0 { FIRST } else { MORE };
-        if last.elapsed() > patience {
+        let timeout = if receiver.counters().read().received == 0 {
+            FIRST_DATAGRAM_TIMEOUT
+        } else {
+            NEXT_DATAGRAM_TIMEOUT
+        };
+        if last.elapsed() > timeout {
             break;
         }
         wait(receiver.wait_fd())?;

@@ -64,7 +64,7 @@ pub enum PeerAddress {
     Tcp(SocketAddr),
     /// A Unix socket of this host, for [`FabricKind::Local`].
     Unix(PathBuf),
-    /// A name that means something to whoever makes the connections of a fabric that adopts them.
+    /// A name with a meaning only for the code that makes connections for a fabric that adopts them.
     Named(String),
 }
 

@@ -1,6 +1,7 @@
 //! What can go wrong, and what a caller may do next.
 
 use std::io;
+use std::time::Duration;
 
 use crate::address::PeerAddress;
 
@@ -18,7 +19,7 @@ pub enum FabricError {
         /// Work requests of this side that had not completed; 0 after an orderly end.
         outstanding: usize,
     },
-    /// The connection broke: reset, or nothing was heard from the peer for the user timeout.
+    /// The connection broke: it was reset, or the peer sent nothing for the user timeout.
     #[error("Connection lost with {outstanding} operations outstanding; connect again or use another fabric")]
     PeerGone {
         /// Work requests of this side that had not completed.
@@ -27,14 +28,14 @@ pub enum FabricError {
         #[source]
         source: io::Error,
     },
-    /// The devices of the two sides reach each other no more: nothing is answered, or a device is gone.
+    /// The two devices no longer reach each other: there are no answers, or a device was removed.
     #[error(
         "RDMA path lost with {outstanding} operations outstanding: {why}; connect again or use another fabric"
     )]
     PathLost {
         /// Work requests of this side that had not completed.
         outstanding: usize,
-        /// What the device said.
+        /// The device's error.
         why: String,
     },
     /// The peer sent something that the protocol does not allow. It is of another version, or hostile.
@@ -134,6 +135,10 @@ pub enum Remedy {
 impl FabricError {
     pub(crate) fn io(operation: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { operation, source }
+    }
+
+    pub(crate) fn timeout(what: &'static str, waited: Duration) -> Self {
+        Self::Timeout { what, waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX) }
     }
 
     pub(crate) fn protocol(what: impl Into<String>) -> Self {

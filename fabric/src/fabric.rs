@@ -45,9 +45,9 @@ pub trait Fabric: Send + Sync + std::fmt::Debug {
 /// A connection that a peer opened.
 #[derive(Debug)]
 pub struct Incoming {
-    /// What the peer wants to use it for.
+    /// The peer's intended use of the connection.
     pub class: Class,
-    /// What the peer said when it connected.
+    /// The data that the peer sent when it connected.
     pub greeting: Vec<u8>,
     /// The connection.
     pub endpoint: Box<dyn Endpoint>,

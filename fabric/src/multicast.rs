@@ -13,13 +13,12 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::address::FabricKind;
+use crate::counters::MulticastCountersHandle;
 use crate::error::FabricError;
 use crate::region::LocalSlice;
 use crate::sys::net::random;
@@ -44,7 +43,7 @@ impl std::fmt::Display for GroupAddress {
     }
 }
 
-/// What tells the datagrams of one session from those of others, stale or forged. Drawn afresh for each session and told to the
+/// Distinguishes the datagrams of one session from stale or forged ones. Drawn afresh for each session and told to the
 /// receivers over connections that deserve it.
 ///
 /// It keeps out accidents, leftovers of earlier sessions and strangers who guess. It is no cryptographic signature: who can read
@@ -132,7 +131,7 @@ pub trait MulticastSender: Send + std::fmt::Debug {
     fn counters(&self) -> MulticastCountersHandle;
 }
 
-/// Says where payload goes, and hears that it is there.
+/// Decides where payload is written, and is called when it has been written.
 pub trait Sink {
     /// Where the payload of `len` bytes that was sent with `immediate` belongs: a slice of exactly that length. `None`: it is not
     /// wanted, and dropped.
@@ -159,70 +158,4 @@ pub trait MulticastReceiver: Send + std::fmt::Debug {
 
     /// What was received so far, to be read from any thread.
     fn counters(&self) -> MulticastCountersHandle;
-}
-
-/// Totals since the group was opened or joined.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct MulticastCounters {
-    /// Datagrams given to the transport.
-    pub sent: u64,
-    /// Their bytes with the back end's header, without those of IP and below.
-    pub bytes_sent: u64,
-    /// Good datagrams that arrived the first time, wanted or not.
-    pub received: u64,
-    /// Their bytes, counted likewise.
-    pub bytes_received: u64,
-    /// Datagrams between the first and the last received that did not arrive. 0 where the transport does not number them (verbs).
-    pub lost: u64,
-    /// Datagrams that arrived again. 0 where the transport does not number them.
-    pub duplicate: u64,
-    /// Datagrams for which [`Sink::place`] had none.
-    pub unwanted: u64,
-    /// Datagrams of other sessions, damaged or malformed.
-    pub refused: u64,
-    /// Datagrams for which the receive ring had no room.
-    pub ring_full: u64,
-}
-
-macro_rules! cells {
-    ($($field:ident)*) => {
-        #[derive(Debug, Default)]
-        pub(crate) struct MulticastCells { $(pub(crate) $field: Total,)* }
-        impl MulticastCells {
-            fn read(&self) -> MulticastCounters {
-                MulticastCounters { $($field: self.$field.0.load(Ordering::Relaxed),)* }
-            }
-        }
-    };
-}
-cells!(sent bytes_sent received bytes_received lost duplicate unwanted refused ring_full);
-
-/// One total, written by one thread only.
-#[derive(Debug, Default)]
-pub(crate) struct Total(AtomicU64);
-
-impl Total {
-    pub(crate) fn add(&self, amount: u64) {
-        self.set(self.0.load(Ordering::Relaxed) + amount);
-    }
-
-    pub(crate) fn set(&self, amount: u64) {
-        self.0.store(amount, Ordering::Relaxed);
-    }
-}
-
-/// Reads the totals of a sender or receiver from any thread; outlives it.
-#[derive(Debug, Clone, Default)]
-pub struct MulticastCountersHandle(Arc<MulticastCells>);
-
-impl MulticastCountersHandle {
-    /// The totals now. Each is exact, but they are not read at one instant.
-    #[must_use]
-    pub fn read(&self) -> MulticastCounters {
-        self.0.read()
-    }
-
-    pub(crate) fn cells(&self) -> &MulticastCells {
-        &self.0
-    }
 }

@@ -1,22 +1,22 @@
 //! An endpoint that answers on a thread of its own.
 
+use std::net::Shutdown;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
 use crate::counters::{Counters, CountersHandle};
 use crate::error::FabricError;
+use crate::socket::Socket;
 use crate::thread::SchedOutcome;
 
-/// A connection that is being served. Dropping it closes the connection and joins the thread, if there is one.
+/// A connection that is being served. Dropping it closes the connection and joins the thread.
 #[derive(Debug)]
 pub struct ServeHandle {
     counters: CountersHandle,
     state: Arc<ServeState>,
-    stop: Option<Box<dyn StopServing>>,
-}
-
-/// Ends the serving of one connection: called once, returns when no thread touches the connection any more.
-pub(crate) trait StopServing: Send + Sync + std::fmt::Debug {
-    fn stop(self: Box<Self>);
+    /// That of the connection: shutting it down ends the thread.
+    socket: Socket,
+    thread: Option<JoinHandle<()>>,
 }
 
 /// What the serving thread leaves for the handle.
@@ -49,9 +49,10 @@ impl ServeHandle {
     pub(crate) fn new(
         counters: CountersHandle,
         state: Arc<ServeState>,
-        stop: Option<Box<dyn StopServing>>,
+        socket: Socket,
+        thread: JoinHandle<()>,
     ) -> Self {
-        Self { counters, state, stop }
+        Self { counters, state, socket, thread: Some(thread) }
     }
 
     /// What went over the connection so far.
@@ -60,7 +61,7 @@ impl ServeHandle {
         self.counters.read()
     }
 
-    /// The same, readable after the handle is gone.
+    /// The same, readable after the handle was dropped.
     #[must_use]
     pub fn counters_handle(&self) -> CountersHandle {
         self.counters.clone()
@@ -78,7 +79,7 @@ impl ServeHandle {
         self.state.outcome.lock().unwrap_or_else(PoisonError::into_inner).error.clone()
     }
 
-    /// How far the thread got the scheduling it was asked to take; `None` before it ran, or without a thread.
+    /// How far the thread got the scheduling it was asked to take; `None` before it ran.
     #[must_use]
     pub fn sched(&self) -> Option<SchedOutcome> {
         self.state.outcome.lock().unwrap_or_else(PoisonError::into_inner).sched
@@ -87,8 +88,9 @@ impl ServeHandle {
 
 impl Drop for ServeHandle {
     fn drop(&mut self) {
-        if let Some(stop) = self.stop.take() {
-            stop.stop();
+        let _ = self.socket.shutdown(Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
         }
     }
 }

@@ -31,11 +31,11 @@ const LARGE: u32 = 256 << 10;
 const DEPTH: usize = 8;
 /// Small READs measured at most, and the time for them, and for large ones.
 const SAMPLES: usize = 1000;
-const TIME: Duration = Duration::from_secs(1);
+const MEASURING_INTERVAL: Duration = Duration::from_secs(1);
 /// Nothing came for this long: the other side hangs.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a side that answers stays.
-const VISIT: Duration = Duration::from_secs(60);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a side answers at most.
+const ANSWERING_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes of the message that says where the memory is.
 const OFFER: usize = 24;
 
@@ -91,7 +91,7 @@ pub fn answer(
     endpoint.flush()?;
     let mut member = group::Member::new(multicast);
     let (mut done, begun) = (Completions::default(), Instant::now());
-    while begun.elapsed() < VISIT {
+    while begun.elapsed() < ANSWERING_TIMEOUT {
         match endpoint.poll(&mut done) {
             Ok(0) => endpoint.wait(Some(Duration::from_millis(500)))?,
             Ok(_) => {
@@ -124,7 +124,7 @@ pub fn measure(
     let remote = trial.offer()?;
     let mut times = Vec::with_capacity(SAMPLES);
     let begun = Instant::now();
-    while times.len() < SAMPLES && (begun.elapsed() < TIME || times.is_empty()) {
+    while times.len() < SAMPLES && (begun.elapsed() < MEASURING_INTERVAL || times.is_empty()) {
         let at = (times.len() as u64 * u64::from(SMALL)) % LEN;
         let posted = Instant::now();
         trial.post(&remote, at, SMALL)?;
@@ -137,7 +137,7 @@ pub fn measure(
     times.sort_by(f64::total_cmp);
     let (begun, mut bytes, mut under_way, mut at) = (Instant::now(), 0_u64, 0, 0);
     loop {
-        while under_way < DEPTH && begun.elapsed() < TIME {
+        while under_way < DEPTH && begun.elapsed() < MEASURING_INTERVAL {
             trial.post(&remote, at, LARGE)?;
             at = (at + u64::from(LARGE)) % LEN;
             under_way += 1;
@@ -212,9 +212,8 @@ impl Trial<'_> {
         loop {
             if self.endpoint.poll(&mut self.done)? == 0 {
                 let waited = begun.elapsed();
-                if waited > PATIENCE {
-                    let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
-                    return Err(FabricError::Timeout { what: "an answer in a trial", waited_ms });
+                if waited > ANSWER_TIMEOUT {
+                    return Err(FabricError::timeout("an answer in a trial", waited));
                 }
                 self.endpoint.wait(Some(Duration::from_millis(100)))?;
                 continue;

@@ -92,7 +92,7 @@ fn batch(from: &Host, numbers: impl IntoIterator<Item = u32>) -> Vec<Outgoing> {
 fn until(receiver: &mut dyn MulticastReceiver, sink: &mut dyn Sink, so: impl Fn(&MulticastCounters) -> bool) {
     let begin = Instant::now();
     while !so(&receiver.counters().read()) {
-        assert!(begin.elapsed() < support::PATIENCE, "not so: {:?}", receiver.counters().read());
+        assert!(begin.elapsed() < support::TIMEOUT, "not so: {:?}", receiver.counters().read());
         if receiver.poll(sink).unwrap() == 0 {
             std::thread::sleep(Duration::from_micros(200));
         }
@@ -180,7 +180,7 @@ fn tapped(address: SocketAddrV4) -> UdpSocket {
     bind(&tap, &address).unwrap();
     let tap = UdpSocket::from(tap);
     tap.join_multicast_v4(address.ip(), &Ipv4Addr::LOCALHOST).unwrap();
-    tap.set_read_timeout(Some(support::PATIENCE)).unwrap();
+    tap.set_read_timeout(Some(support::TIMEOUT)).unwrap();
     tap
 }
 
@@ -213,7 +213,7 @@ fn what_has_no_place_touches_nothing() {
         let begin = Instant::now();
         let error = loop {
             match receiver.poll(&mut Wrong(wrong)) {
-                Ok(_) => assert!(begin.elapsed() < support::PATIENCE),
+                Ok(_) => assert!(begin.elapsed() < support::TIMEOUT),
                 Err(error) => break error,
             }
         };

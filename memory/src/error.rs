@@ -11,7 +11,7 @@ use crate::{ByteLen, FileOffset, Hva, PageIndex};
 #[non_exhaustive]
 pub enum MemoryError {
     /// The process ended, or its pid belongs to another process by now.
-    #[error("Process {pid} is gone (it ended, or its pid was given to another process)")]
+    #[error("Process {pid} does not exist any more (it exited, or its pid was given to another process)")]
     ProcessGone {
         /// The pid that was used.
         pid: u32,
@@ -129,7 +129,7 @@ pub enum MemoryError {
         what: &'static str,
         /// The process.
         pid: u32,
-        /// What the kernel said there.
+        /// The kernel's error there.
         #[source]
         source: io::Error,
     },
@@ -194,7 +194,7 @@ pub enum MemoryError {
     },
     /// After a discard the process still had page-table entries.
     #[error(
-        "Process still maps {pages} pages after {rounds} discards, the first at {first}; is something touching its memory?"
+        "Process still maps {pages} pages after {rounds} discards, the first at {first}; something may be touching its memory"
     )]
     StillMapped {
         /// How many.

@@ -9,6 +9,34 @@
 //! - [`mod@collapse`], [`memdir`]: huge pages, and the directories that hold RAM files.
 //!
 //! Nothing here knows of sockets, QMP or migration.
+//!
+//! Which pages a running QEMU writes (as root, or as its user with `CAP_SYS_PTRACE`):
+//!
+//! ```no_run
+//! use vmove_memory::{DirtyTracker, Precision, Process, RamFile, find_mappings};
+//!
+//! let process = Process::open(4711)?;
+//! let ram = RamFile::open("/run/vmove/ram/vm1/ram0".as_ref())?;
+//! let mappings = find_mappings(&process, &[&ram])?;
+//! let mut tracker = DirtyTracker::arm(&process, &mappings, Precision::Page)?;
+//! std::thread::sleep(std::time::Duration::from_secs(1));
+//! let scan = tracker.scan_and_rearm(0, |run| println!("{} pages from page {}", run.len, run.start.0))?;
+//! println!("{} pages written, found in {:?}", scan.pages, scan.took);
+//! tracker.disarm()?;
+//! # Ok::<(), vmove_memory::MemoryError>(())
+//! ```
+//!
+//! The table of page states needs no QEMU. A page that a guest thread faults on while it is on its way is mapped by whoever lands it:
+//!
+//! ```
+//! use vmove_memory::{Landing, PageIndex, PageTable, Want};
+//!
+//! let table = PageTable::anonymous(512)?;
+//! let reader = table.claim(PageIndex(7)).expect("nobody has it");
+//! assert!(matches!(table.want(PageIndex(7)), Want::OnItsWay)); // a fault
+//! assert!(matches!(reader.landed(), Landing::Ready { wanted: true })); // its bytes are in the file
+//! # Ok::<(), vmove_memory::MemoryError>(())
+//! ```
 
 pub mod attach;
 pub mod collapse;
@@ -19,6 +47,7 @@ mod maps;
 pub mod memdir;
 mod pagemap;
 mod process;
+mod qemu_mapping;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod qemu_tests;
@@ -32,9 +61,9 @@ pub mod uffd;
 mod units;
 
 pub use attach::{
-    Injector, Keep, MappingHints, RemoteUffd, Replacement, Sharing, close_in_qemu, create_uffd,
-    create_uffd_from_device, descriptors_of, discard_in_qemu, drops_locked, fill_locked_in_qemu, none_mapped,
-    own_pages_in_qemu, reopen_uffd, replace_in_qemu, touched_in_qemu,
+    Injector, Keep, MappingHints, Replacement, Sharing, close_in_qemu, create_uffd, create_uffd_from_device,
+    descriptors_of, discard_in_qemu, drops_locked, fill_locked_in_qemu, none_mapped, own_pages_in_qemu,
+    reopen_uffd, replace_in_qemu, touched_in_qemu,
 };
 pub use collapse::{Collapsed, collapse, huge_mapped, map_folio};
 pub use dirty::{DirtyTracker, Dropped, HoleWatch, OrphanWatch, Precision, ScanStats, Unsupported};
@@ -43,7 +72,9 @@ pub use keep::{KeepFailure, Keeper, Kept};
 pub use maps::MapEntry;
 pub use memdir::MemoryDir;
 pub use process::Process;
-pub use ram::{Mapping, QemuMapping, RamFile, find_mappings, is_shared_whole};
+pub use qemu_mapping::QemuMapping;
+pub use ram::{Mapping, RamFile, find_mappings, is_shared_whole};
 pub use table::{Counts, Landing, PageState, PageTable, ReadTicket, RunTicket, Want};
-pub use uffd::{EventBatch, FaultContext, FaultKind, Outcome, UffdEvent, UffdFeatures};
-pub use units::{Backing, ByteLen, ByteRange, FileOffset, Hva, PageIndex, PageRun, PageSize, UnknownBacking};
+pub use uffd::{EventBatch, FaultContext, FaultKind, Outcome, RemoteUffd, UffdEvent, UffdFeatures};
+pub use units::{ByteLen, ByteRange, FileOffset, Hva, PageIndex, PageRun, PageSize};
+pub use vmove_types::Backing;

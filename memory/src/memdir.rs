@@ -12,7 +12,9 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::error::{MemoryError, Result};
 use crate::ram::RamFile;
-use crate::units::{Backing, ByteLen};
+use vmove_types::Backing;
+
+use crate::units::ByteLen;
 
 static PREPARING: Mutex<()> = Mutex::new(());
 
@@ -76,7 +78,7 @@ impl MemoryDir {
     ///
     /// # Errors
     /// [`MemoryError::NotEnoughMemory`] if less than `len` is free; [`MemoryError::Path`], also if the file exists, if
-    /// `name` is not a plain file name, or if `len` is not a multiple of [`Backing::page_size`].
+    /// `name` is not a plain file name, or if `len` is not a multiple of [`Backing::page_bytes`].
     pub fn create_ram_file(&self, name: &str, len: ByteLen) -> Result<RamFile> {
         let path = self.path.join(name);
         let invalid = |text: &str| {
@@ -86,7 +88,7 @@ impl MemoryDir {
         if Path::new(name).file_name() != Some(name.as_ref()) {
             return Err(invalid("expected a plain file name"));
         }
-        if len.0 == 0 || len.0 % self.backing.page_size().bytes() != 0 {
+        if len.0 == 0 || len.0 % self.backing.page_bytes() != 0 {
             return Err(invalid("the length must be a multiple of the page size"));
         }
         let free = self.free()?;
@@ -124,7 +126,7 @@ impl MemoryDir {
                 let dir = sysfs_dir(self.backing);
                 let free = read_number(&dir.join("free_hugepages"), "")?;
                 let promised = read_number(&dir.join("resv_hugepages"), "")?;
-                free.saturating_sub(promised).saturating_mul(self.backing.page_size().bytes())
+                free.saturating_sub(promised).saturating_mul(self.backing.page_bytes())
             }
         };
         Ok(ByteLen(mount_free.min(host_free)))
@@ -163,7 +165,7 @@ fn wanted_mount(backing: Backing) -> String {
 }
 
 fn sysfs_dir(backing: Backing) -> PathBuf {
-    let kib = backing.page_size().bytes() / 1024;
+    let kib = backing.page_bytes() / 1024;
     PathBuf::from(format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB"))
 }
 
@@ -259,13 +261,9 @@ mod tests {
     fn a_directory_is_prepared_once_and_found_again() {
         let dir = tempfile::tempdir().expect("temp dir");
         let path = dir.path().join("memory");
-        // Its failure is found out by the mount below.
         #[cfg(not(loom))]
-        let _ = crate::testing::ram::own_mounts();
-        let memory = match MemoryDir::prepare(&path, Backing::Thp) {
-            Ok(memory) => memory,
-            Err(error) => return eprintln!("SKIP a_directory_is_prepared_once_and_found_again: {error}"),
-        };
+        vmove_skip::need!(crate::testing::ram::own_mounts());
+        let memory = MemoryDir::prepare(&path, Backing::Thp).expect("who may mount can prepare");
         let ram = memory.create_ram_file("ram0", ByteLen::mib(64)).expect("create");
         assert_eq!(ram.len(), ByteLen::mib(64));
         assert_eq!(ram.allocated_bytes().expect("stat"), ByteLen(0));

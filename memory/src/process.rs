@@ -41,7 +41,7 @@ impl Process {
         Ok(process)
     }
 
-    /// Opens the process that had this pid and start time, as written down earlier by another life of the program.
+    /// Opens the process that had this pid and start time, as recorded by an earlier run of the program.
     ///
     /// # Errors
     /// [`MemoryError::ProcessGone`] if it ended, even if another process has its pid now.

@@ -20,12 +20,11 @@ const MIB: u64 = 1 << 20;
 /// The guest's mailbox lies in this 4 KiB page.
 const MAILBOX_PAGE: u64 = 8;
 
-fn start(name: &str, binary: &PathBuf, accel: Accel, start: Start, dir: &Dir, mib: &[u64]) -> Option<Qemu> {
-    start_with(name, binary, accel, start, dir, mib, "")
+fn start(binary: &PathBuf, accel: Accel, start: Start, dir: &Dir, mib: &[u64]) -> Option<Qemu> {
+    start_with(binary, accel, start, dir, mib, "")
 }
 
 fn start_with(
-    name: &str,
     binary: &PathBuf,
     accel: Accel,
     start: Start,
@@ -33,22 +32,23 @@ fn start_with(
     mib: &[u64],
     options: &str,
 ) -> Option<Qemu> {
-    let files = mib.iter().enumerate().map(|(i, &mib)| dir.file(&format!("{name}{i}"), mib)).collect();
+    let files = mib.iter().enumerate().map(|(i, &mib)| dir.file(&format!("ram{i}"), mib)).collect();
     let qemu = Qemu::start(binary, accel, start, options, files)
-        .inspect_err(|why| eprintln!("SKIP {name} with {} under {accel:?}: {why}", binary.display()))
+        .inspect_err(|why| {
+            vmove_skip::skip!(part = format_args!("with {} under {accel:?}", binary.display()), "{why}");
+        })
         .ok();
     for i in 0..mib.len() {
-        let _ = std::fs::remove_file(dir.path().join(format!("{name}{i}")));
+        let _ = std::fs::remove_file(dir.path().join(format!("ram{i}")));
     }
     qemu
 }
 
 #[test]
 fn a_running_qemu_does_not_notice_hundreds_of_attaches() {
-    let name = "a_running_qemu_does_not_notice_hundreds_of_attaches";
-    with_each(name, Accel::Tcg, |binary| {
-        on_both(name, 64, |dir| {
-            let Some(mut qemu) = start("attach", binary, Accel::Tcg, Start::Running, dir, &[64]) else {
+    with_each(Accel::Tcg, |binary| {
+        on_both(64, |dir| {
+            let Some(mut qemu) = start(binary, Accel::Tcg, Start::Running, dir, &[64]) else {
                 return;
             };
             qemu.guest_writes(16 * MIB, 1, 4096);
@@ -76,10 +76,9 @@ fn a_running_qemu_does_not_notice_hundreds_of_attaches() {
 
 #[test]
 fn several_backends_are_found() {
-    let name = "several_backends_are_found";
-    with_each(name, Accel::Tcg, |binary| {
-        on_both(name, 64, |dir| {
-            let Some(qemu) = start("numa", binary, Accel::Tcg, Start::Paused, dir, &[32, 32]) else { return };
+    with_each(Accel::Tcg, |binary| {
+        on_both(64, |dir| {
+            let Some(qemu) = start(binary, Accel::Tcg, Start::Paused, dir, &[32, 32]) else { return };
             let found: BTreeSet<_> =
                 qemu.mappings.iter().map(|m| (m.file_index, m.file_offset.0, m.len.0, m.shared)).collect();
             assert_eq!(found, BTreeSet::from([(0, 0, 32 * MIB, true), (1, 0, 32 * MIB, true)]));
@@ -88,17 +87,16 @@ fn several_backends_are_found() {
 }
 
 fn written_pages_are_told_exactly(accel: Accel) {
-    let name = "written_pages_are_told_exactly";
-    with_each(name, accel, |binary| {
+    with_each(accel, |binary| {
         // Mapped by 4 KiB pages, mapped by 2 MiB pages, and hugetlbfs.
         for options in ["", ",align=2M"] {
-            on_both(name, 128, |dir| exactly(name, binary, accel, dir, options));
+            on_both(128, |dir| exactly(binary, accel, dir, options));
         }
     });
 }
 
-fn exactly(name: &str, binary: &PathBuf, accel: Accel, dir: &Dir, options: &str) {
-    let started = start_with(name, binary, accel, Start::Running, dir, &[128], options);
+fn exactly(binary: &PathBuf, accel: Accel, dir: &Dir, options: &str) {
+    let started = start_with(binary, accel, Start::Running, dir, &[128], options);
     let Some(mut qemu) = started else { return };
     let page = qemu.files[0].page_size();
     qemu.guest_writes(16 * MIB, 112 * MIB / 4096, 4096);
@@ -148,10 +146,9 @@ fn serve(qemu: &Qemu) -> Arc<Served> {
 }
 
 fn faults_are_served_and_memory_becomes_huge(accel: Accel) {
-    let name = "faults_are_served_and_memory_becomes_huge";
-    with_each(name, accel, |binary| {
-        on_both(name, 64, |dir| {
-            let started = start_with("serve", binary, accel, Start::Paused, dir, &[64], ",align=2M");
+    with_each(accel, |binary| {
+        on_both(64, |dir| {
+            let started = start_with(binary, accel, Start::Paused, dir, &[64], ",align=2M");
             let Some(mut qemu) = started else { return };
             assert!(qemu.mappings[0].fits_huge_pages());
             let page = qemu.files[0].page_size();
@@ -218,11 +215,10 @@ fn faults_are_served_and_memory_becomes_huge_under_kvm() {
 /// Hazard: a QEMU with `prealloc=on` has mapped all its memory before anyone watches.
 #[test]
 fn preallocated_memory_is_discarded() {
-    let name = "preallocated_memory_is_discarded";
-    with_each(name, Accel::Tcg, |binary| {
-        on_both(name, 32, |dir| {
+    with_each(Accel::Tcg, |binary| {
+        on_both(32, |dir| {
             let options = ",prealloc=on";
-            let started = start_with("prealloc", binary, Accel::Tcg, Start::Paused, dir, &[32], options);
+            let started = start_with(binary, Accel::Tcg, Start::Paused, dir, &[32], options);
             let Some(mut qemu) = started else { return };
             let context = FaultContext::new(
                 create_uffd(&qemu.process, UffdFeatures::Faults, Keep::InQemu).expect("create"),
@@ -267,11 +263,10 @@ fn own_pages(qemu: &Qemu) -> BTreeSet<u64> {
 
 #[test]
 fn writes_through_a_private_mapping_stay_out_of_the_file() {
-    let name = "writes_through_a_private_mapping_stay_out_of_the_file";
-    with_each(name, Accel::Tcg, |binary| {
+    with_each(Accel::Tcg, |binary| {
         // On hugetlbfs, the private mapping needs pages of its own.
-        on_both(name, 192, |dir| {
-            let Some(mut qemu) = start("private", binary, Accel::Tcg, Start::Running, dir, &[64]) else {
+        on_both(192, |dir| {
+            let Some(mut qemu) = start(binary, Accel::Tcg, Start::Running, dir, &[64]) else {
                 return;
             };
             let first = qemu.guest_writes(16 * MIB, 1000, 4096);

@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use vmove_types::Backing;
 
 /// A virtual address in the address space of a QEMU process (never in ours).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -58,31 +58,11 @@ pub enum PageSize {
     Huge1G,
 }
 
-/// What a guest's memory is made of. Its text form is what the command line and the reports use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Backing {
-    /// tmpfs mounted `huge=advise`: 4 KiB faults into memory that ends up mapped by 2 MiB pages.
-    #[serde(rename = "thp")]
-    Thp,
-    /// hugetlbfs with 2 MiB pages.
-    #[serde(rename = "hugetlb-2m")]
-    Hugetlb2M,
-    /// hugetlbfs with 1 GiB pages.
-    #[serde(rename = "hugetlb-1g")]
-    Hugetlb1G,
-}
-
 impl Hva {
     /// The address `len` bytes further on.
     #[must_use]
     pub const fn add(self, len: ByteLen) -> Self {
         Self(self.0 + len.0)
-    }
-
-    /// Rounded down to a multiple of the page size.
-    #[must_use]
-    pub const fn align_down(self, page: PageSize) -> Self {
-        Self(self.0 & !(page.bytes() - 1))
     }
 }
 
@@ -222,56 +202,24 @@ impl ByteRange {
     }
 }
 
-impl Backing {
-    /// Granularity of faults on this backing.
+impl PageSize {
+    /// Granularity of faults on memory of this kind.
     #[must_use]
-    pub const fn page_size(self) -> PageSize {
-        match self {
-            Self::Thp => PageSize::Base4K,
-            Self::Hugetlb2M => PageSize::Huge2M,
-            Self::Hugetlb1G => PageSize::Huge1G,
+    pub const fn of(backing: Backing) -> Self {
+        match backing {
+            Backing::Thp => Self::Base4K,
+            Backing::Hugetlb2M => Self::Huge2M,
+            Backing::Hugetlb1G => Self::Huge1G,
         }
     }
 
-    /// The unit in which the host allocates it: what a RAM file's length should be a multiple of.
+    /// The page that the host allocates for memory of this kind: a RAM file's length should be a multiple of it.
     #[must_use]
-    pub const fn allocation(self) -> ByteLen {
-        match self {
-            Self::Thp | Self::Hugetlb2M => ByteLen(PageSize::Huge2M.bytes()),
-            Self::Hugetlb1G => ByteLen(PageSize::Huge1G.bytes()),
+    pub const fn allocated_for(backing: Backing) -> Self {
+        match backing {
+            Backing::Thp | Backing::Hugetlb2M => Self::Huge2M,
+            Backing::Hugetlb1G => Self::Huge1G,
         }
-    }
-
-    /// `thp`, `hugetlb-2m` or `hugetlb-1g`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Thp => "thp",
-            Self::Hugetlb2M => "hugetlb-2m",
-            Self::Hugetlb1G => "hugetlb-1g",
-        }
-    }
-}
-
-impl fmt::Display for Backing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// The text is not the name of a [`Backing`].
-#[derive(Debug, thiserror::Error)]
-#[error("Unknown memory backing {0:?}: use thp, hugetlb-2m or hugetlb-1g")]
-pub struct UnknownBacking(String);
-
-impl FromStr for Backing {
-    type Err = UnknownBacking;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        [Self::Thp, Self::Hugetlb2M, Self::Hugetlb1G]
-            .into_iter()
-            .find(|backing| backing.name() == text)
-            .ok_or_else(|| UnknownBacking(text.to_owned()))
     }
 }
 
@@ -324,13 +272,5 @@ mod tests {
         assert_eq!(range(0, 10).intersection(range(5, 10)), Some(range(5, 5)));
         assert_eq!(range(0, 5).intersection(range(5, 10)), None);
         assert_eq!(range(0, 0).intersection(range(0, 10)), None);
-    }
-
-    #[test]
-    fn backing_names_round_trip() {
-        for backing in [Backing::Thp, Backing::Hugetlb2M, Backing::Hugetlb1G] {
-            assert_eq!(backing.name().parse::<Backing>().expect("its own name"), backing);
-        }
-        "ksm".parse::<Backing>().expect_err("not a backing");
     }
 }

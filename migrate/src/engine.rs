@@ -10,50 +10,27 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, Span};
 
-use crate::check::{Blocker, CheckReport};
 use crate::destination::{self, Arrival};
 use crate::history::{Moved, QemuId};
-use crate::journal::{DestinationRecord, Journal, SourceRecord};
-use crate::link::{Dialer, Link, PeerTarget};
-use crate::monitors::Monitors;
+pub use crate::node::EngineConfig;
 use crate::node::Node;
 use crate::ownership::{DestinationState, SourceState};
-use crate::progress::{GuestPlace, Outcome, Progress, Role};
-use crate::proto::hello::{Hello, LinkKind, SessionId, Status, Token};
 use crate::proto::message::Prepare;
 use crate::publish::Publisher;
+use crate::records::{DestinationRecord, SourceRecord};
 use crate::source::{self, Begun};
-use crate::spec::MigrationSpec;
-use crate::vm::{VmRecord, VmStore, VmStoreError};
-
-/// Settings of the engine.
-pub struct EngineConfig {
-    /// Name of this node.
-    pub node: String,
-    /// Journals and page maps of sessions.
-    pub sessions_dir: PathBuf,
-    /// Runtime folders of VMs (`vm_dir` is made below it).
-    pub run_dir: PathBuf,
-    /// RAM files of VMs, by backing, are made below it.
-    pub memory_dir: PathBuf,
-    /// QMP connections, shared with the rest of the daemon.
-    pub monitors: Arc<Monitors>,
-    /// Opens connections to peers.
-    pub dialer: Arc<dyn Dialer>,
-    /// Bulk connections per session.
-    pub bulk_connections: u8,
-    /// How long a session that lost its peer after the hand-over goes on trying.
-    pub reconnect_for: Duration,
-    /// Migrations of the past that are remembered; older ones are forgotten once nobody can ask for them.
-    pub keep_migrations: usize,
-}
-
-impl std::fmt::Debug for EngineConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EngineConfig").field("node", &self.node).finish_non_exhaustive()
-    }
-}
+use vmove_node::journal::Journal;
+use vmove_node::latency::Latencies;
+use vmove_node::peer::{Hello, LinkKind, SessionId, Status, Token};
+use vmove_node::peer::{Link, PeerTarget};
+use vmove_node::record::VmRecord;
+use vmove_node::store::{VmStore, VmStoreError};
+use vmove_types::check::{Blocker, BlockerCode, CheckReport};
+use vmove_types::problem::chain;
+use vmove_types::progress::{GuestPlace, Outcome, Progress, Role};
+use vmove_types::spec::MigrationSpec;
 
 /// Why a request was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -137,7 +114,7 @@ impl Engine {
         let dir = config.sessions_dir.clone();
         std::fs::create_dir_all(&dir).map_err(|source| EngineError::Io { path: dir, source })?;
         Ok(Arc::new(Self {
-            node: Arc::new(Node { config, vms }),
+            node: Arc::new(Node { config, vms, fault_latencies: Arc::default() }),
             sessions: Mutex::default(),
             recovered: AtomicBool::new(false),
             forgetting: AtomicBool::new(false),
@@ -177,30 +154,36 @@ impl Engine {
             }
             _ => {}
         }
-        tracing::info!(session = %r.id, vm = r.vm.name, state = ?r.state, "taking up a migration from here");
+        let span = session_span(r.id, "source");
+        span.in_scope(|| tracing::info!(vm = r.vm.name, state = %r.state, "taking up a migration from here"));
         self.register(r.id, &r.vm.name, Role::Source, r.token, progress, None);
         if matches!(r.state, SourceState::Committed | SourceState::Released) {
-            tokio::spawn(source::go_on(Arc::clone(&self.node), journal, publisher));
+            tokio::spawn(source::go_on(Arc::clone(&self.node), journal, publisher).instrument(span));
             return;
         }
-        match source::put_back(Arc::clone(&self.node), journal).await {
+        match source::put_back(Arc::clone(&self.node), journal).instrument(span).await {
             Ok(()) => publisher.fail(
                 "The daemon was started anew before the hand-over: the guest goes on at the source",
                 GuestPlace::Source,
                 false,
             ),
-            Err(why) => publisher.fail(
-                format!("The guest did not resume at the source: {why}"),
+            Err(error) => publisher.fail(
+                format!("The guest did not resume at the source: {}", chain(&error)),
                 GuestPlace::PausedAtSource,
                 false,
             ),
         }
     }
 
-    /// Whether a session was called off and the guest not brought back, because the daemon was killed in between.
+    /// Whether a session was called off and the guest not brought back, because the daemon was killed in between. A guest that a later
+    /// session gave away is stopped too, and must stay so: it runs at that destination.
     async fn left_stopped(&self, r: &SourceRecord) -> bool {
         let Ok(vm) = self.node.vms.get(&r.vm.name) else { return false };
-        if vm.pid != r.vm.pid || vm.pid_start != r.vm.pid_start || !r.was_running {
+        let qemu = (r.vm.pid, r.vm.pid_start);
+        if (vm.pid, vm.pid_start) != qemu || !r.was_running || !r.to_resume {
+            return false;
+        }
+        if crate::history::moved(&self.node.config.sessions_dir).contains_key(&qemu) {
             return false;
         }
         let Ok(client) = self.node.config.monitors.client(&vm.qmp_socket).await else { return false };
@@ -217,11 +200,20 @@ impl Engine {
         match r.state {
             DestinationState::Gone | DestinationState::Complete => destination::tidy(&self.node, &r),
             DestinationState::Filling => {
-                tracing::info!(session = %r.id, vm = r.prepare.vm, "removing what is left of a migration to here that never owned the guest");
-                destination::discard(&self.node, journal).await;
+                let span = session_span(r.id, "destination");
+                span.in_scope(|| {
+                    tracing::info!(
+                        vm = r.prepare.vm,
+                        "removing what is left of a migration to here that never owned the guest"
+                    );
+                });
+                destination::discard(&self.node, journal).instrument(span).await;
             }
             DestinationState::Loaded | DestinationState::Owner => {
-                tracing::info!(session = %r.id, vm = r.prepare.vm, state = ?r.state, "taking up a migration to here");
+                let span = session_span(r.id, "destination");
+                span.in_scope(
+                    || tracing::info!(vm = r.prepare.vm, state = %r.state, "taking up a migration to here"),
+                );
                 let (publisher, progress) =
                     Publisher::new(&r.id.to_string(), &r.prepare.vm, Role::Destination, &r.prepare.source);
                 let (sender, arrivals) = mpsc::channel(ARRIVALS);
@@ -233,7 +225,8 @@ impl Engine {
                     progress,
                     Some(sender),
                 );
-                tokio::spawn(destination::adopt(Arc::clone(&self.node), journal, publisher, arrivals));
+                let adopted = destination::adopt(Arc::clone(&self.node), journal, publisher, arrivals);
+                tokio::spawn(adopted.instrument(span));
             }
         }
     }
@@ -291,7 +284,7 @@ impl Engine {
             cancel
         };
         let begun = Begun { node: Arc::clone(&self.node), id, vm: record, to, spec, publisher, cancel };
-        tokio::spawn(source::begin(begun));
+        tokio::spawn(source::begin(begun).instrument(session_span(id, "source")));
         self.forget_old();
         Ok(id)
     }
@@ -305,7 +298,8 @@ impl Engine {
         let mut report = source::check(Arc::clone(&self.node), record, to).await;
         if let Some((id, _)) = self.lock().iter().find(|(_, h)| h.vm == vm && h.is_running()) {
             report.blockers.push(
-                Blocker::new("busy", format!("{vm:?} is in migration {id} already")).about(id.to_string()),
+                Blocker::new(BlockerCode::Busy, format!("{vm:?} is in migration {id} already"))
+                    .about(id.to_string()),
             );
             report.modes.clear();
         }
@@ -327,7 +321,7 @@ impl Engine {
         // The session alone knows whether the commit came first.
         let decided = progress.wait_for(|p| {
             let over = !matches!(p.outcome, Outcome::Running | Outcome::Reconnecting { .. });
-            over || p.phase >= crate::progress::Phase::Fetch || p.role == Role::Destination
+            over || p.phase >= vmove_types::progress::Phase::Fetch || p.role == Role::Destination
         });
         match tokio::time::timeout(Duration::from_secs(30), decided).await {
             Ok(Ok(p)) => match &p.outcome {
@@ -402,6 +396,12 @@ impl Engine {
         list
     }
 
+    /// How long guests have waited for pages on their way here, in the life of this process.
+    #[must_use]
+    pub fn fault_latencies(&self) -> Arc<Latencies> {
+        Arc::clone(&self.node.fault_latencies)
+    }
+
     /// Where guests were sent, as long as the journals of that are kept. Reads the disk.
     #[must_use]
     pub fn moved(&self) -> HashMap<QemuId, Moved> {
@@ -474,7 +474,8 @@ impl Engine {
             (None, Link::Stream(stream)) if hello.token == Token::default() => self.serve_new(hello, stream),
             (None, Link::Stream(stream)) => {
                 if let Some((state, journal)) = self.ended(&hello) {
-                    tokio::spawn(crate::history::answer_for_ended(state, journal, stream));
+                    let answered = crate::history::answer_for_ended(state, journal, stream);
+                    tokio::spawn(answered.instrument(session_span(hello.session, "destination")));
                 }
             }
             (None, Link::Endpoint(_)) => {
@@ -483,12 +484,13 @@ impl Engine {
         }
     }
 
-    fn serve_new(self: &Arc<Self>, hello: Hello, stream: crate::link::BoxedStream) {
+    fn serve_new(self: &Arc<Self>, hello: Hello, stream: vmove_node::peer::BoxedStream) {
         let (sender, arrivals) = mpsc::channel(ARRIVALS);
         let engine = Arc::clone(self);
         let id = hello.session;
         let announce = move |prepare: &Prepare| engine.announce(id, prepare, sender);
-        tokio::spawn(destination::serve_new(Arc::clone(&self.node), hello, stream, arrivals, announce));
+        let served = destination::serve_new(Arc::clone(&self.node), hello, stream, arrivals, announce);
+        tokio::spawn(served.instrument(session_span(id, "destination")));
     }
 
     /// Enters a new session to here, unless its VM is on its way here already.
@@ -503,7 +505,7 @@ impl Engine {
         let busy = self.lock().iter().find(|(_, h)| h.vm == prepare.vm && h.is_running()).map(|(id, _)| *id);
         if let Some(busy) = busy {
             return Err(Blocker::new(
-                "busy",
+                BlockerCode::Busy,
                 format!("{:?} is in migration {busy} at {} already", prepare.vm, self.node.config.node),
             ));
         }
@@ -523,6 +525,11 @@ impl Engine {
     pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Handle>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whatever a session logs is within it: so no message need say which session it is about.
+fn session_span(id: SessionId, side: &'static str) -> Span {
+    tracing::info_span!("migration", %id, side)
 }
 
 fn next_number(sessions: &HashMap<SessionId, Handle>) -> usize {

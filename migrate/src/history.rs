@@ -6,26 +6,16 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::journal::{DestinationRecord, Journal, SourceRecord};
-use crate::link::{BoxedStream, PeerTarget};
 use crate::ownership::{DestinationState, SourceState};
-use crate::progress::{GuestPlace, Outcome, Phase, Progress, Role};
-use crate::proto::channel::Channel;
-use crate::proto::hello::SessionId;
 use crate::proto::message::{DestinationStand, ToDestination, ToSource};
-use crate::vm::VmRecord;
-
-/// Where a guest has gone.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Moved {
-    /// The session that took it: what the node it came to knows it by.
-    pub session: SessionId,
-    /// The node.
-    pub to: PeerTarget,
-}
-
-/// A QEMU of this node: its process id and when that was started, in clock ticks since boot.
-pub type QemuId = (i32, u64);
+use crate::records::{DestinationRecord, SourceRecord};
+use vmove_node::journal::Journal;
+pub use vmove_node::migrations::{Moved, QemuId};
+use vmove_node::peer::BoxedStream;
+use vmove_node::peer::Channel;
+use vmove_node::peer::SessionId;
+use vmove_node::record::VmRecord;
+use vmove_types::progress::{GuestPlace, Outcome, Phase, Progress, Role};
 
 /// Where guests were sent, by the QEMU they had here, as long as the journals of that are kept.
 pub(crate) fn moved(dir: &Path) -> HashMap<QemuId, Moved> {
@@ -85,14 +75,14 @@ fn snapshot(dir: &Path) -> Option<Progress> {
     }
     let r = Journal::<DestinationRecord>::read(&dir.join("destination.jsonl")).ok()?;
     let report = || {
-        let mut report = crate::report::Report {
+        let mut report = vmove_types::report::Report {
             schema: 1,
             id: r.id.to_string(),
             vm: r.prepare.vm.clone(),
             ..Default::default()
         };
         report.source.clone_from(&r.prepare.source);
-        report.memory.clone_from(&r.prepare.backing);
+        r.prepare.backing.name().clone_into(&mut report.memory);
         if let Some(complete) = &r.complete {
             complete.add_to(&mut report);
         }

@@ -1,29 +1,54 @@
 //! Moves a running QEMU guest between two daemons: sessions, modes, page service, journal, recovery.
 //!
 //! [`engine::Engine`] is what a daemon holds. A session has a source and a destination; both are state machines whose steps are
-//! journaled before they are taken (see `docs/protocol.md`).
+//! journaled before they are taken (see `docs/protocol.md`). Who owns the guest is decided by [`ownership`], which does no I/O:
+//!
+//! ```
+//! use vmove_migrate::ownership::{DestinationEvent, DestinationState, SourceEvent, SourceState};
+//!
+//! let source = SourceState::Warm.step(SourceEvent::Stop)?.step(SourceEvent::PeerLoaded)?;
+//! let destination = DestinationState::Filling.step(DestinationEvent::StateLoaded)?.step(DestinationEvent::Commit)?;
+//! assert_eq!((source, destination), (SourceState::Committed, DestinationState::Owner));
+//! assert!(destination.may_run() && !source.may_run());
+//! // A source that has given the guest up does not take it back because the connection broke.
+//! assert_eq!(source.step(SourceEvent::GiveUp)?, SourceState::Committed);
+//! # Ok::<(), vmove_migrate::ownership::IllegalStep>(())
+//! ```
 
+// Loom looks at what threads share without a lock, and no other crate above `memory` knows of it.
+#[cfg(not(loom))]
+mod autogroup;
+#[cfg(not(loom))]
 pub mod check;
-pub mod clock;
-mod courtesy;
+#[cfg(not(loom))]
+mod command;
+#[cfg(not(loom))]
 mod destination;
+#[cfg(not(loom))]
 pub mod engine;
+#[cfg(not(loom))]
 pub mod history;
-pub mod journal;
-pub mod latency;
-pub mod link;
-pub mod monitors;
+#[cfg(not(loom))]
 pub mod node;
+#[cfg(not(loom))]
 pub mod ownership;
+#[cfg(not(loom))]
+mod page_hash;
+#[cfg(not(loom))]
 pub mod pending;
+#[cfg(not(loom))]
 pub mod plan;
-pub mod progress;
+#[cfg(not(loom))]
 pub mod proto;
+#[cfg(not(loom))]
 pub mod publish;
-pub mod region;
-pub mod report;
+#[cfg(not(loom))]
+mod records;
+#[cfg(not(loom))]
 mod retention;
+#[cfg(not(loom))]
 mod source;
-pub mod spec;
+#[cfg(not(loom))]
 pub mod throttle;
-pub mod vm;
+#[cfg_attr(loom, allow(dead_code))]
+mod waiting_faults;

@@ -1,24 +1,58 @@
-//! What every session of a daemon shares, and where things are on this node.
+//! What every session of a daemon shares.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use vmove_qmp::cmdline::{RamBacking, RunLayout};
+use vmove_node::latency::Latencies;
+use vmove_node::layout::{self, memory_dir};
+use vmove_node::monitors::Monitors;
+use vmove_node::peer::Dialer;
+use vmove_node::store::VmStore;
+use vmove_qmp::RunLayout;
+use vmove_types::Backing;
 
-use crate::engine::EngineConfig;
-use crate::vm::VmStore;
+/// Settings of the engine.
+pub struct EngineConfig {
+    /// Name of this node.
+    pub node: String,
+    /// Journals and page maps of sessions.
+    pub sessions_dir: PathBuf,
+    /// Runtime folders of VMs (`vm_dir` is made below it).
+    pub run_dir: PathBuf,
+    /// RAM files of VMs, by backing, are made below it.
+    pub memory_dir: PathBuf,
+    /// QMP connections, shared with the rest of the daemon.
+    pub monitors: Arc<Monitors>,
+    /// Opens connections to peers.
+    pub dialer: Arc<dyn Dialer>,
+    /// Bulk connections per session.
+    pub bulk_connections: u8,
+    /// How long a session that lost its peer after the hand-over goes on trying.
+    pub reconnect_for: Duration,
+    /// Migrations of the past that are remembered; older ones are forgotten once nobody can ask for them.
+    pub keep_migrations: usize,
+}
+
+impl std::fmt::Debug for EngineConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineConfig").field("node", &self.node).finish_non_exhaustive()
+    }
+}
 
 /// Settings and registry of this daemon.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub config: EngineConfig,
     pub vms: Arc<VmStore>,
+    /// Of all guests that came here in the life of this process.
+    pub fault_latencies: Arc<Latencies>,
 }
 
 impl Node {
     /// Where a VM's files are here.
-    pub(crate) fn layout(&self, name: &str, backing: RamBacking) -> RunLayout {
-        layout(&self.config.run_dir, &self.config.memory_dir, name, backing)
+    pub(crate) fn layout(&self, name: &str, backing: Backing) -> RunLayout {
+        layout::of_vm(&self.config.run_dir, &self.config.memory_dir, name, backing)
     }
 
     /// Folder of a session's journal.
@@ -28,66 +62,6 @@ impl Node {
 
     /// Page maps live on tmpfs, beside guest memory: writing one must never wait for a disk.
     pub(crate) fn page_map_dir(&self) -> PathBuf {
-        memory_dir(&self.config.memory_dir, RamBacking::Thp)
+        memory_dir(&self.config.memory_dir, Backing::Thp)
     }
-}
-
-/// Where a VM's files are on a node with these folders. The daemon uses the same for VMs that it starts itself.
-#[must_use]
-pub fn layout(run_dir: &Path, memory: &Path, name: &str, backing: RamBacking) -> RunLayout {
-    let vm_dir = run_dir.join(name);
-    RunLayout {
-        qmp_socket: vm_dir.join("qmp.sock"),
-        vm_dir,
-        memory_dir: memory_dir(memory, backing),
-        backing,
-        name: name.to_owned(),
-    }
-}
-
-/// The folder for RAM files of one backing.
-#[must_use]
-pub fn memory_dir(memory: &Path, backing: RamBacking) -> PathBuf {
-    memory.join(backing_name(backing))
-}
-
-/// The word for a backing in records, reports and folders.
-#[must_use]
-pub const fn backing_name(backing: RamBacking) -> &'static str {
-    match backing {
-        RamBacking::Thp => "thp",
-        RamBacking::Hugetlb2M => "hugetlb-2m",
-        RamBacking::Hugetlb1G => "hugetlb-1g",
-    }
-}
-
-/// The backing for such a word.
-#[must_use]
-pub fn backing_named(name: &str) -> Option<RamBacking> {
-    [RamBacking::Thp, RamBacking::Hugetlb2M, RamBacking::Hugetlb1G]
-        .into_iter()
-        .find(|b| backing_name(*b) == name)
-}
-
-/// The same for the memory crate.
-#[must_use]
-pub const fn memory_backing(backing: RamBacking) -> vmove_memory::Backing {
-    match backing {
-        RamBacking::Thp => vmove_memory::Backing::Thp,
-        RamBacking::Hugetlb2M => vmove_memory::Backing::Hugetlb2M,
-        RamBacking::Hugetlb1G => vmove_memory::Backing::Hugetlb1G,
-    }
-}
-
-/// The command that starts QEMU with additional environment variables: `env(1)` execs in place, so the process id stays QEMU's.
-#[must_use]
-pub fn with_environment(
-    argv: Vec<std::ffi::OsString>,
-    environment: &[(String, String)],
-) -> Vec<std::ffi::OsString> {
-    if environment.is_empty() {
-        return argv;
-    }
-    let variables = environment.iter().map(|(name, value)| format!("{name}={value}").into());
-    std::iter::once("env".into()).chain(variables).chain(argv).collect()
 }

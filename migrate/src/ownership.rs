@@ -12,6 +12,8 @@
 //! "Durable" means: in the journal file, handed to the kernel by `write(2)`. A daemon that is killed finds it again. A host that
 //! loses power loses the guest's memory too, so there is nothing left that could run twice (`docs/decisions/0004-journal.md`).
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// The source's side.
@@ -88,9 +90,25 @@ pub struct IllegalStep {
     pub event: String,
 }
 
-fn illegal<S: std::fmt::Debug, E: std::fmt::Debug, T>(state: S, event: E) -> Result<T, IllegalStep> {
-    Err(IllegalStep { state: format!("{state:?}"), event: format!("{event:?}") })
+fn illegal<T>(state: impl fmt::Display, event: impl fmt::Display) -> Result<T, IllegalStep> {
+    Err(IllegalStep { state: state.to_string(), event: event.to_string() })
 }
+
+/// By the names that `docs/protocol.md` uses.
+macro_rules! named {
+    ($type:ident: $($name:ident)*) => {
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $(Self::$name => stringify!($name),)* })
+            }
+        }
+    };
+}
+
+named!(SourceState: Warm Stopped Committed Released Aborted);
+named!(SourceEvent: Stop PeerLoaded PeerComplete PeerGone GiveUp);
+named!(DestinationState: Filling Loaded Owner Complete Gone);
+named!(DestinationEvent: StateLoaded Commit PeerAborted AllPages QemuEnded GiveUp);
 
 impl SourceState {
     /// Whether guest code may be running at the source.

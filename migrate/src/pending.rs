@@ -4,6 +4,11 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+/// A set of pages that a peer sent and that cannot be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct WireSetError(&'static str);
+
 /// A set of pages of one RAM block. Page numbers count from the start of the block, in pages of its backing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageSet {
@@ -137,17 +142,17 @@ impl PageSet {
     /// Reads the wire form for a block of `pages` pages.
     ///
     /// # Errors
-    /// A sentence, when it speaks of pages beyond the block or has another number of bits.
-    pub fn decode(wire: &WireSet, pages: u64) -> Result<Self, &'static str> {
+    /// [`WireSetError`], when it speaks of pages beyond the block or has another number of bits.
+    pub fn decode(wire: &WireSet, pages: u64) -> Result<Self, WireSetError> {
         match wire {
             WireSet::All => Ok(Self::full(pages)),
             WireSet::Bits(words) => {
                 if words.len() != words_for(pages) {
-                    return Err("page bitmap has another length than the RAM block");
+                    return Err(WireSetError("page bitmap has another length than the RAM block"));
                 }
                 let tail = pages % 64;
                 if tail != 0 && words.last().is_some_and(|w| w >> tail != 0) {
-                    return Err("page bitmap names pages beyond the RAM block");
+                    return Err(WireSetError("page bitmap names pages beyond the RAM block"));
                 }
                 Ok(Self { words: words.clone(), pages })
             }
@@ -155,10 +160,10 @@ impl PageSet {
                 let mut set = Self::empty(pages);
                 let mut at = 0u64;
                 for (gap, len) in runs {
-                    let start = at.checked_add(*gap).ok_or("page runs overflow")?;
-                    let end = start.checked_add(*len).ok_or("page runs overflow")?;
+                    let start = at.checked_add(*gap).ok_or(WireSetError("page runs overflow"))?;
+                    let end = start.checked_add(*len).ok_or(WireSetError("page runs overflow"))?;
                     if end > pages || *len == 0 {
-                        return Err("page run is empty or beyond the RAM block");
+                        return Err(WireSetError("page run is empty or beyond the RAM block"));
                     }
                     set.insert(start..end);
                     at = end;

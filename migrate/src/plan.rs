@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::spec::Mode;
+use vmove_types::spec::Mode;
 
 /// A round must shrink what is left below this part of what it began with, or it does not pay.
 const PAYS: f64 = 0.75;

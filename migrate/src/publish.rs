@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::clock::{Mono, ms};
-use crate::courtesy::Stance;
-use crate::progress::{GuestPlace, Outcome, Phase, Progress, Role};
-use crate::report::PhaseTime;
+use crate::autogroup::NiceRequest;
+use vmove_types::progress::{GuestPlace, Outcome, Phase, Progress, Role};
+use vmove_types::report::PhaseTime;
+use vmove_types::time::{Mono, ms};
 
 /// Rates are taken over at least this long.
 const RATE_INTERVAL: Duration = Duration::from_millis(100);
@@ -26,7 +26,7 @@ struct Clockwork {
     phases: Vec<PhaseTime>,
     phase_began: Mono,
     rate_from: (Mono, u64),
-    stance: Option<Stance>,
+    nice_request: Option<NiceRequest>,
 }
 
 impl Publisher {
@@ -52,8 +52,12 @@ impl Publisher {
             eta_ms: None,
             outcome: Outcome::Running,
         });
-        let clockwork =
-            Clockwork { phases: Vec::new(), phase_began: started, rate_from: (started, 0), stance: None };
+        let clockwork = Clockwork {
+            phases: Vec::new(),
+            phase_began: started,
+            rate_from: (started, 0),
+            nice_request: None,
+        };
         (Self { started, sender, clockwork: Mutex::new(clockwork) }, receiver)
     }
 
@@ -78,15 +82,11 @@ impl Publisher {
         }
         let left = self.sender.borrow().phase;
         self.close(left);
-        let (session, role) = {
-            let p = self.sender.borrow();
-            (p.id.clone(), p.role)
-        };
-        tracing::info!(session, ?role, phase = phase.as_str(), "session enters phase");
+        tracing::info!(progress = phase.as_str(), "enters");
         self.update(|p| p.phase = phase);
         // The new one first: of both together, the one that hurries counts.
-        let stance = Stance::in_phase(phase);
-        self.lock().stance = stance;
+        let nice_request = NiceRequest::in_phase(phase);
+        self.lock().nice_request = nice_request;
     }
 
     fn close(&self, phase: Phase) {
@@ -135,9 +135,9 @@ impl Publisher {
     /// Ends the session's progress.
     pub fn finish(&self, outcome: Outcome) {
         if let Outcome::Failed { error, guest, .. } = &outcome {
-            tracing::warn!(error, ?guest, "migration failed");
+            tracing::warn!(error, guest = guest.as_str(), "migration failed");
         }
-        self.lock().stance = None;
+        self.lock().nice_request = None;
         self.update(|p| {
             p.outcome = outcome;
             p.eta_ms = None;

@@ -12,9 +12,10 @@ use std::sync::atomic::Ordering;
 
 use crate::engine::Engine;
 use crate::history::session_ids;
-use crate::journal::{DestinationRecord, Journal, SourceRecord};
 use crate::ownership::{DestinationState, SourceState};
-use crate::proto::hello::SessionId;
+use crate::records::{DestinationRecord, SourceRecord};
+use vmove_node::journal::Journal;
+use vmove_node::peer::SessionId;
 
 impl Engine {
     /// Removes the oldest migrations beyond [`crate::engine::EngineConfig::keep_migrations`] in a task of its own, unless that is

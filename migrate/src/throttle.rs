@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::clock::Mono;
-use crate::spec::Bandwidth;
+use vmove_types::spec::Bandwidth;
+use vmove_types::time::Mono;
 
 /// Niceness of threads that copy pages while the guest runs beside them. Four of them at 5 leave a guest thread on two processors
 /// more than 80 % of one; at 10 they were starved for 5 ms at a time by anything else on the host.

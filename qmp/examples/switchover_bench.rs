@@ -10,9 +10,11 @@ use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
+use vmove_types::Backing;
+use vmove_types::time::Mono;
 
 use vmove_qmp::{
-    Client, CommandLine, MonotonicNanos, QemuProcess, RamBacking, RunLayout,
+    Client, CommandLine, QemuProcess, RunLayout,
     switchover::{
         Destination, DestinationOptions, Hold, Inbound, Outbound, Source, SourceOptions, StateReceiver,
         StateSender, relay,
@@ -21,7 +23,7 @@ use vmove_qmp::{
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
 struct Arguments {
     qemu: OsString,
@@ -79,7 +81,7 @@ fn layout(base: &Path, node: &str) -> RunLayout {
         qmp_socket: vm_dir.join("qmp.sock"),
         vm_dir,
         memory_dir: base.to_owned(),
-        backing: RamBacking::Thp,
+        backing: Backing::Thp,
         name: "bench".to_owned(),
     }
 }
@@ -87,7 +89,7 @@ fn layout(base: &Path, node: &str) -> RunLayout {
 async fn spawn(argv: &[OsString], layout: &RunLayout) -> Result<Node, Error> {
     std::fs::create_dir_all(&layout.vm_dir)?;
     let process = QemuProcess::spawn(argv, &layout.vm_dir, &layout.vm_dir.join("qemu.log"))?;
-    let client = process.wait_qmp(&layout.qmp_socket, PATIENCE).await?;
+    let client = process.wait_qmp(&layout.qmp_socket, STEP_TIMEOUT).await?;
     Ok(Node { process, client })
 }
 
@@ -113,33 +115,33 @@ async fn switch(from: &Node, to: &Node, arguments: &Arguments) -> Result<Times, 
     let carried = tokio::spawn(async move { relay(&mut receiver, &mut sender).await });
 
     let mut device = Some(from.client.expect("MIGRATION", |event| event.text("status") == Some("device")));
-    let mut begin = MonotonicNanos::now();
+    let mut begin = Mono::now();
     let mut stop = None;
     if arguments.stop_first {
         let event = from.client.expect("STOP", |_| true);
-        from.client.execute_raw("stop", serde_json::Value::Null, PATIENCE).await?;
-        stop = Some(event.wait(PATIENCE).await?.at);
-        begin = MonotonicNanos::now();
+        from.client.execute_raw("stop", serde_json::Value::Null, STEP_TIMEOUT).await?;
+        stop = Some(event.wait(STEP_TIMEOUT).await?.at);
+        begin = Mono::now();
     }
     source.start(Outbound::Fd(fd)).await?;
     let stop = match stop {
         Some(stop) => stop,
-        None => source.stopped(PATIENCE).await?.at,
+        None => source.stopped(STEP_TIMEOUT).await?.at,
     };
     if arguments.hold == Hold::UntilTold {
-        source.held(PATIENCE).await?;
+        source.held(STEP_TIMEOUT).await?;
         source.continue_().await?;
     }
-    let loaded = destination.loaded(PATIENCE).await?;
-    let resumed = destination.resume(PATIENCE).await?;
-    let completed = source.completed(PATIENCE).await?;
-    let held = source.held(PATIENCE).await?;
+    let loaded = destination.loaded(STEP_TIMEOUT).await?;
+    let resumed = destination.resume(STEP_TIMEOUT).await?;
+    let completed = source.completed(STEP_TIMEOUT).await?;
+    let held = source.held(STEP_TIMEOUT).await?;
     let device = match device.take().filter(|_| arguments.hold != Hold::Never) {
-        Some(expected) => Some(expected.wait(PATIENCE).await?.at),
+        Some(expected) => Some(expected.wait(STEP_TIMEOUT).await?.at),
         None => None,
     };
     let stats = carried.await??;
-    let after = |at: MonotonicNanos| at.since(stop).as_secs_f64() * 1e3;
+    let after = |at: Mono| at.since(stop).as_secs_f64() * 1e3;
     Ok(Times {
         migrate_to_stop: stop.since(begin).as_secs_f64() * 1e3,
         held: after(held.at),
@@ -180,7 +182,7 @@ async fn run(arguments: &Arguments, base: &Path) -> Result<Vec<Times>, Error> {
         let there = spawn(&original.derive_destination(&there)?.argv, &there).await?;
         tokio::time::sleep(Duration::from_millis(100)).await;
         let result = switch(&here, &there, arguments).await;
-        here.process.quit(Some(&here.client), PATIENCE).await?;
+        here.process.quit(Some(&here.client), STEP_TIMEOUT).await?;
         here = there;
         match result {
             Ok(one) => times.push(one),
@@ -192,7 +194,7 @@ async fn run(arguments: &Arguments, base: &Path) -> Result<Vec<Times>, Error> {
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    here.process.quit(Some(&here.client), PATIENCE).await?;
+    here.process.quit(Some(&here.client), STEP_TIMEOUT).await?;
     Ok(times)
 }
 

@@ -8,12 +8,12 @@ use std::{io, path::PathBuf, time::Duration};
 pub enum QmpError {
     /// The socket could not be reached.
     #[error(
-        "Could not connect to the QMP socket {path}: is that QEMU running, with -qmp unix:PATH,server=on,wait=off?"
+        "Could not connect to the QMP socket {path}: check that QEMU runs with -qmp unix:PATH,server=on,wait=off"
     )]
     Connect {
         /// Socket that was dialled.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -30,7 +30,7 @@ pub enum QmpError {
     },
     /// The first line was not a QMP greeting.
     #[error(
-        "Expected a QMP greeting on {path}, found {found:?}: is this the path of a human monitor or of another program?"
+        "Expected a QMP greeting on {path}, found {found:?}: the socket may belong to a human monitor or to another program"
     )]
     NotQmp {
         /// Socket that was dialled.
@@ -73,7 +73,7 @@ pub enum QmpError {
         detail: String,
     },
     /// The reply is valid QMP, but not of the form that this program knows.
-    #[error("QEMU's reply to {command} has another form than expected (newer QEMU?)")]
+    #[error("QEMU's reply to {command} has an unexpected form: this QEMU may be newer than vmove supports")]
     Decode {
         /// Name of the command.
         command: String,
@@ -103,7 +103,7 @@ pub enum QmpError {
     Io {
         /// The operation.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

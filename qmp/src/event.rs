@@ -1,15 +1,11 @@
-//! Events of a QMP connection: a stream for those who watch, an expectation for those who wait for one.
+//! Events of a QMP connection, and a stream of them.
 
 use std::{sync::Arc, time::Duration};
+use vmove_types::time::Mono;
 
 use serde::Serialize;
 use serde_json::Value;
-use tokio::sync::{broadcast, oneshot};
-
-use crate::{
-    MonotonicNanos, QmpError,
-    client::hooks::{HookId, Hooks},
-};
+use tokio::sync::broadcast;
 
 /// QEMU's own time stamp of an event: `CLOCK_REALTIME` of its host when it was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -41,7 +37,7 @@ pub struct Event {
     /// The event in types, where the schema knows it. Events of a newer QEMU come with `None` and are not lost.
     pub known: Option<qapi::qmp::Event>,
     /// When the end of its line was read from the socket, on this host.
-    pub at: MonotonicNanos,
+    pub at: Mono,
     /// When QEMU made it.
     pub qemu_time: QemuTime,
 }
@@ -80,36 +76,5 @@ impl Events {
             broadcast::error::RecvError::Lagged(count) => EventsError::Missed(count),
             broadcast::error::RecvError::Closed => EventsError::Closed,
         })
-    }
-}
-
-/// The first event that fits, of those read since the expectation was made. Make it *before* sending the command that
-/// causes the event; dropping it cancels the wait.
-#[derive(Debug)]
-#[must_use = "an expectation does nothing unless waited for"]
-pub struct Expectation {
-    pub(crate) name: String,
-    pub(crate) receiver: oneshot::Receiver<Arc<Event>>,
-    pub(crate) hooks: Arc<Hooks>,
-    pub(crate) id: HookId,
-}
-
-impl Expectation {
-    /// Waits for the event.
-    ///
-    /// # Errors
-    /// [`QmpError::Timeout`] after `deadline`, [`QmpError::Closed`] when the connection ends first.
-    pub async fn wait(mut self, deadline: Duration) -> Result<Arc<Event>, QmpError> {
-        match tokio::time::timeout(deadline, &mut self.receiver).await {
-            Ok(Ok(event)) => Ok(event),
-            Ok(Err(_)) => Err(QmpError::Closed { reason: self.hooks.close_reason() }),
-            Err(_) => Err(QmpError::Timeout { command: format!("(event {})", self.name), waited: deadline }),
-        }
-    }
-}
-
-impl Drop for Expectation {
-    fn drop(&mut self) {
-        self.hooks.remove(self.id);
     }
 }

@@ -7,25 +7,55 @@
 //! | [`process`] | starting a QEMU that outlives us, waiting for its monitor, ending it |
 //! | [`switchover`] | moving the *device* state between two QEMUs that see the same guest RAM |
 //! | [`inspect`] | what a running QEMU is made of, and what of it cannot be moved |
+//! | [`log`] | the output of a QEMU: its end, and a bound on its length |
+//! | [`hotplug`] | devices that leave a running guest and come back |
+//! | [`agent`] | commands that run inside the guest, by the QEMU guest agent |
 //!
 //! Guest pages are none of this crate's business: with QEMU's capability `x-ignore-shared` they never enter its
-//! migration stream. All times are `CLOCK_MONOTONIC` ([`MonotonicNanos`]), taken when a line was read from the socket.
+//! migration stream. All times are `CLOCK_MONOTONIC` ([`Mono`](vmove_types::time::Mono)), taken when a line was read from the socket.
+//!
+//! ```
+//! use vmove_qmp::CommandLine;
+//!
+//! let line = "qemu-system-x86_64 -name vm1,debug-threads=on -m 4G -machine q35";
+//! let mut line = CommandLine::parse(line.split(' ').map(Into::into).collect())?;
+//! assert_eq!(line.guest_name().as_deref(), Some("vm1"));
+//! line.pin_machine("pc-q35-7.2")?; // an alias is another machine in another QEMU
+//! assert_eq!(line.to_argv().last().unwrap(), "pc-q35-7.2");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A running QEMU, over its monitor:
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::{path::Path, time::Duration};
+//!
+//! use vmove_qmp::{Client, inspect};
+//!
+//! let client = Client::connect(Path::new("/run/vmove/vm1/qmp"), Duration::from_secs(5)).await?;
+//! let facts = inspect::facts(&client, 4711, None).await?;
+//! println!("QEMU {} with {} disks", client.version(), facts.block.len());
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod client;
-mod clock;
 pub mod cmdline;
 mod codec;
 mod error;
 mod event;
+pub mod hotplug;
 pub mod inspect;
+pub mod log;
 pub mod process;
 pub mod switchover;
 
-pub use client::Client;
-pub use clock::MonotonicNanos;
-pub use cmdline::{CommandLine, RamBacking, RamFileSpec, RunLayout};
+pub use client::{Client, Expectation};
+pub use cmdline::{CommandLine, RamFileSpec, RunLayout};
 
 pub use error::QmpError;
-pub use event::{Event, Events, EventsError, Expectation, QemuTime};
+pub use event::{Event, Events, EventsError, QemuTime};
 pub use process::QemuProcess;

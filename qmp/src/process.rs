@@ -20,13 +20,10 @@ use rustix::{
 };
 use tokio::{sync::watch, time::Instant};
 
-use crate::{Client, QmpError};
-
-/// Last bytes of the log that an error quotes.
-const LOG_TAIL: u64 = 4096;
+use crate::{Client, QmpError, log};
 
 /// Time a QEMU gets to leave after SIGTERM before SIGKILL.
-const TERM_GRACE: Duration = Duration::from_secs(2);
+const TERM_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What can go wrong with a QEMU process.
 #[derive(Debug, thiserror::Error)]
@@ -38,13 +35,15 @@ pub enum ProcessError {
     )]
     NoProgram,
     /// It could not be started.
-    #[error("Could not start {program:?} in {folder}: is QEMU installed, is setsid (util-linux) in PATH?")]
+    #[error(
+        "Could not start {program:?} in {folder}: check that QEMU is installed and that setsid (util-linux) is in PATH"
+    )]
     Start {
         /// Program that was to run.
         program: OsString,
         /// Its working directory.
         folder: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -53,7 +52,7 @@ pub enum ProcessError {
     Log {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -85,13 +84,13 @@ pub enum ProcessError {
     NoProcess {
         /// The process id.
         pid: u32,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// It does not end.
     #[error(
-        "QEMU (pid {pid}) is still there {waited:?} after SIGKILL: it hangs in the kernel, see /proc/{pid}/stack"
+        "QEMU (pid {pid}) still exists {waited:?} after SIGKILL: it hangs in the kernel, see /proc/{pid}/stack"
     )]
     Unkillable {
         /// Its process id.
@@ -235,7 +234,7 @@ impl QemuProcess {
             }
         }
         self.signal(Signal::TERM);
-        if tokio::time::timeout(TERM_GRACE, self.exited()).await.is_ok() {
+        if tokio::time::timeout(TERM_TIMEOUT, self.exited()).await.is_ok() {
             return Ok(());
         }
         self.kill().await
@@ -261,7 +260,7 @@ impl QemuProcess {
     /// The last lines of its log.
     #[must_use]
     pub fn log_tail(&self) -> String {
-        tail(&self.log).unwrap_or_else(|error| format!("(log not readable: {error})"))
+        log::tail(&self.log).unwrap_or_else(|error| format!("(log not readable: {error})"))
     }
 
     fn signal(&self, signal: Signal) {
@@ -323,18 +322,4 @@ fn readable(fd: &OwnedFd, timeout: Option<Duration>) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::IN)];
     // EINTR says nothing about the descriptor.
     matches!(rustix::event::poll(&mut fds, timeout.as_ref()), Ok(1..))
-}
-
-fn tail(path: &Path) -> io::Result<String> {
-    use std::io::{Read, Seek, SeekFrom};
-    let mut file = std::fs::File::open(path)?;
-    let length = file.metadata()?.len();
-    let start = length.saturating_sub(LOG_TAIL);
-    file.seek(SeekFrom::Start(start))?;
-    let mut bytes = Vec::new();
-    file.take(LOG_TAIL).read_to_end(&mut bytes)?;
-    let text = String::from_utf8_lossy(&bytes);
-    // Do not begin in mid-line.
-    let text = if start > 0 { text.split_once('\n').map_or(&*text, |(_, rest)| rest) } else { &text };
-    Ok(text.trim_end().to_owned())
 }

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Bench, SOON, qemus, run_state};
+use common::{Bench, TIMEOUT, qemus, run_state};
 use tokio::io::AsyncReadExt;
 use vmove_qmp::{
     Client,
@@ -41,7 +41,7 @@ async fn one_round(client: &Client, hold: Hold, delay: Duration, go_on: bool) ->
         while receiver.read(&mut chunk).await.is_ok_and(|count| count > 0) {}
     });
     if go_on && hold == Hold::UntilTold {
-        source.held(SOON).await.unwrap();
+        source.held(TIMEOUT).await.unwrap();
         source.continue_().await.unwrap();
     }
     // A sleep of tokio is too coarse.
@@ -51,16 +51,16 @@ async fn one_round(client: &Client, hold: Hold, delay: Duration, go_on: bool) ->
     }
     let stopped = source.stopped(Duration::ZERO).await.is_ok();
     let completed = source.completed(Duration::ZERO).await.is_ok();
-    let state = source.cancel(SOON).await.unwrap();
+    let state = source.cancel(TIMEOUT).await.unwrap();
     assert!(matches!(state, GuestState::Running { .. }), "{state:?}");
-    tokio::time::timeout(SOON, reader).await.expect("the reader must see the end").unwrap();
+    tokio::time::timeout(TIMEOUT, reader).await.expect("the reader must see the end").unwrap();
     format!("{}{}", if stopped { "stopped" } else { "running" }, if completed { "+completed" } else { "" })
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cancel_at_any_moment_brings_the_guest_back() {
     let factor = std::env::var("VMOVE_STRESS").ok().and_then(|text| text.parse().ok()).unwrap_or(1u32);
-    for qemu in qemus("cancel_at_any_moment_brings_the_guest_back") {
+    for qemu in qemus() {
         for (hold, go_on) in
             [(Hold::UntilTold, false), (Hold::UntilTold, true), (Hold::AtOnce, false), (Hold::Never, false)]
         {

@@ -11,7 +11,7 @@ use tokio::{
 };
 use vmove_qmp::{Client, EventsError, QmpError};
 
-const SOON: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 2, "minor": 0, "major": 10}, "package": "test"}, "capabilities": ["oob"]}}"#;
 
 /// The server's end.
@@ -47,12 +47,12 @@ async fn pair() -> (Client, Server) {
         assert_eq!(command["arguments"], json!({"enable": ["oob"]}));
         server
     });
-    let client = Client::over(ours, &PathBuf::from("test"), SOON).await.unwrap();
+    let client = Client::over(ours, &PathBuf::from("test"), TIMEOUT).await.unwrap();
     (client, server.await.unwrap())
 }
 
 async fn run(client: &Client, name: &str) -> Result<Value, QmpError> {
-    client.execute_raw(name, Value::Null, SOON).await
+    client.execute_raw(name, Value::Null, TIMEOUT).await
 }
 
 #[tokio::test]
@@ -133,7 +133,7 @@ async fn events_known_and_unknown_are_kept_in_order() {
     let stop = events.next().await.unwrap();
     assert!(matches!(stop.known, Some(qapi::qmp::Event::STOP { .. })), "{stop:?}");
     assert_eq!((stop.qemu_time.seconds, stop.qemu_time.micros), (100, 5));
-    assert!(stop.at >= unknown.at && stop.at <= vmove_qmp::MonotonicNanos::now());
+    assert!(stop.at >= unknown.at && stop.at <= vmove_types::time::Mono::now());
     let migration = events.next().await.unwrap();
     assert_eq!(migration.text("status"), Some("not-invented-yet"));
     drop(server);
@@ -181,9 +181,9 @@ async fn the_end_of_qemu_reaches_everyone_who_waits() {
     drop(server);
     assert!(command.await.unwrap().unwrap_err().is_closed());
     assert!(event.await.unwrap().unwrap_err().is_closed());
-    tokio::time::timeout(SOON, client.closed()).await.unwrap();
+    tokio::time::timeout(TIMEOUT, client.closed()).await.unwrap();
     assert!(run(&client, "query-status").await.unwrap_err().is_closed());
-    let after = client.expect("RESUME", |_| true).wait(SOON).await;
+    let after = client.expect("RESUME", |_| true).wait(TIMEOUT).await;
     assert!(after.unwrap_err().is_closed());
 }
 
@@ -200,7 +200,7 @@ async fn at_most_seven_in_band_commands_are_in_flight_and_oob_passes_them() {
     for _ in 0..7 {
         ids.push(server.command().await["id"].clone());
     }
-    let oob = client.execute_oob_raw("migrate-pause", Value::Null, SOON);
+    let oob = client.execute_oob_raw("migrate-pause", Value::Null, TIMEOUT);
     let serve = async {
         // The next line is the out-of-band command, not the eighth query.
         let command = server.command().await;
@@ -253,7 +253,7 @@ async fn a_caller_that_gives_up_leaves_no_half_line() {
 async fn a_descriptor_travels_with_its_command() {
     let (client, server) = pair().await;
     let (left, mut right) = std::os::unix::net::UnixStream::pair().unwrap();
-    let send = client.add_fd(Some(4), left.as_fd(), SOON);
+    let send = client.add_fd(Some(4), left.as_fd(), TIMEOUT);
     let serve = async {
         let stream = server.0.into_inner();
         let mut line = vec![0; 4096];
@@ -292,7 +292,7 @@ async fn a_descriptor_travels_with_its_command() {
 async fn connecting_says_what_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("qmp.sock");
-    let nobody = Client::connect(&path, SOON).await.unwrap_err();
+    let nobody = Client::connect(&path, TIMEOUT).await.unwrap_err();
     assert!(matches!(nobody, QmpError::Connect { .. }), "{nobody:?}");
 
     let listener = UnixListener::bind(&path).unwrap();
@@ -307,7 +307,7 @@ async fn connecting_says_what_is_wrong() {
         stream.write_all(b"QEMU 10.0.2 monitor - type 'help' for more information\r\n(qemu) ").await.unwrap();
         stream
     };
-    let (wrong, _stream) = tokio::join!(Client::connect(&path, SOON), human);
+    let (wrong, _stream) = tokio::join!(Client::connect(&path, TIMEOUT), human);
     let wrong = wrong.unwrap_err();
     assert!(matches!(wrong, QmpError::NotQmp { .. }), "{wrong:?}");
 }
@@ -330,7 +330,7 @@ async fn paths_too_long_for_a_socket_are_reached() {
     };
     let path = long.join("qmp.sock");
     assert!(path.as_os_str().len() > vmove_qmp::client::MAX_SOCKET_PATH);
-    let (client, _server) = tokio::join!(Client::connect(&path, SOON), serve);
+    let (client, _server) = tokio::join!(Client::connect(&path, TIMEOUT), serve);
     assert_eq!(client.unwrap().path(), path);
 }
 
@@ -347,17 +347,17 @@ async fn a_monitor_without_oob_is_used_without_it() {
         server
     };
     let path = PathBuf::from("test");
-    let (client, _server) = tokio::join!(Client::over(ours, &path, SOON), serve);
+    let (client, _server) = tokio::join!(Client::over(ours, &path, TIMEOUT), serve);
     let client = client.unwrap();
     assert_eq!(client.version().to_string(), "7.2.22");
-    let refused = client.execute_oob_raw("migrate-pause", Value::Null, SOON).await;
+    let refused = client.execute_oob_raw("migrate-pause", Value::Null, TIMEOUT).await;
     assert!(matches!(refused, Err(QmpError::NoOutOfBand { .. })), "{refused:?}");
 }
 
 #[tokio::test]
 async fn a_typed_reply_of_another_form_is_a_decode_error() {
     let (client, mut server) = pair().await;
-    let typed = client.execute(qapi::qmp::query_status {}, SOON);
+    let typed = client.execute(qapi::qmp::query_status {}, TIMEOUT);
     let (reply, _) = tokio::join!(typed, server.answer(json!({"running": "perhaps"})));
     assert!(matches!(reply, Err(QmpError::Decode { .. })), "{reply:?}");
 }

@@ -5,7 +5,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{Bench, SOON, qemus};
+use common::{Bench, TIMEOUT, qemus};
 use vmove_qmp::{
     CommandLine,
     inspect::{self, BlockerKind, DeviceKind, PageKind, VmFacts},
@@ -17,13 +17,13 @@ async fn facts_of(bench: &mut Bench, line: &CommandLine) -> VmFacts {
     movable.rewrite_movable(&layout).unwrap();
     let (process, client) = bench.spawn(&movable.to_argv(), &layout).await;
     let facts = inspect::facts(&client, process.pid(), Some(&movable)).await.unwrap();
-    process.quit(Some(&client), SOON).await.unwrap();
+    process.quit(Some(&client), TIMEOUT).await.unwrap();
     facts
 }
 
 #[tokio::test]
 async fn a_guest_that_vmove_started_has_no_blockers() {
-    for qemu in qemus("a_guest_that_vmove_started_has_no_blockers") {
+    for qemu in qemus() {
         let mut bench = Bench::new(&qemu);
         let line =
             bench.guest(&["-smp", "2", "-cpu", "max", "-netdev", "user,id=n0", "-device", "e1000,netdev=n0"]);
@@ -32,7 +32,7 @@ async fn a_guest_that_vmove_started_has_no_blockers() {
         assert!(facts.machine.starts_with("pc-q35-"), "{}", facts.machine);
         assert_eq!((facts.status.as_str(), facts.vcpus, facts.accelerator.as_str()), ("running", 2, "tcg"));
         assert_eq!((facts.cpu.as_deref(), facts.name.as_deref()), (Some("max"), Some("test")));
-        assert_eq!(facts.ram_bytes(), 64 << 20);
+        assert_eq!(facts.ram.iter().map(|ram| ram.size).sum::<u64>(), 64 << 20);
         let ram = &facts.ram[0];
         assert_eq!((ram.id.as_deref(), ram.share, ram.prealloc), (Some("vmove-ram0"), true, false));
         assert_eq!(
@@ -50,7 +50,7 @@ async fn a_guest_that_vmove_started_has_no_blockers() {
 
 #[tokio::test]
 async fn every_blocker_is_named_at_once() {
-    for qemu in qemus("every_blocker_is_named_at_once") {
+    for qemu in qemus() {
         let mut bench = Bench::new(&qemu);
         let disk = bench.base.join("local.raw");
         std::fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
@@ -92,13 +92,13 @@ async fn every_blocker_is_named_at_once() {
         assert!(facts.devices.iter().any(|one| one.kind == DeviceKind::Balloon && one.id == "b0"));
         let read_only = facts.block.iter().find(|block| Path::new(&block.file) == direct.path()).unwrap();
         assert!(read_only.read_only && read_only.direct_io, "{read_only:?}");
-        process.quit(Some(&client), SOON).await.unwrap();
+        process.quit(Some(&client), TIMEOUT).await.unwrap();
     }
 }
 
 #[tokio::test]
 async fn private_and_nameless_ram_is_found() {
-    for qemu in qemus("private_and_nameless_ram_is_found") {
+    for qemu in qemus() {
         let mut bench = Bench::new(&qemu);
         for (object, words) in [
             ("memory-backend-file,id=m,size=64M,share=on,mem-path=/dev/shm", "without a name"),
@@ -111,7 +111,7 @@ async fn private_and_nameless_ram_is_found() {
             let line = bench.guest(&["-object", object, "-machine", "memory-backend=m", "-qmp", &qmp]);
             let (process, client) = bench.spawn(&line.to_argv(), &layout).await;
             let facts = inspect::facts(&client, process.pid(), None).await.unwrap();
-            process.quit(Some(&client), SOON).await.unwrap();
+            process.quit(Some(&client), TIMEOUT).await.unwrap();
             let _ = std::fs::remove_file("/dev/shm/vmove-qmp-private");
             let blockers = facts.blockers();
             assert_eq!(blockers.len(), 1, "{blockers:?}");
@@ -122,7 +122,7 @@ async fn private_and_nameless_ram_is_found() {
 
 #[tokio::test]
 async fn qemus_own_refusal_is_passed_on() {
-    for qemu in qemus("qemus_own_refusal_is_passed_on") {
+    for qemu in qemus() {
         let mut bench = Bench::new(&qemu);
         let line =
             bench.guest(&["-drive", "driver=null-co,if=none,id=d0", "-device", "nvme,serial=x,drive=d0"]);
@@ -135,7 +135,7 @@ async fn qemus_own_refusal_is_passed_on() {
 
 #[tokio::test]
 async fn the_qemus_of_this_host_are_found() {
-    for qemu in qemus("the_qemus_of_this_host_are_found") {
+    for qemu in qemus() {
         let found = inspect::find_qemus(qemu.parent().map(Path::as_os_str));
         let real = std::fs::canonicalize(&qemu).unwrap();
         assert!(found.iter().any(|path| std::fs::canonicalize(path).unwrap() == real), "{found:?}");

@@ -5,7 +5,7 @@ mod common;
 
 use std::{ffi::OsString, os::fd::AsRawFd, path::Path, time::Duration};
 
-use common::{Bench, SOON, qemus};
+use common::{Bench, TIMEOUT, qemus};
 use vmove_qmp::{QemuProcess, QmpError, process::ProcessError};
 
 fn words(text: &[&str]) -> Vec<OsString> {
@@ -47,7 +47,7 @@ async fn a_process_is_in_a_session_of_its_own_with_only_its_own_descriptors() {
     drop(process);
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert!(second.alive());
-    second.quit(None, SOON).await.unwrap();
+    second.quit(None, TIMEOUT).await.unwrap();
     assert!(!second.alive());
     assert!(!Path::new(&format!("/proc/{pid}")).exists(), "it must be reaped");
 }
@@ -92,7 +92,7 @@ async fn what_cannot_start_says_why() {
     let empty = QemuProcess::spawn(&[], folder.path(), &log);
     assert!(matches!(empty, Err(ProcessError::NoProgram)));
     let process = QemuProcess::spawn(&words(&["no-such-qemu", "-m", "1G"]), folder.path(), &log).unwrap();
-    let died = process.wait_qmp(&folder.path().join("qmp.sock"), SOON).await.unwrap_err();
+    let died = process.wait_qmp(&folder.path().join("qmp.sock"), TIMEOUT).await.unwrap_err();
     let ProcessError::Died { tail, .. } = &died else { panic!("{died:?}") };
     assert!(tail.contains("no-such-qemu"), "{tail}");
     let nowhere = QemuProcess::spawn(&words(&["sleep", "1"]), &folder.path().join("none"), &log);
@@ -101,16 +101,16 @@ async fn what_cannot_start_says_why() {
 
 #[tokio::test]
 async fn a_qemu_that_dies_at_start_is_quoted() {
-    for qemu in qemus("a_qemu_that_dies_at_start_is_quoted") {
+    for qemu in qemus() {
         let bench = Bench::new(&qemu);
         let layout = bench.layout("a");
         let mut line = bench.guest(&["-device", "no-such-device"]);
         line.rewrite_movable(&layout).unwrap();
         let process =
             QemuProcess::spawn(&line.to_argv(), &layout.vm_dir, &layout.vm_dir.join("qemu.log")).unwrap();
-        let died = process.wait_qmp(&layout.qmp_socket, SOON).await.unwrap_err();
+        let died = process.wait_qmp(&layout.qmp_socket, TIMEOUT).await.unwrap_err();
         assert!(died.to_string().contains("no-such-device"), "{died}");
-        tokio::time::timeout(SOON, process.exited()).await.unwrap();
+        tokio::time::timeout(TIMEOUT, process.exited()).await.unwrap();
     }
 }
 
@@ -140,7 +140,7 @@ async fn only_the_end_of_a_long_log_is_quoted() {
 
 #[tokio::test]
 async fn quit_goes_through_the_monitor_or_by_signal() {
-    for qemu in qemus("quit_goes_through_the_monitor_or_by_signal") {
+    for qemu in qemus() {
         for with_monitor in [true, false] {
             let mut bench = Bench::new(&qemu);
             let layout = bench.layout("a");
@@ -148,8 +148,8 @@ async fn quit_goes_through_the_monitor_or_by_signal() {
             line.rewrite_movable(&layout).unwrap();
             let (process, client) = bench.spawn(&line.to_argv(), &layout).await;
             assert_eq!(client.peer_pid(), Some(process.pid()));
-            process.quit(with_monitor.then_some(&client), SOON).await.unwrap();
-            tokio::time::timeout(SOON, client.closed()).await.unwrap();
+            process.quit(with_monitor.then_some(&client), TIMEOUT).await.unwrap();
+            tokio::time::timeout(TIMEOUT, client.closed()).await.unwrap();
             assert!(!process.alive());
         }
     }
@@ -157,7 +157,7 @@ async fn quit_goes_through_the_monitor_or_by_signal() {
 
 #[tokio::test]
 async fn names_and_directories_of_all_kinds_reach_a_real_qemu() {
-    for qemu in qemus("names_and_directories_of_all_kinds_reach_a_real_qemu") {
+    for qemu in qemus() {
         for name in ["plain", "two words", "комма, и 100%", "../up/and \"away\"", "a,b=c,,d"] {
             let mut bench = Bench::new(&qemu);
             let mut layout = bench.layout(&format!("{} ,{}", "d".repeat(60), "ä".repeat(30)));
@@ -167,7 +167,7 @@ async fn names_and_directories_of_all_kinds_reach_a_real_qemu() {
             let mut line = original.clone();
             let ram = line.rewrite_movable(&layout).unwrap();
             let (process, client) = bench.spawn(&line.to_argv(), &layout).await;
-            let reply = client.execute(qapi::qmp::query_name {}, SOON).await.unwrap();
+            let reply = client.execute(qapi::qmp::query_name {}, TIMEOUT).await.unwrap();
             assert_eq!(reply.name.as_deref(), Some(name));
             assert_eq!(std::fs::metadata(&ram[0].path).unwrap().len(), ram[0].size);
             for file in ["serial, log", "p,id"] {
@@ -176,7 +176,7 @@ async fn names_and_directories_of_all_kinds_reach_a_real_qemu() {
             // What a running QEMU was started with can be read back, and derived from.
             let read = vmove_qmp::CommandLine::from_proc(process.pid()).unwrap();
             assert_eq!(read.to_argv()[1..], line.to_argv()[1..]);
-            process.quit(Some(&client), SOON).await.unwrap();
+            process.quit(Some(&client), TIMEOUT).await.unwrap();
         }
     }
 }

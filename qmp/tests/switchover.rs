@@ -4,11 +4,12 @@
 mod common;
 
 use std::{sync::mpsc, time::Duration};
+use vmove_types::time::Mono;
 
-use common::{Bench, Couple, SOON, qemus, run_state};
+use common::{Bench, Couple, TIMEOUT, qemus, run_state};
 use serde_json::Value;
 use vmove_qmp::{
-    Client, MonotonicNanos,
+    Client,
     switchover::{
         Announce, Destination, DestinationOptions, GuestState, Hold, Inbound, Outbound, RelayStats, Source,
         SourceOptions, StateReceiver, StateSender, SwitchoverError, query_migration, relay,
@@ -41,25 +42,25 @@ async fn switch(couple: &Couple, hold: Hold) -> Duration {
     let (destination, sender) = destination(&couple.destination).await;
     let source = source(&couple.source, hold).await;
     let (tell, told) = mpsc::channel();
-    source.on_stop(move |at| tell.send((at, MonotonicNanos::now())).unwrap());
+    source.on_stop(move |at| tell.send((at, Mono::now())).unwrap());
     let carried = stream(&source, sender).await;
-    let stopped = source.stopped(SOON).await.unwrap();
+    let stopped = source.stopped(TIMEOUT).await.unwrap();
     assert!(stopped.was_running);
     let (told_at, called_at) = told.try_recv().expect("the callback runs before any waiter wakes");
     assert_eq!(told_at, stopped.at);
     assert!(called_at.since(told_at) < Duration::from_millis(50));
-    let held = source.held(SOON).await.unwrap();
+    let held = source.held(TIMEOUT).await.unwrap();
     assert!(held.at >= stopped.at);
     if hold == Hold::UntilTold {
         couple.assert_stopped().await;
-        assert_eq!(query_migration(&couple.source, SOON).await.unwrap().status.name(), "pre-switchover");
+        assert_eq!(query_migration(&couple.source, TIMEOUT).await.unwrap().status.name(), "pre-switchover");
         source.continue_().await.unwrap();
     }
-    let completed = source.completed(SOON).await.unwrap();
-    let loaded = destination.loaded(SOON).await.unwrap();
+    let completed = source.completed(TIMEOUT).await.unwrap();
+    let loaded = destination.loaded(TIMEOUT).await.unwrap();
     couple.assert_stopped().await;
     let before = couple.count();
-    let resumed = destination.resume(SOON).await.unwrap();
+    let resumed = destination.resume(TIMEOUT).await.unwrap();
     assert!(resumed.at >= loaded.at && completed.at >= stopped.at);
     couple.assert_running().await;
     assert!(couple.count().count > before.count);
@@ -73,7 +74,7 @@ async fn switch(couple: &Couple, hold: Hold) -> Duration {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_guest_goes_on_at_the_destination() {
-    for qemu in qemus("a_running_guest_goes_on_at_the_destination") {
+    for qemu in qemus() {
         for hold in [Hold::UntilTold, Hold::AtOnce, Hold::Never] {
             let mut bench = Bench::new(&qemu);
             let couple = bench.couple(&bench.guest(&[])).await;
@@ -87,7 +88,7 @@ async fn a_running_guest_goes_on_at_the_destination() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn several_ram_blocks_stay_out_of_the_stream() {
-    for qemu in qemus("several_ram_blocks_stay_out_of_the_stream") {
+    for qemu in qemus() {
         let mut bench = Bench::new(&qemu);
         let numa = [
             "-object",
@@ -110,29 +111,29 @@ async fn several_ram_blocks_stay_out_of_the_stream() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_guest_stays_paused() {
-    for qemu in qemus("a_paused_guest_stays_paused") {
+    for qemu in qemus() {
         let mut bench = Bench::new(&qemu);
         let couple = bench.couple(&bench.guest(&[])).await;
         couple.assert_running().await;
-        couple.source.execute_raw("stop", Value::Null, SOON).await.unwrap();
+        couple.source.execute_raw("stop", Value::Null, TIMEOUT).await.unwrap();
         let (destination, sender) = destination(&couple.destination).await;
         let source = source(&couple.source, Hold::UntilTold).await;
         assert!(!source.was_running());
         let _carried = stream(&source, sender).await;
-        assert!(!source.stopped(SOON).await.unwrap().was_running);
+        assert!(!source.stopped(TIMEOUT).await.unwrap().was_running);
         source.continue_().await.unwrap();
-        source.completed(SOON).await.unwrap();
-        destination.loaded(SOON).await.unwrap();
+        source.completed(TIMEOUT).await.unwrap();
+        destination.loaded(TIMEOUT).await.unwrap();
         assert_eq!(run_state(&couple.destination).await, "paused");
         couple.assert_stopped().await;
-        destination.resume(SOON).await.unwrap();
+        destination.resume(TIMEOUT).await.unwrap();
         couple.assert_running().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unix_sockets_work_as_well_as_descriptors() {
-    for qemu in qemus("unix_sockets_work_as_well_as_descriptors") {
+    for qemu in qemus() {
         let mut bench = Bench::new(&qemu);
         let couple = bench.couple(&bench.guest(&[])).await;
         let to = Destination::prepare(&couple.destination, &DestinationOptions::default()).await.unwrap();
@@ -144,9 +145,9 @@ async fn unix_sockets_work_as_well_as_descriptors() {
         let mut receiver = StateReceiver::accept(&listener).await.unwrap();
         let mut sender = StateSender::connect(&inbound).await.unwrap();
         relay(&mut receiver, &mut sender).await.unwrap();
-        from.completed(SOON).await.unwrap();
-        to.loaded(SOON).await.unwrap();
-        to.resume(SOON).await.unwrap();
+        from.completed(TIMEOUT).await.unwrap();
+        to.loaded(TIMEOUT).await.unwrap();
+        to.resume(TIMEOUT).await.unwrap();
         couple.assert_running().await;
     }
 }
@@ -162,13 +163,13 @@ async fn assert_as_before(bench: &mut Bench, couple: &mut Couple, settings: &[Va
 }
 
 async fn migration_settings(client: &Client) -> [Value; 2] {
-    let ask = async |name| client.execute_raw(name, Value::Null, SOON).await.unwrap();
+    let ask = async |name| client.execute_raw(name, Value::Null, TIMEOUT).await.unwrap();
     [ask("query-migrate-capabilities").await, ask("query-migrate-parameters").await]
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cancel_while_the_guest_runs() {
-    for qemu in qemus("cancel_while_the_guest_runs") {
+    for qemu in qemus() {
         let mut bench = Bench::new(&qemu);
         let mut couple = bench.couple(&bench.guest(&["-device", "VGA"])).await;
         let settings = migration_settings(&couple.source).await;
@@ -180,7 +181,7 @@ async fn cancel_while_the_guest_runs() {
         source.start(Outbound::Fd(fd)).await.unwrap();
         let early = source.stopped(Duration::from_millis(50)).await;
         if matches!(early, Err(SwitchoverError::Timeout { .. })) {
-            let state = source.cancel(SOON).await.unwrap();
+            let state = source.cancel(TIMEOUT).await.unwrap();
             assert_eq!(state, GuestState::Running { resumed: None });
         } else {
             panic!("the guest stopped too early: {early:?}");
@@ -199,16 +200,16 @@ async fn cancel_while_the_guest_runs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cancel_in_pre_switchover() {
-    for qemu in qemus("cancel_in_pre_switchover") {
+    for qemu in qemus() {
         let mut bench = Bench::new(&qemu);
         let mut couple = bench.couple(&bench.guest(&[])).await;
         let settings = migration_settings(&couple.source).await;
         let (_destination, sender) = destination(&couple.destination).await;
         let from = source(&couple.source, Hold::UntilTold).await;
         let _carried = stream(&from, sender).await;
-        let held = from.held(SOON).await.unwrap();
+        let held = from.held(TIMEOUT).await.unwrap();
         couple.assert_stopped().await;
-        let state = from.cancel(SOON).await.unwrap();
+        let state = from.cancel(TIMEOUT).await.unwrap();
         assert!(matches!(state, GuestState::Running { resumed: Some(at) } if at > held.at), "{state:?}");
         assert_as_before(&mut bench, &mut couple, &settings).await;
     }
@@ -216,7 +217,7 @@ async fn cancel_in_pre_switchover() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn resume_on_the_source_after_completed() {
-    for qemu in qemus("resume_on_the_source_after_completed") {
+    for qemu in qemus() {
         for hold in [Hold::UntilTold, Hold::Never] {
             let mut bench = Bench::new(&qemu);
             let mut couple = bench.couple(&bench.guest(&[])).await;
@@ -224,16 +225,16 @@ async fn resume_on_the_source_after_completed() {
             let (destination, sender) = destination(&couple.destination).await;
             let from = source(&couple.source, hold).await;
             let _carried = stream(&from, sender).await;
-            from.held(SOON).await.unwrap();
+            from.held(TIMEOUT).await.unwrap();
             if hold == Hold::UntilTold {
                 from.continue_().await.unwrap();
             }
-            from.completed(SOON).await.unwrap();
-            destination.loaded(SOON).await.unwrap();
+            from.completed(TIMEOUT).await.unwrap();
+            destination.loaded(TIMEOUT).await.unwrap();
             // The destination has loaded everything and never ran: make sure of that first.
             couple.destination_process.kill().await.unwrap();
             couple.assert_stopped().await;
-            let state = from.resume_after_completed(SOON).await.unwrap();
+            let state = from.resume_after_completed(TIMEOUT).await.unwrap();
             assert!(matches!(state, GuestState::Running { resumed: Some(_) }), "{state:?}");
             assert_as_before(&mut bench, &mut couple, &settings).await;
         }
@@ -242,27 +243,27 @@ async fn resume_on_the_source_after_completed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_guest_is_paused_after_cancel_and_can_move_again() {
-    for qemu in qemus("a_paused_guest_is_paused_after_cancel_and_can_move_again") {
+    for qemu in qemus() {
         for (hold, to_the_end) in [(Hold::UntilTold, false), (Hold::UntilTold, true), (Hold::Never, true)] {
             let mut bench = Bench::new(&qemu);
             let mut couple = bench.couple(&bench.guest(&[])).await;
             couple.assert_running().await;
-            couple.source.execute_raw("stop", Value::Null, SOON).await.unwrap();
+            couple.source.execute_raw("stop", Value::Null, TIMEOUT).await.unwrap();
             let (_destination, sender) = destination(&couple.destination).await;
             let from = source(&couple.source, hold).await;
             let _carried = stream(&from, sender).await;
-            from.held(SOON).await.unwrap();
+            from.held(TIMEOUT).await.unwrap();
             if to_the_end {
                 if hold == Hold::UntilTold {
                     from.continue_().await.unwrap();
                 }
-                from.completed(SOON).await.unwrap();
+                from.completed(TIMEOUT).await.unwrap();
             }
             couple.destination_process.kill().await.unwrap();
-            assert_eq!(from.cancel(SOON).await.unwrap(), GuestState::Paused);
+            assert_eq!(from.cancel(TIMEOUT).await.unwrap(), GuestState::Paused);
             assert_eq!(run_state(&couple.source).await, "paused");
             couple.assert_stopped().await;
-            couple.source.execute_raw("cont", Value::Null, SOON).await.unwrap();
+            couple.source.execute_raw("cont", Value::Null, TIMEOUT).await.unwrap();
             (couple.destination_process, couple.destination) = bench.waiting(&bench.guest(&[])).await;
             switch(&couple, hold).await;
         }
@@ -271,18 +272,18 @@ async fn a_paused_guest_is_paused_after_cancel_and_can_move_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_earlier_life_left_the_guest_in_the_midst() {
-    for qemu in qemus("an_earlier_life_left_the_guest_in_the_midst") {
+    for qemu in qemus() {
         for completed in [false, true] {
             let mut bench = Bench::new(&qemu);
             let mut couple = bench.couple(&bench.guest(&[])).await;
             let (destination, sender) = destination(&couple.destination).await;
             let from = source(&couple.source, Hold::UntilTold).await;
             let carried = stream(&from, sender).await;
-            from.held(SOON).await.unwrap();
+            from.held(TIMEOUT).await.unwrap();
             if completed {
                 from.continue_().await.unwrap();
-                from.completed(SOON).await.unwrap();
-                destination.loaded(SOON).await.unwrap();
+                from.completed(TIMEOUT).await.unwrap();
+                destination.loaded(TIMEOUT).await.unwrap();
             }
             // All that the earlier life had dies with it.
             carried.abort();
@@ -291,13 +292,13 @@ async fn an_earlier_life_left_the_guest_in_the_midst() {
             let path = couple.source.path().to_owned();
             couple.source = {
                 drop(std::mem::replace(&mut couple.source, couple.destination.clone()));
-                Client::connect(&path, SOON).await.unwrap()
+                Client::connect(&path, TIMEOUT).await.unwrap()
             };
             couple.destination_process.kill().await.unwrap();
 
             let found = Source::attach(&couple.source, true).await.unwrap();
             couple.assert_stopped().await;
-            let state = found.cancel(SOON).await.unwrap();
+            let state = found.cancel(TIMEOUT).await.unwrap();
             assert!(matches!(state, GuestState::Running { .. }), "{state:?}");
             couple.assert_running().await;
             (couple.destination_process, couple.destination) = bench.waiting(&bench.guest(&[])).await;
@@ -308,7 +309,7 @@ async fn an_earlier_life_left_the_guest_in_the_midst() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn destination_killed_in_load() {
-    for qemu in qemus("destination_killed_in_load") {
+    for qemu in qemus() {
         let mut bench = Bench::new(&qemu);
         let mut couple = bench.couple(&bench.guest(&[])).await;
         let settings = migration_settings(&couple.source).await;
@@ -326,10 +327,10 @@ async fn destination_killed_in_load() {
             process.kill().await.unwrap();
             relay(&mut receiver, &mut sender).await
         });
-        let gone = destination.loaded(SOON).await.unwrap_err();
+        let gone = destination.loaded(TIMEOUT).await.unwrap_err();
         assert!(matches!(gone, SwitchoverError::Gone { .. }), "{gone:?}");
         assert!(carried.await.unwrap().is_err(), "the relay must notice that nobody reads");
-        let state = from.cancel(SOON).await.unwrap();
+        let state = from.cancel(TIMEOUT).await.unwrap();
         assert!(matches!(state, GuestState::Running { .. }), "{state:?}");
         assert_as_before(&mut bench, &mut couple, &settings).await;
     }
@@ -337,20 +338,20 @@ async fn destination_killed_in_load() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stream_cut_while_devices_are_sent() {
-    for qemu in qemus("stream_cut_while_devices_are_sent") {
+    for qemu in qemus() {
         let mut bench = Bench::new(&qemu);
         let mut couple = bench.couple(&bench.guest(&[])).await;
         let settings = migration_settings(&couple.source).await;
         let (_destination, sender) = destination(&couple.destination).await;
         let from = source(&couple.source, Hold::UntilTold).await;
         let carried = stream(&from, sender).await;
-        from.held(SOON).await.unwrap();
+        from.held(TIMEOUT).await.unwrap();
         carried.abort();
         let _ = carried.await;
         from.continue_().await.unwrap();
-        let failed = from.completed(SOON).await.unwrap_err();
+        let failed = from.completed(TIMEOUT).await.unwrap_err();
         assert!(matches!(failed, SwitchoverError::Failed { .. }), "{failed:?}");
-        let state = from.cancel(SOON).await.unwrap();
+        let state = from.cancel(TIMEOUT).await.unwrap();
         assert!(matches!(state, GuestState::Running { .. }), "{state:?}");
         assert_as_before(&mut bench, &mut couple, &settings).await;
     }
@@ -359,7 +360,7 @@ async fn stream_cut_while_devices_are_sent() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broken_stream_fails_the_load_and_says_so() {
     use tokio::io::AsyncWriteExt;
-    for qemu in qemus("a_broken_stream_fails_the_load_and_says_so") {
+    for qemu in qemus() {
         let mut bench = Bench::new(&qemu);
         let (process, client) = {
             let couple = bench.couple(&bench.guest(&[])).await;
@@ -368,24 +369,24 @@ async fn a_broken_stream_fails_the_load_and_says_so() {
         let survives = client.version().major >= 10;
         let (destination, mut sender) = destination(&client).await;
         sender.write_all(b"this is not a migration stream").await.unwrap();
-        let error = destination.loaded(SOON).await.unwrap_err();
+        let error = destination.loaded(TIMEOUT).await.unwrap_err();
         if survives {
             assert!(matches!(error, SwitchoverError::Failed { .. }), "{error:?}");
             assert!(error.to_string().contains("load of migration failed"), "{error}");
             assert!(process.alive());
         } else {
             assert!(matches!(error, SwitchoverError::Gone { .. }), "{error:?}");
-            tokio::time::timeout(SOON, process.exited()).await.unwrap();
+            tokio::time::timeout(TIMEOUT, process.exited()).await.unwrap();
             assert!(process.log_tail().contains("Not a migration stream"), "{}", process.log_tail());
         }
-        let cont = destination.resume(SOON).await;
+        let cont = destination.resume(TIMEOUT).await;
         assert!(cont.is_err(), "a guest that was not loaded must not run: {cont:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_states_are_refused() {
-    for qemu in qemus("wrong_states_are_refused") {
+    for qemu in qemus() {
         let mut bench = Bench::new(&qemu);
         let couple = bench.couple(&bench.guest(&[])).await;
         let running = Destination::prepare(&couple.source, &DestinationOptions::default()).await;
@@ -397,17 +398,17 @@ async fn wrong_states_are_refused() {
         let first = source(&couple.source, Hold::UntilTold).await;
         assert!(first.continue_().await.is_err());
         let _carried = stream(&first, sender).await;
-        first.held(SOON).await.unwrap();
+        first.held(TIMEOUT).await.unwrap();
         let second = Source::prepare(&couple.source, &SourceOptions::default()).await;
         assert!(matches!(second, Err(SwitchoverError::Busy { .. })), "{second:?}");
-        first.cancel(SOON).await.unwrap();
+        first.cancel(TIMEOUT).await.unwrap();
         couple.assert_running().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn disks_are_taken_by_resume_and_given_back_by_cancel() {
-    for qemu in qemus("disks_are_taken_by_resume_and_given_back_by_cancel") {
+    for qemu in qemus() {
         for hold in [Hold::UntilTold, Hold::Never] {
             let mut bench = Bench::new(&qemu);
             let disk = bench.base.join("disk.raw");
@@ -419,17 +420,17 @@ async fn disks_are_taken_by_resume_and_given_back_by_cancel() {
             let (destination, sender) = destination(&couple.destination).await;
             let from = source(&couple.source, hold).await;
             let _carried = stream(&from, sender).await;
-            from.held(SOON).await.unwrap();
+            from.held(TIMEOUT).await.unwrap();
             if hold == Hold::UntilTold {
                 from.continue_().await.unwrap();
             }
-            from.completed(SOON).await.unwrap();
-            destination.loaded(SOON).await.unwrap();
+            from.completed(TIMEOUT).await.unwrap();
+            destination.loaded(TIMEOUT).await.unwrap();
             // Loaded, but the disk is not taken: the source can have it back while the destination still lives.
-            from.resume_after_completed(SOON).await.unwrap();
+            from.resume_after_completed(TIMEOUT).await.unwrap();
             couple.assert_running().await;
             // Now the disk is in use there.
-            let refused = destination.resume(SOON).await.unwrap_err();
+            let refused = destination.resume(TIMEOUT).await.unwrap_err();
             assert!(matches!(refused, SwitchoverError::Qmp { .. }), "{refused:?}");
             assert_eq!(run_state(&couple.source).await, "running");
             couple.destination_process.kill().await.unwrap();
@@ -437,8 +438,8 @@ async fn disks_are_taken_by_resume_and_given_back_by_cancel() {
             let (process, client) = bench.waiting(&line).await;
             let couple = Couple { destination: client, destination_process: process, ..couple };
             switch(&couple, hold).await;
-            couple.source_process.quit(Some(&couple.source), SOON).await.unwrap();
-            couple.destination_process.quit(Some(&couple.destination), SOON).await.unwrap();
+            couple.source_process.quit(Some(&couple.source), TIMEOUT).await.unwrap();
+            couple.destination_process.quit(Some(&couple.destination), TIMEOUT).await.unwrap();
         }
     }
 }

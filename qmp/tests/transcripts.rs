@@ -20,7 +20,7 @@ use vmove_qmp::{
     },
 };
 
-const SOON: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 struct Entry {
     command: Value,
@@ -73,7 +73,7 @@ async fn play(stream: UnixStream, (greeting, mut entries): (String, Vec<Entry>))
 async fn client(name: &str) -> Client {
     let (ours, theirs) = UnixStream::pair().unwrap();
     tokio::spawn(play(theirs, read(name)));
-    Client::over(ours, Path::new(name), SOON).await.unwrap()
+    Client::over(ours, Path::new(name), TIMEOUT).await.unwrap()
 }
 
 const VERSIONS: [(&str, (u32, u32)); 2] = [("7.2", (7, 2)), ("10.0", (10, 0))];
@@ -108,12 +108,12 @@ async fn the_source_side() {
         assert!(source.was_running());
         let (_receiver, fd) = StateReceiver::pair().unwrap();
         source.start(Outbound::Fd(fd)).await.unwrap();
-        let stopped = source.stopped(SOON).await.unwrap();
-        let held = source.held(SOON).await.unwrap();
+        let stopped = source.stopped(TIMEOUT).await.unwrap();
+        let held = source.held(TIMEOUT).await.unwrap();
         assert!(held.at >= stopped.at);
         source.continue_().await.unwrap();
-        source.completed(SOON).await.unwrap();
-        assert_eq!(query_migration(&client, SOON).await.unwrap().status, MigrationStatus::Completed);
+        source.completed(TIMEOUT).await.unwrap();
+        assert_eq!(query_migration(&client, TIMEOUT).await.unwrap().status, MigrationStatus::Completed);
         let mut seen = Vec::new();
         while seen.last().map(String::as_str) != Some("completed") {
             let event = events.next().await.unwrap();
@@ -133,7 +133,7 @@ async fn the_source_side() {
                 "completed"
             ]
         );
-        let refused = client.execute_raw("no-such-command", Value::Null, SOON).await.unwrap_err();
+        let refused = client.execute_raw("no-such-command", Value::Null, TIMEOUT).await.unwrap_err();
         assert!(matches!(&refused, QmpError::Refused { class, .. } if class == "CommandNotFound"));
     }
 }
@@ -145,8 +145,8 @@ async fn the_destination_side() {
         let destination = Destination::prepare(&client, &DestinationOptions::default()).await.unwrap();
         let (_sender, fd) = StateSender::pair().unwrap();
         destination.listen(Inbound::Fd(fd)).await.unwrap();
-        let loaded = destination.loaded(SOON).await.unwrap();
-        let resumed = destination.resume(SOON).await.unwrap();
+        let loaded = destination.loaded(TIMEOUT).await.unwrap();
+        let resumed = destination.resume(TIMEOUT).await.unwrap();
         assert!(resumed.at >= loaded.at);
         destination.announce(Announce::default()).await.unwrap();
     }

@@ -5,9 +5,11 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use sched_bridge::inventory::{Inventory, InventoryError, glue2, read};
-use sched_bridge::model::{Device, DeviceKind, Fleet, LinkLayer, MemoryMib, NodeName, NumaId, Occupancy};
-use sched_bridge::place::{Affinity, Options, PlaceError, explain, place};
-use sched_bridge::sim::gpu_cluster;
+use sched_bridge::model::{
+    ClusterName, Device, DeviceKind, Fleet, LinkLayer, MemoryMib, NodeName, NumaId, Occupancy,
+};
+use sched_bridge::place::{Affinity, ClusterRequest, Options, PlaceError, VmGroup, explain, place};
+use sched_bridge::request::{Flavors, instance, lower};
 use sched_bridge::topology::Topology;
 use tempfile::TempDir;
 
@@ -114,7 +116,7 @@ fn missing_and_strange_files_become_notes() {
     std::fs::write(root.path().join("sys/devices/system/node/node0/cpulist"), "0-3,x").unwrap();
     let read = read(root.path(), NodeName::new("n").unwrap()).unwrap();
     assert!(read.notes.iter().any(|note| note.contains("100 Gb/sec")), "{:?}", read.notes);
-    assert!(read.notes.iter().any(|note| note.contains("no range of processors")), "{:?}", read.notes);
+    assert!(read.notes.iter().any(|note| note.contains("not a range of processors")), "{:?}", read.notes);
 }
 
 #[test]
@@ -153,8 +155,11 @@ fn glue2_names_cpus_and_accelerators() {
 fn vms_on_a_dgx_get_neighbours() {
     let fleet = Fleet::new(vec![inventory(DGX).node], Topology::default()).unwrap();
     let used = Occupancy::new(&fleet);
-    let mut request = gpu_cluster("c", 8, 1, 1);
-    request.groups[0].alternatives[0].affinity = Affinity::SameRoot;
+    let expr = instance::parse("vcpus=4; memory_mb=16K; gpus=1; hcas=1; gpu_hca_affinity=root").unwrap();
+    let alternatives = lower::alternatives(&expr, &Flavors::default()).unwrap();
+    assert_eq!(alternatives[0].affinity, Affinity::SameRoot);
+    let group = VmGroup { name: "vm".to_owned(), count: 8, alternatives };
+    let mut request = ClusterRequest::new(ClusterName::new("c").unwrap(), vec![group]);
     let placement = place(&fleet, &used, &request, &Options::default()).unwrap();
     assert_eq!((placement.score.device_distance, placement.score.max_hops), (0, 0));
     request.groups[0].count = 9;
@@ -162,7 +167,9 @@ fn vms_on_a_dgx_get_neighbours() {
     assert!(matches!(error, PlaceError::NoRoom { fit: 8, .. }), "{error}");
     request.groups[0].count = 1;
     request.groups[0].alternatives[0].devices[0].filter.archs.insert("fermi".to_owned());
+    let error = place(&fleet, &used, &request, &Options::default()).unwrap_err();
+    assert_eq!(error.to_string(), "no room: 0 of 1 VMs would fit; node node1: needs 1 Fermi GPU, has 0");
     let why = explain(&fleet, &used, &request, None).unwrap();
     let text = serde_json::to_string(&why).unwrap();
-    assert!(text.contains("GPUs (fermi): 1 wanted, 0 free of 0 that match"), "{text}");
+    assert!(text.contains("needs 1 Fermi GPU, has 0"), "{text}");
 }

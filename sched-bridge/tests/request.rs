@@ -50,12 +50,12 @@ fn or_ranges_and_brackets() {
 #[test]
 fn bad_instance_types_say_where_and_what() {
     for (text, words) in [
-        ("", "column 1: nothing where"),
+        ("", "column 1: a condition is missing"),
         ("m1.small; xpuss=2", "column 11: unknown key \"xpuss\""),
         ("m1.small; xpus=many", "\"many\" as xpus"),
         ("m1.small; xpus!=2", "operator != for xpus"),
         ("m1.small; cpu_arch>x86_64", "operator > for cpu_arch"),
-        ("m1.small; memory_mb=5..3", "memory_mb=5..3 holds nothing"),
+        ("m1.small; memory_mb=5..3", "memory_mb=5..3 is an empty range"),
         ("m1.small; memory_mb=1..3; memory_mb=5..9", "memory_mb must be 1..3 and 5..9"),
         ("m1.small; cpu_arch=x86_64,ppc64", "x86_64 and ppc64 at once"),
         ("m1.small; hypervisor_type=kvm; hypervisor_type!=kvm", "must be and must not be kvm"),
@@ -63,11 +63,11 @@ fn bad_instance_types_say_where_and_what() {
         ("m2.small", "unknown instance type \"m2.small\""),
         ("m1.small; xpus=0; xpu_arch=fermi", "xpus=0 beside"),
         ("(m1.small", "not closed"),
-        ("m1.small)", "never opened"),
+        ("m1.small)", "without an opening one"),
         ("cpu_arch=x86_64", "no cores, no memory and no devices"),
         ("m1.small; xpus=", "xpus has no value"),
         ("m1.small; numa_policy=strict", "required, preferred"),
-        ("m1.small; trait:X=required; trait:X=forbidden", "trait X is required and forbidden"),
+        ("m1.small; trait:X=required; trait:X=forbidden", "trait X is both required and forbidden"),
     ] {
         let error = alternatives(text).unwrap_err().to_string();
         assert!(error.contains(words), "{text}: {error}");
@@ -173,7 +173,7 @@ fn bad_virtual_clusters_say_where() {
         ),
         (
             "name = \"a\"\n[compactness]\nlevel = \"rack\"\n[[vms]]\nrequest = \"m1.small\"\n",
-            "\"rack\" is no level",
+            "\"rack\" is not a level",
         ),
         ("name = \"a\"\nnear = {}\n[[vms]]\nrequest = \"m1.small\"\n", "exactly one of node and switch"),
         (

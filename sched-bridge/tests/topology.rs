@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use sched_bridge::model::NodeName;
-use sched_bridge::topology::{Format, Topology, TopologyError, import, labels, slurm_conf, slurm_yaml, svg};
+use sched_bridge::picture;
+use sched_bridge::topology::{Format, Topology, TopologyError, import, labels, slurm_conf, slurm_yaml};
 
 fn name(text: &str) -> NodeName {
     NodeName::new(text).unwrap()
@@ -107,7 +108,7 @@ fn ibnetdiscover_new_and_old() {
         assert_eq!(hops(topology, "node001", "node003"), Some(3), "{:?}", imported.topology);
         assert_eq!(topology.roots().count(), 1);
         assert_eq!(imported.notes.iter().any(|note| note.contains("rails")), rails, "{:?}", imported.notes);
-        assert!(!imported.notes.iter().any(|note| note.contains("no fat tree")), "{:?}", imported.notes);
+        assert!(!imported.notes.iter().any(|note| note.contains("not a fat tree")), "{:?}", imported.notes);
     }
 }
 
@@ -141,26 +142,26 @@ fn plain_toml() {
 #[test]
 fn bad_topologies_are_refused_with_their_line() {
     for (text, line, words) in [
-        ("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n1\n", 2, "node n1 hangs on b, but also on a"),
-        ("SwitchName=a Switches=b\nSwitchName=b Switches=a\n", 1, "circle: a > b > a"),
+        ("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n1\n", 2, "node n1 is below switch b, but also below a"),
+        ("SwitchName=a Switches=b\nSwitchName=b Switches=a\n", 1, "cycle: a > b > a"),
         (
             "SwitchName=t Switches=a\nSwitchName=a Switches=b\nSwitchName=b Switches=c\nSwitchName=c Switches=c\n",
             4,
-            "switch c hangs under c, but also under b",
+            "switch c is below switch c, but also below b",
         ),
         ("SwitchName=a Switches=b\n", 1, "SwitchName=b"),
         ("SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2\n", 2, "second time"),
         (
             "SwitchName=a Nodes=n1\nSwitchName=t Switches=a\nSwitchName=u Switches=a\n",
             3,
-            "hangs under u, but also under t",
+            "is below switch u, but also below t",
         ),
-        ("\n\nSwitchName=a Nodes=n[3-1]\n", 3, "holds nothing"),
+        ("\n\nSwitchName=a Nodes=n[3-1]\n", 3, "is empty"),
         ("SwitchName=a Knots=n1\n", 1, "unknown key \"knots\""),
         ("Switch=a Nodes=n1\n", 1, "unknown key \"switch\""),
         ("SwitchName=a\n", 1, "nothing below it"),
-        ("SwitchName=a Nodes\n", 1, "no KEY=VALUE"),
-        ("BlockName=a Nodes=n1\nSwitchName=b Nodes=n2\n", 1, "blocks and switches"),
+        ("SwitchName=a Nodes\n", 1, "not KEY=VALUE"),
+        ("BlockName=a Nodes=n1\nSwitchName=b Nodes=n2\n", 1, "both blocks and switches"),
         ("BlockName=a Nodes=n1\nBlockSizes=3\n", 1, "at least 3"),
         ("BlockName=a Nodes=n[1-9]\nBlockSizes=2,3\n", 2, "power of two"),
     ] {
@@ -183,7 +184,7 @@ fn a_picture_has_switches_nodes_and_vms() {
         devices: Vec::new(),
         shares: Vec::new(),
     };
-    let picture = svg::draw(&topology, &[("c".to_owned(), vec![vm])].into());
+    let picture = picture::draw(&topology, &[("c".to_owned(), vec![vm])].into());
     for words in ["<svg", "s6", "tux15", "c: c-w-0", "c: 1 VMs"] {
         assert!(picture.contains(words), "{words}");
     }

@@ -27,7 +27,7 @@ bench_placement() {
     check_cargo
     local out=(--out "$(target_dir)/bench")
     case " $* " in *" --out "*) out=() ;; esac
-    (cd "$ROOT" && cargo run --release -p vmove-sched --example sched_bench -- "${out[@]}" "$@")
+    (cd "$ROOT" && cargo run --release -p vmove-bridge-lab --bin placement-bench -- "${out[@]}" "$@")
 }
 
 # ./run bench bridge [storm|slurm ARGS]: clients while bridges are killed, and the same requests placed by Slurm and by vmove.
@@ -37,7 +37,7 @@ bench_bridge() {
     source "$ROOT/tests/scripts/setup.sh"
     vmove_setup
     export_env
-    (cd "$ROOT" && cargo build --release -p vmove-bridge --features lab)
+    (cd "$ROOT" && cargo build --release -p vmove-bridge -p vmove-bridge-lab)
     program=$(target_dir)/release/bridge-bench
     if [ $# -gt 0 ]; then
         "$program" "$@"

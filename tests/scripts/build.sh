@@ -12,7 +12,15 @@ vmove_build() {
 
 build_product() {
     say "building vmoved, vmove, vbridged and the test tools"
-    (cd "$ROOT" && cargo build --release -p vmove-daemon -p vmove-bridge -p vmove-tests)
+    (cd "$ROOT" && cargo build --release -p vmove-daemon -p vmove-cli -p vmove-bridge -p vmove-tests)
+}
+
+# What the demo runs, and no more: vbridged, the bench and RDMA are left out.
+build_demo() {
+    say "building vmoved, vmove, the demo and its guest"
+    (cd "$ROOT" && cargo build --profile demo --no-default-features -p vmove-daemon -p vmove-cli -p vmove-tests \
+        --bin vmoved --bin vmove --bin demo --bin guest-image)
+    build_guest "$(target_dir)/demo"
 }
 
 # The guest's program is linked statically, so that the initramfs needs no library. Its flags differ from everything

@@ -4,7 +4,11 @@
 vmove_demo() {
     # shellcheck source=tests/scripts/build.sh
     source "$ROOT/tests/scripts/build.sh"
+    # shellcheck source=tests/scripts/setup.sh
+    source "$ROOT/tests/scripts/setup.sh"
     case " $* " in *" --help "* | *" -h "*) ;; *) need_root demo ;; esac
-    vmove_build
-    exec "$(target_dir)/release/demo" "$@"
+    setup_demo
+    export_env
+    build_demo
+    exec "$(target_dir)/demo/demo" "$@"
 }

@@ -2,13 +2,13 @@
 # ./run lab: virtual hosts with RDMA (the kernel's soft RoCE) on a switch of our own. See tests/lab/README.md.
 
 # Raise it when what is unpacked changes, so that older caches are made anew.
-LAB_VERSION=1
+LAB_VERSION=2
 # In the hosts, over the machine's own files.
-LAB_HOST_PACKAGES=(kmod perftest rdmacm-utils ibverbs-utils ibverbs-providers iproute2)
+LAB_HOST_PACKAGES=(kmod perftest rdmacm-utils ibverbs-utils ibverbs-providers iproute2 python3-pyverbs)
 # Modules of the hosts' kernel, with what they need. The first line is what it takes to reach the root file system.
 LAB_BOOT_MODULES=(virtio_pci 9pnet_virtio 9p overlay virtio_console)
 LAB_MODULES=(virtio_net virtio_rng virtio_blk virtio_balloon rdma_rxe ib_uverbs rdma_ucm
-    vfio_pci vfio_iommu_type1 igb sch_netem tun dummy)
+    vfio_pci vfio_iommu_type1 igb igbvf sch_netem tun dummy)
 # Not there any more from Linux 6.15 on.
 LAB_OLD_MODULES=(crc32_generic crc32c_generic)
 # Raise it when the second kernel changes.
@@ -59,6 +59,23 @@ vmove_lab() {
                 build_lab_programs
                 set -- test --no-check --multicast "$LAB_MULTICAST" --spread "$LAB_SPREAD" "${@:3}"
             fi
+            # Guests that own devices, all cases or those whose name contains the next word; 'linux' names a slow one, which runs only
+            # when it is asked for.
+            if [ "${2:-}" = devices ]; then
+                build_lab_devices
+                shift 2
+                local which='' linux=()
+                if [ $# -gt 0 ] && [[ $1 != --* ]]; then which=$1 && shift; fi
+                if [[ $which == linux* ]]; then build_lab_linux && linux=(--device-linux "$LAB_LINUX"); fi
+                set -- test --hosts 2 --memory-mib 1536 --processors 2 --devices --no-check --device-programs "$(target_dir)/release/examples" \
+                    --device-guest "$LAB_DEVICE_GUEST" "${linux[@]}" --only "$which" "$@"
+            fi
+            # The least of moves and forks, as './run test lab' runs it.
+            if [ "${2:-}" = smoke ]; then
+                build_lab_moves
+                lab_smoke "$(target_dir)/release"
+                return
+            fi
             # Without a command of the caller's own: everything there is.
             if [ $# -eq 1 ]; then
                 build_lab_programs
@@ -78,10 +95,8 @@ build_lab() {
 # Sets LAB_GUEST, and builds the daemons that move it and the guest that runs Linux.
 build_lab_moves() {
     say "building vmoved and the lab's guest"
-    (cd "$ROOT" && cargo build --quiet --release -p vmove-daemon)
-    LAB_GUEST=$CACHE/lab/pattern.bin
-    as --32 -o "$LAB_GUEST.o" "$ROOT/tests/lab/guest/pattern.s" && objcopy -O binary "$LAB_GUEST.o" "$LAB_GUEST.new"
-    mv "$LAB_GUEST.new" "$LAB_GUEST"
+    (cd "$ROOT" && cargo build --quiet --release -p vmove-daemon -p vmove-cli)
+    build_lab_guest
     # Also one that was made by an earlier version.
     if [ ! "$GUEST_INITRD" -nt "$ROOT/tests/src/initramfs.rs" ]; then
         # shellcheck source=tests/scripts/build.sh
@@ -89,6 +104,50 @@ build_lab_moves() {
         build_product
         build_guest
     fi
+}
+
+# Sets LAB_DEVICE_GUEST, and builds the programs that give devices to it.
+build_lab_devices() {
+    say "building the programs for devices and their guest"
+    (cd "$ROOT" && cargo build --quiet --release -p vmove-devices -p vmove-qmp --example devices --example hotplug)
+    LAB_DEVICE_GUEST=$CACHE/lab/devices.elf
+    # The multiboot header must be within the first 8 KiB of the file.
+    gcc -m32 -march=i686 -O2 -Wall -Wextra -Werror -ffreestanding -fno-pic -no-pie -fno-stack-protector -fno-asynchronous-unwind-tables \
+        -nostdlib -static -Wl,--build-id=none,--no-warn-rwx-segments,-n,--section-start=.header=0x100000,-Ttext=0x101000 \
+        -o "$LAB_DEVICE_GUEST.new" "$ROOT/tests/lab/guest/devices.c"
+    mv "$LAB_DEVICE_GUEST.new" "$LAB_DEVICE_GUEST"
+}
+
+# Sets LAB_LINUX: an initramfs with the driver of the virtual functions. Its kernel is that of the hosts.
+build_lab_linux() {
+    local work=$CACHE/lab/linux version
+    version=$(cat "$CACHE/lab/kernel-version")
+    LAB_LINUX=$CACHE/lab/device-linux.img
+    rm -rf "$work"
+    mkdir -p "$work"/{bin,proc,sys,dev}
+    cp "$CACHE/busybox/bin/busybox" "$work/bin/busybox"
+    ln -s busybox "$work/bin/sh"
+    cp "$ROOT/tests/lab/guest/linux-init" "$work/init"
+    chmod +x "$work/init"
+    xz -dc "$(find "$CACHE/lab/root/usr/lib/modules/$version" -name 'igbvf.ko.xz')" >"$work/igbvf.ko"
+    (cd "$work" && find . | "$CACHE/busybox/bin/busybox" cpio -o -H newc 2>/dev/null | gzip -1) >"$LAB_LINUX.new"
+    mv "$LAB_LINUX.new" "$LAB_LINUX"
+    rm -rf "$work"
+}
+
+# Sets LAB_GUEST: goes over its memory without an operating system.
+build_lab_guest() {
+    LAB_GUEST=$CACHE/lab/pattern.bin
+    as --32 -o "$LAB_GUEST.o" "$ROOT/tests/lab/guest/pattern.s" && objcopy -O binary "$LAB_GUEST.o" "$LAB_GUEST.new"
+    mv "$LAB_GUEST.new" "$LAB_GUEST"
+}
+
+# lab_smoke FOLDER: one fork by multicast and one post-copy whose path is cut, between the programs of this folder.
+lab_smoke() {
+    build_lab_guest
+    export VMOVE_LAB_FILES=$CACHE/lab
+    # It takes two minutes; whatever hangs must not hold up all else.
+    timeout 600 "$1/vmove-lab" test --hosts 3 --no-check --moves "$1" --guest "$LAB_GUEST" --smoke
 }
 
 # Sets LAB_BENCH and LAB_MULTICAST, which measure; LAB_SUITE, the fabric's conformance suite; LAB_SPREAD, the tests of
@@ -119,18 +178,18 @@ setup_lab() {
         [ "$CACHE/lab/initrd.img" -nt "$ROOT/tests/lab/host/init" ] || setup_lab_initramfs
         return 0
     fi
-    exec 9>"$CACHE/setup.lock"
-    flock 9
+    with_cache_locked fetch_lab
+    say "the lab's kernel and tools are in $CACHE/lab"
+}
+
+fetch_lab() {
     private_apt
     rm -rf "$CACHE/lab"
     mkdir -p "$CACHE/lab"
     setup_lab_tools
     setup_lab_kernel
     setup_lab_initramfs
-    rm -rf "$CACHE/apt"
     touch "$CACHE/lab/setup-$LAB_VERSION"
-    exec 9>&-
-    say "the lab's kernel and tools are in $CACHE/lab"
 }
 
 # Programs and libraries that the hosts see in addition to the machine's: a layer over its root file system, which
@@ -163,10 +222,12 @@ setup_lab_kernel() {
 # A second kernel beside it, 6.15 or newer, whose soft RoCE has on-demand paging: that of the backports of Debian 13, which come in
 # several packages by now.
 setup_lab_next() {
-    local parts=() part package
     [ -e "$CACHE/lab/next-$LAB_NEXT_VERSION" ] && [ "$CACHE/lab/initrd-next.img" -nt "$ROOT/tests/lab/host/init" ] && return 0
-    exec 9>"$CACHE/setup.lock"
-    flock 9
+    with_cache_locked fetch_lab_next
+}
+
+fetch_lab_next() {
+    local parts=() part package
     private_apt trixie-backports
     for part in image base binary modules; do
         package=$(lab_kernel_package trixie-backports "$part")
@@ -175,9 +236,7 @@ setup_lab_next() {
     [ ${#parts[@]} -gt 0 ] || die "linux-image-amd64 of the backports of Debian 13 names no kernel image"
     unpack_lab_kernel -next "${parts[@]}"
     setup_lab_initramfs -next
-    rm -rf "$CACHE/apt"
     touch "$CACHE/lab/next-$LAB_NEXT_VERSION"
-    exec 9>&-
 }
 
 # lab_kernel_package SUITE PART: the package linux-PART-VERSION of that suite's current kernel, if there is one.

@@ -4,10 +4,12 @@
 
 # Installed on the machine. Everything else is only unpacked.
 BUILD_PACKAGES=(gcc libc6-dev pkg-config libclang-14-dev libibverbs-dev librdmacm-dev python3 python3-venv iproute2 qemu-utils)
+# Of these, what the demo needs.
+DEMO_PACKAGES=(gcc libc6-dev pkg-config libclang-14-dev)
 # Servers that the tests of sched-bridge speak with, and their libraries; unpacked, so that no service is started and no user made.
 PEER_PACKAGES=(etcd-server munge slurmctld slurmd slurm-client)
 PEERS_VERSION=1
-# Raise it when what is unpacked changes, so that older caches are made anew.
+# Raise it when what is unpacked of QEMUs, kernel and tools changes, so that older caches are made anew.
 SETUP_VERSION=2
 
 # Taken from the machine even for the unpacked QEMUs: a C library must match the loader that starts the program.
@@ -15,37 +17,63 @@ HOST_PACKAGES='libc6|libc-bin|libgcc-s1|gcc-12-base|debconf|dpkg|perl-base|tar|p
 
 vmove_setup() {
     check_cargo
-    setup_machine
-    setup_peers
-    setup_python
-    if [ -e "$CACHE/setup-$SETUP_VERSION" ] && [ -x "$QEMU_7_2" ] && [ -x "$QEMU_10_0" ] && [ -e "$GUEST_KERNEL" ] &&
-        [ -x "$CACHE/busybox/bin/busybox" ] && [ -e "$CACHE/kernel/modules/virtio_console.ko" ]; then
-        return 0
-    fi
-    mkdir -p "$CACHE"
+    setup_machine "${BUILD_PACKAGES[@]}"
     # Two setups at once (a test run and a shell) would unpack into the same folder.
-    exec 9>"$CACHE/setup.lock"
-    flock 9
-    private_apt
-    setup_tools
-    setup_qemu 7.2 bookworm
-    setup_qemu 10.0 bookworm-backports
-    setup_kernel
-    rm -rf "$CACHE/apt" "$CACHE"/setup-[0-9]*
-    touch "$CACHE/setup-$SETUP_VERSION"
-    exec 9>&-
-    say "setup done: QEMU 7.2, QEMU 10.0 and the guest's kernel are in $CACHE"
+    with_cache_locked setup_everything
+    setup_python
 }
 
-# etcd and Slurm below .cache/peers, in a folder of their own so that they need not be fetched again with the QEMUs.
-setup_peers() {
-    local peers=$CACHE/peers debs deb
-    [ -e "$CACHE/peers-$PEERS_VERSION" ] && [ -x "$peers/usr/bin/etcd" ] && [ -x "$peers/usr/sbin/slurmctld-wlm" ] && return 0
+# What `./run demo` needs, and no more.
+setup_demo() {
+    check_cargo
+    setup_machine "${DEMO_PACKAGES[@]}"
+    with_cache_locked setup_guests
+}
+
+with_cache_locked() {
     mkdir -p "$CACHE"
-    exec 8>"$CACHE/setup.lock"
-    flock 8
+    exec 9>"$CACHE/setup.lock"
+    flock 9
+    "$@"
+    if [ -n "${APT_READ:-}" ]; then
+        rm -rf "$CACHE/apt"
+        APT_READ=
+    fi
+    exec 9>&-
+}
+
+setup_everything() {
+    setup_guests
+    setup_part 7.2 "$QEMU_7_2" setup_qemu 7.2 bookworm
+    setup_part peers "$CACHE/peers/usr/sbin/slurmctld-wlm" setup_peers
+}
+
+# What it takes to start guests.
+setup_guests() {
+    setup_part tools "$CACHE/busybox/bin/busybox" setup_tools
+    setup_part 10.0 "$QEMU_10_0" setup_qemu 10.0 bookworm-backports
+    setup_part kernel "$CACHE/kernel/modules/virtio_console.ko" setup_kernel
+}
+
+# setup_part NAME FILE COMMAND...: runs the command, unless it has been run to its end: then there is a stamp, and the file.
+setup_part() {
+    local name=$1 file=$2 version=$SETUP_VERSION
+    shift 2
+    [ "$name" = peers ] && version=$PEERS_VERSION
+    if [ -e "$file" ]; then
+        [ -e "$CACHE/$name-$version" ] && return 0
+        # One stamp was for all but the peers.
+        [ "$name" != peers ] && [ -e "$CACHE/setup-$version" ] && return 0
+    fi
     private_apt
-    debs=$CACHE/apt/debs/peers
+    "$@"
+    rm -f "$CACHE/$name"-[0-9]
+    touch "$CACHE/$name-$version"
+}
+
+# etcd and Slurm below .cache/peers.
+setup_peers() {
+    local peers=$CACHE/peers debs=$CACHE/apt/debs/peers deb
     say "unpacking etcd, munge and Slurm"
     fetch_closure "$debs" "${PEER_PACKAGES[@]}"
     rm -rf "$peers.new" "$peers"
@@ -53,9 +81,6 @@ setup_peers() {
     rm -rf "${peers:?}.new"/usr/share/{doc,man,locale,bug,lintian} "${peers:?}.new"/{etc,var}
     mv "$peers.new" "$peers"
     "$peers/usr/bin/etcd" --version >/dev/null || die "the unpacked etcd does not start"
-    rm -rf "$CACHE/apt" "$CACHE"/peers-*
-    touch "$CACHE/peers-$PEERS_VERSION"
-    exec 8>&-
 }
 
 # What makes the Python client of vbridged. Without it, one test is skipped.
@@ -66,9 +91,10 @@ setup_python() {
         warn "the generator of Python clients could not be installed; the test that uses it will be skipped"
 }
 
+# setup_machine PACKAGE...
 setup_machine() {
     local missing=() package
-    for package in "${BUILD_PACKAGES[@]}"; do
+    for package in "$@"; do
         [ -e "/var/lib/dpkg/info/$package.list" ] || [ -e "/var/lib/dpkg/info/$package:amd64.list" ] || missing+=("$package")
     done
     [ ${#missing[@]} -eq 0 ] && return 0
@@ -80,9 +106,10 @@ setup_machine() {
 }
 
 # An apt of our own: its sources (with backports), its lists, and a machine on which nothing is installed, so that it
-# names every shared library. Nothing of it touches /etc/apt or /var/lib.
+# names every shared library. Nothing of it touches /etc/apt or /var/lib. Its lists are read once; an argument is one suite more.
 private_apt() {
     local apt=$CACHE/apt mirror=${VMOVE_DEBIAN_MIRROR:-http://deb.debian.org} keys=/usr/share/keyrings/debian-archive-keyring.gpg
+    [ "${APT_READ:-}" = "read ${1:-}" ] && return 0
     [ -e "$keys" ] || die "$keys is missing; this is not Debian, or the package debian-archive-keyring is not installed"
     say "reading the package lists of Debian 12 and its backports"
     rm -rf "$apt"
@@ -111,6 +138,7 @@ Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
 Acquire::Retries "3";
 CONF
     APT_CONFIG=$apt/apt.conf apt-get -qq update || die "apt-get update failed; is $mirror reachable? VMOVE_DEBIAN_MIRROR names another mirror"
+    APT_READ="read ${1:-}"
 }
 
 # fetch_debs FOLDER PACKAGE...: downloads exactly these packages ("name=version" or "name/suite").
@@ -135,10 +163,10 @@ fetch_closure() {
 setup_tools() {
     local debs=$CACHE/apt/debs/tools
     fetch_debs "$debs" busybox-static patchelf lz4
-    rm -rf "$CACHE/busybox" "$CACHE/apt/tools"
+    rm -rf "$CACHE/busybox" "$CACHE/tools"
+    dpkg -x "$debs"/patchelf_*.deb "$CACHE/tools"
+    dpkg -x "$debs"/lz4_*.deb "$CACHE/tools"
     dpkg -x "$debs"/busybox-static_*.deb "$CACHE/busybox"
-    dpkg -x "$debs"/patchelf_*.deb "$CACHE/apt/tools"
-    dpkg -x "$debs"/lz4_*.deb "$CACHE/apt/tools"
 }
 
 # setup_qemu VERSION SUITE. QEMU finds its modules and firmware below a folder qemu-bundle beside itself (Debian's 10.0 is
@@ -157,7 +185,7 @@ setup_qemu() {
     rm -rf "${new:?}"/usr/share/{doc,man,locale,bug,lintian} "${new:?}"/{etc,var,sbin} "${new:?}/usr/bin/qemu-system-i386"
     # RPATH, not RUNPATH: it must hold for the libraries of the libraries and for QEMU's modules too.
     # shellcheck disable=SC2016 # $ORIGIN is the loader's
-    "$CACHE/apt/tools/usr/bin/patchelf" --force-rpath \
+    "$CACHE/tools/usr/bin/patchelf" --force-rpath \
         --set-rpath '$ORIGIN/../lib/x86_64-linux-gnu:$ORIGIN/../../lib/x86_64-linux-gnu' "$new/usr/bin/qemu-system-x86_64"
     ln -s ../.. "$new/usr/bin/qemu-bundle"
     mv "$new" "$home"
@@ -206,5 +234,5 @@ unpack_kernel() {
     magic=$(od -An -tx4 -j "$offset" -N4 "$1" | tr -d ' ')
     [ "$magic" = 184c2102 ] || die "$1 is not compressed with LZ4 (magic $magic)"
     dd if="$1" bs=1M iflag=skip_bytes,count_bytes skip="$offset" count=$((length - 4)) status=none |
-        "$CACHE/apt/tools/usr/bin/lz4" -dc || die "the kernel in $1 could not be unpacked"
+        "$CACHE/tools/usr/bin/lz4" -dc || die "the kernel in $1 could not be unpacked"
 }

@@ -1,94 +1,124 @@
 # shellcheck shell=bash
 # ./run test [LAYER...]
 
-LAYERS=(fmt lint unit loom e2e)
+LAYERS=(fmt lint build unit loom e2e lab)
+# What a change needs most.
+QUICK=(fmt lint build unit short)
 
 vmove_test() {
-    local layers=("$@") layer
+    local layers=() layer
+    for layer in "$@"; do
+        case $layer in
+            quick) layers+=("${QUICK[@]}") ;;
+            *) layers+=("$layer") ;;
+        esac
+    done
     [ ${#layers[@]} -eq 0 ] && layers=("${LAYERS[@]}")
     for layer in "${layers[@]}"; do
-        declare -F "test_$layer" >/dev/null || die "unknown layer '$layer'; there are: ${LAYERS[*]}"
+        declare -F "test_$layer" >/dev/null || die "unknown layer '$layer'; there are: ${LAYERS[*]} quick"
     done
     # shellcheck source=tests/scripts/build.sh
     source "$ROOT/tests/scripts/build.sh"
     # shellcheck source=tests/scripts/setup.sh
     source "$ROOT/tests/scripts/setup.sh"
+    # shellcheck source=tests/scripts/results.sh
+    source "$ROOT/tests/scripts/results.sh"
     vmove_setup
     export_env
     cd "$ROOT" || exit
+    begin_results
     for layer in "${layers[@]}"; do
-        say "test layer: $layer"
-        "test_$layer"
+        # Those that use what is built.
+        case $layer in
+            e2e | short | lab) [[ " ${LAYERS_RUN[*]} " == *' build '* ]] || run_layer build ;;
+        esac
+        run_layer "$layer"
     done
+    tell_results || die "tests failed; what they said is above"
     say "all layers passed: ${layers[*]}"
 }
 
 test_fmt() {
-    cargo fmt --all --check || die "run 'cargo fmt --all'"
+    checked 'formatting: run "cargo fmt --all"' cargo fmt --all --check
 }
 
 test_lint() {
-    cargo clippy --workspace --all-targets -- -D warnings
-    # Hosts without libibverbs run the same program: it is loaded, not linked.
-    build_tested
-    if readelf -d "$(target_dir)/debug/vmoved" | grep -E 'NEEDED.*(ibverbs|rdmacm)'; then
-        die "vmoved would not start on a host without libibverbs"
-    fi
+    local failed=0
+    checked clippy cargo clippy --workspace --all-targets -- -D warnings || failed=1
     # Private items are documented too, and may be linked to.
-    RUSTDOCFLAGS='-D warnings -A rustdoc::private_intra_doc_links' cargo doc --workspace --no-deps --document-private-items
+    RUSTDOCFLAGS='-D warnings -A rustdoc::private_intra_doc_links' \
+        checked rustdoc cargo doc --workspace --no-deps --document-private-items || failed=1
     if command -v cargo-deny >/dev/null; then
         # Advisories come from the network: ask for them with 'cargo deny check'.
-        cargo deny --offline check bans licenses sources
+        checked 'cargo deny' cargo deny --offline check bans licenses sources || failed=1
     else
-        warn "SKIP cargo deny: it is not installed ('cargo install --locked cargo-deny')"
+        skipped 'cargo deny' "it is not installed ('cargo install --locked cargo-deny')"
     fi
+    checked 'modules, files and crates' cargo run --quiet --package vmove-structure || failed=1
+    return $failed
 }
 
-# What is tested is built as the tests are: with checks for overflow, and without compiling every dependency once more.
-build_tested() {
-    say "building the programs and their tests"
-    # With the tests: without them, dependencies would have fewer features, and be built twice.
-    (cd "$ROOT" && cargo build --workspace --bins --tests)
+# What is tested is built as the tests are: with checks for overflow, and without compiling every dependency once more. With the tests:
+# without them, dependencies would have fewer features, and be built twice.
+test_build() {
+    checked 'programs and tests' cargo build --workspace --bins --tests
+    checked 'vmoved starts on hosts without libibverbs' loaded_not_linked
+    build_guest "$(target_dir)/debug"
+}
+
+# Hosts without libibverbs run the same program.
+loaded_not_linked() {
+    ! readelf -d "$(target_dir)/debug/vmoved" | grep -E 'NEEDED.*(ibverbs|rdmacm)'
 }
 
 test_unit() {
-    cargo test --workspace --lib --bins -- --show-output | skips_shown
-    cargo test --workspace --doc
-}
-
-# Of tests that passed, why they were skipped; all else as it is.
-skips_shown() {
-    awk '/^successes:$/ { hide = 1 } /^(failures:|test result:)/ { hide = 0 } !hide || /^SKIP / { print; fflush() }'
+    local failed=0
+    cargo test --no-fail-fast --workspace --lib --bins -- --show-output | counted || failed=1
+    cargo test --no-fail-fast --workspace --doc | counted || failed=1
+    return $failed
 }
 
 # Only crates that use loom know `cfg(loom)`; everything would be rebuilt with it, so it has its own target folder.
 test_loom() {
     RUSTFLAGS='--cfg loom' LOOM_MAX_PREEMPTIONS=${LOOM_MAX_PREEMPTIONS:-3} \
-        cargo test --release -p vmove-memory --lib --target-dir "$(target_dir)/loom" -- loom
+        cargo test --profile loom -p vmove-memory -p vmove-fabric -p vmove-migrate -p vmove-clone --lib --target-dir "$(target_dir)/loom" -- --show-output loom | counted
 }
 
 # One test at a time, since each starts guests that fill this machine; but those of TWO_AT_A_TIME mostly wait for guests to
 # start.
-TWO_AT_A_TIME=(crashes faults fork_disks fork_disks_hosts fork_early fork_hosts fork_warm forks)
+TWO_AT_A_TIME=(faults forks)
 # Everything that they speak with is there after ./run setup: none may be skipped.
-NEVER_SKIPPED=(killed kills python)
+NEVER_SKIPPED=(killed kills python slurm)
 
 test_e2e() {
-    build_tested
-    build_guest "$(target_dir)/debug"
-    local two=1 others
-    [ "$(nproc)" -ge 2 ] && two=2
+    local two others failed=0
+    two=$(at_a_time)
     mapfile -t others < <(integration_tests | grep -vxF "$(printf '%s\n' "${TWO_AT_A_TIME[@]}" "${NEVER_SKIPPED[@]}")")
-    VMOVE_NO_SKIP=1 run_tests "${NEVER_SKIPPED[@]}"
-    run_tests "${others[@]}" -- --test-threads=1
-    run_tests "${TWO_AT_A_TIME[@]}" -- --test-threads=$two
+    VMOVE_NO_SKIP=1 run_tests "${NEVER_SKIPPED[@]}" || failed=1
+    run_tests "${others[@]}" -- --test-threads=1 || failed=1
+    run_tests "${TWO_AT_A_TIME[@]}" -- --test-threads="$two" || failed=1
     # Left out: what kills daemons at many moments, and what does not come to a second QEMU. On 10.0 they have run.
     say "moves, forks and crashes again, on QEMU 7.2"
     export VMOVE_QEMU=$VMOVE_QEMU_7_2
-    run_tests moves -- --test-threads=1
-    run_tests forks -- --test-threads=$two parent_and_children templates_are_kept
-    run_tests crashes -- --test-threads=$two \
-        --skip at_any_moment --skip again_and_again --skip in_the_rounds --skip a_caller_that_waits
+    run_tests moves -- --test-threads=1 || failed=1
+    run_tests forks -- --test-threads="$two" parent_and_children templates_are_kept || failed=1
+    run_tests faults -- --test-threads="$two" crashes:: \
+        --skip at_any_moment --skip again_and_again --skip in_the_rounds --skip a_caller_that_waits || failed=1
+    return $failed
+}
+
+# Of the layer e2e, what a change needs most.
+test_short() {
+    local failed=0
+    run_tests commands vms -- --test-threads="$(at_a_time)" || failed=1
+    run_tests moves -- --test-threads=1 in_every_mode_on_thp a_vm_that_can_move || failed=1
+    run_tests forks faults -- --test-threads="$(at_a_time)" parent_and_children children_run_on_other_hosts \
+        both_killed_in_post_copy || failed=1
+    return $failed
+}
+
+at_a_time() {
+    if [ "$(nproc)" -ge 2 ]; then echo 2; else echo 1; fi
 }
 
 # Names of all integration tests.
@@ -111,5 +141,22 @@ run_tests() {
         shift
     done
     [ $# -eq 0 ] && set -- --
-    cargo test --no-fail-fast --workspace "${targets[@]}" "$@" --show-output | skips_shown
+    cargo test --no-fail-fast --workspace "${targets[@]}" "$@" --show-output | counted
+}
+
+# RDMA between virtual hosts. The programs are those of the other tests.
+test_lab() {
+    local needed=5000 available
+    available=$(awk '/^MemAvailable:/ { print int($2 / 1024) }' /proc/meminfo)
+    if [ "$available" -lt $needed ]; then
+        skipped 'RDMA smoke' "three hosts need $needed MiB of memory, $available are available"
+        return
+    fi
+    # shellcheck source=tests/scripts/lab.sh
+    source "$ROOT/tests/scripts/lab.sh"
+    if ! (setup_lab); then
+        skipped 'RDMA smoke' "what the lab's hosts need could not be fetched, as said above"
+        return
+    fi
+    checked 'RDMA smoke: a fork by multicast, and a post-copy whose path is cut' lab_smoke "$(target_dir)/debug"
 }

@@ -157,7 +157,7 @@ fn candidates(file: &File) -> std::io::Result<Vec<u64>> {
 }
 
 /// Ranges of a file that are no holes, widened to whole pages; all of it where the file system cannot tell.
-fn data_ranges(file: &File, length: u64) -> Vec<(u64, u64)> {
+pub(crate) fn data_ranges(file: &File, length: u64) -> Vec<(u64, u64)> {
     let page = PAGE_BYTES as u64;
     let seek = |at: u64, whence| -> Result<u64, Errno> {
         let at = lseek(file.as_fd(), i64::try_from(at).unwrap_or(i64::MAX), whence)?;

@@ -26,16 +26,16 @@ pub fn ready_for_guests() -> Result<()> {
 use crate::sandbox::Sandbox;
 
 /// For what takes a moment, on a machine that may be very busy.
-const LONG: Duration = Duration::from_secs(120);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Waits until something is so.
 ///
 /// # Panics
 /// If it is not after two minutes.
 pub fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LONG;
+    let deadline = Instant::now() + REPLY_TIMEOUT;
     while !is() {
-        assert!(Instant::now() < deadline, "after {LONG:?}, not so: {what}");
+        assert!(Instant::now() < deadline, "after {REPLY_TIMEOUT:?}, not so: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -85,7 +85,7 @@ impl Bridge {
             .stderr(log)
             .spawn()?;
         self.process = Some(child.into());
-        let deadline = Instant::now() + LONG;
+        let deadline = Instant::now() + REPLY_TIMEOUT;
         while self.ask(&["fleet", "list"]).is_err() {
             if Instant::now() > deadline {
                 bail!("vbridged does not answer: {}", std::fs::read_to_string(self.folder.join("log"))?);

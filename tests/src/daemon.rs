@@ -287,6 +287,23 @@ impl Node {
     /// # Errors
     /// When it cannot be reached, or its answer is no JSON.
     pub fn rest(&self, method: &str, path: &str, body: &Value) -> Result<(u16, Value)> {
+        let (status, answer) = self.exchange(method, path, body)?;
+        let answer =
+            serde_json::from_str(&answer).with_context(|| format!("{method} {path}: {status} {answer}"))?;
+        Ok((status, answer))
+    }
+
+    /// The value of a metric, by its name and labels as they are in `/metrics`; 0 if it is not there yet.
+    ///
+    /// # Errors
+    /// When the daemon cannot be reached, or the value is no number.
+    pub fn metric(&self, name: &str) -> Result<f64> {
+        let (_, text) = self.exchange("GET", "/metrics", &Value::Null)?;
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.map_or(Ok(0.0), |value| value.parse().with_context(|| format!("{name} {value}")))
+    }
+
+    fn exchange(&self, method: &str, path: &str, body: &Value) -> Result<(u16, String)> {
         let mut stream = UnixStream::connect(self.control())?;
         let body = if body.is_null() { String::new() } else { body.to_string() };
         // At once: the daemon may answer and close before it has read a body that nothing asks for.
@@ -299,8 +316,7 @@ impl Node {
         stream.read_to_string(&mut text)?;
         let (head, answer) = text.split_once("\r\n\r\n").context("an answer without an end of its head")?;
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-        let answer = serde_json::from_str(answer).with_context(|| format!("{method} {path}: {text}"))?;
-        Ok((status.with_context(|| format!("no status in {head:?}"))?, answer))
+        Ok((status.with_context(|| format!("no status in {head:?}"))?, answer.to_owned()))
     }
 
     /// Starts `vmove` without waiting for its end; its output can be read from the child.
@@ -448,6 +464,8 @@ pub struct MigrateReport {
 #[allow(missing_docs)]
 pub struct Faults {
     pub count: u64,
+    /// Those for which a page was fetched.
+    pub fetched: u64,
     pub p50_us: f64,
     pub p99_us: f64,
     pub max_us: f64,

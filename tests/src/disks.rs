@@ -9,7 +9,7 @@ use vmove_guest::config::{Config, Rate};
 
 use crate::daemon::Node;
 use crate::guest::failures;
-use crate::scene::PATIENCE;
+use crate::scene::STEP_TIMEOUT;
 
 /// A guest that works on a disk, on so many MiB of it.
 #[must_use]
@@ -78,7 +78,7 @@ pub fn lines(node: &Node, vm: &str) -> Result<usize> {
 /// # Errors
 /// When it does not, or what it has found wrong.
 pub fn works(node: &Node, vm: &str) -> Result<()> {
-    let (first, deadline) = (lines(node, vm)?, Instant::now() + PATIENCE);
+    let (first, deadline) = (lines(node, vm)?, Instant::now() + STEP_TIMEOUT);
     while lines(node, vm)? < first + 6 {
         if Instant::now() > deadline {
             bail!("{vm} does not work on its disk: {}", node.vm(vm)?.console());

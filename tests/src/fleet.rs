@@ -13,12 +13,12 @@ use crate::daemon::{Node, NodeOptions};
 use crate::disks;
 use crate::forks::{Parent, template_files};
 use crate::guest::{Guest, VIRTIO};
-use crate::networks::Networks;
+use crate::networks::{self, Networks};
 use crate::pki::Pki;
 use crate::places::{self, Qemu};
 use crate::process::Guarded;
 use crate::sandbox::Sandbox;
-use crate::scene::{NAME, memory_mib};
+use crate::scene::{self, NAME, memory_mib};
 
 /// A guest that works little.
 #[must_use]
@@ -124,14 +124,28 @@ impl Unseen {
 
 const ODD: &str = "qemu-of-this-node";
 
-/// Starts one; `fork` is the `[fork]` table of each node, by number.
+/// Fails when something is missing that every fleet needs: what a scene needs, and network namespaces.
 ///
 /// # Errors
-/// What the machine lacks: tests are skipped then.
+/// What is missing: tests are skipped then.
+pub fn ready() -> anyhow::Result<()> {
+    scene::ready()?;
+    networks::possible()
+}
+
+/// Starts one; `fork` is the `[fork]` table of each node, by number.
 ///
 /// # Panics
-/// If a daemon or the guest does not start: that is no reason to skip a test.
-pub fn fleet_with(count: u8, setup: &Setup, fork: impl Fn(u8) -> String) -> anyhow::Result<Fleet> {
+/// If anything does not start: that is no reason to skip a test.
+pub fn fleet_with(count: u8, setup: &Setup, fork: impl Fn(u8) -> String) -> Fleet {
+    start(count, setup, fork).unwrap_or_else(|error| panic!("the fleet does not start: {error:#}"))
+}
+
+/// As [`fleet_with`].
+///
+/// # Errors
+/// What does not start.
+pub fn start(count: u8, setup: &Setup, fork: impl Fn(u8) -> String) -> anyhow::Result<Fleet> {
     let config = setup.config.clone().unwrap_or_else(light);
     let networks = Networks::new(count)?;
     let sandbox = Sandbox::new()?;
@@ -154,8 +168,7 @@ pub fn fleet_with(count: u8, setup: &Setup, fork: impl Fn(u8) -> String) -> anyh
             environment: odd.into_iter().chain(path).collect(),
             ..NodeOptions::default()
         };
-        let node = Node::start(&sandbox, &format!("n{number}"), options);
-        anyhow::Ok(node.unwrap_or_else(|error| panic!("n{number} does not start: {error:#}")))
+        Node::start(&sandbox, &format!("n{number}"), options)
     };
     let nodes: Vec<Node> = (1..=count).map(start).collect::<anyhow::Result<_>>()?;
     let mut guest = Guest::new(memory_mib(&config), config)?;
@@ -168,19 +181,15 @@ pub fn fleet_with(count: u8, setup: &Setup, fork: impl Fn(u8) -> String) -> anyh
         guest.modules = VIRTIO.into_iter().chain(["virtio_blk"]).collect();
         guest.extra = (disk.attach)(&image);
     }
-    let parent = Parent::start(&nodes[0], NAME, "thp", guest);
-    let parent = parent.unwrap_or_else(|error| panic!("the guest does not start: {error:#}"));
+    let parent = Parent::start(&nodes[0], NAME, "thp", guest)?;
     Ok(Fleet { nodes, parent, networks, images, unseen, _pki: pki, _sandbox: sandbox })
 }
 
 /// A plain one.
 ///
-/// # Errors
-/// What the machine lacks.
-///
 /// # Panics
 /// As [`fleet_with`].
-pub fn fleet(count: u8, fork: impl Fn(u8) -> String) -> anyhow::Result<Fleet> {
+pub fn fleet(count: u8, fork: impl Fn(u8) -> String) -> Fleet {
     fleet_with(count, &Setup::default(), fork)
 }
 

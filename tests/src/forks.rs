@@ -5,13 +5,17 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use vmove_guest::beacon::Beacon;
 
 use crate::beacon::{self, BeaconPage};
+use crate::booted;
 use crate::daemon::{Node, Vm};
 use crate::guest::{Guest, failures};
-use crate::scene::{End, PATIENCE};
+use crate::process::ram_in;
+use crate::scene::{End, NAME, STEP_TIMEOUT};
 
 /// A guest that is to be forked, and where its beacon is.
 #[derive(Debug)]
@@ -63,7 +67,7 @@ impl Parent {
     /// # Errors
     /// When it is not.
     pub fn start(node: &Node, name: &str, memory: &str, guest: Guest) -> Result<Self> {
-        let vm = node.run_guest(name, memory, &guest)?;
+        let vm = booted::run(node, name, memory, &guest)?;
         ensure!(vm.ram.len() == 1, "expected one RAM file, found {:?}", vm.ram);
         let offset = vm.beacon()?.offset();
         Ok(Self { name: name.to_owned(), guest, offset })
@@ -107,7 +111,7 @@ impl Parent {
         ensure!(vm.status == "running", "expected {name} to run, found {}", vm.status);
         let page = self.page(&vm)?;
         let first = page.read().with_context(|| format!("no beacon in {name}"))?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + STEP_TIMEOUT;
         loop {
             let now = page.read().with_context(|| format!("the beacon of {name} is gone"))?;
             ensure!(now.errors == 0, "{name} found wrong memory: {}", now.verdict());
@@ -121,30 +125,92 @@ impl Parent {
     }
 }
 
-/// Where a process has guest memory of this size mapped.
-///
-/// # Errors
-/// When it has not.
-pub fn ram_in(pid: i32, bytes: u64) -> Result<u64> {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    let found = maps.lines().filter_map(addresses).find(|(start, end)| end - start == bytes);
-    found
-        .map(|(start, _)| start)
-        .with_context(|| format!("no mapping of {bytes} bytes in process {pid}: {maps}"))
-}
-
-/// The range of addresses with which a line about a mapping begins, in `maps` and `smaps` of proc(5).
-#[must_use]
-pub fn addresses(line: &str) -> Option<(u64, u64)> {
-    let (start, end) = line.split_once(' ')?.0.split_once('-')?;
-    Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
-}
-
 /// Names of the children in an answer of `vfork create`.
 #[must_use]
 pub fn names(answer: &Value) -> Vec<String> {
     let children = answer["children"].as_array().map(Vec::as_slice).unwrap_or_default();
     children.iter().filter_map(|child| child["name"].as_str().map(str::to_owned)).collect()
+}
+
+/// Journals of forks at `node` that have not been tidied up.
+#[must_use]
+pub fn journals(node: &Node) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(node.folder().join("state/forks")).into_iter().flatten().flatten();
+    entries.map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "jsonl")).collect()
+}
+
+/// How far a fork came, as its journal tells. The order is that of the steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ForkPhase {
+    /// There is no journal: it has not begun, or all has been tidied up.
+    None,
+    /// The guest has not noticed.
+    Begun,
+    /// The guest is being stopped.
+    Stopping,
+    /// Memory is being copied.
+    Keeping,
+    /// The template is whole.
+    Frozen,
+    /// All children run.
+    Complete,
+}
+
+/// What the journals of `node`, on which at most one fork is under way, tell.
+///
+/// # Panics
+/// If a journal tells of an unknown phase.
+#[must_use]
+pub fn fork_phase(node: &Node) -> ForkPhase {
+    let text = journals(node).first().map(|journal| std::fs::read_to_string(journal).unwrap_or_default());
+    let text = text.unwrap_or_default();
+    // A line that is being written has no end yet.
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let Some(last) = whole.lines().last() else { return ForkPhase::None };
+    let record: Value = serde_json::from_str(last).unwrap_or_else(|error| panic!("{error}: {last}"));
+    match record["phase"].as_str() {
+        Some("begun") => ForkPhase::Begun,
+        Some("stopping") => ForkPhase::Stopping,
+        Some("keeping") => ForkPhase::Keeping,
+        Some("frozen") => ForkPhase::Frozen,
+        Some("complete") => ForkPhase::Complete,
+        other => panic!("unknown phase {other:?} in {last}"),
+    }
+}
+
+/// Forks the guest of `node` into `count` children and kills the daemon `after` the journal tells of `phase`; gives the phase that the
+/// journal tells of then. [`ForkPhase::None`]: so long after the command was started.
+///
+/// # Panics
+/// If the fork does not get there.
+pub fn kill_in_fork(node: &mut Node, count: u32, phase: ForkPhase, after: Duration) -> ForkPhase {
+    kill_in_fork_after(node, count, phase, || std::thread::sleep(after))
+}
+
+/// As [`kill_in_fork`], after what is `then` to be done or waited for.
+///
+/// # Panics
+/// If the fork does not get there.
+pub fn kill_in_fork_after(node: &mut Node, count: u32, phase: ForkPhase, then: impl FnOnce()) -> ForkPhase {
+    std::thread::scope(|scope| {
+        let (node, count) = (&*node, count.to_string());
+        let forking = scope.spawn(move || vfork(node, &["create", NAME, "--count", &count]));
+        let deadline = Instant::now() + STEP_TIMEOUT;
+        while fork_phase(node) < phase {
+            assert!(!forking.is_finished() && Instant::now() < deadline, "the fork is never {phase:?}");
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        then();
+        let pid = Pid::from_raw(node.pid().expect("the daemon runs"));
+        kill(pid, Signal::SIGKILL).expect("it is killed");
+        // The answer, or that there is none any more.
+        let answer = forking.join().expect("vfork was waited for").expect("vfork was run");
+        eprintln!("vfork ended with {}: {}", answer.code, answer.said.trim());
+    });
+    node.crash();
+    let found = fork_phase(node);
+    eprintln!("killed after {phase:?}: in {found:?}");
+    found
 }
 
 /// RAM files of templates that are in memory at `node`.

@@ -116,6 +116,20 @@ impl StockQemu {
     /// # Errors
     /// When it cannot be started.
     pub fn start(guest: &Guest, folder: &Path, ram: &Path, more: &[&str]) -> Result<Self> {
+        Self::start_with_ram_id(guest, folder, ram, "vmram", more)
+    }
+
+    /// As [`StockQemu::start`], with this name for the RAM, by which QEMU knows it in a migration.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_with_ram_id(
+        guest: &Guest,
+        folder: &Path,
+        ram: &Path,
+        id: &str,
+        more: &[&str],
+    ) -> Result<Self> {
         std::fs::create_dir_all(folder)?;
         let (qmp, serial) = (folder.join("qmp.sock"), folder.join("serial.log"));
         let log = folder.join("qemu.log");
@@ -125,12 +139,12 @@ impl StockQemu {
         command.args(&line[1..]).args([
             "-object",
             &format!(
-                "memory-backend-file,id=vmram,share=on{align},size={}M,mem-path={}",
+                "memory-backend-file,id={id},share=on{align},size={}M,mem-path={}",
                 guest.memory_mib,
                 ram.display()
             ),
             "-machine",
-            "memory-backend=vmram",
+            &format!("memory-backend={id}"),
             "-qmp",
             &format!("unix:{},server=on,wait=off", qmp.display()),
             "-name",

@@ -2,6 +2,7 @@
 
 pub mod beacon;
 pub mod bench;
+pub mod booted;
 pub mod bridge;
 pub mod daemon;
 pub mod disks;

@@ -3,9 +3,10 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, bail};
 
 /// Namespaces, deleted when dropped.
 #[derive(Debug)]
@@ -27,6 +28,21 @@ fn run(program: &str, arguments: &str) -> Result<Vec<u8>> {
 
 fn ip(arguments: &str) -> Result<()> {
     run("ip", arguments).map(drop)
+}
+
+/// Whether this machine can make namespaces, limit links and drop packets. Asked once: where one is possible, each that fails later is an
+/// error.
+///
+/// # Errors
+/// What it lacks.
+pub fn possible() -> Result<()> {
+    static ANSWER: OnceLock<Result<(), String>> = OnceLock::new();
+    let ask = || {
+        let networks = Networks::new(1)?;
+        networks.limit(1, 100)?;
+        networks.lose(1, 0.5)
+    };
+    ANSWER.get_or_init(|| ask().map_err(|error| format!("{error:#}"))).clone().map_err(Error::msg)
 }
 
 impl Networks {

@@ -75,7 +75,7 @@ mod tests {
         let before = filters("/proc/thread-self/status");
         let mut command = Command::new("grep");
         command.args(["-q", "^Seccomp:.*2", "/proc/self/status"]);
-        crate::need!(possible());
+        vmove_skip::need!(possible());
         let mut child = spawn_before(Before::V6_7, command).expect("it starts");
         assert!(child.wait().expect("it ends").success(), "it runs without a filter");
         assert_eq!(filters("/proc/thread-self/status"), before, "we are filtered");

@@ -78,7 +78,7 @@ pub fn product(name: &str) -> Result<PathBuf> {
     let path = folder.join(name);
     if !path.is_file() {
         bail!(
-            "{} is not there; build it in the same profile with 'cargo build -p vmove-daemon -p vmove-bridge'",
+            "{} is not there; build it in the same profile with 'cargo build -p vmove-daemon -p vmove-cli -p vmove-bridge'",
             path.display()
         );
     }
@@ -101,22 +101,6 @@ fn exists(path: &Path) -> Result<PathBuf> {
         Ok(path) => Ok(path),
         Err(e) => bail!("{} is not there ({e}); './run build' makes it", path.display()),
     }
-}
-
-/// Ends the calling test when something it needs is missing, and says so. Evaluates to the value of the `Result`. With
-/// `VMOVE_NO_SKIP` the test fails instead.
-#[macro_export]
-macro_rules! need {
-    ($needed:expr) => {
-        match $needed {
-            Ok(value) => value,
-            Err(reason) => {
-                assert!(std::env::var_os("VMOVE_NO_SKIP").is_none(), "this would be skipped: {reason:#}");
-                eprintln!("SKIP {}: {reason:#}", std::thread::current().name().unwrap_or("test"));
-                return;
-            }
-        }
-    };
 }
 
 /// Fails unless this process is root, which attaching to QEMU and mounting need.

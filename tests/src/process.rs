@@ -149,6 +149,25 @@ pub fn resident_bytes(pid: i32) -> Option<u64> {
     Some((field("RssAnon:")? + field("VmPTE:")?) << 10)
 }
 
+/// Where a process has guest memory of this size mapped.
+///
+/// # Errors
+/// When it has not.
+pub fn ram_in(pid: i32, bytes: u64) -> Result<u64> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let found = maps.lines().filter_map(addresses).find(|(start, end)| end - start == bytes);
+    found
+        .map(|(start, _)| start)
+        .with_context(|| format!("no mapping of {bytes} bytes in process {pid}: {maps}"))
+}
+
+/// The range of addresses with which a line about a mapping begins, in `maps` and `smaps` of proc(5).
+#[must_use]
+pub fn addresses(line: &str) -> Option<(u64, u64)> {
+    let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+    Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

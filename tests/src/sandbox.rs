@@ -303,14 +303,14 @@ mod tests {
 
     #[test]
     fn mounts_and_huge_pages_are_given_back() {
-        crate::need!(crate::places::root());
+        vmove_skip::need!(crate::places::root());
         let pool =
             || fs::read_to_string(pool(2 << 20)).expect("reads").trim().parse::<i64>().expect("a number");
         let before = pool();
         let sandbox = Sandbox::new().expect("a sandbox");
         let path = sandbox.path().to_owned();
-        let thp = crate::need!(sandbox.mount_thp("thp"));
-        let huge = crate::need!(sandbox.mount_hugetlb("huge", 8 << 20));
+        let thp = vmove_skip::need!(sandbox.mount_thp("thp"));
+        let huge = vmove_skip::need!(sandbox.mount_hugetlb("huge", 8 << 20));
         assert_eq!(pool(), before + 4);
         fs::write(thp.join("file"), "x").expect("writes");
         assert_eq!(mounts_below(&path), [huge, thp]);

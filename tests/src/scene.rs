@@ -14,6 +14,7 @@ use vmove_guest::beacon::Beacon;
 use vmove_guest::config::{Config, Rate};
 
 use crate::beacon::{self, BeaconPage};
+use crate::booted;
 use crate::daemon::{Node, NodeOptions, Vm};
 use crate::guest::{Guest, failures};
 use crate::places;
@@ -31,7 +32,7 @@ pub const FOR_PAGES: [u64; 3] = [1, 2, 3];
 /// The connection for device state.
 pub const DEVICE_STATE: u64 = 4;
 /// For whatever should take seconds, on a machine that is busy.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const STEP_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -160,7 +161,7 @@ impl Scene {
         memory: &str,
         guest: &Guest,
     ) -> Result<Self> {
-        let vm = a.run_guest(name, memory, guest)?;
+        let vm = booted::run(&a, name, memory, guest)?;
         let files = vm.ram_files();
         let (path, page) = beacon::find(&files)?;
         let number = files.iter().position(|file| *file == path).context("a beacon in none of the files")?;
@@ -241,19 +242,21 @@ impl Scene {
     /// # Errors
     /// When it is over, or does not get there.
     pub fn reach(&self, id: &str, phase: &str) -> Result<Value> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + STEP_TIMEOUT;
         loop {
-            let status = self.a.ask(&["status", id])?;
-            if status["outcome"]["state"] != "running" {
+            // Not by the command: a phase may be over before that has started.
+            let (code, status) = self.a.rest("GET", &format!("/v1/migrations/{id}"), &Value::Null)?;
+            if code != 200 || status["outcome"]["state"] != "running" {
                 bail!("expected phase {phase} of a migration at work, found {status}");
             }
             if status["phase"] == phase {
                 return Ok(status);
             }
             if Instant::now() > deadline {
-                bail!("expected phase {phase} within {PATIENCE:?}, found {status}");
+                let (a, b) = (self.a.log(), self.b.log());
+                bail!("expected phase {phase} within {STEP_TIMEOUT:?}, found {status}\na: {a}\nb: {b}");
             }
-            std::thread::sleep(Duration::from_millis(2));
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -305,7 +308,7 @@ impl Scene {
             bail!("expected a running guest at node {}, found {}", node.name(), vm.status);
         }
         let page = self.page(&vm)?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + STEP_TIMEOUT;
         let mut first: Option<Beacon> = None;
         loop {
             if let Some(now) = page.read() {
@@ -422,7 +425,7 @@ pub const fn device_state(first: u64, fault: Fault) -> Rule {
 /// When it does not end in time.
 pub fn vmove(node: &Node, arguments: &[&str]) -> Result<End> {
     let mut child = node.vmove_in_background(&[&["--json"], arguments].concat())?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + STEP_TIMEOUT;
     let status = loop {
         // What it prints fits into a pipe.
         if let Some(status) = child.try_wait()? {
@@ -432,7 +435,7 @@ pub fn vmove(node: &Node, arguments: &[&str]) -> Result<End> {
             child.kill()?;
             child.wait()?;
             bail!(
-                "vmove {} did not end within {PATIENCE:?}; node {}: {}",
+                "vmove {} did not end within {STEP_TIMEOUT:?}; node {}: {}",
                 arguments.join(" "),
                 node.name(),
                 node.log()

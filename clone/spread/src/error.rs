@@ -2,8 +2,8 @@
 
 use vmove_fabric::FabricError;
 
+use crate::host_id::HostId;
 use crate::layout::LayoutError;
-use crate::message::HostId;
 
 /// Why a distribution, or one host's part in it, failed.
 #[derive(Debug, thiserror::Error)]
@@ -11,7 +11,7 @@ use crate::message::HostId;
 pub enum SpreadError {
     /// The root died or hung up before everything was here.
     #[error(
-        "The root is gone with {missing} of {chunks} chunks of 4 KiB missing here; spread from another copy"
+        "The connection to the root ended while {missing} of {chunks} chunks of 4 KiB were missing here; distribute from another copy"
     )]
     RootGone {
         /// Chunks that are not verified here.
@@ -24,13 +24,13 @@ pub enum SpreadError {
     },
     /// Bytes arrived again and again that are not those that the root listed. Its memory changes, or is damaged.
     #[error(
-        "{wrong} chunks arrived with wrong checksums; see that nothing writes to the template at the root"
+        "{wrong} chunks arrived with wrong checksums; make sure that nothing writes to the template at the root"
     )]
     Wrong {
         /// How many times a chunk was wrong.
         wrong: u64,
     },
-    /// A host said what makes no sense.
+    /// A host sent an invalid message.
     #[error("{from} broke the protocol: {what}; check that all hosts run the same version")]
     Protocol {
         /// Who.
@@ -39,7 +39,7 @@ pub enum SpreadError {
         what: String,
     },
     /// The root refused a READ.
-    #[error("The root refused a READ: {status}; it may have given the template up")]
+    #[error("The root refused a READ: {status}; it may have dropped the template")]
     Refused {
         /// Why.
         status: vmove_fabric::RemoteStatus,

@@ -7,17 +7,20 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use vmove_bitset::BitSet;
+
+use crate::host_id::HostId;
 use crate::layout::Layout;
 use crate::marks::Marks;
-use crate::message::{HostId, Message};
+use crate::message::Message;
 use crate::pace::Time;
 use crate::route::Route;
-use crate::span::{Bits, Span, spans};
+use crate::span::{Span, spans};
 
 /// How long a datagram with what something waits for may take from when it was asked for, before it is read.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(4);
+pub(crate) const DATAGRAM_TIMEOUT: Duration = Duration::from_millis(4);
 /// A source that announces nothing new for so long while something is expected of it is given up.
-pub(crate) const STALL: Duration = Duration::from_secs(2);
+pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Wrong bytes that are asked for again, before it is an error.
 const WRONG_LIMIT: u64 = 200;
 
@@ -47,7 +50,7 @@ pub struct HostTotals {
 struct Source {
     /// Blocks that can be read from it now, by their turn.
     ready: BTreeSet<(u32, u32)>,
-    /// Something new was heard last.
+    /// When something new arrived last.
     heard: Time,
     dead: bool,
 }
@@ -60,11 +63,11 @@ pub(crate) struct HostEngine {
     multicast: bool,
     /// Datagrams can reach it.
     hears: bool,
-    here: Bits,
-    asked: Bits,
-    verified: Bits,
+    here: BitSet,
+    asked: BitSet,
+    verified: BitSet,
     /// Blocks whose chunks are all verified.
-    blocks: Bits,
+    blocks: BitSet,
     /// Pieces of each chunk that are here, to know when all are.
     arrived: Vec<u8>,
     to_verify: VecDeque<u32>,
@@ -74,7 +77,7 @@ pub(crate) struct HostEngine {
     sources: BTreeMap<HostId, Source>,
     /// Blocks that somebody waits for, first.
     hinted: BTreeSet<u32>,
-    /// What the root said to read.
+    /// Pieces that the root told this host to READ.
     fetch: VecDeque<Span>,
     /// What somebody here waits for and is to be read.
     urgent: VecDeque<Span>,
@@ -101,10 +104,10 @@ impl HostEngine {
             root.ready.extend(from_root.map(|block| (route.turn(block), block)));
         }
         Self {
-            here: Bits::new(layout.pieces()),
-            asked: Bits::new(layout.pieces()),
-            verified: Bits::new(layout.chunks()),
-            blocks: Bits::new(layout.blocks()),
+            here: BitSet::empty(layout.pieces().into()),
+            asked: BitSet::empty(layout.pieces().into()),
+            verified: BitSet::empty(layout.chunks().into()),
+            blocks: BitSet::empty(layout.blocks().into()),
             arrived: vec![0; layout.chunks() as usize],
             layout,
             route,
@@ -154,12 +157,12 @@ impl HostEngine {
     /// Whether the first chunks behind the table are verified.
     pub(crate) fn has_first(&self, chunks: u32) -> bool {
         let first = self.layout.table();
-        self.verified.all(Span { first, count: chunks.min(self.layout.chunks() - first) })
+        self.verified.contains_all(Span { first, count: chunks.min(self.layout.chunks() - first) }.range())
     }
 
     /// Chunks that are not verified.
     pub(crate) fn missing_chunks(&self) -> u32 {
-        self.verified.limit() - self.verified.len()
+        u32::try_from(self.verified.limit() - self.verified.len()).unwrap_or(u32::MAX)
     }
 
     /// Whether wrong bytes came so often that asking again makes no sense.
@@ -169,7 +172,7 @@ impl HostEngine {
 
     /// Whether a datagram with this piece is to be taken.
     pub(crate) fn accepts(&self, piece: u32) -> bool {
-        piece < self.here.limit() && !self.here.get(piece) && !self.asked.get(piece)
+        piece < self.layout.pieces() && !self.here.contains(piece) && !self.asked.contains(piece)
     }
 
     /// A datagram's piece is in place.
@@ -189,7 +192,7 @@ impl HostEngine {
         let arrived = &mut self.arrived[chunk as usize];
         *arrived += 1;
         if u32::from(*arrived) == self.layout.pieces_of(chunk).count {
-            match self.layout.table_chunk_of(chunk).filter(|table| !self.verified.get(*table)) {
+            match self.layout.table_chunk_of(chunk).filter(|table| !self.verified.contains(*table)) {
                 Some(table) => self.unlisted.entry(table).or_default().push(chunk),
                 None => self.to_verify.push_back(chunk),
             }
@@ -223,7 +226,7 @@ impl HostEngine {
             first: self.layout.chunk_of(all.first),
             count: all.count / self.layout.pieces_of(0).count,
         };
-        if self.verified.all(chunks) && self.blocks.insert(block) {
+        if self.verified.contains_all(chunks.range()) && self.blocks.insert(block) {
             self.finished.push(block);
         }
         if self.verified.is_full() && !self.complete {
@@ -239,7 +242,7 @@ impl HostEngine {
 
     /// All blocks that are whole.
     pub(crate) fn whole_blocks(&self) -> Vec<u32> {
-        (0..self.layout.blocks()).filter(|block| self.blocks.get(*block)).collect()
+        (0..self.layout.blocks()).filter(|block| self.blocks.contains(*block)).collect()
     }
 
     /// Messages for the root.
@@ -250,7 +253,7 @@ impl HostEngine {
     /// Somebody here waits for a chunk. The root is asked to send it to all next: children of other hosts are about to touch it, too. What
     /// does not come that way is read.
     pub(crate) fn want(&mut self, now: Time, chunk: u32) {
-        if chunk >= self.layout.chunks() || self.verified.get(chunk) {
+        if chunk >= self.layout.chunks() || self.verified.contains(chunk) {
             return;
         }
         self.totals.wanted += 1;
@@ -268,7 +271,7 @@ impl HostEngine {
     fn read_at_once(&mut self, chunk: u32) {
         self.totals.wanted_read += 1;
         for chunk in self.layout.table_chunk_of(chunk).into_iter().chain([chunk]) {
-            if !self.verified.get(chunk) {
+            if !self.verified.contains(chunk) {
                 self.urgent.push_back(self.layout.pieces_of(chunk));
             }
         }
@@ -282,7 +285,7 @@ impl HostEngine {
             }
             Message::Fetch { spans } => self.fetch.extend(spans),
             Message::Hint { blocks } => {
-                self.hinted.extend(blocks.into_iter().filter(|b| *b < self.blocks.limit()));
+                self.hinted.extend(blocks.into_iter().filter(|b| *b < self.layout.blocks()));
             }
             _ => {}
         }
@@ -293,7 +296,10 @@ impl HostEngine {
         let Some(source) = self.sources.get_mut(&peer).filter(|source| !source.dead) else { return };
         source.heard = now;
         for block in blocks {
-            if *block < self.blocks.limit() && !self.blocks.get(*block) && self.route.source(*block) == peer {
+            if *block < self.layout.blocks()
+                && !self.blocks.contains(*block)
+                && self.route.source(*block) == peer
+            {
                 source.ready.insert((self.route.turn(*block), *block));
             }
         }
@@ -307,8 +313,8 @@ impl HostEngine {
             self.out.push(Message::Seen { number, missing });
         }
         while let Some((asked, chunk)) = self.awaited.front().copied() {
-            let there = self.verified.get(chunk);
-            if !there && now.saturating_sub(asked) < PATIENCE {
+            let there = self.verified.contains(chunk);
+            if !there && now.saturating_sub(asked) < DATAGRAM_TIMEOUT {
                 return;
             }
             self.awaited.pop_front();
@@ -322,14 +328,14 @@ impl HostEngine {
     pub(crate) fn next_time(&self) -> Option<Time> {
         let waits = !self.is_complete() && !self.multicast && self.sources.len() > 1;
         let live = self.sources.iter().filter(|(id, source)| **id != HostId::ROOT && !source.dead);
-        let stall = waits.then(|| live.map(|(_, source)| source.heard + STALL).min()).flatten();
+        let stall = waits.then(|| live.map(|(_, source)| source.heard + STALL_TIMEOUT).min()).flatten();
         self.next_drain().into_iter().chain(stall).min()
     }
 
     /// When [`drained`](Self::drained) has something to do next, if nothing comes.
     pub(crate) fn next_drain(&self) -> Option<Time> {
         let mark = self.marks.next_due();
-        let awaited = self.awaited.front().map(|(asked, _)| *asked + PATIENCE);
+        let awaited = self.awaited.front().map(|(asked, _)| *asked + DATAGRAM_TIMEOUT);
         mark.into_iter().chain(awaited).min()
     }
 
@@ -341,12 +347,14 @@ impl HostEngine {
         let stalled: Vec<HostId> = self
             .sources
             .iter()
-            .filter(|(id, source)| **id != HostId::ROOT && !source.dead && source.heard + STALL <= now)
+            .filter(|(id, source)| {
+                **id != HostId::ROOT && !source.dead && source.heard + STALL_TIMEOUT <= now
+            })
             .map(|(id, _)| *id)
             .collect();
         for id in stalled {
             // One that waits for others itself is not to blame as long as some of its blocks have yet to be read.
-            if self.sources[&id].ready.is_empty() && self.asked.len() == 0 {
+            if self.sources[&id].ready.is_empty() && self.asked.is_empty() {
                 self.gone(id);
             } else if let Some(source) = self.sources.get_mut(&id) {
                 source.heard = now;
@@ -364,7 +372,8 @@ impl HostEngine {
         source.ready.clear();
         self.totals.given_up += 1;
         let route = &self.route;
-        let blocks = (0..self.layout.blocks()).filter(|b| !self.blocks.get(*b) && route.source(*b) == id);
+        let blocks =
+            (0..self.layout.blocks()).filter(|b| !self.blocks.contains(*b) && route.source(*b) == id);
         let blocks: Vec<(u32, u32)> = blocks.map(|block| (route.turn(block), block)).collect();
         if let Some(root) = self.sources.get_mut(&HostId::ROOT) {
             root.ready.extend(blocks);
@@ -419,7 +428,7 @@ impl HostEngine {
             ready.remove(&next);
             let open = self.layout.pieces_of_block(block).numbers();
             let pieces: Vec<u32> =
-                open.filter(|piece| !self.here.get(*piece) && !self.asked.get(*piece)).collect();
+                open.filter(|piece| !self.here.contains(*piece) && !self.asked.contains(*piece)).collect();
             if pieces.is_empty() {
                 continue;
             }
@@ -480,7 +489,7 @@ fn fitting(layout: &Layout, pieces: &[u32], segments: usize) -> usize {
 mod tests {
     use super::*;
     use crate::layout::Extent;
-    use crate::marks::GRACE;
+    use crate::marks::REORDER_TIMEOUT;
 
     fn engine(multicast: bool) -> HostEngine {
         let extents = vec![Extent { region: 0, first: 0, count: 200 }];
@@ -543,12 +552,12 @@ mod tests {
         engine.want(Time::ZERO, 150);
         engine.want(Time::ZERO, 160);
         assert_eq!(engine.take_out(), [Message::Want { chunk: 150 }, Message::Want { chunk: 160 }]);
-        engine.drained(PATIENCE / 2);
-        assert_eq!((engine.next_urgent(), engine.next_time()), (None, Some(PATIENCE)));
+        engine.drained(DATAGRAM_TIMEOUT / 2);
+        assert_eq!((engine.next_urgent(), engine.next_time()), (None, Some(DATAGRAM_TIMEOUT)));
         // One comes, of the other one piece is lost: that piece is read.
         [450, 451, 452, 480, 482].into_iter().for_each(|piece| engine.landed(piece));
         engine.compared(150, true);
-        engine.drained(PATIENCE);
+        engine.drained(DATAGRAM_TIMEOUT);
         assert_eq!(engine.next_urgent(), Some(vec![481]));
         assert_eq!((engine.next_urgent(), engine.next_time()), (None, None));
         assert_eq!((engine.totals.wanted, engine.totals.wanted_read), (2, 1));
@@ -560,9 +569,9 @@ mod tests {
             let spans = vec![Span { first: 0, count: 4 }];
             engine.hear(Time::ZERO, Message::Mark { number: 5, spans, last: Some(3) });
             (0..4).filter(|piece| !lost.contains(piece)).for_each(|piece| engine.landed(piece));
-            engine.drained(GRACE / 2);
-            assert_eq!((engine.take_out(), engine.next_drain()), (vec![], Some(GRACE)));
-            engine.drained(GRACE);
+            engine.drained(REORDER_TIMEOUT / 2);
+            assert_eq!((engine.take_out(), engine.next_drain()), (vec![], Some(REORDER_TIMEOUT)));
+            engine.drained(REORDER_TIMEOUT);
             assert_eq!(engine.take_out(), [Message::Seen { number: 5, missing: super::spans(lost) }]);
         }
     }

@@ -14,9 +14,23 @@
 //!
 //! What decides ([`HostId`]'s part, the root's part, the pacer) does no input or output, so it runs in tests and models as it does on
 //! a network. The crate knows nothing of what the memory is used for.
+//!
+//! How long 1 GiB takes to 16 hosts on one switch of 25 Gbit/s, by the model:
+//!
+//! ```
+//! use vmove_spread::plan::{Network, Way};
+//! use vmove_spread::simulate::{Scenario, simulate};
+//!
+//! let scenario = Scenario::new(Network::flat(16, 3.1e9), 1 << 30);
+//! let one_by_one = simulate(&scenario, Way::Unicast)?;
+//! let pipeline = simulate(&scenario, Way::Pipeline)?;
+//! assert!(pipeline.complete.1 < one_by_one.complete.1 / 8.0);
+//! # Ok::<(), vmove_spread::plan::PlanError>(())
+//! ```
 
 mod error;
 mod host;
+mod host_id;
 mod layout;
 mod marks;
 mod memory;
@@ -32,8 +46,8 @@ mod template;
 
 pub use error::SpreadError;
 pub use host::HostTotals;
+pub use host_id::HostId;
 pub use layout::{CHUNK, Extent, Layout, LayoutError};
-pub use message::HostId;
 pub use pace::{Pacer, Time};
 pub use root::RootTotals;
 pub use route::{Route, Scheme};

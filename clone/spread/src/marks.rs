@@ -7,13 +7,15 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use vmove_bitset::BitSet;
+
 use crate::pace::Time;
-use crate::span::{Bits, Span};
+use crate::span::Span;
 
 /// How long a datagram may be behind one that was sent later.
-pub(crate) const GRACE: Duration = Duration::from_millis(3);
+pub(crate) const REORDER_TIMEOUT: Duration = Duration::from_millis(3);
 /// How long the last datagram of a mark may be behind the mark. Less than the time for which the root waits for what several hosts answer.
-const LATE: Duration = Duration::from_millis(48);
+const LATE_TIMEOUT: Duration = Duration::from_millis(48);
 /// It is waited for so many times longer than it was behind lately.
 const MARGIN: u32 = 4;
 
@@ -29,7 +31,7 @@ struct Mark {
 struct Last {
     /// `None`: nothing of the mark is on its way to this host.
     piece: Option<u32>,
-    /// When the mark was heard.
+    /// When the mark arrived.
     heard: Time,
     /// It has come, or was here before.
     came: bool,
@@ -43,27 +45,34 @@ pub(crate) struct Marks {
     open: VecDeque<Mark>,
     /// That of the newest mark that was answered without it.
     given_up: Option<Last>,
-    /// How long the last datagram is waited for, [`GRACE`] to [`LATE`]. Not longer than needed: the root waits for who does not answer.
+    /// How long the last datagram is waited for, [`REORDER_TIMEOUT`] to [`LATE_TIMEOUT`]. Not longer than needed: the root waits for who does not answer.
     late: Duration,
 }
 
 impl Default for Marks {
     fn default() -> Self {
-        Self { open: VecDeque::new(), given_up: None, late: LATE }
+        Self { open: VecDeque::new(), given_up: None, late: LATE_TIMEOUT }
     }
 }
 
 impl Marks {
     /// The root has sent `spans`, of which `last` was the last; `None`: nothing of it is on its way to this host. What is `here` already is
     /// not waited for, and tells nothing if it comes again.
-    pub(crate) fn hear(&mut self, now: Time, number: u32, spans: Vec<Span>, last: Option<u32>, here: &Bits) {
-        let came = last.is_none_or(|last| here.get(last));
+    pub(crate) fn hear(
+        &mut self,
+        now: Time,
+        number: u32,
+        spans: Vec<Span>,
+        last: Option<u32>,
+        here: &BitSet,
+    ) {
+        let came = last.is_none_or(|last| here.contains(last));
         let behind = came.then_some(Duration::ZERO);
         let last = Last { piece: last, heard: now, came, behind };
         self.open.push_back(Mark { number, spans, last });
     }
 
-    /// A datagram with this piece has come. What was READ does not count: it tells nothing of datagrams.
+    /// A datagram with this piece has arrived. READs do not count: they say nothing about datagrams.
     pub(crate) fn landed(&mut self, piece: u32) {
         let open = self.open.iter_mut().map(|mark| &mut mark.last);
         open.chain(&mut self.given_up).for_each(|last| last.came |= last.piece == Some(piece));
@@ -76,15 +85,15 @@ impl Marks {
     }
 
     /// The oldest mark, if what is not `here` of it will not come: its number and what it told.
-    pub(crate) fn due(&mut self, now: Time, here: &Bits) -> Option<(u32, Vec<Span>)> {
+    pub(crate) fn due(&mut self, now: Time, here: &BitSet) -> Option<(u32, Vec<Span>)> {
         self.look(now);
         let mark = self.open.front()?;
-        let whole = mark.spans.iter().all(|span| here.all(*span));
+        let whole = mark.spans.iter().all(|span| here.contains_all(span.range()));
         if !whole && now.saturating_sub(mark.last.heard) < self.wait() {
             return None;
         }
         let Mark { number, spans, last } = self.open.pop_front()?;
-        self.late = (self.late / 2).max(GRACE);
+        self.late = (self.late / 2).max(REORDER_TIMEOUT);
         match last.behind {
             Some(behind) => self.was_behind(behind),
             None => self.given_up = Some(last),
@@ -109,14 +118,14 @@ impl Marks {
     }
 
     fn was_behind(&mut self, behind: Duration) {
-        self.late = self.late.max(behind * MARGIN).min(LATE);
+        self.late = self.late.max(behind * MARGIN).min(LATE_TIMEOUT);
     }
 
     /// How long what is missing of the oldest mark is waited for. When its last datagram has come, or one that was sent later, only what
     /// a path mixes up is still to come.
     fn wait(&self) -> Duration {
         let overtaken = self.open.iter().any(|mark| mark.last.behind.is_some());
-        if overtaken { GRACE } else { self.late }
+        if overtaken { REORDER_TIMEOUT } else { self.late }
     }
 }
 
@@ -129,12 +138,12 @@ mod tests {
         vec![Span { first, count: 4 }]
     }
 
-    fn hear(marks: &mut Marks, now: Time, number: u32, here: &Bits) {
+    fn hear(marks: &mut Marks, now: Time, number: u32, here: &BitSet) {
         marks.hear(now, number, span(number * 4), Some(number * 4 + 3), here);
     }
 
-    fn here(pieces: impl IntoIterator<Item = u32>) -> Bits {
-        let mut here = Bits::new(100);
+    fn here(pieces: impl IntoIterator<Item = u32>) -> BitSet {
+        let mut here = BitSet::empty(100);
         pieces.into_iter().for_each(|piece| assert!(here.insert(piece)));
         here
     }
@@ -148,16 +157,16 @@ mod tests {
         let mut marks = Marks::default();
         let some = here([0, 1, 3]);
         hear(&mut marks, Time::ZERO, 0, &some);
-        assert_eq!(marks.due(GRACE / 2, &some), None, "a path may mix up what is close together");
-        assert_eq!(marks.next_due(), Some(GRACE));
-        assert_eq!(marks.due(GRACE, &some), Some((0, span(0))));
+        assert_eq!(marks.due(REORDER_TIMEOUT / 2, &some), None, "a path may mix up what is close together");
+        assert_eq!(marks.next_due(), Some(REORDER_TIMEOUT));
+        assert_eq!(marks.due(REORDER_TIMEOUT, &some), Some((0, span(0))));
     }
 
     #[test]
     fn a_mark_may_be_far_ahead_of_its_datagrams() {
         let mut marks = Marks::default();
         hear(&mut marks, Time::ZERO, 0, &here([0, 1]));
-        assert_eq!((marks.due(ms(15), &here([0, 1])), marks.next_due()), (None, Some(LATE)));
+        assert_eq!((marks.due(ms(15), &here([0, 1])), marks.next_due()), (None, Some(LATE_TIMEOUT)));
         marks.landed(3);
         assert_eq!(marks.due(ms(18), &here([0, 1, 3])), Some((0, span(0))));
         // What the next mark tells has come, so the last of this one will not.
@@ -180,13 +189,23 @@ mod tests {
             now = due;
             assert_eq!(marks.due(now, &nothing), Some((number, span(number * 4))));
         }
-        assert_eq!(waits, [LATE, LATE / 2, LATE / 4, LATE / 8, GRACE, GRACE]);
+        assert_eq!(
+            waits,
+            [
+                LATE_TIMEOUT,
+                LATE_TIMEOUT / 2,
+                LATE_TIMEOUT / 4,
+                LATE_TIMEOUT / 8,
+                REORDER_TIMEOUT,
+                REORDER_TIMEOUT
+            ]
+        );
         // The last of the newest is READ, which is no sign; then the datagram comes after all.
         hear(&mut marks, now + ms(3), 6, &nothing);
         let wait = |marks: &mut Marks, at| (marks.due(now + ms(at), &here(20..24)), marks.next_due());
-        assert_eq!(wait(&mut marks, 4), (None, Some(now + ms(3) + GRACE)));
+        assert_eq!(wait(&mut marks, 4), (None, Some(now + ms(3) + REORDER_TIMEOUT)));
         marks.landed(23);
-        assert_eq!(wait(&mut marks, 5), (None, Some(now + ms(3) + (GRACE + ms(5)) * MARGIN)));
+        assert_eq!(wait(&mut marks, 5), (None, Some(now + ms(3) + (REORDER_TIMEOUT + ms(5)) * MARGIN)));
     }
 
     #[test]
@@ -199,6 +218,6 @@ mod tests {
             assert_eq!(marks.due(Time::ZERO, &some), Some((number, span(number * 4))));
         }
         hear(&mut marks, Time::ZERO, 5, &some);
-        assert_eq!((marks.due(Time::ZERO, &some), marks.next_due()), (None, Some(GRACE)));
+        assert_eq!((marks.due(Time::ZERO, &some), marks.next_due()), (None, Some(REORDER_TIMEOUT)));
     }
 }

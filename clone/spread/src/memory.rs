@@ -6,10 +6,11 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::io;
 use std::num::NonZeroUsize;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
-use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use vmove_fabric::{Access, Fabric, FabricError, LocalSlice, MemoryArea, Region, RemoteRegion};
 
 /// Zeroed memory, registered with a fabric, or with several.
@@ -30,11 +31,13 @@ impl Buffer {
     /// `len` bytes, at least 1.
     pub(crate) fn new(fabric: &dyn Fabric, len: usize, access: Access) -> Result<Self, FabricError> {
         let len = NonZeroUsize::new(len).unwrap_or(NonZeroUsize::MIN);
+        let failed = |source| FabricError::Io { operation: "map memory", source };
         // SAFETY: rule 1.
         let at = unsafe {
-            mmap_anonymous(None, len, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE)
+            mmap_anonymous(ptr::null_mut(), len.get(), ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
         };
-        let at = at.map_err(|error| FabricError::Io { operation: "map memory", source: error.into() })?;
+        let at = at.map_err(|error| failed(error.into()))?;
+        let at = NonNull::new(at).ok_or_else(|| failed(io::ErrorKind::OutOfMemory.into()))?;
         let mut buffer = Self { regions: Vec::new(), at, len };
         buffer.also(fabric, access)?;
         Ok(buffer)
@@ -86,6 +89,6 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         self.regions.clear();
         // SAFETY: rules 1 and 2: nobody uses it any more.
-        let _ = unsafe { munmap(self.at, self.len.get()) };
+        let _ = unsafe { munmap(self.at.as_ptr(), self.len.get()) };
     }
 }

@@ -3,24 +3,10 @@
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use vmove_fabric::{Group, PeerAddress, RemoteRegion};
 
+use crate::host_id::HostId;
 use crate::layout::Layout;
 use crate::route::Route;
 use crate::span::Span;
-
-/// A host: 0 is the root, others count from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct HostId(pub u32);
-
-impl HostId {
-    /// The host that has everything.
-    pub const ROOT: Self = Self(0);
-}
-
-impl std::fmt::Display for HostId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if *self == Self::ROOT { f.write_str("the root") } else { write!(f, "host {}", self.0) }
-    }
-}
 
 /// How a connection opens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,7 +22,7 @@ pub(crate) enum Greeting {
 pub(crate) enum Message {
     /// Root to host, first: all it needs to know.
     Welcome(Box<Welcome>),
-    /// Host to root, after the welcome: it can begin. `hears`: it hears the group from now on.
+    /// Host to root, after the welcome: the host can begin. `hears`: it receives the multicast group from now on.
     Ready { hears: bool },
     /// Root to host: these have been sent by multicast since the last mark, and which of them last; `None` if that is long ago.
     /// Answered by [`Message::Seen`].
@@ -57,7 +43,7 @@ pub(crate) enum Message {
     Have { blocks: Vec<u32> },
 }
 
-/// What a host is told when it has joined.
+/// The root's welcome to a host that has joined.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Welcome {
     /// The template's layout.
@@ -75,7 +61,7 @@ pub(crate) struct Welcome {
 /// Bytes of a message that go into one frame.
 const FRAME: usize = 60 << 10;
 
-/// A message in frames, each with a first byte that tells whether more follow.
+/// A message in frames, each with a first byte that shows whether more follow.
 pub(crate) fn frames(message: &impl Serialize) -> Vec<Vec<u8>> {
     let bytes = postcard::to_stdvec(message).expect("messages are plain data");
     let mut frames: Vec<Vec<u8>> = bytes

@@ -6,7 +6,7 @@ use std::time::Duration;
 pub type Time = Duration;
 
 /// Most time whose bytes may be sent at once: who sleeps wakes up late, and makes up for it.
-const BURST: Duration = Duration::from_millis(10);
+const BURST_INTERVAL: Duration = Duration::from_millis(10);
 /// Losses of a mark, as the median of the hosts, above which the sender slows down.
 const TOO_MANY: f64 = 0.02;
 /// Losses below which it speeds up again.
@@ -50,7 +50,7 @@ impl Pacer {
     pub fn sent(&mut self, now: Time, bytes: u64) {
         #[allow(clippy::cast_precision_loss)]
         let takes = Duration::from_secs_f64(bytes as f64 / self.rate);
-        self.free_at = self.free_at.max(now.saturating_sub(BURST)) + takes;
+        self.free_at = self.free_at.max(now.saturating_sub(BURST_INTERVAL)) + takes;
     }
 
     /// The hosts lost this part (median) of what was sent lately.

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::host_id::HostId;
 use crate::layout::{BLOCK_CHUNKS, CHUNK};
-use crate::message::HostId;
 use crate::root::OVERHEAD;
 use crate::route::{Route, Scheme};
 

@@ -3,30 +3,33 @@
 //!
 //! Pieces go out at the pacer's rate. From time to time a **mark** tells every host over its control connection which pieces were
 //! sent; the host answers, once it has taken in what its socket holds, with those that are missing. A host that has not answered
-//! several marks holds the sender back, but not for long: after [`SLOW`] it counts as slow, and reads by itself what it misses.
+//! several marks holds the sender back, but not for long: after [`SLOW_TIMEOUT`] it counts as slow, and reads by itself what it misses.
 //! Pieces that several hosts miss are sent again by multicast, since that costs the root's link one copy; others are read.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
+use vmove_bitset::BitSet;
+
+use crate::host_id::HostId;
 use crate::layout::Layout;
-use crate::message::{HostId, Message};
+use crate::message::Message;
 use crate::pace::{Pacer, Time};
-use crate::span::{Bits, Span, spans};
+use crate::span::{Span, spans};
 
 /// Bytes of IP, UDP and the datagram's header, per piece.
 pub(crate) const OVERHEAD: u32 = 60;
 /// Marks that a host may leave without an answer before the sender waits for it.
 const WINDOW: usize = 4;
 /// A host that has not answered for so long is not waited for.
-pub(crate) const SLOW: Duration = Duration::from_millis(300);
+pub(crate) const SLOW_TIMEOUT: Duration = Duration::from_millis(300);
 /// Answers of other hosts are waited for so long before it is decided how pieces are repaired.
-const SETTLE: Duration = Duration::from_millis(100);
+const SETTLE_TIMEOUT: Duration = Duration::from_millis(100);
 /// As many hosts must miss a piece for it to be sent again.
 const MANY: u32 = 2;
 /// Chunks that are sent along with one that somebody waits for.
 const AROUND: u32 = 16;
-/// A host that has missed so many marks in a row, every piece of them, hears nothing: to send to it again would go on for ever.
+/// Number of marks in a row of which a host missed every piece, after which it counts as unreachable by multicast: repeats would never end.
 const UNHEARD: u32 = 4;
 
 /// Sizes that a model of a large template has otherwise.
@@ -66,26 +69,28 @@ pub struct RootTotals {
     pub resent: u64,
     /// Losses, summed over hosts: pieces that a host which was there missed when they were sent.
     pub lost: u64,
-    /// Pieces that a single host missed, and was told to read.
+    /// Pieces that only one host missed; the root told it to READ them.
     pub left_to_read: u64,
     /// How often a host was found to be slow.
     pub slow: u64,
 }
 
+/// What is known of a host.
 #[derive(Debug, Default)]
-struct Host {
+struct Listener {
     /// Marks without an answer, and when they were sent.
     open: VecDeque<(u32, Time)>,
     slow: bool,
     complete: bool,
     /// No datagram can reach it.
     deaf: bool,
-    /// Marks of which it has heard nothing, one after the other.
+    /// Number of consecutive marks of which it received no piece.
     unheard: u32,
 }
 
+/// A mark whose answers are waited for.
 #[derive(Debug)]
-struct Mark {
+struct SentMark {
     pieces: u32,
     waiting: BTreeSet<HostId>,
     /// Not before this time.
@@ -106,23 +111,23 @@ pub(crate) struct RootEngine {
     pacer: Pacer,
     /// Pieces below it have been sent or were sent out of turn.
     next: u32,
-    sent: Bits,
+    sent: BitSet,
     /// What somebody waits for: it goes before everything else, and is not held back.
     urgent: VecDeque<u32>,
     /// What lies around it.
     wanted: VecDeque<u32>,
     resend: VecDeque<u32>,
     unmarked: Vec<u32>,
-    marks: BTreeMap<u32, Mark>,
+    marks: BTreeMap<u32, SentMark>,
     next_mark: u32,
-    hosts: BTreeMap<HostId, Host>,
+    hosts: BTreeMap<HostId, Listener>,
     out: Vec<(HostId, Message)>,
     pub(crate) totals: RootTotals,
 }
 
 impl RootEngine {
     pub(crate) fn new(layout: Layout, multicast: bool, pacer: Pacer, sizes: Sizes) -> Self {
-        let sent = Bits::new(layout.pieces());
+        let sent = BitSet::empty(layout.pieces().into());
         Self {
             layout,
             sizes,
@@ -156,28 +161,28 @@ impl RootEngine {
         std::mem::take(&mut self.out)
     }
 
-    /// A host is there. One that comes late is told what it has missed. `hears`: datagrams can reach it.
+    /// A host has joined. A late host learns what it has missed. `hears`: datagrams can reach it.
     pub(crate) fn joined(&mut self, now: Time, id: HostId, hears: bool) {
-        self.hosts.insert(id, Host { deaf: !hears, ..Host::default() });
-        if !self.multicast || self.sent.len() == 0 {
+        self.hosts.insert(id, Listener { deaf: !hears, ..Listener::default() });
+        if !self.multicast || self.sent.is_empty() {
             return;
         }
         // What is not marked yet is marked for all, this host included; it misses that too, and says so.
         let unmarked: BTreeSet<u32> = self.unmarked.iter().copied().collect();
         let before = spans(
             (0..self.next)
-                .chain(self.next..self.sent.limit())
-                .filter(|piece| self.sent.get(*piece) && !unmarked.contains(piece)),
+                .chain(self.next..self.layout.pieces())
+                .filter(|piece| self.sent.contains(*piece) && !unmarked.contains(piece)),
         );
         // Those that come late together are served together.
         let open =
             self.marks.iter().find(|(_, mark)| mark.late && now < mark.settles).map(|(number, _)| *number);
         let number = open.unwrap_or_else(|| {
-            let mark = Mark {
+            let mark = SentMark {
                 pieces: 0,
                 waiting: BTreeSet::new(),
-                settles: now + SETTLE,
-                due: now + SLOW,
+                settles: now + SETTLE_TIMEOUT,
+                due: now + SLOW_TIMEOUT,
                 misses: HashMap::new(),
                 losses: Vec::new(),
                 late: true,
@@ -195,7 +200,7 @@ impl RootEngine {
         self.out.push((id, Message::Mark { number, spans: before, last: None }));
     }
 
-    /// A host is gone.
+    /// A host has left.
     pub(crate) fn left(&mut self, now: Time, id: HostId) {
         self.hosts.remove(&id);
         for mark in self.marks.values_mut() {
@@ -227,11 +232,13 @@ impl RootEngine {
             return;
         }
         for chunk in self.layout.table_chunk_of(chunk).into_iter().chain([chunk]) {
-            self.urgent.extend(self.layout.pieces_of(chunk).numbers().filter(|piece| !self.sent.get(*piece)));
+            self.urgent
+                .extend(self.layout.pieces_of(chunk).numbers().filter(|piece| !self.sent.contains(*piece)));
         }
         let first = chunk / AROUND * AROUND;
         for chunk in first..(first + AROUND).min(self.layout.chunks()) {
-            self.wanted.extend(self.layout.pieces_of(chunk).numbers().filter(|piece| !self.sent.get(*piece)));
+            self.wanted
+                .extend(self.layout.pieces_of(chunk).numbers().filter(|piece| !self.sent.contains(*piece)));
         }
     }
 
@@ -241,7 +248,7 @@ impl RootEngine {
         if host.open.is_empty() {
             host.slow = false;
         }
-        let limit = self.sent.limit();
+        let limit = self.layout.pieces();
         let missing: Vec<Span> = missing.iter().copied().filter(|span| span.end() <= limit).collect();
         let count: u32 = missing.iter().map(|span| span.count).sum();
         let mark = self.marks.get_mut(&number);
@@ -305,13 +312,13 @@ impl RootEngine {
         }
     }
 
-    /// Whether some host that is not slow has too many marks to answer.
-    fn is_held_back(&mut self, now: Time) -> bool {
+    /// Finds out which hosts are slow; whether another one has too many marks to answer.
+    fn hold_back(&mut self, now: Time) -> bool {
         let mut held = false;
         // Who hears nothing loses nothing by what is sent meanwhile.
-        let hears = |host: &&mut Host| !host.slow && !host.complete && host.unheard < UNHEARD;
+        let hears = |host: &&mut Listener| !host.slow && !host.complete && host.unheard < UNHEARD;
         for host in self.hosts.values_mut().filter(hears) {
-            if host.open.front().is_some_and(|(_, sent)| *sent + SLOW <= now) {
+            if host.open.front().is_some_and(|(_, sent)| *sent + SLOW_TIMEOUT <= now) {
                 host.slow = true;
                 self.totals.slow += 1;
             }
@@ -343,7 +350,7 @@ impl RootEngine {
         if next > now {
             return Step::At(next);
         }
-        if self.is_held_back(now) {
+        if self.hold_back(now) {
             return Step::At(now + Duration::from_millis(5));
         }
         let mut pieces = Vec::with_capacity(room);
@@ -354,7 +361,7 @@ impl RootEngine {
                 }
             } else if let Some(piece) = self.resend.pop_front() {
                 pieces.push(piece);
-            } else if self.next < self.sent.limit() {
+            } else if self.next < self.layout.pieces() {
                 if self.sent.insert(self.next) {
                     pieces.push(self.next);
                 }
@@ -406,8 +413,15 @@ impl RootEngine {
         }
         if !waiting.is_empty() {
             let (misses, losses) = (HashMap::new(), Vec::new());
-            let mark =
-                Mark { pieces: count, waiting, settles: now, due: now + SETTLE, misses, losses, late: false };
+            let mark = SentMark {
+                pieces: count,
+                waiting,
+                settles: now,
+                due: now + SETTLE_TIMEOUT,
+                misses,
+                losses,
+                late: false,
+            };
             self.marks.insert(number, mark);
         }
     }

@@ -8,7 +8,7 @@ use crate::error::SpreadError;
 use crate::layout::{CHUNK, Extent, Layout, Place, SUMS_PER_CHUNK};
 use crate::memory::Buffer;
 
-/// The memory at the root. It must not change as long as it is spread; a host that gets bytes which did is told by their checksum.
+/// The memory at the root. It must not change during the distribution; a host detects changed bytes by their checksum.
 #[derive(Debug)]
 pub struct Template {
     regions: Vec<Region>,

@@ -1,29 +1,18 @@
 //! Real distributions: each host is a process in a network namespace of its own, on one bridge.
 #![allow(missing_docs, clippy::tests_outside_test_module)]
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use support::networks::Networks;
+use support::networks::{Networks, possible};
 use support::{Node, Process};
+use vmove_skip::need;
 use vmove_spread::plan::{Network, Way};
 use vmove_spread::simulate::{Scenario, simulate};
 use vmove_spread::{HostId, Route, Scheme};
 
 mod support;
-
-/// Returns from a test that cannot be run here.
-macro_rules! need {
-    ($what:expr) => {
-        match $what {
-            Ok(value) => value,
-            Err(error) => {
-                eprintln!("SKIP test: {error}");
-                return;
-            }
-        }
-    };
-}
 
 #[test]
 #[ignore = "the process of a root or host in other tests"]
@@ -53,7 +42,8 @@ fn start(networks: &Networks, root: &Node, hosts: u32) -> (Process, Vec<Process>
 
 #[test]
 fn by_multicast_each_byte_crosses_the_roots_link_about_once() {
-    let networks = need!(Networks::new(4));
+    need!(possible());
+    let networks = Networks::new(4).expect("namespaces");
     let node = Node::root(64, 40e6);
     let before = networks.sent_bytes(1);
     let (mut root, hosts) = start(&networks, &node, 4);
@@ -73,9 +63,10 @@ fn by_multicast_each_byte_crosses_the_roots_link_about_once() {
 }
 
 fn with_losses(part: f64, udp: bool) {
-    let networks = need!(Networks::new(4));
+    need!(possible());
+    let networks = Networks::new(4).expect("namespaces");
     for host in 2..=5 {
-        need!(networks.lose(host, part, udp));
+        networks.lose(host, part, udp).expect("losses");
     }
     let node = Node::root(32, 40e6);
     let (mut root, hosts) = start(&networks, &node, 4);
@@ -102,7 +93,8 @@ fn ten_percent_of_losses_are_repaired() {
 
 #[test]
 fn who_comes_late_gets_everything() {
-    let networks = need!(Networks::new(3));
+    need!(possible());
+    let networks = Networks::new(3).expect("namespaces");
     let node = Node::root(48, 12e6); // 3 seconds
     let (mut root, hosts) = start(&networks, &node, 1);
     std::thread::sleep(Duration::from_millis(1200));
@@ -123,7 +115,8 @@ fn who_comes_late_gets_everything() {
 
 #[test]
 fn a_killed_host_and_a_slow_one_hold_up_nobody() {
-    let networks = need!(Networks::new(4));
+    need!(possible());
+    let networks = Networks::new(4).expect("namespaces");
     let node = Node::root(48, 30e6); // 1.2 seconds
     let (mut root, mut hosts) = start(&networks, &node, 4);
     let begin = Instant::now();
@@ -146,11 +139,12 @@ fn a_killed_host_and_a_slow_one_hold_up_nobody() {
 
 #[test]
 fn the_roots_death_is_told_with_what_is_missing() {
-    let networks = need!(Networks::new(2));
+    need!(possible());
+    let networks = Networks::new(2).expect("namespaces");
     for multicast in [true, false] {
         let mut node = Node { multicast, ..Node::root(64, 12e6) };
         if !multicast {
-            need!(networks.limit(1, 200));
+            networks.limit(1, 200).expect("a limit");
             node.mib = 96;
         }
         let (mut root, hosts) = start(&networks, &node, 2);
@@ -160,7 +154,7 @@ fn the_roots_death_is_told_with_what_is_missing() {
             let end = host.says("failed");
             eprintln!("{end}");
             let error = end["error"].as_str().unwrap();
-            assert!(error.contains("root is gone"), "{error}");
+            assert!(error.contains("The connection to the root ended"), "{error}");
             let missing = count(&end, "missing");
             assert!(missing > 0 && error.contains(&missing.to_string()), "{error}");
             // What was said to be there is.
@@ -171,7 +165,8 @@ fn the_roots_death_is_told_with_what_is_missing() {
 
 #[test]
 fn memory_that_was_written_to_is_not_passed_off_as_the_template() {
-    let networks = need!(Networks::new(1));
+    need!(possible());
+    let networks = Networks::new(1).expect("namespaces");
     for multicast in [true, false] {
         let node = Node { spoilt: true, multicast, ..Node::root(4, 40e6) };
         let (_root, hosts) = start(&networks, &node, 1);
@@ -185,7 +180,8 @@ fn memory_that_was_written_to_is_not_passed_off_as_the_template() {
 
 #[test]
 fn what_somebody_waits_for_overtakes() {
-    let networks = need!(Networks::new(2));
+    need!(possible());
+    let networks = Networks::new(2).expect("namespaces");
     let node = Node::root(64, 15e6); // 3.3 seconds
     let process = Process::start(&networks, &node);
     process.says("ready");
@@ -206,10 +202,11 @@ fn one_group(hosts: u32, scheme: Scheme) -> Vec<Route> {
 
 fn without_multicast(routes: Vec<Route>, copies: f64, kill: Option<usize>) {
     let hosts = u32::try_from(routes.len()).unwrap();
-    let networks = need!(Networks::new(hosts));
+    need!(possible());
+    let networks = Networks::new(hosts).expect("namespaces");
     let node = Node { multicast: false, routes, ..Node::root(64, 1e9) };
     for host in 1..=hosts + 1 {
-        need!(networks.limit(host, 400));
+        networks.limit(host, 400).expect("a limit");
     }
     let before = networks.sent_bytes(1);
     let (mut root, mut hosts) = start(&networks, &node, hosts);
@@ -258,16 +255,31 @@ fn in_two_stages_the_root_sends_one_copy_to_each_leaf() {
     without_multicast(routes, 2.3, None);
 }
 
-/// What is compared of the model and a real run, and how far they may be apart. The first quarter is told only: connecting takes hosts
-/// tens of milliseconds, and the model none.
-const COMPARED: [(&str, f64); 3] = [
-    ("s until the last host has the first quarter, without which no child would run", f64::INFINITY),
-    ("s until it has everything", 0.25),
-    ("copies on the root's link", 0.1),
+/// What is compared of the model and a real run.
+const COMPARED: [&str; 3] = [
+    "s until the last host has the first quarter, without which no child would run",
+    "s until it has everything",
+    "copies on the root's link",
 ];
 
-/// Runs until a difference is taken for the model's.
-const RUNS: u32 = 12;
+/// How far real runs may be below and above the model, as a part of it.
+const fn apart(way: Way) -> [Range<f64>; 3] {
+    let first_quarter = match way {
+        // The model shares a link out evenly. TCP does not: the last host may have its first quarter when others have everything.
+        Way::Unicast => -0.35..2.2,
+        // Real pipelines fill sooner than the model's, the more so the less memory there is.
+        Way::Pipeline => -0.6..0.35,
+        Way::Multicast | Way::TwoStage => -0.35..0.35,
+    };
+    [first_quarter, -0.25..0.25, -0.1..0.1]
+}
+
+/// Of each network and way. The median is compared: one of them may meet a machine that is busy with other things.
+const RUNS: usize = 3;
+
+/// How often the runs of a network are made. A machine may be busy for longer than three runs; what is wrong with the model is wrong each
+/// time.
+const ATTEMPTS: usize = 2;
 
 type Figures = [f64; 3];
 
@@ -282,60 +294,110 @@ fn network(hosts: u32, way: Way, loss: f64) -> Network {
     Network { leaves, hosts: (0..=hosts).map(leaf).collect(), loss, ..flat }
 }
 
-fn modelled_and_real(hosts: u32, way: Way, loss: f64) -> Result<(Figures, Figures), String> {
-    let networks = Networks::new(hosts)?;
-    for host in 1..=hosts + 1 {
-        networks.limit(host, 160)?;
-    }
-    for host in (2..=hosts + 1).filter(|_| loss > 0.0) {
-        networks.lose(host, loss, true)?;
-    }
-    let network = network(hosts, way, loss);
+/// Memory of 16 MiB, datagrams at 15 MB/s.
+fn node_by(network: &Network, way: Way) -> Node {
     let routes = network.routes(way).into_values().collect();
-    // Datagrams at 15 MB/s.
-    let node = Node { multicast: way == Way::Multicast, routes, ..Node::root(32, 15e6) };
-    let bytes = node.live_bytes();
+    Node { multicast: way == Way::Multicast, routes, ..Node::root(16, 15e6) }
+}
+
+fn modelled(network: Network, way: Way) -> Figures {
+    let bytes = node_by(&network, way).live_bytes();
     let scenario = Scenario { rate: Some(15e6), state: bytes / 4, ..Scenario::new(network, bytes) };
     let model = simulate(&scenario, way).expect("a model");
+    #[allow(clippy::cast_precision_loss)]
+    let bytes = bytes as f64;
+    [model.first_instruction.1, model.complete.1, model.root_bytes / bytes]
+}
 
+fn real(hosts: u32, network: &Network, way: Way) -> Figures {
+    let networks = Networks::new(hosts).expect("namespaces");
+    for host in 1..=hosts + 1 {
+        networks.limit(host, 160).expect("a limit");
+    }
+    for host in (2..=hosts + 1).filter(|_| network.loss > 0.0) {
+        networks.lose(host, network.loss, true).expect("losses");
+    }
+    let node = node_by(network, way);
     let before = networks.sent_bytes(1);
     let (_root, processes) = start(&networks, &node, hosts);
     let ends: Vec<Value> = processes.iter().map(complete).collect();
     #[allow(clippy::cast_precision_loss)]
-    let (sent, bytes) = ((networks.sent_bytes(1) - before) as f64, bytes as f64);
+    let (sent, bytes) = ((networks.sent_bytes(1) - before) as f64, node.live_bytes() as f64);
     let last = |field: &str| {
         let seconds = ends.iter().map(|end| end[field].as_f64().expect("a number") / 1e3);
         seconds.fold(0.0, f64::max)
     };
-    let modelled = [model.first_instruction.1, model.complete.1, model.root_bytes / bytes];
-    Ok((modelled, [last("first_quarter_ms"), last("ms"), sent / bytes]))
+    [last("first_quarter_ms"), last("ms"), sent / bytes]
 }
 
-#[test]
-fn the_model_agrees_with_real_runs() {
+/// Of each figure that of the middle run.
+fn median(mut runs: [Figures; RUNS]) -> Figures {
+    std::array::from_fn(|index| {
+        runs.sort_by(|a, b| a[index].total_cmp(&b[index]));
+        runs[RUNS / 2][index]
+    })
+}
+
+fn the_model_agrees(way: Way, hosts: &[u32], loss: f64) {
+    need!(possible());
     let mut wrong = Vec::new();
-    let without_losses = Way::ALL.into_iter().flat_map(|way| [2, 4, 8].map(|hosts| (way, hosts, 0.0)));
-    for (way, hosts, loss) in without_losses.chain([(Way::Multicast, 4, 0.01)]) {
-        // A machine that is busy with other things makes a real run longer and drops datagrams, never the other way round: the least
-        // of all runs counts. Such times last, so there are many runs before they are believed.
-        let mut real = [f64::MAX; 3];
-        let mut lines = Vec::new();
-        for _ in 0..RUNS {
-            let (modelled, found) = need!(modelled_and_real(hosts, way, loss));
-            real = std::array::from_fn(|index| found[index].min(real[index]));
-            lines.clear();
-            for ((what, apart), (modelled, real)) in COMPARED.iter().zip(modelled.iter().zip(&real)) {
-                let ratio = real / modelled - 1.0;
-                let of = format!("{way} to {hosts} hosts, {:.0} % lost", loss * 100.0);
-                let figures = format!("model {modelled:.2}, real {real:.2}, {:+.0} %", ratio * 100.0);
-                lines.push((format!("{of}: {what}: {figures}"), ratio.abs() > *apart));
-            }
-            if lines.iter().all(|(_, apart)| !apart) {
+    for &hosts in hosts {
+        let mut found = Vec::new();
+        for _ in 0..ATTEMPTS {
+            found = differences(way, hosts, loss);
+            if found.is_empty() {
                 break;
             }
         }
-        lines.iter().for_each(|(line, _)| eprintln!("{line}"));
-        wrong.extend(lines.into_iter().filter_map(|(line, apart)| apart.then_some(line)));
+        wrong.extend(found);
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Where the median of some real runs is too far from the model.
+fn differences(way: Way, hosts: u32, loss: f64) -> Vec<String> {
+    let network = network(hosts, way, loss);
+    let runs = [(); RUNS].map(|()| real(hosts, &network, way));
+    let modelled = modelled(network, way);
+    let mut wrong = Vec::new();
+    for (index, (what, apart)) in COMPARED.iter().zip(apart(way)).enumerate() {
+        let (modelled, found) = (modelled[index], median(runs)[index]);
+        let ratio = found / modelled - 1.0;
+        let line = format!(
+            "{way} to {hosts} hosts, {:.0} % lost: {what}: model {modelled:.2}, real {found:.2} ({:+.0} %), the runs {:.2?}",
+            loss * 100.0,
+            ratio * 100.0,
+            runs.map(|run| run[index])
+        );
+        eprintln!("{line}");
+        if !apart.contains(&ratio) {
+            wrong.push(line);
+        }
+    }
+    wrong
+}
+
+#[test]
+fn the_model_agrees_with_real_runs_by_unicast() {
+    the_model_agrees(Way::Unicast, &[2, 4, 8], 0.0);
+}
+
+#[test]
+fn the_model_agrees_with_real_runs_by_multicast() {
+    the_model_agrees(Way::Multicast, &[2, 4, 8], 0.0);
+}
+
+#[test]
+fn the_model_agrees_with_real_runs_by_multicast_with_losses() {
+    the_model_agrees(Way::Multicast, &[4], 0.01);
+}
+
+#[test]
+fn the_model_agrees_with_real_runs_in_a_pipeline() {
+    the_model_agrees(Way::Pipeline, &[2, 4, 8], 0.0);
+}
+
+#[test]
+fn the_model_agrees_with_real_runs_in_two_stages() {
+    the_model_agrees(Way::TwoStage, &[2, 4, 8], 0.0);
 }

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use vmove_migrate::check::Blocker;
-use vmove_migrate::vm::VmRecord;
+use vmove_node::record::VmRecord;
 use vmove_qmp::cmdline::Image;
 use vmove_qmp::inspect::VmFacts;
 use vmove_qmp::{Client, CommandLine};
+use vmove_types::check::Blocker;
 
-use super::{Disk, Layers, PATIENCE, layers, not_on_the_command_line};
+use super::{DISK_TIMEOUT, Disk, Layers, layers, not_on_the_command_line};
 use crate::CloneError;
 use crate::error::blocking;
 
@@ -23,7 +23,7 @@ pub async fn look(
     vm: &VmRecord,
     facts: &VmFacts,
 ) -> Result<(Vec<Disk>, Vec<Blocker>), CloneError> {
-    let reply = client.execute_raw("query-block", Value::Null, PATIENCE).await?;
+    let reply = client.execute_raw("query-block", Value::Null, DISK_TIMEOUT).await?;
     let drives = reply.as_array().map(Vec::as_slice).unwrap_or_default();
     let (mut disks, mut blockers) = (Vec::new(), Vec::new());
     let images = CommandLine::parse(vm.command_line.iter().map(Into::into).collect())?.images()?;
@@ -56,7 +56,7 @@ pub async fn look(
         }
     }
     if !disks.is_empty() {
-        let jobs = client.execute_raw("query-block-jobs", Value::Null, PATIENCE).await?;
+        let jobs = client.execute_raw("query-block-jobs", Value::Null, DISK_TIMEOUT).await?;
         for job in jobs.as_array().map(Vec::as_slice).unwrap_or_default() {
             let id = job.get("device").and_then(Value::as_str).unwrap_or_default();
             let message = format!("Block job {id:?} is at work on a disk: wait for its end, or cancel it");
@@ -144,7 +144,7 @@ async fn shared_by_the_guest(client: &Client, device: &str) -> Result<bool, Clon
     let path =
         if device.starts_with('/') { device.to_owned() } else { format!("/machine/peripheral/{device}") };
     let asked = json!({ "path": path, "property": "share-rw" });
-    match client.execute_raw("qom-get", asked, PATIENCE).await {
+    match client.execute_raw("qom-get", asked, DISK_TIMEOUT).await {
         Ok(value) => Ok(value.as_bool().unwrap_or(false)),
         Err(error) if error.is_refusal() => Ok(false),
         Err(error) => Err(error.into()),
@@ -204,7 +204,7 @@ pub struct Chain {
 /// # Errors
 /// [`CloneError::Qmp`].
 pub async fn chains(client: &Client) -> Result<Vec<Chain>, CloneError> {
-    let reply = client.execute_raw("query-block", Value::Null, PATIENCE).await?;
+    let reply = client.execute_raw("query-block", Value::Null, DISK_TIMEOUT).await?;
     let drives = reply.as_array().map(Vec::as_slice).unwrap_or_default();
     let chain = |drive: &Value| {
         let device = drive.get("qdev")?.as_str()?.to_owned();

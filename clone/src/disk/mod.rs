@@ -25,9 +25,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use vmove_migrate::check::Blocker;
-use vmove_migrate::vm::VmRecord;
+use vmove_node::record::VmRecord;
 use vmove_qmp::{Client, CommandLine, QmpError, cmdline};
+use vmove_types::check::Blocker;
 
 pub use exported::{EXPORT, Exported, Images};
 pub use layers::{Layers, layers};
@@ -35,10 +35,10 @@ pub use look::{Chain, absolute, as_named, chains, look};
 
 use crate::CloneError;
 use crate::error::blocking;
-use crate::record::remove_file;
+use crate::files::remove_file;
 
 /// For a command that waits for a disk at most.
-const PATIENCE: Duration = Duration::from_secs(60);
+const DISK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A disk that a guest can write.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -161,7 +161,10 @@ pub(crate) async fn prepare(client: &Client, steps: &[Step]) -> Result<(), Clone
         let node = json!({
             "driver": "qcow2", "node-name": step.node, "backing": null, "file": file, "cache": cache,
         });
-        client.execute_raw("blockdev-add", node, PATIENCE).await.map_err(|error| no_overlay(step, &error))?;
+        client
+            .execute_raw("blockdev-add", node, DISK_TIMEOUT)
+            .await
+            .map_err(|error| no_overlay(step, &error))?;
     }
     Ok(())
 }
@@ -186,7 +189,7 @@ fn no_overlay(step: &Step, error: &(dyn std::error::Error + 'static)) -> CloneEr
 pub(crate) async fn snapshot(client: &Client, steps: &[Step]) -> Result<(), QmpError> {
     let action = |step: &Step| json!({ "type": "blockdev-snapshot", "data": { "node": step.disk.node, "overlay": step.node } });
     let actions: Vec<Value> = steps.iter().map(action).collect();
-    client.execute_raw("transaction", json!({ "actions": actions }), PATIENCE).await.map(drop)
+    client.execute_raw("transaction", json!({ "actions": actions }), DISK_TIMEOUT).await.map(drop)
 }
 
 /// Those of `steps` whose overlay a device has.
@@ -197,7 +200,7 @@ pub async fn switched(client: &Client, steps: &[Step]) -> Result<Vec<Step>, Clon
     if steps.is_empty() {
         return Ok(Vec::new());
     }
-    let reply = client.execute_raw("query-block", Value::Null, PATIENCE).await?;
+    let reply = client.execute_raw("query-block", Value::Null, DISK_TIMEOUT).await?;
     let drives = reply.as_array().map(Vec::as_slice).unwrap_or_default();
     let has = |step: &&Step| {
         drives.iter().any(|drive| {
@@ -211,7 +214,7 @@ pub async fn switched(client: &Client, steps: &[Step]) -> Result<Vec<Step>, Clon
 pub(crate) async fn undo(client: &Client, steps: &[Step]) -> Result<(), CloneError> {
     let done = switched(client, steps).await?;
     for step in steps.iter().filter(|step| !done.contains(step)) {
-        match client.execute_raw("blockdev-del", json!({ "node-name": step.node }), PATIENCE).await {
+        match client.execute_raw("blockdev-del", json!({ "node-name": step.node }), DISK_TIMEOUT).await {
             // There is no such node.
             Err(error) if !error.is_refusal() => return Err(error.into()),
             _ => {}

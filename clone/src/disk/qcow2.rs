@@ -98,17 +98,16 @@ fn image(size: u64, backing: &Path, format: &str) -> Result<(Vec<u8>, u64), Stri
 mod tests {
     use std::process::Command;
 
+    use vmove_skip::need;
+
     use super::*;
 
-    /// QEMU's own tool, where it is installed.
-    fn qemu_img(arguments: &[&str]) -> Option<String> {
+    /// QEMU's own tool; an error where it is not installed.
+    fn qemu_img(arguments: &[&str]) -> Result<String, String> {
         let output = Command::new("qemu-img").args(arguments).output();
-        let Ok(output) = output else {
-            eprintln!("SKIP test: qemu-img is not installed");
-            return None;
-        };
+        let output = output.map_err(|error| format!("qemu-img (package qemu-utils): {error}"))?;
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-        Some(String::from_utf8_lossy(&output.stdout).into_owned())
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     #[test]
@@ -121,13 +120,13 @@ mod tests {
             create(&over, size, &base, "raw").unwrap();
             create(&over, size, &base, "raw").unwrap_err();
             let over = over.to_str().unwrap();
-            let Some(said) = qemu_img(&["info", "--output=json", over]) else { return };
+            let said = need!(qemu_img(&["info", "--output=json", over]));
             let info: serde_json::Value = serde_json::from_str(&said).unwrap();
             assert_eq!(info["virtual-size"], size);
             assert_eq!(info["format"], "qcow2");
             assert_eq!(info["backing-filename-format"], "raw");
             assert_eq!(info["backing-filename"], base.to_str().unwrap());
-            let Some(said) = qemu_img(&["check", "--output=json", over]) else { return };
+            let said = need!(qemu_img(&["check", "--output=json", over]));
             let check: serde_json::Value = serde_json::from_str(&said).unwrap();
             assert_eq!(
                 (&check["check-errors"], &check["leaks"]),

@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 use rustix::event::{Timespec, epoll};
 use vmove_fabric::ThreadOptions;
 use vmove_memory::{ByteLen, EventBatch, Hva, MemoryError, Outcome, PageSize, UffdEvent};
-use vmove_migrate::clock::Mono;
+use vmove_types::time::Mono;
 
-use super::chunks::{CHUNK, Need};
 use super::{ARRIVALS, Ask, Served, Shared};
+use crate::chunks::{CHUNK, Need};
 
 /// Events taken from the kernel at once, of one child.
 const EVENTS: usize = 64;
@@ -93,7 +93,7 @@ impl Server<'_> {
             for event in &ready[..count] {
                 match event.data.u64() {
                     ARRIVALS => {
-                        self.shared.chunks.heard();
+                        self.shared.chunks.silence();
                         arrived = true;
                     }
                     child => self.take_events(usize::try_from(child).unwrap_or(usize::MAX)),

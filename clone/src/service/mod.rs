@@ -12,7 +12,6 @@
 //! The descriptors stay open inside the QEMUs: if the daemon dies, a child that faults waits, and is ended by the daemon's next life.
 //! It never reads what is not there.
 
-mod chunks;
 mod faults;
 
 use std::os::fd::OwnedFd;
@@ -23,13 +22,12 @@ use rustix::event::epoll;
 use vmove_memory::{
     FaultContext, Keep, Process, QemuMapping, UffdFeatures, close_in_qemu, create_uffd, discard_in_qemu,
 };
-use vmove_migrate::latency::Latencies;
-use vmove_migrate::report::FaultStats;
-
-pub use chunks::{CHUNK, Chunks};
+use vmove_node::latency::Latencies;
+use vmove_types::report::FaultStats;
 
 use self::faults::FaultThread;
 use crate::CloneError;
+use crate::chunks::Chunks;
 
 /// Asks for the chunk at an offset (bytes) of a region; false: not now, ask again. Must neither wait nor allocate.
 pub type Ask = Box<dyn Fn(u16, u64) -> bool + Send>;

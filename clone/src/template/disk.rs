@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use vmove_memory::{ByteLen, FileOffset, MemoryDir, RamFile};
-use vmove_migrate::node::{memory_backing, memory_dir};
-use vmove_migrate::vm::write_atomically;
+use vmove_node::files::write_atomically;
+use vmove_node::layout::memory_dir;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{MANIFEST, Manifest, STATE, Template, folders, read_manifest, read_state, remove_dir};
@@ -136,8 +136,7 @@ impl Saved {
 /// # Errors
 /// [`CloneError::Template`] if it is damaged or cut short; [`CloneError::Memory`] without memory for it. Nothing is left then.
 pub fn load(saved: &Saved, memory: &Path) -> Result<Template, CloneError> {
-    let bad = |why: String| CloneError::Template { path: saved.dir.clone(), why };
-    let backing = saved.manifest.ram_backing().map_err(bad)?;
+    let backing = saved.manifest.backing;
     let (dir, ram_dir) = folders(memory, &saved.manifest.id, backing)?;
     let loaded = fill(saved, memory, &dir, &ram_dir);
     if loaded.is_err() {
@@ -151,11 +150,10 @@ pub fn load(saved: &Saved, memory: &Path) -> Result<Template, CloneError> {
 }
 
 fn fill(saved: &Saved, memory: &Path, dir: &Path, ram_dir: &Path) -> Result<Template, CloneError> {
-    let bad = |why: String| CloneError::Template { path: saved.dir.clone(), why };
-    let backing = saved.manifest.ram_backing().map_err(bad)?;
+    let backing = saved.manifest.backing;
     let state = read_state(&saved.dir, &saved.manifest)?;
     // Checks that there is memory; the folder is below one of the right kind.
-    let home = MemoryDir::prepare(&memory_dir(memory, backing), memory_backing(backing))?;
+    let home = MemoryDir::prepare(&memory_dir(memory, backing), backing)?;
     let mut manifest = saved.manifest.clone();
     for ram in &mut manifest.ram {
         let from = saved.dir.join(&ram.file);
@@ -167,7 +165,8 @@ fn fill(saved: &Saved, memory: &Path, dir: &Path, ram_dir: &Path) -> Result<Temp
         let sum = filled?;
         renamed?;
         if ram.checksum != Some(sum) {
-            return Err(bad(format!("{} is damaged: the checksum differs", from.display())));
+            let why = format!("{} is damaged: the checksum differs", from.display());
+            return Err(CloneError::Template { path: saved.dir.clone(), why });
         }
         ram.file = path;
         ram.checksum = None;

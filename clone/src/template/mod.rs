@@ -9,17 +9,17 @@ mod receive;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use vmove_types::Backing;
 
 use serde::{Deserialize, Serialize};
 use vmove_memory::{MemoryDir, RamFile};
-use vmove_migrate::node::{backing_named, memory_backing, memory_dir};
-use vmove_migrate::vm::write_atomically;
-use vmove_qmp::RamBacking;
+use vmove_node::files::write_atomically;
+use vmove_node::layout::memory_dir;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::CloneError;
 use crate::disk::Disk;
-use crate::record::remove_file;
+use crate::files::remove_file;
 
 pub use disk::{Saved, load, save};
 pub use receive::{Arriving, places, receive, remove};
@@ -60,8 +60,8 @@ pub struct Manifest {
     pub qemu: String,
     /// Machine type with its version.
     pub machine: String,
-    /// Backing of its memory.
-    pub backing: String,
+    /// What its memory is made of.
+    pub backing: Backing,
     /// Command line as the operator gave it.
     pub command_line: Vec<String>,
     /// Environment variables of QEMU.
@@ -78,16 +78,6 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Its kind of memory.
-    ///
-    /// # Errors
-    /// A sentence about the word that is none.
-    pub fn ram_backing(&self) -> Result<RamBacking, String> {
-        backing_named(&self.backing).ok_or_else(|| {
-            format!("expected backing thp, hugetlb-2m or hugetlb-1g, found {:?}", self.backing)
-        })
-    }
-
     /// Bytes of guest memory.
     #[must_use]
     pub fn guest_bytes(&self) -> u64 {
@@ -106,14 +96,14 @@ pub struct Template {
 ///
 /// # Errors
 /// [`CloneError::Memory`], [`CloneError::Io`].
-pub fn folders(memory: &Path, id: &str, backing: RamBacking) -> Result<(PathBuf, PathBuf), CloneError> {
-    let folder = |backing: RamBacking| -> Result<PathBuf, CloneError> {
-        let dir = MemoryDir::prepare(&memory_dir(memory, backing), memory_backing(backing))?;
+pub fn folders(memory: &Path, id: &str, backing: Backing) -> Result<(PathBuf, PathBuf), CloneError> {
+    let folder = |backing: Backing| -> Result<PathBuf, CloneError> {
+        let dir = MemoryDir::prepare(&memory_dir(memory, backing), backing)?;
         let dir = dir.path().join("templates").join(id);
         std::fs::create_dir_all(&dir).map_err(CloneError::io("create", &dir))?;
         Ok(dir)
     };
-    Ok((folder(RamBacking::Thp)?, folder(backing)?))
+    Ok((folder(Backing::Thp)?, folder(backing)?))
 }
 
 impl Template {
@@ -209,7 +199,7 @@ impl Template {
 /// All templates of this host that are kept under a name.
 #[must_use]
 pub fn list(memory: &Path) -> Vec<Template> {
-    let folder = memory_dir(memory, RamBacking::Thp).join("templates");
+    let folder = memory_dir(memory, Backing::Thp).join("templates");
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut all: Vec<Template> = entries.filter_map(|e| Template::open(&e.path()).ok()).collect();
     all.retain(|template| template.manifest.name.is_some());

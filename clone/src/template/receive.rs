@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use vmove_types::Backing;
 
 use vmove_memory::{ByteLen, Mapping, MemoryDir, PageIndex, PageRun, RamFile};
-use vmove_migrate::node::{memory_backing, memory_dir};
-use vmove_qmp::RamBacking;
+use vmove_node::layout::memory_dir;
 
 use super::{Manifest, Source, Template, folders, remove_dir};
 use crate::CloneError;
@@ -23,11 +23,9 @@ pub struct Arriving {
 /// Makes the files of a template that another host describes, below `memory`. Paths in `manifest` are that host's, and are not used.
 ///
 /// # Errors
-/// [`CloneError::Memory`] without memory for it; [`CloneError::Template`] for a backing that is none. Nothing is left then.
+/// [`CloneError::Memory`] without memory for it. Nothing is left then.
 pub fn receive(memory: &Path, manifest: Manifest) -> Result<Arriving, CloneError> {
-    let dir = memory_dir(memory, RamBacking::Thp).join("templates").join(&manifest.id);
-    let bad = |why: String| CloneError::Template { path: dir.clone(), why };
-    let backing = manifest.ram_backing().map_err(bad)?;
+    let backing = manifest.backing;
     let (dir, ram_dir) = folders(memory, &manifest.id, backing)?;
     let mut arriving = Arriving { dir, ram_dir, manifest, memory: Vec::new() };
     match arriving.make(memory, backing) {
@@ -40,8 +38,8 @@ pub fn receive(memory: &Path, manifest: Manifest) -> Result<Arriving, CloneError
 }
 
 impl Arriving {
-    fn make(&mut self, memory: &Path, backing: RamBacking) -> Result<(), CloneError> {
-        let home = MemoryDir::prepare(&memory_dir(memory, backing), memory_backing(backing))?;
+    fn make(&mut self, memory: &Path, backing: Backing) -> Result<(), CloneError> {
+        let home = MemoryDir::prepare(&memory_dir(memory, backing), backing)?;
         for (number, ram) in self.manifest.ram.iter_mut().enumerate() {
             let made =
                 home.create_ram_file(&format!("arriving-{}-{number}", self.manifest.id), ByteLen(ram.size))?;
@@ -52,7 +50,7 @@ impl Arriving {
                 return Err(error);
             }
             let mapping = RamFile::open(&path)?.map()?;
-            if backing != RamBacking::Thp {
+            if backing != Backing::Thp {
                 // A huge page that is not there when bytes arrive would end this process.
                 let pages = ram.size / mapping.page_size().bytes();
                 mapping.populate(PageRun { start: PageIndex(0), len: pages })?;
@@ -103,7 +101,7 @@ pub fn remove<P: AsRef<Path>>(folders: &[P]) {
 
 /// Where the folders of template `id` would be, whether they are there or not.
 #[must_use]
-pub fn places(memory: &Path, id: &str, backing: RamBacking) -> Vec<PathBuf> {
-    let place = |backing: RamBacking| memory_dir(memory, backing).join("templates").join(id);
-    vec![place(RamBacking::Thp), place(backing)]
+pub fn places(memory: &Path, id: &str, backing: Backing) -> Vec<PathBuf> {
+    let place = |backing: Backing| memory_dir(memory, backing).join("templates").join(id);
+    vec![place(Backing::Thp), place(backing)]
 }

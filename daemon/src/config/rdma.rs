@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use super::{ConfigError, value};
-use crate::units;
+use vmove_types::units;
 
 /// Flags, each over its key in `[rdma]`.
 #[derive(Debug, Default, Args)]

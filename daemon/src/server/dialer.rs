@@ -12,13 +12,18 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use vmove_fabric::{Class, Endpoint, Fabric, FabricKind};
-use vmove_migrate::link::{BoxedStream, Dialer, FabricOffer, LinkError, PeerTarget};
-use vmove_migrate::proto::hello::{Hello, HelloError, LinkKind, read_answer};
+use vmove_clone::engine::ForkDialer;
+use vmove_fabric::tcp::TcpFabric;
+use vmove_fabric::{Class, Endpoint, Fabric, FabricKind, Multicast};
+use vmove_node::peer::hello::read_answer;
+use vmove_node::peer::{BoxedStream, Dialer, FabricOffer, LinkError, PeerTarget};
+use vmove_node::peer::{Hello, HelloError, LinkKind};
 
 use super::fabrics::{Fabrics, class_of};
 use super::tls::Tls;
-use crate::config::{KnownNode, split_address};
+use vmove_node::peer::split_address;
+
+use crate::config::KnownNode;
 
 /// For reaching a peer, and again for TLS and greeting.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -60,30 +65,6 @@ impl PeerDialer {
             Ok(Err(error)) => Err(tls_failed(to, &error)),
             Err(_) => {
                 Err(LinkError::Tls { peer: to.to_string(), why: format!("no TLS answer within {CONNECT:?}") })
-            }
-        }
-    }
-
-    /// Opens a connection for memory of a fork: greeted, told by `opening` what it is for, and adopted, over RDMA if the greeting says so.
-    pub async fn fork_memory(
-        &self,
-        to: &PeerTarget,
-        hello: &Hello,
-        class: Class,
-        opening: &[u8],
-    ) -> Result<Box<dyn Endpoint>, LinkError> {
-        let failed = |why| LinkError::Fabric { peer: to.to_string(), why };
-        match self.wire(to).await? {
-            Wire::Plain(mut stream) => {
-                greet(&mut stream, to, hello).await?;
-                tell(&mut stream, opening).await.map_err(|e| failed(e.to_string()))?;
-                self.fabrics.adopt_as(hello, class, stream, None).await.map_err(failed)
-            }
-            Wire::Tls(mut stream) => {
-                greet(stream.as_mut(), to, hello).await?;
-                tell(stream.as_mut(), opening).await.map_err(|e| failed(e.to_string()))?;
-                let (stream, tls) = stream.into_inner();
-                self.fabrics.adopt_as(hello, class, stream, Some(tls.into())).await.map_err(failed)
             }
         }
     }
@@ -154,6 +135,40 @@ impl Dialer for PeerDialer {
 
     fn fabric(&self, kind: FabricKind) -> Option<Arc<dyn Fabric>> {
         self.fabrics.fabric(kind)
+    }
+}
+
+#[async_trait]
+impl ForkDialer for PeerDialer {
+    async fn fork_memory(
+        &self,
+        to: &PeerTarget,
+        hello: &Hello,
+        class: Class,
+        opening: &[u8],
+    ) -> Result<Box<dyn Endpoint>, LinkError> {
+        let failed = |why| LinkError::Fabric { peer: to.to_string(), why };
+        match self.wire(to).await? {
+            Wire::Plain(mut stream) => {
+                greet(&mut stream, to, hello).await?;
+                tell(&mut stream, opening).await.map_err(|e| failed(e.to_string()))?;
+                self.fabrics.adopt_as(hello, class, stream, None).await.map_err(failed)
+            }
+            Wire::Tls(mut stream) => {
+                greet(stream.as_mut(), to, hello).await?;
+                tell(stream.as_mut(), opening).await.map_err(|e| failed(e.to_string()))?;
+                let (stream, tls) = stream.into_inner();
+                self.fabrics.adopt_as(hello, class, stream, Some(tls.into())).await.map_err(failed)
+            }
+        }
+    }
+
+    fn multicast(&self, kind: FabricKind) -> Option<Box<dyn Multicast>> {
+        self.fabrics.multicast(kind)
+    }
+
+    fn tcp(&self) -> Option<Arc<TcpFabric>> {
+        self.fabrics.tcp()
     }
 }
 

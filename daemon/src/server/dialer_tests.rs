@@ -6,7 +6,8 @@ use std::sync::Mutex;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
-use vmove_migrate::proto::hello::{LinkKind, MAGIC, PROTOCOL_VERSION, SessionId, Status, Token, answer};
+use vmove_node::peer::hello::{MAGIC, answer};
+use vmove_node::peer::{LinkKind, PROTOCOL_VERSION, SessionId, Status, Token};
 
 use super::*;
 use crate::config::{FabricChoice, TlsFiles};
@@ -131,7 +132,7 @@ async fn another_version_is_told_by_number() {
     })
     .await;
     let error = refused(&dialer(None), &to).await;
-    assert!(crate::api::problem::chain(&error).contains("found 77"), "{error:?}");
+    assert!(vmove_types::problem::chain(&error).contains("found 77"), "{error:?}");
 }
 
 /// An authority and a node certificate of it, for 127.0.0.1, as files.

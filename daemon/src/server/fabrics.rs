@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use vmove_fabric::local::LocalFabric;
 use vmove_fabric::tcp::{TcpFabric, TcpOptions};
-use vmove_fabric::{Class, Endpoint, Fabric, FabricError, FabricKind, Multicast};
-use vmove_migrate::link::FabricOffer;
-use vmove_migrate::proto::hello::{Hello, LinkKind};
+use vmove_fabric::{Class, Endpoint, Fabric, FabricKind, Multicast};
+use vmove_node::peer::FabricOffer;
+use vmove_node::peer::{Hello, LinkKind};
 
+use super::endpoint::make_blocking;
 #[cfg(feature = "verbs")]
 use super::rdma::Rdma;
 use crate::config::{FabricChoice, RdmaConfig};
@@ -55,7 +56,7 @@ impl Fabrics {
     pub fn new(choice: FabricChoice, rdma: &RdmaConfig, socket: &Path) -> Result<Self, FabricsError> {
         let tcp = || match TcpFabric::new(TcpOptions::default()) {
             Ok(fabric) => Ok(Some(Arc::new(fabric))),
-            Err(error) => Err(FabricsError::Tcp(crate::api::problem::chain(&error))),
+            Err(error) => Err(FabricsError::Tcp(vmove_types::problem::chain(&error))),
         };
         #[cfg(feature = "verbs")]
         let (none, wanted) = (None, Some(Rdma::new(rdma)));
@@ -170,7 +171,7 @@ impl Fabrics {
     ) -> Result<Box<dyn Endpoint>, String> {
         let fabric = self.tcp.clone().ok_or("fabric tcp is switched off here (--fabric local)")?;
         let stream = stream.into_std().map_err(|e| e.to_string())?;
-        blocking(move || match tls {
+        make_blocking(move || match tls {
             None => fabric.adopt(stream, class),
             Some(tls) => fabric.adopt_tls(stream, tls, class),
         })
@@ -216,26 +217,15 @@ impl Fabrics {
         let local = self.local.as_ref().ok_or("fabric local is switched off here")?;
         let fabric = local.fabric.clone();
         let stream = stream.into_std().map_err(|e| e.to_string())?;
-        blocking(move || fabric.adopt(stream, class)).await
+        make_blocking(move || fabric.adopt(stream, class)).await
     }
 }
 
 impl Local {
     fn new(socket: &Path) -> Result<Self, String> {
-        let fabric = LocalFabric::new().map_err(|e| crate::api::problem::chain(&e))?;
+        let fabric = LocalFabric::new().map_err(|e| vmove_types::problem::chain(&e))?;
         let reach = same_kernel_id().map_err(|e| format!("could not tell this kernel from others: {e}"))?;
         Ok(Self { fabric: Arc::new(fabric), socket: socket.to_owned(), reach })
-    }
-}
-
-pub(super) async fn blocking<F>(make: F) -> Result<Box<dyn Endpoint>, String>
-where
-    F: FnOnce() -> Result<Box<dyn Endpoint>, FabricError> + Send + 'static,
-{
-    match tokio::task::spawn_blocking(make).await {
-        Ok(Ok(endpoint)) => Ok(endpoint),
-        Ok(Err(error)) => Err(crate::api::problem::chain(&error)),
-        Err(error) => Err(error.to_string()),
     }
 }
 

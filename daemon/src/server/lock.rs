@@ -6,6 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
+use vmove_node::files::make_private_dir;
 
 /// Why the state folder cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -64,13 +65,6 @@ impl StateLock {
         writeln!(file, "{}", std::process::id()).map_err(io)?;
         Ok(Self(file))
     }
-}
-
-/// Makes a folder that only its owner may enter: it holds sockets that give control over guests. One that exists keeps
-/// its mode.
-pub fn make_private_dir(dir: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::DirBuilderExt;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
 #[cfg(test)]

@@ -9,11 +9,12 @@ use std::time::Duration;
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
-use vmove_migrate::progress::{Outcome, Progress, Role};
-use vmove_migrate::report::Report;
+use vmove_clone::engine::metrics as fork;
+use vmove_node::latency::News;
+use vmove_types::progress::{Outcome, Progress, Role};
+use vmove_types::report::Report;
 
 use super::App;
-use crate::api::is_end;
 
 /// How often sessions are looked at.
 const SAMPLE: Duration = Duration::from_millis(500);
@@ -22,6 +23,9 @@ const DOWNTIME: &[f64] = &[0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2
 const DURATION: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0];
 const FAULT: &[f64] = &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 0.1, 1.0];
 
+/// One sample for each fault, at the node that the guest comes to.
+const FAULT_LATENCY: &str = "vmove_fault_latency_seconds";
+
 /// Makes the recorder of this process.
 pub fn install(node: &str) -> Result<PrometheusHandle, BuildError> {
     let full = |name: &str| Matcher::Full(name.to_owned());
@@ -29,8 +33,12 @@ pub fn install(node: &str) -> Result<PrometheusHandle, BuildError> {
         .set_buckets_for_metric(full("vmove_migration_downtime_seconds"), DOWNTIME)?
         .set_buckets_for_metric(full("vmove_migration_duration_seconds"), DURATION)?
         .set_buckets_for_metric(full("vmove_migration_fault_latency_seconds"), FAULT)?
+        .set_buckets_for_metric(full(FAULT_LATENCY), FAULT)?
+        .set_buckets_for_metric(full(fork::PARENT_PAUSE), DOWNTIME)?
+        .set_buckets_for_metric(full(fork::ALL_RUNNING), DURATION)?
         .install_recorder()?;
     describe();
+    fork::describe();
     gauge!("vmove_build_info", "version" => env!("CARGO_PKG_VERSION"), "node" => node.to_owned()).set(1.0);
     Ok(handle)
 }
@@ -68,6 +76,11 @@ fn describe() {
         Unit::Seconds,
         "Of each migration that fetched pages: the median, 99th percentile and maximum of its fault latency."
     );
+    describe_histogram!(
+        FAULT_LATENCY,
+        Unit::Seconds,
+        "How long guest threads waited for a page that was fetched, of guests on their way to this node."
+    );
     describe_counter!("vmove_qemu_ended_total", "QEMUs that ended by themselves.");
     describe_counter!("vmove_peer_connections_total", "Connections from peers.");
     // So that rates begin at zero rather than at nothing.
@@ -85,8 +98,9 @@ struct Counted {
 /// Watches all sessions, also those that peers begin. Never returns.
 pub async fn sample(app: Arc<App>, handle: PrometheusHandle) {
     let mut counted: HashMap<String, Counted> = HashMap::new();
+    let mut faults = News::of(app.engine.fault_latencies());
     // A session of an earlier daemon that still holds its guest was counted by that one.
-    for old in app.sessions.live().iter().filter(|p| is_end(&p.outcome)) {
+    for old in app.sessions.live().iter().filter(|p| p.outcome.is_end()) {
         counted.insert(key(old), Counted { bytes: old.bytes_sent, ended: true });
     }
     loop {
@@ -97,6 +111,7 @@ pub async fn sample(app: Arc<App>, handle: PrometheusHandle) {
         counted.retain(|id, _| sessions.iter().any(|s| key(s) == *id));
         app.sessions.settle(&sessions);
         set_gauges(&app, &sessions);
+        observe_faults(&mut faults);
         handle.run_upkeep();
         tokio::time::sleep(SAMPLE).await;
     }
@@ -114,14 +129,14 @@ fn set_gauges(app: &App, sessions: &[Progress]) {
         gauge!("vmove_vms", "origin" => origin).set(count as f64);
     }
     for role in [Role::Source, Role::Destination] {
-        let count = sessions.iter().filter(|p| p.role == role && !is_end(&p.outcome)).count();
+        let count = sessions.iter().filter(|p| p.role == role && !p.outcome.is_end()).count();
         gauge!("vmove_migrations_running", "role" => role_word(role)).set(count as f64);
     }
 }
 
 /// Counts what is new.
 fn take(p: &Progress, counted: &mut Counted) {
-    if counted.ended && !is_end(&p.outcome) {
+    if counted.ended && !p.outcome.is_end() {
         // Recovered: it will end once more.
         counted.ended = false;
     }
@@ -131,7 +146,7 @@ fn take(p: &Progress, counted: &mut Counted) {
     if p.role == Role::Source {
         counter!("vmove_migration_bytes_sent_total").increment(new);
     }
-    if counted.ended || !is_end(&p.outcome) {
+    if counted.ended || !p.outcome.is_end() {
         return;
     }
     counted.ended = true;
@@ -162,6 +177,13 @@ fn observe(report: &Report) {
     }
 }
 
+fn observe_faults(faults: &mut News) {
+    for (latency, count) in faults.take() {
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        histogram!(FAULT_LATENCY).record_many(latency.as_secs_f64(), count);
+    }
+}
+
 fn role_word(role: Role) -> &'static str {
     match role {
         Role::Source => "source",
@@ -182,7 +204,8 @@ fn outcome_word(outcome: &Outcome) -> &'static str {
 #[cfg(test)]
 mod tests {
     use metrics::with_local_recorder;
-    use vmove_migrate::progress::Phase;
+    use vmove_node::latency::Latencies;
+    use vmove_types::progress::Phase;
 
     use super::*;
 
@@ -205,6 +228,28 @@ mod tests {
             eta_ms: None,
             outcome,
         }
+    }
+
+    #[test]
+    fn faults_are_counted_in_buckets() {
+        let builder = PrometheusBuilder::new();
+        let matcher = Matcher::Full(FAULT_LATENCY.to_owned());
+        let recorder = builder.set_buckets_for_metric(matcher, FAULT).unwrap().build_recorder();
+        let latencies = Arc::new(Latencies::default());
+        let mut news = News::of(Arc::clone(&latencies));
+        with_local_recorder(&recorder, || {
+            for us in [40, 80, 80, 900] {
+                latencies.record(Duration::from_micros(us));
+            }
+            observe_faults(&mut news);
+            observe_faults(&mut news);
+        });
+        let text = recorder.handle().render();
+        for (bucket, count) in [("0.000025", 0), ("0.00005", 1), ("0.0001", 3), ("0.001", 4), ("+Inf", 4)] {
+            let line = format!("vmove_fault_latency_seconds_bucket{{le=\"{bucket}\"}} {count}\n");
+            assert!(text.contains(&line), "{line}{text}");
+        }
+        assert!(text.contains("vmove_fault_latency_seconds_count 4\n"), "{text}");
     }
 
     #[test]

@@ -1,22 +1,20 @@
 //! `vmoved`: start, run, end.
 
-mod control;
 mod dialer;
+mod endpoint;
+mod fabric_check;
 mod fabrics;
-mod forks;
 mod lock;
 mod metrics;
 mod peers;
+mod problem;
 #[cfg(feature = "verbs")]
 mod rdma;
-mod registry;
 mod rest;
 mod sessions;
 mod tls;
-mod trial;
 
 use std::future::Future;
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -29,23 +27,25 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use sd_notify::NotifyState;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+use tracing::Instrument;
 
+use vmove_clone::engine::{EngineOptions, ForkEngine};
 use vmove_migrate::engine::{Engine, EngineConfig};
-use vmove_migrate::link::PeerTarget;
-use vmove_migrate::monitors::Monitors;
-use vmove_migrate::vm::VmStore;
+use vmove_node::blocking::run_blocking;
+use vmove_node::monitors::Monitors;
+use vmove_node::peer::{KnownPeer, KnownPeers};
+use vmove_node::registry::Registry;
+use vmove_node::store::VmStore;
 
-use crate::api::problem::{Code, Problem};
-use crate::config::{Config, Flags, Security, split_address};
+use crate::config::{Config, Flags, KnownNode, Security};
+use crate::leaf_switches;
 use dialer::PeerDialer;
 use fabrics::Fabrics;
-use forks::Forks;
-use forks::remote::Remote;
 use peers::PeerPort;
-use registry::Registry;
+use problem::IntoProblem;
 use sessions::Sessions;
 use tls::Tls;
+use vmove_types::problem::{Code, Problem};
 
 /// Tasks that block for moments (a look at `/proc`, a small file) must not stall page connections' set-up.
 const WORKERS_AT_LEAST: usize = 4;
@@ -60,7 +60,8 @@ struct App {
     engine: Arc<Engine>,
     sessions: Arc<Sessions>,
     registry: Arc<Registry>,
-    forks: Arc<Forks>,
+    forks: Arc<ForkEngine>,
+    known: KnownPeers,
     fabrics: Arc<Fabrics>,
     dialer: Arc<PeerDialer>,
     metrics: PrometheusHandle,
@@ -71,22 +72,6 @@ struct App {
 }
 
 impl App {
-    /// The node that `--to` names.
-    fn target(&self, to: &str) -> Result<PeerTarget, Problem> {
-        if let Some(node) = self.config.nodes.get(to) {
-            return Ok(PeerTarget { name: to.to_owned(), address: node.address.clone() });
-        }
-        if split_address(to).is_some() {
-            return Ok(PeerTarget { name: to.to_owned(), address: to.to_owned() });
-        }
-        let known: Vec<&str> = self.config.nodes.keys().map(String::as_str).collect();
-        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-        Err(Problem::new(
-            Code::UnknownNode,
-            format!("Expected host:port or a node of the configuration ({known}), found {to:?}"),
-        ))
-    }
-
     fn security_word(&self) -> &'static str {
         match self.config.security {
             Security::MutualTls(_) => "mutual-tls",
@@ -99,11 +84,17 @@ impl App {
 #[must_use]
 pub fn main() -> ExitCode {
     let flags = Flags::parse();
-    start_log();
-    let config = match Config::load(flags) {
+    let config = Config::load(flags).and_then(|mut config| {
+        vmove_log::start("VMOVE_LOG", config.log_format);
+        if let Some(path) = config.fork.topology.clone() {
+            leaf_switches::fill(&mut config, &path)?;
+        }
+        Ok(config)
+    });
+    let config = match config {
         Ok(config) => config,
         Err(error) => {
-            say(&format!("vmoved: {}", crate::api::problem::chain(&error)));
+            say(&format!("vmoved: {}", vmove_types::problem::chain(&error)));
             return ExitCode::from(2);
         }
     };
@@ -128,7 +119,8 @@ pub fn main() -> ExitCode {
 async fn run(config: Config) -> anyhow::Result<()> {
     let _lock = lock::StateLock::take(&config.state_dir)?;
     for dir in [&config.run_dir, &config.memory_dir] {
-        lock::make_private_dir(dir).with_context(|| format!("Could not make {}", dir.display()))?;
+        vmove_node::files::make_private_dir(dir)
+            .with_context(|| format!("Could not make {}", dir.display()))?;
     }
     let tls = match &config.security {
         Security::MutualTls(files) => Some(Arc::new(Tls::load(files)?)),
@@ -157,7 +149,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     );
     let mut tasks = tokio::task::JoinSet::new();
     if fabrics.has_local() {
-        let (listener, held) = control::listen(&fabric_socket)?;
+        let (listener, held) = vmove_http::socket::listen(&fabric_socket)?;
         let port = port.clone();
         tasks.spawn(async move {
             let _held = held;
@@ -169,7 +161,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
         let listener = TcpListener::bind(address)
             .await
             .with_context(|| format!("Could not listen on {address} for metrics: give another --metrics"))?;
-        tasks.spawn(serve_metrics(listener, app.metrics.clone()));
+        let metrics = app.metrics.clone();
+        tasks.spawn(vmove_http::metrics::serve(listener, move || metrics.render()));
     }
     app.engine.resume_unfinished().await;
     app.sessions.take_up().await?;
@@ -182,7 +175,12 @@ async fn run(config: Config) -> anyhow::Result<()> {
         tasks.spawn(reload_on_hangup(tls));
     }
     // Last: whoever can connect here gets answers.
-    let (listener, control) = control::listen(&app.config.control)?;
+    let control = &app.config.control;
+    if let Some(dir) = control.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        vmove_node::files::make_private_dir(dir)
+            .with_context(|| format!("Could not make {}", dir.display()))?;
+    }
+    let (listener, control) = vmove_http::socket::listen(control)?;
     serve_until_told(&app, listener).await?;
     drop(control);
     tasks.shutdown().await;
@@ -200,7 +198,13 @@ async fn learn_qemus() {
     vmove_migrate::check::learn_qemus(&found).await;
 }
 
-/// State, engine and registry.
+/// The nodes that the configuration names.
+fn known_peers(config: &Config) -> KnownPeers {
+    let known = |node: &KnownNode| KnownPeer { address: node.address.clone(), leaf: node.leaf.clone() };
+    KnownPeers::new(config.nodes.iter().map(|(name, node)| (name.clone(), known(node))).collect())
+}
+
+/// State, engines and registry.
 async fn assemble(
     config: Config,
     tls: Option<Arc<Tls>>,
@@ -226,9 +230,19 @@ async fn assemble(
     let (run_dir, memory_dir) = (config.run_dir.clone(), config.memory_dir.clone());
     let sessions = Sessions::new(engine.clone());
     let registry = Registry::new(vms, monitors, sessions.clone(), run_dir, memory_dir);
-    let remote = Remote::new(&config, listen, dialer.clone(), fabrics.clone());
-    let forks = Forks::open(&config, registry.clone(), remote, engine.clone())?;
-    let probe = registry::off_worker(vmove_memory::DirtyTracker::supported).await;
+    let known = known_peers(&config);
+    let options = EngineOptions {
+        node: config.node.clone(),
+        policy: config.fork.clone(),
+        known: known.clone(),
+        listen,
+        tls: matches!(config.security, Security::MutualTls(_)),
+        state_dir: config.state_dir.clone(),
+        reconnect_for: config.reconnect_for,
+        dialer: dialer.clone(),
+    };
+    let forks = ForkEngine::open(options, registry.clone())?;
+    let probe = run_blocking(vmove_memory::DirtyTracker::supported).await;
     let no_dirty_tracking = probe.ok().and_then(|found| found.err().map(|why| why.to_string()));
     if let Some(why) = &no_dirty_tracking {
         tracing::warn!(%why, "only post-copy is possible on this node");
@@ -240,6 +254,7 @@ async fn assemble(
         sessions,
         registry,
         forks,
+        known,
         fabrics,
         dialer,
         metrics,
@@ -274,21 +289,11 @@ async fn serve_until_told(app: &Arc<App>, listener: UnixListener) -> anyhow::Res
     }
     notify(&[NotifyState::Stopping]);
     // Nobody could find them again.
-    let _ = tokio::time::timeout(LAST_REQUESTS, app.forks.end_warm()).await;
+    let _ = tokio::time::timeout(LAST_REQUESTS, app.forks.end_prepared()).await;
     stop.cancel();
     // Streams of events would never end by themselves.
     let _ = tokio::time::timeout(LAST_REQUESTS, server).await;
     Ok(())
-}
-
-async fn serve_metrics(listener: TcpListener, handle: PrometheusHandle) {
-    let render = move || async move {
-        ([(axum::http::header::CONTENT_TYPE, "text/plain; version=0.0.4")], handle.render())
-    };
-    let router = axum::Router::new().route("/metrics", axum::routing::get(render));
-    if let Err(error) = axum::serve(listener, router).await {
-        tracing::error!(%error, "metrics are no longer served");
-    }
 }
 
 /// SIGHUP: certificates were renewed.
@@ -305,11 +310,11 @@ async fn reload_on_hangup(tls: Arc<Tls>) {
 }
 
 /// Runs work that must be finished even when the client that asked for it goes away.
-async fn detached<T: Send + 'static>(
-    work: impl Future<Output = Result<T, Problem>> + Send + 'static,
+async fn detached<T: Send + 'static, E: IntoProblem + Send + 'static>(
+    work: impl Future<Output = Result<T, E>> + Send + 'static,
 ) -> Result<T, Problem> {
-    match tokio::spawn(work).await {
-        Ok(result) => result,
+    match tokio::spawn(work.in_current_span()).await {
+        Ok(result) => result.map_err(IntoProblem::into_problem),
         Err(error) => {
             Err(Problem::new(Code::Internal, format!("A task of vmoved failed ({error}): see its log")))
         }
@@ -320,16 +325,6 @@ fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::warn!(%error, "systemd could not be told");
     }
-}
-
-/// To standard error; colours only on a terminal, no time stamps where the journal adds its own.
-fn start_log() {
-    let filter = EnvFilter::try_from_env("VMOVE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
-    if std::env::var_os("JOURNAL_STREAM").is_some() { log.without_time().init() } else { log.init() }
 }
 
 /// The last words, also where no log is kept.

@@ -13,18 +13,17 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use vmove_fabric::Incoming;
+use vmove_clone::engine::{ForkEngine, read_opening};
 use vmove_migrate::engine::Engine;
-use vmove_migrate::link::Link;
-use vmove_migrate::proto::hello::{Hello, HelloError, LinkKind, MAGIC, PROTOCOL_VERSION, Status, answer};
+use vmove_node::peer::Link;
+use vmove_node::peer::hello::{MAGIC, answer};
+use vmove_node::peer::{Hello, HelloError, LinkKind, PROTOCOL_VERSION, Status};
 
 use super::dialer::notice_death;
+use super::fabric_check::Visits;
 use super::fabrics::{Fabrics, class_of};
-use super::forks::Forks;
-use super::forks::remote::read_opening;
 use super::sessions::Sessions;
 use super::tls::{ALPN_HTTP, Tls};
-use super::trial::Visits;
 
 /// For TLS and greeting together. A peer that means it needs milliseconds.
 const GREETING: Duration = Duration::from_secs(10);
@@ -40,7 +39,7 @@ const TLS_REFUSAL: [u8; 7] = [0x15, 3, 1, 0, 2, 2, 40];
 pub struct PeerPort {
     pub engine: Arc<Engine>,
     pub sessions: Arc<Sessions>,
-    pub forks: Arc<Forks>,
+    pub forks: Arc<ForkEngine>,
     pub fabrics: Arc<Fabrics>,
     pub tls: Option<Arc<Tls>>,
     /// Answers HTTP, read-only.
@@ -54,7 +53,7 @@ impl PeerPort {
     pub fn new(
         engine: Arc<Engine>,
         sessions: Arc<Sessions>,
-        forks: Arc<Forks>,
+        forks: Arc<ForkEngine>,
         fabrics: Arc<Fabrics>,
         tls: Option<Arc<Tls>>,
         router: axum::Router,
@@ -148,12 +147,12 @@ impl PeerPort {
             LinkKind::Control | LinkKind::State => Link::Stream(stream),
             LinkKind::Fork => {
                 drop(permit);
-                return self.forks.take_order(hello, stream, from.ip()).await;
+                return self.forks.serve_order(hello, stream, from.ip()).await;
             }
             LinkKind::ForkDisk => {
                 drop(permit);
                 notice_death(stream.get_ref().0);
-                return self.forks.remote.disks.serve(hello, stream).await;
+                return self.forks.serve_disk(hello, stream).await;
             }
             LinkKind::ForkMemory => {
                 let Ok(Ok((class, greeting))) =
@@ -164,7 +163,7 @@ impl PeerPort {
                 let (stream, tls) = stream.into_inner();
                 let made = self.fabrics.adopt_as(&hello, class, stream, Some(tls.into())).await;
                 let Some(endpoint) = adopted(made, &from.to_string()) else { return };
-                return self.forks.remote.take(&hello, Incoming { class, greeting, endpoint });
+                return self.forks.accept_memory(&hello, class, greeting, endpoint);
             }
             LinkKind::Urgent | LinkKind::Bulk | LinkKind::Trial => {
                 let (stream, tls) = stream.into_inner();
@@ -186,12 +185,12 @@ impl PeerPort {
             LinkKind::Control | LinkKind::State => Link::Stream(Box::new(stream)),
             LinkKind::Fork => {
                 drop(permit);
-                return self.forks.take_order(hello, Box::new(stream), from.ip()).await;
+                return self.forks.serve_order(hello, Box::new(stream), from.ip()).await;
             }
             LinkKind::ForkDisk => {
                 drop(permit);
                 notice_death(&stream);
-                return self.forks.remote.disks.serve(hello, Box::new(stream)).await;
+                return self.forks.serve_disk(hello, Box::new(stream)).await;
             }
             LinkKind::ForkMemory => {
                 let Ok(Ok((class, greeting))) =
@@ -201,7 +200,7 @@ impl PeerPort {
                 };
                 let made = self.fabrics.adopt_as(&hello, class, stream, None).await;
                 let Some(endpoint) = adopted(made, &from.to_string()) else { return };
-                return self.forks.remote.take(&hello, Incoming { class, greeting, endpoint });
+                return self.forks.accept_memory(&hello, class, greeting, endpoint);
             }
             LinkKind::Urgent | LinkKind::Bulk | LinkKind::Trial => {
                 let made = self.fabrics.adopt(&hello, stream, None).await;
@@ -232,10 +231,7 @@ impl PeerPort {
 
     fn wants(&self, hello: &Hello) -> Result<(), (Status, String)> {
         match hello.kind {
-            // Of no migration: the order that follows is judged.
-            LinkKind::Fork => Ok(()),
-            LinkKind::ForkMemory => self.forks.remote.wants(hello),
-            LinkKind::ForkDisk => self.forks.remote.disks.wants(hello),
+            LinkKind::Fork | LinkKind::ForkMemory | LinkKind::ForkDisk => self.forks.wants(hello),
             _ => self.engine.wants(hello),
         }
     }

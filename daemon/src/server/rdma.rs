@@ -6,9 +6,9 @@ use tokio::net::TcpStream;
 use vmove_fabric::verbs::{OnDemand, VerbsFabric, VerbsMulticast, VerbsMulticastOptions, VerbsOptions};
 use vmove_fabric::{Class, Endpoint, Multicast};
 
-use super::fabrics::blocking;
-use crate::api::problem::chain;
+use super::endpoint::make_blocking;
 use crate::config::{self, RdmaConfig};
+use vmove_types::problem::chain;
 
 /// The device, if there is one that can be used.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl Rdma {
         let fabric = self.fabric()?;
         let stream = stream.into_std().map_err(|e| e.to_string())?;
         stream.set_nonblocking(false).map_err(|e| e.to_string())?;
-        blocking(move || match tls {
+        make_blocking(move || match tls {
             None => fabric.adopt(stream, class),
             Some(tls) => fabric.adopt_tls(stream, tls, class),
         })

@@ -10,12 +10,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use vmove_migrate::engine::{Engine, EngineError};
-use vmove_migrate::progress::Progress;
+use vmove_types::progress::Progress;
 
-use super::registry::off_worker;
-use crate::api::is_end;
-use crate::api::problem::Problem;
-use crate::server::rest::engine_problem;
+use vmove_node::blocking::{TaskFailed, run_blocking};
+use vmove_node::migrations::{Migrations, Moved, QemuId};
+use vmove_node::peer::SessionId;
+use vmove_node::record::VmRecord;
+use vmove_types::problem::Problem;
+
+use super::problem::IntoProblem;
 
 /// A greeting that has not become a session by then was a question (`vmove check`).
 const BECOMES_SESSION: Duration = Duration::from_secs(60);
@@ -33,9 +36,9 @@ impl Sessions {
     }
 
     /// Takes in what the engine took up from its journals.
-    pub async fn take_up(&self) -> Result<(), Problem> {
+    pub async fn take_up(&self) -> Result<(), TaskFailed> {
         for session in self.all().await? {
-            if !is_end(&session.outcome) || session.outcome.holds_vm() {
+            if !session.outcome.is_end() || session.outcome.holds_vm() {
                 self.add(&session.id);
             }
         }
@@ -64,30 +67,30 @@ impl Sessions {
     /// Forgets those that are over. Their last snapshot has been counted.
     pub fn settle(&self, counted: &[Progress]) {
         let mut ids = self.lock();
-        for session in counted.iter().filter(|p| is_end(&p.outcome) && !p.outcome.holds_vm()) {
+        for session in counted.iter().filter(|p| p.outcome.is_end() && !p.outcome.holds_vm()) {
             ids.remove(&session.id);
         }
     }
 
-    /// The migration that holds a VM: it runs, or it left the guest paused and awaits `recover`.
-    pub fn of_vm(&self, name: &str) -> Option<Progress> {
-        self.live().into_iter().find(|p| p.vm == name && p.outcome.holds_vm())
-    }
-
     /// All that the node remembers, from the disk, too.
-    pub async fn all(&self) -> Result<Vec<Progress>, Problem> {
+    pub async fn all(&self) -> Result<Vec<Progress>, TaskFailed> {
         let engine = self.engine.clone();
-        off_worker(move || engine.sessions()).await
+        run_blocking(move || engine.sessions()).await
     }
 
     /// One migration by the beginning of its id, of the past, too.
     pub async fn find(&self, id: &str) -> Result<Progress, Problem> {
         let unknown = match self.engine.progress(id) {
             Ok(progress) => return Ok(progress.borrow().clone()),
-            Err(error @ EngineError::UnknownSession(_)) => engine_problem(&error),
-            Err(error) => return Err(engine_problem(&error)),
+            Err(error @ EngineError::UnknownSession(_)) => error.into_problem(),
+            Err(error) => return Err(error.into_problem()),
         };
-        let mut matching = self.all().await?.into_iter().filter(|p| !id.is_empty() && p.id.starts_with(id));
+        let mut matching = self
+            .all()
+            .await
+            .map_err(IntoProblem::into_problem)?
+            .into_iter()
+            .filter(|p| !id.is_empty() && p.id.starts_with(id));
         match (matching.next(), matching.next()) {
             (Some(only), None) => Ok(only),
             _ => Err(unknown),
@@ -97,5 +100,19 @@ impl Sessions {
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
         // Single insertions and removals: a panic leaves nothing half done.
         self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Migrations for Sessions {
+    fn of_vm(&self, name: &str) -> Option<Progress> {
+        self.live().into_iter().find(|p| p.vm == name && p.outcome.holds_vm())
+    }
+
+    fn moved(&self) -> HashMap<QemuId, Moved> {
+        self.engine.moved()
+    }
+
+    fn came(&self, session: SessionId) -> Option<VmRecord> {
+        self.engine.came(session)
     }
 }

@@ -12,7 +12,14 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 pub const VMOVED: &str = env!("CARGO_BIN_EXE_vmoved");
-pub const VMOVE: &str = env!("CARGO_BIN_EXE_vmove");
+
+/// The command of the same build.
+#[track_caller]
+pub fn vmove() -> PathBuf {
+    let path = Path::new(VMOVED).with_file_name("vmove");
+    assert!(path.is_file(), "{} is not there; build it: cargo build -p vmove-cli", path.display());
+    path
+}
 
 /// What a program ended with.
 #[derive(Debug)]
@@ -121,7 +128,7 @@ impl Node {
     }
 
     pub fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(VMOVE);
+        let mut command = Command::new(vmove());
         command.arg("--control").arg(self.control()).args(args);
         command
     }
@@ -229,21 +236,19 @@ pub fn exchange(mut stream: impl Read + Write, method: &str, path: &str, body: &
     (status, body.to_owned())
 }
 
-/// A QEMU and the right to mount and attach; otherwise says loudly that the test is skipped.
-pub fn qemu(test: &str) -> Option<String> {
+/// A QEMU, and the right to mount and attach; otherwise what is missing.
+pub fn qemu() -> Result<String, String> {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIP {test}: needs root, to mount guest memory and attach to QEMU");
-        return None;
+        return Err("needs root, to mount guest memory and attach to QEMU".to_owned());
     }
     let named =
         ["VMOVE_QEMU", "VMOVE_QEMU_10_0", "VMOVE_QEMU_7_2"].iter().find_map(|v| std::env::var(v).ok());
     let program = named.filter(|p| !p.is_empty()).unwrap_or_else(|| "qemu-system-x86_64".to_owned());
     let works = Command::new(&program).arg("-version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if !works.is_ok_and(|status| status.success()) {
-        eprintln!("SKIP {test}: {program} cannot be run; set VMOVE_QEMU");
-        return None;
+        return Err(format!("{program} cannot be run; set VMOVE_QEMU"));
     }
-    Some(program)
+    Ok(program)
 }
 
 /// An authority and certificates of it.

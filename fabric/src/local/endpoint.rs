@@ -1,4 +1,4 @@
-//! A connection to a process of this host.
+//! READs and WRITEs in the memory of a process of this host, and messages to it.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,20 +8,17 @@ use std::time::Duration;
 
 use super::handshake::{Hello, Opening};
 use super::peer::PeerProcess;
+use crate::connection::{BackEnd, Connection, Done, one_sided};
 use crate::counters::CountersHandle;
 use crate::error::{FabricError, PostError, RemoteStatus};
 use crate::region::{LocalSlice, RemoteSlice};
-use crate::serve::ServeHandle;
-use crate::stream::{self, PlainSocket, Socket, StreamEndpoint, Transport, Tuning};
+use crate::socket::Socket;
+use crate::stream::{StreamEndpoint, Transport, Tuning};
 use crate::sys;
 use crate::sys::net::{Gather, Iov, Scatter};
-use crate::table::{Need, Participant, PeerTable, RegionTable, Section, Watcher};
-use crate::thread::ThreadOptions;
+use crate::table::{Need, Participant, PeerTable, PeerUser, PeerWatch, RegionTable, Section};
 use crate::wire::CREDITS;
-use crate::{
-    Class, Completion, CompletionKind, Completions, Endpoint, FabricKind, MAX_MESSAGE, MAX_SEGMENTS,
-    MAX_TRANSFER, ReadSegment, WrId, WriteSegment,
-};
+use crate::{Class, Completions, Endpoint, FabricKind, MAX_SEGMENTS, ReadSegment, WrId, WriteSegment};
 
 /// Bytes per system call: deregistration waits for one, and so does the rest of this thread.
 const CHUNK: usize = 1 << 20;
@@ -43,25 +40,28 @@ enum Work {
 struct Transfer {
     wr: WrId,
     need: Need,
+    bytes: u64,
     segments: Vec<(LocalSlice, RemoteSlice)>,
 }
 
-/// See [`Endpoint`].
+/// A connection to a process of this host.
+pub(super) type LocalEndpoint = Connection<Local>;
+
+/// The back end of a [`LocalEndpoint`].
 #[derive(Debug)]
-pub(super) struct LocalEndpoint {
-    /// Messages, and the news that the peer is gone.
+pub(super) struct Local {
+    /// Carries messages, and shows when the peer has closed or exited.
     messages: StreamEndpoint,
     received: Completions,
     participant: Participant,
     peer: Arc<PeerProcess>,
+    /// Makes deregistration wait for the peer.
+    _watch: PeerWatch,
     queue: VecDeque<Work>,
-    done: VecDeque<Completion>,
     spare: Vec<Vec<(LocalSlice, RemoteSlice)>>,
     local: Vec<Iov>,
     remote: Vec<Iov>,
     counters: CountersHandle,
-    failure: Option<FabricError>,
-    dead: bool,
 }
 
 /// How far a chunk got.
@@ -71,7 +71,8 @@ enum Chunk {
 }
 
 impl LocalEndpoint {
-    pub(super) fn new(
+    /// The connection between two sides that have exchanged their hellos.
+    pub(super) fn met(
         stream: UnixStream,
         class: Class,
         opening: Opening,
@@ -81,36 +82,35 @@ impl LocalEndpoint {
     ) -> Result<Self, FabricError> {
         let pid = sys::net::peer_pid(stream.as_fd()).map_err(FabricError::io("ask who the peer is"))?;
         let peer = Arc::new(PeerProcess::new(pid, hello, table)?);
-        let watcher: Arc<dyn Watcher> = Arc::<PeerProcess>::clone(&peer);
-        regions.watch(&watcher);
-        let transport = Transport::Plain(PlainSocket { socket: Socket::Unix(stream) });
+        opening.watch.meet(Arc::<PeerProcess>::clone(&peer));
+        let transport = Transport::plain(Socket::Unix(stream));
         let messages =
-            StreamEndpoint::new(FabricKind::Local, class, transport, regions, MESSAGES, &Arc::default())?;
-        Ok(Self {
+            StreamEndpoint::over(FabricKind::Local, class, transport, regions, MESSAGES, &Arc::default())?;
+        Ok(Self::new(Local {
             counters: messages.counters_handle(),
             messages,
             received: Completions::default(),
             participant: opening.participant,
             peer,
+            _watch: opening.watch,
             queue: VecDeque::with_capacity(CREDITS),
-            done: VecDeque::with_capacity(CREDITS),
             spare: Vec::new(),
             local: Vec::with_capacity(MAX_SEGMENTS),
             remote: Vec::with_capacity(MAX_SEGMENTS),
-            failure: None,
-            dead: false,
-        })
+        }))
     }
 
     /// Whether this side may read the peer's memory.
     pub(super) fn probe(&self) -> Result<(), FabricError> {
-        self.peer.probe()
+        self.back.peer.probe()
     }
+}
 
+impl Local {
     /// Does what was posted, in order, until the budget is used.
-    fn work(&mut self) -> Result<(), FabricError> {
+    fn work(&mut self, done: &mut Done) -> Result<(), FabricError> {
         let mut budget = BUDGET;
-        while budget > 0 && self.done.len() < CREDITS {
+        while budget > 0 && done.len() < CREDITS {
             match self.queue.pop_front() {
                 None => break,
                 Some(Work::Send { wr, message }) => match self.messages.post_send(wr, &message) {
@@ -122,35 +122,15 @@ impl LocalEndpoint {
                     Err(_) => return Err(FabricError::PeerClosed { outstanding: self.outstanding() }),
                 },
                 Some(Work::Transfer(transfer)) => {
-                    let bytes = transfer.bytes();
+                    let Transfer { wr, need, bytes, .. } = transfer;
                     let status = self.transfer(&transfer)?;
                     budget = budget.saturating_sub(bytes);
-                    self.complete(transfer, bytes, status);
+                    done.push_back(one_sided(&self.counters, (wr, need, bytes), status));
+                    self.spare.push(transfer.segments);
                 }
             }
         }
         Ok(())
-    }
-
-    fn complete(&mut self, transfer: Transfer, bytes: u64, status: Result<(), RemoteStatus>) {
-        let cells = self.counters.cells();
-        let moved = if status.is_ok() { bytes } else { 0 };
-        let kind = match transfer.need {
-            Need::Read => {
-                cells.reads.add(1);
-                cells.read_bytes.add(moved);
-                cells.bytes_received.add(moved);
-                CompletionKind::Read { zero_mask: 0 }
-            }
-            Need::Write => {
-                cells.writes.add(1);
-                cells.written_bytes.add(moved);
-                cells.bytes_sent.add(moved);
-                CompletionKind::Write
-            }
-        };
-        self.done.push_back(Completion { wr: transfer.wr, kind, status });
-        self.spare.push(transfer.segments);
     }
 
     /// Moves the bytes of one request.
@@ -244,81 +224,17 @@ impl LocalEndpoint {
         }
     }
 
-    /// Works, and takes in messages: those that a peer sent before it went away too.
-    fn progress(&mut self) {
-        let mut failure = self.work().err();
-        loop {
-            let result = self.messages.poll(&mut self.received);
-            self.done.extend(self.received.drain());
-            match result {
-                Err(error) => failure = failure.or(Some(error)),
-                Ok(found) if found > 0 && failure.is_some() => continue,
-                Ok(_) => {}
-            }
-            break;
-        }
-        if let Some(error) = failure {
-            self.die(error);
-        }
-    }
-
-    fn die(&mut self, mut error: FabricError) {
-        let all = self.outstanding();
-        if let FabricError::PeerClosed { outstanding } | FabricError::PeerGone { outstanding, .. } =
-            &mut error
-        {
-            *outstanding = all.max(*outstanding);
-        }
-        self.dead = true;
-        self.failure.get_or_insert(error);
-        let _ = self.messages.socket().shutdown(std::net::Shutdown::Both);
-    }
-
     fn post(
         &mut self,
         wr: WrId,
         need: Need,
-        segments: impl ExactSizeIterator<Item = (LocalSlice, RemoteSlice)>,
-    ) -> Result<(), PostError> {
-        if self.dead {
-            return Err(PostError::Dead);
-        }
-        let found = segments.len();
-        if !(1..=MAX_SEGMENTS).contains(&found) {
-            return Err(PostError::Segments { found, max: MAX_SEGMENTS });
-        }
-        if self.outstanding() >= CREDITS {
-            return Err(PostError::Full { capacity: CREDITS });
-        }
+        bytes: u64,
+        segments: impl Iterator<Item = (LocalSlice, RemoteSlice)>,
+    ) {
         let mut kept = self.spare.pop().unwrap_or_default();
         kept.clear();
         kept.extend(segments);
-        let transfer = Transfer { wr, need, segments: kept };
-        if let Err(error) = self.check_local(&transfer) {
-            self.spare.push(transfer.segments);
-            return Err(error);
-        }
-        self.queue.push_back(Work::Transfer(transfer));
-        Ok(())
-    }
-
-    fn check_local(&mut self, transfer: &Transfer) -> Result<(), PostError> {
-        let section = self.participant.enter();
-        if let Some(segment) = transfer.segments.iter().position(|(local, _)| section.local(local).is_none())
-        {
-            return Err(PostError::NotRegistered { segment });
-        }
-        let found = transfer.bytes();
-        if found > MAX_TRANSFER {
-            return Err(PostError::Length { found, max: MAX_TRANSFER });
-        }
-        Ok(())
-    }
-}
-
-impl Transfer {
-    fn bytes(&self) -> u64 {
-        self.segments.iter().map(|(local, _)| u64::from(local.len)).sum()
+        self.queue.push_back(Work::Transfer(Transfer { wr, need, bytes, segments: kept }));
     }
 }
 
@@ -359,7 +275,7 @@ fn remote_ranges(
     Ok(())
 }
 
-impl Endpoint for LocalEndpoint {
+impl BackEnd for Local {
     fn kind(&self) -> FabricKind {
         FabricKind::Local
     }
@@ -368,29 +284,39 @@ impl Endpoint for LocalEndpoint {
         self.messages.class()
     }
 
-    fn post_read(&mut self, wr: WrId, segments: &[ReadSegment]) -> Result<(), PostError> {
-        self.post(wr, Need::Read, segments.iter().map(|segment| (segment.local, segment.remote)))
+    fn participant(&mut self) -> &mut Participant {
+        &mut self.participant
     }
 
-    fn post_write(&mut self, wr: WrId, segments: &[WriteSegment]) -> Result<(), PostError> {
-        self.post(wr, Need::Write, segments.iter().map(|segment| (segment.local, segment.remote)))
+    fn socket(&self) -> &Socket {
+        self.messages.back.socket()
     }
 
-    fn post_send(&mut self, wr: WrId, message: &[u8]) -> Result<(), PostError> {
-        if self.dead {
-            return Err(PostError::Dead);
-        }
-        if message.len() > MAX_MESSAGE {
-            return Err(PostError::Length { found: message.len() as u64, max: MAX_MESSAGE as u64 });
-        }
-        if self.outstanding() >= CREDITS {
-            return Err(PostError::Full { capacity: CREDITS });
-        }
+    fn counters(&self) -> &CountersHandle {
+        &self.counters
+    }
+
+    fn outstanding(&self) -> usize {
+        self.queue.len() + self.messages.outstanding()
+    }
+
+    /// All of it is copied: nothing crosses a network, so nothing is compared.
+    fn read(&mut self, wr: WrId, segments: &[ReadSegment], bytes: u64, _: bool) -> Result<(), PostError> {
+        self.post(wr, Need::Read, bytes, segments.iter().map(|segment| (segment.local, segment.remote)));
+        Ok(())
+    }
+
+    fn write(&mut self, wr: WrId, segments: &[WriteSegment], bytes: u64) -> Result<(), PostError> {
+        self.post(wr, Need::Write, bytes, segments.iter().map(|segment| (segment.local, segment.remote)));
+        Ok(())
+    }
+
+    fn send(&mut self, wr: WrId, message: &[u8]) -> Result<(), PostError> {
         self.queue.push_back(Work::Send { wr, message: message.to_vec() });
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<(), FabricError> {
+    fn flush(&mut self, _: &mut Done) -> Result<(), FabricError> {
         // Transfers are this thread's own work and are done by `poll`; messages before them can leave now.
         while let Some(Work::Send { wr, message }) = self.queue.front() {
             if self.messages.post_send(*wr, message).is_err() {
@@ -401,20 +327,17 @@ impl Endpoint for LocalEndpoint {
         self.messages.flush()
     }
 
-    fn poll(&mut self, out: &mut Completions) -> Result<usize, FabricError> {
-        out.clear();
-        if !self.dead && self.done.is_empty() {
-            self.progress();
+    /// Works, and takes in messages: those that a peer sent before it went away too.
+    fn progress(&mut self, done: &mut Done) -> Result<(), FabricError> {
+        let worked = self.work(done);
+        loop {
+            let heard = self.messages.poll(&mut self.received);
+            done.extend(self.received.drain());
+            match heard {
+                Ok(found) if found > 0 && worked.is_err() => {}
+                other => return worked.and(other.map(drop)),
+            }
         }
-        while !out.is_full() {
-            let Some(completion) = self.done.pop_front() else { break };
-            out.push(completion);
-        }
-        if out.is_empty() && self.dead {
-            let outstanding = self.outstanding();
-            return Err(self.failure.take().unwrap_or(FabricError::PeerClosed { outstanding }));
-        }
-        Ok(out.len())
     }
 
     fn wait_fd(&self) -> BorrowedFd<'_> {
@@ -422,39 +345,18 @@ impl Endpoint for LocalEndpoint {
     }
 
     fn wants_write(&self) -> bool {
-        !self.dead && self.messages.wants_write()
+        self.messages.wants_write()
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), FabricError> {
-        if self.dead || !self.done.is_empty() || !self.queue.is_empty() {
-            return Ok(());
-        }
-        self.messages.wait(timeout)
-    }
-
-    fn outstanding(&self) -> usize {
-        self.queue.len() + self.messages.outstanding()
-    }
-
-    fn capacity(&self) -> usize {
-        CREDITS
-    }
-
-    fn counters_handle(&self) -> CountersHandle {
-        self.counters.clone()
-    }
-
-    fn serve(self: Box<Self>, options: ThreadOptions) -> Result<ServeHandle, FabricError> {
-        let socket = self.messages.socket().try_clone();
-        stream::serve(*self, socket, options)
+    fn wait(&mut self, _: &mut Done, timeout: Option<Duration>) -> Result<(), FabricError> {
+        if self.queue.is_empty() { self.messages.wait(timeout) } else { Ok(()) }
     }
 }
 
-impl Drop for LocalEndpoint {
+impl Drop for Local {
     fn drop(&mut self) {
-        let _ = self.flush();
         // The peer's transfers end here, not when it hears of it: memory may go away next.
-        self.participant.close_door();
+        self.participant.close();
         self.peer.wait_quiet();
     }
 }

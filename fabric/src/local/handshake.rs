@@ -1,11 +1,11 @@
 //! The first message of each side: where its table is, and which seat of it the connection has.
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -13,10 +13,10 @@ use rustix::net::{
 };
 
 use crate::Class;
+use crate::accept::{read_exactly, wait_readable};
 use crate::error::FabricError;
 use crate::fabric::MAX_GREETING;
-use crate::sys;
-use crate::table::{Participant, PeerTable, RegionTable};
+use crate::table::{Participant, PeerTable, PeerWatch, RegionTable};
 
 const MAGIC: [u8; 4] = *b"vmvl";
 /// Version of this message and of the table's layout. Both sides must have the same.
@@ -29,10 +29,10 @@ pub(super) struct Hello {
     pub(super) class: Class,
     /// Seat of the connection in the sender's table.
     pub(super) seat: usize,
-    /// Number of the sender's door.
-    pub(super) door: u64,
+    /// A number that is in that seat as long as the sender has the connection open.
+    pub(super) token: u64,
     /// Where in the sender's process that number is: who reads it there has the right process and may read it.
-    pub(super) door_at: u64,
+    pub(super) token_at: u64,
     pub(super) greeting: Vec<u8>,
 }
 
@@ -40,20 +40,22 @@ pub(super) struct Hello {
 #[derive(Debug)]
 pub(super) struct Opening {
     pub(super) participant: Participant,
-    door: u64,
-    door_at: u64,
+    /// From here on, since a peer may use our memory as soon as it has our hello, which may be before we have its own.
+    pub(super) watch: PeerWatch,
+    token: u64,
+    token_at: u64,
 }
 
 impl Opening {
     pub(super) fn new(table: &Arc<RegionTable>) -> Result<Self, FabricError> {
         let participant = table.join()?;
-        let (door, door_at) = participant.open_door().map_err(FabricError::io("draw a random number"))?;
-        Ok(Self { participant, door, door_at })
+        let (token, token_at) = participant.open().map_err(FabricError::io("draw a random number"))?;
+        Ok(Self { participant, watch: table.expect_peer(), token, token_at })
     }
 
     pub(super) fn hello(&self, class: Class, greeting: &[u8]) -> Hello {
-        let seat = self.participant.index();
-        Hello { class, seat, door: self.door, door_at: self.door_at, greeting: greeting.to_vec() }
+        let seat = self.participant.seat();
+        Hello { class, seat, token: self.token, token_at: self.token_at, greeting: greeting.to_vec() }
     }
 
     /// The table to hand over.
@@ -72,7 +74,7 @@ impl Hello {
         Err(FabricError::protocol(format!("a greeting of {found} bytes; at most {MAX_GREETING} fit")))
     }
 
-    /// Layout: magic, version `u16`, class `u8`, 0 `u8`, seat `u32`, greeting length `u32`, door `u64`, address `u64`.
+    /// Layout: magic, version `u16`, class `u8`, 0 `u8`, seat `u32`, greeting length `u32`, token `u64`, its address `u64`.
     fn encode(&self) -> Result<[u8; LEN], FabricError> {
         let short = |number: usize| {
             u32::try_from(number).map_err(|_| FabricError::protocol("a number that does not fit a hello"))
@@ -83,8 +85,8 @@ impl Hello {
         bytes[6] = self.class as u8;
         bytes[8..12].copy_from_slice(&short(self.seat)?.to_le_bytes());
         bytes[12..16].copy_from_slice(&short(self.greeting.len())?.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.door.to_le_bytes());
-        bytes[24..].copy_from_slice(&self.door_at.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.token.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.token_at.to_le_bytes());
         Ok(bytes)
     }
 
@@ -109,7 +111,7 @@ impl Hello {
                 "a hello with seat {seat} and {greeting} bytes of greeting"
             )));
         }
-        Ok((Self { class, seat, door: word(16), door_at: word(24), greeting: Vec::new() }, greeting))
+        Ok((Self { class, seat, token: word(16), token_at: word(24), greeting: Vec::new() }, greeting))
     }
 }
 
@@ -130,12 +132,18 @@ pub(super) fn send(mut stream: &UnixStream, hello: &Hello, table: BorrowedFd<'_>
 }
 
 /// Receives what [`send`] sent, and no byte more.
-pub(super) fn receive(stream: &UnixStream, deadline: Instant) -> Result<(Hello, PeerTable), FabricError> {
+pub(super) fn receive(stream: &UnixStream, timeout: Duration) -> Result<(Hello, PeerTable), FabricError> {
+    let deadline = Instant::now() + timeout;
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::TimedOut => FabricError::timeout("the peer's first message", timeout),
+        io::ErrorKind::UnexpectedEof => FabricError::PeerClosed { outstanding: 0 },
+        _ => gone(error),
+    };
     let mut bytes = [0; LEN];
     let mut table = None;
     let mut have = 0;
     while have < LEN {
-        wait(stream, deadline)?;
+        wait_readable(stream.as_fd(), deadline).map_err(failed)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut into = [IoSliceMut::new(&mut bytes[have..])];
@@ -153,42 +161,11 @@ pub(super) fn receive(stream: &UnixStream, deadline: Instant) -> Result<(Hello, 
         }
     }
     let (mut hello, greeting) = Hello::decode(&bytes)?;
-    hello.greeting = read(stream, greeting, deadline)?;
+    hello.greeting = read_exactly(stream, greeting, deadline).map_err(failed)?;
     let table = table.ok_or_else(|| FabricError::protocol("a hello without a table of regions"))?;
     let table = PeerTable::open(table.as_fd())
         .map_err(|error| FabricError::protocol(format!("a table that cannot be used: {error}")))?;
     Ok((hello, table))
-}
-
-fn read(mut stream: &UnixStream, len: usize, deadline: Instant) -> Result<Vec<u8>, FabricError> {
-    let mut bytes = vec![0; len];
-    let mut at = 0;
-    while at < len {
-        wait(stream, deadline)?;
-        match stream.read(&mut bytes[at..]) {
-            Ok(0) => return Err(FabricError::PeerClosed { outstanding: 0 }),
-            Ok(read) => at += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(gone(error)),
-        }
-    }
-    Ok(bytes)
-}
-
-/// Waits until something can be read.
-fn wait(stream: &UnixStream, deadline: Instant) -> Result<(), FabricError> {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(FabricError::Timeout { what: "the peer's first message", waited_ms: 0 });
-        }
-        sys::net::wait(stream.as_fd(), false, Some(left)).map_err(gone)?;
-        let mut poll = [rustix::event::PollFd::new(stream, rustix::event::PollFlags::IN)];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        if rustix::event::poll(&mut poll, Some(&now)).map_err(|error| gone(error.into()))? > 0 {
-            return Ok(());
-        }
-    }
 }
 
 fn gone(source: io::Error) -> FabricError {
@@ -197,8 +174,6 @@ fn gone(source: io::Error) -> FabricError {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use proptest::prelude::*;
 
     use super::*;
@@ -210,11 +185,11 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let hello = opening.hello(Class::Bulk, b"for you");
         send(&ours, &hello, opening.table_fd().unwrap()).unwrap();
-        let (found, seen) = receive(&theirs, Instant::now() + Duration::from_secs(5)).unwrap();
+        let (found, seen) = receive(&theirs, Duration::from_secs(5)).unwrap();
         assert_eq!(found, hello);
-        assert_eq!(seen.door(hello.seat), hello.door);
-        opening.participant.close_door();
-        assert_eq!(seen.door(hello.seat), 0);
+        assert_eq!(seen.token(hello.seat), hello.token);
+        opening.participant.close();
+        assert_eq!(seen.token(hello.seat), 0);
     }
 
     #[test]
@@ -224,7 +199,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let file = tempfile::tempfile().unwrap();
         send(&ours, &opening.hello(Class::Bulk, b""), file.as_fd()).unwrap();
-        let error = receive(&theirs, Instant::now() + Duration::from_secs(5)).unwrap_err();
+        let error = receive(&theirs, Duration::from_secs(5)).unwrap_err();
         assert!(error.to_string().contains("sealed"), "{error}");
     }
 

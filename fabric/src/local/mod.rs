@@ -13,12 +13,13 @@ mod endpoint;
 mod handshake;
 mod peer;
 
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::sys;
+use crate::accept::{GREETING_TIMEOUT, accept};
 use crate::table::RegionTable;
 use crate::{
     Access, Class, Endpoint, Fabric, FabricError, FabricKind, Incoming, MemoryArea, PeerAddress, Region,
@@ -27,9 +28,7 @@ use endpoint::LocalEndpoint;
 use handshake::Hello;
 
 /// How long a peer may take to answer a first message.
-const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
-/// How long a peer that connected may take to greet. Others wait meanwhile.
-const GREETING_TIME: Duration = Duration::from_secs(1);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// READ and WRITE by `process_vm_readv(2)` and `process_vm_writev(2)`; messages over a Unix socket.
 #[derive(Debug)]
@@ -66,6 +65,7 @@ impl LocalFabric {
     /// The path cannot be bound; see also [`new`](Self::new).
     pub fn bind(path: &Path) -> Result<Self, FabricError> {
         let socket = UnixListener::bind(path).map_err(FabricError::io("listen at the fabric's path"))?;
+        socket.set_nonblocking(true).map_err(FabricError::io("make the listening socket non-blocking"))?;
         let listener = Some(Listening { socket, path: path.to_owned() });
         Ok(Self { table: RegionTable::shared()?, listener })
     }
@@ -79,17 +79,17 @@ impl LocalFabric {
     pub fn adopt(&self, stream: UnixStream, class: Class) -> Result<Box<dyn Endpoint>, FabricError> {
         let opening = handshake::Opening::new(&self.table)?;
         handshake::send(&stream, &opening.hello(class, b""), opening.table_fd()?)?;
-        let (hello, table) = handshake::receive(&stream, Instant::now() + HANDSHAKE_TIME)?;
-        Ok(Box::new(LocalEndpoint::new(stream, class, opening, &hello, table, &self.table)?))
+        let (hello, table) = handshake::receive(&stream, HANDSHAKE_TIMEOUT)?;
+        Ok(Box::new(LocalEndpoint::met(stream, class, opening, &hello, table, &self.table)?))
     }
 
     fn greet(&self, stream: UnixStream) -> Result<Incoming, FabricError> {
-        let (hello, table) = handshake::receive(&stream, Instant::now() + GREETING_TIME)?;
+        let (hello, table) = handshake::receive(&stream, GREETING_TIMEOUT)?;
         let opening = handshake::Opening::new(&self.table)?;
         let answer = opening.hello(hello.class, b"");
         handshake::send(&stream, &answer, opening.table_fd()?)?;
         let class = hello.class;
-        let endpoint = LocalEndpoint::new(stream, class, opening, &hello, table, &self.table)?;
+        let endpoint = LocalEndpoint::met(stream, class, opening, &hello, table, &self.table)?;
         Ok(Incoming { class, greeting: hello.greeting, endpoint: Box::new(endpoint) })
     }
 }
@@ -118,8 +118,8 @@ impl Fabric for LocalFabric {
         let opening = handshake::Opening::new(&self.table)?;
         let hello = opening.hello(class, greeting);
         handshake::send(&stream, &hello, opening.table_fd()?)?;
-        let (answer, table) = handshake::receive(&stream, Instant::now() + HANDSHAKE_TIME)?;
-        let endpoint = LocalEndpoint::new(stream, class, opening, &answer, table, &self.table)?;
+        let (answer, table) = handshake::receive(&stream, HANDSHAKE_TIMEOUT)?;
+        let endpoint = LocalEndpoint::met(stream, class, opening, &answer, table, &self.table)?;
         // Who dials wants to read or write: say at once if that is not permitted.
         endpoint.probe()?;
         Ok(Box::new(endpoint))
@@ -129,25 +129,12 @@ impl Fabric for LocalFabric {
         let Some(listening) = &self.listener else {
             return Err(FabricError::Unsupported { what: "accepting without a listening path" });
         };
-        let deadline = Instant::now() + timeout;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            sys::net::wait(std::os::fd::AsFd::as_fd(&listening.socket), false, Some(left))
-                .map_err(FabricError::io("wait for a connection"))?;
-            listening.socket.set_nonblocking(true).map_err(FabricError::io("prepare to accept"))?;
-            match listening.socket.accept() {
-                Ok((stream, _)) => match self.greet(stream) {
-                    Ok(incoming) => return Ok(incoming),
-                    Err(error) => tracing::warn!(%error, "dropped a connection that did not greet"),
-                },
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    if Instant::now() >= deadline {
-                        let waited_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-                        return Err(FabricError::Timeout { what: "a peer to connect", waited_ms });
-                    }
-                }
-                Err(source) => return Err(FabricError::Io { operation: "accept a connection", source }),
-            }
-        }
+        let greet = |(stream, _)| {
+            let greeted = self.greet(stream);
+            greeted
+                .inspect_err(|error| tracing::warn!(%error, "dropped a connection that did not greet"))
+                .ok()
+        };
+        accept(listening.socket.as_fd(), timeout, || listening.socket.accept(), greet)
     }
 }

@@ -10,11 +10,11 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use super::handshake::Hello;
 use crate::error::FabricError;
 use crate::sys;
-use crate::table::{PeerTable, Watcher};
+use crate::table::{PeerTable, PeerUser};
 
 /// How long deregistration waits for a peer that does not leave its section. A section lasts for one system call of
 /// bounded size, so a peer that takes longer is stopped (by a debugger, a freezer), and has no system call under way.
-const PATIENCE: Duration = Duration::from_secs(1);
+const STOPPED_PEER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A process, its table, and the connection's seat there.
 #[derive(Debug)]
@@ -24,8 +24,8 @@ pub(super) struct PeerProcess {
     pidfd: OwnedFd,
     table: PeerTable,
     seat: usize,
-    door: u64,
-    door_at: u64,
+    token: u64,
+    token_at: u64,
 }
 
 impl PeerProcess {
@@ -37,8 +37,8 @@ impl PeerProcess {
         };
         let pidfd = pidfd_open(known, PidfdFlags::empty())
             .map_err(|error| FabricError::PeerGone { outstanding: 0, source: error.into() })?;
-        let Hello { seat, door, door_at, .. } = *hello;
-        Ok(Self { pid, pidfd, table, seat, door, door_at })
+        let Hello { seat, token, token_at, .. } = *hello;
+        Ok(Self { pid, pidfd, table, seat, token, token_at })
     }
 
     pub(super) fn pid(&self) -> i32 {
@@ -51,7 +51,7 @@ impl PeerProcess {
 
     /// Whether the peer still has the connection open. To be asked inside a section.
     pub(super) fn is_open(&self) -> bool {
-        self.table.door(self.seat) == self.door
+        self.table.token(self.seat) == self.token
     }
 
     /// Whether the process has not ended: as long as it has not, its number belongs to nobody else.
@@ -60,14 +60,14 @@ impl PeerProcess {
         matches!(poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
     }
 
-    /// Reads the number of the peer's door out of its memory: shows that this side may read there, and that the process
+    /// Reads the peer's token out of its memory: shows that this side may read there, and that the process
     /// is the one whose table this is.
     ///
     /// # Errors
     /// [`FabricError::Permission`], [`FabricError::PeerGone`], [`FabricError::Protocol`].
     pub(super) fn probe(&self) -> Result<(), FabricError> {
-        match sys::process::read_word(self.pid, self.door_at) {
-            Ok(word) if word == self.door => Ok(()),
+        match sys::process::read_word(self.pid, self.token_at) {
+            Ok(word) if word == self.token => Ok(()),
             Ok(_) => Err(FabricError::protocol("a table of regions that is not the peer's own")),
             Err(error) => Err(self.failed(error, 0)),
         }
@@ -78,18 +78,18 @@ impl PeerProcess {
         match source.raw_os_error() {
             Some(libc::EPERM | libc::ENOSYS) => FabricError::Permission { pid: self.pid, source },
             Some(libc::ESRCH) => FabricError::PeerGone { outstanding, source },
-            Some(libc::EFAULT) => FabricError::protocol("a door that is not in the peer's memory"),
+            Some(libc::EFAULT) => FabricError::protocol("a token that is not in the peer's memory"),
             _ => FabricError::Io { operation: "access the memory of the peer", source },
         }
     }
 }
 
-impl Watcher for PeerProcess {
+impl PeerUser for PeerProcess {
     fn wait_quiet(&self) {
         let begin = Instant::now();
         let mut stuck = false;
         self.table.wait_quiet(self.seat, || {
-            stuck = begin.elapsed() > PATIENCE;
+            stuck = begin.elapsed() > STOPPED_PEER_TIMEOUT;
             stuck || !self.is_running()
         });
         if stuck {

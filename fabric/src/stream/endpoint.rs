@@ -1,6 +1,5 @@
-//! A connection over a byte stream.
+//! READs, WRITEs and messages over a byte stream.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -9,21 +8,17 @@ use std::time::Duration;
 use super::inbox::{Context, Inbox};
 use super::ops::{OpKind, Ops};
 use super::outbox::{Outbox, SCRATCH, Sent};
-use super::serving;
-use super::transport::{Socket, Transport};
+use super::transport::Transport;
 use super::urgency::Urgency;
 use crate::address::{Class, FabricKind};
+use crate::connection::{BackEnd, Connection, Done};
 use crate::counters::CountersHandle;
-use crate::endpoint::{
-    Completion, CompletionKind, Completions, Endpoint, MAX_MESSAGE, MAX_SEGMENTS, MAX_TRANSFER, ReadSegment,
-    WrId, WriteSegment,
-};
+use crate::endpoint::{Completion, CompletionKind, MAX_MESSAGE, ReadSegment, WrId, WriteSegment};
 use crate::error::{FabricError, PostError};
 use crate::region::{LocalSlice, RemoteSlice};
-use crate::serve::ServeHandle;
+use crate::socket::Socket;
 use crate::sys::{self, net::Scatter};
 use crate::table::{Participant, RegionTable};
-use crate::thread::ThreadOptions;
 use crate::wire::{CREDITS, Descriptor, Header};
 
 /// How much is done at a time.
@@ -39,9 +34,12 @@ pub(crate) struct Tuning {
     pub(crate) spin: Duration,
 }
 
-/// See [`Endpoint`].
+/// A connection over a byte stream.
+pub(crate) type StreamEndpoint = Connection<Stream>;
+
+/// The back end of a [`StreamEndpoint`].
 #[derive(Debug)]
-pub(crate) struct StreamEndpoint {
+pub(crate) struct Stream {
     kind: FabricKind,
     class: Class,
     transport: Transport,
@@ -49,8 +47,6 @@ pub(crate) struct StreamEndpoint {
     ops: Ops,
     outbox: Outbox,
     inbox: Inbox,
-    /// Completions that wait for the next poll.
-    done: VecDeque<Completion>,
     sent: Vec<Sent>,
     /// For fingerprints: the guest does not know it, so it cannot make memory whose change goes unnoticed.
     seed: u64,
@@ -58,10 +54,9 @@ pub(crate) struct StreamEndpoint {
     counters: CountersHandle,
     tuning: Tuning,
     urgency: Arc<Urgency>,
-    /// The connection is over; the reason until a poll has reported it.
-    failure: Option<FabricError>,
-    dead: bool,
 }
+
+const FULL: PostError = PostError::Full { capacity: CREDITS };
 
 /// What became of one attempt to receive.
 enum Received {
@@ -72,7 +67,8 @@ enum Received {
 }
 
 impl StreamEndpoint {
-    pub(crate) fn new(
+    /// A connection of `kind` over a transport that is ready to carry frames.
+    pub(crate) fn over(
         kind: FabricKind,
         class: Class,
         transport: Transport,
@@ -80,7 +76,7 @@ impl StreamEndpoint {
         tuning: Tuning,
         urgency: &Arc<Urgency>,
     ) -> Result<Self, FabricError> {
-        Ok(Self {
+        Ok(Self::new(Stream {
             kind,
             class,
             transport,
@@ -88,23 +84,17 @@ impl StreamEndpoint {
             ops: Ops::new(),
             outbox: Outbox::new(),
             inbox: Inbox::new(),
-            done: VecDeque::with_capacity(CREDITS),
             sent: Vec::with_capacity(CREDITS),
             seed: sys::net::random().map_err(FabricError::io("draw a random number"))?,
             scratch: vec![0; SCRATCH].into_boxed_slice(),
             counters: CountersHandle::default(),
             tuning,
             urgency: Arc::clone(urgency),
-            failure: None,
-            dead: false,
-        })
+        }))
     }
+}
 
-    /// The socket under the connection.
-    pub(crate) fn socket(&self) -> &Socket {
-        self.transport.socket()
-    }
-
+impl Stream {
     /// Decides how much to do at a time.
     fn set_limits(&mut self) {
         let chunk = match self.class {
@@ -116,7 +106,7 @@ impl StreamEndpoint {
     }
 
     /// Sends until the socket takes no more, nothing is left, or the budget is used.
-    fn send_some(&mut self) -> Result<(), FabricError> {
+    fn send_some(&mut self, done: &mut Done) -> Result<(), FabricError> {
         let mut budget = self.tuning.budget;
         if self.class == Class::Urgent && !self.outbox.is_empty() {
             self.urgency.mark();
@@ -124,30 +114,30 @@ impl StreamEndpoint {
         self.set_limits();
         while !self.outbox.is_empty() && budget > 0 {
             let section = self.participant.enter();
-            let cells = self.counters.cells();
-            let result = self.outbox.send(&mut self.transport, &section, cells, &mut self.sent);
+            let totals = self.counters.totals();
+            let result = self.outbox.send(&mut self.transport, &section, totals, &mut self.sent);
             drop(section);
-            self.complete_sent();
+            self.complete_sent(done);
             match result {
                 Ok(bytes) => budget = budget.saturating_sub(bytes.max(1)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(self.lost(error)),
             }
         }
-        match self.transport.flush(self.counters.cells()) {
+        match self.transport.flush(self.counters.totals()) {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(self.lost(error)),
             _ => Ok(()),
         }
     }
 
-    fn complete_sent(&mut self) {
+    fn complete_sent(&mut self, done: &mut Done) {
         for sent in self.sent.drain(..) {
             match sent {
                 Sent::Message { tag } => {
                     let Some(op) = self.ops.get(tag, OpKind::Send) else { continue };
-                    self.done.push_back(Completion { wr: op.wr, kind: CompletionKind::Send, status: Ok(()) });
+                    done.push_back(Completion { wr: op.wr, kind: CompletionKind::Send, status: Ok(()) });
                     self.ops.finish(tag);
-                    self.counters.cells().sends.add(1);
+                    self.counters.totals().sends.add(1);
                 }
                 Sent::BrokenWrite { tag } => {
                     if let Some(op) = self.ops.get(tag, OpKind::Write) {
@@ -159,17 +149,17 @@ impl StreamEndpoint {
     }
 
     /// Receives until there is nothing more, something completed, or the budget is used.
-    fn receive_some(&mut self) -> Result<(), FabricError> {
+    fn receive_some(&mut self, done: &mut Done) -> Result<(), FabricError> {
         let mut budget = self.tuning.budget;
         self.set_limits();
         loop {
-            match self.receive_once(budget > 0)? {
+            match self.receive_once(budget > 0, done)? {
                 Received::Some(bytes, more) => {
                     budget = budget.saturating_sub(bytes);
-                    let enough = !more || budget == 0 || !self.done.is_empty();
+                    let enough = !more || budget == 0 || !done.is_empty();
                     // What the transport holds back does not make the socket readable: take all of it (it is not
                     // much), or complete something, so that the caller polls again before it waits.
-                    if enough && (!self.transport.has_unread() || !self.done.is_empty()) {
+                    if enough && (!self.transport.has_unread() || !done.is_empty()) {
                         return Ok(());
                     }
                 }
@@ -179,31 +169,19 @@ impl StreamEndpoint {
         }
     }
 
-    fn receive_once(&mut self, more: bool) -> Result<Received, FabricError> {
+    fn receive_once(&mut self, more: bool, done: &mut Done) -> Result<Received, FabricError> {
         let section = self.participant.enter();
-        let cells = self.counters.cells();
-        let mut context = Context {
-            section: &section,
-            ops: &mut self.ops,
-            outbox: &mut self.outbox,
-            done: &mut self.done,
-            cells,
-        };
+        let totals = self.counters.totals();
+        let mut context =
+            Context { section: &section, ops: &mut self.ops, outbox: &mut self.outbox, done, totals };
         let needed = self.inbox.parse(&mut context)?;
-        let to = self.inbox.places(needed, self.ops.reads() > 0, &section);
+        let to = self.inbox.places(needed, context.ops.reads() > 0, &section);
         let room = to.bytes();
-        let result = self.transport.receive(&to, more, cells);
+        let result = self.transport.receive(&to, more, totals);
         let received = match result {
             Ok(0) => Received::End,
             Ok(bytes) => {
                 self.inbox.received(needed, bytes);
-                let mut context = Context {
-                    section: &section,
-                    ops: &mut self.ops,
-                    outbox: &mut self.outbox,
-                    done: &mut self.done,
-                    cells,
-                };
                 self.inbox.parse(&mut context)?;
                 Received::Some(bytes, bytes == room)
             }
@@ -217,27 +195,6 @@ impl StreamEndpoint {
             }
         };
         Ok(received)
-    }
-
-    /// Sends and receives. Receiving goes on whatever becomes of sending: neither side ever waits for the other to
-    /// take in what it sends before it takes in what the other sends, and what a peer sent before it went away
-    /// still arrives.
-    fn progress(&mut self) {
-        let before = self.send_some();
-        if let Err(error) = self.receive_some() {
-            // The kernel tells the reason once: here, if sending met it first.
-            let error = match (before, error) {
-                (Err(first @ FabricError::PeerGone { .. }), FabricError::PeerClosed { .. }) => first,
-                (_, error) => error,
-            };
-            self.die(error);
-            return;
-        }
-        let after = if self.outbox.is_empty() { Ok(()) } else { self.send_some() };
-        // If something arrived, the next call fails here again, and by and by nothing arrives any more.
-        if let (Err(error), true) = (before.and(after), self.done.is_empty()) {
-            self.die(error);
-        }
     }
 
     /// The peer closed the stream.
@@ -255,53 +212,13 @@ impl StreamEndpoint {
             Err(source) => FabricError::PeerGone { outstanding: self.ops.outstanding(), source },
         }
     }
-
-    /// The connection is over.
-    fn die(&mut self, error: FabricError) {
-        self.dead = true;
-        self.failure.get_or_insert(error);
-        let _ = self.transport.socket().shutdown(std::net::Shutdown::Both);
-    }
-
-    fn report(&mut self) -> FabricError {
-        self.failure.take().unwrap_or(FabricError::PeerClosed { outstanding: self.ops.outstanding() })
-    }
-
-    /// What every READ and WRITE must fulfil. The number of bytes.
-    fn check_post(
-        &mut self,
-        count: usize,
-        slices: impl Iterator<Item = LocalSlice>,
-    ) -> Result<u64, PostError> {
-        if self.dead {
-            return Err(PostError::Dead);
-        }
-        if !(1..=MAX_SEGMENTS).contains(&count) {
-            return Err(PostError::Segments { found: count, max: MAX_SEGMENTS });
-        }
-        if self.ops.is_full() {
-            return Err(PostError::Full { capacity: CREDITS });
-        }
-        let section = self.participant.enter();
-        let mut bytes = 0;
-        for (segment, slice) in slices.enumerate() {
-            if section.local(&slice).is_none() {
-                return Err(PostError::NotRegistered { segment });
-            }
-            bytes += u64::from(slice.len);
-        }
-        if bytes > MAX_TRANSFER {
-            return Err(PostError::Length { found: bytes, max: MAX_TRANSFER });
-        }
-        Ok(bytes)
-    }
 }
 
 fn describe(head: &mut Vec<u8>, remote: RemoteSlice, local: LocalSlice) {
     head.extend(Descriptor { rkey: remote.rkey, addr: remote.addr, len: local.len }.encode());
 }
 
-impl Endpoint for StreamEndpoint {
+impl BackEnd for Stream {
     fn kind(&self) -> FabricKind {
         self.kind
     }
@@ -310,40 +227,48 @@ impl Endpoint for StreamEndpoint {
         self.class
     }
 
-    fn post_read(&mut self, wr: WrId, segments: &[ReadSegment]) -> Result<(), PostError> {
-        let bytes = self.check_post(segments.len(), segments.iter().map(|segment| segment.local))?;
-        let full = PostError::Full { capacity: CREDITS };
-        let (tag, op) = self.ops.start(wr, OpKind::Read).ok_or(full)?;
-        op.bytes = bytes;
-        op.segments.extend(segments.iter().map(|segment| segment.local));
-        self.outbox.request(|head| {
-            let segments_count = u8::try_from(segments.len()).unwrap_or(u8::MAX);
-            head.extend(Header::ReadRequest { tag, segments: segments_count }.encode());
-            for segment in segments {
-                describe(head, segment.remote, segment.local);
-            }
-        });
-        Ok(())
+    fn participant(&mut self) -> &mut Participant {
+        &mut self.participant
     }
 
-    fn post_read_changed(&mut self, wr: WrId, segments: &[ReadSegment]) -> Result<(), PostError> {
-        let bytes = self.check_post(segments.len(), segments.iter().map(|segment| segment.local))?;
-        let full = PostError::Full { capacity: CREDITS };
-        let section = self.participant.enter();
-        let (tag, op) = self.ops.start(wr, OpKind::Read).ok_or(full)?;
+    fn socket(&self) -> &Socket {
+        self.transport.socket()
+    }
+
+    fn counters(&self) -> &CountersHandle {
+        &self.counters
+    }
+
+    fn outstanding(&self) -> usize {
+        self.ops.outstanding()
+    }
+
+    fn read(
+        &mut self,
+        wr: WrId,
+        segments: &[ReadSegment],
+        bytes: u64,
+        changed: bool,
+    ) -> Result<(), PostError> {
+        let (tag, op) = self.ops.start(wr, OpKind::Read).ok_or(FULL)?;
         op.bytes = bytes;
-        op.changed = true;
+        op.changed = changed;
         op.segments.extend(segments.iter().map(|segment| segment.local));
+        let section = changed.then(|| self.participant.enter());
         let (seed, scratch) = (self.seed, &mut self.scratch);
         self.outbox.request(|head| {
-            let segments_count = u8::try_from(segments.len()).unwrap_or(u8::MAX);
-            head.extend(Header::ChangedRequest { tag, segments: segments_count, seed }.encode());
+            let count = u8::try_from(segments.len()).unwrap_or(u8::MAX);
+            if changed {
+                head.extend(Header::ChangedRequest { tag, segments: count, seed }.encode());
+            } else {
+                head.extend(Header::ReadRequest { tag, segments: count }.encode());
+            }
             for segment in segments {
                 describe(head, segment.remote, segment.local);
             }
-            for segment in segments {
+            for segment in segments.iter().filter(|_| changed) {
                 // Registered when it was checked. Should it have gone since, the reply fails for that.
-                let piece = section.local(&segment.local);
+                let piece = section.as_ref().and_then(|section| section.local(&segment.local));
                 let known = piece.map_or(0, |piece| piece.fingerprint(seed, scratch));
                 head.extend(known.to_le_bytes());
             }
@@ -351,14 +276,12 @@ impl Endpoint for StreamEndpoint {
         Ok(())
     }
 
-    fn post_write(&mut self, wr: WrId, segments: &[WriteSegment]) -> Result<(), PostError> {
-        let len = self.check_post(segments.len(), segments.iter().map(|segment| segment.local))?;
-        let full = PostError::Full { capacity: CREDITS };
-        let (tag, op) = self.ops.start(wr, OpKind::Write).ok_or(full)?;
-        op.bytes = len;
+    fn write(&mut self, wr: WrId, segments: &[WriteSegment], bytes: u64) -> Result<(), PostError> {
+        let (tag, op) = self.ops.start(wr, OpKind::Write).ok_or(FULL)?;
+        op.bytes = bytes;
         self.outbox.write(tag, segments.iter().map(|segment| segment.local), |head| {
-            let segments_count = u8::try_from(segments.len()).unwrap_or(u8::MAX);
-            head.extend(Header::WriteRequest { tag, segments: segments_count, len }.encode());
+            let count = u8::try_from(segments.len()).unwrap_or(u8::MAX);
+            head.extend(Header::WriteRequest { tag, segments: count, len: bytes }.encode());
             for segment in segments {
                 describe(head, segment.remote, segment.local);
             }
@@ -366,16 +289,10 @@ impl Endpoint for StreamEndpoint {
         Ok(())
     }
 
-    fn post_send(&mut self, wr: WrId, message: &[u8]) -> Result<(), PostError> {
-        if self.dead {
-            return Err(PostError::Dead);
-        }
+    fn send(&mut self, wr: WrId, message: &[u8]) -> Result<(), PostError> {
         let too_long = PostError::Length { found: message.len() as u64, max: MAX_MESSAGE as u64 };
-        let len = u32::try_from(message.len()).map_err(|_| too_long.clone())?;
-        if message.len() > MAX_MESSAGE {
-            return Err(too_long);
-        }
-        let (tag, _) = self.ops.start(wr, OpKind::Send).ok_or(PostError::Full { capacity: CREDITS })?;
+        let len = u32::try_from(message.len()).map_err(|_| too_long)?;
+        let (tag, _) = self.ops.start(wr, OpKind::Send).ok_or(FULL)?;
         self.outbox.message(tag, |head| {
             head.extend(Header::Message { len }.encode());
             head.extend(message);
@@ -383,26 +300,24 @@ impl Endpoint for StreamEndpoint {
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<(), FabricError> {
-        if self.dead {
-            return Err(self.report());
-        }
-        self.send_some()
+    fn flush(&mut self, done: &mut Done) -> Result<(), FabricError> {
+        self.send_some(done)
     }
 
-    fn poll(&mut self, out: &mut Completions) -> Result<usize, FabricError> {
-        out.clear();
-        if !self.dead && self.done.is_empty() {
-            self.progress();
+    /// Receiving goes on whatever becomes of sending: neither side ever waits for the other to take in what it sends
+    /// before it takes in what the other sends, and what a peer sent before it went away still arrives.
+    fn progress(&mut self, done: &mut Done) -> Result<(), FabricError> {
+        let before = self.send_some(done);
+        if let Err(error) = self.receive_some(done) {
+            // The kernel tells the reason once: here, if sending met it first.
+            return Err(match (before, error) {
+                (Err(first @ FabricError::PeerGone { .. }), FabricError::PeerClosed { .. }) => first,
+                (_, error) => error,
+            });
         }
-        while !out.is_full() {
-            let Some(completion) = self.done.pop_front() else { break };
-            out.push(completion);
-        }
-        if out.is_empty() && self.dead {
-            return Err(self.report());
-        }
-        Ok(out.len())
+        let after = if self.outbox.is_empty() { Ok(()) } else { self.send_some(done) };
+        // If something arrived, the next call fails here again, and by and by nothing arrives any more.
+        if done.is_empty() { before.and(after) } else { Ok(()) }
     }
 
     fn wait_fd(&self) -> BorrowedFd<'_> {
@@ -410,47 +325,20 @@ impl Endpoint for StreamEndpoint {
     }
 
     fn wants_write(&self) -> bool {
-        !self.dead && (!self.outbox.is_empty() || self.transport.has_unsent())
+        !self.outbox.is_empty() || self.transport.has_unsent()
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), FabricError> {
-        if !self.done.is_empty() || self.dead {
-            return Ok(());
-        }
-        let failed = FabricError::io("wait for the connection");
+    fn wait(&mut self, _: &mut Done, timeout: Option<Duration>) -> Result<(), FabricError> {
         let spin = if self.ops.outstanding() > 0 { self.tuning.spin } else { Duration::ZERO };
         let result = sys::net::spin(self.wait_fd(), self.wants_write(), spin.min(timeout.unwrap_or(spin)))
             .and_then(|ready| {
                 if ready { Ok(()) } else { sys::net::wait(self.wait_fd(), self.wants_write(), timeout) }
             });
-        result.map_err(failed)
+        result.map_err(FabricError::io("wait for the connection"))
     }
 
-    fn outstanding(&self) -> usize {
-        self.ops.outstanding()
-    }
-
-    fn capacity(&self) -> usize {
-        CREDITS
-    }
-
-    fn counters_handle(&self) -> CountersHandle {
-        self.counters.clone()
-    }
-
-    fn serve(self: Box<Self>, options: ThreadOptions) -> Result<ServeHandle, FabricError> {
-        let socket = self.socket().try_clone();
-        serving::serve(*self, socket, options)
-    }
-}
-
-impl Drop for StreamEndpoint {
-    fn drop(&mut self) {
-        if self.dead {
-            return;
-        }
-        let _ = self.send_some();
-        self.transport.close(self.counters.cells());
+    fn hang_up(&mut self) {
+        self.transport.close(self.counters.totals());
         // Closing a socket that holds unread bytes resets the connection, and what was sent last might not arrive.
         let mut sink = [0; 16 * 1024];
         let mut iov = Vec::new();

@@ -4,13 +4,12 @@
 //! has payload to come, the place is what is given to the kernel. As long as READs are outstanding, no more than the
 //! next header is taken into the staging buffer, so that the payload behind it need not be copied out of there.
 
-use std::collections::VecDeque;
-
 use bytes::{Bytes, BytesMut};
 
 use super::ops::{OpKind, Ops};
 use super::outbox::Outbox;
-use crate::counters::Cells;
+use crate::connection::Done;
+use crate::counters::Totals;
 use crate::endpoint::{Completion, CompletionKind, MAX_SEGMENTS, WrId};
 use crate::error::{FabricError, RemoteStatus};
 use crate::region::LocalSlice;
@@ -31,8 +30,8 @@ pub(super) struct Context<'a, 's> {
     pub(super) section: &'a Section<'s>,
     pub(super) ops: &'a mut Ops,
     pub(super) outbox: &'a mut Outbox,
-    pub(super) done: &'a mut VecDeque<Completion>,
-    pub(super) cells: &'a Cells,
+    pub(super) done: &'a mut Done,
+    pub(super) totals: &'a Totals,
 }
 
 /// The receiving half of a connection.
@@ -187,7 +186,7 @@ impl Inbox {
         &self.stage[self.start..self.end]
     }
 
-    /// The next `N` staged bytes, if there are so many. They stay staged.
+    /// The next `N` staged bytes, if at least `N` are staged. They stay staged.
     fn peek<const N: usize>(&self) -> Option<[u8; N]> {
         self.staged().first_chunk().copied()
     }
@@ -244,9 +243,9 @@ impl Inbox {
                 self.start += HEADER_LEN;
                 let op = cx.ops.get(tag, OpKind::Write).ok_or_else(unasked)?;
                 let status = if op.local_gone { Err(RemoteStatus::LocalGone) } else { status };
-                cx.cells.writes.add(1);
+                cx.totals.writes.add(1);
                 if status.is_ok() {
-                    cx.cells.written_bytes.add(op.bytes);
+                    cx.totals.written_bytes.add(op.bytes);
                 }
                 cx.done.push_back(Completion { wr: op.wr, kind: CompletionKind::Write, status });
                 cx.ops.finish(tag);
@@ -336,7 +335,7 @@ impl Inbox {
             Carrier::ReadReply(reply) => self.state = State::Trailer(reply),
             Carrier::WriteRequest { tag } => {
                 let status = self.payload.refused.map_or(Ok(()), Err);
-                let cell = if status.is_ok() { &cx.cells.writes_served } else { &cx.cells.refused };
+                let cell = if status.is_ok() { &cx.totals.writes_served } else { &cx.totals.refused };
                 cell.add(1);
                 cx.outbox.write_reply(tag, status);
                 self.state = State::Header;
@@ -374,7 +373,7 @@ impl Inbox {
             return Some((*missing).min(STAGE));
         }
         let body: Bytes = std::mem::take(body).freeze();
-        cx.cells.messages.add(1);
+        cx.totals.messages.add(1);
         cx.done.push_back(Completion { wr: WrId(0), kind: CompletionKind::Received(body), status: Ok(()) });
         self.state = State::Header;
         None
@@ -383,9 +382,9 @@ impl Inbox {
 
 fn complete_read(reply: ReadReply, status: Result<(), RemoteStatus>, bytes: u64, cx: &mut Context<'_, '_>) {
     let Some(op) = cx.ops.get(reply.tag, OpKind::Read) else { return };
-    cx.cells.reads.add(1);
+    cx.totals.reads.add(1);
     if status.is_ok() {
-        cx.cells.read_bytes.add(bytes);
+        cx.totals.read_bytes.add(bytes);
     }
     cx.done.push_back(Completion { wr: op.wr, kind: reply.completion(), status });
     cx.ops.finish(reply.tag);

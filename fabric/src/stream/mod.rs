@@ -6,21 +6,17 @@
 //! | `ops` | requests of this side that wait for their reply |
 //! | `outbox` | frames to send: which one next, and how far each has got |
 //! | `inbox` | bytes received: which frame they belong to and where they go |
-//! | `endpoint` | the connection that joins these |
-//! | `serving` | a thread that answers |
+//! | `endpoint` | the back end that joins these |
 //! | `urgency` | how bulk connections give way to urgent ones |
 
 mod endpoint;
 mod inbox;
 mod ops;
 mod outbox;
-mod serving;
 mod tls;
 mod transport;
 mod urgency;
 
 pub(crate) use endpoint::{StreamEndpoint, Tuning};
-pub(crate) use serving::serve;
-pub(crate) use tls::TlsSocket;
-pub(crate) use transport::{PlainSocket, Socket, Transport};
+pub(crate) use transport::Transport;
 pub(crate) use urgency::Urgency;

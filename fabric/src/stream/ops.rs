@@ -65,10 +65,6 @@ impl Ops {
         self.reads
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.free.is_empty()
-    }
-
     /// Takes a slot; the tag and the slot to fill in. `None` without a credit.
     pub(super) fn start(&mut self, wr: WrId, kind: OpKind) -> Option<(u32, &mut Op)> {
         let index = self.free.pop()?;
@@ -128,7 +124,7 @@ mod tests {
         let mut ops = Ops::new();
         let tags: Vec<u32> =
             (0..CREDITS as u64).map(|n| ops.start(WrId(n), OpKind::Write).unwrap().0).collect();
-        assert!(ops.is_full() && ops.start(WrId(0), OpKind::Send).is_none());
+        assert!(ops.outstanding() == CREDITS && ops.start(WrId(0), OpKind::Send).is_none());
         for tag in tags {
             ops.finish(tag);
         }

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::io;
 
 use super::transport::Transport;
-use crate::counters::Cells;
+use crate::counters::Totals;
 use crate::endpoint::MAX_SEGMENTS;
 use crate::error::RemoteStatus;
 use crate::region::LocalSlice;
@@ -202,14 +202,14 @@ impl Outbox {
         &mut self,
         transport: &mut Transport,
         section: &Section<'_>,
-        cells: &Cells,
+        totals: &Totals,
         sent: &mut Vec<Sent>,
     ) -> io::Result<usize> {
-        self.settle(section, cells);
-        let result = self.send_gathered(transport, section, cells, usize::MAX);
+        self.settle(section, totals);
+        let result = self.send_gathered(transport, section, totals, usize::MAX);
         let bytes = match result {
             // Some memory is not there. One range at a time finds which.
-            Err(error) if is_fault(&error) => self.send_past_fault(transport, section, cells)?,
+            Err(error) if is_fault(&error) => self.send_past_fault(transport, section, totals)?,
             other => other?,
         };
         self.advance(bytes, sent);
@@ -217,14 +217,14 @@ impl Outbox {
     }
 
     /// Decides which frames come next, until there is enough for one call.
-    fn settle(&mut self, section: &Section<'_>, cells: &Cells) {
+    fn settle(&mut self, section: &Section<'_>, totals: &Totals) {
         let (mut bytes, mut ranges) = (self.wire_bytes, self.wire.len());
         while bytes < self.limit as u64 && ranges < MAX_IOV {
             let from_replies = self.posted.is_empty() || (self.replies_next && !self.replies.is_empty());
             let next = if from_replies { self.replies.pop_front() } else { self.posted.pop_front() };
             let Some(mut frame) = next else { break };
             self.replies_next = !from_replies;
-            frame.seal(section, cells, &mut self.scratch);
+            frame.seal(section, totals, &mut self.scratch);
             bytes += frame.left();
             ranges += 2 + frame.payload.len();
             self.wire.push_back(frame);
@@ -236,7 +236,7 @@ impl Outbox {
         &mut self,
         transport: &mut Transport,
         section: &Section<'_>,
-        cells: &Cells,
+        totals: &Totals,
         ranges: usize,
     ) -> io::Result<usize> {
         // Before anything borrows the frames: look what has gone away since the last call.
@@ -250,20 +250,20 @@ impl Outbox {
             }
             frame.gather(&mut gather, section);
         }
-        if gather.bytes() == 0 { Ok(0) } else { transport.send(&gather, cells) }
+        if gather.bytes() == 0 { Ok(0) } else { transport.send(&gather, totals) }
     }
 
     fn send_past_fault(
         &mut self,
         transport: &mut Transport,
         section: &Section<'_>,
-        cells: &Cells,
+        totals: &Totals,
     ) -> io::Result<usize> {
-        let result = self.send_gathered(transport, section, cells, 1);
+        let result = self.send_gathered(transport, section, totals, 1);
         match (result, self.wire.front_mut()) {
             (Err(error), Some(frame)) if is_fault(&error) => {
                 frame.fail(RemoteStatus::Fault);
-                self.send_gathered(transport, section, cells, 1)
+                self.send_gathered(transport, section, totals, 1)
             }
             (result, _) => result,
         }
@@ -296,7 +296,7 @@ fn is_fault(error: &io::Error) -> bool {
 impl Frame {
     /// Makes what could not be made before the frame's turn: which segments are zero, or what the peer has already, is looked
     /// up just before they would be sent.
-    fn seal(&mut self, section: &Section<'_>, cells: &Cells, scratch: &mut [u8]) {
+    fn seal(&mut self, section: &Section<'_>, totals: &Totals, scratch: &mut [u8]) {
         let Role::ReadReply { tag, status, changed } = self.role else { return };
         let mut status = status;
         let (mut zero_mask, mut same_mask) = (0, 0);
@@ -319,11 +319,11 @@ impl Frame {
         if status.is_err() {
             self.payload.clear();
             (zero_mask, same_mask) = (0, 0);
-            cells.refused.add(1);
+            totals.refused.add(1);
         } else {
-            cells.reads_served.add(1);
-            cells.zero_segments.add(u64::from(zero_mask.count_ones()));
-            cells.same_segments.add(u64::from(same_mask.count_ones()));
+            totals.reads_served.add(1);
+            totals.zero_segments.add(u64::from(zero_mask.count_ones()));
+            totals.same_segments.add(u64::from(same_mask.count_ones()));
         }
         let len = self.payload.iter().map(|slice| u64::from(slice.len)).sum();
         if changed {

@@ -4,8 +4,8 @@
 use std::io::{self, BufRead, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use super::transport::{Socket, retry};
-use crate::counters::Cells;
+use crate::counters::Totals;
+use crate::socket::{Socket, retry};
 use crate::sys::net::{Gather, Iov, Scatter};
 
 /// Plaintext encrypted at a time: the size of one TLS record.
@@ -67,14 +67,14 @@ impl TlsSocket {
         self.unread || self.start < self.end
     }
 
-    pub(super) fn send(&mut self, from: &Gather<'_>, cells: &Cells) -> io::Result<usize> {
-        self.flush(cells)?;
+    pub(super) fn send(&mut self, from: &Gather<'_>, totals: &Totals) -> io::Result<usize> {
+        self.flush(totals)?;
         let mut sent = 0;
         while sent < from.bytes().min(SEND_LIMIT) && !self.tls.wants_write() {
             let len = from.copy_to(sent, &mut self.plain);
             self.tls.writer().write_all(&self.plain[..len])?;
             sent += len;
-            match self.flush(cells) {
+            match self.flush(totals) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 other => other?,
             }
@@ -83,23 +83,23 @@ impl TlsSocket {
     }
 
     /// Gives ciphertext to the socket. `WouldBlock` if some is left.
-    pub(super) fn flush(&mut self, cells: &Cells) -> io::Result<()> {
+    pub(super) fn flush(&mut self, totals: &Totals) -> io::Result<()> {
         while self.tls.wants_write() {
             let mut out = Out { fd: self.socket.as_fd(), iov: &mut self.iov };
             let sent = retry(|| self.tls.write_tls(&mut out))?;
-            cells.bytes_sent.add(sent as u64);
+            totals.bytes_sent.add(sent as u64);
         }
         Ok(())
     }
 
-    pub(super) fn receive(&mut self, to: &Scatter<'_>, more: bool, cells: &Cells) -> io::Result<usize> {
+    pub(super) fn receive(&mut self, to: &Scatter<'_>, more: bool, totals: &Totals) -> io::Result<usize> {
         let mut received = 0;
         loop {
             let end_of_stream = self.take_plain(to, &mut received)?;
             if end_of_stream || received == to.bytes() {
                 return Ok(received);
             }
-            match self.take_cipher(more, cells) {
+            match self.take_cipher(more, totals) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && received > 0 => {
                     return Ok(received);
                 }
@@ -108,7 +108,7 @@ impl TlsSocket {
         }
     }
 
-    /// Moves decrypted bytes to where they go. Whether the peer said that it sends no more.
+    /// Moves decrypted bytes to where they go. Returns whether the peer has announced the end of its data.
     fn take_plain(&mut self, to: &Scatter<'_>, received: &mut usize) -> io::Result<bool> {
         let mut reader = self.tls.reader();
         while *received < to.bytes() {
@@ -130,7 +130,7 @@ impl TlsSocket {
     }
 
     /// Gives received ciphertext to `tls`, and receives `more` if there is none.
-    fn take_cipher(&mut self, more: bool, cells: &Cells) -> io::Result<()> {
+    fn take_cipher(&mut self, more: bool, totals: &Totals) -> io::Result<()> {
         if self.start == self.end && !more {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -141,7 +141,7 @@ impl TlsSocket {
             to.push_bytes(&mut self.input);
             self.end = retry(|| to.recv(self.socket.as_fd()))?;
             self.eof = self.end == 0;
-            cells.bytes_received.add(self.end as u64);
+            totals.bytes_received.add(self.end as u64);
         }
         // A read of 0 bytes tells `tls` that the stream ended; it then reports whether that was announced.
         let mut from = &self.input[self.start..self.end];
@@ -154,9 +154,9 @@ impl TlsSocket {
     }
 
     /// Announces the end, if that can be done now.
-    pub(super) fn close(&mut self, cells: &Cells) {
+    pub(super) fn close(&mut self, totals: &Totals) {
         self.tls.send_close_notify();
-        let _ = self.flush(cells);
+        let _ = self.flush(totals);
     }
 }
 

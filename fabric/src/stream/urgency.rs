@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long after the last sign of urgent work bulk goes on giving way.
-const LINGER: Duration = Duration::from_millis(2);
+const GIVE_WAY_INTERVAL: Duration = Duration::from_millis(2);
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
@@ -30,7 +30,8 @@ impl Urgency {
     /// Whether one had just now.
     pub(crate) fn is_recent(&self) -> bool {
         let last = self.last.load(Ordering::Relaxed);
-        last != 0 && now().saturating_sub(last) < u64::try_from(LINGER.as_nanos()).unwrap_or(u64::MAX)
+        last != 0
+            && now().saturating_sub(last) < u64::try_from(GIVE_WAY_INTERVAL.as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
@@ -48,7 +49,7 @@ mod tests {
         assert!(!urgency.is_recent());
         urgency.mark();
         assert!(urgency.is_recent());
-        std::thread::sleep(LINGER * 2);
+        std::thread::sleep(GIVE_WAY_INTERVAL * 2);
         assert!(!urgency.is_recent());
     }
 }

@@ -32,7 +32,7 @@ pub(crate) struct Messages {
     bytes: Vec<u8>,
     control: Vec<[u8; CONTROL]>,
     found: Vec<Message>,
-    /// Datagrams that the socket had no room for since it was opened, modulo 2^32, as last heard.
+    /// Datagrams that the socket had no room for since it was opened, modulo 2^32, as last reported.
     overflow: u32,
 }
 
@@ -103,7 +103,7 @@ impl Messages {
         self.found.iter().zip(self.bytes.chunks_exact(MESSAGE)).map(|(m, bytes)| (*m, &bytes[..m.len]))
     }
 
-    /// Datagrams that the socket had no room for, modulo 2^32, as told with the last message.
+    /// Datagrams that the socket had no room for, modulo 2^32, as reported with the last message.
     pub(crate) fn overflow(&self) -> u32 {
         self.overflow
     }

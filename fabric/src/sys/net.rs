@@ -253,6 +253,11 @@ pub(crate) fn wait(fd: BorrowedFd<'_>, write: bool, timeout: Option<Duration>) -
     poll(fd, write, timeout).map(drop)
 }
 
+/// Waits until `fd` is readable, has an error, or `timeout` passes. Whether one of the first two: an interrupted wait ends early.
+pub(crate) fn is_ready(fd: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
+    poll(fd, false, Some(timeout))
+}
+
 /// Asks again and again for `time` whether a [`wait`] would end. Whether it would.
 pub(crate) fn spin(fd: BorrowedFd<'_>, write: bool, time: Duration) -> io::Result<bool> {
     if time.is_zero() {

@@ -5,6 +5,8 @@
 //! 2. A mapping that came from a peer is of a memfd that can no longer shrink (sealed), so no access faults.
 //! 3. A mapping that came from a peer is read-only and wrapped so that only loads are made.
 #![allow(unsafe_code)]
+// Loom's atomics cannot lie in a mapping.
+#![cfg_attr(loom, allow(dead_code))]
 
 use std::io;
 use std::marker::PhantomData;

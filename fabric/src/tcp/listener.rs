@@ -1,17 +1,14 @@
 //! Connections that the fabric dials and accepts by itself.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use crate::Class;
+use crate::accept::{GREETING_TIMEOUT, accept, read_exactly};
 use crate::error::FabricError;
-use crate::sys;
 use crate::wire::{HELLO_LEN, Hello, Reply};
-
-/// How long a peer that connected may take to greet. Others wait meanwhile.
-const GREETING_TIME: Duration = Duration::from_secs(1);
 
 /// A listening socket.
 #[derive(Debug)]
@@ -29,33 +26,20 @@ impl Listener {
 
     /// Waits for a peer that greets as it should.
     pub(super) fn accept(&self, timeout: Duration) -> Result<(TcpStream, Class, Vec<u8>), FabricError> {
-        let deadline = Instant::now() + timeout;
-        loop {
-            match self.socket.accept() {
-                Ok((stream, peer)) => match greet(&stream) {
-                    Ok((class, greeting)) => return Ok((stream, class, greeting)),
-                    Err(error) => tracing::warn!(%peer, %error, "dropped a connection that did not greet"),
-                },
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        let waited_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-                        return Err(FabricError::Timeout { what: "a peer to connect", waited_ms });
-                    }
-                    sys::net::wait(self.socket.as_fd(), false, Some(left))
-                        .map_err(FabricError::io("wait for a connection"))?;
-                }
-                // The peer went away before it was accepted.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                Err(source) => return Err(FabricError::Io { operation: "accept a connection", source }),
+        let greet = |(stream, peer): (TcpStream, SocketAddr)| match greet(&stream) {
+            Ok((class, greeting)) => Some((stream, class, greeting)),
+            Err(error) => {
+                tracing::warn!(%peer, %error, "dropped a connection that did not greet");
+                None
             }
-        }
+        };
+        accept(self.socket.as_fd(), timeout, || self.socket.accept(), greet)
     }
 }
 
 fn greet(stream: &TcpStream) -> Result<(Class, Vec<u8>), FabricError> {
     let failed = FabricError::io("exchange greetings");
-    let deadline = Instant::now() + GREETING_TIME;
+    let deadline = Instant::now() + GREETING_TIMEOUT;
     let exchange = || -> io::Result<Result<(Class, Vec<u8>), FabricError>> {
         let bytes = read_exactly(stream, HELLO_LEN, deadline)?;
         let Some(head) = bytes.first_chunk::<HELLO_LEN>() else {
@@ -81,29 +65,7 @@ pub(super) fn dial(address: SocketAddr, hello: &[u8], timeout: Duration) -> io::
 
 /// A few bytes into an empty socket buffer: never blocks for long.
 fn write_all(mut stream: &TcpStream, bytes: &[u8]) -> io::Result<()> {
-    stream.set_write_timeout(Some(GREETING_TIME))?;
+    stream.set_write_timeout(Some(GREETING_TIMEOUT))?;
     stream.write_all(bytes)?;
     stream.set_write_timeout(None)
-}
-
-/// Exactly `len` bytes, and none beyond: what follows is the endpoint's.
-pub(super) fn read_exactly(mut stream: &TcpStream, len: usize, deadline: Instant) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; len];
-    let mut at = 0;
-    while at < len {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        sys::net::wait(stream.as_fd(), false, Some(left))?;
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut bytes[at..]) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(read) => at += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    stream.set_read_timeout(None)?;
-    Ok(bytes)
 }

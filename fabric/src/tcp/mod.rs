@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 pub use options::TcpOptions;
 
-use crate::stream::{PlainSocket, Socket, StreamEndpoint, TlsSocket, Transport, Urgency};
+use crate::accept::read_exactly;
+use crate::socket::Socket;
+use crate::stream::{StreamEndpoint, Transport, Urgency};
 use crate::table::RegionTable;
 use crate::wire::{Hello, REPLY_LEN, Reply};
 use crate::{
@@ -67,11 +69,10 @@ pub(crate) fn dial(
     let hello = Hello::encode(class, greeting)?;
     let stream = listener::dial(*address, &hello, options.connect_timeout)
         .map_err(|source| FabricError::Connect { peer: peer.clone(), source })?;
-    let reply: [u8; REPLY_LEN] =
-        listener::read_exactly(&stream, REPLY_LEN, Instant::now() + options.connect_timeout)
-            .ok()
-            .and_then(|bytes| bytes.try_into().ok())
-            .ok_or_else(|| FabricError::protocol(format!("{peer} took the connection and did not answer")))?;
+    let reply: [u8; REPLY_LEN] = read_exactly(&stream, REPLY_LEN, Instant::now() + options.connect_timeout)
+        .ok()
+        .and_then(|bytes| bytes.try_into().ok())
+        .ok_or_else(|| FabricError::protocol(format!("{peer} took the connection and did not answer")))?;
     Reply::decode(&reply)?;
     Ok(stream)
 }
@@ -115,7 +116,7 @@ impl TcpFabric {
     /// The socket options cannot be set.
     pub fn adopt(&self, stream: TcpStream, class: Class) -> Result<Box<dyn Endpoint>, FabricError> {
         self.options.configure(&stream, class)?;
-        self.endpoint(Transport::Plain(PlainSocket { socket: Socket::Tcp(stream) }), class)
+        self.endpoint(Transport::plain(Socket::Tcp(stream)), class)
     }
 
     /// The same over TLS: `tls` has finished its handshake on `stream`, and may hold bytes already received.
@@ -134,12 +135,12 @@ impl TcpFabric {
             ));
         }
         self.options.configure(&stream, class)?;
-        self.endpoint(Transport::Tls(Box::new(TlsSocket::new(Socket::Tcp(stream), tls))), class)
+        self.endpoint(Transport::tls(Socket::Tcp(stream), tls), class)
     }
 
     fn endpoint(&self, transport: Transport, class: Class) -> Result<Box<dyn Endpoint>, FabricError> {
         let tuning = self.options.tuning(class);
-        Ok(Box::new(StreamEndpoint::new(
+        Ok(Box::new(StreamEndpoint::over(
             FabricKind::Tcp,
             class,
             transport,

@@ -17,15 +17,15 @@ use crate::{
 
 /// An address for use inside an organization (RFC 2365); the session keeps trials apart.
 const GROUP: Ipv4Addr = Ipv4Addr::new(239, 255, 118, 109);
-/// Datagrams sent at most, and at least: a receiver's ring holds so many, and so many make a percentage.
+/// Maximum and minimum number of datagrams sent: a receiver's ring holds the maximum, and a percentage needs the minimum.
 const MOST: u64 = 4000;
 const LEAST: u64 = 200;
 /// Part of the bandwidth of READs at which they are sent, so that the pace is not what loses them.
 const PACE: f64 = 0.25;
 /// Sleeping for less than this takes longer than was asked for.
-const STEP: Duration = Duration::from_micros(200);
+const SHORTEST_SLEEP_INTERVAL: Duration = Duration::from_micros(200);
 /// How long the last datagrams may take.
-const LAST: Duration = Duration::from_millis(300);
+const LAST_DATAGRAMS_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Asks the other side to join: this, then the group.
 const JOIN: &[u8] = b"join";
@@ -106,7 +106,7 @@ impl<'a> Member<'a> {
 
     fn count(&mut self) -> Result<u64, FabricError> {
         let Some(mut receiver) = self.receiver.take() else { return Ok(0) };
-        std::thread::sleep(LAST);
+        std::thread::sleep(LAST_DATAGRAMS_TIMEOUT);
         while receiver.poll(&mut Nowhere)? > 0 {}
         Ok(receiver.counters().read().received)
     }
@@ -160,9 +160,9 @@ fn all(trial: &Trial<'_>, sender: &mut dyn MulticastSender, rate: f64) -> Result
             sender.wait(Duration::from_millis(100))?;
         }
         // What was missed is not made up for: that would be a burst.
-        due = (due + gap).max(Instant::now().checked_sub(STEP).unwrap_or(due));
+        due = (due + gap).max(Instant::now().checked_sub(SHORTEST_SLEEP_INTERVAL).unwrap_or(due));
         let ahead = due.saturating_duration_since(Instant::now());
-        if ahead >= STEP {
+        if ahead >= SHORTEST_SLEEP_INTERVAL {
             std::thread::sleep(ahead);
         }
     }

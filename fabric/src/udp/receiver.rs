@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use super::UdpOptions;
 use crate::FabricError;
-use crate::multicast::{MulticastCountersHandle, MulticastReceiver, Session, Sink};
+use crate::counters::MulticastCountersHandle;
+use crate::multicast::{MulticastReceiver, Session, Sink};
 use crate::sys::datagram::Messages;
 use crate::sys::net::{get_option, set_option};
 use crate::table::{Participant, RegionTable};
@@ -67,26 +68,26 @@ impl MulticastReceiver for Receiver {
         if found.map_err(FabricError::io("receive from a multicast group"))? == 0 {
             return Ok(0);
         }
-        let cells = self.counters.cells();
+        let totals = self.counters.totals();
         let section = self.participant.enter();
         let mut count = 0;
         for (message, bytes) in self.messages.iter() {
-            cells.refused.add(u64::from(bytes.is_empty()));
+            totals.refused.add(u64::from(bytes.is_empty()));
             let segment = message.segment.unwrap_or(bytes.len()).max(1);
             for bytes in bytes.chunks(segment) {
                 count += 1;
                 let Some(datagram) = Datagram::open(&self.session, bytes).filter(|_| !message.cut) else {
-                    cells.refused.add(1);
+                    totals.refused.add(1);
                     continue;
                 };
                 if !self.numbers.note(datagram.number) {
-                    cells.duplicate.add(1);
+                    totals.duplicate.add(1);
                     continue;
                 }
-                cells.received.add(1);
-                cells.bytes_received.add(bytes.len() as u64);
+                totals.received.add(1);
+                totals.bytes_received.add(bytes.len() as u64);
                 let Some(place) = sink.place(datagram.immediate, datagram.payload.len()) else {
-                    cells.unwanted.add(1);
+                    totals.unwanted.add(1);
                     continue;
                 };
                 let piece = section.local(&place).filter(|piece| piece.len() == datagram.payload.len());
@@ -102,8 +103,8 @@ impl MulticastReceiver for Receiver {
             }
         }
         drop(section);
-        cells.lost.set(self.numbers.lost());
-        cells.ring_full.set(u64::from(self.messages.overflow()));
+        totals.lost.set(self.numbers.lost());
+        totals.ring_full.set(u64::from(self.messages.overflow()));
         Ok(count.max(1))
     }
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use super::UdpOptions;
 use crate::FabricError;
-use crate::multicast::{MulticastCountersHandle, MulticastSender, Outgoing, Session};
+use crate::counters::MulticastCountersHandle;
+use crate::multicast::{MulticastSender, Outgoing, Session};
 use crate::sys::datagram::{BATCH, send};
 use crate::sys::net::{get_option, set_option, wait};
 use crate::table::{Participant, RegionTable};
@@ -167,9 +168,9 @@ impl MulticastSender for Sender {
             };
             let datagrams: usize = self.runs[..sent].iter().map(|(_, count)| count).sum();
             self.next += datagrams as u64;
-            let cells = self.counters.cells();
-            cells.sent.add(datagrams as u64);
-            cells.bytes_sent.add(sent.checked_sub(1).map_or(0, |last| self.runs[last].0 as u64));
+            let totals = self.counters.totals();
+            totals.sent.add(datagrams as u64);
+            totals.bytes_sent.add(sent.checked_sub(1).map_or(0, |last| self.runs[last].0 as u64));
             taken += datagrams;
             if sent < self.runs.len() {
                 break;

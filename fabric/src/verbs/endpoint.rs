@@ -1,6 +1,5 @@
-//! A connection whose READs and WRITEs are done by the devices.
+//! READs and WRITEs by the devices, and messages beside them.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -12,31 +11,32 @@ use super::LocalKeys;
 use super::events::Health;
 use super::queue::{Ending, SendQueue, Stop};
 use super::raw::{Ended, Outcome, Post, Qp};
+use crate::connection::{BackEnd, Connection, Done, one_sided};
 use crate::counters::CountersHandle;
 use crate::error::{FabricError, PostError, RemoteStatus};
 use crate::region::{LocalSlice, RemoteSlice};
-use crate::serve::ServeHandle;
-use crate::stream::{self, StreamEndpoint};
+use crate::socket::Socket;
+use crate::stream::StreamEndpoint;
 use crate::sys;
 use crate::table::{Need, Participant};
-use crate::thread::ThreadOptions;
 use crate::wire::CREDITS;
-use crate::{
-    Class, Completion, CompletionKind, Completions, Endpoint, FabricKind, MAX_MESSAGE, MAX_SEGMENTS,
-    MAX_TRANSFER, ReadSegment, WrId, WriteSegment,
-};
+use crate::{Class, Completions, Endpoint, FabricKind, ReadSegment, WrId, WriteSegment};
 
-/// As long as the device has news, the stream is looked at by every so many polls only: it costs a system call.
+/// Number of polls between two looks at the stream while the device has completions: a look costs a system call.
 const UNHEARD: u32 = 16;
 /// Bytes per second of the slowest path that is worth using.
 const SLOWEST: u64 = 8 << 20;
 
-/// See [`Endpoint`].
+/// A connection whose READs and WRITEs are done by the devices.
+pub(super) type VerbsEndpoint = Connection<Verbs>;
+
+/// The back end of a [`VerbsEndpoint`].
 #[derive(Debug)]
-pub(super) struct VerbsEndpoint {
-    /// `None` when the connection is over: the device then touches no memory of either side through it.
+pub(super) struct Verbs {
+    /// `None` when the connection is over: the device then touches no memory of either side through it. The first field, so
+    /// dropped first: the peer's accesses end before it learns of the end, since memory may go away next.
     qp: Option<Qp>,
-    /// Messages, and the news that the peer is gone.
+    /// Carries messages, and shows when the peer has closed or exited.
     messages: StreamEndpoint,
     received: Completions,
     participant: Participant,
@@ -45,7 +45,6 @@ pub(super) struct VerbsEndpoint {
     queue: SendQueue,
     posts: Vec<Post>,
     ended: Vec<Ended>,
-    done: VecDeque<Completion>,
     /// Readable when the queue pair or the stream has news.
     poller: OwnedFd,
     /// The completion queue will give an event.
@@ -60,8 +59,8 @@ pub(super) struct VerbsEndpoint {
     /// Polls since the stream was last looked at.
     unheard: u32,
     counters: CountersHandle,
+    /// An error that occurred outside of a poll, until the next poll reports it.
     failure: Option<FabricError>,
-    dead: bool,
 }
 
 /// What a [`VerbsEndpoint`] is made of.
@@ -79,13 +78,14 @@ pub(super) struct Parts {
 }
 
 impl VerbsEndpoint {
-    pub(super) fn new(parts: Parts) -> io::Result<Self> {
+    /// The connection between two queue pairs that have been introduced.
+    pub(super) fn introduced(parts: Parts) -> io::Result<Self> {
         let Parts { qp, messages, participant, keys, health, queue, spin, silence } = parts;
         let poller = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&poller, qp.cq.fd(), EventData::new_u64(0), EventFlags::IN)?;
         epoll::add(&poller, messages.wait_fd(), EventData::new_u64(1), EventFlags::IN)?;
         epoll::add(&poller, health.bell(), EventData::new_u64(2), EventFlags::IN)?;
-        Ok(Self {
+        Ok(Self::new(Verbs {
             counters: messages.counters_handle(),
             qp: Some(qp),
             messages,
@@ -96,7 +96,6 @@ impl VerbsEndpoint {
             queue,
             posts: Vec::with_capacity(CREDITS),
             ended: Vec::with_capacity(CREDITS),
-            done: VecDeque::with_capacity(CREDITS),
             poller,
             armed: false,
             polls_write: false,
@@ -106,12 +105,13 @@ impl VerbsEndpoint {
             silence,
             unheard: 0,
             failure: None,
-            dead: false,
-        })
+        }))
     }
+}
 
+impl Verbs {
     /// Hands to the device and to the stream what they have room for, in the order of posting.
-    fn push(&mut self) -> Result<(), FabricError> {
+    fn push(&mut self, done: &mut Done) -> Result<(), FabricError> {
         loop {
             let stop = self.push_transfers()?;
             match stop {
@@ -127,9 +127,9 @@ impl VerbsEndpoint {
                         Err(_) => return Err(FabricError::PeerClosed { outstanding: 0 }),
                     }
                 }
-                Stop::BadKey => self.fail_first(RemoteStatus::Refused),
+                Stop::BadKey => self.fail_first(RemoteStatus::Refused, done),
                 Stop::LocalGone { started } => {
-                    self.fail_first(RemoteStatus::LocalGone);
+                    self.fail_first(RemoteStatus::LocalGone, done);
                     if started {
                         return Err(broken("local memory was deregistered in the middle of a transfer"));
                     }
@@ -167,31 +167,31 @@ impl VerbsEndpoint {
         Err(FabricError::PathLost { outstanding: 0, why })
     }
 
-    fn fail_first(&mut self, status: RemoteStatus) {
+    fn fail_first(&mut self, status: RemoteStatus, done: &mut Done) {
         if let Some(ending) = self.queue.pop_failed() {
-            self.complete(ending, Err(status));
+            self.complete(ending, Err(status), done);
         }
     }
 
     /// Takes what the device has completed.
-    fn take(&mut self) -> Result<usize, FabricError> {
+    fn take(&mut self, done: &mut Done) -> Result<usize, FabricError> {
         let Some(qp) = &mut self.qp else { return Ok(0) };
         self.ended.clear();
         let found = qp.cq.poll(&mut self.ended).map_err(FabricError::io("read the completion queue"))?;
         for index in 0..found {
             let Ended { id, outcome } = self.ended[index];
             if outcome != Outcome::Done {
-                return Err(self.failed(id, outcome));
+                return Err(self.failed(id, outcome, done));
             }
             if let Some(ending) = self.queue.end(id, false) {
-                self.complete(ending, Ok(()));
+                self.complete(ending, Ok(()), done);
             }
         }
         Ok(found)
     }
 
     /// The first request that did not succeed: a queue pair does not outlive it.
-    fn failed(&mut self, id: u64, outcome: Outcome) -> FabricError {
+    fn failed(&mut self, id: u64, outcome: Outcome, done: &mut Done) -> FabricError {
         let (id, status, error) = match outcome {
             Outcome::Done | Outcome::Flushed | Outcome::Broken(_) => {
                 // Some devices (rxe) do not tell that our own memory was the reason.
@@ -218,78 +218,21 @@ impl VerbsEndpoint {
             }
         };
         if let Some(ending) = self.queue.end(id, true) {
-            self.complete(ending, Err(status));
+            self.complete(ending, Err(status), done);
         }
         broken(&error)
     }
 
-    fn complete(&mut self, ending: Ending, status: Result<(), RemoteStatus>) {
-        let cells = self.counters.cells();
+    fn complete(&mut self, ending: Ending, status: Result<(), RemoteStatus>, done: &mut Done) {
         self.under_way = self.under_way.saturating_sub(ending.bytes);
-        let moved = if status.is_ok() { ending.bytes } else { 0 };
-        let kind = match ending.need {
-            Need::Read => {
-                cells.reads.add(1);
-                cells.read_bytes.add(moved);
-                cells.bytes_received.add(moved);
-                CompletionKind::Read { zero_mask: 0 }
-            }
-            Need::Write => {
-                cells.writes.add(1);
-                cells.written_bytes.add(moved);
-                cells.bytes_sent.add(moved);
-                CompletionKind::Write
-            }
-        };
-        self.done.push_back(Completion { wr: ending.wr, kind, status });
-    }
-
-    /// Works in both directions. Completions of the device come before the news that the connection is over.
-    fn progress(&mut self) {
-        if self.health.is_lost() {
-            let why = "the device was removed or has failed".to_owned();
-            return self.die(FabricError::NoDevice { why });
-        }
-        let mut taken = 0;
-        let failure = self.push().and_then(|()| self.take()).and_then(|found| {
-            taken = found;
-            self.look_at_the_clock(found)?;
-            // There is room again.
-            if found > 0 { self.push() } else { Ok(()) }
-        });
-        self.unheard = if taken > 0 { self.unheard + 1 } else { UNHEARD };
-        if failure.is_ok() && self.unheard < UNHEARD && !self.done.is_empty() {
-            return;
-        }
-        self.unheard = 0;
-        let ended = loop {
-            let found = self.messages.poll(&mut self.received);
-            self.done.extend(self.received.drain());
-            match found {
-                // What the peer said before the devices failed is still to be heard.
-                Ok(1..) if failure.is_err() => {}
-                other => break other.err(),
-            }
-        };
-        if ended.is_some() && failure.is_ok() {
-            // What the device has done until now still counts.
-            while let Ok(1..) = self.take() {}
-        }
-        if let Some(error) = ended.or(failure.err()) {
-            self.die(error);
-        } else if self.done.is_empty() {
-            self.rest();
-        }
+        done.push_back(one_sided(&self.counters, (ending.wr, ending.need, ending.bytes), status));
     }
 
     /// Before the caller sleeps: makes sure that it is woken.
-    fn rest(&mut self) {
-        let armed = self.try_rest().map_err(FabricError::io("wait for the RDMA device"));
+    fn rest(&mut self, done: &mut Done) -> Result<(), FabricError> {
+        let just_armed = self.try_rest().map_err(FabricError::io("wait for the RDMA device"))?;
         // What came before the queue was armed gives no event. It may have made room.
-        let result = armed.and_then(|just| if just && self.take()? > 0 { self.push() } else { Ok(()) });
-        if let Err(error) = result {
-            self.die(error);
-        }
+        if just_armed && self.take(done)? > 0 { self.push(done) } else { Ok(()) }
     }
 
     /// Whether the completion queue was armed by this.
@@ -312,69 +255,27 @@ impl VerbsEndpoint {
         Ok(true)
     }
 
-    fn die(&mut self, mut error: FabricError) {
-        let all = self.outstanding();
-        if let FabricError::PeerClosed { outstanding }
-        | FabricError::PeerGone { outstanding, .. }
-        | FabricError::PathLost { outstanding, .. } = &mut error
-        {
-            *outstanding = all.max(*outstanding);
-        }
-        self.dead = true;
-        self.qp = None;
-        self.failure.get_or_insert(error);
-        let _ = self.messages.socket().shutdown(std::net::Shutdown::Both);
-    }
-
     fn post(
         &mut self,
         wr: WrId,
         need: Need,
-        segments: impl ExactSizeIterator<Item = (LocalSlice, RemoteSlice)>,
-    ) -> Result<(), PostError> {
-        if self.dead {
-            return Err(PostError::Dead);
-        }
-        let found = segments.len();
-        if !(1..=MAX_SEGMENTS).contains(&found) {
-            return Err(PostError::Segments { found, max: MAX_SEGMENTS });
-        }
-        if self.outstanding() >= CREDITS {
-            return Err(PostError::Full { capacity: CREDITS });
-        }
-        let transfer = self.queue.transfer(wr, need, segments);
-        let section = self.participant.enter();
-        let unknown = transfer.segments.iter().position(|(local, _)| section.local(local).is_none());
-        drop(section);
-        let refusal = match unknown {
-            Some(segment) => Some(PostError::NotRegistered { segment }),
-            None if transfer.bytes > MAX_TRANSFER => {
-                Some(PostError::Length { found: transfer.bytes, max: MAX_TRANSFER })
-            }
-            None => None,
-        };
-        if let Some(refusal) = refusal {
-            self.queue.recycle(transfer);
-            return Err(refusal);
-        }
+        bytes: u64,
+        segments: impl Iterator<Item = (LocalSlice, RemoteSlice)>,
+    ) {
         if self.queue.open() == 0 {
             self.quiet_since = Instant::now();
         }
-        self.under_way += transfer.bytes;
-        self.queue.push(transfer);
-        Ok(())
+        self.under_way += bytes;
+        self.queue.push(wr, need, bytes, segments);
     }
 
     /// Looks for completions for a moment: being woken takes longer than a page takes to come.
-    fn spin(&mut self, time: Duration) -> Result<(), FabricError> {
+    fn spin(&mut self, done: &mut Done, time: Duration) {
         let begin = Instant::now();
-        while !self.dead && self.done.is_empty() && begin.elapsed() < time {
-            if let Err(error) = self.take() {
-                self.die(error);
-            }
+        while self.failure.is_none() && done.is_empty() && begin.elapsed() < time {
+            self.failure = self.take(done).err();
             std::hint::spin_loop();
         }
-        Ok(())
     }
 }
 
@@ -383,7 +284,7 @@ fn broken(why: &str) -> FabricError {
     FabricError::PeerGone { outstanding: 0, source: io::Error::other(why.to_owned()) }
 }
 
-impl Endpoint for VerbsEndpoint {
+impl BackEnd for Verbs {
     fn kind(&self) -> FabricKind {
         FabricKind::Verbs
     }
@@ -392,55 +293,81 @@ impl Endpoint for VerbsEndpoint {
         self.messages.class()
     }
 
-    fn post_read(&mut self, wr: WrId, segments: &[ReadSegment]) -> Result<(), PostError> {
-        self.post(wr, Need::Read, segments.iter().map(|segment| (segment.local, segment.remote)))
+    fn participant(&mut self) -> &mut Participant {
+        &mut self.participant
     }
 
-    fn post_write(&mut self, wr: WrId, segments: &[WriteSegment]) -> Result<(), PostError> {
-        self.post(wr, Need::Write, segments.iter().map(|segment| (segment.local, segment.remote)))
+    fn socket(&self) -> &Socket {
+        self.messages.back.socket()
     }
 
-    fn post_send(&mut self, wr: WrId, message: &[u8]) -> Result<(), PostError> {
-        if self.dead {
-            return Err(PostError::Dead);
-        }
-        if message.len() > MAX_MESSAGE {
-            return Err(PostError::Length { found: message.len() as u64, max: MAX_MESSAGE as u64 });
-        }
-        if self.outstanding() >= CREDITS {
-            return Err(PostError::Full { capacity: CREDITS });
-        }
+    fn counters(&self) -> &CountersHandle {
+        &self.counters
+    }
+
+    fn outstanding(&self) -> usize {
+        self.queue.open() + self.messages.outstanding()
+    }
+
+    /// All of it is transferred: a device does not compare.
+    fn read(&mut self, wr: WrId, segments: &[ReadSegment], bytes: u64, _: bool) -> Result<(), PostError> {
+        self.post(wr, Need::Read, bytes, segments.iter().map(|segment| (segment.local, segment.remote)));
+        Ok(())
+    }
+
+    fn write(&mut self, wr: WrId, segments: &[WriteSegment], bytes: u64) -> Result<(), PostError> {
+        self.post(wr, Need::Write, bytes, segments.iter().map(|segment| (segment.local, segment.remote)));
+        Ok(())
+    }
+
+    fn send(&mut self, wr: WrId, message: &[u8]) -> Result<(), PostError> {
         self.queue.push_message(wr, message.to_vec());
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<(), FabricError> {
-        if self.dead {
-            return Ok(()); // poll says why
+    fn flush(&mut self, done: &mut Done) -> Result<(), FabricError> {
+        if self.failure.is_none() {
+            self.failure = self.push(done).and_then(|()| self.messages.flush()).err();
         }
-        match self.push().and_then(|()| self.messages.flush()) {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                self.die(error);
-                Ok(())
-            }
-        }
+        Ok(()) // the next poll tells what went wrong
     }
 
-    fn poll(&mut self, out: &mut Completions) -> Result<usize, FabricError> {
-        out.clear();
-        if !self.dead && self.done.is_empty() {
-            self.progress();
+    /// Works in both directions. Completions of the device come before the news that the connection is over.
+    fn progress(&mut self, done: &mut Done) -> Result<(), FabricError> {
+        if let Some(error) = self.failure.take() {
+            return Err(error);
         }
-        while !out.is_full() {
-            let Some(completion) = self.done.pop_front() else { break };
-            out.push(completion);
+        if self.health.is_lost() {
+            let why = "the device was removed or has failed".to_owned();
+            return Err(FabricError::NoDevice { why });
         }
-        if out.is_empty() && self.dead {
-            let outstanding = self.outstanding();
-            return Err(self.failure.take().unwrap_or(FabricError::PeerClosed { outstanding }));
+        let mut taken = 0;
+        let failure = self.push(done).and_then(|()| self.take(done)).and_then(|found| {
+            taken = found;
+            self.look_at_the_clock(found)?;
+            // There is room again.
+            if found > 0 { self.push(done) } else { Ok(()) }
+        });
+        self.unheard = if taken > 0 { self.unheard + 1 } else { UNHEARD };
+        if failure.is_ok() && self.unheard < UNHEARD && !done.is_empty() {
+            return Ok(());
         }
-        Ok(out.len())
+        self.unheard = 0;
+        let ended = loop {
+            let found = self.messages.poll(&mut self.received);
+            done.extend(self.received.drain());
+            match found {
+                // What the peer said before the devices failed is still to be heard.
+                Ok(1..) if failure.is_err() => {}
+                other => break other.map(drop),
+            }
+        };
+        if ended.is_err() && failure.is_ok() {
+            // What the device has done until now still counts.
+            while let Ok(1..) = self.take(done) {}
+        }
+        ended.and(failure)?;
+        if done.is_empty() { self.rest(done) } else { Ok(()) }
     }
 
     fn wait_fd(&self) -> BorrowedFd<'_> {
@@ -448,45 +375,24 @@ impl Endpoint for VerbsEndpoint {
     }
 
     fn wants_write(&self) -> bool {
-        !self.dead && (self.queue.is_waiting() || self.messages.wants_write())
+        self.queue.is_waiting() || self.messages.wants_write()
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), FabricError> {
+    fn wait(&mut self, done: &mut Done, timeout: Option<Duration>) -> Result<(), FabricError> {
         if !self.spin.is_zero() && self.queue.is_busy() {
-            self.spin(timeout.map_or(self.spin, |timeout| timeout.min(self.spin)))?;
+            self.spin(done, timeout.map_or(self.spin, |timeout| timeout.min(self.spin)));
         }
         // Posted and flushed, but not polled: nothing would wake us.
         let deaf = self.queue.is_busy() && !self.armed;
-        if self.dead || !self.done.is_empty() || deaf {
+        if self.failure.is_some() || !done.is_empty() || deaf {
             return Ok(());
         }
         sys::net::wait(self.poller.as_fd(), false, timeout)
             .map_err(FabricError::io("wait for the RDMA device or the connection"))
     }
 
-    fn outstanding(&self) -> usize {
-        self.queue.open() + self.messages.outstanding()
-    }
-
-    fn capacity(&self) -> usize {
-        CREDITS
-    }
-
-    fn counters_handle(&self) -> CountersHandle {
-        self.counters.clone()
-    }
-
-    /// The thread sleeps as long as the connection lasts: the device answers by itself.
-    fn serve(self: Box<Self>, options: ThreadOptions) -> Result<ServeHandle, FabricError> {
-        let socket = self.messages.socket().try_clone();
-        stream::serve(*self, socket, options)
-    }
-}
-
-impl Drop for VerbsEndpoint {
-    fn drop(&mut self) {
-        let _ = self.flush();
-        // The peer's accesses end here, not when it hears of it: memory may go away next.
+    fn cut(&mut self) {
         self.qp = None;
+        let _ = self.socket().shutdown(std::net::Shutdown::Both);
     }
 }

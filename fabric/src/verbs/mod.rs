@@ -2,7 +2,7 @@
 //!
 //! READ and WRITE are done by the two devices; no program of the peer runs. Two sides introduce their queue pairs to
 //! each other over a TCP connection (TLS if it is [`adopt_tls`](VerbsFabric::adopt_tls)ed), which stays open beside
-//! them: messages take it, and its end tells at once that the peer is gone, where a queue pair would try for seconds.
+//! them: it carries messages, and its end shows at once that the peer has gone; a queue pair would retry for seconds.
 //! So whoever may use the TCP connection may use the queue pair; what goes through the queue pair is not encrypted.
 //!
 //! A device refuses an access without saying why ([`RemoteStatus::Refused`](crate::RemoteStatus::Refused)), and a queue
@@ -32,7 +32,8 @@ pub use multicast::{VerbsMulticast, VerbsMulticastOptions};
 pub use options::{OnDemand, VerbsOptions};
 
 use crate::region::{LocalSlice, Registration, RemoteRegion};
-use crate::stream::{PlainSocket, Socket, StreamEndpoint, TlsSocket, Transport, Urgency};
+use crate::socket::Socket;
+use crate::stream::{StreamEndpoint, Transport, Urgency};
 use crate::sys::net::random;
 use crate::table::{Entry, RegionTable, SLOTS, slot};
 use crate::tcp::Listening;
@@ -52,7 +53,7 @@ const DEPTH: u32 = 512;
 /// Said instead of [`WORKS`].
 const FAILS: [u8; WORKS.len()] = *b"vmvf";
 /// How long a peer may take to introduce its queue pair.
-const INTRODUCTION_TIME: Duration = Duration::from_secs(5);
+const INTRODUCTION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// READ and WRITE by RDMA devices.
 #[derive(Debug)]
@@ -193,7 +194,7 @@ impl VerbsFabric {
     pub fn adopt(&self, stream: TcpStream, class: Class) -> Result<Box<dyn Endpoint>, FabricError> {
         self.options.stream.configure(&stream, class)?;
         let qp = self.introduce(&stream, &mut Wire::Plain(&stream), class)?;
-        self.endpoint(qp, Transport::Plain(PlainSocket { socket: Socket::Tcp(stream) }), class)
+        self.endpoint(qp, Transport::plain(Socket::Tcp(stream)), class)
     }
 
     /// The same over TLS: `tls` has finished its handshake on `stream`, and may hold bytes already received. Introduction
@@ -209,7 +210,7 @@ impl VerbsFabric {
     ) -> Result<Box<dyn Endpoint>, FabricError> {
         self.options.stream.configure(&stream, class)?;
         let qp = self.introduce(&stream, &mut Wire::Tls(&stream, &mut tls), class)?;
-        self.endpoint(qp, Transport::Tls(Box::new(TlsSocket::new(Socket::Tcp(stream), tls))), class)
+        self.endpoint(qp, Transport::tls(Socket::Tcp(stream), tls), class)
     }
 
     /// Makes a queue pair and connects it with the peer's.
@@ -238,7 +239,7 @@ impl VerbsFabric {
                 .and_then(|()| stream.set_write_timeout(time))
                 .map_err(FabricError::io("set how long to wait for the peer"))
         };
-        deadline(Some(INTRODUCTION_TIME))?;
+        deadline(Some(INTRODUCTION_TIMEOUT))?;
         let mut bytes = [0; LEN];
         wire.exchange(&ours.encode(), &mut bytes).map_err(unanswered)?;
         let theirs = Hello::decode(&bytes)?;
@@ -252,7 +253,7 @@ impl VerbsFabric {
             return Err(FabricError::protocol("something else where the peer should be ready"));
         }
         // The time until a device gives up a path on which nothing passes.
-        deadline(Some(INTRODUCTION_TIME + self.options.silence))?;
+        deadline(Some(INTRODUCTION_TIMEOUT + self.options.silence))?;
         let tried = probe.read(&mut qp, (theirs.page, theirs.page_key), theirs.number, self.options.silence);
         // The peer's trial may still be under way: our page stays until it has told.
         let mut said = [0; WORKS.len()];
@@ -338,7 +339,7 @@ impl VerbsFabric {
     fn endpoint(&self, qp: Qp, transport: Transport, class: Class) -> Result<Box<dyn Endpoint>, FabricError> {
         let tuning = self.options.stream.tuning(class);
         let messages =
-            StreamEndpoint::new(FabricKind::Verbs, class, transport, &self.table, tuning, &self.urgency)?;
+            StreamEndpoint::over(FabricKind::Verbs, class, transport, &self.table, tuning, &self.urgency)?;
         let depth = usize::try_from(self.depth()).unwrap_or(1);
         let parts = Parts {
             qp,
@@ -350,8 +351,8 @@ impl VerbsFabric {
             silence: self.options.silence,
             spin: if class == Class::Urgent { self.options.urgent_spin } else { Duration::ZERO },
         };
-        let endpoint =
-            VerbsEndpoint::new(parts).map_err(FabricError::io("prepare to wait for the RDMA device"))?;
+        let endpoint = VerbsEndpoint::introduced(parts)
+            .map_err(FabricError::io("prepare to wait for the RDMA device"))?;
         Ok(Box::new(endpoint))
     }
 }
@@ -360,8 +361,7 @@ impl VerbsFabric {
 fn unanswered(source: std::io::Error) -> FabricError {
     match source.kind() {
         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
-            let waited_ms = u64::try_from(INTRODUCTION_TIME.as_millis()).unwrap_or(u64::MAX);
-            FabricError::Timeout { what: "the peer's queue pair", waited_ms }
+            FabricError::timeout("the peer's queue pair", INTRODUCTION_TIMEOUT)
         }
         _ => FabricError::PeerGone { outstanding: 0, source },
     }

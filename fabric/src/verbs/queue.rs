@@ -10,7 +10,7 @@ use crate::endpoint::WrId;
 use crate::region::{LocalSlice, RemoteSlice};
 use crate::table::Need;
 
-/// Pieces of a request with many after which one is told, so that there is room again before the request ends.
+/// Number of pieces after which a long request reports a completion, so that there is room again before it ends.
 const GROUP: usize = 32;
 
 /// Work in the order in which it was posted.
@@ -22,11 +22,11 @@ enum Work {
 
 /// A READ or WRITE that is not yet with the device in full.
 #[derive(Debug)]
-pub(super) struct Transfer {
-    pub(super) wr: WrId,
-    pub(super) need: Need,
-    pub(super) segments: Vec<(LocalSlice, RemoteSlice)>,
-    pub(super) bytes: u64,
+struct Transfer {
+    wr: WrId,
+    need: Need,
+    segments: Vec<(LocalSlice, RemoteSlice)>,
+    bytes: u64,
     /// The next piece: index of its segment, and bytes of that segment that the device has.
     at: usize,
     within: u32,
@@ -114,27 +114,19 @@ impl SendQueue {
         self.pieces > 0
     }
 
-    /// A request's segments, in a buffer that is used again.
-    pub(super) fn transfer(
+    /// Queues a READ or WRITE of `bytes` in all.
+    pub(super) fn push(
         &mut self,
         wr: WrId,
         need: Need,
+        bytes: u64,
         segments: impl Iterator<Item = (LocalSlice, RemoteSlice)>,
-    ) -> Transfer {
+    ) {
         let mut kept = self.spare.pop().unwrap_or_default();
         kept.clear();
         kept.extend(segments);
-        let bytes = kept.iter().map(|(local, _)| u64::from(local.len)).sum();
-        Transfer { wr, need, segments: kept, bytes, at: 0, within: 0 }
-    }
-
-    /// Takes back the buffer of a request that is not queued after all.
-    pub(super) fn recycle(&mut self, transfer: Transfer) {
-        self.spare.push(transfer.segments);
-    }
-
-    pub(super) fn push(&mut self, transfer: Transfer) {
         self.open += 1;
+        let transfer = Transfer { wr, need, segments: kept, bytes, at: 0, within: 0 };
         self.waiting.push_back(Work::Transfer(transfer));
     }
 
@@ -143,7 +135,7 @@ impl SendQueue {
         self.waiting.push_back(Work::Send { wr, message });
     }
 
-    /// Takes the message that [`Stop::Message`] told of.
+    /// Takes the message that [`Stop::Message`] announced.
     pub(super) fn pop_message(&mut self) -> Option<(WrId, Vec<u8>)> {
         match self.waiting.pop_front()? {
             Work::Send { wr, message } => {
@@ -169,7 +161,7 @@ impl SendQueue {
             Work::Transfer(transfer) => {
                 let ending = Ending { wr: transfer.wr, need: transfer.need, bytes: transfer.bytes };
                 self.open -= 1;
-                self.recycle(transfer);
+                self.spare.push(transfer.segments);
                 Some(ending)
             }
             other @ Work::Send { .. } => {

@@ -172,7 +172,7 @@ fn tcp_dials_and_accepts() {
 #[cfg(feature = "verbs")]
 #[test]
 fn verbs_dials_and_accepts() {
-    if !crate::support::skip_without_rdma("verbs_dials_and_accepts") {
+    if !crate::support::skip_without_rdma() {
         dial_and_accept(FabricKind::Verbs);
     }
 }

@@ -8,7 +8,7 @@ use vmove_fabric::{
 };
 
 use crate::support::{
-    Kind, Memory, PATIENCE, Side, local, pair, patterned, read_segment, remote, wait_until, whole_read,
+    Kind, Memory, Side, TIMEOUT, local, pair, patterned, read_segment, remote, wait_until, whole_read,
 };
 
 on_every_fabric! {
@@ -50,7 +50,7 @@ fn everything(side: &mut Side, mine: &vmove_fabric::Region, theirs: vmove_fabric
     let (mut posted, mut done, mut received) = (0, 0, 0);
     let begin = Instant::now();
     while done < 3 * rounds || received < rounds {
-        assert!(begin.elapsed() < PATIENCE, "{done} done and {received} received of {rounds}");
+        assert!(begin.elapsed() < TIMEOUT, "{done} done and {received} received of {rounds}");
         while posted < 3 * rounds {
             let wr = WrId(posted);
             let place = local(mine, half + 4096, 200_000);

@@ -18,7 +18,7 @@ macro_rules! on_every_fabric {
             #[cfg(feature = "verbs")]
             #[test]
             fn verbs() {
-                if !crate::support::skip_without_rdma(stringify!($name)) {
+                if !crate::support::skip_without_rdma() {
                     super::$name(Kind::Verbs);
                 }
             }

@@ -37,7 +37,7 @@ fn held() -> usize {
 
 #[test]
 fn a_hundred_sessions_leave_nothing_behind() {
-    if skip_without_rdma("a_hundred_sessions_leave_nothing_behind") {
+    if skip_without_rdma() {
         return;
     }
     let before = held();
@@ -60,7 +60,7 @@ fn a_hundred_sessions_leave_nothing_behind() {
 
 #[test]
 fn a_refusal_ends_one_connection_only() {
-    if skip_without_rdma("a_refusal_ends_one_connection_only") {
+    if skip_without_rdma() {
         return;
     }
     let (left, right) = fabrics(Kind::Verbs);
@@ -83,7 +83,7 @@ fn a_refusal_ends_one_connection_only() {
 
 #[test]
 fn queue_pairs_are_introduced_over_tls_too() {
-    if skip_without_rdma("queue_pairs_are_introduced_over_tls_too") {
+    if skip_without_rdma() {
         return;
     }
     let (Side2::Verbs(left), Side2::Verbs(right)) = fabrics(Kind::Verbs) else { unreachable!() };
@@ -116,7 +116,7 @@ fn queue_pairs_are_introduced_over_tls_too() {
 
 #[test]
 fn a_thread_that_sleeps_on_the_descriptor_is_woken() {
-    if skip_without_rdma("a_thread_that_sleeps_on_the_descriptor_is_woken") {
+    if skip_without_rdma() {
         return;
     }
     let mut pair = pair(Kind::Verbs, Class::Bulk);
@@ -149,7 +149,7 @@ fn adopt_against(hand: impl FnOnce(&mut std::net::TcpStream)) -> FabricError {
 
 #[test]
 fn strange_peers_are_told_from_slow_ones() {
-    if skip_without_rdma("strange_peers_are_told_from_slow_ones") {
+    if skip_without_rdma() {
         return;
     }
     let error = adopt_against(|stream| stream.write_all(&[b'x'; 100]).unwrap());
@@ -164,7 +164,7 @@ fn strange_peers_are_told_from_slow_ones() {
 
 #[test]
 fn sides_that_disagree_on_the_class_do_not_connect() {
-    if skip_without_rdma("sides_that_disagree_on_the_class_do_not_connect") {
+    if skip_without_rdma() {
         return;
     }
     let (Side2::Verbs(left), Side2::Verbs(right)) = fabrics(Kind::Verbs) else { unreachable!() };

@@ -19,7 +19,7 @@ use vmove_fabric::{
 pub mod tls;
 
 /// Longest that anything here may take.
-pub const PATIENCE: Duration = Duration::from_secs(if cfg!(feature = "verbs") { 120 } else { 20 });
+pub const TIMEOUT: Duration = Duration::from_secs(if cfg!(feature = "verbs") { 120 } else { 20 });
 
 /// A mapping of whole pages. Freed on drop: keep it longer than its regions.
 #[derive(Debug)]
@@ -132,15 +132,15 @@ impl Side {
 
     /// Polls until `count` completions were found.
     pub fn complete(&mut self, count: usize) -> Vec<Completion> {
-        self.complete_within(count, PATIENCE)
+        self.complete_within(count, TIMEOUT)
     }
 
-    /// As [`complete`](Self::complete), with another patience.
-    pub fn complete_within(&mut self, count: usize, patience: Duration) -> Vec<Completion> {
+    /// As [`complete`](Self::complete), with another time-out.
+    pub fn complete_within(&mut self, count: usize, timeout: Duration) -> Vec<Completion> {
         let mut all = Vec::new();
         let begin = Instant::now();
         while all.len() < count {
-            assert!(begin.elapsed() < patience, "{} of {count} completions", all.len());
+            assert!(begin.elapsed() < timeout, "{} of {count} completions", all.len());
             let found = self.poll().unwrap();
             if found.is_empty() {
                 self.endpoint.wait(Some(Duration::from_millis(100))).unwrap();
@@ -155,7 +155,7 @@ impl Side {
     pub fn complete_some(&mut self) -> Vec<Completion> {
         let begin = Instant::now();
         loop {
-            assert!(begin.elapsed() < PATIENCE, "nothing came");
+            assert!(begin.elapsed() < TIMEOUT, "nothing came");
             let found = self.poll().unwrap();
             if !found.is_empty() {
                 return found;
@@ -169,7 +169,7 @@ impl Side {
         let mut all = Vec::new();
         let begin = Instant::now();
         loop {
-            assert!(begin.elapsed() < PATIENCE, "the connection did not fail");
+            assert!(begin.elapsed() < TIMEOUT, "the connection did not fail");
             match self.poll() {
                 Ok(found) if found.is_empty() => self.endpoint.wait(Some(Duration::from_millis(50))).unwrap(),
                 Ok(found) => all.extend(found),
@@ -193,7 +193,7 @@ impl Pair {
         let begin = Instant::now();
         while left.len() < asking || right.len() < asked {
             assert!(
-                begin.elapsed() < PATIENCE,
+                begin.elapsed() < TIMEOUT,
                 "{} of {asking} and {} of {asked} completions",
                 left.len(),
                 right.len()
@@ -238,10 +238,10 @@ impl Kind {
 
 /// Whether a test cannot be run because this host has no RDMA device; says so.
 #[cfg(feature = "verbs")]
-pub fn skip_without_rdma(test: &str) -> bool {
+pub fn skip_without_rdma() -> bool {
     match VerbsFabric::new(VerbsOptions::default()) {
         Err(error @ FabricError::NoDevice { .. }) => {
-            eprintln!("SKIP {test}: {error}; './run lab test' runs it on an emulated one");
+            vmove_skip::skip!("{error}; './run lab test' runs it on an emulated one");
             true
         }
         _ => false,
@@ -363,7 +363,7 @@ pub fn write_segment(from: &Region, from_at: usize, to: &Region, to_at: usize, l
 pub fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !so() {
-        assert!(begin.elapsed() < PATIENCE, "not so: {what}");
+        assert!(begin.elapsed() < TIMEOUT, "not so: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

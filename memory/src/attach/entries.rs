@@ -4,7 +4,7 @@ use super::{Injector, MappingHints};
 use crate::error::{MemoryError, Result};
 use crate::pagemap::{Pagemap, Present};
 use crate::process::Process;
-use crate::ram::QemuMapping;
+use crate::qemu_mapping::QemuMapping;
 use crate::sys::madvise_nothing;
 use crate::uffd::{EventBatch, FaultContext};
 use crate::units::{ByteLen, Hva};

@@ -5,7 +5,7 @@
 //! a signal frame with the registers to return to, the call is made at a `syscall; ret`, and the `ret` leads to
 //! `rt_sigreturn`, which restores everything. Normally we restore the registers ourselves and the frame is not used.
 
-use super::ptrace::{Regs, signed, unsigned};
+use super::ptrace::{self, Regs, signed, unsigned};
 
 /// Bytes below the stack pointer that belong to the interrupted function.
 const RED_ZONE: u64 = 128;
@@ -37,11 +37,11 @@ pub(super) fn restarted(regs: &Regs) -> Regs {
     let mut regs = *regs;
     if signed(regs.orig_rax) >= 0 {
         match signed(regs.rax) {
-            super::stopped::ERESTARTSYS | super::stopped::ERESTARTNOINTR | super::stopped::ERESTARTNOHAND => {
+            ptrace::ERESTARTSYS | ptrace::ERESTARTNOINTR | ptrace::ERESTARTNOHAND => {
                 regs.rax = regs.orig_rax;
                 regs.rip -= 2;
             }
-            super::stopped::ERESTART_RESTARTBLOCK => regs.rax = unsigned(-i64::from(libc::EINTR)),
+            ptrace::ERESTART_RESTARTBLOCK => regs.rax = unsigned(-i64::from(libc::EINTR)),
             _ => {}
         }
     }

@@ -17,15 +17,15 @@ use crate::process::Process;
 
 /// How long one thread gets to stop before the next is tried. One that sleeps or runs stops in microseconds; one
 /// that waits for a disk, or for a page that we have yet to serve, does not.
-const PATIENCE: Duration = Duration::from_millis(30);
+const STOP_TIMEOUT: Duration = Duration::from_millis(30);
 /// How long the search for a thread may take altogether.
-const SEARCH: Duration = Duration::from_secs(2);
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long one injected call may take.
-const CALL: Duration = Duration::from_secs(10);
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often to look whether the stopped thread still exists.
-const BETWEEN_CALLS: Duration = Duration::from_millis(20);
+const ALIVE_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// How long to wait for another thread of ours that has the process stopped.
-const TURN: Duration = Duration::from_secs(10);
+const TURN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Results at or above this (as unsigned) are errors.
 const MAX_ERRNO: i64 = 4095;
 
@@ -167,7 +167,7 @@ impl Injector {
 
     fn start(&self, nr: i64, args: [u64; 6]) -> Result<Receiver<Result<i64>>> {
         let (reply, wait) = mpsc::channel();
-        let call = Call { nr, args, deadline: Instant::now() + CALL, reply };
+        let call = Call { nr, args, deadline: Instant::now() + CALL_TIMEOUT, reply };
         let sent = self.calls.as_ref().map(|calls| calls.send(call));
         match sent {
             Some(Ok(())) => Ok(wait),
@@ -175,8 +175,8 @@ impl Injector {
         }
     }
 
-    fn poll(&self, wait: &Receiver<Result<i64>>, nr: i64, patience: Duration) -> Result<Option<u64>> {
-        match wait.recv_timeout(patience) {
+    fn poll(&self, wait: &Receiver<Result<i64>>, nr: i64, timeout: Duration) -> Result<Option<u64>> {
+        match wait.recv_timeout(timeout) {
             Ok(Ok(result)) if (-MAX_ERRNO..0).contains(&result) => {
                 let errno = i32::try_from(-result).unwrap_or(libc::EINVAL);
                 let source = io::Error::from_raw_os_error(errno);
@@ -188,7 +188,7 @@ impl Injector {
             }
             Ok(Err(error)) => Err(error),
             Err(mpsc::RecvTimeoutError::Timeout) if self.late.load(Ordering::Acquire) => {
-                let waited_ms = u64::try_from(CALL.as_millis()).unwrap_or(u64::MAX);
+                let waited_ms = u64::try_from(CALL_TIMEOUT.as_millis()).unwrap_or(u64::MAX);
                 Err(MemoryError::InjectionTimeout { tid: self.tid, nr, waited_ms })
             }
             Err(mpsc::RecvTimeoutError::Timeout) => Ok(None),
@@ -228,11 +228,11 @@ struct Turn(u32);
 static TRACED: (Mutex<BTreeSet<u32>>, Condvar) = (Mutex::new(BTreeSet::new()), Condvar::new());
 
 impl Turn {
-    /// Waits for the others; after [`TURN`] goes ahead, to be told by the kernel what is in the way.
+    /// Waits for the others. After [`TURN_TIMEOUT`] it proceeds, so that the kernel's error shows the obstacle.
     fn wait(pid: u32) -> Self {
         let (traced, freed) = &TRACED;
         let all = traced.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = freed.wait_timeout_while(all, TURN, |all| all.contains(&pid));
+        let waited = freed.wait_timeout_while(all, TURN_TIMEOUT, |all| all.contains(&pid));
         waited.unwrap_or_else(PoisonError::into_inner).0.insert(pid);
         Self(pid)
     }
@@ -285,7 +285,7 @@ fn trace(
         return thread.release();
     }
     loop {
-        match calls.recv_timeout(BETWEEN_CALLS) {
+        match calls.recv_timeout(ALIVE_CHECK_INTERVAL) {
             Ok(call) => {
                 // A failed send means that the caller gave up waiting; the next receive then ends the loop.
                 let _ = call.reply.send(thread.syscall(call.nr, call.args, call.deadline, late));
@@ -302,7 +302,7 @@ fn stop_one(pid: u32, tids: &[u32], code: Code, memory: &File) -> Result<Stopped
     let mut late: Vec<u32> = Vec::new();
     let mut refused = None;
     for &tid in tids {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + STOP_TIMEOUT;
         match StoppedThread::seize(tid).and_then(|()| StoppedThread::take(tid, code, memory, deadline)) {
             Ok(Some(thread)) => return Ok(thread),
             Ok(None) => late.push(tid),
@@ -315,12 +315,12 @@ fn stop_one(pid: u32, tids: &[u32], code: Code, memory: &File) -> Result<Stopped
             }
             Err(error) => return Err(error),
         }
-        if begin.elapsed() > SEARCH {
+        if begin.elapsed() > SEARCH_TIMEOUT {
             break;
         }
     }
     // None was quick. On a machine with too much to do, any of them may still come.
-    while !late.is_empty() && begin.elapsed() < SEARCH {
+    while !late.is_empty() && begin.elapsed() < SEARCH_TIMEOUT {
         for &tid in &late {
             if let Ok(Some(thread)) = StoppedThread::take(tid, code, memory, Instant::now()) {
                 return Ok(thread);

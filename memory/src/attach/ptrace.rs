@@ -17,6 +17,11 @@ use crate::error::{MemoryError, Result};
 
 pub(super) use libc::user_regs_struct as Regs;
 
+pub(super) const ERESTARTSYS: i64 = -512;
+pub(super) const ERESTARTNOINTR: i64 = -513;
+pub(super) const ERESTARTNOHAND: i64 = -514;
+pub(super) const ERESTART_RESTARTBLOCK: i64 = -516;
+
 /// `PTRACE_EVENT_STOP` in bits 16.. of a wait status.
 const EVENT_STOP: i32 = libc::PTRACE_EVENT_STOP;
 /// `PTRACE_O_TRACESYSGOOD` marks a system-call stop by this bit in the signal number.

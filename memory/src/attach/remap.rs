@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use super::Injector;
 use crate::error::{MemoryError, Result};
 use crate::process::Process;
-use crate::ram::QemuMapping;
+use crate::qemu_mapping::QemuMapping;
 use crate::units::{Hva, PageSize};
 
 /// Whether writes through a mapping reach the file.

@@ -9,7 +9,7 @@ use super::Injector;
 use crate::error::{MemoryError, Result};
 use crate::process::Process;
 use crate::sys::{USERFAULTFD_IOC_NEW, uffd_api};
-use crate::uffd::UffdFeatures;
+use crate::uffd::{RemoteUffd, UffdFeatures};
 
 /// Whether QEMU keeps its own descriptor of a userfaultfd made in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,15 +20,6 @@ pub enum Keep {
     /// Closed again: the context ends with us, and what it watched is unregistered. For dirty tracking, where the
     /// guest must go on, and another tracker be possible, when we die.
     OursOnly,
-}
-
-/// A userfaultfd that watches QEMU's memory.
-#[derive(Debug)]
-pub struct RemoteUffd {
-    /// Our descriptor.
-    pub fd: OwnedFd,
-    /// QEMU's descriptor of the same context, `None` if it was closed there.
-    pub fd_in_qemu: Option<RawFd>,
 }
 
 /// Creates a userfaultfd for the process's memory, inside the process, and fetches it. It watches nothing yet.
@@ -82,7 +73,7 @@ fn create(
     Ok(RemoteUffd { fd: fetched?, fd_in_qemu: (keep == Keep::InQemu).then_some(fd_in_qemu) })
 }
 
-/// Fetches again, in a new life of the program, what [`create_uffd`] left open in the process. Stops no thread.
+/// After a restart of the program, fetches again the descriptor that [`create_uffd`] left open in the process. Stops no thread.
 ///
 /// # Errors
 /// [`MemoryError::NotUserfaultfd`] if the number stands for something else; [`MemoryError::ProcessGone`].

@@ -22,11 +22,6 @@ use super::ptrace::{self, Regs, Stop, Waited};
 use super::threads;
 use crate::error::{MemoryError, Result};
 
-pub(super) const ERESTARTSYS: i64 = -512;
-pub(super) const ERESTARTNOINTR: i64 = -513;
-pub(super) const ERESTARTNOHAND: i64 = -514;
-pub(super) const ERESTART_RESTARTBLOCK: i64 = -516;
-
 /// `cs` of 64-bit user code.
 const USER_CS: u64 = 0x33;
 const TRAP_FLAG: u64 = 0x100;
@@ -70,7 +65,7 @@ impl StoppedThread {
             return Err(MemoryError::NoSyscallInstruction { pid: tid });
         }
         if waits_forever_with_eintr(&saved) {
-            saved.rax = ptrace::unsigned(ERESTARTNOHAND);
+            saved.rax = ptrace::unsigned(ptrace::ERESTARTNOHAND);
         }
         let mask = ptrace::signal_mask(tid)?;
         let frame_at = write_frame(tid, &saved, mask, code, memory);

@@ -87,8 +87,8 @@ fn goes_on(target: &Target) -> bool {
     goes_on_within(target, Duration::from_secs(10))
 }
 
-fn goes_on_within(target: &Target, patience: Duration) -> bool {
-    let (before, deadline) = (target.word(Word::Rounds), Instant::now() + patience);
+fn goes_on_within(target: &Target, timeout: Duration) -> bool {
+    let (before, deadline) = (target.word(Word::Rounds), Instant::now() + timeout);
     while Instant::now() < deadline {
         if target.word(Word::Rounds) > before + 1 {
             return true;
@@ -335,10 +335,7 @@ fn stops_are_found_though_somebody_else_took_the_news() {
 /// A thread that waits for a page nobody serves cannot be stopped: another one is used, and it is let go unharmed.
 #[test]
 fn a_thread_stuck_in_a_fault_is_passed_over() {
-    let dir = match Dir::new(Backing::Thp, 4) {
-        Ok(dir) => dir,
-        Err(why) => return eprintln!("SKIP a_thread_stuck_in_a_fault_is_passed_over: {why}"),
-    };
+    let dir = vmove_skip::need!(Dir::new(Backing::Thp, 4));
     let mut guest = Guest::start(vec![dir.file("ram", 4)]);
     let remote = create_uffd(&guest.process, UffdFeatures::Faults, Keep::InQemu).expect("create");
     let context = FaultContext::new(remote);

@@ -22,7 +22,7 @@ enum Fitness {
 /// Any thread can make the calls, since they concern the address space. Preferred is one that sleeps in a call which
 /// survives the interruption unseen; QEMU always has one: its RCU thread waits for a futex. Among equals the main
 /// thread comes last, because it does the most important work, and because other code of *this* program may be
-/// waiting for QEMU as its child by pid, and would be told of every stop of that thread as if QEMU had ended.
+/// waiting for QEMU as its child by pid, and would be notified of every stop of that thread as if QEMU had ended.
 pub(super) fn candidates(process: &Process) -> Result<Vec<u32>> {
     let path = process.path("task");
     let entries = match fs::read_dir(&path) {

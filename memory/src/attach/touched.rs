@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::pagemap::Pagemap;
 use crate::process::Process;
-use crate::ram::QemuMapping;
+use crate::qemu_mapping::QemuMapping;
 use crate::units::{ByteLen, ByteRange, Hva, PageRun};
 
 /// Tells of every page of the mappings that the process maps: it may have read or written it. With huge pages that is more than it

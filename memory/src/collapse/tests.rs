@@ -27,10 +27,7 @@ fn watched(dir: &Dir) -> (Guest, FaultContext) {
 
 #[test]
 fn a_landed_folio_becomes_one_huge_page_and_waiters_go_on() {
-    let dir = match Dir::new(Backing::Thp, 8) {
-        Ok(dir) => dir,
-        Err(why) => return eprintln!("SKIP a_landed_folio_becomes_one_huge_page_and_waiters_go_on: {why}"),
-    };
+    let dir = vmove_skip::need!(Dir::new(Backing::Thp, 8));
     let (mut guest, context) = watched(&dir);
     let hva = guest.mappings[0].hva;
     let huge = |guest: &Guest| huge_mapped(&guest.process, hva, FOLIO).expect("pagemap");
@@ -60,10 +57,7 @@ fn a_landed_folio_becomes_one_huge_page_and_waiters_go_on() {
 
 #[test]
 fn a_hole_is_not_collapsed() {
-    let dir = match Dir::new(Backing::Thp, 8) {
-        Ok(dir) => dir,
-        Err(why) => return eprintln!("SKIP a_hole_is_not_collapsed: {why}"),
-    };
+    let dir = vmove_skip::need!(Dir::new(Backing::Thp, 8));
     let (guest, context) = watched(&dir);
     let hole = guest.mappings[0].hva.add(ByteLen::mib(6));
     assert_ne!(map_folio(&guest.process, &context, hole).expect("no error"), Collapsed::Done);

@@ -18,7 +18,7 @@ use crate::units::{ByteLen, ByteRange, FileOffset, Hva};
 /// the file takes these entries away, and only we bring them back. The kernel may take entries away for other reasons:
 /// then memory is reported that did not change.
 ///
-/// It also tells which parts of a memory region that was registered with a network adapter have become orphans.
+/// It also reports which parts of a memory region that was registered with a network adapter have become orphans.
 #[derive(Debug)]
 pub struct HoleWatch {
     mapping: Arc<Mapping>,

@@ -30,16 +30,16 @@ fn full_guest(dir: &Dir, mib: u64) -> Guest {
     guest
 }
 
-fn thp(name: &str, mib: u64, test: impl Fn(&Dir)) {
+fn thp(mib: u64, test: impl Fn(&Dir)) {
     match Dir::new(Backing::Thp, mib) {
         Ok(dir) => test(&dir),
-        Err(why) => eprintln!("SKIP {name}: {why}"),
+        Err(why) => vmove_skip::skip!("{why}"),
     }
 }
 
 #[test]
 fn every_written_page_is_told_of_once() {
-    on_both("every_written_page_is_told_of_once", 32, |dir| {
+    on_both(32, |dir| {
         let mut guest = full_guest(dir, 32);
         let page = guest.page();
         let mut tracker = DirtyTracker::arm(&guest.process, &guest.mappings, Precision::Page).expect("arm");
@@ -66,13 +66,13 @@ fn every_written_page_is_told_of_once() {
 /// Why a guest with direct I/O is stopped and drained for each scan.
 #[test]
 fn memory_pinned_before_a_scan_is_written_unseen() {
-    on_both("memory_pinned_before_a_scan_is_written_unseen", 8, |dir| {
+    on_both(8, |dir| {
         let mut guest = full_guest(dir, 8);
         let page = guest.page().bytes();
         let at = 3 * page;
         let pinned = guest.target.ask(&format!("pin 0 {at} 4096"));
         if pinned != "ok" {
-            return eprintln!("SKIP memory_pinned_before_a_scan_is_written_unseen: no io_uring: {pinned}");
+            return vmove_skip::skip!("no io_uring: {pinned}");
         }
         let mut tracker = DirtyTracker::arm(&guest.process, &guest.mappings, Precision::Page).expect("arm");
         assert_eq!(scan(&mut tracker, 0), set([]), "nothing was written since");
@@ -94,14 +94,12 @@ fn memory_pinned_before_a_scan_is_written_unseen() {
 
 #[test]
 fn precision_of_huge_mappings_can_be_chosen_and_refined() {
-    thp("precision_of_huge_mappings_can_be_chosen_and_refined", 16, |dir| {
+    thp(16, |dir| {
         let mut guest = full_guest(dir, 16);
         let mapping = guest.mappings[0];
         let huge = |guest: &Guest| huge_mapped(&guest.process, mapping.hva, mapping.len).expect("pagemap");
         if huge(&guest) != mapping.len {
-            return eprintln!(
-                "SKIP precision_of_huge_mappings_can_be_chosen_and_refined: no huge pages to be had"
-            );
+            return vmove_skip::skip!("no huge pages to be had");
         }
         let mut tracker = DirtyTracker::arm(&guest.process, &guest.mappings, Precision::Folio).expect("arm");
         assert_eq!(huge(&guest), mapping.len, "still huge");
@@ -131,7 +129,7 @@ fn precision_of_huge_mappings_can_be_chosen_and_refined() {
 
 #[test]
 fn several_blocks_and_more_than_4_gib() {
-    on_both("several_blocks_and_more_than_4_gib", 16, |dir| {
+    on_both(16, |dir| {
         let mut files = vec![dir.file("numa0", 8), dir.file("numa1", 8)];
         if files[0].page_size() == PageSize::Base4K {
             match dir.file("sparse", 6 << 10) {
@@ -158,7 +156,7 @@ fn several_blocks_and_more_than_4_gib() {
 
 #[test]
 fn a_range_has_one_watcher() {
-    thp("a_range_has_one_watcher", 4, |dir| {
+    thp(4, |dir| {
         let guest = full_guest(dir, 4);
         let first = DirtyTracker::arm(&guest.process, &guest.mappings, Precision::Folio).expect("arm");
         let error = DirtyTracker::arm(&guest.process, &guest.mappings, Precision::Folio).expect_err("taken");
@@ -213,7 +211,7 @@ fn copy_in_rounds(dir: &Dir, scan_first: bool) -> usize {
 
 #[test]
 fn read_after_the_scan_never_before() {
-    on_both("read_after_the_scan_never_before", 32, |dir| {
+    on_both(32, |dir| {
         assert_eq!(copy_in_rounds(dir, true), 0, "scan, then read: every write is seen");
         let missed = copy_in_rounds(dir, false);
         assert!(missed > 0, "read, then scan: writes in between are lost");
@@ -229,7 +227,7 @@ fn pages(ranges: &[ByteRange]) -> Vec<(u64, u64)> {
 /// pinned through; what others do with the file, or we through another mapping, does not bring them back.
 #[test]
 fn punched_memory_is_an_orphan_until_it_is_pinned_again() {
-    thp("punched_memory_is_an_orphan_until_it_is_pinned_again", 32, |dir| {
+    thp(32, |dir| {
         let mut guest = full_guest(dir, 32);
         let (pinned, ours) = (guest.files[0].map().expect("map"), guest.files[0].map().expect("map"));
         let all = guest.files[0].range();
@@ -259,7 +257,7 @@ fn punched_memory_is_an_orphan_until_it_is_pinned_again() {
 /// Hazard: a discarded 2 MiB range looks unchanged to the scan.
 #[test]
 fn discarded_memory_is_found() {
-    thp("discarded_memory_is_found", 32, |dir| {
+    thp(32, |dir| {
         let mut guest = full_guest(dir, 32);
         let map = guest.files[0].map().expect("map");
         let mut tracker = DirtyTracker::arm(&guest.process, &guest.mappings, Precision::Page).expect("arm");
@@ -302,7 +300,7 @@ fn discarded_memory_is_found() {
 #[test]
 fn discarded_huge_pages_are_found() {
     match Dir::new(Backing::Hugetlb2M, 16) {
-        Err(why) => eprintln!("SKIP discarded_huge_pages_are_found: {why}"),
+        Err(why) => vmove_skip::skip!("{why}"),
         Ok(dir) => {
             let mut guest = full_guest(&dir, 16);
             let map: Arc<_> = guest.files[0].map().expect("map");

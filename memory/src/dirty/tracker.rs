@@ -7,7 +7,7 @@ use crate::attach::{Keep, create_uffd};
 use crate::error::Result;
 use crate::pagemap::Pagemap;
 use crate::process::Process;
-use crate::ram::QemuMapping;
+use crate::qemu_mapping::QemuMapping;
 use crate::uffd::{FaultContext, UffdFeatures};
 use crate::units::{ByteLen, ByteRange, FileOffset, Hva, PageRun, PageSize};
 
@@ -25,7 +25,7 @@ pub enum Unsupported {
     },
 }
 
-/// How exactly writes are told where 2 MiB pages are mapped. Memory mapped by 4 KiB pages is always tracked exactly,
+/// How exactly writes are reported if 2 MiB pages are mapped. Memory mapped by 4 KiB pages is always tracked exactly,
 /// hugetlbfs always by its page size.
 ///
 /// A first write to something protected costs the guest a fault of about 2 us; so a guest that writes to all of its
@@ -116,7 +116,7 @@ impl DirtyTracker {
     ///
     /// # Errors
     /// [`MemoryError::ProcessGone`](crate::MemoryError::ProcessGone), [`MemoryError::Proc`](crate::MemoryError::Proc).
-    /// What was told of before the error is protected again and is not told of twice.
+    /// Pages reported before the error are protected again and are not reported twice.
     pub fn scan_and_rearm(&mut self, file_index: usize, mut dirty: impl FnMut(PageRun)) -> Result<ScanStats> {
         let (mut stats, mut told) = (ScanStats::default(), Duration::ZERO);
         let begin = Instant::now();

@@ -31,7 +31,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use crate::attach::{Keep, create_uffd};
 use crate::error::{MemoryError, Result};
 use crate::process::Process;
-use crate::ram::{QemuMapping, RamFile};
+use crate::qemu_mapping::QemuMapping;
+use crate::ram::RamFile;
 use crate::uffd::{EventBatch, FaultContext, FaultKind, Outcome, UffdEvent, UffdFeatures};
 use crate::units::{ByteLen, ByteRange, FileOffset, Hva, PageSize};
 
@@ -41,7 +42,7 @@ const PAGE: usize = 4096;
 /// Events taken from the kernel at once.
 const EVENTS: usize = 64;
 /// How long the copier sleeps between looks at a piece that the other thread is at work on.
-const NAP: Duration = Duration::from_micros(50);
+const PIECE_CHECK_INTERVAL: Duration = Duration::from_micros(50);
 
 /// How far a copy has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,17 +57,17 @@ pub struct Kept {
     pub stored: ByteLen,
 }
 
-/// Why a copy was given up.
+/// Why a copy was aborted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeepFailure {
     /// No memory is left for it.
     #[error("there is no memory left for it")]
     Full,
-    /// It takes more than it may.
-    #[error("it may take {} MiB", .0.0 >> 20)]
+    /// It exceeds its limit.
+    #[error("it exceeds its limit of {} MiB", .0.0 >> 20)]
     Limit(ByteLen),
-    /// The process gave memory back before it was copied.
+    /// The process discarded memory before it was copied.
     #[error("the process has discarded memory at {0}, as a balloon does")]
     Discarded(Hva),
     /// Something else.
@@ -216,7 +217,7 @@ impl Keeper {
             }
         }
         while self.failure.get().is_none() && !self.files.iter().all(|copied| copied.pieces.all_kept()) {
-            std::thread::sleep(NAP);
+            std::thread::sleep(PIECE_CHECK_INTERVAL);
         }
         self.end();
         self.failure.get().map_or_else(|| Ok(self.kept()), |why| Err(why.clone()))

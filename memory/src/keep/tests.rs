@@ -14,8 +14,8 @@ use crate::testing::ram::{Dir, Guest, own_mounts};
 use crate::{Backing, ByteLen, ByteRange, FileOffset, Hva, MemoryError, RamFile, find_mappings, huge_mapped};
 
 /// Long enough for a writer that is let go; short enough to wait for one that is not.
-const A_WHILE: Duration = Duration::from_millis(300);
-const SOON: Duration = Duration::from_secs(5);
+const STUCK_TIMEOUT: Duration = Duration::from_millis(300);
+const TIMEOUT: Duration = Duration::from_secs(5);
 const MIB: u64 = 1 << 20;
 
 /// The file for the copy, and the thread that answers writers.
@@ -43,12 +43,12 @@ impl Drop for Stage {
     }
 }
 
-fn dir(name: &str, mib: u64) -> Option<Dir> {
-    Dir::new(Backing::Thp, mib).inspect_err(|why| eprintln!("SKIP {name}: {why}")).ok()
+fn dir(mib: u64) -> Result<Dir, String> {
+    Dir::new(Backing::Thp, mib)
 }
 
 fn reply(guest: &Guest) -> String {
-    guest.target.reply_within(SOON).expect("the writer goes on")
+    guest.target.reply_within(TIMEOUT).expect("the writer goes on")
 }
 
 fn content(file: &RamFile) -> Vec<u8> {
@@ -87,7 +87,7 @@ fn copied_under_load(guest: &mut Guest, stage: &Stage) -> (usize, usize) {
     let kept = stage.keeper.copy_rest().expect("whole");
     assert_eq!(kept.by_faults + kept.by_copy, kept.pages, "each page once: {kept:?}");
     assert!(kept.by_faults > 0, "somebody wrote meanwhile: {kept:?}");
-    let deadline = Instant::now() + SOON;
+    let deadline = Instant::now() + TIMEOUT;
     while guest.target.ask("writer-done") != "true" {
         assert!(Instant::now() < deadline, "the writer hangs: {kept:?}");
         std::thread::sleep(Duration::from_millis(5));
@@ -104,7 +104,7 @@ fn copied_under_load(guest: &mut Guest, stage: &Stage) -> (usize, usize) {
 /// Also seen to fail: bytes that are copied after their protection was lifted are those of the writer.
 #[test]
 fn the_copy_is_memory_as_it_was() {
-    let Some(dir) = dir("the_copy_is_memory_as_it_was", 128) else { return };
+    let dir = vmove_skip::need!(dir(128));
     for map in ["map", "map-small"] {
         for lift_first in [false, true] {
             let mut guest = guest_with_holes(&dir, map);
@@ -127,7 +127,7 @@ fn the_copy_is_memory_as_it_was() {
 
 #[test]
 fn a_writer_waits_for_its_page_in_a_hole_too_and_in_the_kernel() {
-    let Some(dir) = dir("a_writer_waits_for_its_page_in_a_hole_too_and_in_the_kernel", 32) else { return };
+    let dir = vmove_skip::need!(dir(32));
     let mut guest = Guest::start(vec![dir.file("ram", 4)]);
     let mut stage = Stage::new(&guest, dir.file("store", 4), None);
     guest.writes(2 * MIB, 11);
@@ -139,13 +139,13 @@ fn a_writer_waits_for_its_page_in_a_hole_too_and_in_the_kernel() {
         [("later-write", 4096), ("later-syswrite", 2 * MIB), ("later-syswrite", 2 * PIECE as u64)]
     {
         guest.target.ask(&format!("{command} 0 {at} 5"));
-        assert_eq!(guest.target.reply_within(A_WHILE), None, "{command} at {at} waits");
+        assert_eq!(guest.target.reply_within(STUCK_TIMEOUT), None, "{command} at {at} waits");
         assert_eq!(word(&content(&guest.files[0]), at), if at == 2 * MIB { 11 } else { 0 });
     }
     // Reading does not wait, and what was read is still protected.
     assert_eq!(guest.reads(MIB), 0);
     guest.target.ask(&format!("later-write 0 {MIB} 5"));
-    assert_eq!(guest.target.reply_within(A_WHILE), None, "a write after a read waits");
+    assert_eq!(guest.target.reply_within(STUCK_TIMEOUT), None, "a write after a read waits");
     let kept = stage.keeper.copy_rest().expect("whole");
     assert_eq!((kept.by_copy, kept.stored.0), (1024, 4096), "{kept:?}");
     for _ in 0..4 {
@@ -162,7 +162,7 @@ fn a_writer_waits_for_its_page_in_a_hole_too_and_in_the_kernel() {
 /// Waking in time, under all the races of two threads that lift: a lost one would leave the writer waiting.
 #[test]
 fn no_writer_is_forgotten() {
-    let Some(dir) = dir("no_writer_is_forgotten", 32) else { return };
+    let dir = vmove_skip::need!(dir(32));
     let mut guest = Guest::start(vec![dir.file("ram", 4)]);
     for round in 0..40 {
         let stage = Stage::new(&guest, dir.file(&format!("store-{round}"), 4), None);
@@ -189,7 +189,7 @@ fn small_tmpfs(path: &Path, bytes: u64) {
 
 #[test]
 fn when_the_copy_has_no_room_the_process_goes_on_unharmed() {
-    let Some(dir) = dir("when_the_copy_has_no_room_the_process_goes_on_unharmed", 64) else { return };
+    let dir = vmove_skip::need!(dir(64));
     let folder = tempfile::tempdir().expect("a folder");
     small_tmpfs(folder.path(), 8 * MIB);
     for limit in [None, Some(ByteLen::mib(4))] {
@@ -204,7 +204,7 @@ fn when_the_copy_has_no_room_the_process_goes_on_unharmed() {
         assert_eq!(why, limit.map_or(KeepFailure::Full, KeepFailure::Limit));
         let kept = stage.keeper.kept();
         assert!(kept.by_faults + kept.by_copy > 0 && kept.by_faults + kept.by_copy < kept.pages, "{kept:?}");
-        let deadline = Instant::now() + SOON;
+        let deadline = Instant::now() + TIMEOUT;
         while guest.target.ask("writer-done") != "true" {
             assert!(Instant::now() < deadline, "the writer hangs: {kept:?}");
             std::thread::sleep(Duration::from_millis(5));
@@ -225,7 +225,7 @@ fn when_the_copy_has_no_room_the_process_goes_on_unharmed() {
 
 #[test]
 fn memory_that_is_discarded_meanwhile_ends_the_copy() {
-    let Some(dir) = dir("memory_that_is_discarded_meanwhile_ends_the_copy", 32) else { return };
+    let dir = vmove_skip::need!(dir(32));
     let mut guest = Guest::start(vec![dir.file("ram", 4)]);
     guest.target.ask("touch-all 0 4096");
     let stage = Stage::new(&guest, dir.file("store", 4), None);
@@ -241,7 +241,7 @@ fn memory_that_is_discarded_meanwhile_ends_the_copy() {
 /// If we die, the descriptor is closed: QEMU must not hold another.
 #[test]
 fn nobody_but_us_keeps_memory_protected() {
-    let Some(dir) = dir("nobody_but_us_keeps_memory_protected", 32) else { return };
+    let dir = vmove_skip::need!(dir(32));
     let mut guest = Guest::start(vec![dir.file("ram", 4)]);
     let store = dir.file("store", 4);
     let (files, stores) = (&guest.files, std::slice::from_ref(&store));
@@ -255,15 +255,15 @@ fn nobody_but_us_keeps_memory_protected() {
     assert!(held.is_empty(), "{held:?}");
     keeper.protect().expect("protected");
     guest.target.ask("later-write 0 0 9");
-    assert_eq!(guest.target.reply_within(A_WHILE), None, "nobody answers");
+    assert_eq!(guest.target.reply_within(STUCK_TIMEOUT), None, "nobody answers");
     drop(keeper);
-    assert_eq!(guest.target.reply_within(SOON).as_deref(), Some("done 0 9"));
+    assert_eq!(guest.target.reply_within(TIMEOUT).as_deref(), Some("done 0 9"));
 }
 
 #[test]
 fn huge_pages_of_hugetlbfs_are_refused() {
     match Dir::new(Backing::Hugetlb2M, 8) {
-        Err(why) => eprintln!("SKIP huge_pages_of_hugetlbfs_are_refused: {why}"),
+        Err(why) => vmove_skip::skip!("{why}"),
         Ok(dir) => {
             let guest = Guest::start(vec![dir.file("ram", 4)]);
             let stores = [dir.file("store", 4)];

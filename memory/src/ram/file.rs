@@ -4,13 +4,11 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fstatfs, seek};
 use rustix::io::Errno;
 
-use super::Mapping;
-use super::probe::HoleProbe;
 use crate::error::{MemoryError, Result};
 use crate::units::{ByteLen, ByteRange, FileOffset, PageSize};
 
@@ -28,7 +26,7 @@ pub struct RamFile {
     page_size: PageSize,
     dev: u64,
     inode: u64,
-    probe: OnceLock<Option<HoleProbe>>,
+    pub(super) hole_finder: OnceLock<Option<Box<dyn HoleFinder>>>,
 }
 
 impl RamFile {
@@ -64,7 +62,6 @@ impl RamFile {
             (HUGETLBFS_MAGIC, 0x4000_0000) => PageSize::Huge1G,
             _ => return Err(MemoryError::UnsupportedFilesystem { path, fs_type }),
         };
-        let probe = OnceLock::new();
         Ok(Self {
             len: ByteLen(meta.len()),
             dev: meta.dev(),
@@ -72,7 +69,7 @@ impl RamFile {
             file,
             path,
             page_size,
-            probe,
+            hole_finder: OnceLock::new(),
         })
     }
 
@@ -124,50 +121,6 @@ impl RamFile {
         self.file.as_fd()
     }
 
-    /// Maps all of it shared into this process. The mapping keeps the memory alive by itself.
-    ///
-    /// # Errors
-    /// [`MemoryError::System`] if the kernel refuses, for example for lack of address space or huge pages.
-    pub fn map(&self) -> Result<Arc<Mapping>> {
-        Mapping::new(self).map(Arc::new)
-    }
-
-    /// The parts that have memory, in order; the rest are holes, which read as zero.
-    ///
-    /// Granularity is the file system's: a 2 MiB folio of which one byte was written is all data. With a writer at
-    /// work the answer is a snapshot taken piece by piece. On hugetlbfs, which cannot tell, it is found by a userfaultfd
-    /// of ours; without the right to one, everything counts as data.
-    ///
-    /// # Errors
-    /// [`MemoryError::Path`] if the file system cannot tell.
-    pub fn data_extents(&self) -> Result<Vec<ByteRange>> {
-        if self.page_size != PageSize::Base4K {
-            return self.probe(self.range());
-        }
-        let mut extents = Vec::new();
-        let mut at = 0;
-        while let Some(start) = self.seek_to(SeekFrom::Data(at))? {
-            let end = self.seek_to(SeekFrom::Hole(start))?.unwrap_or(self.len.0).min(self.len.0);
-            if end > start {
-                extents.push(ByteRange::new(FileOffset(start), ByteLen(end - start)));
-            }
-            at = end.max(start + 1);
-        }
-        Ok(extents)
-    }
-
-    /// True if no byte of the range has memory.
-    ///
-    /// # Errors
-    /// As [`Self::data_extents`].
-    pub fn is_hole(&self, range: ByteRange) -> Result<bool> {
-        if self.page_size != PageSize::Base4K {
-            self.check(range)?;
-            return Ok(self.probe(self.page_size.range_of(self.page_size.run_of(range)))?.is_empty());
-        }
-        Ok(self.seek_to(SeekFrom::Data(range.start.0))?.is_none_or(|data| data >= range.end().0))
-    }
-
     /// Frees the memory of a range, which then reads as zero. Whoever has it mapped loses their page-table entries;
     /// where a userfaultfd watches, the next touch faults as missing.
     ///
@@ -210,23 +163,20 @@ impl RamFile {
         check_range(range, self.len)
     }
 
-    fn probe(&self, within: ByteRange) -> Result<Vec<ByteRange>> {
-        let probe = self.probe.get_or_init(|| {
-            let probe = HoleProbe::new(self);
-            probe
-                .inspect_err(|error| tracing::warn!(path = %self.path.display(), %error, "holes cannot be told from data"))
-                .ok()
-        });
-        probe.as_ref().map_or_else(|| Ok(vec![within]), |probe| probe.data_extents(within))
-    }
-
-    fn seek_to(&self, to: SeekFrom) -> Result<Option<u64>> {
+    /// The next data or hole; `None` if there is none behind.
+    pub(super) fn seek_to(&self, to: SeekFrom) -> Result<Option<u64>> {
         match seek(&self.file, to) {
             Ok(at) => Ok(Some(at)),
             Err(Errno::NXIO) => Ok(None),
             Err(source) => Err(MemoryError::path("Looking for holes", &self.path, source)),
         }
     }
+}
+
+/// Finds holes where the file system does not tell.
+pub(super) trait HoleFinder: std::fmt::Debug + Send + Sync {
+    /// The parts of `within` that have memory.
+    fn data_extents(&self, within: ByteRange) -> Result<Vec<ByteRange>>;
 }
 
 pub(super) fn check_range(range: ByteRange, file_len: ByteLen) -> Result<()> {

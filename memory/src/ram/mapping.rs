@@ -19,8 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::RamFile;
-use super::file::check_range;
+use super::file::{RamFile, check_range};
 use crate::error::{MemoryError, Result};
 use crate::units::{ByteLen, ByteRange, FileOffset, PageIndex, PageRun, PageSize};
 

@@ -2,9 +2,10 @@
 
 mod file;
 mod find;
+mod holes;
 mod mapping;
 mod probe;
 
 pub use file::RamFile;
-pub use find::{QemuMapping, find_mappings, is_shared_whole};
+pub use find::{find_mappings, is_shared_whole};
 pub use mapping::Mapping;

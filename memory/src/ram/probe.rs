@@ -5,9 +5,9 @@
 
 use std::fmt;
 
-use super::RamFile;
+use super::file::{HoleFinder, RamFile};
+use super::mapping::Mapping;
 use crate::error::Result;
-use crate::ram::Mapping;
 use crate::uffd::{FaultContext, Outcome};
 use crate::units::{ByteLen, ByteRange, FileOffset, Hva};
 
@@ -23,9 +23,10 @@ impl HoleProbe {
         context.register_minor(Hva(mapping.ptr() as u64), mapping.len())?;
         Ok(Self { context, mapping })
     }
+}
 
-    /// The parts of `within` that have memory.
-    pub(super) fn data_extents(&self, within: ByteRange) -> Result<Vec<ByteRange>> {
+impl HoleFinder for HoleProbe {
+    fn data_extents(&self, within: ByteRange) -> Result<Vec<ByteRange>> {
         let page = self.mapping.page_size();
         let base = Hva(self.mapping.ptr() as u64);
         let mut extents: Vec<ByteRange> = Vec::new();

@@ -6,9 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::cells::Cells;
-use super::state::{DISCARDED, PageState, STATE, SUPERSEDED, WANTED, Want};
+use super::state::{DISCARDED, PageState, STATE, SUPERSEDED, WANTED};
 use super::sync::{AtomicU8, Ordering};
-use super::{ReadTicket, RunTicket};
 use crate::error::Result;
 use crate::units::{PageIndex, PageRun};
 
@@ -59,7 +58,7 @@ impl PageTable {
         Ok(Arc::new(Self { cells: Cells::create(path, as_len(pages))? }))
     }
 
-    /// The table another life of the program left. Call [`Self::recover`] next, unless that program still lives.
+    /// The table that an earlier run of the program left. Call [`Self::recover`] next, unless that program still lives.
     ///
     /// # Errors
     /// [`MemoryError::TableFormat`](crate::MemoryError::TableFormat) if the file is something else, and those of
@@ -94,50 +93,6 @@ impl PageTable {
     #[must_use]
     pub fn state(&self, page: PageIndex) -> PageState {
         self.cell(page).map_or(PageState::Poisoned, |cell| PageState::of(cell.load(Ordering::Acquire)))
-    }
-
-    /// Takes an `Absent` or `Stale` page for fetching. Exactly one caller gets the ticket.
-    pub fn claim(self: &Arc<Self>, page: PageIndex) -> Option<ReadTicket> {
-        self.take(page, 0).then(|| ReadTicket::new(Arc::clone(self), page))
-    }
-
-    /// Takes the first claimable page in `within` and the claimable ones that follow it, `max` at most.
-    pub fn claim_run(self: &Arc<Self>, within: PageRun, max: u64) -> Option<RunTicket> {
-        let mut from = within;
-        while let Some(start) = self.find(from, PageState::is_claimable) {
-            let end = within.end().0.min(start.0.saturating_add(max));
-            let taken = (start.0..end).take_while(|&page| self.take(PageIndex(page), 0)).count() as u64;
-            if taken > 0 || max == 0 {
-                return (taken > 0).then(|| RunTicket::new(Arc::clone(self), PageRun::new(start, taken)));
-            }
-            from = PageRun::new(PageIndex(start.0 + 1), within.end().0 - start.0 - 1);
-        }
-        None
-    }
-
-    /// A guest thread waits for this page: says what to do, and makes sure that whoever lands the page knows.
-    pub fn want(self: &Arc<Self>, page: PageIndex) -> Want {
-        loop {
-            let Some(cell) = self.cell(page) else { return Want::Poisoned };
-            let old = cell.load(Ordering::Acquire);
-            match PageState::of(old) {
-                PageState::Absent | PageState::Stale => {
-                    if self.take(page, WANTED) {
-                        return Want::Fetch(ReadTicket::new(Arc::clone(self), page));
-                    }
-                }
-                PageState::Asked => {
-                    // AcqRel: either this comes first and `landed` sees the flag, or we see what `landed` wrote.
-                    if exchange(cell, old, old | WANTED) {
-                        return Want::OnItsWay;
-                    }
-                }
-                PageState::Landed => return Want::MapNow,
-                PageState::Zero => return Want::ZeroNow,
-                PageState::Mapped => return Want::MapAgain,
-                PageState::Poisoned => return Want::Poisoned,
-            }
-        }
     }
 
     /// After a successful `UFFDIO_CONTINUE`: `Landed` and `Zero` become `Mapped`. Returns how many did.
@@ -195,25 +150,11 @@ impl PageTable {
         self.find(within, PageState::is_claimable)
     }
 
-    /// The first page of `within` that a guest thread waits for and nobody is fetching: its ticket was dropped.
-    #[must_use]
-    pub fn find_wanted(&self, within: PageRun) -> Option<PageIndex> {
-        let is_wanted = |byte: u8| byte & WANTED != 0 && PageState::of(byte).is_claimable();
-        let found = self.slice(within).iter().position(|cell| is_wanted(cell.load(Ordering::Acquire)))?;
-        Some(PageIndex(within.start.0 + found as u64))
-    }
-
     /// The longest run from the start of `within` whose pages are all in states that `wanted` accepts.
     pub fn prefix(&self, within: PageRun, wanted: impl Fn(PageState) -> bool) -> PageRun {
         let cells = self.slice(within);
         let len = cells.iter().take_while(|cell| wanted(PageState::of(cell.load(Ordering::Acquire)))).count();
         PageRun::new(within.start, len as u64)
-    }
-
-    /// True if nothing of the run has to be fetched any more.
-    #[must_use]
-    pub fn all_landed(&self, run: PageRun) -> bool {
-        self.find(run, |state| !state.is_final()).is_none()
     }
 
     /// How many pages are in each state. Reads the whole table: 256 KiB per GiB of 4 KiB pages.
@@ -244,7 +185,7 @@ impl PageTable {
     }
 
     /// `Absent` or `Stale` to `Asked`, keeping a `WANTED` flag and adding `flags`.
-    fn take(&self, page: PageIndex, flags: u8) -> bool {
+    pub(super) fn take(&self, page: PageIndex, flags: u8) -> bool {
         let Some(cell) = self.cell(page) else { return false };
         let mut old = cell.load(Ordering::Relaxed);
         while PageState::of(old).is_claimable() {
@@ -292,6 +233,22 @@ impl PageTable {
         let all = self.cells.all();
         let clamp = |page: u64| usize::try_from(page).unwrap_or(usize::MAX).min(all.len());
         &all[clamp(run.start.0)..clamp(run.start.0.saturating_add(run.len))]
+    }
+}
+
+/// What tests ask.
+#[cfg(test)]
+impl PageTable {
+    /// The first page of `within` that a guest thread waits for and nobody is fetching: its ticket was dropped.
+    pub(crate) fn find_wanted(&self, within: PageRun) -> Option<PageIndex> {
+        let is_wanted = |byte: u8| byte & WANTED != 0 && PageState::of(byte).is_claimable();
+        let found = self.slice(within).iter().position(|cell| is_wanted(cell.load(Ordering::Acquire)))?;
+        Some(PageIndex(within.start.0 + found as u64))
+    }
+
+    /// True if nothing of the run has to be fetched any more.
+    pub(crate) fn all_landed(&self, run: PageRun) -> bool {
+        self.find(run, |state| !state.is_final()).is_none()
     }
 }
 

@@ -27,5 +27,5 @@ mod loom_tests;
 mod tests;
 
 pub use core::{Counts, PageTable};
-pub use state::{PageState, Want};
-pub use ticket::{Landing, ReadTicket, RunTicket};
+pub use state::PageState;
+pub use ticket::{Landing, ReadTicket, RunTicket, Want};

@@ -1,7 +1,5 @@
 //! The byte of one page.
 
-use super::ReadTicket;
-
 /// Where one page stands. The only legal moves are the methods of [`PageTable`](super::PageTable) and its tickets.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,22 +61,4 @@ impl PageState {
     pub const fn is_final(self) -> bool {
         matches!(self, Self::Landed | Self::Zero | Self::Mapped | Self::Poisoned)
     }
-}
-
-/// What to do about a page a guest thread waits for. From [`PageTable::want`](super::PageTable::want).
-#[derive(Debug)]
-#[must_use]
-pub enum Want {
-    /// Yours to fetch; map it when it has landed.
-    Fetch(ReadTicket),
-    /// Somebody else is fetching it and will be told, on landing, that it is wanted. Nothing to do.
-    OnItsWay,
-    /// Its bytes are in the file: map it now.
-    MapNow,
-    /// It is zero: give it memory, then map it now.
-    ZeroNow,
-    /// It was mapped before. Map it again; if the file has a hole there, it was discarded and is zero now.
-    MapAgain,
-    /// It can never be had.
-    Poisoned,
 }

@@ -1,13 +1,76 @@
-//! The right, and the duty, to fetch a page.
+//! The right, and the duty, to fetch a page: who gets it, and how it ends.
 
 use std::fmt;
 use std::sync::Arc;
 
-use super::PageTable;
-use super::core::exchange;
+use super::core::{PageTable, exchange};
 use super::state::{DISCARDED, PageState, SUPERSEDED, WANTED};
 use super::sync::Ordering;
 use crate::units::{PageIndex, PageRun};
+
+impl PageTable {
+    /// Takes an `Absent` or `Stale` page for fetching. Exactly one caller gets the ticket.
+    pub fn claim(self: &Arc<Self>, page: PageIndex) -> Option<ReadTicket> {
+        self.take(page, 0).then(|| ReadTicket::new(Arc::clone(self), page))
+    }
+
+    /// Takes the first claimable page in `within` and the claimable ones that follow it, `max` at most.
+    pub fn claim_run(self: &Arc<Self>, within: PageRun, max: u64) -> Option<RunTicket> {
+        let mut from = within;
+        while let Some(start) = self.find(from, PageState::is_claimable) {
+            let end = within.end().0.min(start.0.saturating_add(max));
+            let taken = (start.0..end).take_while(|&page| self.take(PageIndex(page), 0)).count() as u64;
+            if taken > 0 || max == 0 {
+                return (taken > 0).then(|| RunTicket::new(Arc::clone(self), PageRun::new(start, taken)));
+            }
+            from = PageRun::new(PageIndex(start.0 + 1), within.end().0 - start.0 - 1);
+        }
+        None
+    }
+
+    /// A guest thread waits for this page: says what to do, and makes sure that whoever lands the page knows.
+    pub fn want(self: &Arc<Self>, page: PageIndex) -> Want {
+        loop {
+            let Some(cell) = self.cell(page) else { return Want::Poisoned };
+            let old = cell.load(Ordering::Acquire);
+            match PageState::of(old) {
+                PageState::Absent | PageState::Stale => {
+                    if self.take(page, WANTED) {
+                        return Want::Fetch(ReadTicket::new(Arc::clone(self), page));
+                    }
+                }
+                PageState::Asked => {
+                    // AcqRel: either this comes first and `landed` sees the flag, or we see what `landed` wrote.
+                    if exchange(cell, old, old | WANTED) {
+                        return Want::OnItsWay;
+                    }
+                }
+                PageState::Landed => return Want::MapNow,
+                PageState::Zero => return Want::ZeroNow,
+                PageState::Mapped => return Want::MapAgain,
+                PageState::Poisoned => return Want::Poisoned,
+            }
+        }
+    }
+}
+
+/// What to do about a page a guest thread waits for. From [`PageTable::want`](super::PageTable::want).
+#[derive(Debug)]
+#[must_use]
+pub enum Want {
+    /// Yours to fetch; map it when it has landed.
+    Fetch(ReadTicket),
+    /// Somebody else is fetching it and will learn, when it lands, that a guest thread waits. Nothing to do.
+    OnItsWay,
+    /// Its bytes are in the file: map it now.
+    MapNow,
+    /// It is zero: give it memory, then map it now.
+    ZeroNow,
+    /// It was mapped before. Map it again; if the file has a hole there, it was discarded and is zero now.
+    MapAgain,
+    /// It can never be had.
+    Poisoned,
+}
 
 /// What became of a page whose bytes arrived.
 #[derive(Debug)]
@@ -132,7 +195,7 @@ impl RunTicket {
         Self::new(Arc::clone(&self.table), rest)
     }
 
-    /// The final bytes of all its pages are in the file. `tell` hears of each page; pages that are `Ready` and not
+    /// The final bytes of all its pages are in the file. `tell` is called for each page; pages that are `Ready` and not
     /// wanted need nothing further. Returns whether any page is wanted: then map the whole run.
     pub fn landed(self, tell: impl FnMut(PageIndex, Landing)) -> bool {
         self.finish(ReadTicket::landed, tell)
@@ -168,7 +231,7 @@ impl Drop for RunTicket {
 }
 
 /// `Asked` to `Stale` (perhaps partly overwritten), or to `Zero` after a discard... which only whoever punches may
-/// say, so `Stale` there too: it is fetched again and then discarded. A `WANTED` flag stays for `find_wanted`.
+/// say, so `Stale` there too: it is fetched again and then discarded. A `WANTED` flag stays for who fetches it then.
 fn give_up(table: &PageTable, page: PageIndex) {
     let Some(cell) = table.cell(page) else { return };
     loop {

@@ -110,7 +110,7 @@ fn rounds(role: &str, status: &Status) {
 }
 
 /// What a timed call waits for.
-pub const LIMIT: Duration = Duration::from_millis(60);
+pub const SLEEP_TIMEOUT: Duration = Duration::from_millis(60);
 
 /// Result, the right result, the shortest time it may take, whether all registers were kept.
 fn one_round(role: &str) -> (i64, i64, Option<Duration>, bool) {
@@ -155,7 +155,7 @@ fn one_round(role: &str) -> (i64, i64, Option<Duration>, bool) {
 }
 
 const fn timed((result, intact): (i64, bool), expected: i64) -> (i64, i64, Option<Duration>, bool) {
-    (result, expected, Some(LIMIT), intact)
+    (result, expected, Some(SLEEP_TIMEOUT), intact)
 }
 
 /// Threads that come and go all the time.

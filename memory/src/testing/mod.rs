@@ -120,8 +120,8 @@ impl Target {
     }
 
     /// The child's next reply, `None` if it says nothing for that long.
-    pub fn reply_within(&self, patience: Duration) -> Option<String> {
-        self.lines.recv_timeout(patience).ok()
+    pub fn reply_within(&self, timeout: Duration) -> Option<String> {
+        self.lines.recv_timeout(timeout).ok()
     }
 
     /// Sends a command and waits for its reply.

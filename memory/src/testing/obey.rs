@@ -1,4 +1,4 @@
-//! A child that touches memory as it is told, one command a line; each is answered with one line behind `@`.
+//! A child that touches memory on command, one command per line. It answers each with one line that begins with `@`.
 
 use std::collections::HashMap;
 use std::io::BufRead;

@@ -1,4 +1,4 @@
-//! A real QEMU with a tiny guest that writes to the pages it is told to.
+//! A real QEMU with a tiny guest that writes to the pages given by the test.
 
 use std::arch::global_asm;
 use std::io::{BufRead, BufReader, Write};
@@ -105,9 +105,19 @@ pub struct Qemu {
     _dir: tempfile::TempDir,
 }
 
-/// The QEMUs to test: those named in `VMOVE_TEST_QEMU`, separated by colons, or the one in `PATH`.
+/// The QEMUs to test: those named in `VMOVE_TEST_QEMU`, separated by colons, or those that `./run` has fetched, or the one in
+/// `PATH`.
 pub fn binaries() -> Vec<PathBuf> {
-    let named = std::env::var_os("VMOVE_TEST_QEMU").unwrap_or_else(|| "qemu-system-x86_64".into());
+    let fetched = || {
+        let each = ["VMOVE_QEMU_7_2", "VMOVE_QEMU_10_0"].into_iter().filter_map(std::env::var_os);
+        each.reduce(|mut all, next| {
+            all.push(":");
+            all.push(next);
+            all
+        })
+    };
+    let named = std::env::var_os("VMOVE_TEST_QEMU").or_else(fetched);
+    let named = named.unwrap_or_else(|| "qemu-system-x86_64".into());
     let runs = |path: &PathBuf| {
         Command::new(path)
             .arg("--version")
@@ -118,14 +128,14 @@ pub fn binaries() -> Vec<PathBuf> {
     std::env::split_paths(&named).filter(runs).collect()
 }
 
-/// Runs a test with each QEMU, and says so loudly if there is none.
-pub fn with_each(name: &str, accel: Accel, test: impl Fn(&PathBuf)) {
+/// Runs a test with each QEMU, if there is any.
+pub fn with_each(accel: Accel, test: impl Fn(&PathBuf)) {
     if accel == Accel::Kvm && std::fs::File::options().read(true).write(true).open("/dev/kvm").is_err() {
-        return eprintln!("SKIP {name} under KVM: no access to /dev/kvm");
+        return vmove_skip::skip!(part = "under KVM", "no access to /dev/kvm");
     }
     let binaries = binaries();
     if binaries.is_empty() {
-        eprintln!("SKIP {name}: no qemu-system-x86_64 (set VMOVE_TEST_QEMU)");
+        vmove_skip::skip!("no QEMU: './run setup' fetches two, VMOVE_TEST_QEMU names others");
     }
     binaries.iter().for_each(test);
 }

@@ -10,6 +10,7 @@ use rustix::mount::{MountPropagationFlags, mount_change};
 use super::Target;
 use crate::{Backing, ByteLen, MemoryDir, PageSize, Process, QemuMapping, RamFile, find_mappings};
 
+const TRANSPARENT: &str = "/sys/kernel/mm/transparent_hugepage";
 const NR_HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
 
 /// A mounted memory directory. Unmounted on drop; huge pages are given back.
@@ -56,7 +57,7 @@ impl Drop for HugePages {
 /// Gives this thread, and the processes it starts, mounts of their own, which vanish with them: also if a test is killed.
 pub fn own_mounts() -> Result<(), String> {
     thread_local!(static DONE: Cell<bool> = const { Cell::new(false) });
-    if DONE.replace(true) {
+    if DONE.get() {
         return Ok(());
     }
     // SAFETY: changes what this thread sees of the file system.
@@ -64,21 +65,25 @@ pub fn own_mounts() -> Result<(), String> {
         return Err(format!("unshare: {}", std::io::Error::last_os_error()));
     }
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-    mount_change("/", private).map_err(|error| format!("mount: {error}"))
+    mount_change("/", private).map_err(|error| format!("mount: {error}"))?;
+    DONE.set(true);
+    Ok(())
 }
 
 impl Dir {
-    /// A directory that can hold `mib` MiB, or why not.
+    /// A directory that can hold `mib` MiB, or what this machine lacks for it.
     pub fn new(backing: Backing, mib: u64) -> Result<Self, String> {
         own_mounts()?;
         let huge_pages = match backing {
+            Backing::Thp if !fs::exists(TRANSPARENT).unwrap_or(false) => {
+                return Err("this kernel has no transparent huge pages".to_owned());
+            }
             Backing::Thp => None,
             Backing::Hugetlb2M => Some(HugePages::reserve(mib / 2)?),
             Backing::Hugetlb1G => return Err("no test uses 1 GiB pages".to_owned()),
         };
         let temp = tempfile::tempdir().map_err(|error| error.to_string())?;
-        let dir =
-            MemoryDir::prepare(&temp.path().join("memory"), backing).map_err(|error| error.to_string())?;
+        let dir = MemoryDir::prepare(&temp.path().join("memory"), backing).expect("nothing is lacking");
         let dir = Self { dir: Some(dir), _huge_pages: huge_pages, _temp: temp };
         match dir.dir.as_ref().map(MemoryDir::free) {
             Some(Ok(free)) if free >= ByteLen::mib(mib) => Ok(dir),
@@ -106,12 +111,12 @@ impl Drop for Dir {
     }
 }
 
-/// Runs a test on both backings, and says so loudly where one cannot be had.
-pub fn on_both(name: &str, mib: u64, test: impl Fn(&Dir)) {
+/// Runs a test on both backings, as far as they can be had.
+pub fn on_both(mib: u64, test: impl Fn(&Dir)) {
     for backing in [Backing::Thp, Backing::Hugetlb2M] {
         match Dir::new(backing, mib) {
             Ok(dir) => test(&dir),
-            Err(why) => eprintln!("SKIP {name} on {backing}: {why}"),
+            Err(why) => vmove_skip::skip!(part = format_args!("on {backing}"), "{why}"),
         }
     }
 }

@@ -205,7 +205,7 @@ unsafe extern "C" {
     fn vmove_test_call(block: *mut u64);
 }
 
-/// Spins in user mode for so many rounds; true if nothing changed.
+/// Spins in user mode for `rounds` rounds; true if no register changed.
 pub fn spin(rounds: u64) -> bool {
     let mut area = [0_u8; 512];
     for (i, byte) in area[..256].iter_mut().enumerate() {

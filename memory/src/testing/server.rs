@@ -80,10 +80,10 @@ impl Served {
         thread.join().expect("the server");
     }
 
-    pub fn serve_once(&self, events: &mut EventBatch, patience: Duration) {
+    pub fn serve_once(&self, events: &mut EventBatch, timeout: Duration) {
         let fd = self.context.as_fd();
-        let tv_sec = i64::try_from(patience.as_secs()).expect("short");
-        let wait = Timespec { tv_sec, tv_nsec: patience.subsec_nanos().into() };
+        let tv_sec = i64::try_from(timeout.as_secs()).expect("short");
+        let wait = Timespec { tv_sec, tv_nsec: timeout.subsec_nanos().into() };
         let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&wait));
         self.context.read_events(events).expect("events");
         for event in events.events() {

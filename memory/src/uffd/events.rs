@@ -1,4 +1,4 @@
-//! What the kernel tells through a userfaultfd.
+//! Events that the kernel reports through a userfaultfd.
 
 use std::fmt;
 

@@ -30,16 +30,15 @@ mod tests;
 
 use std::ffi::c_void;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 use userfaultfd::{Error as UffdError, RegisterMode, Uffd};
 
 pub use events::{EventBatch, FaultKind, UffdEvent};
 pub use features::UffdFeatures;
 
-use crate::attach::RemoteUffd;
 use crate::error::{MemoryError, Result};
-use crate::ram::QemuMapping;
+use crate::qemu_mapping::QemuMapping;
 use crate::sys;
 use crate::units::{ByteLen, Hva, PageSize};
 
@@ -66,8 +65,17 @@ pub enum Outcome {
         /// Bytes that are mapped.
         done: ByteLen,
     },
-    /// QEMU is gone, or has no watched memory there any more.
+    /// QEMU has exited, or has no watched memory there any more.
     Gone,
+}
+
+/// A userfaultfd that watches QEMU's memory.
+#[derive(Debug)]
+pub struct RemoteUffd {
+    /// Our descriptor.
+    pub fd: OwnedFd,
+    /// QEMU's descriptor of the same context, `None` if it was closed there.
+    pub fd_in_qemu: Option<RawFd>,
 }
 
 /// The page faults of one QEMU. Any number of threads may use it at once.
@@ -110,19 +118,10 @@ impl FaultContext {
         self.fd_in_qemu
     }
 
-    /// Gives the descriptors back, for example to close them with [`close_in_qemu`](crate::close_in_qemu).
+    /// The descriptors, for example to close them with [`close_in_qemu`](crate::close_in_qemu). Ours is a copy: this stays in use.
     ///
     /// # Errors
     /// [`MemoryError::System`] if we have no descriptor to spare.
-    pub fn into_remote(self) -> Result<RemoteUffd> {
-        // A copy, because the crate's `into_raw_fd` (0.9.0) closes the descriptor that it returns.
-        self.to_remote()
-    }
-
-    /// The same, while this one is still in use by others.
-    ///
-    /// # Errors
-    /// As [`Self::into_remote`].
     pub fn to_remote(&self) -> Result<RemoteUffd> {
         let fd = self.as_fd().try_clone_to_owned();
         let fd = fd.map_err(|source| MemoryError::system("Duplicating a userfaultfd", source))?;
@@ -178,7 +177,7 @@ impl FaultContext {
         Ok(())
     }
 
-    /// Reads what is there, without waiting and without allocating. Returns the number of events, which are then in
+    /// Reads the pending events, without waiting and without allocating. Returns the number of events, which are then in
     /// `out`.
     ///
     /// # Errors
@@ -249,29 +248,6 @@ impl FaultContext {
                 Err(MemoryError::Uffd { request, hva, len, source })
             }
         }
-    }
-
-    /// Copies bytes into pages of QEMU that are holes so far, maps them and wakes. For memory that we do not map
-    /// ourselves; everything else is written to the file and mapped by [`Self::continue_range`].
-    ///
-    /// # Errors
-    /// [`MemoryError::Uffd`].
-    pub fn copy_range(&self, hva: Hva, bytes: &[u8], page: PageSize) -> Result<Outcome> {
-        let len = ByteLen(bytes.len() as u64);
-        self.place(hva, len, page, "COPY", |at, left| {
-            let source = &bytes[ByteLen(at.0 - hva.0).as_usize()..];
-            let source = source.as_ptr().cast::<c_void>();
-            // SAFETY: rule 2; `source` has `left` bytes, which the kernel only reads.
-            match unsafe { self.uffd.copy(source, pointer(at), left.as_usize(), true) } {
-                Ok(copied) => Ok(copied as u64),
-                // A refusal comes out of the crate as a negative number of bytes.
-                Err(UffdError::PartiallyCopied(copied)) => match isize::try_from(copied) {
-                    Ok(1..) => Ok(copied as u64),
-                    _ => Err(Refused(libc::EAGAIN)),
-                },
-                Err(error) => Err(Refused::of(&error)),
-            }
-        })
     }
 
     /// Makes touching the range an error for QEMU (`SIGBUS`; a machine check for a KVM guest), and wakes.

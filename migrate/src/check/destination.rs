@@ -9,9 +9,9 @@ use tokio::sync::OnceCell;
 use vmove_memory::MemoryDir;
 use vmove_qmp::inspect::{HostQemu, InspectHostError, inspect_binary};
 
-use super::Blocker;
-use crate::node::{Node, backing_named, memory_backing};
+use crate::node::Node;
 use crate::proto::message::{Disk, Prepare};
+use vmove_types::check::{Blocker, BlockerCode};
 
 /// Part of a guest's RAM that the session needs beside it: page map, buffers.
 const OVERHEAD: u64 = 64 << 20;
@@ -19,21 +19,21 @@ const OVERHEAD: u64 = 64 << 20;
 /// Everything that stands in the way here. Changes nothing but that empty folders and mounts for guest memory may be made.
 pub(crate) async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
     let mut found = Vec::new();
-    if let Err(e) = crate::vm::check_name(&prepare.vm) {
-        found.push(Blocker::new("name", e.to_string()));
+    if let Err(e) = vmove_node::store::check_name(&prepare.vm) {
+        found.push(Blocker::new(BlockerCode::Name, e.to_string()));
     } else if node.vms.get(&prepare.vm).is_ok() {
         let message =
             format!("A VM named {:?} is already on {}: rename one of them", prepare.vm, node.config.node);
-        found.push(Blocker::new("name-taken", message).about(&prepare.vm));
+        found.push(Blocker::new(BlockerCode::NameTaken, message).about(&prepare.vm));
     }
-    if let Err(why) = crate::check::fabric::negotiate(&prepare.fabrics, &node.config.dialer.fabrics()) {
-        found.push(Blocker::new("no-common-fabric", why));
+    if let Err(why) = vmove_node::peer::negotiate(&prepare.fabrics, &node.config.dialer.fabrics()) {
+        found.push(Blocker::new(BlockerCode::NoCommonFabric, why));
     }
     if let Err(why) = memory(node, prepare) {
         found.push(why);
     }
-    let one_host = crate::clock::is_of_this_kernel(&prepare.boot_id);
-    match crate::destination::plan(node, prepare) {
+    let one_host = vmove_node::clock::is_of_this_kernel(&prepare.boot_id);
+    match crate::command::derive_command(node, prepare) {
         Ok((_, command)) => {
             let program = command.argv.first().map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
             found.extend(qemu(&program, prepare).await);
@@ -41,10 +41,10 @@ pub(crate) async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
                 found.extend(same_host(&command.same_paths));
             }
             if let (true, Err(why)) = (command.locks_memory, vmove_memory::drops_locked()) {
-                found.push(Blocker::new("memory-locked", crate::destination::chain(&why)));
+                found.push(Blocker::new(BlockerCode::MemoryLocked, vmove_types::problem::chain(&why)));
             }
         }
-        Err(why) => found.push(Blocker::new("command-line", why)),
+        Err(why) => found.push(Blocker::new(BlockerCode::CommandLine, why.to_string())),
     }
     found.extend(prepare.disks.iter().filter_map(|d| disk(d, one_host)));
     found
@@ -52,26 +52,21 @@ pub(crate) async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
 
 fn memory(node: &Node, prepare: &Prepare) -> Result<(), Blocker> {
     let needed: u64 = prepare.blocks.iter().map(|b| b.size).sum();
-    let backing = backing_named(&prepare.backing).ok_or_else(|| {
-        Blocker::new(
-            "backing",
-            format!("Expected backing thp, hugetlb-2m or hugetlb-1g, found {:?}", prepare.backing),
-        )
-    })?;
+    let backing = prepare.backing;
     let layout = node.layout(&prepare.vm, backing);
-    let dir = MemoryDir::prepare(&layout.memory_dir, memory_backing(backing));
-    let free = dir
-        .and_then(|d| d.free())
-        .map_err(|e| Blocker::new("memory", crate::destination::chain(&e)).about(&prepare.backing))?;
-    let huge = backing != vmove_qmp::cmdline::RamBacking::Thp;
+    let dir = MemoryDir::prepare(&layout.memory_dir, backing);
+    let free = dir.and_then(|d| d.free()).map_err(|e| {
+        Blocker::new(BlockerCode::Memory, vmove_types::problem::chain(&e)).about(backing.name())
+    })?;
+    let huge = backing != vmove_types::Backing::Thp;
     let wanted = if huge { needed } else { needed + OVERHEAD };
     if free.0 >= wanted {
         return Ok(());
     }
     let (code, what, remedy) = if huge {
-        ("huge-pages", "free huge pages", "raise nr_hugepages there")
+        (BlockerCode::HugePages, "free huge pages", "raise nr_hugepages there")
     } else {
-        ("memory", "available memory", "free some there, or choose another node")
+        (BlockerCode::Memory, "available memory", "free some there, or choose another node")
     };
     let mib = |b: u64| b.div_ceil(1 << 20);
     let message = format!(
@@ -83,19 +78,21 @@ fn memory(node: &Node, prepare: &Prepare) -> Result<(), Blocker> {
         node.config.node,
         mib(free.0)
     );
-    Err(Blocker::new(code, message).about(&prepare.backing))
+    Err(Blocker::new(code, message).about(backing.name()))
 }
 
 async fn qemu(program: &str, prepare: &Prepare) -> Vec<Blocker> {
     let Some(path) = find_program(program) else {
         let message =
             format!("QEMU {program} of the source is not on this node: install it there, or put it in PATH");
-        return vec![Blocker::new("qemu-missing", message).about(program)];
+        return vec![Blocker::new(BlockerCode::QemuMissing, message).about(program)];
     };
     let host = match known_qemu(&path).await {
         Ok(host) => host,
         Err(error) => {
-            return vec![Blocker::new("qemu-missing", crate::destination::chain(&error)).about(program)];
+            return vec![
+                Blocker::new(BlockerCode::QemuMissing, vmove_types::problem::chain(&error)).about(program),
+            ];
         }
     };
     let mut found = Vec::new();
@@ -107,14 +104,14 @@ async fn qemu(program: &str, prepare: &Prepare) -> Vec<Blocker> {
             host.version,
             prepare.qemu_version
         );
-        found.push(Blocker::new("qemu-version", message).about(program));
+        found.push(Blocker::new(BlockerCode::QemuVersion, message).about(program));
     }
     if !host.has_machine(&prepare.machine) {
         let message = format!(
             "Machine type {} of the guest is not known to QEMU {} here",
             prepare.machine, host.version
         );
-        found.push(Blocker::new("machine-type", message).about(&prepare.machine));
+        found.push(Blocker::new(BlockerCode::MachineType, message).about(&prepare.machine));
     }
     found
 }
@@ -140,7 +137,7 @@ async fn known_qemu(path: &Path) -> Result<HostQemu, InspectHostError> {
 pub async fn learn_qemus(paths: &[PathBuf]) {
     for path in paths {
         if let Err(error) = known_qemu(path).await {
-            tracing::info!(path = %path.display(), error = crate::destination::chain(&error), "not a QEMU that can be used");
+            tracing::info!(path = %path.display(), error = vmove_types::problem::chain(&error), "not a QEMU that can be used");
         }
     }
 }
@@ -166,13 +163,13 @@ fn same_host(paths: &[std::path::PathBuf]) -> Vec<Blocker> {
             "{} is named by the command line, and both QEMUs would be on one host: write {{vmdir}} in its place, which each node replaces by a folder of its own",
             path.display()
         );
-        Blocker::new("same-path", message).about(path.to_string_lossy())
+        Blocker::new(BlockerCode::SamePath, message).about(path.to_string_lossy())
     };
     paths.iter().map(blocker).collect()
 }
 
 fn disk(disk: &Disk, one_host: bool) -> Option<Blocker> {
-    let blocker = |message| Some(Blocker::new("disk-not-shared", message).about(&disk.node));
+    let blocker = |message| Some(Blocker::new(BlockerCode::DiskNotShared, message).about(&disk.node));
     if disk.shared == Some(false) && !one_host && !disk.read_only {
         return blocker(format!(
             "Disk {} ({}) is on {}, which only the source sees: put it on shared storage",

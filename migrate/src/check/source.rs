@@ -1,13 +1,12 @@
 //! What the source can tell by itself.
 
-use vmove_memory::{DirtyTracker, Process, RamFile, is_shared_whole};
+use vmove_memory::{DirtyTracker, MemoryError, Process, RamFile, is_shared_whole};
 use vmove_qmp::inspect::{BlockerKind, DeviceKind, VmFacts};
 
-use super::Blocker;
-use crate::destination::chain;
 use crate::proto::message::Disk;
-use crate::spec::Mode;
-use crate::vm::VmRecord;
+use vmove_node::record::VmRecord;
+use vmove_types::check::{Blocker, BlockerCode};
+use vmove_types::spec::Mode;
 
 /// Blockers that do not depend on where the guest goes. Disks are judged by the destination, which sees them or not.
 pub(crate) fn blockers(facts: &VmFacts) -> Vec<Blocker> {
@@ -19,18 +18,20 @@ pub(crate) fn blockers(facts: &VmFacts) -> Vec<Blocker> {
         })
         .collect();
     if let Err(why) = DirtyTracker::supported() {
-        found.push(Blocker::new("no-pagemap-scan", why.to_string()).only_for(&[Mode::Precopy, Mode::Hybrid]));
+        found.push(
+            Blocker::new(BlockerCode::NoPagemapScan, why.to_string())
+                .only_for(&[Mode::Precopy, Mode::Hybrid]),
+        );
     }
     found
 }
 
 /// A guest whose memory is private, as after a fork: what it has written is in none of its RAM files, and a destination would
 /// get what it had at the fork.
-pub(crate) fn private_ram(vm: &VmRecord) -> Result<Option<Blocker>, String> {
-    let process = Process::reopen(vm.pid.unsigned_abs(), vm.pid_start).map_err(|e| chain(&e))?;
-    let files: Vec<RamFile> =
-        vm.ram.iter().map(|ram| RamFile::open(&ram.path)).collect::<Result<_, _>>().map_err(|e| chain(&e))?;
-    if is_shared_whole(&process, &files.iter().collect::<Vec<_>>()).map_err(|e| chain(&e))? {
+pub(crate) fn private_ram(vm: &VmRecord) -> Result<Option<Blocker>, MemoryError> {
+    let process = Process::reopen(vm.pid.unsigned_abs(), vm.pid_start)?;
+    let files: Vec<RamFile> = vm.ram.iter().map(|ram| RamFile::open(&ram.path)).collect::<Result<_, _>>()?;
+    if is_shared_whole(&process, &files.iter().collect::<Vec<_>>())? {
         return Ok(None);
     }
     let message = format!(
@@ -38,22 +39,22 @@ pub(crate) fn private_ram(vm: &VmRecord) -> Result<Option<Blocker>, String> {
          by itself)",
         vm.name
     );
-    Ok(Some(Blocker::new("private-ram", message).about(&vm.name)))
+    Ok(Some(Blocker::new(BlockerCode::PrivateRam, message).about(&vm.name)))
 }
 
-fn code(kind: BlockerKind, device: Option<DeviceKind>) -> &'static str {
+const fn code(kind: BlockerKind, device: Option<DeviceKind>) -> BlockerCode {
     match (kind, device) {
-        (BlockerKind::Ram, _) => "ram-not-shared",
-        (BlockerKind::OutsideWriter, Some(DeviceKind::Vfio)) => "vfio",
-        (BlockerKind::OutsideWriter, Some(DeviceKind::Ivshmem)) => "ivshmem",
-        (BlockerKind::OutsideWriter, Some(DeviceKind::Vdpa)) => "vdpa",
-        (BlockerKind::OutsideWriter, _) => "vhost-user",
-        (BlockerKind::HostDevice, _) => "host-device",
-        (BlockerKind::Cpu, _) => "cpu-model",
-        (BlockerKind::RunState, _) => "run-state",
-        (BlockerKind::Qemu, _) => "qemu-refuses",
-        (BlockerKind::Disk | BlockerKind::DiskSocket, _) => "disk-not-shared",
-        _ => "other",
+        (BlockerKind::Ram, _) => BlockerCode::RamNotShared,
+        (BlockerKind::OutsideWriter, Some(DeviceKind::Vfio)) => BlockerCode::Vfio,
+        (BlockerKind::OutsideWriter, Some(DeviceKind::Ivshmem)) => BlockerCode::Ivshmem,
+        (BlockerKind::OutsideWriter, Some(DeviceKind::Vdpa)) => BlockerCode::Vdpa,
+        (BlockerKind::OutsideWriter, _) => BlockerCode::VhostUser,
+        (BlockerKind::HostDevice, _) => BlockerCode::HostDevice,
+        (BlockerKind::Cpu, _) => BlockerCode::CpuModel,
+        (BlockerKind::RunState, _) => BlockerCode::RunState,
+        (BlockerKind::Qemu, _) => BlockerCode::QemuRefuses,
+        (BlockerKind::Disk | BlockerKind::DiskSocket, _) => BlockerCode::DiskNotShared,
+        _ => BlockerCode::Other,
     }
 }
 

@@ -13,17 +13,19 @@ use vmove_fabric::{
 };
 use vmove_memory::{EventBatch, FaultContext, Hva, PageIndex, PageRun, ReadTicket, UffdEvent, Want};
 
+use super::error::{PageError, PagesLost};
 use super::fill::{Fill, FillEvent};
-use super::guest::{Events, GuestMemory, QemuGone, step_aside};
-use super::parts::{self, LeftOut};
-use crate::clock::Mono;
+use super::guest_memory::{Events, GuestMemory, step_aside};
+use super::read_parts::{self, LeftOut};
+use crate::waiting_faults::Found;
+use vmove_types::time::Mono;
 
 /// Events taken from the kernel at once.
 const EVENTS: usize = 64;
 /// Faults that wait for room on the connection: as many as a QEMU may have threads.
 const BACKLOG: usize = 4096;
 /// How long the thread sleeps before it looks whether it shall end.
-const LOOK_AROUND: Duration = Duration::from_millis(200);
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A running fault thread; joined when dropped (call [`Fill::stop`] first).
 #[derive(Debug)]
@@ -40,7 +42,7 @@ impl Drop for FaultThread {
     }
 }
 
-/// Starts it. It serves once [`super::guest::GuestMemory::begin_serving`] was called and memory is attached; faults wait until then.
+/// Starts it. It serves once [`super::guest_memory::GuestMemory::begin_serving`] was called and memory is attached; faults wait until then.
 pub(super) fn start(fill: &Arc<Fill>, endpoint: Box<dyn Endpoint>) -> std::io::Result<FaultThread> {
     let counters = endpoint.counters_handle();
     let fill = Arc::clone(fill);
@@ -76,8 +78,8 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// Takes what there is. Discards are noted at once.
-    fn read(&mut self) -> Result<usize, QemuGone> {
-        let count = self.context.read_events(&mut self.events).map_err(|e| QemuGone(e.to_string()))?;
+    fn read(&mut self) -> Result<usize, PageError> {
+        let count = self.context.read_events(&mut self.events).map_err(PageError::Events)?;
         if count > 0 {
             self.waited = 0;
             let now = Mono::now();
@@ -93,7 +95,7 @@ impl Reader<'_> {
 }
 
 impl Events for Reader<'_> {
-    fn pending(&mut self) -> Result<(), QemuGone> {
+    fn pending(&mut self) -> Result<(), PageError> {
         if self.read()? == 0 {
             // It has been read, and QEMU has yet to go on.
             step_aside(&mut self.waited);
@@ -143,8 +145,8 @@ impl<'a> Server<'a> {
         while !self.fill.stopping() {
             let faults = self.take_events()?;
             self.post_backlog()?;
-            self.endpoint.flush().map_err(broken)?;
-            let got = self.endpoint.poll(&mut self.done).map_err(broken)?;
+            self.endpoint.flush()?;
+            let got = self.endpoint.poll(&mut self.done)?;
             self.finish()?;
             if faults == 0 && got == 0 {
                 self.sleep();
@@ -166,13 +168,14 @@ impl<'a> Server<'a> {
             PollFd::from_borrowed_fd(link_fd, link),
             PollFd::from_borrowed_fd(stop, PollFlags::IN),
         ];
-        let limit = rustix::event::Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK_AROUND.subsec_nanos()) };
+        let limit =
+            rustix::event::Timespec { tv_sec: 0, tv_nsec: i64::from(STOP_CHECK_INTERVAL.subsec_nanos()) };
         // Woken early or by a signal: one look around.
         let _ = rustix::event::poll(&mut fds, Some(&limit));
     }
 
     fn take_events(&mut self) -> Result<usize, FillEvent> {
-        let count = self.reader.read().map_err(gone)?;
+        let count = self.reader.read()?;
         self.answer().map(|()| count)
     }
 
@@ -192,8 +195,12 @@ impl<'a> Server<'a> {
         let (memory, reader) = (&self.fill.memory, &mut self.reader);
         let Some((block, page)) = memory.locate(hva) else { return Ok(()) };
         let index = PageIndex(page);
-        let old = parts::has_old_bytes(&memory.blocks[block], index);
-        match memory.blocks[block].table.want(index) {
+        let old = read_parts::has_old_bytes(&memory.blocks[block], index);
+        let Found { want, recorded } = memory.waiting.want(&memory.blocks[block].table, block, index, since);
+        if !recorded && matches!(want, Want::MapNow | Want::ZeroNow | Want::MapAgain) {
+            memory.latencies.count_other();
+        }
+        match want {
             Want::Fetch(ticket) => {
                 // Full only if a QEMU has more threads than any; the page stays claimable and the ticket's flag is seen by `next_dropped`.
                 if self.backlog.len() < BACKLOG {
@@ -202,19 +209,18 @@ impl<'a> Server<'a> {
                 // A hint that finds no room changes the order of reads, nothing else.
                 let _ = self.fill.hints.force_push((block, page));
             }
-            Want::OnItsWay => memory.waiting.note(block, page, since),
+            // Noted: whoever lands it maps it, and records the latency.
+            Want::OnItsWay => {}
             Want::MapNow => {
-                memory.latencies.count_other();
                 // What lies around is likely to be touched next; the faulted page is in the first run mapped.
                 let folio = memory.blocks[block].folio(page);
-                memory.map_folios(block, page..page + 1, reader).map_err(gone)?;
-                memory.map_landed(block, page..folio.end, reader).map_err(gone)?;
-                memory.map_landed(block, folio.start..page, reader).map_err(gone)?;
+                memory.map_folios(block, page..page + 1, reader)?;
+                memory.map_landed(block, page..folio.end, reader)?;
+                memory.map_landed(block, folio.start..page, reader)?;
             }
             Want::ZeroNow | Want::MapAgain => {
-                memory.latencies.count_other();
                 // A hole under a mapped page was made by a discard (balloon, free-page reporting): mapping it fills it with zeros.
-                memory.map(block, PageRun::new(index, 1), reader).map_err(gone)?;
+                memory.map(block, PageRun::new(index, 1), reader)?;
             }
             // The guest gets what the kernel gives for a page that cannot be had.
             Want::Poisoned => {
@@ -237,21 +243,21 @@ impl<'a> Server<'a> {
             let of = &self.fill.memory.blocks[reading.block];
             let run = PageRun::new(reading.ticket.page(), 1);
             self.segments.clear();
-            for range in parts::parts(of, run) {
-                let Some(segment) = self.fill.reach.segment(reading.block, range) else {
-                    return Err(FillEvent::unreadable());
+            for range in read_parts::parts(of, run) {
+                let Some(segment) = self.fill.remote.segment(reading.block, range) else {
+                    return Err(PagesLost::NotReadable.into());
                 };
                 self.segments.push(segment);
             }
             let old = (reading.old && self.fill.memory.comparing.pays()).then_some((of, run));
-            let posted = parts::post(&mut *self.endpoint, WrId(slot as u64), &self.segments, old);
-            match posted.map_err(|e| FillEvent::Gone(e.to_string()))? {
+            let posted = read_parts::post(&mut *self.endpoint, WrId(slot as u64), &self.segments, old);
+            match posted? {
                 Ok(()) => self.slots[slot] = Some(reading),
                 Err(PostError::Full { .. }) => {
                     self.backlog.push_front(reading);
                     return Ok(());
                 }
-                Err(error) => return Err(FillEvent::refused(error)),
+                Err(error) => return Err(PagesLost::from(error).into()),
             }
         }
         Ok(())
@@ -262,7 +268,7 @@ impl<'a> Server<'a> {
         for completion in self.done.drain() {
             let Some(left_out) = LeftOut::of(&completion.kind) else { continue };
             if let Err(status) = &completion.status {
-                return Err(FillEvent::refused(format!("the source refused a read: {status}")));
+                return Err(PagesLost::ReadRefused(status.to_string()).into());
             }
             memory.comparing.note(&completion.kind);
             let slot = usize::try_from(completion.wr.0)
@@ -271,21 +277,16 @@ impl<'a> Server<'a> {
                 .and_then(Option::take);
             let Some(Reading { block, ticket, since, .. }) = slot else { continue };
             let page = ticket.page();
-            parts::complete(&memory.blocks[block], PageRun::new(page, 1), left_out, &memory.landed_bytes)
-                .map_err(|e| FillEvent::Gone(e.to_string()))?;
+            read_parts::complete(
+                &memory.blocks[block],
+                PageRun::new(page, 1),
+                left_out,
+                &memory.landed_bytes,
+            )?;
             // The ticket carries the mark that a thread waits: the page is mapped here.
-            memory.landed(block, page, ticket.landed(), &mut self.reader).map_err(gone)?;
+            memory.landed(block, page, ticket.landed(), &mut self.reader)?;
             memory.latencies.record(Mono::now().since(since));
         }
         Ok(())
     }
-}
-
-fn broken(error: vmove_fabric::FabricError) -> FillEvent {
-    error.into()
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "a function for map_err")]
-fn gone(error: QemuGone) -> FillEvent {
-    FillEvent::Gone(error.to_string())
 }

@@ -8,15 +8,16 @@ use std::time::Duration;
 use crossbeam_queue::ArrayQueue;
 use tokio::sync::mpsc;
 use vmove_fabric::{
-    Completion, Completions, CountersHandle, Endpoint, FabricError, MAX_SEGMENTS, PostError, ReadSegment,
-    Remedy, Sched, ThreadOptions, WrId,
+    Completion, Completions, CountersHandle, Endpoint, MAX_SEGMENTS, PostError, ReadSegment, Sched,
+    ThreadOptions, WrId,
 };
 use vmove_memory::{ByteLen, ByteRange, PageIndex, PageRun, RunTicket};
 
-use super::guest::{GuestMemory, ReadElsewhere};
-use super::parts::{self, LeftOut};
-use super::reach::{Reach, part_end};
-use super::work::{Work, WorkQueue};
+use super::error::{PageError, PagesLost};
+use super::guest_memory::{GuestMemory, ReadElsewhere};
+use super::page_queue::{NamedPages, PageQueue};
+use super::read_parts::{self, LeftOut};
+use super::remote_memory::RemoteMemory;
 use crate::throttle::{BULK_NICE, Throttle};
 
 /// While the guest runs at the source: large reads, several under way.
@@ -26,10 +27,10 @@ const SERVING: Shape = Shape { bytes: 256 << 10, depth: 2 };
 /// Hints from the fault thread that have not been followed. More are dropped: a hint only changes the order.
 const HINTS: usize = 64;
 /// How long an idle reader sleeps before it looks around: hints come without a word.
-const IDLE: Duration = Duration::from_millis(2);
+const IDLE_INTERVAL: Duration = Duration::from_millis(2);
 /// The same before the guest's faults are served. Whatever there is to do is told, and QEMU, which starts meanwhile, needs the
 /// processor.
-const BEFORE: Duration = Duration::from_millis(100);
+const UNSERVED_IDLE_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy)]
 struct Shape {
@@ -41,33 +42,22 @@ struct Shape {
 #[derive(Debug)]
 pub(super) enum FillEvent {
     /// A connection or the peer's memory failed: the attempt is over, another may be made.
-    Broken {
-        /// The reason.
-        why: String,
-        /// Over the same fabric, perhaps.
-        same_fabric: bool,
-    },
-    /// QEMU has gone: no other attempt will help.
-    Gone(String),
+    Lost(PagesLost),
+    /// Something failed here: no other attempt will help.
+    Failed(PageError),
     /// Nothing is missing any more (a hint: recount before acting).
     NothingLeft,
 }
 
-impl From<FabricError> for FillEvent {
-    fn from(error: FabricError) -> Self {
-        Self::Broken { why: super::chain(&error), same_fabric: error.remedy() == Remedy::Reconnect }
+impl<E: Into<PagesLost>> From<E> for FillEvent {
+    fn from(error: E) -> Self {
+        Self::Lost(error.into())
     }
 }
 
-impl FillEvent {
-    /// The connection is well, yet a read is not done.
-    pub(super) fn refused(why: impl std::fmt::Display) -> Self {
-        Self::Broken { why: why.to_string(), same_fabric: true }
-    }
-
-    /// A page was named that nobody said how to read.
-    pub(super) fn unreadable() -> Self {
-        Self::refused("the source named a page of memory that it had not made readable")
+impl From<PageError> for FillEvent {
+    fn from(error: PageError) -> Self {
+        Self::Failed(error)
     }
 }
 
@@ -75,8 +65,8 @@ impl FillEvent {
 #[derive(Debug)]
 pub(super) struct Fill {
     pub memory: Arc<GuestMemory>,
-    pub reach: Arc<Reach>,
-    pub queue: WorkQueue,
+    pub remote: Arc<RemoteMemory>,
+    pub queue: PageQueue,
     /// (block, page) of recent faults: what lies around them is read first.
     pub hints: ArrayQueue<(usize, u64)>,
     pub throttle: Throttle,
@@ -92,15 +82,15 @@ pub(super) struct Fill {
 impl Fill {
     pub(super) fn new(
         memory: Arc<GuestMemory>,
-        reach: Arc<Reach>,
+        remote: Arc<RemoteMemory>,
         throttle: Throttle,
         events: mpsc::UnboundedSender<FillEvent>,
     ) -> std::io::Result<Self> {
         Ok(Self {
             stop_fd: rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?,
             memory,
-            reach,
-            queue: WorkQueue::default(),
+            remote,
+            queue: PageQueue::default(),
             hints: ArrayQueue::new(HINTS),
             throttle,
             events,
@@ -197,7 +187,7 @@ struct Worker<'a> {
     /// Around a fault: what is left of its folio.
     around: Option<(usize, std::ops::Range<u64>)>,
     /// A run being taken apart.
-    current: Option<Work>,
+    current: Option<NamedPages>,
     in_flight: usize,
 }
 
@@ -225,14 +215,14 @@ impl<'a> Worker<'a> {
                 hurried = true;
             }
             let posted = self.post()?;
-            self.endpoint.flush().map_err(broken)?;
-            let got = self.endpoint.poll(&mut self.done).map_err(broken)?;
+            self.endpoint.flush()?;
+            let got = self.endpoint.poll(&mut self.done)?;
             self.finish()?;
             if posted || got > 0 {
                 continue;
             }
             if self.in_flight > 0 {
-                self.endpoint.wait(Some(Duration::from_millis(100))).map_err(broken)?;
+                self.endpoint.wait(Some(Duration::from_millis(100)))?;
             } else {
                 self.rest();
             }
@@ -252,7 +242,7 @@ impl<'a> Worker<'a> {
             fill.told_nothing_left.store(true, Ordering::Relaxed);
             fill.tell(FillEvent::NothingLeft);
         }
-        fill.queue.wait(|| if fill.memory.is_serving() { IDLE } else { BEFORE });
+        fill.queue.wait(|| if fill.memory.is_serving() { IDLE_INTERVAL } else { UNSERVED_IDLE_INTERVAL });
     }
 
     /// Posts one read if there is room and work.
@@ -285,9 +275,9 @@ impl<'a> Worker<'a> {
         self.segments.clear();
         for piece in pieces {
             let block = &self.fill.memory.blocks[piece.block];
-            for range in parts::parts(block, piece.run) {
-                let Some(segment) = self.fill.reach.segment(piece.block, range) else {
-                    return Err(FillEvent::unreadable());
+            for range in read_parts::parts(block, piece.run) {
+                let Some(segment) = self.fill.remote.segment(piece.block, range) else {
+                    return Err(PagesLost::NotReadable.into());
                 };
                 self.segments.push(segment);
             }
@@ -304,11 +294,11 @@ impl<'a> Worker<'a> {
             }
             _ => None,
         };
-        let posted = parts::post(&mut *self.endpoint, WrId(slot as u64), &self.segments, old);
-        match posted.map_err(|e| FillEvent::Gone(e.to_string()))? {
+        let posted = read_parts::post(&mut *self.endpoint, WrId(slot as u64), &self.segments, old);
+        match posted? {
             Ok(()) => Ok(true),
             Err(PostError::Full { .. }) => unreachable!("at most `capacity` reads are posted"),
-            Err(error) => Err(FillEvent::refused(error)),
+            Err(error) => Err(PagesLost::from(error).into()),
         }
     }
 
@@ -336,9 +326,7 @@ impl<'a> Worker<'a> {
             };
             if work.zero {
                 let pages = work.pages.end - work.pages.start;
-                fill.memory
-                    .zero(work.block, work.pages, serving)
-                    .map_err(|e| FillEvent::Gone(e.to_string()))?;
+                fill.memory.zero(work.block, work.pages, serving)?;
                 fill.queue.done(pages);
                 continue;
             }
@@ -349,12 +337,12 @@ impl<'a> Worker<'a> {
     }
 
     /// Takes the next run out of a piece of work and keeps the rest of it for later.
-    fn take_from(&mut self, mut work: Work, most: u64, serving: bool) -> Option<Piece> {
+    fn take_from(&mut self, mut work: NamedPages, most: u64, serving: bool) -> Option<Piece> {
         let block = &self.fill.memory.blocks[work.block];
         let max_pages = (most / block.page_size.bytes()).max(1);
         let within = PageRun::new(PageIndex(work.pages.start), work.pages.end - work.pages.start);
         if serving {
-            let claimed = parts::claim(block, within, max_pages);
+            let claimed = read_parts::claim(block, within, max_pages);
             let end = claimed.as_ref().map_or(work.pages.end, |(ticket, _)| ticket.run().end().0);
             self.fill.queue.done(end - work.pages.start);
             let index = work.block;
@@ -362,14 +350,14 @@ impl<'a> Worker<'a> {
             self.current = (!work.pages.is_empty()).then_some(work);
             return claimed.map(|claimed| Piece::claimed(index, claimed));
         }
-        let in_part = part_end(block, within.start.0) - within.start.0;
+        let in_part = block.part_end(within.start.0) - within.start.0;
         let run = PageRun::new(within.start, within.len.min(max_pages).min(in_part));
-        let (index, old) = (work.block, parts::has_old_bytes(block, run.start));
+        let (index, old) = (work.block, read_parts::has_old_bytes(block, run.start));
         work.pages.start = run.end().0;
         self.current = (!work.pages.is_empty()).then_some(work);
         let range = block.page_size.range_of(PageRun::new(run.start, 1));
         let first = ByteRange::new(range.start, ByteLen(range.len.0.min(4096)));
-        if self.fill.reach.segment(index, first).is_none() {
+        if self.fill.remote.segment(index, first).is_none() {
             // The source has had memory there since after it said what can be read: so it was written after the scan, and comes
             // in the next round.
             self.fill.queue.done(run.len);
@@ -391,7 +379,7 @@ impl<'a> Worker<'a> {
             let of = &self.fill.memory.blocks[block];
             let max_pages = (most / of.page_size.bytes()).max(1);
             let within = PageRun::new(PageIndex(range.start), range.end - range.start);
-            if let Some(claimed) = parts::claim(of, within, max_pages) {
+            if let Some(claimed) = read_parts::claim(of, within, max_pages) {
                 let end = claimed.0.run().end().0;
                 if end < range.end {
                     self.around = Some((block, end..range.end));
@@ -408,7 +396,7 @@ impl<'a> Worker<'a> {
         }
         self.fill.memory.blocks.iter().enumerate().find_map(|(index, block)| {
             let max_pages = (most / block.page_size.bytes()).max(1);
-            Some(Piece::claimed(index, parts::claim(block, block.table.all(), max_pages)?))
+            Some(Piece::claimed(index, read_parts::claim(block, block.table.all(), max_pages)?))
         })
     }
 
@@ -427,7 +415,7 @@ impl<'a> Worker<'a> {
     fn finish_one(&mut self, completion: &Completion) -> Result<(), FillEvent> {
         let Some(mut left_out) = LeftOut::of(&completion.kind) else { return Ok(()) };
         if let Err(status) = &completion.status {
-            return Err(FillEvent::refused(format!("the source refused a read: {status}")));
+            return Err(PagesLost::ReadRefused(status.to_string()).into());
         }
         self.fill.memory.comparing.note(&completion.kind);
         let slot = usize::try_from(completion.wr.0).ok().filter(|s| *s < self.slots.len());
@@ -448,8 +436,7 @@ impl<'a> Worker<'a> {
     fn piece_landed(&self, piece: Piece, left_out: LeftOut) -> Result<LeftOut, FillEvent> {
         let memory = &self.fill.memory;
         let block = &memory.blocks[piece.block];
-        let rest = parts::complete(block, piece.run, left_out, &memory.landed_bytes)
-            .map_err(|e| FillEvent::Gone(e.to_string()))?;
+        let rest = read_parts::complete(block, piece.run, left_out, &memory.landed_bytes)?;
         let Some(ticket) = piece.ticket else {
             block.table.mark_landed(piece.run);
             self.fill.queue.done(piece.run.len);
@@ -458,18 +445,12 @@ impl<'a> Worker<'a> {
         let mut result = Ok(());
         ticket.landed(|page, landing| {
             if let Err(e) = memory.landed(piece.block, page, landing, &mut ReadElsewhere::default()) {
-                result = Err(FillEvent::Gone(e.to_string()));
+                result = Err(e);
             }
         });
         result?;
         let pages = piece.run.start.0..piece.run.end().0;
-        memory
-            .map_folios(piece.block, pages, &mut ReadElsewhere::default())
-            .map_err(|e| FillEvent::Gone(e.to_string()))?;
+        memory.map_folios(piece.block, pages, &mut ReadElsewhere::default())?;
         Ok(rest)
     }
-}
-
-fn broken(error: FabricError) -> FillEvent {
-    error.into()
 }

@@ -6,20 +6,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vmove_memory::{
-    FaultContext, Keep, PageRun, Process, UffdFeatures, create_uffd, discard_in_qemu, find_mappings,
-    reopen_uffd, touched_in_qemu,
+    FaultContext, Keep, MemoryError, PageRun, Process, UffdFeatures, create_uffd, discard_in_qemu,
+    find_mappings, reopen_uffd, touched_in_qemu,
 };
 use vmove_qmp::Client;
 use vmove_qmp::process::{QemuProcess, log_in};
 use vmove_qmp::switchover::{Destination, DestinationOptions, Inbound, StateSender};
 
-use super::guest::{Attached, GuestMemory};
-use crate::clock::Mono;
+use super::error::LaunchError;
+use super::guest_memory::{Attached, GuestMemory};
+use vmove_types::time::Mono;
 
 /// Time for a QEMU to open its monitor: a large guest on a busy host, hugetlbfs reservation included.
-const START: Duration = Duration::from_secs(60);
+const MONITOR_TIMEOUT: Duration = Duration::from_secs(60);
 /// And for each GiB of memory that it locks before that.
-const LOCK_PER_GIB: Duration = Duration::from_secs(1);
+const LOCK_TIMEOUT_PER_GIB: Duration = Duration::from_secs(1);
 
 /// A destination QEMU, paused, its faults ours.
 #[derive(Debug)]
@@ -50,29 +51,26 @@ pub(super) struct LaunchOrder {
 }
 
 /// Starts QEMU, prepares it for device state, attaches.
-pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, String> {
+pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, LaunchError> {
     let LaunchOrder { command, vm_dir, qmp_socket, memory, locked, started } = order;
     let gib = memory.blocks.iter().map(|b| b.file.len().0).sum::<u64>() >> 30;
-    let limit =
-        START + if locked { LOCK_PER_GIB * u32::try_from(gib).unwrap_or(u32::MAX) } else { Duration::ZERO };
+    let limit = MONITOR_TIMEOUT
+        + if locked { LOCK_TIMEOUT_PER_GIB * u32::try_from(gib).unwrap_or(u32::MAX) } else { Duration::ZERO };
     let begun = Mono::now();
-    let process = QemuProcess::spawn(&command, &vm_dir, &log_in(&vm_dir)).map_err(|e| chain(&e))?;
+    let process = QemuProcess::spawn(&command, &vm_dir, &log_in(&vm_dir))?;
     // The session may have ended meanwhile; then it has dropped the receiver and nobody else knows of this QEMU.
     if started.send(process.clone()).is_err() {
         let _ = process.kill().await;
-        return Err("the session ended while QEMU was being started".to_owned());
+        return Err(LaunchError::SessionEnded);
     }
-    let client = process.wait_qmp(&qmp_socket, limit).await.map_err(|e| chain(&e))?;
+    let client = process.wait_qmp(&qmp_socket, limit).await?;
     let monitor = Mono::now();
-    let destination =
-        Destination::prepare(&client, &DestinationOptions::default()).await.map_err(|e| chain(&e))?;
-    let (state, theirs) = StateSender::pair().map_err(|e| chain(&e))?;
-    destination.listen(Inbound::Fd(theirs)).await.map_err(|e| chain(&e))?;
+    let destination = Destination::prepare(&client, &DestinationOptions::default()).await?;
+    let (state, theirs) = StateSender::pair()?;
+    destination.listen(Inbound::Fd(theirs)).await?;
     let listens = Mono::now();
     let pid = process.pid();
-    let taken = tokio::task::spawn_blocking(move || take_faults(pid, &memory, locked))
-        .await
-        .map_err(|e| e.to_string())??;
+    let taken = vmove_node::blocking::spawn_blocking(move || take_faults(pid, &memory, locked)).await??;
     let (pid_start, attached, fault_fd, touched) = taken;
     tracing::info!(
         pid,
@@ -87,33 +85,32 @@ pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, String> {
 type Taken = (u64, Attached, i32, Vec<(usize, PageRun)>);
 
 /// Registers QEMU's mappings, and drops the page-table entries it had before: those would never fault (hazard: stale mappings).
-fn take_faults(pid: u32, memory: &GuestMemory, locked: bool) -> Result<Taken, String> {
-    let process = Process::open(pid).map_err(|e| chain(&e))?;
+fn take_faults(pid: u32, memory: &GuestMemory, locked: bool) -> Result<Taken, LaunchError> {
+    let process = Process::open(pid)?;
     let files: Vec<_> = memory.blocks.iter().map(|b| &b.file).collect();
-    let mappings = find_mappings(&process, &files).map_err(|e| chain(&e))?;
+    let mappings = find_mappings(&process, &files)?;
     for (index, block) in memory.blocks.iter().enumerate() {
         let mapped: u64 = mappings.iter().filter(|m| m.file_index == index).map(|m| m.len.0).sum();
         if mapped != block.file.len().0 {
-            return Err(format!(
-                "QEMU maps {mapped} of the {} bytes of {}: expected the whole file once",
-                block.file.len().0,
-                block.file.path().display()
-            ));
+            return Err(LaunchError::NotMappedOnce {
+                path: block.file.path().to_owned(),
+                mapped,
+                len: block.file.len().0,
+            });
         }
     }
-    let remote = create_uffd(&process, UffdFeatures::Faults, Keep::InQemu).map_err(|e| chain(&e))?;
-    let fault_fd = remote.fd_in_qemu.ok_or("the fault descriptor did not stay open in QEMU")?;
+    let remote = create_uffd(&process, UffdFeatures::Faults, Keep::InQemu)?;
+    let fault_fd = remote.fd_in_qemu.ok_or(LaunchError::NoFaultDescriptor)?;
     let context = FaultContext::new(remote);
-    context.register(&mappings).map_err(|e| chain(&e))?;
+    context.register(&mappings)?;
     let mut touched = Vec::new();
     if !locked {
-        touched_in_qemu(&process, &mappings, |block, run| touched.push((block, run)))
-            .map_err(|e| chain(&e))?;
+        touched_in_qemu(&process, &mappings, |block, run| touched.push((block, run)))?;
     }
-    discard_in_qemu(&process, &mappings, Some(&context)).map_err(|e| chain(&e))?;
+    discard_in_qemu(&process, &mappings, Some(&context))?;
     if locked {
         // It has touched everything, so that does not tell what it has written. But nothing has landed yet.
-        memory.wipe().map_err(|e| chain(&e))?;
+        memory.wipe()?;
     }
     Ok((process.start_time(), Attached { process, context, mappings }, fault_fd, touched))
 }
@@ -124,29 +121,14 @@ pub(super) fn retake_faults(
     pid_start: u64,
     fault_fd: i32,
     memory: &GuestMemory,
-) -> Result<Attached, String> {
-    let process = Process::reopen(pid, pid_start).map_err(|e| chain(&e))?;
+) -> Result<Attached, MemoryError> {
+    let process = Process::reopen(pid, pid_start)?;
     let files: Vec<_> = memory.blocks.iter().map(|b| &b.file).collect();
-    let mappings = find_mappings(&process, &files).map_err(|e| chain(&e))?;
-    let context = FaultContext::new(reopen_uffd(&process, fault_fd).map_err(|e| chain(&e))?);
+    let mappings = find_mappings(&process, &files)?;
+    let context = FaultContext::new(reopen_uffd(&process, fault_fd)?);
     // Whoever waits was reported to a process that is no more: all fault again.
     for mapping in &mappings {
-        context.wake(mapping.hva, mapping.len).map_err(|e| chain(&e))?;
+        context.wake(mapping.hva, mapping.len)?;
     }
     Ok(Attached { process, context, mappings })
-}
-
-/// An error with its causes, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        next = cause.source();
-    }
-    text
 }

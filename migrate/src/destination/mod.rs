@@ -1,28 +1,35 @@
 //! The side the guest goes to.
 //!
-//! One task per session ([`session`]) reads the source's messages and owns everything; bulk readers ([`fill`]) and the fault thread
-//! ([`faults`]) move pages; [`launch`] starts QEMU; [`guest`] knows where each page stands. What survives a kill of the daemon is in
-//! the journal, in the page tables and in QEMU itself.
+//! A session is one task that runs one phase after the other ([`phases`]): [`filling`], [`switchover`], [`loaded`], [`owner`],
+//! [`complete`]. Each phase is a struct with what there is in it, and becomes the next one by value; what outlives the phases is in
+//! [`session`]. Bulk readers ([`fill`]) and the fault thread ([`faults`]) move pages; [`launch`] starts QEMU; [`guest_memory`] knows
+//! where each page stands. What survives a kill of the daemon is in the journal, in the page tables and in QEMU itself.
 
-mod attempt;
+mod block;
+mod comparing;
+mod complete;
+mod device_state;
+mod error;
 mod faults;
 mod fill;
-mod guest;
-mod handover;
+mod filling;
+mod guest_memory;
 mod launch;
-mod messages;
-mod parts;
+mod loaded;
+mod monitor;
+mod owner;
+mod page_connections;
+mod page_messages;
+mod page_queue;
+mod phases;
 mod populate;
-mod reach;
-mod room;
+mod read_parts;
+mod remote_memory;
 mod session;
 mod setup;
-pub(crate) mod verify;
-mod waiting;
-mod work;
+mod switchover;
+mod verify;
+mod vm_files;
 
-pub(crate) use launch::chain;
-pub(crate) use populate::PART;
-pub(crate) use room::plan;
 pub(crate) use session::Arrival;
 pub(crate) use setup::{adopt, discard, serve_new, tidy};

@@ -13,26 +13,34 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokio::task::JoinHandle;
+use tokio::sync::oneshot;
 use vmove_fabric::{Sched, ThreadOptions};
-use vmove_memory::{PageIndex, PageRun};
+use vmove_memory::{MemoryError, PageIndex, PageRun};
 
-use super::guest::{Block, GuestMemory};
-use super::launch::chain;
+use super::block::Block;
+use super::error::PopulateError;
+use super::guest_memory::GuestMemory;
 use crate::pending::PageSet;
-use crate::proto::message::BlockInfo;
+use crate::proto::message::{BlockInfo, PART_BYTES};
 use crate::throttle::BULK_NICE;
 
-/// The unit in which a source says where it has memory.
-pub(crate) const PART: u64 = 2 << 20;
-
-/// Ends the work soon when dropped; memory that has been given stays.
+/// Work on a thread of its own. It ends soon when this is dropped; memory that has been given stays.
 #[derive(Debug)]
-pub(super) struct Populating(Arc<AtomicBool>);
+pub(super) struct Populating {
+    stop: Arc<AtomicBool>,
+    ended: oneshot::Receiver<Result<(), PopulateError>>,
+}
 
 impl Drop for Populating {
     fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Populating {
+    /// How it ended. Cancel-safe; not to be called again after that.
+    pub(super) async fn ended(&mut self) -> Result<(), PopulateError> {
+        (&mut self.ended).await.unwrap_or(Err(PopulateError::Ended))
     }
 }
 
@@ -41,15 +49,16 @@ pub(super) fn start(
     memory: &Arc<GuestMemory>,
     blocks: &[BlockInfo],
     all: bool,
-) -> Result<(Populating, JoinHandle<Result<(), String>>), String> {
-    let parts = |b: &BlockInfo| match b.size.div_ceil(PART) {
+) -> Result<Populating, PopulateError> {
+    let parts = |b: &BlockInfo| match b.size.div_ceil(PART_BYTES) {
         parts if all => Ok(PageSet::full(parts)),
-        parts => PageSet::decode(&b.data, parts).map_err(str::to_owned),
+        parts => PageSet::decode(&b.data, parts)
+            .map_err(|source| PopulateError::PageSet { block: b.id.clone(), source }),
     };
     let sets = blocks.iter().map(parts).collect::<Result<Vec<_>, _>>()?;
     let stop = Arc::new(AtomicBool::new(false));
     let (memory, stopped) = (Arc::clone(memory), Arc::clone(&stop));
-    let (done, ended) = tokio::sync::oneshot::channel();
+    let (done, ended) = oneshot::channel();
     let options =
         ThreadOptions { sched: Sched::Normal { nice: BULK_NICE }, ..ThreadOptions::bulk("vmove-populate") };
     options
@@ -57,26 +66,28 @@ pub(super) fn start(
             // The session may have ended.
             let _ = done.send(populate(&memory, &sets, &stopped));
         })
-        .map_err(|e| format!("Could not start a thread: {e}"))?;
-    let task = tokio::spawn(async move { ended.await.unwrap_or_else(|e| Err(e.to_string())) });
-    Ok((Populating(stop), task))
+        .map_err(PopulateError::Thread)?;
+    Ok(Populating { stop, ended })
 }
 
-fn populate(memory: &GuestMemory, sets: &[PageSet], stop: &AtomicBool) -> Result<(), String> {
+fn populate(memory: &GuestMemory, sets: &[PageSet], stop: &AtomicBool) -> Result<(), PopulateError> {
     for (block, set) in memory.blocks.iter().zip(sets) {
         if block.must_be_given() {
             give(block, stop)?;
             continue;
         }
-        let per_part = (PART / block.page_size.bytes()).max(1);
+        let per_part = (PART_BYTES / block.page_size.bytes()).max(1);
         for part in set.runs().flatten() {
             if stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            let start = part * PART / block.page_size.bytes();
+            let start = part * PART_BYTES / block.page_size.bytes();
             let len = per_part.min(block.pages().saturating_sub(start));
             if len > 0 {
-                block.mapping().populate(PageRun::new(PageIndex(start), len)).map_err(|e| chain(&e))?;
+                block
+                    .mapping()
+                    .populate(PageRun::new(PageIndex(start), len))
+                    .map_err(|e| file_error(block, e))?;
             }
         }
     }
@@ -84,13 +95,17 @@ fn populate(memory: &GuestMemory, sets: &[PageSet], stop: &AtomicBool) -> Result
 }
 
 /// All pages: one that the guest begins to use while it moves must be there too.
-fn give(block: &Block, stop: &AtomicBool) -> Result<(), String> {
+fn give(block: &Block, stop: &AtomicBool) -> Result<(), PopulateError> {
     for page in 0..block.pages() {
         if stop.load(Ordering::Relaxed) {
             return Ok(());
         }
         let range = block.page_size.range_of(PageRun::new(PageIndex(page), 1));
-        block.file.allocate(range).map_err(|e| chain(&e))?;
+        block.file.allocate(range).map_err(|e| file_error(block, e))?;
     }
     Ok(())
+}
+
+fn file_error(block: &Block, source: MemoryError) -> PopulateError {
+    PopulateError::File { path: block.file.path().to_owned(), source }
 }

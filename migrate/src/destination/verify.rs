@@ -7,6 +7,35 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use vmove_memory::{Mapping, PageIndex, PageRun, RamFile};
 
+use crate::page_hash::{GIVEN_BACK, ZERO_PAGE, page_hash};
+use crate::proto::message::Hashes;
+
+/// Hashes of the source's side, as they come.
+#[derive(Debug, Default)]
+pub(super) struct SourceHashes {
+    parts: Vec<Hashes>,
+    /// There are no more.
+    whole: bool,
+}
+
+impl SourceHashes {
+    pub(super) fn add(&mut self, part: Hashes) {
+        self.parts.push(part);
+    }
+
+    pub(super) const fn end(&mut self) {
+        self.whole = true;
+    }
+
+    pub(super) const fn are_whole(&self) -> bool {
+        self.whole
+    }
+
+    pub(super) fn parts(&self) -> &[Hashes] {
+        &self.parts
+    }
+}
+
 /// Hashes of this side; 0 means "not taken yet".
 #[derive(Debug)]
 pub(super) struct PageHashes {
@@ -72,21 +101,6 @@ impl PageHashes {
         self.blocks.get(block)?.get(usize::try_from(page).ok()?)
     }
 }
-
-/// Hash of one page as both sides compute it: 1 for a page of zeros (a hole is not looked at, which would fill it), otherwise its
-/// XXH3, at least 2. 0 stays free for "not taken yet", the greatest number for a page that the guest has given back.
-pub(crate) fn page_hash(mapping: &Mapping, page: PageIndex) -> u64 {
-    match (mapping.is_zero(page), mapping.hash(page)) {
-        (Ok(true), _) => ZERO_PAGE,
-        (_, Ok(hash)) => hash.clamp(2, GIVEN_BACK - 1),
-        _ => 0,
-    }
-}
-
-/// See [`page_hash`].
-pub(crate) const ZERO_PAGE: u64 = 1;
-/// See [`page_hash`].
-const GIVEN_BACK: u64 = u64::MAX;
 
 #[cfg(test)]
 mod tests {

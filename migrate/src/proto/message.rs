@@ -4,13 +4,17 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use vmove_fabric::{FabricKind, RemoteRegion};
+use vmove_types::Backing;
 
-use crate::check::Blocker;
-use crate::clock::Mono;
 use crate::pending::WireSet;
-use crate::proto::hello::Token;
-use crate::report::{FaultStats, Report};
-use crate::spec::MigrationSpec;
+use vmove_node::peer::Token;
+use vmove_types::check::Blocker;
+use vmove_types::report::{FaultStats, Report};
+use vmove_types::spec::MigrationSpec;
+use vmove_types::time::Mono;
+
+/// The unit in which the source says where it has memory, and in which memory is registered: 2 MiB, or a page that is larger.
+pub(crate) const PART_BYTES: u64 = 2 << 20;
 
 /// One RAM block as the source has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,8 +48,8 @@ pub struct Prepare {
     pub command_line: Vec<String>,
     /// Environment variables that QEMU was started with.
     pub environment: Vec<(String, String)>,
-    /// Backing: `thp`, `hugetlb-2m`, `hugetlb-1g`.
-    pub backing: String,
+    /// What its memory is made of, here and there.
+    pub backing: Backing,
     /// RAM blocks, in the order in which they are numbered in every other message.
     pub blocks: Vec<BlockInfo>,
     /// QEMU version at the source, `major.minor.micro`.
@@ -57,7 +61,7 @@ pub struct Prepare {
     /// Files behind the VM's disks that must be reachable at the destination.
     pub disks: Vec<Disk>,
     /// Fabrics the source can use, best first.
-    pub fabrics: Vec<crate::link::FabricOffer>,
+    pub fabrics: Vec<vmove_node::peer::FabricOffer>,
 }
 
 /// A disk image that both nodes must see.
@@ -153,7 +157,7 @@ pub struct Final {
     /// When QEMU stopped the guest, on the source's clock.
     pub stopped_at: Mono,
     /// Mode in use. With `precopy` the destination says [`ToSource::Loaded`] only when it holds every page as well.
-    pub mode: crate::spec::Mode,
+    pub mode: vmove_types::spec::Mode,
 }
 
 /// Hashes of pages after the guest stopped, for `--verify`.
@@ -344,9 +348,6 @@ pub enum ToSource {
         /// The same fabric may work again.
         same_fabric: bool,
     },
-    /// Never sent: tells a round at the source that there are new page connections.
-    #[serde(skip)]
-    PagesRenewed,
 }
 
 impl ToSource {
@@ -358,7 +359,6 @@ impl ToSource {
             Self::Refused(_) => "Refused",
             Self::Checked { .. } => "Checked",
             Self::PagesLost { .. } => "PagesLost",
-            Self::PagesRenewed => "PagesRenewed",
             Self::Pong { .. } => "Pong",
             Self::Prepared => "Prepared",
             Self::RoundDone(_) => "RoundDone",

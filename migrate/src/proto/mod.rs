@@ -1,6 +1,5 @@
-//! What two daemons say to each other.
+//! What two daemons say to each other in a migration.
 
-pub mod channel;
-pub mod codec;
-pub mod hello;
 pub mod message;
+#[cfg(test)]
+mod tests;

@@ -1,11 +1,11 @@
 use super::*;
 
-use crate::link::PeerTarget;
-use crate::proto::hello::Token;
 use crate::proto::message::Prepare;
-use crate::report::Report;
-use crate::spec::MigrationSpec;
-use crate::vm::VmRecord;
+use vmove_node::peer::PeerTarget;
+use vmove_node::peer::Token;
+use vmove_node::record::VmRecord;
+use vmove_types::report::Report;
+use vmove_types::spec::MigrationSpec;
 
 fn vm() -> VmRecord {
     VmRecord {
@@ -14,7 +14,7 @@ fn vm() -> VmRecord {
         pid_start: 0,
         qmp_socket: "/run/web/qmp.sock".into(),
         vm_dir: "/run/web".into(),
-        backing: "thp".to_owned(),
+        backing: vmove_types::Backing::Thp,
         command_line: Vec::new(),
         environment: Vec::new(),
         ram: Vec::new(),
@@ -39,6 +39,7 @@ fn at_source(dir: &Path, state: SourceState, freed: bool, untold: bool) {
         may_fall_back: false,
         freed,
         untold,
+        to_resume: false,
         report: Report::default(),
     };
     Journal::create(&dir.join("source.jsonl"), record).unwrap();
@@ -54,7 +55,7 @@ pub(crate) fn at_destination(dir: &Path, state: DestinationState, released: bool
         check_only: false,
         command_line: Vec::new(),
         environment: Vec::new(),
-        backing: "thp".to_owned(),
+        backing: vmove_types::Backing::Thp,
         blocks: Vec::new(),
         qemu_version: String::new(),
         machine: String::new(),

@@ -10,12 +10,13 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vmove_fabric::{Access, Fabric, FabricError, FabricKind};
-use vmove_memory::{ByteLen, ByteRange, FileOffset, Mapping, OrphanWatch, RamFile};
+use vmove_memory::{ByteLen, ByteRange, FileOffset, Mapping, MemoryError, OrphanWatch, RamFile};
 
+use super::gate::{Place, THE_END};
 use super::memory::SourceMemory;
-use crate::destination::{PART, chain};
-use crate::proto::message::{BlockRegions, RegionPart, Regions};
-use crate::region::GuestRegion;
+
+use crate::proto::message::{BlockRegions, PART_BYTES, RegionPart, Regions};
+use vmove_node::region::GuestRegion;
 
 /// Memory registered at once: what is given back to the host makes one such piece be registered again.
 const PIECE: u64 = 64 << 20;
@@ -30,8 +31,10 @@ pub(super) const MOST_IN_A_STEP: u64 = 64 * PIECE;
 pub(super) enum ExposeError {
     #[error(transparent)]
     Fabric(#[from] FabricError),
-    #[error("{0}")]
-    Memory(String),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Task(#[from] tokio::task::JoinError),
 }
 
 /// All RAM blocks.
@@ -53,11 +56,6 @@ struct Exposed {
     watch: Option<OrphanWatch>,
 }
 
-/// A place in guest memory: number of the RAM block, and offset there.
-pub(super) type Place = (usize, u64);
-/// Behind all guest memory.
-pub(super) const THE_END: Place = (usize::MAX, 0);
-
 /// Pieces of one RAM block that are to be registered.
 struct Step {
     block: usize,
@@ -71,8 +69,8 @@ impl Exposure {
         let pins = fabric.kind() == FabricKind::Verbs;
         let mut blocks = Vec::new();
         for block in &memory.blocks {
-            let mapping = if pins { block.file.map().map_err(memory_error)? } else { block.mapping.clone() };
-            let watch = if pins { Some(OrphanWatch::new(&mapping).map_err(memory_error)?) } else { None };
+            let mapping = if pins { block.file.map()? } else { block.mapping.clone() };
+            let watch = if pins { Some(OrphanWatch::new(&mapping)?) } else { None };
             let todo = if pins { pieces(&block.file, &with_memory(&block.file)?) } else { Vec::new() };
             let whole = if pins { Vec::new() } else { vec![block.file.range()] };
             let pieces = GuestRegion::register_all(&*fabric, &mapping, &whole, Access::REMOTE_READ)?;
@@ -187,16 +185,11 @@ pub(super) fn register_next(exposure: &Mutex<Exposure>, bytes: u64) -> Result<()
     Ok(())
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "a function for map_err")]
-fn memory_error(error: vmove_memory::MemoryError) -> ExposeError {
-    ExposeError::Memory(chain(&error))
-}
-
 /// The parts of a file, of 2 MiB or a page that is larger, that have memory; in order.
 fn with_memory(file: &RamFile) -> Result<Vec<ByteRange>, ExposeError> {
-    let unit = PART.max(file.page_size().bytes());
+    let unit = PART_BYTES.max(file.page_size().bytes());
     let mut parts: Vec<ByteRange> = Vec::new();
-    for extent in file.data_extents().map_err(memory_error)? {
+    for extent in file.data_extents()? {
         let start = extent.start.0 / unit * unit;
         let end = extent.end().0.next_multiple_of(unit).min(file.len().0);
         match parts.last_mut() {
@@ -244,7 +237,7 @@ mod tests {
 
     #[test]
     fn pieces_cover_the_parts_and_are_bounded() {
-        let parts = [range(0, PIECE * 2 + PART), range(PIECE * 4, PIECE * 4 + PART)];
+        let parts = [range(0, PIECE * 2 + PART_BYTES), range(PIECE * 4, PIECE * 4 + PART_BYTES)];
         let cut = cut(PIECE, &parts);
         assert_eq!(cut.len(), 4);
         assert_eq!(cut.iter().map(|c| c.len.0).sum::<u64>(), parts.iter().map(|p| p.len.0).sum::<u64>());

@@ -5,22 +5,25 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use vmove_memory::{
-    ByteRange, DirtyTracker, HoleWatch, Mapping, PageRun, PageSize, Precision, Process, QemuMapping, RamFile,
-    find_mappings,
+    ByteRange, DirtyTracker, HoleWatch, Mapping, MemoryError, PageRun, PageSize, Precision, Process,
+    QemuMapping, RamFile, find_mappings,
 };
 
 use super::classify::{Classified, Subject, classify};
-use super::registering::Gate;
-use crate::destination::{PART, chain};
+use super::error::NamingError;
+use super::gate::Gate;
+use vmove_node::blocking::spawn_blocking;
+
 use crate::pending::{PageSet, WireSet};
-use crate::proto::message::{BlockInfo, WireRun};
-use crate::vm::VmRecord;
+use crate::proto::message::{BlockInfo, PART_BYTES, WireRun};
+use vmove_node::record::VmRecord;
+use vmove_types::problem::chain;
 
 /// Which 2 MiB parts of a RAM file have memory.
-pub(super) fn parts_with_data(file: &RamFile) -> Result<WireSet, String> {
-    let mut parts = PageSet::empty(file.len().0.div_ceil(PART));
-    for extent in file.data_extents().map_err(|e| chain(&e))? {
-        parts.insert(extent.start.0 / PART..extent.end().0.div_ceil(PART));
+pub(super) fn parts_with_data(file: &RamFile) -> Result<WireSet, MemoryError> {
+    let mut parts = PageSet::empty(file.len().0.div_ceil(PART_BYTES));
+    for extent in file.data_extents()? {
+        parts.insert(extent.start.0 / PART_BYTES..extent.end().0.div_ceil(PART_BYTES));
     }
     Ok(parts.encode())
 }
@@ -80,16 +83,16 @@ impl Scan {
 
 impl SourceMemory {
     /// Opens the VM's RAM files. The guest does not notice.
-    pub(super) fn open(vm: &VmRecord) -> Result<Self, String> {
-        let process = Process::reopen(vm.pid.unsigned_abs(), vm.pid_start).map_err(|e| chain(&e))?;
+    pub(super) fn open(vm: &VmRecord) -> Result<Self, MemoryError> {
+        let process = Process::reopen(vm.pid.unsigned_abs(), vm.pid_start)?;
         let mut blocks = Vec::new();
         for ram in &vm.ram {
-            let file = RamFile::open(&ram.path).map_err(|e| chain(&e))?;
-            let mapping = file.map().map_err(|e| chain(&e))?;
+            let file = RamFile::open(&ram.path)?;
+            let mapping = file.map()?;
             blocks.push(Block { id: ram.id.clone(), file, mapping });
         }
         let files: Vec<_> = blocks.iter().map(|b| &b.file).collect();
-        let mappings = find_mappings(&process, &files).map_err(|e| chain(&e))?;
+        let mappings = find_mappings(&process, &files)?;
         // What was never sent is pending: at first everything.
         let pending = blocks.iter().map(|b| PageSet::full(b.file.pages())).collect();
         let seen = blocks.iter().map(|b| PageSet::empty(b.file.pages())).collect();
@@ -124,26 +127,26 @@ impl SourceMemory {
     }
 
     /// Begins to follow the guest's writes.
-    pub(super) fn arm(&self) -> Result<Duration, String> {
+    pub(super) fn arm(&self) -> Result<Duration, MemoryError> {
         let begun = Instant::now();
         let mut writes = self.lock();
         // Hole watch first: a hole made after this is found, whichever way.
-        writes.holes = self
-            .blocks
-            .iter()
-            .map(|b| HoleWatch::new(&b.file, &b.mapping))
-            .collect::<Result<_, _>>()
-            .map_err(|e| chain(&e))?;
-        writes.tracker =
-            Some(DirtyTracker::arm(&self.process, &self.mappings, Precision::Page).map_err(|e| chain(&e))?);
+        writes.holes =
+            self.blocks.iter().map(|b| HoleWatch::new(&b.file, &b.mapping)).collect::<Result<_, _>>()?;
+        writes.tracker = Some(DirtyTracker::arm(&self.process, &self.mappings, Precision::Page)?);
         writes.last_scan = Some(Instant::now());
         Ok(begun.elapsed())
     }
 
     /// Ends it; the guest's memory is as before.
-    pub(super) fn disarm(&self) -> Result<(), String> {
+    pub(super) fn end_tracking(&self) {
         let tracker = self.lock().tracker.take();
-        tracker.map_or(Ok(()), |t| t.disarm().map_err(|e| chain(&e)))
+        if let Some(Err(error)) = tracker.map(DirtyTracker::disarm) {
+            tracing::warn!(
+                error = chain(&error),
+                "writes are still being tracked; that ends with this daemon"
+            );
+        }
     }
 
     pub(super) fn is_armed(&self) -> bool {
@@ -152,7 +155,7 @@ impl SourceMemory {
 
     /// Adds what was written since the last scan to what is pending, and re-arms. Bytes read after this are as new as the scan; bytes
     /// read before it may be old (hazard: read before re-arm). Without a tracker everything is pending.
-    pub(super) fn scan(&self) -> Result<Scan, String> {
+    pub(super) fn scan(&self) -> Result<Scan, MemoryError> {
         let begun = Instant::now();
         let mut guard = self.lock();
         let writes = &mut *guard;
@@ -170,9 +173,9 @@ impl SourceMemory {
                 pending.insert(run.start.0..run.end().0);
                 seen.insert(run.start.0..run.end().0);
             };
-            tracker.scan_and_rearm(index, &mut add).map_err(|e| chain(&e))?;
+            tracker.scan_and_rearm(index, &mut add)?;
             // Memory given back to the host (balloon) changes without a write that is sure to be reported.
-            let dropped = writes.holes[index].look(&block.file).map_err(|e| chain(&e))?;
+            let dropped = writes.holes[index].look(&block.file)?;
             for range in dropped.holes.into_iter().chain(dropped.replaced) {
                 add(block.page_size().run_of(range));
             }
@@ -191,7 +194,11 @@ impl SourceMemory {
 
     /// Takes the next `pages` pages that are pending and may hold something, from a page of a block on, which is moved behind them.
     /// Fewer at the end of memory: what the guest writes in front of it does not come again.
-    pub(super) fn take_content(&self, pages: u64, from: &mut (usize, u64)) -> Result<Vec<PageSet>, String> {
+    pub(super) fn take_content(
+        &self,
+        pages: u64,
+        from: &mut (usize, u64),
+    ) -> Result<Vec<PageSet>, MemoryError> {
         let content = self.content()?;
         let mut left = pages;
         let mut taken: Vec<PageSet> = content.iter().map(|set| PageSet::empty(set.capacity())).collect();
@@ -219,7 +226,7 @@ impl SourceMemory {
     }
 
     /// Number of pages that scans have found written, each counted once; and of those that are pending and may hold something.
-    pub(super) fn seen(&self) -> Result<(u64, u64), String> {
+    pub(super) fn seen(&self) -> Result<(u64, u64), MemoryError> {
         let content = self.content()?;
         let writes = self.lock();
         let left =
@@ -228,7 +235,7 @@ impl SourceMemory {
     }
 
     /// Pages of each block that the file has memory for.
-    fn content(&self) -> Result<Vec<PageSet>, String> {
+    fn content(&self) -> Result<Vec<PageSet>, MemoryError> {
         let of = |block: &Block| {
             let mut set = PageSet::empty(block.file.pages());
             for extent in block.file.data_extents()? {
@@ -237,7 +244,7 @@ impl SourceMemory {
             }
             Ok(set)
         };
-        self.blocks.iter().map(of).collect::<vmove_memory::Result<_>>().map_err(|e| chain(&e))
+        self.blocks.iter().map(of).collect()
     }
 
     /// Makes pages of a block pending.
@@ -255,15 +262,15 @@ impl SourceMemory {
         self: &Arc<Self>,
         sets: Vec<PageSet>,
         gate: Arc<Gate>,
-    ) -> (mpsc::Receiver<Vec<WireRun>>, tokio::task::JoinHandle<Result<Classified, String>>) {
+    ) -> (mpsc::Receiver<Vec<WireRun>>, tokio::task::JoinHandle<Result<Classified, NamingError>>) {
         // Enough to keep the destination busy, few enough that a slow one holds us back.
         let (sender, receiver) = mpsc::channel(16);
         let memory = Arc::clone(self);
-        let task = tokio::task::spawn_blocking(move || {
+        let task = spawn_blocking(move || {
             let mut all = Classified::default();
             for (index, (block, set)) in memory.blocks.iter().zip(&sets).enumerate() {
-                let extents = block.file.data_extents().map_err(|e| chain(&e))?;
-                let number = u16::try_from(index).map_err(|_| "more than 65535 RAM blocks")?;
+                let extents = block.file.data_extents()?;
+                let number = u16::try_from(index).map_err(|_| NamingError::TooManyBlocks)?;
                 let mapping = &block.mapping;
                 let subject =
                     Subject { block: number, mapping, extents: &extents, page_size: block.page_size() };

@@ -1,19 +1,34 @@
 //! The side the guest comes from.
 //!
-//! [`session`] holds what a session owns and talks to the destination; [`before`] leads up to the hand-over and can be dropped at any
-//! point, after which [`giving_up`] puts everything back; [`after`] serves memory until the destination has all of it.
+//! A session is one task that runs one phase after the other ([`phases`]): [`asking`], [`warm`] (with [`sample`] and [`rounds`]),
+//! [`stopping`], [`stopped`], [`committed`], [`released`]. Each phase is a struct with what there is in it, and becomes the next one by
+//! value; up to the commit it can be undone at any point ([`aborted`]). What outlives the phases is in [`session`]; [`conversation`] talks
+//! to the destination, [`page_service`] lets it read the guest's memory.
 
-mod after;
-mod before;
+mod aborted;
+mod asking;
+mod check;
 mod classify;
+mod committed;
+mod control;
+mod conversation;
+mod error;
 mod exposure;
-mod giving_up;
+mod final_pages;
+mod gate;
 mod memory;
-mod pages;
+mod page_service;
+mod phases;
 mod registering;
+mod released;
 mod rounds;
 mod sample;
 mod session;
+mod stopped;
+mod stopped_qemu;
+mod stopping;
+mod warm;
 
-pub(crate) use giving_up::{put_back, tell_later};
-pub(crate) use session::{Begun, begin, check, go_on};
+pub(crate) use aborted::{put_back, tell_later};
+pub(crate) use check::check;
+pub(crate) use phases::{Begun, begin, go_on};

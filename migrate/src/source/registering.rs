@@ -9,38 +9,14 @@
 //! Messages stay in order, so the destination hears how a page is read before it hears that it shall read it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::exposure::{
-    ExposeError, Exposure, FIRST_STEP, MOST_IN_A_STEP, Place, THE_END, lock, register_next,
-};
-
-/// Keeps pages from being named before the destination knows how to read them.
-#[derive(Debug)]
-pub(super) struct Gate {
-    open_to: Mutex<Place>,
-    opened: Condvar,
-}
-
-impl Gate {
-    pub(super) const fn new(open_to: Place) -> Self {
-        Self { open_to: Mutex::new(open_to), opened: Condvar::new() }
-    }
-
-    pub(super) fn open_to(&self, place: Place) {
-        *self.open_to.lock().unwrap_or_else(PoisonError::into_inner) = place;
-        self.opened.notify_all();
-    }
-
-    /// Waits until everything before `place` may be named.
-    pub(super) fn pass(&self, place: Place) {
-        let open_to = self.open_to.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.opened.wait_while(open_to, |open_to| *open_to < place));
-    }
-}
+use super::exposure::{ExposeError, Exposure, FIRST_STEP, MOST_IN_A_STEP, lock, register_next};
+use super::gate::{Gate, Place, THE_END};
+use vmove_node::blocking::spawn_blocking;
 
 /// A registrar at work.
 #[derive(Debug)]
@@ -65,7 +41,7 @@ impl Registering {
         let (sender, steps) = mpsc::unbounded_channel();
         let stop = Arc::new(AtomicBool::new(false));
         let stopping = Arc::clone(&stop);
-        let task = tokio::task::spawn_blocking(move || {
+        let task = spawn_blocking(move || {
             let mut bytes = FIRST_STEP;
             let frontier = || lock(&exposure).frontier();
             while !stopping.load(Ordering::Relaxed) && frontier() != THE_END {
@@ -87,31 +63,6 @@ impl Registering {
 
     /// How it ended, after [`Registering::step`] has given `None`.
     pub(super) async fn end(mut self) -> Result<(), ExposeError> {
-        (&mut self.task).await.unwrap_or_else(|error| Err(ExposeError::Memory(error.to_string())))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn a_gate_holds_what_lies_behind_and_lets_pass_what_lies_before() {
-        let gate = Arc::new(Gate::new((1, 4096)));
-        gate.pass((0, u64::MAX));
-        gate.pass((1, 4096));
-        let (sender, passed) = std::sync::mpsc::channel();
-        let other = Arc::clone(&gate);
-        let thread = std::thread::spawn(move || {
-            other.pass((1, 8192));
-            sender.send(()).unwrap();
-        });
-        gate.open_to((1, 8191));
-        assert!(passed.recv_timeout(Duration::from_millis(50)).is_err());
-        gate.open_to(THE_END);
-        passed.recv().unwrap();
-        thread.join().unwrap();
+        (&mut self.task).await.unwrap_or_else(|error| Err(error.into()))
     }
 }

@@ -2,18 +2,20 @@
 
 use std::time::{Duration, Instant};
 
-use super::session::{Session, Stop};
+use super::error::{SourceError, Stop};
+use super::session::Session;
+use super::warm::Warm;
 use crate::pending::PageSet;
 use crate::plan::{self, Outlook, Standing};
-use crate::report::RoundStats;
-use crate::spec::Mode;
+use vmove_types::report::RoundStats;
+use vmove_types::spec::Mode;
 
 /// Sent first, and from then on twice as much each time: a slow link is known soon, and a fast one is not left idle.
 const FIRST_PART: u64 = 1 << 20;
 /// With less than this sent, a link's rate is not known.
 const LEAST_SENT: u64 = 1 << 20;
 /// The guest's writes are watched for at least this long.
-const WATCHED: Duration = Duration::from_millis(100);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 /// Of a link over which nothing was sent.
 const UNKNOWN_LINK: f64 = 1e9;
 
@@ -29,51 +31,58 @@ pub(super) struct Sample {
     left_bytes: u64,
 }
 
-impl Session {
+impl Warm {
     /// Sends what the guest holds, a part after the other, and watches what it writes meanwhile. It ends when enough was seen; with
     /// pre-copy when the guest can be stopped for the rest, or when all was sent.
-    pub(super) async fn sample(&mut self) -> Result<Sample, Stop> {
-        self.arm().await?;
-        self.memory()?.forget_seen();
+    pub(super) async fn sample(&mut self, session: &mut Session) -> Result<Sample, Stop> {
+        self.arm(session).await?;
+        self.pages.memory.forget_seen();
         let begun = Instant::now();
-        let page = self.memory()?.page_bytes();
-        let before = self.report.rounds.len();
+        let page = self.pages.memory.page_bytes();
+        let before = session.report.rounds.len();
+        let looks = SourceError::memory("look at what the guest holds");
         let (mut part, mut bytes, mut micros, mut from) = (FIRST_PART, 0, 0, (0, 0));
         let sample = loop {
-            let sets = self.memory()?.take_content((part / page).max(1), &mut from)?;
+            let sets = self.pages.memory.take_content((part / page).max(1), &mut from).map_err(looks)?;
             let is_last = sets.iter().all(PageSet::is_empty);
             if is_last {
-                tokio::time::sleep(WATCHED.saturating_sub(begun.elapsed())).await;
+                tokio::time::sleep(SAMPLE_INTERVAL.saturating_sub(begun.elapsed())).await;
             } else {
-                let (done, _) = self.round(sets).await?;
+                let (done, _) = self.round(sets, session).await?;
                 (bytes, micros, part) = (bytes + done.bytes, micros + done.micros, part * 2);
-                if begun.elapsed() < WATCHED || bytes < LEAST_SENT {
+                if begun.elapsed() < SAMPLE_INTERVAL || bytes < LEAST_SENT {
                     continue;
                 }
             }
             let link =
                 if micros > 0 && bytes > 0 { bytes as f64 / micros as f64 * 1e6 } else { UNKNOWN_LINK };
-            let mut sample = self.seen_since(begun, link).await?;
+            let mut sample = self.seen_since(begun, link, session).await?;
             // More would be sent in vain, and take from what starts QEMU there.
-            if !self.prepared && self.stops_at_once(&sample).is_some() {
-                self.wait_prepared().await?;
+            if !self.prepared && stops_at_once(session, &sample).is_some() {
+                self.wait_prepared(session).await?;
                 // What was found stands, if the rest still fits.
-                sample.left_bytes = self.seen_since(begun, link).await?.left_bytes;
+                sample.left_bytes = self.seen_since(begun, link, session).await?.left_bytes;
             }
-            let enough = self.mode != Mode::Precopy || self.stops_at_once(&sample).is_some();
+            let enough = session.mode != Mode::Precopy || stops_at_once(session, &sample).is_some();
             if is_last || enough {
                 break sample;
             }
         };
-        let parts = self.report.rounds.split_off(before);
-        self.report.rounds.extend(parts.into_iter().reduce(RoundStats::followed_by));
+        let parts = session.report.rounds.split_off(before);
+        session.report.rounds.extend(parts.into_iter().reduce(RoundStats::followed_by));
         Ok(sample)
     }
 
-    async fn seen_since(&mut self, begun: Instant, link_bytes_per_s: f64) -> Result<Sample, Stop> {
-        self.scan().await?;
-        let (dirty_pages, left_pages) = self.memory()?.seen()?;
-        let page = self.memory()?.page_bytes();
+    async fn seen_since(
+        &mut self,
+        begun: Instant,
+        link_bytes_per_s: f64,
+        session: &Session,
+    ) -> Result<Sample, Stop> {
+        self.scan(session).await?;
+        let (dirty_pages, left_pages) =
+            self.pages.memory.seen().map_err(SourceError::memory("look at what the guest holds"))?;
+        let page = self.pages.memory.page_bytes();
         Ok(Sample {
             link_bytes_per_s,
             dirty_bytes: dirty_pages * page,
@@ -83,37 +92,37 @@ impl Session {
     }
 
     /// Chooses a mode by what is seen, where the kernel can watch a guest's writes.
-    pub(super) async fn choose_mode(&mut self) -> Result<Option<Sample>, Stop> {
+    pub(super) async fn choose_mode(&mut self, session: &mut Session) -> Result<Option<Sample>, Stop> {
         let can_track = vmove_memory::DirtyTracker::supported().is_ok();
-        let content_bytes = self.memory()?.content_bytes();
-        let sample = if can_track { Some(self.sample().await?) } else { None };
+        let content_bytes = self.pages.memory.content_bytes();
+        let sample = if can_track { Some(self.sample(session).await?) } else { None };
         let (mode, why) = plan::choose(Outlook {
             content_bytes,
             dirty_bytes_per_s: sample
                 .map_or(0.0, |s| s.dirty_bytes as f64 / s.watched.as_secs_f64().max(1e-3)),
             link_bytes_per_s: sample.map_or(0.0, |s| s.link_bytes_per_s),
-            max_downtime_ms: self.max_downtime_ms(),
+            max_downtime_ms: max_downtime_ms(session),
             can_track,
         });
-        self.mode = mode;
-        self.report.mode_reason = why;
+        session.mode = mode;
+        session.report.mode_reason = why;
         Ok(sample)
     }
+}
 
-    /// Why pre-copy need not send anything more before the guest is stopped; `None` if it had better.
-    pub(super) fn stops_at_once(&self, sample: &Sample) -> Option<String> {
-        let left = Standing {
-            rounds: 0,
-            last_bytes: 0,
-            left_bytes: sample.left_bytes,
-            link_bytes_per_s: sample.link_bytes_per_s,
-        };
-        let stops = || plan::stop_at_once(self.max_downtime_ms(), left, sample.dirty_bytes, sample.watched);
-        (self.mode == Mode::Precopy).then(stops).flatten()
-    }
+/// Why pre-copy need not send anything more before the guest is stopped; `None` if it had better.
+pub(super) fn stops_at_once(session: &Session, sample: &Sample) -> Option<String> {
+    let left = Standing {
+        rounds: 0,
+        last_bytes: 0,
+        left_bytes: sample.left_bytes,
+        link_bytes_per_s: sample.link_bytes_per_s,
+    };
+    let stops = || plan::stop_at_once(max_downtime_ms(session), left, sample.dirty_bytes, sample.watched);
+    (session.mode == Mode::Precopy).then(stops).flatten()
+}
 
-    #[expect(clippy::cast_precision_loss, reason = "milliseconds below 60,000")]
-    pub(super) const fn max_downtime_ms(&self) -> f64 {
-        self.spec.max_downtime_ms as f64
-    }
+#[expect(clippy::cast_precision_loss, reason = "milliseconds below 60,000")]
+pub(super) fn max_downtime_ms(session: &Session) -> f64 {
+    session.spec().max_downtime_ms as f64
 }

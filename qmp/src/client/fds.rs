@@ -4,7 +4,7 @@ use std::{os::fd::BorrowedFd, time::Duration};
 
 use serde_json::{Value, json};
 
-use super::{Client, SHORT};
+use super::{COMMAND_TIMEOUT, Client};
 use crate::QmpError;
 
 /// Where a descriptor ended up in QEMU.
@@ -44,7 +44,7 @@ impl Client {
     /// # Errors
     /// As [`Client::execute_raw`].
     pub async fn remove_fd(&self, entry: FdSetEntry) -> Result<(), QmpError> {
-        self.execute_raw("remove-fd", json!({ "fdset-id": entry.set }), SHORT).await.map(drop)
+        self.execute_raw("remove-fd", json!({ "fdset-id": entry.set }), COMMAND_TIMEOUT).await.map(drop)
     }
 
     /// Gives QEMU `fd` under `name`, for one command that takes `fd:name`. Names belong to this connection.
@@ -52,6 +52,6 @@ impl Client {
     /// # Errors
     /// As [`Client::execute_raw`].
     pub async fn get_fd(&self, name: &str, fd: BorrowedFd<'_>) -> Result<(), QmpError> {
-        self.execute_with_fd("getfd", json!({ "fdname": name }), fd, SHORT).await.map(drop)
+        self.execute_with_fd("getfd", json!({ "fdname": name }), fd, COMMAND_TIMEOUT).await.map(drop)
     }
 }

@@ -5,6 +5,7 @@
 //! path between a guest's stop and its restart.
 
 mod dial;
+mod expectation;
 mod fds;
 pub(crate) mod hooks;
 pub(crate) mod pending;
@@ -30,6 +31,7 @@ use tokio::{
 };
 
 pub use dial::{MAX_SOCKET_PATH, connect_unix};
+pub use expectation::Expectation;
 pub use fds::FdSetEntry;
 
 use self::{
@@ -37,13 +39,13 @@ use self::{
     pending::{Pending, Reply},
     writer::Writer,
 };
-use crate::{Event, Events, Expectation, QmpError, codec, codec::Incoming};
+use crate::{Event, Events, QmpError, codec, codec::Incoming};
 
 /// Events kept for a slow subscriber.
 const EVENT_BACKLOG: usize = 1024;
 
 /// Deadline of the small commands that this crate sends by itself.
-pub(crate) const SHORT: Duration = Duration::from_secs(10);
+pub(crate) const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// QEMU's version, from the greeting.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]

@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
+use vmove_types::time::Mono;
 
 use serde_json::Value;
 use tokio::{
@@ -12,12 +13,12 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{MonotonicNanos, QmpError};
+use crate::QmpError;
 
 /// In-band commands in flight. QEMU queues 8 and then stops reading, which would also hold up out-of-band commands.
 const IN_BAND: usize = 7;
 
-type Answer = (Result<Value, QmpError>, MonotonicNanos);
+type Answer = (Result<Value, QmpError>, Mono);
 
 /// Replies awaited, by id.
 #[derive(Debug)]
@@ -36,7 +37,7 @@ struct Table {
 struct Waiting {
     command: String,
     answer: oneshot::Sender<Answer>,
-    /// Given back with the reply, not when the caller loses patience: QEMU is still at it.
+    /// Given back with the reply, not when the caller stops waiting: QEMU is still at it.
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -73,13 +74,13 @@ impl Pending {
     pub(crate) fn answer(
         &self,
         id: u64,
-        at: MonotonicNanos,
+        at: Mono,
         result: impl FnOnce(&str) -> Result<Value, QmpError>,
     ) -> bool {
         let Some(waiting) = self.lock().waiting.remove(&id) else {
             return false;
         };
-        // A caller that lost patience has dropped its end.
+        // A caller that stopped waiting has dropped its end.
         let _ = waiting.answer.send((result(&waiting.command), at));
         true
     }
@@ -91,7 +92,7 @@ impl Pending {
             table.closed.get_or_insert_with(|| reason.to_owned());
             std::mem::take(&mut table.waiting)
         };
-        let now = MonotonicNanos::now();
+        let now = Mono::now();
         for waiting in waiting.into_values() {
             let _ = waiting.answer.send((Err(QmpError::Closed { reason: reason.to_owned() }), now));
         }
@@ -120,7 +121,7 @@ impl Reply {
         self,
         until: Instant,
         deadline: Duration,
-    ) -> Result<(Value, MonotonicNanos), QmpError> {
+    ) -> Result<(Value, Mono), QmpError> {
         match tokio::time::timeout_at(until, self.receiver).await {
             Ok(Ok((result, at))) => result.map(|value| (value, at)),
             Ok(Err(_)) => Err(QmpError::Closed { reason: "the client was dropped".to_owned() }),

@@ -1,12 +1,13 @@
 //! The task that reads.
 
 use std::{collections::VecDeque, io, sync::Arc};
+use vmove_types::time::Mono;
 
 use tokio::net::UnixStream;
 
 use super::Shared;
 use crate::{
-    Event, MonotonicNanos, QemuTime, QmpError,
+    Event, QemuTime, QmpError,
     codec::{Framer, Incoming},
 };
 
@@ -47,13 +48,13 @@ pub(super) async fn run(shared: Arc<Shared>, stream: Arc<UnixStream>, mut framer
         match read_some(&stream, &mut chunk).await {
             Ok(0) => break "QEMU closed it".to_owned(),
             Ok(count) => {
-                let at = MonotonicNanos::now();
+                let at = Mono::now();
                 framer.push(&chunk[..count], |message| shared.deliver(message, at));
             }
             Err(error) => break error.to_string(),
         }
     };
-    framer.finish(|message| shared.deliver(message, MonotonicNanos::now()));
+    framer.finish(|message| shared.deliver(message, Mono::now()));
     tracing::debug!(path = %shared.path.display(), reason, "QMP connection closed");
     shared.close(&reason);
 }
@@ -68,7 +69,7 @@ impl Drop for CloseOnDrop<'_> {
 }
 
 impl Shared {
-    fn deliver(&self, message: Incoming, at: MonotonicNanos) {
+    fn deliver(&self, message: Incoming, at: Mono) {
         match message {
             Incoming::Return { id: Some(id), value } => {
                 if !self.pending.answer(id, at, |_| Ok(value)) {

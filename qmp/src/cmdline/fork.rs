@@ -49,19 +49,6 @@ impl CommandLine {
         Ok(found)
     }
 
-    /// Whether the machine tells its guest that it is a copy (`-device vmgenid`).
-    ///
-    /// # Errors
-    /// [`CommandLineError::Unreadable`].
-    pub fn has_generation_id(&self) -> Result<bool, CommandLineError> {
-        for item in self.named("device") {
-            if is_generation_id(&item.options()?) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
     /// Makes this the command line of a copy of the guest.
     ///
     /// # Errors
@@ -219,7 +206,6 @@ mod tests {
             "-device",
             "virtio-blk-pci,drive=d",
         ]);
-        assert!(line.has_generation_id().unwrap());
         line.give_identity(&identity()).unwrap();
         assert_eq!(
             words(&line),

@@ -5,37 +5,12 @@ use std::{
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
 };
+use vmove_types::Backing;
 
 use serde::{Deserialize, Serialize};
 
 use super::{CommandLine, CommandLineError, Item, options, table};
 use crate::client::MAX_SOCKET_PATH;
-
-/// What guest RAM is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RamBacking {
-    /// A file on tmpfs: 4 KiB pages, 2 MiB where the kernel has them.
-    Thp,
-    /// A file on hugetlbfs with pages of 2 MiB.
-    #[serde(rename = "hugetlb-2m")]
-    Hugetlb2M,
-    /// A file on hugetlbfs with pages of 1 GiB.
-    #[serde(rename = "hugetlb-1g")]
-    Hugetlb1G,
-}
-
-impl RamBacking {
-    /// Size of a file's smallest unit, in bytes.
-    #[must_use]
-    pub fn page_bytes(self) -> u64 {
-        match self {
-            Self::Thp => 4 << 10,
-            Self::Hugetlb2M => 2 << 20,
-            Self::Hugetlb1G => 1 << 30,
-        }
-    }
-}
 
 /// Where a guest's files are on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +22,7 @@ pub struct RunLayout {
     /// Directory for the RAM files, on a file system of the kind that `backing` says. Absolute.
     pub memory_dir: PathBuf,
     /// What the RAM files are made of.
-    pub backing: RamBacking,
+    pub backing: Backing,
     /// The guest's name; replaces `{name}`. May hold blanks, commas and non-ASCII letters.
     pub name: String,
 }

@@ -26,7 +26,7 @@ use std::{
 pub use destination::DestinationCommand;
 pub use fork::{ChildIdentity, Nic};
 pub use image::{Image, Overlay};
-pub use layout::{RamBacking, RamFileSpec, RunLayout};
+pub use layout::{RamFileSpec, RunLayout};
 pub use obstacle::Obstacle;
 pub use ram::{RamBackend, RamKind, RamUse};
 
@@ -61,7 +61,7 @@ pub enum CommandLineError {
     #[error("A guest with this command line cannot be moved:{}", obstacle::list(.0))]
     NotMovable(Vec<Obstacle>),
     /// A path does not fit.
-    #[error("The socket path {path} has {length} bytes, 107 are possible: use a shorter directory")]
+    #[error("The socket path {path} has {length} bytes, the maximum is 107: use a shorter directory")]
     SocketPath {
         /// The path.
         path: PathBuf,
@@ -75,7 +75,7 @@ pub enum CommandLineError {
         pid: u32,
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: std::io::Error,
     },
@@ -184,17 +184,6 @@ impl CommandLine {
     #[must_use]
     pub fn program(&self) -> &OsStr {
         &self.program
-    }
-
-    /// Replaces the program, for a node that has QEMU elsewhere.
-    pub fn set_program(&mut self, program: impl Into<OsString>) {
-        self.program = program.into();
-    }
-
-    /// The machine type as written, such as `q35` or `pc-i440fx-7.2`; `None` for QEMU's default.
-    #[must_use]
-    pub fn machine_type(&self) -> Option<String> {
-        self.machine_option("type")
     }
 
     /// Pins the machine type, such as `pc-q35-7.2` for `q35`: an alias is another machine in another QEMU.

@@ -1,6 +1,7 @@
 //! The memory back ends of a command line, and making shared files of them.
 
 use std::path::PathBuf;
+use vmove_types::Backing;
 
 use super::{
     CommandLine, CommandLineError, Item, Obstacle, RamFileSpec, RunLayout, options::Options, size::parse_size,
@@ -206,7 +207,7 @@ fn convert(
         }
     }
     options.set_flag("share", true);
-    let huge = layout.backing == super::RamBacking::Thp && size % HUGE_PAGE == 0;
+    let huge = layout.backing == Backing::Thp && size % HUGE_PAGE == 0;
     if huge && matches!(options, Options::Pairs(_)) && options.get("align", false).is_none() {
         // Without it QEMU maps a file on tmpfs at any multiple of 4 KiB, and the kernel cannot map huge pages there.
         options.set_text("align", "2M");

@@ -1,6 +1,7 @@
 //! Command lines as people, scripts and libvirt write them.
 
 use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf};
+use vmove_types::Backing;
 
 use proptest::prelude::*;
 
@@ -11,7 +12,7 @@ fn layout() -> RunLayout {
         qmp_socket: "/run/vmove/vm/qmp.sock".into(),
         vm_dir: "/run/vmove/vm".into(),
         memory_dir: "/dev/shm/vmove".into(),
-        backing: RamBacking::Thp,
+        backing: Backing::Thp,
         name: "web 1".to_owned(),
     }
 }
@@ -126,7 +127,7 @@ fn libvirts_ram_object_becomes_a_file_under_its_own_id() {
     assert!(line.contains(object), "{line}");
     assert!(!line.contains("vmove-ram0") && !line.contains("guest=web"), "{line}");
     assert_eq!(parse(LIBVIRT).guest_name().as_deref(), Some("debian12"));
-    assert_eq!(parse(LIBVIRT).machine_type().as_deref(), Some("pc-q35-7.2"));
+    assert_eq!(parse(LIBVIRT).machine_option("type").as_deref(), Some("pc-q35-7.2"));
     assert_eq!(parse(LIBVIRT).option_value("cpu", "model").as_deref(), Some("host"));
 }
 
@@ -192,11 +193,11 @@ fn a_dimm_beside_plain_ram_leaves_the_machine_its_own() {
 fn huge_pages_need_whole_pages() {
     let mut line = parse("qemu -m 1023M");
     let mut huge = layout();
-    huge.backing = RamBacking::Hugetlb2M;
+    huge.backing = Backing::Hugetlb2M;
     let error = line.rewrite_movable(&huge).unwrap_err();
     assert!(error.to_string().contains("no multiple of the page size"), "{error}");
     parse("qemu -m 1024M").rewrite_movable(&huge).unwrap();
-    huge.backing = RamBacking::Hugetlb1G;
+    huge.backing = Backing::Hugetlb1G;
     parse("qemu -m 1G").rewrite_movable(&huge).unwrap();
 }
 

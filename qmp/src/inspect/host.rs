@@ -16,7 +16,7 @@ const FOLDERS: &[&str] = &["/usr/bin", "/usr/local/bin", "/usr/libexec", "/usr/l
 
 /// Time for `-version`, and again for `-machine help`: on a host that is itself emulated, or has to read the binary over a slow
 /// network first, either may take more than 10 s.
-const PATIENCE: Duration = Duration::from_secs(25);
+const VERSION_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// One QEMU binary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,13 +53,13 @@ impl HostQemu {
 #[non_exhaustive]
 pub enum InspectHostError {
     /// It could not be run.
-    #[error("Could not run {path} {argument}: is it a QEMU for this machine?")]
+    #[error("Could not run {path} {argument}: check that it is a QEMU for this machine")]
     Run {
         /// The binary.
         path: PathBuf,
         /// What was asked.
         argument: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -119,7 +119,7 @@ async fn run(path: &Path, arguments: &[&str], argument: &'static str) -> Result<
     let mut command = std::process::Command::new(path);
     command.args(arguments).stdin(Stdio::null());
     let output = tokio::task::spawn_blocking(move || command.output());
-    let output = tokio::time::timeout(PATIENCE, output).await;
+    let output = tokio::time::timeout(VERSION_TIMEOUT, output).await;
     let output = output.map_err(|_| failed(io::ErrorKind::TimedOut.into()))?;
     let output = output.map_err(|error| failed(io::Error::other(error)))?.map_err(failed)?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())

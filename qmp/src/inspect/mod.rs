@@ -23,7 +23,7 @@ pub use host::{HostQemu, InspectHostError, MachineFact, find_qemus, inspect_bina
 pub use ram::{PageKind, RamFact};
 
 /// Deadline of each query.
-const QUERY: Duration = Duration::from_secs(10);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a running QEMU is made of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,12 +60,6 @@ pub struct VmFacts {
 }
 
 impl VmFacts {
-    /// Bytes of guest RAM in all back ends.
-    #[must_use]
-    pub fn ram_bytes(&self) -> u64 {
-        self.ram.iter().map(|ram| ram.size).sum()
-    }
-
     /// Whether any disk bypasses the page cache: its I/O may write guest RAM unseen until the guest is stopped.
     #[must_use]
     pub fn has_direct_io(&self) -> bool {
@@ -116,11 +110,11 @@ struct Ask<'c>(&'c Client);
 
 impl Ask<'_> {
     async fn query(&self, name: &str) -> Result<Value, QmpError> {
-        self.0.execute_raw(name, Value::Null, QUERY).await
+        self.0.execute_raw(name, Value::Null, QUERY_TIMEOUT).await
     }
 
     async fn with(&self, name: &str, arguments: Value) -> Result<Value, QmpError> {
-        self.0.execute_raw(name, arguments, QUERY).await
+        self.0.execute_raw(name, arguments, QUERY_TIMEOUT).await
     }
 
     /// A property of an object; `None` if there is no such object or property.

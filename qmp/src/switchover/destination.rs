@@ -1,6 +1,7 @@
 //! The side that will have the guest.
 
 use std::{os::fd::OwnedFd, path::PathBuf, time::Duration};
+use vmove_types::time::Mono;
 
 use serde_json::{Value, json};
 
@@ -9,7 +10,7 @@ use super::{
     settings::{self, Capabilities},
     track::{Known, Track},
 };
-use crate::{Client, MonotonicNanos, QemuTime, client::SHORT};
+use crate::{Client, QemuTime, client::COMMAND_TIMEOUT};
 
 /// Name of the descriptor given to QEMU for its stream.
 const STREAM_FD: &str = "vmove-state-in";
@@ -35,14 +36,14 @@ pub enum Inbound {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadedAt {
     /// When `completed` was read.
-    pub at: MonotonicNanos,
+    pub at: Mono,
 }
 
 /// The guest runs here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResumedAt {
     /// When the RESUME event was read.
-    pub at: MonotonicNanos,
+    pub at: Mono,
     /// When QEMU made it, by its wall clock.
     pub qemu_time: QemuTime,
 }
@@ -86,7 +87,7 @@ impl Destination {
     /// [`SwitchoverError::RunState`] if this QEMU does not wait for a migration, [`SwitchoverError::NoCapability`],
     /// [`SwitchoverError::Qmp`].
     pub async fn prepare(client: &Client, _options: &DestinationOptions) -> Result<Self, SwitchoverError> {
-        let reply = client.execute_raw("query-status", Value::Null, SHORT).await;
+        let reply = client.execute_raw("query-status", Value::Null, COMMAND_TIMEOUT).await;
         let reply = reply.map_err(SwitchoverError::at("asking for the run state"))?;
         let run_state = reply.get("status").and_then(Value::as_str).unwrap_or("unknown");
         if run_state != "inmigrate" {
@@ -97,7 +98,7 @@ impl Destination {
         let mut parameters = serde_json::Map::new();
         parameters.insert("announce-rounds".to_owned(), 0.into());
         settings::apply(client, &capabilities, &parameters).await?;
-        let status = query_migration(client, SHORT).await?.status;
+        let status = query_migration(client, COMMAND_TIMEOUT).await?.status;
         Ok(Self { client: client.clone(), track: Track::begin(client, status, None) })
     }
 
@@ -120,7 +121,7 @@ impl Destination {
         if (version.major, version.minor) >= SURVIVES_BAD_LOAD {
             arguments["exit-on-error"] = false.into();
         }
-        let reply = self.client.execute_raw("migrate-incoming", arguments, SHORT).await;
+        let reply = self.client.execute_raw("migrate-incoming", arguments, COMMAND_TIMEOUT).await;
         reply.map(drop).map_err(SwitchoverError::at("preparing for the stream"))
     }
 
@@ -162,7 +163,7 @@ impl Destination {
             "initial": millis(announce.initial), "max": millis(announce.max),
             "rounds": announce.rounds, "step": millis(announce.step),
         });
-        let reply = self.client.execute_raw("announce-self", arguments, SHORT).await;
+        let reply = self.client.execute_raw("announce-self", arguments, COMMAND_TIMEOUT).await;
         reply.map(drop).map_err(SwitchoverError::at("announcing the guest"))
     }
 }

@@ -40,7 +40,7 @@ pub enum SwitchoverError {
         run_state: String,
     },
     /// QEMU gave the migration up.
-    #[error("QEMU's migration ended as {status} while {waiting_for} was awaited: {reason}")]
+    #[error("QEMU's migration ended as {status} while vmove waited for {waiting_for}: {reason}")]
     Failed {
         /// The status it ended in.
         status: MigrationStatus,
@@ -50,9 +50,7 @@ pub enum SwitchoverError {
         reason: String,
     },
     /// QEMU, or its monitor, went away.
-    #[error(
-        "QEMU's monitor was closed while {waiting_for} was awaited: that QEMU has ended, its log says why"
-    )]
+    #[error("QEMU's monitor closed while vmove waited for {waiting_for}: QEMU has exited, its log says why")]
     Gone {
         /// The step that was awaited.
         waiting_for: &'static str,
@@ -77,7 +75,7 @@ pub enum SwitchoverError {
     },
     /// The guest could not be brought back.
     #[error(
-        "The guest is in run state {run_state:?} and did not resume: look at it, then send cont to its monitor"
+        "The guest is in run state {run_state:?} and did not resume: inspect it, then send cont to its monitor"
     )]
     NotResumed {
         /// QEMU's name for it.
@@ -88,7 +86,7 @@ pub enum SwitchoverError {
     Stream {
         /// The operation.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

@@ -18,6 +18,7 @@
 
 mod destination;
 mod error;
+mod query;
 mod relay;
 mod settings;
 mod source;
@@ -26,6 +27,7 @@ mod track;
 
 pub use destination::{Announce, Destination, DestinationOptions, Inbound, LoadedAt, ResumedAt};
 pub use error::SwitchoverError;
+pub use query::query_migration;
 pub use relay::{RelayStats, StateReceiver, StateSender, relay};
 pub use source::{CompletedAt, GuestState, HeldAt, Hold, Outbound, Source, SourceOptions, StoppedAt};
-pub use status::{MigrationInfo, MigrationStatus, query_migration};
+pub use status::{MigrationInfo, MigrationStatus};

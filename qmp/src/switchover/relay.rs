@@ -7,6 +7,7 @@ use std::{
     pin::Pin,
     task::{Context, Poll},
 };
+use vmove_types::time::Mono;
 
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
@@ -14,7 +15,6 @@ use tokio::{
 };
 
 use super::SwitchoverError;
-use crate::MonotonicNanos;
 
 /// Our end of the source's stream. QEMU's end goes to it by [`super::Outbound::Fd`]: a socket pair needs no path, no
 /// length limit, no cleaning up, and no connect on the way.
@@ -106,9 +106,9 @@ pub struct RelayStats {
     /// Bytes of device state, without any framing.
     pub bytes: u64,
     /// When the first bytes were read; `None` if there were none.
-    pub first: Option<MonotonicNanos>,
+    pub first: Option<Mono>,
     /// When the last bytes had been written.
-    pub last: Option<MonotonicNanos>,
+    pub last: Option<Mono>,
 }
 
 /// Carries everything from `from` to `to` as it comes, then shuts `to` down.
@@ -127,10 +127,10 @@ pub async fn relay(
             to.shutdown().await?;
             return Ok(stats);
         }
-        stats.first.get_or_insert_with(MonotonicNanos::now);
+        stats.first.get_or_insert_with(Mono::now);
         to.write_all(&buffer[..count]).await?;
         to.flush().await?;
-        stats.last = Some(MonotonicNanos::now());
+        stats.last = Some(Mono::now());
         stats.bytes += u64::try_from(count).unwrap_or(u64::MAX);
     }
 }

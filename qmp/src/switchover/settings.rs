@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::SwitchoverError;
-use crate::{Client, client::SHORT};
+use crate::{Client, client::COMMAND_TIMEOUT};
 
 /// Values by name.
 pub(super) type Capabilities = BTreeMap<&'static str, bool>;
@@ -53,7 +53,7 @@ pub(super) async fn apply(
         .collect();
     set_capabilities(client, &saved.capabilities, &all).await?;
     client
-        .execute_raw("migrate-set-parameters", Value::Object(parameters.clone()), SHORT)
+        .execute_raw("migrate-set-parameters", Value::Object(parameters.clone()), COMMAND_TIMEOUT)
         .await
         .map_err(SwitchoverError::at("setting migration parameters"))?;
     Ok(saved)
@@ -65,7 +65,7 @@ pub(super) async fn restore(client: &Client, saved: &Saved) -> Result<(), Switch
     set_capabilities(client, &now, &saved.capabilities).await?;
     if !saved.parameters.is_empty() {
         client
-            .execute_raw("migrate-set-parameters", Value::Object(saved.parameters.clone()), SHORT)
+            .execute_raw("migrate-set-parameters", Value::Object(saved.parameters.clone()), COMMAND_TIMEOUT)
             .await
             .map_err(SwitchoverError::at("restoring migration parameters"))?;
     }
@@ -87,7 +87,7 @@ async fn set_capabilities(
         return Ok(());
     }
     client
-        .execute_raw("migrate-set-capabilities", json!({ "capabilities": list }), SHORT)
+        .execute_raw("migrate-set-capabilities", json!({ "capabilities": list }), COMMAND_TIMEOUT)
         .await
         .map(drop)
         .map_err(SwitchoverError::at("setting migration capabilities"))
@@ -95,7 +95,7 @@ async fn set_capabilities(
 
 async fn current_capabilities(client: &Client) -> Result<BTreeMap<String, bool>, SwitchoverError> {
     let reply = client
-        .execute_raw("query-migrate-capabilities", Value::Null, SHORT)
+        .execute_raw("query-migrate-capabilities", Value::Null, COMMAND_TIMEOUT)
         .await
         .map_err(SwitchoverError::at("asking for migration capabilities"))?;
     let one = |entry: &Value| {
@@ -110,7 +110,7 @@ async fn current_parameters(
     wanted: &serde_json::Map<String, Value>,
 ) -> Result<serde_json::Map<String, Value>, SwitchoverError> {
     let reply = client
-        .execute_raw("query-migrate-parameters", Value::Null, SHORT)
+        .execute_raw("query-migrate-parameters", Value::Null, COMMAND_TIMEOUT)
         .await
         .map_err(SwitchoverError::at("asking for migration parameters"))?;
     let Value::Object(mut all) = reply else {

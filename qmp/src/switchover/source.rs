@@ -7,6 +7,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
+use vmove_types::time::Mono;
 
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -16,7 +17,7 @@ use super::{
     settings::{self, Capabilities, Saved},
     track::{Known, Stamp, Track},
 };
-use crate::{Client, MonotonicNanos, QemuTime, client::SHORT};
+use crate::{Client, QemuTime, client::COMMAND_TIMEOUT};
 
 /// Name of the descriptor given to QEMU for its stream.
 const STREAM_FD: &str = "vmove-state-out";
@@ -73,7 +74,7 @@ pub enum Outbound {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoppedAt {
     /// When the STOP event was read; of a guest that was paused already: when QEMU entered `pre-switchover`.
-    pub at: MonotonicNanos,
+    pub at: Mono,
     /// When QEMU made it, by its wall clock.
     pub qemu_time: QemuTime,
     /// False for a guest that was paused before.
@@ -84,14 +85,14 @@ pub struct StoppedAt {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldAt {
     /// When `pre-switchover` was read.
-    pub at: MonotonicNanos,
+    pub at: Mono,
 }
 
 /// Everything was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompletedAt {
     /// When `completed` was read.
-    pub at: MonotonicNanos,
+    pub at: Mono,
 }
 
 /// Where a guest is after [`Source::cancel`].
@@ -101,13 +102,13 @@ pub enum GuestState {
     /// It runs, as it did before.
     Running {
         /// When RESUME was read; `None` if it had never stopped.
-        resumed: Option<MonotonicNanos>,
+        resumed: Option<Mono>,
     },
     /// It is paused, as it was before.
     Paused,
 }
 
-type OnStop = Box<dyn FnOnce(MonotonicNanos) + Send>;
+type OnStop = Box<dyn FnOnce(Mono) + Send>;
 
 /// A source QEMU, prepared. All methods may be called from several tasks at once.
 #[derive(Debug)]
@@ -156,7 +157,7 @@ impl Source {
     /// [`SwitchoverError::Busy`], [`SwitchoverError::NoCapability`], [`SwitchoverError::RunState`] (a guest that has
     /// crashed or shut down is not moved), [`SwitchoverError::Qmp`].
     pub async fn prepare(client: &Client, options: &SourceOptions) -> Result<Self, SwitchoverError> {
-        let info = query_migration(client, SHORT).await?;
+        let info = query_migration(client, COMMAND_TIMEOUT).await?;
         if !info.status.is_final() || cleanup_pending(client).await? {
             return Err(SwitchoverError::Busy { status: info.status });
         }
@@ -184,7 +185,7 @@ impl Source {
     /// # Errors
     /// [`SwitchoverError::Qmp`].
     pub async fn attach(client: &Client, was_running: bool) -> Result<Self, SwitchoverError> {
-        let status = query_migration(client, SHORT).await?.status;
+        let status = query_migration(client, COMMAND_TIMEOUT).await?.status;
         Ok(Self::follow(client, status, Saved::defaults(), was_running, Hold::UntilTold))
     }
 
@@ -214,7 +215,7 @@ impl Source {
     /// Calls `call` in the moment STOP is read, from the reader itself: before any waiter wakes. It must be short and
     /// must not block nor use this connection, e.g. wake the thread that scans for dirty pages. Set it before
     /// [`Source::start`].
-    pub fn on_stop(&self, call: impl FnOnce(MonotonicNanos) + Send + 'static) {
+    pub fn on_stop(&self, call: impl FnOnce(Mono) + Send + 'static) {
         self.on_stop.put(Box::new(call));
     }
 
@@ -245,7 +246,7 @@ impl Source {
             stream.put(fd);
         }
         let uri = format!("fd:{STREAM_FD}");
-        let started = self.client.execute_raw("migrate", json!({ "uri": uri }), SHORT).await;
+        let started = self.client.execute_raw("migrate", json!({ "uri": uri }), COMMAND_TIMEOUT).await;
         if started.is_err() {
             drop(stream.and_then(|stream| stream.take()));
         }
@@ -280,7 +281,7 @@ impl Source {
     /// [`SwitchoverError::Qmp`] when QEMU is not in `pre-switchover`.
     pub async fn continue_(&self) -> Result<(), SwitchoverError> {
         let state = json!({ "state": "pre-switchover" });
-        let reply = self.client.execute_raw("migrate-continue", state, SHORT).await;
+        let reply = self.client.execute_raw("migrate-continue", state, COMMAND_TIMEOUT).await;
         reply.map(drop).map_err(SwitchoverError::at("continuing after pre-switchover"))
     }
 
@@ -331,7 +332,7 @@ impl Source {
     async fn settle(&self, begin: Instant, deadline: Duration) -> Result<(), SwitchoverError> {
         let mut asked_to_cancel = false;
         loop {
-            let status = query_migration(&self.client, SHORT).await?.status;
+            let status = query_migration(&self.client, COMMAND_TIMEOUT).await?.status;
             if status.is_final() && !cleanup_pending(&self.client).await? {
                 return Ok(());
             }
@@ -348,7 +349,7 @@ impl Source {
                 // Not expected. Nothing is left to lose.
                 tracing::warn!(%status, "migration does not end with its stream, sending migrate_cancel");
                 asked_to_cancel = true;
-                let asked = self.client.execute_raw("migrate_cancel", Value::Null, SHORT).await;
+                let asked = self.client.execute_raw("migrate_cancel", Value::Null, COMMAND_TIMEOUT).await;
                 refusal_is_fine(asked.map(drop).map_err(SwitchoverError::at("cancelling the migration")))?;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -364,7 +365,10 @@ impl Source {
             let replies = PAUSE_AGAIN.map(send);
             for reply in replies {
                 let reply = reply.map_err(failed("pausing the guest again"))?;
-                reply.wait(Instant::now() + SHORT, SHORT).await.map_err(failed("pausing the guest again"))?;
+                reply
+                    .wait(Instant::now() + COMMAND_TIMEOUT, COMMAND_TIMEOUT)
+                    .await
+                    .map_err(failed("pausing the guest again"))?;
             }
         }
         Ok(GuestState::Paused)
@@ -385,7 +389,7 @@ impl Source {
                     return Ok(GuestState::Running { resumed: resumed.map(|stamp| stamp.at) });
                 }
                 "paused" | "postmigrate" | "finish-migrate" => {
-                    let reply = self.client.execute_raw("cont", Value::Null, SHORT).await;
+                    let reply = self.client.execute_raw("cont", Value::Null, COMMAND_TIMEOUT).await;
                     reply.map_err(SwitchoverError::at("resuming the guest"))?;
                 }
                 _ => return Err(SwitchoverError::NotResumed { run_state }),
@@ -411,7 +415,7 @@ fn past_hold(known: &Known) -> Option<Stamp> {
 /// Whether QEMU has still to clean up after a migration whose status is final already. A `migrate` sent before that
 /// crashes QEMU 10.0: the old migration's thread meets the new one's state. The `yank` instance goes last.
 async fn cleanup_pending(client: &Client) -> Result<bool, SwitchoverError> {
-    match client.execute_raw("query-yank", Value::Null, SHORT).await {
+    match client.execute_raw("query-yank", Value::Null, COMMAND_TIMEOUT).await {
         Ok(reply) => {
             let of_migration = |one: &Value| one.get("type").and_then(Value::as_str) == Some("migration");
             Ok(reply.as_array().is_some_and(|all| all.iter().any(of_migration)))
@@ -438,7 +442,7 @@ async fn connect(path: &Path) -> io::Result<OwnedFd> {
 }
 
 async fn run_state(client: &Client) -> Result<String, SwitchoverError> {
-    let reply = client.execute_raw("query-status", Value::Null, SHORT).await;
+    let reply = client.execute_raw("query-status", Value::Null, COMMAND_TIMEOUT).await;
     let reply = reply.map_err(SwitchoverError::at("asking for the run state"))?;
     Ok(reply.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
 }

@@ -1,12 +1,9 @@
 //! Where QEMU says a migration stands.
 
-use std::{fmt, time::Duration};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-
-use super::SwitchoverError;
-use crate::Client;
 
 /// `MigrationStatus` of QMP. Open: a status of a newer QEMU is kept by name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -99,18 +96,6 @@ pub struct MigrationInfo {
     pub error: Option<String>,
     /// What stands in the way of any migration of this guest, in QEMU's words.
     pub blocked: Vec<String>,
-}
-
-/// Asks QEMU where a migration stands. Read field by field, so that a newer QEMU's additions do no harm.
-///
-/// # Errors
-/// [`SwitchoverError::Qmp`].
-pub async fn query_migration(client: &Client, deadline: Duration) -> Result<MigrationInfo, SwitchoverError> {
-    let reply = client
-        .execute_raw("query-migrate", Value::Null, deadline)
-        .await
-        .map_err(SwitchoverError::at("asking for the state of the migration"))?;
-    Ok(MigrationInfo::from_reply(&reply))
 }
 
 impl MigrationInfo {

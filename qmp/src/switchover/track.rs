@@ -1,14 +1,15 @@
 //! What the event stream of one QEMU has told about its migration, kept where any number of waiters can look.
 
 use std::{sync::Arc, time::Duration};
+use vmove_types::time::Mono;
 
 use tokio::sync::watch;
 
 use super::{MigrationStatus, SwitchoverError, query_migration};
 use crate::{
-    Client, Event, MonotonicNanos, QemuTime,
+    Client, Event, QemuTime,
     client::{
-        SHORT,
+        COMMAND_TIMEOUT,
         hooks::{HookId, Keep},
     },
 };
@@ -16,7 +17,7 @@ use crate::{
 /// When something happened: read here, and made there.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stamp {
-    pub(super) at: MonotonicNanos,
+    pub(super) at: Mono,
     pub(super) qemu: QemuTime,
 }
 
@@ -96,7 +97,7 @@ impl Track {
     }
 
     async fn failure(&self, waiting_for: &'static str, status: MigrationStatus) -> SwitchoverError {
-        let words = match query_migration(&self.client, SHORT).await {
+        let words = match query_migration(&self.client, COMMAND_TIMEOUT).await {
             Ok(info) => info.error,
             Err(_) => return SwitchoverError::Gone { waiting_for },
         };

@@ -8,20 +8,21 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
+use vmove_types::Backing;
 
-use vmove_qmp::{Client, CommandLine, QemuProcess, RamBacking, RamFileSpec, RunLayout};
+use vmove_qmp::{Client, CommandLine, QemuProcess, RamFileSpec, RunLayout};
 
-pub const SOON: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The QEMUs to test with: those that the environment names, else the one in `PATH`. Says loudly what is skipped.
-pub fn qemus(test: &str) -> Vec<PathBuf> {
+/// The QEMUs to test with: those that the environment names, else the one in `PATH`. What is lacking is skipped.
+pub fn qemus() -> Vec<PathBuf> {
     let named = ["VMOVE_QEMU_7_2", "VMOVE_QEMU_10_0"].map(|name| (name, std::env::var_os(name)));
     let mut found: Vec<PathBuf> = Vec::new();
     for (name, value) in named {
         match value.map(PathBuf::from) {
             Some(path) if path.is_file() => found.push(path),
-            Some(path) => eprintln!("SKIP {test}: {name}={} is no file", path.display()),
-            None => eprintln!("SKIP {test} on this version: {name} is not set"),
+            Some(path) => vmove_skip::skip!(part = name, "{} is no file", path.display()),
+            None => vmove_skip::skip!(part = name, "it is not set"),
         }
     }
     if found.is_empty() {
@@ -30,8 +31,8 @@ pub fn qemus(test: &str) -> Vec<PathBuf> {
         found.extend(found_one.filter(|path| path.is_file()).take(1));
     }
     if found.is_empty() {
-        eprintln!(
-            "SKIP {test}: no qemu-system-x86_64 in PATH, and neither VMOVE_QEMU_7_2 nor VMOVE_QEMU_10_0 is set"
+        vmove_skip::skip!(
+            "no qemu-system-x86_64 in PATH, and neither VMOVE_QEMU_7_2 nor VMOVE_QEMU_10_0 is set"
         );
     }
     found
@@ -75,7 +76,7 @@ impl Bench {
             qmp_socket: vm_dir.join("qmp.sock"),
             vm_dir,
             memory_dir: self.base.clone(),
-            backing: RamBacking::Thp,
+            backing: Backing::Thp,
             name: "test".to_owned(),
         }
     }
@@ -84,7 +85,7 @@ impl Bench {
         let log = layout.vm_dir.join("qemu.log");
         let process = QemuProcess::spawn(argv, &layout.vm_dir, &log).unwrap();
         self.processes.push(process.clone());
-        let client = process.wait_qmp(&layout.qmp_socket, SOON).await.unwrap();
+        let client = process.wait_qmp(&layout.qmp_socket, TIMEOUT).await.unwrap();
         (process, client)
     }
 
@@ -191,6 +192,6 @@ fn counting_firmware() -> Vec<u8> {
 
 /// The run state, such as `running`.
 pub async fn run_state(client: &Client) -> String {
-    let reply = client.execute_raw("query-status", serde_json::Value::Null, SOON).await.unwrap();
+    let reply = client.execute_raw("query-status", serde_json::Value::Null, TIMEOUT).await.unwrap();
     reply["status"].as_str().unwrap().to_owned()
 }

@@ -1,13 +1,12 @@
-//! Three clocks, each for what it is good at.
+//! Three clocks, each for one purpose.
 //!
-//! * `monotonic` does not jump and stands still while the machine sleeps: it measures how long a bridge has heard nothing from a
-//!   holder. A lease ends only after a bridge was awake, and in touch with the store, for the whole time.
-//! * `boot` does not jump and goes on while the machine sleeps; all processes since one boot share it: it measures how long something
-//!   was held, for accounting.
+//! * `monotonic` does not jump, and stands still while the machine sleeps. It measures how long a lease has had no heartbeat: a lease
+//!   ends only after a bridge was running, and in touch with the store, for its whole time to live.
+//! * `boot` does not jump, and runs while the machine sleeps. All processes since one boot share it. It measures for accounting how
+//!   long something was leased.
 //! * `wall` can jump either way. It is written into records for people, and measures only across reboots.
 
 use std::fmt;
-use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -18,11 +17,11 @@ use utoipa::ToSchema;
 pub trait Clock: fmt::Debug + Send + Sync {
     /// `CLOCK_MONOTONIC`. Unit: milliseconds.
     fn monotonic_ms(&self) -> u64;
-    /// The moment on the other two clocks.
+    /// Now, on the other two clocks.
     fn stamp(&self) -> Stamp;
 }
 
-/// A moment, as a machine knows it.
+/// A moment on the clocks of one machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Stamp {
     /// Which boot of which machine `boot_ms` counts from (`/proc/sys/kernel/random/boot_id`).
@@ -34,9 +33,9 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Time from `self` to `later`: by the boot clock where both are of one boot, which no clock jump can falsify. Otherwise by
-    /// the time of day, never negative and at most `limit_ms`, so that a jump cannot put years onto somebody's account. Says
-    /// whether it is exact. Unit: milliseconds.
+    /// Time from `self` to `later`, and whether it is exact. Unit: milliseconds. Within one boot it is exact, by the boot clock.
+    /// Otherwise it is the difference of the times of day, not below 0 and at most `limit_ms`, so that a jump of the clock cannot
+    /// charge years to an account.
     #[must_use]
     pub fn until(&self, later: &Self, limit_ms: u64) -> (u64, bool) {
         if self.boot_id == later.boot_id {
@@ -54,7 +53,7 @@ pub struct SystemClock {
 }
 
 impl SystemClock {
-    /// Reads which boot this is.
+    /// The clocks since this boot.
     #[must_use]
     pub fn new() -> Self {
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -87,51 +86,6 @@ fn read(clock: ClockId) -> u64 {
     let now = clock_gettime(clock);
     let (seconds, nanos) = (u64::try_from(now.tv_sec).unwrap_or(0), u64::try_from(now.tv_nsec).unwrap_or(0));
     seconds * 1000 + nanos / 1_000_000
-}
-
-/// Clocks that a test sets as it likes.
-#[derive(Debug)]
-pub struct ManualClock(Mutex<(u64, Stamp)>);
-
-impl ManualClock {
-    /// Clocks of a machine that was just booted, at a time of day of 10^12 ms.
-    #[must_use]
-    pub fn new() -> Self {
-        let stamp = Stamp { boot_id: "first".to_owned(), boot_ms: 0, wall_ms: 1_000_000_000_000 };
-        Self(Mutex::new((0, stamp)))
-    }
-
-    /// Lets time pass, on all clocks. Unit: milliseconds.
-    pub fn pass(&self, ms: u64) {
-        self.change(|monotonic, stamp| {
-            *monotonic += ms;
-            stamp.boot_ms += ms;
-            stamp.wall_ms += ms;
-        });
-    }
-
-    /// Changes the clocks: monotonic, and the others.
-    pub fn change(&self, change: impl FnOnce(&mut u64, &mut Stamp)) {
-        let mut now = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let (monotonic, stamp) = &mut *now;
-        change(monotonic, stamp);
-    }
-}
-
-impl Default for ManualClock {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Clock for ManualClock {
-    fn monotonic_ms(&self) -> u64 {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).0
-    }
-
-    fn stamp(&self) -> Stamp {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).1.clone()
-    }
 }
 
 #[cfg(test)]

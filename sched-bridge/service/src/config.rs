@@ -10,16 +10,17 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use sched_bridge::model::NodeName;
 use serde::Deserialize;
+use vmove_http::client::{BadEndpoint, Endpoint};
+use vmove_log::LogFormat;
 
 use crate::bridge::Retention;
-use crate::http::Endpoint;
-use crate::plan::mover::Daemon;
-use crate::plan::run::Limits;
+use crate::driver::DaemonAddress;
+use crate::executor::Limits;
 use crate::slurm::Slurm;
-use crate::slurm::follow::Follow;
+use crate::slurm::follower::SlurmFollower;
 use crate::store::{Embedded, Etcd, Store, etcd::DEFAULT_MAX_TXN_OPS};
 
-/// Where the control socket is, unless told otherwise.
+/// The default control socket.
 pub const DEFAULT_CONTROL: &str = "/run/vbridged/control.sock";
 
 /// Keeps leases of virtual clusters and runs move plans
@@ -27,36 +28,41 @@ pub const DEFAULT_CONTROL: &str = "/run/vbridged/control.sock";
 #[command(
     name = "vbridged",
     version,
-    about,
     after_help = "Examples:
   vbridged --store redb:/var/lib/vbridged/state.redb
   vbridged --store etcd:http://10.0.0.1:2379,http://10.0.0.2:2379 --listen 0.0.0.0:7430 --token-file /etc/vbridged/token"
 )]
 pub struct Arguments {
-    /// Configuration file (TOML); what is given here wins over it
+    /// Configuration file (TOML); options on the command line take precedence
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Unix socket for everything; only its owner may use it
+    /// Unix socket for all requests; only its owner may use it
     #[arg(long, value_name = "SOCK")]
     pub control: Option<PathBuf>,
-    /// Address for everything over TCP; needs --token-file or --insecure. Plain HTTP: keep it within a trusted network, or behind a TLS proxy
+    /// TCP address for all requests; needs --token-file or --insecure. Plain HTTP: keep it within a trusted network, or behind a TLS proxy
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: Option<SocketAddr>,
-    /// File whose first line is the bearer token that TCP clients must give
+    /// File whose first line is the bearer token that TCP clients must send
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Take TCP requests without a token
+    /// Accept TCP requests without a token
     #[arg(long)]
     pub insecure: bool,
-    /// Where the state is: redb:FILE for one bridge, etcd:URL[,URL...] for several
+    /// Where the state is kept: redb:FILE for one bridge, etcd:URL[,URL...] for several
     #[arg(long, value_name = "STORE")]
     pub store: Option<String>,
-    /// What etcd was started with as --max-txn-ops: a placement on more nodes is refused
+    /// The --max-txn-ops that etcd was started with: it limits on how many nodes one request is placed
     #[arg(long, value_name = "COUNT")]
     pub etcd_max_txn_ops: Option<usize>,
+    /// Serve Prometheus metrics here, at /metrics
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics: Option<SocketAddr>,
+    /// Form of the log: text, or json with one object a line
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
 }
 
-/// The file.
+/// The configuration file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct File {
@@ -66,21 +72,24 @@ struct File {
     insecure: bool,
     store: Option<String>,
     etcd_max_txn_ops: Option<usize>,
-    /// Seconds between two looks at the VMs of each node that has a daemon; 0 for never.
+    metrics: Option<SocketAddr>,
+    #[serde(alias = "log-format")]
+    log_format: Option<LogFormat>,
+    /// Seconds between two lists of the VMs of each node in `[daemons]`; 0 for never.
     look_s: Option<u64>,
     moves: Moves,
     account: Account,
     slurm: Option<SlurmCluster>,
-    daemons: BTreeMap<NodeName, Daemon>,
+    daemons: BTreeMap<NodeName, DaemonAddress>,
 }
 
 /// Accounting records.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Account {
-    /// Days that they are kept after the lease has ended; forever, if left out.
+    /// Days for which they are kept after the end of the lease; forever if absent.
     keep_days: Option<u32>,
-    /// File to which they are written before they are deleted.
+    /// File to which they are appended before they are deleted.
     archive: Option<PathBuf>,
 }
 
@@ -88,14 +97,14 @@ impl Account {
     fn retention(self) -> anyhow::Result<Option<Retention>> {
         match (self.keep_days, self.archive) {
             (Some(0), _) => {
-                bail!("[account]: keep_days must be at least 1; leave it out to keep all records")
+                bail!("[account]: keep_days must be at least 1; omit it to keep all records")
             }
             (Some(days), archive) => {
                 let keep = Duration::from_secs(u64::from(days) * 86_400);
                 Ok(Some(Retention { keep, archive }))
             }
             (None, Some(_)) => {
-                bail!("[account]: archive is written only when records are deleted: give keep_days, too")
+                bail!("[account]: archive is written only when records are deleted: set keep_days as well")
             }
             (None, None) => Ok(None),
         }
@@ -106,13 +115,13 @@ impl Account {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct SlurmCluster {
-    /// Its `slurm.conf`; where Slurm's commands look by themselves, if left out.
+    /// Its `slurm.conf`; if absent, the one that Slurm's commands find by themselves.
     conf: Option<PathBuf>,
-    /// Seconds between two looks.
+    /// Seconds between two synchronizations.
     every_s: u64,
     /// Who may use the reservations of leases.
     users: String,
-    /// VMs leave nodes that Slurm drains.
+    /// Whether VMs leave nodes that Slurm drains.
     evacuate: bool,
 }
 
@@ -122,20 +131,20 @@ impl Default for SlurmCluster {
     }
 }
 
-impl From<SlurmCluster> for Follow {
+impl From<SlurmCluster> for SlurmFollower {
     fn from(cluster: SlurmCluster) -> Self {
         let conf = cluster.conf.map(|path| ("SLURM_CONF".to_owned(), path.to_string_lossy().into_owned()));
         Self {
             slurm: Slurm::new(conf.into_iter().collect()),
             users: cluster.users,
-            every: Duration::from_secs(cluster.every_s.max(1)),
+            interval: Duration::from_secs(cluster.every_s.max(1)),
             evacuate: cluster.evacuate,
-            alone: Arc::default(),
+            exclusive: Arc::default(),
         }
     }
 }
 
-/// How VMs are moved.
+/// How VMs are migrated.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Moves {
@@ -157,38 +166,42 @@ impl Default for Moves {
     }
 }
 
-/// What the daemon runs with.
+/// The configuration of the daemon.
 #[derive(Debug)]
 pub struct Config {
-    /// Unix socket.
+    /// Unix socket for requests.
     pub control: PathBuf,
-    /// TCP address.
+    /// TCP address for requests.
     pub listen: Option<SocketAddr>,
-    /// Token for TCP.
+    /// Bearer token of TCP requests.
     pub token: Option<String>,
     /// The store.
     pub store: Arc<dyn Store>,
-    /// Between two looks at the VMs of nodes.
-    pub look: Option<Duration>,
-    /// Command for moves.
+    /// TCP address of the metrics.
+    pub metrics: Option<SocketAddr>,
+    /// Form of the log.
+    pub log_format: LogFormat,
+    /// Between two lists of the VMs of each node; none: they are not listed.
+    pub list_interval: Option<Duration>,
+    /// Command that runs `vmove`.
     pub command: Vec<String>,
-    /// More arguments of `vmove migrate`.
+    /// Further arguments of `vmove migrate`.
     pub options: Vec<String>,
-    /// How much at once.
+    /// How many migrations may run at once.
     pub limits: Limits,
-    /// A Slurm cluster to follow.
-    pub slurm: Option<Follow>,
-    /// How long accounting records are kept; forever, if that is not said.
+    /// The Slurm cluster to follow.
+    pub slurm: Option<SlurmFollower>,
+    /// How long accounting records are kept; none: forever.
     pub retention: Option<Retention>,
-    /// Daemons of the nodes.
-    pub daemons: BTreeMap<NodeName, Daemon>,
+    /// Daemons of nodes.
+    pub daemons: BTreeMap<NodeName, DaemonAddress>,
 }
 
 impl Config {
-    /// Puts file and arguments together, and opens the store.
+    /// Combines file and arguments, and opens the store.
     ///
     /// # Errors
-    /// Something that cannot be; with the file, the line and what was expected.
+    /// The configuration is not valid, with file, line and what was expected; or the store cannot be opened.
     pub fn load(arguments: Arguments) -> anyhow::Result<Self> {
         let file = match &arguments.config {
             Some(path) => read(path)?,
@@ -200,9 +213,7 @@ impl Config {
             None => None,
         };
         if listen.is_some() && token.is_none() && !(arguments.insecure || file.insecure) {
-            bail!(
-                "listening on TCP lets everybody there take and end leases: give --token-file, or --insecure if that is meant"
-            );
+            bail!("on TCP, everybody could grant and end leases: set either --token-file or --insecure");
         }
         if file.moves.per_node == 0 || file.moves.per_uplink == 0 || file.moves.command.is_empty() {
             bail!("[moves]: per_node and per_uplink must be at least 1, and command must not be empty");
@@ -215,8 +226,10 @@ impl Config {
             listen,
             token,
             store: open_store(&store, max_txn_ops)?,
-            look: Some(file.look_s.unwrap_or(5)).filter(|s| *s > 0).map(Duration::from_secs),
-            slurm: file.slurm.map(Follow::from),
+            metrics: arguments.metrics.or(file.metrics),
+            log_format: arguments.log_format.or(file.log_format).unwrap_or_default(),
+            list_interval: Some(file.look_s.unwrap_or(5)).filter(|s| *s > 0).map(Duration::from_secs),
+            slurm: file.slurm.map(SlurmFollower::from),
             retention: file.account.retention()?,
             command: file.moves.command,
             options: file.moves.options,
@@ -228,7 +241,7 @@ impl Config {
 
 fn read(path: &Path) -> anyhow::Result<File> {
     let text = std::fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))?;
-    toml::from_str(&text).with_context(|| format!("{} is not as expected", path.display()))
+    toml::from_str(&text).with_context(|| format!("{} is not a valid configuration", path.display()))
 }
 
 fn read_token(path: &Path) -> anyhow::Result<String> {
@@ -255,7 +268,7 @@ pub fn open_store(text: &str, max_txn_ops: usize) -> anyhow::Result<Arc<dyn Stor
     let Some(urls) = text.strip_prefix("etcd:") else {
         bail!("--store {text:?}: expected redb:FILE or etcd:http://HOST:PORT[,http://HOST:PORT...]");
     };
-    let members: Result<Vec<Endpoint>, String> = urls.split(',').map(str::parse).collect();
+    let members: Result<Vec<Endpoint>, BadEndpoint> = urls.split(',').map(str::parse).collect();
     let members = members.map_err(|e| anyhow::anyhow!("--store {text:?}: {e}"))?;
     Ok(Arc::new(Etcd::new(members, "/vmove/bridge/", Duration::from_secs(5)).with_max_txn_ops(max_txn_ops)))
 }
@@ -286,23 +299,21 @@ mod tests {
         assert!(Config::load(open).unwrap_err().to_string().contains("--token-file"));
     }
 
-    /// What the operators' guide shows is understood.
+    /// The examples of the operators' guide are valid.
     #[test]
     fn the_guide_tells_the_truth() {
         let guide = include_str!("../../../docs/sched-bridge.md");
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.toml");
-        for (from, to) in [
-            ("    store = ", "The commands of `vmove`"),
-            ("    [account]", "They are deleted"),
-            ("    [slurm]", "It takes over nodes"),
-        ] {
-            let (start, end) = (guide.find(from).unwrap(), guide.find(to).unwrap());
-            let text: String = guide[start..end].lines().map(|line| format!("{}\n", line.trim())).collect();
+        for from in ["    store = ", "    [account]", "    [slurm]"] {
+            let start = guide.find(from).unwrap();
+            // Up to the text behind it.
+            let lines = guide[start..].lines().take_while(|line| line.is_empty() || line.starts_with("    "));
+            let text: String = lines.map(|line| format!("{}\n", line.trim())).collect();
             std::fs::write(&path, &text).unwrap();
             let file = read(&path).unwrap();
-            let said = file.store.is_some() || file.slurm.is_some() || file.account.keep_days.is_some();
-            assert!(said, "{text}");
+            let set = file.store.is_some() || file.slurm.is_some() || file.account.keep_days.is_some();
+            assert!(set, "{text}");
         }
     }
 }

@@ -1,55 +1,55 @@
 //! The keys of the store.
 //!
-//! `lease/ID` is the one truth of who has what. `guard/NODE` is written whenever something is taken on a node, or the node itself
-//! changes; a grant expects the guards of its nodes as it saw them. So of two bridges that grant at the same time on one
-//! node, one fails and looks again. What is given back needs no guard: nobody is hurt who has not seen it yet.
+//! Only `lease/ID` says which resources are leased. `guard/NODE` is written whenever resources of a node are leased, or the node
+//! changes; a grant requires that the guards of its nodes have not changed. So of two bridges that lease resources of one node at the
+//! same time, one fails and tries again. Releasing resources needs no guard: a bridge that has not seen it yet only leases less.
 
 use sched_bridge::model::NodeName;
 
 use crate::lease::LeaseId;
 
-/// All switches, as JSON.
+/// The topology, as JSON.
 pub const TOPOLOGY: &str = "topology";
-/// What it begins with, if it is a node's inventory.
+/// Prefix of inventories.
 pub const NODES: &str = "node/";
-/// A node's guard.
+/// Prefix of guards.
 pub const GUARDS: &str = "guard/";
-/// A lease.
+/// Prefix of leases.
 pub const LEASES: &str = "lease/";
-/// An accounting record.
+/// Prefix of accounting records.
 pub const RECORDS: &str = "record/";
-/// A move plan.
+/// Prefix of move plans.
 pub const PLANS: &str = "plan/";
 
-/// A node's inventory.
+/// Key of a node's inventory.
 #[must_use]
 pub fn node(name: &NodeName) -> String {
     format!("{NODES}{name}")
 }
 
-/// A node's guard.
+/// Key of a node's guard.
 #[must_use]
 pub fn guard(name: &NodeName) -> String {
     format!("{GUARDS}{name}")
 }
 
-/// A lease.
+/// Key of a lease.
 #[must_use]
 pub fn lease(id: &LeaseId) -> String {
     format!("{LEASES}{id}")
 }
 
-/// The record of a lease that ended: sorted by time, one per lease.
+/// Key of the record of a lease that ended at `wall_ms`; keys sort by time.
 #[must_use]
 pub fn record(wall_ms: u64, id: &LeaseId) -> String {
     format!("{RECORDS}{wall_ms:015}-{id}")
 }
 
-/// A plan.
+/// Key of a plan.
 #[must_use]
 pub fn plan(id: &LeaseId) -> String {
     format!("{PLANS}{id}")
 }
 
-/// Written to learn the number of the last transaction, by a bridge that catches up before it refuses something.
+/// Written by a bridge that catches up before it refuses a request: the commit has the highest revision.
 pub const PULSE: &str = "pulse";

@@ -1,33 +1,34 @@
 //! The daemon.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
-use rustix::fs::Mode;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use sched_bridge::model::NodeName;
-use tokio::net::{TcpListener, UnixListener};
+use metrics_exporter_prometheus::PrometheusHandle;
+use sched_bridge::model::{NodeName, VmName};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+use vmove_http::socket;
 
 use crate::api::{App, router};
 use crate::bridge::Bridge;
 use crate::clock::SystemClock;
 use crate::config::{Arguments, Config};
-use crate::plan::mover::{CommandMover, Mover};
+use crate::driver::{VmDriver, VmoveCommand};
+use crate::metrics;
+use crate::store::measured::Measured;
+
+/// Between two removals of old samples from the histograms, without which they would grow.
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Runs `vbridged` with the arguments of this process.
 #[must_use]
 pub fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_env("VBRIDGE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
     let started = Config::load(Arguments::parse()).and_then(|config| {
+        vmove_log::start("VBRIDGE_LOG", config.log_format);
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         runtime.block_on(serve(config))
     });
@@ -41,40 +42,31 @@ pub fn main() -> ExitCode {
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
-    let control = listen(&config.control)
-        .with_context(|| format!("could not listen on {}", config.control.display()))?;
+    let metrics = metrics::install().context("could not set up metrics")?;
+    if let Some(folder) = config.control.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).with_context(|| format!("could not make {}", folder.display()))?;
+    }
+    let (control, _held) = socket::listen(&config.control)?;
     let tcp = match config.listen {
-        Some(address) => {
-            Some(TcpListener::bind(address).await.with_context(|| format!("could not listen on {address}"))?)
-        }
+        Some(address) => Some(bind(address, "--listen").await?),
         None => None,
     };
-    let bridge = Bridge::new(config.store, Arc::new(SystemClock::new()));
-    let watched: Vec<NodeName> = config.daemons.keys().cloned().collect();
-    let mover: Arc<dyn Mover> = Arc::new(CommandMover::new(config.command, config.options, config.daemons));
-    tokio::spawn(Arc::clone(&bridge).follow());
-    tokio::spawn(Arc::clone(&bridge).keep_sweeping());
-    if let Some(every) = config.look {
-        tokio::spawn(look(Arc::clone(&bridge), Arc::clone(&mover), watched, every));
+    if let Some(address) = config.metrics {
+        let (listener, metrics) = (bind(address, "--metrics").await?, metrics.clone());
+        tokio::spawn(vmove_http::metrics::serve(listener, move || metrics.render()));
     }
-    if let Some(retention) = config.retention {
-        tokio::spawn(Arc::clone(&bridge).keep_forgetting(retention));
-    }
-    let slurm = config.slurm;
-    if let Some(slurm) = slurm.clone() {
-        tokio::spawn(slurm.forever(Arc::clone(&bridge), Arc::clone(&mover), config.limits));
-    }
-    let app = |token| {
-        let (bridge, mover, slurm) = (Arc::clone(&bridge), Arc::clone(&mover), slurm.clone());
-        Arc::new(App { bridge, mover, limits: config.limits, slurm, token })
-    };
-    tracing::info!(store = bridge.store().name(), control = %config.control.display(), "listening");
+    tokio::spawn(keep_metrics_small(metrics));
+    let control_path = config.control.clone();
+    let token = config.token.clone();
+    let app = start_tasks(config);
+    tracing::info!(store = app.bridge.store().name(), control = %control_path.display(), "listening");
     // The mode of the socket says who may use it: no token there.
-    let local = axum::serve(control, router(app(None)));
+    let local = axum::serve(control, router(Arc::new(app.clone())));
     let served = async {
         match tcp {
             Some(tcp) => {
-                tokio::try_join!(local, axum::serve(tcp, router(app(config.token.clone())))).map(|_| ())
+                let remote = axum::serve(tcp, router(Arc::new(App { token, ..app })));
+                tokio::try_join!(local, remote).map(|_| ())
             }
             None => local.await,
         }
@@ -86,54 +78,70 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         _ = term.recv() => {}
         _ = int.recv() => {}
     }
-    let _ = std::fs::remove_file(&config.control);
-    // Whatever was asked and not committed is asked again, with the same id.
+    // Clients repeat requests that were not committed, with the same id.
     Ok(())
 }
 
-/// Looks at the VMs of each node, so that the end of a VM gives back what it had.
-async fn look(bridge: Arc<Bridge>, mover: Arc<dyn Mover>, nodes: Vec<NodeName>, every: Duration) {
-    let mut before: BTreeMap<NodeName, BTreeSet<String>> = BTreeMap::new();
+async fn bind(address: std::net::SocketAddr, option: &str) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind(address).await;
+    listener.with_context(|| format!("could not listen on {address}: give another {option}"))
+}
+
+/// Starts everything that works beside requests: follows the store, sweeps leases, lists VMs, deletes old records, follows Slurm.
+fn start_tasks(config: Config) -> App {
+    let bridge = Bridge::new(Arc::new(Measured(config.store)), Arc::new(SystemClock::new()));
+    let nodes: Vec<NodeName> = config.daemons.keys().cloned().collect();
+    let driver: Arc<dyn VmDriver> =
+        Arc::new(VmoveCommand::new(config.command, config.options, config.daemons));
+    tokio::spawn(Arc::clone(&bridge).follow());
+    tokio::spawn(Arc::clone(&bridge).keep_sweeping());
+    if let Some(interval) = config.list_interval {
+        tokio::spawn(keep_listing_vms(Arc::clone(&bridge), Arc::clone(&driver), nodes, interval));
+    }
+    if let Some(retention) = config.retention {
+        tokio::spawn(Arc::clone(&bridge).keep_deleting_old_records(retention));
+    }
+    if let Some(slurm) = config.slurm.clone() {
+        tokio::spawn(slurm.run(Arc::clone(&bridge), Arc::clone(&driver), config.limits));
+    }
+    App { bridge, driver, limits: config.limits, slurm: config.slurm, token: None }
+}
+
+async fn keep_metrics_small(handle: PrometheusHandle) {
     loop {
-        tokio::time::sleep(every).await;
-        for node in &nodes {
-            // A daemon that does not answer says nothing about its VMs.
-            let Ok(listed) = mover.list(node).await else { continue };
-            let there: BTreeSet<String> =
-                listed.into_iter().filter(|(_, vm)| !vm.ended).map(|(name, _)| name).collect();
-            // Gone is what two looks in a row have not found: a daemon that was just started may not know all its VMs yet.
-            let either =
-                before.get(node).map_or_else(|| there.clone(), |last| last.union(&there).cloned().collect());
-            before.insert(node.clone(), there);
-            match bridge.vms_seen(node, &either).await {
-                Ok(gone) if !gone.is_empty() => {
-                    let gone: Vec<&str> = gone.iter().map(sched_bridge::model::VmName::as_str).collect();
-                    tracing::info!(%node, vms = gone.join(" "), "VMs have ended; what they had is free");
-                }
-                Ok(_) => {}
-                Err(error) => tracing::debug!(%node, %error, "the end of VMs could not be written down"),
-            }
-        }
+        tokio::time::sleep(UPKEEP_INTERVAL).await;
+        handle.run_upkeep();
     }
 }
 
-/// A listening Unix socket that only our own user may connect to, at no moment anyone else: Linux gives the name the mode of the
-/// socket's own inode. One that a killed daemon left behind is replaced.
-fn listen(path: &Path) -> io::Result<UnixListener> {
-    if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
-        std::fs::create_dir_all(folder)?;
+/// Lists the VMs of each node again and again, so that the end of a VM releases its resources.
+async fn keep_listing_vms(
+    bridge: Arc<Bridge>,
+    driver: Arc<dyn VmDriver>,
+    nodes: Vec<NodeName>,
+    interval: Duration,
+) {
+    let mut before: BTreeMap<NodeName, BTreeSet<String>> = BTreeMap::new();
+    loop {
+        tokio::time::sleep(interval).await;
+        for node in &nodes {
+            // A daemon that does not answer says nothing about its VMs.
+            let Ok(listed) = driver.list(node).await else { continue };
+            let listed: BTreeSet<String> =
+                listed.into_iter().filter(|(_, vm)| !vm.ended).map(|(name, _)| name).collect();
+            // A VM has ended if two lists in a row lack it: a daemon that has just started may not know all its VMs yet.
+            let either = before
+                .get(node)
+                .map_or_else(|| listed.clone(), |last| last.union(&listed).cloned().collect());
+            before.insert(node.clone(), listed);
+            match bridge.vms_listed(node, &either).await {
+                Ok(ended) if !ended.is_empty() => {
+                    let ended: Vec<&str> = ended.iter().map(VmName::as_str).collect();
+                    tracing::info!(%node, vms = ended.join(" "), "VMs have ended; their resources are free");
+                }
+                Ok(_) => {}
+                Err(error) => tracing::debug!(%node, %error, "could not record the end of VMs"),
+            }
+        }
     }
-    match std::os::unix::net::UnixStream::connect(path) {
-        Ok(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another vbridged answers there")),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
-        Err(_) => {}
-    }
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&socket, 128)?;
-    let listener = std::os::unix::net::UnixListener::from(socket);
-    listener.set_nonblocking(true)?;
-    UnixListener::from_std(listener)
 }

@@ -7,8 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use vmove_bridge::lab::{EtcdServer, SlurmLab, mortal, skip};
-use vmove_bridge::slurm::Slurm;
+use test_servers::{EtcdServer, SlurmCluster, killed_with_this_thread};
 
 /// Set for the process that is killed.
 const VICTIM: &str = "VMOVE_TEST_VICTIM";
@@ -19,26 +18,23 @@ fn victim() {
     if std::env::var_os(VICTIM).is_none() {
         return;
     }
-    let (Some(etcd), Some(lab)) = (EtcdServer::start_or_skip(), SlurmLab::start_or_skip(2, 2, 2)) else {
-        println!("victim: nothing");
-        return;
+    let (etcd, cluster) = match (EtcdServer::start(), SlurmCluster::start(2, 2, 2)) {
+        (Ok(etcd), Ok(cluster)) => (etcd, cluster),
+        (Err(missing), _) | (_, Err(missing)) => {
+            println!("\nvictim: missing: {missing}");
+            return;
+        }
     };
-    let socket = tempfile::tempdir().unwrap().keep();
-    let mut bridge = mortal(Path::new(env!("CARGO_BIN_EXE_vbridged")))
+    let mut bridge = killed_with_this_thread(Path::new(env!("CARGO_BIN_EXE_vbridged")))
         .args(["--store", &format!("etcd:{}", etcd.url()), "--control"])
-        .arg(socket.join("c.sock"))
+        .arg(format!("{}/c.sock", cluster.folder()))
         .spawn()
         .unwrap();
-    let slurm = Slurm::new(lab.environment());
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        slurm.run(&["sbatch", "--output=/dev/null", "--wrap=sleep 3600"]).await.unwrap();
-        while slurm.run(&["squeue", "-h", "-t", "R"]).await.unwrap().trim().is_empty() {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    });
-    let folder = lab.environment().into_iter().find(|(key, _)| key == "SLURM_CONF").unwrap().1;
-    println!("\nvictim: {} {} {}", folder.trim_end_matches("/slurm.conf"), etcd.url(), bridge.id());
+    cluster.run(&["sbatch", "--output=/dev/null", "--wrap=sleep 3600"]).unwrap();
+    while cluster.run(&["squeue", "-h", "-t", "R"]).unwrap().trim().is_empty() {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    println!("\nvictim: {} {} {}", cluster.folder(), etcd.url(), bridge.id());
     let _ = bridge.wait();
 }
 
@@ -69,12 +65,12 @@ fn nothing_is_left_of_a_test_that_is_killed() {
     let lines = BufReader::new(victim.stdout.take().unwrap()).lines();
     let told = lines.map_while(Result::ok).find_map(|line| line.strip_prefix("victim: ").map(str::to_owned));
     let told = told.expect("the victim says what it started");
+    if let Some(missing) = told.strip_prefix("missing: ") {
+        victim.wait().unwrap();
+        return vmove_skip::skip!("{missing}");
+    }
     let words: Vec<&str> = told.split(' ').collect();
-    let [folder, etcd, bridge] = words[..] else {
-        let _ = victim.wait();
-        skip("etcd or Slurm is missing, or this is not root");
-        return;
-    };
+    let [folder, etcd, bridge] = words[..] else { panic!("the victim says: {told}") };
     // munged, slurmctld, two slurmds, slurmstepd and its job, etcd, a bridge (which names etcd).
     let before = with(&[folder, etcd]);
     assert!(before.len() >= 7, "{before:?}");

@@ -1,34 +1,53 @@
 //! Blueprints: execution environments (VMs, containers, bare metal), artifacts, and connections, in YAML or XML; and how they are
-//! taken apart.
+//! decomposed.
 //!
-//! Environments of one kind and adapter make an *environment group*; environments that are connected, directly or through others,
-//! make a *connectivity group*, which is placed together. VMs become a [`crate::place::ClusterRequest`] for each connectivity group; containers
-//! and bare metal are handed to the adapter that they name, with the nodes of their group as a hint.
+//! Environments of one kind and adapter make an *environment group*. Environments that are connected, directly or through others,
+//! make a *connectivity group*, which is placed together: its VMs become one [`crate::place::ClusterRequest`], its containers and
+//! bare metal go to the adapters that they name, with the nodes of the VMs as a hint.
+//!
+//! ```
+//! use sched_bridge::blueprint::{Language, decompose, read};
+//! use sched_bridge::request::Flavors;
+//!
+//! let text = "
+//! name: app
+//! environments:
+//! - {name: solver, kind: vm, count: 8, request: m1.large}
+//! - {name: view, kind: container, adapter: slurm}
+//! connections:
+//! - {from: solver, to: view}
+//! ";
+//! let parts = decompose(&read(text, Language::guess(text))?, &Flavors::default())?;
+//! assert_eq!(parts.together[0].environments, ["solver", "view"]);
+//! # Ok::<(), sched_bridge::blueprint::BlueprintError>(())
+//! ```
 
 mod parts;
 mod text;
 
-pub use parts::{Decomposed, EnvironmentGroup, Handed, Network, Started, Together, decompose};
+pub use parts::{
+    AdapterEnvironment, ConnectivityGroup, Decomposed, EnvironmentGroup, Network, VmCommand, decompose,
+};
 pub use text::{Language, read};
 
 use serde::{Deserialize, Serialize};
 
 use crate::request::RequestError;
 
-/// What an environment is.
+/// Kind of an environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Kind {
-    /// A virtual machine, for our daemons.
+    /// A virtual machine, started by the daemons of the nodes.
     Vm,
-    /// A container, for an adapter.
+    /// A container, started by an adapter.
     Container,
-    /// A whole machine, for an adapter.
+    /// A whole machine, started by an adapter.
     BareMetal,
 }
 
-/// How connected environments see each other.
+/// Kind of a network between environments.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -46,22 +65,22 @@ pub enum NetworkMode {
 pub struct Environment {
     /// Its name in the blueprint.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
-    /// How many of it.
+    /// Number of instances.
     #[serde(default = "one")]
     pub count: u32,
-    /// What each needs, as an extended instance type; VMs must have it.
+    /// What each instance needs, as an extended instance type; required for VMs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<String>,
-    /// Who starts it; containers and bare metal must have one.
+    /// The adapter that starts it; required for containers and bare metal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<String>,
     /// Artifacts that it needs, by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub artifacts: Vec<String>,
-    /// Only for VMs: QEMU and its arguments, as for `vmove run`. `{artifact:NAME}` stands for the source of one of its artifacts. A VM
-    /// without it gets its place, and is started by somebody else.
+    /// Only for VMs: QEMU and its arguments, as for `vmove run`. `{artifact:NAME}` is replaced by the source of one of its artifacts. A
+    /// VM without a command gets its place and is started by somebody else.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
 }
@@ -72,7 +91,7 @@ pub struct Environment {
 pub struct Artifact {
     /// Its name in the blueprint.
     pub name: String,
-    /// Where it comes from.
+    /// Path or URL.
     pub source: String,
 }
 
@@ -84,7 +103,7 @@ pub struct Connection {
     pub from: String,
     /// The other.
     pub to: String,
-    /// Over what.
+    /// Kind of network.
     #[serde(default)]
     pub network: NetworkMode,
 }
@@ -109,11 +128,11 @@ fn one() -> u32 {
     1
 }
 
-/// Why a blueprint was not taken.
+/// Why a blueprint is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlueprintError {
-    /// YAML or XML that is none, or has other elements.
+    /// Invalid YAML or XML, or other elements.
     #[error(
         "{place}: {reason}; expected a blueprint: name, environments (name, kind, count, request, adapter, artifacts, command), artifacts (name, source), connections (from, to, network)"
     )]
@@ -123,19 +142,19 @@ pub enum BlueprintError {
         /// What is there.
         reason: String,
     },
-    /// Something that is named, but not there.
+    /// A name that is not defined.
     #[error("{place}: there is no {what} {name:?}; expected one of: {known}")]
-    Nowhere {
+    Undefined {
         /// Which connection or environment names it.
         place: String,
         /// Environment or artifact.
         what: &'static str,
         /// Its name.
         name: String,
-        /// What there is.
+        /// Names that are defined.
         known: String,
     },
-    /// Something that is there twice, or lacks what its kind needs.
+    /// A name that is used twice, or something that an environment of its kind needs or must not have.
     #[error("{place}: {reason}; expected {expected}")]
     Bad {
         /// Which environment.
@@ -145,7 +164,7 @@ pub enum BlueprintError {
         /// What was expected.
         expected: &'static str,
     },
-    /// A request that was not understood.
+    /// A request that is refused.
     #[error("environment {environment:?}: request")]
     Request {
         /// Of which environment.

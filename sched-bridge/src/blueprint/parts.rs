@@ -1,4 +1,4 @@
-//! Taking a blueprint apart.
+//! Decomposes a blueprint into groups.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,37 +6,37 @@ use serde::{Deserialize, Serialize};
 
 use super::{Artifact, Blueprint, BlueprintError, Environment, Kind, NetworkMode};
 use crate::model::ClusterName;
-use crate::place::{ClusterRequest, Compactness, VmGroup};
+use crate::place::{ClusterRequest, VmGroup};
 use crate::request::{Flavors, instance, lower};
 
 /// Environments of one kind and adapter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EnvironmentGroup {
-    /// What they are.
+    /// Their kind.
     pub kind: Kind,
-    /// Who starts them; none for VMs.
+    /// The adapter that starts them; none for VMs.
     pub adapter: Option<String>,
     /// Their names.
     pub environments: Vec<String>,
 }
 
-/// What an adapter is given.
+/// An environment that an adapter starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Handed {
-    /// Which adapter.
+pub struct AdapterEnvironment {
+    /// The adapter.
     pub adapter: String,
-    /// What is to be started.
+    /// The environment.
     pub environment: Environment,
     /// Its artifacts, with their sources.
     pub artifacts: Vec<Artifact>,
 }
 
-/// VMs that a daemon starts.
+/// VMs that the daemons of their nodes start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Started {
-    /// The environment; its VMs are called after it.
+pub struct VmCommand {
+    /// The environment; its VMs are named after it.
     pub environment: String,
-    /// QEMU and its arguments, with the sources of artifacts in them.
+    /// QEMU and its arguments, with the sources of artifacts filled in.
     pub command: Vec<String>,
 }
 
@@ -45,37 +45,37 @@ pub struct Started {
 pub struct Network {
     /// Unique in the blueprint.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub mode: NetworkMode,
     /// Environments on it.
     pub environments: Vec<String>,
 }
 
-/// Environments that are connected, and are placed together.
+/// A connectivity group: environments that are connected and placed together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Together {
+pub struct ConnectivityGroup {
     /// All of them, by name.
     pub environments: Vec<String>,
-    /// The VMs among them; none if there are none.
+    /// The VMs among them; none if it has no VMs.
     pub request: Option<ClusterRequest>,
-    /// How those among them are started that say so.
-    pub started: Vec<Started>,
-    /// The others.
-    pub handed: Vec<Handed>,
+    /// The VMs among them that have a command.
+    pub started: Vec<VmCommand>,
+    /// Containers and bare metal.
+    pub handed: Vec<AdapterEnvironment>,
     /// Networks between them.
     pub networks: Vec<Network>,
 }
 
-/// A blueprint, taken apart. Every environment is in one environment group and in one connectivity group.
+/// A decomposed blueprint. Every environment is in one environment group and in one connectivity group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decomposed {
     /// By kind and adapter.
     pub groups: Vec<EnvironmentGroup>,
     /// By connection.
-    pub together: Vec<Together>,
+    pub together: Vec<ConnectivityGroup>,
 }
 
-/// Union-find over the places of environments (Tarjan 1975; path halving).
+/// Union-find over the indices of environments (Tarjan 1975; path halving).
 struct Sets(Vec<usize>);
 
 impl Sets {
@@ -93,10 +93,10 @@ impl Sets {
     }
 }
 
-/// Takes a blueprint apart.
+/// Decomposes a blueprint.
 ///
 /// # Errors
-/// Names that are there twice or nowhere, environments that lack what their kind needs, requests that are not understood.
+/// Names that are used twice or not defined, environments that lack what their kind needs, requests that are refused.
 pub fn decompose(blueprint: &Blueprint, flavors: &Flavors) -> Result<Decomposed, BlueprintError> {
     let index = check(blueprint)?;
     let mut sets = Sets((0..blueprint.environments.len()).collect());
@@ -107,49 +107,33 @@ pub fn decompose(blueprint: &Blueprint, flavors: &Flavors) -> Result<Decomposed,
     for at in 0..blueprint.environments.len() {
         members.entry(sets.find(at)).or_default().push(at);
     }
-    let together =
-        members.values().enumerate().map(|(number, own)| connected(blueprint, number, own, flavors));
+    let together = members
+        .values()
+        .enumerate()
+        .map(|(number, members)| connectivity_group(blueprint, number, members, flavors));
     Ok(Decomposed { groups: groups(blueprint), together: together.collect::<Result<_, _>>()? })
 }
 
+/// Checks all names. Gives the index of each environment.
 fn check(blueprint: &Blueprint) -> Result<BTreeMap<&str, usize>, BlueprintError> {
-    let bad = |place: &str, reason: String, expected| {
-        Err(BlueprintError::Bad { place: format!("environment {place:?}"), reason, expected })
-    };
     let mut index = BTreeMap::new();
-    let artifacts: BTreeSet<&str> = blueprint.artifacts.iter().map(|own| own.name.as_str()).collect();
-    let list = |known: Vec<&str>| if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    let artifacts: BTreeSet<&str> =
+        blueprint.artifacts.iter().map(|artifact| artifact.name.as_str()).collect();
     for (at, environment) in blueprint.environments.iter().enumerate() {
-        let name = environment.name.as_str();
-        if index.insert(name, at).is_some() {
-            return bad(name, "is there twice".to_owned(), "each name once");
+        let place = format!("environment {:?}", environment.name);
+        if index.insert(environment.name.as_str(), at).is_some() {
+            let reason = "is listed twice".to_owned();
+            return Err(BlueprintError::Bad { place, reason, expected: "each name once" });
         }
-        if environment.count == 0 {
-            return bad(name, "count is 0".to_owned(), "at least 1");
-        }
-        match environment.kind {
-            Kind::Vm if environment.request.is_none() => {
-                return bad(name, "a VM without a request".to_owned(), "request, as in \"m1.large; xpus=1\"");
-            }
-            Kind::Vm if environment.adapter.is_some() => {
-                return bad(name, "a VM with an adapter".to_owned(), "no adapter: VMs go to the daemons");
-            }
-            Kind::Container | Kind::BareMetal if environment.adapter.is_none() => {
-                return bad(name, "names nobody to start it".to_owned(), "adapter, as in \"slurm\"");
-            }
-            Kind::Container | Kind::BareMetal if !environment.command.is_empty() => {
-                let reason = "a command that its adapter would not see".to_owned();
-                return bad(name, reason, "artifacts, which adapters run; a command only for VMs");
-            }
-            _ => {}
-        }
+        check_kind(environment, &place)?;
         for artifact in &environment.artifacts {
             if !artifacts.contains(artifact.as_str()) {
-                return Err(BlueprintError::Nowhere {
-                    place: format!("environment {name:?}"),
+                let known = listed(artifacts.iter().copied());
+                return Err(BlueprintError::Undefined {
+                    place,
                     what: "artifact",
                     name: artifact.clone(),
-                    known: list(artifacts.iter().copied().collect()),
+                    known,
                 });
             }
         }
@@ -157,16 +141,43 @@ fn check(blueprint: &Blueprint) -> Result<BTreeMap<&str, usize>, BlueprintError>
     for (number, connection) in blueprint.connections.iter().enumerate() {
         for end in [&connection.from, &connection.to] {
             if !index.contains_key(end.as_str()) {
-                return Err(BlueprintError::Nowhere {
+                return Err(BlueprintError::Undefined {
                     place: format!("connection {} ({} to {})", number + 1, connection.from, connection.to),
                     what: "environment",
                     name: end.clone(),
-                    known: list(index.keys().copied().collect()),
+                    known: listed(index.keys().copied()),
                 });
             }
         }
     }
     Ok(index)
+}
+
+/// What an environment of its kind must and must not have.
+fn check_kind(environment: &Environment, place: &str) -> Result<(), BlueprintError> {
+    let (reason, expected) = match environment.kind {
+        _ if environment.count == 0 => ("count is 0", "at least 1"),
+        Kind::Vm if environment.request.is_none() => {
+            ("a VM without a request", "request, as in \"m1.large; xpus=1\"")
+        }
+        Kind::Vm if environment.adapter.is_some() => {
+            ("a VM with an adapter", "no adapter: daemons start VMs")
+        }
+        Kind::Container | Kind::BareMetal if environment.adapter.is_none() => {
+            ("names no adapter to start it", "adapter, as in \"slurm\"")
+        }
+        Kind::Container | Kind::BareMetal if !environment.command.is_empty() => (
+            "has a command, which its adapter would not get",
+            "artifacts, which adapters run; commands are for VMs",
+        ),
+        _ => return Ok(()),
+    };
+    Err(BlueprintError::Bad { place: place.to_owned(), reason: reason.to_owned(), expected })
+}
+
+fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<&str> = names.collect();
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
 fn groups(blueprint: &Blueprint) -> Vec<EnvironmentGroup> {
@@ -185,26 +196,28 @@ fn groups(blueprint: &Blueprint) -> Vec<EnvironmentGroup> {
     groups.into_iter().map(group).collect()
 }
 
-fn connected(
+fn connectivity_group(
     blueprint: &Blueprint,
     number: usize,
     members: &[usize],
     flavors: &Flavors,
-) -> Result<Together, BlueprintError> {
+) -> Result<ConnectivityGroup, BlueprintError> {
     let environments: Vec<&Environment> = members.iter().map(|at| &blueprint.environments[*at]).collect();
-    let (mut vms, mut started, mut handed) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut vms, mut starts, mut handed) = (Vec::new(), Vec::new(), Vec::new());
     for environment in &environments {
         match (&environment.request, &environment.adapter) {
             (Some(request), None) => {
-                vms.push(group(environment, request, flavors)?);
+                vms.push(vm_group(environment, request, flavors)?);
                 if !environment.command.is_empty() {
-                    started.push(start(blueprint, environment)?);
+                    starts.push(started(blueprint, environment)?);
                 }
             }
             (_, adapter) => {
-                let artifacts =
-                    blueprint.artifacts.iter().filter(|own| environment.artifacts.contains(&own.name));
-                handed.push(Handed {
+                let artifacts = blueprint
+                    .artifacts
+                    .iter()
+                    .filter(|artifact| environment.artifacts.contains(&artifact.name));
+                handed.push(AdapterEnvironment {
                     adapter: adapter.clone().unwrap_or_default(),
                     environment: (*environment).clone(),
                     artifacts: artifacts.cloned().collect(),
@@ -213,69 +226,63 @@ fn connected(
         }
     }
     let name = format!("{}-{number}", blueprint.name);
-    let request = match vms.is_empty() {
-        true => None,
-        false => Some(ClusterRequest {
-            name: ClusterName::new(&name).map_err(|error| BlueprintError::Bad {
-                place: format!("blueprint {:?}", blueprint.name),
-                reason: error.to_string(),
-                expected: "a name without white space",
-            })?,
-            groups: vms,
-            compactness: Compactness::default(),
-            anti_affinity: None,
-            near: None,
-            only_nodes: BTreeSet::new(),
-            not_nodes: BTreeSet::new(),
-        }),
+    let request = if vms.is_empty() {
+        None
+    } else {
+        let cluster = ClusterName::new(&name).map_err(|error| BlueprintError::Bad {
+            place: format!("blueprint {:?}", blueprint.name),
+            reason: error.to_string(),
+            expected: "a name without white space",
+        })?;
+        Some(ClusterRequest::new(cluster, vms))
     };
-    let names: Vec<String> = environments.iter().map(|own| own.name.clone()).collect();
-    Ok(Together {
+    let names: Vec<String> = environments.iter().map(|environment| environment.name.clone()).collect();
+    Ok(ConnectivityGroup {
         networks: networks(blueprint, &name, &names),
         environments: names,
         request,
-        started,
+        started: starts,
         handed,
     })
 }
 
-fn group(environment: &Environment, request: &str, flavors: &Flavors) -> Result<VmGroup, BlueprintError> {
+fn vm_group(environment: &Environment, request: &str, flavors: &Flavors) -> Result<VmGroup, BlueprintError> {
     let wrong = |source| BlueprintError::Request { environment: environment.name.clone(), source };
     let expr = instance::parse(request).map_err(wrong)?;
     let alternatives = lower::alternatives(&expr, flavors).map_err(wrong)?;
     Ok(VmGroup { name: environment.name.clone(), count: environment.count, alternatives })
 }
 
-/// The command of a VM, with sources in the places of artifacts.
-fn start(blueprint: &Blueprint, environment: &Environment) -> Result<Started, BlueprintError> {
-    const MARK: &str = "{artifact:";
+/// The command of a VM, with the sources of artifacts filled in.
+fn started(blueprint: &Blueprint, environment: &Environment) -> Result<VmCommand, BlueprintError> {
+    const PLACEHOLDER: &str = "{artifact:";
     let mut command = Vec::new();
     for argument in &environment.command {
         let (mut text, mut rest) = (String::new(), argument.as_str());
-        while let Some((before, after)) = rest.split_once(MARK) {
+        while let Some((before, after)) = rest.split_once(PLACEHOLDER) {
             let (name, behind) = after.split_once('}').unwrap_or((after, ""));
-            let own = environment.artifacts.iter().any(|artifact| artifact == name);
-            let source = blueprint.artifacts.iter().find(|artifact| own && artifact.name == name);
-            let source = source.ok_or_else(|| BlueprintError::Nowhere {
+            let is_listed = environment.artifacts.iter().any(|artifact| artifact == name);
+            let artifact = blueprint.artifacts.iter().find(|artifact| is_listed && artifact.name == name);
+            let artifact = artifact.ok_or_else(|| BlueprintError::Undefined {
                 place: format!("environment {:?}: command", environment.name),
                 what: "artifact",
                 name: name.to_owned(),
                 known: environment.artifacts.join(", "),
             })?;
             text.push_str(before);
-            text.push_str(&source.source);
+            text.push_str(&artifact.source);
             rest = behind;
         }
         text.push_str(rest);
         command.push(text);
     }
-    Ok(Started { environment: environment.name.clone(), command })
+    Ok(VmCommand { environment: environment.name.clone(), command })
 }
 
-/// One network of each mode that connections of the group ask for.
+/// One network for each kind that connections of the group ask for.
 fn networks(blueprint: &Blueprint, prefix: &str, members: &[String]) -> Vec<Network> {
     let mut by_mode: BTreeMap<NetworkMode, BTreeSet<String>> = BTreeMap::new();
-    for connection in blueprint.connections.iter().filter(|own| members.contains(&own.from)) {
+    for connection in blueprint.connections.iter().filter(|connection| members.contains(&connection.from)) {
         by_mode
             .entry(connection.network)
             .or_default()

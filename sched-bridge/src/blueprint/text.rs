@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use super::{Artifact, Blueprint, BlueprintError, Connection, Environment, Kind, NetworkMode, one};
 
-/// What a blueprint is written in.
+/// Language of a blueprint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Language {
     /// YAML.
@@ -25,17 +25,17 @@ pub enum Language {
 }
 
 impl Language {
-    /// By its first character: `<` is XML.
+    /// By the first character: `<` is XML.
     #[must_use]
     pub fn guess(text: &str) -> Self {
         if text.trim_start().starts_with('<') { Self::Xml } else { Self::Yaml }
     }
 }
 
-/// Reads a blueprint; whether its parts fit together is looked at by [`super::decompose`].
+/// Reads a blueprint. Names are checked by [`super::decompose`].
 ///
 /// # Errors
-/// Text that is no blueprint, with its line.
+/// Text that is not a blueprint, with its line.
 pub fn read(text: &str, language: Language) -> Result<Blueprint, BlueprintError> {
     match language {
         Language::Yaml => serde_yaml_ng::from_str(text).map_err(|error| BlueprintError::Syntax {
@@ -46,15 +46,15 @@ pub fn read(text: &str, language: Language) -> Result<Blueprint, BlueprintError>
         }),
         Language::Xml => {
             well_formed(text)?;
-            let written: XmlBlueprint = quick_xml::de::from_str(text).map_err(|error| {
+            let blueprint: XmlBlueprint = quick_xml::de::from_str(text).map_err(|error| {
                 BlueprintError::Syntax { place: "XML".to_owned(), reason: error.to_string() }
             })?;
-            Ok(written.into())
+            Ok(blueprint.into())
         }
     }
 }
 
-/// The deserializer does not say where an error is; the reader does.
+/// Whether it is well-formed. The deserializer does not say where an error is; the reader does.
 fn well_formed(text: &str) -> Result<(), BlueprintError> {
     let mut reader = Reader::from_str(text);
     let mut depth = 0_u32;
@@ -67,7 +67,7 @@ fn well_formed(text: &str) -> Result<(), BlueprintError> {
         match reader.read_event() {
             Err(error) => return bad(reader.error_position(), error.to_string()),
             Ok(Event::Start(_)) if depth >= 64 => {
-                return bad(reader.buffer_position(), "elements nested too deep".to_owned());
+                return bad(reader.buffer_position(), "elements are nested too deep".to_owned());
             }
             Ok(Event::Start(_)) => depth += 1,
             Ok(Event::End(_)) => depth = depth.saturating_sub(1),
@@ -131,26 +131,21 @@ struct XmlConnection {
     network: NetworkMode,
 }
 
+impl From<XmlEnvironment> for Environment {
+    fn from(xml: XmlEnvironment) -> Self {
+        let XmlEnvironment { name, kind, count, adapter, request, artifacts, command } = xml;
+        Self { name, kind, count, request, adapter, artifacts, command }
+    }
+}
+
 impl From<XmlBlueprint> for Blueprint {
     fn from(xml: XmlBlueprint) -> Self {
-        let environment = |own: XmlEnvironment| Environment {
-            name: own.name,
-            kind: own.kind,
-            count: own.count,
-            request: own.request,
-            adapter: own.adapter,
-            artifacts: own.artifacts,
-            command: own.command,
-        };
-        let connection = |own: XmlConnection| Connection { from: own.from, to: own.to, network: own.network };
+        let artifact = |XmlArtifact { name, source }| Artifact { name, source };
+        let connection = |XmlConnection { from, to, network }| Connection { from, to, network };
         Self {
             name: xml.name,
-            environments: xml.environments.into_iter().map(environment).collect(),
-            artifacts: xml
-                .artifacts
-                .into_iter()
-                .map(|own| Artifact { name: own.name, source: own.source })
-                .collect(),
+            environments: xml.environments.into_iter().map(Environment::from).collect(),
+            artifacts: xml.artifacts.into_iter().map(artifact).collect(),
             connections: xml.connections.into_iter().map(connection).collect(),
         }
     }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use crate::model::{Device, DeviceKind, LinkLayer, Node, NodeState};
 
-/// Two objects in LDIF: the execution environment, and one of accelerators for each model of GPU.
+/// LDIF: one object for the node as an execution environment, and one for each model of GPU.
 #[must_use]
 pub fn glue2(node: &Node) -> String {
     let mut text = String::new();

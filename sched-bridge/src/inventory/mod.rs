@@ -1,6 +1,18 @@
-//! What a node has, read from `/sys` and `/proc` below any root: that of the machine, or a recorded one of another.
+//! What a node has, read from `/sys` and `/proc` of this machine, or from a copy of another machine's.
 //!
-//! What is missing or cannot be read is left out with a note; only a root that tells of no processor is an error.
+//! What is missing or cannot be read is left out, with a note. Only if no processor is found, that is an error.
+//!
+//! ```
+//! use sched_bridge::inventory::read;
+//! use sched_bridge::model::NodeName;
+//!
+//! let inventory = read("/".as_ref(), NodeName::new("node1")?)?;
+//! println!("{} cores, {}", inventory.node.cores(), inventory.node.memory());
+//! for note in &inventory.notes {
+//!     println!("note: {note}");
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod files;
 mod glue2;
@@ -24,26 +36,26 @@ use files::Files;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InventoryError {
-    /// Neither NUMA nodes nor processors.
+    /// Neither NUMA nodes nor processors were found.
     #[error(
-        "{root} tells of no processor; expected the root of a Linux system, with sys/devices/system/node or sys/devices/system/cpu/online"
+        "no processor was found below {root}; expected the root of a Linux system, with sys/devices/system/node or sys/devices/system/cpu/online"
     )]
     NoProcessors {
-        /// What was taken for the root.
+        /// The folder that was read.
         root: PathBuf,
     },
 }
 
-/// A node, and what could not be learnt of it.
+/// A node, and notes on what could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inventory {
     /// The node.
     pub node: Node,
-    /// One note for each thing that is missing or strange: file, what was found, what was expected.
+    /// One note for each thing that is missing or unexpected: the file, what was found, what was expected.
     pub notes: Vec<String>,
 }
 
-/// Reads the node below a root (`/` for this machine).
+/// Reads the node whose `/sys` and `/proc` are below a root folder (`/` for this machine).
 ///
 /// # Errors
 /// [`InventoryError::NoProcessors`]; everything else is a note.
@@ -58,7 +70,7 @@ pub fn read(root: &Path, name: NodeName) -> Result<Inventory, InventoryError> {
     if devices.iter().any(|device| device.iommu_group.is_none()) {
         files.note(
             "sys/bus/pci/devices",
-            "devices without an iommu_group: they cannot be given to VMs until the IOMMU is switched on",
+            "some devices have no iommu_group; they cannot be given to VMs until the IOMMU is enabled",
         );
     }
     let node = Node {
@@ -91,7 +103,7 @@ fn cpu(files: &mut Files) -> Cpu {
     }
 }
 
-/// Kernels before 6.1 do not say; `cpuinfo` has its own form on each architecture.
+/// Kernels before 6.1 do not name the architecture; the form of `cpuinfo` differs between architectures.
 fn guess_arch(info: &str) -> Option<String> {
     let has = |key: &str| info.lines().any(|line| line.starts_with(key));
     let signs = [("vendor_id", "x86_64"), ("CPU implementer", "aarch64"), ("timebase", "ppc64le")];
@@ -109,10 +121,10 @@ fn numa_nodes(files: &mut Files) -> Vec<NumaNode> {
     }
     ids.into_iter()
         .map(|id| {
-            let own = format!("{dir}/node{id}");
-            let cpus = cpu_list(files, &format!("{own}/cpulist"));
-            let huge = huge_pages(files, &format!("{own}/hugepages"));
-            let total = mem_total(&files.expect(&format!("{own}/meminfo")));
+            let node = format!("{dir}/node{id}");
+            let cpus = cpu_list(files, &format!("{node}/cpulist"));
+            let huge = huge_pages(files, &format!("{node}/hugepages"));
+            let total = mem_total(&files.expect(&format!("{node}/meminfo")));
             numa_node(files, id, &cpus, total, huge)
         })
         .collect()
@@ -163,7 +175,7 @@ fn cpu_list(files: &mut Files, path: &str) -> Vec<u32> {
         let (from, to) = part.split_once('-').unwrap_or((part, part));
         match (from.parse::<u32>(), to.parse::<u32>()) {
             (Ok(from), Ok(to)) if from <= to && to - from < 65536 => cpus.extend(from..=to),
-            _ => files.note(path, &format!("{part:?} is no range of processors, as in 0-15,32")),
+            _ => files.note(path, &format!("{part:?} is not a range of processors like 0-15,32")),
         }
     }
     cpus

@@ -1,8 +1,8 @@
-//! Names of architectures and models by PCI ids, after the public PCI ID database.
+//! Names of architectures and models by PCI ids, from the public PCI ID database.
 
 use crate::model::PciId;
 
-/// Device ids from and to, both included.
+/// Device ids from the first to the second, both included.
 type Range = (u16, u16, &'static str);
 
 const NVIDIA: &[Range] = &[
@@ -70,7 +70,7 @@ fn find(ranges: &[Range], device: u16) -> &'static str {
     ranges.iter().find(|(from, to, _)| (*from..=*to).contains(&device)).map_or("", |(.., name)| name)
 }
 
-/// Architecture of a GPU in lower case; empty if it is not known.
+/// Architecture of a GPU in lower case; empty if unknown.
 #[must_use]
 pub fn arch_name(id: PciId) -> &'static str {
     match id.vendor {
@@ -81,7 +81,7 @@ pub fn arch_name(id: PciId) -> &'static str {
     }
 }
 
-/// Model of a network adapter in lower case; empty if it is not known.
+/// Model of a network adapter in lower case; empty if unknown.
 #[must_use]
 pub fn model_name(id: PciId) -> &'static str {
     match id.vendor {

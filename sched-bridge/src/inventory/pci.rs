@@ -10,12 +10,12 @@ use crate::model::{Device, DeviceKind, NumaId, PciAddress, PciId, PciRoot};
 
 const DIR: &str = "sys/bus/pci/devices";
 
-/// Devices that VMs can be given, by address.
+/// Devices that can be passed through to VMs, by address.
 pub(super) fn devices(files: &mut Files, rdma: &BTreeMap<PciAddress, Adapter>) -> Vec<Device> {
     let mut devices = Vec::new();
     for entry in files.list(DIR) {
         let Ok(address) = entry.parse::<PciAddress>() else {
-            files.note(&format!("{DIR}/{entry}"), "is no PCI address");
+            files.note(&format!("{DIR}/{entry}"), "is not a PCI address");
             continue;
         };
         devices.extend(device(files, address, rdma));
@@ -32,7 +32,7 @@ fn device(files: &mut Files, address: PciAddress, rdma: &BTreeMap<PciAddress, Ad
     let parent = files.link_name(&format!("{dir}/physfn")).and_then(|name| name.parse().ok());
     let adapter = rdma.get(&address);
     let kind = match class >> 8 {
-        // Graphics of management controllers are no GPUs to anybody.
+        // Graphics of management controllers: of no use to VMs.
         0x0300 if !matches!(vendor, 0x10de | 0x1002 | 0x8086) => return None,
         0x0300 | 0x0302 | 0x0380 | 0x1200 => DeviceKind::Gpu,
         0x0207 | 0x0200 | 0x0208 | 0x0280 if parent.is_some() => {
@@ -55,7 +55,7 @@ fn device(files: &mut Files, address: PciAddress, rdma: &BTreeMap<PciAddress, Ad
         device.guid.clone_from(&adapter.guid);
         device.ports.clone_from(&adapter.ports);
     } else if let Some(pf) = parent.and_then(|parent| rdma.get(&parent)) {
-        // A virtual function that is bound to vfio-pci has no RDMA device of its own; it shares the port of its physical one.
+        // A virtual function that is bound to vfio-pci has no RDMA device of its own; it shares the ports of its physical function.
         device.ports.clone_from(&pf.ports);
     }
     if kind.is_network() && !device.ports.is_empty() {
@@ -81,11 +81,11 @@ fn describe(files: &mut Files, dir: &str, device: &mut Device) {
     device.root = root(files, dir);
 }
 
-/// The device's folder is below its root complex: `…/pci0000:16/0000:16:01.0/0000:17:00.0`. Devices below one root port share it;
-/// one right on the root complex has that.
+/// From the path of the device's folder: `…/pci0000:16/0000:16:01.0/0000:17:00.0` is below a root port; a device right on the root
+/// complex has no port before its own address.
 fn root(files: &Files, dir: &str) -> Option<PciRoot> {
-    let way = files.link(dir)?;
-    let mut parts = way.iter().filter_map(|part| part.to_str()).skip_while(|part| !part.starts_with("pci"));
+    let path = files.link(dir)?;
+    let mut parts = path.iter().filter_map(|part| part.to_str()).skip_while(|part| !part.starts_with("pci"));
     let complex = parts.next()?;
     let ports: Vec<&str> = parts.collect();
     let root = if ports.len() > 1 { ports[0] } else { complex };

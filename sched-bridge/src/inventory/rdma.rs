@@ -15,7 +15,7 @@ pub(super) struct Adapter {
     pub ports: Vec<Port>,
 }
 
-/// RDMA devices by the address of their PCI function. Software ones (rxe, siw) have none and are left out.
+/// RDMA devices by the address of their PCI function. Software devices (rxe, siw) have none and are left out.
 pub(super) fn adapters(files: &mut Files) -> BTreeMap<PciAddress, Adapter> {
     let mut adapters = BTreeMap::new();
     for name in files.list(DIR) {

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{NumaId, PciAddress, PciId, PciRoot};
+use crate::ids::{NumaId, PciAddress, PciId, PciRoot};
 
-/// What a device is to a placement.
+/// Kind of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum DeviceKind {
-    /// A GPU or another accelerator, given to one VM as a whole.
+    /// A GPU or another accelerator; a VM gets the whole of it.
     Gpu,
     /// The physical function of an InfiniBand or RoCE adapter.
     Hca,
@@ -28,14 +28,14 @@ impl DeviceKind {
     }
 }
 
-/// What a port speaks (`/sys/class/infiniband/*/ports/N/link_layer`).
+/// Link layer of a port (`/sys/class/infiniband/*/ports/N/link_layer`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum LinkLayer {
     /// InfiniBand.
     InfiniBand,
-    /// Ethernet, that is RoCE.
+    /// Ethernet: RoCE.
     Ethernet,
 }
 
@@ -46,7 +46,7 @@ pub struct Port {
     pub number: u8,
     /// Whether it is `ACTIVE`.
     pub active: bool,
-    /// State as the kernel words it, for example `ACTIVE`.
+    /// State in the kernel's words, for example `ACTIVE`.
     pub state: String,
     /// Signalling rate in Gb/s; 0 if unknown.
     pub rate_gbps: u32,
@@ -60,19 +60,19 @@ pub struct Port {
     pub guid: Option<String>,
 }
 
-/// A device that a VM can be given.
+/// A device that can be passed through to a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// Where it is.
+    /// Its PCI address.
     pub address: PciAddress,
-    /// What it is.
+    /// Its kind.
     pub kind: DeviceKind,
     /// Vendor and device id.
     pub id: PciId,
     /// Architecture of a GPU in lower case (`hopper`), or model of an adapter (`connectx-6`); empty if unknown.
     #[serde(default)]
     pub arch: Arc<str>,
-    /// The NUMA node next to it; none where the firmware does not tell.
+    /// Its NUMA node; none if the firmware does not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa: Option<NumaId>,
     /// Its PCIe root.
@@ -84,13 +84,13 @@ pub struct Device {
     /// The driver bound to it now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<Arc<str>>,
-    /// The physical function of a virtual one.
+    /// Of a virtual function: its physical function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<PciAddress>,
-    /// Virtual functions that are switched on, of a physical one.
+    /// Of a physical function: virtual functions that are enabled.
     #[serde(default)]
     pub vfs_enabled: u16,
-    /// Virtual functions that could be switched on.
+    /// Of a physical function: virtual functions that can be enabled.
     #[serde(default)]
     pub vfs_total: u16,
     /// Name of the RDMA device (`mlx5_0`).
@@ -102,16 +102,16 @@ pub struct Device {
     /// Ports of an adapter.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<Port>,
-    /// Whether its state can move with a running VM (a variant driver like `mlx5_vfio_pci`).
+    /// Its state can be migrated with a running VM (by a variant driver like `mlx5_vfio_pci`).
     #[serde(default)]
     pub live_migratable: bool,
-    /// Traits, as OpenStack spells them (`HW_NIC_OFFLOAD_RDMA`).
+    /// Traits in OpenStack's spelling (`HW_NIC_OFFLOAD_RDMA`).
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub traits: BTreeSet<Arc<str>>,
 }
 
 impl Device {
-    /// A device with an address, a kind and ids, and nothing else known of it.
+    /// A device of which nothing else is known.
     #[must_use]
     pub fn new(address: PciAddress, kind: DeviceKind, id: PciId) -> Self {
         Self {
@@ -134,19 +134,19 @@ impl Device {
         }
     }
 
-    /// The rate of its fastest active port in Gb/s, 0 without one.
+    /// Rate of its fastest active port in Gb/s; 0 without one.
     #[must_use]
     pub fn rate_gbps(&self) -> u32 {
         self.ports.iter().filter(|port| port.active).map(|port| port.rate_gbps).max().unwrap_or(0)
     }
 
-    /// What its first port speaks.
+    /// Link layer of its first port.
     #[must_use]
     pub fn link_layer(&self) -> Option<LinkLayer> {
         self.ports.first().map(|port| port.link_layer)
     }
 
-    /// Whether a VM can have it as a whole: a physical function whose virtual ones are switched on cannot be given away.
+    /// Whether it can be given to a VM: not a physical function with virtual functions enabled.
     #[must_use]
     pub fn is_grantable(&self) -> bool {
         self.vfs_enabled == 0

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Node, NodeName};
+use super::Node;
+use crate::ids::NodeName;
 use crate::topology::Topology;
 
-/// A node's place in [`Fleet::nodes`].
+/// Index of a node in [`Fleet::nodes`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeIndex(pub u32);
 
@@ -19,66 +20,66 @@ impl NodeIndex {
     }
 }
 
-/// Why nodes make no fleet.
+/// Why nodes do not make a fleet.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FleetError {
-    /// Two nodes of one name.
-    #[error("node {0} is there twice: expected every node once")]
+    /// Two nodes with the same name.
+    #[error("node {0} is listed twice; list each node once")]
     Duplicate(NodeName),
-    /// Two devices of one address, two NUMA nodes of one number.
-    #[error("node {node} has {what} twice: expected every device and NUMA node once")]
+    /// Two devices with the same address, or two NUMA nodes with the same number.
+    #[error("node {node} lists {what} twice; list each device and NUMA node once")]
     DuplicatePart {
         /// The node.
         node: NodeName,
-        /// What it has twice.
+        /// The device or NUMA node.
         what: String,
     },
     /// More than 2^32 nodes.
-    #[error("{0} nodes are too many: at most 4294967295 can be placed on")]
+    #[error("{0} nodes are too many; the limit is 4294967295")]
     TooMany(usize),
 }
 
-/// All nodes, and the switches between them. Who has taken what is not part of it: see [`super::Occupancy`].
+/// All nodes, and the switches between them. What is taken is not part of it: see [`super::Occupancy`].
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(try_from = "Parts", into = "Parts")]
+#[serde(try_from = "FleetFile", into = "FleetFile")]
 pub struct Fleet {
     nodes: Vec<Node>,
     topology: Topology,
     index: HashMap<NodeName, NodeIndex>,
 }
 
-/// What is written down of a fleet.
+/// A fleet as it is written to files.
 #[derive(Serialize, Deserialize)]
-struct Parts {
+struct FleetFile {
     nodes: Vec<Node>,
     #[serde(default)]
     topology: Topology,
 }
 
-impl TryFrom<Parts> for Fleet {
+impl TryFrom<FleetFile> for Fleet {
     type Error = FleetError;
-    fn try_from(parts: Parts) -> Result<Self, FleetError> {
-        Self::new(parts.nodes, parts.topology)
+    fn try_from(file: FleetFile) -> Result<Self, FleetError> {
+        Self::new(file.nodes, file.topology)
     }
 }
 
-impl From<Fleet> for Parts {
+impl From<Fleet> for FleetFile {
     fn from(fleet: Fleet) -> Self {
         Self { nodes: fleet.nodes, topology: fleet.topology }
     }
 }
 
 impl Fleet {
-    /// Puts nodes and topology together. A node that the topology does not know is out of reach of all others; a node that only
-    /// the topology knows is ignored.
+    /// A fleet of these nodes. A node that the topology does not name is connected to no other; a node that only the topology names is
+    /// ignored.
     ///
     /// # Errors
-    /// A node, device or NUMA node that is there twice.
+    /// A node, device or NUMA node that is listed twice.
     pub fn new(nodes: Vec<Node>, topology: Topology) -> Result<Self, FleetError> {
         let mut index = HashMap::with_capacity(nodes.len());
         for (at, node) in nodes.iter().enumerate() {
-            check_parts(node)?;
+            check_duplicates(node)?;
             let at = u32::try_from(at).map_err(|_| FleetError::TooMany(nodes.len()))?;
             if index.insert(node.name.clone(), NodeIndex(at)).is_some() {
                 return Err(FleetError::Duplicate(node.name.clone()));
@@ -87,7 +88,7 @@ impl Fleet {
         Ok(Self { nodes, topology, index })
     }
 
-    /// All nodes, in the order in which they were given.
+    /// All nodes, in the order in which they were added.
     #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
@@ -105,30 +106,23 @@ impl Fleet {
         self.index.get(name).copied()
     }
 
-    /// The node at an index that came from this fleet.
+    /// The node at an index of this fleet.
     ///
     /// # Panics
-    /// If the index came from another, larger fleet.
+    /// If the index is of another, larger fleet.
     #[must_use]
     pub fn node(&self, index: NodeIndex) -> &Node {
         &self.nodes[index.usize()]
     }
 
-    /// To change the state, labels or traits of a node. Names, devices and NUMA nodes must stay as they are.
-    #[must_use]
-    pub fn node_mut(&mut self, name: &str) -> Option<&mut Node> {
-        let index = self.find(name)?;
-        self.nodes.get_mut(index.usize())
-    }
-
-    /// Switches that a packet passes between two nodes; 0 within a node, none if there is no way.
+    /// Hops between two nodes: switches that a packet passes. 0 within a node, none if they are not connected.
     #[must_use]
     pub fn hops(&self, a: NodeIndex, b: NodeIndex) -> Option<u32> {
         if a == b { Some(0) } else { self.topology.hops(&self.node(a).name, &self.node(b).name) }
     }
 }
 
-fn check_parts(node: &Node) -> Result<(), FleetError> {
+fn check_duplicates(node: &Node) -> Result<(), FleetError> {
     let mut addresses: Vec<_> = node.devices.iter().map(|device| device.address).collect();
     addresses.sort_unstable();
     let mut numa: Vec<_> = node.numa.iter().map(|numa| numa.id).collect();

@@ -4,15 +4,14 @@
 
 mod device;
 mod fleet;
-mod ids;
 mod node;
 mod occupancy;
 
-pub use device::{Device, DeviceKind, LinkLayer, Port};
-pub use fleet::{Fleet, FleetError, NodeIndex};
-pub use ids::{
+pub use crate::ids::{
     ClusterName, IdError, MemoryMib, NodeName, NumaId, PciAddress, PciId, PciRoot, SocketId, SwitchName,
     VmName,
 };
+pub use device::{Device, DeviceKind, LinkLayer, Port};
+pub use fleet::{Fleet, FleetError, NodeIndex};
 pub use node::{Cpu, HugePages, Node, NodeState, NumaNode};
 pub use occupancy::{Assignment, Granted, NumaShare, Occupancy, OccupancyError};

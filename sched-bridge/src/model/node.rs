@@ -1,41 +1,54 @@
 //! A node: processors, memory, devices, hypervisors.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Device, MemoryMib, NodeName, NumaId, SocketId};
+use super::Device;
+use crate::ids::{MemoryMib, NodeName, NumaId, SocketId};
 
 /// Whether VMs may be put on a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum NodeState {
-    /// Takes VMs.
+    /// VMs may be placed there.
     #[default]
     Up,
-    /// Keeps what it has, takes nothing new, is to be emptied.
+    /// Keeps its VMs, gets no new ones, and is to be emptied.
     Drained,
-    /// Not there.
+    /// Not running.
     Down,
 }
 
-/// The processors of a node; all sockets are taken to be alike.
+impl fmt::Display for NodeState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Up => "up",
+            Self::Drained => "drained",
+            Self::Down => "down",
+        })
+    }
+}
+
+/// The processors of a node; all sockets are assumed to be equal.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cpu {
-    /// Architecture as `uname -m` says it (`x86_64`).
+    /// Architecture as printed by `uname -m` (`x86_64`).
     pub arch: Arc<str>,
     /// Model name of the first processor.
     #[serde(default)]
     pub model: Arc<str>,
-    /// Feature flags in lower case, as the kernel spells them (`sse4_2`).
+    /// Feature flags in lower case and the kernel's spelling (`sse4_2`).
     #[serde(default)]
     pub features: Arc<BTreeSet<String>>,
 }
 
 /// Huge pages, by their size.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HugePages {
     /// Pages of 2 MiB.
     #[serde(default)]
@@ -45,7 +58,7 @@ pub struct HugePages {
     pub pages_1g: u64,
 }
 
-/// A NUMA node of a host, and what of it VMs may have.
+/// A NUMA node of a host, and what VMs can get from it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NumaNode {
     /// Its number.
@@ -66,7 +79,7 @@ pub struct NumaNode {
 pub struct Node {
     /// Its name in the scheduler.
     pub name: NodeName,
-    /// Whether it takes VMs.
+    /// Whether VMs may be placed there.
     #[serde(default)]
     pub state: NodeState,
     /// Processors.
@@ -74,16 +87,16 @@ pub struct Node {
     pub cpu: Cpu,
     /// NUMA nodes, by number. A host without NUMA has one.
     pub numa: Vec<NumaNode>,
-    /// Devices that VMs can be given, by address.
+    /// Devices that can be passed through to VMs, by address.
     #[serde(default)]
     pub devices: Vec<Device>,
-    /// Hypervisors that are there (`kvm`, `qemu`, `xen`), in lower case.
+    /// Installed hypervisors in lower case (`kvm`, `qemu`, `xen`).
     #[serde(default)]
     pub hypervisors: BTreeSet<Arc<str>>,
-    /// Traits, as OpenStack spells them.
+    /// Traits in OpenStack's spelling.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub traits: BTreeSet<Arc<str>>,
-    /// Labels, as Kubernetes has them.
+    /// Labels, like those of Kubernetes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 }

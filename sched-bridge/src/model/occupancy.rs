@@ -1,38 +1,48 @@
-//! What of a fleet is taken. Devices, cores, memory and huge pages are exclusive.
+//! What is taken in a fleet. Devices, cores, memory and huge pages each belong to at most one VM.
 
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceKind, Fleet, HugePages, MemoryMib, Node, NodeIndex, NodeName, NumaId, PciAddress, VmName};
+use super::{DeviceKind, Fleet, HugePages, Node, NodeIndex};
+use crate::ids::{MemoryMib, NodeName, NumaId, PciAddress, VmName};
 
 /// A device given to a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Granted {
-    /// Where it is.
+    /// Its PCI address: `DDDD:BB:DD.F`.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub address: PciAddress,
-    /// What it is.
+    /// Its kind: `gpu`, `hca` or `vf`.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub kind: DeviceKind,
 }
 
-/// What a VM has of one NUMA node.
+/// What a VM gets from one NUMA node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct NumaShare {
     /// The NUMA node.
+    #[cfg_attr(feature = "schema", schema(value_type = u16))]
     pub numa: NumaId,
     /// Hardware threads.
     pub cores: u32,
-    /// Memory outside huge pages.
+    /// Memory outside huge pages. Unit: MiB.
+    #[cfg_attr(feature = "schema", schema(value_type = u64))]
     pub memory: MemoryMib,
     /// Huge pages.
     #[serde(default)]
     pub huge: HugePages,
 }
 
-/// What one VM has, and where: the unit that is placed, leased and given back.
+/// What one VM gets, and where: the unit that is placed, leased and given back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Assignment {
     /// The VM.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub vm: VmName,
     /// Its node.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub node: NodeName,
     /// Devices, by address.
     #[serde(default)]
@@ -63,14 +73,14 @@ impl Assignment {
     }
 }
 
-/// Why something cannot be taken or given back. Nothing has changed then.
+/// Why something cannot be taken or given back. Nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OccupancyError {
     /// The node is not in the fleet.
-    #[error("VM {vm}: there is no node {node} in the fleet; import its inventory first")]
+    #[error("VM {vm}: node {node} is not in the fleet; publish its inventory first")]
     NoNode {
-        /// Who asked.
+        /// The VM.
         vm: VmName,
         /// The node.
         node: NodeName,
@@ -78,40 +88,50 @@ pub enum OccupancyError {
     /// The node has no such device or NUMA node.
     #[error("VM {vm}: node {node} has no {what}")]
     NoPart {
-        /// Who asked.
+        /// The VM.
         vm: VmName,
         /// The node.
         node: NodeName,
         /// What is missing.
         what: String,
     },
-    /// Taken by somebody else, or not enough left.
-    #[error("VM {vm}: {what} of node {node}: {wanted} wanted, {free} free")]
-    Taken {
-        /// Who asked.
+    /// The device is another VM's.
+    #[error("VM {vm}: device {address} of node {node} is taken")]
+    DeviceTaken {
+        /// The VM.
         vm: VmName,
         /// The node.
         node: NodeName,
-        /// The device, or the kind of resource.
+        /// The device.
+        address: PciAddress,
+    },
+    /// Not enough is left.
+    #[error("VM {vm} needs {needed} {what} of node {node}, has {free} free")]
+    TooLittle {
+        /// The VM.
+        vm: VmName,
+        /// The node.
+        node: NodeName,
+        /// The kind of resource.
         what: String,
-        /// How much of it was asked for.
-        wanted: u64,
+        /// How much it needs.
+        needed: u64,
         /// How much is left.
         free: u64,
     },
     /// Given back, but was not taken.
-    #[error("VM {vm}: gives back {what} of node {node}, which was not taken")]
+    #[error("VM {vm} returns {what} of node {node}, but does not hold it")]
     NotTaken {
-        /// Who gives back.
+        /// The VM.
         vm: VmName,
         /// The node.
         node: NodeName,
-        /// What it gives back.
+        /// What it returns.
         what: String,
     },
 }
 
-/// Taken parts of one NUMA node.
+/// What is taken of one NUMA node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Taken {
     pub cores: u32,
@@ -121,21 +141,21 @@ pub(crate) struct Taken {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct NodeUse {
-    /// One bit a device, in the order of [`Node::devices`].
+    /// One bit for each device, in the order of [`Node::devices`].
     devices: Vec<u64>,
     numa: Vec<Taken>,
     vms: u32,
 }
 
-/// Who has taken how much of each node of a fleet. It does not remember VMs, only sums: an [`Assignment`] that was taken is given
-/// back by the same assignment.
+/// How much is taken of each node of a fleet. It remembers sums, not VMs: what was taken by an [`Assignment`] is given back by an equal
+/// one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Occupancy {
     nodes: Vec<NodeUse>,
 }
 
 impl Occupancy {
-    /// Nothing is taken.
+    /// A fleet of which nothing is taken.
     #[must_use]
     pub fn new(fleet: &Fleet) -> Self {
         let fresh = |node: &Node| NodeUse {
@@ -146,10 +166,10 @@ impl Occupancy {
         Self { nodes: fleet.nodes().iter().map(fresh).collect() }
     }
 
-    /// What these assignments take together.
+    /// A fleet of which these assignments are taken.
     ///
     /// # Errors
-    /// The first that does not fit beside those before it.
+    /// The first assignment that does not fit beside those before it.
     pub fn with<'a>(
         fleet: &Fleet,
         assignments: impl IntoIterator<Item = &'a Assignment>,
@@ -161,42 +181,47 @@ impl Occupancy {
         Ok(occupancy)
     }
 
-    /// Takes all that an assignment names, or nothing. Whether the node is up is not asked: what runs there, runs there.
+    /// Takes all that an assignment names, or nothing. The state of the node does not matter: a VM may run on a drained node.
     ///
     /// # Errors
-    /// What is missing or taken already.
+    /// What is missing or taken.
     pub fn take(&mut self, fleet: &Fleet, assignment: &Assignment) -> Result<(), OccupancyError> {
         let (index, node) = find(fleet, assignment)?;
         let mut after = self.nodes[index.usize()].clone();
         for granted in &assignment.devices {
             let (word, bit) = device_bit(node, assignment, granted.address)?;
             if after.devices[word] & bit != 0 {
-                return Err(taken(assignment, format!("device {}", granted.address), 1, 0));
+                return Err(OccupancyError::DeviceTaken {
+                    vm: assignment.vm.clone(),
+                    node: assignment.node.clone(),
+                    address: granted.address,
+                });
             }
             after.devices[word] |= bit;
         }
         for share in &assignment.shares {
-            let at = numa_at(node, assignment, share.numa)?;
+            let at = numa_index(node, assignment, share.numa)?;
             let (has, used) = (&node.numa[at], &mut after.numa[at]);
-            let add = |what: &str, used: &mut u64, all: u64, wanted: u64| {
+            let add = |what: &str, used: &mut u64, all: u64, needed: u64| {
                 let free = all.saturating_sub(*used);
-                if wanted > free {
-                    return Err(taken(
-                        assignment,
-                        format!("{what} on NUMA node {}", share.numa),
-                        wanted,
+                if needed > free {
+                    return Err(OccupancyError::TooLittle {
+                        vm: assignment.vm.clone(),
+                        node: assignment.node.clone(),
+                        what: format!("{what} on NUMA node {}", share.numa),
+                        needed,
                         free,
-                    ));
+                    });
                 }
-                *used += wanted;
+                *used += needed;
                 Ok(())
             };
             let mut cores = u64::from(used.cores);
             add("cores", &mut cores, u64::from(has.cores), u64::from(share.cores))?;
             used.cores = u32::try_from(cores).unwrap_or(u32::MAX);
-            add("memory (MiB)", &mut used.memory, has.memory.0, share.memory.0)?;
-            add("2 MiB pages", &mut used.huge.pages_2m, has.huge.pages_2m, share.huge.pages_2m)?;
-            add("1 GiB pages", &mut used.huge.pages_1g, has.huge.pages_1g, share.huge.pages_1g)?;
+            add("MiB of memory", &mut used.memory, has.memory.0, share.memory.0)?;
+            add("pages of 2 MiB", &mut used.huge.pages_2m, has.huge.pages_2m, share.huge.pages_2m)?;
+            add("pages of 1 GiB", &mut used.huge.pages_1g, has.huge.pages_1g, share.huge.pages_1g)?;
         }
         after.vms += 1;
         self.nodes[index.usize()] = after;
@@ -223,15 +248,15 @@ impl Occupancy {
             after.devices[word] &= !bit;
         }
         for share in &assignment.shares {
-            let used = &mut after.numa[numa_at(node, assignment, share.numa)?];
+            let used = &mut after.numa[numa_index(node, assignment, share.numa)?];
             let less = |what: &str, used: u64, back: u64| {
                 used.checked_sub(back).ok_or_else(|| {
-                    not_taken(format!("{what} on NUMA node {}: {back}, of which {used}", share.numa))
+                    not_taken(format!("{back} {what} on NUMA node {} ({used} are taken)", share.numa))
                 })
             };
-            used.memory = less("memory (MiB)", used.memory, share.memory.0)?;
-            used.huge.pages_2m = less("2 MiB pages", used.huge.pages_2m, share.huge.pages_2m)?;
-            used.huge.pages_1g = less("1 GiB pages", used.huge.pages_1g, share.huge.pages_1g)?;
+            used.memory = less("MiB of memory", used.memory, share.memory.0)?;
+            used.huge.pages_2m = less("pages of 2 MiB", used.huge.pages_2m, share.huge.pages_2m)?;
+            used.huge.pages_1g = less("pages of 1 GiB", used.huge.pages_1g, share.huge.pages_1g)?;
             let cores = less("cores", u64::from(used.cores), u64::from(share.cores))?;
             used.cores = u32::try_from(cores).unwrap_or(u32::MAX);
         }
@@ -246,13 +271,13 @@ impl Occupancy {
         self.nodes[node.usize()].vms
     }
 
-    /// Whether the device at this place of [`Node::devices`] is taken.
+    /// Whether the device at this index of [`Node::devices`] is taken.
     #[must_use]
     pub fn device_taken(&self, node: NodeIndex, device: usize) -> bool {
         self.nodes[node.usize()].devices.get(device / 64).is_some_and(|word| word >> (device % 64) & 1 == 1)
     }
 
-    /// What is left of a node: per NUMA node, in the order of [`Node::numa`].
+    /// What is free on a node: by NUMA node, in the order of [`Node::numa`].
     #[must_use]
     pub fn free(&self, fleet: &Fleet, node: NodeIndex) -> Vec<NumaShare> {
         let pairs = fleet.node(node).numa.iter().zip(&self.nodes[node.usize()].numa);
@@ -275,10 +300,6 @@ fn find<'a>(fleet: &'a Fleet, assignment: &Assignment) -> Result<(NodeIndex, &'a
     Ok((index, fleet.node(index)))
 }
 
-fn taken(assignment: &Assignment, what: String, wanted: u64, free: u64) -> OccupancyError {
-    OccupancyError::Taken { vm: assignment.vm.clone(), node: assignment.node.clone(), what, wanted, free }
-}
-
 fn no_part(assignment: &Assignment, what: String) -> OccupancyError {
     OccupancyError::NoPart { vm: assignment.vm.clone(), node: assignment.node.clone(), what }
 }
@@ -292,7 +313,7 @@ fn device_bit(
     at.map(|at| (at / 64, 1 << (at % 64))).ok_or_else(|| no_part(assignment, format!("device {address}")))
 }
 
-fn numa_at(node: &Node, assignment: &Assignment, numa: NumaId) -> Result<usize, OccupancyError> {
+fn numa_index(node: &Node, assignment: &Assignment, numa: NumaId) -> Result<usize, OccupancyError> {
     let at = node.numa.iter().position(|own| own.id == numa);
     at.ok_or_else(|| no_part(assignment, format!("NUMA node {numa}")))
 }

@@ -1,26 +1,51 @@
 //! Plans of migrations: empty a node, bring clusters closer together, make room for a request.
 //!
-//! A plan is a list of steps. Each step's destination is free when its turn comes, if all steps before it are done; where VMs wait
-//! for each other's places, one of them goes to a spare place first.
+//! A plan is a list of steps. The destination of a step is free when all steps before it are done. Where VMs wait for each other's
+//! places, one of them goes to a spare place first.
+//!
+//! ```
+//! use sched_bridge::model::{ClusterName, Fleet, MemoryMib, Node, NodeName, Occupancy};
+//! use sched_bridge::moves::{Resident, evacuate};
+//! use sched_bridge::place::{Alternative, ClusterRequest, Options, VmGroup, place};
+//! use sched_bridge::topology::{Format, import};
+//!
+//! let topology = import("SwitchName=leaf Nodes=n[1-2]\n", Format::SlurmConf, &[])?.topology;
+//! let node = |name| NodeName::new(name).map(|name| Node::plain(name, 8, MemoryMib(16384)));
+//! let fleet = Fleet::new(vec![node("n1")?, node("n2")?], topology)?;
+//! let needs = Alternative { vcpus: 4, memory: MemoryMib(4096), ..Alternative::default() };
+//! let group = VmGroup { name: "vm".to_owned(), count: 2, alternatives: vec![needs] };
+//! let request = ClusterRequest::new(ClusterName::new("small")?, vec![group]);
+//! let assignments = place(&fleet, &Occupancy::new(&fleet), &request, &Options::default())?.assignments;
+//!
+//! let from = assignments[0].node.clone();
+//! let plan = evacuate(&fleet, &[Resident { request, assignments, pinned: Vec::new() }], &from)?;
+//! assert_eq!((plan.steps.len(), plan.memory), (2, MemoryMib(8192)));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
-mod order;
-mod plans;
+mod changes;
+mod compact;
+mod evacuate;
+mod make_room;
+mod sequence;
 
-pub use plans::{compact, evacuate, make_room};
+pub use compact::compact;
+pub use evacuate::evacuate;
+pub use make_room::make_room;
 
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Assignment, ClusterName, Fleet, MemoryMib, NodeName, Occupancy, OccupancyError, VmName};
 use crate::place::{ClusterRequest, PlaceError};
 
-/// A cluster that is there: what it asked for, and where its VMs are.
+/// A placed cluster: its request, and where its VMs are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resident {
-    /// What it asked for.
+    /// Its request.
     pub request: ClusterRequest,
     /// Its VMs, in the order of [`ClusterRequest::vm_names`].
     pub assignments: Vec<Assignment>,
-    /// VMs that cannot move now (a device that cannot be detached, a migration at work).
+    /// VMs that cannot move now (because of a device, or a running migration).
     #[serde(default)]
     pub pinned: Vec<VmName>,
 }
@@ -28,19 +53,20 @@ pub struct Resident {
 /// One migration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// Place in the plan, from 0.
+    /// Index in the plan.
     pub id: usize,
     /// The cluster.
     pub cluster: ClusterName,
-    /// Where the VM is, and what it has there.
+    /// The VM's node, and what it has there.
     pub from: Assignment,
-    /// Where it goes, and what it gets there.
+    /// Its destination, and what it gets there.
     pub to: Assignment,
     /// Memory to be moved.
     pub memory: MemoryMib,
-    /// Steps that must be done before: those that free what this one takes. Steps that do not wait for each other may run at once.
+    /// Steps that must be done before, because they free what this one takes. Steps that do not wait for each other may run at the same
+    /// time.
     pub after: Vec<usize>,
-    /// A place to wait in, because VMs wait for each other's places; a later step takes the VM on.
+    /// The destination is a spare place, because VMs wait for each other's places; a later step moves the VM on.
     pub spare: bool,
 }
 
@@ -53,16 +79,16 @@ pub struct Hops {
     pub after: u64,
 }
 
-/// Migrations, in an order in which they can be done.
+/// Migrations, in a feasible sequence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// The migrations.
     pub steps: Vec<Step>,
-    /// Memory of all of them; none if there is nothing to move.
+    /// Memory of all steps.
     pub memory: MemoryMib,
-    /// Sum of hops of the clusters that move.
+    /// Hops of the clusters that move.
     pub hops: Hops,
-    /// What could not be done, in words.
+    /// What could not be planned, in words.
     pub notes: Vec<String>,
 }
 
@@ -70,41 +96,41 @@ pub struct Plan {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// The node or cluster is not there.
-    #[error("there is no {what} {name}; expected one of those that are there")]
+    /// No such node or cluster.
+    #[error("there is no {what} {name}")]
     Unknown {
-        /// Node or cluster.
+        /// `node` or `cluster`.
         what: &'static str,
         /// Its name.
         name: String,
     },
-    /// What is said to be there contradicts itself.
-    #[error("the VMs that are there cannot be where they are said to be")]
+    /// The given assignments contradict each other.
+    #[error("the assignments of placed VMs contradict each other")]
     Occupancy(#[from] OccupancyError),
-    /// A VM that has to move has nowhere to go.
+    /// A VM that has to move cannot.
     #[error("VM {vm} cannot leave node {node}: {reason}")]
     Stuck {
         /// The VM.
         vm: VmName,
-        /// Where it is.
+        /// Its node.
         node: NodeName,
         /// Why.
         reason: String,
     },
-    /// The request does not fit, even if others move.
+    /// The request does not fit, even if other clusters move.
     #[error("no moves make room for cluster {cluster}: {reason}")]
     NoRoom {
         /// The cluster.
         cluster: ClusterName,
-        /// What was tried.
+        /// Why the last attempt failed.
         reason: String,
     },
-    /// VMs wait for each other's places, and nothing is free for one of them to wait in.
+    /// VMs wait for each other's places, and there is no spare place.
     #[error(
-        "{vms} VMs wait for each other's places, and there is no spare place for any of them; free one, or move fewer"
+        "{vms} VMs wait for each other's places, and there is no spare place for any of them; free a node, or move fewer VMs"
     )]
     Deadlock {
-        /// How many.
+        /// Number of these VMs.
         vms: usize,
     },
     /// A request that contradicts itself.
@@ -112,10 +138,10 @@ pub enum PlanError {
     Place(#[from] PlaceError),
 }
 
-/// What is taken by all clusters that are there.
+/// What all placed clusters have taken.
 ///
 /// # Errors
-/// Two that have the same.
+/// Two VMs that have the same.
 pub fn occupancy(fleet: &Fleet, residents: &[Resident]) -> Result<Occupancy, PlanError> {
     let all = residents.iter().flat_map(|resident| &resident.assignments);
     Ok(Occupancy::with(fleet, all)?)

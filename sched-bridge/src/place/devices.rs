@@ -1,45 +1,55 @@
-//! Devices of one node for several VMs: which numbers of VMs can be served, and how close their devices are at best.
+//! Devices of one node for several VMs: how many VMs can get theirs, and how close the devices of each are at best.
 //!
-//! Devices are counted in bins: those below one PCIe root that answer the same needs are alike. Groups of bins (PCIe roots) that
-//! are alike may be exchanged, so states are kept sorted and each is looked at once.
+//! Devices are counted in bins: those below one PCIe root that meet the same needs are interchangeable. PCIe roots with equal bins are
+//! interchangeable, too, so states are kept sorted and each is looked at once.
 
 use std::collections::HashMap;
 
-use super::request::{Affinity, Closeness};
+use super::request::Affinity;
 
 /// Most states that are kept for one number of VMs.
 const MOST_STATES: usize = 512;
 
-/// Devices that are alike.
+/// How close each GPU of a VM must be to one of its adapters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Closeness {
+    /// Below one PCIe root.
+    Root,
+    /// On one NUMA node.
+    Numa,
+}
+
+/// Interchangeable devices.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Bin {
-    /// Bit by need.
+    /// The needs that they meet, as bits.
     pub needs: u64,
-    /// A GPU, not a network adapter.
+    /// GPUs, not network adapters.
     pub gpu: bool,
-    /// Which adapter of the group a VF is of.
+    /// Number of the VFs' adapter in the group.
     pub parent: u16,
 }
 
-/// A PCIe root with devices below it.
+/// The devices below one PCIe root.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Group {
-    /// Place in [`crate::model::Node::numa`]; `u16::MAX` if the firmware does not tell.
+pub(super) struct RootGroup {
+    /// Index in [`crate::model::Node::numa`]; `u16::MAX` if the firmware does not tell.
     pub numa: u16,
     pub bins: Vec<Bin>,
 }
 
-/// The device needs of one alternative: bits and counts, and how close they must be.
+/// The device needs of one alternative.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Wants {
-    /// Number of the bit, and how many.
+    /// Number of the bit, and of devices.
     pub needs: Vec<(u32, u32)>,
-    pub closest: Option<Closeness>,
-    pub isolate: bool,
+    pub closeness: Option<Closeness>,
+    /// VFs must come from different adapters.
+    pub isolate_vfs: bool,
 }
 
 impl Wants {
-    pub fn of_affinity(affinity: Affinity) -> Option<Closeness> {
+    pub fn closeness(affinity: Affinity) -> Option<Closeness> {
         match affinity {
             Affinity::Preferred => None,
             Affinity::SameRoot => Some(Closeness::Root),
@@ -52,25 +62,25 @@ impl Wants {
     }
 }
 
-/// Groups with the number of free devices in each bin, in sorted order.
+/// Free devices, counted by bin, in sorted order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Shelf {
-    pub groups: Vec<Group>,
-    /// Free devices by bin, group after group.
-    pub free: Vec<u8>,
+pub(super) struct FreeDevices {
+    pub groups: Vec<RootGroup>,
+    /// Number of free devices by bin, group after group.
+    pub counts: Vec<u8>,
     /// First bin of each group, and the end.
     starts: Vec<usize>,
-    /// Groups from-to that are alike.
+    /// Ranges of equal groups.
     runs: Vec<(usize, usize)>,
 }
 
-impl Shelf {
-    /// Puts groups in order. Returns the shelf and which of the given groups stands where.
-    pub fn new(groups: &[(Group, Vec<u8>)]) -> (Self, Vec<usize>) {
+impl FreeDevices {
+    /// Puts groups in order. Returns the index of the given group for each place, too.
+    pub fn new(groups: &[(RootGroup, Vec<u8>)]) -> (Self, Vec<usize>) {
         let mut order: Vec<usize> = (0..groups.len()).collect();
         order.sort_by(|a, b| groups[*a].0.cmp(&groups[*b].0).then_with(|| groups[*b].1.cmp(&groups[*a].1)));
-        let (mut free, mut starts, mut runs) = (Vec::new(), vec![0], Vec::new());
-        let mut sorted: Vec<Group> = Vec::new();
+        let (mut all_counts, mut starts, mut runs) = (Vec::new(), vec![0], Vec::new());
+        let mut sorted: Vec<RootGroup> = Vec::new();
         for at in &order {
             let (group, counts) = &groups[*at];
             if sorted.last() == Some(group) {
@@ -79,10 +89,10 @@ impl Shelf {
                 runs.push((sorted.len(), sorted.len() + 1));
             }
             sorted.push(group.clone());
-            free.extend(counts);
-            starts.push(free.len());
+            all_counts.extend(counts);
+            starts.push(all_counts.len());
         }
-        (Self { groups: sorted, free, starts, runs }, order)
+        (Self { groups: sorted, counts: all_counts, starts, runs }, order)
     }
 
     /// Bins of a group.
@@ -90,7 +100,7 @@ impl Shelf {
         self.starts[group]..self.starts[group + 1]
     }
 
-    /// How groups must be reordered so that those which are alike stand with the fullest first.
+    /// The order of groups in which, of equal ones, those with most free devices come first.
     pub fn sorted_order(&self, free: &[u8]) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.groups.len()).collect();
         for (from, to) in &self.runs {
@@ -104,10 +114,10 @@ impl Shelf {
     }
 }
 
-/// A state of the shelf, what it cost, and how it was reached.
+/// Free devices in some state, what that cost, and how it was reached.
 #[derive(Debug, Clone)]
 pub(super) struct Reached {
-    pub free: Vec<u8>,
+    pub counts: Vec<u8>,
     pub cost: u32,
     /// State of the layer before.
     pub from: usize,
@@ -115,30 +125,30 @@ pub(super) struct Reached {
     pub taken: Vec<u8>,
 }
 
-/// All states after serving one VM more from any of `before`. The second value says whether some were left out.
-pub(super) fn serve(shelf: &Shelf, before: &[Reached], wants: &Wants) -> (Vec<Reached>, bool) {
+/// All states after one more VM has got its devices in any of the states `before`. The second value says whether some are left out.
+pub(super) fn add_vm(devices: &FreeDevices, before: &[Reached], wants: &Wants) -> (Vec<Reached>, bool) {
     let mut best: HashMap<Vec<u8>, usize> = HashMap::new();
     let mut after: Vec<Reached> = Vec::new();
     for (from, state) in before.iter().enumerate() {
         let mut chooser = Chooser {
-            shelf,
-            free: &state.free,
+            devices,
+            counts: &state.counts,
             wants,
-            taken: vec![0; shelf.free.len()],
+            taken: vec![0; devices.counts.len()],
             left: wants.needs.iter().map(|(_, count)| *count).collect(),
             found: Vec::new(),
         };
         chooser.group(0);
         for (taken, distance) in chooser.found {
-            let rest: Vec<u8> = state.free.iter().zip(&taken).map(|(free, taken)| free - taken).collect();
-            let rest = shelf.sort(&rest);
+            let rest: Vec<u8> = state.counts.iter().zip(&taken).map(|(free, taken)| free - taken).collect();
+            let rest = devices.sort(&rest);
             let cost = state.cost + distance;
             match best.get(&rest) {
                 Some(at) if after[*at].cost <= cost => {}
-                Some(at) => after[*at] = Reached { free: rest, cost, from, taken },
+                Some(at) => after[*at] = Reached { counts: rest, cost, from, taken },
                 None => {
                     best.insert(rest.clone(), after.len());
-                    after.push(Reached { free: rest, cost, from, taken });
+                    after.push(Reached { counts: rest, cost, from, taken });
                 }
             }
         }
@@ -149,10 +159,10 @@ pub(super) fn serve(shelf: &Shelf, before: &[Reached], wants: &Wants) -> (Vec<Re
     (after, cut)
 }
 
-/// Walks over the groups and chooses what one VM takes of each.
+/// Goes through the groups and chooses what one VM takes from each.
 struct Chooser<'a> {
-    shelf: &'a Shelf,
-    free: &'a [u8],
+    devices: &'a FreeDevices,
+    counts: &'a [u8],
     wants: &'a Wants,
     taken: Vec<u8>,
     left: Vec<u32>,
@@ -165,14 +175,14 @@ impl Chooser<'_> {
             if let Some(distance) = self.distance() {
                 self.found.push((self.taken.clone(), distance));
             }
-        } else if group < self.shelf.groups.len() {
-            self.bin(group, self.shelf.bins(group).start, 0);
+        } else if group < self.devices.groups.len() {
+            self.bin(group, self.devices.bins(group).start, 0);
         }
     }
 
-    /// How many of this bin for this need; then the next need, the next bin, the next group.
+    /// Chooses how many devices of this bin meet this need; then the next need, the next bin, the next group.
     fn bin(&mut self, group: usize, bin: usize, need: usize) {
-        if bin == self.shelf.bins(group).end {
+        if bin == self.devices.bins(group).end {
             if self.in_order(group) {
                 self.group(group + 1);
             }
@@ -181,11 +191,11 @@ impl Chooser<'_> {
         if need == self.wants.needs.len() {
             return self.bin(group, bin + 1, 0);
         }
-        let kind = &self.shelf.groups[group].bins[bin - self.shelf.bins(group).start];
+        let kind = &self.devices.groups[group].bins[bin - self.devices.bins(group).start];
         let fits = kind.needs >> self.wants.needs[need].0 & 1 == 1;
         let mut most =
-            if fits { u32::from(self.free[bin] - self.taken[bin]).min(self.left[need]) } else { 0 };
-        if self.wants.isolate && !kind.gpu {
+            if fits { u32::from(self.counts[bin] - self.taken[bin]).min(self.left[need]) } else { 0 };
+        if self.wants.isolate_vfs && !kind.gpu {
             most = most.min(u32::from(self.taken[bin] == 0));
         }
         for take in (0..=most).rev() {
@@ -198,34 +208,34 @@ impl Chooser<'_> {
         }
     }
 
-    /// Of groups that are alike and equally full, the earlier ones give more: the others are the same choice again.
+    /// Whether, of equal groups with equal counts, the earlier one gives at least as much: otherwise the choice is made twice.
     fn in_order(&self, group: usize) -> bool {
-        let shelf = self.shelf;
-        if group == 0 || shelf.groups[group] != shelf.groups[group - 1] {
+        let devices = self.devices;
+        if group == 0 || devices.groups[group] != devices.groups[group - 1] {
             return true;
         }
-        let (own, before) = (shelf.bins(group), shelf.bins(group - 1));
-        self.free[own.clone()] != self.free[before.clone()] || self.taken[own] <= self.taken[before]
+        let (this, before) = (devices.bins(group), devices.bins(group - 1));
+        self.counts[this.clone()] != self.counts[before.clone()] || self.taken[this] <= self.taken[before]
     }
 
-    /// How far apart the chosen devices are; none if further than allowed.
+    /// Distance of the chosen devices; none if they are further apart than allowed.
     fn distance(&self) -> Option<u32> {
-        let mut parts: Vec<(u16, u32, u32)> = Vec::with_capacity(self.shelf.groups.len());
-        for (at, group) in self.shelf.groups.iter().enumerate() {
+        let mut parts: Vec<(u16, u32, u32)> = Vec::with_capacity(self.devices.groups.len());
+        for (at, group) in self.devices.groups.iter().enumerate() {
             let (mut gpus, mut nics) = (0, 0);
-            for (bin, taken) in group.bins.iter().zip(&self.taken[self.shelf.bins(at)]) {
+            for (bin, taken) in group.bins.iter().zip(&self.taken[self.devices.bins(at)]) {
                 *(if bin.gpu { &mut gpus } else { &mut nics }) += u32::from(*taken);
             }
             if gpus + nics > 0 {
                 parts.push((group.numa, gpus, nics));
             }
         }
-        distance(&parts, self.wants.closest)
+        distance(&parts, self.wants.closeness)
     }
 }
 
-/// Distance of what a VM has: by PCIe root, the NUMA node, GPUs and adapters.
-pub(super) fn distance(parts: &[(u16, u32, u32)], closest: Option<Closeness>) -> Option<u32> {
+/// Distance of the devices of a VM. Each part is a PCIe root: its NUMA node, GPUs and adapters.
+pub(super) fn distance(parts: &[(u16, u32, u32)], closeness: Option<Closeness>) -> Option<u32> {
     let any_nic = parts.iter().any(|(_, _, nics)| *nics > 0);
     let mut sum = 0;
     for (numa, gpus, nics) in parts.iter().filter(|(_, gpus, _)| *gpus > 0) {
@@ -233,18 +243,13 @@ pub(super) fn distance(parts: &[(u16, u32, u32)], closest: Option<Closeness>) ->
             continue;
         }
         let near = *numa != u16::MAX && parts.iter().any(|(other, _, nics)| other == numa && *nics > 0);
-        let far = match closest {
+        let distance = match closeness {
             Some(Closeness::Root) => return None,
             Some(Closeness::Numa) if !near => return None,
-            _ => {
-                if near {
-                    1
-                } else {
-                    2
-                }
-            }
+            _ if near => 1,
+            _ => 2,
         };
-        sum += gpus * far;
+        sum += gpus * distance;
     }
     let mut numa: Vec<u16> = parts.iter().map(|part| part.0).collect();
     numa.sort_unstable();
@@ -252,7 +257,7 @@ pub(super) fn distance(parts: &[(u16, u32, u32)], closest: Option<Closeness>) ->
     Some(sum + u32::try_from(numa.len().saturating_sub(1)).unwrap_or(0))
 }
 
-/// Whether it does not matter which device a VM gets: nobody wants two.
+/// Whether it does not matter which devices a VM gets, because no VM needs two.
 pub(super) fn fungible<'a>(wants: impl IntoIterator<Item = &'a Wants>) -> bool {
     wants.into_iter().all(|wants| wants.total() <= 1)
 }

@@ -4,28 +4,28 @@
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaceError {
-    /// No fleet could fulfil it.
+    /// No fleet can fulfil the request.
     #[error("the request contradicts itself: {reason}")]
     Contradiction {
         /// Which parts contradict each other.
         reason: String,
     },
-    /// Names something that the fleet does not have.
-    #[error("{what} {name} is not in the fleet; import its inventory and topology first")]
+    /// The request names something that the fleet does not have.
+    #[error("{what} {name} is not in the fleet; publish its inventory and the topology first")]
     Unknown {
-        /// A node or a switch.
+        /// `node` or `switch`.
         what: &'static str,
         /// Its name.
         name: String,
     },
-    /// Does not fit now.
-    #[error("no room for {vms} VMs: {fit} would fit; {reason}")]
+    /// It does not fit now.
+    #[error("no room: {fit} of {vms} VMs would fit; {reason}")]
     NoRoom {
-        /// VMs that were asked for.
+        /// VMs of the request.
         vms: u32,
-        /// The most that would fit into one place that obeys the limits of distance; counts VMs of any group.
+        /// Most VMs, of any group, that have room within the limits of distance.
         fit: u32,
-        /// The constraint that rules out most nodes, and what to relax.
+        /// The constraint that rules out most nodes, or what to relax.
         reason: String,
     },
 }

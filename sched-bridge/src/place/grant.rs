@@ -1,19 +1,20 @@
-//! From numbers of VMs on a node to devices, cores and memory of each.
+//! From numbers of VMs on a node to the devices, cores and memory of each VM.
 
 use super::packer::{NodeTable, Packer, UnitTable};
-use super::view::{Pool, Unit, View};
+use super::pool::Pool;
+use super::view::{NodeView, Unit};
 use crate::model::{Fleet, Granted, HugePages, MemoryMib, Node, NodeIndex, NumaShare, Occupancy};
 
-/// What one VM gets.
+/// What a VM gets.
 #[derive(Debug)]
 pub(super) struct Grant {
-    /// Place among the groups that were packed.
+    /// Index among the groups that were packed.
     pub group: usize,
     pub devices: Vec<Granted>,
     pub shares: Vec<NumaShare>,
 }
 
-/// Grants for these numbers of VMs by group. None if the node cannot take them (it changed since it was packed).
+/// Grants for these numbers of VMs by group. None if the node has no room for them.
 pub(super) fn grants(
     packer: &mut Packer<'_>,
     fleet: &Fleet,
@@ -21,7 +22,7 @@ pub(super) fn grants(
     index: NodeIndex,
     counts: &[u16],
 ) -> Option<Vec<Grant>> {
-    let view = View::new(fleet, used, index, &packer.wanted)?;
+    let view = NodeView::new(fleet, used, index, &packer.wanted)?;
     let table: std::rc::Rc<NodeTable> = packer.view(&view);
     let way = table.way(counts)?;
     let mut free: Vec<Pool> = used.free(fleet, index).iter().map(Pool::of).collect();
@@ -42,7 +43,7 @@ pub(super) fn grants(
     Some(grants)
 }
 
-/// The alternatives of a layer's VMs in the order in which they were added, each with its devices.
+/// The VMs of a layer in the order in which they were added: alternative, and indices of devices.
 fn replay(table: &UnitTable, layer: usize, unit: &Unit) -> Vec<(usize, Vec<usize>)> {
     let (mut steps, mut at, mut state) = (Vec::new(), layer, 0);
     while let Some((from, alt)) = table.layers[at].from {
@@ -50,28 +51,29 @@ fn replay(table: &UnitTable, layer: usize, unit: &Unit) -> Vec<(usize, Vec<usize
         steps.push((alt, &reached.taken));
         (at, state) = (from, reached.from);
     }
-    let mut stock = unit.devices.clone();
-    let mut free = unit.shelf.free.clone();
+    let mut indices = unit.devices.clone();
+    let mut counts = unit.free_devices.counts.clone();
     let mut result = Vec::new();
     for (alt, taken) in steps.into_iter().rev() {
         let mut devices = Vec::new();
-        for (group, bins) in stock.iter_mut().enumerate() {
-            for (bin, members) in unit.shelf.bins(group).zip(bins) {
+        for (group, bins) in indices.iter_mut().enumerate() {
+            for (bin, members) in unit.free_devices.bins(group).zip(bins) {
                 let count = usize::from(taken[bin]);
                 devices.extend(members.drain(..count));
-                free[bin] -= taken[bin];
+                counts[bin] -= taken[bin];
             }
         }
-        // The next step speaks of the sorted shelf.
-        let order = unit.shelf.sorted_order(&free);
-        free = order.iter().flat_map(|group| free[unit.shelf.bins(*group)].iter().copied()).collect();
-        stock = order.into_iter().map(|group| std::mem::take(&mut stock[group])).collect();
+        // The next step refers to the sorted groups.
+        let order = unit.free_devices.sorted_order(&counts);
+        counts =
+            order.iter().flat_map(|group| counts[unit.free_devices.bins(*group)].iter().copied()).collect();
+        indices = order.into_iter().map(|group| std::mem::take(&mut indices[group])).collect();
         result.push((alt, devices));
     }
     result
 }
 
-/// Cores and memory: from one NUMA node if one has enough, and there from that of the devices; else from several.
+/// Cores and memory: from one NUMA node if one has enough, preferably that of the devices; else from several.
 fn shares(
     node: &Node,
     unit: &Unit,
@@ -83,15 +85,15 @@ fn shares(
         devices.iter().filter(|device| node.devices[**device].numa == Some(node.numa[at].id)).count()
     };
     let mut order = unit.numa.clone();
-    // Fullest first among those that are alike: what is left whole may serve somebody who needs all from one.
+    // Among equals the fullest comes first, so that others stay whole for VMs that need all from one NUMA node.
     order.sort_by_key(|at| (!free[*at].holds(need), usize::MAX - near(*at), free[*at].cores, *at));
     let mut left = need;
     let mut shares = Vec::new();
     for at in order {
         let part = free[at].least(left);
         if part != Pool::default() {
-            free[at] = less(free[at], part);
-            left = less(left, part);
+            free[at] = free[at].minus(part);
+            left = left.minus(part);
             shares.push(NumaShare {
                 numa: node.numa[at].id,
                 cores: u32::try_from(part.cores).unwrap_or(u32::MAX),
@@ -102,13 +104,4 @@ fn shares(
     }
     shares.sort_by_key(|share| share.numa);
     (left == Pool::default()).then_some(shares)
-}
-
-fn less(a: Pool, b: Pool) -> Pool {
-    Pool {
-        cores: a.cores - b.cores,
-        memory: a.memory - b.memory,
-        pages_2m: a.pages_2m - b.pages_2m,
-        pages_1g: a.pages_1g - b.pages_1g,
-    }
 }

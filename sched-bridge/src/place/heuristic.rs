@@ -1,25 +1,25 @@
-//! For clusters of many kinds of VMs, or of very many VMs: one group after the other, each placed exactly while the others stay
+//! For clusters with many kinds of VMs, or very many VMs: groups are placed one after the other, each exactly while the others stay
 //! where they are, until nothing gets better.
 
 use super::grant::{Grant, grants};
 use super::net::{Net, Order, indexed};
+use super::placement::{Method, Placement};
 use super::request::VmGroup;
-use super::result::{Method, Placement};
 use super::search::{Ball, Place};
-use super::solve::{Task, assemble};
+use super::task::{Task, assemble};
 use super::tree::Fixed;
 use super::{Options, PlaceError};
 use crate::model::{Assignment, NodeIndex, Occupancy, VmName};
 
 /// Most VMs of one group that are placed at once.
 const CHUNK: u32 = 256;
-/// Most balls of one size that are tried to the end.
+/// Most areas of one size that are tried to the end.
 const TRIES: usize = 8;
-/// Most times that all groups are placed anew.
+/// Most times that all groups are placed again.
 const ROUNDS: usize = 4;
 
 /// Some VMs of a group, and where they are.
-struct Part<'a> {
+struct Chunk<'a> {
     group: usize,
     vms: &'a VmGroup,
     count: u32,
@@ -36,7 +36,7 @@ pub(super) fn solve(task: &Task<'_>, options: &Options) -> Result<Option<Placeme
         }
         let mut places = places(task, hops)?;
         places.retain(|place| free(&task.net, place) >= need);
-        // The fullest that may be enough: big blocks stay whole.
+        // The fullest place that may have room first, so that large blocks stay free.
         places.sort_by_key(|place| free(&task.net, place));
         let mut tries = 0;
         for place in places {
@@ -54,7 +54,7 @@ pub(super) fn solve(task: &Task<'_>, options: &Options) -> Result<Option<Placeme
     Ok(best)
 }
 
-/// Places whose nodes are so many switches apart; single nodes for 0.
+/// Areas whose nodes are at most the given number of hops apart; single nodes for 0.
 fn places(task: &Task<'_>, hops: u32) -> Result<Vec<Place>, PlaceError> {
     if hops > 0 {
         let nobody = task.tree(&[], task.used, None, None, 1)?;
@@ -75,14 +75,14 @@ fn free(net: &Net<'_>, place: &Place) -> u64 {
     }
 }
 
-/// Groups in chunks, those with the biggest VMs first.
-fn parts<'a>(task: &Task<'a>) -> Vec<Part<'a>> {
-    let mut parts = Vec::new();
+/// The groups in chunks, those with the largest VMs first.
+fn chunks<'a>(task: &Task<'a>) -> Vec<Chunk<'a>> {
+    let mut chunks = Vec::new();
     for (group, vms) in task.request.groups.iter().enumerate() {
         let mut left = vms.count;
         while left > 0 {
             let count = left.min(CHUNK);
-            parts.push(Part { group, vms, count, grants: Vec::new() });
+            chunks.push(Chunk { group, vms, count, grants: Vec::new() });
             left -= count;
         }
     }
@@ -91,33 +91,33 @@ fn parts<'a>(task: &Task<'a>) -> Vec<Part<'a>> {
         let cores = first.map_or(0, |first| first.vcpus);
         (task.unit.per_vm(vms), cores, first.map_or(0, |first| first.memory.0))
     };
-    parts.sort_by_key(|part| std::cmp::Reverse(size(part.vms)));
-    parts
+    chunks.sort_by_key(|chunk| std::cmp::Reverse(size(chunk.vms)));
+    chunks
 }
 
 fn in_place(task: &Task<'_>, place: &Place, options: &Options) -> Result<Option<Placement>, PlaceError> {
-    // Who comes first may take what others need more: then the others are asked first.
+    // Whoever comes first may take what others need more: then another group comes first.
     for first in 0..task.request.groups.len().max(1) {
-        let mut parts = parts(task);
-        let by = first.min(parts.len());
-        parts.rotate_left(by);
-        if fill(task, place, &mut parts, options)? {
-            return improve(task, place, parts, options).map(Some);
+        let mut chunks = chunks(task);
+        let by = first.min(chunks.len());
+        chunks.rotate_left(by);
+        if fill(task, place, &mut chunks, options)? {
+            return improve(task, place, chunks, options).map(Some);
         }
     }
     Ok(None)
 }
 
-/// Places one part after the other. False if one of them has no room.
+/// Places one chunk after the other. False if one of them has no room.
 fn fill(
     task: &Task<'_>,
     place: &Place,
-    parts: &mut [Part<'_>],
+    chunks: &mut [Chunk<'_>],
     options: &Options,
 ) -> Result<bool, PlaceError> {
-    for at in 0..parts.len() {
-        match replace(task, place, parts, at, options)? {
-            Some(grants) => parts[at].grants = grants,
+    for at in 0..chunks.len() {
+        match replace(task, place, chunks, at, options)? {
+            Some(grants) => chunks[at].grants = grants,
             None => return Ok(false),
         }
     }
@@ -127,27 +127,27 @@ fn fill(
 fn improve(
     task: &Task<'_>,
     place: &Place,
-    mut parts: Vec<Part<'_>>,
+    mut chunks: Vec<Chunk<'_>>,
     options: &Options,
 ) -> Result<Placement, PlaceError> {
-    let mut best = finish(task, &parts)?;
+    let mut best = finish(task, &chunks)?;
     let order = Order::of(task.request.compactness.mode);
     for _ in 0..ROUNDS {
         let before = best.score;
-        for at in 0..parts.len() {
-            let old = std::mem::take(&mut parts[at].grants);
-            match replace(task, place, &parts, at, options)? {
-                Some(grants) => parts[at].grants = grants,
+        for at in 0..chunks.len() {
+            let old = std::mem::take(&mut chunks[at].grants);
+            match replace(task, place, &chunks, at, options)? {
+                Some(grants) => chunks[at].grants = grants,
                 None => {
-                    parts[at].grants = old;
+                    chunks[at].grants = old;
                     continue;
                 }
             }
-            let now = finish(task, &parts)?;
+            let now = finish(task, &chunks)?;
             if order.key(now.score) <= order.key(best.score) {
                 best = now;
             } else {
-                parts[at].grants = old;
+                chunks[at].grants = old;
             }
         }
         if best.score == before {
@@ -157,23 +157,23 @@ fn improve(
     Ok(best)
 }
 
-/// Places one part where it is best while all others stay. None if there is no room.
+/// Places one chunk where it is best while all others stay. None if there is no room.
 fn replace(
     task: &Task<'_>,
     place: &Place,
-    parts: &[Part<'_>],
+    chunks: &[Chunk<'_>],
     at: usize,
     options: &Options,
 ) -> Result<Option<Vec<(NodeIndex, Grant)>>, PlaceError> {
-    let (fixed, used) = others(task, parts, at);
+    let (fixed, used) = others(task, chunks, at);
     let most = task.request.compactness.max_leaf_switches;
     let leaves = most.map(|most| {
         let taken = fixed.leaves.iter().filter(|used| **used).count();
         most.saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX))
     });
-    let part = &parts[at];
+    let chunk = &chunks[at];
     let states = options.exact_states.max(16 * CHUNK as usize);
-    let group = [(part.vms, part.count)];
+    let group = [(chunk.vms, chunk.count)];
     let Some(mut tree) = task.tree(&group, &used, Some(&fixed), leaves, states)? else { return Ok(None) };
     let found = match place {
         Place::Node(index) => tree.on_node(*index),
@@ -190,25 +190,22 @@ fn replace(
     Ok(Some(placed))
 }
 
-/// What the other parts mean for one.
-fn others(task: &Task<'_>, parts: &[Part<'_>], at: usize) -> (Fixed, Occupancy) {
+/// What the other chunks mean for one.
+fn others(task: &Task<'_>, chunks: &[Chunk<'_>], at: usize) -> (Fixed, Occupancy) {
     let nodes = task.net.home.len();
     let mut fixed =
         Fixed { on_node: vec![0; nodes], leaves: vec![false; task.net.direct.len()], ..Fixed::default() };
     let mut used = task.used.clone();
-    for (own, part) in parts.iter().enumerate() {
-        for (index, grant) in part.grants.iter().filter(|_| own != at) {
-            fixed.on_node[index.usize()] += 1;
-            if let Some(home) = task.net.home[index.usize()] {
-                fixed.leaves[home.usize()] = true;
-            }
-            let (Ok(vm), node) = (VmName::new("other"), task.fleet.node(*index).name.clone()) else {
-                continue;
-            };
-            let (devices, shares) = (grant.devices.clone(), grant.shares.clone());
-            // It was granted from what was free.
-            used.take(task.fleet, &Assignment { vm, node, devices, shares }).unwrap_or_default();
+    let others = chunks.iter().enumerate().filter(|(number, _)| *number != at);
+    for (index, grant) in others.flat_map(|(_, chunk)| &chunk.grants) {
+        fixed.on_node[index.usize()] += 1;
+        if let Some(home) = task.net.home[index.usize()] {
+            fixed.leaves[home.usize()] = true;
         }
+        let (Ok(vm), node) = (VmName::new("other"), task.fleet.node(*index).name.clone()) else { continue };
+        let (devices, shares) = (grant.devices.clone(), grant.shares.clone());
+        // It was granted from what is free.
+        used.take(task.fleet, &Assignment { vm, node, devices, shares }).unwrap_or_default();
     }
     let on: Vec<NodeIndex> = (0..nodes)
         .filter(|at| fixed.on_node[*at] > 0)
@@ -220,7 +217,7 @@ fn others(task: &Task<'_>, parts: &[Part<'_>], at: usize) -> (Fixed, Occupancy) 
     (fixed, used)
 }
 
-/// Hops of every node to all VMs that stay.
+/// Hops from each node to all VMs that stay.
 fn hops(net: &Net<'_>, on: &[NodeIndex], vms: &[u32]) -> Vec<u64> {
     let mut by_leaf: std::collections::BTreeMap<_, u64> = std::collections::BTreeMap::new();
     for index in on {
@@ -240,20 +237,20 @@ fn hops(net: &Net<'_>, on: &[NodeIndex], vms: &[u32]) -> Vec<u64> {
         .map(|id| if net.direct[id.usize()].is_empty() { 0 } else { to_leaf(id) })
         .collect();
     let of = |(at, home): (usize, &Option<crate::topology::SwitchId>)| match home {
-        // VMs on the node itself are no hop away, but one leaf switch was counted for them.
+        // VMs on the node itself are 0 hops away, but their leaf switch was counted.
         Some(home) => leaves[home.usize()] - u64::from(vms[at]),
         None => 0,
     };
     net.home.iter().enumerate().map(of).collect()
 }
 
-fn finish(task: &Task<'_>, parts: &[Part<'_>]) -> Result<Placement, PlaceError> {
+fn finish(task: &Task<'_>, chunks: &[Chunk<'_>]) -> Result<Placement, PlaceError> {
     let mut granted: Vec<Vec<_>> = task.request.groups.iter().map(|_| Vec::new()).collect();
-    for part in parts {
-        for (index, grant) in &part.grants {
+    for chunk in chunks {
+        for (index, grant) in &chunk.grants {
             let copy =
-                Grant { group: part.group, devices: grant.devices.clone(), shares: grant.shares.clone() };
-            granted[part.group].push((task.fleet.node(*index).name.clone(), copy));
+                Grant { group: chunk.group, devices: grant.devices.clone(), shares: grant.shares.clone() };
+            granted[chunk.group].push((task.fleet.node(*index).name.clone(), copy));
         }
     }
     assemble(task, granted, Method::Heuristic)

@@ -1,13 +1,13 @@
-//! The fleet as a forest: which nodes hang where, what is free below each switch, and what distances cost.
+//! The fleet as a forest: which nodes are below which switch, what is free there, and how placements are compared.
 
 use super::PlaceError;
+use super::placement::Score;
 use super::request::{Alternative, ClusterRequest, Mode, NearTo, VmGroup};
-use super::result::Score;
 use super::space::Cost;
 use crate::model::{DeviceKind, Fleet, NodeIndex, NodeState, Occupancy};
 use crate::topology::{SwitchId, Topology};
 
-/// In which unit free blocks are measured.
+/// Unit in which free blocks are measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BlockUnit {
     Gpus,
@@ -21,7 +21,7 @@ impl BlockUnit {
         if gpus { Self::Gpus } else { Self::Cores }
     }
 
-    /// What a VM takes at least, whichever alternative it gets.
+    /// Least amount that a VM of the group takes, whichever alternative it gets.
     pub fn per_vm(self, group: &VmGroup) -> u64 {
         let of = |alternative: &Alternative| match self {
             Self::Cores => u64::from(alternative.vcpus),
@@ -49,8 +49,8 @@ impl BlockUnit {
     }
 }
 
-/// What is lost of a free block when so much of it is taken: the difference of squares, of cubes at leaf switches. So whole leaves
-/// are spared first, then nodes, then what is above: a big cluster misses a leaf more than half-empty spines.
+/// Loss of a free block when an amount of it is taken: the difference of squares, or of cubes for leaf switches. So whole leaf switches are
+/// kept free first, then nodes, then what is above: a large cluster needs a free leaf switch more than half-empty spines.
 pub(super) fn loss(block: Block, free: u64, taken: u64) -> u64 {
     let left = free.saturating_sub(taken);
     let worth = |free: u64| match block {
@@ -60,34 +60,36 @@ pub(super) fn loss(block: Block, free: u64, taken: u64) -> u64 {
     worth(free) - worth(left)
 }
 
-/// What a free block is.
+/// Kind of a free block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Block {
-    /// A switch with nothing but nodes below it.
+    /// All below a switch with nothing but nodes below it.
     Leaf,
-    /// A node, or a higher switch.
+    /// A node, or all below a higher switch.
     Other,
 }
 
 impl Block {
-    /// What a switch is.
+    /// The block below a switch.
     pub fn of(topology: &Topology, id: SwitchId) -> Self {
         if topology.switch(id).height == 1 { Self::Leaf } else { Self::Other }
     }
 }
 
-/// The forest.
+/// The fleet as a forest.
 #[derive(Debug)]
 pub(super) struct Net<'a> {
     pub fleet: &'a Fleet,
     pub topology: &'a Topology,
-    /// Nodes of the fleet on the ports of each switch.
+    /// Nodes of the fleet that are connected to each switch directly.
     pub direct: Vec<Vec<NodeIndex>>,
-    /// The switch of each node.
+    /// The switch that each node is connected to.
     pub home: Vec<Option<SwitchId>>,
-    /// Nodes of the fleet below each switch.
+    /// Number of nodes of the fleet below each switch.
     pub below: Vec<u32>,
+    /// Free units on each node.
     pub free_node: Vec<u64>,
+    /// Free units below each switch.
     pub free_switch: Vec<u64>,
     /// Switches from the bottom up.
     pub upwards: Vec<SwitchId>,
@@ -122,7 +124,7 @@ impl<'a> Net<'a> {
         net
     }
 
-    /// A value of nodes, summed over all below each switch.
+    /// The sum of a value over all nodes below each switch.
     pub fn sum_up(&self, of: impl Fn(NodeIndex) -> u64) -> Vec<u64> {
         let mut sums = vec![0; self.direct.len()];
         for id in &self.upwards {
@@ -135,10 +137,10 @@ impl<'a> Net<'a> {
         sums
     }
 
-    /// Hops of each node to what the request is to be near to; none where it cannot be reached.
+    /// Hops of each node to what the request is to be near; none for nodes that are not connected to it.
     ///
     /// # Errors
-    /// A node or switch that is not there.
+    /// A node or switch that is not in the fleet.
     pub fn near(&self, request: &ClusterRequest) -> Result<Option<Vec<Option<u32>>>, PlaceError> {
         let Some(near) = &request.near else { return Ok(None) };
         let hops: Vec<Option<u32>> = match &near.to {
@@ -158,7 +160,7 @@ impl<'a> Net<'a> {
         Ok(Some(hops))
     }
 
-    /// Switches between two nodes.
+    /// Hops between two nodes.
     pub fn hops(&self, a: NodeIndex, b: NodeIndex) -> Option<u32> {
         if a == b {
             return Some(0);
@@ -166,7 +168,7 @@ impl<'a> Net<'a> {
         self.topology.switch_hops(self.home[a.usize()]?, self.home[b.usize()]?)
     }
 
-    /// 0 below the switch, else the switches on the way to it.
+    /// 0 for nodes below the switch, else the switches on the path to it.
     fn to_switch(&self, home: SwitchId, target: SwitchId) -> Option<u32> {
         let mut at = Some(home);
         while let Some(id) = at {
@@ -188,9 +190,9 @@ pub(super) fn indexed(fleet: &Fleet) -> impl Iterator<Item = (NodeIndex, &crate:
         .map(|(at, node)| (NodeIndex(u32::try_from(at).unwrap_or(u32::MAX)), node))
 }
 
-/// Parts of a cost, before they are put in order.
+/// The terms of a cost, before they are put in order.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Parts {
+pub(super) struct CostTerms {
     pub sum_hops: u64,
     pub leaves: u64,
     pub near: u64,
@@ -198,10 +200,10 @@ pub(super) struct Parts {
     pub devices: u64,
 }
 
-/// What counts more than what.
+/// The order in which terms are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Order {
-    /// Distance comes first; if not, leaving big blocks whole does.
+    /// Distance comes first; else large free blocks do.
     pub compact: bool,
 }
 
@@ -210,16 +212,16 @@ impl Order {
         Self { compact: mode != Mode::Unconstrained }
     }
 
-    /// What to compare scores by.
+    /// The key by which scores are compared.
     pub fn key(self, score: Score) -> (u64, Score) {
         (if self.compact { 0 } else { score.fragmentation }, score)
     }
 
-    pub fn cost(self, parts: Parts) -> Cost {
+    pub fn cost(self, terms: CostTerms) -> Cost {
         if self.compact {
-            Cost([parts.sum_hops, parts.leaves, parts.near, parts.fragmentation, parts.devices])
+            Cost([terms.sum_hops, terms.leaves, terms.near, terms.fragmentation, terms.devices])
         } else {
-            Cost([parts.fragmentation, parts.sum_hops, parts.leaves, parts.near, parts.devices])
+            Cost([terms.fragmentation, terms.sum_hops, terms.leaves, terms.near, terms.devices])
         }
     }
 }

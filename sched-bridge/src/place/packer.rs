@@ -1,141 +1,23 @@
-//! How many VMs of each group a node can take, and at what distance of their devices.
+//! How many VMs of each group a node has room for, and at what distance of their devices.
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-use super::PlaceError;
-use super::devices::{Reached, Wants, fungible, serve};
-use super::fit;
-use super::request::{Alternative, DeviceFilter, NumaPolicy, VmGroup};
-use super::view::{Pool, Unit, UnitKey, View};
-use crate::model::{Device, Fleet, Node, NodeIndex, Occupancy};
+use super::devices::{Reached, add_vm};
+use super::pool::Pool;
+use super::view::{NodeView, Unit, UnitKey};
+use super::wanted::Wanted;
+use crate::model::{Fleet, NodeIndex, Occupancy};
 
-/// Most combinations of alternatives that are looked at on one node.
+/// Most combinations of alternatives that are tried on one unit.
 const MOST_LAYERS: usize = 4096;
 
-/// An alternative of one of the groups that are to be packed.
-#[derive(Debug)]
-pub(super) struct Alt<'a> {
-    /// Place among the groups to be packed.
-    pub group: usize,
-    pub alternative: &'a Alternative,
-    pub wants: Wants,
-    pub need: Pool,
-}
-
-/// What is to be packed.
-#[derive(Debug)]
-pub(super) struct Wanted<'a> {
-    pub alts: Vec<Alt<'a>>,
-    /// VMs of each group.
-    pub limits: Vec<u32>,
-    pub filters: Vec<&'a DeviceFilter>,
-    /// The tightest of all policies.
-    pub scope: NumaPolicy,
-    /// Policies differ, and all are treated as the tightest.
-    pub mixed: bool,
-    /// Nobody wants two devices: they need not be told apart by where they are.
-    pub fungible: bool,
-    /// Most VMs of these groups on one node.
-    pub per_node: u32,
-}
-
-impl<'a> Wanted<'a> {
-    /// Puts the needs of some groups together.
-    ///
-    /// # Errors
-    /// More than 64 alternatives or device needs.
-    pub fn new(groups: &[(&'a VmGroup, u32)], per_node: u32) -> Result<Self, PlaceError> {
-        let (mut alts, mut filters): (Vec<Alt<'a>>, Vec<&DeviceFilter>) = (Vec::new(), Vec::new());
-        for (group, (vms, _)) in groups.iter().enumerate() {
-            for alternative in &vms.alternatives {
-                let mut wants = Wants {
-                    needs: Vec::new(),
-                    closest: Wants::of_affinity(alternative.affinity),
-                    isolate: alternative.isolate_vfs,
-                };
-                for need in alternative.devices.iter().filter(|need| need.count > 0) {
-                    let bit =
-                        filters.iter().position(|filter| **filter == need.filter).unwrap_or_else(|| {
-                            filters.push(&need.filter);
-                            filters.len() - 1
-                        });
-                    wants.needs.push((u32::try_from(bit).unwrap_or(u32::MAX), need.count));
-                }
-                let need = Pool::need(alternative.vcpus, alternative.memory.0, alternative.pages);
-                alts.push(Alt { group, alternative, wants, need });
-            }
-        }
-        if alts.len() > 64 || filters.len() > 64 {
-            return Err(PlaceError::Contradiction {
-                reason: format!(
-                    "{} alternatives with {} kinds of devices; at most 64 of each are placed at once",
-                    alts.len(),
-                    filters.len()
-                ),
-            });
-        }
-        let rank = |policy: NumaPolicy| match policy {
-            NumaPolicy::Required => 0,
-            NumaPolicy::Socket => 1,
-            NumaPolicy::Preferred => 2,
-        };
-        let policies = || alts.iter().map(|alt| alt.alternative.numa);
-        let scope = policies().min_by_key(|policy| rank(*policy)).unwrap_or_default();
-        let mixed = policies().any(|policy| policy != scope);
-        let fungible = fungible(alts.iter().map(|alt| &alt.wants));
-        Ok(Self {
-            limits: groups.iter().map(|(_, count)| *count).collect(),
-            scope,
-            mixed,
-            fungible,
-            alts,
-            filters,
-            per_node,
-        })
-    }
-
-    /// Alternatives whose conditions a node meets, as bits.
-    pub fn usable(&self, node: &Node) -> u64 {
-        let mut usable = 0;
-        for (at, alt) in self.alts.iter().enumerate() {
-            if fit::refusal(node, alt.alternative).is_none() {
-                usable |= 1 << at;
-            }
-        }
-        usable
-    }
-
-    /// Needs that a device answers, as bits.
-    pub fn needs(&self, device: &Device) -> u64 {
-        let bits = self.filters.iter().enumerate();
-        bits.filter(|(_, filter)| fit::matches(filter, device)).fold(0, |mask, (bit, _)| mask | 1 << bit)
-    }
-
-    /// What all VMs together could use of one node.
-    pub fn most(&self) -> Pool {
-        let of = |alt: &Alt<'_>| alt.need.times(u64::from(self.limits[alt.group].min(self.per_node)));
-        self.alts.iter().map(of).fold(Pool::default(), Pool::plus)
-    }
-
-    /// How many devices of those that are there can be of use to VMs that want such.
-    pub fn useful(&self, needs: u64, there: usize) -> u8 {
-        let of = |alt: &Alt<'_>| -> u64 {
-            let wanted = alt.wants.needs.iter().filter(|(bit, _)| needs >> bit & 1 == 1);
-            let each: u64 = wanted.map(|(_, count)| u64::from(*count)).sum();
-            each * u64::from(self.limits[alt.group].min(self.per_node))
-        };
-        let useful: u64 = self.alts.iter().map(of).sum();
-        u8::try_from(useful.min(there as u64)).unwrap_or(u8::MAX)
-    }
-}
-
-/// One combination of alternatives on one unit: so many VMs of each.
+/// One combination of alternatives on one unit.
 #[derive(Debug)]
 pub(super) struct Layer {
-    /// VMs by alternative.
+    /// Number of VMs by alternative.
     pub counts: Vec<u16>,
-    /// The layer with one VM less, and the alternative of that VM.
+    /// The layer with one VM less, and the alternative of the last VM.
     pub from: Option<(usize, usize)>,
     pub states: Vec<Reached>,
 }
@@ -144,7 +26,7 @@ pub(super) struct Layer {
 #[derive(Debug)]
 pub(super) struct UnitTable {
     pub layers: Vec<Layer>,
-    /// Cheapest layer by number of VMs of each group, with its cost.
+    /// For each number of VMs by group, the cost and index of the cheapest layer.
     best: BTreeMap<Vec<u16>, (u32, usize)>,
     exact: bool,
 }
@@ -152,15 +34,15 @@ pub(super) struct UnitTable {
 /// One way to fill a node.
 #[derive(Debug, Clone)]
 pub(super) struct Packed {
-    /// VMs by group.
+    /// Number of VMs by group.
     pub counts: Vec<u16>,
     /// Distance of their devices.
     pub cost: u32,
-    /// Layer by unit.
+    /// Index of the layer, by unit.
     pub picks: Vec<usize>,
 }
 
-/// All ways to fill a node, none of them worse than needed.
+/// The best way to fill a node for each number of VMs by group.
 #[derive(Debug, Default)]
 pub(super) struct NodeTable {
     pub ways: Vec<Packed>,
@@ -170,18 +52,18 @@ pub(super) struct NodeTable {
 }
 
 impl NodeTable {
-    /// The way with these counts.
+    /// The way with these numbers of VMs.
     pub fn way(&self, counts: &[u16]) -> Option<&Packed> {
         self.ways.iter().find(|way| way.counts == counts)
     }
 
-    /// The most VMs of each group by itself.
+    /// Most VMs of a group, if the others get none.
     pub fn most(&self, group: usize) -> u32 {
         self.ways.iter().map(|way| u32::from(way.counts[group])).max().unwrap_or(0)
     }
 }
 
-/// Packs nodes, and remembers what it found: most nodes of a fleet are like others.
+/// Packs nodes, and remembers the results: most nodes of a fleet equal others.
 #[derive(Debug)]
 pub(super) struct Packer<'a> {
     pub wanted: Wanted<'a>,
@@ -196,16 +78,16 @@ impl<'a> Packer<'a> {
         Self { wanted, nodes: HashMap::new(), units: HashMap::new(), empty }
     }
 
-    /// How a node can be filled.
+    /// The ways to fill a node.
     pub fn node(&mut self, fleet: &Fleet, used: &Occupancy, index: NodeIndex) -> Rc<NodeTable> {
-        match View::new(fleet, used, index, &self.wanted) {
+        match NodeView::new(fleet, used, index, &self.wanted) {
             Some(view) => self.view(&view),
             None => self.empty.clone(),
         }
     }
 
-    /// How a node that looks like this can be filled.
-    pub fn view(&mut self, view: &View) -> Rc<NodeTable> {
+    /// The ways to fill a node with this view.
+    pub fn view(&mut self, view: &NodeView) -> Rc<NodeTable> {
         let key = view.key();
         if let Some(table) = self.nodes.get(&key) {
             return table.clone();
@@ -215,7 +97,7 @@ impl<'a> Packer<'a> {
         table
     }
 
-    fn fill(&mut self, view: &View) -> NodeTable {
+    fn fill(&mut self, view: &NodeView) -> NodeTable {
         let mut exact = !self.wanted.mixed;
         let mut units = Vec::new();
         let mut ways: BTreeMap<Vec<u16>, (u32, Vec<usize>)> =
@@ -248,7 +130,7 @@ impl<'a> Packer<'a> {
     }
 
     fn unit(&mut self, usable: u64, unit: &Unit) -> Rc<UnitTable> {
-        let key = (usable, (unit.pool, unit.shelf.clone()));
+        let key = (usable, (unit.pool, unit.free_devices.clone()));
         if let Some(table) = self.units.get(&key) {
             return table.clone();
         }
@@ -258,9 +140,9 @@ impl<'a> Packer<'a> {
     }
 }
 
-/// Starts with nothing and adds one VM after the other, of the same or a later alternative: so each combination is reached once.
+/// Starts with nothing and adds one VM after the other, of the same or a later alternative, so that each combination is reached once.
 fn pack_unit(wanted: &Wanted<'_>, usable: u64, unit: &Unit) -> UnitTable {
-    let start = Reached { free: unit.shelf.free.clone(), cost: 0, from: 0, taken: Vec::new() };
+    let start = Reached { counts: unit.free_devices.counts.clone(), cost: 0, from: 0, taken: Vec::new() };
     let mut layers = vec![Layer { counts: vec![0; wanted.alts.len()], from: None, states: vec![start] }];
     let (mut at, mut exact) = (0, true);
     while at < layers.len() {
@@ -275,9 +157,9 @@ fn pack_unit(wanted: &Wanted<'_>, usable: u64, unit: &Unit) -> UnitTable {
                 continue;
             }
             let (states, cut) = next_states(wanted, unit, &layers[at], alt);
-            // What was cut off costs more than what is left; it matters only if nothing free of cost is left, or devices must
-            // be close.
-            let strict = wanted.alts[alt].wants.closest.is_some() || wanted.alts[alt].wants.isolate;
+            // States that were cut off cost more than those that are left. They matter only if none that costs nothing is left, or
+            // if devices must be close.
+            let strict = wanted.alts[alt].wants.closeness.is_some() || wanted.alts[alt].wants.isolate_vfs;
             exact &= !cut || (states.first().is_some_and(|state| state.cost == 0) && !strict);
             if layers.len() >= MOST_LAYERS {
                 exact = false;
@@ -318,13 +200,13 @@ fn within(wanted: &Wanted<'_>, counts: &[u16], unit: &Unit) -> bool {
 fn next_states(wanted: &Wanted<'_>, unit: &Unit, layer: &Layer, alt: usize) -> (Vec<Reached>, bool) {
     let wants = &wanted.alts[alt].wants;
     if !wants.needs.is_empty() {
-        return serve(&unit.shelf, &layer.states, wants);
+        return add_vm(&unit.free_devices, &layer.states, wants);
     }
-    let same = |(from, state): (usize, &Reached)| Reached {
-        free: state.free.clone(),
+    let unchanged = |(from, state): (usize, &Reached)| Reached {
+        counts: state.counts.clone(),
         cost: state.cost,
         from,
-        taken: vec![0; state.free.len()],
+        taken: vec![0; state.counts.len()],
     };
-    (layer.states.iter().enumerate().map(same).collect(), false)
+    (layer.states.iter().enumerate().map(unchanged).collect(), false)
 }

@@ -1,6 +1,7 @@
-//! What is asked for: the common form behind all spellings of a request.
+//! Requests, in the form that all spellings are read into.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -8,20 +9,20 @@ use super::PlaceError;
 use crate::model::{ClusterName, DeviceKind, LinkLayer, MemoryMib, NodeName, PciId, VmName};
 use crate::topology::SwitchName;
 
-/// A virtual cluster to be placed as a whole.
+/// A virtual cluster that is to be placed as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterRequest {
     /// Its name.
     pub name: ClusterName,
-    /// Its VMs, by kind.
+    /// Its VMs, in groups of equal ones.
     pub groups: Vec<VmGroup>,
-    /// How close together.
+    /// How close together its VMs must be.
     #[serde(default)]
     pub compactness: Compactness,
-    /// How far apart, for the sake of failures.
+    /// How many VMs a failure may hit at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anti_affinity: Option<AntiAffinity>,
-    /// What to be near to.
+    /// Data, or something else to be near.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub near: Option<Near>,
     /// Nodes that may be used; all, if empty.
@@ -32,25 +33,25 @@ pub struct ClusterRequest {
     pub not_nodes: BTreeSet<NodeName>,
 }
 
-/// VMs that are alike.
+/// Equal VMs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmGroup {
-    /// VMs are called `CLUSTER-NAME-0`, `CLUSTER-NAME-1` and so on.
+    /// VMs are named `CLUSTER-NAME-0`, `CLUSTER-NAME-1` and so on.
     pub name: String,
-    /// How many.
+    /// Number of VMs.
     pub count: u32,
-    /// What each needs: any one of these will do.
+    /// What each of them needs: one of these.
     pub alternatives: Vec<Alternative>,
 }
 
-/// One way in which the need of a VM can be met. All of it must hold.
+/// One way to meet the needs of a VM: all of it must hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Alternative {
-    /// Hardware threads of its own.
+    /// Hardware threads.
     pub vcpus: u32,
     /// Memory.
     pub memory: MemoryMib,
-    /// What the memory is made of.
+    /// Kind of pages.
     #[serde(default)]
     pub pages: Pages,
     /// Devices.
@@ -62,19 +63,19 @@ pub struct Alternative {
     /// How close each GPU must be to a network adapter of the VM.
     #[serde(default)]
     pub affinity: Affinity,
-    /// VFs of a VM come from different adapters.
+    /// Whether VFs of a VM must come from different adapters.
     #[serde(default)]
     pub isolate_vfs: bool,
-    /// What must be true of the node.
+    /// Conditions on the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<NodeCondition>,
 }
 
-/// What a VM's memory is made of.
+/// Kind of pages of a VM's memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Pages {
-    /// Whatever the host has beside reserved huge pages.
+    /// Memory outside reserved huge pages.
     #[default]
     #[serde(rename = "normal")]
     Normal,
@@ -89,45 +90,45 @@ pub enum Pages {
 /// Devices of one kind that a VM needs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DeviceNeed {
-    /// How many.
+    /// Number of devices.
     pub count: u32,
-    /// Which will do.
+    /// Which devices are suitable.
     pub filter: DeviceFilter,
 }
 
-/// Which devices will do. Empty sets allow everything.
+/// Which devices are suitable. Empty sets allow everything.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DeviceFilter {
-    /// GPU, adapter or virtual function.
+    /// Kind of device.
     pub kind: DeviceKind,
-    /// Architectures in lower case, any of them.
+    /// Allowed architectures, in lower case.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub archs: BTreeSet<String>,
-    /// Architectures that will not do.
+    /// Forbidden architectures, in lower case.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub not_archs: BTreeSet<String>,
-    /// Vendor ids (`10de`), any of them.
+    /// Allowed vendor ids (`10de`).
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub vendors: BTreeSet<u16>,
-    /// Vendor and device ids, any of them.
+    /// Allowed vendor and device ids.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub ids: BTreeSet<PciId>,
     /// InfiniBand or Ethernet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_layer: Option<LinkLayer>,
-    /// Lowest rate of an active port, in Gb/s.
+    /// Lowest rate of its fastest active port, in Gb/s.
     #[serde(default)]
     pub min_rate_gbps: u32,
     /// Traits that it must have.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub traits: BTreeSet<String>,
-    /// Only devices that can move with a running VM.
+    /// Only devices that can be migrated with a running VM.
     #[serde(default)]
     pub live_migratable: bool,
 }
 
 impl DeviceFilter {
-    /// Every device of a kind.
+    /// All devices of a kind.
     #[must_use]
     pub fn kind(kind: DeviceKind) -> Self {
         Self {
@@ -153,22 +154,9 @@ pub enum NumaPolicy {
     Required,
     /// All from one socket.
     Socket,
-    /// Close where it costs nothing else.
+    /// From one NUMA node where nothing else gets worse.
     #[default]
     Preferred,
-}
-
-/// How close two devices are, the closest first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum Closeness {
-    /// Below one PCIe root.
-    Root,
-    /// On one NUMA node.
-    Numa,
-    /// In one node.
-    Node,
 }
 
 /// How close each GPU must be to some network adapter of the same VM.
@@ -176,16 +164,16 @@ pub enum Closeness {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Affinity {
-    /// As close as possible, once everything else is decided.
+    /// As close as possible where nothing else gets worse.
     #[default]
     Preferred,
-    /// Below one PCIe root, or not at all.
+    /// Below the same PCIe root.
     SameRoot,
-    /// On one NUMA node, or not at all.
+    /// On the same NUMA node.
     SameNuma,
 }
 
-/// What must be true of a node. Text is compared without regard to case.
+/// A condition on a node. Text is compared case-insensitively.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -202,11 +190,11 @@ pub enum NodeCondition {
     Hypervisor(BTreeSet<String>),
     /// None of these hypervisors.
     HypervisorNot(BTreeSet<String>),
-    /// A trait of the node or of one of its devices.
+    /// The node or one of its devices has this trait.
     Trait(String),
-    /// No such trait.
+    /// Neither the node nor any of its devices has this trait.
     TraitNot(String),
-    /// A label, with one of these values; with any, if there are none.
+    /// A label with one of these values; with any value, if none is given.
     Label(String, BTreeSet<String>),
     /// Memory of the whole node, in MiB, from and to (both included).
     NodeMemory(u64, u64),
@@ -214,23 +202,23 @@ pub enum NodeCondition {
     NodeCores(u64, u64),
 }
 
-/// Where a domain of failure or of closeness ends.
+/// A domain of failure or of closeness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Domain {
     /// A node.
     Node,
-    /// A switch of this height: 1 is a leaf switch, 2 the switch above, and so on.
+    /// All below a switch of this height: 1 for leaf switches, 2 for the switches above them, and so on.
     Switch(u32),
 }
 
 impl Domain {
-    /// A leaf switch.
+    /// All below a leaf switch.
     pub const LEAF: Self = Self::Switch(1);
-    /// A switch above leaf switches.
+    /// All below a spine switch.
     pub const SPINE: Self = Self::Switch(2);
-    /// A switch above those.
+    /// All below a core switch.
     pub const CORE: Self = Self::Switch(3);
 
     /// 0 for a node, else the height of the switch.
@@ -243,30 +231,30 @@ impl Domain {
     }
 }
 
-/// How much compactness matters (the three modes of Kueue's topology-aware scheduling).
+/// Importance of compactness (the modes of Kueue's topology-aware scheduling).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Mode {
-    /// All VMs within one domain of the level, or no placement.
+    /// All VMs must be within one domain of the given level.
     Required,
     /// As close as possible.
     #[default]
     Preferred,
-    /// Does not matter: what is left over of other clusters is used up first.
+    /// It does not matter: what other clusters have left over is used first.
     Unconstrained,
 }
 
 /// How close together a cluster must be.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compactness {
-    /// How much it matters.
+    /// Its importance.
     #[serde(default)]
     pub mode: Mode,
     /// The level for [`Mode::Required`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<Domain>,
-    /// Most switches between any two VMs.
+    /// Most hops between any two VMs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_hops: Option<u32>,
     /// Most leaf switches in use (`--switches` of Slurm).
@@ -274,22 +262,22 @@ pub struct Compactness {
     pub max_leaf_switches: Option<u32>,
 }
 
-/// At most so many VMs of the cluster in one domain. The domain of a node is the highest switch above it that is not higher than
-/// asked for, or the node itself if there is none.
+/// A limit on the VMs of a cluster in one domain. The domain of a node is all below the highest switch above it that is not higher than
+/// asked for, or the node itself if there is no such switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AntiAffinity {
     /// The domain.
     pub domain: Domain,
-    /// How many.
+    /// Most VMs in one domain.
     pub at_most: u32,
 }
 
-/// Data, or something else to be near to.
+/// Data, or something else to be near.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Near {
     /// Where it is.
     pub to: NearTo,
-    /// Most switches between it and any VM; as near as possible, if none.
+    /// Most hops between it and any VM; as near as possible, if none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_hops: Option<u32>,
 }
@@ -304,17 +292,51 @@ pub enum NearTo {
     Switch(SwitchName),
 }
 
+impl fmt::Display for NearTo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node(name) => write!(f, "node {name}"),
+            Self::Switch(name) => write!(f, "switch {name}"),
+        }
+    }
+}
+
 impl ClusterRequest {
-    /// VMs of all groups.
+    /// A cluster of these VMs on any nodes, as close together as possible.
+    #[must_use]
+    pub fn new(name: ClusterName, groups: Vec<VmGroup>) -> Self {
+        Self {
+            name,
+            groups,
+            compactness: Compactness::default(),
+            anti_affinity: None,
+            near: None,
+            only_nodes: BTreeSet::new(),
+            not_nodes: BTreeSet::new(),
+        }
+    }
+
+    /// The same request without some nodes. None if it is limited to these.
+    #[must_use]
+    pub fn without_nodes(mut self, nodes: &[NodeName]) -> Option<Self> {
+        let is_limited = !self.only_nodes.is_empty();
+        for node in nodes {
+            self.only_nodes.remove(node);
+            self.not_nodes.insert(node.clone());
+        }
+        (!is_limited || !self.only_nodes.is_empty()).then_some(self)
+    }
+
+    /// Number of VMs of all groups.
     #[must_use]
     pub fn count(&self) -> u32 {
         self.groups.iter().fold(0, |sum, group| sum.saturating_add(group.count))
     }
 
-    /// Names of all VMs with the group of each, in order.
+    /// Names of all VMs, group by group, each with the index of its group.
     ///
     /// # Errors
-    /// A group whose name makes no VM name.
+    /// A group whose name is not valid as part of a VM name.
     pub fn vm_names(&self) -> Result<Vec<(VmName, usize)>, PlaceError> {
         let mut names = Vec::new();
         for (at, group) in self.groups.iter().enumerate() {
@@ -327,10 +349,10 @@ impl ClusterRequest {
         Ok(names)
     }
 
-    /// Looks for what no fleet could fulfil.
+    /// Looks for contradictions, which no fleet can fulfil.
     ///
     /// # Errors
-    /// [`PlaceError::Contradiction`] with the first that is found.
+    /// [`PlaceError::Contradiction`] with the first one.
     pub fn check(&self) -> Result<(), PlaceError> {
         let refuse = |reason: String| Err(PlaceError::Contradiction { reason });
         let count = self.groups.iter().map(|group| u64::from(group.count)).sum::<u64>();
@@ -346,10 +368,10 @@ impl ClusterRequest {
         let mut seen = BTreeSet::new();
         for group in &self.groups {
             if !seen.insert(group.name.as_str()) {
-                return refuse(format!("group {} is there twice; expected each name once", group.name));
+                return refuse(format!("group {} is listed twice; expected each name once", group.name));
             }
             if group.alternatives.is_empty() {
-                return refuse(format!("group {} says nothing of what its VMs need", group.name));
+                return refuse(format!("group {} does not say what its VMs need", group.name));
             }
         }
         if let Some(node) = self.only_nodes.intersection(&self.not_nodes).next() {
@@ -363,9 +385,7 @@ impl ClusterRequest {
         let compactness = &self.compactness;
         if compactness.mode == Mode::Required && compactness.level.is_none() && compactness.max_hops.is_none()
         {
-            return refuse(
-                "compactness is required, but neither a level nor max_hops says at which".to_owned(),
-            );
+            return refuse("compactness is required, but neither a level nor max_hops is given".to_owned());
         }
         if compactness.max_leaf_switches == Some(0) {
             return refuse("max_leaf_switches is 0; expected at least 1".to_owned());
@@ -394,7 +414,7 @@ impl ClusterRequest {
             ));
         }
         if compactness.max_hops == Some(0) && anti.domain == Domain::Node && self.count() > anti.at_most {
-            return refuse("max_hops 0 wants all VMs on one node, which anti-affinity forbids".to_owned());
+            return refuse("max_hops = 0 puts all VMs on one node, which anti-affinity forbids".to_owned());
         }
         Ok(())
     }

@@ -1,19 +1,19 @@
-//! The score of a finished placement, worked out from its assignments alone.
+//! The score of a finished placement, from its assignments alone.
 
 use std::collections::HashMap;
 
 use super::PlaceError;
 use super::devices::distance;
 use super::net::{Block, BlockUnit, Net, loss};
+use super::placement::Score;
 use super::request::{ClusterRequest, Domain, Mode};
-use super::result::Score;
 use crate::model::{Assignment, DeviceKind, Fleet, Node, NodeIndex, Occupancy};
 use crate::topology::SwitchId;
 
-/// Scores assignments of a request's VMs in the order of [`ClusterRequest::vm_names`]; `used` is what was taken before.
+/// The score of assignments for a request's VMs, in the order of [`ClusterRequest::vm_names`]. `used` is what was taken before.
 ///
 /// # Errors
-/// Nodes that are not in the fleet, or that cannot reach each other.
+/// Nodes that are not in the fleet, or not connected to each other.
 pub fn score(
     fleet: &Fleet,
     used: &Occupancy,
@@ -48,24 +48,24 @@ pub fn score(
     Ok(score)
 }
 
-/// Hops are those of leaf switches: few pairs, however many VMs.
+/// Adds the hops. They are those between leaf switches: few pairs, however many VMs.
 fn hops(net: &Net<'_>, on: &HashMap<NodeIndex, u64>, score: &mut Score) -> Result<(), PlaceError> {
     let mut leaves: HashMap<Option<SwitchId>, Vec<u64>> = HashMap::new();
     for (index, vms) in on {
         leaves.entry(net.home[index.usize()]).or_default().push(*vms);
     }
     score.leaf_switches = u32::try_from(leaves.keys().flatten().count()).unwrap_or(u32::MAX);
-    let lost = || PlaceError::NoRoom {
+    let not_connected = || PlaceError::NoRoom {
         vms: u32::try_from(on.values().sum::<u64>()).unwrap_or(u32::MAX),
         fit: 0,
-        reason: "some of these nodes cannot reach each other in the topology".to_owned(),
+        reason: "some of these nodes are not connected in the topology".to_owned(),
     };
     let mut sums = Vec::with_capacity(leaves.len());
     for (leaf, nodes) in &leaves {
         let all: u64 = nodes.iter().sum();
         let pairs = (all * all - nodes.iter().map(|vms| vms * vms).sum::<u64>()) / 2;
         if pairs > 0 {
-            leaf.ok_or_else(lost)?;
+            leaf.ok_or_else(not_connected)?;
             score.sum_hops += pairs;
             score.max_hops = score.max_hops.max(1);
         }
@@ -73,7 +73,8 @@ fn hops(net: &Net<'_>, on: &HashMap<NodeIndex, u64>, score: &mut Score) -> Resul
     }
     for (at, (a, vms_a)) in sums.iter().enumerate() {
         for (b, vms_b) in &sums[at + 1..] {
-            let hops = a.zip(*b).and_then(|(a, b)| net.topology.switch_hops(a, b)).ok_or_else(lost)?;
+            let hops =
+                a.zip(*b).and_then(|(a, b)| net.topology.switch_hops(a, b)).ok_or_else(not_connected)?;
             score.sum_hops += u64::from(hops) * vms_a * vms_b;
             score.max_hops = score.max_hops.max(hops);
         }
@@ -108,11 +109,11 @@ fn device_distance(node: &Node, assignment: &Assignment) -> u64 {
     u64::from(distance(&parts, None).unwrap_or(0))
 }
 
-/// Whether assignments are within the limits that a request sets (distance, level, leaf switches, anti-affinity, nearness). Devices
-/// and cores are not looked at.
+/// Checks that assignments are within the limits of a request: hops, level, leaf switches, anti-affinity, nearness. Devices and cores
+/// are not checked.
 ///
 /// # Errors
-/// The first limit that is broken, in words.
+/// The first limit that is exceeded, in words.
 pub fn obeys(
     fleet: &Fleet,
     request: &ClusterRequest,
@@ -130,7 +131,7 @@ pub fn obeys(
         let domains = domains(fleet, assignments, level);
         if domains.len() > 1 {
             return Err(format!(
-                "VMs in {} domains of height {}, all must be in one",
+                "its VMs would be in {} domains of height {}, but must be in one",
                 domains.len(),
                 level.height()
             ));
@@ -139,7 +140,7 @@ pub fn obeys(
     if let Some(anti) = request.anti_affinity {
         let most = domains(fleet, assignments, anti.domain).into_values().max().unwrap_or(0);
         if most > anti.at_most {
-            return Err(format!("{most} VMs in one domain, anti-affinity allows {}", anti.at_most));
+            return Err(format!("{most} VMs would be in one domain, anti-affinity allows {}", anti.at_most));
         }
     }
     let Some((near, most)) = request.near.as_ref().and_then(|near| Some((near, near.max_hops?))) else {
@@ -150,13 +151,13 @@ pub fn obeys(
     for assignment in assignments {
         let own = fleet.find(assignment.node.as_str()).and_then(|index| hops[index.usize()]);
         if own.is_none_or(|own| own > most) {
-            return Err(format!("node {} is more than {most} hops from {:?}", assignment.node, near.to));
+            return Err(format!("node {} is more than {most} hops from {}", assignment.node, near.to));
         }
     }
     Ok(())
 }
 
-/// VMs by domain: the highest switch above a node that is not higher than asked for, or the node itself.
+/// Number of VMs by domain: the highest switch above a node that is not higher than `domain`, or the node itself.
 fn domains(
     fleet: &Fleet,
     assignments: &[Assignment],

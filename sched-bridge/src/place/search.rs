@@ -1,41 +1,41 @@
-//! Over all limits of distance, the smallest first, and all places that obey them.
+//! Goes through all limits of distance, the smallest first, and for each through all places within it.
 //!
-//! In a tree, nodes that are all within D links of each other lie within D/2 links of one switch or link: so it is enough to look
-//! at the surroundings of every switch and link.
+//! In a tree, nodes that are all within D links of each other lie within D/2 links of one switch or link. So it is enough to look at
+//! the surroundings of every switch and link.
 
 use std::collections::VecDeque;
 
-use super::net::{Block, Parts, loss};
+use super::net::{Block, CostTerms, loss};
 use super::request::{ClusterRequest, Domain, Mode};
 use super::space::{Cost, Entry};
 use super::tree::{Chosen, Tree, Within};
 use crate::model::NodeIndex;
 use crate::topology::SwitchId;
 
-/// Where to look for room.
+/// A place in which to look for room.
 #[derive(Debug, Clone)]
 pub(super) enum Place {
-    /// On one node.
+    /// One node.
     Node(NodeIndex),
-    /// Around a switch or a link.
+    /// All around a switch or a link.
     Ball(Ball),
 }
 
 /// The surroundings of a switch or a link.
 #[derive(Debug, Clone)]
 pub(super) struct Ball {
-    /// A switch that has all of it below.
+    /// A switch that is above all of it.
     pub root: SwitchId,
-    /// Its nodes; none if it is all that is below the root.
+    /// Its nodes; none if these are all nodes below the root.
     pub within: Option<Within>,
 }
 
-/// Limits of distance that a request sets.
+/// Limits of distance of a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Most switches between two VMs.
+    /// Most hops between two VMs.
     pub hops: u32,
-    /// No switch above this height may be passed.
+    /// Greatest height of a switch between two VMs.
     pub height: u32,
 }
 
@@ -54,7 +54,7 @@ impl Limits {
     }
 }
 
-/// The best that was found.
+/// The best nodes that were found.
 #[derive(Debug)]
 pub(super) struct Found {
     pub cost: Cost,
@@ -62,7 +62,7 @@ pub(super) struct Found {
 }
 
 impl Tree<'_, '_> {
-    /// The least maximum of hops, and for it the least cost.
+    /// The smallest limit of hops with enough room, and for it the least cost.
     pub fn search(&mut self, limits: Limits) -> Option<Found> {
         let mut best = self.one_node();
         for hops in 1..=self.net.topology.height() * 2 {
@@ -78,7 +78,7 @@ impl Tree<'_, '_> {
         best
     }
 
-    /// All VMs on one node, whichever is best.
+    /// The best node for all VMs.
     fn one_node(&mut self) -> Option<Found> {
         let mut best: Option<Found> = None;
         for at in 0..self.net.home.len() {
@@ -89,7 +89,7 @@ impl Tree<'_, '_> {
         best
     }
 
-    /// All VMs on this node.
+    /// This node for all VMs, if it has room.
     pub fn on_node(&mut self, index: NodeIndex) -> Option<Found> {
         if !self.allowed[index.usize()] {
             return None;
@@ -100,14 +100,14 @@ impl Tree<'_, '_> {
         if let Some(home) = self.net.home[index.usize()] {
             if !self.fixed.is_some_and(|fixed| fixed.leaves[home.usize()]) {
                 self.space.with_leaf(entry)?;
-                cost = cost + self.order.cost(Parts { leaves: 1, ..Parts::default() });
+                cost = cost + self.order.cost(CostTerms { leaves: 1, ..CostTerms::default() });
             }
             cost = cost + self.upwards(Some(home), entry)?;
         }
         Some(Found { cost, chosen: vec![(index, self.space.counts(entry))] })
     }
 
-    /// The best in a ball, if it is better than what is known.
+    /// The best nodes in a ball, if they cost less than what is known.
     pub fn in_ball(&mut self, ball: &Ball, known: Option<Cost>) -> Option<Found> {
         if !self.could_hold(ball) {
             return None;
@@ -123,7 +123,7 @@ impl Tree<'_, '_> {
         Some(Found { cost, chosen })
     }
 
-    /// Quick: enough room for each group by itself.
+    /// A quick check: whether each group alone has room.
     fn could_hold(&mut self, ball: &Ball) -> bool {
         let groups = self.units.len();
         let mut left: Vec<u32> = self.packer.wanted.limits.clone();
@@ -146,7 +146,7 @@ impl Tree<'_, '_> {
         false
     }
 
-    /// Free blocks that are lost from a switch upwards. None if anti-affinity forbids so many VMs below one of them.
+    /// Loss of free blocks from a switch upwards. None if anti-affinity forbids this number of VMs below one of the switches.
     fn upwards(&self, first: Option<SwitchId>, entry: &Entry) -> Option<Cost> {
         let taken = self.taken(&self.space.counts(entry));
         let mut cost = Cost::default();
@@ -158,13 +158,13 @@ impl Tree<'_, '_> {
             }
             let block = Block::of(self.net.topology, id);
             let fragmentation = loss(block, self.net.free_switch[id.usize()], taken);
-            cost = cost + self.order.cost(Parts { fragmentation, ..Parts::default() });
+            cost = cost + self.order.cost(CostTerms { fragmentation, ..CostTerms::default() });
             at = switch.parent;
         }
         Some(cost)
     }
 
-    /// All places whose nodes are at most so many switches apart, and some of them just so many.
+    /// All areas in which the maximum distance between two nodes is exactly the given number of hops.
     pub fn balls(&self, hops: u32, limits: Limits) -> Vec<Ball> {
         let links = hops + 1;
         let mut balls = Vec::new();
@@ -178,15 +178,15 @@ impl Tree<'_, '_> {
         balls
     }
 
-    /// Walks away from one center, or from the two ends of a link without passing it. None if the nodes are closer together
-    /// than they might be: then a smaller limit has covered them.
+    /// The surroundings of one centre, or of the two ends of a link. None if all nodes are closer together than the limit: then a
+    /// smaller limit has covered them.
     fn ball(&self, centers: &[(SwitchId, u32)], limits: Limits) -> Option<Ball> {
         let topology = self.net.topology;
         if centers.iter().any(|(id, _)| topology.switch(*id).height > limits.height) {
             return None;
         }
         let mut within = Within::default();
-        // Which way out of the center; at least two must reach the full distance.
+        // Ways out of the centre that reach the full distance; there must be at least two.
         let mut full: Vec<usize> = Vec::new();
         let mut root = centers[0].0;
         let mut queue: VecDeque<(SwitchId, Option<SwitchId>, u32, usize)> = VecDeque::new();

@@ -1,8 +1,8 @@
-//! How many VMs of each group are somewhere: the states that the exact search goes through, and what each costs.
+//! The states that the exact search goes through: how many VMs of each group are placed somewhere, and what that costs.
 
 use std::ops::Add;
 
-/// Costs that add up, compared from the first to the last. What stands where is decided by [`super::net::Order`].
+/// Costs that add up. They are compared from the first term to the last; [`super::net::Order`] decides the order of terms.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Cost(pub [u64; 5]);
 
@@ -17,12 +17,12 @@ impl Add for Cost {
     }
 }
 
-/// A state that can be reached, and the least it costs.
+/// A state that can be reached, and its least cost.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry {
-    /// Place among all states; adds up as the counts do.
+    /// Index among all states; it adds up as the counts do.
     pub index: u32,
-    /// Counts, each in bits of its own with one to spare, so that a sum can be checked at once.
+    /// All counts, each in its own bits with one to spare, so that a sum can be checked at once.
     pub packed: u128,
     /// VMs of all groups.
     pub vms: u32,
@@ -30,10 +30,10 @@ pub(super) struct Entry {
     pub cost: Cost,
 }
 
-/// States and costs, by index.
+/// States, by index.
 pub(super) type Table = Vec<Entry>;
 
-/// A box of counts: each from 0 to its limit.
+/// All states: each count from 0 to its limit.
 #[derive(Debug, Clone)]
 pub(super) struct Space {
     limits: Vec<u32>,
@@ -43,12 +43,12 @@ pub(super) struct Space {
     bias: u128,
     guard: u128,
     size: usize,
-    /// The last count is one of leaf switches.
+    /// The last count is that of leaf switches.
     leaves: bool,
 }
 
 impl Space {
-    /// A box for groups of VMs and, if `leaves` is there, for leaf switches in use. None if it has more than `most` states.
+    /// The states for these numbers of VMs per group, and for this number of leaf switches, if it is limited. None if there are more than `most`.
     pub fn new(groups: &[u32], leaves: Option<u32>, most: usize) -> Option<Self> {
         let limits: Vec<u32> = groups.iter().copied().chain(leaves).collect();
         let (mut strides, mut shifts) = (Vec::new(), Vec::new());
@@ -68,7 +68,7 @@ impl Space {
         Some(Self { limits, strides, shifts, bias, guard, size, leaves: leaves.is_some() })
     }
 
-    /// The state of these counts (without leaf switches) and this cost; none if it is outside.
+    /// The state with these counts (without leaf switches) and this cost; none if a limit is exceeded.
     pub fn entry(&self, counts: &[u16], cost: Cost) -> Option<Entry> {
         let mut entry = Entry { index: 0, packed: 0, vms: 0, cost };
         for (at, count) in counts.iter().enumerate() {
@@ -83,12 +83,12 @@ impl Space {
         Some(entry)
     }
 
-    /// Nothing anywhere.
+    /// No VMs.
     pub fn zero(&self) -> Entry {
         Entry { index: 0, packed: 0, vms: 0, cost: Cost::default() }
     }
 
-    /// The sum of two states; none if it is outside.
+    /// The sum of two states; none if a limit is exceeded.
     pub fn sum(&self, a: &Entry, b: &Entry) -> Option<Entry> {
         let packed = a.packed + b.packed;
         ((packed + self.bias) & self.guard == 0).then(|| Entry {
@@ -99,7 +99,7 @@ impl Space {
         })
     }
 
-    /// One leaf switch more; none if it is outside.
+    /// The state with one more leaf switch; none if the limit is exceeded.
     pub fn with_leaf(&self, entry: &Entry) -> Option<Entry> {
         if !self.leaves {
             return Some(*entry);
@@ -114,7 +114,7 @@ impl Space {
         self.sum(entry, &leaf)
     }
 
-    /// All groups complete, with whatever number of leaf switches: the cheapest such entry.
+    /// The cheapest state in which all groups are complete.
     pub fn complete(&self, table: &Table) -> Option<Entry> {
         let groups = self.limits.len() - usize::from(self.leaves);
         let all: u32 = (0..groups).map(|at| self.limits[at] * self.strides[at]).sum();
@@ -126,14 +126,14 @@ impl Space {
             .copied()
     }
 
-    /// Counts of the groups at a state.
+    /// The counts of a state, by group.
     pub fn counts(&self, entry: &Entry) -> Vec<u16> {
         let groups = self.limits.len() - usize::from(self.leaves);
         let count = |at: usize| entry.index / self.strides[at] % (self.limits[at] + 1);
         (0..groups).map(|at| u16::try_from(count(at)).unwrap_or(u16::MAX)).collect()
     }
 
-    /// All sums of a state of one table and a state of the other, each at its least cost.
+    /// All sums of a state of one table and a state of the other, each with its least cost.
     pub fn merge(&self, a: &Table, b: &Table, scratch: &mut Vec<Option<Entry>>) -> Table {
         if b.len() == 1 && b[0].index == 0 {
             return a.clone();

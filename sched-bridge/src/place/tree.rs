@@ -1,38 +1,39 @@
 //! The exact search: from the nodes up, the least cost of every number of VMs below each switch.
 //!
-//! The sum of hops over all pairs splits up by the links of the tree: a link with k of n VMs on one side is on the way of
-//! k (n - k) pairs. So costs add up from the bottom, and the cheapest way to have k VMs below a switch is found from those of its
-//! children (a knapsack on a tree), whatever is above.
+//! The sum of hops over all pairs can be split by the links of the tree: a link with k of n VMs on one side is between the VMs of
+//! k (n - k) pairs. So costs add up from the bottom, and the least cost of k VMs below a switch follows from those of its children (a
+//! knapsack on a tree), whatever is above.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-use super::net::{Block, Net, Order, Parts, loss};
+use super::net::{Block, CostTerms, Net, Order, loss};
 use super::packer::{NodeTable, Packer};
 use super::request::AntiAffinity;
 use super::space::{Cost, Entry, Space, Table};
 use crate::model::{NodeIndex, Occupancy};
 use crate::topology::SwitchId;
 
-/// VMs of the cluster that are placed already and stay where they are, seen by those to be placed.
+/// VMs of the cluster that are placed already and stay where they are.
 #[derive(Debug, Default)]
 pub(super) struct Fixed {
-    /// Hops to all of them, by node.
+    /// Hops from each node to all of them.
     pub hops: Vec<u64>,
-    /// How many of them, by node and by switch.
+    /// Number of them on each node.
     pub on_node: Vec<u32>,
+    /// Number of them below each switch.
     pub below: Vec<u32>,
-    /// Leaf switches in use.
+    /// Whether each switch is a leaf switch that they use.
     pub leaves: Vec<bool>,
 }
 
-/// Some groups of VMs to be placed at once.
+/// A search for some groups of VMs, which are placed together.
 pub(super) struct Tree<'a, 'b> {
     pub net: &'b Net<'a>,
     pub used: &'b Occupancy,
     pub packer: Packer<'a>,
     pub space: Space,
-    /// Units of the blocks, by group.
+    /// Units of free blocks that a VM of each group takes.
     pub units: Vec<u64>,
     pub vms: u64,
     pub order: Order,
@@ -41,22 +42,22 @@ pub(super) struct Tree<'a, 'b> {
     /// Nodes that may be used.
     pub allowed: &'b [bool],
     pub fixed: Option<&'b Fixed>,
-    /// Tables of switches with all nodes below them.
+    /// States below each switch, with all nodes.
     pub whole: HashMap<SwitchId, Rc<Table>>,
     pub packed: Vec<Option<Rc<NodeTable>>>,
     pub scratch: Vec<Option<Entry>>,
-    /// Everything that was packed was packed exactly.
+    /// All nodes were packed exactly.
     pub exact: bool,
 }
 
-/// Nodes to which a search is limited.
+/// Nodes that a search is limited to.
 pub(super) type Within = HashSet<NodeIndex>;
 
-/// Chosen nodes, with the VMs of each group.
+/// Chosen nodes, with the number of VMs of each group.
 pub(super) type Chosen = Vec<(NodeIndex, Vec<u16>)>;
 
 impl Tree<'_, '_> {
-    /// How a node can be filled.
+    /// The ways to fill a node.
     pub fn packed(&mut self, index: NodeIndex) -> Rc<NodeTable> {
         if let Some(table) = &self.packed[index.usize()] {
             return table.clone();
@@ -71,18 +72,19 @@ impl Tree<'_, '_> {
         table
     }
 
-    /// What a switch or node costs on whose link upward so many of the VMs are.
+    /// Number of pairs with VMs on different sides of a link, for a given number of VMs below it.
     fn link(&self, vms: u32) -> u64 {
         let vms = u64::from(vms);
         vms * (self.vms - vms)
     }
 
+    /// Units of free blocks that the given numbers of VMs of each group take.
     pub fn taken(&self, counts: &[u16]) -> u64 {
         counts.iter().zip(&self.units).map(|(count, units)| u64::from(*count) * units).sum()
     }
 
-    /// VMs that anti-affinity still allows below a switch, if that is a domain of it: not higher than the domains asked for,
-    /// with nothing above it that is.
+    /// VMs that anti-affinity still allows below a switch, if this is a domain: not higher than asked for, while the switch above it
+    /// is.
     pub fn most_below(&self, id: SwitchId) -> u32 {
         let Some(anti) = self.anti else { return u32::MAX };
         let height = |id: SwitchId| self.net.topology.switch(id).height;
@@ -95,7 +97,7 @@ impl Tree<'_, '_> {
         anti.at_most.saturating_sub(self.fixed.map_or(0, |fixed| fixed.below[id.usize()]))
     }
 
-    /// VMs that anti-affinity still allows on a node, if that is a domain by itself.
+    /// VMs that anti-affinity still allows on a node, if the node is a domain by itself.
     fn most_on(&self, index: NodeIndex) -> u32 {
         let Some(anti) = self.anti else { return u32::MAX };
         let home = self.net.home[index.usize()];
@@ -105,7 +107,7 @@ impl Tree<'_, '_> {
         anti.at_most.saturating_sub(self.fixed.map_or(0, |fixed| fixed.on_node[index.usize()]))
     }
 
-    /// States of a node, with the link above it.
+    /// States of a node, including the link above it.
     pub fn node(&mut self, index: NodeIndex) -> Table {
         let packed = self.packed(index);
         let mut table = vec![self.space.zero()];
@@ -122,9 +124,9 @@ impl Tree<'_, '_> {
                 continue;
             }
             let pairs = u64::from(vms) * u64::from(vms - 1) / 2;
-            let cost = self.order.cost(Parts {
-                // A pair in different nodes passes one link more than switches, a pair in one node none of both: so each of
-                // all pairs of the cluster counts one too many, once those in one node are counted as well.
+            let cost = self.order.cost(CostTerms {
+                // VMs on different nodes have one more link than switches between them, VMs on one node have none of both. So each
+                // pair of the cluster counts one too much, once the pairs on one node are added.
                 sum_hops: self.link(vms) + pairs + hops * u64::from(vms),
                 leaves: 0,
                 near: near * u64::from(vms),
@@ -137,7 +139,7 @@ impl Tree<'_, '_> {
         table
     }
 
-    /// Puts together what is below a switch; with every step on the way if `steps` is there.
+    /// States below a switch, without the switch itself. Notes every merge in `steps`, if given.
     fn gather(&mut self, id: SwitchId, within: Option<&Within>, mut steps: Option<&mut Steps>) -> Table {
         let zero = vec![self.space.zero()];
         let mut scratch = std::mem::take(&mut self.scratch);
@@ -181,12 +183,12 @@ impl Tree<'_, '_> {
         all
     }
 
-    /// VMs right on the ports of a switch make it a leaf switch in use.
+    /// A switch with VMs on nodes that are connected to it directly counts as a leaf switch in use.
     fn with_leaf(&self, id: SwitchId, direct: &Table) -> Table {
         if self.fixed.is_some_and(|fixed| fixed.leaves[id.usize()]) {
             return direct.clone();
         }
-        let leaf = self.order.cost(Parts { leaves: 1, ..Parts::default() });
+        let leaf = self.order.cost(CostTerms { leaves: 1, ..CostTerms::default() });
         let used = |entry: &Entry| {
             if entry.vms == 0 {
                 return Some(*entry);
@@ -198,21 +200,21 @@ impl Tree<'_, '_> {
         direct.iter().filter_map(used).collect()
     }
 
-    /// What a switch adds: the loss of its free block, and its link upward.
+    /// What a switch adds: the loss of the free block below it, and its link upwards.
     fn above(&self, id: SwitchId, entry: &Entry) -> Cost {
         let counts = self.space.counts(entry);
-        self.order.cost(Parts {
+        self.order.cost(CostTerms {
             sum_hops: self.link(entry.vms),
             fragmentation: loss(
                 Block::of(self.net.topology, id),
                 self.net.free_switch[id.usize()],
                 self.taken(&counts),
             ),
-            ..Parts::default()
+            ..CostTerms::default()
         })
     }
 
-    /// States below a switch, with the link above it.
+    /// States below a switch, including the link above it.
     pub fn below(&mut self, id: SwitchId, within: Option<&Within>) -> Rc<Table> {
         if let Some(table) = self.whole.get(&id).filter(|_| within.is_none()) {
             return table.clone();
@@ -228,7 +230,7 @@ impl Tree<'_, '_> {
         table
     }
 
-    /// Which nodes make up a state below a switch (without what the switch itself adds).
+    /// Finds the nodes that make up a state below a switch (without what the switch itself adds).
     pub fn trace(&mut self, id: SwitchId, within: Option<&Within>, state: &Entry, chosen: &mut Chosen) {
         let mut steps = Steps::default();
         self.gather(id, within, Some(&mut steps));
@@ -259,14 +261,14 @@ impl Tree<'_, '_> {
         }
     }
 
-    /// The cheapest two states that make up a third.
+    /// The two states with the least cost that make up a third.
     fn split(&self, before: &Table, below: &Table, state: &Entry) -> Option<(Entry, Entry)> {
         let mut best: Option<(Cost, Entry, Entry)> = None;
         for right in below {
             let Some(rest) = state.index.checked_sub(right.index) else { continue };
             let Ok(at) = before.binary_search_by_key(&rest, |entry| entry.index) else { continue };
             let left = before[at];
-            // Indices also add up across the limits of single counts; such pairs are no sums.
+            // Indices may add up although a single count exceeds its limit; that is not a sum.
             let Some(sum) = self.space.sum(&left, right) else { continue };
             if best.as_ref().is_none_or(|(cost, ..)| sum.cost < *cost) {
                 best = Some((sum.cost, left, *right));
@@ -276,7 +278,7 @@ impl Tree<'_, '_> {
     }
 }
 
-/// Tables before each merge, and what was merged.
+/// The tables before each merge, and what was merged.
 #[derive(Default)]
 struct Steps {
     direct: Vec<(Table, Table, NodeIndex)>,

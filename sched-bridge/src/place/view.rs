@@ -1,102 +1,47 @@
-//! What a node has left, in the form in which VMs are packed onto it.
+//! What is free on a node, in the form in which VMs are packed onto it.
 
-use super::devices::{Bin, Group, Shelf};
+use super::devices::{Bin, FreeDevices, RootGroup};
 use super::fit;
-use super::packer::Wanted;
-use super::request::{NumaPolicy, Pages};
-use crate::model::{Device, DeviceKind, Fleet, Node, NodeIndex, NumaShare, Occupancy};
-
-/// Cores and memory in one pool.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub(super) struct Pool {
-    pub cores: u64,
-    pub memory: u64,
-    pub pages_2m: u64,
-    pub pages_1g: u64,
-}
-
-impl Pool {
-    /// What VMs of an alternative take.
-    pub fn need(vcpus: u32, mib: u64, pages: Pages) -> Self {
-        let mut pool = Self { cores: u64::from(vcpus), ..Self::default() };
-        match pages {
-            Pages::Normal => pool.memory = mib,
-            Pages::Huge2M => pool.pages_2m = mib.div_ceil(2),
-            Pages::Huge1G => pool.pages_1g = mib.div_ceil(1024),
-        }
-        pool
-    }
-
-    fn map(self, other: Self, f: impl Fn(u64, u64) -> u64) -> Self {
-        Self {
-            cores: f(self.cores, other.cores),
-            memory: f(self.memory, other.memory),
-            pages_2m: f(self.pages_2m, other.pages_2m),
-            pages_1g: f(self.pages_1g, other.pages_1g),
-        }
-    }
-
-    pub fn plus(self, other: Self) -> Self {
-        self.map(other, u64::saturating_add)
-    }
-
-    pub fn times(self, count: u64) -> Self {
-        self.map(self, |own, _| own.saturating_mul(count))
-    }
-
-    pub fn least(self, other: Self) -> Self {
-        self.map(other, u64::min)
-    }
-
-    pub fn holds(self, other: Self) -> bool {
-        self.map(other, u64::saturating_sub).plus(other) == self
-    }
-
-    pub fn of(share: &NumaShare) -> Self {
-        Self {
-            cores: u64::from(share.cores),
-            memory: share.memory.0,
-            pages_2m: share.huge.pages_2m,
-            pages_1g: share.huge.pages_1g,
-        }
-    }
-}
+use super::pool::Pool;
+use super::request::NumaPolicy;
+use super::wanted::Wanted;
+use crate::model::{Device, DeviceKind, Fleet, Node, NodeIndex, Occupancy};
 
 /// A part of a node within which each VM must be: the whole node, a socket or a NUMA node.
 #[derive(Debug, Clone)]
 pub(super) struct Unit {
-    /// Places in [`Node::numa`].
+    /// Indices in [`Node::numa`].
     pub numa: Vec<usize>,
-    /// What is free, and not more than all VMs together could use.
+    /// What is free, but at most what all VMs together could use.
     pub pool: Pool,
-    /// Free devices.
-    pub shelf: Shelf,
-    /// Places in [`Node::devices`], by group and bin of the shelf.
+    pub free_devices: FreeDevices,
+    /// Indices in [`Node::devices`], by group and bin of the free devices.
     pub devices: Vec<Vec<Vec<usize>>>,
 }
 
-/// What counts for telling two units apart.
-pub(super) type UnitKey = (Pool, Shelf);
+/// Units with equal keys are packed in the same way.
+pub(super) type UnitKey = (Pool, FreeDevices);
 
-/// A node's units, and which alternatives it could serve at all.
+/// A node's units, and the alternatives whose conditions it meets.
 #[derive(Debug, Clone)]
-pub(super) struct View {
-    /// Bit by alternative.
+pub(super) struct NodeView {
+    /// These alternatives, as bits.
     pub usable: u64,
     pub units: Vec<Unit>,
 }
 
-/// A free device, and where it belongs.
-struct Item<'a> {
+/// A free device.
+struct FreeDevice<'a> {
     device: &'a Device,
-    at: usize,
+    /// Index in [`Node::devices`].
+    index: usize,
     unit: usize,
     numa: u16,
     needs: u64,
 }
 
-impl View {
-    /// Looks at a node. None if it can serve no alternative.
+impl NodeView {
+    /// The view of a node. None if it meets the conditions of no alternative.
     pub fn new(fleet: &Fleet, used: &Occupancy, index: NodeIndex, wanted: &Wanted<'_>) -> Option<Self> {
         let node = fleet.node(index);
         let usable = wanted.usable(node);
@@ -107,23 +52,23 @@ impl View {
         let split = split(node, wanted.scope);
         let most = wanted.most();
         let mut units: Vec<Unit> = Vec::with_capacity(split.len());
-        let items = items(fleet, used, index, wanted, &split);
+        let items = free_devices(fleet, used, index, wanted, &split);
         for (at, numa) in split.into_iter().enumerate() {
             let all = numa.iter().fold(Pool::default(), |sum, at| sum.plus(Pool::of(&free[*at])));
-            let own: Vec<&Item<'_>> = items.iter().filter(|item| item.unit == at).collect();
-            let (shelf, devices) = shelve(&own, wanted);
-            units.push(Unit { numa, pool: all.least(most), shelf, devices });
+            let in_unit: Vec<&FreeDevice<'_>> = items.iter().filter(|item| item.unit == at).collect();
+            let (free_devices, devices) = group_devices(&in_unit, wanted);
+            units.push(Unit { numa, pool: all.least(most), free_devices, devices });
         }
         Some(Self { usable, units })
     }
 
-    /// What counts for telling two nodes apart.
+    /// Nodes with equal keys are packed in the same way.
     pub fn key(&self) -> (u64, Vec<UnitKey>) {
-        (self.usable, self.units.iter().map(|unit| (unit.pool, unit.shelf.clone())).collect())
+        (self.usable, self.units.iter().map(|unit| (unit.pool, unit.free_devices.clone())).collect())
     }
 }
 
-/// Places in [`Node::numa`] by unit.
+/// Indices in [`Node::numa`] of each unit.
 fn split(node: &Node, scope: NumaPolicy) -> Vec<Vec<usize>> {
     match scope {
         NumaPolicy::Preferred => vec![(0..node.numa.len()).collect()],
@@ -141,25 +86,25 @@ fn split(node: &Node, scope: NumaPolicy) -> Vec<Vec<usize>> {
     }
 }
 
-fn items<'a>(
+fn free_devices<'a>(
     fleet: &'a Fleet,
     used: &Occupancy,
     index: NodeIndex,
     wanted: &Wanted<'_>,
     split: &[Vec<usize>],
-) -> Vec<Item<'a>> {
+) -> Vec<FreeDevice<'a>> {
     if wanted.filters.is_empty() {
         return Vec::new();
     }
     let node = fleet.node(index);
-    let mut items = Vec::new();
+    let mut free = Vec::new();
     for at in fit::offered(fleet, used, index) {
         let device = &node.devices[at];
         let needs = wanted.needs(device);
         if needs == 0 {
             continue;
         }
-        // A host with one NUMA node often does not say that its devices are on it.
+        // The firmware of a host with one NUMA node often does not say that devices are on it.
         let place = match device.numa {
             None if node.numa.len() == 1 => Some(0),
             None => None,
@@ -172,22 +117,22 @@ fn items<'a>(
         };
         let numa = place.and_then(|place| u16::try_from(place).ok()).unwrap_or(u16::MAX);
         if let Some(unit) = unit {
-            items.push(Item { device, at, unit, numa, needs });
+            free.push(FreeDevice { device, index: at, unit, numa, needs });
         }
     }
-    items
+    free
 }
 
-/// Sorts devices into groups by PCIe root, and bins of devices that are alike.
-fn shelve(items: &[&Item<'_>], wanted: &Wanted<'_>) -> (Shelf, Vec<Vec<Vec<usize>>>) {
-    let mut roots: Vec<(u16, Option<&str>, Vec<&Item<'_>>)> = Vec::new();
+/// Sorts devices into groups by PCIe root, and these into bins of interchangeable devices.
+fn group_devices(items: &[&FreeDevice<'_>], wanted: &Wanted<'_>) -> (FreeDevices, Vec<Vec<Vec<usize>>>) {
+    let mut roots: Vec<(u16, Option<&str>, Vec<&FreeDevice<'_>>)> = Vec::new();
     for item in items {
         let (numa, root) = if wanted.fungible {
             (0, Some(""))
         } else {
             (item.numa, item.device.root.as_ref().map(|root| root.0.as_ref()))
         };
-        // Of devices with an unknown root nobody can say that they share it.
+        // Devices with unknown roots may have different ones.
         match roots.iter_mut().find(|known| root.is_some() && known.1 == root && known.0 == numa) {
             Some(known) => known.2.push(item),
             None => roots.push((numa, root, vec![item])),
@@ -212,16 +157,16 @@ fn shelve(items: &[&Item<'_>], wanted: &Wanted<'_>) -> (Shelf, Vec<Vec<Vec<usize
             };
             let bin = Bin { needs: item.needs, gpu, parent: u16::try_from(parent).unwrap_or(u16::MAX) };
             match bins.iter_mut().find(|(known, _)| *known == bin) {
-                Some((_, members)) => members.push(item.at),
-                None => bins.push((bin, vec![item.at])),
+                Some((_, members)) => members.push(item.index),
+                None => bins.push((bin, vec![item.index])),
             }
         }
         bins.sort();
         let counts = bins.iter().map(|(bin, members)| wanted.useful(bin.needs, members.len())).collect();
-        groups.push((Group { numa, bins: bins.iter().map(|(bin, _)| bin.clone()).collect() }, counts));
+        groups.push((RootGroup { numa, bins: bins.iter().map(|(bin, _)| bin.clone()).collect() }, counts));
         devices.push(bins.into_iter().map(|(_, members)| members).collect::<Vec<_>>());
     }
-    let (shelf, order) = Shelf::new(&groups);
+    let (free_devices, order) = FreeDevices::new(&groups);
     let devices = order.into_iter().map(|at| std::mem::take(&mut devices[at])).collect();
-    (shelf, devices)
+    (free_devices, devices)
 }

@@ -1,8 +1,8 @@
-//! The tree of conditions behind all spellings.
+//! The tree of conditions that all spellings of a request are read into.
 
 use std::fmt;
 
-/// Conditions, put together.
+/// Conditions, combined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expr {
     /// All must hold.
@@ -16,19 +16,19 @@ pub enum Expr {
 /// A single condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Clause {
-    /// What it is about.
+    /// What it restricts.
     pub key: Key,
-    /// How it is compared, and with what.
+    /// The comparison and its values.
     pub op: Op,
-    /// Where it was said, for messages.
+    /// Where it stands in the request, for messages.
     pub place: String,
 }
 
-/// What a condition can be about.
+/// What a condition can restrict.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Key {
-    /// Name of an instance type, which stands for cores and memory.
+    /// Name of an instance type, which defines cores and memory.
     Flavor,
     /// Cores of the VM.
     Vcpus,
@@ -46,7 +46,7 @@ pub enum Key {
     Hcas,
     /// Number of virtual functions.
     Vfs,
-    /// What their ports speak: infiniband or ethernet.
+    /// Link layer of their ports: infiniband or ethernet.
     NetArch,
     /// Rate of their ports, Mb/s.
     NetMbps,
@@ -66,9 +66,9 @@ pub enum Key {
     NumaPolicy,
     /// How close GPUs must be to adapters.
     GpuHcaAffinity,
-    /// VFs from different adapters.
+    /// Whether VFs come from different adapters.
     VfPolicy,
-    /// Only devices that can move with a running VM.
+    /// Only devices that can be migrated with a running VM.
     LiveMigratable,
     /// A trait.
     Trait(String),
@@ -76,7 +76,7 @@ pub enum Key {
     Label(String),
 }
 
-/// Names of keys; the first of each is the usual one.
+/// Names of keys; the first of each is used in messages.
 const NAMES: [(Key, &[&str]); 21] = [
     (Key::Flavor, &["instance_type", "flavor"]),
     (Key::Vcpus, &["vcpus", "cores"]),
@@ -102,7 +102,7 @@ const NAMES: [(Key, &[&str]); 21] = [
 ];
 
 impl Key {
-    /// The key of that name, without regard to case; `trait:NAME` and `label:NAME` are keys too.
+    /// The key with this name (case-insensitive); `trait:NAME` and `label:NAME` are keys, too.
     #[must_use]
     pub fn find(name: &str) -> Option<Self> {
         let lower = name.to_ascii_lowercase();
@@ -149,10 +149,10 @@ impl fmt::Display for Key {
     }
 }
 
-/// How a value is compared.
+/// A comparison.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// A number from and to, both included.
+    /// A number in this range, both ends included.
     Within(u64, u64),
     /// All of these values.
     AllOf(Vec<String>),
@@ -160,6 +160,6 @@ pub enum Op {
     OneOf(Vec<String>),
     /// None of these values.
     NoneOf(Vec<String>),
-    /// Contains this.
+    /// A text that contains this.
     Contains(String),
 }

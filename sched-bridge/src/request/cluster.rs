@@ -26,22 +26,22 @@ use crate::place::{AntiAffinity, ClusterRequest, Compactness, Domain, Mode, Near
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct ClusterFile {
     name: ClusterName,
     #[serde(default)]
-    compactness: WrittenCompactness,
-    anti_affinity: Option<WrittenAnti>,
-    near: Option<WrittenNear>,
+    compactness: CompactnessTable,
+    anti_affinity: Option<AntiAffinityTable>,
+    near: Option<NearTable>,
     #[serde(default)]
     only_nodes: BTreeSet<NodeName>,
     #[serde(default)]
     not_nodes: BTreeSet<NodeName>,
-    vms: Vec<WrittenVms>,
+    vms: Vec<VmsTable>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenCompactness {
+struct CompactnessTable {
     #[serde(default)]
     mode: Mode,
     level: Option<String>,
@@ -51,7 +51,7 @@ struct WrittenCompactness {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenAnti {
+struct AntiAffinityTable {
     level: String,
     #[serde(default = "one")]
     at_most: u32,
@@ -59,7 +59,7 @@ struct WrittenAnti {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenNear {
+struct NearTable {
     node: Option<NodeName>,
     switch: Option<SwitchName>,
     max_hops: Option<u32>,
@@ -67,7 +67,7 @@ struct WrittenNear {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenVms {
+struct VmsTable {
     #[serde(default = "vm")]
     name: String,
     #[serde(default = "one")]
@@ -86,7 +86,7 @@ fn vm() -> String {
     "vm".to_owned()
 }
 
-/// What a file is written in.
+/// Language of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Language {
     /// TOML.
@@ -96,7 +96,7 @@ pub enum Language {
 }
 
 impl Language {
-    /// By the end of a file's name; TOML unless it is `.yaml` or `.yml`.
+    /// By the extension of a file's name: YAML for `.yaml` and `.yml`, else TOML.
     #[must_use]
     pub fn of(file_name: &str) -> Self {
         let name = file_name.to_ascii_lowercase();
@@ -104,16 +104,16 @@ impl Language {
     }
 }
 
-/// A request, and notes on keys that do not bear on placement.
+/// A request that was read from a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadCluster {
     /// The request.
     pub request: ClusterRequest,
-    /// One note for each key that was left to others.
+    /// One note for each key that has no influence on placement.
     pub notes: Vec<String>,
 }
 
-/// Reads a virtual cluster.
+/// Reads a file with a virtual cluster.
 ///
 /// # Errors
 /// What is wrong, with line and column, or with the group and the column of its request.
@@ -123,8 +123,8 @@ pub fn read(
     flavors: &Flavors,
     aliases: &Aliases,
 ) -> Result<ReadCluster, RequestError> {
-    let expected = "a virtual cluster: name, [[vms]] with count and request, and perhaps compactness, anti_affinity, near";
-    let written: Written = match language {
+    let expected = "a virtual cluster: name, [[vms]] with count and request, and optionally compactness, anti_affinity, near";
+    let file: ClusterFile = match language {
         Language::Toml => toml::from_str(text).map_err(|error| {
             RequestError::syntax(place(text, error.span().map(|span| span.start)), error.message(), expected)
         })?,
@@ -135,7 +135,7 @@ pub fn read(
             RequestError::syntax(place, error.to_string(), expected)
         })?,
     };
-    build(written, flavors, aliases)
+    build(file, flavors, aliases)
 }
 
 fn place(text: &str, at: Option<usize>) -> String {
@@ -145,66 +145,52 @@ fn place(text: &str, at: Option<usize>) -> String {
     format!("line {line} column {column}")
 }
 
-fn build(written: Written, flavors: &Flavors, aliases: &Aliases) -> Result<ReadCluster, RequestError> {
+fn build(file: ClusterFile, flavors: &Flavors, aliases: &Aliases) -> Result<ReadCluster, RequestError> {
     let (mut groups, mut notes) = (Vec::new(), Vec::new());
-    for vms in written.vms {
+    for vms in file.vms {
         let outer = format!("vms {:?}", vms.name);
         let mut all = Vec::new();
         if let Some(request) = &vms.request {
             all.push(instance::parse(request).map_err(|error| error.within(&outer))?);
         }
-        let (expr, own) = extra_specs(&vms.extra_specs, aliases).map_err(|error| error.within(&outer))?;
+        let (expr, ignored) = extra_specs(&vms.extra_specs, aliases).map_err(|error| error.within(&outer))?;
         all.push(expr);
-        notes.extend(own.into_iter().map(|note| format!("{outer}: {note}")));
+        notes.extend(ignored.into_iter().map(|note| format!("{outer}: {note}")));
         let alternatives =
             lower::alternatives(&Expr::All(all), flavors).map_err(|error| error.within(&outer))?;
         groups.push(VmGroup { name: vms.name, count: vms.count, alternatives });
     }
+    let level = file.compactness.level.as_deref();
     let compactness = Compactness {
-        mode: written.compactness.mode,
-        level: written
-            .compactness
-            .level
-            .as_deref()
-            .map(|level| domain("compactness.level", level))
-            .transpose()?,
-        max_hops: written.compactness.max_hops,
-        max_leaf_switches: written.compactness.max_leaf_switches,
+        mode: file.compactness.mode,
+        level: level.map(|level| domain("compactness.level", level)).transpose()?,
+        max_hops: file.compactness.max_hops,
+        max_leaf_switches: file.compactness.max_leaf_switches,
     };
-    let anti_affinity = match &written.anti_affinity {
+    let anti_affinity = match &file.anti_affinity {
         None => None,
         Some(anti) => {
             Some(AntiAffinity { domain: domain("anti_affinity.level", &anti.level)?, at_most: anti.at_most })
         }
     };
-    let near = written.near.map(near).transpose()?;
-    let (only_nodes, not_nodes) = (written.only_nodes, written.not_nodes);
-    let request = ClusterRequest {
-        name: written.name,
-        groups,
-        compactness,
-        anti_affinity,
-        near,
-        only_nodes,
-        not_nodes,
-    };
+    let near = file.near.map(near).transpose()?;
+    let (only_nodes, not_nodes) = (file.only_nodes, file.not_nodes);
+    let request =
+        ClusterRequest { name: file.name, groups, compactness, anti_affinity, near, only_nodes, not_nodes };
     request.check()?;
     Ok(ReadCluster { request, notes })
 }
 
-fn near(near: WrittenNear) -> Result<Near, RequestError> {
+fn near(near: NearTable) -> Result<Near, RequestError> {
     let to = match (near.node, near.switch) {
         (Some(node), None) => NearTo::Node(node),
         (None, Some(switch)) => NearTo::Switch(switch),
-        _ => return Err(RequestError::syntax("near", "not one place", "exactly one of node and switch")),
+        _ => return Err(RequestError::syntax("near", "needs one place", "exactly one of node and switch")),
     };
     Ok(Near { to, max_hops: near.max_hops })
 }
 
 /// `node`, `leaf`, `spine`, `core`, or the height of a switch.
-///
-/// # Errors
-/// Another word.
 fn domain(place: &str, word: &str) -> Result<Domain, RequestError> {
     match word.to_ascii_lowercase().as_str() {
         "node" | "host" | "0" => Ok(Domain::Node),
@@ -214,7 +200,7 @@ fn domain(place: &str, word: &str) -> Result<Domain, RequestError> {
         other => other.parse().map(Domain::Switch).map_err(|_| {
             RequestError::syntax(
                 place,
-                format!("{word:?} is no level"),
+                format!("{word:?} is not a level"),
                 "node, leaf, spine, core or a height from 1",
             )
         }),

@@ -1,8 +1,8 @@
-//! What can be wrong with a request.
+//! Errors in requests.
 
 use crate::place::PlaceError;
 
-/// Why a request was not understood. Nothing was changed.
+/// Why a request is refused. Nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
@@ -16,8 +16,8 @@ pub enum RequestError {
         /// What should be there.
         expected: String,
     },
-    /// Two parts that cannot both hold.
-    #[error("{place}: {reason}; no node can be both, leave one out")]
+    /// Two conditions that contradict each other.
+    #[error("{place}: {reason}; no node meets both, leave one out")]
     Contradiction {
         /// Where.
         place: String,
@@ -42,7 +42,7 @@ impl RequestError {
         Self::Contradiction { place: place.into(), reason: reason.into() }
     }
 
-    /// The same with another place in front: that of the text in a file.
+    /// The same error in a text that is part of a file: `outer` says where.
     pub(crate) fn within(self, outer: &str) -> Self {
         match self {
             Self::Syntax { place, reason, expected } => {

@@ -7,8 +7,8 @@
 //! op          = "=" | "!=" | ">=" | "<=" | ">" | "<"
 //! value       = NUMBER | NUMBER ".." NUMBER | WORD { "," WORD }
 //! ```
-//! All items of an alternative must hold. Of several words after `=` all must hold; `!=` forbids each. A lone `NAME` is an instance
-//! type. Numbers may end in K, M or G (2^10, 2^20, 2^30).
+//! All items of an alternative must hold. All words after `=` must hold; `!=` forbids each. A `NAME` alone is an instance type. Numbers
+//! may end in K, M or G (2^10, 2^20, 2^30).
 
 use super::{Clause, Expr, Key, Op, RequestError};
 
@@ -22,11 +22,12 @@ const DEEPEST: usize = 32;
 pub fn parse(text: &str) -> Result<Expr, RequestError> {
     let mut parser = Parser { text, at: 0, depth: 0 };
     let expr = parser.any()?;
-    parser.space();
+    parser.skip_space();
     if parser.at < text.len() {
-        return Err(
-            parser.wrong("a bracket that was never opened, or text after the end", "\";\", OR or the end")
-        );
+        return Err(parser.error(
+            "a closing bracket without an opening one, or text after the end",
+            "\";\", OR or the end",
+        ));
     }
     Ok(expr)
 }
@@ -42,7 +43,7 @@ impl<'a> Parser<'a> {
         &self.text[self.at..]
     }
 
-    fn space(&mut self) {
+    fn skip_space(&mut self) {
         self.at = self.text.len() - self.rest().trim_start().len();
     }
 
@@ -50,13 +51,13 @@ impl<'a> Parser<'a> {
         format!("column {}", self.text[..at].chars().count() + 1)
     }
 
-    fn wrong(&self, reason: impl Into<String>, expected: impl Into<String>) -> RequestError {
+    fn error(&self, reason: impl Into<String>, expected: impl Into<String>) -> RequestError {
         RequestError::syntax(self.place(self.at), reason, expected)
     }
 
-    /// Takes `OR` if it stands here as a word.
-    fn or(&mut self) -> bool {
-        self.space();
+    /// Consumes the word `OR`, if it is next.
+    fn take_or(&mut self) -> bool {
+        self.skip_space();
         let rest = self.rest();
         let is = rest.get(..2).is_some_and(|word| word.eq_ignore_ascii_case("or"))
             && rest[2..].chars().next().is_none_or(|c| c.is_whitespace() || c == '(');
@@ -69,10 +70,10 @@ impl<'a> Parser<'a> {
     fn any(&mut self) -> Result<Expr, RequestError> {
         self.depth += 1;
         if self.depth > DEEPEST {
-            return Err(self.wrong("too many brackets within each other", format!("at most {DEEPEST}")));
+            return Err(self.error("too many brackets within each other", format!("at most {DEEPEST}")));
         }
         let mut alternatives = vec![self.all()?];
-        while self.or() {
+        while self.take_or() {
             alternatives.push(self.all()?);
         }
         self.depth -= 1;
@@ -82,13 +83,13 @@ impl<'a> Parser<'a> {
     fn all(&mut self) -> Result<Expr, RequestError> {
         let mut items = vec![self.item()?];
         loop {
-            self.space();
+            self.skip_space();
             if !self.rest().starts_with(';') {
                 break;
             }
             self.at += 1;
-            self.space();
-            // A semicolon at the end is no mistake.
+            self.skip_space();
+            // A semicolon at the end is allowed.
             if self.rest().is_empty() || self.rest().starts_with(')') {
                 break;
             }
@@ -98,13 +99,13 @@ impl<'a> Parser<'a> {
     }
 
     fn item(&mut self) -> Result<Expr, RequestError> {
-        self.space();
+        self.skip_space();
         if self.rest().starts_with('(') {
             self.at += 1;
             let inner = self.any()?;
-            self.space();
+            self.skip_space();
             if !self.rest().starts_with(')') {
-                return Err(self.wrong("a bracket is not closed", "\")\""));
+                return Err(self.error("a bracket is not closed", "\")\""));
             }
             self.at += 1;
             return Ok(inner);
@@ -112,9 +113,9 @@ impl<'a> Parser<'a> {
         let start = self.at;
         let key = self.word("=!<>;()");
         if key.is_empty() {
-            return Err(self.wrong("nothing where a condition should be", "an instance type, or KEY=VALUE"));
+            return Err(self.error("a condition is missing", "an instance type, or KEY=VALUE"));
         }
-        self.space();
+        self.skip_space();
         let op = ["!=", ">=", "<=", "==", "=", ">", "<"].into_iter().find(|op| self.rest().starts_with(op));
         let Some(op) = op else {
             let clause =
@@ -122,7 +123,7 @@ impl<'a> Parser<'a> {
             return Ok(Expr::Is(clause));
         };
         self.at += op.len();
-        self.space();
+        self.skip_space();
         let value = self.word(";()");
         let place = self.place(start);
         let found = Key::find(key)
@@ -137,7 +138,7 @@ impl<'a> Parser<'a> {
         let mut from = 0;
         while let Some(space) = rest[from..end].find(char::is_whitespace).map(|at| at + from) {
             let mut ahead = Parser { text: self.text, at: self.at + space, depth: 0 };
-            if ahead.or() {
+            if ahead.take_or() {
                 end = space;
                 break;
             }
@@ -176,7 +177,7 @@ fn number_op(key: &Key, op: &str, value: &str, place: &str) -> Result<Op, Reques
         if from > to {
             return Err(RequestError::syntax(
                 place,
-                format!("{key}={value} holds nothing"),
+                format!("{key}={value} is an empty range"),
                 "FROM not above TO",
             ));
         }
@@ -184,7 +185,7 @@ fn number_op(key: &Key, op: &str, value: &str, place: &str) -> Result<Op, Reques
     }
     let value = number(value)?;
     let nothing =
-        || RequestError::syntax(place, format!("{key} {op} {value} holds nothing"), "a limit above 0");
+        || RequestError::syntax(place, format!("{key} {op} {value} is an empty range"), "a limit above 0");
     Ok(match op {
         "=" | "==" => Op::Within(value, value),
         ">=" => Op::Within(value, u64::MAX),

@@ -1,4 +1,4 @@
-//! From the tree of conditions to what a placement understands.
+//! From the tree of conditions to the alternatives that a placement works with.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,17 +8,17 @@ use super::{Clause, Expr, Key, Op, RequestError};
 use crate::model::{DeviceKind, LinkLayer, MemoryMib};
 use crate::place::{Affinity, Alternative, DeviceFilter, DeviceNeed, NodeCondition, NumaPolicy, Pages};
 
-/// Most alternatives that a request may unfold into.
+/// Most alternatives of one request.
 const MOST: usize = 32;
 
-/// Cores and memory that an instance type stands for.
+/// Cores and memory of an instance type.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flavor {
     /// Cores.
     pub vcpus: u32,
     /// Memory in MiB.
     pub memory_mb: u64,
-    /// GPUs, if the type has some.
+    /// GPUs; usually 0.
     #[serde(default)]
     pub gpus: u32,
 }
@@ -29,7 +29,7 @@ pub struct Flavor {
 pub struct Flavors(pub BTreeMap<String, Flavor>);
 
 impl Default for Flavors {
-    /// The types that OpenStack came with (`m1.*`), and such with a GPU for every size (`cg1.*`).
+    /// OpenStack's former default types (`m1.*`), and the same sizes with a GPU (`cg1.*`).
     fn default() -> Self {
         let sizes = [
             ("tiny", 1, 512),
@@ -47,7 +47,7 @@ impl Default for Flavors {
     }
 }
 
-/// All ways in which a request can be met.
+/// The alternatives that a request allows.
 ///
 /// # Errors
 /// Unknown instance types and values, contradictions, too many alternatives.
@@ -87,7 +87,7 @@ fn unfold(expr: &Expr) -> Result<Vec<Vec<&Clause>>, RequestError> {
     if ways.len() > MOST { Err(too_many()) } else { Ok(ways) }
 }
 
-/// Conditions of one alternative, gathered by key.
+/// Conditions of one alternative, to be looked up by key.
 struct Gathered<'a> {
     clauses: &'a [&'a Clause],
 }
@@ -97,7 +97,7 @@ impl<'a> Gathered<'a> {
         self.clauses.iter().copied().filter(move |clause| clause.key == *key)
     }
 
-    /// What all ranges of a number have in common.
+    /// The intersection of all ranges of a number.
     fn range(&self, key: &'a Key) -> Result<Option<(u64, u64)>, RequestError> {
         let mut range: Option<(u64, u64)> = None;
         for clause in self.of(key) {
@@ -115,7 +115,7 @@ impl<'a> Gathered<'a> {
         Ok(range)
     }
 
-    /// The least of a number that will do.
+    /// The smallest allowed value of a number.
     fn least(&self, key: &'a Key) -> Result<Option<u32>, RequestError> {
         let Some((least, _)) = self.range(key)? else { return Ok(None) };
         let place = self.of(key).next().map_or("request", |clause| clause.place.as_str());
@@ -125,7 +125,7 @@ impl<'a> Gathered<'a> {
             .map_err(|_| RequestError::syntax(place, format!("{key} above 2^32"), "a smaller number"))
     }
 
-    /// Values one of which must be, and such that must not be.
+    /// Allowed values (any, if the set is empty) and forbidden ones.
     fn choice(&self, key: &'a Key) -> Result<(BTreeSet<String>, BTreeSet<String>), RequestError> {
         let mut any: Option<BTreeSet<String>> = None;
         let mut none = BTreeSet::new();
@@ -135,7 +135,7 @@ impl<'a> Gathered<'a> {
             };
             let own = match &clause.op {
                 Op::AllOf(words) if lower(words).len() > 1 => {
-                    let reason = format!("{key} must be {} at once", words.join(" and "));
+                    let reason = format!("{key} cannot be {} at once", words.join(" and "));
                     return Err(RequestError::contradiction(&clause.place, reason));
                 }
                 Op::AllOf(words) | Op::OneOf(words) => lower(words),
@@ -153,7 +153,7 @@ impl<'a> Gathered<'a> {
             if both.is_empty() {
                 return Err(RequestError::contradiction(
                     &clause.place,
-                    format!("{key} has no value left that all conditions allow"),
+                    format!("no value of {key} meets all conditions"),
                 ));
             }
             any = Some(both);
@@ -168,7 +168,7 @@ impl<'a> Gathered<'a> {
         Ok((any.unwrap_or_default(), none))
     }
 
-    /// The only value of a key that has one.
+    /// The value of a key that has one.
     fn single(&self, key: &'a Key) -> Result<Option<(String, &'a str)>, RequestError> {
         let (any, _) = self.choice(key)?;
         let place = self.of(key).next().map_or("request", |clause| clause.place.as_str());
@@ -179,60 +179,62 @@ impl<'a> Gathered<'a> {
 fn lower(clauses: &[&Clause], flavors: &Flavors) -> Result<Alternative, RequestError> {
     let gathered = Gathered { clauses };
     let mut alternative = Alternative::default();
-    let mut gpus = None;
-    let mut flavor_names: Vec<(&str, &str)> = Vec::new();
-    for clause in gathered.of(&Key::Flavor) {
-        if let Op::OneOf(names) | Op::AllOf(names) = &clause.op {
-            flavor_names.extend(names.iter().map(|name| (name.as_str(), clause.place.as_str())));
-        }
-    }
-    if let [(first, _), (second, place), ..] = flavor_names.as_slice() {
-        return Err(RequestError::contradiction(*place, format!("instance types {first} and {second}")));
-    }
-    if let Some((name, place)) = flavor_names.first() {
-        let flavor = flavors.0.get(*name).ok_or_else(|| {
-            let known: Vec<&str> = flavors.0.keys().map(String::as_str).collect();
-            RequestError::syntax(
-                *place,
-                format!("unknown instance type {name:?}"),
-                format!("one of {}", known.join(", ")),
-            )
-        })?;
+    let flavor = flavor(&gathered, flavors)?;
+    if let Some(flavor) = flavor {
         alternative.vcpus = flavor.vcpus;
         alternative.memory = MemoryMib(flavor.memory_mb);
-        gpus = (flavor.gpus > 0).then_some(flavor.gpus);
     }
     alternative.vcpus = gathered.least(&Key::Vcpus)?.unwrap_or(alternative.vcpus);
     if let Some((least, _)) = gathered.range(&Key::MemoryMb)? {
         alternative.memory = MemoryMib(least);
     }
     alternative.pages = pages(&gathered)?;
-    alternative.devices = devices(&gathered, gpus)?;
+    alternative.devices = devices(&gathered, flavor.map_or(0, |flavor| flavor.gpus))?;
     alternative.numa = numa(&gathered)?;
     alternative.affinity = affinity(&gathered)?;
-    alternative.isolate_vfs = match gathered.single(&Key::VfPolicy)? {
-        None => false,
-        Some((value, place)) => match value.as_str() {
-            "isolate" => true,
-            "none" => false,
-            other => {
-                return Err(RequestError::syntax(
-                    place,
-                    format!("{other:?} as vf_policy"),
-                    "isolate or none",
-                ));
-            }
-        },
-    };
+    alternative.isolate_vfs = isolate_vfs(&gathered)?;
     alternative.conditions = conditions(&gathered)?;
     if alternative.vcpus == 0 && alternative.memory.0 == 0 && alternative.devices.is_empty() {
         return Err(RequestError::syntax(
             "request",
-            "asks for no cores, no memory and no devices",
+            "the request asks for no cores, no memory and no devices",
             "an instance type, or vcpus and memory_mb",
         ));
     }
     Ok(alternative)
+}
+
+/// The instance type, if one is named.
+fn flavor<'a>(gathered: &Gathered<'_>, flavors: &'a Flavors) -> Result<Option<&'a Flavor>, RequestError> {
+    let mut named: Vec<(&str, &str)> = Vec::new();
+    for clause in gathered.of(&Key::Flavor) {
+        if let Op::OneOf(names) | Op::AllOf(names) = &clause.op {
+            named.extend(names.iter().map(|name| (name.as_str(), clause.place.as_str())));
+        }
+    }
+    match named.as_slice() {
+        [] => Ok(None),
+        [(name, place)] => flavors.0.get(*name).map(Some).ok_or_else(|| {
+            let known: Vec<&str> = flavors.0.keys().map(String::as_str).collect();
+            RequestError::syntax(
+                *place,
+                format!("unknown instance type {name:?}"),
+                format!("one of {}", known.join(", ")),
+            )
+        }),
+        [(first, _), (second, place), ..] => {
+            Err(RequestError::contradiction(*place, format!("instance types {first} and {second}")))
+        }
+    }
+}
+
+fn isolate_vfs(gathered: &Gathered<'_>) -> Result<bool, RequestError> {
+    let Some((value, place)) = gathered.single(&Key::VfPolicy)? else { return Ok(false) };
+    match value.as_str() {
+        "isolate" => Ok(true),
+        "none" => Ok(false),
+        other => Err(RequestError::syntax(place, format!("{other:?} as vf_policy"), "isolate or none")),
+    }
 }
 
 fn pages(gathered: &Gathered<'_>) -> Result<Pages, RequestError> {
@@ -252,7 +254,7 @@ fn numa(gathered: &Gathered<'_>) -> Result<NumaPolicy, RequestError> {
     match value.as_str() {
         "required" => Ok(NumaPolicy::Required),
         "socket" => Ok(NumaPolicy::Socket),
-        // Nova's legacy: strict if the device tells its NUMA node, else not at all.
+        // Nova's `legacy` is strict if the NUMA node of the device is known, and else ignored.
         "preferred" | "legacy" => Ok(NumaPolicy::Preferred),
         other => Err(RequestError::syntax(
             place,
@@ -276,14 +278,14 @@ fn affinity(gathered: &Gathered<'_>) -> Result<Affinity, RequestError> {
     }
 }
 
-fn devices(gathered: &Gathered<'_>, flavor_gpus: Option<u32>) -> Result<Vec<DeviceNeed>, RequestError> {
+fn devices(gathered: &Gathered<'_>, flavor_gpus: u32) -> Result<Vec<DeviceNeed>, RequestError> {
     let mut needs = Vec::new();
     let live_migratable = matches!(gathered.single(&Key::LiveMigratable)?, Some((value, _)) if value == "yes" || value == "true");
     let (archs, not_archs) = gathered.choice(&Key::GpuArch)?;
     let vendors = vendors(gathered)?;
     let described = !archs.is_empty() || !vendors.is_empty();
-    // Whoever names an architecture wants at least one.
-    let gpus = gathered.least(&Key::Gpus)?.or(flavor_gpus).unwrap_or(u32::from(described));
+    // A request that names an architecture wants at least one GPU.
+    let gpus = gathered.least(&Key::Gpus)?.unwrap_or(flavor_gpus.max(u32::from(described)));
     if gpus == 0 && described {
         return Err(RequestError::contradiction("request", "xpus=0 beside an xpu_arch or xpu_vendor"));
     }
@@ -370,7 +372,7 @@ fn conditions(gathered: &Gathered<'_>) -> Result<Vec<NodeCondition>, RequestErro
         let unsupported = || {
             RequestError::syntax(
                 &clause.place,
-                format!("{} cannot be compared like that", clause.key),
+                format!("{} does not support this comparison", clause.key),
                 "= with values",
             )
         };
@@ -392,7 +394,7 @@ fn conditions(gathered: &Gathered<'_>) -> Result<Vec<NodeCondition>, RequestErro
         if conditions.contains(&NodeCondition::Trait(name.clone())) {
             return Err(RequestError::contradiction(
                 "request",
-                format!("trait {name} is required and forbidden"),
+                format!("trait {name} is both required and forbidden"),
             ));
         }
     }

@@ -11,25 +11,25 @@ use serde::Deserialize;
 use super::instance::clause;
 use super::{Clause, Expr, Key, Op, RequestError};
 
-/// Keys that concern the hypervisor's doing, not the place: they are passed on as notes.
+/// Keys for the hypervisor, which have no influence on placement: each gives a note.
 const ELSEWHERE: [&str; 8] =
     ["hw:", "hw_rng:", "hw_video:", "quota:", "os:", "accel:", "aggregate_instance_extra_specs:", "vmware:"];
 
-/// A flavor, and what of it was left to others.
+/// A flavor as read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NovaFlavor {
-    /// Its name, if the file has one.
+    /// Its name, if it has one.
     pub name: Option<String>,
     /// Its conditions.
     pub expr: Expr,
-    /// Keys that do not bear on placement, one note each.
+    /// One note for each key that has no influence on placement.
     pub notes: Vec<String>,
 }
 
-/// What PCI aliases stand for (`[pci] alias` of Nova): a device kind and, if known, ids.
+/// Device kinds by PCI alias (`[pci] alias` of Nova).
 pub type Aliases = BTreeMap<String, Key>;
 
-/// Aliases that everybody understands.
+/// Common aliases.
 #[must_use]
 pub fn default_aliases() -> Aliases {
     let pairs = [
@@ -48,10 +48,10 @@ pub fn default_aliases() -> Aliases {
 /// `hw:cpu_policy='dedicated', gpus='2'`).
 ///
 /// # Errors
-/// JSON that is no flavor, with its line; unknown keys and operators, with their key.
+/// JSON that is not a flavor, with its line; unknown keys and operators, with their key.
 pub fn read(json: &str, aliases: &Aliases) -> Result<NovaFlavor, RequestError> {
     #[derive(Deserialize)]
-    struct Written {
+    struct FlavorFile {
         name: Option<String>,
         vcpus: Option<u64>,
         ram: Option<u64>,
@@ -70,11 +70,11 @@ pub fn read(json: &str, aliases: &Aliases) -> Result<NovaFlavor, RequestError> {
             Self::Null(())
         }
     }
-    let written: Written = serde_json::from_str(json).map_err(|error| {
+    let file: FlavorFile = serde_json::from_str(json).map_err(|error| {
         let place = format!("line {} column {}", error.line(), error.column());
         RequestError::syntax(place, error.to_string(), "the output of `openstack flavor show -f json`")
     })?;
-    let specs = match written.properties {
+    let specs = match file.properties {
         Properties::Null(()) => BTreeMap::new(),
         Properties::Text(text) => pairs(&text)?,
         Properties::Map(map) => map
@@ -84,14 +84,14 @@ pub fn read(json: &str, aliases: &Aliases) -> Result<NovaFlavor, RequestError> {
     };
     let (expr, notes) = extra_specs(&specs, aliases)?;
     let mut all = Vec::new();
-    for (key, value) in [(Key::Vcpus, written.vcpus), (Key::MemoryMb, written.ram)] {
+    for (key, value) in [(Key::Vcpus, file.vcpus), (Key::MemoryMb, file.ram)] {
         if let Some(value) = value {
             let place = key.to_string();
             all.push(Expr::Is(Clause { key, op: Op::Within(value, value), place }));
         }
     }
     all.push(expr);
-    Ok(NovaFlavor { name: written.name, expr: Expr::All(all), notes })
+    Ok(NovaFlavor { name: file.name, expr: Expr::All(all), notes })
 }
 
 /// `key='value', key='value'`.
@@ -102,7 +102,7 @@ fn pairs(text: &str) -> Result<BTreeMap<String, String>, RequestError> {
         let bad = || {
             RequestError::syntax(
                 "properties",
-                format!("{rest:?} is no key='value'"),
+                format!("{rest:?} is not key='value'"),
                 "key='value', key='value'",
             )
         };
@@ -117,7 +117,7 @@ fn pairs(text: &str) -> Result<BTreeMap<String, String>, RequestError> {
     Ok(pairs)
 }
 
-/// Conditions of extra specs; the second value holds notes on keys that do not bear on placement.
+/// Conditions of extra specs, and one note for each key that has no influence on placement.
 ///
 /// # Errors
 /// Unknown keys and operators.
@@ -134,7 +134,7 @@ pub fn extra_specs(
         } else if let Some(key) = known(name) {
             all.push(Expr::Is(spec(key, value, place)?));
         } else if ELSEWHERE.iter().any(|prefix| name.starts_with(prefix)) {
-            notes.push(format!("{full}={value} does not bear on placement and is left to the hypervisor"));
+            notes.push(format!("{full}={value} has no influence on placement and is left to the hypervisor"));
         } else {
             let expected = format!(
                 "{}, pci_passthrough:alias, hw:mem_page_size, hw:pci_numa_affinity_policy",
@@ -189,7 +189,7 @@ fn spec(key: Key, value: &str, place: String) -> Result<Clause, RequestError> {
         parts.map(str::to_owned).collect()
     };
     let op = match first {
-        // Nova's "=" on numbers means at least so many.
+        // Nova's "=" on numbers means "at least".
         "=" if key.is_number() => return clause(key, ">=", rest, place),
         "==" | ">=" | "<=" | "!=" if key.is_number() => return clause(key, first, rest, place),
         "s==" | "=" | "==" => Op::OneOf(vec![rest.to_owned()]),
@@ -212,21 +212,14 @@ fn spec(key: Key, value: &str, place: String) -> Result<Clause, RequestError> {
         }
         _ => return clause(key, "=", value, place),
     };
-    let empty = match &op {
-        Op::OneOf(words) | Op::AllOf(words) | Op::NoneOf(words) => {
-            words.is_empty() || words.iter().any(String::is_empty)
-        }
-        Op::Contains(word) => word.is_empty(),
-        Op::Within(..) => false,
-    };
-    if empty {
+    if lacks_value(&op) {
         return Err(RequestError::syntax(
             place,
             format!("{first} without a value"),
             "a value after the operator",
         ));
     }
-    // Numbers that may be one of several cannot be put into a range.
+    // These operators do not give a range.
     if key.is_number() {
         return Err(RequestError::syntax(
             place,
@@ -235,4 +228,14 @@ fn spec(key: Key, value: &str, place: String) -> Result<Clause, RequestError> {
         ));
     }
     Ok(Clause { key, op, place })
+}
+
+fn lacks_value(op: &Op) -> bool {
+    match op {
+        Op::OneOf(words) | Op::AllOf(words) | Op::NoneOf(words) => {
+            words.is_empty() || words.iter().any(String::is_empty)
+        }
+        Op::Contains(word) => word.is_empty(),
+        Op::Within(..) => false,
+    }
 }

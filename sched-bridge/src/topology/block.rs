@@ -1,8 +1,9 @@
-//! Blocks of nodes (Slurm's topology/block) as a tree: blocks that are put together for bigger jobs hang below one switch.
+//! Blocks of nodes (Slurm's topology/block) as a tree: blocks that are joined for larger jobs are below one switch.
 
+use super::names::valid;
 use super::{Builder, Origin, Style, SwitchId, SwitchName, SwitchSpec, Topology, TopologyError};
 
-/// Sizes in nodes: `2,4` or `[2, 4]`. Each must be a power of two times the first.
+/// Sizes in nodes: `2,4` or `[2, 4]`.
 pub(super) fn sizes(text: &str, line: usize) -> Result<Vec<u32>, TopologyError> {
     let words = text.trim_matches(['[', ']']).split(',').map(str::trim).filter(|word| !word.is_empty());
     let parse = |word: &str| {
@@ -14,6 +15,7 @@ pub(super) fn sizes(text: &str, line: usize) -> Result<Vec<u32>, TopologyError> 
     check(words.map(parse).collect::<Result<_, _>>()?, line)
 }
 
+/// Each size must be a power of two times the smallest. Gives them in order.
 pub(super) fn check(mut sizes: Vec<u32>, line: usize) -> Result<Vec<u32>, TopologyError> {
     sizes.sort_unstable();
     sizes.dedup();
@@ -29,7 +31,7 @@ pub(super) fn check(mut sizes: Vec<u32>, line: usize) -> Result<Vec<u32>, Topolo
     }
 }
 
-/// Makes a tree of blocks in their order: first so many side by side as the second size is of the first, and so on.
+/// A tree of blocks in their order: as many side by side as the second size is times the first, and so on.
 pub(super) fn build(
     blocks: Vec<(SwitchSpec, usize)>,
     sizes: Option<(Vec<u32>, usize)>,
@@ -43,19 +45,19 @@ pub(super) fn build(
         if block.nodes.len() < first as usize {
             return Err(TopologyError::syntax(
                 line,
-                format!("block {} has {} nodes", block.name, block.nodes.len()),
+                format!("block {} has only {} nodes", block.name, block.nodes.len()),
                 format!("at least {first}, the smallest of BlockSizes"),
             ));
         }
         level.push(block.name.clone());
         builder.add(block, Origin::line(line));
     }
-    let mut together = 1;
+    let mut joined = 1;
     for size in sizes.iter().skip(1).map(|size| size / first).chain([u32::MAX]) {
         if level.len() < 2 {
             break;
         }
-        let by = (size / together) as usize;
+        let by = (size / joined) as usize;
         let mut above = Vec::new();
         for (at, below) in level.chunks(by.max(2)).enumerate() {
             let name = if size == u32::MAX {
@@ -63,17 +65,17 @@ pub(super) fn build(
             } else {
                 format!("blocks-{}-{at}", size * first)
             };
-            let mut spec = SwitchSpec::new(super::slurm_conf::named(SwitchName::new(name), line)?);
+            let mut spec = SwitchSpec::new(valid(SwitchName::new(name), line)?);
             spec.switches = below.to_vec();
             above.push(spec.name.clone());
             builder.add(spec, Origin::line(line));
         }
-        (level, together) = (above, size);
+        (level, joined) = (above, size);
     }
     builder.build(Style::Block { sizes })
 }
 
-/// The blocks of a topology that is made of them, in order.
+/// The blocks of a topology of blocks, in order.
 pub(super) fn blocks(topology: &Topology) -> impl Iterator<Item = SwitchId> {
     topology.ids().filter(|id| topology.switch(*id).children.is_empty())
 }

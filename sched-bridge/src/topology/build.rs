@@ -1,11 +1,11 @@
-//! From descriptions of single switches to a forest.
+//! From descriptions of single switches to a topology.
 
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
 use super::{Origin, Style, Switch, SwitchId, SwitchName, Topology, TopologyError};
-use crate::model::NodeName;
+use crate::ids::NodeName;
 
 /// One switch as a source describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,43 +15,43 @@ pub struct SwitchSpec {
     /// Switches below it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub switches: Vec<SwitchName>,
-    /// Nodes on its own ports.
+    /// Nodes connected to it directly.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeName>,
-    /// Speed of its links, as the source words it.
+    /// Speed of its links, in the words of the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_speed: Option<String>,
 }
 
 impl SwitchSpec {
-    /// A switch with nothing below it yet.
+    /// A switch with nothing below it.
     #[must_use]
     pub fn new(name: SwitchName) -> Self {
         Self { name, switches: Vec::new(), nodes: Vec::new(), link_speed: None }
     }
 }
 
-/// How a topology is written as JSON, YAML or TOML of our own.
+/// A topology in JSON, YAML or TOML of our own.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(super) struct Written {
+pub(super) struct TopologyFile {
     #[serde(default)]
     pub style: Style,
     #[serde(default)]
     pub switches: Vec<SwitchSpec>,
 }
 
-impl TryFrom<Written> for Topology {
+impl TryFrom<TopologyFile> for Topology {
     type Error = TopologyError;
-    fn try_from(written: Written) -> Result<Self, TopologyError> {
+    fn try_from(file: TopologyFile) -> Result<Self, TopologyError> {
         let mut builder = Builder::new();
-        for spec in written.switches {
+        for spec in file.switches {
             builder.add(spec, Origin::default());
         }
-        builder.build(written.style)
+        builder.build(file.style)
     }
 }
 
-impl From<Topology> for Written {
+impl From<Topology> for TopologyFile {
     fn from(topology: Topology) -> Self {
         let spec = |switch: &Switch| SwitchSpec {
             name: switch.name.clone(),
@@ -70,7 +70,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Without switches.
+    /// One without switches.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -81,10 +81,10 @@ impl Builder {
         self.specs.push((spec, origin));
     }
 
-    /// Checks that it is a forest, and makes it one.
+    /// Checks that the switches make a forest.
     ///
     /// # Errors
-    /// Switches or nodes that are there twice or hang on two switches, unknown switches, circles.
+    /// Switches or nodes that are described twice or are below two switches, unknown switches, cycles.
     pub fn build(self, style: Style) -> Result<Topology, TopologyError> {
         let by_name = self.names()?;
         let mut switches = Vec::with_capacity(self.specs.len());
@@ -153,7 +153,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Depth from the top, height from the bottom. What is not reached from any top is a circle.
+    /// Sets depths from the top and heights from the bottom. A switch that is not reached from any top is part of a cycle.
     fn levels(&self, switches: &mut [Switch]) -> Result<(), TopologyError> {
         let mut order: Vec<usize> = (0..switches.len()).filter(|at| switches[*at].parent.is_none()).collect();
         let mut reached = 0;
@@ -166,7 +166,7 @@ impl Builder {
             reached += 1;
         }
         if order.len() < switches.len() {
-            return Err(self.circle(switches, &order));
+            return Err(self.cycle(switches, &order));
         }
         for at in order.into_iter().rev() {
             let below = switches[at].children.iter().map(|child| switches[child.usize()].height).max();
@@ -175,10 +175,10 @@ impl Builder {
         Ok(())
     }
 
-    fn circle(&self, switches: &[Switch], reached: &[usize]) -> TopologyError {
+    fn cycle(&self, switches: &[Switch], reached: &[usize]) -> TopologyError {
         let reached: std::collections::HashSet<_> = reached.iter().copied().collect();
         let start = (0..switches.len()).find(|at| !reached.contains(at)).unwrap_or(0);
-        // Everything that is not reached has a parent that is not reached either: going up ends in the circle.
+        // A switch that is not reached has a parent that is not reached either: going up ends in the cycle.
         let mut seen = vec![start];
         loop {
             let last = seen[seen.len() - 1];
@@ -192,7 +192,7 @@ impl Builder {
         }
         seen.reverse();
         let names: Vec<_> = seen.iter().map(|at| switches[*at].name.as_str()).collect();
-        TopologyError::Cycle { origin: self.specs[seen[0]].1, circle: names.join(" > ") }
+        TopologyError::Cycle { origin: self.specs[seen[0]].1, path: names.join(" > ") }
     }
 }
 

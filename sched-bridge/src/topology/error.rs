@@ -1,8 +1,8 @@
-//! What can be wrong with a description of a network.
+//! Errors in descriptions of networks.
 
 use std::fmt;
 
-/// Where something was said: the line of a file, or nowhere in particular.
+/// Where something is described: the line of a file, if known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Origin {
     /// Line from 1; 0 if unknown.
@@ -23,7 +23,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Why a description of a network was not taken. Nothing was changed.
+/// Why a description of a network is refused. Nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TopologyError {
@@ -37,20 +37,20 @@ pub enum TopologyError {
         /// What should be there.
         expected: String,
     },
-    /// A switch that is there twice.
-    #[error("{origin}switch {switch} is described a second time; expected one description of each switch")]
+    /// A switch that is described twice.
+    #[error("{origin}switch {switch} is described a second time; expected one description for each switch")]
     DuplicateSwitch {
         /// Where.
         origin: Origin,
         /// Which.
         switch: String,
     },
-    /// A node under two switches.
+    /// A node below two switches.
     #[error(
-        "{origin}node {node} hangs on {second}, but also on {first}; expected every node under one leaf switch"
+        "{origin}node {node} is below switch {second}, but also below {first}; expected each node below one switch"
     )]
     TwoLeaves {
-        /// Where the second was said.
+        /// Where the second switch is described.
         origin: Origin,
         /// The node.
         node: String,
@@ -59,12 +59,12 @@ pub enum TopologyError {
         /// The second switch.
         second: String,
     },
-    /// A switch under two switches.
+    /// A switch below two switches.
     #[error(
-        "{origin}switch {switch} hangs under {second}, but also under {first}; expected one switch above each"
+        "{origin}switch {switch} is below switch {second}, but also below {first}; expected each switch below at most one"
     )]
     TwoParents {
-        /// Where the second was said.
+        /// Where the second switch is described.
         origin: Origin,
         /// The switch.
         switch: String,
@@ -73,9 +73,9 @@ pub enum TopologyError {
         /// The second above it.
         second: String,
     },
-    /// A child that nobody describes.
+    /// A switch below another that is not described itself.
     #[error(
-        "{origin}switch {parent} names switch {child}, which is described nowhere; expected a SwitchName={child} as well"
+        "{origin}switch {parent} names switch {child}, which is not described; expected a SwitchName={child} as well"
     )]
     NoSuchSwitch {
         /// Where.
@@ -85,13 +85,13 @@ pub enum TopologyError {
         /// The missing one.
         child: String,
     },
-    /// A switch that is below itself.
-    #[error("{origin}switches hang below each other in a circle: {circle}; expected a tree")]
+    /// Switches that are below themselves.
+    #[error("{origin}switches are below each other in a cycle: {path}; expected a tree")]
     Cycle {
         /// Where one of them is described.
         origin: Origin,
-        /// The circle: `a > b > a`.
-        circle: String,
+        /// The cycle: `a > b > a`.
+        path: String,
     },
 }
 
@@ -101,7 +101,7 @@ impl TopologyError {
         Self::Syntax { origin: Origin::line(line), reason: reason.into(), expected: expected.into() }
     }
 
-    /// The line where it is, from 1; 0 if it has none.
+    /// Its line, from 1; 0 if unknown.
     #[must_use]
     pub fn line(&self) -> usize {
         match self {

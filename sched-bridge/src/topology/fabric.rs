@@ -1,17 +1,17 @@
 //! From a graph of switches to a tree.
 //!
-//! Fat trees are no trees: a leaf has many spines. What counts for distance is which leaves meet at which level. So switches get a
-//! rank (how far from the nearest leaf), and leaves that are connected by switches up to a rank hang below one switch of the tree
-//! that stands for all of these. In a fat tree this gives the true distance of any two leaves; in other networks a note says for
-//! how many pairs it does not.
+//! A fat tree is not a tree: a leaf switch has many spine switches. What counts for distance is at which level leaf switches meet. So
+//! each switch gets a rank, its distance from the nearest leaf switch, and leaf switches that are connected by switches up to a
+//! rank are put below one switch of the tree, which represents all of these. In a fat tree this gives the true distance of any two
+//! leaf switches; in other networks a note says for how many pairs it does not.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::slurm_conf::named;
+use super::names::valid;
 use super::{Builder, Origin, Style, SwitchName, SwitchSpec, Topology, TopologyError};
-use crate::model::NodeName;
+use crate::ids::NodeName;
 
-/// A topology, and what an operator should know of how it came about.
+/// A topology, and what an operator should know about its import.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Imported {
     /// The tree.
@@ -20,7 +20,7 @@ pub struct Imported {
     pub notes: Vec<String>,
 }
 
-/// Leaves between which distances are checked.
+/// Leaf switches between which distances are checked, at most.
 const CHECKED: usize = 400;
 
 /// Switches, links between them, and hosts.
@@ -29,7 +29,7 @@ pub(super) struct Fabric {
     index: BTreeMap<String, usize>,
     names: Vec<String>,
     links: Vec<BTreeSet<usize>>,
-    /// Adapters by switch, by host.
+    /// Adapters of each host, by switch.
     hosts: BTreeMap<NodeName, BTreeMap<usize, BTreeSet<String>>>,
 }
 
@@ -64,7 +64,7 @@ impl Fabric {
         let mut rails = 0;
         for (host, adapters) in &self.hosts {
             rails += usize::from(adapters.len() > 1);
-            // The leaf with most adapters; of several the one with the lowest adapter.
+            // The leaf switch with most of its adapters; among equals, that of the first adapter.
             let home = adapters.iter().min_by_key(|(_, own)| (usize::MAX - own.len(), own.first().cloned()));
             if let Some((home, _)) = home {
                 nodes[*home].push(host.clone());
@@ -72,20 +72,20 @@ impl Fabric {
         }
         if rails > 0 {
             notes.push(format!(
-                "{rails} hosts have adapters on several leaf switches (rails); each was put below the one with most of its adapters"
+                "{rails} hosts have adapters on several leaf switches (rails); each is placed below the switch with most of its adapters"
             ));
         }
         let ranks = self.distances(|at| !nodes[at].is_empty());
         let lost = ranks.iter().filter(|rank| rank.is_none()).count();
         if lost > 0 {
-            notes.push(format!("{lost} switches lead to no host and were left out"));
+            notes.push(format!("{lost} switches lead to no host and are left out"));
         }
         let topology = self.build(&nodes, &ranks)?;
         notes.extend(self.check(&topology, &nodes));
         Ok(Imported { topology, notes })
     }
 
-    /// Links from the nearest of some switches.
+    /// Links from each switch to the nearest of some switches.
     fn distances(&self, from: impl Fn(usize) -> bool) -> Vec<Option<usize>> {
         let mut distances = vec![None; self.names.len()];
         let mut queue: VecDeque<usize> = (0..self.names.len()).filter(|at| from(*at)).collect();
@@ -105,10 +105,10 @@ impl Fabric {
 
     fn build(&self, nodes: &[Vec<NodeName>], ranks: &[Option<usize>]) -> Result<Topology, TopologyError> {
         let mut builder = Builder::new();
-        // Which switch of the tree each leaf is below so far.
+        // The highest switch of the tree above each leaf switch so far.
         let mut top: BTreeMap<usize, SwitchName> = BTreeMap::new();
         for (at, below) in nodes.iter().enumerate().filter(|(_, below)| !below.is_empty()) {
-            let mut spec = SwitchSpec::new(named(SwitchName::new(&self.names[at]), 0)?);
+            let mut spec = SwitchSpec::new(valid(SwitchName::new(&self.names[at]), 0)?);
             spec.nodes.clone_from(below);
             top.insert(at, spec.name.clone());
             builder.add(spec, Origin::default());
@@ -124,7 +124,7 @@ impl Fabric {
                     continue;
                 }
                 let own: Vec<usize> = members.iter().copied().filter(|at| ranks[*at] == Some(rank)).collect();
-                let mut spec = SwitchSpec::new(named(SwitchName::new(self.group_name(&own, rank)), 0)?);
+                let mut spec = SwitchSpec::new(valid(SwitchName::new(self.group_name(&own, rank)), 0)?);
                 spec.switches = below.into_iter().collect();
                 for leaf in leaves {
                     top.insert(leaf, spec.name.clone());
@@ -135,7 +135,7 @@ impl Fabric {
         builder.build(Style::Tree)
     }
 
-    /// One switch keeps its name; several are called by the first and how many there are more.
+    /// A single switch keeps its name; several are named after the first, with the number of the others.
     fn group_name(&self, own: &[usize], rank: usize) -> String {
         let first = own.iter().map(|at| self.names[*at].as_str()).min().unwrap_or("switches");
         match (own.len(), rank) {
@@ -144,7 +144,7 @@ impl Fabric {
         }
     }
 
-    /// Switches up to a rank that are connected by such.
+    /// Groups of switches that are connected by switches up to a rank.
     fn components(&self, ranks: &[Option<usize>], rank: usize) -> Vec<Vec<usize>> {
         let within = |at: usize| ranks[at].is_some_and(|own| own <= rank);
         let mut seen = vec![false; self.names.len()];
@@ -183,6 +183,6 @@ impl Fabric {
                 );
             }
         }
-        (wrong > 0).then(|| format!("no fat tree: for {wrong} of {pairs} pairs of leaf switches the tree has another distance than the network"))
+        (wrong > 0).then(|| format!("not a fat tree: for {wrong} of {pairs} pairs of leaf switches the tree has another distance than the network"))
     }
 }

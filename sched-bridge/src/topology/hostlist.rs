@@ -2,13 +2,13 @@
 
 use super::TopologyError;
 
-/// Most names that one list may stand for.
+/// Most names in one list.
 const MOST: usize = 1 << 20;
 
 /// All names of a hostlist. Numbers keep their leading zeros.
 ///
 /// # Errors
-/// Brackets that do not match, ranges that are no ranges or hold nothing, names that are empty; with `line` in the message.
+/// Brackets that do not match, invalid or empty ranges, empty names; with `line` in the message.
 pub fn expand(text: &str, line: usize) -> Result<Vec<String>, TopologyError> {
     let mut names = Vec::new();
     for item in split(text, line)? {
@@ -21,7 +21,7 @@ pub fn expand(text: &str, line: usize) -> Result<Vec<String>, TopologyError> {
             if partial.len().saturating_mul(numbers.len()) > MOST {
                 return Err(TopologyError::syntax(
                     line,
-                    format!("{text:?} stands for too many names"),
+                    format!("{text:?} contains too many names"),
                     format!("at most {MOST}"),
                 ));
             }
@@ -44,7 +44,7 @@ pub fn expand(text: &str, line: usize) -> Result<Vec<String>, TopologyError> {
         if let Some(name) = partial.iter().find(|name| name.contains(['\\', '=', '"', '#'])) {
             return Err(TopologyError::syntax(
                 line,
-                format!("{name:?} is no name"),
+                format!("{name:?} is not a name"),
                 "names without \\, =, \" and #",
             ));
         }
@@ -52,7 +52,7 @@ pub fn expand(text: &str, line: usize) -> Result<Vec<String>, TopologyError> {
         if names.len() > MOST {
             return Err(TopologyError::syntax(
                 line,
-                format!("{text:?} stands for too many names"),
+                format!("{text:?} contains too many names"),
                 format!("at most {MOST}"),
             ));
         }
@@ -64,7 +64,7 @@ fn unclosed(text: &str, line: usize) -> TopologyError {
     TopologyError::syntax(line, format!("brackets of {text:?} do not match"), "a list like tux[0-3,7]")
 }
 
-/// Parts between commas outside of brackets.
+/// Items between commas outside of brackets.
 fn split(text: &str, line: usize) -> Result<Vec<&str>, TopologyError> {
     let (mut parts, mut start, mut inside) = (Vec::new(), 0, false);
     for (at, c) in text.char_indices() {
@@ -98,13 +98,13 @@ fn numbers(list: &str, text: &str, line: usize) -> Result<Vec<String>, TopologyE
     for part in list.split(',').map(str::trim) {
         let (from, to) = part.split_once('-').unwrap_or((part, part));
         let (Some(low), Some(high)) = (number(from), number(to)) else {
-            return Err(bad(part, "is no range"));
+            return Err(bad(part, "is not a range"));
         };
         if low > high {
-            return Err(bad(part, "holds nothing: its end is before its start"));
+            return Err(bad(part, "is empty: its end is before its start"));
         }
         if high - low >= MOST as u64 || numbers.len() > MOST {
-            return Err(bad(part, "stands for too many numbers"));
+            return Err(bad(part, "contains too many numbers"));
         }
         let width = from.len();
         numbers.extend((low..=high).map(|value| format!("{value:0width$}")));
@@ -112,7 +112,7 @@ fn numbers(list: &str, text: &str, line: usize) -> Result<Vec<String>, TopologyE
     Ok(numbers)
 }
 
-/// The shortest hostlist for these names, in order: names that differ only in their last number are put together.
+/// A short hostlist of these names in their order: neighbours that differ only in their last number are joined.
 #[must_use]
 pub fn compress<S: AsRef<str>>(names: &[S]) -> String {
     // Prefix, width of numbers with leading zeros, numbers.
@@ -124,7 +124,7 @@ pub fn compress<S: AsRef<str>>(names: &[S]) -> String {
         let width = (digits > 0).then_some(digits);
         let value = number.parse().unwrap_or(0);
         let fits = |last: &(&str, Option<usize>, Vec<u64>)| {
-            // A list is written with the width of its first number, which a shorter one would be padded to.
+            // A list is written with the width of its first number: a shorter number would be padded.
             let grown = width > last.1 && no_zeros(last.1, &last.2) && width == Some(decimal(value));
             last.0 == prefix && width.is_some() && last.1.is_some() && (last.1 == width || grown)
         };
@@ -194,11 +194,11 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said_with_its_line() {
         for (list, words) in [
-            ("tux[3-1]", "holds nothing"),
+            ("tux[3-1]", "is empty"),
             ("tux[1", "do not match"),
             ("tux1]", "do not match"),
             ("tux[[1]]", "do not match"),
-            ("tux[a-b]", "is no range"),
+            ("tux[a-b]", "is not a range"),
             ("a,,b", "empty name"),
             ("", "empty name"),
             ("n[0-99999999]", "too many"),

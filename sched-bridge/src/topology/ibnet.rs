@@ -4,21 +4,21 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::TopologyError;
 use super::fabric::{Fabric, Imported};
-use crate::model::NodeName;
+use crate::ids::NodeName;
 
 const EXPECTED: &str = "a line of ibnetdiscover: `Switch 36 \"S-…\" # …`, `Ca 2 \"H-…\" # \"host HCA-1\"`, \
                         `[1] \"H-…\"[1](…) # \"host HCA-1\" lid 67 4xEDR`, or KEY=VALUE";
 
-/// What a line belongs to.
+/// A switch or an adapter that the lines after it describe.
 struct Record {
     id: String,
     switch: bool,
 }
 
-/// Reads an `ibnetdiscover` file. Hosts are called by the first word of the description of their adapters.
+/// Reads the output of `ibnetdiscover`. The name of a host is the first word of the description of its adapters.
 ///
 /// # Errors
-/// A line that is none of `ibnetdiscover`, with its number; a port of nothing.
+/// A line that `ibnetdiscover` does not write, with its number; a port before any switch or adapter.
 pub fn read(text: &str) -> Result<Imported, TopologyError> {
     let mut current: Option<Record> = None;
     let mut names: BTreeMap<String, String> = BTreeMap::new();
@@ -89,7 +89,7 @@ fn port(rest: &str) -> Option<(String, Option<&str>)> {
     valid.then(|| (peer.to_owned(), description))
 }
 
-/// Names by id: a host by the first word; a managed switch says `MF0;NAME:MODEL/U1`.
+/// Remembers a name: that of a host is the first word; a managed switch is described as `MF0;NAME:MODEL/U1`.
 fn describe(names: &mut BTreeMap<String, String>, id: &str, description: Option<&str>) {
     let Some(description) = description else { return };
     let name = if id.starts_with('S') {
@@ -131,7 +131,7 @@ fn build(names: &BTreeMap<String, String>, links: Vec<(String, String)>) -> Resu
                 if host == "Mellanox" && names.contains_key(adapter) {
                     continue;
                 }
-                let host = super::slurm_conf::named(NodeName::new(host), 0)?;
+                let host = super::names::valid(NodeName::new(host), 0)?;
                 fabric.host(&switch_name(switch), host, adapter);
             }
         }

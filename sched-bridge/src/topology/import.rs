@@ -1,9 +1,9 @@
-//! Reading a topology whatever it is written in, and writing it.
+//! Reads a topology in any format.
 
 use super::{Imported, Topology, TopologyError, ibnet, labels, slurm_conf, slurm_yaml};
-use crate::model::NodeName;
+use crate::ids::NodeName;
 
-/// What a topology is written in.
+/// Format of a topology.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Format {
@@ -20,7 +20,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// Guesses by the end of a file's name, and by the text where that does not tell.
+    /// Guesses by the extension of the file's name, or else by the text.
     #[must_use]
     pub fn guess(file_name: &str, text: &str) -> Self {
         let end = file_name.rsplit('.').next().unwrap_or("").to_ascii_lowercase();

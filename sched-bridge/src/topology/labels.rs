@@ -1,11 +1,11 @@
-//! Labels of Kubernetes nodes that tell where a node is in the network (NVIDIA Topograph, AWS, GCP, OCI).
+//! Labels of Kubernetes nodes that say where a node is in the network (NVIDIA Topograph, AWS, GCP, OCI).
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::slurm_conf::named;
+use super::names::valid;
 use super::{Builder, Origin, Style, SwitchName, SwitchSpec, Topology, TopologyError};
-use crate::model::NodeName;
+use crate::ids::NodeName;
 
 /// Families of labels, each from the nodes up.
 const FAMILIES: [&[&str]; 5] = [
@@ -25,34 +25,38 @@ const FAMILIES: [&[&str]; 5] = [
     &["topology.kubernetes.io/zone", "topology.kubernetes.io/region"],
 ];
 
-/// Makes a tree of the labels of nodes, by the first family of which some node has a label. A level that a node has no label of is
-/// skipped for it. Switches of one name on one level are one.
+/// A tree from the labels of nodes, by the first family of which any node has a label. A level for which a node has no label is
+/// skipped. Equal names on one level are one switch.
 ///
 /// # Errors
-/// No known label; a switch that hangs below two others.
+/// No known label; a switch that is below two others.
 pub fn read(nodes: &[(NodeName, BTreeMap<String, String>)]) -> Result<Topology, TopologyError> {
     let family = FAMILIES
         .iter()
         .find(|family| nodes.iter().any(|(_, labels)| family.iter().any(|key| labels.contains_key(*key))));
     let Some(family) = family else {
         let known: Vec<&str> = FAMILIES.iter().flat_map(|family| family.iter().copied()).collect();
-        return Err(TopologyError::syntax(0, "no node has a label that tells where it is", known.join(", ")));
+        return Err(TopologyError::syntax(
+            0,
+            "no node has a label that says where it is in the network",
+            known.join(", "),
+        ));
     };
     let mut specs: BTreeMap<String, SwitchSpec> = BTreeMap::new();
     for (node, labels) in nodes {
-        let way: Vec<String> = family
+        let path: Vec<String> = family
             .iter()
             .filter_map(|key| labels.get(*key).map(|value| format!("{}-{value}", short(key))))
             .collect();
-        for (at, name) in way.iter().enumerate() {
+        for (at, name) in path.iter().enumerate() {
             if !specs.contains_key(name) {
-                specs.insert(name.clone(), SwitchSpec::new(named(SwitchName::new(name), 0)?));
+                specs.insert(name.clone(), SwitchSpec::new(valid(SwitchName::new(name), 0)?));
             }
             let Some(spec) = specs.get_mut(name) else { continue };
             if at == 0 {
                 spec.nodes.push(node.clone());
             } else {
-                let below = named(SwitchName::new(&way[at - 1]), 0)?;
+                let below = valid(SwitchName::new(&path[at - 1]), 0)?;
                 if !spec.switches.contains(&below) {
                     spec.switches.push(below);
                 }
@@ -66,7 +70,7 @@ pub fn read(nodes: &[(NodeName, BTreeMap<String, String>)]) -> Result<Topology, 
     builder.build(Style::Tree)
 }
 
-/// What a level is called in switch names.
+/// The name of a level, as part of names of switches.
 fn short(key: &str) -> &str {
     key.rsplit('/').next().unwrap_or(key).trim_start_matches("gce-topology-").trim_start_matches("host.")
 }
@@ -112,16 +116,16 @@ pub fn read_json(text: &str) -> Result<Topology, TopologyError> {
     read(&nodes)
 }
 
-/// Labels for every node: leaf, spine and core, as Topograph names them; higher levels are left out. Names of more than 63
-/// characters are hashed (FNV-1a, 64 bits), for Kubernetes takes no longer ones.
+/// Labels for every node: leaf, spine and core, as Topograph names them; higher levels are left out. Names of more than 63 characters,
+/// which Kubernetes does not take, are replaced by their hash (FNV-1a, 64 bits).
 #[must_use]
 pub fn labels(topology: &Topology) -> BTreeMap<NodeName, BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
     for node in topology.nodes() {
-        let way = topology.path(node).into_iter().rev();
+        let upwards = topology.path(node).into_iter().rev();
         let keys = FAMILIES[0][1..].iter();
         let own = keys
-            .zip(way)
+            .zip(upwards)
             .map(|(key, id)| ((*key).to_owned(), value(topology.switch(id).name.as_str())))
             .collect();
         all.insert(node.clone(), own);
@@ -129,7 +133,7 @@ pub fn labels(topology: &Topology) -> BTreeMap<NodeName, BTreeMap<String, String
     all
 }
 
-/// The labels as commands for `kubectl label node`, one a line.
+/// The labels as `kubectl label node` commands, one on each line.
 #[must_use]
 pub fn write(topology: &Topology) -> String {
     let mut text = String::new();

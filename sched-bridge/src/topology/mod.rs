@@ -1,8 +1,19 @@
-//! The network: switches, what hangs on them, and how far apart two nodes are.
+//! The network: switches, the nodes connected to them, and how far apart two nodes are.
 //!
 //! Every network becomes a forest of switches (Slurm's topology/tree, InfiniBand fat trees, blocks, labels of Kubernetes). The
-//! distance of two nodes is the number of switches that a packet passes: 0 within a node, 1 under one leaf, 3 across one
-//! switch above the leaves, and so on.
+//! distance of two nodes is in hops, the switches that a packet passes: 0 within a node, 1 below one leaf switch, 3 across a switch
+//! above two leaf switches, and so on.
+//!
+//! ```
+//! use sched_bridge::model::NodeName;
+//! use sched_bridge::topology::{Format, import};
+//!
+//! let text = "SwitchName=leaf1 Nodes=n[1-2]\nSwitchName=leaf2 Nodes=n3\nSwitchName=top Switches=leaf[1-2]\n";
+//! let topology = import(text, Format::guess("topology.conf", text), &[])?.topology;
+//! let hops = |a, b| Ok::<_, sched_bridge::model::IdError>(topology.hops(&NodeName::new(a)?, &NodeName::new(b)?));
+//! assert_eq!((hops("n1", "n2")?, hops("n1", "n3")?), (Some(1), Some(3)));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod block;
 mod build;
@@ -12,9 +23,9 @@ pub mod hostlist;
 pub mod ibnet;
 mod import;
 pub mod labels;
+mod names;
 pub mod slurm_conf;
 pub mod slurm_yaml;
-pub mod svg;
 
 pub use build::{Builder, SwitchSpec};
 pub use error::{Origin, TopologyError};
@@ -25,10 +36,10 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::NodeName;
-pub use crate::model::SwitchName;
+use crate::ids::NodeName;
+pub use crate::ids::SwitchName;
 
-/// A switch's place in [`Topology::switches`].
+/// Index of a switch in [`Topology::switches`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SwitchId(pub u32);
 
@@ -49,17 +60,17 @@ pub struct Switch {
     pub parent: Option<SwitchId>,
     /// Switches below it.
     pub children: Vec<SwitchId>,
-    /// Nodes on its own ports.
+    /// Nodes connected to it directly.
     pub nodes: Vec<NodeName>,
-    /// 1 if only nodes are below it, else one more than the highest switch below it.
+    /// 1 if only nodes are below it, else one more than that of the highest switch below it.
     pub height: u32,
-    /// Switches above it.
+    /// Number of switches above it.
     pub depth: u32,
-    /// Speed of its links, as the source words it.
+    /// Speed of its links, in the words of the source.
     pub link_speed: Option<String>,
 }
 
-/// What kind of network it was described as; exported as the same.
+/// How the source describes the network; it is exported in the same way.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -67,18 +78,18 @@ pub enum Style {
     /// Switches over switches.
     #[default]
     Tree,
-    /// Blocks of nodes (Slurm's topology/block), and the sizes in nodes by which blocks are put together.
+    /// Blocks of nodes (Slurm's topology/block).
     Block {
-        /// Sizes, the smallest first; each a power of two times the first.
+        /// Sizes in nodes by which blocks are joined, the smallest first; each is a power of two times the first.
         sizes: Vec<u32>,
     },
-    /// All nodes alike.
+    /// All nodes equally far from each other.
     Flat,
 }
 
 /// A forest of switches with nodes below them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "build::Written", into = "build::Written")]
+#[serde(try_from = "build::TopologyFile", into = "build::TopologyFile")]
 pub struct Topology {
     switches: Vec<Switch>,
     by_name: HashMap<SwitchName, SwitchId>,
@@ -87,16 +98,16 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// All switches; those above others may come before or after them.
+    /// All switches, in the order of the source.
     #[must_use]
     pub fn switches(&self) -> &[Switch] {
         &self.switches
     }
 
-    /// The switch at an id of this topology.
+    /// The switch with an id of this topology.
     ///
     /// # Panics
-    /// If the id came from another, larger topology.
+    /// If the id is of another, larger topology.
     #[must_use]
     pub fn switch(&self, id: SwitchId) -> &Switch {
         &self.switches[id.usize()]
@@ -108,19 +119,19 @@ impl Topology {
         self.by_name.get(name).copied()
     }
 
-    /// The switch that a node hangs on.
+    /// The switch that a node is connected to.
     #[must_use]
     pub fn leaf_of(&self, node: &str) -> Option<SwitchId> {
         self.home.get(node).copied()
     }
 
-    /// What kind of network it was described as.
+    /// How the source describes the network.
     #[must_use]
     pub fn style(&self) -> &Style {
         &self.style
     }
 
-    /// Switches without one above them.
+    /// Switches without a switch above them.
     pub fn roots(&self) -> impl Iterator<Item = SwitchId> {
         self.ids().filter(|id| self.switch(*id).parent.is_none())
     }
@@ -135,13 +146,13 @@ impl Topology {
         self.home.keys()
     }
 
-    /// The most switches over each other: 0 without any.
+    /// Levels of switches; 0 without any.
     #[must_use]
     pub fn height(&self) -> u32 {
         self.switches.iter().map(|switch| switch.height).max().unwrap_or(0)
     }
 
-    /// Switches that a packet passes between two nodes: 0 if they are one, none if there is no way.
+    /// Hops between two nodes: 0 from a node to itself, none if they are not connected.
     #[must_use]
     pub fn hops(&self, a: &NodeName, b: &NodeName) -> Option<u32> {
         if a == b {
@@ -150,7 +161,7 @@ impl Topology {
         self.switch_hops(self.leaf_of(a.as_str())?, self.leaf_of(b.as_str())?)
     }
 
-    /// Switches on the way between two switches, both counted; 1 if they are one.
+    /// Switches on the path between two switches, both included: 1 from a switch to itself, none if they are not connected.
     #[must_use]
     pub fn switch_hops(&self, mut a: SwitchId, mut b: SwitchId) -> Option<u32> {
         let mut hops = 1;
@@ -168,7 +179,7 @@ impl Topology {
         Some(hops)
     }
 
-    /// The way from the top down to a node, with the node at its end (Slurm's `SLURM_TOPOLOGY_ADDR`).
+    /// Switches above a node, from the top down (Slurm's `SLURM_TOPOLOGY_ADDR` without the node).
     #[must_use]
     pub fn path(&self, node: &NodeName) -> Vec<SwitchId> {
         let mut path = Vec::new();

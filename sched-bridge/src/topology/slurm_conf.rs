@@ -1,12 +1,12 @@
 //! Slurm's `topology.conf`, for topology/tree and topology/block.
 //!
-//! Keys are compared without regard to case, `#` starts a comment, a backslash at the end of a line goes on with the next.
+//! Keys are case-insensitive, `#` starts a comment, and a backslash at the end of a line joins it with the next.
 
 use std::fmt::Write as _;
 
-use super::hostlist::{compress, expand};
-use super::{Builder, Origin, Style, SwitchId, SwitchName, SwitchSpec, Topology, TopologyError, block};
-use crate::model::NodeName;
+use super::hostlist::compress;
+use super::names::{node_names, switch_names, texts};
+use super::{Builder, Origin, Style, SwitchId, SwitchSpec, Topology, TopologyError, block};
 
 const KEYS: &str = "SwitchName=, Switches=, Nodes=, LinkSpeed= or BlockName=, Nodes=, BlockSizes=";
 
@@ -43,7 +43,7 @@ pub fn read(text: &str) -> Result<Topology, TopologyError> {
     if let Some((_, line)) = blocks.first().filter(|_| switches > 0) {
         return Err(TopologyError::syntax(
             *line,
-            "blocks and switches in one file",
+            "both blocks and switches in one file",
             "either SwitchName= or BlockName= lines",
         ));
     }
@@ -60,13 +60,13 @@ pub fn read(text: &str) -> Result<Topology, TopologyError> {
     block::build(blocks, sizes)
 }
 
-/// Lines without comments, those that go on put together, each with the number of its first.
+/// Lines without comments; joined lines have the number of the first.
 fn logical_lines(text: &str) -> Vec<(usize, String)> {
     let mut lines: Vec<(usize, String)> = Vec::new();
     let mut open = false;
     for (at, line) in text.lines().enumerate() {
         let line = line.split('#').next().unwrap_or("").trim_end();
-        let (line, goes_on) = line.strip_suffix('\\').map_or((line, false), |line| (line, true));
+        let (line, continues) = line.strip_suffix('\\').map_or((line, false), |line| (line, true));
         match lines.last_mut().filter(|_| open) {
             Some((_, whole)) => {
                 whole.push(' ');
@@ -74,7 +74,7 @@ fn logical_lines(text: &str) -> Vec<(usize, String)> {
             }
             None => lines.push((at + 1, line.to_owned())),
         }
-        open = goes_on;
+        open = continues;
     }
     lines.retain(|(_, line)| !line.trim().is_empty());
     lines
@@ -84,13 +84,13 @@ fn pairs(text: &str, line: usize) -> Result<Vec<(String, String)>, TopologyError
     let mut pairs: Vec<(String, String)> = Vec::new();
     for word in text.split_whitespace() {
         let Some((key, value)) = word.split_once('=') else {
-            return Err(TopologyError::syntax(line, format!("{word:?} is no KEY=VALUE"), KEYS));
+            return Err(TopologyError::syntax(line, format!("{word:?} is not KEY=VALUE"), KEYS));
         };
         let key = key.to_ascii_lowercase();
         if pairs.iter().any(|(known, _)| *known == key) {
             return Err(TopologyError::syntax(
                 line,
-                format!("{key:?} is there twice in one line"),
+                format!("{key:?} appears twice in one line"),
                 "each key once",
             ));
         }
@@ -99,19 +99,7 @@ fn pairs(text: &str, line: usize) -> Result<Vec<(String, String)>, TopologyError
     Ok(pairs)
 }
 
-pub(super) fn node_names(list: &str, line: usize) -> Result<Vec<NodeName>, TopologyError> {
-    expand(list, line)?.into_iter().map(|name| named(NodeName::new(name), line)).collect()
-}
-
-pub(super) fn switch_names(list: &str, line: usize) -> Result<Vec<SwitchName>, TopologyError> {
-    expand(list, line)?.into_iter().map(|name| named(SwitchName::new(name), line)).collect()
-}
-
-pub(super) fn named<T>(name: Result<T, crate::model::IdError>, line: usize) -> Result<T, TopologyError> {
-    name.map_err(|error| TopologyError::syntax(line, error.to_string(), "a name"))
-}
-
-/// One switch, or several that are alike but for their names.
+/// One switch, or several that differ only in their names.
 fn switch(pairs: &[(String, String)], line: usize) -> Result<Vec<SwitchSpec>, TopologyError> {
     let mut specs: Vec<SwitchSpec> = Vec::new();
     let (mut switches, mut nodes, mut speed) = (Vec::new(), Vec::new(), None);
@@ -140,7 +128,7 @@ fn switch(pairs: &[(String, String)], line: usize) -> Result<Vec<SwitchSpec>, To
 fn block_of(pairs: &[(String, String)], line: usize) -> Result<SwitchSpec, TopologyError> {
     let mut names = switch_names(&pairs[0].1, line)?;
     if names.len() != 1 {
-        return Err(TopologyError::syntax(line, "several names of one block", "BlockName= with one name"));
+        return Err(TopologyError::syntax(line, "several names for one block", "BlockName= with one name"));
     }
     let mut spec = SwitchSpec::new(names.remove(0));
     for (key, value) in &pairs[1..] {
@@ -154,7 +142,7 @@ fn block_of(pairs: &[(String, String)], line: usize) -> Result<SwitchSpec, Topol
     Ok(spec)
 }
 
-/// Writes a `topology.conf`. Speeds are written if they are numbers, as Slurm wants them.
+/// Writes a `topology.conf`. Link speeds are left out if they are not the numbers that Slurm expects.
 #[must_use]
 pub fn write(topology: &Topology) -> String {
     let mut text = String::from("# topology.conf, written by vmove\n");
@@ -191,8 +179,4 @@ pub fn write(topology: &Topology) -> String {
         text.push('\n');
     }
     text
-}
-
-pub(super) fn texts(names: &[NodeName]) -> Vec<&str> {
-    names.iter().map(NodeName::as_str).collect()
 }

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::hostlist::compress;
-use super::slurm_conf::{named, node_names, switch_names, texts};
+use super::names::{node_names, switch_names, texts, valid};
 use super::{Builder, Origin, Style, SwitchName, SwitchSpec, Topology, TopologyError, block};
-use crate::model::NodeName;
+use crate::ids::NodeName;
 
 /// One topology of the file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -53,11 +53,11 @@ struct Block {
     nodes: String,
 }
 
-/// Reads one topology of a `topology.yaml`: the named one; else the one that is the default of the cluster; else the first. A flat
-/// topology names no nodes: `all_nodes` hang below one switch.
+/// Reads one topology of a `topology.yaml`: the named one, or else the cluster's default, or else the first. A flat topology names no
+/// nodes: `all_nodes` are put below one switch.
 ///
 /// # Errors
-/// What is wrong, with its line where the YAML itself is wrong, else with the names of topology and switch.
+/// What is wrong, with its line.
 pub fn read(text: &str, name: Option<&str>, all_nodes: &[NodeName]) -> Result<Topology, TopologyError> {
     let entries: Vec<Entry> = serde_yaml_ng::from_str(text).map_err(|error| {
         let line = error.location().map_or(0, |location| location.line());
@@ -82,30 +82,30 @@ pub fn read(text: &str, name: Option<&str>, all_nodes: &[NodeName]) -> Result<To
         (None, None, Some(true)) => flat(all_nodes),
         _ => Err(TopologyError::syntax(
             line,
-            format!("topology {} has not one kind", entry.topology),
+            format!("topology {} must have one kind", entry.topology),
             "exactly one of tree, block and flat: true",
         )),
     }
 }
 
-/// Where a word stands, as far as that can be told.
+/// Line of the first occurrence of a word; 0 if there is none.
 fn line_of(text: &str, word: &str) -> usize {
     text.lines().position(|line| line.contains(word)).map_or(0, |at| at + 1)
 }
 
 fn read_tree(tree: &Tree, text: &str, line: usize) -> Result<Topology, TopologyError> {
     let mut builder = Builder::new();
-    for own in &tree.switches {
-        let line = line_of(text, &format!("switch: {}", own.switch)).max(line);
-        let mut spec = SwitchSpec::new(named(SwitchName::new(&own.switch), line)?);
-        if let Some(children) = &own.children {
+    for described in &tree.switches {
+        let line = line_of(text, &format!("switch: {}", described.switch)).max(line);
+        let mut spec = SwitchSpec::new(valid(SwitchName::new(&described.switch), line)?);
+        if let Some(children) = &described.children {
             spec.switches = switch_names(children, line)?;
         }
-        if let Some(nodes) = &own.nodes {
+        if let Some(nodes) = &described.nodes {
             spec.nodes = node_names(nodes, line)?;
         }
         if spec.switches.is_empty() && spec.nodes.is_empty() {
-            let reason = format!("switch {} has nothing below it", own.switch);
+            let reason = format!("switch {} has nothing below it", described.switch);
             return Err(TopologyError::syntax(line, reason, "children: or nodes:"));
         }
         builder.add(spec, Origin::line(line));
@@ -115,10 +115,10 @@ fn read_tree(tree: &Tree, text: &str, line: usize) -> Result<Topology, TopologyE
 
 fn read_blocks(blocks: &Blocks, text: &str, line: usize) -> Result<Topology, TopologyError> {
     let mut specs = Vec::new();
-    for own in &blocks.blocks {
-        let line = line_of(text, &format!("block: {}", own.block)).max(line);
-        let mut spec = SwitchSpec::new(named(SwitchName::new(&own.block), line)?);
-        spec.nodes = node_names(&own.nodes, line)?;
+    for described in &blocks.blocks {
+        let line = line_of(text, &format!("block: {}", described.block)).max(line);
+        let mut spec = SwitchSpec::new(valid(SwitchName::new(&described.block), line)?);
+        spec.nodes = node_names(&described.nodes, line)?;
         specs.push((spec, line));
     }
     if blocks.block_sizes.contains(&0) {
@@ -129,17 +129,17 @@ fn read_blocks(blocks: &Blocks, text: &str, line: usize) -> Result<Topology, Top
 }
 
 fn flat(nodes: &[NodeName]) -> Result<Topology, TopologyError> {
-    let mut spec = SwitchSpec::new(named(SwitchName::new("flat"), 0)?);
+    let mut spec = SwitchSpec::new(valid(SwitchName::new("flat"), 0)?);
     spec.nodes = nodes.to_vec();
     let mut builder = Builder::new();
     builder.add(spec, Origin::default());
     builder.build(Style::Flat)
 }
 
-/// Writes a `topology.yaml` with one topology of this name, the default of the cluster.
+/// Writes a `topology.yaml` with one topology of this name, which is the cluster's default.
 ///
 /// # Errors
-/// None in practice: everything in it can be written as YAML.
+/// None in practice: every topology can be written as YAML.
 pub fn write(topology: &Topology, name: &str) -> Result<String, TopologyError> {
     let mut entry =
         Entry { topology: name.to_owned(), cluster_default: true, tree: None, block: None, flat: None };

@@ -9,7 +9,7 @@ use crate::supervisor::Lab;
 use crate::wire::{Command, Event};
 
 /// Longest time for one step.
-const STEP_MS: u64 = 60_000;
+const COMMAND_TIMEOUT_MS: u64 = 60_000;
 
 /// What a command said and how it ended.
 #[derive(Debug)]
@@ -61,12 +61,12 @@ pub fn pair(lab: &Lab, server: (usize, &str), client: (usize, &str)) -> Result<S
 /// # Errors
 /// See [`pair`].
 pub fn both(lab: &Lab, server: (usize, &str), client: (usize, &str)) -> Result<(String, String)> {
-    let serving = lab.exec(server.0, shell(server.1, STEP_MS))?;
+    let serving = lab.exec(server.0, shell(server.1, COMMAND_TIMEOUT_MS))?;
     let mut last = String::new();
     for _ in 0..10 {
         // There is no telling when such a server listens; a client that finds none says so and is tried again.
         std::thread::sleep(Duration::from_millis(700));
-        let done = run(lab, client.0, shell(client.1, STEP_MS))?;
+        let done = run(lab, client.0, shell(client.1, COMMAND_TIMEOUT_MS))?;
         if done.status == 0 {
             let end = collect(&serving).context("the server's host went away")?;
             if end.status != 0 {
@@ -88,7 +88,7 @@ pub fn both(lab: &Lab, server: (usize, &str), client: (usize, &str)) -> Result<(
 /// The first thing that does not work.
 pub fn all(lab: &Lab, hosts: usize) -> Result<()> {
     for host in 1..=hosts {
-        let found = run(lab, host, shell("ibv_devinfo -d rxe0", STEP_MS))?;
+        let found = run(lab, host, shell("ibv_devinfo -d rxe0", COMMAND_TIMEOUT_MS))?;
         if !found.text.contains("PORT_ACTIVE") {
             bail!("h{host} has no active RDMA port: {}", found.text);
         }

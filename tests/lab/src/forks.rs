@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::check::{collect, shell};
 use crate::host::address;
-use crate::moves::{Moves, PORT, Parts, STEP_MS, expect, report};
+use crate::moves::{COMMAND_TIMEOUT_MS, Moves, PORT, Parts, expect, report};
 use crate::supervisor::Lab;
 use crate::switch::rules::Rule;
 use crate::wire::Event;
@@ -52,7 +52,8 @@ pub fn all(lab: &Lab, parts: &Parts, only: &str) -> Result<usize> {
     Ok(ran.get())
 }
 
-struct Forks<'a>(Moves<'a>);
+/// Daemons that know a group.
+pub(crate) struct Forks<'a>(pub(crate) Moves<'a>);
 
 fn set(forks: &Forks<'_>, rule: Rule) {
     forks.0.lab.switch().set(None, None, rule);
@@ -70,7 +71,7 @@ fn why(report: &Value) -> &str {
 }
 
 impl Forks<'_> {
-    fn start(&self, host: usize, flags: &str) -> Result<()> {
+    pub(crate) fn start(&self, host: usize, flags: &str) -> Result<()> {
         self.0.must(host, &format!("printf \"{GROUP}\" >/run/fork.toml"))?;
         self.0.start(host, &format!("--config /run/fork.toml {flags}"))
     }
@@ -137,14 +138,20 @@ impl Forks<'_> {
 
     fn by_multicast(&self) -> Result<()> {
         for (lost, more) in [(0.0, ""), (0.01, "--verify"), (0.1, "--verify"), (0.1, "")] {
-            set(self, Rule { drop_multicast: lost, ..Rule::default() });
-            let report = self.fork(&format!("--way multicast {more}"))?;
-            expect(&report, "fabric", "verbs")?;
-            let sent = report["multicast"]["sent_bytes"].as_u64();
-            ensure!(sent >= report["distribution"]["memory_bytes"].as_u64(), "{report}");
-            ensure!(of(&report, 2)?["multicast_bytes"].as_u64() > Some(8 << 20), "{report}");
-            ensure!(lost == 0.0 || report["multicast"]["lost_chunks"].as_u64() > Some(0), "{report}");
+            self.multicast(lost, more)?;
         }
+        Ok(())
+    }
+
+    /// A fork by datagrams of RDMA, of which this part is lost.
+    pub(crate) fn multicast(&self, lost: f64, more: &str) -> Result<()> {
+        set(self, Rule { drop_multicast: lost, ..Rule::default() });
+        let report = self.fork(&format!("--way multicast {more}"))?;
+        expect(&report, "fabric", "verbs")?;
+        let sent = report["multicast"]["sent_bytes"].as_u64();
+        ensure!(sent >= report["distribution"]["memory_bytes"].as_u64(), "{report}");
+        ensure!(of(&report, 2)?["multicast_bytes"].as_u64() > Some(8 << 20), "{report}");
+        ensure!(lost == 0.0 || report["multicast"]["lost_chunks"].as_u64() > Some(0), "{report}");
         Ok(())
     }
 
@@ -195,7 +202,7 @@ impl Forks<'_> {
     /// Begins a slow fork, and waits until children run that miss memory.
     fn slow(&self, more: &str) -> Result<Receiver<Event>> {
         set(self, Rule { rate_mbit: 16, ..Rule::default() });
-        let forking = self.0.lab.exec(1, shell(&self.words(more), STEP_MS))?;
+        let forking = self.0.lab.exec(1, shell(&self.words(more), COMMAND_TIMEOUT_MS))?;
         let begun = Instant::now();
         let some = format!("{}/vfork --control /run/vm/c.sock tree g.1", self.0.parts.programs.display());
         while !self.0.host(2, &some)?.text.contains("fetching") {

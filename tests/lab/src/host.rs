@@ -35,6 +35,8 @@ pub struct Shape {
     pub rdma: bool,
     /// Kernel of the hosts.
     pub kernel: Kernel,
+    /// Whether each has an IOMMU and a network card with virtual functions, on a network of their own.
+    pub devices: bool,
 }
 
 /// A kernel that setup has unpacked.
@@ -60,6 +62,12 @@ impl Places {
     #[must_use]
     pub fn wire(&self, number: usize) -> PathBuf {
         self.state.join(format!("h{number}.net"))
+    }
+
+    /// Socket on which QEMU connects the card with virtual functions of host `number` to the cards' switch.
+    #[must_use]
+    pub fn card(&self, number: usize) -> PathBuf {
+        self.state.join(format!("h{number}.card"))
     }
 
     /// Socket of the agent's port.
@@ -137,7 +145,9 @@ fn arguments(places: &Places, shape: &Shape, number: usize, program: &Path) -> R
     let append = format!(
         // The clock options spare seconds of calibration; the rest makes an emulated processor faster.
         "console=ttyS0 quiet panic=-1 mitigations=off nokaslr no_timer_check tsc=reliable random.trust_cpu=on \
-         cryptomgr.notests lab.number={number} lab.rdma={} lab.program={} lab.start={}",
+         cryptomgr.notests {}lab.number={number} lab.rdma={} lab.program={} lab.start={}",
+        // Without 'nopt' the kernel could let devices pass its IOMMU by.
+        if shape.devices { "intel_iommu=on iommu=nopt " } else { "" },
         u8::from(shape.rdma),
         text(program)?,
         text(&places.source.join("tests/lab/host/start"))?,
@@ -166,6 +176,10 @@ fn arguments(places: &Places, shape: &Shape, number: usize, program: &Path) -> R
     add("-initrd", text(&places.files.join(initrd))?);
     add("-append", append);
     add("-serial", format!("file:{}", text(&places.console(number))?));
+    if shape.devices {
+        // Before all devices that it translates for.
+        add("-device", "intel-iommu,intremap=on,caching-mode=on".into());
+    }
     add("-device", "virtio-serial-pci".into());
     add("-chardev", format!("socket,id=port,path={},server=on,wait=off", text(&places.port(number))?));
     add("-device", format!("virtserialport,chardev=port,name={PORT_NAME}"));
@@ -181,6 +195,14 @@ fn arguments(places: &Places, shape: &Shape, number: usize, program: &Path) -> R
     );
     // RoCE's largest packet of 4096 bytes needs more than Ethernet's usual 1500.
     add("-device", format!("virtio-net-pci,netdev=net,mac=52:54:00:77:00:0{number},host_mtu=9000,romfile="));
+    if shape.devices {
+        add("-device", "pcie-root-port,id=card-port,chassis=1,slot=1".into());
+        add(
+            "-netdev",
+            format!("stream,id=card,server=off,addr.type=unix,addr.path={}", text(&places.card(number))?),
+        );
+        add("-device", format!("igb,bus=card-port,netdev=card,mac=52:54:00:78:00:{number:02x},romfile="));
+    }
     all.extend(share("root", "/", ",readonly=on"));
     all.extend(share("tools", &text(&places.files.join("root"))?, ",readonly=on"));
     all.extend(share("out", &text(&places.folder(number))?, ""));

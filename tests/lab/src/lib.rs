@@ -14,10 +14,10 @@
 //! | [`compare`] | migrations by vmove beside QEMU's own |
 //! | [`check`] | self-test: do RDMA reads work between the hosts, and how fast |
 //! | [`faults`] | cuts, losses, killed peers and missing devices under a transfer |
-//! | [`moves`] | real daemons move a guest |
-//! | [`guests`] | the same with larger guests, one of which runs Linux |
-//! | [`trouble`] | the same with wrong addresses and keys, ports that are down, and daemons that are killed |
+//! | [`moves`] | real daemons move guests, also with wrong addresses and keys, ports that are down, and killed daemons |
 //! | [`forks`] | the same daemons fork it to other hosts |
+//! | [`devices`] | guests that own virtual functions of a card |
+//! | [`smoke`] | the least of both, for every test run |
 //! | [`mod@multicast`] | datagrams from one host to two |
 
 pub mod agent;
@@ -25,16 +25,15 @@ pub mod bench;
 pub mod check;
 pub mod client;
 pub mod compare;
+pub mod devices;
 pub mod faults;
 pub mod forks;
-pub mod guests;
 pub mod host;
 pub mod moves;
 pub mod multicast;
-pub mod on_demand;
 pub mod shell;
 pub mod sides;
+pub mod smoke;
 pub mod supervisor;
 pub mod switch;
-pub mod trouble;
 pub mod wire;

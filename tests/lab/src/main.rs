@@ -14,7 +14,9 @@ use vmove_lab::host::{Kernel, Places, Shape, address};
 use vmove_lab::supervisor::Lab;
 use vmove_lab::switch::rules::Rule;
 use vmove_lab::wire::{Command, Event, Request};
-use vmove_lab::{agent, bench, check, client, compare, faults, forks, moves, multicast, shell, sides};
+use vmove_lab::{
+    agent, bench, check, client, compare, devices, faults, forks, moves, multicast, shell, sides, smoke,
+};
 
 /// Virtual hosts with RDMA (the kernel's soft RoCE) on one machine, joined by a switch that loses, delays, reorders,
 /// cuts and slows down frames on request.
@@ -92,7 +94,19 @@ enum What {
         /// Fork it from h1 to h2 and h3, too
         #[arg(long, requires = "moves")]
         forks: bool,
-        /// Only moves and forks whose name contains this
+        /// One fork by multicast and one post-copy whose path is cut, and no other moves and forks
+        #[arg(long, requires = "moves", conflicts_with = "forks")]
+        smoke: bool,
+        /// Give virtual functions to guests by the programs of this folder
+        #[arg(long, value_name = "FOLDER", requires = "device_guest")]
+        device_programs: Option<PathBuf>,
+        /// The guest that gets them
+        #[arg(long, value_name = "IMAGE")]
+        device_guest: Option<PathBuf>,
+        /// Initramfs of a guest that runs Linux with them, on the hosts' kernel
+        #[arg(long, value_name = "IMAGE")]
+        device_linux: Option<PathBuf>,
+        /// Only moves, forks and cases with devices whose name contains this
         #[arg(long, default_value = "")]
         only: String,
         /// A command for h1
@@ -163,6 +177,9 @@ struct ShapeArgs {
     /// Kernel of the hosts; the other one is unpacked by './run lab test on-demand'
     #[arg(long, value_enum, default_value = "stable")]
     kernel: Kernel,
+    /// Hosts with an IOMMU and a network card that has virtual functions, for VMs that own devices
+    #[arg(long)]
+    devices: bool,
 }
 
 impl ShapeArgs {
@@ -173,6 +190,7 @@ impl ShapeArgs {
             processors: self.processors,
             rdma: !self.no_rdma,
             kernel: self.kernel,
+            devices: self.devices,
         }
     }
 
@@ -184,6 +202,7 @@ impl ShapeArgs {
         ];
         words.extend(self.no_rdma.then(|| "--no-rdma".to_owned()));
         words.extend((self.kernel == Kernel::Next).then(|| "--kernel=next".to_owned()));
+        words.extend(self.devices.then(|| "--devices".to_owned()));
         words
     }
 }
@@ -214,6 +233,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
             guest,
             sessions,
             forks,
+            device_programs,
+            device_guest,
+            device_linux,
+            smoke,
             only,
             command,
         } => {
@@ -230,6 +253,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 }
                 if let Some((programs, guest)) = moves.zip(guest) {
                     let parts = moves::parts(&programs, &guest, lab.places())?;
+                    if smoke {
+                        smoke::run(lab, &parts)?;
+                        return Ok(0);
+                    }
                     let moved = moves::all(lab, &parts, sessions, &only)?;
                     let forked = if forks { forks::all(lab, &parts, &only)? } else { 0 };
                     ensure!(
@@ -237,11 +264,26 @@ fn run(cli: Cli) -> Result<ExitCode> {
                         "Expected part of a case's name, found {only:?}; no case has it in its name"
                     );
                 }
+                if let Some((programs, guest)) = device_programs.zip(device_guest) {
+                    let linux = device_linux.map(|initrd| (lab.places().files.join("vmlinuz"), initrd));
+                    let parts = devices::parts(&programs, &guest, linux, lab.places())?;
+                    ensure!(
+                        devices::all(lab, &parts, &only)? > 0,
+                        "Expected part of a case's name, found {only:?}; no case has it in its name"
+                    );
+                }
                 if command.is_empty() { Ok(0) } else { run_in(lab, command) }
             })
         }
         What::Bench { what, program, moves, guest, rounds, only, kernel } => {
-            let shape = ShapeArgs { hosts: 2, memory_mib: 768, processors: 1, no_rdma: false, kernel };
+            let shape = ShapeArgs {
+                hosts: 2,
+                memory_mib: 768,
+                processors: 1,
+                no_rdma: false,
+                kernel,
+                devices: false,
+            };
             with_lab(&shape, move |lab| {
                 let wanted = |this| what.is_none_or(|what| what == this);
                 if wanted(Measured::Reads) {

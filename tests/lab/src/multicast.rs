@@ -18,7 +18,7 @@ const COUNT: u32 = 1000;
 const PACE: u32 = 700;
 /// Where they go; any group will do.
 const GROUP: &str = "239.7.42.9";
-const STEP_MS: u64 = 120_000;
+const COMMAND_TIMEOUT_MS: u64 = 120_000;
 
 /// Runs every case: h1 sends, h2 and h3 receive. `program` is the fabric's example, `spread` the distribution's tests.
 ///
@@ -79,7 +79,7 @@ impl Counts {
 
 impl Cases<'_> {
     fn group(&self) -> Result<String> {
-        let done = run(self.lab, 1, shell(&format!("{} group {GROUP}", self.program), STEP_MS))?;
+        let done = run(self.lab, 1, shell(&format!("{} group {GROUP}", self.program), COMMAND_TIMEOUT_MS))?;
         ensure!(done.status == 0, "{}", done.text);
         Ok(done.text.trim().to_owned())
     }
@@ -87,7 +87,7 @@ impl Cases<'_> {
     /// A receiver that has joined.
     fn receive(&self, host: usize, group: &str) -> Result<Receiver<Event>> {
         let command = format!("{} receive {group} {COUNT}", self.program);
-        let events = self.lab.exec(host, shell(&command, STEP_MS))?;
+        let events = self.lab.exec(host, shell(&command, COMMAND_TIMEOUT_MS))?;
         let mut said = String::new();
         while !said.contains("joined") {
             match events
@@ -103,7 +103,7 @@ impl Cases<'_> {
 
     fn send(&self, group: &str) -> Result<()> {
         let command = format!("{} send {group} {COUNT} {PACE}", self.program);
-        let done = run(self.lab, 1, shell(&command, STEP_MS))?;
+        let done = run(self.lab, 1, shell(&command, COMMAND_TIMEOUT_MS))?;
         ensure!(done.status == 0, "the sender ended with {}: {}", done.status, done.text);
         println!("  h1: {}", done.text.trim());
         Ok(())
@@ -152,7 +152,7 @@ impl Cases<'_> {
     }
 
     fn without_cm(&self) -> Result<()> {
-        let host = |text: &str| run(self.lab, 2, shell(text, STEP_MS));
+        let host = |text: &str| run(self.lab, 2, shell(text, COMMAND_TIMEOUT_MS));
         let gone = host("rmmod rdma_ucm && test ! -e /dev/infiniband/rdma_cm")?;
         ensure!(gone.status == 0, "rdma_ucm could not be unloaded: {}", gone.text);
         let result = self.to_both();
@@ -175,7 +175,7 @@ impl Cases<'_> {
             // It ends when its input does.
             let words = "--exact node --ignored --nocapture";
             let command = format!("sleep 111 | VMOVE_SPREAD_NODE='{node}' {} {words}", self.spread);
-            self.lab.exec(usize::try_from(host)? + 1, shell(&command, STEP_MS))
+            self.lab.exec(usize::try_from(host)? + 1, shell(&command, COMMAND_TIMEOUT_MS))
         };
         let root = start(0)?;
         until_says(1, &root, "ready")?;
@@ -186,7 +186,7 @@ impl Cases<'_> {
         meanwhile();
         let ends = [self.complete(2, &hosts[0])?, self.complete(3, &hosts[1])?];
         for host in 1..=3 {
-            run(self.lab, host, shell("pkill -f '^sleep 111'", STEP_MS))?;
+            run(self.lab, host, shell("pkill -f '^sleep 111'", COMMAND_TIMEOUT_MS))?;
         }
         let totals = object(&until_says(1, &root, "\"ended\"")?)?;
         println!("  h1: {totals}");

@@ -27,6 +27,8 @@ const BOOT_TIME: Duration = Duration::from_secs(120);
 pub struct Lab {
     places: Places,
     switch: Arc<Switch>,
+    /// Between the cards with virtual functions, where the hosts have them.
+    cards: Option<Arc<Switch>>,
     hosts: Vec<Arc<Agent>>,
     machines: Mutex<Vec<Child>>,
 }
@@ -56,8 +58,11 @@ impl Lab {
         std::fs::create_dir_all(&places.state)?;
         let wires: Vec<PathBuf> = (1..=shape.hosts).map(|number| places.wire(number)).collect();
         let switch = Switch::start(&wires)?;
+        let cards: Vec<PathBuf> = (1..=shape.hosts).map(|number| places.card(number)).collect();
+        let cards = shape.devices.then(|| Switch::start(&cards)).transpose()?;
         let program = std::env::current_exe()?;
-        let mut lab = Self { places: places.clone(), switch, hosts: Vec::new(), machines: Mutex::default() };
+        let mut lab =
+            Self { places: places.clone(), switch, cards, hosts: Vec::new(), machines: Mutex::default() };
         for number in 1..=shape.hosts {
             lock(&lab.machines).push(host::start(places, shape, number, &program)?);
         }
@@ -144,6 +149,12 @@ impl Lab {
         &self.switch
     }
 
+    /// The switch between the cards with virtual functions, where the hosts have them.
+    #[must_use]
+    pub fn cards(&self) -> Option<&Switch> {
+        self.cards.as_deref()
+    }
+
     /// Takes requests on the control socket until one says `down`, the time is over, or `stop` receives something.
     ///
     /// # Errors
@@ -217,7 +228,9 @@ impl Lab {
         self.stop();
         let places = &self.places;
         for number in 1..=self.hosts.len().max(1) {
-            for path in [places.wire(number), places.port(number), places.terminal(number)] {
+            for path in
+                [places.wire(number), places.card(number), places.port(number), places.terminal(number)]
+            {
                 let _ = std::fs::remove_file(path);
             }
         }

@@ -2,9 +2,8 @@
 
 use serde::Serialize;
 
-use super::measure::{Load, Outcome};
+use super::measure::{Load, Outcome, Row};
 use super::mover::{Backing, Mode};
-use super::report::Row;
 use super::spread::Spread;
 
 /// One promise and how it went.

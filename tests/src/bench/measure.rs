@@ -11,7 +11,8 @@ use vmove_guest::pattern::PAGE_BYTES;
 
 use super::ballast::Ballast;
 use super::cpu::{CpuWatch, Used};
-use super::mover::{self, Backing, FaultTimes, Mode, Moved};
+use super::mover::{Backing, FaultTimes, Mode, Movable, Moved};
+use super::{qemu, vmove};
 use crate::guest::{Guest, failures};
 use crate::process::loopback_bytes;
 use crate::sampler::{Measure, Sampler, Series, now};
@@ -154,7 +155,7 @@ fn run_in(case: &Case, sandbox: &Sandbox) -> Result<Outcome> {
     let mut guest = Guest::new(case.memory_mib, config)?;
     guest.qemu.clone_from(&case.qemu);
     guest.aligned = case.mode.is_aligned();
-    let mut machine = mover::boot(case.mode, case.backing, &guest, sandbox)?;
+    let mut machine = boot(case.mode, case.backing, &guest, sandbox)?;
     // A quarter more than the destination needs: other programs take some of it.
     let ballast = (!case.cold_memory).then(|| Ballast::take(guest.bytes() / 4 * 5)).transpose()?;
     let nonzero_bytes = nonzero(&machine.ram())?;
@@ -258,4 +259,45 @@ pub fn nonzero(files: &[PathBuf]) -> Result<u64> {
         }
     }
     Ok(bytes)
+}
+
+/// Boots `guest`, ready to be moved in `mode`.
+fn boot(mode: Mode, backing: Backing, guest: &Guest, sandbox: &Sandbox) -> Result<Box<dyn Movable>> {
+    if mode.is_vmove() {
+        vmove::boot(mode, backing, guest, sandbox)
+    } else {
+        qemu::boot(mode, backing, guest, sandbox)
+    }
+}
+
+/// A case and all its runs.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// What was run.
+    pub case: Case,
+    /// The run with the median of the lost work; `None` when none succeeded.
+    #[serde(skip)]
+    pub median: Option<Outcome>,
+    /// All runs that succeeded.
+    pub runs: Vec<Outcome>,
+    /// What was said by those that did not.
+    pub failures: Vec<String>,
+}
+
+impl Row {
+    /// A case and its runs.
+    #[must_use]
+    pub fn new(case: Case, results: Vec<anyhow::Result<Outcome>>) -> Self {
+        let (mut runs, mut failures) = (Vec::new(), Vec::new());
+        for result in results {
+            match result {
+                Ok(outcome) => runs.push(outcome),
+                Err(error) => failures.push(format!("{error:#}")),
+            }
+        }
+        runs.sort_by(|x: &Outcome, y| x.lost_work_ms.total_cmp(&y.lost_work_ms));
+        // Of an even number the worse one: figures must not flatter.
+        let median = runs.get(runs.len() / 2).cloned();
+        Self { case, median, runs, failures }
+    }
 }

@@ -8,7 +8,6 @@ use serde::Serialize;
 use crate::beacon::BeaconPage;
 use crate::bench::ballast::Ballast;
 use crate::bench::cpu::Role;
-use crate::guest::Guest;
 use crate::sandbox::Sandbox;
 
 /// What guest memory is made of.
@@ -193,16 +192,4 @@ pub trait Movable {
 
     /// What the guest printed, at either place.
     fn console(&self) -> String;
-}
-
-/// Boots `guest`, ready to be moved in `mode`.
-///
-/// # Errors
-/// When it does not start, or the mode does not go with the backing.
-pub fn boot(mode: Mode, backing: Backing, guest: &Guest, sandbox: &Sandbox) -> Result<Box<dyn Movable>> {
-    if mode.is_vmove() {
-        super::vmove::boot(mode, backing, guest, sandbox)
-    } else {
-        super::qemu::boot(mode, backing, guest, sandbox)
-    }
 }

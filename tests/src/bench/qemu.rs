@@ -21,7 +21,7 @@ use crate::sandbox::Sandbox;
 
 const MAX_BANDWIDTH: u64 = 100_000_000_000;
 /// A pre-copy that takes longer will not end: the guest writes faster than the wire.
-const GIVE_UP: Duration = Duration::from_secs(60);
+const PRECOPY_TIMEOUT: Duration = Duration::from_secs(60);
 
 struct QemuMove {
     mode: Mode,
@@ -106,7 +106,7 @@ impl QemuMove {
             Mode::QemuHybrid | Mode::QemuHybridAligned | Mode::QemuHybridPreempt => {
                 // Pass 1 is the whole memory; pass 2 begins with the second look at what is dirty.
                 let pass = |event: &vmove_qmp::Event| event.data["pass"].as_u64() >= Some(2);
-                self.monitor.wait("MIGRATION_PASS", GIVE_UP, pass)?;
+                self.monitor.wait("MIGRATION_PASS", PRECOPY_TIMEOUT, pass)?;
             }
             _ => return Ok(()),
         }
@@ -116,7 +116,7 @@ impl QemuMove {
     fn wait_status(&self, wanted: &[&str]) -> Result<Arc<vmove_qmp::Event>> {
         // A post-copy that lost its connection is paused for good here: nobody recovers it.
         let ends = ["completed", "failed", "cancelled", "postcopy-paused"];
-        let event = self.monitor.wait("MIGRATION", GIVE_UP, |event| {
+        let event = self.monitor.wait("MIGRATION", PRECOPY_TIMEOUT, |event| {
             event.text("status").is_some_and(|status| wanted.contains(&status) || ends.contains(&status))
         });
         match event {
@@ -132,7 +132,7 @@ impl QemuMove {
                 let told = self.monitor.run("query-migrate", Value::Null).unwrap_or_default();
                 let (status, left) = (&told["status"], &told["ram"]["remaining"]);
                 Err(e.context(format!(
-                    "given up after {GIVE_UP:?}, at status {status} with {left} bytes left"
+                    "given up after {PRECOPY_TIMEOUT:?}, at status {status} with {left} bytes left"
                 )))
             }
         }

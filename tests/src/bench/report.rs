@@ -8,40 +8,8 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::goals::Goal;
-use super::measure::{Case, Load, Outcome};
+use super::measure::{Load, Outcome, Row};
 use super::mover::Backing;
-
-/// A case and all its runs.
-#[derive(Debug, Clone, Serialize)]
-pub struct Row {
-    /// What was run.
-    pub case: Case,
-    /// The run with the median of the lost work; `None` when none succeeded.
-    #[serde(skip)]
-    pub median: Option<Outcome>,
-    /// All runs that succeeded.
-    pub runs: Vec<Outcome>,
-    /// What was said by those that did not.
-    pub failures: Vec<String>,
-}
-
-impl Row {
-    /// A case and its runs.
-    #[must_use]
-    pub fn new(case: Case, results: Vec<anyhow::Result<Outcome>>) -> Self {
-        let (mut runs, mut failures) = (Vec::new(), Vec::new());
-        for result in results {
-            match result {
-                Ok(outcome) => runs.push(outcome),
-                Err(error) => failures.push(format!("{error:#}")),
-            }
-        }
-        runs.sort_by(|x: &Outcome, y| x.lost_work_ms.total_cmp(&y.lost_work_ms));
-        // Of an even number the worse one: figures must not flatter.
-        let median = runs.get(runs.len() / 2).cloned();
-        Self { case, median, runs, failures }
-    }
-}
 
 /// Where and how it was measured.
 #[derive(Debug, Clone, Serialize)]
@@ -221,6 +189,7 @@ fn shorten(text: &str, most: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::measure::Case;
     use crate::bench::mover::Mode;
 
     fn case() -> Case {

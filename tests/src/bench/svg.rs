@@ -2,9 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::measure::Load;
+use super::measure::{Load, Row};
 use super::mover::Backing;
-use super::report::Row;
 
 const WIDTH: f64 = 960.0;
 const PANEL: f64 = 240.0;

@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 use vmove_tests::bench::goals;
-use vmove_tests::bench::measure::{self, Case, Load};
+use vmove_tests::bench::measure::{self, Case, Load, Row};
 use vmove_tests::bench::mover::{Backing, Mode};
-use vmove_tests::bench::report::{self, Report, Row, Setting};
+use vmove_tests::bench::report::{self, Report, Setting};
 use vmove_tests::bench::svg;
 use vmove_tests::{interrupt, places};
 

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use vmove_fabric::{CompletionKind, Completions, Endpoint, FabricError, PostError, WrId};
 
 use crate::error::SpreadError;
-use crate::message::{Assembly, HostId, Message, Welcome, frames};
+use crate::host_id::HostId;
+use crate::message::{Assembly, Message, Welcome, frames};
 
 /// How long the root may take to let a host in: it may wait for others.
-const WELCOME: Duration = Duration::from_secs(60);
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A control connection.
 #[derive(Debug)]
@@ -76,8 +77,8 @@ impl Control {
                     }
                 };
             }
-            if begin.elapsed() > WELCOME {
-                let waited_ms = u64::try_from(WELCOME.as_millis()).unwrap_or(u64::MAX);
+            if begin.elapsed() > WELCOME_TIMEOUT {
+                let waited_ms = u64::try_from(WELCOME_TIMEOUT.as_millis()).unwrap_or(u64::MAX);
                 let what = "the root's welcome";
                 return Err(FabricError::Timeout { what, waited_ms }.into());
             }

@@ -1,25 +1,19 @@
 //! Root and hosts for real: threads, connections, multicast.
 
+mod acceptor;
 mod control;
 mod host;
-mod host_thread;
 mod inbox;
-mod join;
-mod reader;
 mod root;
-mod wants;
 
-pub use host::{Host, HostOptions, HostStatus, Target};
+pub use host::{Host, HostOptions, HostStatus, Target, Wants};
 pub use root::{HostState, Root, RootOptions, RootStatus};
-pub use wants::Wants;
 
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vmove_fabric::{Fabric, FabricError, Incoming, Sched, ThreadOptions};
+use vmove_fabric::{Sched, ThreadOptions};
 
 use crate::error::SpreadError;
 
@@ -45,43 +39,5 @@ fn wait(fds: &[(BorrowedFd<'_>, bool)], timeout: Duration) -> Result<(), SpreadE
     match poll(&mut polled, Some(&time)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(SpreadError::io("wait for connections")(error.into())),
-    }
-}
-
-/// Takes connections as long as it exists.
-#[derive(Debug)]
-struct Acceptor {
-    stop: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Acceptor {
-    /// Takes connections of `fabric` and hands them to `take`.
-    fn start(fabric: Arc<dyn Fabric>, take: impl Fn(Incoming) + Send + 'static) -> Result<Self, SpreadError> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let accept = move || {
-            while !stopped.load(Ordering::Relaxed) {
-                match fabric.accept(Duration::from_millis(100)) {
-                    Ok(incoming) => take(incoming),
-                    Err(FabricError::Timeout { .. }) => {}
-                    Err(error) => {
-                        tracing::warn!(%error, "no more connections are taken");
-                        return;
-                    }
-                }
-            }
-        };
-        let thread = std::thread::Builder::new().name("vmove-spread-a".to_owned()).spawn(accept);
-        Ok(Self { stop, thread: Some(thread.map_err(SpreadError::io("start a thread"))?) })
-    }
-}
-
-impl Drop for Acceptor {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }

@@ -10,8 +10,9 @@ use rand::{Rng, SeedableRng};
 
 use super::{Outcome, Scenario};
 use crate::host::HostEngine;
+use crate::host_id::HostId;
 use crate::layout::{BLOCK_CHUNKS, CHUNK, Extent, Layout};
-use crate::message::{HostId, Message};
+use crate::message::Message;
 use crate::pace::{Pacer, Time};
 use crate::plan::Way;
 use crate::root::{OVERHEAD, RootEngine, Sizes, Step};
@@ -38,7 +39,7 @@ struct Link {
 }
 
 #[derive(Debug, Clone)]
-enum Event {
+enum ModelEvent {
     Root,
     Datagrams(usize, Rc<Vec<u32>>),
     ToHost(usize, Message),
@@ -55,13 +56,13 @@ enum Event {
 struct Agenda {
     /// Times (which are not negative, so that their bits have their order), numbers, and where the event is.
     order: BinaryHeap<Reverse<(u64, u64, usize)>>,
-    events: Vec<Option<Event>>,
+    events: Vec<Option<ModelEvent>>,
     free: Vec<usize>,
     planned: u64,
 }
 
 impl Agenda {
-    fn plan(&mut self, at: f64, event: Event) {
+    fn plan(&mut self, at: f64, event: ModelEvent) {
         self.planned += 1;
         let place = self.free.pop().unwrap_or(self.events.len());
         if place == self.events.len() {
@@ -71,14 +72,14 @@ impl Agenda {
         self.order.push(Reverse((at.to_bits(), self.planned, place)));
     }
 
-    fn next(&mut self) -> Option<(f64, Event)> {
+    fn next(&mut self) -> Option<(f64, ModelEvent)> {
         let Reverse((at, _, place)) = self.order.pop()?;
         self.free.push(place);
         Some((f64::from_bits(at), self.events[place].take()?))
     }
 }
 
-struct Host {
+struct ModelHost {
     engine: HostEngine,
     /// Whom it reads from, and how many READs are under way there.
     sources: Vec<(usize, usize)>,
@@ -96,7 +97,7 @@ pub(super) struct World<'a> {
     state_chunks: u32,
     root: RootEngine,
     /// The host with number n at n - 1.
-    hosts: Vec<Host>,
+    hosts: Vec<ModelHost>,
     up: Vec<Link>,
     down: Vec<Link>,
     leaf_up: Vec<Link>,
@@ -147,13 +148,13 @@ impl<'a> World<'a> {
         let link = |rate: f64| Link { rate: rate / scale, ..Link::default() };
         let routes = network.routes(way);
         let number = |id: HostId| id.0 as usize;
-        let mut hosts: Vec<Host> = (1..=u32::try_from(count).unwrap_or(u32::MAX))
+        let mut hosts: Vec<ModelHost> = (1..=u32::try_from(count).unwrap_or(u32::MAX))
             .map(|id| {
                 let route = routes.get(&HostId(id)).cloned().unwrap_or_else(|| Route::from_root(HostId(id)));
                 let sources = if multicast { vec![HostId::ROOT] } else { route.sources() };
                 let sources = sources.into_iter().map(|source| (number(source), 0)).collect();
                 let engine = HostEngine::new(layout.clone(), route, multicast, Time::ZERO);
-                Host {
+                ModelHost {
                     engine,
                     sources,
                     subscribers: Vec::new(),
@@ -193,7 +194,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn plan(&mut self, at: f64, event: Event) {
+    fn plan(&mut self, at: f64, event: ModelEvent) {
         self.agenda.plan(at.max(self.now), event);
     }
 
@@ -234,16 +235,16 @@ impl<'a> World<'a> {
         self.outcome()
     }
 
-    fn happen(&mut self, event: Event) {
+    fn happen(&mut self, event: ModelEvent) {
         let now = time(self.now);
         match event {
-            Event::Root => {
+            ModelEvent::Root => {
                 if self.now >= self.root_at {
                     self.root_at = f64::MAX;
                     self.step();
                 }
             }
-            Event::Datagrams(host, pieces) => {
+            ModelEvent::Datagrams(host, pieces) => {
                 for piece in pieces.iter() {
                     if self.scenario.network.loss == 0.0
                         || self.random.random::<f64>() >= self.scenario.network.loss
@@ -253,27 +254,27 @@ impl<'a> World<'a> {
                 }
                 self.pump(host);
             }
-            Event::ToHost(host, message) => {
+            ModelEvent::ToHost(host, message) => {
                 self.hosts[host - 1].engine.hear(now, message);
                 self.pump(host);
             }
-            Event::ToRoot(host, message) => {
+            ModelEvent::ToRoot(host, message) => {
                 self.root.hear(now, HostId(u32::try_from(host).unwrap_or(u32::MAX)), message);
                 self.tell();
                 self.wake_root(self.now);
             }
-            Event::Have(host, peer, blocks) => {
+            ModelEvent::Have(host, peer, blocks) => {
                 let peer = HostId(u32::try_from(peer).unwrap_or(u32::MAX));
                 self.hosts[host - 1].engine.peer_has(now, peer, &blocks);
                 self.pump(host);
             }
-            Event::Asked { host, source, pieces } => {
+            ModelEvent::Asked { host, source, pieces } => {
                 #[allow(clippy::cast_precision_loss)]
                 let bytes = pieces.len() as f64 * f64::from(CHUNK) * READ_OVERHEAD;
                 let at = self.carry(source, host, bytes);
-                self.plan(at, Event::Read { host, source, pieces });
+                self.plan(at, ModelEvent::Read { host, source, pieces });
             }
-            Event::Read { host, source, pieces } => {
+            ModelEvent::Read { host, source, pieces } => {
                 let id = HostId(u32::try_from(source).unwrap_or(u32::MAX));
                 let state = &mut self.hosts[host - 1];
                 state.engine.read_done(now, id, &pieces, true);
@@ -282,7 +283,7 @@ impl<'a> World<'a> {
                 }
                 self.pump(host);
             }
-            Event::Tick(host) => {
+            ModelEvent::Tick(host) => {
                 self.hosts[host - 1].ticks_at = f64::MAX;
                 self.pump(host);
             }
@@ -292,7 +293,7 @@ impl<'a> World<'a> {
     fn wake_root(&mut self, at: f64) {
         if at < self.root_at {
             self.root_at = at;
-            self.plan(at, Event::Root);
+            self.plan(at, ModelEvent::Root);
         }
     }
 
@@ -312,7 +313,7 @@ impl<'a> World<'a> {
     fn tell(&mut self) {
         for (id, message) in self.root.take_out() {
             let at = self.say(0);
-            self.plan(at, Event::ToHost(id.0 as usize, message));
+            self.plan(at, ModelEvent::ToHost(id.0 as usize, message));
         }
     }
 
@@ -338,7 +339,7 @@ impl<'a> World<'a> {
             let leaf = self.scenario.network.hosts[host];
             let at = pass([&mut self.down[host]], self.now, bytes).max(at_leaf[leaf]) + self.scenario.latency;
             if self.hosts[host - 1].complete.is_none() {
-                self.plan(at, Event::Datagrams(host, Rc::clone(&pieces)));
+                self.plan(at, ModelEvent::Datagrams(host, Rc::clone(&pieces)));
             }
         }
     }
@@ -377,7 +378,7 @@ impl<'a> World<'a> {
         if let Some(at) = tick {
             state.ticks_at = at.max(self.now + 1e-9);
             let at = state.ticks_at;
-            self.plan(at, Event::Tick(host));
+            self.plan(at, ModelEvent::Tick(host));
         }
         if !blocks.is_empty() {
             // Each of them hears of all blocks; what it does not read from here changes nothing, and is left out.
@@ -388,17 +389,17 @@ impl<'a> World<'a> {
                 let reads = |block: &u32| self.hosts[to - 1].engine.source(*block) == id;
                 let blocks: Vec<u32> = blocks.iter().copied().filter(reads).collect();
                 if !blocks.is_empty() {
-                    self.plan(at, Event::Have(to, host, blocks));
+                    self.plan(at, ModelEvent::Have(to, host, blocks));
                 }
             }
         }
         for (source, pieces) in asks {
             let at = self.say(host);
-            self.plan(at, Event::Asked { host, source, pieces });
+            self.plan(at, ModelEvent::Asked { host, source, pieces });
         }
         for message in out {
             let at = self.say(host);
-            self.plan(at, Event::ToRoot(host, message));
+            self.plan(at, ModelEvent::ToRoot(host, message));
         }
     }
 

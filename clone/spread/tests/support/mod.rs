@@ -109,8 +109,7 @@ fn ways(node: &Node) -> Ways {
 /// What the process of a node does. It ends when its standard input does.
 pub fn node() {
     let Ok(node) = std::env::var(VARIABLE) else {
-        eprintln!("SKIP node: it is the process of another test");
-        return;
+        return vmove_skip::skip!("it is the process of another test");
     };
     let node: Node = serde_json::from_str(&node).unwrap();
     let ways = ways(&node);

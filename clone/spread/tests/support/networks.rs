@@ -1,6 +1,7 @@
 //! Network namespaces joined by a bridge in a namespace of its own.
 
 use std::process::Command;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Namespaces, deleted when dropped. The root is 1, host n is n + 1.
@@ -17,6 +18,18 @@ fn run(program: &str, arguments: &str) -> Result<Vec<u8>, String> {
         return Ok(output.stdout);
     }
     Err(format!("{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+/// Whether this machine can make namespaces, limit links and drop packets; or what it lacks. Tests ask once: where one is possible,
+/// each that fails later is an error.
+pub fn possible() -> Result<(), String> {
+    static ANSWER: OnceLock<Result<(), String>> = OnceLock::new();
+    let ask = || {
+        let networks = Networks::new(1)?;
+        networks.limit(1, 100)?;
+        networks.lose(1, 0.5, true)
+    };
+    ANSWER.get_or_init(ask).clone()
 }
 
 impl Networks {

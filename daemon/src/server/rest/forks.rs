@@ -3,21 +3,21 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use vmove_clone::report::{ForkProgress, ForkReport};
+use vmove_http::{Answer, Json, Path, Query};
+use vmove_types::fork_report::{ForkProgress, ForkReport};
 
-use super::error::{Answer, Json, Path, Query};
-use crate::api::forks::{
+use crate::server::problem::IntoProblem;
+use crate::server::{App, detached};
+use vmove_types::fork::{
     ForkNode, ForkRequest, Promoted, Removed, TemplateInfo, TemplateList, TemplateRequest, TreeQuery, Warm,
     WarmRequest,
 };
-use crate::api::problem::Problem;
-use crate::api::schema;
-use crate::api::types::Stopped;
-use crate::server::{App, detached};
+use vmove_types::problem::Problem;
+use vmove_types::vm::Stopped;
 
 /// Forks a guest, or a template. Answers when everything is done; see `/v1/forks/{id}` meanwhile.
 #[utoipa::path(post, path = "/v1/forks", operation_id = "createFork", tag = "forks", request_body = ForkRequest,
-    responses((status = 200, body = schema::ForkReport), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
+    responses((status = 200, body = ForkReport), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
 pub async fn create(State(app): State<Arc<App>>, Json(request): Json<ForkRequest>) -> Answer<ForkReport> {
     let forks = app.forks.clone();
     Ok(axum::Json(detached(forks.create(request)).await?))
@@ -26,9 +26,9 @@ pub async fn create(State(app): State<Arc<App>>, Json(request): Json<ForkRequest
 /// Where a fork stands. The daemon remembers the last ones.
 #[utoipa::path(get, path = "/v1/forks/{id}", operation_id = "showFork", tag = "forks",
     params(("id" = String, Path, description = "Id of the fork")),
-    responses((status = 200, body = schema::ForkProgress), (status = 404, body = Problem)))]
+    responses((status = 200, body = ForkProgress), (status = 404, body = Problem)))]
 pub async fn show(State(app): State<Arc<App>>, Path(id): Path<String>) -> Answer<ForkProgress> {
-    Ok(axum::Json(app.forks.progress(&id)?))
+    Ok(axum::Json(app.forks.progress(&id).map_err(IntoProblem::into_problem)?))
 }
 
 /// A VM and everything that came from it.
@@ -40,7 +40,7 @@ pub async fn tree(
     Path(name): Path<String>,
     Query(query): Query<TreeQuery>,
 ) -> Answer<ForkNode> {
-    Ok(axum::Json(app.forks.whole_tree(&name, query.ask).await?))
+    Ok(axum::Json(app.forks.whole_tree(&name, query.ask).await.map_err(IntoProblem::into_problem)?))
 }
 
 /// Ends a child at once, also one on another node.
@@ -68,14 +68,14 @@ pub async fn warm(
     Path(name): Path<String>,
     Json(request): Json<WarmRequest>,
 ) -> Answer<Warm> {
-    Ok(axum::Json(detached(app.forks.clone().warm(name, request)).await?))
+    Ok(axum::Json(detached(app.forks.clone().prepare(name, request)).await?))
 }
 
 /// Templates in memory and on disk.
 #[utoipa::path(get, path = "/v1/templates", operation_id = "listTemplates", tag = "forks",
     responses((status = 200, body = TemplateList)))]
 pub async fn templates(State(app): State<Arc<App>>) -> Answer<TemplateList> {
-    Ok(axum::Json(app.forks.templates().await?))
+    Ok(axum::Json(app.forks.templates().await.map_err(IntoProblem::into_problem)?))
 }
 
 /// Freezes a guest as it is now and writes it to disk; the guest runs on.

@@ -1,6 +1,5 @@
 //! REST: everything on the control socket, questions alone on the peer port.
 
-mod error;
 mod fabric;
 mod forks;
 mod migrations;
@@ -14,10 +13,10 @@ use axum::Router;
 use axum::http::Method;
 use axum::routing::{delete, get, post};
 
-use self::error::Refusal;
-pub use self::error::engine_problem;
+use vmove_http::{Refusal, fallback, span};
+
 use super::App;
-use crate::api::problem::{Code, Problem};
+use vmove_types::problem::{Code, Problem};
 
 /// Everything. For the control socket, whose mode says who may.
 pub fn control(app: Arc<App>) -> Router {
@@ -46,8 +45,9 @@ pub fn control(app: Arc<App>) -> Router {
         .route("/v1/migrations/{id}", get(migrations::show).delete(migrations::cancel))
         .route("/v1/migrations/{id}/recover", post(migrations::recover))
         .route("/v1/migrations/{id}/events", get(migrations::events))
-        .fallback(unknown_path)
-        .method_not_allowed_fallback(wrong_method)
+        .fallback(fallback::unknown_path)
+        .method_not_allowed_fallback(fallback::wrong_method)
+        .layer(axum::middleware::from_fn(span::of_request))
         .with_state(app)
 }
 
@@ -63,29 +63,17 @@ pub fn public(app: Arc<App>) -> Router {
         .route("/v1/migrations/{id}/events", get(migrations::events))
         .fallback(read_only)
         .method_not_allowed_fallback(read_only)
+        .layer(axum::middleware::from_fn(span::of_request))
         .with_state(app)
 }
 
-async fn unknown_path(uri: axum::http::Uri) -> Refusal {
-    Refusal(Problem::new(
-        Code::UnknownPath,
-        format!("Expected a path of /openapi.json, found {}; names are percent-encoded", uri.path()),
-    ))
-}
-
-async fn wrong_method(method: Method, uri: axum::http::Uri) -> Refusal {
-    Refusal(Problem::new(
-        Code::MethodNotAllowed,
-        format!("{} does not take {method}: see /openapi.json", uri.path()),
-    ))
-}
-
 async fn read_only(method: Method, uri: axum::http::Uri) -> Refusal {
-    Refusal(Problem::new(
+    Problem::new(
         Code::ReadOnly,
         format!(
             "{method} {} is not served on the peer port: use the control socket of that node",
             uri.path()
         ),
-    ))
+    )
+    .into()
 }

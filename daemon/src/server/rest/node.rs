@@ -4,28 +4,27 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::header;
-use axum::response::IntoResponse;
+use axum::response::Response;
 
 use vmove_fabric::FabricKind;
-use vmove_migrate::link::FabricOffer;
+use vmove_http::Answer;
+use vmove_node::blocking::run_blocking;
+use vmove_node::peer::FabricOffer;
 
-use super::error::Answer;
-use crate::api::is_end;
-use crate::api::types::{NodeInfo, NodeMemory};
 use crate::server::App;
-use crate::server::registry::off_worker;
+use crate::server::problem::IntoProblem;
+use vmove_types::node::{NodeInfo, NodeMemory};
 
 /// This node: fabrics, memory, known peers.
 #[utoipa::path(get, path = "/v1/node", operation_id = "showNode", tag = "node", responses((status = 200, body = NodeInfo)))]
 pub async fn node(State(app): State<Arc<App>>) -> Answer<NodeInfo> {
-    let memory = off_worker(memory).await?;
+    let memory = run_blocking(memory).await.map_err(IntoProblem::into_problem)?;
     let offers = app.fabrics.offers();
-    let running = app.sessions.live().iter().filter(|p| !is_end(&p.outcome)).count();
+    let running = app.sessions.live().iter().filter(|p| !p.outcome.is_end()).count();
     Ok(Json(NodeInfo {
         node: app.config.node.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        protocol: vmove_migrate::proto::hello::PROTOCOL_VERSION,
+        protocol: vmove_node::peer::PROTOCOL_VERSION,
         pid: std::process::id(),
         uptime_s: app.started.elapsed().as_secs(),
         listen: app.listen.to_string(),
@@ -54,8 +53,8 @@ pub async fn health() -> &'static str {
 
 /// Prometheus metrics, as on the metrics port.
 #[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "node", responses((status = 200, body = String, content_type = "text/plain")))]
-pub async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], app.metrics.render())
+pub async fn metrics(State(app): State<Arc<App>>) -> Response {
+    vmove_http::metrics::answer(app.metrics.render())
 }
 
 fn memory() -> NodeMemory {

@@ -1,9 +1,10 @@
 //! The description of the interface.
 
+use axum::response::Response;
 use utoipa::OpenApi;
 
-use crate::api::problem::{Code, Problem};
-use crate::api::{schema, types};
+use vmove_types::problem::{Code, Problem};
+use vmove_types::{check, fork_report, migration, progress, report, spec, vm};
 
 /// Gathers what the handlers say of themselves.
 #[derive(Debug, OpenApi)]
@@ -46,9 +47,9 @@ use crate::api::{schema, types};
         super::migrations::events,
     ),
     components(schemas(
-        Problem, Code, types::Taken, types::Stopped,
-        schema::ForkReport, schema::ForkProgress,
-        schema::Progress, schema::Outcome, schema::Report, schema::Blocker, schema::CheckReport, schema::MigrationSpec,
+        Problem, Code, migration::Taken, vm::Stopped,
+        fork_report::ForkReport, fork_report::ForkProgress,
+        progress::Progress, progress::Outcome, report::Report, check::Blocker, check::CheckReport, spec::MigrationSpec,
     )),
     tags((name = "node"), (name = "vms"), (name = "forks"), (name = "migrations"))
 )]
@@ -57,53 +58,29 @@ struct Api;
 /// The description, with a line end.
 #[must_use]
 pub fn document() -> String {
-    let mut text = Api::openapi().to_pretty_json().unwrap_or_default();
-    text.push('\n');
-    text
+    vmove_http::openapi::document::<Api>()
 }
 
 /// Answers with the description.
-pub async fn serve() -> impl axum::response::IntoResponse {
-    ([(axum::http::header::CONTENT_TYPE, "application/json")], document())
+pub async fn serve() -> Response {
+    vmove_http::openapi::answer(document())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::path::Path;
+
+    use super::document;
 
     /// `VMOVE_WRITE_OPENAPI=1 cargo test -p vmove-daemon openapi` writes it.
     #[test]
     fn the_checked_in_description_is_current() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
-        if std::env::var_os("VMOVE_WRITE_OPENAPI").is_some() {
-            std::fs::write(path, document()).unwrap();
-        }
-        let found = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(
-            found == document(),
-            "docs/openapi.json is out of date: run VMOVE_WRITE_OPENAPI=1 cargo test -p vmove-daemon openapi"
-        );
+        vmove_http::openapi::check_file(&document(), Path::new(path)).unwrap();
     }
 
     #[test]
-    fn every_reference_leads_somewhere() {
-        let json: serde_json::Value = serde_json::from_str(&document()).unwrap();
-        let text = document();
-        for part in text.split("\"$ref\": \"#").skip(1) {
-            let pointer = part.split('"').next().unwrap();
-            assert!(json.pointer(pointer).is_some(), "{pointer}");
-        }
-    }
-
-    #[test]
-    fn every_operation_has_a_name_of_its_own() {
-        let json: serde_json::Value = serde_json::from_str(&document()).unwrap();
-        let mut names = std::collections::BTreeSet::new();
-        for (path, methods) in json["paths"].as_object().unwrap() {
-            for (method, operation) in methods.as_object().unwrap() {
-                let name = operation["operationId"].as_str().unwrap();
-                assert!(names.insert(name.to_owned()), "{method} {path}: {name} is taken");
-            }
-        }
+    fn every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_own() {
+        vmove_http::openapi::check(&document()).unwrap();
     }
 }

@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use vmove_migrate::check::CheckReport;
+use vmove_http::{Answer, Json, Path, Query, Refusal};
+use vmove_node::registry::RegistryError;
+use vmove_types::check::CheckReport;
 
-use super::error::{Answer, Json, Path, Query, Refusal};
-use crate::api::problem::Problem;
-use crate::api::schema;
-use crate::api::types::{
-    AdoptRequest, CheckQuery, RunRequest, StateRequest, StopQuery, Stopped, VmDetail, VmList,
-};
+use crate::server::problem::IntoProblem;
 use crate::server::{App, detached};
+use vmove_types::migration::CheckQuery;
+use vmove_types::problem::Problem;
+use vmove_types::vm::{AdoptRequest, RunRequest, StateRequest, StopQuery, Stopped, VmDetail, VmList};
 
 /// All VMs of this node.
 #[utoipa::path(get, path = "/v1/vms", operation_id = "listVms", tag = "vms", responses((status = 200, body = VmList)))]
@@ -46,7 +46,7 @@ pub async fn adopt(
 #[utoipa::path(get, path = "/v1/vms/{name}", operation_id = "showVm", tag = "vms", params(("name" = String, Path, description = "Name of the VM")),
     responses((status = 200, body = VmDetail), (status = 404, body = Problem)))]
 pub async fn show(State(app): State<Arc<App>>, Path(name): Path<String>) -> Answer<VmDetail> {
-    Ok(axum::Json(app.registry.show(&name).await?))
+    Ok(axum::Json(app.registry.show(&name).await.map_err(IntoProblem::into_problem)?))
 }
 
 /// Ends a VM.
@@ -80,7 +80,7 @@ pub async fn set_state(
 pub async fn forget(State(app): State<Arc<App>>, Path(name): Path<String>) -> Answer<Stopped> {
     let task = async move {
         app.registry.forget(&name).await?;
-        Ok(Stopped { name, how: "released, still running".to_owned() })
+        Ok::<_, RegistryError>(Stopped { name, how: "released, still running".to_owned() })
     };
     Ok(axum::Json(detached(task).await?))
 }
@@ -88,12 +88,12 @@ pub async fn forget(State(app): State<Arc<App>>, Path(name): Path<String>) -> An
 /// Everything in the way of a migration. Changes nothing.
 #[utoipa::path(get, path = "/v1/vms/{name}/check", operation_id = "checkVm", tag = "vms",
     params(("name" = String, Path, description = "Name of the VM"), CheckQuery),
-    responses((status = 200, body = schema::CheckReport), (status = 404, body = Problem), (status = 422, body = Problem)))]
+    responses((status = 200, body = CheckReport), (status = 404, body = Problem), (status = 422, body = Problem)))]
 pub async fn check(
     State(app): State<Arc<App>>,
     Path(name): Path<String>,
     Query(query): Query<CheckQuery>,
 ) -> Answer<CheckReport> {
-    let to = app.target(&query.to)?;
-    Ok(axum::Json(app.engine.check(&name, to).await?))
+    let to = app.known.target(&query.to).map_err(IntoProblem::into_problem)?;
+    Ok(axum::Json(app.engine.check(&name, to).await.map_err(IntoProblem::into_problem)?))
 }

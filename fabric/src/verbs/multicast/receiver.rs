@@ -7,7 +7,8 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use super::{Membership, Shared};
 use crate::FabricError;
-use crate::multicast::{MulticastCells, MulticastCountersHandle, MulticastReceiver, Sink};
+use crate::counters::{MulticastCountersHandle, MulticastTotals};
+use crate::multicast::{MulticastReceiver, Sink};
 use crate::table::{Participant, Section};
 use crate::verbs::raw::{Arrived, Ring, Route, Shape};
 
@@ -58,11 +59,11 @@ impl Receiver {
 
     fn take(&mut self, sink: &mut dyn Sink) -> Result<usize, FabricError> {
         let section = self.participant.enter();
-        let cells = self.counters.cells();
+        let totals = self.counters.totals();
         let mut result = Ok(());
         let found = self.ring.poll(|arrived| {
             if result.is_ok() {
-                result = land(&section, cells, sink, arrived);
+                result = land(&section, totals, sink, arrived);
             }
         });
         result.and(found.map_err(FabricError::io("receive from a multicast group")))
@@ -79,18 +80,18 @@ fn poller(ring: &Ring, shared: &Shared) -> io::Result<OwnedFd> {
 /// Brings one datagram to its place.
 fn land(
     section: &Section<'_>,
-    cells: &MulticastCells,
+    totals: &MulticastTotals,
     sink: &mut dyn Sink,
     arrived: Arrived<'_>,
 ) -> Result<(), FabricError> {
     let Some(immediate) = arrived.immediate.filter(|_| !arrived.payload.is_empty()) else {
-        cells.refused.add(1);
+        totals.refused.add(1);
         return Ok(());
     };
-    cells.received.add(1);
-    cells.bytes_received.add(arrived.payload.len() as u64);
+    totals.received.add(1);
+    totals.bytes_received.add(arrived.payload.len() as u64);
     let Some(place) = sink.place(immediate, arrived.payload.len()) else {
-        cells.unwanted.add(1);
+        totals.unwanted.add(1);
         return Ok(());
     };
     let piece = section.local(&place).filter(|piece| piece.len() == arrived.payload.len());

@@ -5,17 +5,18 @@ use std::time::{Duration, Instant};
 
 use super::{Membership, Shared};
 use crate::FabricError;
-use crate::multicast::{MulticastCountersHandle, MulticastSender, Outgoing};
+use crate::counters::MulticastCountersHandle;
+use crate::multicast::{MulticastSender, Outgoing};
 use crate::sys::net::wait;
 use crate::table::Participant;
 use crate::verbs::raw::{Ended, Outbox, Outcome, Payload, Route, Shape};
 
 /// Datagrams under way.
 const DEPTH: u32 = 512;
-/// Datagrams whose end is told together.
+/// Number of datagrams whose completion is reported together.
 const GROUP: usize = 32;
 /// How long the drop waits for what is under way: a queue pair that ends takes it along.
-const LINGER: Duration = Duration::from_secs(1);
+const LAST_SENDS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Sends the datagrams of one session.
 #[derive(Debug)]
@@ -124,9 +125,9 @@ impl MulticastSender for Sender {
             self.free -= count;
             self.groups.push_back(count);
             taken += count;
-            let cells = self.counters.cells();
-            cells.sent.add(count as u64);
-            cells.bytes_sent.add(bytes);
+            let totals = self.counters.totals();
+            totals.sent.add(count as u64);
+            totals.bytes_sent.add(bytes);
         }
         Ok(taken)
     }
@@ -155,7 +156,7 @@ impl MulticastSender for Sender {
 impl Drop for Sender {
     fn drop(&mut self) {
         let begin = Instant::now();
-        while !self.groups.is_empty() && begin.elapsed() < LINGER && self.reap().is_ok() {
+        while !self.groups.is_empty() && begin.elapsed() < LAST_SENDS_TIMEOUT && self.reap().is_ok() {
             std::thread::sleep(Duration::from_micros(200));
         }
     }

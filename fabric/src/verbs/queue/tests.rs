@@ -7,8 +7,8 @@ fn segment(local: usize, remote: u64, len: u32) -> (LocalSlice, RemoteSlice) {
 }
 
 fn add(queue: &mut SendQueue, wr: u64, need: Need, segments: &[(LocalSlice, RemoteSlice)]) {
-    let transfer = queue.transfer(WrId(wr), need, segments.iter().copied());
-    queue.push(transfer);
+    let bytes = segments.iter().map(|(local, _)| u64::from(local.len)).sum();
+    queue.push(WrId(wr), need, bytes, segments.iter().copied());
 }
 
 fn fill(queue: &mut SendQueue) -> (Vec<Post>, Stop) {

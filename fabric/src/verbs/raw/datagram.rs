@@ -10,11 +10,12 @@ use rdma_sys::{
     ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_flags, ibv_wc_status, ibv_wr_opcode,
 };
 
-use super::device::{Domain, Held, Mr, check};
+use super::device::{Domain, check};
 use super::library::library;
 use super::list::link;
 use super::membership::Route;
 use super::queue::{BATCH, Cq, attributes, modify};
+use super::registered::{Held, Mr};
 use crate::region::{Access, MemoryArea};
 
 /// Bytes in front of a received payload: the global routing header, or what a device puts there for IPv4.
@@ -149,7 +150,7 @@ impl Outbox {
         &mut self.ud.cq
     }
 
-    /// Hands datagrams to the device, all with one doorbell. The end of the last one is told, by `id`.
+    /// Hands datagrams to the device, all with one doorbell. Only the last one reports its completion, with `id`.
     ///
     /// # Errors
     /// The device did not take all of them: the queue pair is of no use any more.

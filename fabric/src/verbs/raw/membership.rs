@@ -1,4 +1,4 @@
-//! Membership of a multicast group by librdmacm, which tells the kernel and the switches (on Ethernet by IGMP, on
+//! Membership of a multicast group by librdmacm, which informs the kernel and the switches (on Ethernet by IGMP, on
 //! InfiniBand through the subnet manager) and says how the group is addressed.
 
 use std::ffi::CStr;
@@ -18,7 +18,7 @@ use super::library::{Cm, library, load_cm};
 use crate::sys::net::wait;
 
 /// How long the network may take to let us in.
-const PATIENCE: Duration = Duration::from_secs(5);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How datagrams of a group are addressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -199,7 +199,7 @@ impl Id {
 
     /// Waits for the answer to a request to join.
     fn joined(&self) -> io::Result<ibv_ah_attr> {
-        wait(self.channel.fd(), false, Some(PATIENCE))?;
+        wait(self.channel.fd(), false, Some(JOIN_TIMEOUT))?;
         let mut event = std::ptr::null_mut();
         // SAFETY: rules 1 and 3.
         if unsafe { (self.channel.cm.get_cm_event)(self.channel.channel.as_ptr(), &raw mut event) } != 0 {

@@ -29,9 +29,11 @@ mod list;
 mod membership;
 mod probe;
 mod queue;
+mod registered;
 
 pub(super) use datagram::{Arrived, Outbox, Payload, Ring, Shape};
-pub(super) use device::{Device, Domain, Held, Limits, Mr, News};
+pub(super) use device::{Device, Domain, Limits, News};
 pub(super) use membership::{Member, Route};
 pub(super) use probe::Probe;
 pub(super) use queue::{Cq, Ended, Outcome, Path, Post, Qp};
+pub(super) use registered::{Held, Mr};

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::device::{Domain, Held, Mr};
+use super::device::Domain;
 use super::queue::{Ended, Outcome, Post, Qp};
+use super::registered::{Held, Mr};
 use crate::region::{Access, MemoryArea};
 use crate::table::Need;
 
@@ -46,7 +47,7 @@ impl Probe {
         self.mr.rkey()
     }
 
-    /// Reads the peer's page, by its address and key, which must be full of `number`. Gives up after `patience`, if the device
+    /// Reads the peer's page, by its address and key, which must be full of `number`. Gives up after `timeout`, if the device
     /// has not done so.
     ///
     /// # Errors
@@ -56,7 +57,7 @@ impl Probe {
         qp: &mut Qp,
         (address, key): (u64, u32),
         number: u32,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(), String> {
         let local = self.address() + LEN as u64;
         let len = u32::try_from(LEN).unwrap_or(0);
@@ -66,8 +67,8 @@ impl Probe {
         let begun = Instant::now();
         let mut ended: Vec<Ended> = Vec::with_capacity(1);
         while qp.cq.poll(&mut ended).map_err(|error| error.to_string())? == 0 {
-            if begun.elapsed() > patience {
-                return Err(format!("a READ of {LEN} bytes was not answered within {patience:?}"));
+            if begun.elapsed() > timeout {
+                return Err(format!("a READ of {LEN} bytes was not answered within {timeout:?}"));
             }
             // As long as an ordinary READ takes, look again and again; it is slower only where something is wrong.
             if begun.elapsed() > Duration::from_millis(1) {

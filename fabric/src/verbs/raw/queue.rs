@@ -152,7 +152,7 @@ pub(in crate::verbs) struct Post {
     pub(in crate::verbs) len: u32,
     pub(in crate::verbs) remote: u64,
     pub(in crate::verbs) rkey: u32,
-    /// Whether its success is told; failure always is.
+    /// Whether its success is reported; failure always is.
     pub(in crate::verbs) signalled: bool,
 }
 

@@ -7,15 +7,19 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 
 use sched_bridge::place::ClusterRequest;
+use tracing::Instrument;
+use vmove_http::{Answer, Json, Path, Query, Refusal};
 
 use super::App;
-use super::problem::{Answer, Code, Json, Path, Problem, Query, Refusal};
-use super::types::{AccountQuery, LeaseAnswer, LeaseInfo, LeaseList, LeaseQuery, LeaseRequest};
+use super::problem::{Code, Problem};
 use crate::account::{Record, csv, json_lines};
-use crate::bridge::{Ask, Want};
+use crate::bridge::{GrantRequest, Wanted};
 use crate::lease::{DEFAULT_TTL_MS, LeaseId};
 use crate::request_text;
-use crate::slurm::book::BookError;
+use crate::slurm::booking::BookingError;
+use vmove_bridge_types::requests::{
+    AccountQuery, LeaseAnswer, LeaseInfo, LeaseList, LeaseQuery, LeaseRequest,
+};
 
 /// All leases.
 #[utoipa::path(get, path = "/v1/leases", operation_id = "listLeases", tag = "leases", params(LeaseQuery),
@@ -35,29 +39,34 @@ pub async fn grant(
     State(app): State<Arc<App>>,
     Json(request): Json<LeaseRequest>,
 ) -> Result<(StatusCode, axum::Json<LeaseAnswer>), Refusal> {
-    let want = want(&request)?;
+    let wanted = wanted(&request)?;
     if request.what_if {
-        let Want::Place(wanted) = want else {
-            return Err(Problem::bad("what_if needs a request that is to be placed").into());
+        let Wanted::Cluster(wanted) = wanted else {
+            return Err(Problem::bad_request(
+                "what_if takes a request or a text: assignments are placed already",
+            )
+            .into());
         };
-        return Ok((StatusCode::OK, axum::Json(tried(&app, *wanted, request.explain).await?)));
+        return Ok((StatusCode::OK, axum::Json(what_if(&app, *wanted, request.explain).await?)));
     }
-    let ask = Ask {
+    let grant = GrantRequest {
         id: request.id.unwrap_or_else(LeaseId::unique),
         holder: request.holder,
-        want,
+        wanted,
         ttl_ms: request.ttl_ms.unwrap_or(DEFAULT_TTL_MS),
     };
-    // The client may hang up; what was begun is finished, so that its repeated request finds the lease.
+    // Finished even if the client hangs up, so that its repeated request finds the lease.
     let bridge = Arc::clone(&app.bridge);
     let slurm = app.slurm.clone();
     let work = async move {
         match slurm {
-            Some(slurm) => slurm.book(&bridge, ask).await.map_err(Problem::from),
-            None => bridge.grant(ask).await.map_err(Problem::from),
+            Some(slurm) => slurm.book(&bridge, grant).await.map_err(Problem::from),
+            None => bridge.grant(grant).await.map_err(Problem::from),
         }
     };
-    let granted = tokio::spawn(work).await.map_err(|e| Problem::new(Code::Internal, e.to_string()))??;
+    let granted = tokio::spawn(work.in_current_span())
+        .await
+        .map_err(|e| Problem::new(Code::Internal, e.to_string()))??;
     let status = if granted.again { StatusCode::OK } else { StatusCode::CREATED };
     let lease = Some(LeaseInfo::from(&*granted.lease));
     Ok((
@@ -72,19 +81,19 @@ pub async fn grant(
     ))
 }
 
-impl From<BookError> for Problem {
-    fn from(error: BookError) -> Self {
+impl From<BookingError> for Problem {
+    fn from(error: BookingError) -> Self {
         let code = match error {
-            BookError::Bridge(error) => return error.into(),
-            BookError::Slurm(_) => Code::SlurmUnreachable,
-            BookError::Overtaken => Code::Contended,
+            BookingError::Bridge(error) => return error.into(),
+            BookingError::Slurm(_) => Code::SlurmUnreachable,
+            BookingError::Overtaken => Code::Contended,
         };
         Self::new(code, error.to_string())
     }
 }
 
-/// Where a request would go, and why.
-async fn tried(app: &App, wanted: ClusterRequest, explain: bool) -> Result<LeaseAnswer, Refusal> {
+/// Where a request would be placed, and, with `explain`, why.
+async fn what_if(app: &App, wanted: ClusterRequest, explain: bool) -> Result<LeaseAnswer, Refusal> {
     let mut answer =
         LeaseAnswer { lease: None, placement: None, again: false, explanation: None, refused: None };
     if explain {
@@ -100,22 +109,22 @@ async fn tried(app: &App, wanted: ClusterRequest, explain: bool) -> Result<Lease
     Ok(answer)
 }
 
-/// Exactly one of the ways in which a request can be given.
-fn want(request: &LeaseRequest) -> Result<Want, Problem> {
+/// What is wanted: exactly one of `request`, `text` and `assignments`.
+fn wanted(request: &LeaseRequest) -> Result<Wanted, Problem> {
     match (&request.request, &request.text, &request.assignments) {
-        (Some(wanted), None, None) => Ok(Want::Place(Box::new(wanted.clone()))),
+        (Some(cluster), None, None) => Ok(Wanted::Cluster(Box::new(cluster.clone()))),
         (None, Some(text), None) => {
-            let wanted = request_text::parse(text, request.cluster.as_ref()).map_err(Problem::bad)?;
-            Ok(Want::Place(Box::new(wanted)))
+            let parsed = request_text::parse(text, request.cluster.as_ref()).map_err(Problem::bad_request)?;
+            Ok(Wanted::Cluster(Box::new(parsed)))
         }
         (None, None, Some(assignments)) => {
             let name = request
                 .cluster
                 .clone()
-                .ok_or_else(|| Problem::bad("assignments need the name of a cluster"))?;
-            Ok(Want::Exactly(name, assignments.clone()))
+                .ok_or_else(|| Problem::bad_request("assignments need the name of a cluster"))?;
+            Ok(Wanted::Assignments(name, assignments.clone()))
         }
-        _ => Err(Problem::bad("expected exactly one of request, text and assignments")),
+        _ => Err(Problem::bad_request("expected exactly one of request, text and assignments")),
     }
 }
 
@@ -126,25 +135,25 @@ pub async fn show(State(app): State<Arc<App>>, Path(id): Path<LeaseId>) -> Answe
     Ok(axum::Json(LeaseInfo::from(&*app.bridge.view()?.lease(&id)?.lease)))
 }
 
-/// A heartbeat. When it answers 404 the lease has ended, and its holder must let go of all that was in it.
+/// Records a heartbeat. Status 404: the lease has ended, and its holder must stop using everything in it.
 #[utoipa::path(post, path = "/v1/leases/{id}/renew", operation_id = "renewLease", tag = "leases", params(("id" = String, Path, description = "Id of the lease")),
     responses((status = 200, body = LeaseInfo), (status = 404, body = Problem), (status = "5XX", body = Problem)))]
 pub async fn renew(State(app): State<Arc<App>>, Path(id): Path<LeaseId>) -> Answer<LeaseInfo> {
     Ok(axum::Json(LeaseInfo::from(&*app.bridge.renew(&id).await?)))
 }
 
-/// Gives a lease back. What it used is in the answer, and on the holder's account.
+/// Releases a lease. The answer is its accounting record.
 #[utoipa::path(delete, path = "/v1/leases/{id}", operation_id = "releaseLease", tag = "leases", params(("id" = String, Path, description = "Id of the lease")),
     responses((status = 200, body = Record), (status = 404, body = Problem), (status = "5XX", body = Problem)))]
 pub async fn release(State(app): State<Arc<App>>, Path(id): Path<LeaseId>) -> Answer<Record> {
     let record = app.bridge.release(&id).await?;
     if let Some(slurm) = &app.slurm {
-        slurm.ended(&id).await;
+        slurm.lease_ended(&id).await;
     }
     Ok(axum::Json(record))
 }
 
-/// What was used, by leases that have ended.
+/// Accounting records of leases that have ended.
 #[utoipa::path(get, path = "/v1/account", operation_id = "account", tag = "account", params(AccountQuery),
     responses((status = 200, body = String, content_type = "text/plain"), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
 pub async fn account(
@@ -161,6 +170,12 @@ pub async fn account(
     match query.format.as_deref() {
         None | Some("jsonl") => Ok(([(header::CONTENT_TYPE, "application/jsonl")], json_lines(&records))),
         Some("csv") => Ok(([(header::CONTENT_TYPE, "text/csv")], csv(&records))),
-        Some(other) => Err(Problem::bad(format!("format {other:?}: expected jsonl or csv")).into()),
+        Some(other) => Err(Problem::bad_request(format!("format {other:?}: expected jsonl or csv")).into()),
+    }
+}
+
+impl From<BookingError> for Refusal {
+    fn from(error: BookingError) -> Self {
+        Problem::from(error).into()
     }
 }

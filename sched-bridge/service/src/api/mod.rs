@@ -5,8 +5,6 @@ mod nodes;
 pub mod openapi;
 pub mod plans;
 pub mod problem;
-pub mod schema;
-pub mod types;
 mod vms;
 
 #[cfg(test)]
@@ -16,36 +14,38 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{Method, header};
+use axum::http::header;
 use axum::middleware::Next;
 use axum::response::Response;
 use axum::routing::{get, post, put};
 
-use self::problem::{Code, Problem, Refusal};
+use vmove_http::{Refusal, fallback, span};
+
+use self::problem::{Code, Problem};
 use crate::bridge::Bridge;
-use crate::plan::mover::Mover;
-use crate::plan::run::Limits;
-use crate::slurm::follow::Follow;
+use crate::driver::VmDriver;
+use crate::executor::Limits;
+use crate::slurm::follower::SlurmFollower;
 
 /// Largest request: the topology of 10,000 nodes is some hundred kilobytes.
 const LARGEST_BODY: usize = 64 << 20;
 
-/// What handlers work with.
-#[derive(Debug)]
+/// What handlers use.
+#[derive(Debug, Clone)]
 pub struct App {
     /// The bridge.
     pub bridge: Arc<Bridge>,
-    /// Moves VMs.
-    pub mover: Arc<dyn Mover>,
-    /// How much at once.
+    /// Controls the VMs.
+    pub driver: Arc<dyn VmDriver>,
+    /// How many migrations may run at once.
     pub limits: Limits,
     /// The Slurm cluster that is followed, if any.
-    pub slurm: Option<Follow>,
-    /// What must be in the `authorization` header, if anything.
+    pub slurm: Option<SlurmFollower>,
+    /// The bearer token that requests must have, if any.
     pub token: Option<String>,
 }
 
-/// All paths.
+/// The router of all paths.
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/bridge", get(nodes::bridge))
@@ -65,8 +65,9 @@ pub fn router(app: Arc<App>) -> Router {
         .route_layer(axum::middleware::from_fn_with_state(Arc::clone(&app), authorized))
         .route("/healthz", get(nodes::health))
         .route("/openapi.json", get(openapi::serve))
-        .fallback(unknown_path)
-        .method_not_allowed_fallback(wrong_method)
+        .fallback(fallback::unknown_path)
+        .method_not_allowed_fallback(fallback::wrong_method)
+        .layer(axum::middleware::from_fn(span::of_request))
         .layer(DefaultBodyLimit::max(LARGEST_BODY))
         .with_state(app)
 }
@@ -76,30 +77,17 @@ async fn authorized(State(app): State<Arc<App>>, request: Request, next: Next) -
         let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let given = given.and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default();
         if !same(given.as_bytes(), token.as_bytes()) {
-            return Err(Refusal(Problem::new(
+            return Err(Problem::new(
                 Code::Unauthorized,
                 "expected the bearer token of this bridge (its token_file); give it by --token-file or VBRIDGE_TOKEN_FILE",
-            )));
+            )
+            .into());
         }
     }
     Ok(next.run(request).await)
 }
 
-/// Compares without telling by its time how much is right.
+/// Compares in a time that does not depend on the contents.
 fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |differ, (x, y)| differ | (x ^ y)) == 0
-}
-
-async fn unknown_path(uri: axum::http::Uri) -> Refusal {
-    Refusal(Problem::new(
-        Code::UnknownPath,
-        format!("expected a path of /openapi.json, found {}", uri.path()),
-    ))
-}
-
-async fn wrong_method(method: Method, uri: axum::http::Uri) -> Refusal {
-    Refusal(Problem::new(
-        Code::MethodNotAllowed,
-        format!("{} does not take {method}: see /openapi.json", uri.path()),
-    ))
 }

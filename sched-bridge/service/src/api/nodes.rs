@@ -5,14 +5,17 @@ use std::sync::Arc;
 use axum::extract::State;
 use sched_bridge::model::{DeviceKind, Node, NodeName};
 use sched_bridge::topology::Topology;
+use vmove_http::{Answer, Json, Path, Refusal};
 
 use super::App;
-use super::problem::{Answer, Code, Json, Path, Problem, Refusal};
-use super::types::{BridgeInfo, NodeDetail, NodeList, NodeStateRequest, NodeSummary, TopologyText};
+use super::problem::{Code, Problem};
 use crate::bridge::View;
-use crate::topology_text;
+use vmove_bridge_types::requests::{
+    BridgeInfo, NodeDetail, NodeList, NodeStateRequest, NodeSummary, TopologyText,
+};
+use vmove_bridge_types::topology_text;
 
-/// The bridge answers, and its view of the store is current.
+/// Whether the bridge is in touch with its store.
 #[utoipa::path(get, path = "/healthz", operation_id = "health", tag = "bridge",
     responses((status = 200, body = String, content_type = "text/plain"), (status = 503, body = Problem)))]
 pub async fn health(State(app): State<Arc<App>>) -> Result<&'static str, Refusal> {
@@ -20,7 +23,7 @@ pub async fn health(State(app): State<Arc<App>>) -> Result<&'static str, Refusal
     Ok("ok\n")
 }
 
-/// The bridge: its store, how current it is, what it knows of.
+/// Status of the bridge and its store.
 #[utoipa::path(get, path = "/v1/bridge", operation_id = "showBridge", tag = "bridge", responses((status = 200, body = BridgeInfo)))]
 pub async fn bridge(State(app): State<Arc<App>>) -> axum::Json<BridgeInfo> {
     let state = app.bridge.state();
@@ -37,7 +40,7 @@ pub async fn bridge(State(app): State<Arc<App>>) -> axum::Json<BridgeInfo> {
     })
 }
 
-/// All nodes, with what is free.
+/// All nodes with their free resources.
 #[utoipa::path(get, path = "/v1/nodes", operation_id = "listNodes", tag = "nodes",
     responses((status = 200, body = NodeList), (status = "5XX", body = Problem)))]
 pub async fn list(State(app): State<Arc<App>>) -> Answer<NodeList> {
@@ -76,7 +79,7 @@ fn detail(view: &View, node: &Node) -> NodeDetail {
     NodeDetail { node: node.clone(), vms, held_devices }
 }
 
-/// A node: its inventory, and who is on it.
+/// A node: its inventory, its VMs and its held devices.
 #[utoipa::path(get, path = "/v1/nodes/{name}", operation_id = "showNode", tag = "nodes", params(("name" = String, Path, description = "Name of the node")),
     responses((status = 200, body = NodeDetail), (status = 404, body = Problem), (status = "5XX", body = Problem)))]
 pub async fn show(State(app): State<Arc<App>>, Path(name): Path<NodeName>) -> Answer<NodeDetail> {
@@ -89,7 +92,7 @@ fn unknown(name: &NodeName) -> Problem {
     crate::bridge::BridgeError::UnknownNode(name.clone()).into()
 }
 
-/// Publishes a node's inventory (`vmove inventory --publish`). An operator's `drained` stays.
+/// Publishes a node's inventory (`vmove inventory --publish`). The state that an operator has set stays.
 #[utoipa::path(put, path = "/v1/nodes/{name}", operation_id = "publishNode", tag = "nodes", params(("name" = String, Path, description = "Name of the node")),
     request_body = Object, responses((status = 200, body = NodeDetail), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
 pub async fn publish(
@@ -98,15 +101,17 @@ pub async fn publish(
     Json(node): Json<Node>,
 ) -> Answer<NodeDetail> {
     if node.name != name {
-        return Err(
-            Problem::bad(format!("the inventory is of node {}, the path of node {name}", node.name)).into()
-        );
+        return Err(Problem::bad_request(format!(
+            "the inventory is of node {}, the path of node {name}",
+            node.name
+        ))
+        .into());
     }
     let node = app.bridge.put_node(node).await?;
     Ok(axum::Json(detail(&*app.bridge.view()?, &node)))
 }
 
-/// Forgets a node on which nothing is held.
+/// Removes a node of which nothing is held.
 #[utoipa::path(delete, path = "/v1/nodes/{name}", operation_id = "removeNode", tag = "nodes", params(("name" = String, Path, description = "Name of the node")),
     responses((status = 204), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
 pub async fn remove(
@@ -117,7 +122,7 @@ pub async fn remove(
     Ok(axum::http::StatusCode::NO_CONTENT)
 }
 
-/// Says whether a node takes VMs.
+/// Sets whether a node takes VMs.
 #[utoipa::path(put, path = "/v1/nodes/{name}/state", operation_id = "setNodeState", tag = "nodes", params(("name" = String, Path, description = "Name of the node")),
     request_body = NodeStateRequest, responses((status = 200, body = NodeDetail), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
 pub async fn set_state(
@@ -129,14 +134,14 @@ pub async fn set_state(
     Ok(axum::Json(detail(&*app.bridge.view()?, &node)))
 }
 
-/// The topology, in the library's own JSON.
+/// The topology as JSON.
 #[utoipa::path(get, path = "/v1/topology", operation_id = "showTopology", tag = "topology",
     responses((status = 200, body = Object), (status = "5XX", body = Problem)))]
 pub async fn topology(State(app): State<Arc<App>>) -> Answer<Topology> {
     Ok(axum::Json(app.bridge.view()?.fleet().topology().clone()))
 }
 
-/// Replaces the topology. A text that is malformed is refused with its line; the old topology stays.
+/// Replaces the topology. A malformed text is refused, with the line of the error.
 #[utoipa::path(put, path = "/v1/topology", operation_id = "importTopology", tag = "topology", request_body = TopologyText,
     responses((status = 200, body = Object), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
 pub async fn put_topology(State(app): State<Arc<App>>, Json(text): Json<TopologyText>) -> Answer<Topology> {

@@ -1,11 +1,14 @@
 //! The description of the interface.
 
+use axum::response::Response;
+use sched_bridge::model::Assignment;
+use sched_bridge::place::Placement;
 use utoipa::OpenApi;
 
 use super::problem::{Code, Problem};
-use super::schema;
+use crate::lease::Held;
 
-/// Gathers what the handlers say of themselves.
+/// Collects the descriptions of the handlers.
 #[derive(Debug, OpenApi)]
 #[openapi(
     info(
@@ -21,55 +24,37 @@ use super::schema;
         super::vms::start, super::vms::stop,
         super::plans::list, super::plans::make, super::plans::show, super::plans::remove, super::plans::run,
     ),
-    components(schemas(Problem, Code, schema::Assignment, schema::Held, schema::Placement)),
+    components(schemas(Problem, Code, Assignment, Held, Placement)),
     tags((name = "bridge"), (name = "nodes"), (name = "topology"), (name = "leases"), (name = "account"), (name = "plans"))
 )]
 struct Api;
 
-/// The description, with a line end.
+/// The description as text that ends with a newline.
 #[must_use]
 pub fn document() -> String {
-    let mut text = Api::openapi().to_pretty_json().unwrap_or_default();
-    text.push('\n');
-    text
+    vmove_http::openapi::document::<Api>()
 }
 
 /// Answers with the description.
-pub async fn serve() -> impl axum::response::IntoResponse {
-    ([(axum::http::header::CONTENT_TYPE, "application/json")], document())
+pub async fn serve() -> Response {
+    vmove_http::openapi::answer(document())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::path::Path;
+
+    use super::document;
 
     /// `VMOVE_WRITE_OPENAPI=1 cargo test -p vmove-bridge openapi` writes it.
     #[test]
     fn the_checked_in_description_is_current() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/vbridged-openapi.json");
-        if std::env::var_os("VMOVE_WRITE_OPENAPI").is_some() {
-            std::fs::write(path, document()).unwrap();
-        }
-        let found = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(
-            found == document(),
-            "docs/vbridged-openapi.json is out of date: run VMOVE_WRITE_OPENAPI=1 cargo test -p vmove-bridge openapi"
-        );
+        vmove_http::openapi::check_file(&document(), Path::new(path)).unwrap();
     }
 
     #[test]
     fn every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_own() {
-        let text = document();
-        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-        for part in text.split("\"$ref\": \"#").skip(1) {
-            let pointer = part.split('"').next().unwrap();
-            assert!(json.pointer(pointer).is_some(), "{pointer}");
-        }
-        let mut names = std::collections::BTreeSet::new();
-        for methods in json["paths"].as_object().unwrap().values() {
-            for operation in methods.as_object().unwrap().values() {
-                assert!(names.insert(operation["operationId"].as_str().unwrap().to_owned()));
-            }
-        }
+        vmove_http::openapi::check(&document()).unwrap();
     }
 }

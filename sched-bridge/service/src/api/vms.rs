@@ -3,41 +3,16 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use sched_bridge::model::VmName;
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use tracing::Instrument;
+use vmove_bridge_types::requests::{StartAnswer, StartRequest, StopVms};
+use vmove_http::{Answer, Json, Path, Refusal};
 
 use super::App;
-use super::problem::{Answer, Code, Json, Path, Problem};
+use super::problem::{Code, Problem};
 use crate::lease::LeaseId;
-use crate::start::{self, StartError, StartVm, StartedVm};
+use crate::vms::{self, StartError};
 
-/// VMs to be started.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct StartRequest {
-    /// Each of them, once.
-    pub vms: Vec<StartVm>,
-}
-
-/// VMs that run.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct StartAnswer {
-    /// In the order of the request.
-    pub vms: Vec<StartedVm>,
-}
-
-/// VMs to be ended, and those that have.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct StopVms {
-    /// By name; all of the lease if there is none.
-    #[serde(default)]
-    #[schema(value_type = Vec<String>)]
-    pub vms: Vec<VmName>,
-}
-
-/// Starts VMs of a lease where they were placed: all of them or none. Those that run already are left as they are.
+/// Starts VMs of a lease on their nodes: all of them or none. VMs that run already are left as they are.
 #[utoipa::path(post, path = "/v1/leases/{id}/vms", operation_id = "startVms", tag = "leases", params(("id" = String, Path, description = "Id of the lease")),
     request_body = StartRequest,
     responses((status = 200, body = StartAnswer), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
@@ -47,12 +22,14 @@ pub async fn start(
     Json(request): Json<StartRequest>,
 ) -> Answer<StartAnswer> {
     // The client may hang up; what was begun is finished or undone.
-    let work = async move { start::start(&app.bridge, &app.mover, &id, &request.vms).await };
-    let vms = tokio::spawn(work).await.map_err(|e| Problem::new(Code::Internal, e.to_string()))??;
+    let work = async move { vms::start(&app.bridge, &app.driver, &id, &request.vms).await };
+    let vms = tokio::spawn(work.in_current_span())
+        .await
+        .map_err(|e| Problem::new(Code::Internal, e.to_string()))??;
     Ok(axum::Json(StartAnswer { vms }))
 }
 
-/// Ends VMs of a lease. The lease stays.
+/// Stops VMs of a lease. The lease stays.
 #[utoipa::path(post, path = "/v1/leases/{id}/vms/stop", operation_id = "stopVms", tag = "leases", params(("id" = String, Path, description = "Id of the lease")),
     request_body = StopVms,
     responses((status = 200, body = StopVms), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
@@ -61,8 +38,10 @@ pub async fn stop(
     Path(id): Path<LeaseId>,
     Json(request): Json<StopVms>,
 ) -> Answer<StopVms> {
-    let work = async move { start::stop(&app.bridge, &app.mover, &id, &request.vms).await };
-    let vms = tokio::spawn(work).await.map_err(|e| Problem::new(Code::Internal, e.to_string()))??;
+    let work = async move { vms::stop(&app.bridge, &app.driver, &id, &request.vms).await };
+    let vms = tokio::spawn(work.in_current_span())
+        .await
+        .map_err(|e| Problem::new(Code::Internal, e.to_string()))??;
     Ok(axum::Json(StopVms { vms }))
 }
 
@@ -72,8 +51,14 @@ impl From<StartError> for Problem {
             StartError::Bridge(error) => return error.into(),
             StartError::NotInLease { .. } => Code::UnknownVm,
             StartError::Refused { .. } => Code::NotStarted,
-            StartError::Left { .. } => Code::NotStopped,
+            StartError::StillRunning { .. } => Code::NotStopped,
         };
         Self::new(code, error.to_string())
+    }
+}
+
+impl From<StartError> for Refusal {
+    fn from(error: StartError) -> Self {
+        Problem::from(error).into()
     }
 }

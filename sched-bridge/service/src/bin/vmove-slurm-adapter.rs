@@ -3,5 +3,5 @@
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {
-    vmove_bridge::adapter::slurm::main()
+    vmove_bridge::slurm_adapter::main()
 }

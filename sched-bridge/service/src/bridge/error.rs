@@ -12,7 +12,7 @@ use crate::store::StoreError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BridgeError {
-    /// The store.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The view of the store may be old.
@@ -20,41 +20,41 @@ pub enum BridgeError {
         "this bridge is out of touch with its store: {reason}. Leases stay as they are, and none expires meanwhile"
     )]
     OutOfTouch {
-        /// What the store said.
+        /// The error of the store.
         reason: String,
     },
-    /// Others were always faster.
+    /// Other bridges were faster each time.
     #[error(
-        "other bridges changed the same nodes again and again for {waited:?}: nothing was granted; ask again"
+        "other bridges changed the same nodes again and again for {waited:?}: nothing was granted; repeat the request"
     )]
     Contended {
-        /// How long it was tried.
+        /// For how long it was tried.
         waited: Duration,
     },
-    /// No placement.
+    /// The request cannot be placed.
     #[error(transparent)]
     Place(#[from] PlaceError),
-    /// Named resources are not free.
+    /// Resources that the caller chose are not free.
     #[error(transparent)]
     Taken(#[from] OccupancyError),
-    /// The nodes make no fleet.
+    /// The inventory contradicts itself.
     #[error(transparent)]
     Fleet(#[from] FleetError),
-    /// The id is somebody else's.
+    /// Another holder or cluster has this id.
     #[error(
-        "lease {id} belongs to {holder:?} for cluster {cluster}: choose another id, or repeat the request as it was"
+        "{holder:?} holds lease {id} for cluster {cluster}: choose another id, or repeat the original request unchanged"
     )]
     IdTaken {
         /// The id.
         id: LeaseId,
-        /// Whose it is.
+        /// The holder of the lease.
         holder: String,
-        /// What for.
+        /// Its cluster.
         cluster: String,
     },
     /// No such lease.
     #[error(
-        "there is no lease {0}: it was given back, or it ended because no heartbeat came in time (`vmove account` knows)"
+        "there is no lease {0}: it was released, or it ended because no heartbeat came in time (see `vmove account`)"
     )]
     UnknownLease(LeaseId),
     /// No such node.
@@ -63,31 +63,45 @@ pub enum BridgeError {
     /// No such plan.
     #[error("there is no plan {0} (`vmove plan list` shows all)")]
     UnknownPlan(LeaseId),
-    /// The VM is not part of any lease.
+    /// No lease contains the VM.
     #[error("no lease has a VM {0}")]
     UnknownVm(VmName),
-    /// A node that still holds something.
+    /// Leases hold something on the node.
     #[error(
-        "node {node} cannot be removed: leases {leases} are on it; evacuate it first (`vmove plan evacuate {node}`)"
+        "node {node} cannot be removed: leases {leases} hold resources on it; evacuate it first (`vmove plan evacuate {node}`)"
     )]
     NodeInUse {
         /// The node.
         node: NodeName,
-        /// Who is on it.
+        /// Ids of the leases.
         leases: String,
     },
-    /// No moves do what is wanted.
+    /// No migrations achieve what a plan was asked for.
     #[error("{0}")]
     NoPlan(String),
-    /// Something in the request.
+    /// The request is not valid.
     #[error("{0}")]
-    Bad(String),
-    /// The VM is already on the move.
-    #[error("VM {vm} is already on its way to {to}: wait for its end, or look at `vmove plan list`")]
+    Invalid(String),
+    /// The VM is being moved already.
+    #[error("VM {vm} is being moved to {to}: wait until the migration ends (`vmove plan list` shows it)")]
     Moving {
         /// The VM.
         vm: VmName,
-        /// Where to.
+        /// Its destination.
         to: NodeName,
     },
+}
+
+impl BridgeError {
+    /// The kind of error, as a label of metrics.
+    pub(crate) const fn label(&self) -> &'static str {
+        match self {
+            Self::Store(_) | Self::OutOfTouch { .. } => "store",
+            Self::Contended { .. } => "contended",
+            Self::Place(PlaceError::NoRoom { .. }) | Self::NoPlan(_) => "no-room",
+            Self::Taken(_) | Self::Moving { .. } => "taken",
+            Self::IdTaken { .. } => "id-taken",
+            _ => "invalid",
+        }
+    }
 }

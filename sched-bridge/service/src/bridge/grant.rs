@@ -1,77 +1,81 @@
-//! Giving leases, keeping them alive, taking them back.
+//! Places virtual clusters, and grants, renews and releases leases.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use sched_bridge::model::{Assignment, ClusterName, NodeName, NodeState};
+use sched_bridge::model::{Assignment, ClusterName, NodeState};
 use sched_bridge::place::{ClusterRequest, Explanation, Options, PlaceError, Placement, explain, place};
+use tokio::time::Instant;
 
-use super::{Bridge, BridgeError, Step, View};
+use super::transactions::{end_lease, grant_lease, update_lease};
+use super::{Attempt, Bridge, BridgeError, View};
 use crate::account::{End, Record};
-use crate::keys;
 use crate::lease::{Held, Lease, LeaseId, MAX_TTL_MS, MIN_TTL_MS, Part, Usage};
-use crate::store::{Expect, Txn};
+use crate::metrics;
 
 /// A request for a lease.
 #[derive(Debug, Clone)]
-pub struct Ask {
-    /// The id it shall have. Whoever repeats a request with it gets the same lease.
+pub struct GrantRequest {
+    /// Id of the new lease. A repeated request with the same id returns the same lease.
     pub id: LeaseId,
-    /// For whom.
+    /// The user or job that holds it.
     pub holder: String,
-    /// What, either to be placed or named exactly.
-    pub want: Want,
+    /// What it is to contain.
+    pub wanted: Wanted,
     /// Time to live without a heartbeat. Unit: milliseconds.
     pub ttl_ms: u64,
 }
 
-/// What a lease is asked for.
+/// What a lease is to contain.
 #[derive(Debug, Clone)]
-pub enum Want {
-    /// The bridge places it.
-    Place(Box<ClusterRequest>),
-    /// The caller has placed it.
-    Exactly(ClusterName, Vec<Assignment>),
+pub enum Wanted {
+    /// A virtual cluster, placed by the bridge.
+    Cluster(Box<ClusterRequest>),
+    /// These resources, chosen by the caller for a virtual cluster.
+    Assignments(ClusterName, Vec<Assignment>),
 }
 
-impl Want {
+impl Wanted {
     fn cluster(&self) -> &ClusterName {
         match self {
-            Self::Place(request) => &request.name,
-            Self::Exactly(name, _) => name,
+            Self::Cluster(request) => &request.name,
+            Self::Assignments(name, _) => name,
         }
     }
 }
 
-/// A lease that was given.
+/// A granted lease.
 #[derive(Debug, Clone)]
 pub struct Granted {
     /// The lease.
     pub lease: Arc<Lease>,
-    /// How it was placed, if the bridge did, and just now.
+    /// Where the bridge placed it. None if the caller chose the resources, or for a repeated request.
     pub placement: Option<Placement>,
-    /// It was there already: the request is a repeated one.
+    /// The lease existed already: the request was a repeated one.
     pub again: bool,
 }
 
 impl Bridge {
-    /// Where a request would go now; nothing is taken.
+    /// Where a virtual cluster would be placed now. Nothing is leased.
     ///
     /// # Errors
-    /// It does not fit, or the view is old.
+    /// It does not fit, or the store does not answer.
+    #[tracing::instrument(name = "placement", skip_all, fields(cluster = %request.name))]
     pub async fn what_if(&self, request: ClusterRequest) -> Result<Placement, BridgeError> {
-        let view = self.view_when_current(tokio::time::Instant::now()).await?;
+        let view = self.view_since(Instant::now()).await?;
         placed(&view, &request).await
     }
 
-    /// As [`Bridge::what_if`], with what is to be said of every node; a request that does not fit is explained, too.
+    /// As [`Bridge::what_if`], with an explanation for every node, also if the request does not fit.
     ///
     /// # Errors
-    /// It contradicts itself, or the view is old.
+    /// The request contradicts itself, or the store does not answer.
+    #[tracing::instrument(name = "placement", skip_all, fields(cluster = %request.name))]
     pub async fn explain(
         &self,
         request: ClusterRequest,
     ) -> Result<(Result<Placement, PlaceError>, Explanation), BridgeError> {
-        let view = self.view_when_current(tokio::time::Instant::now()).await?;
+        let view = self.view_since(Instant::now()).await?;
         let placement = match placed(&view, &request).await {
             Ok(placement) => Ok(placement),
             Err(BridgeError::Place(reason @ PlaceError::NoRoom { .. })) => Err(reason),
@@ -83,148 +87,173 @@ impl Bridge {
         };
         match tokio::task::spawn_blocking(work).await {
             Ok(explained) => Ok(explained?),
-            Err(error) => Err(BridgeError::Bad(format!("the explanation failed inside: {error}"))),
+            Err(error) => Err(BridgeError::Invalid(format!(
+                "the placement could not be explained ({error}): please report this request"
+            ))),
         }
     }
 
-    /// Gives a lease: all of it or nothing.
+    /// Grants a lease: all of it or nothing.
     ///
     /// # Errors
-    /// It does not fit, the id is somebody else's, or the store does not answer.
-    pub async fn grant(&self, ask: Ask) -> Result<Granted, BridgeError> {
-        check(&ask)?;
-        let start = tokio::time::Instant::now();
-        loop {
-            let view = self.view_when_current(start).await?;
-            if let Some(known) = view.leases().get(&ask.id) {
-                return again(&ask, &known.lease);
+    /// It does not fit, another holder has the id, or the store does not answer.
+    #[tracing::instrument(name = "placement", skip_all, fields(lease = %request.id, cluster = %request.wanted.cluster()))]
+    pub async fn grant(&self, request: GrantRequest) -> Result<Granted, BridgeError> {
+        let result = self.try_grant(request).await;
+        match &result {
+            Ok(Granted { again: true, .. }) => tracing::debug!("the lease exists already"),
+            Ok(Granted { lease, .. }) => {
+                metrics::lease_granted();
+                tracing::debug!(holder = lease.holder, vms = lease.held.len(), "the lease is granted");
             }
-            let (lease, placement) = match self.drafted(&view, &ask).await {
-                Ok(drafted) => drafted,
+            Err(error) => {
+                metrics::lease_refused(error.label());
+                tracing::debug!(%error, "no lease is granted");
+            }
+        }
+        result
+    }
+
+    async fn try_grant(&self, request: GrantRequest) -> Result<Granted, BridgeError> {
+        check(&request)?;
+        let start = Instant::now();
+        loop {
+            let view = self.view_since(start).await?;
+            if let Some(entry) = view.leases().get(&request.id) {
+                return repeated(&request, &entry.lease);
+            }
+            let (lease, placement) = match self.new_lease(&view, &request).await {
+                Ok(new) => new,
                 Err(_) if self.catch_up(&view, start).await? => continue,
                 Err(error) => return Err(error),
             };
-            let txn = grant_txn(&view, &lease);
-            if self.commit(txn, &view, start).await? {
+            if self.commit(grant_lease(&view, &lease), &view, start).await? {
                 return Ok(Granted { lease: Arc::new(lease), placement, again: false });
             }
         }
     }
 
-    async fn drafted(&self, view: &Arc<View>, ask: &Ask) -> Result<(Lease, Option<Placement>), BridgeError> {
-        let (assignments, placement) = match &ask.want {
-            Want::Place(request) => {
-                let placement = placed(view, request).await?;
-                (placement.assignments.clone(), Some(placement))
+    /// A lease that could be granted according to the view.
+    async fn new_lease(
+        &self,
+        view: &Arc<View>,
+        request: &GrantRequest,
+    ) -> Result<(Lease, Option<Placement>), BridgeError> {
+        let (cluster_request, assignments, placement) = match &request.wanted {
+            Wanted::Cluster(wanted) => {
+                let placement = placed(view, wanted).await?;
+                (Some(ClusterRequest::clone(wanted)), placement.assignments.clone(), Some(placement))
             }
-            Want::Exactly(_, assignments) => (assignments.clone(), None),
+            Wanted::Assignments(_, assignments) => (None, assignments.clone(), None),
         };
-        let lease = self.draft(ask, assignments);
-        takeable(view, &lease)?;
-        Ok((lease, placement))
-    }
-
-    fn draft(&self, ask: &Ask, assignments: Vec<Assignment>) -> Lease {
         let now = self.clock.stamp();
         let held = |assignment| Held { assignment, part: Part::Home, seen: false };
-        let request = match &ask.want {
-            Want::Place(request) => Some(ClusterRequest::clone(request)),
-            Want::Exactly(..) => None,
-        };
-        Lease {
-            id: ask.id.clone(),
-            holder: ask.holder.clone(),
-            cluster: ask.want.cluster().clone(),
-            request,
+        let lease = Lease {
+            id: request.id.clone(),
+            holder: request.holder.clone(),
+            cluster: request.wanted.cluster().clone(),
+            request: cluster_request,
             held: assignments.into_iter().map(held).collect(),
-            ttl_ms: ask.ttl_ms,
+            ttl_ms: request.ttl_ms,
             beats: 0,
             granted: now.clone(),
             counted: now,
             usage: Usage::default(),
             exact: true,
-        }
+        };
+        check_free(view, &lease)?;
+        Ok((lease, placement))
     }
 
-    /// A heartbeat: the holder is alive.
+    /// Records a heartbeat of a lease's holder.
     ///
     /// # Errors
-    /// The lease has ended. Its holder must let go of everything in it.
+    /// The lease has ended: its holder must stop using everything in it. Or the store does not answer.
     pub async fn renew(&self, id: &LeaseId) -> Result<Arc<Lease>, BridgeError> {
         self.change(|view| {
-            let known = view.lease(id)?;
-            let mut lease = Lease::clone(&known.lease);
+            let entry = view.lease(id)?;
+            let mut lease = Lease::clone(&entry.lease);
             lease.count(&self.clock.stamp());
             lease.beats += 1;
-            let txn = Txn::default()
-                .expect(keys::lease(id), Expect::At(known.revision))
-                .put(keys::lease(id), json(&lease));
-            Ok(Step::Commit(txn, Arc::new(lease)))
+            Ok(Attempt::Commit(update_lease(&lease, entry.revision), Arc::new(lease)))
         })
         .await
     }
 
-    /// Gives a lease back.
+    /// Ends a lease for its holder.
     ///
     /// # Errors
-    /// There is none, or the store does not answer.
+    /// There is no such lease, or the store does not answer.
     pub async fn release(&self, id: &LeaseId) -> Result<Record, BridgeError> {
         let mut ended = None;
-        self.change(|view| match (view.lease(id), ended.take()) {
-            (Ok(known), _) => {
-                let (txn, record) = end_txn(&known.lease, known.revision, End::Released, &self.clock.stamp());
-                ended = Some(record.clone());
-                Ok(Step::Commit(txn, record))
-            }
-            // The answer to the commit was lost, but it happened.
-            (Err(_), Some(record)) => Ok(Step::Done(record)),
-            (Err(error), None) => Err(error),
-        })
-        .await
+        let record = self
+            .change(|view| match (view.lease(id), ended.take()) {
+                (Ok(entry), _) => {
+                    let now = self.clock.stamp();
+                    let (txn, record) = end_lease(&entry.lease, entry.revision, End::Released, &now);
+                    ended = Some(record.clone());
+                    Ok(Attempt::Commit(txn, record))
+                }
+                // The answer to the commit was lost, but it was committed.
+                (Err(_), Some(record)) => Ok(Attempt::Done(record)),
+                (Err(error), None) => Err(error),
+            })
+            .await?;
+        metrics::lease_ended(End::Released);
+        Ok(record)
     }
 }
 
-/// Places on the workers for long computations.
+/// Places a request on a thread for long computations.
 async fn placed(view: &Arc<View>, request: &ClusterRequest) -> Result<Placement, BridgeError> {
     let (fleet, view, request) = (Arc::clone(view.fleet()), Arc::clone(view), request.clone());
+    let start = std::time::Instant::now();
     let work = move || {
         let occupancy = view.occupancy();
+        // Whoever applies the next change to the view need not copy it.
         drop(view);
         place(&fleet, &occupancy, &request, &Options::default())
     };
-    match tokio::task::spawn_blocking(work).await {
-        Ok(placement) => Ok(placement?),
-        Err(error) => Err(BridgeError::Bad(format!(
-            "the placement failed inside ({error}): please report this request"
-        ))),
-    }
+    let placement = match tokio::task::spawn_blocking(work).await {
+        Ok(placement) => placement.map_err(BridgeError::from),
+        Err(error) => {
+            Err(BridgeError::Invalid(format!("the placement failed ({error}): please report this request")))
+        }
+    };
+    let elapsed = start.elapsed();
+    metrics::placement_took(elapsed, placement.is_ok());
+    tracing::debug!(
+        elapsed_s = elapsed.as_secs_f64(),
+        placed = placement.is_ok(),
+        "searched for a placement"
+    );
+    placement
 }
 
-fn check(ask: &Ask) -> Result<(), BridgeError> {
-    let holder = ask.holder.trim();
-    if holder.is_empty() || ask.holder.len() > 128 || ask.holder.chars().any(char::is_control) {
-        return Err(BridgeError::Bad(format!(
-            "holder {:?}: expected 1 to 128 bytes without control characters",
-            ask.holder
+fn check(request: &GrantRequest) -> Result<(), BridgeError> {
+    let holder = &request.holder;
+    if holder.trim().is_empty() || holder.len() > 128 || holder.chars().any(char::is_control) {
+        return Err(BridgeError::Invalid(format!(
+            "holder {holder:?}: expected 1 to 128 bytes without control characters"
         )));
     }
-    if !(MIN_TTL_MS..=MAX_TTL_MS).contains(&ask.ttl_ms) {
-        return Err(BridgeError::Bad(format!(
-            "time to live {} ms: expected {MIN_TTL_MS} to {MAX_TTL_MS}",
-            ask.ttl_ms
+    if !(MIN_TTL_MS..=MAX_TTL_MS).contains(&request.ttl_ms) {
+        return Err(BridgeError::Invalid(format!(
+            "time to live {} ms: expected {MIN_TTL_MS} to {MAX_TTL_MS} ms",
+            request.ttl_ms
         )));
     }
-    if matches!(&ask.want, Want::Exactly(_, assignments) if assignments.is_empty()) {
-        return Err(BridgeError::Bad("no assignments: expected at least one VM on a node".to_owned()));
+    if matches!(&request.wanted, Wanted::Assignments(_, assignments) if assignments.is_empty()) {
+        return Err(BridgeError::Invalid("no assignments: expected at least one VM on a node".to_owned()));
     }
     Ok(())
 }
 
-/// The lease is there: it is this request repeated, or somebody else's.
-fn again(ask: &Ask, lease: &Arc<Lease>) -> Result<Granted, BridgeError> {
-    if lease.holder != ask.holder || lease.cluster != *ask.want.cluster() {
+/// The answer to a request whose lease exists: the same lease, unless the request differs.
+fn repeated(request: &GrantRequest, lease: &Arc<Lease>) -> Result<Granted, BridgeError> {
+    if lease.holder != request.holder || lease.cluster != *request.wanted.cluster() {
         return Err(BridgeError::IdTaken {
-            id: ask.id.clone(),
+            id: request.id.clone(),
             holder: lease.holder.clone(),
             cluster: lease.cluster.to_string(),
         });
@@ -232,61 +261,25 @@ fn again(ask: &Ask, lease: &Arc<Lease>) -> Result<Granted, BridgeError> {
     Ok(Granted { lease: Arc::clone(lease), placement: None, again: true })
 }
 
-/// Whatever placed it: nothing is committed that is not free, or on a node that takes nothing.
-fn takeable(view: &View, lease: &Lease) -> Result<(), BridgeError> {
+/// Whoever chose its resources: a lease is granted only if they are free, and on nodes that take VMs.
+fn check_free(view: &View, lease: &Lease) -> Result<(), BridgeError> {
     let mut occupancy = view.occupancy();
     for held in &lease.held {
         occupancy.take(view.fleet(), &held.assignment)?;
         let node = &held.assignment.node;
-        let state = view.node(node).map(|(node, _)| node.state);
-        if state != Some(NodeState::Up) {
-            return Err(BridgeError::Bad(format!("node {node} takes no VMs: it is {state:?}")));
+        match view.node(node).map(|(node, _)| node.state) {
+            Some(NodeState::Up) => {}
+            Some(state) => {
+                return Err(BridgeError::Invalid(format!("node {node} takes no VMs: it is {state}")));
+            }
+            None => return Err(BridgeError::Invalid(format!("node {node} is not in the fleet"))),
         }
     }
-    let taken: std::collections::HashSet<_> =
-        view.leases().values().flat_map(|known| known.lease.vms()).collect();
-    if let Some(vm) = lease.vms().find(|vm| taken.contains(vm)) {
-        return Err(BridgeError::Bad(format!(
+    let leased: HashSet<_> = view.leases().values().flat_map(|entry| entry.lease.vms()).collect();
+    if let Some(vm) = lease.vms().find(|vm| leased.contains(vm)) {
+        return Err(BridgeError::Invalid(format!(
             "VM {vm} is part of another lease: VM names are unique in a fleet"
         )));
     }
     Ok(())
-}
-
-fn grant_txn(view: &View, lease: &Lease) -> Txn {
-    let key = keys::lease(&lease.id);
-    let mut txn = Txn::default().expect(&key, Expect::Absent).put(key, json(lease));
-    for node in lease.nodes() {
-        txn = guarded(txn, view, &node);
-    }
-    txn
-}
-
-/// Makes a transaction fail if anything was taken on this node, or the node changed, since the view.
-pub(super) fn guarded(txn: Txn, view: &View, node: &NodeName) -> Txn {
-    let key = keys::guard(node);
-    txn.expect(&key, Expect::seen(view.guard(node))).put(key, "")
-}
-
-/// Ends a lease, and writes its record in the same transaction: exactly one.
-pub(super) fn end_txn(
-    lease: &Lease,
-    revision: crate::store::Revision,
-    end: End,
-    now: &crate::clock::Stamp,
-) -> (Txn, Record) {
-    let mut lease = lease.clone();
-    lease.count(now);
-    let record = Record::of(&lease, end);
-    let key = keys::lease(&lease.id);
-    let txn = Txn::default()
-        .expect(&key, Expect::At(revision))
-        .delete(key)
-        .put(keys::record(now.wall_ms, &lease.id), json(&record));
-    (txn, record)
-}
-
-/// Our own types always make JSON.
-pub(super) fn json(value: &impl serde::Serialize) -> String {
-    serde_json::to_string(value).unwrap_or_default()
 }

@@ -1,18 +1,19 @@
-//! The bridge: a view of the store that is kept current, and operations that change the store by compare and swap.
+//! The bridge: a current view of the store, and operations that change the store by compare and swap.
 //!
-//! Any number of bridges share a store. None of them holds anything that is not in the store, so any may be killed at any time: what
-//! was committed is there for the others, and what was not never was.
+//! Any number of bridges share a store. A bridge keeps nothing that is not in the store, so any bridge may be killed at any time: the
+//! others find everything that it committed, and nothing else.
 
 mod error;
 mod grant;
 mod moves;
 mod nodes;
 mod plans;
-mod retain;
+mod retention;
 mod sweep;
 mod sync;
 #[cfg(test)]
 pub(crate) mod tests;
+mod transactions;
 mod view;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,34 +21,38 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 pub use error::BridgeError;
-pub use grant::{Ask, Granted, Want};
+pub use grant::{GrantRequest, Granted, Wanted};
 pub use moves::Arrival;
-pub use retain::{RetainError, Retention};
-pub use view::{Known, View};
-
-#[cfg(test)]
-pub(crate) use tests::Running;
+pub use retention::{Retention, RetentionError};
+pub use view::{LeaseEntry, View};
 
 use crate::clock::Clock;
-use crate::store::{Committed, Part, Revision, Store, StoreError, Txn};
+use crate::store::{Committed, KeyRange, Revision, Store, StoreError, Txn};
 
-/// How long an operation tries again when others were faster, or the store does not answer. Tests start etcd in the middle, on
-/// machines that may be very busy.
-const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 120 } else { 10 });
+/// For so long an operation is repeated while other bridges are faster or the store does not answer. Tests restart etcd meanwhile, on
+/// machines that may be busy.
+const OPERATION_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 120 } else { 10 });
+/// Between two attempts while the store does not answer.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// For so long an operation waits for the view to show its own transaction.
+const SHOWN_TIMEOUT: Duration = Duration::from_secs(2);
+/// For so long an operation that met a conflict waits for the view to show the other transaction.
+const CONFLICT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// See the [module](self).
+/// A bridge. See the [module](self).
 #[derive(Debug)]
 pub struct Bridge {
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
     view: Mutex<Arc<View>>,
     state: watch::Sender<State>,
-    patience: Duration,
     sweeper: Mutex<sweep::Sweeper>,
-    /// Pulses that were begun, and the last one: its number, and its transaction if it happened.
+    /// Number of pulses begun.
     pulses: AtomicU64,
+    /// The last pulse: its number, and its revision if it was committed.
     pulse: tokio::sync::Mutex<(u64, Option<Revision>)>,
 }
 
@@ -61,26 +66,23 @@ pub struct State {
 }
 
 impl Bridge {
-    /// A bridge that has not read anything yet: [`Bridge::follow`] does.
+    /// A bridge with an empty view: [`Bridge::follow`] reads the store.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Arc<Self> {
         let out_of_touch = Some(format!("the store {} has not been read yet", store.name()));
         let (state, _) = watch::channel(State { revision: Revision(0), out_of_touch });
-        let sweeper = Mutex::new(sweep::Sweeper::default());
-        let (pulses, pulse) = (AtomicU64::new(0), tokio::sync::Mutex::default());
         Arc::new(Self {
             store,
             clock,
             view: Mutex::default(),
             state,
-            patience: PATIENCE,
-            sweeper,
-            pulses,
-            pulse,
+            sweeper: Mutex::default(),
+            pulses: AtomicU64::new(0),
+            pulse: tokio::sync::Mutex::default(),
         })
     }
 
-    /// The store, for those who show its name.
+    /// The store.
     #[must_use]
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
@@ -98,7 +100,7 @@ impl Bridge {
         self.state.borrow().clone()
     }
 
-    /// What the store holds, as far as is known.
+    /// The current view.
     ///
     /// # Errors
     /// The store cannot be reached, so that the view may be old.
@@ -113,69 +115,108 @@ impl Bridge {
         Arc::clone(&self.view.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Waits until the view is current.
+    ///
+    /// # Errors
+    /// The store did not answer within `timeout`.
+    pub async fn wait_until_current(&self, timeout: Duration) -> Result<Arc<View>, BridgeError> {
+        let mut state = self.state.subscribe();
+        let current = state.wait_for(|state| state.out_of_touch.is_none());
+        let _ = tokio::time::timeout(timeout, current).await;
+        self.view()
+    }
+
     /// Accounting records by key, as they were written, the oldest first. They are not part of the view: there may be very many, and
     /// no decision needs them.
     ///
     /// # Errors
     /// The store does not answer.
     pub async fn records(&self) -> Result<Vec<(String, String)>, BridgeError> {
-        let read = self.store.read(Part::Below(crate::keys::RECORDS)).await?;
+        let read = self.store.read(KeyRange::Prefix(crate::keys::RECORDS)).await?;
         Ok(read.entries.into_iter().map(|(key, entry)| (key, entry.value)).collect())
     }
 
-    /// Waits until the view shows a transaction of our own, so that whoever asks next sees it.
-    async fn settle(&self, revision: Revision) {
-        let mut state = self.state.subscribe();
-        let shown = state.wait_for(|state| state.revision >= revision);
-        // The store has it. If the watch lags, only the next answer of this bridge is late.
-        let _ = tokio::time::timeout(Duration::from_secs(2), shown).await;
-    }
-
-    /// Waits until the view is newer than it was, and current.
-    async fn news(&self, than: Revision, longest: Duration) {
-        let mut state = self.state.subscribe();
-        let newer = state.wait_for(|state| state.revision > than && state.out_of_touch.is_none());
-        let _ = tokio::time::timeout(longest, newer).await;
-    }
-
-    /// Changes something by compare and swap: looks, makes a transaction, and starts over as long as others were faster. An answer
-    /// that was lost is looked for in the view: `make` finds what it wanted to do already done.
+    /// Changes the store by compare and swap: makes a transaction from the view and commits it, again from a newer view as long as
+    /// other bridges are faster. If the answer to a commit was lost, `make` finds in the next view that everything is done.
     async fn change<T>(
         &self,
-        mut make: impl FnMut(&View) -> Result<Step<T>, BridgeError>,
+        mut make: impl FnMut(&View) -> Result<Attempt<T>, BridgeError>,
     ) -> Result<T, BridgeError> {
-        let start = tokio::time::Instant::now();
+        let start = Instant::now();
         loop {
-            let view = self.view_when_current(start).await?;
-            let (txn, done) = match make(&view) {
-                Ok(Step::Done(done)) => return Ok(done),
-                Ok(Step::Commit(txn, done)) => (txn, done),
+            let view = self.view_since(start).await?;
+            let (txn, result) = match make(&view) {
+                Ok(Attempt::Done(result)) => return Ok(result),
+                Ok(Attempt::Commit(txn, result)) => (txn, result),
                 Err(_) if self.catch_up(&view, start).await? => continue,
                 Err(error) => return Err(error),
             };
             if self.commit(txn, &view, start).await? {
-                return Ok(done);
+                return Ok(result);
             }
         }
     }
 
-    /// Before something is refused: whether the view was behind what other bridges have answered before, and is not any more. A
-    /// heartbeat for a lease that another bridge has just given must not be told that there is none.
-    async fn catch_up(&self, view: &View, start: tokio::time::Instant) -> Result<bool, BridgeError> {
-        if !self.store.is_shared() || start.elapsed() >= self.patience {
+    /// The view as soon as it is current, for an operation that began at `start`.
+    async fn view_since(&self, start: Instant) -> Result<Arc<View>, BridgeError> {
+        self.wait_until_current(OPERATION_TIMEOUT.saturating_sub(start.elapsed())).await
+    }
+
+    /// Commits what was made from `view`. False: it was not committed, and is to be made again from a newer view.
+    async fn commit(&self, txn: Txn, view: &View, start: Instant) -> Result<bool, BridgeError> {
+        let timed_out = start.elapsed() >= OPERATION_TIMEOUT;
+        match self.store.commit(txn).await {
+            Ok(Committed::At(revision)) => {
+                self.wait_until_shown(revision).await;
+                Ok(true)
+            }
+            Ok(Committed::Conflict) if timed_out => Err(BridgeError::Contended { waited: OPERATION_TIMEOUT }),
+            Ok(Committed::Conflict) => {
+                self.wait_until_newer(view.revision()).await;
+                Ok(false)
+            }
+            // If it was committed after all, the next attempt conflicts with it and finds it done.
+            Err(StoreError::Unknown { .. } | StoreError::Unreachable { .. }) if !timed_out => {
+                tokio::time::sleep(RETRY_INTERVAL).await;
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Waits until the view shows a transaction of this bridge, so that its next answer includes it.
+    async fn wait_until_shown(&self, revision: Revision) {
+        let mut state = self.state.subscribe();
+        let shown = state.wait_for(|state| state.revision >= revision);
+        // It is committed in any case. If the watch lags, only the next answer of this bridge is late.
+        let _ = tokio::time::timeout(SHOWN_TIMEOUT, shown).await;
+    }
+
+    /// Waits until the view is current and newer than a revision.
+    async fn wait_until_newer(&self, than: Revision) {
+        let mut state = self.state.subscribe();
+        let newer = state.wait_for(|state| state.revision > than && state.out_of_touch.is_none());
+        let _ = tokio::time::timeout(CONFLICT_TIMEOUT, newer).await;
+    }
+
+    /// Before an operation is refused: makes sure that the view contains whatever other bridges have answered before. True if it did
+    /// not, so that the operation is to be tried again. Otherwise a heartbeat for a lease that another bridge has just granted could
+    /// be refused.
+    async fn catch_up(&self, view: &View, start: Instant) -> Result<bool, BridgeError> {
+        if !self.store.is_shared() || start.elapsed() >= OPERATION_TIMEOUT {
             return Ok(false);
         }
-        // The pulse comes after everything that was answered before; once it is seen, so is all of that.
+        // The pulse is committed after everything that was answered before. A view that shows it shows all of that.
         let Some(pulse) = self.pulse().await else {
-            // The store is away: whatever was to be refused is asked again when it is back.
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            // The store does not answer: the operation is tried again until it does.
+            tokio::time::sleep(RETRY_INTERVAL).await;
             return Ok(true);
         };
-        self.settle(pulse).await;
+        self.wait_until_shown(pulse).await;
         Ok(self.view()?.differs(view))
     }
 
-    /// A pulse that was begun after this was called. All who ask while one is under way share the next.
+    /// Commits a pulse, a transaction that changes nothing of interest. Callers that come while one is under way share the next.
     async fn pulse(&self) -> Option<Revision> {
         let begun = self.pulses.load(Ordering::SeqCst);
         let mut last = self.pulse.lock().await;
@@ -190,42 +231,12 @@ impl Bridge {
         }
         last.1
     }
-
-    /// The view as soon as it is current, while patience lasts.
-    async fn view_when_current(&self, start: tokio::time::Instant) -> Result<Arc<View>, BridgeError> {
-        let mut state = self.state.subscribe();
-        let left = self.patience.saturating_sub(start.elapsed());
-        let _ = tokio::time::timeout(left, state.wait_for(|state| state.out_of_touch.is_none())).await;
-        self.view()
-    }
-
-    /// Commits what was made from `view`: true if it happened, false if it is to be made anew.
-    async fn commit(&self, txn: Txn, view: &View, start: tokio::time::Instant) -> Result<bool, BridgeError> {
-        let over = start.elapsed() >= self.patience;
-        match self.store.commit(txn).await {
-            Ok(Committed::At(revision)) => {
-                self.settle(revision).await;
-                Ok(true)
-            }
-            Ok(Committed::Conflict) if over => Err(BridgeError::Contended { waited: self.patience }),
-            Ok(Committed::Conflict) => {
-                self.news(view.revision(), Duration::from_millis(500)).await;
-                Ok(false)
-            }
-            // Made anew, it conflicts with itself if it had happened after all.
-            Err(StoreError::Unknown { .. } | StoreError::Unreachable { .. }) if !over => {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                Ok(false)
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
 }
 
-/// What an operation makes of a view.
-enum Step<T> {
+/// What an operation makes from a view.
+enum Attempt<T> {
     /// Nothing has to be changed.
     Done(T),
-    /// This has to be committed, and then the operation has come to this.
+    /// This transaction has to be committed; then this is the result.
     Commit(Txn, T),
 }

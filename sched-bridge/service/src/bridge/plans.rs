@@ -1,65 +1,65 @@
 //! Plans in the store.
 
-use super::grant::json;
-use super::{Bridge, BridgeError, Step};
+use super::transactions::json;
+use super::{Attempt, Bridge, BridgeError};
 use crate::keys;
 use crate::lease::LeaseId;
-use crate::plan::Plan;
 use crate::store::{Expect, Txn};
+use vmove_bridge_types::plan::Plan;
 
 impl Bridge {
     /// A plan.
     ///
     /// # Errors
-    /// There is none, or the view is old.
+    /// There is no such plan, or the store does not answer.
     pub fn plan(&self, id: &LeaseId) -> Result<Plan, BridgeError> {
         let view = self.view()?;
         let (text, _) = view.plans().get(id).ok_or_else(|| BridgeError::UnknownPlan(id.clone()))?;
-        serde_json::from_str(text).map_err(|e| BridgeError::Bad(format!("plan {id} cannot be read: {e}")))
+        serde_json::from_str(text).map_err(|e| BridgeError::Invalid(format!("plan {id} cannot be read: {e}")))
     }
 
-    /// Writes a plan, if its runner is still the one that it was.
+    /// Writes a plan, provided that its runner in the store is still `runner`.
     ///
     /// # Errors
-    /// Another bridge has taken it over, or the store does not answer.
+    /// Another bridge runs it now, or the store does not answer.
     pub async fn put_plan(&self, plan: &Plan, runner: Option<&str>) -> Result<(), BridgeError> {
         self.change(|view| {
             let key = keys::plan(&plan.id);
             let Some((text, revision)) = view.plans().get(&plan.id) else {
-                return Ok(Step::Commit(
+                return Ok(Attempt::Commit(
                     Txn::default().expect(&key, Expect::Absent).put(key, json(plan)),
                     (),
                 ));
             };
-            let known: Plan = serde_json::from_str(text).map_err(|e| BridgeError::Bad(e.to_string()))?;
+            let known: Plan = serde_json::from_str(text).map_err(|e| BridgeError::Invalid(e.to_string()))?;
             if known == *plan {
-                return Ok(Step::Done(()));
+                return Ok(Attempt::Done(()));
             }
-            // After a lost answer it may be what we have just written.
-            let mine = plan.runner.as_ref().map(|r| r.id.as_str());
+            // After a lost answer the store may have what was just written.
+            let ours = plan.runner.as_ref().map(|r| r.id.as_str());
             let found = known.runner.as_ref().map(|r| r.id.as_str());
-            if found != runner && found != mine {
-                return Err(BridgeError::Bad(format!("plan {} was taken over by another bridge", plan.id)));
+            if found != runner && found != ours {
+                return Err(BridgeError::Invalid(format!("another bridge runs plan {} now", plan.id)));
             }
-            Ok(Step::Commit(Txn::default().expect(&key, Expect::At(*revision)).put(key, json(plan)), ()))
+            Ok(Attempt::Commit(Txn::default().expect(&key, Expect::At(*revision)).put(key, json(plan)), ()))
         })
         .await
     }
 
-    /// Forgets a plan that nobody runs.
+    /// Deletes a plan that is not being run.
     ///
     /// # Errors
-    /// There is none, it is being run, or the store does not answer.
+    /// There is no such plan, it is being run, or the store does not answer.
     pub async fn remove_plan(&self, id: &LeaseId) -> Result<(), BridgeError> {
         if self.plan(id)?.runner.is_some() {
-            return Err(BridgeError::Bad(format!(
-                "plan {id} is being run: it can be deleted when it has ended"
+            return Err(BridgeError::Invalid(format!(
+                "plan {id} is being run: wait for its end, then delete it"
             )));
         }
         self.change(|view| {
             let (_, revision) = view.plans().get(id).ok_or_else(|| BridgeError::UnknownPlan(id.clone()))?;
             let key = keys::plan(id);
-            Ok(Step::Commit(Txn::default().expect(&key, Expect::At(*revision)).delete(key), ()))
+            Ok(Attempt::Commit(Txn::default().expect(&key, Expect::At(*revision)).delete(key), ()))
         })
         .await
     }

@@ -1,44 +1,46 @@
-//! Ends leases whose holders are gone, and those whose VMs have ended.
+//! Ends leases whose holders send no heartbeats, and leases whose VMs have ended.
 //!
-//! No time of day is compared. Each bridge measures, by a clock that does not jump, how long it has seen a lease without a heartbeat
-//! while it was awake and in touch with the store. A bridge that was stopped, suspended or cut off has heard nobody, so that time
-//! does not count; a bridge that was just started begins at zero. The end is a compare-and-swap on the revision of the last
-//! heartbeat: a heartbeat that comes at the same moment wins or loses, never both.
+//! No time of day is compared. Each bridge measures, with a clock that does not jump, how long it has seen a lease without a heartbeat
+//! while it was running and in touch with the store. Time during which a bridge was stopped, suspended or cut off does not count,
+//! because it could not have seen a heartbeat; a bridge that has just started begins at zero. A lease is ended by compare and swap on
+//! the revision of its last heartbeat: of a heartbeat and an end at the same moment, exactly one succeeds.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use sched_bridge::model::{NodeName, VmName};
+use tracing::Instrument;
 
-use super::grant::{end_txn, json};
-use super::{Bridge, BridgeError, Step};
+use super::transactions::{end_lease, update_lease};
+use super::{Attempt, Bridge, BridgeError, LeaseEntry};
 use crate::account::End;
-use crate::keys;
 use crate::lease::{Lease, LeaseId, Part};
-use crate::store::{Committed, Expect, Revision, Txn};
+use crate::metrics;
+use crate::store::{Committed, Revision};
 
-/// How often the leases are looked at.
-pub const TICK: Duration = Duration::from_millis(250);
-/// Between two looks, at most this much counts, however much time has passed. Unit: milliseconds.
-const MOST_PER_TICK_MS: u64 = 1000;
+/// Between two sweeps.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
+/// However much time has passed between two sweeps, at most this much counts. Unit: milliseconds.
+const MAX_COUNTED_MS: u64 = 1000;
 
 /// How long each lease was seen without a heartbeat.
 #[derive(Debug, Default)]
 pub(super) struct Sweeper {
-    last_look_ms: Option<u64>,
+    last_sweep_ms: Option<u64>,
+    /// Revision of the last heartbeat, and for how long it has been the last. Unit: milliseconds.
     ages: HashMap<LeaseId, (Revision, u64)>,
 }
 
 impl Sweeper {
-    /// Leases that have had no heartbeat for their time to live.
+    /// Leases without a heartbeat for longer than their time to live.
     fn overdue<'a>(
         &mut self,
         now_ms: u64,
         leases: impl Iterator<Item = (&'a LeaseId, Revision, u64)>,
     ) -> Vec<LeaseId> {
-        let passed = self.last_look_ms.map_or(0, |last| now_ms.saturating_sub(last)).min(MOST_PER_TICK_MS);
-        self.last_look_ms = Some(now_ms);
+        let passed = self.last_sweep_ms.map_or(0, |last| now_ms.saturating_sub(last)).min(MAX_COUNTED_MS);
+        self.last_sweep_ms = Some(now_ms);
         let mut ages = HashMap::with_capacity(self.ages.len());
         let mut overdue = Vec::new();
         for (id, revision, ttl_ms) in leases {
@@ -57,88 +59,115 @@ impl Sweeper {
 }
 
 impl Bridge {
-    /// Looks once for leases without heartbeats and ends them. Says which.
+    /// Ends the leases whose time to live is over. Returns their ids.
+    #[tracing::instrument(skip_all)]
     pub async fn sweep(&self) -> Vec<LeaseId> {
         let now = self.clock.monotonic_ms();
         let Ok(view) = self.view() else {
-            // Out of touch: heartbeats may be coming in elsewhere.
-            self.sweeper.lock().unwrap_or_else(PoisonError::into_inner).last_look_ms = None;
+            // Out of touch: other bridges may be receiving heartbeats.
+            self.sweeper.lock().unwrap_or_else(PoisonError::into_inner).last_sweep_ms = None;
             return Vec::new();
         };
         let overdue = {
             let mut sweeper = self.sweeper.lock().unwrap_or_else(PoisonError::into_inner);
-            let leases = view.leases().iter().map(|(id, known)| (id, known.revision, known.lease.ttl_ms));
+            let leases = view.leases().iter().map(|(id, entry)| (id, entry.revision, entry.lease.ttl_ms));
             sweeper.overdue(now, leases)
         };
         let mut ended = Vec::new();
         for id in overdue {
-            let Ok(known) = view.lease(&id) else { continue };
-            let (txn, _) = end_txn(&known.lease, known.revision, End::Expired, &self.clock.stamp());
-            match self.store.commit(txn).await {
-                Ok(Committed::At(_)) => {
-                    tracing::info!(lease = %id, holder = known.lease.holder, "no heartbeat: the lease has ended");
-                    ended.push(id);
-                }
-                Ok(Committed::Conflict) => {}
-                Err(error) => {
-                    tracing::warn!(lease = %id, %error, "a lease could not be ended; it is tried again");
-                }
+            let Ok(entry) = view.lease(&id) else { continue };
+            if self.expire(entry).instrument(tracing::info_span!("lease", %id)).await {
+                ended.push(id);
             }
         }
         ended
     }
 
-    /// Sweeps forever; the task ends when it is dropped.
-    pub async fn keep_sweeping(self: std::sync::Arc<Self>) {
+    /// Ends a lease, unless a heartbeat is faster. True if it has ended.
+    async fn expire(&self, entry: &LeaseEntry) -> bool {
+        let (txn, _) = end_lease(&entry.lease, entry.revision, End::Expired, &self.clock.stamp());
+        match self.store.commit(txn).await {
+            Ok(Committed::At(_)) => {
+                metrics::lease_ended(End::Expired);
+                tracing::info!(holder = entry.lease.holder, "the lease has ended: no heartbeat came in time");
+                true
+            }
+            Ok(Committed::Conflict) => false,
+            Err(error) => {
+                tracing::warn!(%error, "could not end the lease; the next sweep tries again");
+                false
+            }
+        }
+    }
+
+    /// Sweeps until the task is dropped.
+    pub async fn keep_sweeping(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(TICK).await;
+            tokio::time::sleep(SWEEP_INTERVAL).await;
             self.sweep().await;
         }
     }
 
-    /// A node's daemon says which VMs are there. VMs that were seen before and are gone give back what they had there; a lease whose
-    /// VMs are all gone ends. Says which VMs have ended.
+    /// Takes note of the VMs that a node's daemon lists. A VM that was listed before and no longer is has ended: its resources are
+    /// released, and the lease ends with its last VM. Returns the VMs that have ended.
     ///
     /// # Errors
     /// The store does not answer.
-    pub async fn vms_seen(
+    #[tracing::instrument(name = "listing", skip_all, fields(%node))]
+    pub async fn vms_listed(
         &self,
         node: &NodeName,
-        there: &BTreeSet<String>,
+        listed: &BTreeSet<String>,
     ) -> Result<Vec<VmName>, BridgeError> {
         let view = self.view()?;
-        let mut gone = Vec::new();
-        for known in view.leases().values() {
-            let concerned = |lease: &Lease| lease.held.iter().any(|held| held.assignment.node == *node);
-            if !concerned(&known.lease) || news_of(&known.lease, node, there).is_none() {
-                continue;
+        let mut ended = Vec::new();
+        for (id, entry) in view.leases() {
+            if after_listing(&entry.lease, node, listed).is_some() {
+                let work = self.update_by_listing(id, node, listed);
+                ended.extend(work.instrument(tracing::info_span!("lease", %id)).await?);
             }
-            let id = known.lease.id.clone();
-            let result = self.change(|view| {
-                let Ok(known) = view.lease(&id) else { return Ok(Step::Done(Vec::new())) };
-                let Some((mut lease, ended)) = news_of(&known.lease, node, there) else {
-                    return Ok(Step::Done(Vec::new()));
-                };
-                if lease.held.is_empty() {
-                    let (txn, _) = end_txn(&known.lease, known.revision, End::VmsEnded, &self.clock.stamp());
-                    return Ok(Step::Commit(txn, ended));
-                }
-                // Counted with what was held until now.
-                let mut counted = Lease::clone(&known.lease);
-                counted.count(&self.clock.stamp());
-                (lease.usage, lease.counted, lease.exact) = (counted.usage, counted.counted, counted.exact);
-                let key = keys::lease(&id);
-                let txn = Txn::default().expect(&key, Expect::At(known.revision)).put(key, json(&lease));
-                Ok(Step::Commit(txn, ended))
-            });
-            gone.extend(result.await?);
         }
-        Ok(gone)
+        Ok(ended)
+    }
+
+    async fn update_by_listing(
+        &self,
+        id: &LeaseId,
+        node: &NodeName,
+        listed: &BTreeSet<String>,
+    ) -> Result<Vec<VmName>, BridgeError> {
+        let (ended, lease_ended) = self
+            .change(|view| {
+                let Ok(entry) = view.lease(id) else { return Ok(Attempt::Done((Vec::new(), false))) };
+                let Some((mut lease, ended)) = after_listing(&entry.lease, node, listed) else {
+                    return Ok(Attempt::Done((Vec::new(), false)));
+                };
+                let now = self.clock.stamp();
+                if lease.held.is_empty() {
+                    let (txn, _) = end_lease(&entry.lease, entry.revision, End::VmsEnded, &now);
+                    return Ok(Attempt::Commit(txn, (ended, true)));
+                }
+                // Until now all of it was in use.
+                let mut counted = Lease::clone(&entry.lease);
+                counted.count(&now);
+                (lease.usage, lease.counted, lease.exact) = (counted.usage, counted.counted, counted.exact);
+                Ok(Attempt::Commit(update_lease(&lease, entry.revision), (ended, false)))
+            })
+            .await?;
+        if lease_ended {
+            metrics::lease_ended(End::VmsEnded);
+            tracing::info!("the lease has ended: all its VMs have");
+        }
+        Ok(ended)
     }
 }
 
-/// What a list of VMs changes in a lease, and who is gone. A VM that is on the move is left alone: it is at one of two places.
-fn news_of(lease: &Lease, node: &NodeName, there: &BTreeSet<String>) -> Option<(Lease, Vec<VmName>)> {
+/// A lease after a listing of a node's VMs, and the VMs that have ended. None if nothing changes. A VM that is being moved is left
+/// alone: it is on one of two nodes.
+fn after_listing(lease: &Lease, node: &NodeName, listed: &BTreeSet<String>) -> Option<(Lease, Vec<VmName>)> {
+    if !lease.held.iter().any(|held| held.assignment.node == *node) {
+        return None;
+    }
     let moving: BTreeSet<&VmName> = lease
         .held
         .iter()
@@ -146,21 +175,21 @@ fn news_of(lease: &Lease, node: &NodeName, there: &BTreeSet<String>) -> Option<(
         .map(|held| &held.assignment.vm)
         .collect();
     let mut after = lease.clone();
-    let mut gone = Vec::new();
+    let mut ended = Vec::new();
     after.held.retain_mut(|held| {
         let vm = &held.assignment.vm;
         if held.assignment.node != *node || moving.contains(vm) {
             return true;
         }
-        let is_there = there.contains(vm.as_str());
-        if held.seen && !is_there {
-            gone.push(vm.clone());
+        let is_listed = listed.contains(vm.as_str());
+        if held.seen && !is_listed {
+            ended.push(vm.clone());
             return false;
         }
-        held.seen |= is_there;
+        held.seen |= is_listed;
         true
     });
-    (after != *lease).then_some((after, gone))
+    (after != *lease).then_some((after, ended))
 }
 
 #[cfg(test)]

@@ -1,26 +1,27 @@
-//! Keeps the view current.
+//! Keeps the view current: reads the store, then applies every change.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::{Bridge, State, View};
 use crate::keys;
-use crate::store::{Changes, Part, StoreError, Txn};
+use crate::metrics;
+use crate::store::{Changes, KeyRange, StoreError, Txn};
 
-/// Pause before the store is tried again.
-const PAUSE: Duration = Duration::from_millis(200);
-/// After so long without news a shared store has to prove that it would tell.
-const QUIET: Duration = Duration::from_secs(5);
+/// Between two attempts to reach the store.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+/// A shared store that sends no change for so long is tested by a change of our own.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Bridge {
-    /// Reads the store and follows it, forever; the task ends when it is dropped.
+    /// Keeps the view current until the task is dropped.
     pub async fn follow(self: Arc<Self>) {
         loop {
             let error = match self.follow_once().await {
                 Ok(()) => continue,
                 Err(error) => error,
             };
-            // The embedded store has no history; a write came between reading and watching. Nothing is wrong.
+            // The embedded store has no history: there was a commit between reading and watching. Nothing is wrong.
             if matches!(error, StoreError::Compacted { .. }) {
                 continue;
             }
@@ -29,31 +30,34 @@ impl Bridge {
                 tracing::warn!(reason, "out of touch with the store");
             }
             self.state.send_modify(|state| state.out_of_touch = Some(reason));
-            tokio::time::sleep(PAUSE).await;
+            metrics::set_store_reachable(false);
+            tokio::time::sleep(RETRY_INTERVAL).await;
         }
     }
 
     async fn follow_once(&self) -> Result<(), StoreError> {
-        let snapshot = self.store.read(Part::AllBut(keys::RECORDS)).await?;
-        let mut changes = self.store.watch(snapshot.revision).await?;
+        let snapshot = self.store.read(KeyRange::AllBut(keys::RECORDS)).await?;
+        let mut watch = self.store.watch(snapshot.revision).await?;
         let view = View::of(&snapshot);
         let revision = view.revision();
+        metrics::set_leases(view.leases().len());
         *self.view.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
         if self.state.borrow().out_of_touch.is_some() {
             tracing::info!(%revision, store = self.store.name(), "in touch with the store");
         }
         self.state.send_replace(State { revision, out_of_touch: None });
+        metrics::set_store_reachable(true);
         loop {
-            match tokio::time::timeout(QUIET, changes.recv()).await {
-                Ok(Some(news)) => self.take_over(&news?),
+            match tokio::time::timeout(SILENCE_TIMEOUT, watch.recv()).await {
+                Ok(Some(changes)) => self.apply(&changes?),
                 Ok(None) => return Ok(()),
-                // A connection whose other end lost its power says nothing, forever.
+                // A connection to a machine that lost its power stays silent forever.
                 Err(_) if self.store.is_shared() => {
                     self.store.commit(Txn::default().put(keys::PULSE, "")).await?;
-                    match tokio::time::timeout(QUIET, changes.recv()).await {
-                        Ok(Some(news)) => self.take_over(&news?),
+                    match tokio::time::timeout(SILENCE_TIMEOUT, watch.recv()).await {
+                        Ok(Some(changes)) => self.apply(&changes?),
                         Ok(None) => return Ok(()),
-                        Err(_) => return Err(self.silent()),
+                        Err(_) => return Err(self.silence()),
                     }
                 }
                 Err(_) => {}
@@ -61,22 +65,23 @@ impl Bridge {
         }
     }
 
-    fn silent(&self) -> StoreError {
+    fn silence(&self) -> StoreError {
         StoreError::Unreachable {
             store: self.store.name(),
-            reason: format!("its watch does not tell of a change that was made {QUIET:?} ago"),
-            hint: "It is read anew",
+            reason: format!("its watch has not shown a change made {SILENCE_TIMEOUT:?} ago"),
+            hint: "It is being read again",
         }
     }
 
-    fn take_over(&self, news: &Changes) {
-        let revision = {
+    fn apply(&self, changes: &Changes) {
+        let (revision, leases) = {
             let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
-            // Copies only while somebody else looks at the old one.
+            // Copied only while somebody uses the old one.
             let view = Arc::make_mut(&mut view);
-            view.apply(news);
-            view.revision()
+            view.apply(changes);
+            (view.revision(), view.leases().len())
         };
+        metrics::set_leases(leases);
         self.state.send_modify(|state| state.revision = revision);
     }
 }

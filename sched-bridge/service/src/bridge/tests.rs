@@ -1,98 +1,23 @@
-//! Two bridges over one store, clocks that jump, a store that goes away.
+//! Two bridges over one store, clocks that jump, a store that does not answer.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sched_bridge::model::{
-    Assignment, Device, DeviceKind, Granted as Device1, MemoryMib, Node, NodeName, NodeState, NumaId,
-    NumaShare, VmName,
-};
+use async_trait::async_trait;
+use sched_bridge::model::{NodeState, VmName};
+use test_servers::EtcdServer;
+use tokio::sync::mpsc;
+use vmove_skip::need;
 
-use super::{Arrival, Ask, Bridge, BridgeError, Want};
+use super::{Arrival, Bridge, BridgeError, State};
 use crate::account::{End, Record};
-use crate::clock::{Clock, ManualClock, SystemClock};
-use crate::lab::EtcdServer;
-use crate::lease::{LeaseId, Part};
-use crate::store::{Embedded, Store};
-
-fn name(text: &str) -> NodeName {
-    NodeName::new(text).unwrap()
-}
-
-/// A node with `gpus` GPUs at 0000:00:NN.0.
-pub fn node(text: &str, gpus: u8) -> Node {
-    let mut node = Node::plain(name(text), 64, MemoryMib(1 << 20));
-    for gpu in 0..gpus {
-        let address = format!("0000:00:{gpu:02x}.0").parse().unwrap();
-        node.devices.push(Device::new(address, DeviceKind::Gpu, "10de:2330".parse().unwrap()));
-    }
-    node
-}
-
-/// One GPU, one core and 1 GiB for a VM.
-pub fn one_gpu(vm: &str, node: &str, gpu: u8) -> Assignment {
-    let address = format!("0000:00:{gpu:02x}.0").parse().unwrap();
-    let share = NumaShare { numa: NumaId(0), cores: 1, memory: MemoryMib(1024), huge: Default::default() };
-    Assignment {
-        vm: VmName::new(vm).unwrap(),
-        node: name(node),
-        devices: vec![Device1 { address, kind: DeviceKind::Gpu }],
-        shares: vec![share],
-    }
-}
-
-pub fn ask(id: &str, assignments: Vec<Assignment>) -> Ask {
-    let want = Want::Exactly(sched_bridge::model::ClusterName::new(id).unwrap(), assignments);
-    Ask { id: id.parse().unwrap(), holder: "alice".to_owned(), want, ttl_ms: 3000 }
-}
-
-pub fn id(text: &str) -> LeaseId {
-    text.parse().unwrap()
-}
-
-/// A bridge with a view, and the task that keeps it. The bridge is "killed" when this is dropped.
-pub struct Running(pub Arc<Bridge>, tokio::task::JoinHandle<()>);
-
-impl Running {
-    pub async fn new(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Self {
-        let bridge = Bridge::new(store, clock);
-        let task = tokio::spawn(Arc::clone(&bridge).follow());
-        let running = Self(bridge, task);
-        running.in_touch().await;
-        running
-    }
-
-    async fn in_touch(&self) {
-        let mut state = self.0.state.subscribe();
-        tokio::time::timeout(Duration::from_secs(120), state.wait_for(|s| s.out_of_touch.is_none()))
-            .await
-            .expect("the store answers")
-            .unwrap();
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.1.abort();
-    }
-}
-
-pub async fn embedded(dir: &std::path::Path, clock: &Arc<ManualClock>) -> Running {
-    let path = dir.join("state.redb");
-    // One that was dropped just now lets go of the file when its tasks have ended.
-    let mut opened = Embedded::open(&path);
-    for _ in 0..600 {
-        if opened.is_ok() {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        opened = Embedded::open(&path);
-    }
-    let store = opened.unwrap();
-    let clock: Arc<dyn Clock> = Arc::clone(clock) as Arc<dyn Clock>;
-    Running::new(Arc::new(store), clock).await
-}
+use crate::clock::{Clock, SystemClock};
+use crate::lease::Part;
+use crate::store::tests::etcd_store;
+use crate::store::{Changes, Committed, Embedded, KeyRange, Revision, Snapshot, Store, StoreError, Txn};
+use crate::testing::{DEADLINE, ManualClock, TestBridge, exactly, id, name, node, one_gpu};
 
 async fn records(bridge: &Bridge) -> Vec<Record> {
     let records = bridge.records().await.unwrap();
@@ -101,73 +26,64 @@ async fn records(bridge: &Bridge) -> Vec<Record> {
 
 #[tokio::test]
 async fn a_lease_is_given_once_and_given_back_once() {
-    let dir = tempfile::tempdir().unwrap();
-    let clock = Arc::new(ManualClock::new());
-    let running = embedded(dir.path(), &clock).await;
-    let bridge = &running.0;
-    bridge.put_node(node("n1", 2)).await.unwrap();
+    let bridge = TestBridge::empty().await;
+    bridge.put_nodes(&["n1"], 2).await;
 
-    let granted = bridge.grant(ask("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
+    let granted = bridge.grant(exactly("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
     assert!(!granted.again);
     // The same request again is the same lease; somebody else's is not.
-    assert!(bridge.grant(ask("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap().again);
-    let mut other = ask("a", vec![one_gpu("a-0", "n1", 1)]);
+    assert!(bridge.grant(exactly("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap().again);
+    let mut other = exactly("a", vec![one_gpu("a-0", "n1", 1)]);
     other.holder = "bob".into();
     assert!(matches!(bridge.grant(other).await, Err(BridgeError::IdTaken { .. })));
     // The device is taken, and the message says which.
     let taken =
-        bridge.grant(ask("b", vec![one_gpu("b-0", "n1", 1), one_gpu("b-1", "n1", 0)])).await.unwrap_err();
+        bridge.grant(exactly("b", vec![one_gpu("b-0", "n1", 1), one_gpu("b-1", "n1", 0)])).await.unwrap_err();
     assert!(taken.to_string().contains("0000:00:00.0") && taken.to_string().contains("n1"), "{taken}");
     assert_eq!(bridge.view().unwrap().leases().len(), 1, "all or nothing");
 
-    clock.pass(7_200_000);
+    bridge.manual_clock.pass(7_200_000);
     let record = bridge.release(&id("a")).await.unwrap();
     assert!((record.gpu_hours - 2.0).abs() < 1e-9 && record.exact, "{record:?}");
     assert!(matches!(bridge.release(&id("a")).await, Err(BridgeError::UnknownLease(_))));
-    assert_eq!(records(bridge).await, [record]);
-    bridge.grant(ask("b", vec![one_gpu("b-0", "n1", 0)])).await.unwrap();
+    assert_eq!(records(&bridge).await, [record]);
+    bridge.grant(exactly("b", vec![one_gpu("b-0", "n1", 0)])).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_lease_without_heartbeats_ends_and_one_with_them_does_not() {
-    let dir = tempfile::tempdir().unwrap();
-    let clock = Arc::new(ManualClock::new());
-    let running = embedded(dir.path(), &clock).await;
-    let bridge = &running.0;
-    bridge.put_node(node("n1", 2)).await.unwrap();
-    bridge.grant(ask("dead", vec![one_gpu("d-0", "n1", 0)])).await.unwrap();
-    bridge.grant(ask("live", vec![one_gpu("l-0", "n1", 1)])).await.unwrap();
+    let bridge = TestBridge::empty().await;
+    bridge.put_nodes(&["n1"], 2).await;
+    bridge.grant(exactly("dead", vec![one_gpu("d-0", "n1", 0)])).await.unwrap();
+    bridge.grant(exactly("live", vec![one_gpu("l-0", "n1", 1)])).await.unwrap();
     let mut ended = Vec::new();
     for _ in 0..8 {
         ended.extend(bridge.sweep().await);
-        clock.pass(500);
+        bridge.manual_clock.pass(500);
         bridge.renew(&id("live")).await.unwrap();
     }
     assert_eq!(ended, [id("dead")]);
     let late = bridge.renew(&id("dead")).await.unwrap_err();
     assert!(late.to_string().contains("no heartbeat"), "{late}");
-    assert_eq!(records(bridge).await[0].end, End::Expired);
+    assert_eq!(records(&bridge).await[0].end, End::Expired);
 }
 
 #[tokio::test]
 async fn no_jump_of_any_clock_ends_a_lease_or_falsifies_an_account() {
-    let dir = tempfile::tempdir().unwrap();
-    let clock = Arc::new(ManualClock::new());
-    let running = embedded(dir.path(), &clock).await;
-    let bridge = &running.0;
-    bridge.put_node(node("n1", 2)).await.unwrap();
-    bridge.grant(ask("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
+    let bridge = TestBridge::empty().await;
+    bridge.put_nodes(&["n1"], 2).await;
+    bridge.grant(exactly("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
     assert!(bridge.sweep().await.is_empty());
     let year = 31_536_000_000;
     // The time of day, a year ahead and two back; a machine that slept a year; a process that was stopped for a year.
-    clock.change(|_, stamp| stamp.wall_ms += year);
+    bridge.manual_clock.change(|_, stamp| stamp.wall_ms += year);
     assert!(bridge.sweep().await.is_empty());
-    clock.change(|_, stamp| stamp.wall_ms -= 2 * year);
+    bridge.manual_clock.change(|_, stamp| stamp.wall_ms -= 2 * year);
     assert!(bridge.sweep().await.is_empty());
     let record = {
-        clock.pass(1000);
+        bridge.manual_clock.pass(1000);
         bridge.renew(&id("a")).await.unwrap();
-        clock.change(|monotonic, _| *monotonic += year);
+        bridge.manual_clock.change(|monotonic, _| *monotonic += year);
         assert!(bridge.sweep().await.is_empty(), "one look, one second");
         bridge.release(&id("a")).await.unwrap()
     };
@@ -177,93 +93,84 @@ async fn no_jump_of_any_clock_ends_a_lease_or_falsifies_an_account() {
 #[tokio::test]
 async fn a_reboot_makes_an_account_inexact_and_says_so() {
     let dir = tempfile::tempdir().unwrap();
-    let clock = Arc::new(ManualClock::new());
-    let running = embedded(dir.path(), &clock).await;
-    running.0.put_node(node("n1", 1)).await.unwrap();
-    running.0.grant(ask("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
-    drop(running);
+    let clock = ManualClock::new();
+    let bridge = TestBridge::in_folder(dir.path(), Arc::clone(&clock)).await;
+    bridge.put_nodes(&["n1"], 1).await;
+    bridge.grant(exactly("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
+    drop(bridge);
     clock.change(|monotonic, stamp| {
         *monotonic = 0;
         stamp.boot_id = "second".into();
         stamp.boot_ms = 0;
         stamp.wall_ms += 1 << 40;
     });
-    let running = embedded(dir.path(), &clock).await;
-    assert!(running.0.sweep().await.is_empty(), "a bridge that was just started begins at zero");
-    let record = running.0.release(&id("a")).await.unwrap();
+    let bridge = TestBridge::in_folder(dir.path(), clock).await;
+    assert!(bridge.sweep().await.is_empty(), "a bridge that was just started begins at zero");
+    let record = bridge.release(&id("a")).await.unwrap();
     assert_eq!((record.usage.held_ms, record.exact), (6000, false), "at most twice the time to live");
 }
 
 #[tokio::test]
 async fn a_move_holds_both_places_and_settles_on_one() {
-    let dir = tempfile::tempdir().unwrap();
-    let clock = Arc::new(ManualClock::new());
-    let running = embedded(dir.path(), &clock).await;
-    let bridge = &running.0;
+    let bridge = TestBridge::empty().await;
     for text in ["n1", "n2"] {
         bridge.put_node(node(text, 1)).await.unwrap();
     }
-    bridge.grant(ask("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
+    bridge.grant(exactly("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
     let to = one_gpu("a-0", "n2", 0);
-    bridge.vms_seen(&name("n1"), &BTreeSet::from(["a-0".to_owned()])).await.unwrap();
+    bridge.vms_listed(&name("n1"), &BTreeSet::from(["a-0".to_owned()])).await.unwrap();
     bridge.reserve_move(&to).await.unwrap();
     bridge.reserve_move(&to).await.unwrap();
-    assert!(bridge.grant(ask("b", vec![one_gpu("b-0", "n1", 0)])).await.is_err(), "its home is held");
-    assert!(bridge.grant(ask("b", vec![one_gpu("b-0", "n2", 0)])).await.is_err(), "and where it goes");
+    assert!(bridge.grant(exactly("b", vec![one_gpu("b-0", "n1", 0)])).await.is_err(), "its home is held");
+    assert!(bridge.grant(exactly("b", vec![one_gpu("b-0", "n2", 0)])).await.is_err(), "and where it goes");
     // On the move, it is missed nowhere.
-    assert!(bridge.vms_seen(&name("n1"), &BTreeSet::new()).await.unwrap().is_empty());
+    assert!(bridge.vms_listed(&name("n1"), &BTreeSet::new()).await.unwrap().is_empty());
     bridge.settle_move(&to.vm, &to.node, Arrival::Arrived).await.unwrap();
     // A list of the new node's VMs that is older than the move ends nothing.
-    assert!(bridge.vms_seen(&name("n2"), &BTreeSet::new()).await.unwrap().is_empty());
+    assert!(bridge.vms_listed(&name("n2"), &BTreeSet::new()).await.unwrap().is_empty());
     let view = bridge.view().unwrap();
     let held = &view.lease(&id("a")).unwrap().lease.held;
     assert_eq!((held.len(), held[0].part, held[0].assignment.node.as_str()), (1, Part::Home, "n2"));
-    bridge.grant(ask("b", vec![one_gpu("b-0", "n1", 0)])).await.unwrap();
+    bridge.grant(exactly("b", vec![one_gpu("b-0", "n1", 0)])).await.unwrap();
     // And one that does not go.
     bridge.release(&id("b")).await.unwrap();
     let back = one_gpu("a-0", "n1", 0);
     bridge.reserve_move(&back).await.unwrap();
     bridge.settle_move(&back.vm, &back.node, Arrival::Stayed).await.unwrap();
-    bridge.grant(ask("b", vec![one_gpu("b-0", "n1", 0)])).await.unwrap();
+    bridge.grant(exactly("b", vec![one_gpu("b-0", "n1", 0)])).await.unwrap();
 }
 
 #[tokio::test]
 async fn the_end_of_a_vm_gives_back_what_it_had() {
-    let dir = tempfile::tempdir().unwrap();
-    let clock = Arc::new(ManualClock::new());
-    let running = embedded(dir.path(), &clock).await;
-    let bridge = &running.0;
-    bridge.put_node(node("n1", 2)).await.unwrap();
-    bridge.grant(ask("a", vec![one_gpu("a-0", "n1", 0), one_gpu("a-1", "n1", 1)])).await.unwrap();
+    let bridge = TestBridge::empty().await;
+    bridge.put_nodes(&["n1"], 2).await;
+    bridge.grant(exactly("a", vec![one_gpu("a-0", "n1", 0), one_gpu("a-1", "n1", 1)])).await.unwrap();
     let see = |vms: &[&str]| vms.iter().map(|vm| (*vm).to_owned()).collect::<BTreeSet<String>>();
     let n1 = name("n1");
-    assert!(bridge.vms_seen(&n1, &see(&[])).await.unwrap().is_empty(), "not started yet");
-    assert!(bridge.vms_seen(&n1, &see(&["a-0", "a-1", "stranger"])).await.unwrap().is_empty());
-    let gone = bridge.vms_seen(&n1, &see(&["a-1"])).await.unwrap();
+    assert!(bridge.vms_listed(&n1, &see(&[])).await.unwrap().is_empty(), "not started yet");
+    assert!(bridge.vms_listed(&n1, &see(&["a-0", "a-1", "stranger"])).await.unwrap().is_empty());
+    let gone = bridge.vms_listed(&n1, &see(&["a-1"])).await.unwrap();
     assert_eq!(gone, [VmName::new("a-0").unwrap()]);
-    bridge.grant(ask("b", vec![one_gpu("b-0", "n1", 0)])).await.unwrap();
-    bridge.vms_seen(&n1, &see(&["b-0"])).await.unwrap();
+    bridge.grant(exactly("b", vec![one_gpu("b-0", "n1", 0)])).await.unwrap();
+    bridge.vms_listed(&n1, &see(&["b-0"])).await.unwrap();
     bridge.view().unwrap().lease(&id("a")).unwrap_err();
-    assert_eq!(records(bridge).await[0].end, End::VmsEnded);
+    assert_eq!(records(&bridge).await[0].end, End::VmsEnded);
 }
 
 #[tokio::test]
 async fn drained_nodes_take_nothing_and_keep_what_they_have() {
-    let dir = tempfile::tempdir().unwrap();
-    let clock = Arc::new(ManualClock::new());
-    let running = embedded(dir.path(), &clock).await;
-    let bridge = &running.0;
-    bridge.put_node(node("n1", 2)).await.unwrap();
-    bridge.grant(ask("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
+    let bridge = TestBridge::empty().await;
+    bridge.put_nodes(&["n1"], 2).await;
+    bridge.grant(exactly("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
     bridge.set_node_state(&name("n1"), NodeState::Drained).await.unwrap();
-    bridge.put_node(node("n1", 2)).await.unwrap();
-    let refused = bridge.grant(ask("b", vec![one_gpu("b-0", "n1", 1)])).await.unwrap_err().to_string();
-    assert!(refused.contains("n1") && refused.contains("Drained"), "{refused}");
+    bridge.put_nodes(&["n1"], 2).await;
+    let refused = bridge.grant(exactly("b", vec![one_gpu("b-0", "n1", 1)])).await.unwrap_err().to_string();
+    assert!(refused.contains("n1") && refused.contains("drained"), "{refused}");
     bridge.renew(&id("a")).await.unwrap();
     let in_use = bridge.remove_node(&name("n1")).await.unwrap_err();
     assert!(matches!(in_use, BridgeError::NodeInUse { .. }), "{in_use}");
     // A device that vanished while it was held is told, and the rest goes on.
-    bridge.put_node(node("n1", 0)).await.unwrap();
+    bridge.put_nodes(&["n1"], 0).await;
     assert!(bridge.view().unwrap().problems().contains_key("lease/a"));
     bridge.release(&id("a")).await.unwrap();
     assert!(bridge.view().unwrap().problems().is_empty());
@@ -273,22 +180,22 @@ async fn drained_nodes_take_nothing_and_keep_what_they_have() {
 /// 2 bridges, 8 tasks, 4 GPUs: what one has, no other has at the same time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_bridges_never_give_a_device_twice() {
-    let Some(server) = EtcdServer::start_or_skip() else { return };
+    let server = need!(EtcdServer::start());
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    let a = Running::new(Arc::new(server.store("/b/")), Arc::clone(&clock)).await;
-    let b = Running::new(Arc::new(server.store("/b/")), clock).await;
-    a.0.put_node(node("n1", 4)).await.unwrap();
-    let owners: Arc<[std::sync::Mutex<Option<String>>]> =
-        (0..4).map(|_| std::sync::Mutex::new(None)).collect();
+    let a = TestBridge::over(Arc::new(etcd_store(&server, "/b/")), Arc::clone(&clock));
+    let b = TestBridge::over(Arc::new(etcd_store(&server, "/b/")), clock);
+    a.wait_until_current(DEADLINE).await.unwrap();
+    a.put_node(node("n1", 4)).await.unwrap();
+    let owners: Arc<[Mutex<Option<String>>]> = (0..4).map(|_| Mutex::new(None)).collect();
     let tasks: Vec<_> = (0..8)
         .map(|task| {
-            let bridge = Arc::clone(if task % 2 == 0 { &a.0 } else { &b.0 });
+            let bridge = Arc::clone(if task % 2 == 0 { &*a } else { &*b });
             let owners = Arc::clone(&owners);
             tokio::spawn(async move {
                 let mut won = 0;
                 for round in 0..25_u8 {
                     let (lease, gpu) = (format!("t{task}-{round}"), (task + round) % 4);
-                    match bridge.grant(ask(&lease, vec![one_gpu(&lease, "n1", gpu)])).await {
+                    match bridge.grant(exactly(&lease, vec![one_gpu(&lease, "n1", gpu)])).await {
                         Ok(_) => {
                             let before = owners[usize::from(gpu)].lock().unwrap().replace(lease.clone());
                             assert_eq!(before, None, "GPU {gpu} was given to {lease}, too");
@@ -312,28 +219,28 @@ async fn two_bridges_never_give_a_device_twice() {
     assert!(won > 50, "{won} of 200");
     // What the other bridge gave back last is seen here a moment later.
     let seen = async {
-        while !a.0.view().unwrap().leases().is_empty() {
+        while !a.view().unwrap().leases().is_empty() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(120), seen).await.expect("everything was given back");
+    tokio::time::timeout(DEADLINE, seen).await.expect("everything was given back");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_etcd_down_at_the_start_and_in_the_middle_ends_no_lease() {
-    let Some(mut server) = EtcdServer::start_or_skip() else { return };
+    let mut server = need!(EtcdServer::start());
     server.kill();
-    let clock = Arc::new(ManualClock::new());
-    let bridge = Bridge::new(Arc::new(server.store("/m/")), Arc::clone(&clock) as Arc<dyn Clock>);
-    let running = Running(Arc::clone(&bridge), tokio::spawn(Arc::clone(&bridge).follow()));
-    let told = |s: &super::State| s.out_of_touch.as_ref().is_some_and(|reason| reason.contains("Start etcd"));
+    let clock = ManualClock::new();
+    let store = etcd_store(&server, "/m/");
+    let bridge = TestBridge::over(Arc::new(store), Arc::clone(&clock) as Arc<dyn Clock>);
+    let told = |s: &State| s.out_of_touch.as_ref().is_some_and(|reason| reason.contains("Start etcd"));
     bridge.state.subscribe().wait_for(told).await.unwrap();
     let refused = bridge.view().unwrap_err().to_string();
     assert!(refused.contains(&server.url()), "{refused}");
-    server.run();
-    running.in_touch().await;
-    bridge.put_node(node("n1", 2)).await.unwrap();
-    bridge.grant(ask("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
+    server.restart();
+    bridge.wait_until_current(DEADLINE).await.unwrap();
+    bridge.put_nodes(&["n1"], 2).await;
+    bridge.grant(exactly("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
     bridge.sweep().await;
 
     server.kill();
@@ -346,20 +253,20 @@ async fn an_etcd_down_at_the_start_and_in_the_middle_ends_no_lease() {
     // A request in the middle waits, and is served when etcd is back.
     let waiting = {
         let bridge = Arc::clone(&bridge);
-        tokio::spawn(async move { bridge.grant(ask("b", vec![one_gpu("b-0", "n1", 1)])).await })
+        tokio::spawn(async move { bridge.grant(exactly("b", vec![one_gpu("b-0", "n1", 1)])).await })
     };
     tokio::time::sleep(Duration::from_millis(300)).await;
-    server.run();
+    server.restart();
     waiting.await.unwrap().unwrap();
     bridge.renew(&id("a")).await.unwrap();
     assert_eq!(bridge.view().unwrap().leases().len(), 2);
 }
 
-/// A shared store whose first watch never says a word, like a connection to a machine that lost its power.
+/// A shared store whose first watch stays silent, like a connection to a machine that lost its power.
 #[derive(Debug)]
-struct Mute(Embedded, std::sync::atomic::AtomicBool);
+struct Mute(Embedded, AtomicBool);
 
-#[async_trait::async_trait]
+#[async_trait]
 impl Store for Mute {
     fn name(&self) -> String {
         self.0.name()
@@ -373,29 +280,20 @@ impl Store for Mute {
         true
     }
 
-    async fn read(
-        &self,
-        part: crate::store::Part,
-    ) -> Result<crate::store::Snapshot, crate::store::StoreError> {
-        self.0.read(part).await
+    async fn read(&self, range: KeyRange) -> Result<Snapshot, StoreError> {
+        self.0.read(range).await
     }
 
-    async fn commit(
-        &self,
-        txn: crate::store::Txn,
-    ) -> Result<crate::store::Committed, crate::store::StoreError> {
+    async fn commit(&self, txn: Txn) -> Result<Committed, StoreError> {
         self.0.commit(txn).await
     }
 
     async fn watch(
         &self,
-        after: crate::store::Revision,
-    ) -> Result<
-        tokio::sync::mpsc::Receiver<Result<crate::store::Changes, crate::store::StoreError>>,
-        crate::store::StoreError,
-    > {
-        if !self.1.swap(true, std::sync::atomic::Ordering::Relaxed) {
-            let (sender, receiver) = tokio::sync::mpsc::channel(1);
+        after: Revision,
+    ) -> Result<mpsc::Receiver<Result<Changes, StoreError>>, StoreError> {
+        if !self.1.swap(true, Ordering::Relaxed) {
+            let (sender, receiver) = mpsc::channel(1);
             tokio::spawn(async move { sender.closed().await });
             return Ok(receiver);
         }
@@ -407,30 +305,28 @@ impl Store for Mute {
 async fn a_watch_that_has_gone_silent_is_found_out() {
     let dir = tempfile::tempdir().unwrap();
     let store = Embedded::open(&dir.path().join("s")).unwrap();
-    let clock: Arc<dyn Clock> = Arc::new(ManualClock::new());
-    let running = Running::new(Arc::new(Mute(store.clone(), false.into())), Arc::clone(&clock)).await;
-    // Somebody else changes something; the silent watch does not tell.
-    let txn = crate::store::Txn::default().put("node/n9", serde_json::to_string(&node("n9", 1)).unwrap());
+    let bridge = TestBridge::over(Arc::new(Mute(store.clone(), false.into())), ManualClock::new());
+    bridge.wait_until_current(DEADLINE).await.unwrap();
+    // Another bridge commits a change; the silent watch does not show it.
+    let txn = Txn::default().put("node/n9", serde_json::to_string(&node("n9", 1)).unwrap());
     store.commit(txn).await.unwrap();
-    let known = || running.0.view_even_if_old().node(&name("n9")).is_some();
+    let known = || bridge.view_even_if_old().node(&name("n9")).is_some();
     assert!(!known());
     for _ in 0..60 {
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
-    assert!(known(), "it was read anew");
+    assert!(known(), "it was read again");
 }
 
-/// Many who are about to be refused ask the store together, not one after the other; and none by a pulse that began before it came.
+/// Requests that are about to be refused share a pulse, and none uses a pulse that began before it came.
 #[tokio::test]
 async fn refusals_at_the_same_time_share_a_pulse() {
-    let dir = tempfile::tempdir().unwrap();
-    let running = embedded(dir.path(), &Arc::new(ManualClock::new())).await;
-    let bridge = &running.0;
+    let bridge = TestBridge::empty().await;
     let before = bridge.pulse().await.unwrap();
     let asked: Vec<_> = (0..50)
         .map(|_| {
             tokio::spawn({
-                let bridge = Arc::clone(bridge);
+                let bridge = Arc::clone(&bridge);
                 async move { bridge.pulse().await }
             })
         })
@@ -438,7 +334,7 @@ async fn refusals_at_the_same_time_share_a_pulse() {
     for one in asked {
         assert!(one.await.unwrap().unwrap() > before);
     }
-    let pulses = bridge.pulses.load(std::sync::atomic::Ordering::SeqCst);
+    let pulses = bridge.pulses.load(Ordering::SeqCst);
     assert!(pulses <= 4, "{pulses} pulses for 51 requests");
     assert!(bridge.pulse().await.unwrap() > before);
 }

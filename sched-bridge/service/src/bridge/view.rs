@@ -1,4 +1,4 @@
-//! What the store holds, in the form that placement needs.
+//! The contents of the store, in the form that placement needs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,41 +11,45 @@ use crate::keys;
 use crate::lease::{Lease, LeaseId};
 use crate::store::{Change, Changes, Entry, Revision, Snapshot};
 
-/// A lease and the transaction that wrote it last.
+/// A lease and its revision.
 #[derive(Debug, Clone)]
-pub struct Known {
+pub struct LeaseEntry {
     /// The lease.
     pub lease: Arc<Lease>,
-    /// When it was written.
+    /// The transaction that wrote it last.
     pub revision: Revision,
-    /// What of it could be taken in the fleet; a device may be gone that is still held.
+    /// The part of it that the nodes have. A device may have been removed although it is leased.
     taken: Arc<Vec<Assignment>>,
 }
 
-/// See the [module](self).
+/// The contents of the store at one revision, without accounting records.
 #[derive(Debug, Clone, Default)]
 pub struct View {
     revision: Revision,
     /// The last transaction that was more than a pulse.
-    news: Revision,
+    last_change: Revision,
     nodes: BTreeMap<NodeName, (Arc<Node>, Revision)>,
     topology: (Topology, Option<Revision>),
     guards: HashMap<NodeName, Revision>,
-    leases: BTreeMap<LeaseId, Known>,
+    leases: BTreeMap<LeaseId, LeaseEntry>,
     plans: BTreeMap<LeaseId, (Arc<str>, Revision)>,
     fleet: Arc<Fleet>,
     occupancy: Option<Occupancy>,
-    /// Nodes or topology have changed since the fleet was made.
+    /// Nodes or topology have changed since `fleet` was built.
     stale: bool,
     problems: BTreeMap<String, String>,
 }
 
 impl View {
-    /// Everything at one moment.
+    /// The view of a snapshot.
     #[must_use]
     pub fn of(snapshot: &Snapshot) -> Self {
-        let mut view =
-            Self { revision: snapshot.revision, news: snapshot.revision, stale: true, ..Self::default() };
+        let mut view = Self {
+            revision: snapshot.revision,
+            last_change: snapshot.revision,
+            stale: true,
+            ..Self::default()
+        };
         for (key, entry) in &snapshot.entries {
             view.apply_one(key, Some(entry));
         }
@@ -53,14 +57,14 @@ impl View {
         view
     }
 
-    /// Takes over what has changed.
+    /// Applies changes.
     pub fn apply(&mut self, changes: &Changes) {
         for Change { key, entry } in &changes.changes {
             self.apply_one(key, entry.as_ref());
         }
         self.revision = self.revision.max(changes.revision);
         if changes.changes.iter().any(|change| change.key != keys::PULSE) {
-            self.news = self.revision;
+            self.last_change = self.revision;
         }
         self.refresh();
     }
@@ -68,7 +72,7 @@ impl View {
     fn apply_one(&mut self, key: &str, entry: Option<&Entry>) {
         self.problems.remove(key);
         if let Err(problem) = self.try_apply(key, entry) {
-            tracing::error!(key, problem, "a value in the store cannot be read; it is left as it is");
+            tracing::error!(key, problem, "cannot read a value in the store; it is left as it is");
             self.problems.insert(key.to_owned(), problem);
         }
     }
@@ -98,10 +102,10 @@ impl View {
                 None => drop(self.guards.remove(&node)),
             }
         } else if let Some(lease) = key.strip_prefix(keys::LEASES) {
-            self.give_back(&id(lease)?);
+            self.remove_lease(&id(lease)?);
             if let Some(entry) = entry {
                 let lease: Lease = parse(&entry.value)?;
-                self.take(Arc::new(lease), entry.revision, key);
+                self.add_lease(Arc::new(lease), entry.revision, key);
             }
         } else if let Some(plan) = key.strip_prefix(keys::PLANS) {
             let plan = id(plan)?;
@@ -113,7 +117,7 @@ impl View {
         Ok(())
     }
 
-    fn take(&mut self, lease: Arc<Lease>, revision: Revision, key: &str) {
+    fn add_lease(&mut self, lease: Arc<Lease>, revision: Revision, key: &str) {
         let mut taken = Vec::new();
         if let (Some(occupancy), false) = (&mut self.occupancy, self.stale) {
             for held in &lease.held {
@@ -123,75 +127,78 @@ impl View {
                 }
             }
         }
-        self.leases.insert(lease.id.clone(), Known { lease, revision, taken: Arc::new(taken) });
+        self.leases.insert(lease.id.clone(), LeaseEntry { lease, revision, taken: Arc::new(taken) });
     }
 
-    fn give_back(&mut self, id: &LeaseId) {
-        let Some(known) = self.leases.remove(id) else { return };
+    fn remove_lease(&mut self, id: &LeaseId) {
+        let Some(entry) = self.leases.remove(id) else { return };
         let Some(occupancy) = &mut self.occupancy else { return };
-        for assignment in known.taken.iter() {
+        for assignment in entry.taken.iter() {
             if occupancy.release(&self.fleet, assignment).is_err() {
-                // Cannot be unless nodes changed, which makes all anew.
+                // Only possible if nodes have changed; then everything is rebuilt.
                 self.stale = true;
             }
         }
     }
 
-    /// Makes fleet and occupancy anew if nodes or switches have changed.
+    /// Rebuilds fleet and occupancy if nodes or topology have changed.
     fn refresh(&mut self) {
         if !std::mem::take(&mut self.stale) {
             return;
         }
         let nodes = self.nodes.values().map(|(node, _)| Node::clone(node)).collect();
         match Fleet::new(nodes, self.topology.0.clone()) {
-            Ok(fleet) => self.fleet = Arc::new(fleet),
+            Ok(fleet) => {
+                self.fleet = Arc::new(fleet);
+                self.problems.remove(keys::NODES);
+            }
             Err(error) => drop(self.problems.insert(keys::NODES.to_owned(), error.to_string())),
         }
         self.occupancy = Some(Occupancy::new(&self.fleet));
-        for known in std::mem::take(&mut self.leases).into_values() {
-            let key = keys::lease(&known.lease.id);
+        for entry in std::mem::take(&mut self.leases).into_values() {
+            let key = keys::lease(&entry.lease.id);
             self.problems.remove(&key);
-            self.take(known.lease, known.revision, &key);
+            self.add_lease(entry.lease, entry.revision, &key);
         }
     }
 
-    /// The last transaction that is part of this view.
+    /// The last transaction in this view.
     #[must_use]
     pub fn revision(&self) -> Revision {
         self.revision
     }
 
-    /// Whether more than pulses lies between an earlier view and this one.
+    /// Whether more than pulses were committed since an earlier view.
     #[must_use]
     pub fn differs(&self, earlier: &Self) -> bool {
-        self.news > earlier.revision
+        self.last_change > earlier.revision
     }
 
-    /// Nodes and switches.
+    /// Nodes and topology.
     #[must_use]
     pub fn fleet(&self) -> &Arc<Fleet> {
         &self.fleet
     }
 
-    /// What is taken.
+    /// What is leased on each node.
     #[must_use]
     pub fn occupancy(&self) -> Occupancy {
         self.occupancy.clone().unwrap_or_else(|| Occupancy::new(&self.fleet))
     }
 
-    /// A node's guard: the revision, or none if nothing was ever taken there.
+    /// Revision of a node's guard; none if nothing was ever taken there.
     #[must_use]
     pub fn guard(&self, node: &NodeName) -> Option<Revision> {
         self.guards.get(node).copied()
     }
 
-    /// A node's inventory, and when it was written.
+    /// A node's inventory and its revision.
     #[must_use]
     pub fn node(&self, name: &NodeName) -> Option<(&Arc<Node>, Revision)> {
         self.nodes.get(name).map(|(node, revision)| (node, *revision))
     }
 
-    /// When the topology was written.
+    /// Revision of the topology; none if it was never written.
     #[must_use]
     pub fn topology_revision(&self) -> Option<Revision> {
         self.topology.1
@@ -199,36 +206,36 @@ impl View {
 
     /// All leases, by id.
     #[must_use]
-    pub fn leases(&self) -> &BTreeMap<LeaseId, Known> {
+    pub fn leases(&self) -> &BTreeMap<LeaseId, LeaseEntry> {
         &self.leases
     }
 
-    /// A lease.
+    /// A lease by its id.
     ///
     /// # Errors
-    /// There is none.
-    pub fn lease(&self, id: &LeaseId) -> Result<&Known, BridgeError> {
+    /// There is no such lease.
+    pub fn lease(&self, id: &LeaseId) -> Result<&LeaseEntry, BridgeError> {
         self.leases.get(id).ok_or_else(|| BridgeError::UnknownLease(id.clone()))
     }
 
-    /// The lease that a VM is part of.
+    /// The lease of a VM.
     ///
     /// # Errors
-    /// There is none.
-    pub fn lease_of(&self, vm: &VmName) -> Result<&Known, BridgeError> {
+    /// No lease has this VM.
+    pub fn lease_of(&self, vm: &VmName) -> Result<&LeaseEntry, BridgeError> {
         self.leases
             .values()
-            .find(|known| known.lease.home(vm).is_some())
+            .find(|entry| entry.lease.home(vm).is_some())
             .ok_or_else(|| BridgeError::UnknownVm(vm.clone()))
     }
 
-    /// Plans as they were written, by id.
+    /// Plans by id: the text in the store, and its revision.
     #[must_use]
     pub fn plans(&self) -> &BTreeMap<LeaseId, (Arc<str>, Revision)> {
         &self.plans
     }
 
-    /// What in the store cannot be read, or does not fit together, by key.
+    /// Problems by key: values that cannot be read, and leases of resources that do not exist.
     #[must_use]
     pub fn problems(&self) -> &BTreeMap<String, String> {
         &self.problems
@@ -236,5 +243,5 @@ impl View {
 }
 
 fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
-    serde_json::from_str(text).map_err(|e| format!("expected JSON of this version of vbridged, found: {e}"))
+    serde_json::from_str(text).map_err(|e| format!("not the JSON that this version of vbridged writes: {e}"))
 }

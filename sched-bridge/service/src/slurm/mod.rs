@@ -1,9 +1,9 @@
 //! A Slurm cluster, through its own commands: nodes, GRES and topology are read from it, nodes are held by reservations, and a node
 //! that it drains is drained here.
 
-pub mod book;
-pub mod follow;
-mod read;
+pub mod booking;
+pub mod follower;
+mod scontrol;
 #[cfg(test)]
 mod tests;
 
@@ -16,62 +16,62 @@ use tokio::process::Command;
 
 use crate::bridge::{Bridge, BridgeError};
 
-/// Why Slurm did not do what it was asked.
+/// Why a command of Slurm failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SlurmError {
-    /// The command is not there.
+    /// The command cannot be run.
     #[error(
         "could not run {command}: {reason}. Install slurm-client, and let SLURM_CONF name the cluster's slurm.conf"
     )]
     Command {
         /// The command.
         command: String,
-        /// What the system said.
+        /// The error.
         reason: std::io::Error,
     },
-    /// It ended with an error.
-    #[error("{command} failed: {said}")]
+    /// The command ended with an error.
+    #[error("{command} failed: {output}")]
     Refused {
         /// The command.
         command: String,
-        /// What it printed.
-        said: String,
+        /// Its output.
+        output: String,
     },
-    /// It printed something unexpected.
-    #[error("{command}, line {line}: {found:?}: expected {expected}")]
+    /// Its output has an unexpected form.
+    #[error("{command}, line {line}: expected {expected}, found {found:?}")]
     Output {
         /// The command.
         command: &'static str,
         /// The line, from 1.
         line: usize,
-        /// What is there.
+        /// The text there.
         found: String,
-        /// What should be.
+        /// What was expected.
         expected: String,
     },
-    /// The bridge.
+    /// The bridge refuses, or its store does not answer.
     #[error(transparent)]
     Bridge(#[from] BridgeError),
 }
 
-/// A cluster, named by environment variables.
+/// A Slurm cluster.
 #[derive(Debug, Clone, Default)]
 pub struct Slurm {
     environment: Vec<(String, String)>,
 }
 
 impl Slurm {
-    /// The cluster that commands with these variables (`SLURM_CONF`, `PATH`) speak with.
+    /// The cluster of commands with these environment variables (`SLURM_CONF`, `PATH`).
     #[must_use]
     pub fn new(environment: Vec<(String, String)>) -> Self {
         Self { environment }
     }
 
-    /// Runs one of Slurm's commands and gives what it printed.
+    /// Runs one of Slurm's commands and returns its output.
     ///
     /// # Errors
-    /// It is not there, or ended with an error.
+    /// It cannot be run, or ended with an error.
     pub async fn run(&self, words: &[&str]) -> Result<String, SlurmError> {
         // The program is looked for in the PATH of the cluster's environment, not in ours.
         let path = self.environment.iter().find(|(key, _)| key == "PATH").map(|(_, value)| value.clone());
@@ -88,50 +88,55 @@ impl Slurm {
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
-        let said =
+        let texts =
             [&output.stderr, &output.stdout].map(|bytes| String::from_utf8_lossy(bytes).trim().to_owned());
-        Err(SlurmError::Refused { command: words.join(" "), said: said.join(" ").trim().to_owned() })
+        Err(SlurmError::Refused { command: words.join(" "), output: texts.join(" ").trim().to_owned() })
     }
 
     /// Nodes with their processors, memory, GPUs (`gres/gpu`) and states, by `scontrol -o show node`.
     ///
     /// # Errors
-    /// Slurm does not answer, or something unexpected.
+    /// Slurm does not answer, or its output has an unexpected form.
     pub async fn nodes(&self) -> Result<Vec<Node>, SlurmError> {
-        read::nodes(&self.run(&["scontrol", "-o", "show", "node"]).await?)
+        scontrol::nodes(&self.run(&["scontrol", "-o", "show", "node"]).await?)
     }
 
-    /// What is free on each node now, by `scontrol -o show node`.
+    /// Free processors of each node now, by `scontrol -o show node`.
     ///
     /// # Errors
-    /// Slurm does not answer, or something unexpected.
-    pub async fn room(&self) -> Result<Vec<Room>, SlurmError> {
-        read::room(&self.run(&["scontrol", "-o", "show", "node"]).await?)
+    /// Slurm does not answer, or its output has an unexpected form.
+    pub async fn capacity(&self) -> Result<Vec<NodeCapacity>, SlurmError> {
+        scontrol::capacity(&self.run(&["scontrol", "-o", "show", "node"]).await?)
     }
 
     /// Switches, by `scontrol -o show topology`; hostlists are expanded by Slurm itself.
     ///
     /// # Errors
-    /// Slurm does not answer, or something unexpected.
+    /// Slurm does not answer, or its output has an unexpected form.
     pub async fn topology(&self) -> Result<Topology, SlurmError> {
         let text = self.run(&["scontrol", "-o", "show", "topology"]).await?;
         let mut lists: BTreeSet<String> = BTreeSet::new();
         for line in text.lines() {
-            lists.extend(read::hostlists(line).map(str::to_owned));
+            lists.extend(scontrol::hostlists(line).map(str::to_owned));
         }
         let mut names = std::collections::HashMap::new();
         for list in lists {
             let expanded = self.run(&["scontrol", "show", "hostnames", &list]).await?;
             names.insert(list, expanded.lines().map(str::to_owned).collect::<Vec<_>>());
         }
-        read::topology(&text, &names)
+        scontrol::topology(&text, &names)
     }
 
-    /// Keeps Slurm's jobs off nodes, under a name. What already runs there is left alone.
+    /// Reserves nodes for `users`. Jobs that run there already are left alone.
     ///
     /// # Errors
-    /// Slurm refuses, for example because the name is taken.
-    pub async fn hold(&self, name: &str, nodes: &[NodeName], users: &str) -> Result<(), SlurmError> {
+    /// Slurm refuses, for example because a reservation has this name.
+    pub async fn create_reservation(
+        &self,
+        name: &str,
+        nodes: &[NodeName],
+        users: &str,
+    ) -> Result<(), SlurmError> {
         let nodes: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
         let (name, nodes) = (format!("ReservationName={name}"), format!("Nodes={}", nodes.join(",")));
         let users = format!("Users={users}");
@@ -152,11 +157,11 @@ impl Slurm {
         .map(drop)
     }
 
-    /// Holds other nodes under a name that is there already.
+    /// Replaces the nodes of a reservation.
     ///
     /// # Errors
-    /// Slurm knows no such reservation.
-    pub async fn hold_instead(&self, name: &str, nodes: &[NodeName]) -> Result<(), SlurmError> {
+    /// There is no such reservation.
+    pub async fn update_reservation(&self, name: &str, nodes: &[NodeName]) -> Result<(), SlurmError> {
         let nodes: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
         let (name, nodes) = (format!("ReservationName={name}"), format!("Nodes={}", nodes.join(",")));
         self.run(&["scontrol", "update", &name, &nodes]).await.map(drop)
@@ -165,8 +170,8 @@ impl Slurm {
     /// The nodes of a hostlist, expanded by Slurm itself.
     ///
     /// # Errors
-    /// Slurm does not understand it.
-    pub async fn hosts(&self, list: &str) -> Result<BTreeSet<NodeName>, SlurmError> {
+    /// It is no hostlist.
+    pub async fn expand_hostlist(&self, list: &str) -> Result<BTreeSet<NodeName>, SlurmError> {
         if list.is_empty() || list == "(null)" {
             return Ok(BTreeSet::new());
         }
@@ -182,16 +187,16 @@ impl Slurm {
         text.lines().enumerate().map(name).collect()
     }
 
-    /// Gives back what was held under a name.
+    /// Deletes a reservation.
     ///
     /// # Errors
-    /// Slurm knows no such reservation.
-    pub async fn let_go(&self, name: &str) -> Result<(), SlurmError> {
+    /// There is no such reservation, or jobs run in it.
+    pub async fn delete_reservation(&self, name: &str) -> Result<(), SlurmError> {
         self.run(&["scontrol", "delete", &format!("ReservationName={name}")]).await.map(drop)
     }
 
-    /// Takes over nodes, topology and states. A node that Slurm drains is drained here; one that it resumes is not resumed if it was
-    /// an operator who drained it here. Says which nodes were drained by this call.
+    /// Publishes Slurm's nodes, topology and states at a bridge. A node that Slurm drains is drained at the bridge. One that Slurm
+    /// resumes stays drained: an operator may have drained it at the bridge. Returns the nodes that this call has drained.
     ///
     /// # Errors
     /// Slurm or the store does not answer.
@@ -202,8 +207,9 @@ impl Slurm {
         for node in nodes {
             let known = bridge.view()?.node(&node.name).map(|(known, _)| known.state);
             let (name, state) = (node.name.clone(), node.state);
-            // What a node's own agent published knows more than Slurm does.
-            if bridge.view()?.node(&name).is_none_or(|(known, _)| known.labels.contains_key(FROM)) {
+            // An inventory that the node itself published says more than Slurm does.
+            if bridge.view()?.node(&name).is_none_or(|(known, _)| known.labels.contains_key(FROM_SLURM_LABEL))
+            {
                 bridge.put_node(node).await?;
             }
             if known.is_some_and(|known| known == NodeState::Up) && state != NodeState::Up {
@@ -215,18 +221,18 @@ impl Slurm {
     }
 }
 
-/// What is free on a node.
+/// Processors of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Room {
+pub struct NodeCapacity {
     /// The node.
     pub node: NodeName,
-    /// Processors, all.
+    /// All processors.
     pub cpus: u32,
-    /// Processors that no job has.
-    pub free: u32,
-    /// Slurm starts jobs there: it is up, and not reserved.
-    pub open: bool,
+    /// Processors that no job uses.
+    pub free_cpus: u32,
+    /// Slurm starts jobs there: it is up and not reserved.
+    pub accepts_jobs: bool,
 }
 
-/// Label of nodes of which only Slurm has told.
-pub const FROM: &str = "vmove.io/from-slurm";
+/// Label of nodes that were published from Slurm's data, not by themselves.
+pub const FROM_SLURM_LABEL: &str = "vmove.io/from-slurm";

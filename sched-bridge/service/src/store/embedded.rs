@@ -10,7 +10,8 @@ use redb::{Database, ReadableTable, TableDefinition};
 use tokio::sync::mpsc;
 
 use super::{
-    Change, Changes, Committed, Entry, Expect, Part, Revision, Snapshot, Store, StoreError, Txn, check_size,
+    Change, Changes, Committed, Entry, Expect, KeyRange, Revision, Snapshot, Store, StoreError, Txn,
+    check_size,
 };
 
 /// Key to revision and value.
@@ -76,12 +77,12 @@ impl Inner {
         Ok(Revision(read.open_table(META)?.get(REVISION)?.map_or(0, |v| v.value())))
     }
 
-    fn read(&self, part: Part) -> Result<Snapshot, redb::Error> {
+    fn read(&self, range: KeyRange) -> Result<Snapshot, redb::Error> {
         let read = self.database.begin_read()?;
         let revision = read.open_table(META)?.get(REVISION)?.map_or(0, |v| v.value());
         let mut snapshot = Snapshot { revision: Revision(revision), ..Snapshot::default() };
         let keys = read.open_table(KEYS)?;
-        for (first, end) in part.ranges() {
+        for (first, end) in range.ranges() {
             let rows = match &end {
                 Some(end) => keys.range(first.as_str()..end.as_str())?,
                 None => keys.range(first.as_str()..)?,
@@ -147,9 +148,9 @@ impl Store for Embedded {
         false
     }
 
-    async fn read(&self, part: Part) -> Result<Snapshot, StoreError> {
+    async fn read(&self, range: KeyRange) -> Result<Snapshot, StoreError> {
         let inner = Arc::clone(&self.0);
-        blocking(move || inner.read(part).map_err(|e| inner.failed(&e))).await
+        blocking(move || inner.read(range).map_err(|e| inner.failed(&e))).await
     }
 
     async fn commit(&self, txn: Txn) -> Result<Committed, StoreError> {

@@ -1,7 +1,7 @@
 //! The store of several bridges: etcd, spoken to through the JSON gateway of its v3 interface (`/v3/kv/txn`, `/v3/kv/range`,
 //! `/v3/watch`), so that no protocol compiler is needed to build this.
 //!
-//! All keys are below one prefix. The gateway wants keys and values in base64 and 64-bit numbers as strings
+//! All keys are below one prefix. The gateway needs keys and values in base64 and 64-bit numbers as strings
 //! (<https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway/>).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,9 +17,10 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::{
-    Change, Changes, Committed, Entry, Expect, Part, Revision, Snapshot, Store, StoreError, Txn, check_size,
+    Change, Changes, Committed, Entry, Expect, KeyRange, Revision, Snapshot, Store, StoreError, Txn,
+    check_size,
 };
-use crate::http::{Endpoint, HttpClient, HttpError, Lines};
+use vmove_http::client::{Endpoint, HttpClient, HttpError, Lines};
 
 /// etcd's own default of `--max-txn-ops`.
 pub const DEFAULT_MAX_TXN_OPS: usize = 128;
@@ -93,8 +94,8 @@ impl Etcd {
                     }
                     reasons.push(text);
                 }
-                Err(HttpError::Lost(reason)) if !read => {
-                    return Err(StoreError::Unknown { store: self.name(), reason });
+                Err(error) if !read && error.may_have_been_seen() => {
+                    return Err(StoreError::Unknown { store: self.name(), reason: error.to_string() });
                 }
                 Err(error) => reasons.push(error.to_string()),
             }
@@ -184,9 +185,9 @@ impl Store for Etcd {
         true
     }
 
-    async fn read(&self, part: Part) -> Result<Snapshot, StoreError> {
+    async fn read(&self, range: KeyRange) -> Result<Snapshot, StoreError> {
         let mut snapshot = Snapshot::default();
-        for (first, end) in part.ranges() {
+        for (first, end) in range.ranges() {
             let end = end.map_or_else(|| self.range_end(), |end| self.key(&end));
             self.read_range(self.key(&first), &end, &mut snapshot).await?;
         }

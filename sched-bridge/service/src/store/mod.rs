@@ -1,13 +1,14 @@
 //! Where the state is kept: an embedded database for one bridge, etcd for several.
 //!
-//! A store is a map from keys to texts in which every change has a [`Revision`], and in which several keys change at once or not at
-//! all, provided that others are still as they were expected to be (compare and swap). That is all that leases need so that two
-//! bridges never give away one device twice, and it is what etcd offers.
+//! A store maps keys to texts. Every change has a [`Revision`]. A transaction changes several keys or none, on condition that other
+//! keys have not changed (compare and swap). Leases need no more than that, so that two bridges never grant one device twice, and
+//! etcd offers it.
 
 pub mod embedded;
 pub mod etcd;
+pub(crate) mod measured;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +19,7 @@ use tokio::sync::mpsc;
 pub use embedded::Embedded;
 pub use etcd::Etcd;
 
-/// Counts the changes of a store. Starts at 0 and never repeats; several keys of one transaction have the same.
+/// Number of a transaction. Starts at 0 and never repeats; all keys that one transaction writes have the same.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub u64);
 
@@ -28,7 +29,7 @@ impl fmt::Display for Revision {
     }
 }
 
-/// A value, and when it was last written.
+/// A value and its revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// The value.
@@ -37,39 +38,39 @@ pub struct Entry {
     pub revision: Revision,
 }
 
-/// What is in a store at one moment.
+/// The contents of a store at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    /// The moment.
+    /// The last transaction that it contains.
     pub revision: Revision,
-    /// The keys.
+    /// The values by key.
     pub entries: BTreeMap<String, Entry>,
 }
 
-/// What of a store is read.
+/// The keys that are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// Everything.
+pub enum KeyRange {
+    /// Every key.
     All,
-    /// Keys that begin so.
-    Below(&'static str),
-    /// All other keys.
+    /// Keys with this prefix.
+    Prefix(&'static str),
+    /// Keys without this prefix.
     AllBut(&'static str),
 }
 
-impl Part {
-    /// Ranges of keys, each from its first key up to the one after its last, or to the end.
-    pub(crate) fn ranges(self) -> Vec<(String, Option<String>)> {
+impl KeyRange {
+    /// The half-open ranges that it consists of; one without an end reaches to the last key.
+    pub(super) fn ranges(self) -> Vec<(String, Option<String>)> {
         let after = |prefix: &str| {
             let mut end = prefix.to_owned();
-            // Prefixes are of ASCII, and end in a slash.
+            // Prefixes are ASCII and end in a slash.
             let last = end.pop().map_or('\u{1}', |last| char::from_u32(u32::from(last) + 1).unwrap_or(last));
             end.push(last);
             end
         };
         match self {
             Self::All => vec![(String::new(), None)],
-            Self::Below(prefix) => vec![(prefix.to_owned(), Some(after(prefix)))],
+            Self::Prefix(prefix) => vec![(prefix.to_owned(), Some(after(prefix)))],
             Self::AllBut(prefix) => {
                 vec![(String::new(), Some(prefix.to_owned())), (after(prefix), None)]
             }
@@ -77,12 +78,12 @@ impl Part {
     }
 }
 
-/// A key that was written, or deleted if there is no entry.
+/// A key that was written or deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// The key.
     pub key: String,
-    /// What it is now.
+    /// The new value; none if the key was deleted.
     pub entry: Option<Entry>,
 }
 
@@ -91,16 +92,16 @@ pub struct Change {
 pub struct Changes {
     /// The last transaction among them.
     pub revision: Revision,
-    /// What it and those before changed.
+    /// Written and deleted keys.
     pub changes: Vec<Change>,
 }
 
-/// What must be true of a key for a transaction to happen.
+/// Condition on a key, without which a transaction fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
-    /// It is not there.
+    /// The key does not exist.
     Absent,
-    /// It was last written by this transaction.
+    /// The key was last written by this transaction.
     At(Revision),
 }
 
@@ -112,17 +113,17 @@ impl Expect {
     }
 }
 
-/// Changes that happen together, if all expectations hold.
+/// A transaction: changes that happen together if all conditions hold.
 #[derive(Debug, Clone, Default)]
 pub struct Txn {
-    /// What must be true. One per key.
+    /// Conditions, at most one for each key.
     pub expect: Vec<(String, Expect)>,
-    /// Writes a value (`Some`) or deletes the key (`None`). One per key.
+    /// Writes a value (`Some`) or deletes the key (`None`); at most one for each key.
     pub set: Vec<(String, Option<String>)>,
 }
 
 impl Txn {
-    /// Requires something of a key.
+    /// Adds a condition.
     #[must_use]
     pub fn expect(mut self, key: impl Into<String>, expect: Expect) -> Self {
         self.expect.push((key.into(), expect));
@@ -147,41 +148,41 @@ impl Txn {
 /// How a transaction ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Committed {
-    /// It happened.
+    /// It was committed.
     At(Revision),
-    /// An expectation did not hold; nothing was changed.
+    /// A condition did not hold; nothing was changed.
     Conflict,
 }
 
-/// Why a store did not do what it was asked.
+/// Why a store failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// Nobody answers. Nothing was changed.
+    /// The store does not answer. Nothing was changed.
     #[error("the store {store} cannot be reached: {reason}; nothing was changed. {hint}")]
     Unreachable {
         /// Which store.
         store: String,
-        /// What the system said.
+        /// The error.
         reason: String,
-        /// What to do.
+        /// What an operator can do.
         hint: &'static str,
     },
     /// The connection broke after a transaction was sent. It may have happened; ask again to find out.
     #[error(
-        "the store {store} stopped answering in the middle of a transaction ({reason}): whether it happened is not known. \
-         Repeat the request with the same id: it is answered from what is there"
+        "the store {store} stopped answering during a transaction ({reason}): it is not known whether the transaction was \
+         committed. Repeat the request with the same id: it then returns what exists"
     )]
     Unknown {
         /// Which store.
         store: String,
-        /// What happened.
+        /// The error.
         reason: String,
     },
     /// More keys than a transaction may have.
     #[error(
-        "a transaction of {found} keys is larger than the {limit} that the store takes at once; start etcd with \
-         --max-txn-ops={found} or more and tell vbridged by --etcd-max-txn-ops, or ask for fewer nodes at once"
+        "a transaction has {found} keys, but the store takes at most {limit}; start etcd with --max-txn-ops={found} or more and \
+         vbridged with the same --etcd-max-txn-ops, or request fewer nodes at once"
     )]
     TooLarge {
         /// Keys of the transaction.
@@ -189,7 +190,7 @@ pub enum StoreError {
         /// What the store takes.
         limit: usize,
     },
-    /// The watch fell so far behind that the store has forgotten what came next: read everything again.
+    /// The store no longer has the changes that a watch needs next: read everything again.
     #[error("the store {store} no longer has the changes after revision {after}")]
     Compacted {
         /// Which store.
@@ -197,7 +198,7 @@ pub enum StoreError {
         /// Where the watch stood.
         after: Revision,
     },
-    /// It answered something that makes no sense, or refused.
+    /// It refused, or its answer has an unexpected form.
     #[error("the store {store} answered {found}; expected {expected}")]
     Protocol {
         /// Which store.
@@ -209,12 +210,12 @@ pub enum StoreError {
     },
     /// The file cannot be read or written.
     #[error(
-        "the store {store} failed: {reason}. Check the disk and who may write there; nothing was changed"
+        "the store {store} failed: {reason}; nothing was changed. Check the disk and the permissions of the file"
     )]
     Disk {
         /// The file.
         store: String,
-        /// What the system said.
+        /// The error.
         reason: String,
     },
 }
@@ -222,37 +223,37 @@ pub enum StoreError {
 /// A map with revisions, compare-and-swap and a watch. See the [module](self).
 #[async_trait]
 pub trait Store: fmt::Debug + Send + Sync {
-    /// What it is and where, for messages (`redb /var/lib/vbridged/state.redb`).
+    /// Its kind and address, for messages (`redb /var/lib/vbridged/state.redb`).
     fn name(&self) -> String;
 
-    /// Most keys that one transaction may expect or set.
+    /// Most keys that one transaction may have in its conditions, and most that it may change.
     fn max_keys(&self) -> usize;
 
-    /// Whether others may change it, so that a view of it may be behind.
+    /// Whether other bridges may change it, so that a view of it may be behind.
     fn is_shared(&self) -> bool;
 
-    /// A part of what there is.
+    /// Reads a range of keys, all at one moment.
     ///
     /// # Errors
     /// The store does not answer.
-    async fn read(&self, part: Part) -> Result<Snapshot, StoreError>;
+    async fn read(&self, range: KeyRange) -> Result<Snapshot, StoreError>;
 
-    /// Everything there is.
+    /// Reads every key.
     ///
     /// # Errors
     /// The store does not answer.
     async fn snapshot(&self) -> Result<Snapshot, StoreError> {
-        self.read(Part::All).await
+        self.read(KeyRange::All).await
     }
 
-    /// Changes keys together, if all expectations hold.
+    /// Commits a transaction if all its conditions hold.
     ///
     /// # Errors
-    /// The store does not answer; only with [`StoreError::Unknown`] may anything have changed.
+    /// The store does not answer. Something may have changed only if the error is [`StoreError::Unknown`].
     async fn commit(&self, txn: Txn) -> Result<Committed, StoreError>;
 
-    /// Every change after `after`, in order, none left out. The channel ends with an error, after which the caller takes a
-    /// new snapshot and watches from there.
+    /// Sends every change after revision `after`, in order. The channel ends with an error; the caller then reads everything again
+    /// and watches from there.
     ///
     /// # Errors
     /// The store does not answer.
@@ -260,7 +261,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     -> Result<mpsc::Receiver<Result<Changes, StoreError>>, StoreError>;
 }
 
-/// Refuses what is larger than a store takes.
+/// Refuses a transaction with more keys than a store takes.
 fn check_size(txn: &Txn, limit: usize) -> Result<(), StoreError> {
     let found = txn.expect.len().max(txn.set.len());
     if found > limit { Err(StoreError::TooLarge { found, limit }) } else { Ok(()) }

@@ -3,8 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Changes, Committed, Embedded, Expect, Revision, Store, StoreError, Txn};
-use crate::lab::EtcdServer;
+use test_servers::EtcdServer;
+use vmove_skip::need;
+
+use super::{Changes, Committed, Embedded, Etcd, Expect, Revision, Store, StoreError, Txn};
+use vmove_http::client::Endpoint;
+
+/// A store in this etcd.
+pub fn etcd_store(server: &EtcdServer, prefix: &str) -> Etcd {
+    Etcd::new(vec![Endpoint::Tcp(server.address())], prefix, Duration::from_secs(5))
+}
 
 async fn put(store: &dyn Store, key: &str, value: &str) -> Revision {
     match store.commit(Txn::default().put(key, value)).await.unwrap() {
@@ -102,17 +110,17 @@ async fn the_embedded_store_survives_and_is_not_shared() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn etcd_keeps_the_same_promises() {
-    let Some(server) = EtcdServer::start_or_skip() else { return };
-    promises(&server.store("/one/")).await;
-    contention(Arc::new(server.store("/two/"))).await;
+    let server = need!(EtcdServer::start());
+    promises(&etcd_store(&server, "/one/")).await;
+    contention(Arc::new(etcd_store(&server, "/two/"))).await;
     // Prefixes do not see each other, nor one another's neighbours.
-    assert_eq!(server.store("/one/").snapshot().await.unwrap().entries.len(), 1);
+    assert_eq!(etcd_store(&server, "/one/").snapshot().await.unwrap().entries.len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn etcd_is_read_in_pages_of_one_moment() {
-    let Some(server) = EtcdServer::start_or_skip() else { return };
-    let store = server.store("/p/");
+    let server = need!(EtcdServer::start());
+    let store = etcd_store(&server, "/p/");
     for block in 0..12 {
         let mut txn = Txn::default();
         for i in 0..100 {
@@ -123,9 +131,9 @@ async fn etcd_is_read_in_pages_of_one_moment() {
     assert_eq!(store.snapshot().await.unwrap().entries.len(), 1200);
     put(&store, "record/1", "a").await;
     put(&store, "record0", "b").await;
-    let records = store.read(crate::store::Part::Below("record/")).await.unwrap();
+    let records = store.read(crate::store::KeyRange::Prefix("record/")).await.unwrap();
     assert_eq!(records.entries.keys().collect::<Vec<_>>(), ["record/1"]);
-    let others = store.read(crate::store::Part::AllBut("record/")).await.unwrap();
+    let others = store.read(crate::store::KeyRange::AllBut("record/")).await.unwrap();
     assert!(
         others.entries.len() == 1201 && others.entries.contains_key("record0"),
         "{}",
@@ -138,8 +146,8 @@ async fn etcd_is_read_in_pages_of_one_moment() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_etcd_that_is_down_is_named_and_one_that_comes_back_is_used() {
-    let Some(mut server) = EtcdServer::start_or_skip() else { return };
-    let store = server.store("/d/");
+    let mut server = need!(EtcdServer::start());
+    let store = etcd_store(&server, "/d/");
     put(&store, "k", "v").await;
     let mut watch = store.watch(store.snapshot().await.unwrap().revision).await.unwrap();
     server.kill();
@@ -147,7 +155,7 @@ async fn an_etcd_that_is_down_is_named_and_one_that_comes_back_is_used() {
     assert!(matches!(ended, Err(StoreError::Unreachable { .. })), "{ended:?}");
     let refused = store.commit(Txn::default().put("k", "w")).await.unwrap_err().to_string();
     assert!(refused.contains(&server.url()) && refused.contains("Start etcd"), "{refused}");
-    server.run();
+    server.restart();
     let snapshot = store.snapshot().await.unwrap();
     assert_eq!(snapshot.entries["k"].value, "v", "what was refused did not happen");
 }

@@ -28,8 +28,8 @@ impl Host {
     }
 }
 
-const SOON: Duration = Duration::from_secs(5);
-const NEVER: Duration = Duration::from_millis(50);
+const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(5);
+const SILENCE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A switch with three hosts that have all been heard.
 fn three(name: &str) -> (Arc<Switch>, [Host; 3]) {
@@ -44,14 +44,14 @@ fn three(name: &str) -> (Arc<Switch>, [Host; 3]) {
         for to in (0..3).filter(|&to| to != from) {
             loop {
                 hosts[from].send(255, u8::try_from(from).unwrap(), b"hello");
-                if hosts[to].receive(NEVER).is_some() {
+                if hosts[to].receive(SILENCE_INTERVAL).is_some() {
                     break;
                 }
             }
         }
     }
     for host in &mut hosts {
-        while host.receive(NEVER).is_some() {}
+        while host.receive(SILENCE_INTERVAL).is_some() {}
     }
     (switch, hosts)
 }
@@ -60,12 +60,12 @@ fn three(name: &str) -> (Arc<Switch>, [Host; 3]) {
 fn a_frame_goes_to_its_host_and_a_broadcast_to_all_others() {
     let (_switch, mut hosts) = three("forward");
     hosts[0].send(1, 0, b"for one");
-    assert_eq!(hosts[1].receive(SOON).unwrap(), b"for one");
-    assert_eq!(hosts[2].receive(NEVER), None);
+    assert_eq!(hosts[1].receive(ARRIVAL_TIMEOUT).unwrap(), b"for one");
+    assert_eq!(hosts[2].receive(SILENCE_INTERVAL), None);
     hosts[2].send(255, 2, b"for all");
-    assert_eq!(hosts[0].receive(SOON).unwrap(), b"for all");
-    assert_eq!(hosts[1].receive(SOON).unwrap(), b"for all");
-    assert_eq!(hosts[2].receive(NEVER), None);
+    assert_eq!(hosts[0].receive(ARRIVAL_TIMEOUT).unwrap(), b"for all");
+    assert_eq!(hosts[1].receive(ARRIVAL_TIMEOUT).unwrap(), b"for all");
+    assert_eq!(hosts[2].receive(SILENCE_INTERVAL), None);
 }
 
 #[test]
@@ -73,12 +73,12 @@ fn a_cut_is_one_way_and_can_be_healed() {
     let (switch, mut hosts) = three("cut");
     switch.set(Some(0), Some(1), Rule { cut: true, ..Rule::default() });
     hosts[0].send(1, 0, b"lost");
-    assert_eq!(hosts[1].receive(NEVER), None);
+    assert_eq!(hosts[1].receive(SILENCE_INTERVAL), None);
     hosts[1].send(0, 1, b"back");
-    assert_eq!(hosts[0].receive(SOON).unwrap(), b"back");
+    assert_eq!(hosts[0].receive(ARRIVAL_TIMEOUT).unwrap(), b"back");
     switch.set(None, None, Rule::default());
     hosts[0].send(1, 0, b"again");
-    assert_eq!(hosts[1].receive(SOON).unwrap(), b"again");
+    assert_eq!(hosts[1].receive(ARRIVAL_TIMEOUT).unwrap(), b"again");
 }
 
 #[test]
@@ -97,15 +97,15 @@ fn frames_are_lost_late_and_out_of_order_as_told() {
     // A frame for one host alone is none for a group.
     switch.set(Some(0), Some(1), Rule { drop_multicast: 1.0, ..Rule::default() });
     hosts[0].send(1, 0, b"to one");
-    assert_eq!(hosts[1].receive(SOON).unwrap(), b"to one");
+    assert_eq!(hosts[1].receive(ARRIVAL_TIMEOUT).unwrap(), b"to one");
     hosts[0].send(0xff, 0, b"to all");
-    assert_eq!(hosts[1].receive(NEVER), None);
-    assert_eq!(hosts[2].receive(SOON).unwrap(), b"to all");
+    assert_eq!(hosts[1].receive(SILENCE_INTERVAL), None);
+    assert_eq!(hosts[2].receive(ARRIVAL_TIMEOUT).unwrap(), b"to all");
 
     switch.set(Some(0), Some(1), Rule { delay_us: 100_000, ..Rule::default() });
     let begin = Instant::now();
     hosts[0].send(1, 0, b"late");
-    assert_eq!(hosts[1].receive(SOON).unwrap(), b"late");
+    assert_eq!(hosts[1].receive(ARRIVAL_TIMEOUT).unwrap(), b"late");
     assert!(begin.elapsed() >= Duration::from_millis(100), "{:?}", begin.elapsed());
 
     switch.set(Some(0), Some(1), Rule { reorder: 0.2, ..Rule::default() });
@@ -113,7 +113,7 @@ fn frames_are_lost_late_and_out_of_order_as_told() {
     for number in &numbers {
         hosts[0].send(1, 0, &[*number]);
     }
-    let mut found: Vec<u8> = (0..100).map(|_| hosts[1].receive(SOON).unwrap()[0]).collect();
+    let mut found: Vec<u8> = (0..100).map(|_| hosts[1].receive(ARRIVAL_TIMEOUT).unwrap()[0]).collect();
     assert_ne!(found, numbers, "nothing was overtaken");
     found.sort_unstable();
     assert_eq!(found, numbers, "something was lost or came twice");
@@ -129,7 +129,7 @@ fn a_rate_holds_frames_back_and_loses_none() {
         hosts[0].send(1, 0, &[7; 1000]);
     }
     for _ in 0..100 {
-        assert_eq!(hosts[1].receive(SOON).unwrap().len(), 1000);
+        assert_eq!(hosts[1].receive(ARRIVAL_TIMEOUT).unwrap().len(), 1000);
     }
     let took = begin.elapsed();
     assert!((Duration::from_millis(78)..Duration::from_millis(2000)).contains(&took), "{took:?}");

@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::number;
-use crate::fleet::{Fleet, Setup, fleet_with, light};
+use crate::fleet::{self, Fleet, Setup, light};
 use crate::forks::done;
 use crate::scene::NAME;
 use vmove_guest::config::Config;
@@ -63,7 +63,7 @@ pub fn spread(count: u8, mbit: u32) -> Result<Vec<Spreading>> {
     let paced = mbit / 10 * 8;
     let fork =
         |_| format!("multicast-group = \"239.78.0.1:7421\"\nmulticast-mbit = {paced}\nlink-mbit = {mbit}\n");
-    let fleet = fleet_with(count + 1, &setup, fork)?;
+    let fleet = fleet::start(count + 1, &setup, fork)?;
     fleet.networks.limit(1, mbit)?;
     let mut all = Vec::new();
     for way in ["multicast", "pipeline", "unicast"] {

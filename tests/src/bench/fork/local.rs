@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{children, ms, number};
 use crate::daemon::Node;
 use crate::forks::{Parent, done, names};
-use crate::scene::PATIENCE;
+use crate::scene::STEP_TIMEOUT;
 
 /// Forks of one guest into so many children, by round.
 #[derive(Debug, Clone, Serialize)]
@@ -91,7 +91,7 @@ fn fork(node: &Node, parent: &Parent, count: usize, prepared: bool, times: &mut 
 
 /// Waits until the guest of each child has been seen to go on. Gives the errors that they have found.
 pub(super) fn at_work(parent: &Parent, answer: &Value) -> Result<u64> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + STEP_TIMEOUT;
     let mut still = Vec::new();
     for (name, pid) in children(answer)? {
         let page = parent.page_in(pid)?;

@@ -11,12 +11,13 @@ use serde::Serialize;
 use super::children;
 use super::local::{at_work, end};
 use crate::daemon::Node;
-use crate::forks::{Parent, addresses, done, ram_in};
+use crate::forks::{Parent, done};
 use crate::guest::Guest;
 use crate::process::resident_bytes;
+use crate::process::{addresses, ram_in};
 
 /// What guests do just after a fork is not typical of idle ones, and memory that is given back is counted late.
-const SETTLE: Duration = Duration::from_secs(4);
+const SETTLE_INTERVAL: Duration = Duration::from_secs(4);
 const MIB: f64 = 1_048_576.0;
 
 /// A QEMU's part of the memory, in MiB.
@@ -116,7 +117,7 @@ impl Memory {
 /// # Errors
 /// When it cannot be started, forked, or looked at.
 pub fn idle(node: &Node, guest: Guest, count: usize) -> Result<Memory> {
-    std::thread::sleep(SETTLE);
+    std::thread::sleep(SETTLE_INTERVAL);
     let (available, bytes, memory_mib) = (available_mib()?, guest.bytes(), guest.memory_mib);
     let parent = Parent::start(node, "idle", "thp", guest)?;
     let mut guest_mib = 0.0;
@@ -125,7 +126,7 @@ pub fn idle(node: &Node, guest: Guest, count: usize) -> Result<Memory> {
     }
     let answer = done(node, &["create", &parent.name, "--count", &count.to_string()])?;
     let guest_errors = at_work(&parent, &answer)?;
-    std::thread::sleep(SETTLE);
+    std::thread::sleep(SETTLE_INTERVAL);
     let mut templates = BTreeMap::new();
     let mut shares = Vec::new();
     for (name, pid) in children(&answer)? {

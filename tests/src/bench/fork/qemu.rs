@@ -25,7 +25,7 @@ use crate::sandbox::Sandbox;
 
 /// What a guest has in memory beside its working set and cold pages, in MiB.
 const KERNEL_MIB: u64 = 150;
-const LOADING: Duration = Duration::from_secs(300);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A way to many from one without vmove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -194,7 +194,7 @@ fn save(qemu: &StockQemu, to: &Path, recipe: Recipe) -> Result<f64> {
 
 /// Waits until QEMU has saved or loaded.
 fn ended(monitor: &Monitor) -> Result<()> {
-    let event = monitor.wait("MIGRATION", LOADING, |event| {
+    let event = monitor.wait("MIGRATION", LOAD_TIMEOUT, |event| {
         event.text("status").is_some_and(|status| status == "completed" || status == "failed")
     })?;
     let status = event.text("status").unwrap_or_default();

@@ -60,7 +60,7 @@ impl Report {
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = format!("{}\n\n`{}`\n", self.setting.line(), self.setting.command);
-        text += "\nMilliseconds are medians (least-greatest) of all rounds.\n";
+        text += "\nMilliseconds are medians of all rounds; minimum and maximum in parentheses.\n";
         let mut part = |title: &str, body: &str| {
             if !body.is_empty() {
                 let _ = write!(text, "\n### {title}\n\n{body}");

@@ -1,0 +1,380 @@
+//! The commands of `vmove` that speak with a bridge.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use vmove_bridge_types::request_text::RequestFormat;
+use vmove_bridge_types::topology_text::TopologyFormat;
+use vmove_client::Endpoint;
+
+/// Address of the bridge. Part of every command that uses one.
+#[derive(Debug, Clone, Args)]
+pub struct Where {
+    /// Address of the bridge: unix:/PATH or http://HOST:PORT
+    #[arg(long, value_name = "BRIDGE", env = "VBRIDGE", default_value = "unix:/run/vbridged/control.sock")]
+    pub bridge: Endpoint,
+    /// File with the bearer token for TCP
+    #[arg(long, value_name = "FILE", env = "VBRIDGE_TOKEN_FILE")]
+    pub token_file: Option<PathBuf>,
+}
+
+/// Commands for virtual clusters.
+#[derive(Debug, Subcommand)]
+pub enum ClusterCommand {
+    /// Read what a node has: processors, memory, GPUs, adapters
+    Inventory(InventoryArgs),
+    /// Split a blueprint: lease and start its VMs, and pass the rest to adapters
+    Blueprint(BlueprintArgs),
+    /// Show, drain and resume the nodes of the fleet
+    Fleet(FleetArgs),
+    /// Read, convert, draw and publish the topology of the network
+    Topology(TopologyArgs),
+    /// Place a virtual cluster compactly, and lease what it needs
+    Place(PlaceArgs),
+    /// Show, renew and release leases
+    Lease(LeaseArgs),
+    /// Make and run plans of migrations
+    Plan(PlanArgs),
+    /// Show the usage of leases that have ended
+    Account(AccountArgs),
+}
+
+/// Arguments of `inventory`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove inventory
+  vmove inventory --publish            on every node, at boot and when devices change
+  vmove inventory --glue2
+  vmove --json inventory --root recorded/ --name dgx1")]
+pub struct InventoryArgs {
+    /// The bridge.
+    #[command(flatten)]
+    pub at: Where,
+    /// Read /sys and /proc below this folder, for example recorded ones
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub root: PathBuf,
+    /// Name of the node [default: the short host name]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Publish it at the bridge
+    #[arg(long)]
+    pub publish: bool,
+    /// Print attributes in the style of GLUE 2
+    #[arg(long)]
+    pub glue2: bool,
+}
+
+/// Arguments of `blueprint`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove blueprint app.yaml
+  vmove blueprint app.xml --run --holder alice --adapter slurm=vmove-slurm-adapter")]
+pub struct BlueprintArgs {
+    /// The bridge.
+    #[command(flatten)]
+    pub at: Where,
+    /// The blueprint, YAML or XML; - is standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Lease what the VMs need, start them, and pass the rest to adapters; without this option, only show the parts
+    #[arg(long)]
+    pub run: bool,
+    /// Holder of the lease
+    #[arg(long, value_name = "NAME", env = "USER", default_value = "unknown")]
+    pub holder: String,
+    /// Time to live of the leases without a heartbeat
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = milliseconds)]
+    pub ttl: u64,
+    /// Program of an adapter that the blueprint names; may be repeated
+    #[arg(long, value_name = "NAME=COMMAND", value_parser = key_value)]
+    pub adapter: Vec<(String, String)>,
+}
+
+/// Arguments of `fleet`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove fleet list
+  vmove fleet publish node7.json
+  vmove fleet drain node7")]
+pub struct FleetArgs {
+    /// The bridge.
+    #[command(flatten)]
+    pub at: Where,
+    /// What to do.
+    #[command(subcommand)]
+    pub action: FleetAction,
+}
+
+/// What to do with nodes.
+#[derive(Debug, Subcommand)]
+pub enum FleetAction {
+    /// All nodes, with their free resources
+    List,
+    /// One node: its inventory, its VMs and its held devices
+    Show {
+        /// Name of the node
+        node: String,
+    },
+    /// Publish inventories, one or more JSON objects in each file; - is standard input
+    Publish {
+        /// Files
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
+    /// Place no more VMs on a node; `vmove plan evacuate` moves those that it has
+    Drain {
+        /// Name of the node
+        node: String,
+    },
+    /// Place VMs on a node again
+    Resume {
+        /// Name of the node
+        node: String,
+    },
+    /// Remove a node of which nothing is held
+    Remove {
+        /// Name of the node
+        node: String,
+    },
+}
+
+/// Arguments of `topology`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove topology --import topology.conf --publish
+  vmove topology --import fabric.txt --format ibnetdiscover --export topology.conf
+  vmove topology --svg fleet.svg
+
+Without --import, the topology is the bridge's.")]
+pub struct TopologyArgs {
+    /// The bridge.
+    #[command(flatten)]
+    pub at: Where,
+    /// Read this file; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub import: Option<PathBuf>,
+    /// Format of the file [default: guessed by name and content]
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<TopologyFormat>,
+    /// Write the topology to standard output in this format
+    #[arg(long, value_name = "FORMAT", value_parser = ["topology.conf", "topology.yaml", "labels"])]
+    pub export: Option<String>,
+    /// Draw switches and nodes, and, if the bridge answers, the VMs on them
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Publish it at the bridge
+    #[arg(long, requires = "import")]
+    pub publish: bool,
+}
+
+/// A request in one of its formats.
+#[derive(Debug, Args)]
+pub struct RequestArgs {
+    /// File with the request; - is standard input
+    #[arg(value_name = "FILE", required_unless_present = "text")]
+    pub file: Option<PathBuf>,
+    /// The request itself, as an instance type string: "cg1.small; xpus=2"
+    #[arg(long, value_name = "TEXT", conflicts_with = "file")]
+    pub text: Option<String>,
+    /// Format of the request [default: by the extension of the file: .toml, .yaml, .json for a flavor]
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<RequestFormat>,
+    /// Number of VMs, for formats that describe one VM
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub count: u32,
+    /// Name of the virtual cluster, for formats without one
+    #[arg(long, value_name = "NAME")]
+    pub cluster: Option<String>,
+}
+
+/// Arguments of `place`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove place cluster.toml --holder alice
+  vmove place --text \"cg1.large; xpus=4\" --count 8 --cluster train --what-if --explain
+  vmove --json place cluster.yaml --holder job-17 --ttl 300s --id job-17 | jq -r .lease.id
+
+Exit code 3: the request does not fit; nothing was leased.")]
+pub struct PlaceArgs {
+    /// The bridge.
+    #[command(flatten)]
+    pub at: Where,
+    /// The request.
+    #[command(flatten)]
+    pub request: RequestArgs,
+    /// Holder of the lease
+    #[arg(long, value_name = "NAME", env = "USER", default_value = "unknown")]
+    pub holder: String,
+    /// Time to live of the lease without a heartbeat
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = milliseconds)]
+    pub ttl: u64,
+    /// Id of the lease: a repeated command with the same id returns the same lease
+    #[arg(long, value_name = "ID")]
+    pub id: Option<String>,
+    /// Only show where it would be placed; lease nothing
+    #[arg(long)]
+    pub what_if: bool,
+    /// Explain for every node why it was chosen, not needed or ruled out; lease nothing
+    #[arg(long)]
+    pub explain: bool,
+}
+
+/// Arguments of `lease`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove lease list --holder alice
+  vmove lease keep 3f2a...       renews until it is interrupted or the lease ends
+  vmove lease release 3f2a...")]
+pub struct LeaseArgs {
+    /// The bridge.
+    #[command(flatten)]
+    pub at: Where,
+    /// What to do.
+    #[command(subcommand)]
+    pub action: LeaseAction,
+}
+
+/// What to do with leases.
+#[derive(Debug, Subcommand)]
+pub enum LeaseAction {
+    /// All leases
+    List {
+        /// Only this holder
+        #[arg(long)]
+        holder: Option<String>,
+    },
+    /// One lease: nodes and resources of its VMs
+    Show {
+        /// Id of the lease
+        id: String,
+    },
+    /// Send one heartbeat
+    Renew {
+        /// Id of the lease
+        id: String,
+    },
+    /// Send heartbeats until interrupted
+    Keep {
+        /// Id of the lease
+        id: String,
+    },
+    /// Release a lease
+    Release {
+        /// Id of the lease
+        id: String,
+    },
+}
+
+/// Arguments of `plan`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove plan evacuate node7
+  vmove plan compact train
+  vmove plan run 3f2a...         continues a plan that has stopped")]
+pub struct PlanArgs {
+    /// The bridge.
+    #[command(flatten)]
+    pub at: Where,
+    /// What to do.
+    #[command(subcommand)]
+    pub action: PlanAction,
+}
+
+/// What to do with plans.
+#[derive(Debug, Subcommand)]
+pub enum PlanAction {
+    /// Move all VMs off a node
+    Evacuate {
+        /// Name of the node
+        node: String,
+    },
+    /// Move the VMs of a cluster closer together
+    Compact {
+        /// Name of the cluster
+        #[arg(required_unless_present = "all")]
+        cluster: Option<String>,
+        /// All clusters
+        #[arg(long, conflicts_with = "cluster")]
+        all: bool,
+    },
+    /// Move VMs so that a request fits
+    MakeRoom {
+        /// The request.
+        #[command(flatten)]
+        request: RequestArgs,
+    },
+    /// All plans
+    List,
+    /// One plan, with the state of each step
+    Show {
+        /// Id of the plan
+        id: String,
+    },
+    /// Run a plan, or continue it
+    Run {
+        /// Id of the plan
+        id: String,
+    },
+    /// Delete a plan that is not being run
+    Delete {
+        /// Id of the plan
+        id: String,
+    },
+}
+
+/// Arguments of `account`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove account --csv > usage.csv
+  vmove account --holder alice")]
+pub struct AccountArgs {
+    /// The bridge.
+    #[command(flatten)]
+    pub at: Where,
+    /// Comma-separated values instead of one JSON object a line
+    #[arg(long)]
+    pub csv: bool,
+    /// Only this holder
+    #[arg(long, value_name = "NAME")]
+    pub holder: Option<String>,
+    /// Only leases that ended at or after this time, in milliseconds since 1970-01-01 00:00 UTC
+    #[arg(long, value_name = "MS")]
+    pub since: Option<u64>,
+}
+
+fn key_value(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() && !value.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err(format!("expected NAME=COMMAND, found {text:?}")),
+    }
+}
+
+/// Reads a duration: `500ms`, `60s`, `5m`, `2h`.
+fn milliseconds(text: &str) -> Result<u64, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let factor = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(format!("expected a time like 500ms, 60s, 5m or 2h, found {text:?}")),
+    };
+    let number: u64 = number.parse().map_err(|_| format!("expected a time like 60s, found {text:?}"))?;
+    number.checked_mul(factor).ok_or_else(|| format!("{text:?} is too long a time"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(milliseconds("90s"), Ok(90_000));
+        assert_eq!(milliseconds("2h"), Ok(7_200_000));
+        for bad in ["90", "s", "1d", "99999999999999999999s", "18446744073709551615h"] {
+            assert!(milliseconds(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! The command line of `vfork`: the one definition behind help, man pages and completions.
+
+use clap::{Args, Parser, Subcommand};
+use vmove_spread::simulate::SimulateArguments;
+
+use super::{Completions, Global, Man};
+use vmove_types::fork::ForkWay;
+use vmove_types::units;
+
+/// Forks running QEMU guests: one parent, any number of children
+#[derive(Debug, Parser)]
+#[command(name = "vfork", version, propagate_version = true, after_long_help = EXIT_CODES, arg_required_else_help = true)]
+pub struct Cli {
+    /// Options of every command.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes:
+  0  done
+  1  failed, or a child did not come to be; the parent runs
+  2  wrong usage
+  3  refused by the check or by the configuration; nothing was changed
+  5  the daemon cannot be reached
+
+Environment:
+  VMOVE_CONTROL  control socket, unless --control is given";
+
+const SIMULATE: &str = "Examples:
+  vfork simulate --hosts 1000 --per-leaf 40 --link 10 --uplink 100 --mib 4096
+  vfork --json simulate --hosts 10000 --per-leaf 40 --loss 0.001 --way multicast,pipeline --svg progress.svg
+
+The hosts and the pacing of a real distribution run in the model; links are arithmetic.";
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Fork a guest: it goes on, and its children run beside it
+    Create(Create),
+    /// Keep children prepared, so that the next fork is fast
+    Warm(Warm),
+    /// Show a VM and everything that came from it
+    Tree(Name),
+    /// End a child
+    Kill(Child),
+    /// Wait until all children of a VM have ended
+    Join(Join),
+    /// Give a parent or a child memory of its own, so that it can be moved or forked again
+    Promote(Name),
+    /// Guests that were kept as they were at one moment
+    #[command(subcommand)]
+    Template(Template),
+    /// Model how memory would get to many hosts, on each way; no daemon is asked
+    #[command(after_help = SIMULATE)]
+    Simulate(SimulateArguments),
+    /// Print a completion script
+    Completions(Completions),
+    /// Write the man pages into a folder
+    Man(Man),
+}
+
+/// Arguments of `create`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vfork create web --count 32
+  vfork --json create web --count 4 --verify | jq '.children[].name'
+  vfork create --template golden --count 8
+  vfork create web --count 12 --to node2,node3 --here 4
+
+Children are VMs named VM.1, VM.2, and so on. Each has a VM Generation ID, a UUID and MAC addresses of its own; its network is
+off until its NICs were replaced.")]
+pub struct Create {
+    /// Name of the VM
+    #[arg(value_name = "VM", required_unless_present = "template", conflicts_with = "template")]
+    pub vm: Option<String>,
+    /// Fork a template that is loaded, instead of a VM
+    #[arg(long, value_name = "NAME")]
+    pub template: Option<String>,
+    /// How many children
+    #[arg(long, value_name = "N")]
+    pub count: usize,
+    /// Compare each child's memory with the parent's at the fork, byte for byte, before it runs
+    #[arg(long)]
+    pub verify: bool,
+    /// What each child is expected to write, for the check of memory [default: 1/16 of its memory]
+    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
+    pub expect_written: Option<u64>,
+    /// Prepare so many children afterwards, for the next fork [default: as configured]
+    #[arg(long, value_name = "K")]
+    pub warm: Option<usize>,
+    /// Nodes for children, host:port or names of the configuration, which are dealt out to in turn [default: this node]
+    #[arg(long = "to", visible_alias = "node", value_name = "NODE,NODE", value_delimiter = ',')]
+    pub nodes: Vec<String>,
+    /// Keep K of the children on this node, and deal the others out
+    #[arg(long, value_name = "K", requires = "nodes")]
+    pub here: Option<usize>,
+    /// How the parent's memory goes to other nodes
+    #[arg(long, value_enum, default_value = "auto", requires = "nodes")]
+    pub way: Way,
+    /// On other nodes, run children only when all memory is there, instead of at once
+    #[arg(long, requires = "nodes")]
+    pub whole: bool,
+}
+
+/// How memory goes to other nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Way {
+    /// What is estimated to be the shortest
+    Auto,
+    /// Each node reads from this one
+    Unicast,
+    /// One datagram to all, repaired where it was lost; must be allowed in the configuration
+    Multicast,
+    /// Nodes read from each other
+    Pipeline,
+    /// One node of each leaf switch first, then the others of the leaf from that one
+    TwoStage,
+}
+
+impl Way {
+    /// As the daemon is asked.
+    #[must_use]
+    pub const fn asked(self) -> Option<ForkWay> {
+        match self {
+            Self::Auto => None,
+            Self::Unicast => Some(ForkWay::Unicast),
+            Self::Multicast => Some(ForkWay::Multicast),
+            Self::Pipeline => Some(ForkWay::Pipeline),
+            Self::TwoStage => Some(ForkWay::TwoStage),
+        }
+    }
+}
+
+/// Arguments of `warm`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vfork warm web --count 32
+  vfork warm web --count 8 --to node2,node3     # 8 on each of them
+  vfork warm web --count 0                               # ends all of them")]
+pub struct Warm {
+    /// Name of the VM
+    #[arg(value_name = "VM")]
+    pub vm: String,
+    /// How many, on each node; 0 ends those that there are
+    #[arg(long, value_name = "K")]
+    pub count: usize,
+    /// Prepare them on these nodes, host:port or names of the configuration [default: this node]
+    #[arg(long = "to", visible_alias = "node", value_name = "NODE,NODE", value_delimiter = ',')]
+    pub nodes: Vec<String>,
+}
+
+/// A VM.
+#[derive(Debug, Args)]
+pub struct Name {
+    /// Name of the VM
+    #[arg(value_name = "VM")]
+    pub vm: String,
+}
+
+/// A child.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  vfork kill web.3
+
+Ends a VM that came from a fork, at once. Other VMs are ended by `vmove stop`.")]
+pub struct Child {
+    /// Name of the child
+    #[arg(value_name = "CHILD")]
+    pub child: String,
+}
+
+/// Arguments of `join`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  vfork join web && echo all children have ended")]
+pub struct Join {
+    /// Name of the parent
+    #[arg(value_name = "VM")]
+    pub vm: String,
+    /// Give up after this time [default: wait for ever]
+    #[arg(long, value_name = "TIME", value_parser = super::milliseconds)]
+    pub timeout: Option<u64>,
+}
+
+/// What to do with templates.
+#[derive(Debug, Subcommand)]
+pub enum Template {
+    /// Keep a guest as it is now, in memory and on disk; it runs on
+    Save(Save),
+    /// Bring a template from disk into memory, verified
+    Load(TemplateName),
+    /// List the templates of this node
+    List,
+    /// Remove a template from memory and disk; children that came from it stay
+    Rm(TemplateName),
+}
+
+/// Arguments of `template save`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vfork template save web golden
+  vfork create --template golden --count 8")]
+pub struct Save {
+    /// Name of the VM
+    #[arg(value_name = "VM")]
+    pub vm: String,
+    /// Name of the template
+    #[arg(value_name = "NAME")]
+    pub name: String,
+}
+
+/// A template.
+#[derive(Debug, Args)]
+pub struct TemplateName {
+    /// Name of the template
+    #[arg(value_name = "NAME")]
+    pub name: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_model_answers_in_json_where_all_commands_do() {
+        let parse = |words: &[&str]| Cli::try_parse_from(std::iter::once(&"vfork").chain(words));
+        parse(&["simulate", "--hosts", "10001"]).unwrap_err();
+        let asked = parse(&["simulate", "--hosts", "3", "--mib", "8", "--json"]).unwrap();
+        let Command::Simulate(arguments) = asked.command else { panic!("another command") };
+        let text = arguments.run(asked.global.json).unwrap();
+        let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(answer["outcomes"].as_array().map(Vec::len), Some(4), "{text}");
+    }
+
+    #[test]
+    fn nodes_are_named_in_one_list_or_one_by_one() {
+        for words in
+            [&["--to", "n2,n3"][..], &["--node", "n2", "--node", "n3"], &["--to", "n2", "--to", "n3"]]
+        {
+            let all = [&["vfork", "create", "web", "--count", "3"], words].concat();
+            let Command::Create(create) = Cli::try_parse_from(all).unwrap().command else { panic!() };
+            assert_eq!(create.nodes, ["n2", "n3"]);
+        }
+    }
+
+    #[test]
+    fn either_a_vm_or_a_template_is_forked() {
+        let parse = |words: &[&str]| Cli::try_parse_from(std::iter::once(&"vfork").chain(words));
+        parse(&["create", "web", "--count", "3"]).unwrap();
+        parse(&["create", "--template", "t", "--count", "3"]).unwrap();
+        for bad in [
+            &["create", "--count", "3"][..],
+            &["create", "web"],
+            &["create", "web", "--template", "t", "--count", "1"],
+        ] {
+            parse(bad).unwrap_err();
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! The command line of `vmove`: the one definition behind help, man pages and completions.
+
+use std::path::PathBuf;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand};
+
+use vmove_types::spec::{Bandwidth, MigrationSpec, ModeRequest};
+
+use vmove_types::units;
+
+use super::clusters::ClusterCommand;
+use super::{Completions, Global, Man, milliseconds};
+
+/// Moves running QEMU guests between nodes
+#[derive(Debug, Parser)]
+#[command(name = "vmove", version, propagate_version = true, after_long_help = EXIT_CODES, arg_required_else_help = true)]
+pub struct Cli {
+    /// Options of every command.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes:
+  0  done
+  1  failed; the guest still runs where it was
+  2  wrong usage
+  3  refused by the check, or a virtual cluster does not fit; nothing was changed
+  4  the guest is paused, or not where it was, and needs `vmove recover`
+  5  the daemon, or the bridge, cannot be reached
+  A second Ctrl-C during `vmove migrate` leaves the migration running and ends with 130.
+
+Environment:
+  VMOVE_CONTROL  control socket, unless --control is given
+  VBRIDGE        the bridge of fleet, topology, place, lease, plan and account, unless --bridge is given";
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start a VM that can be moved
+    Run(Run),
+    /// Take in a QEMU that somebody else started (libvirt, a script)
+    Adopt(Adopt),
+    /// List the VMs of this node
+    List,
+    /// Show everything about one VM
+    Show(VmName),
+    /// End a VM
+    Stop(Stop),
+    /// Stop a guest's processors; memory and devices stay
+    Pause(Pausing),
+    /// Let a paused guest run, for instance after `migrate --paused`
+    Resume(Pausing),
+    /// Let go of an adopted VM; it runs on
+    Forget(Forget),
+    /// Find everything that stands in the way of a migration; changes nothing
+    Check(Check),
+    /// Move a running VM to another node
+    Migrate(Migrate),
+    /// Show migrations at work, or one in full
+    Status(Status),
+    /// Call a migration off; the guest goes on at the source
+    Cancel(MigrationId),
+    /// Take up a migration whose guest is paused, or that gave up on its peer
+    Recover(Recover),
+    /// List the migrations that this node remembers
+    History(History),
+    /// Show the node: fabrics, memory, known peers
+    Node,
+    /// RDMA and tcp between this node and others
+    #[command(subcommand)]
+    Fabric(FabricCommand),
+    /// Virtual clusters.
+    #[command(flatten)]
+    Cluster(ClusterCommand),
+    /// Print a completion script
+    Completions(Completions),
+    /// Write the man pages into a folder
+    Man(Man),
+}
+
+/// What `fabric` does.
+#[derive(Debug, Subcommand)]
+pub enum FabricCommand {
+    /// Try every fabric between this node and another: devices, path, latency and bandwidth of READs, and what is wrong.
+    /// Exit code 0 if RDMA works, 3 if only something else does or nothing
+    Check(FabricCheckArgs),
+}
+
+/// Arguments of `fabric check`.
+#[derive(Debug, Args)]
+pub struct FabricCheckArgs {
+    /// Name from the configuration, or host:port
+    #[arg(value_name = "NODE")]
+    pub to: String,
+}
+
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove run --name web -- qemu-system-x86_64 -accel kvm -m 4G -smp 4 -drive file=/shared/web.qcow2
+  vmove run --name db --memory hugetlb-2m -- qemu-system-x86_64 -m 64G -nodefaults -display none \\
+        -serial unix:{vmdir}/console.sock,server=on,wait=off
+
+Guest memory is put into a file that the daemon can share; everything else of the command line stays as it is.
+{vmdir} and {name} are replaced on every node the VM comes to; {vmdir} is also QEMU's working folder, so other paths
+must be absolute and mean the same on every node.")]
+pub struct Run {
+    /// Name of the VM: 1 to 64 bytes, any script, no slash
+    #[arg(long, value_name = "VM")]
+    pub name: String,
+    /// Backing of guest memory
+    #[arg(long, value_name = "BACKING", default_value = "thp", value_parser = ["thp", "hugetlb-2m", "hugetlb-1g"])]
+    pub memory: String,
+    /// Environment variable for QEMU, here and wherever the VM goes; may be repeated
+    #[arg(long = "env", value_name = "KEY=VALUE", value_parser = key_value)]
+    pub environment: Vec<(String, String)>,
+    /// QEMU and its arguments, after `--`
+    #[arg(last = true, required = true, value_name = "QEMU ARGUMENTS")]
+    pub command_line: Vec<String>,
+}
+
+/// Arguments of `adopt`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  vmove adopt --name legacy --qmp /run/qemu/legacy.qmp
+
+The monitor must be free: it serves one client at a time. Guest RAM must be a shared named file
+(memory-backend-file,share=on on tmpfs or hugetlbfs); `vmove adopt` says what is in the way otherwise.")]
+pub struct Adopt {
+    /// Name it shall have here
+    #[arg(long, value_name = "VM")]
+    pub name: String,
+    /// Its QMP socket
+    #[arg(long, value_name = "SOCK")]
+    pub qmp: PathBuf,
+}
+
+/// A VM.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove show web
+  vmove --json show web | jq .huge_share")]
+pub struct VmName {
+    /// Name of the VM
+    #[arg(value_name = "VM")]
+    pub vm: String,
+}
+
+/// Arguments of `stop`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  vmove stop web
+
+Tells QEMU to quit, as pulling the plug would; the guest is not asked. Shut the guest down from within to be gentle.")]
+pub struct Stop {
+    /// Name of the VM
+    #[arg(value_name = "VM")]
+    pub vm: String,
+    /// Also when QEMU's monitor does not answer, and also when QEMU was adopted
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Arguments of `pause` and `resume`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove migrate web --to node2 --paused
+  vmove --control /run/node2.sock resume web
+
+A guest that is so already stays so. One that is being migrated is left alone.")]
+pub struct Pausing {
+    /// Name of the VM
+    #[arg(value_name = "VM")]
+    pub vm: String,
+}
+
+/// Arguments of `forget`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  vmove forget legacy
+
+Frees the monitor of an adopted VM for others. One that `vmove run` started, or that was moved here, stays: its memory
+belongs to the daemon.")]
+pub struct Forget {
+    /// Name of the VM
+    #[arg(value_name = "VM")]
+    pub vm: String,
+}
+
+/// Arguments of `check`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove check web --to node2
+  vmove --json check web --to 192.0.2.2:7420 | jq -r '.blockers[].message'
+
+Ends with 0 if at least one mode remains, with 3 if the VM cannot move.")]
+pub struct Check {
+    /// Name of the VM
+    #[arg(value_name = "VM")]
+    pub vm: String,
+    /// Where to: host:port, or a name from the daemon's configuration
+    #[arg(long, value_name = "NODE")]
+    pub to: String,
+}
+
+/// Arguments of `migrate`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove migrate web --to node2
+  vmove migrate db --to 192.0.2.2:7420 --mode hybrid --bandwidth 10Gbit --verify
+  vmove --json migrate web --to node2 | jq .downtime_ms
+  vmove migrate web --to node2 --detach
+
+Ctrl-C asks for the end of the migration: the guest goes on at the source, unless it was handed over already.
+A second Ctrl-C leaves the migration running.")]
+pub struct Migrate {
+    /// Name of the VM
+    #[arg(value_name = "VM")]
+    pub vm: String,
+    /// Where to: host:port, or a name from the daemon's configuration
+    #[arg(long, value_name = "NODE")]
+    pub to: String,
+    /// How memory crosses; auto measures the guest and the link, and says why it chose
+    #[arg(long, value_name = "MODE", default_value = "auto",
+          value_parser = PossibleValuesParser::new(["auto", "precopy", "postcopy", "hybrid"]).try_map(|s| s.parse::<ModeRequest>()))]
+    pub mode: ModeRequest,
+    /// Longest pause that precopy may cause and auto plans for [default: 300ms]
+    #[arg(long, value_name = "TIME", value_parser = milliseconds)]
+    pub max_downtime: Option<u64>,
+    /// Cap on bulk traffic, such as 10Gbit or 1GiB per second [default: none]
+    #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
+    pub bandwidth: Option<u64>,
+    /// Leave the guest paused at the destination
+    #[arg(long)]
+    pub paused: bool,
+    /// Hash every page on both sides and compare
+    #[arg(long)]
+    pub verify: bool,
+    /// Hand the guest over within this time, or call the migration off; 0 for no limit [default: 120s]
+    #[arg(long, value_name = "TIME", value_parser = milliseconds)]
+    pub timeout: Option<u64>,
+    /// Print the id and do not wait
+    #[arg(long)]
+    pub detach: bool,
+}
+
+impl Migrate {
+    /// The options for the daemon: what was not given keeps its default.
+    #[must_use]
+    pub fn spec(&self) -> MigrationSpec {
+        let default = MigrationSpec::default();
+        MigrationSpec {
+            mode: self.mode,
+            max_downtime_ms: self.max_downtime.unwrap_or(default.max_downtime_ms),
+            bandwidth: self.bandwidth.map(Bandwidth),
+            paused: self.paused,
+            verify: self.verify,
+            timeout_ms: self.timeout.unwrap_or(default.timeout_ms),
+        }
+    }
+}
+
+/// Arguments of `status`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove status
+  vmove status 3f2a --follow
+
+An id may be cut short as long as it is unambiguous.")]
+pub struct Status {
+    /// Id of a migration; without it, all that are at work
+    #[arg(value_name = "ID")]
+    pub id: Option<String>,
+    /// Wait for its end, as `vmove migrate` does; Ctrl-C only ends the waiting
+    #[arg(long, short, requires = "id")]
+    pub follow: bool,
+}
+
+/// A migration.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  vmove cancel 3f2a
+
+Returns when the request is taken; see `vmove status ID --follow` for the end.")]
+pub struct MigrationId {
+    /// Id of the migration, may be cut short
+    #[arg(value_name = "ID")]
+    pub id: String,
+}
+
+/// Arguments of `recover`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  vmove recover 3f2a
+
+Run it on the node that the guest came from: it holds what is missing, and it is the side that dials.")]
+pub struct Recover {
+    /// Id of the migration, may be cut short
+    #[arg(value_name = "ID")]
+    pub id: String,
+    /// Do not wait for the end
+    #[arg(long)]
+    pub detach: bool,
+}
+
+/// Arguments of `history`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove history
+  vmove --json history --vm web | jq '.migrations[0].outcome'")]
+pub struct History {
+    /// Only migrations of this VM
+    #[arg(long, value_name = "VM")]
+    pub vm: Option<String>,
+    /// How many at most, newest first
+    #[arg(long, short = 'n', value_name = "COUNT", default_value_t = 50)]
+    pub limit: usize,
+}
+
+fn key_value(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err(format!("expected KEY=VALUE, found \"{text}\"")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(args: &[&str]) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(std::iter::once(&"vmove").chain(args))
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_help_and_those_with_arguments_an_example() {
+        for command in Cli::command().get_subcommands() {
+            let name = command.get_name();
+            assert!(command.get_about().is_some(), "{name} has no help");
+            if command.get_arguments().next().is_some() {
+                let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(after.contains("Example"), "{name} has no example");
+            }
+        }
+    }
+
+    #[test]
+    fn migrate_takes_human_units_and_keeps_defaults() {
+        let cli =
+            parse(&["migrate", "my vm", "--to", "b", "--bandwidth", "10Gbit", "--max-downtime", "50ms"])
+                .unwrap();
+        let Command::Migrate(migrate) = cli.command else { panic!("{cli:?}") };
+        let spec = migrate.spec();
+        assert_eq!(spec.bandwidth, Some(Bandwidth(1_250_000_000)));
+        assert_eq!((spec.max_downtime_ms, spec.timeout_ms), (50, 120_000));
+        assert_eq!(spec.mode, ModeRequest::Auto);
+        assert_eq!(parse(&["migrate", "a", "--to", "b", "--timeout", "0"]).map(|_| ()).ok(), Some(()));
+    }
+
+    #[test]
+    fn wrong_usage_is_named() {
+        for (args, word) in [
+            (&["migrate", "a"][..], "--to"),
+            (&["migrate", "a", "--to", "b", "--mode", "rdma"], "postcopy"),
+            (&["migrate", "a", "--to", "b", "--bandwidth", "10"], "10Gbit"),
+            (&["migrate", "a", "--to", "b", "--max-downtime", "1us"], "1ms"),
+            (&["run", "--name", "a"], "QEMU"),
+            (&["run", "--name", "a", "--memory", "ram", "--", "q"], "hugetlb-2m"),
+            (&["status", "--follow"], "ID"),
+        ] {
+            let error = parse(args).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{args:?}");
+            assert!(error.to_string().contains(word), "{args:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn arguments_of_qemu_are_left_alone() {
+        let cli =
+            parse(&["run", "--name", "ü", "--env", "A=b=c", "--", "qemu", "-m", "1G", "--json"]).unwrap();
+        let Command::Run(run) = cli.command else { panic!("{cli:?}") };
+        assert_eq!(run.command_line, ["qemu", "-m", "1G", "--json"]);
+        assert_eq!(run.environment, [("A".to_owned(), "b=c".to_owned())]);
+        assert!(!cli.global.json);
+    }
+}

@@ -1,0 +1,13 @@
+//! `vmove account`.
+
+use vmove_bridge_types::requests::AccountQuery;
+
+use super::input::bridge;
+use crate::args::clusters::AccountArgs;
+use crate::output::{End, say};
+
+pub async fn run(args: AccountArgs) -> Result<(), End> {
+    let format = if args.csv { "csv" } else { "jsonl" };
+    let query = AccountQuery { format: Some(format.to_owned()), holder: args.holder, since_ms: args.since };
+    say(&bridge(&args.at)?.account(&query).await?)
+}

@@ -1,0 +1,31 @@
+//! The commands of `vmove` for virtual clusters.
+
+mod account;
+mod adapter;
+mod blueprint;
+mod fleet;
+mod input;
+mod inventory;
+mod lease;
+mod place;
+mod plan;
+mod request;
+mod show;
+mod topology;
+
+use crate::args::clusters::ClusterCommand;
+use crate::output::End;
+
+/// Runs a command.
+pub async fn run(command: ClusterCommand, json: bool) -> Result<(), End> {
+    match command {
+        ClusterCommand::Inventory(args) => inventory::run(args, json).await,
+        ClusterCommand::Blueprint(args) => blueprint::run(args, json).await,
+        ClusterCommand::Fleet(args) => fleet::run(args, json).await,
+        ClusterCommand::Topology(args) => topology::run(args, json).await,
+        ClusterCommand::Place(args) => place::run(args, json).await,
+        ClusterCommand::Lease(args) => lease::run(args, json).await,
+        ClusterCommand::Plan(args) => plan::run(args, json).await,
+        ClusterCommand::Account(args) => account::run(args).await,
+    }
+}

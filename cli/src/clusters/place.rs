@@ -1,0 +1,50 @@
+//! `vmove place`.
+
+use sched_bridge::model::ClusterName;
+use vmove_bridge_types::problem::Code;
+use vmove_bridge_types::requests::{LeaseAnswer, LeaseRequest};
+
+use super::input::bridge;
+use super::{request, show};
+use crate::args::clusters::PlaceArgs;
+use crate::failure::Failure;
+use crate::output::{End, say_either};
+
+pub async fn run(args: PlaceArgs, json: bool) -> Result<(), End> {
+    let bridge = bridge(&args.at)?;
+    let wanted = LeaseRequest {
+        id: args.id.map(|id| id.parse()).transpose().map_err(Failure::bad_request)?,
+        holder: args.holder,
+        ttl_ms: Some(args.ttl),
+        what_if: args.what_if || args.explain,
+        explain: args.explain,
+        request: None,
+        text: Some(request::text(&args.request)?),
+        assignments: None,
+        cluster: args.request.cluster.map(ClusterName::new).transpose().map_err(Failure::bad_request)?,
+    };
+    let answer = bridge.grant_lease(&wanted).await?;
+    if let Some(why) = &answer.refused {
+        say_either(&answer, json, |answer| {
+            answer.explanation.as_ref().map(show::explanation).unwrap_or_default()
+        })?;
+        return Err(Failure::new(Code::NoRoom, why).into());
+    }
+    say_either(&answer, json, describe)
+}
+
+fn describe(answer: &LeaseAnswer) -> String {
+    let mut out = String::new();
+    if let Some(lease) = &answer.lease {
+        out.push_str(&show::lease(lease));
+    } else if let Some(placement) = &answer.placement {
+        out.push_str(&show::assignments(&placement.assignments));
+    }
+    if let Some(placement) = &answer.placement {
+        out.push_str(&show::score(&placement.score));
+    }
+    if let Some(explanation) = &answer.explanation {
+        out.push_str(&show::explanation(explanation));
+    }
+    out
+}

@@ -1,0 +1,199 @@
+//! Answers of the bridge, for people.
+
+use sched_bridge::model::{Assignment, DeviceKind};
+use sched_bridge::place::{Explanation, NodeVerdict, Score, Verdict};
+use serde::Serialize;
+use serde_json::Value;
+use vmove_bridge_types::plan::{Plan, PlanState, PlanStep, StepState};
+use vmove_bridge_types::requests::{LeaseInfo, LeaseList, NodeList, NodeSummary, PlanList};
+
+use crate::output::table;
+
+/// A value as it is in JSON, without quotes.
+pub fn word(value: &impl Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(Value::String(text)) => text,
+        Ok(other) => other.to_string(),
+        Err(_) => String::new(),
+    }
+}
+
+/// JSON over many lines.
+pub fn pretty(value: &impl Serialize) -> String {
+    // By way of a `Value`, whose keys are sorted.
+    serde_json::to_value(value).and_then(|value| serde_json::to_string_pretty(&value)).unwrap_or_default()
+}
+
+pub fn nodes(list: &NodeList) -> String {
+    let row = |node: &NodeSummary| {
+        vec![
+            node.name.clone(),
+            node.state.to_string(),
+            format!("{}/{}", node.gpus_free, node.gpus),
+            format!("{}/{}", node.cores_free, node.cores),
+            format!("{}/{}", node.memory_free_mib, node.memory_mib),
+            node.vms.to_string(),
+        ]
+    };
+    let rows: Vec<_> = list.nodes.iter().map(row).collect();
+    table(&["NODE", "STATE", "GPUS", "CORES", "MEMORY (MIB)", "VMS"], &rows)
+}
+
+pub fn leases(list: &LeaseList) -> String {
+    let row = |lease: &LeaseInfo| {
+        let gpus: usize = lease.held.iter().map(|held| held.assignment.count(DeviceKind::Gpu)).sum();
+        vec![
+            lease.id.to_string(),
+            lease.holder.clone(),
+            lease.cluster.to_string(),
+            lease.held.len().to_string(),
+            gpus.to_string(),
+        ]
+    };
+    let rows: Vec<_> = list.leases.iter().map(row).collect();
+    table(&["LEASE", "HOLDER", "CLUSTER", "VMS", "GPUS"], &rows)
+}
+
+/// A lease: one line a VM.
+pub fn lease(lease: &LeaseInfo) -> String {
+    let head = format!("lease {} of {}, cluster {}\n", lease.id, lease.holder, lease.cluster);
+    head + &assignment_table(lease.held.iter().map(|held| &held.assignment))
+}
+
+/// One line a VM.
+pub fn assignments(list: &[Assignment]) -> String {
+    assignment_table(list.iter())
+}
+
+fn assignment_table<'a>(list: impl Iterator<Item = &'a Assignment>) -> String {
+    let row = |assignment: &Assignment| {
+        let devices = assignment.devices.iter().map(|d| format!("{} {}", word(&d.kind), d.address));
+        let numa = assignment.shares.iter().map(|s| format!("{}: {} cores", s.numa, s.cores));
+        vec![
+            assignment.vm.to_string(),
+            assignment.node.to_string(),
+            numa.collect::<Vec<_>>().join(", "),
+            devices.collect::<Vec<_>>().join(", "),
+        ]
+    };
+    let rows: Vec<_> = list.map(row).collect();
+    table(&["VM", "NODE", "NUMA", "DEVICES"], &rows)
+}
+
+pub fn plan(plan: &Plan) -> String {
+    let row = |step: &PlanStep| {
+        let state = match &step.state {
+            StepState::Failed { reason } => format!("failed: {reason}"),
+            state => state_word(state),
+        };
+        vec![
+            step.vm.to_string(),
+            step.from.to_string(),
+            step.to.node.to_string(),
+            format!("{} MiB", step.memory_mib),
+            state,
+        ]
+    };
+    let state = match &plan.state {
+        PlanState::Stopped { reason } => format!("stopped: {reason}"),
+        state => state_word(state),
+    };
+    let rows: Vec<_> = plan.steps.iter().map(row).collect();
+    format!(
+        "plan {}: {}, {state}; hops {} -> {}\n{}",
+        plan.id,
+        plan.purpose,
+        plan.hops.before,
+        plan.hops.after,
+        table(&["VM", "FROM", "TO", "MEMORY", "STATE"], &rows)
+    )
+}
+
+/// The word by which JSON tells one state from another.
+fn state_word(state: &impl Serialize) -> String {
+    serde_json::to_value(state).map(|state| word(&state["is"])).unwrap_or_default()
+}
+
+pub fn plans(list: &PlanList) -> String {
+    let row = |plan: &Plan| {
+        let done = plan.steps.iter().filter(|step| step.is_done()).count();
+        vec![
+            plan.id.to_string(),
+            plan.purpose.clone(),
+            format!("{done}/{}", plan.steps.len()),
+            state_word(&plan.state),
+        ]
+    };
+    let rows: Vec<_> = list.plans.iter().map(row).collect();
+    table(&["PLAN", "FOR", "STEPS", "STATE"], &rows)
+}
+
+/// The verdicts of an explanation.
+pub fn explanation(explanation: &Explanation) -> String {
+    let row = |node: &NodeVerdict| {
+        let (verdict, why) = match &node.verdict {
+            Verdict::Chosen { vms } => {
+                let names: Vec<&str> = vms.iter().map(|vm| vm.as_str()).collect();
+                ("chosen", format!("for {}", names.join(", ")))
+            }
+            Verdict::Rejected { reasons } => ("rejected", reasons.join("; ")),
+            Verdict::Possible { reason, .. } => ("possible", reason.clone()),
+            _ => ("-", "-".to_owned()),
+        };
+        vec![node.node.to_string(), verdict.to_owned(), why]
+    };
+    let rows: Vec<_> = explanation.nodes.iter().map(row).collect();
+    table(&["NODE", "VERDICT", "WHY"], &rows)
+}
+
+/// A score, on one line.
+pub fn score(score: &Score) -> String {
+    let Ok(Value::Object(fields)) = serde_json::to_value(score) else { return String::new() };
+    let fields: Vec<String> = fields.iter().map(|(key, value)| format!("{key} {value}")).collect();
+    format!("score: {}\n", fields.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use sched_bridge::model::{NodeName, VmName};
+
+    use super::*;
+
+    #[test]
+    fn a_plan_that_stopped_says_why() {
+        let text = serde_json::json!({
+            "id": "p1", "purpose": "evacuate n1", "made_wall_ms": 0, "hops": { "before": 4, "after": 2 },
+            "state": { "is": "stopped", "reason": "a step failed" },
+            "steps": [{
+                "vm": "web-0", "from": "n1", "to": { "vm": "web-0", "node": "n2" }, "memory_mib": 64,
+                "state": { "is": "failed", "reason": "no room" }
+            }]
+        });
+        let stopped: Plan = serde_json::from_value(text).unwrap();
+        let text = plan(&stopped);
+        assert!(text.starts_with("plan p1: evacuate n1, stopped: a step failed; hops 4 -> 2\n"), "{text}");
+        assert!(text.ends_with("web-0  n1    n2  64 MiB  failed: no room\n"), "{text}");
+        assert!(plans(&PlanList { plans: vec![stopped] }).ends_with("p1    evacuate n1  0/1    stopped\n"));
+    }
+
+    #[test]
+    fn every_verdict_has_its_reason() {
+        let node = |name: &str, verdict| NodeVerdict { node: NodeName::new(name).unwrap(), verdict };
+        let text = explanation(&Explanation {
+            score: None,
+            nodes: vec![
+                node(
+                    "n1",
+                    Verdict::Chosen { vms: vec![VmName::new("a").unwrap(), VmName::new("b").unwrap()] },
+                ),
+                node("n2", Verdict::Possible { vms: 1, reason: "not needed".to_owned() }),
+                node("n3", Verdict::Rejected { reasons: vec!["no GPU".to_owned(), "drained".to_owned()] }),
+            ],
+        });
+        for line in
+            ["n1    chosen    for a, b", "n2    possible  not needed", "n3    rejected  no GPU; drained"]
+        {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+}

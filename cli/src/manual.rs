@@ -1,0 +1,60 @@
+//! Man pages and completions, from the definition that also parses.
+
+use std::path::Path;
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+use serde_json::json;
+
+use crate::args::{vfork, vmove};
+use crate::output::{End, say, say_json};
+use vmove_types::problem::{Code, Exit, Problem};
+
+/// Prints a completion script.
+pub fn completions_of<C: CommandFactory>(name: &str, shell: Shell) -> Result<Exit, End> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut C::command(), name, &mut script);
+    say(&String::from_utf8_lossy(&script))?;
+    Ok(Exit::Done)
+}
+
+/// Of `vmoved`, whose command line is in its own crate. A test there keeps it current.
+const VMOVED_PAGE: &str = include_str!("../../daemon/dist/vmoved.1");
+
+/// Writes one page per command of vmove and vfork, and vmoved's.
+pub fn man(dir: &Path, json: bool) -> Result<Exit, End> {
+    let failed = |path: &Path, error: std::io::Error| {
+        Problem::new(Code::LocalFile, format!("Could not write man pages to {}: {error}", path.display()))
+    };
+    std::fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
+    for command in [vmove::Cli::command(), vfork::Cli::command()] {
+        clap_mangen::generate_to(command.disable_help_subcommand(true), dir).map_err(|e| failed(dir, e))?;
+    }
+    let page = dir.join("vmoved.1");
+    std::fs::write(&page, VMOVED_PAGE).map_err(|e| failed(&page, e))?;
+    if json {
+        say_json(&json!({ "dir": dir }))?;
+    } else {
+        say(&format!("Man pages of vmove, vfork and vmoved are in {}", dir.display()))?;
+    }
+    Ok(Exit::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_a_page_for_every_command() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(man(dir.path(), true), Ok(Exit::Done)));
+        for command in vmove::Cli::command().get_subcommands() {
+            let page = dir.path().join(format!("vmove-{}.1", command.get_name()));
+            let text = std::fs::read_to_string(&page).unwrap();
+            assert!(text.contains("vmove"), "{}", page.display());
+        }
+        for name in ["vmoved.1", "vfork.1", "vfork-create.1", "vfork-simulate.1", "vfork-template-save.1"] {
+            assert!(dir.path().join(name).exists(), "{name}");
+        }
+    }
+}

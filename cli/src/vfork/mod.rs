@@ -1,0 +1,386 @@
+//! The `vfork` command.
+
+mod progress;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use tokio::time::Instant;
+use vmove_client::Client;
+use vmove_spread::simulate::{SimulateArguments, SimulateError};
+use vmove_types::fork::{ForkNode, ForkRequest, TemplateRequest, WarmRequest};
+use vmove_types::fork_report::{ForkReport, FreezeReport, HostReport};
+use vmove_types::problem::{Code, Exit, Problem};
+use vmove_types::units::{format_bytes, format_ms};
+
+use crate::args::vfork::{Cli, Command, Create, Join, Save, Template, Warm};
+use crate::failure::Failure;
+use crate::manual;
+use crate::output::{End, note, report, say, say_json, table};
+
+/// How often progress is asked for.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+/// How often other nodes are asked.
+const OTHER_NODES_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Runs `vfork` with the arguments of this process.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let json = cli.global.json;
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return report("vfork", &Failure::new(Code::Internal, error.to_string()), json),
+    };
+    match runtime.block_on(dispatch(cli)) {
+        Ok(exit) => ExitCode::from(exit.code()),
+        Err(End::BrokenPipe) => ExitCode::SUCCESS,
+        Err(End::Failed(failure)) => report("vfork", &failure, json),
+    }
+}
+
+async fn dispatch(cli: Cli) -> Result<Exit, End> {
+    let client = Client::connect(&cli.global.control);
+    let json = cli.global.json;
+    match cli.command {
+        Command::Create(args) => create(&client, args, json).await,
+        Command::Warm(args) => warm(&client, &args, json).await,
+        Command::Tree(args) => tree(&client, &args.vm, json).await,
+        Command::Kill(args) => kill(&client, &args.child, json).await,
+        Command::Join(args) => join(&client, &args, json).await,
+        Command::Promote(args) => promote(&client, &args.vm, json).await,
+        Command::Template(Template::Save(args)) => save(&client, args, json).await,
+        Command::Template(Template::Load(args)) => load(&client, &args.name, json).await,
+        Command::Template(Template::List) => list(&client, json).await,
+        Command::Template(Template::Rm(args)) => remove(&client, &args.name, json).await,
+        Command::Simulate(args) => simulate(&args, json),
+        Command::Completions(args) => manual::completions_of::<Cli>("vfork", args.shell),
+        Command::Man(args) => manual::man(&args.dir, json),
+    }
+}
+
+fn simulate(args: &SimulateArguments, json: bool) -> Result<Exit, End> {
+    let text = args.run(json).map_err(|error| {
+        let code = match error {
+            SimulateError::File { .. } => Code::LocalFile,
+            _ => Code::BadOption,
+        };
+        Problem::from_error(code, &error)
+    })?;
+    say(&text)?;
+    Ok(Exit::Done)
+}
+
+async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> {
+    let id = uuid::Uuid::new_v4().simple().to_string();
+    let request = ForkRequest {
+        vm: args.vm,
+        template: args.template,
+        count: args.count,
+        verify: args.verify,
+        id: Some(id.clone()),
+        expect_written: args.expect_written,
+        warm: args.warm,
+        nodes: args.nodes,
+        here: args.here,
+        way: args.way.asked(),
+        whole: args.whole,
+    };
+    let done = tokio::select! {
+        done = client.fork(&request) => done?,
+        never = progress::show(client, &id, args.count) => match never {},
+    };
+    let failed = done.children.iter().filter(|child| child.error.is_some()).count();
+    if json {
+        say_json(&done)?;
+    } else {
+        say(&describe(&done))?;
+    }
+    for warning in &done.warnings {
+        note(&format!("vfork: {warning}"));
+    }
+    let lost: usize = done.hosts.iter().map(|host| host.children - host.running).sum();
+    if failed + lost > 0 {
+        let all = done.children.len() + lost;
+        note(&format!("vfork: {} of {all} children did not come to be", failed + lost));
+        return Ok(Exit::Failed);
+    }
+    Ok(Exit::Done)
+}
+
+fn describe(done: &ForkReport) -> String {
+    let rows: Vec<Vec<String>> = done
+        .children
+        .iter()
+        .map(|child| {
+            let state = match (&child.error, child.running_ms) {
+                (Some(error), _) => format!("failed: {error}"),
+                (None, Some(at)) => format!("running after {}", format_ms(at)),
+                (None, None) => "did not run".to_owned(),
+            };
+            vec![child.name.clone(), child.node.clone(), child.pid.to_string(), child.network.clone(), state]
+        })
+        .collect();
+    let mut text = table(&["CHILD", "NODE", "PID", "NETWORK", "STATE"], &rows);
+    text.push_str(&describe_hosts(done));
+    if let Some(first) = done.rehomed_ms {
+        text.push_str(&format!(
+            "{} had been forked before: it got memory of its own first, in {}\n",
+            done.parent,
+            format_ms(first)
+        ));
+    }
+    text.push_str(&describe_freeze(&done.parent, done.freeze.as_ref()));
+    for disk in &done.disks {
+        text.push_str(&format!(
+            "{} writes to {} since; {} is frozen, and must stay as it is\n",
+            done.parent,
+            disk.overlay.display(),
+            disk.base.display()
+        ));
+    }
+    text.push_str(&format!(
+        "{} stood still for {}; all children ran after {}\n",
+        done.parent,
+        format_ms(done.parent_pause_ms),
+        format_ms(done.all_running_ms)
+    ));
+    text
+}
+
+/// How memory was frozen, where that is not the usual way.
+fn describe_freeze(vm: &str, freeze: Option<&FreezeReport>) -> String {
+    let Some((freeze, why)) = freeze.and_then(|freeze| Some((freeze, freeze.why.as_ref()?))) else {
+        return String::new();
+    };
+    let pages = freeze.pages_by_faults + freeze.pages_by_copy;
+    format!(
+        "The memory of {vm} was write-protected and copied while it ran, since {why}. It waited for {} of {pages} pages; {} were kept, \
+         the copy was whole after {}\n",
+        freeze.pages_by_faults,
+        format_bytes(freeze.kept_bytes),
+        format_ms(freeze.whole_ms)
+    )
+}
+
+/// What went to other hosts, which way and why.
+fn describe_hosts(done: &ForkReport) -> String {
+    if done.hosts.is_empty() {
+        return String::new();
+    }
+    let row = |host: &HostReport| {
+        let state = match (&host.error, host.template_ms) {
+            (Some(error), _) => format!("failed: {error}"),
+            (None, at) => {
+                let there = format!("template there after {}", format_ms(at.unwrap_or(0.0)));
+                let waited = host.faults.map(|f| format!(", children waited for {} chunks", f.fetched));
+                there + &waited.unwrap_or_default()
+            }
+        };
+        vec![
+            host.node.clone(),
+            format!("{}/{}", host.running, host.children),
+            format_bytes(host.multicast_bytes),
+            format_bytes(host.from_root_bytes),
+            format_bytes(host.from_hosts_bytes),
+            host.repaired.to_string(),
+            state,
+        ]
+    };
+    let rows: Vec<Vec<String>> = done.hosts.iter().map(row).collect();
+    let mut text = String::new();
+    if !done.fabric.is_empty() {
+        text.push_str(&format!("fabric {} ({})\n", done.fabric, done.fabric_reason));
+    }
+    text +=
+        &table(&["NODE", "CHILDREN", "MULTICAST", "FROM HERE", "FROM OTHERS", "REPAIRED", "STATE"], &rows);
+    for host in &done.hosts {
+        if let Some(disks) = &host.disks {
+            let why = host.disks_reason.as_deref().unwrap_or_default();
+            text.push_str(&format!("{}: disks: {disks} ({why})\n", host.node));
+        }
+    }
+    if let Some(way) = &done.distribution {
+        text.push_str(&format!(
+            "{} of memory went by {}{}; {} left this node\n",
+            format_bytes(way.memory_bytes),
+            way.way,
+            if way.asked { ", as asked" } else { "" },
+            format_bytes(way.root_bytes)
+        ));
+        if way.first_bytes > 0 {
+            let first = format_bytes(way.first_bytes);
+            text.push_str(&format!("  {first} of it first, since {} writes there\n", done.parent));
+        }
+        for other in &way.estimates {
+            text.push_str(&format!("  {}: {:.3} s ({})\n", other.way, other.seconds, other.arithmetic));
+        }
+    }
+    text
+}
+
+async fn warm(client: &Client, args: &Warm, json: bool) -> Result<Exit, End> {
+    let request = WarmRequest { count: args.count, nodes: args.nodes.clone() };
+    let warm = client.prepare_children(&args.vm, &request).await?;
+    if json {
+        say_json(&warm)?;
+    } else {
+        let away: String = warm.nodes.iter().map(|at| format!(", {} on {}", at.prepared, at.node)).collect();
+        say(&format!("{} children of {:?} are prepared here{away}", warm.prepared, warm.vm))?;
+    }
+    Ok(Exit::Done)
+}
+
+async fn tree(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
+    let node = client.fork_tree(vm, false).await?;
+    if json {
+        say_json(&node)?;
+    } else {
+        let mut text = String::new();
+        draw(&node, 0, &mut text);
+        say(&text)?;
+    }
+    Ok(Exit::Done)
+}
+
+fn draw(node: &ForkNode, depth: usize, text: &mut String) {
+    let memory = if node.private { ", private memory" } else { "" };
+    let at = node.node.as_ref().or(node.why.as_ref()).map(|at| format!(": {at}")).unwrap_or_default();
+    text.push_str(&format!("{}{} ({}{at}{memory})\n", "  ".repeat(depth), node.name, node.status));
+    for at in &node.prepared {
+        text.push_str(&format!("{}{} prepared on {}\n", "  ".repeat(depth + 1), at.prepared, at.node));
+    }
+    for child in &node.children {
+        draw(child, depth + 1, text);
+    }
+}
+
+async fn kill(client: &Client, child: &str, json: bool) -> Result<Exit, End> {
+    let node = client.fork_tree(child, false).await?;
+    if node.parent.is_none() {
+        let text = format!("{child:?} is not a child of a fork: `vmove stop` ends other VMs");
+        return Err(Problem::new(Code::BadRequest, text).into());
+    }
+    let stopped = client.kill_child(child).await?;
+    if json {
+        say_json(&stopped)?;
+    } else {
+        say(&format!("{:?} has ended ({})", stopped.name, stopped.how))?;
+    }
+    Ok(Exit::Done)
+}
+
+async fn join(client: &Client, args: &Join, json: bool) -> Result<Exit, End> {
+    let until = args.timeout.map(|ms| Instant::now() + Duration::from_millis(ms));
+    loop {
+        let node = client.fork_tree(&args.vm, true).await?;
+        let left = node.children.iter().filter(|child| child.status != "ended").count();
+        let away = node.children.iter().any(|child| child.status == "elsewhere");
+        if left == 0 {
+            if json {
+                say_json(&node)?;
+            } else {
+                say(&format!("All {} children of {:?} have ended", node.children.len(), args.vm))?;
+            }
+            return Ok(Exit::Done);
+        }
+        if until.is_some_and(|until| Instant::now() >= until) {
+            let text = format!("{left} children of {:?} have not ended, or cannot be asked", args.vm);
+            return Err(Problem::new(Code::Busy, text).into());
+        }
+        tokio::time::sleep(if away { OTHER_NODES_INTERVAL } else { PROGRESS_INTERVAL }).await;
+    }
+}
+
+async fn promote(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
+    let done = client.promote(vm).await?;
+    if json {
+        say_json(&done)?;
+    } else if done.was_private {
+        say(&format!(
+            "{:?} has memory of its own: {} copied in {} rounds and {}, paused for {}",
+            done.vm,
+            format_bytes(done.bytes),
+            done.rounds,
+            format_ms(done.total_ms),
+            format_ms(done.pause_ms)
+        ))?;
+    } else {
+        say(&format!("{:?} had memory of its own already", done.vm))?;
+    }
+    if !json {
+        for disk in &done.disks {
+            let files: Vec<_> = disk.files.iter().map(|file| file.display().to_string()).collect();
+            say(&format!("Disk {} is {}", disk.device, files.join(" over ")))?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+async fn save(client: &Client, args: Save, json: bool) -> Result<Exit, End> {
+    let request = TemplateRequest { vm: args.vm, name: args.name };
+    let saved = client.save_template(&request).await?;
+    if json {
+        say_json(&saved)?;
+    } else {
+        say(&format!(
+            "Template {:?} is saved: {} on disk; {:?} stood still for {}",
+            saved.name,
+            format_bytes(saved.disk_bytes),
+            saved.vm,
+            format_ms(saved.parent_pause_ms.unwrap_or(0.0))
+        ))?;
+        let said = describe_freeze(&saved.vm, saved.freeze.as_ref());
+        if !said.is_empty() {
+            say(said.trim_end())?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+async fn load(client: &Client, name: &str, json: bool) -> Result<Exit, End> {
+    let loaded = client.load_template(name).await?;
+    if json {
+        say_json(&loaded)?;
+    } else {
+        say(&format!(
+            "Template {:?} is loaded; fork it by: vfork create --template {0:?} --count N",
+            loaded.name
+        ))?;
+    }
+    Ok(Exit::Done)
+}
+
+async fn list(client: &Client, json: bool) -> Result<Exit, End> {
+    let list = client.templates().await?;
+    if json {
+        say_json(&list)?;
+        return Ok(Exit::Done);
+    }
+    if list.templates.is_empty() {
+        say("No template on this node; make one by `vfork template save`")?;
+        return Ok(Exit::Done);
+    }
+    let word = |yes: bool| if yes { "yes" } else { "no" }.to_owned();
+    let rows: Vec<Vec<String>> = list
+        .templates
+        .into_iter()
+        .map(|t| {
+            let disk = if t.saved { format_bytes(t.disk_bytes) } else { "-".to_owned() };
+            vec![t.name, t.vm, format_bytes(t.memory_bytes), word(t.loaded), disk, t.qemu]
+        })
+        .collect();
+    say(&table(&["NAME", "VM", "MEMORY", "LOADED", "ON DISK", "QEMU"], &rows))?;
+    Ok(Exit::Done)
+}
+
+async fn remove(client: &Client, name: &str, json: bool) -> Result<Exit, End> {
+    let removed = client.remove_template(name).await?;
+    if json {
+        say_json(&removed)?;
+    } else {
+        say(&format!("Template {:?} is removed", removed.name))?;
+    }
+    Ok(Exit::Done)
+}

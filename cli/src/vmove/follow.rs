@@ -1,0 +1,117 @@
+//! Waiting for the end of a migration.
+
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use vmove_types::progress::Progress;
+
+use super::bar::Bar;
+use crate::output::End;
+use vmove_client::{Client, Error, Stream};
+use vmove_types::migration::Taken;
+use vmove_types::problem::Code;
+
+use crate::failure::Failure;
+
+/// A request to call a migration off, which is answered when the session has decided.
+type Cancelling = JoinHandle<Result<Taken, Error>>;
+
+/// How long a daemon that went away is waited for: a restart takes up the migration where it stood.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
+const RETRY_INTERVAL: Duration = Duration::from_millis(300);
+
+/// What Ctrl-C means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interrupt {
+    /// First: cancel. Second: leave.
+    Cancels,
+    /// Leave.
+    Leaves,
+}
+
+/// How the waiting ended.
+#[derive(Debug)]
+pub enum Followed {
+    /// The migration has ended.
+    Ended(Box<Progress>),
+    /// The operator does not want to wait.
+    Left,
+}
+
+/// Follows a migration until it ends, showing its progress.
+pub async fn follow(client: &Client, id: &str, interrupt: Interrupt) -> Result<Followed, End> {
+    let bar = Bar::new();
+    let ended = watch(client, id, interrupt, &bar).await;
+    bar.clear();
+    ended
+}
+
+async fn watch(client: &Client, id: &str, interrupt: Interrupt, bar: &Bar) -> Result<Followed, End> {
+    let mut snapshots = client.follow_migration(id).await?;
+    let mut presses = signal(SignalKind::interrupt())?;
+    let mut cancelling: Option<Cancelling> = None;
+    let mut asked = false;
+    loop {
+        tokio::select! {
+            next = snapshots.next() => match next {
+                Ok(Some(progress)) if progress.outcome.is_end() => return Ok(Followed::Ended(Box::new(progress))),
+                Ok(Some(progress)) => bar.update(&progress),
+                Ok(None) | Err(_) => {
+                    bar.note("vmove: lost the daemon, waiting for it to return; the migration is not lost");
+                    snapshots = reconnect(client, id, &mut presses).await?;
+                }
+            },
+            _ = presses.recv() => {
+                if asked || interrupt == Interrupt::Leaves {
+                    bar.note(&format!("vmove: migration {id} goes on; follow it by: vmove status {id} --follow"));
+                    return Ok(Followed::Left);
+                }
+                asked = true;
+                bar.note("vmove: cancelling; press Ctrl-C again to leave the migration running");
+                let (client, id) = (client.clone(), id.to_owned());
+                cancelling = Some(tokio::spawn(async move { client.cancel_migration(&id).await }));
+            }
+            answer = answered(&mut cancelling) => {
+                if let Err(failure) = answer {
+                    bar.note(&format!("vmove: {}", failure.message));
+                }
+            }
+        }
+    }
+}
+
+/// The answer to the request for the end, once; never if there was none.
+async fn answered(cancelling: &mut Option<Cancelling>) -> Result<(), Failure> {
+    let Some(task) = cancelling else { return std::future::pending().await };
+    let answer = task.await;
+    *cancelling = None;
+    match answer {
+        Ok(result) => result.map(drop).map_err(Failure::from),
+        Err(error) => Err(Failure::new(Code::Internal, error.to_string())),
+    }
+}
+
+async fn reconnect(client: &Client, id: &str, presses: &mut Signal) -> Result<Stream<Progress>, Failure> {
+    let mut until = Instant::now() + RESTART_TIMEOUT;
+    loop {
+        match client.follow_migration(id).await {
+            Ok(snapshots) => return Ok(snapshots),
+            // It is back, and says no.
+            Err(error) if !error.is_unreachable() => return Err(error.into()),
+            Err(error) if Instant::now() >= until => {
+                let message = Failure::from(error).message;
+                let message = format!("{message}. Once it is back: vmove status {id} --follow");
+                return Err(Failure::new(Code::DaemonUnreachable, message));
+            }
+            Err(_) => {
+                tokio::select! {
+                    () = tokio::time::sleep(RETRY_INTERVAL) => {}
+                    _ = presses.recv() => until = Instant::now(),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! `migrate`, `status`, `cancel`, `recover`, `history`.
+
+use serde_json::{Value, json};
+
+use vmove_types::progress::{GuestPlace, Outcome, Progress, Role};
+use vmove_types::report::Report;
+
+use super::Ended;
+use super::bar::line;
+use super::follow::{Followed, Interrupt, follow};
+use crate::args::vmove::{History, Migrate, Recover, Status};
+use crate::output::{End, fields, note, say, say_json, table};
+use vmove_client::Client;
+use vmove_types::migration::{MigrateRequest, MigrationList};
+use vmove_types::problem::Exit;
+use vmove_types::units::{format_bytes, format_ms, to_f64};
+
+pub async fn migrate(client: &Client, args: Migrate, json: bool) -> Result<Ended, End> {
+    let request = MigrateRequest { options: args.spec(), vm: args.vm, to: args.to };
+    let taken = client.migrate(&request).await?;
+    if let Some(first) = &taken.note {
+        note(&format!("vmove: {first}"));
+    }
+    if args.detach {
+        return started(&taken.id, json);
+    }
+    finish(client, &taken.id, Interrupt::Cancels, json).await
+}
+
+pub async fn recover(client: &Client, args: Recover, json: bool) -> Result<Ended, End> {
+    let taken = client.recover_migration(&args.id).await?;
+    if args.detach {
+        return started(&taken.id, json);
+    }
+    finish(client, &taken.id, Interrupt::Leaves, json).await
+}
+
+pub async fn status(client: &Client, args: Status, json: bool) -> Result<Ended, End> {
+    let Some(id) = args.id else {
+        let mut all = client.migrations().await?;
+        all.migrations.retain(|m| !m.outcome.is_end());
+        print_list(&all, "No migration is at work on this node; see `vmove history`", json)?;
+        return Ok(Ended::With(Exit::Done));
+    };
+    if args.follow {
+        return finish(client, &id, Interrupt::Leaves, json).await;
+    }
+    let progress = client.migration(&id).await?;
+    if json {
+        say_json(&progress)?;
+    } else {
+        say(&describe(&progress))?;
+    }
+    Ok(Ended::With(Exit::Done))
+}
+
+pub async fn cancel(client: &Client, id: &str, json: bool) -> Result<Exit, End> {
+    let taken = client.cancel_migration(id).await?;
+    if json {
+        say_json(&taken)?;
+    } else {
+        say(&format!("Migration {0} is being called off; see: vmove status {0}", taken.id))?;
+    }
+    Ok(Exit::Done)
+}
+
+pub async fn history(client: &Client, args: History, json: bool) -> Result<Exit, End> {
+    let mut all = client.migrations().await?;
+    if let Some(vm) = &args.vm {
+        all.migrations.retain(|m| m.vm == *vm);
+    }
+    all.migrations.truncate(args.limit);
+    print_list(&all, "This node remembers no migration", json)?;
+    Ok(Exit::Done)
+}
+
+fn started(id: &str, json: bool) -> Result<Ended, End> {
+    if json {
+        say_json(&json!({ "id": id }))?;
+    } else {
+        say(&format!("Migration {id} is at work; follow it by: vmove status {id} --follow"))?;
+    }
+    Ok(Ended::With(Exit::Done))
+}
+
+/// Waits for the end and says how it was.
+async fn finish(client: &Client, id: &str, interrupt: Interrupt, json: bool) -> Result<Ended, End> {
+    let progress = match follow(client, id, interrupt).await? {
+        Followed::Ended(progress) => progress,
+        Followed::Left => {
+            if json {
+                say_json(&json!({ "id": id, "error": "interrupted; the migration goes on", "guest": null }))?;
+            }
+            return Ok(Ended::LeftRunning);
+        }
+    };
+    let exit = Exit::of(&progress.outcome);
+    if json {
+        say_json(&final_object(&progress, exit))?;
+    }
+    match &progress.outcome {
+        Outcome::Done { report } if !json => say(&summary(report))?,
+        Outcome::Done { .. } | Outcome::Running | Outcome::Reconnecting { .. } => {}
+        Outcome::Refused { .. } | Outcome::Failed { .. } => note(&format!("vmove: {}", describe(&progress))),
+    }
+    Ok(Ended::With(exit))
+}
+
+/// The one object that ends `migrate --json`: the report itself, or what went wrong.
+fn final_object(progress: &Progress, exit: Exit) -> Value {
+    let mut object = match &progress.outcome {
+        Outcome::Done { report } => return serde_json::to_value(report).unwrap_or_default(),
+        Outcome::Running | Outcome::Reconnecting { .. } => json!({ "error": "not finished", "guest": null }),
+        Outcome::Refused { blockers } => json!({
+            "error": format!("Refused: {}", blockers.iter().map(|b| b.message.as_str()).collect::<Vec<_>>().join("; ")),
+            "blockers": blockers,
+            "guest": GuestPlace::Source,
+        }),
+        Outcome::Failed { error, guest, cancelled } => {
+            json!({ "error": error, "guest": guest, "cancelled": cancelled })
+        }
+    };
+    object["id"] = json!(progress.id);
+    object["vm"] = json!(progress.vm);
+    object["phase"] = json!(progress.phase);
+    object["exit_code"] = json!(exit.code());
+    object
+}
+
+fn print_list(list: &MigrationList, none: &str, json: bool) -> Result<(), End> {
+    if json {
+        return say_json(list);
+    }
+    if list.migrations.is_empty() {
+        return say(none);
+    }
+    let rows: Vec<Vec<String>> = list
+        .migrations
+        .iter()
+        .map(|m| {
+            let arrow =
+                if m.role == Role::Source { format!("to {}", m.peer) } else { format!("from {}", m.peer) };
+            let mode = m.mode.clone().unwrap_or_else(|| "-".to_owned());
+            vec![m.id.clone(), m.vm.clone(), arrow, mode, format_ms(m.elapsed_ms), state(m)]
+        })
+        .collect();
+    say(&table(&["ID", "VM", "PEER", "MODE", "TIME", "STATE"], &rows))
+}
+
+/// A few words.
+fn state(progress: &Progress) -> String {
+    match &progress.outcome {
+        Outcome::Running | Outcome::Reconnecting { .. } => line(progress),
+        Outcome::Done { report } => format!("done, down {}", format_ms(report.downtime_ms)),
+        Outcome::Refused { blockers } => format!("refused, {} in the way", blockers.len()),
+        Outcome::Failed { cancelled: true, guest, .. } => format!("cancelled, {}", place(*guest)),
+        Outcome::Failed { guest, .. } => format!("failed, {}", place(*guest)),
+    }
+}
+
+/// All of it, for one migration.
+fn describe(progress: &Progress) -> String {
+    let Progress { id, vm, peer, .. } = progress;
+    match &progress.outcome {
+        Outcome::Done { report } => summary(report),
+        Outcome::Running | Outcome::Reconnecting { .. } => fields(&[
+            ("migration", id.clone()),
+            ("vm", vm.clone()),
+            (if progress.role == Role::Source { "to" } else { "from" }, peer.clone()),
+            ("mode", progress.mode.clone().unwrap_or_else(|| "not decided yet".to_owned())),
+            ("fabric", progress.fabric.clone().unwrap_or_else(|| "not agreed on yet".to_owned())),
+            ("time", format_ms(progress.elapsed_ms)),
+            ("state", line(progress)),
+        ]),
+        Outcome::Refused { blockers } => {
+            let mut out = format!("{vm:?} cannot move to {peer} as asked; nothing was changed:");
+            for blocker in blockers {
+                out.push_str(&format!("\n  {}", blocker_line(blocker)));
+            }
+            out
+        }
+        Outcome::Failed { error, guest, cancelled } => {
+            let what = if *cancelled { "was cancelled" } else { "failed" };
+            let next = match guest {
+                GuestPlace::PausedAtSource | GuestPlace::PausedAtDestination => {
+                    format!("\n  next: vmove recover {id}, on the node that has the guest")
+                }
+                GuestPlace::Source | GuestPlace::Destination => String::new(),
+            };
+            format!(
+                "Migration {id} of {vm:?} {what} in phase {}: {error}\n  the guest {}{next}",
+                progress.phase.as_str(),
+                place(*guest)
+            )
+        }
+    }
+}
+
+/// One blocker for people: `code (subject): message [only for modes]`.
+pub fn blocker_line(blocker: &vmove_types::check::Blocker) -> String {
+    let subject = blocker.subject.as_ref().map(|s| format!(" ({s})")).unwrap_or_default();
+    let modes = if blocker.modes.is_empty() {
+        String::new()
+    } else {
+        format!(" [only {}]", blocker.modes.join(", "))
+    };
+    format!("{}{subject}: {}{modes}", blocker.code, blocker.message)
+}
+
+fn place(guest: GuestPlace) -> &'static str {
+    match guest {
+        GuestPlace::Source => "is at the source, as before",
+        GuestPlace::Destination => "belongs to the destination",
+        GuestPlace::PausedAtSource => "is paused at the source",
+        GuestPlace::PausedAtDestination => "is paused at the destination",
+    }
+}
+
+/// The figures of a finished migration.
+fn summary(r: &Report) -> String {
+    let memory = r.pages_total.saturating_mul(r.page_size);
+    let share = if memory > 0 { 100.0 * to_f64(r.bytes_sent) / to_f64(memory) } else { 0.0 };
+    let zero = format_bytes(r.pages_zero.saturating_mul(r.page_size));
+    let mut rows = vec![
+        ("moved", format!("{:?} from {} to {} in {}", r.vm, r.source, r.destination, format_ms(r.total_ms))),
+        ("downtime", if r.paused { "left paused, as asked".to_owned() } else { downtime(r) }),
+        ("mode", format!("{} ({})", r.mode, r.mode_reason)),
+        ("fabric", format!("{} ({}), memory {}", r.fabric, r.fabric_reason, r.memory)),
+        (
+            "sent",
+            format!(
+                "{} for {} of guest memory ({share:.1} %), of which {zero} were zero",
+                format_bytes(r.bytes_sent),
+                format_bytes(memory)
+            ),
+        ),
+    ];
+    if !r.rounds.is_empty() {
+        rows.push(("rounds", format!("{} ({})", r.rounds.len(), r.rounds_reason)));
+    }
+    if r.faults.count > 0 {
+        let f = &r.faults;
+        rows.push((
+            "faults",
+            format!(
+                "{} ({} fetched): p50 {:.0} us, p99 {:.0} us, max {:.0} us",
+                f.count, f.fetched, f.p50_us, f.p99_us, f.max_us
+            ),
+        ));
+    }
+    if !r.phases.is_empty() {
+        let phases: Vec<String> =
+            r.phases.iter().map(|p| format!("{} {}", p.name, format_ms(p.duration_ms))).collect();
+        rows.push(("phases", phases.join(", ")));
+    }
+    if let Some(verified) = r.verified {
+        rows.push((
+            "verified",
+            if verified { "every page is equal on both sides" } else { "PAGES DIFFER" }.to_owned(),
+        ));
+    }
+    if r.recoveries > 0 {
+        rows.push(("recovered", format!("{} times from a lost peer or daemon", r.recoveries)));
+    }
+    rows.push(("migration", r.id.clone()));
+    fields(&rows)
+}
+
+fn downtime(r: &Report) -> String {
+    let error = if r.downtime_error_ms > 0.0 {
+        format!(" (+/- {})", format_ms(r.downtime_error_ms))
+    } else {
+        String::new()
+    };
+    format!("{}{error}", format_ms(r.downtime_ms))
+}
+
+#[cfg(test)]
+mod tests {
+    use vmove_types::progress::Phase;
+
+    use super::*;
+
+    fn progress(outcome: Outcome) -> Progress {
+        Progress {
+            id: "42".to_owned(),
+            vm: "two words".to_owned(),
+            role: Role::Source,
+            peer: "b".to_owned(),
+            mode: None,
+            phase: Phase::Switchover,
+            elapsed_ms: 1.0,
+            bytes_total: 0,
+            bytes_done: 0,
+            bytes_sent: 0,
+            rate_bytes_per_s: 0.0,
+            dirty_pages_per_s: 0.0,
+            round: 0,
+            fabric: None,
+            eta_ms: None,
+            outcome,
+        }
+    }
+
+    #[test]
+    fn success_ends_with_the_report_itself() {
+        let report = Report { id: "42".to_owned(), downtime_ms: 5.5, ..Report::default() };
+        let object = final_object(&progress(Outcome::Done { report: Box::new(report) }), Exit::Done);
+        for key in [
+            "id",
+            "vm",
+            "mode",
+            "mode_reason",
+            "fabric",
+            "memory",
+            "total_ms",
+            "downtime_ms",
+            "setup_ms",
+            "rounds",
+            "bytes_sent",
+            "pages_total",
+            "pages_zero",
+            "faults",
+            "phases",
+            "verified",
+        ] {
+            assert!(object.get(key).is_some(), "{key}");
+        }
+        assert_eq!(object["downtime_ms"], 5.5);
+    }
+
+    #[test]
+    fn failure_ends_with_error_place_and_id() {
+        let outcome =
+            Outcome::Failed { error: "cut".to_owned(), guest: GuestPlace::PausedAtSource, cancelled: false };
+        let failed = progress(outcome);
+        let object = final_object(&failed, Exit::of(&failed.outcome));
+        assert_eq!(object["error"], "cut");
+        assert_eq!(object["guest"], "paused-at-source");
+        assert_eq!(object["id"], "42");
+        assert_eq!(object["exit_code"], 4);
+        assert!(describe(&failed).contains("vmove recover 42"));
+    }
+
+    #[test]
+    fn every_blocker_is_told() {
+        let blockers = vec![
+            vmove_types::check::Blocker::new("vfio", "a device").about("hostdev0"),
+            vmove_types::check::Blocker::new("no-pagemap-scan", "old kernel")
+                .only_for(&[vmove_types::spec::Mode::Precopy]),
+        ];
+        let refused = progress(Outcome::Refused { blockers });
+        let text = describe(&refused);
+        assert!(text.contains("vfio (hostdev0): a device") && text.contains("[only precopy]"), "{text}");
+        assert_eq!(final_object(&refused, Exit::Refused)["blockers"].as_array().unwrap().len(), 2);
+    }
+}

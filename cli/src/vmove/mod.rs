@@ -1,0 +1,81 @@
+//! The `vmove` command.
+
+mod bar;
+mod fabric;
+mod follow;
+mod migrations;
+mod vms;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use vmove_client::Client;
+use vmove_types::problem::{Code, Exit};
+use vmove_types::vm::Running;
+
+use crate::args::vmove::{Cli, Command, FabricCommand};
+use crate::failure::Failure;
+use crate::output::{End, report};
+use crate::{clusters, manual};
+
+/// Exit code after a second Ctrl-C: the migration goes on, so none of the others would be true.
+const LEFT_RUNNING: u8 = 130;
+
+/// What a command came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// With this exit code; everything was said.
+    With(Exit),
+    /// The operator left a migration to itself.
+    LeftRunning,
+}
+
+/// Runs `vmove` with the arguments of this process.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let json = cli.global.json;
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return report("vmove", &Failure::new(Code::Internal, error.to_string()), json),
+    };
+    let ended = runtime.block_on(dispatch(cli));
+    // A pending read of a terminal must not hold the end up.
+    runtime.shutdown_background();
+    match ended {
+        Ok(Ended::With(exit)) => ExitCode::from(exit.code()),
+        Ok(Ended::LeftRunning) => ExitCode::from(LEFT_RUNNING),
+        Err(End::BrokenPipe) => ExitCode::SUCCESS,
+        Err(End::Failed(failure)) => report("vmove", &failure, json),
+    }
+}
+
+async fn dispatch(cli: Cli) -> Result<Ended, End> {
+    let client = Client::connect(&cli.global.control);
+    let json = cli.global.json;
+    let exit = match cli.command {
+        Command::Run(args) => vms::run(&client, args, json).await?,
+        Command::Adopt(args) => vms::adopt(&client, args, json).await?,
+        Command::List => vms::list(&client, json).await?,
+        Command::Show(args) => vms::show(&client, &args.vm, json).await?,
+        Command::Stop(args) => vms::stop(&client, &args, json).await?,
+        Command::Pause(args) => vms::set_state(&client, &args.vm, Running::Paused, json).await?,
+        Command::Resume(args) => vms::set_state(&client, &args.vm, Running::Running, json).await?,
+        Command::Forget(args) => vms::forget(&client, &args.vm, json).await?,
+        Command::Check(args) => vms::check(&client, &args, json).await?,
+        Command::Node => vms::node(&client, json).await?,
+        Command::Fabric(FabricCommand::Check(args)) => fabric::check(&client, &args.to, json).await?,
+        Command::Migrate(args) => return migrations::migrate(&client, args, json).await,
+        Command::Status(args) => return migrations::status(&client, args, json).await,
+        Command::Recover(args) => return migrations::recover(&client, args, json).await,
+        Command::Cancel(args) => migrations::cancel(&client, &args.id, json).await?,
+        Command::History(args) => migrations::history(&client, args, json).await?,
+        Command::Cluster(command) => {
+            clusters::run(command, json).await?;
+            Exit::Done
+        }
+        Command::Completions(args) => manual::completions_of::<Cli>("vmove", args.shell)?,
+        Command::Man(args) => manual::man(&args.dir, json)?,
+    };
+    Ok(Ended::With(exit))
+}

@@ -1,0 +1,294 @@
+//! `run`, `adopt`, `list`, `show`, `stop`, `check`, `node`.
+
+use std::path::Path;
+
+use super::bar::line;
+use super::migrations::blocker_line;
+use crate::args::vmove::{Adopt, Check, Run, Stop};
+use crate::output::{End, fields, note, say, say_json, table};
+use vmove_client::Client;
+use vmove_types::problem::Exit;
+use vmove_types::units::{format_bytes, format_ms, to_f64};
+use vmove_types::vm::{AdoptRequest, RunRequest, Running, VmDetail};
+
+pub async fn run(client: &Client, args: Run, json: bool) -> Result<Exit, End> {
+    let mut command_line = args.command_line;
+    if let Some(program) = command_line.first_mut() {
+        *program = absolute_program(program);
+    }
+    for argument in relative_files(&command_line, Path::new(".")) {
+        note(&format!(
+            "vmove: \"{argument}\" is a file in this folder, but QEMU starts in the VM's own: write its absolute path"
+        ));
+    }
+    let request = RunRequest {
+        name: args.name,
+        memory: args.memory,
+        command_line,
+        environment: args.environment.into_iter().collect(),
+    };
+    let vm = client.run(&request).await?;
+    show_new(&vm, "Started", json)
+}
+
+pub async fn adopt(client: &Client, args: Adopt, json: bool) -> Result<Exit, End> {
+    let qmp = std::path::absolute(&args.qmp).unwrap_or(args.qmp);
+    let vm = client.adopt(&AdoptRequest { name: args.name, qmp }).await?;
+    show_new(&vm, "Adopted", json)
+}
+
+pub async fn list(client: &Client, json: bool) -> Result<Exit, End> {
+    let list = client.vms().await?;
+    if json {
+        say_json(&list)?;
+        return Ok(Exit::Done);
+    }
+    if list.vms.is_empty() {
+        say("No VM on this node; start one by `vmove run`, or take one in by `vmove adopt`")?;
+        return Ok(Exit::Done);
+    }
+    let rows: Vec<Vec<String>> = list
+        .vms
+        .into_iter()
+        .map(|vm| {
+            let migration = vm.migration.unwrap_or_else(|| "-".to_owned());
+            let origin = if vm.adopted { "adopted" } else { "vmove" };
+            vec![
+                vm.name,
+                vm.pid.to_string(),
+                vm.why.map_or(vm.status, |why| format!("ended: {why}")),
+                format_bytes(vm.memory_bytes),
+                vm.memory.to_string(),
+                origin.to_owned(),
+                migration,
+            ]
+        })
+        .collect();
+    say(&table(&["NAME", "PID", "STATUS", "MEMORY", "BACKING", "ORIGIN", "MIGRATION"], &rows))?;
+    Ok(Exit::Done)
+}
+
+pub async fn show(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
+    let vm = client.vm(vm).await?;
+    if json {
+        say_json(&vm)?;
+    } else {
+        say(&describe(&vm))?;
+    }
+    Ok(Exit::Done)
+}
+
+pub async fn stop(client: &Client, args: &Stop, json: bool) -> Result<Exit, End> {
+    let stopped = client.stop(&args.vm, args.force).await?;
+    if json {
+        say_json(&stopped)?;
+    } else {
+        say(&format!("{:?} has ended ({})", stopped.name, stopped.how))?;
+    }
+    Ok(Exit::Done)
+}
+
+pub async fn set_state(client: &Client, vm: &str, state: Running, json: bool) -> Result<Exit, End> {
+    let vm = client.set_state(vm, state).await?;
+    if json {
+        say_json(&vm)?;
+    } else {
+        say(&format!("{:?} is {}", vm.summary.name, vm.summary.status))?;
+    }
+    Ok(Exit::Done)
+}
+
+pub async fn forget(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
+    let released = client.forget(vm).await?;
+    if json {
+        say_json(&released)?;
+    } else {
+        say(&format!("{:?} is released and runs on", released.name))?;
+    }
+    Ok(Exit::Done)
+}
+
+pub async fn check(client: &Client, args: &Check, json: bool) -> Result<Exit, End> {
+    let report = client.check(&args.vm, &args.to).await?;
+    let exit = if report.modes.is_empty() { Exit::Refused } else { Exit::Done };
+    if json {
+        say_json(&report)?;
+        return Ok(exit);
+    }
+    let mut out = if report.modes.is_empty() {
+        format!("{:?} cannot move to {}:\n", report.vm, report.destination)
+    } else {
+        format!("{:?} can move to {}: {}\n", report.vm, report.destination, report.modes.join(", "))
+    };
+    for blocker in &report.blockers {
+        out.push_str(&format!("  blocker  {}\n", blocker_line(blocker)));
+    }
+    for warning in &report.warnings {
+        out.push_str(&format!("  note     {warning}\n"));
+    }
+    if !report.fabric.is_empty() {
+        out.push_str(&format!("  fabric   {}\n", report.fabric));
+    }
+    say(&out)?;
+    Ok(exit)
+}
+
+pub async fn node(client: &Client, json: bool) -> Result<Exit, End> {
+    let node = client.node().await?;
+    if json {
+        say_json(&node)?;
+        return Ok(Exit::Done);
+    }
+    let m = &node.memory;
+    let mut rows = vec![
+        ("node", node.node.clone()),
+        (
+            "vmoved",
+            format!(
+                "{} (protocol {}), pid {}, up {}",
+                node.version,
+                node.protocol,
+                node.pid,
+                uptime(node.uptime_s)
+            ),
+        ),
+        ("kernel", node.kernel.clone()),
+        ("peers", format!("{} ({})", node.listen, node.security)),
+        ("fabrics", node.fabrics.join(", ")),
+        (
+            "memory",
+            format!("{} available of {}", format_bytes(m.available_bytes), format_bytes(m.total_bytes)),
+        ),
+        (
+            "huge pages",
+            format!(
+                "{} free in 2 MiB, {} free in 1 GiB",
+                format_bytes(m.free_huge_2m_bytes),
+                format_bytes(m.free_huge_1g_bytes)
+            ),
+        ),
+        ("vms", node.vms.to_string()),
+        ("migrations", format!("{} at work", node.migrations_running)),
+    ];
+    let rdma =
+        node.rdma_network.clone().or_else(|| node.no_rdma.as_ref().map(|why| format!("not usable: {why}")));
+    rows.extend(rdma.map(|rdma| ("rdma", rdma)));
+    if let Some(why) = &node.no_dirty_tracking {
+        rows.push(("limits", format!("post-copy only: {why}")));
+    }
+    for (name, address) in &node.nodes {
+        rows.push(("known node", format!("{name} at {address}")));
+    }
+    say(&fields(&rows))?;
+    Ok(Exit::Done)
+}
+
+fn uptime(seconds: u64) -> String {
+    if seconds < 60 { format!("{seconds} s") } else { format_ms(to_f64(seconds) * 1e3) }
+}
+
+fn show_new(vm: &VmDetail, verb: &str, json: bool) -> Result<Exit, End> {
+    if json {
+        say_json(vm)?;
+        return Ok(Exit::Done);
+    }
+    let mut out = format!("{verb} {:?}, pid {}\n", vm.summary.name, vm.summary.pid);
+    out.push_str(&fields(&reach(vm)));
+    say(&out)?;
+    Ok(Exit::Done)
+}
+
+/// How to get at a VM.
+fn reach(vm: &VmDetail) -> Vec<(&'static str, String)> {
+    let mut rows: Vec<_> =
+        vm.consoles.iter().map(|(label, where_)| ("console", format!("{label} at {where_}"))).collect();
+    rows.push(("qmp", format!("{} (one client at a time)", vm.qmp.display())));
+    if let Some(log) = &vm.log {
+        rows.push(("log", log.display().to_string()));
+    }
+    rows
+}
+
+fn describe(vm: &VmDetail) -> String {
+    let s = &vm.summary;
+    let mut rows = vec![
+        ("name", s.name.clone()),
+        ("pid", s.pid.to_string()),
+        ("status", s.why.as_ref().map_or(s.status.clone(), |why| format!("ended: {why}"))),
+        ("memory", format!("{} ({})", format_bytes(s.memory_bytes), s.memory)),
+        ("origin", if s.adopted { "adopted" } else { "started here or moved here" }.to_owned()),
+    ];
+    if let Some(share) = vm.huge_share {
+        rows.push(("huge pages", format!("{:.0} % of guest memory", share * 100.0)));
+    }
+    if let Some(qemu) = &vm.qemu {
+        rows.push(("qemu", qemu.clone()));
+    }
+    for file in &vm.ram {
+        let held = file.allocated.map(|a| format!(", holds {}", format_bytes(a))).unwrap_or_default();
+        rows.push((
+            "ram",
+            format!("{} {} ({}{held})", file.id, file.path.display(), format_bytes(file.size)),
+        ));
+    }
+    rows.push(("folder", vm.dir.display().to_string()));
+    rows.extend(reach(vm));
+    if let Some(progress) = &vm.progress {
+        rows.push(("migration", format!("{} {}", progress.id, line(progress))));
+    }
+    for (key, value) in &vm.environment {
+        rows.push(("environment", format!("{key}={value}")));
+    }
+    rows.push(("command", vm.command_line.join(" ")));
+    fields(&rows)
+}
+
+/// `./qemu` means this folder here, not the daemon's. A bare word is looked up in the daemon's PATH.
+fn absolute_program(program: &str) -> String {
+    if program.contains('/') && !program.starts_with('/') {
+        return std::path::absolute(program).map_or_else(|_| program.to_owned(), |p| p.display().to_string());
+    }
+    program.to_owned()
+}
+
+/// Arguments, or parts of them after a `=`, that name a file below `here` by a relative path.
+fn relative_files<'a>(command_line: &'a [String], here: &Path) -> Vec<&'a str> {
+    let arguments = command_line.iter().skip(1);
+    let parts = arguments
+        .flat_map(|a| a.split(','))
+        .map(|part| part.rsplit_once('=').map_or(part, |(_, value)| value));
+    parts
+        .filter(|p| p.contains(['.', '/']) && !p.starts_with(['/', '-', '{']) && here.join(p).is_file())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_named_by_a_relative_path_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("disk.img"), "").unwrap();
+        let line: Vec<String> = [
+            "./q",
+            "-drive",
+            "file=disk.img,if=virtio",
+            "-m",
+            "1G",
+            "-kernel",
+            "/boot/k",
+            "-x",
+            "{vmdir}/disk.img",
+        ]
+        .map(str::to_owned)
+        .into();
+        assert_eq!(relative_files(&line, dir.path()), ["disk.img"]);
+    }
+
+    #[test]
+    fn a_bare_program_name_is_left_to_the_daemon() {
+        assert_eq!(absolute_program("qemu-system-x86_64"), "qemu-system-x86_64");
+        assert!(absolute_program("./qemu").starts_with('/'));
+    }
+}

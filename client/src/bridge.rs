@@ -1,0 +1,182 @@
+//! A client of `vbridged`: nodes, topology, leases, plans and accounts of virtual clusters.
+//!
+//! ```no_run
+//! use vmove_client::bridge::{Bridge, Error};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let bridge = Bridge::connect("unix:/run/vbridged/control.sock".parse()?, None);
+//! for lease in bridge.leases(Some("alice")).await?.leases {
+//!     println!("{}: {} VMs", lease.id, lease.held.len());
+//! }
+//! match bridge.renew_lease("job-17").await {
+//!     Err(Error::Refused(problem)) => println!("the lease has ended: {problem}"),
+//!     answer => println!("heartbeat {}", answer?.beats),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::Method;
+use sched_bridge::model::{Node, NodeState};
+use sched_bridge::topology::Topology;
+use vmove_bridge_types::account::Record;
+use vmove_bridge_types::plan::{Plan, PlanRequest};
+use vmove_bridge_types::problem::Code;
+use vmove_bridge_types::requests::{
+    AccountQuery, BridgeInfo, LeaseAnswer, LeaseInfo, LeaseList, LeaseRequest, NodeDetail, NodeList,
+    NodeStateRequest, PlanList, StartAnswer, StartRequest, StopVms, TopologyText,
+};
+use vmove_http::client::encoded;
+
+use crate::Endpoint;
+use crate::connection::Connection;
+
+/// Why a request to `vbridged` has no answer.
+pub type Error = crate::Error<Code>;
+
+/// Within it a bridge answers: running a plan takes hours.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+
+/// A client of one `vbridged`. Each request fails if the bridge refuses it or does not answer.
+#[derive(Debug, Clone)]
+pub struct Bridge(Connection);
+
+#[expect(clippy::missing_errors_doc, reason = "said once, above")]
+impl Bridge {
+    /// A client of the bridge at `endpoint`, which needs a bearer token on TCP. A connection is made with the first request.
+    #[must_use]
+    pub fn connect(endpoint: Endpoint, token: Option<&str>) -> Self {
+        Self(Connection::new(endpoint, ANSWER_TIMEOUT, token, "vbridged"))
+    }
+
+    /// Status of the bridge and its store.
+    pub async fn info(&self) -> Result<BridgeInfo, Error> {
+        self.0.get("/v1/bridge").await
+    }
+
+    /// All nodes with their free resources.
+    pub async fn nodes(&self) -> Result<NodeList, Error> {
+        self.0.get("/v1/nodes").await
+    }
+
+    /// A node: its inventory, its VMs and its held devices.
+    pub async fn node(&self, name: &str) -> Result<NodeDetail, Error> {
+        self.0.get(&node(name)).await
+    }
+
+    /// Publishes a node's inventory.
+    pub async fn publish_node(&self, inventory: &Node) -> Result<NodeDetail, Error> {
+        self.0.put(&node(inventory.name.as_str()), inventory).await
+    }
+
+    /// Removes a node of which nothing is held.
+    pub async fn remove_node(&self, name: &str) -> Result<(), Error> {
+        self.0.bytes(Method::DELETE, &node(name), Bytes::new()).await.map(drop)
+    }
+
+    /// Sets whether a node takes VMs.
+    pub async fn set_node_state(&self, name: &str, state: NodeState) -> Result<NodeDetail, Error> {
+        self.0.put(&format!("{}/state", node(name)), &NodeStateRequest { state }).await
+    }
+
+    /// The topology.
+    pub async fn topology(&self) -> Result<Topology, Error> {
+        self.0.get("/v1/topology").await
+    }
+
+    /// Replaces the topology.
+    pub async fn publish_topology(&self, text: &TopologyText) -> Result<Topology, Error> {
+        self.0.put("/v1/topology", text).await
+    }
+
+    /// All leases, or those of one holder.
+    pub async fn leases(&self, holder: Option<&str>) -> Result<LeaseList, Error> {
+        let query = holder.map(|holder| format!("?holder={}", encoded(holder))).unwrap_or_default();
+        self.0.get(&format!("/v1/leases{query}")).await
+    }
+
+    /// Places a virtual cluster and leases what it needs, or only tells where it would be placed.
+    pub async fn grant_lease(&self, request: &LeaseRequest) -> Result<LeaseAnswer, Error> {
+        self.0.post("/v1/leases", request).await
+    }
+
+    /// A lease.
+    pub async fn lease(&self, id: &str) -> Result<LeaseInfo, Error> {
+        self.0.get(&lease(id, "")).await
+    }
+
+    /// Records a heartbeat of a lease.
+    pub async fn renew_lease(&self, id: &str) -> Result<LeaseInfo, Error> {
+        self.0.act(&lease(id, "/renew")).await
+    }
+
+    /// Releases a lease.
+    pub async fn release_lease(&self, id: &str) -> Result<Record, Error> {
+        self.0.delete(&lease(id, "")).await
+    }
+
+    /// Starts VMs of a lease on their nodes: all of them or none.
+    pub async fn start_vms(&self, id: &str, request: &StartRequest) -> Result<StartAnswer, Error> {
+        self.0.post(&lease(id, "/vms"), request).await
+    }
+
+    /// Stops VMs of a lease; all, if the request names none. The lease stays.
+    pub async fn stop_vms(&self, id: &str, request: &StopVms) -> Result<StopVms, Error> {
+        self.0.post(&lease(id, "/vms/stop"), request).await
+    }
+
+    /// Accounting records, as the text that was asked for.
+    pub async fn account(&self, query: &AccountQuery) -> Result<String, Error> {
+        let format = query.format.as_deref().unwrap_or("jsonl");
+        let mut path = format!("/v1/account?format={}", encoded(format));
+        if let Some(holder) = &query.holder {
+            path.push_str(&format!("&holder={}", encoded(holder)));
+        }
+        if let Some(since) = query.since_ms {
+            path.push_str(&format!("&since_ms={since}"));
+        }
+        let text = self.0.bytes(Method::GET, &path, Bytes::new()).await?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// All plans.
+    pub async fn plans(&self) -> Result<PlanList, Error> {
+        self.0.get("/v1/plans").await
+    }
+
+    /// Makes a plan. Running it is another request.
+    pub async fn make_plan(&self, request: &PlanRequest) -> Result<Plan, Error> {
+        self.0.post("/v1/plans", request).await
+    }
+
+    /// A plan, with the state of each step.
+    pub async fn plan(&self, id: &str) -> Result<Plan, Error> {
+        self.0.get(&plan(id, "")).await
+    }
+
+    /// Deletes a plan that is not being run.
+    pub async fn remove_plan(&self, id: &str) -> Result<(), Error> {
+        self.0.bytes(Method::DELETE, &plan(id, ""), Bytes::new()).await.map(drop)
+    }
+
+    /// Runs a plan, or continues it. Answers when it is done or a step has failed.
+    pub async fn run_plan(&self, id: &str) -> Result<Plan, Error> {
+        self.0.act(&plan(id, "/run")).await
+    }
+}
+
+fn node(name: &str) -> String {
+    format!("/v1/nodes/{}", encoded(name))
+}
+
+fn lease(id: &str, rest: &str) -> String {
+    format!("/v1/leases/{}{rest}", encoded(id))
+}
+
+fn plan(id: &str, rest: &str) -> String {
+    format!("/v1/plans/{}{rest}", encoded(id))
+}

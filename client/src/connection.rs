@@ -1,0 +1,116 @@
+//! Requests and answers as JSON.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::{Method, StatusCode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use vmove_http::client::{Endpoint, HttpClient, HttpError, Lines};
+use vmove_types::problem::ProblemCode;
+
+use crate::Error;
+
+/// A daemon, and the connections to it.
+#[derive(Debug, Clone)]
+pub(crate) struct Connection {
+    http: HttpClient,
+    daemon: &'static str,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        endpoint: Endpoint,
+        timeout: Duration,
+        token: Option<&str>,
+        daemon: &'static str,
+    ) -> Self {
+        Self { http: HttpClient::new(endpoint, timeout).with_token(token), daemon }
+    }
+
+    pub(crate) async fn get<C: ProblemCode, T: DeserializeOwned>(&self, path: &str) -> Result<T, Error<C>> {
+        self.json(Method::GET, path, Bytes::new()).await
+    }
+
+    pub(crate) async fn delete<C: ProblemCode, T: DeserializeOwned>(
+        &self,
+        path: &str,
+    ) -> Result<T, Error<C>> {
+        self.json(Method::DELETE, path, Bytes::new()).await
+    }
+
+    /// A request for an act that needs no body.
+    pub(crate) async fn act<C: ProblemCode, T: DeserializeOwned>(&self, path: &str) -> Result<T, Error<C>> {
+        self.json(Method::POST, path, Bytes::new()).await
+    }
+
+    pub(crate) async fn post<C: ProblemCode, T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &(impl Serialize + Sync),
+    ) -> Result<T, Error<C>> {
+        let body = serde_json::to_vec(body).map_err(Error::Request)?;
+        self.json(Method::POST, path, body.into()).await
+    }
+
+    pub(crate) async fn put<C: ProblemCode, T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &(impl Serialize + Sync),
+    ) -> Result<T, Error<C>> {
+        let body = serde_json::to_vec(body).map_err(Error::Request)?;
+        self.json(Method::PUT, path, body.into()).await
+    }
+
+    async fn json<C: ProblemCode, T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<T, Error<C>> {
+        let answer = self.bytes(method, path, body).await?;
+        serde_json::from_slice(&answer).map_err(|error| self.unexpected(error.to_string()))
+    }
+
+    /// The body of a successful answer as it is.
+    pub(crate) async fn bytes<C: ProblemCode>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Bytes, Error<C>> {
+        let (status, answer) =
+            self.http.send(method, path, body).await.map_err(|error| self.failed(error))?;
+        if status.is_success() { Ok(answer) } else { Err(self.refused(status, &answer)) }
+    }
+
+    /// The lines of a streamed answer.
+    pub(crate) async fn lines<C: ProblemCode>(&self, path: &str) -> Result<Lines, Error<C>> {
+        let sent = self.http.stream(Method::GET, path, Bytes::new()).await;
+        let response = sent.map_err(|error| self.failed(error))?;
+        let status = response.status();
+        let mut lines = Lines::new(response);
+        if status.is_success() {
+            return Ok(lines);
+        }
+        let problem = lines.rest().await.map_err(|error| self.failed(error))?;
+        Err(self.refused(status, &problem))
+    }
+
+    fn refused<C: ProblemCode>(&self, status: StatusCode, body: &[u8]) -> Error<C> {
+        serde_json::from_slice(body)
+            .map_or_else(|_| self.unexpected(format!("HTTP status {status}")), Error::Refused)
+    }
+
+    pub(crate) fn failed<C: ProblemCode>(&self, error: HttpError) -> Error<C> {
+        let (daemon, endpoint) = (self.daemon, self.http.endpoint().clone());
+        match error {
+            HttpError::Connect { source, .. } => Error::Unreachable { daemon, endpoint, source },
+            source => Error::Lost { daemon, endpoint, source },
+        }
+    }
+
+    pub(crate) fn unexpected<C: ProblemCode>(&self, found: String) -> Error<C> {
+        Error::Unexpected { daemon: self.daemon, endpoint: self.http.endpoint().clone(), found }
+    }
+}

@@ -1,0 +1,83 @@
+//! Asks `vmoved`, the daemon of a node, to run, move and fork QEMU guests.
+//!
+//! A [`Client`] has one method for each request of `docs/openapi.json`, with the types of `vmove-types`. Clones share connections. A daemon
+//! answers on its Unix socket, whose mode says who may ask. With the feature `bridge` there is also a client of `vbridged` (module `bridge`).
+//!
+//! ```no_run
+//! use vmove_client::{Client, Error};
+//! use vmove_types::migration::MigrateRequest;
+//! use vmove_types::problem::Code;
+//! use vmove_types::spec::MigrationSpec;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Error> {
+//! let client = Client::connect("/run/vmove/control.sock");
+//! for vm in client.vms().await?.vms {
+//!     println!("{}: {}", vm.name, vm.status);
+//! }
+//!
+//! // Moves a guest, and shows how far it is until it has arrived or failed.
+//! let wanted = MigrateRequest { vm: "web".to_owned(), to: "node2".to_owned(), options: MigrationSpec::default() };
+//! let taken = match client.migrate(&wanted).await {
+//!     Err(Error::Refused(problem)) if problem.code == Code::Busy => return Ok(()),
+//!     answer => answer?,
+//! };
+//! let mut progress = client.follow_migration(&taken.id).await?;
+//! while let Some(now) = progress.next().await? {
+//!     println!("{} of {} bytes", now.bytes_done, now.bytes_total);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "bridge")]
+pub mod bridge;
+mod connection;
+mod error;
+mod forks;
+mod migrations;
+mod stream;
+mod vms;
+
+use std::path::Path;
+use std::time::Duration;
+
+pub use self::error::Error;
+pub use self::stream::Stream;
+pub use vmove_http::client::{BadEndpoint, Endpoint};
+
+use self::connection::Connection;
+use vmove_http::client::encoded;
+use vmove_types::node::{FabricCheck, NodeInfo};
+
+/// A fork of a large guest, or the end of a migration, may take any time: the daemon has time limits of its own.
+const ANSWER_TIMEOUT: Duration = Duration::MAX;
+
+/// A client of one `vmoved`.
+#[derive(Debug, Clone)]
+pub struct Client(Connection);
+
+impl Client {
+    /// A client of the daemon whose control socket is `socket`. A connection is made with the first request.
+    #[must_use]
+    pub fn connect(socket: impl AsRef<Path>) -> Self {
+        Self(Connection::new(Endpoint::Unix(socket.as_ref().to_owned()), ANSWER_TIMEOUT, None, "vmoved"))
+    }
+
+    /// What the node says of itself: fabrics, memory, known nodes.
+    ///
+    /// # Errors
+    /// The daemon does not answer.
+    pub async fn node(&self) -> Result<NodeInfo, Error> {
+        self.0.get("/v1/node").await
+    }
+
+    /// Tries every fabric between this node and another, `host:port` or a name of the configuration.
+    ///
+    /// # Errors
+    /// The node is unknown, or the daemon does not answer.
+    pub async fn check_fabric(&self, to: &str) -> Result<FabricCheck, Error> {
+        self.0.get(&format!("/v1/fabric/check?to={}", encoded(to))).await
+    }
+}

@@ -1,0 +1,55 @@
+//! Requests about VMs.
+
+use vmove_http::client::encoded;
+use vmove_types::check::CheckReport;
+use vmove_types::vm::{AdoptRequest, RunRequest, Running, StateRequest, Stopped, VmDetail, VmList};
+
+use crate::{Client, Error};
+
+/// VMs. Each request fails if the daemon refuses it or does not answer.
+#[expect(clippy::missing_errors_doc, reason = "said once, above")]
+impl Client {
+    /// All VMs of the node.
+    pub async fn vms(&self) -> Result<VmList, Error> {
+        self.0.get("/v1/vms").await
+    }
+
+    /// Starts a VM that can be moved.
+    pub async fn run(&self, request: &RunRequest) -> Result<VmDetail, Error> {
+        self.0.post("/v1/vms", request).await
+    }
+
+    /// Takes in a QEMU that somebody else started.
+    pub async fn adopt(&self, request: &AdoptRequest) -> Result<VmDetail, Error> {
+        self.0.post("/v1/vms:adopt", request).await
+    }
+
+    /// Everything about one VM.
+    pub async fn vm(&self, name: &str) -> Result<VmDetail, Error> {
+        self.0.get(&path(name, "")).await
+    }
+
+    /// Ends a VM; with `force` also when its monitor does not answer, and when it was adopted.
+    pub async fn stop(&self, name: &str, force: bool) -> Result<Stopped, Error> {
+        self.0.delete(&format!("{}?force={force}", path(name, ""))).await
+    }
+
+    /// Pauses a guest, or lets it run.
+    pub async fn set_state(&self, name: &str, state: Running) -> Result<VmDetail, Error> {
+        self.0.put(&path(name, "/state"), &StateRequest { state }).await
+    }
+
+    /// Releases an adopted VM; it runs on.
+    pub async fn forget(&self, name: &str) -> Result<Stopped, Error> {
+        self.0.act(&path(name, "/forget")).await
+    }
+
+    /// Everything in the way of a migration. Changes nothing.
+    pub async fn check(&self, name: &str, to: &str) -> Result<CheckReport, Error> {
+        self.0.get(&format!("{}?to={}", path(name, "/check"), encoded(to))).await
+    }
+}
+
+pub(crate) fn path(name: &str, rest: &str) -> String {
+    format!("/v1/vms/{}{rest}", encoded(name))
+}

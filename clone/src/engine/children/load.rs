@@ -1,0 +1,153 @@
+//! Memory and device state into the children whose QEMUs wait, the operator's hook, their records.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::process::Command;
+use tokio::task::JoinSet;
+use vmove_node::blocking::{TaskFailed, run_blocking};
+use vmove_node::registry::starting;
+use vmove_types::fork_report::ForkReport;
+use vmove_types::problem::chain;
+
+use super::{LoadOrder, Loaded, Prepared, Start};
+use crate::CloneError;
+use crate::child::Child;
+use crate::engine::ForkEngine;
+use crate::record::Member;
+
+/// How long the operator's hook may take.
+const HOOK_TIMEOUT: Duration = Duration::from_secs(30);
+
+type LoadEnd = Result<(Loaded, bool), (u32, String, CloneError)>;
+
+fn task(failed: &TaskFailed) -> CloneError {
+    CloneError::Task(failed.to_string())
+}
+
+impl ForkEngine {
+    /// Loads all children, each as soon as its QEMU is there. None runs before all are loaded: those that run would take the
+    /// processors from those that load.
+    pub(in crate::engine) async fn load_all(
+        self: &Arc<Self>,
+        id: &str,
+        warm: Vec<Prepared>,
+        mut cold: JoinSet<Start>,
+        order: &Arc<LoadOrder>,
+        report: &mut ForkReport,
+    ) -> Vec<(Loaded, bool)> {
+        self.update(id, |p| p.phase = "load".to_owned());
+        let mut loading = JoinSet::new();
+        let start = |prepared: Prepared, warm: bool, loading: &mut JoinSet<LoadEnd>| {
+            let (engine, order, id) = (self.clone(), Arc::clone(order), id.to_owned());
+            loading.spawn(async move {
+                let loaded = engine.load_child(prepared, &order).await?;
+                engine.update(&id, |p| p.loaded += 1);
+                Ok((loaded, warm))
+            });
+        };
+        for prepared in warm {
+            start(prepared, true, &mut loading);
+        }
+        while let Some(ended) = cold.join_next().await {
+            match ended {
+                Ok(Ok((prepared, warm))) => start(prepared, warm, &mut loading),
+                Ok(Err((index, name, error))) => report.children.push(self.lost(index, name, &error)),
+                Err(error) => tracing::error!(%error, "a task that starts a child failed"),
+            }
+        }
+        let mut loaded = Vec::new();
+        while let Some(ended) = loading.join_next().await {
+            match ended {
+                Ok(Ok(child)) => loaded.push(child),
+                Ok(Err((index, name, error))) => report.children.push(self.lost(index, name, &error)),
+                Err(error) => tracing::error!(%error, "a task that loads a child failed"),
+            }
+        }
+        loaded
+    }
+
+    /// Memory and state into a prepared child, comparison, hook, record. It does not run yet. On an error it is gone.
+    async fn load_child(
+        &self,
+        mut prepared: Prepared,
+        order: &LoadOrder,
+    ) -> Result<Loaded, (u32, String, CloneError)> {
+        let turn = self.at_work.acquire().await;
+        let (index, name) = (prepared.child.plan.index, prepared.child.plan.name().to_owned());
+        let done = self.fill(&mut prepared, order).await;
+        drop(turn);
+        if let Err(error) = done {
+            prepared.discard().await;
+            return Err((index, name, error));
+        }
+        Ok(Loaded { child: prepared.child, _reserved: prepared.reserved })
+    }
+
+    async fn fill(&self, prepared: &mut Prepared, order: &LoadOrder) -> Result<(), CloneError> {
+        let child = &mut prepared.child;
+        child.lay_over(&order.sources).await?;
+        if let Some(service) = &order.service {
+            child.be_served(service).await?;
+        }
+        child.load(&order.state).await?;
+        if order.verify {
+            child.verify(&order.files).await?;
+        }
+        if let Some(hook) = &self.policy.child_start {
+            run_hook(hook, child, order).await?;
+        }
+        let record = child.record();
+        let member = Member {
+            vm: record.name.clone(),
+            pid: record.pid,
+            pid_start: record.pid_start,
+            parent: Some(order.parent.clone()),
+            index: child.plan.index,
+            fork: order.fork.clone(),
+            node: None,
+            private: child.mappings.clone(),
+        };
+        let members = Arc::clone(&self.members);
+        run_blocking(move || members.put(&member)).await.map_err(|e| task(&e))??;
+        self.registry.monitors().insert(&record.qmp_socket, child.client.clone()).await;
+        let vm_dir = record.vm_dir.clone();
+        if let Err(error) = self.registry.enter(record.clone()).await {
+            self.registry.monitors().forget(&record.qmp_socket).await;
+            return Err(CloneError::Task(chain(&error)));
+        }
+        run_blocking(move || starting::done(&vm_dir)).await.map_err(|e| task(&e))
+    }
+}
+
+/// Runs the operator's program for a child that has not run yet.
+async fn run_hook(hook: &Path, child: &Child, order: &LoadOrder) -> Result<(), CloneError> {
+    let failed =
+        |how: String| CloneError::Hook { child: child.plan.name().to_owned(), hook: hook.to_owned(), how };
+    let mut command = Command::new(hook);
+    command
+        .env("VMOVE_FORK", &order.fork)
+        .env("VMOVE_PARENT", &order.parent)
+        .env("VMOVE_CHILD", child.plan.name())
+        .env("VMOVE_CHILD_INDEX", child.plan.index.to_string())
+        .env("VMOVE_CHILD_DIR", &child.plan.layout.vm_dir)
+        .env("VMOVE_CHILD_PID", child.qemu.pid().to_string())
+        .env("VMOVE_CHILD_UUID", &child.plan.identity.uuid)
+        .env("VMOVE_CHILD_MACS", child.plan.identity.macs.join(" "))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    let output = tokio::time::timeout(HOOK_TIMEOUT, command.output())
+        .await
+        .map_err(|_| failed(format!("did not end within {} s", HOOK_TIMEOUT.as_secs())))?
+        .map_err(|error| failed(format!("could not be started ({error})")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let last = said.lines().last().unwrap_or_default();
+    Err(failed(format!("ended with {} ({last})", output.status)))
+}

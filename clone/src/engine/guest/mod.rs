@@ -1,0 +1,212 @@
+//! Forks that guests ask for, over the virtio-serial port `org.vmove.fork`.
+//!
+//! A guest writes one line of JSON and reads one line of JSON; `{"fork": N}` is answered in the parent and in each child.
+//! Between its request and the answer a guest writes nothing: what it had written would be in the children's queues, too.
+//! QEMU listens on `{vmdir}/fork.sock`, and this daemon connects. To a child it connects before the child runs: so its guest
+//! sees no change of the port, and reads on where its parent waited.
+
+mod answer;
+mod family;
+mod line;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::CloneError;
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+use vmove_node::record::VmRecord;
+use vmove_qmp::CommandLine;
+use vmove_types::fork_report::ForkReport;
+
+use self::family::Family;
+use super::ForkEngine;
+use super::children::Loaded;
+
+/// The name of the port.
+pub const PORT: &str = "org.vmove.fork";
+/// Where QEMU listens, as its command line must have it.
+const SOCKET: &str = "{vmdir}/fork.sock";
+/// How soon a VM's port is found.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// QEMU's main loop takes a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A guest that does not read for so long is let go of, and found again.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What is known of guests that fork themselves.
+#[derive(Debug, Default)]
+pub struct Guests(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// By ticket, which is the fork's id.
+    families: HashMap<String, Family>,
+    /// Children that are connected and do not run yet: the port, and what they are to be told.
+    waiting: HashMap<String, (UnixStream, Value)>,
+    /// VMs whose ports have a task, or that have no port; with their process.
+    known: HashSet<(String, i32)>,
+}
+
+impl Guests {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Single insertions and removals: a panic leaves nothing half done.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ForkEngine {
+    /// Connects to the ports of all VMs that have one. Never returns.
+    pub async fn serve_guests(self: Arc<Self>) {
+        loop {
+            let records = self.registry.records();
+            {
+                let mut state = self.guests.lock();
+                state.known.retain(|(name, pid)| records.iter().any(|r| r.name == *name && r.pid == *pid));
+                // Nobody is left to ask for these.
+                state.families.retain(|_, family| records.iter().any(|r| r.name == family.parent));
+            }
+            for record in records {
+                let who = (record.name.clone(), record.pid);
+                if self.guests.lock().known.contains(&who) {
+                    continue;
+                }
+                // A migration has its own say over who is running.
+                if self.registry.not_in_session(&record.name).is_err() || self.is_to_be_met(&record) {
+                    continue;
+                }
+                if self.guests.lock().known.insert(who) && has_port(&record) {
+                    tokio::spawn(self.clone().serve(record));
+                }
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+
+    /// A child whose fork has not got as far as [`ForkEngine::meet`]: its port is not ours yet.
+    fn is_to_be_met(&self, record: &VmRecord) -> bool {
+        let Some(member) = self.members.get(record).filter(|member| member.parent.is_some()) else {
+            return false;
+        };
+        self.guests.lock().families.get(&member.fork).is_some_and(|family| !family.has(&record.name))
+    }
+
+    async fn serve(self: Arc<Self>, record: VmRecord) {
+        if let Ok(port) = connect(&record).await {
+            self.listen(&record.name, port).await;
+        }
+        // Found again, if it is still there.
+        tokio::time::sleep(LOOK_INTERVAL).await;
+        self.guests.lock().known.remove(&(record.name.clone(), record.pid));
+    }
+
+    /// Answers a guest until its port is closed.
+    async fn listen(self: &Arc<Self>, vm: &str, port: UnixStream) {
+        let (from, mut to) = port.into_split();
+        let mut lines = line::Lines::new(from);
+        while let Some(line) = lines.next().await {
+            let Some(answer) = self.answer(vm, line).await else { break };
+            if !write(&mut to, &answer).await {
+                tracing::warn!(vm = %vm, "the guest does not read from its port {PORT}");
+                break;
+            }
+        }
+    }
+
+    /// For a fork that a guest asked for: gives each child its place and connects to its port, before any of them runs. Children
+    /// whose port cannot be reached would never learn who they are: they end.
+    pub(super) async fn meet(
+        self: &Arc<Self>,
+        fork: &str,
+        mut loaded: Vec<(Loaded, bool)>,
+    ) -> (Vec<(Loaded, bool)>, Vec<(u32, String, CloneError)>) {
+        if !self.guests.lock().families.contains_key(fork) {
+            return (loaded, Vec::new());
+        }
+        loaded.sort_by_key(|(child, _)| child.child.plan.index);
+        let (mut met, mut lost, mut ports) = (Vec::new(), Vec::new(), Vec::new());
+        for (child, warm) in loaded {
+            let record = child.child.record();
+            match connect(&record).await {
+                Ok(port) => {
+                    ports.push((record, port));
+                    met.push((child, warm));
+                }
+                Err(error) => {
+                    let why = CloneError::Task(format!("its port {PORT} cannot be reached ({error})"));
+                    lost.push((child.child.plan.index, record.name.clone(), why));
+                    if let Err(error) = self.registry.stop(&record.name, true).await {
+                        tracing::error!(child = %record.name, %error, "could not end a child without a port");
+                    }
+                }
+            }
+        }
+        let size = ports.len();
+        let mut state = self.guests.lock();
+        for (index, (record, port)) in (1_u32..).zip(ports) {
+            let told = json!({ "role": "child", "index": index, "size": size, "ticket": fork });
+            state.known.insert((record.name.clone(), record.pid));
+            state.waiting.insert(record.name.clone(), (port, told));
+            if let Some(family) = state.families.get_mut(fork) {
+                family.add(index, &record.name);
+            }
+        }
+        (met, lost)
+    }
+
+    /// A child runs, or never will: if its guest waits for an answer, it gets it.
+    pub(super) fn greet(self: &Arc<Self>, vm: &str, runs: bool) {
+        let Some((mut port, told)) = self.guests.lock().waiting.remove(vm) else { return };
+        if !runs {
+            return;
+        }
+        let (engine, vm) = (self.clone(), vm.to_owned());
+        tokio::spawn(async move {
+            if write(&mut port, &told).await {
+                engine.listen(&vm, port).await;
+            }
+            if let Ok(record) = engine.registry.vms().get(&vm) {
+                tokio::time::sleep(LOOK_INTERVAL).await;
+                engine.guests.lock().known.remove(&(vm, record.pid));
+            }
+        });
+    }
+
+    /// What a parent is told of its fork.
+    fn told_parent(&self, ticket: &str, report: &ForkReport) -> Value {
+        let mut state = self.guests.lock();
+        let Some(family) = state.families.get_mut(ticket) else { return Value::Null };
+        for child in report.children.iter().filter(|child| child.error.is_some()) {
+            family.ended(&child.name, || json!({ "lost": "it did not run" }));
+        }
+        json!({ "role": "parent", "index": 0, "size": family.size(), "ticket": ticket })
+    }
+}
+
+/// Writes one line.
+async fn write(port: &mut (impl AsyncWriteExt + Unpin), answer: &Value) -> bool {
+    let line = format!("{answer}\n");
+    matches!(tokio::time::timeout(WRITE_TIMEOUT, port.write_all(line.as_bytes())).await, Ok(Ok(())))
+}
+
+async fn connect(record: &VmRecord) -> std::io::Result<UnixStream> {
+    let path = record.vm_dir.join("fork.sock");
+    tokio::time::timeout(CONNECT_TIMEOUT, UnixStream::connect(&path))
+        .await
+        .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+}
+
+/// Whether a VM has the port, on the socket that is expected.
+fn has_port(record: &VmRecord) -> bool {
+    let line = CommandLine::parse(record.command_line.iter().map(Into::into).collect());
+    match line.and_then(|line| line.port_socket(PORT)) {
+        Ok(Some(socket)) if socket == SOCKET => true,
+        Ok(Some(socket)) => {
+            tracing::warn!(vm = %record.name, "port {PORT} is on {socket:?}, expected {SOCKET}: the guest is not heard");
+            false
+        }
+        _ => false,
+    }
+}

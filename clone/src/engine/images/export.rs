@@ -1,0 +1,361 @@
+//! The parent's node serves frozen images, read-only, to the hosts that do not see them.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::disk::{Disk, EXPORT, Exported};
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+use vmove_memory::Process;
+use vmove_node::files::write_atomically;
+use vmove_node::peer::{BoxedStream, PeerTarget};
+use vmove_node::peer::{Hello, SessionId, Status, Token};
+use vmove_qmp::QemuProcess;
+use vmove_qmp::process::log_in;
+
+use super::{RECORD, ServedImages, join, remove};
+use crate::engine::ForkEngine;
+use crate::engine::error::ImageError;
+use crate::engine::message::{ToHost, ToParent};
+use vmove_node::blocking::run_blocking;
+use vmove_types::problem::chain;
+
+const PROGRAM: &str = "qemu-nbd";
+/// Its option for the socket.
+const SOCKET: &str = "--socket=";
+/// For a server to open its image.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
+/// How often hosts are asked whether they still read, and servers looked at.
+const LOOK_INTERVAL: Duration = Duration::from_secs(3);
+/// For a server to end.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What is served to whom, on disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ExportRecord {
+    pub session: SessionId,
+    token: Token,
+    /// Id of the fork, and its parent.
+    fork: String,
+    parent: String,
+    program: PathBuf,
+    pub images: Vec<Image>,
+    /// Hosts that may still read.
+    hosts: Vec<PeerTarget>,
+    /// Process ids of the servers, with their start times, in the order of the images.
+    servers: Vec<(u32, u64)>,
+}
+
+/// An image that is served.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Image {
+    pub file: PathBuf,
+    pub format: String,
+}
+
+/// Images under way to other hosts.
+#[derive(Debug)]
+pub(super) struct Export {
+    pub record: ExportRecord,
+    /// The fork has ended: its hosts know whether they read. Until then they are not asked.
+    settled: bool,
+}
+
+/// What an export begins with.
+#[derive(Debug)]
+pub struct Wanted<'a> {
+    pub session: SessionId,
+    pub token: Token,
+    pub fork: &'a str,
+    pub parent: &'a str,
+    pub program: PathBuf,
+    pub disks: &'a [Disk],
+    pub hosts: Vec<PeerTarget>,
+}
+
+/// The server of images that belongs to a QEMU: beside it, or on the `PATH`. Or what to install.
+pub fn find_server(qemu: &str, node: &str) -> Result<PathBuf, ImageError> {
+    let beside = Path::new(qemu).canonicalize().ok().filter(|_| qemu.contains('/'));
+    let beside = beside.as_deref().and_then(Path::parent).map(Path::to_owned);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut folders = beside.into_iter().chain(std::env::split_paths(&path)).map(|dir| dir.join(PROGRAM));
+    folders
+        .find(|program| program.is_file())
+        .ok_or_else(|| ImageError::NoServer { node: node.to_owned(), program: PROGRAM })
+}
+
+impl ServedImages {
+    /// Begins to serve the images of a fork.
+    pub async fn export(&self, wanted: Wanted<'_>) -> Result<(), ImageError> {
+        let Wanted { session, token, fork, parent, program, disks, hosts } = wanted;
+        let image = |disk: &Disk| Image { file: disk.file.clone(), format: disk.format.clone() };
+        let (fork, parent, images) = (fork.to_owned(), parent.to_owned(), disks.iter().map(image).collect());
+        let mut record =
+            ExportRecord { session, token, fork, parent, program, images, hosts, servers: Vec::new() };
+        let dir = self.folder("out", session);
+        let written = prepare(&dir).and_then(|()| record.write(&dir));
+        if let Err(error) = written {
+            remove(&dir);
+            return Err(error);
+        }
+        if let Err(error) = record.serve(&dir).await {
+            end(&dir).await;
+            return Err(error);
+        }
+        tracing::info!(fork = %record.fork, parent = %record.parent, images = record.images.len(), "images are served to other hosts");
+        self.lock().exports.insert(session, Export { record, settled: false });
+        Ok(())
+    }
+
+    /// The fork has ended at all hosts.
+    pub fn settle(&self, session: SessionId) {
+        if let Some(export) = self.lock().exports.get_mut(&session) {
+            export.settled = true;
+        }
+    }
+
+    /// The same for whatever is served for a fork, by its id: who followed its hosts may have broken off.
+    pub fn settle_fork(&self, fork: &str) {
+        for export in self.lock().exports.values_mut().filter(|export| export.record.fork == fork) {
+            export.settled = true;
+        }
+    }
+
+    /// Takes up what an earlier life served.
+    pub(super) async fn recover_exports(&self) {
+        for mut record in self.left::<ExportRecord>("out") {
+            let (session, dir) = (record.session, self.folder("out", record.session));
+            if record.servers.len() != record.images.len() || !record.all_live() {
+                // One that was started and not yet written down would be in the way of another.
+                end_servers(&dir).await;
+                record.servers.clear();
+                if let Err(error) = record.serve(&dir).await {
+                    tracing::error!(fork = %record.fork, why = %chain(&error), "images cannot be served again: trying on");
+                }
+            }
+            self.lock().exports.insert(session, Export { record, settled: true });
+        }
+    }
+
+    /// Whether a connection for a disk is one of a fork whose images are served here.
+    pub fn wants(&self, hello: &Hello) -> Result<(), (Status, String)> {
+        let state = self.lock();
+        let known = state.exports.get(&hello.session).filter(|export| export.record.token == hello.token);
+        match known {
+            Some(export) if usize::from(hello.index) < export.record.images.len() => Ok(()),
+            _ => Err((Status::UnknownSession, format!("no images are served for {}", hello.session))),
+        }
+    }
+
+    /// Joins a connection that [`wants`](Self::wants) let in to its server.
+    pub async fn serve(&self, hello: Hello, stream: BoxedStream) {
+        let socket = Exported::socket(&self.folder("out", hello.session), usize::from(hello.index));
+        match UnixStream::connect(&socket).await {
+            Ok(server) => join(stream, server).await,
+            Err(error) => {
+                tracing::warn!(node = %hello.node, socket = %socket.display(), %error, "an image is not served");
+            }
+        }
+    }
+}
+
+fn prepare(dir: &Path) -> Result<(), ImageError> {
+    remove(dir);
+    std::fs::create_dir_all(dir.parent().unwrap_or(dir)).map_err(ImageError::io("made", dir))?;
+    vmove_node::files::make_private_dir(dir).map_err(ImageError::io("made", dir))
+}
+
+/// Ends the servers of an export, and removes what is left of it.
+async fn end(dir: &Path) {
+    end_servers(dir).await;
+    remove(dir);
+}
+
+/// Ends whatever serves on a socket in this folder. Servers leave the folder that they were started in, but not their command line.
+async fn end_servers(dir: &Path) {
+    let serves = |pid: u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let sockets = line.split(|byte| *byte == 0).filter_map(|word| word.strip_prefix(SOCKET.as_bytes()));
+        sockets.map(|path| Path::new(OsStr::from_bytes(path))).any(|path| path.parent() == Some(dir))
+    };
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for pid in pids.into_iter().filter(|pid| serves(*pid)) {
+        // Gone already, or the id has been reused before we held it.
+        let Some(server) = QemuProcess::adopt(pid, &log_in(dir)).ok().filter(|_| serves(pid)) else {
+            continue;
+        };
+        if let Err(error) = server.quit(None, END_TIMEOUT).await {
+            tracing::error!(pid, why = %chain(&error), "a server of images does not end");
+        }
+    }
+}
+
+impl ExportRecord {
+    fn write(&self, dir: &Path) -> Result<(), ImageError> {
+        let path = dir.join(RECORD);
+        write_atomically(&path, self).map_err(ImageError::io("written", &path))
+    }
+
+    fn all_live(&self) -> bool {
+        self.servers.iter().all(|server| lives(*server))
+    }
+
+    /// Starts a server for each image that has none.
+    async fn serve(&mut self, dir: &Path) -> Result<(), ImageError> {
+        for (number, image) in self.images.iter().enumerate() {
+            if self.servers.get(number).is_some_and(|server| lives(*server)) {
+                continue;
+            }
+            let server = start(&self.program, image, number, dir).await?;
+            if number < self.servers.len() {
+                self.servers[number] = server;
+            } else {
+                self.servers.push(server);
+            }
+        }
+        self.write(dir)
+    }
+}
+
+fn lives((pid, started): (u32, u64)) -> bool {
+    Process::reopen(pid, started).is_ok_and(|process| process.alive())
+}
+
+/// Starts a server and waits until it answers. It outlives the daemon.
+async fn start(program: &Path, image: &Image, number: usize, dir: &Path) -> Result<(u32, u64), ImageError> {
+    let socket = Exported::socket(dir, number);
+    let _ = std::fs::remove_file(&socket);
+    let word = |key: &str, value: &Path| {
+        let mut word = OsString::from(key);
+        word.push(value);
+        word
+    };
+    let argv = [
+        program.as_os_str().to_owned(),
+        "--read-only".into(),
+        "--persistent".into(),
+        // As many readers as there are children.
+        "--shared=0".into(),
+        format!("--format={}", image.format).into(),
+        format!("--export-name={EXPORT}").into(),
+        word(SOCKET, &socket),
+        "--".into(),
+        image.file.as_os_str().to_owned(),
+    ];
+    let log = log_in(dir);
+    let (folder, to) = (dir.to_owned(), log.clone());
+    let server = run_blocking(move || QemuProcess::spawn(&argv, &folder, &to)).await??;
+    let failed = |how: &'static str| {
+        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        let last = text.lines().next_back().unwrap_or_default().to_owned();
+        ImageError::Server { program: program.to_owned(), image: image.file.clone(), how, last }
+    };
+    let deadline = tokio::time::Instant::now() + OPEN_TIMEOUT;
+    while UnixStream::connect(&socket).await.is_err() {
+        if tokio::time::timeout(Duration::from_millis(10), server.exited()).await.is_ok() {
+            return Err(failed("ended"));
+        }
+        if tokio::time::Instant::now() > deadline {
+            server.kill_now();
+            return Err(failed("does not answer"));
+        }
+    }
+    let started = Process::open(server.pid())?.start_time();
+    Ok((server.pid(), started))
+}
+
+impl ForkEngine {
+    /// Looks after what is served here: servers that have ended are started again, and end when no host reads. Never returns.
+    pub(super) async fn serve_exports(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+            let exports: Vec<(ExportRecord, bool)> = {
+                let state = self.images.lock();
+                state.exports.values().map(|e| (e.record.clone(), e.settled)).collect()
+            };
+            let mut looks = JoinSet::new();
+            for (record, settled) in exports {
+                let engine = self.clone();
+                looks.spawn(async move { engine.look_at(record, settled).await });
+            }
+            while looks.join_next().await.is_some() {}
+        }
+    }
+
+    /// Those of its hosts that may still read.
+    async fn readers(&self, record: &ExportRecord) -> Vec<PeerTarget> {
+        let mut reading = Vec::new();
+        for host in &record.hosts {
+            match self.peers.ask(host, ToHost::Reads(record.session)).await {
+                Ok(ToParent::Reads(false)) => {}
+                Ok(_) => reading.push(host.clone()),
+                Err(error) => {
+                    tracing::debug!(node = %host, why = %error.message(), "a node is not asked whether it reads images");
+                    reading.push(host.clone());
+                }
+            }
+        }
+        reading
+    }
+
+    async fn look_at(&self, mut record: ExportRecord, settled: bool) {
+        let before = record.clone();
+        if settled {
+            record.hosts = self.readers(&before).await;
+        }
+        let (images, dir) = (&self.images, self.images.folder("out", record.session));
+        if record.hosts.is_empty() {
+            images.lock().exports.remove(&record.session);
+            end(&dir).await;
+            return tracing::info!(fork = %record.fork, parent = %record.parent, "no host reads its images any more");
+        }
+        if !record.all_live() || record.servers.len() != record.images.len() {
+            tracing::warn!(fork = %record.fork, "a server of images has ended: starting it again");
+            if let Err(error) = record.serve(&dir).await {
+                tracing::error!(fork = %record.fork, why = %chain(&error), "images cannot be served again: trying on");
+            }
+        } else if record.hosts != before.hosts {
+            if let Err(error) = record.write(&dir) {
+                tracing::warn!(fork = %record.fork, why = %chain(&error), "which hosts read images is not written down");
+            }
+        }
+        if let Some(export) = images.lock().exports.get_mut(&record.session) {
+            export.record = record;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_served_for_a_fork_is_settled_by_its_id() {
+        let dir = tempfile::tempdir().unwrap();
+        let images = ServedImages::new(dir.path(), Duration::from_secs(1));
+        let export = |fork: &str| Export {
+            record: ExportRecord {
+                session: SessionId::random(),
+                token: Token::random(),
+                fork: fork.to_owned(),
+                parent: "web".to_owned(),
+                program: PROGRAM.into(),
+                images: Vec::new(),
+                hosts: Vec::new(),
+                servers: Vec::new(),
+            },
+            settled: false,
+        };
+        for fork in ["one", "other"] {
+            let export = export(fork);
+            images.lock().exports.insert(export.record.session, export);
+        }
+        images.settle_fork("one");
+        assert!(images.lock().exports.values().all(|export| export.settled == (export.record.fork == "one")));
+    }
+}

@@ -1,0 +1,181 @@
+//! Disks of children on other hosts.
+//!
+//! Where a host sees the same file at the same path ([`proof`]), overlays lie over it as on the parent's node. Otherwise the
+//! parent's node serves the frozen image ([`export`]), and the host has a socket for each disk ([`relay`]):
+//!
+//! ```text
+//! QEMU - overlay - 0.sock - vmoved ==== peer port ==== vmoved - 0.sock - qemu-nbd --read-only - image
+//!        |________ the child's host ________|            |________ the parent's node ________|
+//! ```
+//!
+//! Both outlive the daemons: qemu-nbd goes on, records in the state folder say what is served to whom, and a QEMU whose connection
+//! is lost connects anew and asks again. The parent's node asks the hosts now and then which of them still read; when none does, the
+//! export ends.
+
+mod export;
+mod need;
+mod proof;
+mod relay;
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::disk::Exported;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use vmove_node::peer::SessionId;
+
+use self::export::Export;
+pub use self::export::{Wanted, find_server};
+pub use self::proof::{Proofs, prove};
+use self::relay::Relay;
+pub use self::relay::{Images, RelayInUse};
+use super::ForkEngine;
+use super::error::ImageError;
+use vmove_node::blocking::run_blocking;
+
+const RECORD: &str = "record.json";
+/// The kernel's limit, without the zero.
+const SOCKET_PATH: usize = 107;
+/// Bytes that are passed on at once.
+const BUFFER: usize = 256 << 10;
+
+/// What this node serves to others, and what others serve to it.
+#[derive(Debug)]
+pub struct ServedImages {
+    /// Records, sockets, and overlays that have no other place.
+    dir: PathBuf,
+    /// How long a guest that reads waits for a lost connection, in seconds.
+    reconnect_s: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    exports: HashMap<SessionId, Export>,
+    relays: HashMap<SessionId, Relay>,
+}
+
+impl ServedImages {
+    pub fn new(dir: &Path, reconnect_for: Duration) -> Self {
+        Self { dir: dir.to_owned(), reconnect_s: reconnect_for.as_secs(), state: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Single insertions and removals: a panic leaves nothing half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where an export or a relay has its record and its sockets.
+    fn folder(&self, kind: &str, session: SessionId) -> PathBuf {
+        let id = session.0.simple().to_string();
+        self.dir.join(format!("{kind}-{}", &id[..12]))
+    }
+
+    /// Whether sockets can be made here at all.
+    pub fn able(&self) -> Result<(), ImageError> {
+        let path = Exported::socket(&self.folder("out", SessionId::random()), 255);
+        let len = path.as_os_str().len();
+        if len <= SOCKET_PATH {
+            return Ok(());
+        }
+        Err(ImageError::LongPath { path, len, most: SOCKET_PATH })
+    }
+
+    /// Folders of a kind.
+    fn folders(&self, kind: &str) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let is_one = |dir: &PathBuf| {
+            let name = dir.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            name.strip_prefix(kind).is_some_and(|rest| rest.starts_with('-'))
+        };
+        entries.map(|entry| entry.path()).filter(is_one).collect()
+    }
+
+    /// Records of a kind that an earlier life left.
+    fn left<T: DeserializeOwned>(&self, kind: &str) -> Vec<T> {
+        self.folders(kind).iter().filter_map(|dir| read(dir)).collect()
+    }
+}
+
+impl ForkEngine {
+    /// Takes up what an earlier life served, and was served.
+    pub(super) async fn recover_disks(&self) {
+        let (images, peers) = (self.images.clone(), self.peers.clone());
+        // Sockets are listened on by tasks.
+        let runtime = tokio::runtime::Handle::current();
+        let work = move || {
+            let _entered = runtime.enter();
+            images.remove_links();
+            images.recover_relays(&peers);
+        };
+        if let Err(error) = run_blocking(work).await {
+            tracing::error!(%error, "disks of forks are not taken up");
+        }
+        self.images.recover_exports().await;
+    }
+
+    /// Looks after disks of forks to and from other nodes. Never returns.
+    pub async fn serve_disks(self: Arc<Self>) {
+        tokio::join!(self.clone().serve_exports(), self.tidy_relays());
+    }
+}
+
+/// Reads a record; half a folder, of a life that was cut off before it wrote one, is removed.
+fn read<T: DeserializeOwned>(dir: &Path) -> Option<T> {
+    let path = dir.join(RECORD);
+    match std::fs::read(&path) {
+        Ok(text) => match serde_json::from_slice(&text) {
+            Ok(record) => Some(record),
+            Err(error) => {
+                tracing::error!(path = %path.display(), %error, "the record of a fork's disks cannot be read");
+                None
+            }
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            remove(dir);
+            None
+        }
+        Err(error) => {
+            tracing::error!(path = %path.display(), %error, "the record of a fork's disks cannot be read");
+            None
+        }
+    }
+}
+
+fn remove(dir: &Path) {
+    match std::fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(dir = %dir.display(), %error, "something of a fork's disks is left");
+        }
+        _ => {}
+    }
+}
+
+/// Passes bytes on, both ways, until one side ends: a reader that asked the other in vain is told by that.
+async fn join<A, B>(one: A, other: B)
+where
+    A: AsyncRead + AsyncWrite + Unpin,
+    B: AsyncRead + AsyncWrite + Unpin,
+{
+    let ((one_in, one_out), (other_in, other_out)) = (tokio::io::split(one), tokio::io::split(other));
+    tokio::select! {
+        _ = pump(one_in, other_out) => {}
+        _ = pump(other_in, one_out) => {}
+    }
+}
+
+async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let read = from.read(&mut buffer).await?;
+        if read == 0 {
+            return Ok(());
+        }
+        to.write_all(&buffer[..read]).await?;
+        to.flush().await?;
+    }
+}

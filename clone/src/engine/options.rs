@@ -1,0 +1,111 @@
+//! What the engine is told when it is opened: its node, what it may do, and how it reaches other nodes.
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::Deserialize;
+use vmove_fabric::tcp::TcpFabric;
+use vmove_fabric::{Class, Endpoint, FabricKind, Multicast};
+use vmove_node::peer::{Dialer, Hello, KnownPeers, LinkError, PeerTarget};
+
+/// What forks may do, and what is done for them: `[fork]` of the daemon's configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ForkPolicy {
+    /// Most children that one request may ask for; 0 forbids forks.
+    pub max_children: usize,
+    /// Program that is run for each child before the child is.
+    pub child_start: Option<PathBuf>,
+    /// Children that are kept prepared after a fork, for the next one.
+    pub warm: usize,
+    /// Guests may fork themselves over their port `org.vmove.fork`, within `max-children`.
+    pub from_guest: bool,
+    /// Folder for the overlays of disks; that of each image without it.
+    pub overlay_dir: Option<PathBuf>,
+    /// Most MiB that the copy of a guest's memory may take where its memory cannot be remapped; without it, as much as is free.
+    pub copy_limit_mib: Option<u64>,
+    /// Group and port of the datagrams by which memory goes to several nodes at once; without it, none does. Equal on all nodes.
+    pub multicast_group: Option<SocketAddrV4>,
+    /// Address of the interface for it; without it, that of the peer port.
+    pub multicast_interface: Option<Ipv4Addr>,
+    /// Most megabits per second of datagrams; without it, eight tenths of the link.
+    pub multicast_mbit: Option<u64>,
+    /// Megabits per second of a node's link, for the choice of the way.
+    pub link_mbit: u64,
+    /// Megabits per second from one leaf switch to others; without it, as many as its nodes can use.
+    pub uplink_mbit: Option<u64>,
+    /// Leaf switch of this node; those of the others are in `[nodes]`.
+    pub leaf: Option<String>,
+    /// The cluster's topology, in any format that `vmove topology` reads: leaf switches of nodes for which none is given.
+    pub topology: Option<PathBuf>,
+}
+
+impl Default for ForkPolicy {
+    fn default() -> Self {
+        Self {
+            max_children: 256,
+            child_start: None,
+            warm: 0,
+            from_guest: false,
+            overlay_dir: None,
+            copy_limit_mib: None,
+            multicast_group: None,
+            multicast_interface: None,
+            multicast_mbit: None,
+            link_mbit: 10_000,
+            uplink_mbit: None,
+            leaf: None,
+            topology: None,
+        }
+    }
+}
+
+/// Opens the connections that forks have beside those of migrations. The daemon implements it, with its TLS material and its fabrics.
+#[async_trait]
+pub trait ForkDialer: Dialer {
+    /// Opens a connection for memory of a fork: sends `hello`, waits for a welcome, sends `opening`, which says what the connection is
+    /// for, and makes an endpoint of it: over RDMA if `hello` says so.
+    async fn fork_memory(
+        &self,
+        to: &PeerTarget,
+        hello: &Hello,
+        class: Class,
+        opening: &[u8],
+    ) -> Result<Box<dyn Endpoint>, LinkError>;
+
+    /// Datagrams to many nodes, beside the fabric of this kind, where there is an RDMA device for it.
+    fn multicast(&self, kind: FabricKind) -> Option<Box<dyn Multicast>>;
+
+    /// Fabric tcp itself, unless it is switched off.
+    fn tcp(&self) -> Option<Arc<TcpFabric>>;
+}
+
+/// What the engine is opened with.
+pub struct EngineOptions {
+    /// Name of this node.
+    pub node: String,
+    /// What forks may do.
+    pub policy: ForkPolicy,
+    /// The nodes that the configuration names.
+    pub known: KnownPeers,
+    /// Where this node's peer port listens.
+    pub listen: SocketAddr,
+    /// Connections between nodes are protected by TLS.
+    pub tls: bool,
+    /// The state folder: journals of forks and templates on disk are below it.
+    pub state_dir: PathBuf,
+    /// How long a guest that reads a disk of another node waits for a lost connection.
+    pub reconnect_for: Duration,
+    /// Opens connections to other nodes.
+    pub dialer: Arc<dyn ForkDialer>,
+}
+
+impl fmt::Debug for EngineOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EngineOptions").field("node", &self.node).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,193 @@
+//! Where children come from: a guest or a template, looked at before anything is done to it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use vmove_node::blocking::run_blocking;
+use vmove_node::record::VmRecord;
+use vmove_qmp::Client;
+use vmove_qmp::inspect::VmFacts;
+use vmove_types::Backing;
+
+use super::ForkEngine;
+use super::distribution::allocated;
+use super::error::ForkError;
+use super::message::Kind;
+use crate::CloneError;
+use crate::check::{self, GuestRam, Way};
+use crate::child::Base;
+use crate::disk::{self, Images};
+use crate::template::Template;
+
+/// A guest that is to be forked.
+pub struct Guest {
+    pub record: VmRecord,
+    pub client: Client,
+    pub facts: VmFacts,
+    pub base: Base,
+    /// How long it took to give it memory of its own first, in milliseconds, if it had none.
+    pub rehomed_ms: Option<f64>,
+}
+
+/// What is to be forked, as far as another host must know it beforehand.
+#[derive(Debug)]
+pub struct Outline {
+    pub base: Base,
+    /// QEMU that writes the device state.
+    pub qemu: String,
+    pub guest_bytes: u64,
+    /// Bytes of it that have memory now.
+    pub live_bytes: u64,
+    /// Bytes of it that would be registered.
+    pub registered_bytes: u64,
+    /// The guest's monitor; none for a template.
+    pub client: Option<Client>,
+}
+
+impl Outline {
+    /// What a child that was prepared must have in common with one that is ordered.
+    pub fn kind(&self) -> Kind {
+        Kind {
+            command_line: self.base.command_line.clone(),
+            environment: self.base.environment.clone(),
+            machine: self.base.machine.clone(),
+            qemu: self.qemu.clone(),
+            backing: self.base.backing,
+        }
+    }
+}
+
+impl Guest {
+    /// What another host must know.
+    pub fn outline(&self) -> Outline {
+        let files: Vec<&Path> = self.record.ram.iter().map(|ram| ram.path.as_path()).collect();
+        let (live_bytes, registered_bytes) = allocated(&files);
+        Outline {
+            base: self.base.clone(),
+            qemu: format!("{} {}", self.facts.version, self.facts.package).trim().to_owned(),
+            guest_bytes: self.record.ram.iter().map(|ram| ram.size).sum(),
+            live_bytes,
+            registered_bytes,
+            client: Some(self.client.clone()),
+        }
+    }
+}
+
+/// Where children come from.
+pub enum Origin {
+    Guest(Box<Guest>, Arc<GuestRam>),
+    Template(Box<Template>, Box<Base>),
+}
+
+impl Origin {
+    pub const fn base(&self) -> &Base {
+        match self {
+            Self::Guest(guest, _) => &guest.base,
+            Self::Template(_, base) => base,
+        }
+    }
+
+    /// What another host must know.
+    pub fn outline(&self) -> Outline {
+        let template = match self {
+            Self::Guest(guest, _) => return guest.outline(),
+            Self::Template(template, _) => template,
+        };
+        let manifest = template.manifest();
+        let files: Vec<&Path> = manifest.ram.iter().map(|ram| ram.file.as_path()).collect();
+        let (live_bytes, registered_bytes) = allocated(&files);
+        let (base, guest_bytes) = (self.base().clone(), self.guest_bytes());
+        let qemu = manifest.qemu.clone();
+        Outline { base, qemu, guest_bytes, live_bytes, registered_bytes, client: None }
+    }
+
+    /// The guest's memory, if it becomes private: what it writes then is kept apart from the template.
+    pub fn private(&self) -> Option<Arc<GuestRam>> {
+        match self {
+            Self::Guest(_, ram) if ram.way == Way::Remapped => Some(ram.clone()),
+            _ => None,
+        }
+    }
+
+    /// Whether the template gets a copy of the guest's memory, beside that of the guest.
+    pub fn is_copied(&self) -> bool {
+        matches!(self, Self::Guest(_, ram) if ram.way == Way::WriteProtected)
+    }
+
+    pub fn rehomed_ms(&self) -> Option<f64> {
+        if let Self::Guest(guest, _) = self { guest.rehomed_ms } else { None }
+    }
+
+    pub fn guest_bytes(&self) -> u64 {
+        match self {
+            Self::Guest(guest, _) => guest.record.ram.iter().map(|ram| ram.size).sum(),
+            Self::Template(template, _) => template.manifest().guest_bytes(),
+        }
+    }
+}
+
+impl ForkEngine {
+    /// Looks at a guest and its memory; gives it memory of its own first, if it was forked before.
+    pub(super) async fn guest(
+        self: &Arc<Self>,
+        id: &str,
+        name: &str,
+    ) -> Result<(Guest, Arc<GuestRam>), ForkError> {
+        let mut guest = self.look(name).await?;
+        if self.members.get(&guest.record).is_some_and(|m| !m.private.is_empty()) {
+            self.update(id, |p| p.phase = "rehome".to_owned());
+            let done = self.rehome(&guest.record, &guest.client, &guest.facts).await?;
+            guest.rehomed_ms = Some(done.total_ms);
+        }
+        let record = guest.record.clone();
+        let ram = run_blocking(move || GuestRam::open(&record)).await??;
+        Ok((guest, Arc::new(ram)))
+    }
+
+    /// Looks at a guest, and refuses it with everything that is in the way.
+    pub(super) async fn look(&self, name: &str) -> Result<Guest, ForkError> {
+        self.registry.not_in_session(name)?;
+        let record = self.registry.vms().get(name)?;
+        let (client, facts) = self.registry.inspect(&record).await?;
+        let mut blockers = check::blockers(&facts);
+        let (disks, more) = disk::look(&client, &record, &facts).await?;
+        blockers.extend(more);
+        if !blockers.is_empty() {
+            return Err(CloneError::Refused(blockers).into());
+        }
+        let base = Base {
+            command_line: record.command_line.clone(),
+            environment: record.environment.clone(),
+            disks,
+            ..self.base(&facts.machine, record.backing)
+        };
+        Ok(Guest { record, client, facts, base, rehomed_ms: None })
+    }
+
+    pub(super) fn template_origin(&self, name: &str) -> Result<Origin, ForkError> {
+        let template = self.loaded_template(name)?;
+        let manifest = template.manifest();
+        let base = Base {
+            command_line: manifest.command_line.clone(),
+            environment: manifest.environment.clone(),
+            disks: manifest.disks.clone(),
+            ..self.base(&manifest.machine, manifest.backing)
+        };
+        Ok(Origin::Template(Box::new(template), Box::new(base)))
+    }
+
+    /// What children have in common on this node, whatever they are children of.
+    pub(super) fn base(&self, machine: &str, backing: Backing) -> Base {
+        Base {
+            command_line: Vec::new(),
+            environment: Vec::new(),
+            machine: machine.to_owned(),
+            backing,
+            run_dir: self.registry.run_dir().to_owned(),
+            memory_dir: self.registry.memory_dir().to_owned(),
+            disks: Vec::new(),
+            images: Images::Here,
+            overlay_dir: self.policy.overlay_dir.clone(),
+        }
+    }
+}

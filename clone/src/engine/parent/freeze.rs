@@ -1,0 +1,99 @@
+//! A guest frozen for a fork or a template, and what is written down of it.
+
+use std::sync::Arc;
+
+use crate::check::{self, GuestRam};
+use crate::freeze::{self, Freeze, Frozen};
+use crate::record::Member;
+use vmove_memory::{Kept, QemuMapping};
+use vmove_node::record::VmRecord;
+use vmove_types::fork_report::KeepProgress;
+use vmove_types::time::ms;
+
+use super::FrozenOrigin;
+use super::disks::frozen_disks;
+use crate::engine::ForkEngine;
+use crate::engine::error::ForkError;
+use crate::engine::origin::Guest;
+
+impl ForkEngine {
+    pub(super) async fn freeze_for(
+        self: &Arc<Self>,
+        id: &str,
+        guest: &Guest,
+        ram: Arc<GuestRam>,
+        children: Vec<String>,
+    ) -> Result<FrozenOrigin, ForkError> {
+        let frozen = self.freeze(id, guest, ram, None, children).await?;
+        Ok(FrozenOrigin {
+            pause_ms: ms(frozen.pause),
+            freeze: Some(frozen.freeze),
+            template: frozen.template,
+            state: frozen.state,
+            disks: frozen_disks(&frozen.journal),
+            journal: Some(frozen.journal),
+        })
+    }
+
+    /// Freezes a guest and notes that its memory is private, if it is then.
+    pub(in crate::engine) async fn freeze(
+        &self,
+        id: &str,
+        guest: &Guest,
+        ram: Arc<GuestRam>,
+        name: Option<String>,
+        children: Vec<String>,
+    ) -> Result<Frozen, ForkError> {
+        let journal = self.journals.join(format!("{id}.jsonl"));
+        let order = Freeze {
+            id,
+            vm: &guest.record,
+            client: &guest.client,
+            facts: &guest.facts,
+            ram,
+            copy_limit: self.policy.copy_limit_mib.map(|mib| mib << 20),
+            memory: self.registry.memory_dir(),
+            journal: &journal,
+            name,
+            children,
+            disks: &guest.base.disks,
+            overlay_dir: self.policy.overlay_dir.as_deref(),
+        };
+        let (members, record, fork) = (Arc::clone(&self.members), guest.record.clone(), id.to_owned());
+        let before = members.get(&record);
+        let known = before.clone();
+        let on_private = move |private: &[QemuMapping]| members.note_private(&record, known, &fork, private);
+        let on_kept = |kept: Kept| {
+            self.update(id, |p| {
+                p.phase = "copy".to_owned();
+                p.keep = Some(KeepProgress { pages: kept.by_faults + kept.by_copy, of: kept.pages });
+            });
+        };
+        match freeze::freeze(order, on_private, on_kept).await {
+            Ok(frozen) => {
+                let steps = &frozen.journal.record().disks;
+                self.follow_disks(&guest.record.name, &guest.client, steps).await?;
+                Ok(frozen)
+            }
+            Err(error) => {
+                self.unnote_shared(&guest.record, before);
+                self.sweep_journal(&journal, &guest.client).await;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// After a fork that failed: memory that did not become private is not said to be.
+    fn unnote_shared(&self, record: &VmRecord, before: Option<Member>) {
+        if check::is_private(record).unwrap_or(true) {
+            return;
+        }
+        let done = match before {
+            Some(member) => self.members.put(&member),
+            None => self.members.remove(&record.name),
+        };
+        if let Err(error) = done {
+            tracing::error!(vm = %record.name, %error, "a VM counts as forked and is not");
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! `vfork create`: the parent's side of a fork.
+
+mod called_hosts;
+mod disks;
+mod divide;
+mod follow;
+mod freeze;
+
+use std::sync::Arc;
+
+use tokio::task::JoinSet;
+use tracing::Instrument;
+use vmove_node::blocking::run_blocking;
+use vmove_node::journal::Journal;
+use vmove_types::Backing;
+use vmove_types::fork::ForkRequest;
+use vmove_types::fork_report::{ForkProgress, ForkReport, FreezeReport, FrozenDisk, Multicast};
+use vmove_types::time::{Mono, ms};
+
+use self::called_hosts::CalledHosts;
+use super::children::{LoadOrder, Planned, Prepared, Start, discard_all};
+use super::error::ForkError;
+use super::origin::Origin;
+use super::{Claim, ForkEngine, metrics};
+use crate::CloneError;
+use crate::check::GuestRam;
+use crate::record::{ForkPhase, ForkRecord};
+use crate::room::Demand;
+use crate::template::Template;
+
+/// What is said where children differ from their parent in this.
+const NOT_LOCKED: &str = "the memory of the children is not locked (-overcommit mem-lock=on is left out of their command lines): all of \
+                          the template would be copied for each of them";
+
+/// One request for children, while it is at work.
+struct Fork {
+    id: String,
+    /// The guest or the template.
+    parent: String,
+    request: ForkRequest,
+    begun: Mono,
+}
+
+impl ForkEngine {
+    /// Forks a guest, or a template. Must not be cancelled in the middle.
+    ///
+    /// # Errors
+    /// [`ForkError`]: no child of it is there then, and the guest runs on. Children that fail while others do not are told of in the
+    /// report.
+    pub async fn create(self: Arc<Self>, request: ForkRequest) -> Result<ForkReport, ForkError> {
+        let begun = Mono::now();
+        let id = request.id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string());
+        let parent = parent_name(&request)?.to_owned();
+        self.allowed(&id, request.count)?;
+        let claim = self.claim(&parent)?;
+        self.begin_progress(ForkProgress {
+            id: id.clone(),
+            parent: parent.clone(),
+            phase: "check".to_owned(),
+            children: request.count,
+            ..ForkProgress::default()
+        })?;
+        let fork = Fork { id, parent, request, begun };
+        let span = tracing::info_span!("fork", id = %fork.id);
+        let ended = self.fork(&fork).instrument(span).await;
+        self.end_progress(&fork.id, begun, ended.as_ref());
+        metrics::count(ended.as_ref(), fork.request.count);
+        if ended.is_ok() {
+            let wanted = fork.request.warm.unwrap_or(self.policy.warm);
+            if let (Some(vm), true) = (fork.request.vm, wanted > 0) {
+                self.prepare_for_next(claim, vm, wanted);
+            }
+        }
+        ended
+    }
+
+    /// The steps of a fork: check, call hosts, freeze, make children, report.
+    async fn fork(self: &Arc<Self>, fork: &Fork) -> Result<ForkReport, ForkError> {
+        let origin = self.check(fork).await?;
+        let mut hosts = self.call_hosts(fork, || origin.outline()).await?;
+        let here = self.plan_here(fork, &origin, &hosts).await?;
+
+        let mut report = first_report(fork, &origin);
+        let guest = origin.private();
+        let freezing = self.freeze_origin(&fork.id, origin, here.names());
+        let source = match hosts.alive_during(freezing).await {
+            Ok(source) => source,
+            Err(error) => {
+                discard_all(here.prepared).await;
+                return Err(error);
+            }
+        };
+
+        self.make_children(fork, here, hosts, &source, guest, &mut report).await?;
+        self.close(fork, source, &mut report).await;
+        Ok(report)
+    }
+
+    /// Looks at what is to be forked, and refuses it with everything that is in the way.
+    async fn check(self: &Arc<Self>, fork: &Fork) -> Result<Origin, ForkError> {
+        if let Some(template) = &fork.request.template {
+            return self.template_origin(template);
+        }
+        let (guest, ram) = self.guest(&fork.id, &fork.parent).await?;
+        Ok(Origin::Guest(Box::new(guest), ram))
+    }
+
+    /// The children that are to be on this node: those that were prepared, and plans of the others. There must be memory for all.
+    async fn plan_here(
+        &self,
+        fork: &Fork,
+        origin: &Origin,
+        hosts: &CalledHosts,
+    ) -> Result<ChildrenHere, ForkError> {
+        let (base, count) = (origin.base(), hosts.here);
+        let hugetlb = base.backing != Backing::Thp;
+        let demand = Demand::new(count as u64, origin.guest_bytes(), fork.request.expect_written, hugetlb);
+        // Beside the guest, which keeps its file.
+        let demand = if origin.is_copied() { demand.with_template(origin.guest_bytes()) } else { demand };
+        self.fits(demand, base.backing).await?;
+        let mut prepared = self.take_prepared(&fork.parent, count);
+        self.drop_outdated(&mut prepared, &base.disks);
+        let planned = match self.plan(base, &fork.parent, count - prepared.len(), &hosts.numbers) {
+            Ok(planned) => planned,
+            Err(error) => {
+                self.give_back(&fork.parent, prepared);
+                return Err(error);
+            }
+        };
+        self.update(&fork.id, |p| {
+            p.phase = "freeze".to_owned();
+            p.prepared = prepared.len();
+        });
+        Ok(ChildrenHere { prepared, planned })
+    }
+
+    /// What children are loaded from: the guest as it is now, or the template.
+    async fn freeze_origin(
+        self: &Arc<Self>,
+        id: &str,
+        origin: Origin,
+        children: Vec<String>,
+    ) -> Result<FrozenOrigin, ForkError> {
+        match origin {
+            Origin::Guest(guest, ram) => self.freeze_for(id, &guest, ram, children).await,
+            Origin::Template(template, _) => frozen_template(*template).await,
+        }
+    }
+
+    /// Makes the children, here and on the other hosts at the same time. Those that fail are told of in the report.
+    async fn make_children(
+        self: &Arc<Self>,
+        fork: &Fork,
+        here: ChildrenHere,
+        hosts: CalledHosts,
+        source: &FrozenOrigin,
+        guest: Option<Arc<GuestRam>>,
+        report: &mut ForkReport,
+    ) -> Result<(), ForkError> {
+        let (id, verify) = (fork.id.as_str(), fork.request.verify);
+        // Not earlier: QEMUs that start would take the processors from the parent while it is being stopped and saved.
+        let cold: JoinSet<Start> = self.start_all(id, here.planned);
+        report.parent_pause_ms = source.pause_ms;
+        report.freeze.clone_from(&source.freeze);
+        report.disks.clone_from(&source.disks);
+        let order = Arc::new(LoadOrder {
+            fork: id.to_owned(),
+            parent: fork.parent.clone(),
+            sources: source.template.sources()?,
+            files: source.template.manifest().ram.iter().map(|ram| ram.file.clone()).collect(),
+            state: source.state.clone(),
+            verify,
+            service: None,
+        });
+        let following = hosts.make_children(self, id, source, guest, fork.begun);
+        let loaded = self.load_all(id, here.prepared, cold, &order, report).await;
+        let (loaded, lost) = self.meet(id, loaded).await;
+        report.children.extend(lost.into_iter().map(|(index, name, error)| self.lost(index, name, &error)));
+        self.run_all(id, loaded, fork.begun, verify, report).await;
+        following.finish(self, id, report).await;
+        Ok(())
+    }
+
+    /// Ends the report. What served this fork only goes away; memory that children map stays with them.
+    async fn close(&self, fork: &Fork, source: FrozenOrigin, report: &mut ForkReport) {
+        // Also if who followed the hosts broke off.
+        self.images.settle_fork(&fork.id);
+        tidy(source).await;
+        report.children.sort_by_key(|child| child.index);
+        report.complete_ms = ms(Mono::now().since(fork.begun));
+        let lost: usize = report.hosts.iter().map(|host| host.children - host.running).sum();
+        let failed = lost + report.children.iter().filter(|c| c.error.is_some()).count();
+        tracing::info!(parent = %fork.parent, children = report.children.len(), failed,
+            pause_ms = report.parent_pause_ms, all_running_ms = report.all_running_ms, "guest forked");
+    }
+
+    /// What came of a fork is told to those who ask.
+    pub(super) fn end_progress(&self, id: &str, begun: Mono, ended: Result<&ForkReport, &ForkError>) {
+        self.update(id, |p| {
+            p.elapsed_ms = ms(Mono::now().since(begun));
+            match ended {
+                Ok(report) => (p.phase, p.report) = ("done".to_owned(), Some(report.clone())),
+                Err(error) => {
+                    p.phase = "failed".to_owned();
+                    p.error = Some(error.failure());
+                }
+            }
+        });
+    }
+
+    /// Prepares children for the next fork, with the claim on the VM kept meanwhile.
+    fn prepare_for_next(self: &Arc<Self>, claim: Claim, vm: String, wanted: usize) {
+        let engine = self.clone();
+        tokio::spawn(async move {
+            if let Err(error) = engine.prepare_here(&vm, wanted).await {
+                tracing::warn!(vm = %vm, why = %error.message(), "no children could be prepared for the next fork");
+            }
+            drop(claim);
+        });
+    }
+}
+
+/// The children of a fork that are to be on the parent's node.
+struct ChildrenHere {
+    prepared: Vec<Prepared>,
+    planned: Vec<Planned>,
+}
+
+impl ChildrenHere {
+    fn names(&self) -> Vec<String> {
+        let prepared = self.prepared.iter().map(|p| p.child.plan.name());
+        prepared.chain(self.planned.iter().map(|p| p.plan.name())).map(str::to_owned).collect()
+    }
+}
+
+/// What children are loaded from.
+struct FrozenOrigin {
+    pause_ms: f64,
+    freeze: Option<FreezeReport>,
+    template: Template,
+    state: Arc<[u8]>,
+    disks: Vec<FrozenDisk>,
+    /// None of a template that was there.
+    journal: Option<Journal<ForkRecord>>,
+}
+
+async fn frozen_template(template: Template) -> Result<FrozenOrigin, ForkError> {
+    let work = move || {
+        let state = template.state()?;
+        let (freeze, disks, journal) = (None, Vec::new(), None);
+        Ok::<_, CloneError>(FrozenOrigin { pause_ms: 0.0, freeze, template, state, disks, journal })
+    };
+    Ok(run_blocking(work).await??)
+}
+
+async fn tidy(source: FrozenOrigin) {
+    let FrozenOrigin { template, journal, .. } = source;
+    let Some(mut journal) = journal else { return };
+    let work = move || {
+        if let Err(error) = template.remove() {
+            tracing::warn!(%error, "a template that is not needed any more is left");
+        }
+        if let Err(error) = journal.update(|r: &mut ForkRecord| r.phase = ForkPhase::Complete) {
+            tracing::warn!(%error, "could not write the journal of a fork");
+        }
+        let _ = std::fs::remove_file(journal.path());
+    };
+    if let Err(error) = run_blocking(work).await {
+        tracing::warn!(%error, "could not tidy up after a fork");
+    }
+}
+
+fn first_report(fork: &Fork, origin: &Origin) -> ForkReport {
+    ForkReport {
+        id: fork.id.clone(),
+        parent: fork.parent.clone(),
+        warnings: if origin.base().locks_memory() { vec![NOT_LOCKED.to_owned()] } else { Vec::new() },
+        multicast: Multicast::default(),
+        fabric: "local".to_owned(),
+        rehomed_ms: origin.rehomed_ms(),
+        ..ForkReport::default()
+    }
+}
+
+fn parent_name(request: &ForkRequest) -> Result<&str, ForkError> {
+    match (&request.vm, &request.template) {
+        (Some(name), None) | (None, Some(name)) => Ok(name),
+        _ => Err(ForkError::NoSingleParent),
+    }
+}

@@ -1,0 +1,58 @@
+//! `vfork promote`, and what `vmove migrate` does first.
+
+use std::sync::Arc;
+
+use crate::disk;
+use crate::rehome::{self, Rehomed};
+use vmove_node::record::VmRecord;
+use vmove_qmp::Client;
+use vmove_qmp::inspect::VmFacts;
+
+use super::ForkEngine;
+use super::error::ForkError;
+use vmove_types::fork::{DiskChain, Promoted};
+
+impl ForkEngine {
+    /// Gives a VM memory of its own, if it has none.
+    ///
+    /// # Errors
+    /// [`ForkError`]: its memory is what it was then.
+    pub async fn promote(self: Arc<Self>, name: String) -> Result<Promoted, ForkError> {
+        let _claim = self.claim(&name)?;
+        self.registry.not_in_session(&name)?;
+        let record = self.registry.vms().get(&name)?;
+        let private = self.members.get(&record).is_some_and(|m| !m.private.is_empty());
+        let (client, facts) = self.registry.inspect(&record).await?;
+        let disks = disk::chains(&client).await?;
+        let done = if private { self.rehome(&record, &client, &facts).await? } else { Rehomed::default() };
+        Ok(Promoted {
+            vm: name,
+            was_private: private,
+            bytes: done.bytes,
+            rounds: done.rounds,
+            pause_ms: done.pause_ms,
+            total_ms: done.total_ms,
+            disks: disks
+                .into_iter()
+                .map(|chain| DiskChain { device: chain.device, files: chain.files })
+                .collect(),
+        })
+    }
+
+    /// Memory of its own for a VM that is known to have none. The caller has claimed it.
+    pub(super) async fn rehome(
+        &self,
+        record: &VmRecord,
+        client: &Client,
+        facts: &VmFacts,
+    ) -> Result<Rehomed, ForkError> {
+        let Some(mut member) = self.members.get(record) else { return Ok(Rehomed::default()) };
+        let done = rehome::rehome(record, &member.private, client, facts).await;
+        let done = done?;
+        member.private = Vec::new();
+        self.members.put(&member)?;
+        tracing::info!(vm = %record.name, bytes = done.bytes, rounds = done.rounds, pause_ms = done.pause_ms,
+            total_ms = done.total_ms, "memory of its own again");
+        Ok(done)
+    }
+}

@@ -1,0 +1,113 @@
+//! Forks that an earlier life of the daemon did not finish.
+
+use std::path::Path;
+
+use crate::check::Way;
+use crate::freeze::{self, Undone};
+use crate::record::{ForkPhase, ForkRecord};
+use crate::template::Template;
+use vmove_node::journal::Journal;
+use vmove_qmp::Client;
+
+use super::ForkEngine;
+use super::error::ForkError;
+use vmove_node::registry::process_of;
+
+impl ForkEngine {
+    /// Brings parents back and removes what never became a child. Call this before anybody can ask for a fork.
+    pub async fn recover(&self) {
+        // First: QEMUs whose disks are elsewhere may not answer before.
+        self.recover_disks().await;
+        let entries = std::fs::read_dir(&self.journals).into_iter().flatten().flatten();
+        let paths = entries.map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "jsonl"));
+        for path in paths {
+            match Journal::<ForkRecord>::open(&path) {
+                Ok(journal) => self.take_up(journal).await,
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), %error, "a fork's journal cannot be read");
+                }
+            }
+        }
+        self.recover_hosted().await;
+    }
+
+    async fn take_up(&self, mut journal: Journal<ForkRecord>) {
+        let record = journal.record().clone();
+        tracing::warn!(fork = %record.id, vm = %record.vm.name, phase = record.phase.word(), "taking up a fork of an earlier vmoved");
+        if process_of(&record.vm).is_some() && record.phase != ForkPhase::Complete {
+            if let Err(error) = self.bring_back(&record, &mut journal).await {
+                tracing::error!(fork = %record.id, vm = %record.vm.name, why = %error.message(), "the parent of a fork could not be brought back");
+                return;
+            }
+        }
+        self.end_those_that_never_ran(&record.children).await;
+        if !(record.keep && Template::open(&record.template).is_ok()) {
+            if let Err(error) = freeze::tidy(&record) {
+                tracing::warn!(fork = %record.id, %error, "something of a fork is left");
+            }
+        }
+        let _ = std::fs::remove_file(journal.path());
+    }
+
+    async fn bring_back(
+        &self,
+        record: &ForkRecord,
+        journal: &mut Journal<ForkRecord>,
+    ) -> Result<(), ForkError> {
+        let client = self.registry.monitor(&record.vm).await?;
+        // Noted before the guest may run: private memory that nobody knows of could not be found again.
+        let before = self.members.get(&record.vm);
+        let expected = before.clone().filter(|m| m.fork == record.id);
+        if expected.is_none() && record.way == Way::Remapped {
+            self.members.note_private(&record.vm, before.clone(), &record.id, &record.mappings)?;
+        }
+        let how = freeze::undo(journal, &client).await?;
+        self.follow_disks(&record.vm.name, &client, &record.disks).await?;
+        if how == Undone::Shared && record.way == Way::Remapped {
+            match before.filter(|m| m.fork != record.id) {
+                Some(member) => self.members.put(&member),
+                None => self.members.remove(&record.vm.name),
+            }?;
+        }
+        Ok(())
+    }
+
+    /// Children that were registered and then not set running.
+    pub(super) async fn end_those_that_never_ran(&self, children: &[String]) {
+        for name in children {
+            let Ok(child) = self.registry.vms().get(name) else { continue };
+            let Ok(client) = self.registry.monitors().client(&child.qmp_socket).await else { continue };
+            let asked = client
+                .execute_raw("query-status", serde_json::Value::Null, std::time::Duration::from_secs(5))
+                .await;
+            let running =
+                asked.is_ok_and(|s| s.get("running").and_then(serde_json::Value::as_bool) == Some(true));
+            if running {
+                continue;
+            }
+            tracing::warn!(child = %name, "ending a child that never ran");
+            if let Err(error) = self.registry.stop(name, true).await {
+                tracing::error!(child = %name, %error, "could not end a child that never ran");
+            }
+        }
+    }
+
+    /// After a fork that failed and was undone in this life.
+    pub(super) async fn sweep_journal(&self, path: &Path, client: &Client) {
+        let Ok(journal) = Journal::<ForkRecord>::open(path) else { return };
+        let record = journal.record();
+        if let Err(error) = self.follow_disks(&record.vm.name, client, &record.disks).await {
+            // The next life tries again.
+            tracing::error!(fork = %record.id, why = %error.message(), "which disks a VM has could not be written down");
+            return;
+        }
+        if record.phase != ForkPhase::Complete {
+            // The parent was not brought back: the next life tries again.
+            return;
+        }
+        if let Err(error) = freeze::tidy(record) {
+            tracing::warn!(fork = %record.id, %error, "something of a fork is left");
+        }
+        let _ = std::fs::remove_file(path);
+    }
+}

@@ -1,0 +1,188 @@
+//! `vfork template`.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::CloneError;
+use crate::record::{ForkPhase, ForkRecord};
+use crate::template::{self, Saved, Template};
+use vmove_node::store::check_name;
+use vmove_qmp::inspect::inspect_binary;
+use vmove_types::time::ms;
+
+use super::ForkEngine;
+use super::error::ForkError;
+use vmove_node::blocking::run_blocking;
+use vmove_types::fork::{Removed, TemplateInfo, TemplateList, TemplateRequest};
+
+impl ForkEngine {
+    fn saved_dir(&self, name: &str) -> PathBuf {
+        self.saved.join(name)
+    }
+
+    /// Freezes a guest as it is now and writes it to disk while it runs on. The template stays in memory, too.
+    ///
+    /// # Errors
+    /// [`ForkError`].
+    pub async fn save_template(self: Arc<Self>, request: TemplateRequest) -> Result<TemplateInfo, ForkError> {
+        let TemplateRequest { vm, name } = request;
+        check_name(&name)?;
+        let _claim = self.claim(&vm)?;
+        let _name = if name == vm { None } else { Some(self.claim(&name)?) };
+        let dir = self.saved_dir(&name);
+        if dir.exists() || self.in_memory(&name).is_some() {
+            return Err(ForkError::TemplateExists(name));
+        }
+        let id = uuid::Uuid::new_v4().simple().to_string();
+        let (guest, ram) = self.guest(&id, &vm).await?;
+        let frozen = self.freeze(&id, &guest, ram, Some(name.clone()), Vec::new()).await?;
+        let (pause_ms, freeze) = (ms(frozen.pause), frozen.freeze);
+        let (template, mut journal) = (frozen.template, frozen.journal);
+        let work = move || {
+            let saved = template::save(&template, &dir);
+            let end = journal.update(|r: &mut ForkRecord| r.phase = ForkPhase::Complete);
+            let _ = std::fs::remove_file(journal.path());
+            end.map_err(|source| CloneError::Io {
+                action: "write",
+                path: journal.path().to_owned(),
+                source,
+            })?;
+            if saved.is_err() {
+                template.remove()?;
+            }
+            saved
+        };
+        let saved = run_blocking(work).await??;
+        tracing::info!(template = %name, vm = %vm, bytes = saved.bytes, pause_ms, "template saved");
+        let mut info = info(&saved.manifest, true, Some(&saved));
+        (info.parent_pause_ms, info.freeze) = (Some(pause_ms), Some(freeze));
+        Ok(info)
+    }
+
+    /// Brings a template from disk into memory.
+    ///
+    /// # Errors
+    /// [`ForkError`].
+    pub async fn load_template(self: Arc<Self>, name: String) -> Result<TemplateInfo, ForkError> {
+        let _claim = self.claim(&name)?;
+        if let Some(template) = self.in_memory(&name) {
+            return Ok(info(template.manifest(), true, self.on_disk(&name).as_ref()));
+        }
+        let dir = self.saved_dir(&name);
+        if !dir.is_dir() {
+            return Err(ForkError::UnknownTemplate(name));
+        }
+        let work = move || Saved::open(&dir);
+        let saved = run_blocking(work).await??;
+        let made = &saved.manifest;
+        same_qemu(&made.command_line, &made.qemu, &saved.dir).await?;
+        let memory = self.registry.memory_dir().to_owned();
+        let (loaded, from) = (saved.clone(), saved);
+        let template = run_blocking(move || template::load(&loaded, &memory)).await??;
+        tracing::info!(template = %name, bytes = template.manifest().guest_bytes(), "template loaded");
+        Ok(info(template.manifest(), true, Some(&from)))
+    }
+
+    /// All templates of this node.
+    ///
+    /// # Errors
+    /// [`ForkError`].
+    pub async fn templates(&self) -> Result<TemplateList, ForkError> {
+        let (memory, disk) = (self.registry.memory_dir().to_owned(), self.saved.clone());
+        let (loaded, saved) = run_blocking(move || (template::list(&memory), Saved::list(&disk))).await?;
+        let mut all: Vec<TemplateInfo> = loaded
+            .iter()
+            .map(|t| {
+                let on_disk = saved.iter().find(|s| s.manifest.name == t.manifest().name);
+                info(t.manifest(), true, on_disk)
+            })
+            .collect();
+        let only_saved = |s: &&Saved| loaded.iter().all(|t| t.manifest().name != s.manifest.name);
+        all.extend(saved.iter().filter(only_saved).map(|s| info(&s.manifest, false, Some(s))));
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(TemplateList { templates: all })
+    }
+
+    /// Removes a template from memory and disk. Children that came from it keep what they map.
+    ///
+    /// # Errors
+    /// [`ForkError`].
+    pub async fn remove_template(self: Arc<Self>, name: String) -> Result<Removed, ForkError> {
+        let _claim = self.claim(&name)?;
+        let (loaded, dir) = (self.in_memory(&name), self.saved_dir(&name));
+        if check_name(&name).is_err() || (loaded.is_none() && !dir.exists()) {
+            return Err(ForkError::UnknownTemplate(name));
+        }
+        let work = move || {
+            if let Some(template) = loaded {
+                template.remove()?;
+            }
+            match std::fs::remove_dir_all(&dir) {
+                Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                    Err(CloneError::Io { action: "remove", path: dir, source })
+                }
+                _ => Ok(()),
+            }
+        };
+        run_blocking(work).await??;
+        Ok(Removed { name })
+    }
+
+    /// A template that can be forked.
+    pub(super) fn loaded_template(&self, name: &str) -> Result<Template, ForkError> {
+        self.in_memory(name).ok_or_else(|| match self.on_disk(name) {
+            Some(_) => ForkError::TemplateOnDisk(name.to_owned()),
+            None => ForkError::UnknownTemplate(name.to_owned()),
+        })
+    }
+
+    fn in_memory(&self, name: &str) -> Option<Template> {
+        let all = template::list(self.registry.memory_dir());
+        all.into_iter().find(|t| t.manifest().name.as_deref() == Some(name))
+    }
+
+    fn on_disk(&self, name: &str) -> Option<Saved> {
+        check_name(name).ok()?;
+        Saved::open(&self.saved_dir(name)).ok()
+    }
+}
+
+fn info(manifest: &template::Manifest, loaded: bool, saved: Option<&Saved>) -> TemplateInfo {
+    TemplateInfo {
+        name: manifest.name.clone().unwrap_or_default(),
+        id: manifest.id.clone(),
+        vm: manifest.vm.clone(),
+        created: manifest.created,
+        memory_bytes: manifest.guest_bytes(),
+        qemu: manifest.qemu.clone(),
+        loaded,
+        saved: saved.is_some(),
+        disk_bytes: saved.map_or(0, |s| s.bytes),
+        parent_pause_ms: None,
+        freeze: None,
+    }
+}
+
+/// Device state is what one QEMU wrote for itself: another version may read it as something else. `wanted` wrote it; the program of
+/// `command_line` is to read it. `path`: the template's folder.
+pub(super) async fn same_qemu(command_line: &[String], wanted: &str, path: &Path) -> Result<(), CloneError> {
+    let refused = |why: String| CloneError::Template { path: path.to_owned(), why };
+    let program = command_line.first().cloned().unwrap_or_default();
+    let binary = if program.contains('/') {
+        PathBuf::from(&program)
+    } else {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).map(|dir| dir.join(&program)).find(|p| p.is_file()).unwrap_or_default()
+    };
+    let host = inspect_binary(&binary)
+        .await
+        .map_err(|error| refused(format!("its QEMU {program} cannot be asked: {error}")))?;
+    let wanted = wanted.split_whitespace().next().unwrap_or_default();
+    let found = host.version.split([' ', '(']).next().unwrap_or_default();
+    if wanted == found {
+        return Ok(());
+    }
+    Err(refused(format!(
+        "it was made by QEMU {wanted}, {program} is {found} now: install that version, or make it again"
+    )))
+}

@@ -1,0 +1,191 @@
+//! A fork between two hosts without any daemon: two engines that speak over plain TCP, and a real QEMU with a guest of some bytes.
+#![allow(clippy::tests_outside_test_module, reason = "this whole file is a test module")]
+
+mod node;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use node::Node;
+use vmove_clone::engine::ForkPolicy;
+use vmove_types::fork::ForkRequest;
+use vmove_types::fork_report::ForkReport;
+use vmove_types::problem::Code;
+use vmove_types::vm::RunRequest;
+
+/// Guest memory, in bytes.
+const MEMORY: usize = 32 << 20;
+/// Where the guest counts on, for ever.
+const COUNTER: usize = 0x500;
+/// What it has filled when it begins to count: segments from here on, in words that are their own addresses plus the segment.
+const FILLED: std::ops::Range<usize> = 0x1_0000..0x9_0000;
+/// The holes of a PC below 1 MiB: video memory and ROM, of which only QEMU has something.
+const NO_RAM: std::ops::Range<usize> = 0xa_0000..0x10_0000;
+
+/// The guest: fills eight segments of 64 KiB, then counts.
+const PROGRAM: &[u8] = &[
+    0xfa, // cli
+    0xb8, 0x00, 0x10, // mov ax, 0x1000
+    // next segment:
+    0x8e, 0xd8, // mov ds, ax
+    0x31, 0xdb, // xor bx, bx
+    // next word:
+    0x89, 0xd9, // mov cx, bx
+    0x01, 0xc1, // add cx, ax
+    0x89, 0x0f, // mov [bx], cx
+    0x83, 0xc3, 0x02, // add bx, 2
+    0x75, 0xf5, // jnz next word
+    0x05, 0x00, 0x10, // add ax, 0x1000
+    0x3d, 0x00, 0x90, // cmp ax, 0x9000
+    0x75, 0xe9, // jne next segment
+    0x31, 0xc0, // xor ax, ax
+    0x8e, 0xd8, // mov ds, ax
+    // for ever:
+    0xff, 0x06, 0x00, 0x05, // inc word [0x500]
+    0xeb, 0xfa, // jmp for ever
+];
+
+/// A ROM of 64 KiB that begins with the program. The processor begins 16 bytes before its end.
+fn firmware(dir: &Path) -> String {
+    let mut rom = vec![0; 1 << 16];
+    rom[..PROGRAM.len()].copy_from_slice(PROGRAM);
+    rom[0xfff0..0xfff3].copy_from_slice(&[0xe9, 0x0d, 0x00]); // jmp 0
+    let path = dir.join("firmware");
+    std::fs::write(&path, rom).unwrap();
+    path.display().to_string()
+}
+
+/// A QEMU, and the right to mount and attach; otherwise what is missing.
+fn qemu() -> Result<String, String> {
+    if !rustix::process::geteuid().is_root() {
+        return Err("needs root, to mount guest memory and attach to QEMU".to_owned());
+    }
+    let named =
+        ["VMOVE_QEMU", "VMOVE_QEMU_10_0", "VMOVE_QEMU_7_2"].iter().find_map(|v| std::env::var(v).ok());
+    let program = named.filter(|p| !p.is_empty()).unwrap_or_else(|| "qemu-system-x86_64".to_owned());
+    let works = Command::new(&program).arg("-version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if !works.is_ok_and(|status| status.success()) {
+        return Err(format!("{program} cannot be run; set VMOVE_QEMU"));
+    }
+    Ok(program)
+}
+
+fn guest(program: &str, dir: &Path) -> RunRequest {
+    let line = format!(
+        "{program} -nodefaults -no-user-config -display none -machine pc -cpu qemu64 -smp 1 -accel tcg -m 32M -bios {}",
+        firmware(dir)
+    );
+    RunRequest {
+        name: "web".to_owned(),
+        memory: "thp".to_owned(),
+        command_line: line.split(' ').map(str::to_owned).collect(),
+        environment: std::collections::BTreeMap::default(),
+    }
+}
+
+async fn counted(node: &Node, vm: &str) -> u16 {
+    let memory = node.guest_memory(vm, MEMORY as u64).await;
+    u16::from_le_bytes([memory[COUNTER], memory[COUNTER + 1]])
+}
+
+async fn counts(node: &Node, vm: &str) {
+    let (before, deadline) = (counted(node, vm).await, Instant::now() + Duration::from_secs(20));
+    while counted(node, vm).await == before {
+        assert!(Instant::now() < deadline, "{vm} stands still");
+    }
+}
+
+/// Memory without the page in which a guest counts, and what is no RAM.
+fn still(mut memory: Vec<u8>) -> Vec<u8> {
+    memory[..4096].fill(0);
+    memory[NO_RAM].fill(0);
+    memory
+}
+
+fn assert_same(one: &[u8], other: &[u8], what: &str) {
+    let differs = one.iter().zip(other).position(|(one, other)| one != other);
+    assert!(one.len() == other.len() && differs.is_none(), "{what} differs, first at {differs:x?}");
+}
+
+async fn fork(node: &Node, request: ForkRequest) -> ForkReport {
+    let (count, id) = (request.count, request.id.clone());
+    let report = node.engine.clone().create(request).await.unwrap_or_else(|e| panic!("{}", e.message()));
+    assert_eq!(report.children.len(), count, "{report:?}");
+    assert!(report.children.iter().all(|child| child.error.is_none()), "{report:?}");
+    assert_eq!(id.as_ref().unwrap_or(&report.id), &report.id);
+    report
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_child_on_the_second_host_has_the_memory_of_its_parent() {
+    let program = vmove_skip::need!(qemu());
+    let dir = tempfile::tempdir().unwrap();
+    let (first, second) = (
+        Node::start("n1", dir.path(), ForkPolicy::default()).await,
+        Node::start("n2", dir.path(), ForkPolicy::default()).await,
+    );
+    let there = second.address.to_string();
+    first.registry.run(guest(&program, dir.path())).await.unwrap();
+    counts(&first, "web").await;
+
+    // Whole and compared: the child runs when its host has compared its memory with the checksum of the parent's host.
+    let request = ForkRequest {
+        vm: Some("web".to_owned()),
+        count: 1,
+        nodes: vec![there.clone()],
+        verify: true,
+        id: Some("whole".to_owned()),
+        ..ForkRequest::default()
+    };
+    let report = fork(&first, request).await;
+    assert_eq!((report.children[0].name.as_str(), report.children[0].node.as_str()), ("web.1", &*there));
+    assert_eq!(report.children[0].verified, Some(true));
+    let parent = still(first.guest_memory("web", MEMORY as u64).await);
+    for at in FILLED.step_by(2) {
+        let word = u16::try_from(((at & 0xffff) + ((at >> 4) & 0xf000)) & 0xffff).unwrap();
+        assert_eq!(parent[at..at + 2], word.to_le_bytes(), "the guest has not filled its memory at {at:#x}");
+    }
+    assert_same(&parent, &still(second.guest_memory("web.1", MEMORY as u64).await), "web.1");
+    counts(&second, "web.1").await;
+
+    // Early and on both hosts: children run while the host fetches what they have not touched.
+    let nodes = vec!["n1".to_owned(), there.clone()];
+    let request = ForkRequest { vm: Some("web".to_owned()), count: 2, nodes, ..ForkRequest::default() };
+    let report = fork(&first, request).await;
+    let name = |node: &str| report.children.iter().find(|child| child.node == node).unwrap().name.clone();
+    for (node, child) in [(&first, name("n1")), (&second, name(&there))] {
+        assert_same(&parent, &still(node.guest_memory(&child, MEMORY as u64).await), &child);
+        counts(node, &child).await;
+    }
+
+    // The parent's host has children ended wherever they are.
+    for child in ["web.1".to_owned(), name("n1"), name(&there)] {
+        first.engine.clone().kill(child.clone()).await.unwrap_or_else(|e| panic!("{child}: {}", e.message()));
+    }
+    assert_eq!((first.registry.count(), second.registry.count()), (1, 0));
+    first.registry.stop("web", true).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_host_that_refuses_says_why_and_the_guest_runs_on() {
+    let program = vmove_skip::need!(qemu());
+    let dir = tempfile::tempdir().unwrap();
+    let no_children = ForkPolicy { max_children: 0, ..ForkPolicy::default() };
+    let first = Node::start("n1", dir.path(), ForkPolicy::default()).await;
+    let second = Node::start("n2", dir.path(), no_children).await;
+    first.registry.run(guest(&program, dir.path())).await.unwrap();
+    let request = ForkRequest {
+        vm: Some("web".to_owned()),
+        count: 1,
+        nodes: vec![second.address.to_string()],
+        ..ForkRequest::default()
+    };
+    let error = first.engine.clone().create(request).await.unwrap_err();
+    assert_eq!(error.code(), Code::Forbidden, "{}", error.message());
+    let why = format!("{}: 1 children were asked for, this node allows 0", second.address);
+    assert!(error.message().contains(&why), "{}", error.message());
+    assert_eq!(second.registry.count(), 0);
+    counts(&first, "web").await;
+    first.registry.stop("web", true).await.unwrap();
+}

@@ -1,6 +1,0 @@
-//! `vfork`: forks running QEMU guests.
-#![forbid(unsafe_code)]
-
-fn main() -> std::process::ExitCode {
-    vmove_daemon::cli::fork::main()
-}

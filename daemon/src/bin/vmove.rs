@@ -1,6 +1,0 @@
-//! `vmove`: moves running QEMU guests between nodes.
-#![forbid(unsafe_code)]
-
-fn main() -> std::process::ExitCode {
-    vmove_daemon::cli::main()
-}

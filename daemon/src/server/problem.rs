@@ -1,0 +1,60 @@
+//! Errors of the engines as answers: the one place where they get their code, and with it their HTTP status and exit code.
+
+use vmove_clone::engine::ForkError;
+use vmove_migrate::engine::EngineError;
+use vmove_node::blocking::TaskFailed;
+use vmove_node::peer::UnknownPeer;
+use vmove_node::registry::RegistryError;
+use vmove_types::problem::{Code, Problem};
+
+/// An error that a request can be answered with.
+pub trait IntoProblem {
+    /// The answer: the error's code, and its message with those of its causes.
+    fn into_problem(self) -> Problem;
+}
+
+impl IntoProblem for Problem {
+    fn into_problem(self) -> Problem {
+        self
+    }
+}
+
+impl IntoProblem for EngineError {
+    fn into_problem(self) -> Problem {
+        let code = match &self {
+            Self::Vm(inner) => inner.code(),
+            Self::Busy { .. } => Code::Busy,
+            Self::UnknownSession(_) => Code::UnknownMigration,
+            Self::TooLate(_) => Code::TooLate,
+            Self::BadSpec(_) => Code::BadOption,
+            Self::NothingToRecover(..) => Code::NothingToRecover,
+            // I/O, and what newer engines may add.
+            _ => Code::Internal,
+        };
+        Problem::from_error(code, &self)
+    }
+}
+
+impl IntoProblem for ForkError {
+    fn into_problem(self) -> Problem {
+        Problem::from_error(self.code(), &self)
+    }
+}
+
+impl IntoProblem for UnknownPeer {
+    fn into_problem(self) -> Problem {
+        Problem::from_error(Code::UnknownNode, &self)
+    }
+}
+
+impl IntoProblem for RegistryError {
+    fn into_problem(self) -> Problem {
+        Problem::from_error(self.code(), &self)
+    }
+}
+
+impl IntoProblem for TaskFailed {
+    fn into_problem(self) -> Problem {
+        Problem::from_error(Code::Internal, &self)
+    }
+}

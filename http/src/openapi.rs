@@ -1,0 +1,117 @@
+//! The description of an interface, and what its tests check.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use serde_json::Value;
+use utoipa::OpenApi;
+
+/// Set by whoever wants the checked-in description written anew instead of compared.
+const WRITE: &str = "VMOVE_WRITE_OPENAPI";
+
+/// The description, with a line end.
+#[must_use]
+pub fn document<T: OpenApi>() -> String {
+    let mut text = T::openapi().to_pretty_json().unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+/// Answers with a description.
+#[must_use]
+pub fn answer(document: String) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], document).into_response()
+}
+
+/// What is wrong with a description.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenApiError {
+    /// It is not JSON.
+    #[error("the description is not JSON")]
+    Json(#[from] serde_json::Error),
+    /// A reference leads nowhere.
+    #[error("the reference #{0} leads nowhere")]
+    Reference(String),
+    /// Two operations have one name, or one has none.
+    #[error("{method} {path}: expected a name that no other operation has, found {found:?}")]
+    Name {
+        /// Method of the operation.
+        method: String,
+        /// Its path.
+        path: String,
+        /// Its name, if any.
+        found: Option<String>,
+    },
+    /// The checked-in description is another one.
+    #[error("{0} is out of date: set {WRITE}=1 and run this test again")]
+    OutOfDate(PathBuf),
+    /// The checked-in description cannot be written.
+    #[error("could not write {path}")]
+    Write {
+        /// Its path.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+}
+
+/// Checks that every reference leads somewhere, and that every operation has a name of its own.
+///
+/// # Errors
+/// What is wrong first.
+pub fn check(document: &str) -> Result<(), OpenApiError> {
+    let json: Value = serde_json::from_str(document)?;
+    for part in document.split("\"$ref\": \"#").skip(1) {
+        let pointer = part.split('"').next().unwrap_or_default();
+        if json.pointer(pointer).is_none() {
+            return Err(OpenApiError::Reference(pointer.to_owned()));
+        }
+    }
+    let mut names = BTreeSet::new();
+    for (path, methods) in json["paths"].as_object().into_iter().flatten() {
+        for (method, operation) in methods.as_object().into_iter().flatten() {
+            let found = operation["operationId"].as_str();
+            if found.is_none_or(|name| !names.insert(name.to_owned())) {
+                let (method, path, found) = (method.clone(), path.clone(), found.map(str::to_owned));
+                return Err(OpenApiError::Name { method, path, found });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks that the file `path` holds this description, or writes it there if the environment has `VMOVE_WRITE_OPENAPI`.
+///
+/// # Errors
+/// The file holds another one, or cannot be written.
+pub fn check_file(document: &str, path: &Path) -> Result<(), OpenApiError> {
+    if std::env::var_os(WRITE).is_some() {
+        return std::fs::write(path, document)
+            .map_err(|source| OpenApiError::Write { path: path.to_owned(), source });
+    }
+    match std::fs::read_to_string(path) {
+        Ok(found) if found == document => Ok(()),
+        _ => Err(OpenApiError::OutOfDate(path.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_description_is_told_from_a_good_one() {
+        let operation =
+            |path: &str, name: &str| format!(r#""{path}": {{"get": {{"operationId": "{name}"}}}}"#);
+        let paths = |list: &[String]| format!(r#"{{"paths": {{{}}}}}"#, list.join(","));
+        check(&paths(&[operation("/a", "a"), operation("/b", "b")])).unwrap();
+        let twice = check(&paths(&[operation("/a", "a"), operation("/b", "a")])).unwrap_err();
+        assert!(twice.to_string().contains("/b") && twice.to_string().contains("\"a\""), "{twice}");
+        let nowhere = check(r##"{"x": {"$ref": "#/y"}}"##).unwrap_err();
+        assert!(matches!(nowhere, OpenApiError::Reference(pointer) if pointer == "/y"));
+        assert!(matches!(check("{").unwrap_err(), OpenApiError::Json(_)));
+    }
+}

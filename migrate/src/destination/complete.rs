@@ -1,0 +1,183 @@
+//! Phase Complete: the guest is ours and whole. The source is told, and frees its side.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use vmove_memory::{PageSize, Process, RemoteUffd, close_in_qemu, collapse, fill_locked_in_qemu};
+use vmove_qmp::process::QemuProcess;
+
+use super::error::DestinationError;
+use super::monitor::{Connecting, Monitor};
+use super::session::{Control, End, Event, Session, qemu_lives};
+use crate::proto::message::{self, DestinationStand, SourceStand, ToDestination, ToSource};
+use vmove_types::problem::chain;
+use vmove_types::progress::Outcome;
+use vmove_types::report::Report;
+use vmove_types::time::Mono;
+
+/// A guest that needs nobody any more.
+#[derive(Debug)]
+pub(super) struct Complete {
+    pub process: QemuProcess,
+    /// An earlier process of this daemon may have been killed before it had resumed the guest.
+    pub unknown: Option<Connecting>,
+    /// What the source is told.
+    pub figures: Box<message::Complete>,
+}
+
+impl Complete {
+    /// Tells the source, and goes on until it has freed its side, or is lost: should it have missed the word, it asks again and is
+    /// answered from the journal.
+    pub(super) async fn run(mut self, session: &mut Session, mut control: Control) {
+        let told = control.send(&ToSource::Complete(self.figures.clone())).await;
+        make_huge(session);
+        let end = match told {
+            Ok(()) => self.until_released(session, &mut control).await,
+            Err(error) => Err(error.into()),
+        };
+        match end {
+            Ok(()) => {
+                if let Err(error) = session.write(|r| r.released = true) {
+                    tracing::warn!(error = chain(&error), "this migration stays in the history for good");
+                }
+                finish(session);
+            }
+            Err(End::Lost(_)) => finish(session),
+            Err(end) => {
+                control.tell_failure(&end).await;
+                session.give_up_owned(end.why());
+            }
+        }
+    }
+
+    async fn until_released(&mut self, session: &mut Session, control: &mut Control) -> Result<(), End> {
+        loop {
+            tokio::select! {
+                event = session.next(control) => {
+                    if self.event(event?, session, control).await?.is_break() {
+                        return Ok(());
+                    }
+                }
+                monitor = connected(&mut self.unknown) => {
+                    self.unknown = None;
+                    let monitor = monitor?;
+                    if session.journal.record().is_to_run() {
+                        monitor.resume_if_paused().await;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn event(
+        &mut self,
+        event: Event,
+        session: &mut Session,
+        control: &mut Control,
+    ) -> Result<ControlFlow<()>, End> {
+        match event {
+            Event::Message(message) => {
+                let flow = self.message(message, session, control).await?;
+                control.count_silence_anew();
+                return Ok(flow);
+            }
+            Event::Tick => {
+                session.look_at_source(control)?;
+                qemu_lives(&self.process)?;
+                session.tell_progress(control).await?;
+            }
+            // Of page connections, which have ended.
+            Event::PageConnection
+            | Event::DeviceState(_)
+            | Event::PagesLost(_)
+            | Event::PagesFailed(_)
+            | Event::NothingLeft => {}
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    async fn message(
+        &mut self,
+        message: ToDestination,
+        session: &mut Session,
+        control: &mut Control,
+    ) -> Result<ControlFlow<()>, End> {
+        match message {
+            ToDestination::Released => return Ok(ControlFlow::Break(())),
+            ToDestination::Ping(token) => control.send(&ToSource::Pong { token, now: Mono::now() }).await?,
+            // Said again, or on their way when the last page had been fetched.
+            ToDestination::Commit
+            | ToDestination::Regions(_)
+            | ToDestination::Runs(_)
+            | ToDestination::FinalEnd
+            | ToDestination::Hashes(_)
+            | ToDestination::HashesEnd => {}
+            ToDestination::Resume(SourceStand::Committed) => {
+                control.send(&ToSource::Resume(DestinationStand::Complete)).await?;
+                control.send(&ToSource::Complete(self.figures.clone())).await?;
+            }
+            ToDestination::Resume(SourceStand::Aborted) | ToDestination::Abort(_) => {
+                return Err(DestinationError::AbortTooLate(session.state()).into());
+            }
+            other => return Err(session.out_of_order(other.name())),
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+async fn connected(unknown: &mut Option<Connecting>) -> Result<Monitor, DestinationError> {
+    match unknown {
+        Some(connecting) => connecting.connected().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Turns 4 KiB mappings into 2 MiB ones, closes the fault descriptor in QEMU, and has locked memory mapped as a whole again, in the
+/// background.
+fn make_huge(session: &Session) {
+    let record = session.journal.record();
+    let (Some(vm), Some(fault_fd)) = (&record.vm, record.fault_fd) else { return };
+    let (pid, start) = (vm.pid.unsigned_abs(), vm.pid_start);
+    let (memory, locked) = (Arc::clone(&session.files.memory), session.files.locked);
+    drop(vmove_node::blocking::spawn_blocking(move || {
+        let Ok(process) = Process::reopen(pid, start) else { return };
+        let Some(attached) = memory.attached() else { return };
+        // A second descriptor of the same context: ours ends with the session, QEMU's must be closed in QEMU.
+        let Ok(fd) = attached.context.as_fd().try_clone_to_owned() else { return };
+        if let Err(error) = close_in_qemu(&process, RemoteUffd { fd, fd_in_qemu: Some(fault_fd) }) {
+            tracing::warn!(error = chain(&error), "the fault descriptor stays open in QEMU; it does no harm");
+        }
+        let small = |file: usize| memory.blocks[file].page_size == PageSize::Base4K;
+        for mapping in attached.mappings.iter().filter(|m| small(m.file_index)) {
+            if let Err(error) = collapse(&process, mapping.hva, mapping.len) {
+                tracing::debug!(error = chain(&error), "guest memory keeps 4 KiB mappings");
+            }
+        }
+        let filled = if locked { fill_locked_in_qemu(&process, &attached.mappings) } else { Ok(()) };
+        if let Err(error) = filled {
+            tracing::warn!(pid, error = chain(&error), "locked memory gets mapped only as it is touched");
+        }
+    }));
+}
+
+/// The source has freed its side, or was lost after it had heard that it may.
+fn finish(session: &Session) {
+    session.files.remove_tables();
+    if let Some(mut vm) = session.journal.record().vm.clone() {
+        vm.session = None;
+        if let Err(error) = session.node.vms.put(vm) {
+            tracing::warn!(error = chain(&error), "could not update the VM's record");
+        }
+    }
+    let prepare = &session.journal.record().prepare;
+    let mut report =
+        Report { schema: 1, id: session.id.to_string(), vm: prepare.vm.clone(), ..Report::default() };
+    report.source.clone_from(&prepare.source);
+    report.destination.clone_from(&session.node.config.node);
+    prepare.backing.name().clone_into(&mut report.memory);
+    report.mode = session.journal.record().mode.map(|m| m.to_string()).unwrap_or_default();
+    report.faults = session.files.memory.latencies.stats();
+    report.total_ms = session.publisher.elapsed_ms();
+    report.phases = session.publisher.phases();
+    session.publisher.finish(Outcome::Done { report: Box::new(report) });
+}

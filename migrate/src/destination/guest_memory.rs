@@ -1,0 +1,388 @@
+//! The guest's memory at the destination: files, page states, what of it QEMU maps.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use vmove_memory::{
+    ByteLen, ByteRange, Collapsed, FaultContext, Hva, Landing, MemoryError, Outcome, PageIndex, PageRun,
+    PageSize, PageState, Process, QemuMapping, map_folio,
+};
+
+use super::block::{Block, FOLIO};
+use super::comparing::Comparing;
+use super::error::PageError;
+use super::verify::PageHashes;
+use crate::waiting_faults::WaitingFaults;
+use vmove_node::latency::Latencies;
+use vmove_types::time::Mono;
+
+/// Mapping a folio that is one takes 3 to 20 us. After more than this, even on a machine whose processors are all busy, it had to be
+/// gathered from small pages first.
+const SLOW_FOLIO: Duration = Duration::from_millis(2);
+
+/// QEMU's side of it, once its faults are ours.
+#[derive(Debug)]
+pub(super) struct Attached {
+    pub process: Process,
+    pub context: FaultContext,
+    pub mappings: Vec<QemuMapping>,
+}
+
+/// All RAM blocks of the guest.
+#[derive(Debug)]
+pub(super) struct GuestMemory {
+    pub blocks: Vec<Block>,
+    attached: OnceLock<Attached>,
+    /// The final set is known: states can be trusted, faults may be served, landed pages may be mapped.
+    serving: AtomicBool,
+    /// For the thread that waits until faults may be served.
+    begun: (Mutex<()>, Condvar),
+    /// Pages that still have to be fetched, once serving. May be wrong by a moment; [`Self::recount`] says exactly.
+    left: AtomicU64,
+    pub landed_bytes: AtomicU64,
+    pub latencies: Latencies,
+    pub waiting: WaitingFaults,
+    pub hashes: Option<PageHashes>,
+    pub comparing: Comparing,
+    /// Whole folios can be mapped at a stroke. Given up for good when the kernel has to move memory for it: that is slower.
+    whole_folios: AtomicBool,
+}
+
+/// What a thread does when the kernel maps nothing because QEMU is giving memory back (`EAGAIN` of `UFFDIO_CONTINUE`): QEMU goes on when
+/// the event has been read that says so.
+pub(super) trait Events {
+    /// Called again and again until the page can be mapped.
+    fn pending(&mut self) -> Result<(), PageError>;
+}
+
+/// The fault thread reads events. It never waits for who uses this, so the wait ends.
+#[derive(Debug, Default)]
+pub(super) struct ReadElsewhere {
+    waited: u32,
+}
+
+impl Events for ReadElsewhere {
+    fn pending(&mut self) -> Result<(), PageError> {
+        step_aside(&mut self.waited);
+        Ok(())
+    }
+}
+
+/// Leaves the processor to others, for longer if it has been done often.
+pub(super) fn step_aside(waited: &mut u32) {
+    *waited += 1;
+    if *waited > 20 {
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    std::thread::yield_now();
+}
+
+impl GuestMemory {
+    pub(super) fn new(blocks: Vec<Block>, verify: bool, latencies: Latencies) -> Self {
+        let hashes = verify.then(|| PageHashes::new(blocks.iter().map(Block::pages)));
+        Self {
+            blocks,
+            attached: OnceLock::new(),
+            serving: AtomicBool::new(false),
+            begun: (Mutex::new(()), Condvar::new()),
+            left: AtomicU64::new(0),
+            landed_bytes: AtomicU64::new(0),
+            latencies,
+            waiting: WaitingFaults::default(),
+            comparing: Comparing::default(),
+            // A page must be hashed before the guest can change it, and a folio is mapped as a whole.
+            whole_folios: AtomicBool::new(hashes.is_none()),
+            hashes,
+        }
+    }
+
+    /// Opens the page tables' file names below a folder.
+    pub(super) fn table_path(dir: &Path, id: impl std::fmt::Display, block: usize) -> std::path::PathBuf {
+        dir.join(format!("{id}-{block}.pages"))
+    }
+
+    /// Makes the files zero again: nothing has landed, QEMU has written to some pages and can touch none any more.
+    pub(super) fn wipe(&self) -> Result<(), MemoryError> {
+        for block in &self.blocks {
+            for page in 0..block.pages() {
+                if !block.mapping().is_zero(PageIndex(page))? {
+                    block.mapping().zero(PageRun::new(PageIndex(page), 1))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn attach(&self, attached: Attached) {
+        // Attached once in the life of a session's process; a second time would be a bug that the first context hides.
+        debug_assert!(self.attached.get().is_none(), "attached twice");
+        let _ = self.attached.set(attached);
+        self.wake();
+    }
+
+    pub(super) fn attached(&self) -> Option<&Attached> {
+        self.attached.get()
+    }
+
+    /// The final set has been applied: from here on pages are claimed, served and mapped.
+    pub(super) fn begin_serving(&self) {
+        self.recount();
+        self.serving.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Sleeps until faults may be served: the final set is known and QEMU's memory is attached. `None` if `given_up` is true before that,
+    /// of which [`wake`](Self::wake) tells. QEMU starts meanwhile, perhaps on the only processor that is free: nothing is polled.
+    pub(super) fn wait_until_served(&self, given_up: impl Fn() -> bool) -> Option<&Attached> {
+        let (lock, changed) = &self.begun;
+        let served = || self.attached().filter(|_| self.is_serving());
+        let guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = changed.wait_while(guard, |()| !given_up() && served().is_none());
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        served().filter(|_| !given_up())
+    }
+
+    /// Has whoever waits for the first faults look again.
+    pub(super) fn wake(&self) {
+        // With the lock held once: who has looked, and does not sleep yet, would miss it.
+        drop(self.begun.0.lock().unwrap_or_else(PoisonError::into_inner));
+        self.begun.1.notify_all();
+    }
+
+    pub(super) fn is_serving(&self) -> bool {
+        self.serving.load(Ordering::Acquire)
+    }
+
+    /// Pages still to be fetched, roughly.
+    pub(super) fn left(&self) -> u64 {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    /// Pages still to be fetched, exactly.
+    pub(super) fn recount(&self) -> u64 {
+        let before = self.left.load(Ordering::Acquire);
+        let left = self.blocks.iter().map(|b| b.table.counts().missing()).sum();
+        // Pages that landed during the count are in both numbers: then the running one stays, and the next count corrects it.
+        let _ = self.left.compare_exchange(before, left, Ordering::AcqRel, Ordering::Relaxed);
+        left
+    }
+
+    fn fewer_left(&self, pages: u64) {
+        // Saturating: a recount in between may have counted these already.
+        let _ = self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| Some(left.saturating_sub(pages)));
+    }
+
+    /// Which page an address in QEMU belongs to.
+    pub(super) fn locate(&self, hva: Hva) -> Option<(usize, u64)> {
+        let mapping = self.attached()?.mappings.iter().find(|m| m.hva <= hva && hva < m.end())?;
+        let block = self.blocks.get(mapping.file_index)?;
+        Some((mapping.file_index, block.page_size.index_of(mapping.to_file(hva)?).0))
+    }
+
+    /// QEMU gives memory back to the host. What was there is not to be fetched, and cannot be compared.
+    pub(super) fn discarded(&self, hva: Hva, len: ByteLen) {
+        let Some((block, page)) = self.locate(hva) else { return };
+        let of = &self.blocks[block];
+        let run = PageRun::new(PageIndex(page), len.0.div_ceil(of.page_size.bytes()));
+        if let Some(hashes) = &self.hashes {
+            hashes.give_up(block, run);
+        }
+        of.table.mark_discarded(run);
+    }
+
+    /// Tells the table that a page's bytes have landed; maps it if a thread waits for it.
+    pub(super) fn landed(
+        &self,
+        block: usize,
+        page: PageIndex,
+        landing: Landing,
+        events: &mut dyn Events,
+    ) -> Result<bool, PageError> {
+        match landing {
+            Landing::Ready { wanted } => {
+                self.fewer_left(1);
+                if wanted {
+                    self.map(block, PageRun::new(page, 1), events)?;
+                    let now = Mono::now();
+                    self.waiting.served(block, page, |since| self.latencies.record(now.since(since)));
+                }
+                Ok(true)
+            }
+            Landing::Superseded { .. } => Ok(false),
+            Landing::Discarded(ticket) => {
+                let run = PageRun::new(page, 1);
+                let of = &self.blocks[block];
+                of.mapping().zero(run).map_err(|e| of.file_error(e))?;
+                self.landed(block, page, ticket.zero(), events)
+            }
+        }
+    }
+
+    /// Maps pages whose bytes are final into QEMU, and wakes who waits for them.
+    ///
+    /// With `--verify` each page is hashed first: after this call the guest may change it.
+    pub(super) fn map(&self, block: usize, run: PageRun, events: &mut dyn Events) -> Result<(), PageError> {
+        let Some(attached) = self.attached() else { return Ok(()) };
+        let of = &self.blocks[block];
+        if let Some(hashes) = &self.hashes {
+            hashes.take(block, of.mapping(), run);
+        }
+        let bytes = of.page_size.range_of(run);
+        for mapping in attached.mappings.iter().filter(|m| m.file_index == block) {
+            if let Some(part) = mapping.file_range().intersection(bytes) {
+                self.map_part(of, &attached.context, mapping, part, events)?;
+            }
+        }
+        of.table.mark_mapped(run);
+        Ok(())
+    }
+
+    fn map_part(
+        &self,
+        of: &Block,
+        context: &FaultContext,
+        mapping: &QemuMapping,
+        part: ByteRange,
+        events: &mut dyn Events,
+    ) -> Result<(), PageError> {
+        let Some(mut hva) = mapping.to_hva(part.start) else { return Ok(()) };
+        let mut left = part.len;
+        while left.0 > 0 {
+            let outcome = context.continue_range(hva, left, of.page_size).map_err(PageError::Map)?;
+            let done = match outcome {
+                Outcome::Mapped(_) | Outcome::AlreadyMapped => return Ok(()),
+                Outcome::Gone => return Err(PageError::QemuGone),
+                Outcome::Hole { done } => {
+                    let at = mapping.to_file(hva.add(done)).unwrap_or(part.start);
+                    let page = PageRun::new(of.page_size.index_of(at), 1);
+                    of.mapping().populate(page).map_err(|e| of.file_error(e))?;
+                    done
+                }
+                Outcome::Retry { done } => {
+                    events.pending()?;
+                    done
+                }
+            };
+            hva = hva.add(done);
+            left = ByteLen(left.0 - done.0);
+        }
+        Ok(())
+    }
+
+    /// Maps everything of a range that has landed.
+    pub(super) fn map_landed(
+        &self,
+        block: usize,
+        within: Range<u64>,
+        events: &mut dyn Events,
+    ) -> Result<(), PageError> {
+        let table = &self.blocks[block].table;
+        let mut at = within.start;
+        while at < within.end {
+            let rest = PageRun::new(PageIndex(at), within.end - at);
+            let Some(start) = table.find(rest, |s| s == PageState::Landed) else { break };
+            let run = table.prefix(PageRun::new(start, within.end - start.0), |s| s == PageState::Landed);
+            // Somebody else may have mapped it since it was found.
+            if run.len > 0 {
+                self.map(block, run, events)?;
+            }
+            at = start.0 + run.len.max(1);
+        }
+        Ok(())
+    }
+
+    /// Maps those 2 MiB folios around `pages` that have landed to the last page, at 3 us each instead of the 110 us of page after page,
+    /// and by one huge page-table entry. Where that cannot be, what has landed of `pages`.
+    pub(super) fn map_folios(
+        &self,
+        block: usize,
+        pages: Range<u64>,
+        events: &mut dyn Events,
+    ) -> Result<(), PageError> {
+        let of = &self.blocks[block];
+        if of.page_size != PageSize::Base4K || !self.whole_folios.load(Ordering::Relaxed) {
+            return self.map_landed(block, pages, events);
+        }
+        let mut at = pages.start;
+        while at < pages.end {
+            let folio = of.folio(at);
+            at = folio.end;
+            let run = PageRun::new(PageIndex(folio.start), folio.end - folio.start);
+            let there = |s| matches!(s, PageState::Landed | PageState::Zero | PageState::Mapped);
+            if of.table.prefix(run, there).len == run.len && !self.map_folio(block, run)? {
+                self.map_landed(block, folio, events)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it could be done.
+    fn map_folio(&self, block: usize, run: PageRun) -> Result<bool, PageError> {
+        let Some(attached) = self.attached() else { return Ok(false) };
+        let bytes = self.blocks[block].page_size.range_of(run);
+        let inside =
+            |m: &&QemuMapping| m.file_index == block && m.file_range().intersection(bytes) == Some(bytes);
+        let mapping = attached.mappings.iter().find(inside).filter(|m| m.fits_huge_pages());
+        let hva = mapping.and_then(|m| m.to_hva(bytes.start)).filter(|_| bytes.len.0 == FOLIO);
+        let Some(hva) = hva else { return Ok(false) };
+        let begun = std::time::Instant::now();
+        let mapped = map_folio(&attached.process, &attached.context, hva).map_err(PageError::Map)?;
+        if mapped != Collapsed::Done || begun.elapsed() > SLOW_FOLIO {
+            self.whole_folios.store(false, Ordering::Relaxed);
+        }
+        if mapped == Collapsed::Done {
+            self.blocks[block].table.mark_mapped(run);
+        }
+        Ok(mapped == Collapsed::Done)
+    }
+
+    /// Pages were named as zero by the source. `claim`: others may be fetching pages of the run meanwhile.
+    ///
+    /// Only pages whose file bytes may be something else are written.
+    pub(super) fn zero(&self, block: usize, pages: Range<u64>, claim: bool) -> Result<(), PageError> {
+        let of = &self.blocks[block];
+        let mut at = pages.start;
+        while at < pages.end {
+            let rest = PageRun::new(PageIndex(at), pages.end - at);
+            let blank = of.table.prefix(rest, |s| matches!(s, PageState::Absent | PageState::Zero));
+            let run = if blank.len > 0 {
+                blank
+            } else {
+                let run = of.table.prefix(rest, |s| !matches!(s, PageState::Absent | PageState::Zero));
+                if !claim && run.len > 0 {
+                    of.mapping().zero(run).map_err(|e| of.file_error(e))?;
+                }
+                run
+            };
+            if claim {
+                self.zero_claimed(block, run, blank.len > 0)?;
+            } else {
+                of.table.mark_zero(run);
+            }
+            at += run.len.max(1);
+        }
+        Ok(())
+    }
+
+    fn zero_claimed(&self, block: usize, run: PageRun, blank: bool) -> Result<(), PageError> {
+        let of = &self.blocks[block];
+        while let Some(ticket) = of.table.claim_run(run, run.len) {
+            if !blank {
+                of.mapping().zero(ticket.run()).map_err(|e| of.file_error(e))?;
+            }
+            let mut result = Ok(());
+            ticket.zero(|page, landing| {
+                if let Err(e) = self.landed(block, page, landing, &mut ReadElsewhere::default()) {
+                    result = Err(e);
+                }
+            });
+            result?;
+        }
+        Ok(())
+    }
+}

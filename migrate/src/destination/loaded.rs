@@ -1,0 +1,192 @@
+//! Phase Loaded: QEMU has the device state and runs nothing. Only the source's word ends this, however long that takes.
+
+use vmove_qmp::process::QemuProcess;
+
+use super::error::DestinationError;
+use super::monitor::{Connecting, Monitor};
+use super::owner::{Guest, Owner};
+use super::page_messages::take_hashes;
+use super::session::{Control, End, Event, Session, qemu_lives};
+use super::verify::SourceHashes;
+use crate::ownership::DestinationEvent;
+use crate::proto::message::{DestinationStand, SourceStand, ToDestination, ToSource};
+use vmove_types::progress::Outcome;
+
+/// A guest that waits for the commit.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub process: QemuProcess,
+    pub monitor: Reached,
+    /// Length of the device state.
+    pub state_bytes: u64,
+    pub hashes: SourceHashes,
+}
+
+/// Whether the monitor answers.
+#[derive(Debug)]
+pub(super) enum Reached {
+    Yes(Monitor),
+    /// QEMU was found again by a process that did not start it.
+    NotYet(Connecting),
+}
+
+/// What ends the phase.
+enum Decision {
+    /// The guest is ours.
+    Commit,
+    /// QEMU has ended, so that the source may take the guest back although it has committed.
+    Gone(DestinationError),
+}
+
+impl Loaded {
+    /// Goes on until the source has decided, over as many connections as it takes. Over `control`, the first one, the source is told that
+    /// the device state is here; without it the source is waited for. `None` if the session has ended.
+    pub(super) async fn run(
+        mut self,
+        session: &mut Session,
+        mut control: Option<Control>,
+    ) -> Option<(Owner, Control)> {
+        let mut news = control.is_some();
+        loop {
+            let mut open = match control.take() {
+                Some(open) => open,
+                None => session.wait_for_source().await?,
+            };
+            let told = if std::mem::take(&mut news) { open.send(&ToSource::Loaded).await } else { Ok(()) };
+            let decided = match told {
+                Ok(()) => self.until_decided(session, &mut open).await,
+                Err(error) => Err(error.into()),
+            };
+            let end = match decided {
+                Ok(Decision::Commit) => match self.commit(session) {
+                    Ok(owner) => return Some((owner, open)),
+                    Err(failed) => {
+                        let end;
+                        (self, end) = *failed;
+                        end
+                    }
+                },
+                Ok(Decision::Gone(error)) => {
+                    let end = End::Failed(error);
+                    open.tell_failure(&end).await;
+                    session.remove(Some(self.process), end.why()).await;
+                    return None;
+                }
+                Err(End::Aborted(why)) => {
+                    session.remove(Some(self.process), why).await;
+                    return None;
+                }
+                Err(end) => end,
+            };
+            open.tell_failure(&end).await;
+            session.reconnecting(&end);
+        }
+    }
+
+    async fn until_decided(&mut self, session: &mut Session, control: &mut Control) -> Result<Decision, End> {
+        loop {
+            session.start_readers()?;
+            tokio::select! {
+                event = session.next(control) => {
+                    if let Some(decision) = self.event(event?, session, control).await? {
+                        return Ok(decision);
+                    }
+                }
+                monitor = self.monitor.connected() => match monitor {
+                    Ok(monitor) => self.monitor = Reached::Yes(monitor),
+                    Err(error) => {
+                        self.monitor = Reached::NotYet(Connecting::to_monitor_of(session));
+                        return Err(error.into());
+                    }
+                },
+            }
+        }
+    }
+
+    async fn event(
+        &mut self,
+        event: Event,
+        session: &mut Session,
+        control: &mut Control,
+    ) -> Result<Option<Decision>, End> {
+        match session.common_event(event, control).await? {
+            Some(Event::Message(message)) => {
+                let decision = self.message(message, session, control).await?;
+                control.count_silence_anew();
+                return Ok(decision);
+            }
+            Some(Event::Tick) => {
+                session.look_at_source(control)?;
+                if let Some(gone) = self.gone(session, control).await? {
+                    return Ok(Some(gone));
+                }
+                session.tell_progress(control).await?;
+            }
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    async fn message(
+        &mut self,
+        message: ToDestination,
+        session: &mut Session,
+        control: &mut Control,
+    ) -> Result<Option<Decision>, End> {
+        match message {
+            ToDestination::Commit => {}
+            ToDestination::Resume(stand) => {
+                if let Some(gone) = self.gone(session, control).await? {
+                    return Ok(Some(gone));
+                }
+                control.send(&ToSource::Resume(DestinationStand::Loaded)).await?;
+                self.hashes = SourceHashes::default();
+                session.publisher.update(|p| p.outcome = Outcome::Running);
+                if stand == SourceStand::Aborted {
+                    return Err(End::Aborted("the source keeps the guest".to_owned()));
+                }
+            }
+            ToDestination::Abort(why) => return Err(End::Aborted(why)),
+            other => {
+                return match take_hashes(&mut self.hashes, other) {
+                    Some(other) => Err(session.out_of_order(other.name())),
+                    None => Ok(None),
+                };
+            }
+        }
+        Ok(Some(self.gone(session, control).await?.unwrap_or(Decision::Commit)))
+    }
+
+    /// If QEMU has ended, it was never told to run the guest, and the source may take that back although it has committed: so the
+    /// journal first, then the word.
+    async fn gone(&self, session: &mut Session, control: &mut Control) -> Result<Option<Decision>, End> {
+        let Err(error) = qemu_lives(&self.process) else { return Ok(None) };
+        session.advance(DestinationEvent::QemuEnded)?;
+        // If that is lost, the source asks, and is answered from the journal.
+        let _ = control.send(&ToSource::Resume(DestinationStand::Gone)).await;
+        Ok(Some(Decision::Gone(error)))
+    }
+
+    /// The source has given the guest up.
+    fn commit(self, session: &mut Session) -> Result<Owner, Box<(Self, End)>> {
+        if let Err(error) = session.advance(DestinationEvent::Commit) {
+            return Err(Box::new((self, error.into())));
+        }
+        let Self { process, monitor, state_bytes, hashes } = self;
+        let guest = match monitor {
+            Reached::Yes(monitor) => Guest::Paused(monitor),
+            Reached::NotYet(connecting) => Guest::PausedUnreached(connecting),
+        };
+        Ok(Owner { process, guest, state_bytes, hashes })
+    }
+}
+
+impl Reached {
+    /// Waits until it answers. Never ends if it does already. Cancel-safe.
+    async fn connected(&mut self) -> Result<Monitor, DestinationError> {
+        match self {
+            Self::Yes(_) => std::future::pending().await,
+            Self::NotYet(connecting) => connecting.connected().await,
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Phase Owner: the guest is ours, and runs here while its last pages come.
+
+use std::sync::Arc;
+
+use vmove_qmp::process::QemuProcess;
+
+use super::block::Block;
+use super::complete::Complete;
+use super::error::DestinationError;
+use super::guest_memory::ReadElsewhere;
+use super::monitor::{Connecting, Monitor};
+use super::page_messages::take_hashes;
+use super::session::{Control, End, Event, Session, qemu_lives};
+use super::verify::SourceHashes;
+use crate::ownership::DestinationEvent;
+use crate::proto::message::{self, DestinationStand, Running, SourceStand, ToDestination, ToSource};
+use vmove_types::progress::{Outcome, Phase};
+
+/// A guest that is ours and lacks pages.
+#[derive(Debug)]
+pub(super) struct Owner {
+    pub process: QemuProcess,
+    pub guest: Guest,
+    /// Length of the device state.
+    pub state_bytes: u64,
+    pub hashes: SourceHashes,
+}
+
+/// Whether the guest runs here.
+#[derive(Debug)]
+pub(super) enum Guest {
+    /// It was given to us and is to be resumed.
+    Paused(Monitor),
+    /// The same, and the monitor does not answer yet: pages go first.
+    PausedUnreached(Connecting),
+    /// An earlier process of this daemon has resumed it, or was killed just before.
+    Unknown(Connecting),
+    /// It runs, or is to stay paused.
+    Settled,
+}
+
+impl Owner {
+    /// Goes on until every page is here, over as many connections as it takes. `None` if the session has ended.
+    pub(super) async fn run(
+        mut self,
+        session: &mut Session,
+        mut control: Option<Control>,
+    ) -> Option<(Complete, Control)> {
+        loop {
+            let mut open = match control.take() {
+                Some(open) => open,
+                None => session.wait_for_source().await?,
+            };
+            let end = match self.until_whole(session, &mut open).await {
+                Ok(complete) => match self.complete(session, complete) {
+                    Ok(complete) => return Some((complete, open)),
+                    Err(failed) => {
+                        let end;
+                        (self, end) = *failed;
+                        end
+                    }
+                },
+                Err(end) => end,
+            };
+            if let End::Lost(_) = end {
+                session.reconnecting(&end);
+                continue;
+            }
+            open.tell_failure(&end).await;
+            session.give_up_owned(end.why());
+            return None;
+        }
+    }
+
+    async fn until_whole(
+        &mut self,
+        session: &mut Session,
+        control: &mut Control,
+    ) -> Result<message::Complete, End> {
+        loop {
+            if matches!(self.guest, Guest::Paused(_)) {
+                self.run_guest(session, control).await?;
+            }
+            session.publisher.enter(Phase::Fetch);
+            if let Some(complete) = self.whole(session).await? {
+                return Ok(complete);
+            }
+            session.start_readers()?;
+            tokio::select! {
+                event = session.next(control) => self.event(event?, session, control).await?,
+                monitor = self.guest.connected() => self.connected(session, monitor?).await,
+            }
+        }
+    }
+
+    /// Registers the VM as ours and lets it run, unless it is to stay paused.
+    async fn run_guest(&mut self, session: &mut Session, control: &mut Control) -> Result<(), End> {
+        let left = session.files.memory.recount();
+        let record = session.journal.record();
+        let (vm, run) = (record.vm.clone(), record.is_to_run());
+        if left == 0 && session.files.memory.hashes.is_none() {
+            // Nothing is missing: no page needs us, and QEMU's mappings become huge by ordinary faults.
+            end_page_service(session)?;
+        }
+        let resumed_at = match &self.guest {
+            Guest::Paused(monitor) if run => Some(monitor.resume_guest().await?),
+            _ => None,
+        };
+        if let Some(vm) = vm {
+            // After the guest runs: a record on a slow disk must not lengthen the pause. The journal knows it already.
+            session.node.vms.put(vm).map_err(DestinationError::Record)?;
+        }
+        self.guest = Guest::Settled;
+        session.publisher.enter(Phase::Fetch);
+        control.send(&ToSource::Running(Running { resumed_at, pages_left: left })).await?;
+        Ok(())
+    }
+
+    /// The monitor of a QEMU that was found again answers.
+    async fn connected(&mut self, session: &Session, monitor: Monitor) {
+        let to_run = session.journal.record().is_to_run();
+        self.guest = match &self.guest {
+            Guest::Unknown(_) => {
+                if to_run {
+                    monitor.resume_if_paused().await;
+                }
+                Guest::Settled
+            }
+            _ => Guest::Paused(monitor),
+        };
+    }
+
+    async fn event(&mut self, event: Event, session: &mut Session, control: &mut Control) -> Result<(), End> {
+        match session.common_event(event, control).await? {
+            Some(Event::Message(message)) => {
+                self.message(message, session, control).await?;
+                control.count_silence_anew();
+            }
+            Some(Event::Tick) => {
+                session.look_at_source(control)?;
+                qemu_lives(&self.process)?;
+                session.tell_progress(control).await?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    async fn message(
+        &mut self,
+        message: ToDestination,
+        session: &mut Session,
+        control: &mut Control,
+    ) -> Result<(), End> {
+        match message {
+            // Said again.
+            ToDestination::Commit => {}
+            ToDestination::Resume(stand) => {
+                control.send(&ToSource::Resume(DestinationStand::Owner)).await?;
+                self.hashes = SourceHashes::default();
+                session.publisher.update(|p| p.outcome = Outcome::Running);
+                if stand == SourceStand::Aborted {
+                    return Err(DestinationError::AbortTooLate(session.state()).into());
+                }
+            }
+            ToDestination::Abort(_) => return Err(DestinationError::AbortTooLate(session.state()).into()),
+            other => {
+                if let Some(other) = take_hashes(&mut self.hashes, other) {
+                    return Err(session.out_of_order(other.name()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What the source is told when every page is here, and compared if that was asked for.
+    async fn whole(&self, session: &mut Session) -> Result<Option<message::Complete>, End> {
+        let memory = Arc::clone(&session.files.memory);
+        let unsettled = matches!(self.guest, Guest::PausedUnreached(_));
+        let unverified = memory.hashes.is_some() && !self.hashes.are_whole();
+        if unsettled || unverified || memory.left() > 0 || memory.recount() > 0 {
+            return Ok(None);
+        }
+        let differing_pages = self.differing_pages(session).await;
+        end_page_service(session)?;
+        Ok(Some(message::Complete {
+            faults: memory.latencies.stats(),
+            pages_zero: memory.blocks.iter().map(|b| b.table.counts().zero).sum(),
+            counted: session.pages.counted(&memory),
+            differing_pages,
+            state_bytes: self.state_bytes,
+        }))
+    }
+
+    /// Hashes what has not been mapped yet and compares all with the source.
+    async fn differing_pages(&self, session: &Session) -> Option<u64> {
+        session.files.memory.hashes.as_ref()?;
+        let memory = Arc::clone(&session.files.memory);
+        let theirs = self.hashes.parts().to_vec();
+        let compare = move || {
+            let hashes = memory.hashes.as_ref()?;
+            for (index, block) in memory.blocks.iter().enumerate() {
+                if memory.map_landed(index, 0..block.pages(), &mut ReadElsewhere::default()).is_err() {
+                    return None;
+                }
+                hashes.take_rest(index, &block.file, block.mapping());
+            }
+            let named: u64 = theirs.iter().map(|h| h.hashes.len() as u64).sum();
+            let pages: u64 = memory.blocks.iter().map(Block::pages).sum();
+            let differing: u64 =
+                theirs.iter().map(|h| hashes.differing(usize::from(h.block), h.start, &h.hashes)).sum();
+            Some(differing + pages.saturating_sub(named))
+        };
+        vmove_node::blocking::spawn_blocking(compare).await.ok().flatten()
+    }
+
+    /// Every page is here.
+    fn complete(
+        self,
+        session: &mut Session,
+        figures: message::Complete,
+    ) -> Result<Complete, Box<(Self, End)>> {
+        let kept = Some(Box::new(figures.clone()));
+        if let Err(error) = session.advance_with(DestinationEvent::AllPages, |r| r.complete = kept) {
+            return Err(Box::new((self, error.into())));
+        }
+        session.publisher.enter(Phase::Finish);
+        let unknown = match self.guest {
+            Guest::Unknown(connecting) => Some(connecting),
+            Guest::Paused(_) | Guest::PausedUnreached(_) | Guest::Settled => None,
+        };
+        Ok(Complete { process: self.process, unknown, figures: Box::new(figures) })
+    }
+}
+
+impl Guest {
+    /// Waits until the monitor answers. Never ends if it does already. Cancel-safe.
+    async fn connected(&mut self) -> Result<Monitor, DestinationError> {
+        match self {
+            Self::PausedUnreached(connecting) | Self::Unknown(connecting) => connecting.connected().await,
+            Self::Paused(_) | Self::Settled => std::future::pending().await,
+        }
+    }
+}
+
+/// Every byte is in the file: from here on faults are the kernel's business.
+fn end_page_service(session: &mut Session) -> Result<(), DestinationError> {
+    // Threads first: one that was about to map a page would find its range gone and take QEMU for dead.
+    session.pages.end();
+    let Some(attached) = session.files.memory.attached() else { return Ok(()) };
+    attached.context.unregister(&attached.mappings).map_err(DestinationError::EndService)
+}

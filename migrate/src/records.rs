@@ -1,0 +1,94 @@
+//! What the two sides of a session must find again after a kill: the lines of their journals.
+
+use serde::{Deserialize, Serialize};
+use vmove_node::peer::{PeerTarget, SessionId, Token};
+use vmove_node::record::VmRecord;
+use vmove_types::report::Report;
+use vmove_types::spec::{MigrationSpec, Mode};
+
+use crate::ownership::{DestinationState, SourceState};
+use crate::proto::message::{Complete, Prepare};
+
+/// What the source must find again after a kill.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SourceRecord {
+    /// Session.
+    pub id: SessionId,
+    /// The VM, as it was registered.
+    pub vm: VmRecord,
+    /// Where to.
+    pub to: PeerTarget,
+    /// Options.
+    pub spec: MigrationSpec,
+    /// Secret.
+    pub token: Token,
+    /// Who owns the guest.
+    pub state: SourceState,
+    /// Guest code was running before.
+    pub was_running: bool,
+    /// Fabric in use.
+    pub fabric: Option<vmove_fabric::FabricKind>,
+    /// Its address at the peer.
+    pub fabric_address: String,
+    /// Bulk connections.
+    pub bulk_connections: u8,
+    /// Both sides have tcp, should that fabric fail.
+    #[serde(default)]
+    pub may_fall_back: bool,
+    /// QEMU has ended here and its memory is freed: nothing is left to do.
+    pub freed: bool,
+    /// The guest stays here, and the destination, which may hold its device state, has not heard so yet.
+    #[serde(default)]
+    pub untold: bool,
+    /// Called off, and the guest is not known to run here again.
+    #[serde(default)]
+    pub to_resume: bool,
+    /// What the report is to say of the time before.
+    pub report: Report,
+}
+
+impl SourceRecord {
+    /// Notes a state, and what is to be done in it, should this process be killed at once.
+    pub(crate) fn enter(&mut self, next: SourceState) {
+        if next == SourceState::Aborted {
+            self.to_resume = true;
+            // A destination that holds the device state waits for our word, which may be lost with the connection.
+            self.untold |= self.state == SourceState::Stopped;
+        }
+        self.state = next;
+    }
+}
+
+/// What the destination must find again after a kill.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DestinationRecord {
+    /// Session.
+    pub id: SessionId,
+    /// What the source asked for.
+    pub prepare: Prepare,
+    /// Who owns the guest.
+    pub state: DestinationState,
+    /// The VM here, once its QEMU was started.
+    pub vm: Option<VmRecord>,
+    /// The descriptor that serves faults, as numbered inside QEMU.
+    pub fault_fd: Option<i32>,
+    /// Mode the source has chosen, once the guest was stopped.
+    pub mode: Option<Mode>,
+    /// The final set has been applied to the page maps: they can be trusted.
+    pub final_applied: bool,
+    /// Fabric in use.
+    pub fabric: vmove_fabric::FabricKind,
+    /// The source has said that it freed its side: it will not ask again.
+    #[serde(default)]
+    pub released: bool,
+    /// What the source is told when all pages are here: it may ask again when this process has ended.
+    #[serde(default)]
+    pub complete: Option<Box<Complete>>,
+}
+
+impl DestinationRecord {
+    /// The guest is to run here once it is ours: it ran at the source, and nobody asked for it to stay paused.
+    pub(crate) const fn is_to_run(&self) -> bool {
+        self.prepare.was_running && !self.prepare.spec.paused
+    }
+}

@@ -1,0 +1,189 @@
+//! Phase Aborted: the guest goes on at the source as if nothing had been asked.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+use tracing::Instrument as _;
+use vmove_qmp::switchover::Source;
+
+use super::control::Control;
+use super::error::{SourceError, Stop};
+use super::session::{Session, hello};
+use crate::node::Node;
+use crate::ownership::{SourceEvent, SourceState};
+use crate::proto::message::{SourceStand, ToDestination, ToSource};
+use crate::records::SourceRecord;
+use vmove_node::journal::Journal;
+use vmove_node::peer::{Channel, HelloError, LinkError, LinkKind};
+use vmove_types::problem::chain;
+use vmove_types::progress::{GuestPlace, Outcome};
+
+/// QEMU answers within milliseconds unless its main loop hangs.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
+/// For the destination's reason, which a connection that broke may have left unread.
+const REASON_TIMEOUT: Duration = Duration::from_millis(500);
+/// For the word that the guest stays here.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
+/// For the answer to that word over a connection of its own.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest pause between attempts to tell a destination that holds the device state that it will not get the guest.
+const TELL_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A phase before the hand-over, which can be undone at any moment. What it holds is dropped afterwards.
+pub(super) trait Undo {
+    /// Lets the guest run again, and puts back what was set in QEMU.
+    async fn bring_guest_back(&mut self, session: &Session) -> Result<(), SourceError>;
+
+    /// The connection to the destination, if there is one.
+    fn control(&mut self) -> Option<&mut Control>;
+}
+
+/// Nothing was done yet.
+#[derive(Debug)]
+pub(super) struct Untouched;
+
+impl Undo for Untouched {
+    async fn bring_guest_back(&mut self, _: &Session) -> Result<(), SourceError> {
+        Ok(())
+    }
+
+    fn control(&mut self) -> Option<&mut Control> {
+        None
+    }
+}
+
+/// Ends the session before the hand-over.
+pub(super) async fn abort(mut session: Session, stop: Stop, mut phase: impl Undo) {
+    if let Err(error) = session.advance(SourceEvent::GiveUp) {
+        return session.end_badly(chain(&error), GuestPlace::PausedAtSource);
+    }
+    // The guest first: it may be waiting.
+    let back = phase.bring_guest_back(&session).await;
+    if back.is_ok() {
+        note_resumed(&mut session);
+    }
+    let stop = match phase.control() {
+        Some(control) => last_words(&session, control, stop).await,
+        None => stop,
+    };
+    let why = stop.why();
+    if let Some(control) = phase.control() {
+        let _ = timeout(ABORT_TIMEOUT, control.send(&ToDestination::Abort(why.clone()))).await;
+    }
+    // Ends the conversation; a destination that had not loaded the state drops everything then.
+    drop(phase);
+    if session.journal.record().untold {
+        tell_later(&session.node, session.journal.record().clone());
+    }
+    match (back, stop) {
+        (Err(error), _) => not_back(&session, &why, &error),
+        (Ok(()), Stop::Refused(blockers)) => session.publisher.finish(Outcome::Refused { blockers }),
+        (Ok(()), Stop::Cancelled) => {
+            session.publisher.fail("Cancelled: the guest goes on at the source", GuestPlace::Source, true);
+        }
+        (Ok(()), Stop::Failed(_)) => session.end_badly(why, GuestPlace::Source),
+    }
+}
+
+/// A daemon started anew leaves the guest alone from now on: what stops it later is somebody else's wish.
+pub(super) fn note_resumed(session: &mut Session) {
+    if let Err(error) = session.write(|r| r.to_resume = false) {
+        tracing::warn!(
+            error = chain(&error),
+            "a daemon started anew would look whether this guest runs again"
+        );
+    }
+}
+
+/// The guest should run here again and does not.
+pub(super) fn not_back(session: &Session, why: &str, error: &SourceError) {
+    let error = format!("{why}; and the guest did not resume: {}", chain(error));
+    session.end_badly(error, GuestPlace::PausedAtSource);
+}
+
+/// A connection that broke may have left the destination's reason unread.
+pub(super) async fn last_words(session: &Session, control: &mut Control, stop: Stop) -> Stop {
+    let Stop::Failed(_) = stop else { return stop };
+    let unread = async {
+        loop {
+            match control.receive().await {
+                Ok(message @ (ToSource::Failed(_) | ToSource::Refused(_))) => return Some(message),
+                Ok(_) => {}
+                Err(_) => return None,
+            }
+        }
+    };
+    match timeout(REASON_TIMEOUT, unread).await {
+        Ok(Some(message)) => session.unexpected(&message),
+        _ => stop,
+    }
+}
+
+/// QEMU drops its migration, and the guest runs if it did before.
+pub(super) async fn cancel_qemu(qemu: &Source) -> Result<(), SourceError> {
+    qemu.cancel(CANCEL_TIMEOUT).await.map(drop).map_err(SourceError::qemu("run the guest again"))
+}
+
+/// Tells the destination, in the background and until it has heard, that the guest stays here: until then it keeps a paused QEMU, and
+/// the memory for it.
+pub(crate) fn tell_later(node: &Arc<Node>, record: SourceRecord) {
+    let node = Arc::clone(node);
+    let telling = async move {
+        let mut pause = Duration::from_millis(100);
+        while let Err(error) = tell(&node, &record).await {
+            let error = chain(&error);
+            tracing::debug!(error, "destination not told yet");
+            if pause < TELL_INTERVAL && pause * 2 >= TELL_INTERVAL {
+                tracing::warn!(to = %record.to, error, "the destination cannot be told that the guest stays here: it may hold a paused QEMU meanwhile");
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(TELL_INTERVAL);
+        }
+        let path = node.session_dir(record.id).join("source.jsonl");
+        let told =
+            Journal::<SourceRecord>::open(&path).and_then(|mut journal| journal.update(|r| r.untold = false));
+        if let Err(error) = told {
+            tracing::debug!(%error, "the destination will be told once more after the next start");
+        }
+    };
+    tokio::spawn(telling.in_current_span());
+}
+
+async fn tell(node: &Node, record: &SourceRecord) -> Result<(), SourceError> {
+    let hello = hello(node, record, LinkKind::Control, 0, record.token);
+    let stream = match node.config.dialer.stream(&record.to, &hello).await {
+        Ok(stream) => stream,
+        // It knows nothing of the session, and has looked: there is nothing to drop.
+        Err(LinkError::Hello { source: HelloError::Refused(_), .. }) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    let mut channel: Channel<ToSource> = Channel::new(stream);
+    channel.send(&ToDestination::Resume(SourceStand::Aborted)).await?;
+    let to = || record.to.clone();
+    match timeout(ANSWER_TIMEOUT, channel.receive()).await {
+        Ok(Ok(ToSource::Resume(_))) => Ok(()),
+        Ok(Ok(other)) => {
+            Err(SourceError::OutOfOrder { to: to(), message: other.name(), state: SourceState::Aborted })
+        }
+        Ok(Err(error)) => Err(error.into()),
+        Err(_) => Err(SourceError::NoAnswer { to: to(), seconds: ANSWER_TIMEOUT.as_secs() }),
+    }
+}
+
+/// Puts back, in a new life of the daemon, what a session had done before the hand-over. Write tracking ended with the old one.
+pub(crate) async fn put_back(node: Arc<Node>, mut journal: Journal<SourceRecord>) -> Result<(), SourceError> {
+    let next = journal.record().state.step(SourceEvent::GiveUp)?;
+    let path = journal.path().to_owned();
+    let unwritten = |source| SourceError::Journal { path: path.clone(), source };
+    journal.update(|r| r.enter(next)).map_err(unwritten)?;
+    let record = journal.record().clone();
+    let client = node.config.monitors.client(&record.vm.qmp_socket).await.map_err(SourceError::Monitor)?;
+    let attached = Source::attach(&client, record.was_running).await;
+    cancel_qemu(&attached.map_err(SourceError::qemu("be asked about its migration"))?).await?;
+    journal.update(|r| r.to_resume = false).map_err(unwritten)?;
+    if record.untold {
+        tell_later(&node, record);
+    }
+    Ok(())
+}

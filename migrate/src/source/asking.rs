@@ -1,0 +1,198 @@
+//! Phase Asking: the guest is looked at, and the destination is asked for room. Nothing is changed yet.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+use vmove_memory::RamFile;
+use vmove_qmp::Client;
+use vmove_qmp::inspect::VmFacts;
+
+use super::aborted::Undo;
+use super::control::Control;
+use super::conversation::{Heard, Serving};
+use super::error::{SourceError, Stop};
+use super::memory::{SourceMemory, parts_with_data};
+use super::page_service::{PageService, Terms, show_fabric};
+use super::session::Session;
+use super::warm::Warm;
+use crate::node::Node;
+use crate::proto::message::{Accepted, BlockInfo, Prepare, ToDestination, ToSource};
+use vmove_node::blocking::spawn_blocking;
+use vmove_node::peer::Token;
+use vmove_node::record::{RamFileRecord, VmRecord};
+use vmove_types::spec::MigrationSpec;
+
+/// The destination looks for blockers, which starts a QEMU twice to ask what it is.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The guest's QEMU, as it was found.
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub monitor: Client,
+    /// A disk bypasses the page cache: the guest is stopped and drained for each scan.
+    pub direct_io: bool,
+    facts: VmFacts,
+}
+
+/// A destination that was dialled.
+#[derive(Debug)]
+pub(super) struct Asking {
+    guest: Guest,
+    control: Control,
+}
+
+/// A destination that has room.
+#[derive(Debug)]
+pub(super) struct Room {
+    accepted: Accepted,
+    memory: Arc<SourceMemory>,
+}
+
+/// Describes a VM to a destination.
+pub(super) fn prepare_message(
+    node: &Node,
+    vm: &VmRecord,
+    spec: &MigrationSpec,
+    facts: &VmFacts,
+    blocks: Vec<BlockInfo>,
+    token: Token,
+    check_only: bool,
+) -> Prepare {
+    Prepare {
+        vm: vm.name.clone(),
+        source: node.config.node.clone(),
+        boot_id: vmove_node::clock::boot_id(),
+        token,
+        spec: spec.clone(),
+        check_only,
+        command_line: vm.command_line.clone(),
+        environment: vm.environment.clone(),
+        backing: vm.backing,
+        blocks,
+        qemu_version: facts.version.clone(),
+        machine: facts.machine.clone(),
+        was_running: facts.status == "running",
+        disks: crate::check::source::disks(facts),
+        fabrics: node.config.dialer.fabrics(),
+    }
+}
+
+impl Guest {
+    /// Looks at the guest, and for what stands in the way here.
+    pub(super) async fn look(session: &mut Session) -> Result<Self, Stop> {
+        let monitor = session.node.config.monitors.client(&session.vm().qmp_socket).await;
+        let monitor = monitor.map_err(SourceError::Monitor)?;
+        let pid = session.vm().pid.unsigned_abs();
+        let facts = vmove_qmp::inspect::facts(&monitor, pid, None).await.map_err(SourceError::Monitor)?;
+        let mut blockers = crate::check::source::blockers(&facts);
+        let private = crate::check::source::private_ram(session.vm());
+        blockers.extend(private.map_err(SourceError::memory("look at the guest's memory"))?);
+        let mode = session.spec().mode.fixed();
+        // `auto` takes what is left; a named mode must be possible.
+        let bad: Vec<_> =
+            blockers.into_iter().filter(|b| mode.map_or(b.modes.is_empty(), |m| b.rules_out(m))).collect();
+        if !bad.is_empty() {
+            return Err(Stop::Refused(bad));
+        }
+        let direct_io = facts.has_direct_io();
+        let how = if direct_io {
+            "guest stopped and drained for each scan"
+        } else {
+            "no disk bypasses the page cache"
+        };
+        how.clone_into(&mut session.report.direct_io);
+        let was_running = facts.status == "running";
+        session.write(|r| r.was_running = was_running)?;
+        Ok(Self { monitor, direct_io, facts })
+    }
+
+    /// Dials the destination.
+    pub(super) async fn dial(self, session: &Session) -> Result<Asking, Stop> {
+        let control = Control::dial(session, Token::default()).await?;
+        Ok(Asking { guest: self, control })
+    }
+}
+
+impl Asking {
+    /// Asks the destination for room.
+    pub(super) async fn ask(&mut self, session: &mut Session) -> Result<Room, Stop> {
+        // Registered with the fabric once that is agreed on; what is asked here is the layout.
+        let blocks = layout(session.vm())?;
+        let record = session.journal.record();
+        let prepare = prepare_message(
+            &session.node,
+            &record.vm,
+            &record.spec,
+            &self.guest.facts,
+            blocks,
+            record.token,
+            false,
+        );
+        self.control.send(&ToDestination::Prepare(Box::new(prepare))).await?;
+        let answer = timeout(ANSWER_TIMEOUT, session.next(&mut self.control, Serving::Nothing)).await;
+        let no_answer =
+            || SourceError::NoAnswer { to: session.to().clone(), seconds: ANSWER_TIMEOUT.as_secs() };
+        let accepted = match answer.map_err(|_| no_answer())?? {
+            Heard::Message(ToSource::Accepted(accepted)) => *accepted,
+            Heard::Message(other) => return Err(session.unexpected(&other)),
+            // Never: nothing is served.
+            Heard::PagesRenewed => return Err(no_answer().into()),
+        };
+        let vm = session.vm().clone();
+        let memory = spawn_blocking(move || SourceMemory::open(&vm)).await.map_err(SourceError::from)?;
+        let memory = memory.map_err(SourceError::memory("open the guest's memory"))?;
+        note(session, &accepted, &memory)?;
+        Ok(Room { accepted, memory: Arc::new(memory) })
+    }
+
+    /// The destination has room: pages can cross.
+    pub(super) fn accepted(self, room: Room) -> Warm {
+        let pages = PageService::new(Terms::from(&room.accepted), room.memory);
+        let Guest { monitor, direct_io, .. } = self.guest;
+        Warm { monitor, direct_io, control: self.control, pages, prepared: false }
+    }
+}
+
+/// What is known from here on is in the report and in the journal.
+fn note(session: &mut Session, accepted: &Accepted, memory: &SourceMemory) -> Result<(), SourceError> {
+    let backing = session.vm().backing.name();
+    let report = &mut session.report;
+    report.destination.clone_from(&accepted.destination);
+    report.fabric = accepted.fabric.to_string();
+    report.fabric_reason.clone_from(&accepted.fabric_reason);
+    backing.clone_into(&mut report.memory);
+    report.pages_total = memory.total_pages();
+    report.page_size = memory.page_bytes();
+    show_fabric(session);
+    session.publisher.update(|p| p.bytes_total = memory.content_bytes());
+    session.write(|r| {
+        r.fabric = Some(accepted.fabric);
+        r.fabric_address.clone_from(&accepted.fabric_address);
+        r.bulk_connections = accepted.bulk_connections;
+        r.may_fall_back = accepted.may_fall_back;
+    })?;
+    if vmove_node::clock::is_of_this_kernel(&accepted.boot_id) {
+        session.clock.is_ours();
+    }
+    Ok(())
+}
+
+impl Undo for Asking {
+    async fn bring_guest_back(&mut self, _: &Session) -> Result<(), SourceError> {
+        Ok(())
+    }
+
+    fn control(&mut self) -> Option<&mut Control> {
+        Some(&mut self.control)
+    }
+}
+
+fn layout(vm: &VmRecord) -> Result<Vec<BlockInfo>, SourceError> {
+    let info = |ram: &RamFileRecord| -> vmove_memory::Result<BlockInfo> {
+        let data = parts_with_data(&RamFile::open(&ram.path)?)?;
+        Ok(BlockInfo { id: ram.id.clone(), size: ram.size, page_size: vm.backing.page_bytes(), data })
+    };
+    let infos: vmove_memory::Result<_> = vm.ram.iter().map(info).collect();
+    infos.map_err(SourceError::memory("look at the guest's memory"))
+}

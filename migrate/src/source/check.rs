@@ -1,0 +1,78 @@
+//! `vmove check`: looks for blockers on both sides, and changes nothing.
+
+use std::sync::Arc;
+
+use tokio::time::timeout;
+
+use super::asking::{ANSWER_TIMEOUT, prepare_message};
+use super::memory::SourceMemory;
+use crate::node::Node;
+use crate::proto::message::{ToDestination, ToSource};
+use vmove_node::peer::{Channel, Hello, LinkKind, PROTOCOL_VERSION, PeerTarget, SessionId, Token};
+use vmove_node::record::VmRecord;
+use vmove_types::check::{Blocker, BlockerCode, CheckReport};
+use vmove_types::problem::chain;
+use vmove_types::spec::{MigrationSpec, Mode};
+
+/// What stands in the way of a VM, and the modes that are left.
+pub(crate) async fn check(node: Arc<Node>, vm: VmRecord, to: PeerTarget) -> CheckReport {
+    let mut report =
+        CheckReport { vm: vm.name.clone(), destination: to.to_string(), ..CheckReport::default() };
+    match look(&node, &vm, &to, &mut report).await {
+        Ok(blockers) => report.blockers.extend(blockers),
+        Err(blocker) => report.blockers.push(blocker),
+    }
+    let open = |mode: &&Mode| !report.blockers.iter().any(|b| b.rules_out(**mode));
+    report.modes =
+        [Mode::Precopy, Mode::Postcopy, Mode::Hybrid].iter().filter(open).map(ToString::to_string).collect();
+    report
+}
+
+/// An error that stands in the way.
+fn blocker<E: std::error::Error + 'static>(code: BlockerCode) -> impl Fn(E) -> Blocker {
+    move |error| Blocker::new(code.clone(), chain(&error))
+}
+
+async fn look(
+    node: &Arc<Node>,
+    vm: &VmRecord,
+    to: &PeerTarget,
+    report: &mut CheckReport,
+) -> Result<Vec<Blocker>, Blocker> {
+    let client = node.config.monitors.client(&vm.qmp_socket).await.map_err(blocker(BlockerCode::Monitor))?;
+    let facts = vmove_qmp::inspect::facts(&client, vm.pid.unsigned_abs(), None).await;
+    let facts = facts.map_err(blocker(BlockerCode::Monitor))?;
+    report.blockers.extend(crate::check::source::blockers(&facts));
+    report.warnings = crate::check::source::warnings(&facts);
+    if let Some(private) =
+        crate::check::source::private_ram(vm).map_err(blocker(BlockerCode::RamNotShared))?
+    {
+        return Err(private);
+    }
+    let infos = SourceMemory::open(vm).map(|m| m.infos()).map_err(blocker(BlockerCode::RamNotShared))?;
+    let hello = Hello {
+        version: PROTOCOL_VERSION,
+        kind: LinkKind::Control,
+        index: 0,
+        session: SessionId::random(),
+        token: Token::default(),
+        rdma: false,
+        node: node.config.node.clone(),
+    };
+    let stream = node.config.dialer.stream(to, &hello).await.map_err(blocker(BlockerCode::Unreachable))?;
+    let mut channel: Channel<ToSource> = Channel::new(stream);
+    let spec = MigrationSpec::default();
+    let prepare = prepare_message(node, vm, &spec, &facts, infos, Token::random(), true);
+    let asked = channel.send(&ToDestination::Prepare(Box::new(prepare))).await;
+    asked.map_err(blocker(BlockerCode::Unreachable))?;
+    let why = match timeout(ANSWER_TIMEOUT, channel.receive()).await {
+        Ok(Ok(ToSource::Checked { blockers, fabric })) => {
+            report.fabric = fabric;
+            return Ok(blockers);
+        }
+        Ok(Ok(other)) => format!("it said {}", other.name()),
+        Ok(Err(error)) => chain(&error),
+        Err(_) => format!("nothing came within {} s", ANSWER_TIMEOUT.as_secs()),
+    };
+    Err(Blocker::new(BlockerCode::Unreachable, format!("{to} did not answer the check: {why}")))
+}

@@ -1,0 +1,277 @@
+//! Phase Committed: the guest is given up, and this side keeps its memory until all of it is at the destination.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use super::aborted::{last_words, not_back, note_resumed};
+use super::control::Control;
+use super::conversation::{Heard, Serving};
+use super::error::{SourceError, Stop};
+use super::final_pages::FinalPages;
+use super::memory::SourceMemory;
+use super::page_service::{PageService, Terms};
+use super::released;
+use super::session::Session;
+use super::stopped_qemu::Kept;
+use crate::ownership::SourceEvent;
+use crate::proto::message::{Complete, DestinationStand, Running, SourceStand, ToDestination, ToSource};
+use vmove_node::blocking::spawn_blocking;
+use vmove_node::peer::{HelloError, LinkError};
+use vmove_types::problem::chain;
+use vmove_types::progress::{GuestPlace, Outcome, Phase};
+
+/// For the destination's answer to `Resume`.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+/// Between attempts to dial.
+const DIAL_INTERVAL: Duration = Duration::from_millis(250);
+/// A connection that held for so long was a good one: the time for which others are tried begins anew.
+const HELD_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A guest that is the destination's.
+#[derive(Debug)]
+pub(super) struct Committed {
+    pub kept: Kept,
+    /// What the destination reads. After a restart of the daemon nothing, until the destination has said that it lacks pages.
+    pub serving: Option<(PageService, FinalPages)>,
+    /// The destination has said that the guest runs there.
+    pub runs_there: bool,
+}
+
+/// How a conversation ended without the destination being whole.
+struct Lost {
+    why: Why,
+    /// To be listened to for a reason.
+    control: Option<Control>,
+}
+
+enum Why {
+    /// Another connection may help.
+    Connection(SourceError),
+    /// The destination is gone without ever having run the guest.
+    GivenBack,
+    /// Nothing will.
+    ForGood(SourceError),
+}
+
+impl<E: Into<SourceError>> From<E> for Why {
+    fn from(error: E) -> Self {
+        Self::Connection(error.into())
+    }
+}
+
+/// The destination's last figures, and the connection that they came over.
+type Whole = (Box<Complete>, Control);
+
+impl Committed {
+    /// Of a session that had committed before this daemon was started anew, or that had stopped trying.
+    pub(super) const fn journaled() -> Self {
+        Self { kept: Kept::Journaled, serving: None, runs_there: false }
+    }
+
+    /// Stays until the destination is whole, over as many connections as it takes. `control`: the one over which it is told first.
+    pub(super) async fn run(mut self, mut session: Session, control: Option<Control>) {
+        let mut conversation = match control {
+            Some(control) => self.first_conversation(&mut session, control).await,
+            None => Err(Box::new(Lost { why: SourceError::StartedAnew.into(), control: None })),
+        };
+        let reconnect_for = session.node.config.reconnect_for;
+        let mut until = Instant::now() + reconnect_for;
+        loop {
+            let Lost { why, control } = match conversation {
+                Ok((figures, control)) => {
+                    // The page connections end; then the memory is no longer registered.
+                    drop(self.serving);
+                    return released::run(session, self.kept, &figures, control).await;
+                }
+                Err(lost) => *lost,
+            };
+            match why {
+                Why::GivenBack if self.runs_there => {
+                    let error = SourceError::GivenBackTooLate(session.to().clone());
+                    return session.end_badly(chain(&error), GuestPlace::PausedAtDestination);
+                }
+                Why::GivenBack => return self.take_back(session, control).await,
+                Why::ForGood(error) => {
+                    return session.end_badly(chain(&error), GuestPlace::PausedAtDestination);
+                }
+                Why::Connection(error) if Instant::now() >= until => {
+                    let (to, id) = (session.to().clone(), session.journal.record().id);
+                    let why = chain(&error);
+                    let why = format!("{why}; the guest belongs to {to}: `vmove recover {id}` tries again");
+                    return session.end_badly(why, GuestPlace::PausedAtDestination);
+                }
+                Why::Connection(error) => {
+                    drop(control);
+                    self.reconnecting(&session, &error);
+                }
+            }
+            let tried = Instant::now();
+            conversation = self.another_conversation(&mut session).await;
+            if tried.elapsed() > HELD_TIMEOUT {
+                until = Instant::now() + reconnect_for;
+            } else if conversation.is_err() {
+                sleep(DIAL_INTERVAL).await;
+            }
+        }
+    }
+
+    fn reconnecting(&mut self, session: &Session, error: &SourceError) {
+        let error = chain(error);
+        tracing::warn!(error, "destination lost; dialling again");
+        if let Some((pages, last)) = &mut self.serving {
+            pages.close();
+            // Named anew once the destination has the page connections again.
+            last.stop();
+        }
+        session.publisher.update(|p| p.outcome = Outcome::Reconnecting { error });
+    }
+
+    async fn first_conversation(
+        &mut self,
+        session: &mut Session,
+        mut control: Control,
+    ) -> Result<Whole, Box<Lost>> {
+        let told = control.send(&ToDestination::Commit).await;
+        let whole = match told {
+            Ok(()) => self.converse(session, &mut control).await,
+            Err(error) => Err(error.into()),
+        };
+        ended(whole, control)
+    }
+
+    /// Dials again, says that the guest was given up, and serves what is still missing.
+    async fn another_conversation(&mut self, session: &mut Session) -> Result<Whole, Box<Lost>> {
+        session.report.recoveries += 1;
+        let dialled = Control::dial(session, session.journal.record().token).await;
+        let mut control = dialled.map_err(|error| {
+            let error = match error {
+                LinkError::Hello { source: HelloError::Refused(why), .. } => {
+                    SourceError::UnknownSession { to: session.to().clone(), why }
+                }
+                other => other.into(),
+            };
+            Box::new(Lost { why: Why::Connection(error), control: None })
+        })?;
+        let whole = self.take_up(session, &mut control).await;
+        ended(whole, control)
+    }
+
+    async fn take_up(&mut self, session: &mut Session, control: &mut Control) -> Result<Box<Complete>, Why> {
+        control.send(&ToDestination::Resume(SourceStand::Committed)).await?;
+        let answer = timeout(ANSWER_TIMEOUT, session.next(control, Serving::Nothing)).await;
+        let no_answer =
+            || SourceError::NoAnswer { to: session.to().clone(), seconds: ANSWER_TIMEOUT.as_secs() };
+        let stand = match answer.map_err(|_| no_answer())?? {
+            Heard::Message(ToSource::Resume(stand)) => stand,
+            Heard::Message(other) => return Err(out_of_order(session, &other)),
+            // Never: nothing is served.
+            Heard::PagesRenewed => return Err(no_answer().into()),
+        };
+        session.publisher.update(|p| p.outcome = Outcome::Running);
+        if stand == DestinationStand::Gone {
+            return Err(Why::GivenBack);
+        }
+        if stand != DestinationStand::Complete {
+            let (pages, last) = match &mut self.serving {
+                Some(serving) => serving,
+                None => self.serving.insert(open_again(session).await.map_err(Why::ForGood)?),
+            };
+            pages.open(session, control).await?;
+            last.name(pages);
+            if session.spec().verify {
+                last.hash(pages);
+            }
+        }
+        self.converse(session, control).await
+    }
+
+    /// Serves until the destination is whole.
+    async fn converse(&mut self, session: &mut Session, control: &mut Control) -> Result<Box<Complete>, Why> {
+        loop {
+            let serving = match &mut self.serving {
+                Some((pages, last)) => Serving::Final(pages, last),
+                None => Serving::Nothing,
+            };
+            let Heard::Message(message) = session.next(control, serving).await? else { continue };
+            match message {
+                ToSource::Running(running) => self.guest_runs_there(session, running),
+                ToSource::Complete(figures) => return Ok(figures),
+                ToSource::Resume(DestinationStand::Gone) => return Err(Why::GivenBack),
+                ToSource::Failed(why) => {
+                    let to = session.to().clone();
+                    return Err(Why::ForGood(SourceError::AtDestination { to, why }));
+                }
+                ToSource::Loaded | ToSource::Prepared | ToSource::Resume(_) => {}
+                other => return Err(out_of_order(session, &other)),
+            }
+        }
+    }
+
+    fn guest_runs_there(&mut self, session: &mut Session, running: Running) {
+        self.runs_there = true;
+        session.publisher.enter(Phase::Fetch);
+        let stopped_at = match &self.kept {
+            Kept::InMemory(qemu) => qemu.stopped_at,
+            Kept::Journaled => None,
+        };
+        let offset = session.clock.offset();
+        let report = &mut session.report;
+        report.pages_after_resume = running.pages_left;
+        if let (Some(stopped), Some(resumed)) = (stopped_at, running.resumed_at) {
+            report.downtime_ms = offset.to_ours(resumed).ms_since(stopped);
+            report.downtime_error_ms = offset.error as f64 / 1e6;
+        }
+        report.paused = running.resumed_at.is_none();
+        // For a life of the daemon after this one; without it only the figures would be lost.
+        let report = report.clone();
+        if let Err(error) = session.write(|r| r.report = report) {
+            tracing::warn!(error = chain(&error), "the downtime is not in the journal");
+        }
+    }
+
+    /// The commit came too late: the destination's QEMU had ended without ever running the guest, which goes on here.
+    async fn take_back(self, mut session: Session, control: Option<Control>) {
+        if let Err(error) = session.advance(SourceEvent::PeerGone) {
+            return session.end_badly(chain(&error), GuestPlace::PausedAtSource);
+        }
+        let back = self.kept.bring_guest_back(&session).await;
+        if back.is_ok() {
+            note_resumed(&mut session);
+        }
+        if let Some((pages, _)) = &self.serving {
+            pages.memory.end_tracking();
+        }
+        let mut stop = Stop::Failed(SourceError::GivenBack(session.to().clone()));
+        if let Some(mut control) = control {
+            stop = last_words(&session, &mut control, stop).await;
+        }
+        match back {
+            Ok(()) => session.end_badly(stop.why(), GuestPlace::Source),
+            Err(error) => not_back(&session, &stop.why(), &error),
+        }
+    }
+}
+
+fn ended(whole: Result<Box<Complete>, Why>, control: Control) -> Result<Whole, Box<Lost>> {
+    match whole {
+        Ok(figures) => Ok((figures, control)),
+        Err(why) => Err(Box::new(Lost { why, control: Some(control) })),
+    }
+}
+
+fn out_of_order(session: &Session, message: &ToSource) -> Why {
+    let (to, state) = (session.to().clone(), session.state());
+    Why::ForGood(SourceError::OutOfOrder { to, message: message.name(), state })
+}
+
+/// In a new life of the daemon nothing is known of what has crossed: everything is named, and the destination takes what it lacks.
+async fn open_again(session: &Session) -> Result<(PageService, FinalPages), SourceError> {
+    let terms = Terms::journaled(session.journal.record()).ok_or(SourceError::NoFabric)?;
+    let vm = session.vm().clone();
+    let memory = spawn_blocking(move || SourceMemory::open(&vm)).await?;
+    let memory = memory.map_err(SourceError::memory("open the guest's memory"))?;
+    let last = FinalPages::all(&memory);
+    Ok((PageService::new(terms, Arc::new(memory)), last))
+}

@@ -1,0 +1,180 @@
+//! What is heard over the control connection, and what is done meanwhile, in every phase.
+
+use super::control::Control;
+use super::error::SourceError;
+use super::final_pages::FinalPages;
+use super::gate::Place;
+use super::page_service::PageService;
+use super::session::Session;
+use crate::proto::message::{Counted, ToDestination, ToSource};
+use vmove_node::peer::codec::CodecError;
+
+/// What of the guest's memory the destination reads meanwhile.
+#[derive(Debug)]
+pub(super) enum Serving<'a> {
+    /// Nothing (any more).
+    Nothing,
+    /// What rounds name.
+    Rounds(&'a mut PageService),
+    /// The rest of the stopped guest's memory.
+    Final(&'a mut PageService, &'a mut FinalPages),
+}
+
+/// What the phase must know of.
+#[derive(Debug)]
+pub(super) enum Heard {
+    Message(ToSource),
+    /// Page connections were lost and opened anew: what a round had named is to be named again.
+    PagesRenewed,
+}
+
+/// What was told, or is to be done meanwhile.
+enum Next {
+    Message(ToSource),
+    /// A step of registering; nothing at its end.
+    Registered(Option<Place>),
+    /// What the destination is to be told of the final pages.
+    Tell(ToDestination),
+    Ping,
+}
+
+impl Session {
+    /// The next message that the caller must know of. Meanwhile: keeps the peer informed and informs the operator, passes on pages of
+    /// the final set and hashes. Cancel-safe up to the sending of a message.
+    pub(super) async fn next(
+        &mut self,
+        control: &mut Control,
+        mut serving: Serving<'_>,
+    ) -> Result<Heard, SourceError> {
+        loop {
+            let next = tokio::select! {
+                biased;
+                message = control.messages.next() => Next::Message(message?),
+                next = serving.next() => next,
+                () = control.pings.next() => Next::Ping,
+            };
+            match next {
+                Next::Message(message) => {
+                    if let Some(heard) = self.message(message, control, &mut serving).await? {
+                        return Ok(heard);
+                    }
+                }
+                Next::Registered(step) => {
+                    if let Some(pages) = serving.pages() {
+                        if pages.registered(step, self, control).await? && serving.is_round() {
+                            return Ok(Heard::PagesRenewed);
+                        }
+                    }
+                }
+                Next::Tell(message) => {
+                    if let Some(zero) = serving.zero_pages() {
+                        self.report.pages_zero = zero;
+                    }
+                    control.send(&message).await?;
+                }
+                Next::Ping => {
+                    control.look_at_silence()?;
+                    self.ask_clock(control).await?;
+                }
+            }
+        }
+    }
+
+    async fn message(
+        &mut self,
+        message: ToSource,
+        control: &mut Control,
+        serving: &mut Serving<'_>,
+    ) -> Result<Option<Heard>, SourceError> {
+        match message {
+            ToSource::Progress(counted) => self.progress(counted, serving),
+            ToSource::Pong { token, now } => {
+                if self.clock.answered(token, now) {
+                    self.ask_clock(control).await?;
+                }
+            }
+            ToSource::PagesLost { why, same_fabric } => {
+                return self.renew_pages(why, same_fabric, control, serving).await;
+            }
+            other => return Ok(Some(Heard::Message(other))),
+        }
+        Ok(None)
+    }
+
+    /// The destination has lost its page connections: opens others, and names again what it may lack.
+    async fn renew_pages(
+        &mut self,
+        why: String,
+        same_fabric: bool,
+        control: &mut Control,
+        serving: &mut Serving<'_>,
+    ) -> Result<Option<Heard>, SourceError> {
+        match serving {
+            Serving::Nothing => Err(SourceError::OutOfOrder {
+                to: self.to().clone(),
+                message: "PagesLost without page connections",
+                state: self.state(),
+            }),
+            Serving::Rounds(pages) => {
+                pages.renew(why, same_fabric, self, control).await?;
+                Ok(Some(Heard::PagesRenewed))
+            }
+            Serving::Final(pages, last) => {
+                last.stop_naming();
+                pages.renew(why, same_fabric, self, control).await?;
+                last.name(pages);
+                Ok(None)
+            }
+        }
+    }
+
+    fn progress(&mut self, counted: Counted, serving: &mut Serving<'_>) {
+        self.counted = counted;
+        let left = match serving {
+            Serving::Rounds(pages) => pages.left_of_round(counted),
+            Serving::Final(pages, _) => counted.pages_left * pages.memory.page_bytes(),
+            Serving::Nothing => counted.pages_left * 4096,
+        };
+        self.publisher.landed(counted.landed_bytes, counted.wire_bytes, Some(left));
+    }
+
+    /// Keeps the session alive, and measures how far the destination's clock is from ours.
+    pub(super) async fn ask_clock(&mut self, control: &mut Control) -> Result<(), CodecError> {
+        let ping = ToDestination::Ping(self.clock.ask());
+        control.send(&ping).await
+    }
+}
+
+impl Serving<'_> {
+    /// Never ends if there is nothing to do. Cancel-safe.
+    async fn next(&mut self) -> Next {
+        match self {
+            Self::Nothing => std::future::pending().await,
+            Self::Rounds(pages) => Next::Registered(pages.next_step().await),
+            Self::Final(pages, last) => tokio::select! {
+                biased;
+                message = last.next() => Next::Tell(message),
+                step = pages.next_step() => Next::Registered(step),
+            },
+        }
+    }
+
+    fn pages(&mut self) -> Option<&mut PageService> {
+        match self {
+            Self::Nothing => None,
+            Self::Rounds(pages) | Self::Final(pages, _) => Some(pages),
+        }
+    }
+
+    /// Pages of the final set that are zero, once all of it has been named.
+    fn zero_pages(&mut self) -> Option<u64> {
+        match self {
+            Self::Final(_, last) => last.take_zero_pages(),
+            Self::Nothing | Self::Rounds(_) => None,
+        }
+    }
+
+    const fn is_round(&self) -> bool {
+        matches!(self, Self::Rounds(_))
+    }
+}

@@ -1,0 +1,175 @@
+//! The phases of a session at the source, one after the other. Each ends by becoming the next, or is undone.
+//!
+//! ```text
+//! Asking ──▶ Warm ──▶ Stopping ──▶ Stopped ──▶ Committed ──▶ Released
+//!    │         │         │            │            │
+//!    └─────────┴─────────┴────────────┴─▶ Aborted ◀┘ only if the destination gives the guest back
+//! ```
+//!
+//! In the journal Asking and Warm are one state, and so are Stopping and Stopped. Up to the commit whatever a phase does can be
+//! dropped at any moment, by an operator or a timeout: the phase itself stays, and is undone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, Span, info_span};
+
+use super::aborted::{Undo, Untouched, abort};
+use super::asking::Guest;
+use super::committed::Committed;
+use super::error::{SourceError, Stop};
+use super::session::Session;
+use crate::node::Node;
+use crate::ownership::{SourceEvent, SourceState};
+use crate::publish::Publisher;
+use crate::records::SourceRecord;
+use vmove_node::journal::Journal;
+use vmove_node::peer::{PeerTarget, SessionId, Token};
+use vmove_node::record::VmRecord;
+use vmove_types::problem::chain;
+use vmove_types::progress::{GuestPlace, Phase};
+use vmove_types::report::Report;
+use vmove_types::spec::{MigrationSpec, Mode};
+
+/// A session that was begun: what the engine needs of it.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    pub node: Arc<Node>,
+    pub id: SessionId,
+    pub vm: VmRecord,
+    pub to: PeerTarget,
+    pub spec: MigrationSpec,
+    pub publisher: Publisher,
+    pub cancel: CancellationToken,
+}
+
+/// What ends the way to the hand-over from outside.
+struct Limits {
+    cancel: CancellationToken,
+    /// When, and after how many milliseconds that is.
+    deadline: Option<(Instant, u64)>,
+}
+
+impl Limits {
+    fn new(cancel: CancellationToken, limit: Option<Duration>, limit_ms: u64) -> Self {
+        Self { cancel, deadline: limit.map(|limit| (Instant::now() + limit, limit_ms)) }
+    }
+
+    /// Does some work, unless it is cut short.
+    async fn run<T>(&self, work: impl Future<Output = Result<T, Stop>>) -> Result<T, Stop> {
+        let timed_out = async {
+            match self.deadline {
+                Some((at, ms)) => {
+                    sleep_until(at).await;
+                    ms
+                }
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.cancel.cancelled() => Err(Stop::Cancelled),
+            ms = timed_out => Err(SourceError::TimedOut(ms).into()),
+            result = work => result,
+        }
+    }
+}
+
+fn phase(name: &'static str) -> Span {
+    info_span!("phase", name)
+}
+
+/// Runs a migration from its request to its end.
+pub(crate) async fn begin(begun: Begun) {
+    let Begun { node, id, vm, to, spec, publisher, cancel } = begun;
+    let limits = Limits::new(cancel, spec.timeout(), spec.timeout_ms);
+    let mode = spec.mode.fixed().unwrap_or(Mode::Hybrid);
+    let mut report = Report::new(id.to_string(), vm.name.clone(), mode);
+    report.source.clone_from(&node.config.node);
+    let record = SourceRecord {
+        id,
+        vm,
+        to,
+        spec,
+        token: Token::random(),
+        state: SourceState::Warm,
+        was_running: false,
+        fabric: None,
+        fabric_address: String::new(),
+        bulk_connections: 0,
+        may_fall_back: false,
+        freed: false,
+        untold: false,
+        to_resume: false,
+        report: report.clone(),
+    };
+    let dir = node.session_dir(id);
+    let path = dir.join("source.jsonl");
+    match std::fs::create_dir_all(&dir).and_then(|()| Journal::create(&path, record)) {
+        Ok(journal) => run(Session::new(node, journal, publisher, report, mode), &limits).await,
+        Err(source) => {
+            let error = SourceError::Journal { path, source };
+            publisher.fail(chain(&error), GuestPlace::Source, false);
+        }
+    }
+}
+
+/// The phases up to the commit, and what follows.
+async fn run(mut session: Session, limits: &Limits) {
+    let asked = async {
+        let guest = Guest::look(&mut session).await?;
+        guest.dial(&session).await
+    };
+    let mut asking = match limits.run(asked.instrument(phase("Asking"))).await {
+        Ok(asking) => asking,
+        Err(stop) => return undo(session, stop, Untouched).await,
+    };
+    let mut warm = match limits.run(asking.ask(&mut session).instrument(phase("Asking"))).await {
+        Ok(room) => asking.accepted(room),
+        Err(stop) => return undo(session, stop, asking).await,
+    };
+    let sent = async {
+        warm.run(&mut session).await?;
+        warm.prepare_qemu().await
+    };
+    let mut stopping = match limits.run(sent.instrument(phase("Warm"))).await {
+        Ok(qemu) => warm.stop(qemu),
+        Err(stop) => return undo(session, stop, warm).await,
+    };
+    let mut stopped = match limits.run(stopping.run(&mut session).instrument(phase("Stopping"))).await {
+        Ok(guest) => stopping.stopped(guest),
+        Err(stop) => return undo(session, stop, stopping).await,
+    };
+    if let Err(stop) = limits.run(stopped.run(&mut session).instrument(phase("Stopped"))).await {
+        return undo(session, stop, stopped).await;
+    }
+    match stopped.commit(&mut session) {
+        Ok((committed, control)) => {
+            committed.run(session, Some(control)).instrument(phase("Committed")).await;
+        }
+        Err(error) => session.end_badly(chain(&error), GuestPlace::PausedAtSource),
+    }
+}
+
+async fn undo(session: Session, stop: Stop, from: impl Undo) {
+    abort(session, stop, from).instrument(phase("Aborted")).await;
+}
+
+/// Takes up a session that had committed before this daemon was started anew, or that had stopped trying.
+pub(crate) async fn go_on(node: Arc<Node>, journal: Journal<SourceRecord>, publisher: Publisher) {
+    let mut report = journal.record().report.clone();
+    report.recoveries += 1;
+    let mode = match report.mode.as_str() {
+        "precopy" => Mode::Precopy,
+        "postcopy" => Mode::Postcopy,
+        _ => Mode::Hybrid,
+    };
+    let mut session = Session::new(node, journal, publisher, report, mode);
+    if let Err(error) = session.advance(SourceEvent::PeerLoaded) {
+        return session.end_badly(chain(&error), GuestPlace::PausedAtSource);
+    }
+    session.publisher.enter(Phase::HandOver);
+    Committed::journaled().run(session, None).instrument(phase("Committed")).await;
+}

@@ -1,0 +1,105 @@
+//! Phase Released: the destination is whole. QEMU here is ended, its memory freed, the VM forgotten.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+use vmove_qmp::process::{QemuProcess, log_in};
+
+use super::control::Control;
+use super::error::{ReleaseError, SourceError};
+use super::session::Session;
+use super::stopped_qemu::Kept;
+use crate::ownership::SourceEvent;
+use crate::proto::message::{Complete, ToDestination};
+use vmove_types::problem::chain;
+use vmove_types::progress::{GuestPlace, Outcome, Phase};
+
+/// QEMU gives its memory back to the kernel: about 0.1 s per GiB with 4 KiB pages.
+const QUIT_TIMEOUT: Duration = Duration::from_secs(20);
+/// For the word that this side is free.
+const RELEASED_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Frees everything, and ends the session.
+pub(super) async fn run(mut session: Session, kept: Kept, figures: &Complete, mut control: Control) {
+    session.publisher.enter(Phase::Finish);
+    if let Err(error) = session.advance(SourceEvent::PeerComplete) {
+        return session.end_badly(chain(&error), GuestPlace::Destination);
+    }
+    add_to_report(&mut session, figures);
+    if let Err(source) = release(&mut session, kept).await {
+        let error = SourceError::NotReleased { to: session.to().clone(), source: Box::new(source) };
+        return session.end_badly(chain(&error), GuestPlace::Destination);
+    }
+    let _ = timeout(RELEASED_TIMEOUT, control.send(&ToDestination::Released)).await;
+    session.report.total_ms = session.publisher.elapsed_ms();
+    session.report.phases = session.publisher.phases();
+    let report = session.report.clone();
+    if let Err(error) = session.write(|r| r.report = report) {
+        tracing::warn!(error = chain(&error), "the report is not in the history");
+    }
+    let differing = session.report.verified == Some(false);
+    if differing {
+        let error =
+            "Verification failed: pages at the destination differ from the source's; do not trust this guest";
+        return session.end_badly(error, GuestPlace::Destination);
+    }
+    session.publisher.finish(Outcome::Done { report: Box::new(session.report) });
+}
+
+fn add_to_report(session: &mut Session, figures: &Complete) {
+    let verify = session.spec().verify;
+    let report = &mut session.report;
+    figures.add_to(report);
+    if report.pages_zero == 0 {
+        report.pages_zero = figures.pages_zero;
+    }
+    report.verified = match (verify, figures.differing_pages) {
+        (false, _) => None,
+        // A destination that was started anew has no hashes of what it had mapped before.
+        (true, differing) => differing.map(|pages| pages == 0),
+    };
+    let rounds = report.rounds.len();
+    if rounds > 0 {
+        let gib = (report.pages_total * report.page_size) as f64 / f64::from(1 << 30);
+        let scans: f64 = report.rounds.iter().map(|r| r.scan_us).sum();
+        report.scan_us_per_gib = scans / rounds as f64 / gib;
+    }
+}
+
+async fn release(session: &mut Session, kept: Kept) -> Result<(), ReleaseError> {
+    let vm = session.vm().clone();
+    let pid = vm.pid.unsigned_abs();
+    if vmove_memory::Process::reopen(pid, vm.pid_start).is_ok() {
+        let process = QemuProcess::adopt(pid, &log_in(&vm.vm_dir))?;
+        let monitor = match &kept {
+            Kept::InMemory(qemu) => Some(&qemu.monitor),
+            Kept::Journaled => None,
+        };
+        process.quit(monitor, QUIT_TIMEOUT).await?;
+    }
+    drop(kept);
+    session.node.config.monitors.forget(&vm.qmp_socket).await;
+    // The VM may have come back since this session's daemon was killed: what is here now is not ours to free.
+    let now = session.node.vms.get(&vm.name);
+    if now.is_ok_and(|now| now.pid == vm.pid && now.pid_start == vm.pid_start) {
+        free_files(session)?;
+    }
+    session.write(|r| r.freed = true).map_err(|error| ReleaseError::Journal(Box::new(error)))
+}
+
+fn free_files(session: &Session) -> Result<(), ReleaseError> {
+    let vm = session.vm();
+    for ram in &vm.ram {
+        match std::fs::remove_file(&ram.path) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                return Err(ReleaseError::File { path: ram.path.clone(), source });
+            }
+            _ => {}
+        }
+    }
+    if !vm.adopted {
+        // QEMU's log stays for whoever wonders; sockets in it are dead.
+        let _ = std::fs::remove_file(&vm.qmp_socket);
+    }
+    Ok(session.node.vms.remove(&vm.name)?)
+}

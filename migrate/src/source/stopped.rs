@@ -1,0 +1,112 @@
+//! Phase Stopped: the guest is stopped here, and may still go on here. The last pages and the device state cross.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use vmove_qmp::Client;
+use vmove_qmp::switchover::Source;
+
+use super::aborted::{Undo, cancel_qemu};
+use super::committed::Committed;
+use super::control::Control;
+use super::conversation::{Heard, Serving};
+use super::error::{SourceError, Stop};
+use super::final_pages::FinalPages;
+use super::page_service::PageService;
+use super::session::Session;
+use super::stopped_qemu::{Kept, Qemu, Relay};
+use crate::ownership::SourceEvent;
+use crate::proto::message::{DestinationStand, Final, ToDestination, ToSource};
+use vmove_types::progress::Phase;
+use vmove_types::time::Mono;
+
+/// QEMU sends what little RAM of its own is not shared (video memory), then stops the guest.
+pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What is known of a guest that is stopped and drained.
+#[derive(Debug)]
+pub(super) struct StoppedGuest {
+    /// When it stopped, by our clock.
+    pub at: Mono,
+    /// It was not paused before.
+    pub was_running: bool,
+    pub last: FinalPages,
+}
+
+/// A stopped guest that is not given up.
+#[derive(Debug)]
+pub(super) struct Stopped {
+    pub monitor: Client,
+    pub qemu: Arc<Source>,
+    pub relay: Option<Relay>,
+    pub control: Control,
+    pub pages: PageService,
+    pub guest: StoppedGuest,
+}
+
+impl Stopped {
+    /// Goes on until the destination has the device state and QEMU here cannot run the guest on by itself.
+    pub(super) async fn run(&mut self, session: &mut Session) -> Result<(), Stop> {
+        let last = &mut self.guest.last;
+        let message = Final { sets: last.encode(), stopped_at: self.guest.at, mode: session.mode };
+        self.control.send(&ToDestination::Stopped(message)).await?;
+        last.name(&self.pages);
+        if session.spec().verify {
+            last.hash(&self.pages);
+        }
+        session.publisher.enter(Phase::HandOver);
+        loop {
+            let serving = Serving::Final(&mut self.pages, &mut self.guest.last);
+            match session.next(&mut self.control, serving).await? {
+                Heard::Message(ToSource::Loaded) => break,
+                Heard::Message(ToSource::Prepared) | Heard::PagesRenewed => {}
+                Heard::Message(other) => return Err(session.unexpected(&other)),
+            }
+        }
+        // Until QEMU has completed, a lost stream makes it run the guest on by itself: no commit before that.
+        let completed = self.qemu.completed(STOP_TIMEOUT).await;
+        completed.map_err(SourceError::qemu("send its device state"))?;
+        self.not_failed_meanwhile(session)
+    }
+
+    /// A destination that has failed since it said `Loaded` is not given the guest.
+    fn not_failed_meanwhile(&mut self, session: &Session) -> Result<(), Stop> {
+        while let Some(message) = self.control.received() {
+            match message? {
+                failed @ ToSource::Failed(_) => return Err(session.unexpected(&failed)),
+                // It says why in its next message, which is waited for when the guest is brought back.
+                ToSource::Resume(DestinationStand::Gone) => {
+                    return Err(SourceError::GivenBack(session.to().clone()).into());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the guest up: from here on it is the destination's.
+    pub(super) fn commit(self, session: &mut Session) -> Result<(Committed, Control), SourceError> {
+        session.advance(SourceEvent::PeerLoaded)?;
+        session.publisher.enter(Phase::HandOver);
+        let Self { monitor, qemu, relay, control, pages, guest } = self;
+        let StoppedGuest { at, was_running, last } = guest;
+        let qemu = Qemu { monitor, source: qemu, stopped_at: was_running.then_some(at), _relay: relay };
+        Ok((
+            Committed { kept: Kept::InMemory(qemu), serving: Some((pages, last)), runs_there: false },
+            control,
+        ))
+    }
+}
+
+impl Undo for Stopped {
+    async fn bring_guest_back(&mut self, _: &Session) -> Result<(), SourceError> {
+        self.relay = None;
+        let back = cancel_qemu(&self.qemu).await;
+        self.pages.memory.end_tracking();
+        back
+    }
+
+    fn control(&mut self) -> Option<&mut Control> {
+        Some(&mut self.control)
+    }
+}

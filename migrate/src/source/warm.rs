@@ -1,0 +1,123 @@
+//! Phase Warm: the guest runs here, and memory crosses.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use vmove_qmp::Client;
+use vmove_qmp::switchover::{Hold, Source, SourceOptions};
+
+use super::aborted::Undo;
+use super::control::Control;
+use super::conversation::{Heard, Serving};
+use super::error::{SourceError, Stop};
+use super::page_service::PageService;
+use super::session::Session;
+use super::stopping::Stopping;
+use crate::proto::message::ToSource;
+use vmove_types::progress::Phase;
+
+/// QEMU answers within milliseconds unless its main loop hangs.
+const MONITOR_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A guest that runs here while its memory is read.
+#[derive(Debug)]
+pub(super) struct Warm {
+    pub monitor: Client,
+    /// A disk bypasses the page cache: the guest is stopped and drained for each scan.
+    pub direct_io: bool,
+    pub control: Control,
+    pub pages: PageService,
+    /// The destination has a QEMU that waits for the device state.
+    pub prepared: bool,
+}
+
+impl Warm {
+    /// Sends memory until the guest may be stopped for the rest.
+    pub(super) async fn run(&mut self, session: &mut Session) -> Result<(), Stop> {
+        session.publisher.enter(Phase::Prepare);
+        self.pages.open(session, &mut self.control).await?;
+        session.ask_clock(&mut self.control).await?;
+        session.report.setup_ms = session.publisher.elapsed_ms();
+        self.rounds(session).await?;
+        if !self.prepared {
+            self.wait_prepared(session).await?;
+            // The guest went on writing meanwhile.
+            if self.rounds_would_pay(session) {
+                self.rounds(session).await?;
+            }
+        }
+        Ok(self.pages.all_registered(session, &mut self.control).await?)
+    }
+
+    /// The next message, or that page connections were renewed.
+    pub(super) async fn next(&mut self, session: &mut Session) -> Result<Heard, SourceError> {
+        let heard = session.next(&mut self.control, Serving::Rounds(&mut self.pages)).await?;
+        if let Heard::Message(ToSource::Prepared) = heard {
+            self.prepared = true;
+        }
+        Ok(heard)
+    }
+
+    /// Waits until the destination's QEMU does.
+    pub(super) async fn wait_prepared(&mut self, session: &mut Session) -> Result<(), Stop> {
+        while !self.prepared {
+            match self.next(session).await? {
+                Heard::Message(ToSource::Prepared) | Heard::PagesRenewed => {}
+                Heard::Message(other) => return Err(session.unexpected(&other)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes QEMU ready to stop the guest and to send its device state.
+    pub(super) async fn prepare_qemu(&self) -> Result<Source, Stop> {
+        // QEMU 10 says when the guest is drained without being made to wait (2 ms less pause); older ones say it only when all is sent,
+        // which may be never if the destination needs a page to take it in.
+        let hold = if self.monitor.version().major >= 10 { Hold::Never } else { Hold::AtOnce };
+        let options = SourceOptions::default().hold(hold);
+        let prepared = Source::prepare(&self.monitor, &options).await;
+        Ok(prepared.map_err(SourceError::qemu("be made ready to send its device state"))?)
+    }
+
+    /// From here on QEMU has settings that must be put back.
+    pub(super) fn stop(self, qemu: Source) -> Stopping {
+        let Self { monitor, control, pages, .. } = self;
+        Stopping { monitor, qemu: Arc::new(qemu), relay: None, control, pages }
+    }
+
+    /// `stop` or `cont`.
+    pub(super) async fn tell_qemu(&self, command: &'static str) -> Result<(), SourceError> {
+        let reply = self.monitor.execute_raw(command, Value::Null, MONITOR_TIMEOUT).await;
+        reply.map(drop).map_err(|source| SourceError::StopOrCont { command, source })
+    }
+}
+
+impl Undo for Warm {
+    async fn bring_guest_back(&mut self, session: &Session) -> Result<(), SourceError> {
+        // A scan with direct I/O may have been dropped while the guest was stopped for it.
+        let back = if self.direct_io && session.journal.record().was_running {
+            self.run_again().await
+        } else {
+            Ok(())
+        };
+        self.pages.memory.end_tracking();
+        back
+    }
+
+    fn control(&mut self) -> Option<&mut Control> {
+        Some(&mut self.control)
+    }
+}
+
+impl Warm {
+    /// `cont`, unless the guest runs.
+    async fn run_again(&self) -> Result<(), SourceError> {
+        let status = self.monitor.execute_raw("query-status", Value::Null, MONITOR_TIMEOUT).await;
+        let status = status.map_err(|source| SourceError::StopOrCont { command: "cont", source })?;
+        if status.get("status").and_then(Value::as_str) == Some("running") {
+            return Ok(());
+        }
+        self.tell_qemu("cont").await
+    }
+}

@@ -1,0 +1,40 @@
+//! What migrations and forks share on one node: records of its VMs, journals, monitors, and connections to other nodes.
+//!
+//! | Module | Owns |
+//! |---|---|
+//! | [`registry`] | the VMs of the node: started, adopted, watched, ended |
+//! | [`record`], [`store`] | what is kept of each VM, and the folder that it is kept in |
+//! | [`migrations`] | what others must know of migrations: which one holds a VM, where guests went |
+//! | [`journal`], [`files`] | lines and files that survive a killed daemon |
+//! | [`layout`] | where a VM's files are |
+//! | [`monitors`] | one QMP connection for each QEMU |
+//! | [`peer`] | greeting, messages and agreements between two daemons |
+//! | [`region`] | guest memory registered with a fabric |
+//! | [`blocking`] | work that blocks, on threads of its own |
+//! | [`latency`], [`clock`] | fault latencies, and the clocks of two hosts |
+//!
+//! ```
+//! use vmove_node::journal::Journal;
+//!
+//! let dir = tempfile::tempdir()?;
+//! let path = dir.path().join("journal");
+//! let mut journal = Journal::create(&path, "stopped".to_owned())?;
+//! journal.update(|state| *state = "committed".to_owned())?;
+//! // A daemon that was killed here finds the last step that was taken.
+//! assert_eq!(Journal::<String>::read(&path)?, "committed");
+//! # Ok::<(), std::io::Error>(())
+//! ```
+
+pub mod blocking;
+pub mod clock;
+pub mod files;
+pub mod journal;
+pub mod latency;
+pub mod layout;
+pub mod migrations;
+pub mod monitors;
+pub mod peer;
+pub mod record;
+pub mod region;
+pub mod registry;
+pub mod store;

@@ -1,0 +1,49 @@
+//! What a daemon keeps of a VM.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use vmove_types::Backing;
+
+/// One named file behind a part of guest RAM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RamFileRecord {
+    /// QEMU's id of the memory backend.
+    pub id: String,
+    /// Where the file is on this node.
+    pub path: PathBuf,
+    /// Length in bytes.
+    pub size: u64,
+}
+
+/// Everything a daemon must know of a VM to find it again after a restart.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmRecord {
+    /// Name, unique on the node.
+    pub name: String,
+    /// Process id of QEMU.
+    pub pid: i32,
+    /// Start time of that process in clock ticks since boot (field 22 of `/proc/PID/stat`): guards against reuse of the id.
+    pub pid_start: u64,
+    /// QMP socket that belongs to the daemon.
+    pub qmp_socket: PathBuf,
+    /// Runtime folder: QEMU's working folder on this node, logs, sockets.
+    pub vm_dir: PathBuf,
+    /// What its memory is made of.
+    pub backing: Backing,
+    /// The command line as the operator gave it, before anything was added: the destination's is derived from it.
+    pub command_line: Vec<String>,
+    /// Environment variables it was started with, beside the daemon's own: its start at another node needs them too.
+    #[serde(default)]
+    pub environment: Vec<(String, String)>,
+    /// Its RAM files.
+    pub ram: Vec<RamFileRecord>,
+    /// Disk images that were made for this VM alone and are removed when it ends here: overlays of a forked child.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub overlays: Vec<PathBuf>,
+    /// True if somebody else started this QEMU: it is never killed without a migration that succeeded.
+    pub adopted: bool,
+    /// Session that brought or is bringing it, if any.
+    #[serde(default)]
+    pub session: Option<String>,
+}

@@ -1,0 +1,215 @@
+//! The VMs of this node: started, taken in, watched, ended.
+
+mod adopt;
+mod error;
+mod monitor;
+mod pause;
+mod run;
+mod show;
+pub mod starting;
+mod stop;
+mod supervise;
+
+pub use error::RegistryError;
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::monitors::Monitors;
+use crate::record::VmRecord;
+use crate::store::{VmStore, VmStoreError, check_name};
+
+use crate::blocking::run_blocking;
+use crate::migrations::Migrations;
+
+/// How long a monitor may take to answer a small question.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How many VMs that ended are remembered for `vmove list`.
+const REMEMBERED: usize = 100;
+
+/// All VMs of this node.
+#[derive(Debug)]
+pub struct Registry {
+    vms: Arc<VmStore>,
+    monitors: Arc<Monitors>,
+    migrations: Arc<dyn Migrations>,
+    run_dir: PathBuf,
+    memory_dir: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Names that a `run` or `adopt` is at work on: the record comes last.
+    reserved: HashSet<String>,
+    /// Processes that have a watching task.
+    watched: HashSet<Identity>,
+    /// VMs that are being ended on request or cleaned up after: one task at a time does that.
+    ending: HashSet<String>,
+    /// VMs whose QEMU has ended by itself, until their name is used again.
+    ended: BTreeMap<String, Ended>,
+}
+
+/// A VM that is no more.
+#[derive(Debug, Clone)]
+struct Ended {
+    record: VmRecord,
+    /// Why this daemon ended it.
+    why: Option<String>,
+}
+
+/// A process that cannot be mistaken for another.
+type Identity = (String, i32, u64);
+
+fn identity(record: &VmRecord) -> Identity {
+    (record.name.clone(), record.pid, record.pid_start)
+}
+
+impl Registry {
+    /// What runs on this node by `vms`, with the folders below which its VMs have their files.
+    #[must_use]
+    pub fn new(
+        vms: Arc<VmStore>,
+        monitors: Arc<Monitors>,
+        migrations: Arc<dyn Migrations>,
+        run_dir: PathBuf,
+        memory_dir: PathBuf,
+    ) -> Arc<Self> {
+        Arc::new(Self { vms, monitors, migrations, run_dir, memory_dir, state: Mutex::default() })
+    }
+
+    /// Records of the VMs, in the state folder.
+    #[must_use]
+    pub const fn vms(&self) -> &Arc<VmStore> {
+        &self.vms
+    }
+
+    /// Connections to the monitors of the VMs.
+    #[must_use]
+    pub const fn monitors(&self) -> &Arc<Monitors> {
+        &self.monitors
+    }
+
+    /// Below it each VM has its folder.
+    #[must_use]
+    pub fn run_dir(&self) -> &Path {
+        &self.run_dir
+    }
+
+    /// Below it are the RAM files of the VMs, by the kind of their memory.
+    #[must_use]
+    pub fn memory_dir(&self) -> &Path {
+        &self.memory_dir
+    }
+
+    /// The migrations to and from this node.
+    #[must_use]
+    pub const fn migrations(&self) -> &Arc<dyn Migrations> {
+        &self.migrations
+    }
+
+    /// How many VMs are here.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.vms.list().len()
+    }
+
+    /// All records.
+    #[must_use]
+    pub fn records(&self) -> Vec<VmRecord> {
+        self.vms.list()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change is a single insertion or removal: a panic leaves nothing half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a name for a VM that is about to come.
+    ///
+    /// # Errors
+    /// It cannot be a name, or is taken.
+    pub fn reserve(self: &Arc<Self>, name: &str) -> Result<Reserved, RegistryError> {
+        check_name(name)?;
+        let taken = || RegistryError::from(VmStoreError::Exists(name.to_owned()));
+        if !self.lock().reserved.insert(name.to_owned()) {
+            return Err(taken());
+        }
+        let reserved = Reserved { registry: self.clone(), name: name.to_owned() };
+        // An incoming migration has its record only later: it must not find its name taken then. Asked first, since it may
+        // end between the two questions and leave the record.
+        if self.migrations.of_vm(name).is_some() || self.vms.get(name).is_ok() {
+            return Err(taken());
+        }
+        Ok(reserved)
+    }
+
+    /// Refuses while a migration holds the VM.
+    ///
+    /// # Errors
+    /// [`RegistryError::InMigration`].
+    pub fn not_in_session(&self, name: &str) -> Result<(), RegistryError> {
+        match self.migrations.of_vm(name) {
+            None => Ok(()),
+            Some(found) => Err(RegistryError::InMigration { vm: name.to_owned(), migration: found.id }),
+        }
+    }
+
+    /// Adds the record, which makes the VM real, and watches it.
+    ///
+    /// # Errors
+    /// The record cannot be written, or there is one of this name.
+    pub async fn enter(self: &Arc<Self>, record: VmRecord) -> Result<(), RegistryError> {
+        let vms = self.vms.clone();
+        let new = record.clone();
+        run_blocking(move || vms.insert(new)).await??;
+        self.lock().ended.remove(&record.name);
+        self.watch(record);
+        Ok(())
+    }
+}
+
+/// The right to end a VM and to clean up after it, until this is dropped.
+#[derive(Debug)]
+struct Ending {
+    registry: Arc<Registry>,
+    name: String,
+}
+
+impl Ending {
+    /// Waits for whoever does it now. What the holder knew of the VM before must be looked up again.
+    async fn of(registry: &Arc<Registry>, name: &str) -> Self {
+        while !registry.lock().ending.insert(name.to_owned()) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Self { registry: registry.clone(), name: name.to_owned() }
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.registry.lock().ending.remove(&self.name);
+    }
+}
+
+/// A name that nobody else can take until this is dropped.
+#[derive(Debug)]
+pub struct Reserved {
+    registry: Arc<Registry>,
+    name: String,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.registry.lock().reserved.remove(&self.name);
+    }
+}
+
+/// The process of a record, if it is still that one.
+#[must_use]
+pub fn process_of(record: &VmRecord) -> Option<vmove_memory::Process> {
+    let pid = u32::try_from(record.pid).ok()?;
+    vmove_memory::Process::reopen(pid, record.pid_start).ok().filter(vmove_memory::Process::alive)
+}

@@ -1,0 +1,147 @@
+//! `vmove run`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::layout;
+use crate::record::{RamFileRecord, VmRecord};
+use vmove_memory::{ByteLen, MemoryDir};
+use vmove_qmp::{CommandLine, QemuProcess, RamFileSpec, RunLayout};
+use vmove_types::Backing;
+
+use super::starting::{self, Note};
+use super::{Registry, RegistryError};
+use crate::blocking::run_blocking;
+use vmove_types::vm::{RunRequest, VmDetail};
+
+/// Huge pages are zeroed while QEMU starts: 1 s per 5 GiB, with room.
+const MONITOR_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A VM on its way: what was made for it so far.
+struct Attempt {
+    layout: RunLayout,
+    note: Note,
+    process: Option<QemuProcess>,
+}
+
+impl Attempt {
+    /// Everything that was made goes away again.
+    async fn undo(self) {
+        if let Some(process) = self.process {
+            if let Err(error) = process.kill().await {
+                tracing::error!(vm = %self.note.name, %error, "could not end a QEMU that failed to start");
+            }
+        }
+        let work = move || starting::undo(&self.layout.vm_dir, &self.note);
+        if let Err(error) = run_blocking(work).await {
+            tracing::error!(%error, "could not clean up after a VM that failed to start");
+        }
+    }
+}
+
+impl Registry {
+    /// Starts a VM that can be moved. On an error nothing is left behind. Must not be cancelled in the middle.
+    pub async fn run(self: &Arc<Self>, request: RunRequest) -> Result<VmDetail, RegistryError> {
+        let reserved = self.reserve(&request.name)?;
+        let backing = request.memory.parse::<Backing>()?;
+        let layout = layout::of_vm(&self.run_dir, &self.memory_dir, &request.name, backing);
+        let words = request.command_line.iter().map(OsString::from).collect();
+        let mut line = CommandLine::parse(words)?;
+        let ram = line.rewrite_movable(&layout)?;
+        let made: Vec<RamFileSpec> =
+            ram.iter().filter(|r| r.path.starts_with(&layout.memory_dir)).cloned().collect();
+
+        let note = Note { name: request.name.clone(), ram: made.iter().map(|r| r.path.clone()).collect() };
+        let mut attempt = Attempt { layout, note, process: None };
+        let argv = with_environment(&request, line.to_argv());
+        let record = match self.start(&mut attempt, made, argv, &request, ram).await {
+            Ok(record) => record,
+            Err(error) => {
+                attempt.undo().await;
+                return Err(error);
+            }
+        };
+        let vm_dir = record.vm_dir.clone();
+        run_blocking(move || starting::done(&vm_dir)).await?;
+        tracing::info!(vm = %record.name, pid = record.pid, memory = %record.backing, "VM started");
+        drop(reserved);
+        self.show(&record.name).await
+    }
+
+    async fn start(
+        self: &Arc<Self>,
+        attempt: &mut Attempt,
+        made: Vec<RamFileSpec>,
+        argv: Vec<OsString>,
+        request: &RunRequest,
+        ram: Vec<RamFileSpec>,
+    ) -> Result<VmRecord, RegistryError> {
+        prepare(attempt, made).await?;
+        let (vm_dir, log) =
+            (attempt.layout.vm_dir.clone(), vmove_qmp::process::log_in(&attempt.layout.vm_dir));
+        let process = run_blocking(move || QemuProcess::spawn(&argv, &vm_dir, &log)).await?;
+        let process = process?;
+        attempt.process = Some(process.clone());
+        let client = process.wait_qmp(&attempt.layout.qmp_socket, MONITOR_TIMEOUT).await?;
+        let started = vmove_memory::Process::open(process.pid())?;
+        let record = VmRecord {
+            name: request.name.clone(),
+            pid: i32::try_from(process.pid()).unwrap_or_default(),
+            pid_start: started.start_time(),
+            qmp_socket: attempt.layout.qmp_socket.clone(),
+            vm_dir: attempt.layout.vm_dir.clone(),
+            backing: attempt.layout.backing,
+            command_line: request.command_line.clone(),
+            environment: request.environment.clone().into_iter().collect(),
+            ram: ram.into_iter().map(|r| ram_record(r, &attempt.layout)).collect(),
+            overlays: Vec::new(),
+            adopted: false,
+            session: None,
+        };
+        self.monitors.insert(&record.qmp_socket, client).await;
+        if let Err(error) = self.enter(record.clone()).await {
+            self.monitors.forget(&record.qmp_socket).await;
+            return Err(error);
+        }
+        Ok(record)
+    }
+}
+
+/// Folder, note, RAM files.
+async fn prepare(attempt: &Attempt, made: Vec<RamFileSpec>) -> Result<(), RegistryError> {
+    let (layout, note) = (attempt.layout.clone(), attempt.note.clone());
+    let work = move || {
+        starting::begin(&layout.vm_dir, &note)
+            .map_err(|source| RegistryError::Folder { path: layout.vm_dir.clone(), source })?;
+        let memory = MemoryDir::prepare(&layout.memory_dir, layout.backing)?;
+        let wanted: u64 = made.iter().map(|r| r.size).sum();
+        let free = memory.free()?;
+        if free < ByteLen(wanted) {
+            return Err(RegistryError::NoMemory { backing: layout.backing, wanted: ByteLen(wanted), free });
+        }
+        for spec in &made {
+            // Of an earlier VM of this name, which has ended.
+            starting::remove(&spec.path);
+            let name = spec.path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+            memory.create_ram_file(name, ByteLen(spec.size))?;
+        }
+        Ok(())
+    };
+    run_blocking(work).await?
+}
+
+/// `env` replaces itself by QEMU, so the process id stays.
+fn with_environment(request: &RunRequest, argv: Vec<OsString>) -> Vec<OsString> {
+    if request.environment.is_empty() {
+        return argv;
+    }
+    let pairs = request.environment.iter().map(|(key, value)| OsString::from(format!("{key}={value}")));
+    std::iter::once(OsString::from("env")).chain(pairs).chain(argv).collect()
+}
+
+fn ram_record(spec: RamFileSpec, layout: &RunLayout) -> RamFileRecord {
+    let path: PathBuf = layout.vm_dir.join(spec.path);
+    RamFileRecord { id: spec.id, path, size: spec.size }
+}

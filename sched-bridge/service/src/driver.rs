@@ -1,0 +1,243 @@
+//! Migrates, starts, stops and lists VMs through the daemons of the nodes: by `vmove --json`, on this machine or by ssh on another.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use async_trait::async_trait;
+use sched_bridge::model::{NodeName, VmName};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::process::Command;
+use vmove_bridge_types::requests::StartVm;
+
+/// How a migration ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MigrationEnd {
+    /// The VM runs on the destination.
+    Arrived {
+        /// Duration of the migration. Unit: milliseconds.
+        total_ms: u64,
+        /// Unit: microseconds.
+        downtime_us: u64,
+    },
+    /// It still runs on the source. With the daemon's message.
+    Stayed(String),
+    /// Where it runs, or whether it does, is not known. With the daemon's message.
+    Unknown(String),
+}
+
+/// A VM on a node, as its daemon lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedVm {
+    /// It is part of a migration.
+    pub migrating: bool,
+    /// Its QEMU has ended.
+    pub ended: bool,
+}
+
+/// Controls the VMs of all nodes.
+#[async_trait]
+pub trait VmDriver: std::fmt::Debug + Send + Sync {
+    /// Migrates a VM and waits for the end.
+    async fn migrate(&self, vm: &VmName, from: &NodeName, to: &NodeName) -> MigrationEnd;
+
+    /// The VMs on a node, by name.
+    ///
+    /// # Errors
+    /// The message of its daemon, or why it does not answer.
+    async fn list(&self, node: &NodeName) -> Result<BTreeMap<String, ListedVm>, String>;
+
+    /// Starts a VM on a node.
+    ///
+    /// # Errors
+    /// The message of its daemon: it refuses, or whether the VM runs is not known.
+    async fn start(&self, node: &NodeName, vm: &StartVm) -> Result<(), String>;
+
+    /// Stops a VM on a node.
+    ///
+    /// # Errors
+    /// The message of its daemon: the VM may still run.
+    async fn stop(&self, node: &NodeName, vm: &VmName) -> Result<(), String>;
+}
+
+/// How the daemon of a node is reached.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DaemonAddress {
+    /// Its control socket, for `{control}` in the command.
+    #[serde(default = "default_control")]
+    pub control: PathBuf,
+    /// Its peer port, `HOST:PORT`, to which other daemons migrate VMs. Without it, the name of the node, which the source's daemon must
+    /// then know.
+    #[serde(default)]
+    pub address: Option<String>,
+}
+
+fn default_control() -> PathBuf {
+    PathBuf::from(vmove_types::node::DEFAULT_CONTROL)
+}
+
+/// Runs `vmove` for every request.
+#[derive(Debug, Clone)]
+pub struct VmoveCommand {
+    command: Vec<String>,
+    options: Vec<String>,
+    daemons: BTreeMap<NodeName, DaemonAddress>,
+}
+
+/// What `vmove` did.
+struct Ended {
+    exit_code: Option<i32>,
+    /// The last JSON value on its standard output; null without one.
+    answer: Value,
+    stderr: String,
+}
+
+impl Ended {
+    /// The reported error.
+    fn message(&self) -> String {
+        self.answer["error"].as_str().map_or_else(|| self.stderr.clone(), str::to_owned)
+    }
+}
+
+impl VmoveCommand {
+    /// `command` is `vmove` and everything before its arguments; in it, `{node}` and `{control}` are replaced. `options` are further
+    /// arguments of `vmove migrate`.
+    #[must_use]
+    pub fn new(
+        command: Vec<String>,
+        options: Vec<String>,
+        daemons: BTreeMap<NodeName, DaemonAddress>,
+    ) -> Self {
+        Self { command, options, daemons }
+    }
+
+    async fn run(&self, node: &NodeName, arguments: &[&str]) -> Result<Ended, String> {
+        let control = self.daemons.get(node).map_or_else(default_control, |daemon| daemon.control.clone());
+        let fill = |word: &String| {
+            word.replace("{node}", node.as_str()).replace("{control}", &control.to_string_lossy())
+        };
+        let words: Vec<String> = self.command.iter().map(fill).collect();
+        let (program, first) =
+            words.split_first().ok_or("the command for migrations is empty: see [moves] command")?;
+        // ssh passes its arguments to a shell, as one line.
+        let by_shell = Path::new(program).file_name().is_some_and(|name| name == "ssh");
+        let arguments =
+            arguments.iter().map(|word| if by_shell { shell_quoted(word) } else { (*word).to_owned() });
+        let output = Command::new(program)
+            .args(first)
+            .arg("--json")
+            .args(arguments)
+            .stdin(Stdio::null())
+            .output()
+            .await
+            .map_err(|e| format!("could not run {program}: {e}"))?;
+        let values = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<Value>();
+        Ok(Ended {
+            exit_code: output.status.code(),
+            answer: values.filter_map(Result::ok).last().unwrap_or_default(),
+            stderr: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        })
+    }
+
+    /// Runs a command that only has to succeed.
+    async fn succeed(&self, node: &NodeName, arguments: &[&str]) -> Result<(), String> {
+        let ended = self.run(node, arguments).await?;
+        if ended.exit_code == Some(0) { Ok(()) } else { Err(ended.message()) }
+    }
+}
+
+#[async_trait]
+impl VmDriver for VmoveCommand {
+    async fn migrate(&self, vm: &VmName, from: &NodeName, to: &NodeName) -> MigrationEnd {
+        let address = self.daemons.get(to).and_then(|daemon| daemon.address.clone());
+        let address = address.unwrap_or_else(|| to.to_string());
+        let mut arguments = vec!["migrate", vm.as_str(), "--to", &address];
+        arguments.extend(self.options.iter().map(String::as_str));
+        let ended = match self.run(from, &arguments).await {
+            Ok(ended) => ended,
+            Err(reason) => return MigrationEnd::Stayed(reason),
+        };
+        match ended.exit_code {
+            Some(0) => MigrationEnd::Arrived {
+                total_ms: rounded(&ended.answer["total_ms"], 1.0),
+                downtime_us: rounded(&ended.answer["downtime_ms"], 1000.0),
+            },
+            // 1: failed, the VM runs at the source; 2: wrong usage; 3: refused by the check.
+            Some(1..=3) => MigrationEnd::Stayed(ended.message()),
+            _ => MigrationEnd::Unknown(ended.message()),
+        }
+    }
+
+    async fn list(&self, node: &NodeName) -> Result<BTreeMap<String, ListedVm>, String> {
+        let listed = self.run(node, &["list"]).await?;
+        let Some(vms) = listed.answer["vms"].as_array().filter(|_| listed.exit_code == Some(0)) else {
+            return Err(format!("node {node} does not list its VMs: {}", listed.stderr));
+        };
+        let vm = |vm: &Value| {
+            let migrating =
+                vm["migration"].is_string() || vm["status"] == "inmigrate" || vm["status"] == "migrating";
+            Some((vm["name"].as_str()?.to_owned(), ListedVm { migrating, ended: vm["status"] == "ended" }))
+        };
+        Ok(vms.iter().filter_map(vm).collect())
+    }
+
+    async fn start(&self, node: &NodeName, vm: &StartVm) -> Result<(), String> {
+        let mut arguments = vec!["run", "--name", vm.vm.as_str(), "--memory", &vm.memory, "--"];
+        arguments.extend(vm.command_line.iter().map(String::as_str));
+        self.succeed(node, &arguments).await
+    }
+
+    async fn stop(&self, node: &NodeName, vm: &VmName) -> Result<(), String> {
+        self.succeed(node, &["stop", vm.as_str()]).await
+    }
+}
+
+/// A word that a shell leaves as it is.
+fn shell_quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,=@%+".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+/// A time of a report, in a smaller unit.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times are far below 2^53")]
+fn rounded(value: &Value, factor: f64) -> u64 {
+    (value.as_f64().unwrap_or(0.0) * factor).round().max(0.0) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn arguments_pass_through_a_shell_unchanged() {
+        let dir = tempfile::tempdir().unwrap();
+        // Like ssh: passes all arguments but the first to a shell, as one line.
+        let ssh = dir.path().join("ssh");
+        std::fs::write(&ssh, "#!/bin/sh\nshift\nexec sh -c \"$*\"\n").unwrap();
+        let mut mode = std::fs::metadata(&ssh).unwrap().permissions();
+        std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
+        std::fs::set_permissions(&ssh, mode).unwrap();
+        let out = dir.path().join("out");
+        let script = dir.path().join("vmove");
+        std::fs::write(&script, format!("for word; do printf '%s\\n' \"$word\"; done >{}\n", out.display()))
+            .unwrap();
+        let command =
+            [ssh.to_str().unwrap(), "{node}", "sh", script.to_str().unwrap()].map(str::to_owned).to_vec();
+        let driver = VmoveCommand::new(command, Vec::new(), BTreeMap::new());
+        let words = ["qemu", "-append", "a b 'c' $HOME; \"d\"", "", "x=1,y=2"];
+        let vm = StartVm {
+            vm: VmName::new("v").unwrap(),
+            command_line: words.map(str::to_owned).to_vec(),
+            memory: "thp".to_owned(),
+        };
+        driver.start(&NodeName::new("n1").unwrap(), &vm).await.unwrap();
+        let told = std::fs::read_to_string(out).unwrap();
+        let wanted = ["--json", "run", "--name", "v", "--memory", "thp", "--"].into_iter().chain(words);
+        assert_eq!(told.lines().collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
+    }
+}

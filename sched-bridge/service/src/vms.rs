@@ -1,0 +1,246 @@
+//! Starts and stops the VMs of a lease through the daemons of their nodes: all of them or none.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use sched_bridge::model::{Assignment, NodeName, VmName};
+use tokio::task::JoinSet;
+use vmove_bridge_types::requests::{StartVm, StartedVm};
+
+use crate::bridge::{Bridge, BridgeError};
+use crate::driver::VmDriver;
+use crate::lease::{Lease, LeaseId};
+
+/// Why VMs were not started or stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// There is no such lease, or the store does not answer.
+    #[error(transparent)]
+    Bridge(#[from] BridgeError),
+    /// The lease has no such VM.
+    #[error("lease {id} has no VM {vm}: expected one of {vms}")]
+    NotInLease {
+        /// The lease.
+        id: LeaseId,
+        /// The requested VM.
+        vm: VmName,
+        /// The VMs of the lease.
+        vms: String,
+    },
+    /// A VM did not start. Those that this request had started were stopped.
+    #[error("{reasons}; the VMs that this request had started were stopped")]
+    Refused {
+        /// The error of each VM.
+        reasons: String,
+    },
+    /// VMs that should have stopped may still run. The lease must not be released yet.
+    #[error(
+        "{reasons}: these VMs may still run; do not release the lease before `vmove list` on their nodes shows that they do not"
+    )]
+    StillRunning {
+        /// The error of each VM.
+        reasons: String,
+    },
+}
+
+/// Starts VMs of a lease. Those that run already are left as they are, so that a request can be repeated.
+///
+/// # Errors
+/// A VM does not start, or the lease ends meanwhile: then the VMs that this call has started are stopped.
+pub async fn start(
+    bridge: &Bridge,
+    driver: &Arc<dyn VmDriver>,
+    id: &LeaseId,
+    vms: &[StartVm],
+) -> Result<Vec<StartedVm>, StartError> {
+    // Now a whole time to live remains.
+    let lease = bridge.renew(id).await?;
+    let homes = homes(&lease, vms.iter().map(|vm| &vm.vm))?;
+    let running = running(driver, homes.values().map(|home| &home.node))
+        .await
+        .map_err(|reasons| StartError::Refused { reasons })?;
+    let (mut started, mut begun, mut work) = (Vec::new(), Vec::new(), JoinSet::new());
+    for vm in vms {
+        let home = &homes[&vm.vm];
+        let again = running.contains(&(home.node.clone(), vm.vm.to_string()));
+        started.push(StartedVm { vm: vm.vm.clone(), node: home.node.clone(), again });
+        if !again {
+            begun.push((vm.vm.clone(), home.node.clone()));
+            let (driver, node, vm) = (Arc::clone(driver), home.node.clone(), filled_in(vm, home));
+            work.spawn(async move {
+                let started = driver.start(&node, &vm).await;
+                started.map_err(|reason| format!("VM {} does not start on node {node}: {reason}", vm.vm))
+            });
+        }
+    }
+    let ended = work.join_all().await;
+    let mut reasons: Vec<String> = ended.into_iter().filter_map(Result::err).collect();
+    // If the lease has ended, others may have its resources by now.
+    if reasons.is_empty()
+        && let Err(error) = bridge.renew(id).await
+    {
+        reasons.push(error.to_string());
+    }
+    if reasons.is_empty() {
+        return Ok(started);
+    }
+    let reasons = reasons.join("; ");
+    match stop_all(driver, begun).await {
+        Ok(()) => Err(StartError::Refused { reasons }),
+        Err(not_stopped) => Err(StartError::StillRunning { reasons: format!("{reasons}; {not_stopped}") }),
+    }
+}
+
+/// Stops VMs of a lease, all of them if `vms` is empty. Stopping one that does not run succeeds.
+///
+/// # Errors
+/// A VM may still run.
+pub async fn stop(
+    bridge: &Bridge,
+    driver: &Arc<dyn VmDriver>,
+    id: &LeaseId,
+    vms: &[VmName],
+) -> Result<Vec<VmName>, StartError> {
+    let lease = Arc::clone(&bridge.view()?.lease(id)?.lease);
+    let vms: Vec<VmName> = if vms.is_empty() { lease.vms().cloned().collect() } else { vms.to_vec() };
+    let homes = homes(&lease, vms.iter())?;
+    let all = homes.into_iter().map(|(vm, home)| (vm, home.node)).collect();
+    stop_all(driver, all).await.map_err(|reasons| StartError::StillRunning { reasons })?;
+    Ok(vms)
+}
+
+async fn stop_all(driver: &Arc<dyn VmDriver>, vms: Vec<(VmName, NodeName)>) -> Result<(), String> {
+    let mut work = JoinSet::new();
+    for (vm, node) in vms {
+        let driver = Arc::clone(driver);
+        work.spawn(async move {
+            // A VM that never started cannot be stopped.
+            let listed = driver.list(&node).await?;
+            if !listed.contains_key(vm.as_str()) {
+                return Ok(());
+            }
+            let stopped = driver.stop(&node, &vm).await;
+            stopped.map_err(|reason| format!("VM {vm} does not stop on node {node}: {reason}"))
+        });
+    }
+    let reasons: Vec<String> = work.join_all().await.into_iter().filter_map(Result::err).collect();
+    if reasons.is_empty() { Ok(()) } else { Err(reasons.join("; ")) }
+}
+
+/// The node and resources of each VM.
+fn homes<'a>(
+    lease: &Lease,
+    vms: impl Iterator<Item = &'a VmName>,
+) -> Result<BTreeMap<VmName, Assignment>, StartError> {
+    let home = |vm: &VmName| {
+        let held = lease.home(vm).ok_or_else(|| StartError::NotInLease {
+            id: lease.id.clone(),
+            vm: vm.clone(),
+            vms: lease.vms().map(VmName::as_str).collect::<Vec<_>>().join(", "),
+        })?;
+        Ok((vm.clone(), held.assignment.clone()))
+    };
+    vms.map(home).collect()
+}
+
+/// The VMs that run on these nodes.
+async fn running(
+    driver: &Arc<dyn VmDriver>,
+    nodes: impl Iterator<Item = &NodeName>,
+) -> Result<BTreeSet<(NodeName, String)>, String> {
+    let mut running = BTreeSet::new();
+    for node in nodes.collect::<BTreeSet<_>>() {
+        let listed = driver.list(node).await?;
+        running.extend(listed.into_iter().filter(|(_, vm)| !vm.ended).map(|(vm, _)| (node.clone(), vm)));
+    }
+    Ok(running)
+}
+
+/// Fills in what the lease has for the VM.
+fn filled_in(vm: &StartVm, home: &Assignment) -> StartVm {
+    let (vcpus, memory) = (home.cores().to_string(), home.memory().0.to_string());
+    let mut command_line = Vec::new();
+    for argument in &vm.command_line {
+        if argument == "{devices}" {
+            for device in &home.devices {
+                command_line.extend(["-device".to_owned(), format!("vfio-pci,host={}", device.address)]);
+            }
+            continue;
+        }
+        command_line.push(argument.replace("{vcpus}", &vcpus).replace("{memory_mib}", &memory));
+    }
+    StartVm { command_line, ..vm.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{FakeDriver, TestBridge, id, scene};
+
+    fn name(text: &str) -> VmName {
+        VmName::new(text).unwrap()
+    }
+
+    fn starting(vms: &[&str]) -> Vec<StartVm> {
+        let words = ["qemu", "-smp", "{vcpus}", "-m", "{memory_mib}", "{devices}"];
+        let one = |vm: &&str| StartVm {
+            vm: name(vm),
+            command_line: words.map(str::to_owned).to_vec(),
+            memory: "thp".to_owned(),
+        };
+        vms.iter().map(one).collect()
+    }
+
+    /// A lease of three VMs, none of which runs.
+    async fn leased() -> (TestBridge, FakeDriver, Arc<dyn VmDriver>) {
+        let (bridge, fake) = scene(3).await;
+        fake.world().running.clear();
+        let driver: Arc<dyn VmDriver> = Arc::new(fake.clone());
+        (bridge, fake, driver)
+    }
+
+    const ALL: [&str; 3] = ["vc-vm-0", "vc-vm-1", "vc-vm-2"];
+
+    #[tokio::test]
+    async fn all_start_where_they_were_placed_and_once() {
+        let (bridge, fake, driver) = leased().await;
+        let lease = id("vc");
+        let started = start(&bridge, &driver, &lease, &starting(&ALL[..2])).await.unwrap();
+        assert!(started.iter().all(|vm| !vm.again), "{started:?}");
+        let started = start(&bridge, &driver, &lease, &starting(&ALL)).await.unwrap();
+        assert_eq!(started.iter().map(|vm| vm.again).collect::<Vec<_>>(), [true, true, false]);
+        let view = bridge.view().unwrap();
+        for vm in ALL {
+            let home = view.lease(&lease).unwrap().lease.home(&name(vm)).unwrap().assignment.node.clone();
+            assert_eq!(fake.world().running[vm], home);
+        }
+        let line = fake.world().log[0].clone();
+        assert!(line.starts_with("qemu -smp 8 -m 1024 -device vfio-pci,host="), "{line}");
+        assert_eq!(line.matches("-device").count(), 8, "{line}");
+        // Stopped, and stopped again.
+        for _ in 0..2 {
+            assert_eq!(stop(&bridge, &driver, &lease, &[]).await.unwrap().len(), 3);
+            assert!(fake.world().running.is_empty());
+        }
+        let other = start(&bridge, &driver, &lease, &starting(&["vc-vm-7"])).await.unwrap_err();
+        assert!(other.to_string().contains("expected one of vc-vm-0, vc-vm-1, vc-vm-2"), "{other}");
+    }
+
+    #[tokio::test]
+    async fn if_one_does_not_start_none_is_left_but_those_that_ran() {
+        let (bridge, fake, driver) = leased().await;
+        let lease = id("vc");
+        start(&bridge, &driver, &lease, &starting(&ALL[..1])).await.unwrap();
+        fake.world().failing.insert(ALL[2].to_owned());
+        let refused = start(&bridge, &driver, &lease, &starting(&ALL)).await.unwrap_err();
+        assert!(matches!(refused, StartError::Refused { .. }), "{refused}");
+        assert!(refused.to_string().contains("VM vc-vm-2 does not start"), "{refused}");
+        assert_eq!(fake.world().running.keys().collect::<Vec<_>>(), [ALL[0]]);
+        // One that was started cannot be stopped.
+        fake.world().unstoppable.insert(ALL[1].to_owned());
+        let left = start(&bridge, &driver, &lease, &starting(&ALL)).await.unwrap_err();
+        assert!(matches!(left, StartError::StillRunning { .. }), "{left}");
+        assert!(left.to_string().contains("VM vc-vm-1 does not stop"), "{left}");
+    }
+}

@@ -1,0 +1,43 @@
+//! Accounting records.
+
+use serde::{Deserialize, Serialize};
+
+use crate::lease::{LeaseId, Usage};
+
+/// How a lease ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum End {
+    /// Its holder released it.
+    Released,
+    /// No heartbeat came in time.
+    Expired,
+    /// All its VMs have ended.
+    VmsEnded,
+}
+
+/// The record of a lease that has ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Record {
+    /// The lease.
+    pub lease: LeaseId,
+    /// Its holder.
+    pub holder: String,
+    /// The virtual cluster.
+    pub cluster: String,
+    /// How it ended.
+    pub end: End,
+    /// When it was granted, by the time of day. Unit: milliseconds since 1970-01-01 00:00 UTC.
+    pub granted_wall_ms: u64,
+    /// When it ended, likewise. If the time of day has jumped, the difference of the two is wrong; `usage` is not.
+    pub ended_wall_ms: u64,
+    /// What was used.
+    pub usage: Usage,
+    /// GPU-hours: `usage.gpu_ms` / 3 600 000.
+    pub gpu_hours: f64,
+    /// All of the usage was measured by clocks that do not jump. Otherwise a part of it spans a reboot or several machines and was
+    /// measured by the time of day, at most twice the time to live for each gap.
+    pub exact: bool,
+}

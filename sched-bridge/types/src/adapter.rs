@@ -1,0 +1,87 @@
+//! Adapters: programs that run what `vmoved` does not, such as the containers and bare-metal environments of a blueprint.
+//!
+//! The contract: the program is started once for each request. It reads one [`Request`] as JSON from standard input and writes one
+//! [`Answer`] to standard output. Its exit code is 0 if it has answered, even if environments have failed; any other is a failure of
+//! the adapter, whose standard error is shown. Requests can be repeated: `start` of an environment that exists answers with its
+//! status. Adapters ignore unknown fields.
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the contract.
+pub const VERSION: u32 = 1;
+
+/// What an adapter is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// Start environments. Those that exist are left as they are.
+    Start,
+    /// Report their status.
+    Status,
+    /// Stop them. Stopping one that does not exist succeeds.
+    Stop,
+}
+
+/// A request to an adapter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Version of the contract: 1.
+    pub version: u32,
+    /// What to do.
+    pub action: Action,
+    /// The blueprint or cluster. With an environment's name it identifies what runs.
+    pub cluster: String,
+    /// The environments concerned.
+    pub environments: Vec<Environment>,
+}
+
+/// One environment.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Environment {
+    /// Name, unique in the cluster.
+    pub name: String,
+    /// `container` or `bare-metal`.
+    pub kind: String,
+    /// A command line, or an image and a command line.
+    pub artifact: String,
+    /// The nodes where it was placed; any, if there are none.
+    pub nodes: Vec<String>,
+    /// The nodes of VMs that it is connected with: it should run close to them.
+    pub near: Vec<String>,
+    /// Hardware threads.
+    pub cores: u32,
+    /// Memory. Unit: MiB.
+    pub memory_mib: u64,
+    /// Number of GPUs.
+    pub gpus: u32,
+    /// Names of its networks.
+    pub networks: Vec<String>,
+}
+
+/// An adapter's answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Version of the contract: 1.
+    pub version: u32,
+    /// One for each environment of the request, in the same sequence.
+    pub environments: Vec<Status>,
+}
+
+/// Status of an environment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Its name.
+    pub name: String,
+    /// `waiting`, `running`, `ended`, `failed` or `absent`.
+    pub state: String,
+    /// The adapter's own name for it (`slurm:17`).
+    #[serde(default)]
+    pub handle: String,
+    /// Nodes where it runs.
+    #[serde(default)]
+    pub nodes: Vec<String>,
+    /// Why, if it has failed.
+    #[serde(default)]
+    pub message: String,
+}

@@ -1,0 +1,293 @@
+//! Requests and answers. Types of `vmove-sched` appear as it writes them; here they are described for OpenAPI.
+
+use std::collections::BTreeMap;
+
+use sched_bridge::model::{Assignment, ClusterName, Node, NodeName, NodeState, VmName};
+use sched_bridge::place::{ClusterRequest, Explanation, Placement};
+use serde::{Deserialize, Serialize};
+
+use crate::lease::{Held, LeaseId, Usage};
+use crate::plan::Plan;
+use crate::request_text::RequestText;
+use crate::topology_text::TopologyFormat;
+
+/// Status of a bridge.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct BridgeInfo {
+    /// Version of vbridged.
+    pub version: String,
+    /// Its store.
+    pub store: String,
+    /// The last transaction of the store that it has seen.
+    pub revision: u64,
+    /// Why it is out of touch with the store; absent if it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out_of_touch: Option<String>,
+    /// Number of nodes.
+    pub nodes: usize,
+    /// Number of switches.
+    pub switches: usize,
+    /// Number of leases.
+    pub leases: usize,
+    /// Problems by key of the store: values that cannot be read, and leases of resources that do not exist.
+    pub problems: BTreeMap<String, String>,
+}
+
+/// A request for a lease.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct LeaseRequest {
+    /// Id of the new lease: 1 to 64 of `A-Z a-z 0-9 . _ -`. A repeated request with the same id returns the same lease. Without an id,
+    /// a lease whose answer was lost stays until its time to live is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
+    pub id: Option<LeaseId>,
+    /// The holder: a user, a job.
+    pub holder: String,
+    /// Time to live without a heartbeat. Unit: milliseconds. Default: 60 s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_ms: Option<u64>,
+    /// Only answer where it would be placed; lease nothing.
+    #[serde(default)]
+    pub what_if: bool,
+    /// Explain for every node why it was chosen, not needed or ruled out. Only with `what_if`. A request that does not fit is then answered
+    /// with status 200, the explanation, and the reason in `refused`.
+    #[serde(default)]
+    pub explain: bool,
+    /// A virtual cluster to be placed, as `ClusterRequest`. Set exactly one of `request`, `text` and `assignments`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<Object>))]
+    pub request: Option<ClusterRequest>,
+    /// A virtual cluster file, an instance type string, or the output of `openstack flavor show -f json`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<RequestText>,
+    /// Exactly these devices, cores and memory, chosen by the caller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assignments: Option<Vec<Assignment>>,
+    /// Name of the virtual cluster, for `assignments` and for texts without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
+    pub cluster: Option<ClusterName>,
+}
+
+/// A lease.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct LeaseInfo {
+    /// Its id.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub id: LeaseId,
+    /// Its holder.
+    pub holder: String,
+    /// The virtual cluster.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub cluster: ClusterName,
+    /// The resources that it holds, by VM and node.
+    pub held: Vec<Held>,
+    /// Time to live without a heartbeat. Unit: milliseconds.
+    pub ttl_ms: u64,
+    /// Heartbeats so far.
+    pub beats: u64,
+    /// When it was granted, by the time of day. Unit: milliseconds since 1970-01-01 00:00 UTC.
+    pub granted_wall_ms: u64,
+    /// Usage until the last heartbeat or change.
+    pub usage: Usage,
+}
+
+/// The answer to a request for a lease.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct LeaseAnswer {
+    /// The lease; absent with `what_if`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<LeaseInfo>,
+    /// Its placement; absent if the caller chose the resources, or for a repeated request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placement: Option<Placement>,
+    /// The lease existed already: the request was a repeated one.
+    pub again: bool,
+    /// For every node: why it was chosen, not needed or ruled out. Only with `explain`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<Object>))]
+    pub explanation: Option<Explanation>,
+    /// Why there is no placement. Only with `explain`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
+}
+
+/// Leases.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct LeaseList {
+    /// By id.
+    pub leases: Vec<LeaseInfo>,
+}
+
+/// Selects leases.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::IntoParams))]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "schema", into_params(parameter_in = Query))]
+pub struct LeaseQuery {
+    /// Only leases of this holder.
+    #[serde(default)]
+    pub holder: Option<String>,
+}
+
+/// A node of the fleet.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct NodeDetail {
+    /// Its inventory.
+    #[cfg_attr(feature = "schema", schema(value_type = Object))]
+    pub node: Node,
+    /// VMs for which resources of this node are held.
+    pub vms: Vec<String>,
+    /// Addresses of the devices that are held.
+    pub held_devices: Vec<String>,
+}
+
+/// Nodes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct NodeList {
+    /// By name.
+    pub nodes: Vec<NodeSummary>,
+}
+
+/// Summary of a node.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct NodeSummary {
+    /// Its name.
+    pub name: String,
+    /// `up`, `drained` or `down`.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub state: NodeState,
+    /// All GPUs.
+    pub gpus: usize,
+    /// GPUs that are not held.
+    pub gpus_free: usize,
+    /// All adapters and virtual functions.
+    pub adapters: usize,
+    /// All hardware threads.
+    pub cores: u32,
+    /// Hardware threads that are not held.
+    pub cores_free: u32,
+    /// All memory. Unit: MiB.
+    pub memory_mib: u64,
+    /// Memory that is not held. Unit: MiB.
+    pub memory_free_mib: u64,
+    /// VMs for which resources of this node are held.
+    pub vms: u32,
+}
+
+/// A new state of a node.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct NodeStateRequest {
+    /// `up`, `drained` or `down`.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub state: NodeState,
+}
+
+/// A topology as text.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct TopologyText {
+    /// The format.
+    pub format: TopologyFormat,
+    /// The text.
+    pub text: String,
+}
+
+/// Selects accounting records.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::IntoParams))]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "schema", into_params(parameter_in = Query))]
+pub struct AccountQuery {
+    /// `jsonl` (one JSON object a line) or `csv`.
+    #[serde(default)]
+    pub format: Option<String>,
+    /// Only records of this holder.
+    #[serde(default)]
+    pub holder: Option<String>,
+    /// Only leases that ended at or after this time of day. Unit: milliseconds since 1970-01-01 00:00 UTC.
+    #[serde(default)]
+    pub since_ms: Option<u64>,
+}
+
+/// Plans.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct PlanList {
+    /// By id.
+    pub plans: Vec<Plan>,
+}
+
+/// How a VM is started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct StartVm {
+    /// The VM, one of the lease.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub vm: VmName,
+    /// QEMU and its arguments, as for `vmove run`. `{vcpus}` and `{memory_mib}` stand for what the lease has for this VM; an argument
+    /// `{devices}` for `-device vfio-pci,host=ADDRESS` of each of its devices.
+    pub command_line: Vec<String>,
+    /// Backing of guest memory: `thp` (default), `hugetlb-2m` or `hugetlb-1g`.
+    #[serde(default = "thp")]
+    pub memory: String,
+}
+
+fn thp() -> String {
+    "thp".to_owned()
+}
+
+/// A VM that runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct StartedVm {
+    /// The VM.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub vm: VmName,
+    /// Its node.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub node: NodeName,
+    /// It was running before.
+    pub again: bool,
+}
+
+/// VMs to be started.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct StartRequest {
+    /// The VMs, each once.
+    pub vms: Vec<StartVm>,
+}
+
+/// VMs that were started.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct StartAnswer {
+    /// In the sequence of the request.
+    pub vms: Vec<StartedVm>,
+}
+
+/// VMs to be stopped; in the answer, VMs that are stopped.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct StopVms {
+    /// Names of VMs of the lease; all, if empty.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<String>))]
+    pub vms: Vec<VmName>,
+}

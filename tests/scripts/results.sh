@@ -1,0 +1,102 @@
+# shellcheck shell=bash
+# What a test run found: how many tests of each layer passed, failed and were skipped, and how long the layer took.
+
+# Begins to collect; RESULTS is a folder with a file for each layer, in which each line is a kind and a number.
+begin_results() {
+    RESULTS=$(mktemp -d)
+    trap 'rm -rf "$RESULTS"' EXIT
+    LAYERS_RUN=()
+}
+
+# run_layer NAME: runs test_NAME to its end. A layer that fails does not keep the others from being run.
+run_layer() {
+    local begin=$SECONDS status=0
+    LAYER=$1
+    LAYERS_RUN+=("$LAYER")
+    RESULT=$RESULTS/$LAYER
+    : >"$RESULT"
+    say "test layer: $LAYER"
+    # In a condition, `set -e` would not hold for what is run.
+    set +e
+    (
+        set -e
+        "test_$LAYER"
+    )
+    status=$?
+    set -e
+    echo "seconds $((SECONDS - begin))" >>"$RESULT"
+    # Something that ended without telling of a test: a program that does not compile, a process that was killed.
+    [ $status -eq 0 ] || [ "$(result_of "$LAYER" failed)" -gt 0 ] || echo "failed 1" >>"$RESULT"
+}
+
+# result_of LAYER KIND
+result_of() {
+    awk -v kind="$2" '$1 == kind { sum += $2 } END { print sum + 0 }' "$RESULTS/$1"
+}
+
+# A check that is no test of cargo's: checked NAME COMMAND...
+checked() {
+    local name=$1
+    shift
+    if "$@"; then
+        echo "passed 1" >>"$RESULT"
+    else
+        warn "failed: $name"
+        echo "failed 1" >>"$RESULT"
+        return 1
+    fi
+}
+
+# One that cannot be made here: skipped NAME REASON. As the macro `skip!` does it.
+skipped() {
+    case ${VMOVE_NO_SKIP:-0} in
+        0) ;;
+        *) die "$1 cannot be run, and VMOVE_NO_SKIP forbids to skip it: $2" ;;
+    esac
+    echo "SKIP $1: $2"
+    echo "skipped 1" >>"$RESULT"
+}
+
+# Counts what cargo's tests say (with --show-output), and shows it: of tests that passed only why they were skipped, all else as it is.
+# Lines of `skip!` are "SKIP NAME: REASON"; with "(PART)" at the end of NAME the test did run, but for that part.
+counted() {
+    awk -v result="$RESULT" '
+        /^successes:$/ { hide = 1 }
+        /^(failures:|test result:)/ { hide = 0 }
+        /^---- .* stdout ----$/ { test = $2 }
+        hide && /^SKIP / { if ($0 ~ /^SKIP [^:]*(::[^:]+)*\): /) part++; else whole[test] = 1 }
+        /^test result:/ {
+            passed += $4; failed += $6; ignored += $8
+            for (name in whole) { passed--; skipped++ }
+            delete whole
+        }
+        !hide || /^SKIP / { print; fflush() }
+        END {
+            printf "passed %d\nfailed %d\nskipped %d\nparts %d\nignored %d\n", passed, failed, skipped, part, ignored >>result
+        }'
+}
+
+# The table at the end, and success if nothing failed. "in part": tests that passed, of which a part was skipped. "ignored": tests that cargo
+# does not run by itself, such as those that are the processes of others.
+tell_results() {
+    local layer
+    printf '\n%-8s' layer
+    printf ' %8s' passed failed skipped 'in part' ignored min:s
+    echo
+    : >"$RESULTS/all"
+    for layer in "${LAYERS_RUN[@]}"; do
+        tell_layer "$layer"
+        cat "$RESULTS/$layer" >>"$RESULTS/all"
+    done
+    tell_layer all
+    echo
+    [ "$(result_of all failed)" -eq 0 ]
+}
+
+tell_layer() {
+    local kind seconds
+    printf '%-8s' "$1"
+    for kind in passed failed skipped parts ignored; do printf ' %8d' "$(result_of "$1" $kind)"; done
+    seconds=$(result_of "$1" seconds)
+    printf ' %8s\n' "$(printf '%d:%02d' $((seconds / 60)) $((seconds % 60)))"
+}

@@ -1,0 +1,164 @@
+//! The commands for virtual clusters, as an operator types them.
+#![cfg(test)]
+
+use std::os::unix::fs::PermissionsExt;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+use vmove_skip::need;
+use vmove_tests::bridge::Bridge;
+use vmove_tests::places;
+use vmove_tests::sandbox::Sandbox;
+
+fn ready() -> Result<()> {
+    for program in ["vmove", "vbridged"] {
+        places::product(program)?;
+    }
+    Ok(())
+}
+
+/// Four nodes of two GPUs below two leaves, and a bridge that knows them.
+fn fleet(sandbox: &Sandbox) -> Bridge {
+    let bridge = Bridge::start(sandbox, &[]).expect("a bridge");
+    let gpu = |at: u8| json!({ "address": format!("0000:0{at}:00.0"), "kind": "gpu", "id": "10de:2330" });
+    let nodes: String = (1..=4)
+        .map(|number| {
+            let numa = json!([{ "id": 0, "socket": 0, "cores": 8, "memory": 4096 }]);
+            json!({ "name": format!("n{number}"), "numa": numa, "devices": [gpu(1), gpu(2)] }).to_string()
+        })
+        .collect();
+    let nodes = bridge.write("nodes.json", &nodes).expect("a file");
+    assert_eq!(bridge.ask(&["fleet", "publish", &nodes]).expect("published")["published"], 4);
+    let conf = "SwitchName=l1 Nodes=n[1-2]\nSwitchName=l2 Nodes=n[3-4]\nSwitchName=s Switches=l[1-2]\n";
+    let conf = bridge.write("topology.conf", conf).expect("a file");
+    bridge.ask(&["topology", "--import", &conf, "--publish"]).expect("published");
+    bridge
+}
+
+/// Exit code, and what was said.
+fn refused(bridge: &Bridge, arguments: &[&str]) -> (Option<i32>, String) {
+    let output = bridge.command(arguments).expect("vmove").output().expect("it runs");
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn this_machine_is_read_published_and_placed_on() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let bridge = Bridge::start(&sandbox, &[]).expect("a bridge");
+    let node = bridge.ask(&["inventory", "--publish", "--name", "here"]).expect("an inventory");
+    assert_eq!(node["name"], "here");
+    assert!(node["numa"][0]["cores"].as_u64() > Some(0), "{node}");
+    let listed = bridge.ask(&["fleet", "list"]).expect("a list");
+    assert_eq!(listed["nodes"][0]["name"], "here");
+    let glue = bridge.command(&["inventory", "--glue2", "--name", "here"]).expect("vmove").output();
+    let glue = String::from_utf8(glue.expect("it runs").stdout).expect("text");
+    assert!(glue.contains("GLUE2"), "{glue}");
+    let one = ["place", "--text", "vcpus=1; memory_mb=16", "--cluster", "one"];
+    let placed = bridge.ask(&[&one[..], &["--what-if"]].concat()).expect("placed");
+    assert_eq!(placed["placement"]["assignments"][0]["node"], "here");
+    assert_eq!(bridge.ask(&["lease", "list"]).expect("a list")["leases"], json!([]), "nothing was taken");
+    // A root that tells of nothing.
+    let (code, said) = refused(&bridge, &["inventory", "--root", "/proc/self/fd"]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("expected the root of a Linux system"), "{said}");
+}
+
+#[test]
+fn why_a_node_is_chosen_or_not_is_explained() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let bridge = fleet(&sandbox);
+    bridge.ask(&["fleet", "drain", "n3"]).expect("drained");
+    let text = ["--text", "vcpus=2; memory_mb=512; gpus=2", "--cluster", "c"];
+    let told = bridge
+        .ask(&[&["place"], &text[..], &["--count", "2", "--explain"]].concat())
+        .expect("an explanation");
+    let nodes = told["explanation"]["nodes"].as_array().expect("nodes").clone();
+    let verdict = |name: &str| {
+        nodes
+            .iter()
+            .find(|node| node["node"] == name)
+            .map(|node| node["verdict"].clone())
+            .expect("it is told")
+    };
+    assert_eq!(
+        (verdict("n1"), verdict("n2"), verdict("n3")),
+        ("chosen".into(), "chosen".into(), "rejected".into())
+    );
+    assert_eq!(told["placement"]["score"]["max_hops"], 1);
+    let (code, said) = refused(&bridge, &[&["place"], &text[..], &["--count", "4"]].concat());
+    assert_eq!(code, Some(3), "it does not fit: {said}");
+    let (code, said) = refused(&bridge, &["place", "--text", "vcpus=2; colour=red", "--cluster", "c"]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("colour"), "{said}");
+    for format in ["topology.conf", "topology.yaml", "labels"] {
+        let out =
+            bridge.command(&["topology", "--export", format]).expect("vmove").output().expect("it runs");
+        let text = String::from_utf8_lossy(&out.stdout);
+        assert!(out.status.success() && (text.contains("n4") || text.contains("n[3-4]")), "{format}: {text}");
+    }
+}
+
+#[test]
+fn a_blueprint_is_placed_and_handed_over_or_undone() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let bridge = fleet(&sandbox);
+    let blueprint = "name: app
+environments:
+- {name: solver, kind: vm, count: 2, request: 'vcpus=2; memory_mb=512; gpus=2'}
+- {name: view, kind: container, adapter: fake, request: 'vcpus=1; memory_mb=64', artifacts: [image]}
+artifacts:
+- {name: image, source: view.sif}
+connections:
+- {from: solver, to: view}
+";
+    let file = bridge.write("app.yaml", blueprint).expect("a file");
+    let parts = bridge.ask(&["blueprint", &file]).expect("taken apart");
+    assert_eq!(parts["together"][0]["environments"], json!(["solver", "view"]));
+
+    // It writes down what it is asked, and answers with the state it is given.
+    let adapter = |state: &str| {
+        let script = format!(
+            "#!/bin/sh\nread -r asked\necho \"$asked\" >>\"$0.log\"\necho '{{\"version\":1,\"environments\":[{{\"name\":\"view\",\"state\":\"{state}\"}}]}}'\n"
+        );
+        let path = bridge.write(state, &script).expect("a file");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("it can be run");
+        path
+    };
+    let asked = |program: &str| -> Vec<Value> {
+        let log = std::fs::read_to_string(format!("{program}.log")).expect("it was asked");
+        log.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    };
+    let run = |program: &str| {
+        let adapter = format!("fake={program}");
+        refused(&bridge, &["blueprint", &file, "--run", "--holder", "test", "--adapter", &adapter])
+    };
+    let leases = || bridge.ask(&["lease", "list"]).expect("a list")["leases"].as_array().map(Vec::len);
+
+    let (code, said) = refused(&bridge, &["blueprint", &file, "--run"]);
+    assert_eq!((code, leases()), (Some(2), Some(0)), "nobody is there for it: {said}");
+    assert!(said.contains("fake"), "{said}");
+
+    let failing = adapter("failed");
+    let (code, said) = run(&failing);
+    assert_eq!((code, leases()), (Some(1), Some(0)), "{said}");
+    assert!(said.contains("undone"), "{said}");
+    let told: Vec<Value> = asked(&failing).iter().map(|asked| asked["action"].clone()).collect();
+    assert_eq!(told, ["start", "stop"]);
+
+    let working = adapter("running");
+    let (code, said) = run(&working);
+    assert_eq!((code, leases()), (Some(0), Some(1)), "{said}");
+    let environment = &asked(&working)[0]["environments"][0];
+    assert_eq!((&environment["artifact"], &environment["memory_mib"]), (&json!("view.sif"), &json!(64)));
+    assert_eq!(environment["near"], json!(["n1", "n2"]), "the nodes of the VMs that it talks to");
+
+    // What adapters cannot be told is refused before anything is begun.
+    let odd = blueprint.replace("memory_mb=64", "memory_mb=64; cpu_features=avx512f").replace("app", "odd");
+    let odd = bridge.write("odd.yaml", &odd).expect("a file");
+    let (code, said) =
+        refused(&bridge, &["blueprint", &odd, "--run", "--adapter", &format!("fake={working}")]);
+    assert_eq!((code, leases()), (Some(2), Some(1)), "{said}");
+}

@@ -1,0 +1,5 @@
+//! Virtual clusters: a bridge over daemons, and the commands that speak with it.
+
+mod blueprints;
+mod commands;
+mod plans;

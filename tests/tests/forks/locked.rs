@@ -1,0 +1,224 @@
+//! Guests whose memory cannot be mapped again, since it is locked: it is write-protected and copied while they run.
+#![cfg(test)]
+
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+use vmove_guest::config::{Config, Rate};
+use vmove_skip::need;
+use vmove_tests::daemon::{Node, NodeOptions};
+use vmove_tests::fleet::{light, until};
+use vmove_tests::forks::{
+    ForkPhase, Parent, done, journals, kill_in_fork_after, names, template_files, vfork,
+};
+use vmove_tests::guest::Guest;
+use vmove_tests::sandbox::Sandbox;
+use vmove_tests::scene::{NAME, memory_mib, ready};
+
+/// A guest that writes while it is copied, and leaves something of two cores to others.
+fn busy() -> Config {
+    Config { rate: Rate::PagesPerSecond(20_000), ..light() }
+}
+
+fn locked(node: &Node, config: &Config) -> Parent {
+    let mut guest = Guest::new(memory_mib(config), config.clone()).expect("a QEMU");
+    guest.extra.extend(["-overcommit", "mem-lock=on"].map(str::to_owned));
+    let parent = Parent::start(node, NAME, "thp", guest).expect("the guest runs");
+    assert!(locked_kib(node, NAME) >= u64::from(memory_mib(config)) << 10, "it is locked");
+    parent
+}
+
+/// Locked memory of a VM's QEMU.
+fn locked_kib(node: &Node, vm: &str) -> u64 {
+    let pid = node.vm(vm).expect("it is listed").pid;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).expect("a line");
+    line.split_ascii_whitespace().next().and_then(|kib| kib.parse().ok()).expect("a number")
+}
+
+/// Journals of forks.
+fn nothing_is_left(node: &Node) {
+    assert_eq!(template_files(node), Vec::<PathBuf>::new());
+    assert_eq!(journals(node), Vec::<PathBuf>::new());
+    assert_eq!(node.vms().expect("a list"), [NAME]);
+}
+
+#[test]
+fn a_locked_guest_under_load_is_copied_and_can_be_forked_again() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let a = Node::start(&sandbox, "a", NodeOptions::default()).expect("a daemon");
+    let parent = locked(&a, &busy());
+    let config = busy();
+    let pages = u64::from(memory_mib(&config)) << 8;
+    for round in 1..=2 {
+        let answer = done(&a, &["create", NAME, "--count", "1", "--verify"]).expect("a child");
+        let freeze = &answer["freeze"];
+        eprintln!("pause {} ms, {freeze}", answer["parent_pause_ms"]);
+        assert_eq!(freeze["way"], "write-protected", "{answer}");
+        assert!(freeze["why"].as_str().is_some_and(|why| why.contains("mem-lock=on")), "{freeze}");
+        let count = |key: &str| freeze[key].as_u64().expect("a number");
+        assert_eq!(count("pages_by_faults") + count("pages_by_copy"), pages, "each once: {freeze}");
+        assert!(count("pages_by_faults") > 0, "it wrote meanwhile: {freeze}");
+        assert!(count("kept_bytes") > 0 && count("kept_bytes") <= pages << 12, "{freeze}");
+        assert!(answer.get("rehomed_ms").is_none(), "the parent kept its own memory: {answer}");
+        let warning = answer["warnings"][0].as_str().unwrap_or_default();
+        assert!(warning.contains("not locked"), "{answer}");
+        let boot = parent.sound(&a, NAME).expect("the parent is sound").boot;
+        for name in names(&answer) {
+            assert_eq!(parent.sound(&a, &name).expect("a child is sound").boot, boot);
+            assert_eq!(locked_kib(&a, &name), 0, "{name}");
+            assert_eq!(done(&a, &["tree", &name]).expect("a tree")["private"], true);
+        }
+        assert!(locked_kib(&a, NAME) > 0, "the parent still is");
+        assert_eq!(done(&a, &["tree", NAME]).expect("a tree")["private"], false, "round {round}");
+        for name in names(&answer) {
+            done(&a, &["kill", &name]).expect("it ends");
+        }
+        nothing_is_left(&a);
+    }
+}
+
+fn bytes(path: &Path) -> Vec<u8> {
+    let file = std::fs::File::open(path).expect("it opens");
+    let mut all = vec![0; usize::try_from(file.metadata().expect("stat").len()).expect("small")];
+    file.read_exact_at(&mut all, 0).expect("it reads");
+    all
+}
+
+/// A guest that is paused writes next to nothing, so that the copy can be compared with its memory: QEMU leaves its saved state by
+/// `cont` and `stop` only, between which a guest runs for some 50 us.
+#[test]
+fn the_template_of_a_locked_guest_is_its_memory() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let node = Node::start(&sandbox, "a", NodeOptions::default()).expect("a daemon");
+    let parent = locked(&node, &light());
+    node.ask(&["pause", NAME]).expect("it pauses");
+    let saved = done(&node, &["template", "save", NAME, "golden"]).expect("a template");
+    assert_eq!(saved["freeze"]["way"], "write-protected", "{saved}");
+    assert_eq!(node.vm(NAME).expect("it is listed").status, "paused");
+    let (ram, copy) = (node.vm(NAME).expect("it is listed").ram, template_files(&node));
+    let (memory, before) = (bytes(&ram[0].path), bytes(&copy[0]));
+    let pages = memory.len() / 4096;
+    let differ = memory.chunks(4096).zip(before.chunks(4096)).filter(|(a, b)| a != b).count();
+    eprintln!("{differ} of {pages} pages differ");
+    assert!(differ < pages / 100, "{differ} of {pages} pages of the copy are not its memory");
+    node.ask(&["resume", NAME]).expect("it resumes");
+    parent.sound(&node, NAME).expect("it runs on");
+    let answer =
+        done(&node, &["create", "--template", "golden", "--count", "2", "--verify"]).expect("children");
+    for name in names(&answer) {
+        parent.sound(&node, &name).expect("sound");
+        assert_eq!(locked_kib(&node, &name), 0);
+    }
+    assert!(bytes(&copy[0]) == before, "nobody writes to the template");
+}
+
+/// Sets the size of the tmpfs that guest memory of `node` is on.
+fn resize(node: &Node, size: &str) {
+    let file = node.vm(NAME).expect("it is listed").ram[0].path.clone();
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+    let point =
+        points.filter(|point| file.starts_with(point)).max_by_key(|point| point.len()).expect("a mount");
+    let done = std::process::Command::new("mount")
+        .args(["-o", &format!("remount,size={size}"), point])
+        .status()
+        .expect("mount runs");
+    assert!(done.success(), "{point} cannot be made {size}");
+}
+
+#[test]
+fn a_copy_without_room_is_given_up_and_the_guest_goes_on() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let config = "[fork]\ncopy-limit-mib = 8\n".to_owned();
+    let node =
+        Node::start(&sandbox, "a", NodeOptions { config, ..NodeOptions::default() }).expect("a daemon");
+    let parent = locked(&node, &light());
+    let refused = |node: &Node, words: &[&str]| {
+        let end = vfork(node, &["create", NAME, "--count", "2"]).expect("an answer");
+        assert_eq!(end.code, 1, "{} {}", end.answer, end.said);
+        for word in words {
+            assert!(end.said.contains(word), "{word}: {}", end.said);
+        }
+        eprintln!("{}", end.said.trim());
+        parent.sound(node, NAME).expect("the guest runs on");
+        nothing_is_left(node);
+    };
+    refused(&node, &["its limit of 8 MiB", "MiB kept", "copy-limit-mib"]);
+}
+
+/// Its file system has room when the fork begins, and then has not.
+#[test]
+fn a_copy_that_fills_its_memory_is_given_up_and_the_guest_goes_on() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let node = Node::start(&sandbox, "a", NodeOptions::default()).expect("a daemon");
+    let parent = locked(&node, &light());
+    let used = u64::from(memory_mib(&light()));
+    // Known before anything is begun.
+    resize(&node, &format!("{}m", used + 64));
+    let end = vfork(&node, &["create", NAME, "--count", "2"]).expect("an answer");
+    assert_eq!(end.code, 3, "{} {}", end.answer, end.said);
+    assert!(end.said.contains(&format!("{used} MiB of template + 2 x (32 MiB of QEMU")), "{}", end.said);
+
+    resize(&node, "100%");
+    std::thread::scope(|scope| {
+        let forking = scope.spawn(|| vfork(&node, &["create", NAME, "--count", "2"]));
+        until("the copy is begun", || !template_files(&node).is_empty());
+        resize(&node, &format!("{}m", used + 16));
+        let end = forking.join().expect("no panic").expect("an answer");
+        assert_eq!(end.code, 1, "{} {}", end.answer, end.said);
+        for word in ["given up", "no memory left", "Free memory"] {
+            assert!(end.said.contains(word), "{word}: {}", end.said);
+        }
+        eprintln!("{}", end.said.trim());
+    });
+    parent.sound(&node, NAME).expect("the guest runs on");
+    nothing_is_left(&node);
+    resize(&node, "100%");
+    let answer = done(&node, &["create", NAME, "--count", "1", "--verify"]).expect("it can still be forked");
+    parent.sound(&node, &names(&answer)[0]).expect("sound");
+}
+
+#[test]
+fn a_daemon_killed_while_memory_is_protected_leaves_the_guest_running() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let mut node = Node::start(&sandbox, "a", NodeOptions::default()).expect("a daemon");
+    let parent = locked(&node, &busy());
+    let page = parent.page(&node.vm(NAME).expect("it is listed")).expect("a beacon");
+    let mut hit = 0;
+    for after_ms in [0, 1, 3, 6, 10, 20, 40] {
+        let found = kill_in_fork_after(&mut node, 1, ForkPhase::Keeping, || {
+            if after_ms > 0 {
+                // Otherwise it may stand still, until the daemon's next life.
+                let first = page.read().expect("a beacon");
+                until("the guest runs again", || page.read().is_some_and(|now| now.beats > first.beats));
+            }
+            std::thread::sleep(Duration::from_millis(after_ms));
+        });
+        // Nobody serves it, and nobody protects it.
+        if found == ForkPhase::Keeping && after_ms > 0 {
+            hit += 1;
+            let first = page.read().expect("a beacon");
+            until("the guest writes on without a daemon", || {
+                page.read().is_some_and(|now| now.beats > first.beats + 20)
+            });
+        }
+        node.run().expect("the next life");
+        parent.sound(&node, NAME).unwrap_or_else(|error| panic!("after {after_ms} ms: {error:#}"));
+        for child in node.vms().expect("a list").iter().filter(|name| *name != NAME) {
+            done(&node, &["kill", child]).expect("it ends");
+        }
+        nothing_is_left(&node);
+        assert_eq!(done(&node, &["tree", NAME]).map_or(Value::Null, |tree| tree["private"].clone()), false);
+    }
+    assert!(hit >= 2, "killed {hit} times while memory was protected");
+    let answer = done(&node, &["create", NAME, "--count", "1", "--verify"]).expect("it can still be forked");
+    parent.sound(&node, &names(&answer)[0]).expect("sound");
+}

@@ -1,0 +1,10 @@
+//! Guests that are forked on one host and to others.
+
+mod before_memory;
+mod by_guest;
+mod disks;
+mod disks_hosts;
+mod hosts;
+mod locked;
+mod one_host;
+mod warm;

@@ -1,0 +1,76 @@
+//! Which migrations of the past a node remembers, and for how long.
+#![cfg(test)]
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use vmove_skip::need;
+use vmove_tests::daemon::NodeOptions;
+use vmove_tests::guest::Guest;
+use vmove_tests::sandbox::Sandbox;
+use vmove_tests::scene::{Scene, memory_mib, ready, steady, vmove};
+
+/// As few as can be asked for.
+const KEPT: usize = 10;
+
+/// Ids of the migrations that node `b` has a journal of.
+fn remembered(scene: &Scene) -> Vec<String> {
+    let folder = scene.b.folder().join("state/sessions");
+    let entries = std::fs::read_dir(folder).expect("a folder").flatten();
+    entries.map(|e| e.file_name().into_string().expect("an id")).collect()
+}
+
+fn journal_at_b(scene: &Scene, id: &str) -> PathBuf {
+    scene.b.folder().join("state/sessions").join(id).join("destination.jsonl")
+}
+
+/// Has node `b` start anew with another word in a journal.
+fn rewrite(scene: &mut Scene, id: &str, from: &str, to: &str) {
+    let path = journal_at_b(scene, id);
+    let text = std::fs::read_to_string(&path).expect("a journal");
+    assert!(text.contains(from), "no {from} in {text}");
+    scene.b.crash();
+    std::fs::write(&path, text.replace(from, to)).expect("it is written");
+    scene.b.run().expect("it starts again");
+}
+
+fn until_remembered(scene: &Scene, number: usize) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while remembered(scene).len() != number {
+        assert!(Instant::now() < deadline, "{} of {number}\n{}", remembered(scene).len(), scene.b.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn old_migrations_are_forgotten_but_for_those_that_a_peer_may_ask_for() {
+    need!(ready());
+    let options = NodeOptions { config: format!("keep-migrations = {KEPT}\n"), ..NodeOptions::default() };
+    let guest = Guest::new(memory_mib(&steady()), steady()).expect("a QEMU");
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let mut scene = Scene::with_options(sandbox, &options, "thp", &guest).expect("a guest");
+    let moved = scene.a.migrate("guest", "b", &["--mode", "postcopy"]).expect("it moves").id;
+    let journal = journal_at_b(&scene, &moved);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !std::fs::read_to_string(&journal).expect("a journal").contains(r#""released":true"#) {
+        assert!(Instant::now() < deadline, "the source's last word is not in the journal");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // As if that word had been lost: the source may still ask, and would take the guest back if nobody knew of it.
+    rewrite(&mut scene, &moved, r#""released":true"#, r#""released":false"#);
+    for _ in 0..KEPT + 3 {
+        let end = vmove(&scene.b, &["migrate", "guest", "--to", "127.0.0.1:1"]).expect("an answer");
+        assert_eq!(end.code, 1, "{} {}", end.answer, end.said);
+    }
+    // What the last request began with may be one more.
+    rewrite(&mut scene, &moved, r#""released":false"#, r#""released":false"#);
+    until_remembered(&scene, KEPT + 1);
+    assert!(remembered(&scene).contains(&moved), "the one that may be asked for is gone");
+    let listed = scene.b.ask(&["history"]).expect("a list");
+    assert_eq!(listed["migrations"].as_array().map(Vec::len), Some(KEPT + 1), "{listed}");
+
+    rewrite(&mut scene, &moved, r#""released":false"#, r#""released":true"#);
+    until_remembered(&scene, KEPT);
+    assert!(!remembered(&scene).contains(&moved), "it is kept for nobody");
+    scene.sound_at(&scene.b).expect("the guest is as it was");
+}

@@ -1,0 +1,227 @@
+//! Requests and answers about forks and templates.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Forks a guest.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ForkRequest {
+    /// Name of the VM; either this or `template`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<String>,
+    /// Name of a template that is loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// How many children, from 1 on.
+    pub count: usize,
+    /// Compare each child's memory with the template before it runs.
+    #[serde(default)]
+    pub verify: bool,
+    /// Id for the fork, by which its progress can be asked for meanwhile; one is made up otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// What each child is expected to write, in bytes; without it, one sixteenth of its memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expect_written: Option<u64>,
+    /// Children to prepare afterwards for the next fork; without it, as the configuration says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warm: Option<usize>,
+    /// Nodes that children are dealt out to in turn, as `host:port` or a name of the configuration; this node, if it is named.
+    /// Without any, all children are here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
+    /// Children that are to be here; the others are dealt out to the nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub here: Option<usize>,
+    /// How the template goes to other nodes; without it, what is estimated to be the shortest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub way: Option<ForkWay>,
+    /// On other nodes, children run only when all memory is there; without it, they run at once, and wait for what they touch.
+    #[serde(default)]
+    pub whole: bool,
+}
+
+/// How a template goes to other nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum ForkWay {
+    /// Each node reads from the parent's.
+    Unicast,
+    /// One datagram to all, repaired where it was lost.
+    Multicast,
+    /// Nodes read from each other.
+    Pipeline,
+    /// One node of each leaf switch first, then the others of the leaf from that one.
+    TwoStage,
+}
+
+/// Children to keep prepared.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct WarmRequest {
+    /// How many, on each node; 0 ends those that there are.
+    pub count: usize,
+    /// Nodes on which they are prepared, as `host:port` or a name of the configuration. Without any, this node; a count of 0 then
+    /// concerns all nodes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
+}
+
+/// Children that are prepared.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Warm {
+    /// Name of the VM.
+    pub vm: String,
+    /// How many on this node.
+    pub prepared: usize,
+    /// Those on other nodes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<WarmNode>,
+}
+
+/// Prepared children on one node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct WarmNode {
+    /// The node.
+    pub node: String,
+    /// How many.
+    pub prepared: usize,
+}
+
+/// A VM and what came from it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct ForkNode {
+    /// Name of the VM.
+    pub name: String,
+    /// Its number among the children of its parent; 0 for one that was not forked from another.
+    pub index: u32,
+    /// `here`; `fetching`: here, and its memory is still on its way; `ended`; or `elsewhere`: started on another node, which knows what
+    /// became of it.
+    pub status: String,
+    /// Why the daemon ended it, if it did so on its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// The node that it was started on, if not this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Its memory is private: it is given memory of its own before it is moved or forked again.
+    pub private: bool,
+    /// The VM or template that it came from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    /// Where children of it are prepared for the next fork.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prepared: Vec<WarmNode>,
+    /// Its children.
+    #[cfg_attr(feature = "schema", schema(no_recursion))]
+    pub children: Vec<ForkNode>,
+}
+
+/// How to look at a VM and what came from it.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::IntoParams))]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "schema", into_params(parameter_in = Query))]
+pub struct TreeQuery {
+    /// Ask other nodes whether the VM's own children there live; those that do not are `ended`. Those of a node that does not answer
+    /// stay `elsewhere`.
+    #[serde(default)]
+    pub ask: bool,
+}
+
+/// A VM was given memory of its own.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Promoted {
+    /// Name of the VM.
+    pub vm: String,
+    /// False if it had memory of its own already.
+    pub was_private: bool,
+    /// Bytes copied.
+    pub bytes: u64,
+    /// Rounds while the guest ran.
+    pub rounds: u32,
+    /// How long the guest stood still, in milliseconds.
+    pub pause_ms: f64,
+    /// All of it, in milliseconds.
+    pub total_ms: f64,
+    /// Disks that lie over other images: those must stay, and must be where the VM is moved.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskChain>,
+}
+
+/// A disk and the images that it is made of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct DiskChain {
+    /// QEMU's name of the device.
+    pub device: String,
+    /// The file that is written, then those below it, which are not.
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<String>))]
+    pub files: Vec<PathBuf>,
+}
+
+/// Makes a template of a guest, and writes it to disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct TemplateRequest {
+    /// Name of the VM.
+    pub vm: String,
+    /// Name of the template: as names of VMs.
+    pub name: String,
+}
+
+/// A template.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct TemplateInfo {
+    /// Its name.
+    pub name: String,
+    /// Id of the fork that made it.
+    pub id: String,
+    /// The guest that it was.
+    pub vm: String,
+    /// When, in seconds of the epoch.
+    pub created: u64,
+    /// Size of guest memory, in bytes.
+    pub memory_bytes: u64,
+    /// QEMU that wrote it.
+    pub qemu: String,
+    /// In memory: children can be forked from it.
+    pub loaded: bool,
+    /// On disk.
+    pub saved: bool,
+    /// Bytes on disk.
+    pub disk_bytes: u64,
+    /// How long the guest stood still, in milliseconds; only in the answer to a save.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent_pause_ms: Option<f64>,
+    /// How its memory was frozen; only in the answer to a save.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub freeze: Option<crate::fork_report::FreezeReport>,
+}
+
+/// Templates of a node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct TemplateList {
+    /// By name.
+    pub templates: Vec<TemplateInfo>,
+}
+
+/// Something is gone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Removed {
+    /// Its name.
+    pub name: String,
+}

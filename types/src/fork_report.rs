@@ -1,0 +1,299 @@
+//! What a fork tells of itself. The field names are part of the interface.
+
+use std::path::PathBuf;
+
+use crate::report::FaultStats;
+use serde::{Deserialize, Serialize};
+
+/// One child.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct ChildReport {
+    /// Name of the VM.
+    pub name: String,
+    /// Its number among the children of its parent, from 1.
+    pub index: u32,
+    /// Node it is on.
+    pub node: String,
+    /// Its monitor socket.
+    pub qmp: String,
+    /// Process id of its QEMU; 0 if it did not come to be.
+    pub pid: i32,
+    /// From the request until it executed guest code, in milliseconds; absent if it never did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub running_ms: Option<f64>,
+    /// It was prepared beforehand.
+    pub warm: bool,
+    /// `--verify`: its memory was the template's, to the last byte, before it ran.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verified: Option<bool>,
+    /// What became of its network: `none`, `up`, or why it is down.
+    pub network: String,
+    /// Why it did not come to be, or was ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// What was sent to many hosts at once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Multicast {
+    /// Bytes on the parent's link.
+    pub sent_bytes: u64,
+    /// Chunks that did not arrive at some host.
+    pub lost_chunks: u64,
+    /// Chunks that were fetched again.
+    pub repaired_chunks: u64,
+}
+
+/// Another host's part in a fork.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct HostReport {
+    /// The node, as it was named in the request.
+    pub node: String,
+    /// Children that were to be there.
+    pub children: usize,
+    /// Children that run there: all, or none.
+    pub running: usize,
+    /// Bytes that it read from the parent's node.
+    pub from_root_bytes: u64,
+    /// Bytes that it read from other hosts.
+    pub from_hosts_bytes: u64,
+    /// Bytes that came to it by multicast and were wanted.
+    pub multicast_bytes: u64,
+    /// Pieces (chunks of 4 KiB, or what one datagram carries) that it read because datagrams were lost.
+    pub repaired: u64,
+    /// Chunks that arrived with wrong bytes, and were asked for again.
+    pub wrong: u64,
+    /// From the request until the whole template was there, in milliseconds; absent if it never was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template_ms: Option<f64>,
+    /// Chunks that a child waited for, each once however many children did.
+    #[serde(default)]
+    pub wanted: u64,
+    /// By what it read from the parent's node in the end: `verbs` or `tcp`; absent if it has no children.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<String>,
+    /// Why that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric_reason: Option<String>,
+    /// How its children get at the images of disks that the guest wrote to: `shared path` or `nbd`; absent without such disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks: Option<String>,
+    /// Why that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks_reason: Option<String>,
+    /// Faults of its children before the whole template was there; absent if they ran only then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub faults: Option<FaultStats>,
+    /// Why there are no children there, or not any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// What a way to distribute the template would have cost.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct WayEstimate {
+    /// `unicast`, `multicast`, `pipeline` or `two-stage`.
+    pub way: String,
+    /// Seconds until all hosts would have everything.
+    pub seconds: f64,
+    /// How they come about.
+    pub arithmetic: String,
+}
+
+/// How the template came to other hosts.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Distribution {
+    /// `unicast`, `multicast`, `pipeline` or `two-stage`.
+    pub way: String,
+    /// It was asked for; otherwise it is the first of the estimates.
+    pub asked: bool,
+    /// Bytes of the template that are not zero.
+    pub memory_bytes: u64,
+    /// Bytes of that which the guest had written to again when the order was made, and what lies around them: they went first.
+    #[serde(default)]
+    pub first_bytes: u64,
+    /// Bytes that left the parent's node, with the headers of fabric and datagrams and without those of TCP, IP and below.
+    pub root_bytes: u64,
+    /// From the request until the table of checksums was made, in milliseconds.
+    pub prepared_ms: f64,
+    /// All ways that were possible, the shortest first.
+    pub estimates: Vec<WayEstimate>,
+}
+
+/// A fork that has ended.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct ForkReport {
+    /// Id of the fork.
+    pub id: String,
+    /// Name of the guest that was forked, or of the template.
+    pub parent: String,
+    /// Children, by number.
+    pub children: Vec<ChildReport>,
+    /// How long the parent stood still, from its STOP to its RESUME, in milliseconds; 0 for one that was paused, and
+    /// for a template.
+    pub parent_pause_ms: f64,
+    /// From the request until the last child executed guest code, in milliseconds.
+    pub all_running_ms: f64,
+    /// From the request until nothing was left to do, hooks and networks included, in milliseconds.
+    pub complete_ms: f64,
+    /// Distribution to other hosts.
+    pub multicast: Multicast,
+    /// How children come to the template: `local` on one host; where there are others what their hosts read it by, `verbs` or
+    /// `tcp`, or `tcp, verbs` if these are not all the same; empty if none has it.
+    pub fabric: String,
+    /// Why, if there are other hosts.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub fabric_reason: String,
+    /// Other hosts, in the order of the request.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<HostReport>,
+    /// How the template came to them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub distribution: Option<Distribution>,
+    /// How the parent's memory was frozen; absent for a template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub freeze: Option<FreezeReport>,
+    /// The parent was given memory of its own first, since it had been forked before. Milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rehomed_ms: Option<f64>,
+    /// Disks of the parent that were frozen, and what it writes to since.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<FrozenDisk>,
+    /// What the operator should know.
+    pub warnings: Vec<String>,
+}
+
+/// How a guest's memory was frozen.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct FreezeReport {
+    /// `remapped`: its file is the template. `write-protected`: it was copied to the template while the guest ran.
+    pub way: String,
+    /// Why it could not be remapped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// Pages of 4 KiB that were copied since the guest was about to write there; it waited.
+    pub pages_by_faults: u64,
+    /// Pages of 4 KiB that were copied in the background.
+    pub pages_by_copy: u64,
+    /// What of them was not zero, in bytes: memory that the template takes.
+    pub kept_bytes: u64,
+    /// From the guest's RESUME until the copy was whole, in milliseconds.
+    pub whole_ms: f64,
+}
+
+/// How far a copy of a guest's memory has come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct KeepProgress {
+    /// Pages of 4 KiB that are in the template.
+    pub pages: u64,
+    /// Pages in all.
+    pub of: u64,
+}
+
+/// A disk that was frozen.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct FrozenDisk {
+    /// QEMU's name of the device.
+    pub device: String,
+    /// The image, which nobody writes any more: parent and children read it.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub base: PathBuf,
+    /// What the parent writes to since the fork.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub overlay: PathBuf,
+}
+
+/// Where a fork stands.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct ForkProgress {
+    /// Id of the fork.
+    pub id: String,
+    /// Name of the guest.
+    pub parent: String,
+    /// `check`, `rehome`, `freeze`, `copy`, `fetch`, `load`, `run`, `network`, `hosts`, `done` or `failed`.
+    pub phase: String,
+    /// Children asked for.
+    pub children: usize,
+    /// Children whose QEMU is there.
+    pub prepared: usize,
+    /// Children that hold memory and device state.
+    pub loaded: usize,
+    /// Children that run.
+    pub running: usize,
+    /// The copy of the parent's memory, where it could not be remapped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<KeepProgress>,
+    /// Other hosts, as far as they are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<HostProgress>,
+    /// Milliseconds since the request.
+    pub elapsed_ms: f64,
+    /// The end, when it has come.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub report: Option<ForkReport>,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<ForkFailure>,
+}
+
+/// Where another host stands.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct HostProgress {
+    /// The node, as it was named in the request.
+    pub node: String,
+    /// `asked`, `fetch`, `load`, `run`, `done` or `failed`.
+    pub phase: String,
+    /// Chunks of 4 KiB in all; 0 before it knows.
+    pub chunks: u32,
+    /// Chunks that it misses.
+    pub missing: u32,
+    /// Children that are to be there.
+    #[serde(default)]
+    pub children: usize,
+    /// Children that run there.
+    #[serde(default)]
+    pub running: usize,
+    /// Bytes that it has read from the parent's node.
+    #[serde(default)]
+    pub from_root_bytes: u64,
+    /// Bytes that it has read from other hosts.
+    #[serde(default)]
+    pub from_hosts_bytes: u64,
+    /// Bytes that came to it by multicast and were wanted.
+    #[serde(default)]
+    pub multicast_bytes: u64,
+    /// Pieces (chunks of 4 KiB, or what one datagram carries) that it read because datagrams were lost.
+    #[serde(default)]
+    pub repaired: u64,
+}
+
+/// Why a fork failed, in the words of the HTTP interface.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct ForkFailure {
+    /// Stable word.
+    pub code: String,
+    /// For people.
+    pub message: String,
+    /// What the command ends with.
+    pub exit_code: u8,
+}
+
+impl ForkProgress {
+    /// Whether nothing more is to come.
+    #[must_use]
+    pub const fn is_end(&self) -> bool {
+        self.report.is_some() || self.error.is_some()
+    }
+}

@@ -1,0 +1,28 @@
+//! What `vmoved`, its clients and its engines speak of: requests, reports, progress, problems, and the units in them.
+//!
+//! Plain data without I/O. With the feature `schema` each type describes itself for OpenAPI.
+//!
+//! ```
+//! use vmove_types::spec::{MigrationSpec, ModeRequest};
+//!
+//! let spec: MigrationSpec = serde_json::from_str(r#"{"mode": "hybrid", "max_downtime_ms": 50}"#)?;
+//! assert_eq!(spec.mode, ModeRequest::Hybrid);
+//! spec.validate()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod backing;
+pub mod check;
+pub mod fork;
+pub mod fork_report;
+pub mod migration;
+pub mod node;
+pub mod problem;
+pub mod progress;
+pub mod report;
+pub mod spec;
+pub mod time;
+pub mod units;
+pub mod vm;
+
+pub use backing::{Backing, UnknownBacking};

@@ -1,0 +1,49 @@
+//! Requests and answers about migrations.
+
+use serde::{Deserialize, Serialize};
+
+use crate::progress::Progress;
+use crate::spec::MigrationSpec;
+
+/// Where a VM shall go.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::IntoParams))]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "schema", into_params(parameter_in = Query))]
+pub struct CheckQuery {
+    /// Name from the configuration, or `host:port`.
+    pub to: String,
+}
+
+/// Starts a migration.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct MigrateRequest {
+    /// Name of the VM.
+    pub vm: String,
+    /// Name from the configuration, or `host:port`.
+    pub to: String,
+    /// Options; what is left out has its default.
+    #[serde(default)]
+    pub options: MigrationSpec,
+}
+
+/// A request was taken.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Taken {
+    /// Id of the migration.
+    pub id: String,
+    /// What was done first: a guest whose memory is private since a fork was given memory of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+/// Migrations of a node, running ones first, then newest first.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct MigrationList {
+    /// Snapshots.
+    pub migrations: Vec<Progress>,
+}

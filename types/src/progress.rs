@@ -1,0 +1,194 @@
+//! What a session shows while it runs.
+
+use serde::{Deserialize, Serialize};
+
+use crate::report::Report;
+
+/// Where a session stands. The order is that of a migration without trouble.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// Peer reached, blockers looked for.
+    Check,
+    /// Destination QEMU started, both sides attached and registered.
+    Prepare,
+    /// Pre-copy rounds.
+    Rounds,
+    /// Guest stopped, device state crossing.
+    Switchover,
+    /// The destination holds the device state; ownership passes.
+    HandOver,
+    /// Guest runs at the destination, pages are being fetched.
+    Fetch,
+    /// All pages are there; source QEMU and memory are being released.
+    Finish,
+}
+
+impl Phase {
+    /// The word used in reports, journals, spans and metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Check => "check",
+            Self::Prepare => "prepare",
+            Self::Rounds => "rounds",
+            Self::Switchover => "switchover",
+            Self::HandOver => "hand-over",
+            Self::Fetch => "fetch",
+            Self::Finish => "finish",
+        }
+    }
+}
+
+/// Which end of the session this daemon is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// The guest comes from here.
+    Source,
+    /// The guest goes here.
+    Destination,
+}
+
+/// Where the guest is and whether it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum GuestPlace {
+    /// It runs (or is paused, if it was) at the source, as if nothing had been asked.
+    Source,
+    /// It belongs to the destination.
+    Destination,
+    /// It is paused at the source and needs `vmove recover`.
+    PausedAtSource,
+    /// It is paused at the destination and needs `vmove recover`.
+    PausedAtDestination,
+}
+
+impl GuestPlace {
+    /// The word, as it is in JSON.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Source => "source",
+            Self::Destination => "destination",
+            Self::PausedAtSource => "paused-at-source",
+            Self::PausedAtDestination => "paused-at-destination",
+        }
+    }
+}
+
+/// How a session ended, or that it has not.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(tag = "state", rename_all = "kebab-case")]
+pub enum Outcome {
+    /// Still at work.
+    Running,
+    /// Peer or connection lost after the hand-over: trying again; the guest runs until it needs a missing page.
+    Reconnecting {
+        /// What was lost.
+        error: String,
+    },
+    /// The guest is at the destination with all its memory.
+    Done {
+        /// The numbers.
+        report: Box<Report>,
+    },
+    /// Blockers were found and nothing was changed.
+    Refused {
+        /// All of them.
+        blockers: Vec<crate::check::Blocker>,
+    },
+    /// It did not work.
+    Failed {
+        /// What was expected, what was found, what to do.
+        error: String,
+        /// Where the guest is now.
+        guest: GuestPlace,
+        /// An operator asked for the end.
+        cancelled: bool,
+    },
+}
+
+impl Outcome {
+    /// Whether there is nothing more to come.
+    #[must_use]
+    pub const fn is_end(&self) -> bool {
+        match self {
+            Self::Running | Self::Reconnecting { .. } => false,
+            Self::Done { .. } | Self::Refused { .. } | Self::Failed { .. } => true,
+        }
+    }
+
+    /// Whether the migration still has a hand on its VM: it runs, or it left the guest paused and awaits `recover`.
+    #[must_use]
+    pub const fn holds_vm(&self) -> bool {
+        match self {
+            Self::Running | Self::Reconnecting { .. } => true,
+            Self::Failed { guest, .. } => {
+                matches!(guest, GuestPlace::PausedAtSource | GuestPlace::PausedAtDestination)
+            }
+            Self::Done { .. } | Self::Refused { .. } => false,
+        }
+    }
+}
+
+/// A snapshot of a session.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Progress {
+    /// Session id.
+    pub id: String,
+    /// Name of the VM.
+    pub vm: String,
+    /// This daemon's side.
+    pub role: Role,
+    /// The other node, as it was named in the request or as it named itself.
+    pub peer: String,
+    /// Mode, once decided.
+    pub mode: Option<String>,
+    /// Where it stands.
+    pub phase: Phase,
+    /// Milliseconds since the request.
+    pub elapsed_ms: f64,
+    /// Bytes of guest memory that the destination must come to hold (zero pages excluded once known).
+    pub bytes_total: u64,
+    /// Bytes of these that are there and still good.
+    pub bytes_done: u64,
+    /// Bytes on the wire so far.
+    pub bytes_sent: u64,
+    /// Page payload per second over the last interval.
+    pub rate_bytes_per_s: f64,
+    /// Pages per second that the guest dirties, from the last scan.
+    pub dirty_pages_per_s: f64,
+    /// Current round, from 1; 0 before and in `postcopy`.
+    pub round: u32,
+    /// Fabric in use and why, once agreed on.
+    #[serde(default)]
+    pub fabric: Option<String>,
+    /// Estimated milliseconds to the end, where that can be said.
+    pub eta_ms: Option<f64>,
+    /// How it ended, or `running`.
+    pub outcome: Outcome,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_paused_guest_is_still_held() {
+        let failed = |guest| Outcome::Failed { error: String::new(), guest, cancelled: false };
+        assert!(Outcome::Running.holds_vm());
+        assert!(
+            failed(GuestPlace::PausedAtSource).holds_vm()
+                && failed(GuestPlace::PausedAtDestination).holds_vm()
+        );
+        assert!(
+            !failed(GuestPlace::Source).holds_vm() && !Outcome::Refused { blockers: Vec::new() }.holds_vm()
+        );
+    }
+}

@@ -1,0 +1,138 @@
+//! What a finished migration says of itself: the object that ends `vmove migrate --json`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::spec::Mode;
+
+/// Latency of page faults at the destination, from the kernel's message being read to the page being mapped.
+///
+/// Unit: microseconds of the destination's CLOCK_MONOTONIC.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct FaultStats {
+    /// Faults that the guest or QEMU took on pages under our care, including those that needed no fetch.
+    pub count: u64,
+    /// Faults for which a page was read over the fabric.
+    pub fetched: u64,
+    /// Median of the fetched.
+    pub p50_us: f64,
+    /// 99th percentile of the fetched.
+    pub p99_us: f64,
+    /// Longest of the fetched.
+    pub max_us: f64,
+}
+
+/// One phase of the migration. Phases do not overlap; their names are those of [`crate::progress::Phase`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct PhaseTime {
+    /// Name of the phase.
+    pub name: String,
+    /// Begin, in milliseconds after the request was taken.
+    pub start_ms: f64,
+    /// Duration in milliseconds.
+    pub duration_ms: f64,
+}
+
+/// One pre-copy round.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct RoundStats {
+    /// Pages that were to be sent in this round (zero pages included), in pages of the backing.
+    pub pages: u64,
+    /// Of these, pages known to be zero.
+    pub zero: u64,
+    /// Wall time of the round in milliseconds.
+    pub duration_ms: f64,
+    /// Cost of the scan that opened the round, in microseconds.
+    pub scan_us: f64,
+    /// Pages per second the guest dirtied meanwhile.
+    pub dirty_pages_per_s: f64,
+}
+
+impl RoundStats {
+    /// A round that was made in two parts.
+    #[must_use]
+    pub fn followed_by(self, part: Self) -> Self {
+        Self {
+            pages: self.pages + part.pages,
+            zero: self.zero + part.zero,
+            duration_ms: self.duration_ms + part.duration_ms,
+            scan_us: part.scan_us,
+            dirty_pages_per_s: part.dirty_pages_per_s,
+        }
+    }
+}
+
+/// The result of one migration. Times are CLOCK_MONOTONIC.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(default)]
+pub struct Report {
+    /// Version of this schema: 1.
+    pub schema: u32,
+    /// Session id.
+    pub id: String,
+    /// Name of the VM.
+    pub vm: String,
+    /// Node it came from.
+    pub source: String,
+    /// Node it went to.
+    pub destination: String,
+    /// Mode that was used.
+    pub mode: String,
+    /// Why this mode: `requested`, or the prediction in a sentence.
+    pub mode_reason: String,
+    /// Fabric back end that moved the pages.
+    pub fabric: String,
+    /// Why this fabric.
+    pub fabric_reason: String,
+    /// Backing of guest memory at the destination: `thp`, `hugetlb-2m`, `hugetlb-1g`.
+    pub memory: String,
+    /// From the request to the end: the destination holds all pages, the source QEMU has ended.
+    pub total_ms: f64,
+    /// From the source's QMP STOP event to the destination's RESUME event. 0 if the guest was paused before.
+    pub downtime_ms: f64,
+    /// Uncertainty of `downtime_ms` from comparing two hosts' clocks; 0 on one host.
+    pub downtime_error_ms: f64,
+    /// Part of `total_ms` before the first page byte: checks, destination QEMU, attach.
+    pub setup_ms: f64,
+    /// Pre-copy rounds.
+    pub rounds: Vec<RoundStats>,
+    /// Why the rounds ended.
+    pub rounds_reason: String,
+    /// Bytes on the wire for pages and device state, headers included, both directions.
+    pub bytes_sent: u64,
+    /// Device state alone.
+    pub state_bytes: u64,
+    /// Pages of guest RAM, in pages of the backing.
+    pub pages_total: u64,
+    /// Pages that were zero when the guest stopped and were not sent.
+    pub pages_zero: u64,
+    /// Pages left to fetch when the guest resumed.
+    pub pages_after_resume: u64,
+    /// Page size of the backing in bytes.
+    pub page_size: u64,
+    /// Cost of dirty scanning: microseconds per GiB of guest RAM, mean over the rounds; 0 without rounds.
+    pub scan_us_per_gib: f64,
+    /// How direct I/O in flight was excluded, or that there was none.
+    pub direct_io: String,
+    /// Fault latency at the destination.
+    pub faults: FaultStats,
+    /// Where the time went.
+    pub phases: Vec<PhaseTime>,
+    /// `Some(true)`: every page hashed equal on both sides. `None`: not asked for.
+    pub verified: Option<bool>,
+    /// The guest was left paused, as asked.
+    pub paused: bool,
+    /// How often the session lost its peer or its own daemon and went on.
+    pub recoveries: u32,
+}
+
+impl Report {
+    /// An empty report of schema 1.
+    #[must_use]
+    pub fn new(id: String, vm: String, mode: Mode) -> Self {
+        Self { schema: 1, id, vm, mode: mode.to_string(), ..Self::default() }
+    }
+}

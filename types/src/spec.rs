@@ -1,0 +1,174 @@
+//! What an operator asks of a migration.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// How guest memory crosses, as decided (never `auto`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Rounds while the guest runs at the source; it stops only when what is left fits the downtime limit,
+    /// and runs at the destination only when every page is there.
+    Precopy,
+    /// The guest stops at once, runs at the destination, and pages are fetched when touched.
+    Postcopy,
+    /// Rounds while another round still pays, then as [`Mode::Postcopy`] for what is dirty.
+    Hybrid,
+}
+
+impl Mode {
+    /// The word used on the command line, in reports and in metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Precopy => "precopy",
+            Self::Postcopy => "postcopy",
+            Self::Hybrid => "hybrid",
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// How guest memory is asked to cross.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum ModeRequest {
+    /// Measure the guest's dirty rate and the link, predict, choose, and say why.
+    #[default]
+    Auto,
+    /// See [`Mode::Precopy`].
+    Precopy,
+    /// See [`Mode::Postcopy`].
+    Postcopy,
+    /// See [`Mode::Hybrid`].
+    Hybrid,
+}
+
+impl ModeRequest {
+    /// The mode if it was named, `None` for [`ModeRequest::Auto`].
+    #[must_use]
+    pub const fn fixed(self) -> Option<Mode> {
+        match self {
+            Self::Auto => None,
+            Self::Precopy => Some(Mode::Precopy),
+            Self::Postcopy => Some(Mode::Postcopy),
+            Self::Hybrid => Some(Mode::Hybrid),
+        }
+    }
+}
+
+impl FromStr for ModeRequest {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        match s {
+            "auto" => Ok(Self::Auto),
+            "precopy" | "pre-copy" => Ok(Self::Precopy),
+            "postcopy" | "post-copy" => Ok(Self::Postcopy),
+            "hybrid" => Ok(Self::Hybrid),
+            other => Err(format!("expected auto, precopy, postcopy or hybrid, found \"{other}\"")),
+        }
+    }
+}
+
+/// A cap on bulk page traffic.
+///
+/// Unit: bytes per second of page payload. Urgent (faulted) pages are never held back by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Bandwidth(pub u64);
+
+/// The options of one migration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct MigrationSpec {
+    /// How memory crosses. Default: [`ModeRequest::Auto`].
+    pub mode: ModeRequest,
+    /// Longest pause of the guest that `precopy` may cause, and the target `auto` plans for.
+    /// Unit: milliseconds of CLOCK_MONOTONIC; range 1 to 60,000; default 300.
+    pub max_downtime_ms: u64,
+    /// Cap on bulk traffic; `None` (default) for no cap.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<u64>))]
+    pub bandwidth: Option<Bandwidth>,
+    /// Leave the guest paused at the destination; it runs after an operator's `cont`.
+    pub paused: bool,
+    /// Hash every page on both sides and compare. Costs about a second of one core per 5 GiB on each side.
+    pub verify: bool,
+    /// The guest must be handed over within this time, else the migration is called off and the guest stays at
+    /// the source. Unit: milliseconds; default 120,000; 0 for none.
+    pub timeout_ms: u64,
+}
+
+impl Default for MigrationSpec {
+    fn default() -> Self {
+        Self {
+            mode: ModeRequest::Auto,
+            max_downtime_ms: 300,
+            bandwidth: None,
+            paused: false,
+            verify: false,
+            timeout_ms: 120_000,
+        }
+    }
+}
+
+impl MigrationSpec {
+    /// Checks the ranges.
+    ///
+    /// # Errors
+    /// A sentence that names the field, what was expected and what was found.
+    pub fn validate(&self) -> Result<(), String> {
+        if !(1..=60_000).contains(&self.max_downtime_ms) {
+            return Err(format!("max_downtime_ms: expected 1 to 60000, found {}", self.max_downtime_ms));
+        }
+        if let Some(Bandwidth(rate)) = self.bandwidth.filter(|b| b.0 < 1 << 20) {
+            return Err(format!(
+                "bandwidth: expected at least 1 MiB/s (8.4 Mbit), found {rate} bytes per second"
+            ));
+        }
+        Ok(())
+    }
+
+    /// The time limit up to the hand-over, if there is one.
+    #[must_use]
+    pub fn timeout(&self) -> Option<Duration> {
+        (self.timeout_ms > 0).then(|| Duration::from_millis(self.timeout_ms))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_valid_and_auto() {
+        let spec = MigrationSpec::default();
+        assert_eq!(spec.validate(), Ok(()));
+        assert_eq!(spec.mode.fixed(), None);
+    }
+
+    #[test]
+    fn each_range_is_checked() {
+        let bad = MigrationSpec { max_downtime_ms: 0, ..MigrationSpec::default() };
+        assert!(bad.validate().unwrap_err().contains("found 0"));
+        let bad = MigrationSpec { bandwidth: Some(Bandwidth(10)), ..MigrationSpec::default() };
+        assert!(bad.validate().unwrap_err().contains("found 10 bytes"));
+    }
+
+    #[test]
+    fn modes_parse_and_unknown_ones_say_what_was_found() {
+        assert_eq!("hybrid".parse(), Ok(ModeRequest::Hybrid));
+        assert!("rdma".parse::<ModeRequest>().unwrap_err().contains("\"rdma\""));
+    }
+}

@@ -1,0 +1,168 @@
+//! Requests and answers about VMs.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Backing;
+use crate::progress::Progress;
+
+/// All VMs of a node.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct VmList {
+    /// By name.
+    pub vms: Vec<VmSummary>,
+}
+
+/// One VM in short.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct VmSummary {
+    /// Name, unique on the node.
+    pub name: String,
+    /// Process id of QEMU.
+    pub pid: i32,
+    /// QEMU's own word (`running`, `paused`, `inmigrate`, ...), or `migrating` while a migration holds its monitor,
+    /// `ended` when the process is gone, `unknown` when its monitor does not answer.
+    pub status: String,
+    /// Backing of guest memory: `thp`, `hugetlb-2m` or `hugetlb-1g`.
+    pub memory: Backing,
+    /// Size of guest memory. Unit: bytes.
+    pub memory_bytes: u64,
+    /// Somebody else started this QEMU.
+    pub adopted: bool,
+    /// The migration that holds it now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub migration: Option<String>,
+    /// Why the daemon ended it, if it did so on its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// One VM in full.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct VmDetail {
+    /// The short form.
+    #[serde(flatten)]
+    pub summary: VmSummary,
+    /// QEMU version; absent while the monitor cannot be asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qemu: Option<String>,
+    /// Monitor socket. It serves one client at a time, and the daemon is one: use it for short questions.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub qmp: PathBuf,
+    /// Working folder of QEMU.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub dir: PathBuf,
+    /// What QEMU printed; absent for adopted ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
+    pub log: Option<PathBuf>,
+    /// Character devices that can be reached from outside: consoles and the like.
+    pub consoles: BTreeMap<String, String>,
+    /// Files that hold guest memory.
+    pub ram: Vec<RamFileInfo>,
+    /// Share of guest memory that QEMU maps by huge pages. 0 to 1; absent if it could not be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub huge_share: Option<f64>,
+    /// Command line as the operator gave it.
+    pub command_line: Vec<String>,
+    /// Environment that QEMU was given.
+    pub environment: BTreeMap<String, String>,
+    /// The migration that holds it now, in full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
+}
+
+/// A file of guest memory.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct RamFileInfo {
+    /// QEMU's id of the memory backend.
+    pub id: String,
+    /// Where it is.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub path: PathBuf,
+    /// Length. Unit: bytes.
+    pub size: u64,
+    /// Memory it really holds. Unit: bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocated: Option<u64>,
+}
+
+/// Starts a VM.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct RunRequest {
+    /// Name: 1 to 64 bytes of UTF-8 without `/` and control characters.
+    pub name: String,
+    /// Backing of guest memory: `thp` (default), `hugetlb-2m` or `hugetlb-1g`.
+    #[serde(default = "thp")]
+    pub memory: String,
+    /// QEMU and its arguments. `{vmdir}` and `{name}` are replaced on every node the VM comes to.
+    pub command_line: Vec<String>,
+    /// Environment variables for QEMU, here and on every node the VM comes to.
+    #[serde(default)]
+    pub environment: BTreeMap<String, String>,
+}
+
+fn thp() -> String {
+    "thp".to_owned()
+}
+
+/// Takes in a QEMU that somebody else started.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct AdoptRequest {
+    /// Name it shall have here.
+    pub name: String,
+    /// Path of its QMP socket.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub qmp: PathBuf,
+}
+
+/// How to end a VM.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::IntoParams))]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "schema", into_params(parameter_in = Query))]
+pub struct StopQuery {
+    /// End QEMU by a signal when its monitor does not answer, adopted or not.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// Whether a guest is to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum Running {
+    /// Its processors run.
+    Running,
+    /// They are stopped; memory and devices stay.
+    Paused,
+}
+
+/// Body of `PUT /v1/vms/{name}/state`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct StateRequest {
+    /// What it is to be.
+    pub state: Running,
+}
+
+/// Stopping a VM.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Stopped {
+    /// Name of the VM.
+    pub name: String,
+    /// `quit` (its monitor obeyed) or `killed`.
+    pub how: String,
+}
