@@ -260,6 +260,29 @@ impl Scene {
         }
     }
 
+    /// Waits until the guest runs at the destination; what is fetched then may be over sooner than [`Scene::reach`] could see it.
+    ///
+    /// # Errors
+    /// When the migration fails or takes longer than [`STEP_TIMEOUT`].
+    pub fn handed_over(&self, id: &str) -> Result<()> {
+        let deadline = Instant::now() + STEP_TIMEOUT;
+        loop {
+            let (code, status) = self.a.rest("GET", &format!("/v1/migrations/{id}"), &Value::Null)?;
+            let (phase, outcome) = (&status["phase"], &status["outcome"]["state"]);
+            if code == 200
+                && (outcome == "done" || outcome == "running" && (phase == "fetch" || phase == "finish"))
+            {
+                return Ok(());
+            }
+            if code != 200 || outcome != "running" || Instant::now() > deadline {
+                bail!(
+                    "expected a guest that runs at the destination within {STEP_TIMEOUT:?}, found {status}"
+                );
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Bytes that the guest's RAM file takes at `node`.
     ///
     /// # Errors
