@@ -172,8 +172,9 @@ pub struct Child {
     destination: Destination,
     stream: Option<StateSender>,
     netdevs: Vec<String>,
-    /// The files that its RAM is laid over, as device and inode.
+    /// The template's files that its RAM maps, as device and inode.
     over: Vec<(u64, u64)>,
+    /// The template's files as QEMU got them by `add-fd`.
     given: Vec<FdSetEntry>,
     /// Its faults are answered by a page service.
     served: bool,
@@ -234,8 +235,8 @@ impl Child {
         })
     }
 
-    /// Lays its RAM over the template's files, privately: what it writes stays with it. Does nothing if that is so already
-    /// and QEMU has touched none of it.
+    /// Replaces QEMU's mapping of its RAM by a private mapping of the template's files. Returns at once if that was done and QEMU has
+    /// touched nothing since.
     ///
     /// # Errors
     /// [`CloneError`], in particular for lack of huge pages.

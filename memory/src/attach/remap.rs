@@ -22,7 +22,8 @@ pub enum Sharing {
     Shared,
 }
 
-/// What a program asked of the kernel for one mapping; it goes away with the mapping unless it is asked for again.
+/// What a program asked of the kernel for one mapping (`madvise`, `mlock`). It is lost when the mapping is replaced, so it is asked for
+/// again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MappingHints {
     /// Arguments of `madvise`.
@@ -85,11 +86,11 @@ pub struct Replacement {
     pub hints: MappingHints,
 }
 
-/// Replaces mappings of the process, then makes each descriptor `(new, old)` take the place of the other: what the process
-/// does to `old` from then on it does to the file that `new` names. `new` stays open: close it the way it came (QMP `remove-fd`).
+/// Replaces mappings of the process, then makes `old` of each pair of descriptors `(new, old)` refer to the file of `new`. `new` stays
+/// open: close it the way it came (QMP `remove-fd`).
 ///
 /// The guest must be stopped and drained: of a page that a disk writes at this moment, one half would go to the old memory.
-/// To do it twice does no harm, which is how one that was cut off is completed. About 0.3 ms per GiB where huge pages are
+/// A replacement that was interrupted is completed by running it again. About 0.3 ms per GiB where huge pages are
 /// mapped, up to 30 ms where 4 KiB pages are.
 ///
 /// # Errors

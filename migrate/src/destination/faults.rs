@@ -65,8 +65,8 @@ struct Reading {
     since: Mono,
 }
 
-/// Takes events from the kernel. Whoever gives memory back stands still until its event has been read, and meanwhile the kernel maps
-/// nothing (`EAGAIN`): this thread, which would wait for itself, reads while it maps.
+/// Takes events from the kernel. A thread of QEMU that gives memory back blocks until its event is read, and until then
+/// `UFFDIO_CONTINUE` fails with `EAGAIN`. So the fault thread reads events also while it maps.
 struct Reader<'a> {
     context: &'a FaultContext,
     memory: &'a GuestMemory,
@@ -202,7 +202,7 @@ impl<'a> Server<'a> {
         }
         match want {
             Want::Fetch(ticket) => {
-                // Full only if a QEMU has more threads than any; the page stays claimable and the ticket's flag is seen by `next_dropped`.
+                // Full only if more than `BACKLOG` threads of QEMU wait. Then the ticket is dropped, and a bulk reader fetches the page (`next_dropped`).
                 if self.backlog.len() < BACKLOG {
                     self.backlog.push_back(Reading { block, ticket, old, since });
                 }

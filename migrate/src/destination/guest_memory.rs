@@ -36,7 +36,7 @@ pub(super) struct Attached {
 pub(super) struct GuestMemory {
     pub blocks: Vec<Block>,
     attached: OnceLock<Attached>,
-    /// The final set is known: states can be trusted, faults may be served, landed pages may be mapped.
+    /// The final set was applied: the states of pages are exact, so faults may be answered and landed pages mapped.
     serving: AtomicBool,
     /// For the thread that waits until faults may be served.
     begun: (Mutex<()>, Condvar),

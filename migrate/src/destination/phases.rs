@@ -19,7 +19,7 @@ fn phase(name: &'static str) -> Span {
     info_span!("phase", name)
 }
 
-/// From the first connection on.
+/// Runs all phases of a new session. The fault thread is started in Filling.
 pub(super) async fn run(session: &mut Session, control: Control) {
     let filling = Filling::begin(session);
     let Some((switchover, control)) = filling.run(session, control).instrument(phase("Filling")).await else {
@@ -30,7 +30,7 @@ pub(super) async fn run(session: &mut Session, control: Control) {
     run_from_loaded(session, loaded, Some(control)).await;
 }
 
-/// From there on, over `control` or the next connection.
+/// Runs the phases from Loaded on. Without `control`, it waits for the source to dial again.
 pub(super) async fn run_from_loaded(session: &mut Session, loaded: Loaded, control: Option<Control>) {
     let Some((owner, control)) = loaded.run(session, control).instrument(phase("Loaded")).await else {
         return;
@@ -38,7 +38,7 @@ pub(super) async fn run_from_loaded(session: &mut Session, loaded: Loaded, contr
     run_from_owner(session, owner, Some(control)).await;
 }
 
-/// From there on, over `control` or the next connection.
+/// Runs the phases from Owner on. Without `control`, it waits for the source to dial again.
 pub(super) async fn run_from_owner(session: &mut Session, owner: Owner, control: Option<Control>) {
     let Some((complete, control)) = owner.run(session, control).instrument(phase("Owner")).await else {
         return;

@@ -28,7 +28,7 @@ pub(super) struct Incoming {
     pub state: DeviceState,
 }
 
-/// The final set of pages is known: faults are served.
+/// The final set of pages was applied at the end of Filling: from here on faults are answered.
 #[derive(Debug)]
 pub(super) struct Switchover {
     qemu: Incoming,

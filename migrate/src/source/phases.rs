@@ -6,8 +6,8 @@
 //!    └─────────┴─────────┴────────────┴─▶ Aborted ◀┘ only if the destination gives the guest back
 //! ```
 //!
-//! In the journal Asking and Warm are one state, and so are Stopping and Stopped. Up to the commit whatever a phase does can be
-//! dropped at any moment, by an operator or a timeout: the phase itself stays, and is undone.
+//! In the journal Asking and Warm are one state, and so are Stopping and Stopped. Until the commit, a cancel or a timeout may drop what a
+//! phase is doing at any `await`. The phase itself survives, and [`abort`] undoes it.
 
 use std::sync::Arc;
 use std::time::Duration;

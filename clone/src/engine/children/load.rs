@@ -1,4 +1,4 @@
-//! Memory and device state into the children whose QEMUs wait, the operator's hook, their records.
+//! Loads children whose QEMUs wait: maps their memory, loads the device state, runs the operator's hook, writes the record.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -69,7 +69,7 @@ impl ForkEngine {
         loaded
     }
 
-    /// Memory and state into a prepared child, comparison, hook, record. It does not run yet. On an error it is gone.
+    /// Loads one child, which does not run yet. On an error nothing of it is left.
     async fn load_child(
         &self,
         mut prepared: Prepared,

@@ -181,9 +181,9 @@ impl ForkEngine {
         Ok(())
     }
 
-    /// Ends the report. What served this fork only goes away; memory that children map stays with them.
+    /// Ends the report, and removes what existed for this fork only. Memory that children map lives on with them.
     async fn close(&self, fork: &Fork, source: FrozenOrigin, report: &mut ForkReport) {
-        // Also if who followed the hosts broke off.
+        // Also where the task that followed the hosts failed.
         self.images.settle_fork(&fork.id);
         tidy(source).await;
         report.children.sort_by_key(|child| child.index);

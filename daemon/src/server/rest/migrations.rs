@@ -36,7 +36,7 @@ pub async fn start(
     let to = app.known.target(&request.to).map_err(IntoProblem::into_problem)?;
     let (engine, forks) = (app.engine.clone(), app.forks.clone());
     let (id, promoted) = detached(async move {
-        // Private memory since a fork cannot be moved: memory of its own first.
+        // After a fork a VM's memory is private, which cannot be moved: it gets a RAM file of its own first.
         let promoted = forks.promote(request.vm.clone()).await.map_err(IntoProblem::into_problem)?;
         let id = engine.start(&request.vm, to, request.options).await.map_err(IntoProblem::into_problem)?;
         Ok::<_, Problem>((id, promoted))
