@@ -231,6 +231,7 @@ fn open(
         final_applied: false,
         fabric: kind,
         released: false,
+        abandoned: false,
         complete: None,
     };
     let path = node.session_dir(id).join("destination.jsonl");
