@@ -256,7 +256,7 @@ fn a_peer_with_tls_is_refused_by_a_node_without() {
 
 #[test]
 fn metrics_are_served_where_asked() {
-    let metrics = common::free_port();
+    let metrics = vmove_skip::free_port();
     let node = Node::start_with(&["--insecure", "--metrics", &metrics.to_string()]);
     common::wait("gauges are set", || {
         let (status, text) = common::exchange(TcpStream::connect(metrics).unwrap(), "GET", "/metrics", "");

@@ -272,7 +272,7 @@ fn a_peer_that_cannot_be_used_leaves_the_guest_where_it_is() {
     let qemu = need!(qemu());
     let node = Node::start();
     run(&node, NAME, &qemu);
-    peer_is_no_use(&node, &common::free_port().to_string(), "connection refused");
+    peer_is_no_use(&node, &vmove_skip::free_port().to_string(), "connection refused");
     peer_is_no_use(&node, &fake_peer(|_| b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec()), "vmove daemon");
     peer_is_no_use(&node, &fake_peer(|_| Vec::new()), "vmove daemon");
     let other_version = |_: &[u8]| [&b"VMOVE\r\n\0"[..], &77_u16.to_le_bytes(), &[1, 0]].concat();

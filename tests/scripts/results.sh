@@ -60,7 +60,10 @@ skipped() {
 # Counts what cargo's tests say (with --show-output), and shows it: of tests that passed only why they were skipped, all else as it is.
 # Lines of `skip!` are "SKIP NAME: REASON"; with "(PART)" at the end of NAME the test did run, but for that part.
 counted() {
-    awk -v result="$RESULT" '
+    local live=()
+    # Debian's awk waits for 4 KiB of input otherwise, so that a failure is shown minutes late.
+    ! awk -W version 2>&1 | grep -q mawk || live=(-W interactive)
+    awk "${live[@]}" -v result="$RESULT" '
         /^successes:$/ { hide = 1 }
         /^(failures:|test result:)/ { hide = 0 }
         /^---- .* stdout ----$/ { test = $2 }

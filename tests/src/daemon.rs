@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -84,7 +84,7 @@ impl Node {
     /// When the folders cannot be made.
     pub fn prepare(sandbox: &Sandbox, name: &str, options: NodeOptions) -> Result<Self> {
         let folder = sandbox.folder(name)?;
-        let listen = options.listen.map_or_else(free_port, Ok)?;
+        let listen = options.listen.unwrap_or_else(vmove_skip::free_port);
         Ok(Self { name: name.to_owned(), folder, listen, options, process: None })
     }
 
@@ -501,10 +501,6 @@ fn last_json(output: &[u8]) -> Result<Value> {
 fn tail(log: &str) -> String {
     let lines: Vec<_> = log.lines().collect();
     lines[lines.len().saturating_sub(20)..].join("\n")
-}
-
-fn free_port() -> Result<SocketAddr> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
 #[cfg(test)]

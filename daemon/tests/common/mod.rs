@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -70,7 +70,7 @@ impl Node {
     pub fn start_with(extra: &[&str]) -> Self {
         let mut node = Self {
             dir: tempfile::Builder::new().prefix("vmd").tempdir().unwrap(),
-            listen: free_port(),
+            listen: vmove_skip::free_port(),
             extra: extra.iter().map(|s| (*s).to_owned()).collect(),
             child: None,
         };
@@ -212,10 +212,6 @@ pub fn wait(what: &str, mut until: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "waited 20 s in vain: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
-}
-
-pub fn free_port() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 pub fn exchange(mut stream: impl Read + Write, method: &str, path: &str, body: &str) -> (u16, String) {

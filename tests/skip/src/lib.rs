@@ -1,4 +1,4 @@
-//! How a test says that it cannot run here.
+//! What tests of every crate need: to say that they cannot run here ([`need!`], [`skip!`]), and ports ([`free_port`]).
 //!
 //! A skipped test prints one line, `SKIP NAME: REASON`, and passes. `./run test` shows and counts these lines. With
 //! `VMOVE_NO_SKIP` set (to anything but `0`) the test fails instead, for machines on which everything should run.
@@ -16,8 +16,12 @@
 //! }
 //! ```
 
+mod port;
+
 use std::ffi::OsStr;
 use std::fmt::{Arguments, Display};
+
+pub use port::free_port;
 
 /// Says that the calling test does not run, and why: `skip!("no {tool}")`. Evaluates to `()`; returning is the caller's part.
 ///

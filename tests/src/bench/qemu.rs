@@ -3,7 +3,6 @@
 //! Parameters are QEMU's defaults, but for `max-bandwidth`, which would cap it at 1 Gbit/s (128 MiB/s): it is set to
 //! 100 GB/s on both sides. So: 300 ms `downtime-limit`, two `multifd` channels, no auto-converge, no compression.
 
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -90,7 +89,7 @@ impl QemuMove {
         qemu.wait_monitor()?;
         let monitor = Monitor::connect(qemu.qmp())?;
         self.prepare(&monitor).context("refused by the destination")?;
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = vmove_skip::free_port().port();
         let uri = format!("tcp:127.0.0.1:{port}");
         monitor.run("migrate-incoming", json!({ "uri": uri }))?;
         self.destination = Some((qemu, monitor));

@@ -60,6 +60,8 @@ fn a_guest_given_away_stays_stopped_though_an_earlier_migration_was_called_off()
     let called_off = scene.start(ROUNDS).expect("it begins");
     scene.reach(&called_off, "rounds").expect("the rounds begin");
     scene.a.ask(&["cancel", &called_off]).expect("it can be cancelled");
+    scene.end(&called_off).expect("it ends");
+    scene.unharmed().expect("nothing is left of it");
     let id = scene.start(POSTCOPY).expect("it begins");
     scene.reach(&id, "fetch").expect("the guest is handed over");
     // As if the daemon had been killed before it noted that the guest was back.
