@@ -101,7 +101,11 @@ impl Engine {
         if let (Some(vm), Err(_)) = (&record.vm, self.node.vms.get(&record.prepare.vm)) {
             // It was never resumed here: whoever ends it finds it by its record.
             if let Err(error) = self.node.vms.put(vm.clone()) {
-                tracing::warn!(vm = vm.name, error = chain(&error), "could not record a VM that is to be ended");
+                tracing::warn!(
+                    vm = vm.name,
+                    error = chain(&error),
+                    "could not record a VM that is to be ended"
+                );
             }
         }
         destination::tidy(&self.node, record);
@@ -122,7 +126,9 @@ impl Engine {
         if record.state != SourceState::Committed || record.freed {
             let why = match record.state {
                 SourceState::Aborted => "the guest is here",
-                SourceState::Warm | SourceState::Stopped => "it has not handed the guest over: `vmove cancel` it",
+                SourceState::Warm | SourceState::Stopped => {
+                    "it has not handed the guest over: `vmove cancel` it"
+                }
                 SourceState::Committed | SourceState::Released => "the copy here is gone",
             };
             return Err(EngineError::NotReclaimable(id, why));

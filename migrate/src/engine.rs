@@ -256,8 +256,16 @@ impl Engine {
         let cancel = CancellationToken::new();
         let mut sessions = self.lock();
         let number = next_number(&sessions);
-        let handle =
-            Handle { vm: vm.to_owned(), role, token, progress, cancel: cancel.clone(), abandon, arrivals, number };
+        let handle = Handle {
+            vm: vm.to_owned(),
+            role,
+            token,
+            progress,
+            cancel: cancel.clone(),
+            abandon,
+            arrivals,
+            number,
+        };
         sessions.insert(id, handle);
         cancel
     }

@@ -67,7 +67,9 @@ fn snapshot(dir: &Path) -> Option<Progress> {
         let outcome = match r.state {
             SourceState::Released => Outcome::Done { report: Box::new(r.report.clone()) },
             SourceState::Committed if r.freed => Outcome::Failed {
-                error: "ended by an operator: the guest was given to the destination, and not all of its memory".to_owned(),
+                error:
+                    "ended by an operator: the guest was given to the destination, and not all of its memory"
+                        .to_owned(),
                 guest: GuestPlace::Destination,
                 cancelled: true,
             },

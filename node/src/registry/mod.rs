@@ -157,11 +157,9 @@ impl Registry {
             Some(found) if matches!(found.outcome, Outcome::Running) => {
                 Err(RegistryError::InMigration { vm: name.to_owned(), migration: found.id })
             }
-            Some(found) => Err(RegistryError::PeerLost {
-                vm: name.to_owned(),
-                migration: found.id,
-                peer: found.peer,
-            }),
+            Some(found) => {
+                Err(RegistryError::PeerLost { vm: name.to_owned(), migration: found.id, peer: found.peer })
+            }
         }
     }
 

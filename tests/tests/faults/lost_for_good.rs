@@ -34,7 +34,10 @@ fn kill_qemu(node: &Node) {
 /// The guest as `vmove list` has it.
 fn listed(node: &Node) -> Value {
     let list = node.ask(&["list"]).expect("an answer");
-    list["vms"].as_array().and_then(|vms| vms.iter().find(|vm| vm["name"] == NAME).cloned()).unwrap_or_default()
+    list["vms"]
+        .as_array()
+        .and_then(|vms| vms.iter().find(|vm| vm["name"] == NAME).cloned())
+        .unwrap_or_default()
 }
 
 fn files_in(folder: &Path) -> Vec<std::path::PathBuf> {
@@ -49,7 +52,8 @@ fn nothing_left(node: &mut Node) {
         assert_eq!(listed(node), Value::Null, "started again: {again}");
         assert_eq!(qemu_in(node.folder()), None, "started again: {again}");
         assert_eq!(files_in(&node.memory()), Vec::<std::path::PathBuf>::new(), "started again: {again}");
-        let maps = files_in(node.folder()).into_iter().filter(|f| f.extension().is_some_and(|e| e == "pages"));
+        let maps =
+            files_in(node.folder()).into_iter().filter(|f| f.extension().is_some_and(|e| e == "pages"));
         assert_eq!(maps.count(), 0, "started again: {again}");
         node.crash();
         node.run().expect("it starts again");
@@ -94,7 +98,8 @@ fn a_paused_copy_whose_source_is_lost_for_good_can_be_ended() {
     let first = proxy.connections();
     scene.start_and_stick_in_the_switchover().expect("the guest is stopped");
     // The destination has the device state, and its source does not hear so.
-    let unheard = Rule { connection: Some(first + CONTROL), direction: Direction::Back, after: 0, fault: Fault::Stall };
+    let unheard =
+        Rule { connection: Some(first + CONTROL), direction: Direction::Back, after: 0, fault: Fault::Stall };
     scene.proxy().expect("a proxy").add(unheard);
     std::thread::sleep(Duration::from_millis(200));
     scene.unstick(first).expect("a proxy");
@@ -129,15 +134,21 @@ fn a_guest_that_died_at_the_destination_can_be_reclaimed() {
     nothing_left(&mut scene.b);
     scene.a.run().expect("it starts again");
     until("the source waits", || outcome(&scene.a)["state"] == "reconnecting");
-    until("it hears of the way out", || outcome(&scene.a)["error"].as_str().is_some_and(|e| e.contains("vmove reclaim")));
+    until("it hears of the way out", || {
+        outcome(&scene.a)["error"].as_str().is_some_and(|e| e.contains("vmove reclaim"))
+    });
     let unsure = vmove(&scene.a, &["reclaim", &id]).expect("an answer");
     assert_eq!(unsure.code, 2, "{} {}", unsure.answer, unsure.said);
     let path = format!("/v1/migrations/{id}/reclaim");
     let (code, _) = scene.a.rest("POST", &path, &json!({ "guest_is_lost": false })).expect("an answer");
-    assert_eq!(code, 422);
+    assert_eq!(code, 400);
     let reclaimed = vmove(&scene.a, &["reclaim", &id, "--guest-is-lost"]).expect("an answer");
     assert_eq!(reclaimed.code, 0, "{} {}", reclaimed.answer, reclaimed.said);
-    assert!(reclaimed.answer["note"].as_str().is_some_and(|n| n.contains("is not in this copy")), "{}", reclaimed.answer);
+    assert!(
+        reclaimed.answer["note"].as_str().is_some_and(|n| n.contains("is not in this copy")),
+        "{}",
+        reclaimed.answer
+    );
     scene.alive_at(&scene.a).expect("the guest goes on");
     scene.sound_at(&scene.a).expect("its memory is right");
     let again = vmove(&scene.a, &["reclaim", &id, "--guest-is-lost"]).expect("an answer");

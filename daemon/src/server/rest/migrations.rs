@@ -86,7 +86,7 @@ pub async fn recover(
 #[utoipa::path(post, path = "/v1/migrations/{id}/reclaim", operation_id = "reclaimMigration", tag = "migrations",
     params(("id" = String, Path, description = "Id, may be cut short")),
     request_body = ReclaimRequest,
-    responses((status = 200, body = Taken), (status = 404, body = Problem), (status = 409, body = Problem), (status = 422, body = Problem)))]
+    responses((status = 200, body = Taken), (status = 404, body = Problem), (status = 409, body = Problem), (status = 400, body = Problem)))]
 pub async fn reclaim(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
