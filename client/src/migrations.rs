@@ -1,7 +1,7 @@
 //! Requests about migrations.
 
 use vmove_http::client::encoded;
-use vmove_types::migration::{MigrateRequest, MigrationList, Taken};
+use vmove_types::migration::{MigrateRequest, MigrationList, ReclaimRequest, Taken};
 use vmove_types::progress::Progress;
 
 use crate::{Client, Error, Stream};
@@ -32,6 +32,11 @@ impl Client {
     /// Calls a migration off; the guest goes on at the source.
     pub async fn cancel_migration(&self, id: &str) -> Result<Taken, Error> {
         self.0.delete(&path(id, "")).await
+    }
+
+    /// Has the guest's copy at the source run again, after the guest has ended at the destination.
+    pub async fn reclaim_migration(&self, id: &str, request: &ReclaimRequest) -> Result<Taken, Error> {
+        self.0.post(&path(id, "/reclaim"), request).await
     }
 
     /// Takes up a migration that gave up, on the node that owns the guest.

@@ -18,11 +18,12 @@ pub use crate::node::EngineConfig;
 use crate::node::Node;
 use crate::ownership::{DestinationState, SourceState};
 use crate::proto::message::Prepare;
-use crate::publish::Publisher;
+use crate::publish::{Abandon, Publisher};
 use crate::records::{DestinationRecord, SourceRecord};
 use crate::source::{self, Begun};
 use vmove_node::journal::Journal;
 use vmove_node::latency::Latencies;
+use vmove_node::migrations::AbandonError;
 use vmove_node::peer::{Hello, LinkKind, SessionId, Status, Token};
 use vmove_node::peer::{Link, PeerTarget};
 use vmove_node::record::VmRecord;
@@ -50,6 +51,15 @@ pub enum EngineError {
     /// No such session.
     #[error("No migration {0} on this node: `vmove history` shows those there were")]
     UnknownSession(String),
+    /// It cannot be ended.
+    #[error(transparent)]
+    Abandon(#[from] AbandonError),
+    /// The guest must not run here.
+    #[error("Migration {0} cannot be reclaimed: {1}")]
+    NotReclaimable(SessionId, &'static str),
+    /// The guest was to run here again.
+    #[error("The guest of migration {0} did not resume at the source: {1}")]
+    NotResumed(SessionId, String),
     /// Too late.
     #[error(
         "Migration {0} has handed the guest over and can no longer be cancelled: it runs at the destination"
@@ -89,18 +99,19 @@ pub struct Engine {
 /// What the engine keeps of a session.
 #[derive(Debug)]
 pub(crate) struct Handle {
-    vm: String,
-    role: Role,
+    pub(crate) vm: String,
+    pub(crate) role: Role,
     token: Token,
     pub(crate) progress: watch::Receiver<Progress>,
     cancel: CancellationToken,
+    pub(crate) abandon: Abandon,
     arrivals: Option<mpsc::Sender<Arrival>>,
     /// When it was begun here, for the order of listings.
     number: usize,
 }
 
 impl Handle {
-    fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         matches!(self.progress.borrow().outcome, Outcome::Running | Outcome::Reconnecting { .. })
     }
 }
@@ -145,7 +156,8 @@ impl Engine {
         let r = journal.record().clone();
         let (publisher, progress) = Publisher::new(&r.id.to_string(), &r.vm.name, Role::Source, &r.to.name);
         match r.state {
-            SourceState::Released if r.freed => return,
+            // Or an operator has freed what was left here of a guest that was given away.
+            SourceState::Released | SourceState::Committed if r.freed => return,
             SourceState::Aborted if !self.left_stopped(&r).await => {
                 if r.untold {
                     source::tell_later(&self.node, r);
@@ -156,7 +168,7 @@ impl Engine {
         }
         let span = session_span(r.id, "source");
         span.in_scope(|| tracing::info!(vm = r.vm.name, state = %r.state, "taking up a migration from here"));
-        self.register(r.id, &r.vm.name, Role::Source, r.token, progress, None);
+        self.register(r.id, &r.vm.name, Role::Source, r.token, (progress, publisher.abandon()), None);
         if matches!(r.state, SourceState::Committed | SourceState::Released) {
             tokio::spawn(source::go_on(Arc::clone(&self.node), journal, publisher).instrument(span));
             return;
@@ -199,6 +211,7 @@ impl Engine {
         let r = journal.record().clone();
         match r.state {
             DestinationState::Gone | DestinationState::Complete => destination::tidy(&self.node, &r),
+            DestinationState::Owner if r.abandoned => destination::tidy(&self.node, &r),
             DestinationState::Filling => {
                 let span = session_span(r.id, "destination");
                 span.in_scope(|| {
@@ -222,7 +235,7 @@ impl Engine {
                     &r.prepare.vm,
                     Role::Destination,
                     r.prepare.token,
-                    progress,
+                    (progress, publisher.abandon()),
                     Some(sender),
                 );
                 let adopted = destination::adopt(Arc::clone(&self.node), journal, publisher, arrivals);
@@ -231,20 +244,28 @@ impl Engine {
         }
     }
 
-    fn register(
+    pub(crate) fn register(
         &self,
         id: SessionId,
         vm: &str,
         role: Role,
         token: Token,
-        progress: watch::Receiver<Progress>,
+        (progress, abandon): (watch::Receiver<Progress>, Abandon),
         arrivals: Option<mpsc::Sender<Arrival>>,
     ) -> CancellationToken {
         let cancel = CancellationToken::new();
         let mut sessions = self.lock();
         let number = next_number(&sessions);
-        let handle =
-            Handle { vm: vm.to_owned(), role, token, progress, cancel: cancel.clone(), arrivals, number };
+        let handle = Handle {
+            vm: vm.to_owned(),
+            role,
+            token,
+            progress,
+            cancel: cancel.clone(),
+            abandon,
+            arrivals,
+            number,
+        };
         sessions.insert(id, handle);
         cancel
     }
@@ -277,6 +298,7 @@ impl Engine {
                 token: Token::default(),
                 progress,
                 cancel: cancel.clone(),
+                abandon: publisher.abandon(),
                 arrivals: None,
                 number,
             };
@@ -345,7 +367,7 @@ impl Engine {
         let dir = self.node.session_dir(id);
         if let Ok(journal) = Journal::<SourceRecord>::open(&dir.join("source.jsonl")) {
             let state = journal.record().state;
-            if state == SourceState::Released && journal.record().freed {
+            if matches!(state, SourceState::Released | SourceState::Committed) && journal.record().freed {
                 return Err(EngineError::NothingToRecover(id, "complete".to_owned()));
             }
             if state == SourceState::Aborted && !self.left_stopped(journal.record()).await {
@@ -365,6 +387,9 @@ impl Engine {
                 Err(EngineError::NothingToRecover(id, "gone: the guest is at the source".to_owned()))
             }
             DestinationState::Complete => Err(EngineError::NothingToRecover(id, "complete".to_owned())),
+            DestinationState::Owner if journal.record().abandoned => {
+                Err(EngineError::NothingToRecover(id, "ended by an operator".to_owned()))
+            }
             _ => {
                 self.resume_destination(journal).await;
                 Ok(())
@@ -446,8 +471,23 @@ impl Engine {
             None if hello.kind == LinkKind::Control && hello.token == Token::default() => Ok(()),
             // A session that ended in an earlier life of this daemon can still be asked how.
             None if hello.kind == LinkKind::Control && self.ended(hello).is_some() => Ok(()),
-            None => unknown(),
+            None => match self.abandoned(hello) {
+                Some(why) => Err((Status::UnknownSession, why)),
+                None => unknown(),
+            },
         }
+    }
+
+    /// What a source is told that asks for a session which an operator has ended here.
+    fn abandoned(&self, hello: &Hello) -> Option<String> {
+        let path = self.node.session_dir(hello.session).join("destination.jsonl");
+        let record = Journal::<DestinationRecord>::read(&path).ok()?;
+        (record.abandoned && record.prepare.token == hello.token).then(|| {
+            let (id, vm) = (hello.session, &record.prepare.vm);
+            format!(
+                "an operator ended {vm:?} here while pages were missing: `vmove reclaim {id} --guest-is-lost` runs the copy that the source has, `vmove stop --force {vm}` frees it"
+            )
+        })
     }
 
     /// How a session to here has ended, and its journal, if the greeting knows its secret.
@@ -509,12 +549,13 @@ impl Engine {
                 format!("{:?} is in migration {busy} at {} already", prepare.vm, self.node.config.node),
             ));
         }
-        self.register(id, &prepare.vm, Role::Destination, prepare.token, progress, Some(arrivals));
+        let ends = (progress, publisher.abandon());
+        self.register(id, &prepare.vm, Role::Destination, prepare.token, ends, Some(arrivals));
         self.forget_old();
         Ok(publisher)
     }
 
-    fn resolve(&self, id: &str) -> Result<SessionId, EngineError> {
+    pub(crate) fn resolve(&self, id: &str) -> Result<SessionId, EngineError> {
         if let Ok(found) = find(&self.lock(), id) {
             return Ok(found);
         }
@@ -528,7 +569,7 @@ impl Engine {
 }
 
 /// Whatever a session logs is within it: so no message need say which session it is about.
-fn session_span(id: SessionId, side: &'static str) -> Span {
+pub(crate) fn session_span(id: SessionId, side: &'static str) -> Span {
     tracing::info_span!("migration", %id, side)
 }
 

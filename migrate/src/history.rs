@@ -66,6 +66,13 @@ fn snapshot(dir: &Path) -> Option<Progress> {
             |error: &str, guest| Outcome::Failed { error: error.to_owned(), guest, cancelled: false };
         let outcome = match r.state {
             SourceState::Released => Outcome::Done { report: Box::new(r.report.clone()) },
+            SourceState::Committed if r.freed => Outcome::Failed {
+                error:
+                    "ended by an operator: the guest was given to the destination, and not all of its memory"
+                        .to_owned(),
+                guest: GuestPlace::Destination,
+                cancelled: true,
+            },
             SourceState::Committed => {
                 failed("unfinished: the guest was given to the destination", GuestPlace::PausedAtDestination)
             }
@@ -90,6 +97,11 @@ fn snapshot(dir: &Path) -> Option<Progress> {
     };
     let outcome = match r.state {
         DestinationState::Complete => Outcome::Done { report: Box::new(report()) },
+        DestinationState::Owner if r.abandoned => Outcome::Failed {
+            error: "ended by an operator while pages were missing".to_owned(),
+            guest: GuestPlace::Destination,
+            cancelled: true,
+        },
         DestinationState::Owner | DestinationState::Loaded => Outcome::Failed {
             error: "unfinished".to_owned(),
             guest: GuestPlace::PausedAtDestination,

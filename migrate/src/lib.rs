@@ -17,6 +17,8 @@
 
 // Loom looks at what threads share without a lock, and no other crate above `memory` knows of it.
 #[cfg(not(loom))]
+mod abandon;
+#[cfg(not(loom))]
 mod autogroup;
 #[cfg(not(loom))]
 pub mod check;

@@ -6,8 +6,9 @@
 //! * the source may run the guest in [`SourceState::Warm`] and [`SourceState::Aborted`] only;
 //! * the destination may run it in [`DestinationState::Owner`] and [`DestinationState::Complete`] only;
 //! * the destination becomes `Owner` only on a commit, which the source sends only in [`SourceState::Committed`];
-//! * from there the guest comes back to the source in one case only: the destination's QEMU has ended before it was given the
-//!   guest, so that the destination is [`DestinationState::Gone`] for ever, and says so.
+//! * from there the guest comes back to the source by itself in one case only: the destination's QEMU has ended before it was given the
+//!   guest, so that the destination is [`DestinationState::Gone`] for ever, and says so;
+//! * an operator who knows that the guest has ended at the destination may have the source's copy run again ([`SourceEvent::Reclaim`]).
 //!
 //! "Durable" means: in the journal file, handed to the kernel by `write(2)`. A daemon that is killed finds it again. A host that
 //! loses power loses the guest's memory too, so there is nothing left that could run twice (`docs/decisions/0004-journal.md`).
@@ -45,6 +46,8 @@ pub enum SourceEvent {
     PeerGone,
     /// Cancelled, timed out, something failed, the peer was lost, or this daemon was started anew.
     GiveUp,
+    /// An operator says that the guest has ended at the destination, and wants the copy that is left here to run.
+    Reclaim,
 }
 
 /// The destination's side.
@@ -106,7 +109,7 @@ macro_rules! named {
 }
 
 named!(SourceState: Warm Stopped Committed Released Aborted);
-named!(SourceEvent: Stop PeerLoaded PeerComplete PeerGone GiveUp);
+named!(SourceEvent: Stop PeerLoaded PeerComplete PeerGone GiveUp Reclaim);
 named!(DestinationState: Filling Loaded Owner Complete Gone);
 named!(DestinationEvent: StateLoaded Commit PeerAborted AllPages QemuEnded GiveUp);
 
@@ -129,6 +132,7 @@ impl SourceState {
             (S::Committed, E::PeerComplete) => Ok(S::Released),
             (S::Warm | S::Stopped | S::Aborted, E::GiveUp) => Ok(S::Aborted),
             (S::Warm | S::Stopped | S::Committed | S::Aborted, E::PeerGone) => Ok(S::Aborted),
+            (S::Committed, E::Reclaim) => Ok(S::Aborted),
             // After the commit nothing is given up: the session is taken up again instead.
             (S::Committed | S::Released, E::GiveUp) => Ok(self),
             // A destination that was restarted may say things again.

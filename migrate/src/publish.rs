@@ -1,9 +1,9 @@
 //! Shows a session's progress and keeps its phase times.
 
-use std::sync::Mutex;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::autogroup::NiceRequest;
 use vmove_types::progress::{GuestPlace, Outcome, Phase, Progress, Role};
@@ -19,6 +19,7 @@ pub struct Publisher {
     started: Mono,
     sender: watch::Sender<Progress>,
     clockwork: Mutex<Clockwork>,
+    abandon: Arc<Notify>,
 }
 
 #[derive(Debug)]
@@ -27,6 +28,31 @@ struct Clockwork {
     phase_began: Mono,
     rate_from: (Mono, u64),
     nice_request: Option<NiceRequest>,
+}
+
+/// An operator's word that a session need not wait for its peer any longer. It counts only while the session waits.
+#[derive(Debug, Clone)]
+pub(crate) struct Abandon {
+    asked: Arc<Notify>,
+    progress: watch::Receiver<Progress>,
+}
+
+impl Abandon {
+    /// Tells the session.
+    pub(crate) fn ask(&self) {
+        self.asked.notify_waiters();
+    }
+
+    /// Waits for the word. Cancel-safe.
+    pub(crate) async fn asked(&self) {
+        loop {
+            self.asked.notified().await;
+            // A peer that has come back meanwhile is not left alone.
+            if matches!(self.progress.borrow().outcome, Outcome::Reconnecting { .. }) {
+                return;
+            }
+        }
+    }
 }
 
 impl Publisher {
@@ -58,7 +84,12 @@ impl Publisher {
             rate_from: (started, 0),
             nice_request: None,
         };
-        (Self { started, sender, clockwork: Mutex::new(clockwork) }, receiver)
+        (Self { started, sender, clockwork: Mutex::new(clockwork), abandon: Arc::default() }, receiver)
+    }
+
+    /// By which an operator is to end the session.
+    pub(crate) fn abandon(&self) -> Abandon {
+        Abandon { asked: Arc::clone(&self.abandon), progress: self.sender.subscribe() }
     }
 
     /// When the session began.
@@ -129,6 +160,15 @@ impl Publisher {
                 p.bytes_done = p.bytes_total.saturating_sub(left);
                 p.eta_ms = (p.rate_bytes_per_s > 0.0).then(|| left as f64 / p.rate_bytes_per_s * 1e3);
             }
+        });
+    }
+
+    /// The peer was lost after the hand-over. Of several losses in a row, the first one's time is shown.
+    pub fn reconnecting(&self, error: String) {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        self.update(|p| {
+            let since = if let Outcome::Reconnecting { since, .. } = p.outcome { since } else { now };
+            p.outcome = Outcome::Reconnecting { error, since };
         });
     }
 

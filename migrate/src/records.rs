@@ -35,7 +35,7 @@ pub struct SourceRecord {
     /// Both sides have tcp, should that fabric fail.
     #[serde(default)]
     pub may_fall_back: bool,
-    /// QEMU has ended here and its memory is freed: nothing is left to do.
+    /// QEMU has ended here and its memory is freed, or an operator takes care of both: nothing is left to do.
     pub freed: bool,
     /// The guest stays here, and the destination, which may hold its device state, has not heard so yet.
     #[serde(default)]
@@ -81,6 +81,9 @@ pub struct DestinationRecord {
     /// The source has said that it freed its side: it will not ask again.
     #[serde(default)]
     pub released: bool,
+    /// An operator ended the guest here, though pages were missing. It has run here: the source must not take it for one that never did.
+    #[serde(default)]
+    pub abandoned: bool,
     /// What the source is told when all pages are here: it may ask again when this process has ended.
     #[serde(default)]
     pub complete: Option<Box<Complete>>,

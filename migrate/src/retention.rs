@@ -67,7 +67,8 @@ fn nobody_asks(dir: &Path) -> bool {
     let source_over = of_source.map_or(true, |record| match record.state {
         SourceState::Released => record.freed,
         SourceState::Aborted => !record.untold,
-        SourceState::Warm | SourceState::Stopped | SourceState::Committed => false,
+        SourceState::Committed => record.freed,
+        SourceState::Warm | SourceState::Stopped => false,
     });
     let destination_over = of_destination.map_or(true, |record| match record.state {
         DestinationState::Gone => true,

@@ -2,6 +2,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
 
 use vmove_types::progress::Progress;
 
@@ -20,10 +23,47 @@ pub struct Moved {
 /// A QEMU of this node: its process id and when that was started, in clock ticks since boot.
 pub type QemuId = (i32, u64);
 
+/// What is left of a VM after an operator has ended the migration that held it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Abandoned {
+    /// No migration held it.
+    NotHeld,
+    /// The VM, which nobody holds any more.
+    Free,
+    /// Nothing: a copy that had never run was removed.
+    Removed,
+}
+
+/// Why a migration still holds its VM.
+#[derive(Debug, thiserror::Error)]
+pub enum AbandonError {
+    /// Both sides are at work.
+    #[error("migration {migration} is at work: wait for its end, or `vmove cancel {migration}`")]
+    AtWork {
+        /// Id of the migration.
+        migration: String,
+    },
+    /// Its journal.
+    #[error("could not use {}", path.display())]
+    Journal {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// A request to end a migration, at work.
+pub type Abandoning<'a> = Pin<Box<dyn Future<Output = Result<Abandoned, AbandonError>> + Send + 'a>>;
+
 /// The migrations to and from a node.
 pub trait Migrations: Send + Sync {
     /// The migration that holds a VM: it runs, or it left the guest paused and awaits `vmove recover`.
     fn of_vm(&self, name: &str) -> Option<Progress>;
+
+    /// Ends the migration that holds a VM and cannot go on: its peer is lost, or it failed. Memory that had not crossed is given up.
+    fn abandon<'a>(&'a self, name: &'a str) -> Abandoning<'a>;
 
     /// Where guests were sent, as long as the journals of that are kept. Reads the disk.
     fn moved(&self) -> HashMap<QemuId, Moved>;
@@ -45,6 +85,10 @@ pub struct NoMigrations;
 impl Migrations for NoMigrations {
     fn of_vm(&self, _: &str) -> Option<Progress> {
         None
+    }
+
+    fn abandon<'a>(&'a self, _: &'a str) -> Abandoning<'a> {
+        Box::pin(std::future::ready(Ok(Abandoned::NotHeld)))
     }
 
     fn moved(&self) -> HashMap<QemuId, Moved> {

@@ -242,19 +242,27 @@ impl Scene {
     /// # Errors
     /// When it is over, or does not get there.
     pub fn reach(&self, id: &str, phase: &str) -> Result<Value> {
+        self.reach_one_of(id, &[phase])
+    }
+
+    /// As [`Scene::reach`], for a phase that may be over before it is seen: one of several.
+    ///
+    /// # Errors
+    /// As [`Scene::reach`].
+    pub fn reach_one_of(&self, id: &str, phases: &[&str]) -> Result<Value> {
         let deadline = Instant::now() + STEP_TIMEOUT;
         loop {
             // Not by the command: a phase may be over before that has started.
             let (code, status) = self.a.rest("GET", &format!("/v1/migrations/{id}"), &Value::Null)?;
             if code != 200 || status["outcome"]["state"] != "running" {
-                bail!("expected phase {phase} of a migration at work, found {status}");
+                bail!("expected phase {phases:?} of a migration at work, found {status}");
             }
-            if status["phase"] == phase {
+            if status["phase"].as_str().is_some_and(|phase| phases.contains(&phase)) {
                 return Ok(status);
             }
             if Instant::now() > deadline {
                 let (a, b) = (self.a.log(), self.b.log());
-                bail!("expected phase {phase} within {STEP_TIMEOUT:?}, found {status}\na: {a}\nb: {b}");
+                bail!("expected phase {phases:?} within {STEP_TIMEOUT:?}, found {status}\na: {a}\nb: {b}");
             }
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -35,9 +35,18 @@ pub struct MigrateRequest {
 pub struct Taken {
     /// Id of the migration.
     pub id: String,
-    /// What was done first: a guest whose memory is private since a fork was given memory of its own.
+    /// What was done first (a guest whose memory is private since a fork was given memory of its own), or what the request has cost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+}
+
+/// Has the guest's copy at the source run again.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ReclaimRequest {
+    /// Must be true: the caller knows that the guest has ended at the destination. It would run twice otherwise.
+    pub guest_is_lost: bool,
 }
 
 /// Migrations of a node, running ones first, then newest first.

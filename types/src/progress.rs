@@ -91,6 +91,9 @@ pub enum Outcome {
     Reconnecting {
         /// What was lost.
         error: String,
+        /// When. Unit: seconds since 1970-01-01 UTC, by this node's clock.
+        #[serde(default)]
+        since: u64,
     },
     /// The guest is at the destination with all its memory.
     Done {

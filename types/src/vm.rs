@@ -36,6 +36,9 @@ pub struct VmSummary {
     /// The migration that holds it now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration: Option<String>,
+    /// What it waits for, if that migration has lost its peer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<String>,
     /// Why the daemon ended it, if it did so on its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,

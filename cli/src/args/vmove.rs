@@ -66,6 +66,8 @@ pub enum Command {
     Cancel(MigrationId),
     /// Take up a migration whose guest is paused, or that gave up on its peer
     Recover(Recover),
+    /// Let the copy of a guest that ended at the destination run again at the source
+    Reclaim(Reclaim),
     /// List the migrations that this node remembers
     History(History),
     /// Show the node: fabrics, memory, known peers
@@ -305,6 +307,23 @@ pub struct Recover {
     /// Do not wait for the end
     #[arg(long)]
     pub detach: bool,
+}
+
+/// Arguments of `reclaim`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  vmove reclaim 3f2a --guest-is-lost
+
+Run it on the node that the guest came from, after its QEMU at the destination has ended and before all of its memory was there. The copy here
+is as of the moment when the guest was stopped: what it did since, and wrote to its disks, is not in it. To drop the copy instead: `vmove stop
+--force VM`.")]
+pub struct Reclaim {
+    /// Id of the migration, may be cut short
+    #[arg(value_name = "ID")]
+    pub id: String,
+    /// The guest has ended at the destination and will not run there again: it would run twice otherwise
+    #[arg(long, required = true)]
+    pub guest_is_lost: bool,
 }
 
 /// Arguments of `history`.

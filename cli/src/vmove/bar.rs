@@ -52,7 +52,7 @@ impl Bar {
 /// Everything worth a look, in one line.
 pub fn line(progress: &Progress) -> String {
     let mut parts = vec![progress.phase.as_str().to_owned()];
-    if let Outcome::Reconnecting { error } = &progress.outcome {
+    if let Outcome::Reconnecting { error, .. } = &progress.outcome {
         parts.push(format!("peer lost, trying again ({error})"));
     }
     if progress.phase == Phase::Rounds && progress.round > 0 {

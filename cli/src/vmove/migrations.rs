@@ -8,10 +8,10 @@ use vmove_types::report::Report;
 use super::Ended;
 use super::bar::line;
 use super::follow::{Followed, Interrupt, follow};
-use crate::args::vmove::{History, Migrate, Recover, Status};
+use crate::args::vmove::{History, Migrate, Reclaim, Recover, Status};
 use crate::output::{End, fields, note, say, say_json, table};
 use vmove_client::Client;
-use vmove_types::migration::{MigrateRequest, MigrationList};
+use vmove_types::migration::{MigrateRequest, MigrationList, ReclaimRequest};
 use vmove_types::problem::Exit;
 use vmove_types::units::{format_bytes, format_ms, to_f64};
 
@@ -33,6 +33,17 @@ pub async fn recover(client: &Client, args: Recover, json: bool) -> Result<Ended
         return started(&taken.id, json);
     }
     finish(client, &taken.id, Interrupt::Leaves, json).await
+}
+
+pub async fn reclaim(client: &Client, args: Reclaim, json: bool) -> Result<Ended, End> {
+    let request = ReclaimRequest { guest_is_lost: args.guest_is_lost };
+    let taken = client.reclaim_migration(&args.id, &request).await?;
+    if json {
+        say_json(&taken)?;
+    } else {
+        say(taken.note.as_deref().unwrap_or("The guest goes on at the source"))?;
+    }
+    Ok(Ended::With(Exit::Done))
 }
 
 pub async fn status(client: &Client, args: Status, json: bool) -> Result<Ended, End> {

@@ -68,6 +68,7 @@ async fn dispatch(cli: Cli) -> Result<Ended, End> {
         Command::Migrate(args) => return migrations::migrate(&client, args, json).await,
         Command::Status(args) => return migrations::status(&client, args, json).await,
         Command::Recover(args) => return migrations::recover(&client, args, json).await,
+        Command::Reclaim(args) => return migrations::reclaim(&client, args, json).await,
         Command::Cancel(args) => migrations::cancel(&client, &args.id, json).await?,
         Command::History(args) => migrations::history(&client, args, json).await?,
         Command::Cluster(command) => {

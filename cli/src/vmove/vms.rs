@@ -56,7 +56,11 @@ pub async fn list(client: &Client, json: bool) -> Result<Exit, End> {
             vec![
                 vm.name,
                 vm.pid.to_string(),
-                vm.why.map_or(vm.status, |why| format!("ended: {why}")),
+                match (vm.why, vm.waiting) {
+                    (Some(why), _) => format!("ended: {why}"),
+                    (None, Some(waiting)) => format!("{}, {waiting}", vm.status),
+                    (None, None) => vm.status,
+                },
                 format_bytes(vm.memory_bytes),
                 vm.memory.to_string(),
                 origin.to_owned(),

@@ -3,6 +3,7 @@
 use vmove_clone::engine::ForkError;
 use vmove_migrate::engine::EngineError;
 use vmove_node::blocking::TaskFailed;
+use vmove_node::migrations::AbandonError;
 use vmove_node::peer::UnknownPeer;
 use vmove_node::registry::RegistryError;
 use vmove_types::problem::{Code, Problem};
@@ -27,7 +28,8 @@ impl IntoProblem for EngineError {
             Self::UnknownSession(_) => Code::UnknownMigration,
             Self::TooLate(_) => Code::TooLate,
             Self::BadSpec(_) => Code::BadOption,
-            Self::NothingToRecover(..) => Code::NothingToRecover,
+            Self::NothingToRecover(..) | Self::NotReclaimable(..) => Code::NothingToRecover,
+            Self::Abandon(AbandonError::AtWork { .. }) => Code::Busy,
             // I/O, and what newer engines may add.
             _ => Code::Internal,
         };

@@ -13,7 +13,7 @@ use vmove_migrate::engine::{Engine, EngineError};
 use vmove_types::progress::Progress;
 
 use vmove_node::blocking::{TaskFailed, run_blocking};
-use vmove_node::migrations::{Migrations, Moved, QemuId};
+use vmove_node::migrations::{Abandoning, Migrations, Moved, QemuId};
 use vmove_node::peer::SessionId;
 use vmove_node::record::VmRecord;
 use vmove_types::problem::Problem;
@@ -106,6 +106,10 @@ impl Sessions {
 impl Migrations for Sessions {
     fn of_vm(&self, name: &str) -> Option<Progress> {
         self.live().into_iter().find(|p| p.vm == name && p.outcome.holds_vm())
+    }
+
+    fn abandon<'a>(&'a self, name: &'a str) -> Abandoning<'a> {
+        Box::pin(self.engine.abandon(name))
     }
 
     fn moved(&self) -> HashMap<QemuId, Moved> {

@@ -37,6 +37,10 @@ pub(super) enum DestinationError {
     Launch(#[source] LaunchError),
     #[error("The destination QEMU did not load the device state; its log says: {log}")]
     DeviceState { log: String, source: DeviceStateError },
+    #[error("This daemon was started anew, and the source has not dialled yet")]
+    StartedAnew,
+    #[error("An operator no longer waits for the source")]
+    Abandoned,
     #[error("QEMU at the destination has ended; its log says: {log}")]
     QemuEnded { log: String },
     #[error("The monitor of the destination QEMU does not answer")]

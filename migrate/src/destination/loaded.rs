@@ -6,10 +6,11 @@ use super::error::DestinationError;
 use super::monitor::{Connecting, Monitor};
 use super::owner::{Guest, Owner};
 use super::page_messages::take_hashes;
-use super::session::{Control, End, Event, Session, qemu_lives};
+use super::session::{Control, End, Event, Session, Waited, qemu_lives};
 use super::verify::SourceHashes;
 use crate::ownership::DestinationEvent;
 use crate::proto::message::{DestinationStand, SourceStand, ToDestination, ToSource};
+use vmove_types::problem::chain;
 use vmove_types::progress::Outcome;
 
 /// A guest that waits for the commit.
@@ -50,7 +51,18 @@ impl Loaded {
         loop {
             let mut open = match control.take() {
                 Some(open) => open,
-                None => session.wait_for_source().await?,
+                None => match session.wait_for_source(&self.process).await {
+                    Waited::Source(control) => control,
+                    Waited::QemuEnded(error) => {
+                        self.end_unowned(session, chain(&error)).await;
+                        return None;
+                    }
+                    Waited::Abandoned => {
+                        self.end_unowned(session, chain(&DestinationError::Abandoned)).await;
+                        return None;
+                    }
+                    Waited::DaemonEnds => return None,
+                },
             };
             let told = if std::mem::take(&mut news) { open.send(&ToSource::Loaded).await } else { Ok(()) };
             let decided = match told {
@@ -80,6 +92,18 @@ impl Loaded {
             };
             open.tell_failure(&end).await;
             session.reconnecting(&end);
+        }
+    }
+
+    /// QEMU is ended, if it has not ended by itself: it never ran the guest, so that a source that has given the guest up may take it
+    /// back. It hears so from the journal, when it asks.
+    async fn end_unowned(self, session: &mut Session, why: String) {
+        if let Err(error) = self.process.kill().await {
+            return session.give_up_owned(format!("{why}; {}", chain(&error)));
+        }
+        match session.advance(DestinationEvent::QemuEnded) {
+            Ok(()) => session.remove(None, why).await,
+            Err(error) => session.give_up_owned(format!("{why}; {}", chain(&error))),
         }
     }
 

@@ -10,10 +10,11 @@ use super::error::DestinationError;
 use super::guest_memory::ReadElsewhere;
 use super::monitor::{Connecting, Monitor};
 use super::page_messages::take_hashes;
-use super::session::{Control, End, Event, Session, qemu_lives};
+use super::session::{Control, End, Event, Session, Waited, qemu_lives};
 use super::verify::SourceHashes;
 use crate::ownership::DestinationEvent;
 use crate::proto::message::{self, DestinationStand, Running, SourceStand, ToDestination, ToSource};
+use vmove_types::problem::chain;
 use vmove_types::progress::{Outcome, Phase};
 
 /// A guest that is ours and lacks pages.
@@ -49,7 +50,18 @@ impl Owner {
         loop {
             let mut open = match control.take() {
                 Some(open) => open,
-                None => session.wait_for_source().await?,
+                None => match session.wait_for_source(&self.process).await {
+                    Waited::Source(control) => control,
+                    Waited::QemuEnded(error) => {
+                        session.give_up_owned(chain(&error));
+                        return None;
+                    }
+                    Waited::Abandoned => {
+                        session.give_up_owned(chain(&DestinationError::Abandoned));
+                        return None;
+                    }
+                    Waited::DaemonEnds => return None,
+                },
             };
             let end = match self.until_whole(session, &mut open).await {
                 Ok(complete) => match self.complete(session, complete) {

@@ -21,7 +21,7 @@ use vmove_node::journal::Journal;
 use vmove_node::peer::codec::CodecError;
 use vmove_node::peer::{BoxedStream, Channel, Hello, Link, LinkKind, SessionId};
 use vmove_types::problem::chain;
-use vmove_types::progress::{GuestPlace, Outcome};
+use vmove_types::progress::GuestPlace;
 
 /// A source that says nothing for this long before the hand-over is lost. It pings every second.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -93,6 +93,18 @@ pub(super) struct Session {
     pub files: VmFiles,
     pub pages: PageConnections,
     pub arrivals: mpsc::Receiver<Arrival>,
+}
+
+/// What ends the time without a source.
+#[derive(Debug)]
+pub(super) enum Waited {
+    /// It has dialled again.
+    Source(Control),
+    /// An operator no longer waits for it.
+    Abandoned,
+    /// Our QEMU has ended.
+    QemuEnded(DestinationError),
+    DaemonEnds,
 }
 
 /// The control connection that there is now.
@@ -223,14 +235,22 @@ impl Session {
         self.pages.end();
     }
 
-    /// Waits, however long, for the source to dial again: it alone knows whether the guest was given up. `None` if the daemon ends.
-    pub(super) async fn wait_for_source(&mut self) -> Option<Control> {
+    /// Waits, however long, for the source to dial again: it alone knows whether the guest was given up.
+    pub(super) async fn wait_for_source(&mut self, process: &QemuProcess) -> Waited {
+        let abandon = self.publisher.abandon();
         loop {
-            let arrival = self.arrivals.recv().await?;
+            let arrival = tokio::select! {
+                arrival = self.arrivals.recv() => arrival,
+                () = abandon.asked() => return Waited::Abandoned,
+                () = process.exited() => {
+                    return Waited::QemuEnded(DestinationError::QemuEnded { log: process.log_tail() });
+                }
+            };
+            let Some(arrival) = arrival else { return Waited::DaemonEnds };
             match (arrival.hello.kind, arrival.link) {
                 (LinkKind::Control, Link::Stream(stream)) => {
                     self.begin_conversation();
-                    return Some(Control::new(Channel::new(stream)));
+                    return Waited::Source(Control::new(Channel::new(stream)));
                 }
                 (kind, _) => {
                     tracing::debug!(?kind, "connection before the source said where it stands; dropped");
@@ -244,7 +264,7 @@ impl Session {
         let why = end.why();
         tracing::warn!(why, "source lost; waiting for it");
         self.pages.end();
-        self.publisher.update(|p| p.outcome = Outcome::Reconnecting { error: why });
+        self.publisher.reconnecting(why);
     }
 
     /// What every phase does ten times a second.

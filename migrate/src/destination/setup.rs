@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use vmove_qmp::process::{QemuProcess, end_started_in, log_in};
 
-use super::error::OpenError;
+use super::error::{DestinationError, OpenError};
 use super::launch;
 use super::loaded::{Loaded, Reached};
 use super::monitor::Connecting;
@@ -127,6 +127,8 @@ pub(crate) async fn adopt(
             let connecting = Connecting::to_monitor_of(&session);
             // Hashes went with the process that took them, and so did the length of the device state.
             let (state_bytes, hashes) = (0, SourceHashes::default());
+            // Until the source dials, this is what is waited for.
+            session.publisher.reconnecting(chain(&DestinationError::StartedAnew));
             if state.may_run() {
                 session.publisher.enter(Phase::Fetch);
                 let owner = Owner { process, guest: Guest::Unknown(connecting), state_bytes, hashes };
@@ -231,6 +233,7 @@ fn open(
         final_applied: false,
         fabric: kind,
         released: false,
+        abandoned: false,
         complete: None,
     };
     let path = node.session_dir(id).join("destination.jsonl");

@@ -73,6 +73,7 @@ pub(crate) fn at_destination(dir: &Path, state: DestinationState, released: bool
         final_applied: false,
         fabric: vmove_fabric::FabricKind::Tcp,
         released,
+        abandoned: false,
         complete: None,
     };
     Journal::create(&dir.join("destination.jsonl"), record).unwrap();

@@ -108,7 +108,15 @@ impl Committed {
                 }
             }
             let tried = Instant::now();
-            conversation = self.another_conversation(&mut session).await;
+            let abandon = session.publisher.abandon();
+            let another = tokio::select! {
+                another = self.another_conversation(&mut session) => Some(another),
+                () = abandon.asked() => None,
+            };
+            let Some(another) = another else {
+                return session.end_badly(SourceError::Abandoned, GuestPlace::PausedAtDestination);
+            };
+            conversation = another;
             if tried.elapsed() > HELD_TIMEOUT {
                 until = Instant::now() + reconnect_for;
             } else if conversation.is_err() {
@@ -125,7 +133,7 @@ impl Committed {
             // Named anew once the destination has the page connections again.
             last.stop();
         }
-        session.publisher.update(|p| p.outcome = Outcome::Reconnecting { error });
+        session.publisher.reconnecting(error);
     }
 
     async fn first_conversation(

@@ -93,6 +93,8 @@ pub(crate) enum SourceError {
     Serve(#[source] FabricError),
     #[error("This daemon was started anew")]
     StartedAnew,
+    #[error("An operator no longer waits for the destination")]
+    Abandoned,
     #[error("The journal names no fabric: the guest's memory cannot be served again")]
     NoFabric,
     #[error("The guest runs at {to}, but its old QEMU could not be ended")]

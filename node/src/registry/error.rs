@@ -12,6 +12,7 @@ use vmove_types::units::format_bytes;
 use vmove_types::{Backing, UnknownBacking};
 
 use crate::blocking::TaskFailed;
+use crate::migrations::AbandonError;
 use crate::store::VmStoreError;
 
 /// Why a VM could not be started, adopted, shown, changed or ended.
@@ -28,6 +29,27 @@ pub enum RegistryError {
         vm: String,
         /// Id of the migration.
         migration: String,
+    },
+    /// The same, and the other node is lost.
+    #[error(
+        "{vm:?} is in migration {migration}, which has lost {peer}: wait until that is back, or `vmove stop --force {vm}` ends the VM although memory is missing"
+    )]
+    PeerLost {
+        /// Name of the VM.
+        vm: String,
+        /// Id of the migration.
+        migration: String,
+        /// Name of the node.
+        peer: String,
+    },
+    /// A migration still holds it though it was to be ended by force.
+    #[error("{vm:?} could not be taken from its migration")]
+    NotAbandoned {
+        /// Name of the VM.
+        vm: String,
+        /// Why.
+        #[source]
+        source: AbandonError,
     },
     /// This QEMU is a VM of this node already.
     #[error("That QEMU (pid {pid}) is on this node already, as {vm:?}: see `vmove show`")]
@@ -110,7 +132,9 @@ impl RegistryError {
     pub const fn code(&self) -> Code {
         match self {
             Self::Store(error) => error.code(),
-            Self::InMigration { .. } => Code::Busy,
+            Self::InMigration { .. } | Self::PeerLost { .. } => Code::Busy,
+            Self::NotAbandoned { source: AbandonError::AtWork { .. }, .. } => Code::Busy,
+            Self::NotAbandoned { .. } => Code::Internal,
             Self::KnownQemu { .. } => Code::NameTaken,
             Self::Adopted(_) => Code::Adopted,
             Self::NotAdopted(_) => Code::NotAdopted,

@@ -23,6 +23,7 @@ use crate::store::{VmStore, VmStoreError, check_name};
 
 use crate::blocking::run_blocking;
 use crate::migrations::Migrations;
+use vmove_types::progress::Outcome;
 
 /// How long a monitor may take to answer a small question.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -149,11 +150,16 @@ impl Registry {
     /// Refuses while a migration holds the VM.
     ///
     /// # Errors
-    /// [`RegistryError::InMigration`].
+    /// [`RegistryError::InMigration`] or [`RegistryError::PeerLost`].
     pub fn not_in_session(&self, name: &str) -> Result<(), RegistryError> {
         match self.migrations.of_vm(name) {
             None => Ok(()),
-            Some(found) => Err(RegistryError::InMigration { vm: name.to_owned(), migration: found.id }),
+            Some(found) if matches!(found.outcome, Outcome::Running) => {
+                Err(RegistryError::InMigration { vm: name.to_owned(), migration: found.id })
+            }
+            Some(found) => {
+                Err(RegistryError::PeerLost { vm: name.to_owned(), migration: found.id, peer: found.peer })
+            }
         }
     }
 

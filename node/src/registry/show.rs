@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use crate::record::VmRecord;
 use serde_json::Value;
@@ -11,6 +12,7 @@ use vmove_qmp::Client;
 
 use super::{ANSWER_TIMEOUT, Ended, Registry, RegistryError, process_of};
 use crate::blocking::run_blocking;
+use vmove_types::progress::{Outcome, Progress, Role};
 use vmove_types::units::to_f64;
 use vmove_types::vm::{RamFileInfo, VmDetail, VmSummary};
 
@@ -90,7 +92,8 @@ impl Registry {
             (None, Some(_)) => "migrating".to_owned(),
             (None, None) => "unknown".to_owned(),
         };
-        (summary(record, status, session.map(|s| s.id)), client)
+        let waiting = session.as_ref().and_then(waiting);
+        (VmSummary { waiting, ..summary(record, status, session.map(|s| s.id)) }, client)
     }
 }
 
@@ -103,7 +106,26 @@ fn summary(record: &VmRecord, status: String, migration: Option<String>) -> VmSu
         memory_bytes: record.ram.iter().map(|r| r.size).sum(),
         adopted: record.adopted,
         migration,
+        waiting: None,
         why: None,
+    }
+}
+
+/// What a VM waits for whose migration has lost the other side.
+fn waiting(session: &Progress) -> Option<String> {
+    let what = match session.role {
+        Role::Source => "its destination",
+        Role::Destination => "pages from",
+    };
+    let peer = &session.peer;
+    match &session.outcome {
+        Outcome::Reconnecting { since, .. } => {
+            let since = SystemTime::UNIX_EPOCH + Duration::from_secs(*since);
+            let since = humantime::format_rfc3339_seconds(since);
+            Some(format!("waiting for {what} {peer} (lost since {since})"))
+        }
+        Outcome::Failed { .. } => Some(format!("lacks {what} {peer}: see `vmove status {}`", session.id)),
+        Outcome::Running | Outcome::Done { .. } | Outcome::Refused { .. } => None,
     }
 }
 

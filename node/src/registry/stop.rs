@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::migrations::Abandoned;
 use crate::record::VmRecord;
 use vmove_qmp::QemuProcess;
 
@@ -12,11 +13,18 @@ use vmove_types::vm::Stopped;
 
 /// QEMU flushes its disks when it quits.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(15);
+/// The same, where its main loop may wait for memory that never comes.
+const STUCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Registry {
-    /// Ends a VM.
+    /// Ends a VM. With `force` also one whose migration has lost its peer: memory that is only there is lost then.
     pub async fn stop(self: &Arc<Self>, name: &str, force: bool) -> Result<Stopped, RegistryError> {
         let _ending = Ending::of(self, name).await;
+        let abandoned = if force { self.abandon(name).await? } else { Abandoned::NotHeld };
+        if abandoned == Abandoned::Removed {
+            tracing::info!(vm = %name, "the paused copy of a migration was ended on request");
+            return Ok(Stopped { name: name.to_owned(), how: "its paused copy was removed".to_owned() });
+        }
         // Before the record is looked up: a migration that ends in between may take it away.
         self.not_in_session(name)?;
         let record = match self.vms.get(name) {
@@ -30,7 +38,9 @@ impl Registry {
         if record.adopted && !force {
             return Err(RegistryError::Adopted(name.to_owned()));
         }
-        let how = self.end_process(&record, force).await?;
+        // A guest that lacks memory may hold up QEMU's monitor.
+        let quit_timeout = if abandoned == Abandoned::Free { STUCK_TIMEOUT } else { QUIT_TIMEOUT };
+        let how = self.end_process(&record, force, quit_timeout).await?;
         self.clean_up(&record).await?;
         // What was expected of its end no longer counts.
         self.lock().ended.remove(name);
@@ -38,7 +48,17 @@ impl Registry {
         Ok(Stopped { name: name.to_owned(), how: how.to_owned() })
     }
 
-    async fn end_process(&self, record: &VmRecord, force: bool) -> Result<&'static str, RegistryError> {
+    async fn abandon(&self, name: &str) -> Result<Abandoned, RegistryError> {
+        let abandoned = self.migrations.abandon(name).await;
+        abandoned.map_err(|source| RegistryError::NotAbandoned { vm: name.to_owned(), source })
+    }
+
+    async fn end_process(
+        &self,
+        record: &VmRecord,
+        force: bool,
+        quit_timeout: Duration,
+    ) -> Result<&'static str, RegistryError> {
         if process_of(record).is_none() {
             return Ok("had ended before");
         }
@@ -52,8 +72,8 @@ impl Registry {
             };
         if let Some(client) = &client {
             // The answer may get lost in QEMU's end: whether it ends is what counts.
-            let _ = client.execute_raw("quit", serde_json::Value::Null, QUIT_TIMEOUT).await;
-            if tokio::time::timeout(QUIT_TIMEOUT, process.exited()).await.is_ok() {
+            let _ = client.execute_raw("quit", serde_json::Value::Null, quit_timeout).await;
+            if tokio::time::timeout(quit_timeout, process.exited()).await.is_ok() {
                 return Ok("quit");
             }
         }

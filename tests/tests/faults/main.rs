@@ -2,3 +2,4 @@
 
 mod crashes;
 mod errors;
+mod lost_for_good;

@@ -13,7 +13,7 @@ use vmove_types::progress::Progress;
 
 use crate::server::problem::IntoProblem;
 use crate::server::{App, detached};
-use vmove_types::migration::{MigrateRequest, MigrationList, Taken};
+use vmove_types::migration::{MigrateRequest, MigrationList, ReclaimRequest, Taken};
 use vmove_types::problem::{Code, Problem};
 
 /// Snapshots closer together than this are of no use to people or programs.
@@ -80,6 +80,26 @@ pub async fn recover(
     Path(id): Path<String>,
 ) -> Result<(StatusCode, axum::Json<Taken>), Refusal> {
     act(app, id, true).await
+}
+
+/// Has the guest's copy at the source run again, on the node that the guest came from. What the guest did since is lost.
+#[utoipa::path(post, path = "/v1/migrations/{id}/reclaim", operation_id = "reclaimMigration", tag = "migrations",
+    params(("id" = String, Path, description = "Id, may be cut short")),
+    request_body = ReclaimRequest,
+    responses((status = 200, body = Taken), (status = 404, body = Problem), (status = 409, body = Problem), (status = 400, body = Problem)))]
+pub async fn reclaim(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    Json(request): Json<ReclaimRequest>,
+) -> Answer<Taken> {
+    if !request.guest_is_lost {
+        let why = "guest_is_lost must be true: a guest that still runs at the destination would run twice";
+        return Err(Problem::new(Code::BadOption, why).into());
+    }
+    let full = app.sessions.find(&id).await?.id;
+    let (engine, target) = (app.engine.clone(), full.clone());
+    let note = detached(async move { engine.reclaim(&target).await }).await?;
+    Ok(axum::Json(Taken { id: full, note: Some(note) }))
 }
 
 async fn act(app: Arc<App>, id: String, recover: bool) -> Result<(StatusCode, axum::Json<Taken>), Refusal> {

@@ -44,6 +44,7 @@ pub fn control(app: Arc<App>) -> Router {
         .route("/v1/migrations", get(migrations::list).post(migrations::start))
         .route("/v1/migrations/{id}", get(migrations::show).delete(migrations::cancel))
         .route("/v1/migrations/{id}/recover", post(migrations::recover))
+        .route("/v1/migrations/{id}/reclaim", post(migrations::reclaim))
         .route("/v1/migrations/{id}/events", get(migrations::events))
         .fallback(fallback::unknown_path)
         .method_not_allowed_fallback(fallback::wrong_method)

@@ -44,6 +44,7 @@ use vmove_types::{check, fork_report, migration, progress, report, spec, vm};
         super::migrations::show,
         super::migrations::cancel,
         super::migrations::recover,
+        super::migrations::reclaim,
         super::migrations::events,
     ),
     components(schemas(

@@ -1,0 +1,184 @@
+//! Ways out of a session whose peer never comes back: an operator ends the VM here, or has the copy that is left at the source run again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tracing::Instrument as _;
+
+use crate::destination;
+use crate::engine::{Engine, EngineError, session_span};
+use crate::ownership::{DestinationState, SourceEvent, SourceState};
+use crate::publish::{Abandon, Publisher};
+use crate::records::{DestinationRecord, SourceRecord};
+use crate::source;
+use vmove_node::journal::Journal;
+use vmove_node::migrations::{AbandonError, Abandoned};
+use vmove_node::peer::SessionId;
+use vmove_types::problem::chain;
+use vmove_types::progress::{GuestPlace, Outcome, Progress, Role};
+
+/// A session that waits ends as soon as it is told; one in Loaded ends its QEMU first.
+const END_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// The session that holds a VM.
+struct Holder {
+    id: SessionId,
+    role: Role,
+    progress: watch::Receiver<Progress>,
+    abandon: Abandon,
+}
+
+impl Engine {
+    /// Ends the session that holds a VM, if its peer is lost or it failed. The guest is not touched, except that a copy which never ran
+    /// is removed. What the peer asks later is answered from the journal.
+    ///
+    /// # Errors
+    /// [`AbandonError`]; the session holds its VM as before.
+    pub async fn abandon(&self, vm: &str) -> Result<Abandoned, AbandonError> {
+        let Some(holder) = self.holder(vm) else { return Ok(Abandoned::NotHeld) };
+        holder.end_waiting().await?;
+        let id = holder.id;
+        let left = match holder.role {
+            Role::Source => self.abandon_source(id),
+            Role::Destination => self.abandon_destination(id).await,
+        };
+        let left = left.map_err(|(path, source)| AbandonError::Journal { path, source })?;
+        // From now on the journal answers for it.
+        self.lock().remove(&id);
+        tracing::warn!(migration = %id, vm, "migration ended by an operator");
+        Ok(left)
+    }
+
+    fn holder(&self, vm: &str) -> Option<Holder> {
+        let sessions = self.lock();
+        let (id, handle) =
+            sessions.iter().find(|(_, h)| h.vm == vm && h.progress.borrow().outcome.holds_vm())?;
+        Some(Holder {
+            id: *id,
+            role: handle.role,
+            progress: handle.progress.clone(),
+            abandon: handle.abandon.clone(),
+        })
+    }
+
+    fn abandon_source(&self, id: SessionId) -> Result<Abandoned, (std::path::PathBuf, std::io::Error)> {
+        let path = self.node.session_dir(id).join("source.jsonl");
+        let written = Journal::<SourceRecord>::open(&path).and_then(|mut journal| {
+            let state = journal.record().state;
+            journal.update(|r| match state.step(SourceEvent::GiveUp) {
+                Ok(SourceState::Aborted) => {
+                    r.enter(SourceState::Aborted);
+                    r.to_resume = false;
+                }
+                // The guest was given away: what is here is a copy.
+                _ => r.freed = true,
+            })
+        });
+        written.map(|()| Abandoned::Free).map_err(|error| (path, error))
+    }
+
+    async fn abandon_destination(
+        &self,
+        id: SessionId,
+    ) -> Result<Abandoned, (std::path::PathBuf, std::io::Error)> {
+        let path = self.node.session_dir(id).join("destination.jsonl");
+        let mut journal = match Journal::<DestinationRecord>::open(&path) {
+            Ok(journal) => journal,
+            Err(error) => return Err((path, error)),
+        };
+        if !journal.record().state.may_run() {
+            if journal.record().state != DestinationState::Gone {
+                destination::discard(&self.node, journal).await;
+            }
+            return Ok(Abandoned::Removed);
+        }
+        if let Err(error) = journal.update(|r| r.abandoned = true) {
+            return Err((path, error));
+        }
+        let record = journal.record();
+        if let (Some(vm), Err(_)) = (&record.vm, self.node.vms.get(&record.prepare.vm)) {
+            // It was never resumed here: whoever ends it finds it by its record.
+            if let Err(error) = self.node.vms.put(vm.clone()) {
+                tracing::warn!(
+                    vm = vm.name,
+                    error = chain(&error),
+                    "could not record a VM that is to be ended"
+                );
+            }
+        }
+        destination::tidy(&self.node, record);
+        Ok(Abandoned::Free)
+    }
+
+    /// Has the guest's copy at the source run again. The caller knows that the guest has ended at the destination: what it did there is
+    /// lost, and it must not run twice. Gives what was lost, in words for the operator.
+    ///
+    /// # Errors
+    /// [`EngineError::UnknownSession`], [`EngineError::NotReclaimable`], or that the journal cannot be written.
+    pub async fn reclaim(self: &Arc<Self>, id: &str) -> Result<String, EngineError> {
+        let id = self.resolve(id)?;
+        let path = self.node.session_dir(id).join("source.jsonl");
+        let Ok(record) = Journal::<SourceRecord>::read(&path) else {
+            return Err(EngineError::NotReclaimable(id, "the guest did not come from this node"));
+        };
+        if record.state != SourceState::Committed || record.freed {
+            let why = match record.state {
+                SourceState::Aborted => "the guest is here",
+                SourceState::Warm | SourceState::Stopped => {
+                    "it has not handed the guest over: `vmove cancel` it"
+                }
+                SourceState::Committed | SourceState::Released => "the copy here is gone",
+            };
+            return Err(EngineError::NotReclaimable(id, why));
+        }
+        let vm = record.vm.name.clone();
+        if let Some(holder) = self.holder(&vm).filter(|holder| holder.id == id) {
+            holder.end_waiting().await?;
+        }
+        let unusable = |source| EngineError::Io { path: path.clone(), source };
+        let mut journal = Journal::<SourceRecord>::open(&path).map_err(unusable)?;
+        let Ok(next) = journal.record().state.step(SourceEvent::Reclaim) else {
+            return Err(EngineError::NotReclaimable(id, "it ended meanwhile"));
+        };
+        journal.update(|r| r.enter(next)).map_err(unusable)?;
+        let span = session_span(id, "source");
+        span.in_scope(|| tracing::warn!(vm, "an operator has the guest's copy at the source run again"));
+        let (publisher, progress) = Publisher::new(&id.to_string(), &vm, Role::Source, &record.to.name);
+        self.register(id, &vm, Role::Source, record.token, (progress, publisher.abandon()), None);
+        if let Err(error) = source::put_back(Arc::clone(&self.node), journal).instrument(span).await {
+            let error = chain(&error);
+            publisher.fail(&error, GuestPlace::PausedAtSource, false);
+            return Err(EngineError::NotResumed(id, error));
+        }
+        let lost = format!(
+            "{vm:?} goes on here as it was when it was stopped for {}: what it did there since, and wrote to its disks, is not in this copy",
+            record.to.name
+        );
+        publisher.fail(&lost, GuestPlace::Source, true);
+        Ok(lost)
+    }
+}
+
+impl Holder {
+    /// Ends the session's task, which it has only while it waits for its peer.
+    async fn end_waiting(&self) -> Result<(), AbandonError> {
+        let at_work = || AbandonError::AtWork { migration: self.id.to_string() };
+        let outcome = self.progress.borrow().outcome.clone();
+        match outcome {
+            Outcome::Running => return Err(at_work()),
+            Outcome::Reconnecting { .. } => self.abandon.ask(),
+            Outcome::Done { .. } | Outcome::Refused { .. } | Outcome::Failed { .. } => return Ok(()),
+        }
+        let mut progress = self.progress.clone();
+        let ended = async {
+            // Between two attempts nobody listens: it is asked again.
+            while !progress.borrow_and_update().outcome.is_end() {
+                let _ = timeout(Duration::from_millis(100), progress.changed()).await;
+                self.abandon.ask();
+            }
+        };
+        timeout(END_TIMEOUT, ended).await.map_err(|_| at_work())
+    }
+}
