@@ -292,6 +292,9 @@ mod tests {
         std::fs::write(&path, "store = \"x\"\nlisten_on = 3\n").unwrap();
         let error = format!("{:#}", read(&path).unwrap_err());
         assert!(error.contains("line 2") && error.contains("listen_on"), "{error}");
+        std::fs::write(&path, "[daemons.\"-oProxyCommand=x\"]\ncontrol = \"/c\"\n").unwrap();
+        let error = format!("{:#}", read(&path).unwrap_err());
+        assert!(error.contains("a host name"), "{error}");
         std::fs::write(&path, "short\n").unwrap();
         read_token(&path).unwrap_err();
         let open =

@@ -110,7 +110,7 @@ impl VmoveCommand {
         options: Vec<String>,
         daemons: BTreeMap<NodeName, DaemonAddress>,
     ) -> Self {
-        Self { command, options, daemons }
+        Self { command: with_end_of_options(command), options, daemons }
     }
 
     async fn run(&self, node: &NodeName, arguments: &[&str]) -> Result<Ended, String> {
@@ -122,7 +122,7 @@ impl VmoveCommand {
         let (program, first) =
             words.split_first().ok_or("the command for migrations is empty: see [moves] command")?;
         // ssh passes its arguments to a shell, as one line.
-        let by_shell = Path::new(program).file_name().is_some_and(|name| name == "ssh");
+        let by_shell = is_ssh(program);
         let arguments =
             arguments.iter().map(|word| if by_shell { shell_quoted(word) } else { (*word).to_owned() });
         let output = Command::new(program)
@@ -153,8 +153,10 @@ impl VmDriver for VmoveCommand {
     async fn migrate(&self, vm: &VmName, from: &NodeName, to: &NodeName) -> MigrationEnd {
         let address = self.daemons.get(to).and_then(|daemon| daemon.address.clone());
         let address = address.unwrap_or_else(|| to.to_string());
-        let mut arguments = vec!["migrate", vm.as_str(), "--to", &address];
+        let address = format!("--to={address}");
+        let mut arguments = vec!["migrate", &address];
         arguments.extend(self.options.iter().map(String::as_str));
+        arguments.extend(["--", vm.as_str()]);
         let ended = match self.run(from, &arguments).await {
             Ok(ended) => ended,
             Err(reason) => return MigrationEnd::Stayed(reason),
@@ -184,14 +186,45 @@ impl VmDriver for VmoveCommand {
     }
 
     async fn start(&self, node: &NodeName, vm: &StartVm) -> Result<(), String> {
-        let mut arguments = vec!["run", "--name", vm.vm.as_str(), "--memory", &vm.memory, "--"];
+        let (name, memory) = (format!("--name={}", vm.vm), format!("--memory={}", vm.memory));
+        let mut arguments = vec!["run", &name, &memory, "--"];
         arguments.extend(vm.command_line.iter().map(String::as_str));
         self.succeed(node, &arguments).await
     }
 
     async fn stop(&self, node: &NodeName, vm: &VmName) -> Result<(), String> {
-        self.succeed(node, &["stop", vm.as_str()]).await
+        self.succeed(node, &["stop", "--", vm.as_str()]).await
     }
+}
+
+fn is_ssh(program: &str) -> bool {
+    Path::new(program).file_name().is_some_and(|name| name == "ssh")
+}
+
+/// Options of `ssh` that take the next word as their value.
+const SSH_OPTIONS_WITH_VALUE: &str = "BbcDEeFIiJLlmOoPpQRSWw";
+
+/// The command with `--` before the host that `ssh` is to connect to: whatever the name of a node is, it is no option there.
+fn with_end_of_options(mut command: Vec<String>) -> Vec<String> {
+    if !command.first().is_some_and(|program| is_ssh(program)) {
+        return command;
+    }
+    let mut at = 1;
+    while let Some(word) = command.get(at) {
+        match word.strip_prefix('-') {
+            Some("-") => break,
+            // `-p 22`, but not `-p22`.
+            Some(option) => {
+                let alone = option.len() == 1 && SSH_OPTIONS_WITH_VALUE.contains(option);
+                at += if alone { 2 } else { 1 };
+            }
+            None => {
+                command.insert(at, "--".to_owned());
+                break;
+            }
+        }
+    }
+    command
 }
 
 /// A word that a shell leaves as it is.
@@ -216,9 +249,9 @@ mod tests {
     #[tokio::test]
     async fn arguments_pass_through_a_shell_unchanged() {
         let dir = tempfile::tempdir().unwrap();
-        // Like ssh: passes all arguments but the first to a shell, as one line.
+        // Like ssh: passes all arguments but `--` and the host to a shell, as one line.
         let ssh = dir.path().join("ssh");
-        std::fs::write(&ssh, "#!/bin/sh\nshift\nexec sh -c \"$*\"\n").unwrap();
+        std::fs::write(&ssh, "#!/bin/sh\nshift 2\nexec sh -c \"$*\"\n").unwrap();
         let mut mode = std::fs::metadata(&ssh).unwrap().permissions();
         std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
         std::fs::set_permissions(&ssh, mode).unwrap();
@@ -237,7 +270,21 @@ mod tests {
         };
         driver.start(&NodeName::new("n1").unwrap(), &vm).await.unwrap();
         let told = std::fs::read_to_string(out).unwrap();
-        let wanted = ["--json", "run", "--name", "v", "--memory", "thp", "--"].into_iter().chain(words);
+        let wanted = ["--json", "run", "--name=v", "--memory=thp", "--"].into_iter().chain(words);
         assert_eq!(told.lines().collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_host_is_no_option_of_ssh() {
+        for (command, wanted) in [
+            ("ssh {node} vmove", "ssh -- {node} vmove"),
+            ("/usr/bin/ssh -p 22 -v root@{node} vmove -x", "/usr/bin/ssh -p 22 -v -- root@{node} vmove -x"),
+            ("ssh -p22 -o BatchMode=yes {node} vmove", "ssh -p22 -o BatchMode=yes -- {node} vmove"),
+            ("ssh -- {node} vmove", "ssh -- {node} vmove"),
+            ("vmove --control {control}", "vmove --control {control}"),
+        ] {
+            let words = command.split(' ').map(str::to_owned).collect();
+            assert_eq!(with_end_of_options(words).join(" "), wanted);
+        }
     }
 }

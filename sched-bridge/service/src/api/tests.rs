@@ -39,6 +39,7 @@ fn bad_topologies() -> Vec<Case> {
         ("PUT", path, cycle, 400, "cycle"),
         ("PUT", path, topology("\nSwitchName=a Nodes=n[3-1]\n"), 400, "line 2"),
         ("PUT", path, topology("SwitchName=a Knots=n1\n"), 400, "unknown key"),
+        ("PUT", path, topology("\nSwitchName=a Nodes=-oProxyCommand=x\n"), 400, "line 2"),
         ("PUT", path, "{".to_owned(), 400, ""),
     ]
 }
@@ -46,12 +47,14 @@ fn bad_topologies() -> Vec<Case> {
 fn bad_nodes() -> Vec<Case> {
     let node = |devices: Value| json!({ "name": "n9", "numa": [], "devices": devices }).to_string();
     let gpu = json!({ "address": "0000:01:00.0", "kind": "gpu", "id": "10de:2330" });
+    let option = "/v1/nodes/-oProxyCommand=x";
     vec![
         ("PUT", "/v1/nodes/n9", node(json!([gpu, gpu])), 400, "twice"),
         ("PUT", "/v1/nodes/n8", node(json!([])), 400, "n9"),
         ("PUT", "/v1/nodes/n9/state", json!({ "state": "drained" }).to_string(), 404, "n9"),
         ("PUT", "/v1/nodes/n1/state", json!({ "state": "sleepy" }).to_string(), 400, "sleepy"),
         ("DELETE", "/v1/nodes/n0", String::new(), 409, "n0"),
+        ("PUT", option, json!({ "name": &option[10..], "numa": [] }).to_string(), 400, "a host name"),
     ]
 }
 
@@ -71,7 +74,10 @@ fn bad_lease_requests() -> Vec<Case> {
     let both = cluster(json!({ "only_nodes": ["n4"], "not_nodes": ["n4"] }));
     let near = cluster(json!({ "near": { "to": { "switch": "nowhere" } } }));
     let contradiction = text("vcpus=1; hypervisor_type=kvm; hypervisor_type!=kvm");
+    let option = json!({ "format": "instance", "text": "vcpus=1", "count": 1 });
+    let option = json!({ "holder": "bob", "cluster": "--config=x", "text": option }).to_string();
     vec![
+        ("POST", path, option, 400, "the first is a letter or a digit"),
         ("POST", path, text("vcpus=1; colour=red"), 400, "unknown key"),
         ("POST", path, text("vcpus>one"), 400, "vcpus"),
         ("POST", path, text("memory_mb=5..3"), 400, "empty range"),
@@ -99,6 +105,7 @@ fn bad_plans() -> Vec<Case> {
     vec![
         ("POST", "/v1/plans", json!({ "for": "evacuate", "node": "n77" }).to_string(), 400, "n77"),
         ("POST", "/v1/plans", json!({ "for": "tidy" }).to_string(), 400, "tidy"),
+        ("POST", "/v1/plans", json!({ "for": "evacuate", "node": "-v" }).to_string(), 400, "a host name"),
     ]
 }
 

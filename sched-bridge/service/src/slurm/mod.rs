@@ -121,10 +121,26 @@ impl Slurm {
         }
         let mut names = std::collections::HashMap::new();
         for list in lists {
-            let expanded = self.run(&["scontrol", "show", "hostnames", &list]).await?;
+            let expanded = self.hostnames(&list).await?;
             names.insert(list, expanded.lines().map(str::to_owned).collect::<Vec<_>>());
         }
         scontrol::topology(&text, &names)
+    }
+
+    /// The names of a hostlist, one a line.
+    ///
+    /// # Errors
+    /// It is no hostlist.
+    pub async fn hostnames(&self, list: &str) -> Result<String, SlurmError> {
+        if list.starts_with('-') {
+            return Err(SlurmError::Output {
+                command: "scontrol show hostnames",
+                line: 1,
+                found: list.chars().take(60).collect(),
+                expected: "a list of nodes, which does not begin with -".to_owned(),
+            });
+        }
+        self.run(&["scontrol", "show", "hostnames", list]).await
     }
 
     /// Reserves nodes for `users`. Jobs that run there already are left alone.
@@ -175,7 +191,7 @@ impl Slurm {
         if list.is_empty() || list == "(null)" {
             return Ok(BTreeSet::new());
         }
-        let text = self.run(&["scontrol", "show", "hostnames", list]).await?;
+        let text = self.hostnames(list).await?;
         let name = |(at, line): (usize, &str)| {
             NodeName::new(line).map_err(|e| SlurmError::Output {
                 command: "scontrol show hostnames",
