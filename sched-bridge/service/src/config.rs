@@ -14,9 +14,9 @@ use vmove_http::client::{BadEndpoint, Endpoint};
 use vmove_log::LogFormat;
 
 use crate::bridge::Retention;
-use crate::driver::DaemonAddress;
+use crate::driver::{DaemonAddress, TimeLimits};
 use crate::executor::Limits;
-use crate::slurm::Slurm;
+use crate::slurm::{DEFAULT_TIME_LIMIT, Slurm};
 use crate::slurm::follower::SlurmFollower;
 use crate::store::{Embedded, Etcd, Store, etcd::DEFAULT_MAX_TXN_OPS};
 
@@ -123,11 +123,14 @@ struct SlurmCluster {
     users: String,
     /// Whether VMs leave nodes that Slurm drains.
     evacuate: bool,
+    /// Seconds for which one of Slurm's commands may run.
+    command_limit_s: u64,
 }
 
 impl Default for SlurmCluster {
     fn default() -> Self {
-        Self { conf: None, every_s: 5, users: "root".to_owned(), evacuate: true }
+        let command_limit_s = DEFAULT_TIME_LIMIT.as_secs();
+        Self { conf: None, every_s: 5, users: "root".to_owned(), evacuate: true, command_limit_s }
     }
 }
 
@@ -135,7 +138,8 @@ impl From<SlurmCluster> for SlurmFollower {
     fn from(cluster: SlurmCluster) -> Self {
         let conf = cluster.conf.map(|path| ("SLURM_CONF".to_owned(), path.to_string_lossy().into_owned()));
         Self {
-            slurm: Slurm::new(conf.into_iter().collect()),
+            slurm: Slurm::new(conf.into_iter().collect())
+                .with_time_limit(Duration::from_secs(cluster.command_limit_s.max(1))),
             users: cluster.users,
             interval: Duration::from_secs(cluster.every_s.max(1)),
             evacuate: cluster.evacuate,
@@ -152,16 +156,36 @@ struct Moves {
     options: Vec<String>,
     per_node: usize,
     per_uplink: usize,
+    /// Seconds for which `vmove` may take to list the VMs of a node.
+    look_limit_s: u64,
+    /// The same to start or to stop a VM.
+    start_limit_s: u64,
+    /// The same to migrate one.
+    move_limit_s: u64,
+}
+
+impl Moves {
+    fn time_limits(&self) -> TimeLimits {
+        let seconds = |seconds: u64| Duration::from_secs(seconds.max(1));
+        TimeLimits {
+            look: seconds(self.look_limit_s),
+            act: seconds(self.start_limit_s),
+            migrate: seconds(self.move_limit_s),
+        }
+    }
 }
 
 impl Default for Moves {
     fn default() -> Self {
-        let limits = Limits::default();
+        let (limits, time_limits) = (Limits::default(), TimeLimits::default());
         Self {
             command: ["vmove", "--control", "{control}"].map(str::to_owned).to_vec(),
             options: Vec::new(),
             per_node: limits.per_node,
             per_uplink: limits.per_uplink,
+            look_limit_s: time_limits.look.as_secs(),
+            start_limit_s: time_limits.act.as_secs(),
+            move_limit_s: time_limits.migrate.as_secs(),
         }
     }
 }
@@ -189,6 +213,8 @@ pub struct Config {
     pub options: Vec<String>,
     /// How many migrations may run at once.
     pub limits: Limits,
+    /// For how long `vmove` may run.
+    pub time_limits: TimeLimits,
     /// The Slurm cluster to follow.
     pub slurm: Option<SlurmFollower>,
     /// How long accounting records are kept; none: forever.
@@ -231,6 +257,7 @@ impl Config {
             list_interval: Some(file.look_s.unwrap_or(5)).filter(|s| *s > 0).map(Duration::from_secs),
             slurm: file.slurm.map(SlurmFollower::from),
             retention: file.account.retention()?,
+            time_limits: file.moves.time_limits(),
             command: file.moves.command,
             options: file.moves.options,
             limits: Limits { per_node: file.moves.per_node, per_uplink: file.moves.per_uplink },

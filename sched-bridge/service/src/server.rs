@@ -1,6 +1,5 @@
 //! The daemon.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Parser;
 use metrics_exporter_prometheus::PrometheusHandle;
-use sched_bridge::model::{NodeName, VmName};
+use sched_bridge::model::NodeName;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use vmove_http::socket;
@@ -18,6 +17,7 @@ use crate::bridge::Bridge;
 use crate::clock::SystemClock;
 use crate::config::{Arguments, Config};
 use crate::driver::{VmDriver, VmoveCommand};
+use crate::listing::keep_listing_vms;
 use crate::metrics;
 use crate::store::measured::Measured;
 
@@ -92,7 +92,7 @@ fn start_tasks(config: Config) -> App {
     let bridge = Bridge::new(Arc::new(Measured(config.store)), Arc::new(SystemClock::new()));
     let nodes: Vec<NodeName> = config.daemons.keys().cloned().collect();
     let driver: Arc<dyn VmDriver> =
-        Arc::new(VmoveCommand::new(config.command, config.options, config.daemons));
+        Arc::new(VmoveCommand::new(config.command, config.options, config.daemons, config.time_limits));
     tokio::spawn(Arc::clone(&bridge).follow());
     tokio::spawn(Arc::clone(&bridge).keep_sweeping());
     if let Some(interval) = config.list_interval {
@@ -111,37 +111,5 @@ async fn keep_metrics_small(handle: PrometheusHandle) {
     loop {
         tokio::time::sleep(UPKEEP_INTERVAL).await;
         handle.run_upkeep();
-    }
-}
-
-/// Lists the VMs of each node again and again, so that the end of a VM releases its resources.
-async fn keep_listing_vms(
-    bridge: Arc<Bridge>,
-    driver: Arc<dyn VmDriver>,
-    nodes: Vec<NodeName>,
-    interval: Duration,
-) {
-    let mut before: BTreeMap<NodeName, BTreeSet<String>> = BTreeMap::new();
-    loop {
-        tokio::time::sleep(interval).await;
-        for node in &nodes {
-            // A daemon that does not answer says nothing about its VMs.
-            let Ok(listed) = driver.list(node).await else { continue };
-            let listed: BTreeSet<String> =
-                listed.into_iter().filter(|(_, vm)| !vm.ended).map(|(name, _)| name).collect();
-            // A VM has ended if two lists in a row lack it: a daemon that has just started may not know all its VMs yet.
-            let either = before
-                .get(node)
-                .map_or_else(|| listed.clone(), |last| last.union(&listed).cloned().collect());
-            before.insert(node.clone(), listed);
-            match bridge.vms_listed(node, &either).await {
-                Ok(ended) if !ended.is_empty() => {
-                    let ended: Vec<&str> = ended.iter().map(VmName::as_str).collect();
-                    tracing::info!(%node, vms = ended.join(" "), "VMs have ended; their resources are free");
-                }
-                Ok(_) => {}
-                Err(error) => tracing::debug!(%node, %error, "could not record the end of VMs"),
-            }
-        }
     }
 }
