@@ -13,11 +13,12 @@ use serde::Deserialize;
 use vmove_http::client::{BadEndpoint, Endpoint};
 use vmove_log::LogFormat;
 
+use crate::access::{Access, Caller, Role, Token};
 use crate::bridge::Retention;
 use crate::driver::{DaemonAddress, TimeLimits};
 use crate::executor::Limits;
 use crate::slurm::{DEFAULT_TIME_LIMIT, Slurm};
-use crate::slurm::follower::SlurmFollower;
+use crate::slurm::follower::{JOBS_HOLDER, SlurmFollower};
 use crate::store::{Embedded, Etcd, Store, etcd::DEFAULT_MAX_TXN_OPS};
 
 /// The default control socket.
@@ -42,7 +43,7 @@ pub struct Arguments {
     /// TCP address for all requests; needs --token-file or --insecure. Plain HTTP: keep it within a trusted network, or behind a TLS proxy
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: Option<SocketAddr>,
-    /// File whose first line is the bearer token that TCP clients must send
+    /// File whose first line is a bearer token with which TCP clients may do everything; [tokens] in the configuration has others
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// Accept TCP requests without a token
@@ -69,6 +70,8 @@ struct File {
     control: Option<PathBuf>,
     listen: Option<SocketAddr>,
     token_file: Option<PathBuf>,
+    /// Tokens with roles, by the names of their bearers.
+    tokens: BTreeMap<String, TokenFile>,
     insecure: bool,
     store: Option<String>,
     etcd_max_txn_ops: Option<usize>,
@@ -81,6 +84,16 @@ struct File {
     account: Account,
     slurm: Option<SlurmCluster>,
     daemons: BTreeMap<NodeName, DaemonAddress>,
+}
+
+/// A token of `[tokens]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TokenFile {
+    /// What its bearer may do.
+    role: Role,
+    /// The file whose first line it is.
+    file: PathBuf,
 }
 
 /// Accounting records.
@@ -197,8 +210,8 @@ pub struct Config {
     pub control: PathBuf,
     /// TCP address for requests.
     pub listen: Option<SocketAddr>,
-    /// Bearer token of TCP requests.
-    pub token: Option<String>,
+    /// Who may send requests over TCP.
+    pub access: Access,
     /// The store.
     pub store: Arc<dyn Store>,
     /// TCP address of the metrics.
@@ -234,12 +247,9 @@ impl Config {
             None => File::default(),
         };
         let listen = arguments.listen.or(file.listen);
-        let token = match arguments.token_file.or(file.token_file) {
-            Some(path) => Some(read_token(&path)?),
-            None => None,
-        };
-        if listen.is_some() && token.is_none() && !(arguments.insecure || file.insecure) {
-            bail!("on TCP, everybody could grant and end leases: set either --token-file or --insecure");
+        let access = read_tokens(arguments.token_file.or(file.token_file), &file.tokens)?;
+        if listen.is_some() && access.is_open() && !(arguments.insecure || file.insecure) {
+            bail!("on TCP, everybody could grant and end leases: set --token-file, [tokens] in the configuration, or --insecure");
         }
         if file.moves.per_node == 0 || file.moves.per_uplink == 0 || file.moves.command.is_empty() {
             bail!("[moves]: per_node and per_uplink must be at least 1, and command must not be empty");
@@ -250,7 +260,7 @@ impl Config {
         Ok(Self {
             control: arguments.control.or(file.control).unwrap_or_else(|| DEFAULT_CONTROL.into()),
             listen,
-            token,
+            access,
             store: open_store(&store, max_txn_ops)?,
             metrics: arguments.metrics.or(file.metrics),
             log_format: arguments.log_format.or(file.log_format).unwrap_or_default(),
@@ -269,6 +279,27 @@ impl Config {
 fn read(path: &Path) -> anyhow::Result<File> {
     let text = std::fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))?;
     toml::from_str(&text).with_context(|| format!("{} is not a valid configuration", path.display()))
+}
+
+/// The token that may do everything, and those with roles.
+fn read_tokens(
+    of_operator: Option<PathBuf>,
+    others: &BTreeMap<String, TokenFile>,
+) -> anyhow::Result<Access> {
+    let of_operator = of_operator.map(|path| ("token_file", path, Caller::Operator));
+    let others = others.iter().map(|(name, token)| (&**name, token.file.clone(), Caller::new(name, token.role)));
+    let mut tokens: Vec<(Token, Caller)> = Vec::new();
+    for (name, path, caller) in of_operator.into_iter().chain(others) {
+        if caller == Caller::new(JOBS_HOLDER, Role::Tenant) {
+            bail!("[tokens.{name}]: leases that stand for jobs of Slurm have this holder; choose another name");
+        }
+        let token = Token::new(read_token(&path)?);
+        if tokens.iter().any(|(known, _)| *known == token) {
+            bail!("[tokens.{name}]: {} has a token that another one has as well; make a new one", path.display());
+        }
+        tokens.push((token, caller));
+    }
+    Ok(Access::new(tokens))
 }
 
 fn read_token(path: &Path) -> anyhow::Result<String> {
@@ -329,13 +360,41 @@ mod tests {
         assert!(Config::load(open).unwrap_err().to_string().contains("--token-file"));
     }
 
+    #[test]
+    fn each_token_has_a_role_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let token = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let (one, two) = (token("one", "0123456789abcdef\n"), token("two", "fedcba9876543210\n"));
+        let tenants = |name: &str, file: &Path| {
+            let token = TokenFile { role: Role::Tenant, file: file.to_owned() };
+            BTreeMap::from([(name.to_owned(), token)])
+        };
+        let access = read_tokens(Some(one.clone()), &tenants("alice", &two)).unwrap();
+        assert_eq!(access.caller(Some("0123456789abcdef")), Some(Caller::Operator));
+        assert_eq!(access.caller(Some("fedcba9876543210")), Some(Caller::new("alice", Role::Tenant)));
+        assert_eq!((access.caller(Some("other")), access.caller(None)), (None, None));
+        for (wrong, wanted) in
+            [(tenants("alice", &one), "another one has as well"), (tenants("slurm", &two), "jobs of Slurm")]
+        {
+            let error = read_tokens(Some(one.clone()), &wrong).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{error}");
+        }
+        let path = token("c.toml", "[tokens.alice]\nrole = \"king\"\nfile = \"/f\"\n");
+        let error = format!("{:#}", read(&path).unwrap_err());
+        assert!(error.contains("viewer") && error.contains("tenant"), "{error}");
+    }
+
     /// The examples of the operators' guide are valid.
     #[test]
     fn the_guide_tells_the_truth() {
         let guide = include_str!("../../../docs/sched-bridge.md");
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.toml");
-        for from in ["    store = ", "    [account]", "    [slurm]"] {
+        for from in ["    store = ", "    [tokens.alice]", "    [account]", "    [slurm]"] {
             let start = guide.find(from).unwrap();
             // Up to the text behind it.
             let lines = guide[start..].lines().take_while(|line| line.is_empty() || line.starts_with("    "));
@@ -343,7 +402,7 @@ mod tests {
             std::fs::write(&path, &text).unwrap();
             let file = read(&path).unwrap();
             let set = file.store.is_some() || file.slurm.is_some() || file.account.keep_days.is_some();
-            assert!(set, "{text}");
+            assert!(set || !file.tokens.is_empty(), "{text}");
         }
     }
 }

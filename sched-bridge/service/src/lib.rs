@@ -44,6 +44,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod account;
 pub mod api;
 pub mod bridge;

@@ -12,6 +12,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use vmove_http::socket;
 
+use crate::access::Access;
 use crate::api::{App, router};
 use crate::bridge::Bridge;
 use crate::clock::SystemClock;
@@ -57,15 +58,15 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     }
     tokio::spawn(keep_metrics_small(metrics));
     let control_path = config.control.clone();
-    let token = config.token.clone();
+    let access = config.access.clone();
     let app = start_tasks(config);
     tracing::info!(store = app.bridge.store().name(), control = %control_path.display(), "listening");
-    // The mode of the socket says who may use it: no token there.
+    // The mode of the socket says who may use it: no token there, and every role.
     let local = axum::serve(control, router(Arc::new(app.clone())));
     let served = async {
         match tcp {
             Some(tcp) => {
-                let remote = axum::serve(tcp, router(Arc::new(App { token, ..app })));
+                let remote = axum::serve(tcp, router(Arc::new(App { access, ..app })));
                 tokio::try_join!(local, remote).map(|_| ())
             }
             None => local.await,
@@ -104,7 +105,7 @@ fn start_tasks(config: Config) -> App {
     if let Some(slurm) = config.slurm.clone() {
         tokio::spawn(slurm.run(Arc::clone(&bridge), Arc::clone(&driver), config.limits));
     }
-    App { bridge, driver, limits: config.limits, slurm: config.slurm, token: None }
+    App { bridge, driver, limits: config.limits, slurm: config.slurm, access: Access::default() }
 }
 
 async fn keep_metrics_small(handle: PrometheusHandle) {

@@ -9,18 +9,30 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::{App, router};
+use crate::access::Access;
 use crate::driver::VmDriver;
 use crate::executor::Limits;
 use crate::testing::{TestBridge, scene};
 
 /// Status, and the problem.
 async fn send(app: &Arc<App>, method: &str, path: &str, body: &str) -> (StatusCode, Value) {
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header(header::CONTENT_TYPE, "application/json")
-        .body(Body::from(body.to_owned()))
-        .unwrap();
+    send_as(app, None, method, path, body).await
+}
+
+/// As [`send`], with a bearer token.
+pub(super) async fn send_as(
+    app: &Arc<App>,
+    token: Option<&str>,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> (StatusCode, Value) {
+    let mut request =
+        Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, "application/json");
+    if let Some(token) = token {
+        request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+    }
+    let request = request.body(Body::from(body.to_owned())).unwrap();
     let response = router(Arc::clone(app)).oneshot(request).await.unwrap();
     let status = response.status();
     let bytes = response.into_body().collect().await.unwrap().to_bytes();
@@ -121,8 +133,8 @@ async fn whatever_is_refused_changes_nothing_and_says_what_was_expected() {
     // Six nodes of 8 GPUs, three of them leased.
     let (bridge, fake) = scene(3).await;
     let driver: Arc<dyn VmDriver> = Arc::new(fake);
-    let app =
-        App { bridge: Arc::clone(&bridge), driver, limits: Limits::default(), slurm: None, token: None };
+    let (bridge_of_app, limits) = (Arc::clone(&bridge), Limits::default());
+    let app = App { bridge: bridge_of_app, driver, limits, slurm: None, access: Access::default() };
     let app = Arc::new(app);
     let cases =
         [bad_topologies(), bad_nodes(), bad_lease_requests(), bad_requests_for_a_lease(), bad_plans()];

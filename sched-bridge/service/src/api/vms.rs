@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
 use tracing::Instrument;
 use vmove_bridge_types::requests::{StartAnswer, StartRequest, StopVms};
 use vmove_http::{Answer, Json, Path, Refusal};
 
 use super::App;
+use super::leases::visible;
 use super::problem::{Code, Problem};
+use crate::access::Caller;
 use crate::lease::LeaseId;
 use crate::vms::{self, StartError};
 
@@ -18,9 +21,17 @@ use crate::vms::{self, StartError};
     responses((status = 200, body = StartAnswer), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
 pub async fn start(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     Path(id): Path<LeaseId>,
     Json(request): Json<StartRequest>,
 ) -> Answer<StartAnswer> {
+    app.bridge.renew_if(&id, |holder| caller.may_use(holder)).await?;
+    if !caller.is_operator() {
+        let message = format!(
+            "{caller} may not choose a command line, which runs as root on the node: use a token with the role operator"
+        );
+        return Err(Problem::new(Code::Forbidden, message).into());
+    }
     // The client may hang up; what was begun is finished or undone.
     let work = async move { vms::start(&app.bridge, &app.driver, &id, &request.vms).await };
     let vms = tokio::spawn(work.in_current_span())
@@ -35,9 +46,11 @@ pub async fn start(
     responses((status = 200, body = StopVms), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
 pub async fn stop(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     Path(id): Path<LeaseId>,
     Json(request): Json<StopVms>,
 ) -> Answer<StopVms> {
+    visible(&*app.bridge.view()?, &caller, &id)?;
     let work = async move { vms::stop(&app.bridge, &app.driver, &id, &request.vms).await };
     let vms = tokio::spawn(work.in_current_span())
         .await
