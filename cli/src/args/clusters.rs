@@ -11,12 +11,15 @@ use vmove_client::Endpoint;
 /// Address of the bridge. Part of every command that uses one.
 #[derive(Debug, Clone, Args)]
 pub struct Where {
-    /// Address of the bridge: unix:/PATH or http://HOST:PORT
+    /// Address of the bridge: unix:/PATH, https://HOST:PORT or http://HOST:PORT
     #[arg(long, value_name = "BRIDGE", env = "VBRIDGE", default_value = "unix:/run/vbridged/control.sock")]
     pub bridge: Endpoint,
     /// File with the bearer token for TCP
     #[arg(long, value_name = "FILE", env = "VBRIDGE_TOKEN_FILE")]
     pub token_file: Option<PathBuf>,
+    /// File with the certificate authority that vouches for the bridge (PEM), for https
+    #[arg(long, value_name = "FILE", env = "VBRIDGE_CA_FILE")]
+    pub ca_file: Option<PathBuf>,
 }
 
 /// Commands for virtual clusters.

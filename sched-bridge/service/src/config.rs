@@ -10,7 +10,9 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use sched_bridge::model::NodeName;
 use serde::Deserialize;
+use rustls::ServerConfig;
 use vmove_http::client::{BadEndpoint, Endpoint};
+use vmove_http::tls::server_config;
 use vmove_log::LogFormat;
 
 use crate::access::{Access, Caller, Role, Token};
@@ -31,7 +33,8 @@ pub const DEFAULT_CONTROL: &str = "/run/vbridged/control.sock";
     version,
     after_help = "Examples:
   vbridged --store redb:/var/lib/vbridged/state.redb
-  vbridged --store etcd:http://10.0.0.1:2379,http://10.0.0.2:2379 --listen 0.0.0.0:7430 --token-file /etc/vbridged/token"
+  vbridged --store etcd:http://10.0.0.1:2379,http://10.0.0.2:2379 --listen 0.0.0.0:7430 --token-file /etc/vbridged/token \\
+    --tls-cert /etc/vbridged/cert.pem --tls-key /etc/vbridged/key.pem"
 )]
 pub struct Arguments {
     /// Configuration file (TOML); options on the command line take precedence
@@ -40,13 +43,19 @@ pub struct Arguments {
     /// Unix socket for all requests; only its owner may use it
     #[arg(long, value_name = "SOCK")]
     pub control: Option<PathBuf>,
-    /// TCP address for all requests; needs --token-file or --insecure. Plain HTTP: keep it within a trusted network, or behind a TLS proxy
+    /// TCP address for all requests; needs --tls-cert and --tls-key, unless it is a loopback address, and a token; or --insecure
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: Option<SocketAddr>,
     /// File whose first line is a bearer token with which TCP clients may do everything; [tokens] in the configuration has others
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Accept TCP requests without a token
+    /// Certificate chain of the bridge for TLS on TCP (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Accept TCP requests without a token, if none is configured, and without TLS. Only for a network that you trust
     #[arg(long)]
     pub insecure: bool,
     /// Where the state is kept: redb:FILE for one bridge, etcd:URL[,URL...] for several
@@ -73,6 +82,7 @@ struct File {
     /// Tokens with roles, by the names of their bearers.
     tokens: BTreeMap<String, TokenFile>,
     insecure: bool,
+    tls: Option<TlsFiles>,
     store: Option<String>,
     etcd_max_txn_ops: Option<usize>,
     metrics: Option<SocketAddr>,
@@ -84,6 +94,16 @@ struct File {
     account: Account,
     slurm: Option<SlurmCluster>,
     daemons: BTreeMap<NodeName, DaemonAddress>,
+}
+
+/// `[tls]`: what the bridge shows to TCP clients.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TlsFiles {
+    /// Certificate chain.
+    cert: PathBuf,
+    /// Private key.
+    key: PathBuf,
 }
 
 /// A token of `[tokens]`.
@@ -212,6 +232,10 @@ pub struct Config {
     pub listen: Option<SocketAddr>,
     /// Who may send requests over TCP.
     pub access: Access,
+    /// TLS of TCP requests; none: plain HTTP.
+    pub tls: Option<Arc<ServerConfig>>,
+    /// TCP requests may come without a token, or without TLS from other machines.
+    pub insecure: bool,
     /// The store.
     pub store: Arc<dyn Store>,
     /// TCP address of the metrics.
@@ -248,8 +272,11 @@ impl Config {
         };
         let listen = arguments.listen.or(file.listen);
         let access = read_tokens(arguments.token_file.or(file.token_file), &file.tokens)?;
-        if listen.is_some() && access.is_open() && !(arguments.insecure || file.insecure) {
-            bail!("on TCP, everybody could grant and end leases: set --token-file, [tokens] in the configuration, or --insecure");
+        let flags = arguments.tls_cert.zip(arguments.tls_key).map(|(cert, key)| TlsFiles { cert, key });
+        let tls = flags.or(file.tls).map(|files| server_config(&files.cert, &files.key)).transpose()?;
+        let insecure = arguments.insecure || file.insecure;
+        if let Some(address) = listen.filter(|_| !insecure) {
+            check_listener(address, &access, tls.is_some())?;
         }
         if file.moves.per_node == 0 || file.moves.per_uplink == 0 || file.moves.command.is_empty() {
             bail!("[moves]: per_node and per_uplink must be at least 1, and command must not be empty");
@@ -261,6 +288,8 @@ impl Config {
             control: arguments.control.or(file.control).unwrap_or_else(|| DEFAULT_CONTROL.into()),
             listen,
             access,
+            tls,
+            insecure,
             store: open_store(&store, max_txn_ops)?,
             metrics: arguments.metrics.or(file.metrics),
             log_format: arguments.log_format.or(file.log_format).unwrap_or_default(),
@@ -274,6 +303,21 @@ impl Config {
             daemons: file.daemons,
         })
     }
+}
+
+/// Whether requests on this address are protected.
+fn check_listener(address: SocketAddr, access: &Access, tls: bool) -> anyhow::Result<()> {
+    if access.is_open() {
+        bail!(
+            "on TCP, everybody could grant and end leases: set --token-file, [tokens] in the configuration, or --insecure"
+        );
+    }
+    if !tls && !address.ip().is_loopback() {
+        bail!(
+            "--listen {address}: without TLS, whoever sees the traffic has the tokens: set --tls-cert and --tls-key, or --insecure on a network that you trust"
+        );
+    }
+    Ok(())
 }
 
 fn read(path: &Path) -> anyhow::Result<File> {
@@ -328,6 +372,9 @@ pub fn open_store(text: &str, max_txn_ops: usize) -> anyhow::Result<Arc<dyn Stor
     };
     let members: Result<Vec<Endpoint>, BadEndpoint> = urls.split(',').map(str::parse).collect();
     let members = members.map_err(|e| anyhow::anyhow!("--store {text:?}: {e}"))?;
+    if members.iter().any(|member| matches!(member, Endpoint::Tls(_))) {
+        bail!("--store {text:?}: etcd is asked by plain HTTP: expected http://HOST:PORT");
+    }
     Ok(Arc::new(Etcd::new(members, "/vmove/bridge/", Duration::from_secs(5)).with_max_txn_ops(max_txn_ops)))
 }
 
@@ -358,6 +405,17 @@ mod tests {
         let open =
             Arguments::parse_from(["vbridged", "--listen", "127.0.0.1:1", "--store", "redb:/nonexistent/x"]);
         assert!(Config::load(open).unwrap_err().to_string().contains("--token-file"));
+        let key = dir.path().join("key");
+        std::fs::write(&key, "0123456789abcdef\n").unwrap();
+        let plain = ["vbridged", "--listen", "192.0.2.1:1", "--token-file", key.to_str().unwrap()];
+        let error = Config::load(Arguments::parse_from(plain)).unwrap_err().to_string();
+        assert!(error.contains("--tls-cert") && error.contains("--insecure"), "{error}");
+        let files = ["--tls-cert", "/nonexistent/c.pem", "--tls-key", "/nonexistent/k.pem"];
+        let error = Config::load(Arguments::parse_from(plain.into_iter().chain(files))).unwrap_err();
+        assert!(error.to_string().contains("/nonexistent/c.pem"), "{error}");
+        let access = Access::new(vec![(Token::new("t"), Caller::Operator)]);
+        check_listener("127.0.0.1:1".parse().unwrap(), &access, false).unwrap();
+        check_listener("192.0.2.1:1".parse().unwrap(), &access, true).unwrap();
     }
 
     #[test]

@@ -52,6 +52,10 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         Some(address) => Some(bind(address, "--listen").await?),
         None => None,
     };
+    let tls = config.tls.clone();
+    if tcp.is_some() && config.insecure {
+        tracing::warn!(tls = tls.is_some(), tokens = !config.access.is_open(), "--insecure: on a network that is not trusted, others may act here");
+    }
     if let Some(address) = config.metrics {
         let (listener, metrics) = (bind(address, "--metrics").await?, metrics.clone());
         tokio::spawn(vmove_http::metrics::serve(listener, move || metrics.render()));
@@ -63,19 +67,13 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     tracing::info!(store = app.bridge.store().name(), control = %control_path.display(), "listening");
     // The mode of the socket says who may use it: no token there, and every role.
     let local = axum::serve(control, router(Arc::new(app.clone())));
-    let served = async {
-        match tcp {
-            Some(tcp) => {
-                let remote = axum::serve(tcp, router(Arc::new(App { access, ..app })));
-                tokio::try_join!(local, remote).map(|_| ())
-            }
-            None => local.await,
-        }
-    };
+    if let Some(tcp) = tcp {
+        tokio::spawn(vmove_http::listener::serve(tcp, tls, router(Arc::new(App { access, ..app }))));
+    }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {
-        ended = served => ended?,
+        ended = async { local.await } => ended?,
         _ = term.recv() => {}
         _ = int.recv() => {}
     }
