@@ -21,6 +21,7 @@ use crate::driver::{DaemonAddress, TimeLimits};
 use crate::executor::Limits;
 use crate::slurm::{DEFAULT_TIME_LIMIT, Slurm};
 use crate::slurm::follower::{JOBS_HOLDER, SlurmFollower};
+use crate::template::{Template, Templates};
 use crate::store::{Embedded, Etcd, Store, etcd::DEFAULT_MAX_TXN_OPS};
 
 /// The default control socket.
@@ -92,6 +93,8 @@ struct File {
     look_s: Option<u64>,
     moves: Moves,
     account: Account,
+    /// Command lines of VMs that anybody with a lease may use.
+    templates: BTreeMap<String, Template>,
     slurm: Option<SlurmCluster>,
     daemons: BTreeMap<NodeName, DaemonAddress>,
 }
@@ -256,6 +259,8 @@ pub struct Config {
     pub slurm: Option<SlurmFollower>,
     /// How long accounting records are kept; none: forever.
     pub retention: Option<Retention>,
+    /// Command lines of VMs that anybody with a lease may use.
+    pub templates: Templates,
     /// Daemons of nodes.
     pub daemons: BTreeMap<NodeName, DaemonAddress>,
 }
@@ -300,6 +305,7 @@ impl Config {
             command: file.moves.command,
             options: file.moves.options,
             limits: Limits { per_node: file.moves.per_node, per_uplink: file.moves.per_uplink },
+            templates: Templates::new(file.templates)?,
             daemons: file.daemons,
         })
     }
@@ -452,7 +458,7 @@ mod tests {
         let guide = include_str!("../../../docs/sched-bridge.md");
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.toml");
-        for from in ["    store = ", "    [tokens.alice]", "    [account]", "    [slurm]"] {
+        for from in ["    store = ", "    [tokens.alice]", "    [templates.small]", "    [account]", "    [slurm]"] {
             let start = guide.find(from).unwrap();
             // Up to the text behind it.
             let lines = guide[start..].lines().take_while(|line| line.is_empty() || line.starts_with("    "));
@@ -460,7 +466,9 @@ mod tests {
             std::fs::write(&path, &text).unwrap();
             let file = read(&path).unwrap();
             let set = file.store.is_some() || file.slurm.is_some() || file.account.keep_days.is_some();
-            assert!(set || !file.tokens.is_empty(), "{text}");
+            let templates = file.templates.len();
+            Templates::new(file.templates).unwrap();
+            assert!(set || !file.tokens.is_empty() || templates > 0, "{text}");
         }
     }
 }

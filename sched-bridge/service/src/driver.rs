@@ -326,11 +326,7 @@ mod tests {
             [ssh.to_str().unwrap(), "{node}", "sh", script.to_str().unwrap()].map(str::to_owned).to_vec();
         let driver = VmoveCommand::new(command, Vec::new(), BTreeMap::new(), TimeLimits::default());
         let words = ["qemu", "-append", "a b 'c' $HOME; \"d\"", "", "x=1,y=2"];
-        let vm = StartVm {
-            vm: VmName::new("v").unwrap(),
-            command_line: words.map(str::to_owned).to_vec(),
-            memory: "thp".to_owned(),
-        };
+        let vm = StartVm::by_command_line(VmName::new("v").unwrap(), words.map(str::to_owned).to_vec());
         driver.start(&NodeName::new("n1").unwrap(), &vm).await.unwrap();
         let told = std::fs::read_to_string(out).unwrap();
         let wanted = ["--json", "run", "--name=v", "--memory=thp", "--"].into_iter().chain(words);
@@ -364,7 +360,7 @@ mod tests {
         assert_eq!(message, "sh for node n1 has not ended within 0.2 s and was killed");
         let end = driver.migrate(&vm, &n1, &n2).await;
         assert!(matches!(&end, MigrationEnd::Unknown(reason) if reason.contains("was killed")), "{end:?}");
-        let vm = StartVm { vm, command_line: vec!["qemu".to_owned()], memory: "thp".to_owned() };
+        let vm = StartVm::by_command_line(vm, vec!["qemu".to_owned()]);
         let error = driver.start(&n1, &vm).await.unwrap_err();
         assert!(matches!(&error, NotStarted::Unknown(_)), "{error}");
     }

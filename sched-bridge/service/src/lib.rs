@@ -63,6 +63,7 @@ pub mod server;
 pub mod slurm;
 pub mod slurm_adapter;
 pub mod store;
+pub mod template;
 #[cfg(test)]
 mod testing;
 pub mod vms;

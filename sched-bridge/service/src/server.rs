@@ -103,7 +103,7 @@ fn start_tasks(config: Config) -> App {
     if let Some(slurm) = config.slurm.clone() {
         tokio::spawn(slurm.run(Arc::clone(&bridge), Arc::clone(&driver), config.limits));
     }
-    App { bridge, driver, limits: config.limits, slurm: config.slurm, access: Access::default() }
+    App { bridge, driver, limits: config.limits, slurm: config.slurm, templates: Arc::new(config.templates), access: Access::default() }
 }
 
 async fn keep_metrics_small(handle: PrometheusHandle) {

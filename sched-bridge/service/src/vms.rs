@@ -192,11 +192,7 @@ mod tests {
 
     fn starting(vms: &[&str]) -> Vec<StartVm> {
         let words = ["qemu", "-smp", "{vcpus}", "-m", "{memory_mib}", "{devices}"];
-        let one = |vm: &&str| StartVm {
-            vm: name(vm),
-            command_line: words.map(str::to_owned).to_vec(),
-            memory: "thp".to_owned(),
-        };
+        let one = |vm: &&str| StartVm::by_command_line(name(vm), words.map(str::to_owned).to_vec());
         vms.iter().map(one).collect()
     }
 

@@ -29,6 +29,7 @@ use crate::bridge::Bridge;
 use crate::driver::VmDriver;
 use crate::executor::Limits;
 use crate::slurm::follower::SlurmFollower;
+use crate::template::Templates;
 
 /// Largest request: the topology of 10,000 nodes is some hundred kilobytes.
 const LARGEST_BODY: usize = 64 << 20;
@@ -44,6 +45,8 @@ pub struct App {
     pub limits: Limits,
     /// The Slurm cluster that is followed, if any.
     pub slurm: Option<SlurmFollower>,
+    /// Command lines of VMs that anybody with a lease may use.
+    pub templates: Arc<Templates>,
     /// Who may send requests, and which.
     pub access: Access,
 }

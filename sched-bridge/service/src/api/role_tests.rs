@@ -10,11 +10,13 @@ use super::tests::send_as;
 use crate::access::{Access, Caller, Role, Token};
 use crate::driver::VmDriver;
 use crate::executor::Limits;
-use crate::testing::{TestBridge, exactly, one_gpu, scene};
+use crate::template::Templates;
+use crate::testing::{FakeDriver, TestBridge, exactly, one_gpu, scene};
 
 /// The bearers of these tokens are of these roles. Lease `vc` is alice's, lease `bobs` is bob's.
-async fn shared() -> (TestBridge, Arc<App>) {
+async fn shared() -> (TestBridge, Arc<App>, FakeDriver) {
     let (bridge, fake) = scene(3).await;
+    let world = fake.clone();
     let mut request = exactly("bobs", vec![one_gpu("bobs-vm", bobs_node(&bridge), 0)]);
     request.holder = "bob".to_owned();
     request.ttl_ms = 600_000;
@@ -27,8 +29,11 @@ async fn shared() -> (TestBridge, Arc<App>) {
         bearer("bob", Role::Tenant),
         bearer("root", Role::Operator),
     ]);
-    let app = App { bridge: Arc::clone(&bridge), driver, limits: Limits::default(), slurm: None, access };
-    (bridge, Arc::new(app))
+    let text = "[small]\ncommand = [\"qemu\", \"-smp\", \"{vcpus}\", \"-hda\", \"/s/{disk}\"]\nfields.disk = { is = \"name\" }\n";
+    let templates = Arc::new(Templates::new(toml::from_str(text).unwrap()).unwrap());
+    let (bridge_of_app, limits) = (Arc::clone(&bridge), Limits::default());
+    let app = App { bridge: bridge_of_app, driver, limits, slurm: None, templates, access };
+    (bridge, Arc::new(app), world)
 }
 
 /// A node without VMs of alice: they have all nodes of one leaf.
@@ -46,7 +51,7 @@ async fn ask(app: &Arc<App>, who: &str, method: &str, path: &str, body: &Value) 
 
 #[tokio::test]
 async fn each_role_does_what_it_may_and_nothing_else() {
-    let (bridge, app) = shared().await;
+    let (bridge, app, _) = shared().await;
     let node = json!({ "name": "n9", "numa": [] });
     let topology = json!({ "format": "topology.conf", "text": "SwitchName=s Nodes=n[0-5]\n" });
     let evacuate = json!({ "for": "evacuate", "node": bridge.home("vc", 0) });
@@ -91,7 +96,7 @@ async fn each_role_does_what_it_may_and_nothing_else() {
 
 #[tokio::test]
 async fn a_tenant_neither_sees_nor_ends_what_another_one_holds() {
-    let (bridge, app) = shared().await;
+    let (bridge, app, _) = shared().await;
     let bob = async |method: &str, path: &str, body: &Value| ask(&app, "bob", method, path, body).await;
     let (_, leases) = bob("GET", "/v1/leases", &Value::Null).await;
     assert_eq!(leases["leases"].as_array().unwrap().len(), 1, "{leases}");
@@ -135,11 +140,23 @@ async fn a_tenant_neither_sees_nor_ends_what_another_one_holds() {
 
 #[tokio::test]
 async fn a_free_command_line_needs_an_operator() {
-    let (_bridge, app) = shared().await;
+    let (_bridge, app, fake) = shared().await;
     let vms = json!({ "vms": [{ "vm": "bobs-vm", "command_line": ["sh", "-c", "id"] }] });
     let (status, problem) = ask(&app, "bob", "POST", "/v1/leases/bobs/vms", &vms).await;
     assert_eq!((status, &problem["code"]), (403, &json!("forbidden")), "{problem}");
     assert!(problem["message"].as_str().unwrap().contains("root"), "{problem}");
+    // A template does not; and what it lets the tenant choose cannot be more than it says.
+    let by_template = |disk: &str| {
+        json!({ "vms": [{ "vm": "bobs-vm", "template": "small", "fields": { "disk": disk } }] })
+    };
+    let evil = by_template("a,if=none -chardev x");
+    let (status, problem) = ask(&app, "bob", "POST", "/v1/leases/bobs/vms", &evil).await;
+    assert_eq!((status, &problem["code"]), (400, &json!("bad-request")), "{problem}");
+    assert_eq!(fake.world().log, Vec::<String>::new());
+    let (status, started) = ask(&app, "bob", "POST", "/v1/leases/bobs/vms", &by_template("a.img")).await;
+    assert_eq!(status, 200, "{started}");
+    assert_eq!(fake.world().log, ["qemu -smp 1 -hda /s/a.img"]);
+    assert_eq!(ask(&app, "bob", "POST", "/v1/leases/bobs/vms/stop", &json!({})).await.0, 200);
     let (status, started) = ask(&app, "root", "POST", "/v1/leases/bobs/vms", &vms).await;
     assert_eq!(status, 200, "{started}");
 }

@@ -105,7 +105,19 @@ fn bad_lease_requests() -> Vec<Case> {
 
 fn bad_requests_for_a_lease() -> Vec<Case> {
     let unknown_vm = json!({ "vms": [{ "vm": "vc-vm-9", "command_line": ["qemu"] }] }).to_string();
+    let vm = |more: Value| {
+        let mut vm = json!({ "vm": "vc-vm-0" });
+        vm.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({ "vms": [vm] }).to_string()
+    };
+    let both = vm(json!({ "template": "t", "command_line": ["qemu"] }));
+    let backing = vm(json!({ "command_line": ["qemu"], "memory": "--version" }));
+    let start = "/v1/leases/vc/vms";
     vec![
+        ("POST", start, vm(json!({})), 400, "either a template"),
+        ("POST", start, both, 400, "either a template"),
+        ("POST", start, vm(json!({ "template": "t" })), 400, "the name of a template"),
+        ("POST", start, backing, 400, "hugetlb-2m"),
         ("POST", "/v1/leases/none/renew", String::new(), 404, "none"),
         ("POST", "/v1/leases/vc/vms", unknown_vm, 404, "vc-vm-0"),
         ("POST", "/v1/leases/vc/vms", json!({ "vms": [{ "vm": "a/b" }] }).to_string(), 400, ""),
@@ -134,7 +146,8 @@ async fn whatever_is_refused_changes_nothing_and_says_what_was_expected() {
     let (bridge, fake) = scene(3).await;
     let driver: Arc<dyn VmDriver> = Arc::new(fake);
     let (bridge_of_app, limits) = (Arc::clone(&bridge), Limits::default());
-    let app = App { bridge: bridge_of_app, driver, limits, slurm: None, access: Access::default() };
+    let (access, templates) = (Access::default(), Arc::default());
+    let app = App { bridge: bridge_of_app, driver, limits, slurm: None, templates, access };
     let app = Arc::new(app);
     let cases =
         [bad_topologies(), bad_nodes(), bad_lease_requests(), bad_requests_for_a_lease(), bad_plans()];
