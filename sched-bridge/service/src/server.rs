@@ -10,6 +10,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use sched_bridge::model::NodeName;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use vmove_http::listener::Bounds;
 use vmove_http::socket;
 
 use crate::access::Access;
@@ -68,7 +69,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     // The mode of the socket says who may use it: no token there, and every role.
     let local = axum::serve(control, router(Arc::new(app.clone())));
     if let Some(tcp) = tcp {
-        tokio::spawn(vmove_http::listener::serve(tcp, tls, router(Arc::new(App { access, ..app }))));
+        let remote = router(Arc::new(App { access, ..app }));
+        tokio::spawn(vmove_http::listener::serve(tcp, tls, remote, Bounds::default()));
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);

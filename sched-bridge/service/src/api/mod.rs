@@ -13,6 +13,7 @@ mod role_tests;
 mod tests;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -33,6 +34,10 @@ use crate::template::Templates;
 
 /// Largest request: the topology of 10,000 nodes is some hundred kilobytes.
 const LARGEST_BODY: usize = 64 << 20;
+/// The same of callers who publish no topology.
+const LARGEST_BODY_OF_OTHERS: usize = 1 << 20;
+/// Within it, the whole body must have arrived.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What handlers use.
 #[derive(Debug, Clone)]
@@ -98,6 +103,22 @@ async fn authorized(
         let message = format!("{caller} may not {method} {path}: use a token with the role operator");
         return Err(Problem::new(Code::Forbidden, message).into());
     }
+    let largest = if caller.is_operator() { LARGEST_BODY } else { LARGEST_BODY_OF_OTHERS };
     request.extensions_mut().insert(caller);
-    Ok(next.run(request).await)
+    Ok(next.run(with_whole_body(request, largest).await?).await)
+}
+
+/// Takes the body before the handler begins, so that no client lets it wait.
+async fn with_whole_body(request: Request, largest: usize) -> Result<Request, Problem> {
+    let (head, body) = request.into_parts();
+    match tokio::time::timeout(BODY_TIMEOUT, axum::body::to_bytes(body, largest)).await {
+        Ok(Ok(body)) => Ok(Request::from_parts(head, body.into())),
+        Ok(Err(error)) => Err(Problem::bad_request(format!(
+            "expected a whole body of at most {largest} bytes, found another one: {error}"
+        ))),
+        Err(_) => Err(Problem::bad_request(format!(
+            "expected a body within {} s, found only a part of it: send it again",
+            BODY_TIMEOUT.as_secs()
+        ))),
+    }
 }

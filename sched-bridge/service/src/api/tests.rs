@@ -1,10 +1,16 @@
 //! What is refused leaves the store as it was, and says why.
 
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
+use bytes::Bytes;
 use http_body_util::BodyExt;
+use hyper::body::{Body as HttpBody, Frame};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -12,11 +18,26 @@ use super::{App, router};
 use crate::access::Access;
 use crate::driver::VmDriver;
 use crate::executor::Limits;
-use crate::testing::{TestBridge, scene};
+use crate::testing::{FakeDriver, TestBridge, scene};
 
 /// Status, and the problem.
 async fn send(app: &Arc<App>, method: &str, path: &str, body: &str) -> (StatusCode, Value) {
     send_as(app, None, method, path, body).await
+}
+
+/// A body of which nothing ever arrives.
+struct Never;
+
+impl HttpBody for Never {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Pending
+    }
 }
 
 /// As [`send`], with a bearer token.
@@ -141,14 +162,31 @@ async fn stored(bridge: &TestBridge) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
+async fn a_body_that_does_not_come_or_does_not_end_is_refused() {
+    let (bridge, fake) = scene(1).await;
+    let app = app(&bridge, fake);
+    let request = |body: Body| Request::builder().method("POST").uri("/v1/leases").body(body).unwrap();
+    let huge = "x".repeat((64 << 20) + 1);
+    let response = router(Arc::clone(&app)).oneshot(request(Body::from(huge))).await.unwrap();
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    // As soon as nothing else happens, time passes.
+    tokio::time::pause();
+    let response = router(app).oneshot(request(Body::new(Never)));
+    let response = tokio::time::timeout(Duration::from_secs(600), response).await;
+    assert_eq!(response.expect("an answer").unwrap().status(), StatusCode::BAD_REQUEST);
+}
+
+fn app(bridge: &TestBridge, fake: FakeDriver) -> Arc<App> {
+    let (driver, limits): (Arc<dyn VmDriver>, _) = (Arc::new(fake), Limits::default());
+    let (access, templates) = (Access::default(), Arc::default());
+    Arc::new(App { bridge: Arc::clone(bridge), driver, limits, slurm: None, templates, access })
+}
+
+#[tokio::test]
 async fn whatever_is_refused_changes_nothing_and_says_what_was_expected() {
     // Six nodes of 8 GPUs, three of them leased.
     let (bridge, fake) = scene(3).await;
-    let driver: Arc<dyn VmDriver> = Arc::new(fake);
-    let (bridge_of_app, limits) = (Arc::clone(&bridge), Limits::default());
-    let (access, templates) = (Access::default(), Arc::default());
-    let app = App { bridge: bridge_of_app, driver, limits, slurm: None, templates, access };
-    let app = Arc::new(app);
+    let app = app(&bridge, fake);
     let cases =
         [bad_topologies(), bad_nodes(), bad_lease_requests(), bad_requests_for_a_lease(), bad_plans()];
     let before = stored(&bridge).await;
