@@ -262,7 +262,10 @@ impl HttpClient {
 
     async fn connect_tls(&self, address: &str) -> io::Result<TlsStream<TcpStream>> {
         let tls = self.tls.clone().ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidInput, "expected a certificate authority for https, found none")
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "expected a certificate authority for https, found none",
+            )
         })?;
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
         let host = host.trim_start_matches('[').trim_end_matches(']');

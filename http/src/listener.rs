@@ -25,11 +25,7 @@ pub struct Bounds {
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self {
-            connections: 512,
-            handshake: Duration::from_secs(10),
-            headers: Duration::from_secs(30),
-        }
+        Self { connections: 512, handshake: Duration::from_secs(10), headers: Duration::from_secs(30) }
     }
 }
 
@@ -37,12 +33,7 @@ impl Default for Bounds {
 const ACCEPT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serves a router until the task is dropped.
-pub async fn serve(
-    listener: TcpListener,
-    tls: Option<Arc<ServerConfig>>,
-    router: Router,
-    bounds: Bounds,
-) {
+pub async fn serve(listener: TcpListener, tls: Option<Arc<ServerConfig>>, router: Router, bounds: Bounds) {
     let tls = tls.map(TlsAcceptor::from);
     let connections = Arc::new(Semaphore::new(bounds.connections));
     loop {

@@ -315,7 +315,9 @@ mod tests {
     #[test]
     fn no_name_is_an_option_a_path_or_a_list() {
         let long = "x".repeat(64);
-        for bad in ["", "n 1", "-oProxyCommand=x", "a,b", "a/b", "a=b", "n[1-3]", "\u{e4}", "a\nb", "$x", "a:1", "-"] {
+        for bad in
+            ["", "n 1", "-oProxyCommand=x", "a,b", "a/b", "a=b", "n[1-3]", "\u{e4}", "a\nb", "$x", "a:1", "-"]
+        {
             NodeName::new(bad).unwrap_err();
             VmName::new(bad).unwrap_err();
             ClusterName::new(bad).unwrap_err();

@@ -128,6 +128,8 @@ impl Access {
         }
         // All are compared, so that the time does not tell which one is similar.
         let given = given?;
-        self.0.iter().fold(None, |found, (token, caller)| if token.is(given) { Some(caller.clone()) } else { found })
+        self.0
+            .iter()
+            .fold(None, |found, (token, caller)| if token.is(given) { Some(caller.clone()) } else { found })
     }
 }

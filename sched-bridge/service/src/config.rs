@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Parser;
+use rustls::ServerConfig;
 use sched_bridge::model::NodeName;
 use serde::Deserialize;
-use rustls::ServerConfig;
 use vmove_http::client::{BadEndpoint, Endpoint};
 use vmove_http::tls::server_config;
 use vmove_log::LogFormat;
@@ -19,10 +19,10 @@ use crate::access::{Access, Caller, Role, Token};
 use crate::bridge::Retention;
 use crate::driver::{DaemonAddress, TimeLimits};
 use crate::executor::Limits;
-use crate::slurm::{DEFAULT_TIME_LIMIT, Slurm};
 use crate::slurm::follower::{JOBS_HOLDER, SlurmFollower};
-use crate::template::{Template, Templates};
+use crate::slurm::{DEFAULT_TIME_LIMIT, Slurm};
 use crate::store::{Embedded, Etcd, Store, etcd::DEFAULT_MAX_TXN_OPS};
+use crate::template::{Template, Templates};
 
 /// The default control socket.
 pub const DEFAULT_CONTROL: &str = "/run/vbridged/control.sock";
@@ -332,20 +332,23 @@ fn read(path: &Path) -> anyhow::Result<File> {
 }
 
 /// The token that may do everything, and those with roles.
-fn read_tokens(
-    of_operator: Option<PathBuf>,
-    others: &BTreeMap<String, TokenFile>,
-) -> anyhow::Result<Access> {
+fn read_tokens(of_operator: Option<PathBuf>, others: &BTreeMap<String, TokenFile>) -> anyhow::Result<Access> {
     let of_operator = of_operator.map(|path| ("token_file", path, Caller::Operator));
-    let others = others.iter().map(|(name, token)| (&**name, token.file.clone(), Caller::new(name, token.role)));
+    let others =
+        others.iter().map(|(name, token)| (&**name, token.file.clone(), Caller::new(name, token.role)));
     let mut tokens: Vec<(Token, Caller)> = Vec::new();
     for (name, path, caller) in of_operator.into_iter().chain(others) {
         if caller == Caller::new(JOBS_HOLDER, Role::Tenant) {
-            bail!("[tokens.{name}]: leases that stand for jobs of Slurm have this holder; choose another name");
+            bail!(
+                "[tokens.{name}]: leases that stand for jobs of Slurm have this holder; choose another name"
+            );
         }
         let token = Token::new(read_token(&path)?);
         if tokens.iter().any(|(known, _)| *known == token) {
-            bail!("[tokens.{name}]: {} has a token that another one has as well; make a new one", path.display());
+            bail!(
+                "[tokens.{name}]: {} has a token that another one has as well; make a new one",
+                path.display()
+            );
         }
         tokens.push((token, caller));
     }
@@ -458,7 +461,9 @@ mod tests {
         let guide = include_str!("../../../docs/sched-bridge.md");
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.toml");
-        for from in ["    store = ", "    [tokens.alice]", "    [templates.small]", "    [account]", "    [slurm]"] {
+        for from in
+            ["    store = ", "    [tokens.alice]", "    [templates.small]", "    [account]", "    [slurm]"]
+        {
             let start = guide.find(from).unwrap();
             // Up to the text behind it.
             let lines = guide[start..].lines().take_while(|line| line.is_empty() || line.starts_with("    "));

@@ -168,12 +168,7 @@ impl VmoveCommand {
         }
     }
 
-    async fn run(
-        &self,
-        node: &NodeName,
-        arguments: &[&str],
-        limit: Duration,
-    ) -> Result<Ended, ProgramError> {
+    async fn run(&self, node: &NodeName, arguments: &[&str], limit: Duration) -> Result<Ended, ProgramError> {
         let control = self.daemons.get(node).map_or_else(default_control, |daemon| daemon.control.clone());
         let fill = |word: &String| {
             word.replace("{node}", node.as_str()).replace("{control}", &control.to_string_lossy())

@@ -55,7 +55,11 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     };
     let tls = config.tls.clone();
     if tcp.is_some() && config.insecure {
-        tracing::warn!(tls = tls.is_some(), tokens = !config.access.is_open(), "--insecure: on a network that is not trusted, others may act here");
+        tracing::warn!(
+            tls = tls.is_some(),
+            tokens = !config.access.is_open(),
+            "--insecure: on a network that is not trusted, others may act here"
+        );
     }
     if let Some(address) = config.metrics {
         let (listener, metrics) = (bind(address, "--metrics").await?, metrics.clone());
@@ -105,7 +109,14 @@ fn start_tasks(config: Config) -> App {
     if let Some(slurm) = config.slurm.clone() {
         tokio::spawn(slurm.run(Arc::clone(&bridge), Arc::clone(&driver), config.limits));
     }
-    App { bridge, driver, limits: config.limits, slurm: config.slurm, templates: Arc::new(config.templates), access: Access::default() }
+    App {
+        bridge,
+        driver,
+        limits: config.limits,
+        slurm: config.slurm,
+        templates: Arc::new(config.templates),
+        access: Access::default(),
+    }
 }
 
 async fn keep_metrics_small(handle: PrometheusHandle) {

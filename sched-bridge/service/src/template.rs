@@ -100,9 +100,9 @@ pub enum TemplateError {
 impl Field {
     fn expected(&self) -> String {
         match self {
-            Self::Name => format!(
-                "1 to {LONGEST_NAME} of A-Z a-z 0-9 . _ -, of which the first is a letter or a digit"
-            ),
+            Self::Name => {
+                format!("1 to {LONGEST_NAME} of A-Z a-z 0-9 . _ -, of which the first is a letter or a digit")
+            }
             Self::Number { least, most } => format!("a whole number from {least} to {most}"),
             Self::Choice { of } => format!("one of {}", of.join(", ")),
         }
@@ -150,10 +150,10 @@ impl Templates {
     /// # Errors
     /// There is no such template, or it does not take these values.
     pub fn fill(&self, name: &str, values: &BTreeMap<String, String>) -> Result<Vec<String>, TemplateError> {
-        let template = self.0.get(name).ok_or_else(|| TemplateError::Unknown {
-            found: name.to_owned(),
-            known: listed(self.0.keys()),
-        })?;
+        let template = self
+            .0
+            .get(name)
+            .ok_or_else(|| TemplateError::Unknown { found: name.to_owned(), known: listed(self.0.keys()) })?;
         if let Some(field) = values.keys().find(|field| !template.fields.contains_key(*field)) {
             return Err(TemplateError::NoSuchField {
                 template: name.to_owned(),
@@ -196,7 +196,9 @@ impl Template {
             }
             match field {
                 Field::Number { least, most } if least > most => {
-                    return Err(format!("field {name:?}: expected least up to most, found {least} and {most}"));
+                    return Err(format!(
+                        "field {name:?}: expected least up to most, found {least} and {most}"
+                    ));
                 }
                 Field::Choice { of } if of.is_empty() => {
                     return Err(format!("field {name:?}: expected at least one word to choose"));
@@ -228,7 +230,11 @@ fn is_field_name(text: &str) -> bool {
 
 /// The names in braces. Other braces, as those of JSON, are left as they are.
 fn placeholders(word: &str) -> impl Iterator<Item = &str> {
-    word.split('{').skip(1).filter_map(|rest| rest.split_once('}')).map(|(name, _)| name).filter(|name| is_field_name(name))
+    word.split('{')
+        .skip(1)
+        .filter_map(|rest| rest.split_once('}'))
+        .map(|(name, _)| name)
+        .filter(|name| is_field_name(name))
 }
 
 /// A word with the values of its fields. Values have no braces: none of them is taken for a field.
@@ -262,14 +268,29 @@ mod tests {
     fn values_stay_within_their_word() {
         let small = templates(SMALL).unwrap();
         let line = small.fill("small", &values("a-1.img", "raw", "4")).unwrap();
-        let wanted =
-            ["qemu", "-m", "{memory_mib}", "-drive", "file=/shared/a-1.img,format=raw", "-smp", "4", "{devices}"];
+        let wanted = [
+            "qemu",
+            "-m",
+            "{memory_mib}",
+            "-drive",
+            "file=/shared/a-1.img,format=raw",
+            "-smp",
+            "4",
+            "{devices}",
+        ];
         assert_eq!(line, wanted);
-        for bad in ["a,readonly=on", "../a", "-a", ".a", "a b", "", "{cores}", "a;b", "$(id)", &"a".repeat(65)] {
+        for bad in
+            ["a,readonly=on", "../a", "-a", ".a", "a b", "", "{cores}", "a;b", "$(id)", &"a".repeat(65)]
+        {
             let error = small.fill("small", &values(bad, "raw", "4")).unwrap_err();
-            assert!(matches!(&error, TemplateError::Value { field, .. } if field == "disk"), "{bad}: {error}");
+            assert!(
+                matches!(&error, TemplateError::Value { field, .. } if field == "disk"),
+                "{bad}: {error}"
+            );
         }
-        for (format, cores) in [("vmdk", "4"), ("raw", "9"), ("raw", "0"), ("raw", "4,sockets=9"), ("raw", "-1")] {
+        for (format, cores) in
+            [("vmdk", "4"), ("raw", "9"), ("raw", "0"), ("raw", "4,sockets=9"), ("raw", "-1")]
+        {
             let error = small.fill("small", &values("a", format, cores)).unwrap_err();
             assert!(matches!(error, TemplateError::Value { .. }), "{error}");
         }
@@ -298,7 +319,10 @@ mod tests {
             ("[t]\ncommand = [\"{p}\"]\n[t.fields]\np = { is = \"name\" }", "expected a program"),
             ("[t]\ncommand = [\"qemu\", \"{disc}\"]", "{disc} is no field: expected one of vcpus"),
             ("[t]\ncommand = [\"qemu\"]\n[t.fields]\nvcpus = { is = \"name\" }", "is none of vcpus"),
-            ("[t]\ncommand = [\"qemu\"]\n[t.fields]\nn = { is = \"number\", least = 2, most = 1 }", "found 2 and 1"),
+            (
+                "[t]\ncommand = [\"qemu\"]\n[t.fields]\nn = { is = \"number\", least = 2, most = 1 }",
+                "found 2 and 1",
+            ),
         ] {
             let error = templates(text).unwrap_err().to_string();
             assert!(error.starts_with("[templates.t]: ") && error.contains(wanted), "{error}");

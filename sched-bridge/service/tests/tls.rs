@@ -51,8 +51,7 @@ async fn a_client_speaks_tls_with_the_bridge_that_its_authority_vouches_for() {
     // Not loopback: without TLS, that would be refused.
     let listen = format!("0.0.0.0:{}", ports.first);
     let [cert, key, token] = [&cert, &key, &token].map(|path| path.to_str().unwrap());
-    let arguments =
-        ["--listen", &listen, "--token-file", token, "--tls-cert", cert, "--tls-key", key];
+    let arguments = ["--listen", &listen, "--token-file", token, "--tls-cert", cert, "--tls-key", key];
     let bridge = Vbridged::start(&arguments, &[]);
 
     let port = ports.first;
@@ -61,8 +60,7 @@ async fn a_client_speaks_tls_with_the_bridge_that_its_authority_vouches_for() {
     // The name of the certificate, and an authority that vouches for it.
     let other = tempfile::tempdir().unwrap();
     let [other, ..] = certificates(other.path());
-    for (endpoint, authority) in
-        [(format!("https://127.0.0.1:{port}"), &authority), (https.clone(), &other)]
+    for (endpoint, authority) in [(format!("https://127.0.0.1:{port}"), &authority), (https.clone(), &other)]
     {
         let error = nodes(&endpoint, Some(authority)).await.unwrap_err();
         assert!(error.contains("certificate"), "{endpoint}: {error}");

@@ -10,7 +10,7 @@ use crate::lease::{Held, LeaseId, Usage};
 use crate::plan::Plan;
 use crate::request_text::RequestText;
 use crate::topology_text::TopologyFormat;
-use vmove_types::backing::Backing;
+use vmove_types::Backing;
 
 /// Status of a bridge.
 #[derive(Debug, Clone, Serialize, Deserialize)]

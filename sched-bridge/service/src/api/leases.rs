@@ -97,7 +97,8 @@ pub async fn grant(
 fn check_holder(caller: &Caller, request: &LeaseRequest) -> Result<(), Problem> {
     let Caller::Tenant(name) = caller else { return Ok(()) };
     if !caller.may_use(&request.holder) {
-        let message = format!("{caller} leases for itself: expected the holder {name:?}, found {:?}", request.holder);
+        let message =
+            format!("{caller} leases for itself: expected the holder {name:?}, found {:?}", request.holder);
         return Err(Problem::new(Code::Forbidden, message));
     }
     if request.id.as_ref().is_some_and(|id| id.as_str().starts_with(JOBS_PREFIX)) {

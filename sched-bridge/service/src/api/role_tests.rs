@@ -146,9 +146,8 @@ async fn a_free_command_line_needs_an_operator() {
     assert_eq!((status, &problem["code"]), (403, &json!("forbidden")), "{problem}");
     assert!(problem["message"].as_str().unwrap().contains("root"), "{problem}");
     // A template does not; and what it lets the tenant choose cannot be more than it says.
-    let by_template = |disk: &str| {
-        json!({ "vms": [{ "vm": "bobs-vm", "template": "small", "fields": { "disk": disk } }] })
-    };
+    let by_template =
+        |disk: &str| json!({ "vms": [{ "vm": "bobs-vm", "template": "small", "fields": { "disk": disk } }] });
     let evil = by_template("a,if=none -chardev x");
     let (status, problem) = ask(&app, "bob", "POST", "/v1/leases/bobs/vms", &evil).await;
     assert_eq!((status, &problem["code"]), (400, &json!("bad-request")), "{problem}");

@@ -45,8 +45,8 @@ fn with_command_line(templates: &Templates, caller: &Caller, vm: StartVm) -> Res
     match &vm.template {
         Some(template) if vm.command_line.is_empty() => {
             let filled = templates.fill(template, &vm.fields);
-            let command_line = filled
-                .map_err(|error| Problem::new(Code::BadRequest, format!("VM {}: {error}", vm.vm)))?;
+            let command_line =
+                filled.map_err(|error| Problem::new(Code::BadRequest, format!("VM {}: {error}", vm.vm)))?;
             Ok(StartVm { memory: vm.memory, ..StartVm::by_command_line(vm.vm, command_line) })
         }
         None if vm.fields.is_empty() && !vm.command_line.is_empty() => {

@@ -177,7 +177,11 @@ impl Bridge {
     ///
     /// # Errors
     /// As [`Bridge::renew`].
-    pub async fn renew_if(&self, id: &LeaseId, may: impl Fn(&str) -> bool) -> Result<Arc<Lease>, BridgeError> {
+    pub async fn renew_if(
+        &self,
+        id: &LeaseId,
+        may: impl Fn(&str) -> bool,
+    ) -> Result<Arc<Lease>, BridgeError> {
         self.change(|view| {
             let entry = view.lease(id)?;
             if !may(&entry.lease.holder) {
@@ -207,9 +211,7 @@ impl Bridge {
         let mut ended = None;
         let record = self
             .change(|view| match (view.lease(id), ended.take()) {
-                (Ok(entry), None) if !may(&entry.lease.holder) => {
-                    Err(BridgeError::UnknownLease(id.clone()))
-                }
+                (Ok(entry), None) if !may(&entry.lease.holder) => Err(BridgeError::UnknownLease(id.clone())),
                 (Ok(entry), _) => {
                     let now = self.clock.stamp();
                     let (txn, record) = end_lease(&entry.lease, entry.revision, End::Released, &now);
