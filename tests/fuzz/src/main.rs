@@ -33,6 +33,9 @@ enum Command {
     },
 }
 
+/// Mutations between two looks at the clock.
+const AT_ONCE: u64 = 5000;
+
 fn main() -> Result<()> {
     match Args::parse().command {
         Command::List => {
@@ -70,7 +73,7 @@ fn run(minutes: f64, names: &[String], seed: u64) -> Result<()> {
     for target in targets {
         let (begin, mut inputs, mut failed, mut next) = (Instant::now(), 0, 0, seed);
         while begin.elapsed() < share {
-            match engine::run(target, next, target.mutations / 10) {
+            match engine::run(target, next, AT_ONCE) {
                 Ok(fed) => inputs += fed,
                 Err(error) => {
                     failed += 1;

@@ -1,4 +1,4 @@
-//! Each target, fed for about a second. `VMOVE_FUZZ_SEED` sets the seed, `VMOVE_FUZZ_TIMES` multiplies the number of inputs.
+//! Each target, fed for about two seconds. `VMOVE_FUZZ_SEED` sets the seed, `VMOVE_FUZZ_TIMES` multiplies the number of inputs.
 
 use std::collections::BTreeSet;
 

@@ -39,7 +39,7 @@ pub const QMP: Target = Target {
         "1e400",
         "null",
     ],
-    mutations: 15_000,
+    mutations: 225_000,
 };
 
 pub const COMMAND_LINES: Target = Target {
@@ -88,7 +88,7 @@ pub const COMMAND_LINES: Target = Target {
         "server=on",
         "fd=3",
     ],
-    mutations: 1_500,
+    mutations: 22_500,
 };
 
 const LINES: [&str; 4] = [

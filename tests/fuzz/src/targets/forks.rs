@@ -12,7 +12,7 @@ pub const TO_HOST: Target = Target {
     feed: fuzzing::to_host,
     seeds: fuzzing::to_host_seeds,
     words: &[],
-    mutations: 20_000,
+    mutations: 300_000,
 };
 
 pub const TO_PARENT: Target = Target {
@@ -21,7 +21,7 @@ pub const TO_PARENT: Target = Target {
     feed: fuzzing::to_parent,
     seeds: fuzzing::to_parent_seeds,
     words: &[],
-    mutations: 30_000,
+    mutations: 450_000,
 };
 
 pub const OPENING: Target = Target {
@@ -34,7 +34,7 @@ pub const OPENING: Target = Target {
     },
     seeds: || vec![vec![1, 3, 0, 1, 2, 3], vec![0, 0, 0]],
     words: &[],
-    mutations: 60_000,
+    mutations: 900_000,
 };
 
 pub const SPREAD_MESSAGES: Target = Target {
@@ -43,7 +43,7 @@ pub const SPREAD_MESSAGES: Target = Target {
     feed: spread::messages,
     seeds: spread::messages_seeds,
     words: &[],
-    mutations: 30_000,
+    mutations: 450_000,
 };
 
 pub const SPREAD_ENGINES: Target = Target {
@@ -52,7 +52,7 @@ pub const SPREAD_ENGINES: Target = Target {
     feed: spread::engines,
     seeds: spread::engines_seeds,
     words: &[],
-    mutations: 10_000,
+    mutations: 150_000,
 };
 
 pub const GUEST_LINES: Target = Target {
@@ -78,5 +78,5 @@ pub const GUEST_LINES: Target = Target {
         "-1",
         "1e99",
     ],
-    mutations: 40_000,
+    mutations: 600_000,
 };

@@ -14,7 +14,7 @@ pub const IMAGE_HEADERS: Target = Target {
     feed: fuzzing::image,
     seeds,
     words: &[],
-    mutations: 60_000,
+    mutations: 900_000,
 };
 
 /// Bytes of an image that say something.

@@ -28,7 +28,7 @@ pub const TO_DESTINATION: Target = Target {
     feed: to_destination,
     seeds: to_destination_seeds,
     words: &[],
-    mutations: 30_000,
+    mutations: 450_000,
 };
 
 /// The message in these bytes; it says the same when it is sent on.
@@ -133,7 +133,7 @@ pub const TO_SOURCE: Target = Target {
     feed: to_source,
     seeds: to_source_seeds,
     words: &[],
-    mutations: 30_000,
+    mutations: 450_000,
 };
 
 fn to_source(bytes: &[u8]) {
@@ -180,7 +180,7 @@ pub const PAGE_SETS: Target = Target {
     feed: page_sets,
     seeds: page_sets_seeds,
     words: &[],
-    mutations: 40_000,
+    mutations: 600_000,
 };
 
 #[derive(Serialize, Deserialize)]

@@ -19,7 +19,7 @@ pub const GREETING: Target = Target {
     feed: greeting,
     seeds: greeting_seeds,
     words: &[],
-    mutations: 100_000,
+    mutations: 1_500_000,
 };
 
 fn greeting(bytes: &[u8]) {
@@ -52,7 +52,7 @@ pub const ANSWER: Target = Target {
     feed: |bytes| drop(ready(read_answer(&mut &bytes[..])).map_err(|error| error.to_string())),
     seeds: answer_seeds,
     words: &[],
-    mutations: 100_000,
+    mutations: 1_500_000,
 };
 
 fn answer_seeds() -> Vec<Vec<u8>> {
@@ -70,7 +70,7 @@ pub const NEGOTIATION: Target = Target {
     feed: negotiation,
     seeds: negotiation_seeds,
     words: &[],
-    mutations: 60_000,
+    mutations: 900_000,
 };
 
 #[derive(Serialize, Deserialize)]
@@ -113,7 +113,7 @@ pub const CONTROL_FRAMES: Target = Target {
     feed: control_frames,
     seeds: control_frames_seeds,
     words: &[],
-    mutations: 40_000,
+    mutations: 600_000,
 };
 
 fn control_frames(bytes: &[u8]) {
@@ -140,7 +140,7 @@ pub const FRAMES: Target = Target {
     feed: fuzzing::frames,
     seeds: fuzzing::frames_seeds,
     words: &[],
-    mutations: 20_000,
+    mutations: 300_000,
 };
 
 pub const HEADERS: Target = Target {
@@ -149,7 +149,7 @@ pub const HEADERS: Target = Target {
     feed: fuzzing::headers,
     seeds: fuzzing::headers_seeds,
     words: &[],
-    mutations: 100_000,
+    mutations: 1_500_000,
 };
 
 pub const HELLOS: Target = Target {
@@ -158,7 +158,7 @@ pub const HELLOS: Target = Target {
     feed: fuzzing::hellos,
     seeds: fuzzing::hellos_seeds,
     words: &[],
-    mutations: 100_000,
+    mutations: 1_500_000,
 };
 
 pub const DATAGRAMS: Target = Target {
@@ -167,5 +167,5 @@ pub const DATAGRAMS: Target = Target {
     feed: fuzzing::datagram,
     seeds: fuzzing::datagram_seeds,
     words: &[],
-    mutations: 20_000,
+    mutations: 300_000,
 };

@@ -46,7 +46,7 @@ pub const TOPOLOGIES: Target = Target {
         "&a",
         "*a",
     ],
-    mutations: 10_000,
+    mutations: 150_000,
 };
 
 const TOPOLOGY_TEXTS: [&str; 8] = [
@@ -177,7 +177,7 @@ pub const REQUESTS: Target = Target {
         "<or>",
         "s==",
     ],
-    mutations: 10_000,
+    mutations: 150_000,
 };
 
 const REQUEST_TEXTS: [&str; 7] = [

@@ -42,7 +42,7 @@ pub const UNITS: Target = Target {
         "\"auto\"",
         "null",
     ],
-    mutations: 60_000,
+    mutations: 900_000,
 };
 
 fn units(bytes: &[u8]) {
