@@ -47,7 +47,7 @@ pub struct Arguments {
     /// TCP address for all requests; needs --tls-cert and --tls-key, unless it is a loopback address, and a token; or --insecure
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: Option<SocketAddr>,
-    /// File whose first line is a bearer token with which TCP clients may do everything; [tokens] in the configuration has others
+    /// File whose first line is a bearer token with which TCP clients may do everything; `tokens` in the configuration has others
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// Certificate chain of the bridge for TLS on TCP (PEM)
