@@ -65,7 +65,7 @@ impl From<Error> for Failure {
 impl From<bridge::Error> for Failure {
     fn from(error: bridge::Error) -> Self {
         let next = match &error {
-            bridge::Error::Unreachable { endpoint: Endpoint::Tcp(_), .. } => {
+            bridge::Error::Unreachable { endpoint: Endpoint::Tcp(_) | Endpoint::Tls(_), .. } => {
                 "; is it started with --listen? Name it by --bridge or VBRIDGE"
             }
             bridge::Error::Unreachable { .. } => {

@@ -17,6 +17,7 @@
 //! # }
 //! ```
 
+use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -31,6 +32,7 @@ use vmove_bridge_types::requests::{
     NodeStateRequest, PlanList, StartAnswer, StartRequest, StopVms, TopologyText,
 };
 use vmove_http::client::encoded;
+pub use vmove_http::tls::TlsError;
 
 use crate::Endpoint;
 use crate::connection::Connection;
@@ -51,6 +53,11 @@ impl Bridge {
     #[must_use]
     pub fn connect(endpoint: Endpoint, token: Option<&str>) -> Self {
         Self(Connection::new(endpoint, ANSWER_TIMEOUT, token, "vbridged"))
+    }
+
+    /// The same client, which checks an `https` endpoint by the authorities in this file (PEM).
+    pub fn with_authority(self, authorities: &Path) -> Result<Self, TlsError> {
+        self.0.with_authority(authorities).map(Self)
     }
 
     /// Status of the bridge and its store.

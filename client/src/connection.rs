@@ -1,5 +1,7 @@
 //! Requests and answers as JSON.
 
+#[cfg(feature = "bridge")]
+use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -7,6 +9,8 @@ use hyper::{Method, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use vmove_http::client::{Endpoint, HttpClient, HttpError, Lines};
+#[cfg(feature = "bridge")]
+use vmove_http::tls::{TlsError, client_config};
 use vmove_types::problem::ProblemCode;
 
 use crate::Error;
@@ -26,6 +30,13 @@ impl Connection {
         daemon: &'static str,
     ) -> Self {
         Self { http: HttpClient::new(endpoint, timeout).with_token(token), daemon }
+    }
+
+    /// Checks an `https` endpoint by the authorities in this file.
+    #[cfg(feature = "bridge")]
+    pub(crate) fn with_authority(mut self, authorities: &Path) -> Result<Self, TlsError> {
+        self.http = self.http.with_tls(Some(client_config(authorities)?));
+        Ok(self)
     }
 
     pub(crate) async fn get<C: ProblemCode, T: DeserializeOwned>(&self, path: &str) -> Result<T, Error<C>> {

@@ -52,6 +52,9 @@ mod error;
 mod files;
 #[cfg(not(loom))]
 pub mod freeze;
+#[cfg(all(feature = "fuzzing", not(loom)))]
+#[doc(hidden)]
+pub mod fuzzing;
 #[cfg(not(loom))]
 pub mod identity;
 #[cfg(not(loom))]

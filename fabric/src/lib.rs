@@ -78,6 +78,9 @@ pub mod counters;
 pub mod endpoint;
 pub mod error;
 pub mod fabric;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod local;
 pub mod multicast;
 pub mod region;

@@ -20,6 +20,8 @@ use crate::{
     Region, RemoteRegion, RemoteSlice, WrId,
 };
 pub use group::Datagrams;
+#[cfg(feature = "fuzzing")]
+pub(crate) use group::any_message;
 
 /// Bytes that one side offers to be read.
 const LEN: u64 = 4 << 20;

@@ -14,7 +14,11 @@ use hyper::client::conn::http1::SendRequest;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
 use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 /// Idle connections that are kept.
 const KEPT_CONNECTIONS: usize = 32;
@@ -32,6 +36,8 @@ pub fn encoded(text: &str) -> String {
 pub enum Endpoint {
     /// `host:port`, plain HTTP.
     Tcp(String),
+    /// `host:port`, HTTP over TLS.
+    Tls(String),
     /// A Unix socket.
     Unix(PathBuf),
 }
@@ -40,6 +46,7 @@ impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => write!(f, "http://{address}"),
+            Self::Tls(address) => write!(f, "https://{address}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
@@ -47,7 +54,7 @@ impl fmt::Display for Endpoint {
 
 /// A text that is not an [`Endpoint`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("expected http://HOST:PORT or unix:/PATH, found \"{0}\"")]
+#[error("expected http://HOST:PORT, https://HOST:PORT or unix:/PATH, found \"{0}\"")]
 pub struct BadEndpoint(String);
 
 impl FromStr for Endpoint {
@@ -60,12 +67,13 @@ impl FromStr for Endpoint {
         if text.starts_with('/') {
             return Ok(Self::Unix(Path::new(text).to_owned()));
         }
-        let address = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
+        let https = text.strip_prefix("https://");
+        let address = https.or_else(|| text.strip_prefix("http://")).unwrap_or(text).trim_end_matches('/');
         let port = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
-        if text.starts_with("https:") || port.is_none() || address.contains('/') {
+        if port.is_none() || address.contains('/') {
             return Err(BadEndpoint(text.to_owned()));
         }
-        Ok(Self::Tcp(address.to_owned()))
+        Ok(if https.is_some() { Self::Tls(address.to_owned()) } else { Self::Tcp(address.to_owned()) })
     }
 }
 
@@ -123,6 +131,7 @@ type Sender = SendRequest<Full<Bytes>>;
 pub struct HttpClient {
     endpoint: Endpoint,
     token: Option<Arc<str>>,
+    tls: Option<Arc<ClientConfig>>,
     timeout: Duration,
     idle: Arc<Mutex<Vec<Sender>>>,
 }
@@ -131,13 +140,20 @@ impl HttpClient {
     /// A client that gives a request `timeout` to be answered.
     #[must_use]
     pub fn new(endpoint: Endpoint, timeout: Duration) -> Self {
-        Self { endpoint, token: None, timeout, idle: Arc::default() }
+        Self { endpoint, token: None, tls: None, timeout, idle: Arc::default() }
     }
 
     /// Sends this bearer token with every request.
     #[must_use]
     pub fn with_token(mut self, token: Option<&str>) -> Self {
         self.token = token.map(Arc::from);
+        self
+    }
+
+    /// Checks servers at `https` endpoints in this way ([`crate::tls::client_config`]).
+    #[must_use]
+    pub fn with_tls(mut self, tls: Option<Arc<ClientConfig>>) -> Self {
+        self.tls = tls;
         self
     }
 
@@ -193,7 +209,7 @@ impl HttpClient {
         body: Bytes,
     ) -> Result<(Response<Incoming>, Sender), HttpError> {
         let host = match &self.endpoint {
-            Endpoint::Tcp(address) => address.as_str(),
+            Endpoint::Tcp(address) | Endpoint::Tls(address) => address.as_str(),
             Endpoint::Unix(_) => "localhost",
         };
         let mut request = Request::builder()
@@ -233,11 +249,31 @@ impl HttpClient {
                 let _ = stream.set_nodelay(true);
                 handshake(TokioIo::new(stream)).await.map_err(broken)
             }
+            Endpoint::Tls(address) => {
+                let stream = self.connect_tls(address).await.map_err(refused)?;
+                handshake(TokioIo::new(stream)).await.map_err(broken)
+            }
             Endpoint::Unix(path) => {
                 let stream = UnixStream::connect(path).await.map_err(refused)?;
                 handshake(TokioIo::new(stream)).await.map_err(broken)
             }
         }
+    }
+
+    async fn connect_tls(&self, address: &str) -> io::Result<TlsStream<TcpStream>> {
+        let tls = self.tls.clone().ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "expected a certificate authority for https, found none",
+            )
+        })?;
+        let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let name = ServerName::try_from(host.to_owned())
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+        let stream = TcpStream::connect(address).await?;
+        let _ = stream.set_nodelay(true);
+        TlsConnector::from(tls).connect(name, stream).await
     }
 
     fn kept(&self) -> Option<Sender> {
@@ -326,9 +362,10 @@ mod tests {
     #[test]
     fn endpoints_are_told_apart() {
         assert_eq!("http://127.0.0.1:2379/".parse(), Ok(Endpoint::Tcp("127.0.0.1:2379".into())));
+        assert_eq!("https://b.example:7430".parse(), Ok(Endpoint::Tls("b.example:7430".into())));
         assert_eq!("unix:/run/b.sock".parse(), Ok(Endpoint::Unix("/run/b.sock".into())));
         assert_eq!("/run/b.sock".parse(), Ok(Endpoint::Unix("/run/b.sock".into())));
-        for bad in ["https://a:1", "a", "http://a", "a:1/b", "a:99999"] {
+        for bad in ["https://a", "a", "http://a", "a:1/b", "a:99999"] {
             assert!(bad.parse::<Endpoint>().is_err(), "{bad}");
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! The feature `server` has what both daemons answer with: a [`Refusal`] for every problem, extractors that refuse in the same form
 //! ([`Json`], [`Query`], [`Path`]), streams of JSON lines ([`ndjson`]), a span for each request ([`span`]), private control sockets
-//! ([`socket`]) and checks of an OpenAPI description ([`openapi`]). The feature `client` has the other side: connections that are kept
-//! ([`client::HttpClient`]).
+//! ([`socket`]), a listener for TCP ([`listener`]) and checks of an OpenAPI description ([`openapi`]). The feature `client` has the
+//! other side: connections that are kept ([`client::HttpClient`]). Both can speak [`tls`].
 //!
 //! ```
 //! use axum::{Router, routing::get};
@@ -41,6 +41,8 @@ mod extract;
 #[cfg(feature = "server")]
 pub mod fallback;
 #[cfg(feature = "server")]
+pub mod listener;
+#[cfg(feature = "server")]
 pub mod metrics;
 #[cfg(feature = "server")]
 pub mod ndjson;
@@ -52,6 +54,8 @@ mod refusal;
 pub mod socket;
 #[cfg(feature = "server")]
 pub mod span;
+#[cfg(any(feature = "client", feature = "server"))]
+pub mod tls;
 
 #[cfg(feature = "server")]
 pub use extract::{Json, Path, Query};

@@ -47,6 +47,9 @@ pub mod cmdline;
 mod codec;
 mod error;
 mod event;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod hotplug;
 pub mod inspect;
 pub mod log;

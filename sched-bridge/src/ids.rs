@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdError {
-    /// Empty, or with white space or control characters in it.
-    #[error(
-        "{text:?} is not a valid {what}: expected at least one character, no white space and no control characters"
-    )]
+    /// Characters or a form that such a name cannot have.
+    #[error("{text:?} is not a valid {what}: expected {expected}")]
     Name {
         /// What it should name.
         what: &'static str,
         /// The text.
         text: String,
+        /// Which texts are valid.
+        expected: &'static str,
     },
     /// Not `DDDD:BB:DD.F`.
     #[error("{0:?} is not a PCI address: expected DDDD:BB:DD.F in hexadecimal, for example 0000:3b:00.0")]
@@ -48,24 +48,63 @@ macro_rules! written_as_text {
     };
 }
 
+/// Which texts name something.
+struct Rule {
+    /// In words.
+    expected: &'static str,
+    accepts: fn(&str) -> bool,
+}
+
+/// Most bytes of a name: those of a DNS name.
+const MOST_BYTES: usize = 253;
+
+/// A host name by RFC 1123, in which `_` may stand as well: Slurm takes it. Such a name is no option of a program.
+const HOST_NAME: Rule = Rule {
+    expected: "a host name: at most 253 of A-Z a-z 0-9 - _ in parts of 1 to 63 that are separated by dots; no part begins or ends with -",
+    accepts: |text| text.len() <= MOST_BYTES && text.split('.').all(is_host_label),
+};
+
+/// A name that is neither an option of a program, nor a path, nor a list.
+const PLAIN_NAME: Rule = Rule {
+    expected: "1 to 253 of A-Z a-z 0-9 . _ -, of which the first is a letter or a digit",
+    accepts: |text| {
+        text.len() <= MOST_BYTES
+            && text.starts_with(|first: char| first.is_ascii_alphanumeric())
+            && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
+    },
+};
+
+/// A name that is only shown and compared.
+const SHOWN_NAME: Rule = Rule {
+    expected: "at least one character, no white space and no control characters",
+    accepts: |text| !text.is_empty() && !text.chars().any(|c| c.is_whitespace() || c.is_control()),
+};
+
+fn is_host_label(label: &str) -> bool {
+    (1..=63).contains(&label.len())
+        && label.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
+        && !label.starts_with('-')
+        && !label.ends_with('-')
+}
+
 macro_rules! name {
-    ($(#[$doc:meta])* $type:ident, $what:literal) => {
+    ($(#[$doc:meta])* $type:ident, $what:literal, $rule:ident) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "String")]
         pub struct $type(Arc<str>);
 
         impl $type {
-            /// A name from text that is not empty and has neither white space nor control characters.
+            /// A name from text.
             ///
             /// # Errors
-            /// [`IdError::Name`] for other text.
+            /// [`IdError::Name`], which says what was expected.
             pub fn new(text: impl AsRef<str>) -> Result<Self, IdError> {
                 let text = text.as_ref();
-                if text.is_empty() || text.chars().any(|c| c.is_whitespace() || c.is_control()) {
-                    return Err(IdError::Name { what: $what, text: text.to_owned() });
+                if ($rule.accepts)(text) {
+                    return Ok(Self(text.into()));
                 }
-                Ok(Self(text.into()))
+                Err(IdError::Name { what: $what, text: text.to_owned(), expected: $rule.expected })
             }
 
             /// The name as text.
@@ -107,23 +146,27 @@ macro_rules! name {
 name!(
     /// A node (host) as the scheduler calls it; usually the short host name.
     NodeName,
-    "node name"
+    "node name",
+    HOST_NAME
 );
 name!(
     /// A virtual machine, unique in a fleet.
     VmName,
-    "VM name"
+    "VM name",
+    PLAIN_NAME
 );
 name!(
     /// A virtual cluster, unique in a fleet.
     ClusterName,
-    "cluster name"
+    "cluster name",
+    PLAIN_NAME
 );
 
 name!(
     /// A switch, or several that count as one (a block, the spines of a pod).
     SwitchName,
-    "switch name"
+    "switch name",
+    SHOWN_NAME
 );
 
 /// A NUMA node of a host, as the kernel numbers them (`/sys/devices/system/node/nodeN`).
@@ -270,9 +313,25 @@ mod tests {
     }
 
     #[test]
-    fn names_have_no_white_space() {
-        assert!(NodeName::new("n 1").is_err() && NodeName::new("").is_err());
-        serde_json::from_str::<NodeName>("\"a\\nb\"").unwrap_err();
-        assert_eq!(NodeName::new("n1").unwrap().as_str(), "n1");
+    fn no_name_is_an_option_a_path_or_a_list() {
+        let long = "x".repeat(64);
+        for bad in
+            ["", "n 1", "-oProxyCommand=x", "a,b", "a/b", "a=b", "n[1-3]", "\u{e4}", "a\nb", "$x", "a:1", "-"]
+        {
+            NodeName::new(bad).unwrap_err();
+            VmName::new(bad).unwrap_err();
+            ClusterName::new(bad).unwrap_err();
+        }
+        for bad in ["a..b", ".a", "a.", "a-", "a.-b", &long, &format!("{}a", "a.".repeat(127))] {
+            NodeName::new(bad).unwrap_err();
+        }
+        for good in ["n1", "gpu_01", "node-7.example.org", "7", &long[1..]] {
+            assert_eq!(NodeName::new(good).unwrap().as_str(), good);
+            VmName::new(good).unwrap();
+        }
+        let error = serde_json::from_str::<NodeName>("\"-v\"").unwrap_err().to_string();
+        assert!(error.contains("\"-v\" is not a valid node name: expected a host name"), "{error}");
+        assert!(SwitchName::new("s 1").is_err() && SwitchName::new("").is_err());
+        SwitchName::new("S-0002c903:spine").unwrap();
     }
 }

@@ -53,6 +53,14 @@ impl Bridge {
     /// # Errors
     /// It does not start.
     pub fn start(sandbox: &Sandbox, nodes: &[Node]) -> Result<Self> {
+        Self::start_with(sandbox, nodes, "")
+    }
+
+    /// As [`Self::start`], with more in its configuration.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start_with(sandbox: &Sandbox, nodes: &[Node], more: &str) -> Result<Self> {
         let folder = sandbox.folder("bridge")?;
         let daemons: String = nodes
             .iter()
@@ -62,7 +70,7 @@ impl Bridge {
             .collect();
         let vmove = places::product("vmove")?;
         let config = format!(
-            "store = \"redb:{0}/state.redb\"\ncontrol = \"{0}/c.sock\"\nlook_s = 1\n[moves]\ncommand = [{vmove:?}, \"--control\", \"{{control}}\"]\noptions = [\"--mode\", \"postcopy\", \"--verify\"]\n{daemons}",
+            "store = \"redb:{0}/state.redb\"\ncontrol = \"{0}/c.sock\"\nlook_s = 1\n{more}\n[moves]\ncommand = [{vmove:?}, \"--control\", \"{{control}}\"]\noptions = [\"--mode\", \"postcopy\", \"--verify\"]\n{daemons}",
             folder.display()
         );
         std::fs::write(folder.join("vbridged.toml"), config)?;

@@ -30,12 +30,16 @@ impl Pki {
         Ok(Self { folder })
     }
 
+    /// The path of `ca.pem`, `node.pem` or `node.key`.
+    #[must_use]
+    pub fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
     /// `--tls-*` for a daemon.
     #[must_use]
     pub fn flags(&self) -> Vec<String> {
-        let path = |name: &str| self.folder.path().join(name).display().to_string();
-        ["--tls-cert", &path("node.pem"), "--tls-key", &path("node.key"), "--tls-ca", &path("ca.pem")]
-            .map(str::to_owned)
-            .into()
+        let [cert, key, authority] = ["node.pem", "node.key", "ca.pem"].map(|name| self.path(name));
+        ["--tls-cert", &cert, "--tls-key", &key, "--tls-ca", &authority].map(str::to_owned).into()
     }
 }

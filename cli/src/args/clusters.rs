@@ -11,12 +11,15 @@ use vmove_client::Endpoint;
 /// Address of the bridge. Part of every command that uses one.
 #[derive(Debug, Clone, Args)]
 pub struct Where {
-    /// Address of the bridge: unix:/PATH or http://HOST:PORT
+    /// Address of the bridge: unix:/PATH, https://HOST:PORT or http://HOST:PORT
     #[arg(long, value_name = "BRIDGE", env = "VBRIDGE", default_value = "unix:/run/vbridged/control.sock")]
     pub bridge: Endpoint,
     /// File with the bearer token for TCP
     #[arg(long, value_name = "FILE", env = "VBRIDGE_TOKEN_FILE")]
     pub token_file: Option<PathBuf>,
+    /// File with the certificate authority that vouches for the bridge (PEM), for https
+    #[arg(long, value_name = "FILE", env = "VBRIDGE_CA_FILE")]
+    pub ca_file: Option<PathBuf>,
 }
 
 /// Commands for virtual clusters.
@@ -259,6 +262,28 @@ pub enum LeaseAction {
         /// Id of the lease
         id: String,
     },
+    /// Start the VMs of a lease by a template of the bridge
+    Start {
+        /// Id of the lease
+        id: String,
+        /// Name of the template
+        #[arg(long, value_name = "NAME")]
+        template: String,
+        /// Value of a field of the template; may be repeated
+        #[arg(long, value_name = "FIELD=VALUE", value_parser = field_value)]
+        field: Vec<(String, String)>,
+        /// Only this VM; may be repeated
+        #[arg(long, value_name = "VM")]
+        vm: Vec<String>,
+    },
+    /// Stop the VMs of a lease; the lease stays
+    Stop {
+        /// Id of the lease
+        id: String,
+        /// Only this VM; may be repeated
+        #[arg(long, value_name = "VM")]
+        vm: Vec<String>,
+    },
     /// Release a lease
     Release {
         /// Id of the lease
@@ -341,6 +366,12 @@ pub struct AccountArgs {
     /// Only leases that ended at or after this time, in milliseconds since 1970-01-01 00:00 UTC
     #[arg(long, value_name = "MS")]
     pub since: Option<u64>,
+}
+
+fn field_value(text: &str) -> Result<(String, String), String> {
+    let both = text.split_once('=').filter(|(field, _)| !field.is_empty());
+    let both = both.map(|(field, value)| (field.to_owned(), value.to_owned()));
+    both.ok_or_else(|| format!("expected FIELD=VALUE, found {text:?}"))
 }
 
 fn key_value(text: &str) -> Result<(String, String), String> {

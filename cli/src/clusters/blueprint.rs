@@ -151,11 +151,7 @@ async fn start_vms(
     let mut vms = Vec::new();
     for (vm, group) in request.vm_names().map_err(Failure::bad_request)? {
         let own = together.started.iter().find(|own| own.environment == request.groups[group].name);
-        vms.extend(own.map(|own| StartVm {
-            vm,
-            command_line: own.command.clone(),
-            memory: "thp".to_owned(),
-        }));
+        vms.extend(own.map(|own| StartVm::by_command_line(vm, own.command.clone())));
     }
     let request = StartRequest { vms };
     match begun.bridge.start_vms(lease.as_str(), &request).await {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use vmove_client::Endpoint;
 use vmove_client::bridge::Bridge;
 
 use crate::args::clusters::Where;
@@ -10,7 +11,15 @@ use crate::failure::Failure;
 /// A client of the bridge that the arguments name.
 pub fn bridge(at: &Where) -> Result<Bridge, Failure> {
     let token = at.token_file.as_deref().map(token).transpose()?;
-    Ok(Bridge::connect(at.bridge.clone(), token.as_deref()))
+    let bridge = Bridge::connect(at.bridge.clone(), token.as_deref());
+    match (&at.bridge, &at.ca_file) {
+        (Endpoint::Tls(_), None) => Err(Failure::bad_request(format!(
+            "{} needs the certificate authority that vouches for it: give --ca-file or VBRIDGE_CA_FILE",
+            at.bridge
+        ))),
+        (Endpoint::Tls(_), Some(file)) => bridge.with_authority(file).map_err(Failure::bad_request),
+        _ => Ok(bridge),
+    }
 }
 
 fn token(path: &Path) -> Result<String, Failure> {

@@ -1,10 +1,16 @@
 //! `vmove lease`.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
+
+use sched_bridge::model::VmName;
+use vmove_bridge_types::lease::Part;
+use vmove_bridge_types::requests::{LeaseInfo, StartRequest, StartVm, StartedVm, StopVms};
 
 use super::input::bridge;
 use super::show;
 use crate::args::clusters::{LeaseAction, LeaseArgs};
+use crate::failure::Failure;
 use crate::output::{End, say_either};
 
 /// Between two attempts while no bridge answers.
@@ -22,7 +28,7 @@ pub async fn run(args: LeaseArgs, json: bool) -> Result<(), End> {
             let interval = match bridge.renew_lease(&id).await {
                 Ok(lease) => Duration::from_millis(lease.ttl_ms / 3),
                 Err(error) => {
-                    let failure = crate::failure::Failure::from(error);
+                    let failure = Failure::from(error);
                     // The bridge may answer in time again. Only a bridge can say that the lease has ended.
                     if failure.exit_code != 5 {
                         return Err(failure.into());
@@ -32,8 +38,32 @@ pub async fn run(args: LeaseArgs, json: bool) -> Result<(), End> {
             };
             tokio::time::sleep(interval).await;
         },
+        LeaseAction::Start { id, template, field, vm } => {
+            let fields: BTreeMap<String, String> = field.into_iter().collect();
+            let vms = if vm.is_empty() { vms_of(&bridge.lease(&id).await?) } else { names(vm)? };
+            let one = |vm| StartVm::by_template(vm, template.clone(), fields.clone());
+            let request = StartRequest { vms: vms.into_iter().map(one).collect() };
+            let answer = bridge.start_vms(&id, &request).await?;
+            say_either(&answer, json, |answer| {
+                let line = |own: &StartedVm| format!("{} runs on {}\n", own.vm, own.node);
+                answer.vms.iter().map(line).collect()
+            })
+        }
+        LeaseAction::Stop { id, vm } => {
+            let stopped = bridge.stop_vms(&id, &StopVms { vms: names(vm)? }).await?;
+            say_either(&stopped, json, |stopped| format!("{} VMs are stopped", stopped.vms.len()))
+        }
         LeaseAction::Release { id } => say_either(&bridge.release_lease(&id).await?, json, |record| {
             format!("released after {:.4} GPU-hours", record.gpu_hours)
         }),
     }
+}
+
+fn vms_of(lease: &LeaseInfo) -> Vec<VmName> {
+    let homes = lease.held.iter().filter(|held| held.part == Part::Home);
+    homes.map(|held| held.assignment.vm.clone()).collect()
+}
+
+fn names(vms: Vec<String>) -> Result<Vec<VmName>, Failure> {
+    vms.into_iter().map(|vm| VmName::new(vm).map_err(Failure::bad_request)).collect()
 }

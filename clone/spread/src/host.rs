@@ -281,9 +281,10 @@ impl HostEngine {
     pub(crate) fn hear(&mut self, now: Time, message: Message) {
         match message {
             Message::Mark { number, spans, last } => {
+                let spans = self.layout.possible(spans);
                 self.marks.hear(now, number, spans, last.filter(|_| self.hears), &self.here);
             }
-            Message::Fetch { spans } => self.fetch.extend(spans),
+            Message::Fetch { spans } => self.fetch.extend(self.layout.possible(spans)),
             Message::Hint { blocks } => {
                 self.hinted.extend(blocks.into_iter().filter(|b| *b < self.layout.blocks()));
             }

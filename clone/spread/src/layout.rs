@@ -109,6 +109,12 @@ pub enum LayoutError {
         /// Index of the extent.
         index: usize,
     },
+    /// A chunk travels twice.
+    #[error("extent {index} overlaps another one; give each chunk of a region once")]
+    Overlap {
+        /// Index of the extent.
+        index: usize,
+    },
     /// Nothing travels, or more than 32 bits can number.
     #[error("{chunks} chunks of 4 KiB in {pieces} pieces each; expected 1 chunk to 2^32 pieces")]
     Size {
@@ -179,6 +185,13 @@ impl Layout {
             let extent = extents[*index as usize];
             (extent.region, extent.first)
         });
+        let overlap = by_place.windows(2).find(|pair| {
+            let [one, next] = [pair[0], pair[1]].map(|index| extents[index as usize]);
+            one.region == next.region && next.first - one.first < one.count
+        });
+        if let Some(pair) = overlap {
+            return Err(LayoutError::Overlap { index: pair[1] as usize });
+        }
         Ok(Self {
             regions,
             extents,
@@ -221,6 +234,23 @@ impl Layout {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         u64::from(self.chunks) * u64::from(CHUNK)
+    }
+
+    /// Bytes of the table.
+    pub(crate) fn table_bytes(&self) -> usize {
+        self.table as usize * CHUNK as usize
+    }
+
+    /// Those of a peer's spans that can be: they name pieces that there are, and all of them together no more than there are.
+    pub(crate) fn possible(&self, spans: impl IntoIterator<Item = Span>) -> Vec<Span> {
+        let mut left = self.pieces();
+        let mut can_be = |span: &Span| {
+            let inside = span.first.checked_add(span.count).is_some_and(|end| end <= self.pieces());
+            let fits = inside && span.count <= left;
+            left -= if fits { span.count } else { 0 };
+            fits
+        };
+        spans.into_iter().filter(|span| can_be(span)).collect()
     }
 
     /// Pieces that travel.
@@ -361,6 +391,24 @@ mod tests {
     }
 
     #[test]
+    fn spans_of_a_peer_name_no_more_than_there_is() {
+        let extent = Extent { region: 0, first: 0, count: 7 };
+        let layout = Layout::new(vec![7 * 4096], vec![extent], None, 0).unwrap();
+        let span = |first, count| Span { first, count };
+        assert_eq!(layout.possible([span(0, 5), span(5, 3)]), [span(0, 5), span(5, 3)]);
+        assert_eq!(layout.possible([span(0, 8), span(0, 8), span(3, 1)]), [span(0, 8)]);
+        assert_eq!(layout.possible([span(0, u32::MAX), span(8, 1), span(u32::MAX, 2)]), []);
+    }
+
+    #[test]
+    fn the_table_of_a_large_template_has_more_than_4_gib() {
+        let count = 3 << 28; // 3 TiB
+        let layout =
+            Layout::new(vec![3 << 40], vec![Extent { region: 0, first: 0, count }], None, 0).unwrap();
+        assert_eq!(layout.table_bytes(), (3 << 40) / 512);
+    }
+
+    #[test]
     fn what_is_no_layout_is_refused() {
         let extent = Extent { region: 0, first: 0, count: 2 };
         let outside = Err(LayoutError::Outside { index: 0 });
@@ -371,6 +419,8 @@ mod tests {
             Layout::new(vec![8192], vec![extent], Some(9), 0),
             Err(LayoutError::Payload { .. })
         ));
+        let twice = [extent, Extent { region: 0, first: 1, count: 1 }].to_vec();
+        assert_eq!(Layout::new(vec![8192], twice, None, 0), Err(LayoutError::Overlap { index: 1 }));
         let bent = Layout::new(vec![8192], vec![extent], None, 0).unwrap(); // without the table's checksums
         postcard::from_bytes::<Layout>(&postcard::to_stdvec(&bent).unwrap()).unwrap_err();
     }

@@ -29,6 +29,9 @@
 //! ```
 
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod host;
 mod host_id;
 mod layout;

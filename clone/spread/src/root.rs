@@ -248,8 +248,7 @@ impl RootEngine {
         if host.open.is_empty() {
             host.slow = false;
         }
-        let limit = self.layout.pieces();
-        let missing: Vec<Span> = missing.iter().copied().filter(|span| span.end() <= limit).collect();
+        let missing = self.layout.possible(missing.iter().copied());
         let count: u32 = missing.iter().map(|span| span.count).sum();
         let mark = self.marks.get_mut(&number);
         if let Some(mark) = mark.as_ref().filter(|mark| !mark.late && mark.pieces > 0) {

@@ -58,7 +58,7 @@ impl Template {
     ) -> Result<Self, SpreadError> {
         let lens = regions.iter().map(Region::len).collect();
         let mut layout = Layout::new(lens, order, payload, rand::random())?;
-        let table = Buffer::new(fabric, (layout.table() * CHUNK) as usize, Access::REMOTE_READ)?;
+        let table = Buffer::new(fabric, layout.table_bytes(), Access::REMOTE_READ)?;
         for chunk in layout.table()..layout.chunks() {
             let place = layout.place_of_chunk(chunk);
             let region = &regions[usize::from(place.region.unwrap_or(0))];
@@ -67,7 +67,9 @@ impl Template {
         }
         layout.table_sums = (0..layout.table())
             .map(|chunk| {
-                table.checksum_at(u64::from(chunk * CHUNK), CHUNK as usize, layout.seed).unwrap_or(0)
+                table
+                    .checksum_at(u64::from(chunk) * u64::from(CHUNK), CHUNK as usize, layout.seed)
+                    .unwrap_or(0)
             })
             .collect();
         Ok(Self { regions, table, layout, kind: fabric.kind(), second: None })

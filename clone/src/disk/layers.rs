@@ -75,6 +75,11 @@ fn below(file: &Path) -> io::Result<Option<Below>> {
     let mut head = Vec::new();
     let Some(image) = open(file)? else { return Ok(None) };
     image.take(HEAD).read_to_end(&mut head)?;
+    named(file, &head)
+}
+
+/// The same, of the first bytes of `file`.
+fn named(file: &Path, head: &[u8]) -> io::Result<Option<Below>> {
     let word = |at: usize| head.get(at..at + 4).map(|b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]));
     let long = |at: usize| Some((u64::from(word(at)?) << 32) | u64::from(word(at + 4)?));
     let bad = || io::Error::new(io::ErrorKind::InvalidData, format!("{} is cut short", file.display()));
@@ -123,6 +128,16 @@ fn open(file: &Path) -> io::Result<Option<File>> {
     }
     let again = format!("/proc/self/fd/{}", place.as_raw_fd());
     File::options().read(true).custom_flags(flags(OFlags::NONBLOCK)).open(again).map(Some)
+}
+
+/// Reads bytes as the first of an image, for `tests/fuzz`.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn any_head(head: &[u8]) {
+    let Ok(Some(below)) = named(Path::new("/image"), head) else { return };
+    let within = |len: usize| assert!(len <= head.len(), "{len} bytes of {}", head.len());
+    within(below.name.map_or(0, |name| name.len()));
+    // Bytes that are no text take three each.
+    within(below.format.map_or(0, |format| format.len()) / 3);
 }
 
 #[cfg(test)]

@@ -30,6 +30,8 @@ use vmove_qmp::{Client, CommandLine, QmpError, cmdline};
 use vmove_types::check::Blocker;
 
 pub use exported::{EXPORT, Exported, Images};
+#[cfg(feature = "fuzzing")]
+pub(crate) use layers::any_head;
 pub use layers::{Layers, layers};
 pub use look::{Chain, absolute, as_named, chains, look};
 

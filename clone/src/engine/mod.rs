@@ -21,6 +21,8 @@ mod children;
 mod descendants;
 mod distribution;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod guest;
 mod host;
 mod images;

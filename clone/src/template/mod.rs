@@ -78,10 +78,10 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Bytes of guest memory.
+    /// Bytes of guest memory, as far as a number can say them.
     #[must_use]
     pub fn guest_bytes(&self) -> u64 {
-        self.ram.iter().map(|ram| ram.size).sum()
+        self.ram.iter().fold(0, |sum, ram| sum.saturating_add(ram.size))
     }
 }
 

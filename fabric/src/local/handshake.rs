@@ -172,6 +172,17 @@ fn gone(source: io::Error) -> FabricError {
     FabricError::PeerGone { outstanding: 0, source }
 }
 
+/// Decodes bytes as a hello, for `tests/fuzz`.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn any_hello(bytes: &[u8]) {
+    let Some(bytes) = bytes.first_chunk::<LEN>() else { return };
+    if let Ok((hello, greeting)) = Hello::decode(bytes) {
+        assert!(greeting <= MAX_GREETING && hello.seat < crate::table::PARTICIPANTS);
+        let again = Hello { greeting: vec![0; greeting], ..hello }.encode();
+        assert_eq!(again.expect("it was decoded"), *bytes);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -26,6 +26,8 @@ use crate::{
 };
 use endpoint::LocalEndpoint;
 use handshake::Hello;
+#[cfg(feature = "fuzzing")]
+pub(crate) use handshake::any_hello;
 
 /// How long a peer may take to answer a first message.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -175,6 +175,19 @@ impl Inbox {
         self.end += staged;
     }
 
+    /// Takes bytes as if the socket had given them; payload goes by way of the stage. How many were taken.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn put(&mut self, needed: usize, reads: bool, section: &Section<'_>, bytes: &[u8]) -> usize {
+        let room = self.places(needed, reads, section).bytes();
+        if needed == 0 {
+            (self.start, self.end) = (0, 0);
+        }
+        let len = bytes.len().min(room).min(self.stage.len() - self.end);
+        self.stage[self.end..self.end + len].copy_from_slice(&bytes[..len]);
+        self.end += len;
+        len
+    }
+
     /// The kernel could not write to the payload's place.
     pub(super) fn fault(&mut self) -> bool {
         let first = self.payload.refused.is_none() && matches!(self.state, State::Payload(_));

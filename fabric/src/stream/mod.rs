@@ -10,6 +10,8 @@
 //! | `urgency` | how bulk connections give way to urgent ones |
 
 mod endpoint;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod inbox;
 mod ops;
 mod outbox;

@@ -181,6 +181,15 @@ fn ask(trial: &mut Trial<'_>, message: &[u8]) -> Result<Vec<u8>, FabricError> {
     })
 }
 
+/// Decodes bytes as a message about datagrams, for `tests/fuzz`.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn any_message(bytes: &[u8]) {
+    if let Some(group) = decode(bytes) {
+        assert_eq!(encode(&group).as_deref(), Some(bytes));
+    }
+    drop(Member::new(None).answer(bytes));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -127,6 +127,35 @@ impl Wire<'_> {
     }
 }
 
+/// Decodes bytes as a hello, for `tests/fuzz`.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn any_hello(bytes: &[u8]) {
+    let Some(bytes) = bytes.first_chunk::<LEN>() else { return };
+    if let Ok(hello) = Hello::decode(bytes) {
+        assert!(hello.number < 1 << 24 && hello.asks > 0 && hello.answers > 0 && hello.mtu <= 5);
+        assert_eq!(Hello::decode(&hello.encode()).expect("it was decoded"), hello);
+    }
+}
+
+/// The bytes of a hello, for `tests/fuzz`.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn some_hello() -> Vec<u8> {
+    let hello = Hello {
+        class: Class::Urgent,
+        ethernet: true,
+        number: 0x12_3456,
+        first_packet: 0xab_cdef,
+        asks: 16,
+        answers: 8,
+        mtu: 5,
+        lid: 7,
+        gid: [9; 16],
+        page: 0x1234_5678_9abc_def0,
+        page_key: 0xfedc_ba98,
+    };
+    hello.encode().to_vec()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -45,6 +45,8 @@ use device::Choice;
 use endpoint::{Parts, VerbsEndpoint};
 use events::Watch;
 use hello::{Hello, LEN, READY, WORKS, Wire};
+#[cfg(feature = "fuzzing")]
+pub(crate) use hello::{any_hello, some_hello};
 use queue::SendQueue;
 use raw::{Cq, Device, Domain, Held, Limits, Mr, Path, Probe, Qp};
 

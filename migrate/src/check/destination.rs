@@ -51,7 +51,7 @@ pub(crate) async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
 }
 
 fn memory(node: &Node, prepare: &Prepare) -> Result<(), Blocker> {
-    let needed: u64 = prepare.blocks.iter().map(|b| b.size).sum();
+    let needed = prepare.guest_bytes();
     let backing = prepare.backing;
     let layout = node.layout(&prepare.vm, backing);
     let dir = MemoryDir::prepare(&layout.memory_dir, backing);
@@ -59,7 +59,7 @@ fn memory(node: &Node, prepare: &Prepare) -> Result<(), Blocker> {
         Blocker::new(BlockerCode::Memory, vmove_types::problem::chain(&e)).about(backing.name())
     })?;
     let huge = backing != vmove_types::Backing::Thp;
-    let wanted = if huge { needed } else { needed + OVERHEAD };
+    let wanted = if huge { needed } else { needed.saturating_add(OVERHEAD) };
     if free.0 >= wanted {
         return Ok(());
     }

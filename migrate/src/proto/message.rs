@@ -64,6 +64,14 @@ pub struct Prepare {
     pub fabrics: Vec<vmove_node::peer::FabricOffer>,
 }
 
+impl Prepare {
+    /// Bytes of the guest's RAM, as far as a number can say them.
+    #[must_use]
+    pub fn guest_bytes(&self) -> u64 {
+        self.blocks.iter().fold(0, |sum, block| sum.saturating_add(block.size))
+    }
+}
+
 /// A disk image that both nodes must see.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disk {
@@ -300,7 +308,7 @@ impl Complete {
     pub(crate) fn add_to(&self, report: &mut Report) {
         report.faults = self.faults;
         report.state_bytes = self.state_bytes;
-        report.bytes_sent = self.counted.wire_bytes + self.state_bytes;
+        report.bytes_sent = self.counted.wire_bytes.saturating_add(self.state_bytes);
     }
 }
 

@@ -2,10 +2,11 @@
 
 use proptest::prelude::*;
 use vmove_node::peer::codec::{CodecError, decode, encode, receive};
+use vmove_types::report::Report;
 use vmove_types::spec::Mode;
 use vmove_types::time::Mono;
 
-use super::message::{Final, ToDestination, ToSource};
+use super::message::{Complete, Counted, Final, ToDestination, ToSource};
 use crate::pending::WireSet;
 
 fn block_on<F: Future>(f: F) -> F::Output {
@@ -55,4 +56,13 @@ fn bytes_after_the_message_are_refused() {
     bytes[..4].copy_from_slice(&len.to_le_bytes());
     let got: Result<ToDestination, _> = block_on(receive(&mut bytes.as_slice()));
     assert!(matches!(got, Err(CodecError::Malformed { .. })));
+}
+
+#[test]
+fn figures_of_a_peer_that_cannot_be_are_as_large_as_can_be() {
+    let counted = Counted { wire_bytes: u64::MAX, ..Counted::default() };
+    let complete = Complete { counted, state_bytes: 5, ..Complete::default() };
+    let mut report = Report::default();
+    complete.add_to(&mut report);
+    assert_eq!(report.bytes_sent, u64::MAX);
 }

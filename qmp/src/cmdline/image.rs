@@ -314,6 +314,10 @@ mod tests {
         assert!(!line.put_overlay(&overlay("/b.img")).unwrap());
         assert!(line.put_overlay(&overlay("/a.img")).unwrap());
         assert_eq!(words(&line)[1], "if=none,id=a,format=qcow2,file=/o,,1,cache=none");
+        // A comma at the end says nothing, and does not join what comes to stand beside it.
+        let mut trailing = self::line(&["-drive", "if=none,file=/a.img,"]);
+        assert!(trailing.put_overlay(&overlay("/a.img")).unwrap());
+        assert_eq!(words(&trailing)[1], "if=none,file=/o,,1,format=qcow2");
         // As often as one likes.
         let again = Overlay { image: "/o,1".to_owned(), file: "/o2".to_owned(), direct: false, alone: false };
         assert!(line.put_overlay(&again).unwrap());

@@ -27,6 +27,10 @@ impl Pairs {
     pub(crate) fn parse(text: &str) -> Self {
         let mut pairs = Vec::new();
         for part in split_commas(text) {
+            // Between two others, nothing would be read as a comma when it is written again.
+            if part.is_empty() && !pairs.is_empty() {
+                continue;
+            }
             let pair = match part.split_once('=') {
                 Some((key, value)) => Pair { key: Some(key.to_owned()), value: value.to_owned() },
                 None => Pair { key: None, value: part },
@@ -104,7 +108,7 @@ impl std::fmt::Display for Pairs {
                 f.write_str(",")?;
             }
             if let Some(key) = &pair.key {
-                write!(f, "{key}=")?;
+                write!(f, "{}=", escape(key))?;
             }
             f.write_str(&escape(&pair.value))?;
         }

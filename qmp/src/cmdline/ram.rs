@@ -110,11 +110,12 @@ impl CommandLine {
         for item in self.named("m") {
             if let Some(text) = item.options()?.get("size", true) {
                 let parsed = parse_size(&text, 1 << 20).filter(|size| *size > 0);
+                // As QEMU rounds it.
+                let parsed = parsed.and_then(|size| size.checked_next_multiple_of(8 << 10));
                 size = parsed.ok_or_else(|| item.unreadable("a size such as 1G or 1024 is expected"))?;
             }
         }
-        // As QEMU rounds it.
-        Ok(size.next_multiple_of(8 << 10))
+        Ok(size)
     }
 
     /// Makes all guest RAM shared files. With `relocate` all files move to the layout's memory directory, else a file

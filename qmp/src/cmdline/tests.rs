@@ -476,3 +476,9 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_size_that_cannot_be_rounded_is_no_size() {
+    let error = parse("qemu -m 18446744073709551615b").rewrite_movable(&layout()).unwrap_err();
+    assert!(matches!(error, CommandLineError::Unreadable { .. }), "{error}");
+}

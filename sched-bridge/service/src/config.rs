@@ -8,17 +8,21 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Parser;
+use rustls::ServerConfig;
 use sched_bridge::model::NodeName;
 use serde::Deserialize;
 use vmove_http::client::{BadEndpoint, Endpoint};
+use vmove_http::tls::server_config;
 use vmove_log::LogFormat;
 
+use crate::access::{Access, Caller, Role, Token};
 use crate::bridge::Retention;
-use crate::driver::DaemonAddress;
+use crate::driver::{DaemonAddress, TimeLimits};
 use crate::executor::Limits;
-use crate::slurm::Slurm;
-use crate::slurm::follower::SlurmFollower;
+use crate::slurm::follower::{JOBS_HOLDER, SlurmFollower};
+use crate::slurm::{DEFAULT_TIME_LIMIT, Slurm};
 use crate::store::{Embedded, Etcd, Store, etcd::DEFAULT_MAX_TXN_OPS};
+use crate::template::{Template, Templates};
 
 /// The default control socket.
 pub const DEFAULT_CONTROL: &str = "/run/vbridged/control.sock";
@@ -30,7 +34,8 @@ pub const DEFAULT_CONTROL: &str = "/run/vbridged/control.sock";
     version,
     after_help = "Examples:
   vbridged --store redb:/var/lib/vbridged/state.redb
-  vbridged --store etcd:http://10.0.0.1:2379,http://10.0.0.2:2379 --listen 0.0.0.0:7430 --token-file /etc/vbridged/token"
+  vbridged --store etcd:http://10.0.0.1:2379,http://10.0.0.2:2379 --listen 0.0.0.0:7430 --token-file /etc/vbridged/token \\
+    --tls-cert /etc/vbridged/cert.pem --tls-key /etc/vbridged/key.pem"
 )]
 pub struct Arguments {
     /// Configuration file (TOML); options on the command line take precedence
@@ -39,13 +44,19 @@ pub struct Arguments {
     /// Unix socket for all requests; only its owner may use it
     #[arg(long, value_name = "SOCK")]
     pub control: Option<PathBuf>,
-    /// TCP address for all requests; needs --token-file or --insecure. Plain HTTP: keep it within a trusted network, or behind a TLS proxy
+    /// TCP address for all requests; needs --tls-cert and --tls-key, unless it is a loopback address, and a token; or --insecure
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: Option<SocketAddr>,
-    /// File whose first line is the bearer token that TCP clients must send
+    /// File whose first line is a bearer token with which TCP clients may do everything; `tokens` in the configuration has others
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Accept TCP requests without a token
+    /// Certificate chain of the bridge for TLS on TCP (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Accept TCP requests without a token, if none is configured, and without TLS. Only for a network that you trust
     #[arg(long)]
     pub insecure: bool,
     /// Where the state is kept: redb:FILE for one bridge, etcd:URL[,URL...] for several
@@ -69,7 +80,10 @@ struct File {
     control: Option<PathBuf>,
     listen: Option<SocketAddr>,
     token_file: Option<PathBuf>,
+    /// Tokens with roles, by the names of their bearers.
+    tokens: BTreeMap<String, TokenFile>,
     insecure: bool,
+    tls: Option<TlsFiles>,
     store: Option<String>,
     etcd_max_txn_ops: Option<usize>,
     metrics: Option<SocketAddr>,
@@ -79,8 +93,30 @@ struct File {
     look_s: Option<u64>,
     moves: Moves,
     account: Account,
+    /// Command lines of VMs that anybody with a lease may use.
+    templates: BTreeMap<String, Template>,
     slurm: Option<SlurmCluster>,
     daemons: BTreeMap<NodeName, DaemonAddress>,
+}
+
+/// `[tls]`: what the bridge shows to TCP clients.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TlsFiles {
+    /// Certificate chain.
+    cert: PathBuf,
+    /// Private key.
+    key: PathBuf,
+}
+
+/// A token of `[tokens]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TokenFile {
+    /// What its bearer may do.
+    role: Role,
+    /// The file whose first line it is.
+    file: PathBuf,
 }
 
 /// Accounting records.
@@ -123,11 +159,14 @@ struct SlurmCluster {
     users: String,
     /// Whether VMs leave nodes that Slurm drains.
     evacuate: bool,
+    /// Seconds for which one of Slurm's commands may run.
+    command_limit_s: u64,
 }
 
 impl Default for SlurmCluster {
     fn default() -> Self {
-        Self { conf: None, every_s: 5, users: "root".to_owned(), evacuate: true }
+        let command_limit_s = DEFAULT_TIME_LIMIT.as_secs();
+        Self { conf: None, every_s: 5, users: "root".to_owned(), evacuate: true, command_limit_s }
     }
 }
 
@@ -135,7 +174,8 @@ impl From<SlurmCluster> for SlurmFollower {
     fn from(cluster: SlurmCluster) -> Self {
         let conf = cluster.conf.map(|path| ("SLURM_CONF".to_owned(), path.to_string_lossy().into_owned()));
         Self {
-            slurm: Slurm::new(conf.into_iter().collect()),
+            slurm: Slurm::new(conf.into_iter().collect())
+                .with_time_limit(Duration::from_secs(cluster.command_limit_s.max(1))),
             users: cluster.users,
             interval: Duration::from_secs(cluster.every_s.max(1)),
             evacuate: cluster.evacuate,
@@ -152,16 +192,36 @@ struct Moves {
     options: Vec<String>,
     per_node: usize,
     per_uplink: usize,
+    /// Seconds for which `vmove` may take to list the VMs of a node.
+    look_limit_s: u64,
+    /// The same to start or to stop a VM.
+    start_limit_s: u64,
+    /// The same to migrate one.
+    move_limit_s: u64,
+}
+
+impl Moves {
+    fn time_limits(&self) -> TimeLimits {
+        let seconds = |seconds: u64| Duration::from_secs(seconds.max(1));
+        TimeLimits {
+            look: seconds(self.look_limit_s),
+            act: seconds(self.start_limit_s),
+            migrate: seconds(self.move_limit_s),
+        }
+    }
 }
 
 impl Default for Moves {
     fn default() -> Self {
-        let limits = Limits::default();
+        let (limits, time_limits) = (Limits::default(), TimeLimits::default());
         Self {
             command: ["vmove", "--control", "{control}"].map(str::to_owned).to_vec(),
             options: Vec::new(),
             per_node: limits.per_node,
             per_uplink: limits.per_uplink,
+            look_limit_s: time_limits.look.as_secs(),
+            start_limit_s: time_limits.act.as_secs(),
+            move_limit_s: time_limits.migrate.as_secs(),
         }
     }
 }
@@ -173,8 +233,12 @@ pub struct Config {
     pub control: PathBuf,
     /// TCP address for requests.
     pub listen: Option<SocketAddr>,
-    /// Bearer token of TCP requests.
-    pub token: Option<String>,
+    /// Who may send requests over TCP.
+    pub access: Access,
+    /// TLS of TCP requests; none: plain HTTP.
+    pub tls: Option<Arc<ServerConfig>>,
+    /// TCP requests may come without a token, or without TLS from other machines.
+    pub insecure: bool,
     /// The store.
     pub store: Arc<dyn Store>,
     /// TCP address of the metrics.
@@ -189,10 +253,14 @@ pub struct Config {
     pub options: Vec<String>,
     /// How many migrations may run at once.
     pub limits: Limits,
+    /// For how long `vmove` may run.
+    pub time_limits: TimeLimits,
     /// The Slurm cluster to follow.
     pub slurm: Option<SlurmFollower>,
     /// How long accounting records are kept; none: forever.
     pub retention: Option<Retention>,
+    /// Command lines of VMs that anybody with a lease may use.
+    pub templates: Templates,
     /// Daemons of nodes.
     pub daemons: BTreeMap<NodeName, DaemonAddress>,
 }
@@ -208,12 +276,12 @@ impl Config {
             None => File::default(),
         };
         let listen = arguments.listen.or(file.listen);
-        let token = match arguments.token_file.or(file.token_file) {
-            Some(path) => Some(read_token(&path)?),
-            None => None,
-        };
-        if listen.is_some() && token.is_none() && !(arguments.insecure || file.insecure) {
-            bail!("on TCP, everybody could grant and end leases: set either --token-file or --insecure");
+        let access = read_tokens(arguments.token_file.or(file.token_file), &file.tokens)?;
+        let flags = arguments.tls_cert.zip(arguments.tls_key).map(|(cert, key)| TlsFiles { cert, key });
+        let tls = flags.or(file.tls).map(|files| server_config(&files.cert, &files.key)).transpose()?;
+        let insecure = arguments.insecure || file.insecure;
+        if let Some(address) = listen.filter(|_| !insecure) {
+            check_listener(address, &access, tls.is_some())?;
         }
         if file.moves.per_node == 0 || file.moves.per_uplink == 0 || file.moves.command.is_empty() {
             bail!("[moves]: per_node and per_uplink must be at least 1, and command must not be empty");
@@ -224,24 +292,67 @@ impl Config {
         Ok(Self {
             control: arguments.control.or(file.control).unwrap_or_else(|| DEFAULT_CONTROL.into()),
             listen,
-            token,
+            access,
+            tls,
+            insecure,
             store: open_store(&store, max_txn_ops)?,
             metrics: arguments.metrics.or(file.metrics),
             log_format: arguments.log_format.or(file.log_format).unwrap_or_default(),
             list_interval: Some(file.look_s.unwrap_or(5)).filter(|s| *s > 0).map(Duration::from_secs),
             slurm: file.slurm.map(SlurmFollower::from),
             retention: file.account.retention()?,
+            time_limits: file.moves.time_limits(),
             command: file.moves.command,
             options: file.moves.options,
             limits: Limits { per_node: file.moves.per_node, per_uplink: file.moves.per_uplink },
+            templates: Templates::new(file.templates)?,
             daemons: file.daemons,
         })
     }
 }
 
+/// Whether requests on this address are protected.
+fn check_listener(address: SocketAddr, access: &Access, tls: bool) -> anyhow::Result<()> {
+    if access.is_open() {
+        bail!(
+            "on TCP, everybody could grant and end leases: set --token-file, [tokens] in the configuration, or --insecure"
+        );
+    }
+    if !tls && !address.ip().is_loopback() {
+        bail!(
+            "--listen {address}: without TLS, whoever sees the traffic has the tokens: set --tls-cert and --tls-key, or --insecure on a network that you trust"
+        );
+    }
+    Ok(())
+}
+
 fn read(path: &Path) -> anyhow::Result<File> {
     let text = std::fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))?;
     toml::from_str(&text).with_context(|| format!("{} is not a valid configuration", path.display()))
+}
+
+/// The token that may do everything, and those with roles.
+fn read_tokens(of_operator: Option<PathBuf>, others: &BTreeMap<String, TokenFile>) -> anyhow::Result<Access> {
+    let of_operator = of_operator.map(|path| ("token_file", path, Caller::Operator));
+    let others =
+        others.iter().map(|(name, token)| (&**name, token.file.clone(), Caller::new(name, token.role)));
+    let mut tokens: Vec<(Token, Caller)> = Vec::new();
+    for (name, path, caller) in of_operator.into_iter().chain(others) {
+        if caller == Caller::new(JOBS_HOLDER, Role::Tenant) {
+            bail!(
+                "[tokens.{name}]: leases that stand for jobs of Slurm have this holder; choose another name"
+            );
+        }
+        let token = Token::new(read_token(&path)?);
+        if tokens.iter().any(|(known, _)| *known == token) {
+            bail!(
+                "[tokens.{name}]: {} has a token that another one has as well; make a new one",
+                path.display()
+            );
+        }
+        tokens.push((token, caller));
+    }
+    Ok(Access::new(tokens))
 }
 
 fn read_token(path: &Path) -> anyhow::Result<String> {
@@ -270,6 +381,9 @@ pub fn open_store(text: &str, max_txn_ops: usize) -> anyhow::Result<Arc<dyn Stor
     };
     let members: Result<Vec<Endpoint>, BadEndpoint> = urls.split(',').map(str::parse).collect();
     let members = members.map_err(|e| anyhow::anyhow!("--store {text:?}: {e}"))?;
+    if members.iter().any(|member| matches!(member, Endpoint::Tls(_))) {
+        bail!("--store {text:?}: etcd is asked by plain HTTP: expected http://HOST:PORT");
+    }
     Ok(Arc::new(Etcd::new(members, "/vmove/bridge/", Duration::from_secs(5)).with_max_txn_ops(max_txn_ops)))
 }
 
@@ -292,11 +406,53 @@ mod tests {
         std::fs::write(&path, "store = \"x\"\nlisten_on = 3\n").unwrap();
         let error = format!("{:#}", read(&path).unwrap_err());
         assert!(error.contains("line 2") && error.contains("listen_on"), "{error}");
+        std::fs::write(&path, "[daemons.\"-oProxyCommand=x\"]\ncontrol = \"/c\"\n").unwrap();
+        let error = format!("{:#}", read(&path).unwrap_err());
+        assert!(error.contains("a host name"), "{error}");
         std::fs::write(&path, "short\n").unwrap();
         read_token(&path).unwrap_err();
         let open =
             Arguments::parse_from(["vbridged", "--listen", "127.0.0.1:1", "--store", "redb:/nonexistent/x"]);
         assert!(Config::load(open).unwrap_err().to_string().contains("--token-file"));
+        let key = dir.path().join("key");
+        std::fs::write(&key, "0123456789abcdef\n").unwrap();
+        let plain = ["vbridged", "--listen", "192.0.2.1:1", "--token-file", key.to_str().unwrap()];
+        let error = Config::load(Arguments::parse_from(plain)).unwrap_err().to_string();
+        assert!(error.contains("--tls-cert") && error.contains("--insecure"), "{error}");
+        let files = ["--tls-cert", "/nonexistent/c.pem", "--tls-key", "/nonexistent/k.pem"];
+        let error = Config::load(Arguments::parse_from(plain.into_iter().chain(files))).unwrap_err();
+        assert!(error.to_string().contains("/nonexistent/c.pem"), "{error}");
+        let access = Access::new(vec![(Token::new("t"), Caller::Operator)]);
+        check_listener("127.0.0.1:1".parse().unwrap(), &access, false).unwrap();
+        check_listener("192.0.2.1:1".parse().unwrap(), &access, true).unwrap();
+    }
+
+    #[test]
+    fn each_token_has_a_role_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let token = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let (one, two) = (token("one", "0123456789abcdef\n"), token("two", "fedcba9876543210\n"));
+        let tenants = |name: &str, file: &Path| {
+            let token = TokenFile { role: Role::Tenant, file: file.to_owned() };
+            BTreeMap::from([(name.to_owned(), token)])
+        };
+        let access = read_tokens(Some(one.clone()), &tenants("alice", &two)).unwrap();
+        assert_eq!(access.caller(Some("0123456789abcdef")), Some(Caller::Operator));
+        assert_eq!(access.caller(Some("fedcba9876543210")), Some(Caller::new("alice", Role::Tenant)));
+        assert_eq!((access.caller(Some("other")), access.caller(None)), (None, None));
+        for (wrong, wanted) in
+            [(tenants("alice", &one), "another one has as well"), (tenants("slurm", &two), "jobs of Slurm")]
+        {
+            let error = read_tokens(Some(one.clone()), &wrong).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{error}");
+        }
+        let path = token("c.toml", "[tokens.alice]\nrole = \"king\"\nfile = \"/f\"\n");
+        let error = format!("{:#}", read(&path).unwrap_err());
+        assert!(error.contains("viewer") && error.contains("tenant"), "{error}");
     }
 
     /// The examples of the operators' guide are valid.
@@ -305,7 +461,9 @@ mod tests {
         let guide = include_str!("../../../docs/sched-bridge.md");
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.toml");
-        for from in ["    store = ", "    [account]", "    [slurm]"] {
+        for from in
+            ["    store = ", "    [tokens.alice]", "    [templates.small]", "    [account]", "    [slurm]"]
+        {
             let start = guide.find(from).unwrap();
             // Up to the text behind it.
             let lines = guide[start..].lines().take_while(|line| line.is_empty() || line.starts_with("    "));
@@ -313,7 +471,9 @@ mod tests {
             std::fs::write(&path, &text).unwrap();
             let file = read(&path).unwrap();
             let set = file.store.is_some() || file.slurm.is_some() || file.account.keep_days.is_some();
-            assert!(set, "{text}");
+            let templates = file.templates.len();
+            Templates::new(file.templates).unwrap();
+            assert!(set || !file.tokens.is_empty() || templates > 0, "{text}");
         }
     }
 }

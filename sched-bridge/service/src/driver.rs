@@ -1,15 +1,25 @@
 //! Migrates, starts, stops and lists VMs through the daemons of the nodes: by `vmove --json`, on this machine or by ssh on another.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use sched_bridge::model::{NodeName, VmName};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::process::Command;
+use tokio::sync::Semaphore;
 use vmove_bridge_types::requests::StartVm;
+
+use crate::program::{self, ProgramError};
+
+/// Programs that list VMs at once. Beyond that, nodes wait for each other.
+const MOST_LOOKS: usize = 32;
+/// Programs that start and stop VMs at once.
+const MOST_ACTS: usize = 32;
 
 /// How a migration ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +46,39 @@ pub struct ListedVm {
     pub ended: bool,
 }
 
+/// Why a VM was not started.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotStarted {
+    /// It does not run. With the daemon's message.
+    #[error("{0}")]
+    Refused(String),
+    /// It may run, or begin to run: there was no answer in time.
+    #[error("{0}; it may start nevertheless")]
+    Unknown(String),
+}
+
+/// For how long a program may run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimeLimits {
+    /// To list the VMs of a node.
+    pub look: Duration,
+    /// To start or to stop a VM.
+    pub act: Duration,
+    /// To migrate a VM.
+    pub migrate: Duration,
+}
+
+impl Default for TimeLimits {
+    fn default() -> Self {
+        Self {
+            look: Duration::from_secs(10),
+            act: Duration::from_secs(300),
+            migrate: Duration::from_secs(3600),
+        }
+    }
+}
+
 /// Controls the VMs of all nodes.
 #[async_trait]
 pub trait VmDriver: std::fmt::Debug + Send + Sync {
@@ -51,8 +94,8 @@ pub trait VmDriver: std::fmt::Debug + Send + Sync {
     /// Starts a VM on a node.
     ///
     /// # Errors
-    /// The message of its daemon: it refuses, or whether the VM runs is not known.
-    async fn start(&self, node: &NodeName, vm: &StartVm) -> Result<(), String>;
+    /// Its daemon refuses, or whether the VM runs is not known.
+    async fn start(&self, node: &NodeName, vm: &StartVm) -> Result<(), NotStarted>;
 
     /// Stops a VM on a node.
     ///
@@ -84,6 +127,10 @@ pub struct VmoveCommand {
     command: Vec<String>,
     options: Vec<String>,
     daemons: BTreeMap<NodeName, DaemonAddress>,
+    time_limits: TimeLimits,
+    /// Bound how many programs run at once. A look never waits for an act.
+    looks: Arc<Semaphore>,
+    acts: Arc<Semaphore>,
 }
 
 /// What `vmove` did.
@@ -109,42 +156,42 @@ impl VmoveCommand {
         command: Vec<String>,
         options: Vec<String>,
         daemons: BTreeMap<NodeName, DaemonAddress>,
+        time_limits: TimeLimits,
     ) -> Self {
-        Self { command, options, daemons }
+        Self {
+            command: with_end_of_options(command),
+            options,
+            daemons,
+            time_limits,
+            looks: Arc::new(Semaphore::new(MOST_LOOKS)),
+            acts: Arc::new(Semaphore::new(MOST_ACTS)),
+        }
     }
 
-    async fn run(&self, node: &NodeName, arguments: &[&str]) -> Result<Ended, String> {
+    async fn run(&self, node: &NodeName, arguments: &[&str], limit: Duration) -> Result<Ended, ProgramError> {
         let control = self.daemons.get(node).map_or_else(default_control, |daemon| daemon.control.clone());
         let fill = |word: &String| {
             word.replace("{node}", node.as_str()).replace("{control}", &control.to_string_lossy())
         };
         let words: Vec<String> = self.command.iter().map(fill).collect();
-        let (program, first) =
-            words.split_first().ok_or("the command for migrations is empty: see [moves] command")?;
+        // The configuration has none that is empty.
+        let (program, first) = words.split_first().ok_or_else(|| ProgramError::NotRun {
+            program: String::new(),
+            reason: io::ErrorKind::InvalidInput.into(),
+        })?;
         // ssh passes its arguments to a shell, as one line.
-        let by_shell = Path::new(program).file_name().is_some_and(|name| name == "ssh");
+        let by_shell = is_ssh(program);
         let arguments =
             arguments.iter().map(|word| if by_shell { shell_quoted(word) } else { (*word).to_owned() });
-        let output = Command::new(program)
-            .args(first)
-            .arg("--json")
-            .args(arguments)
-            .stdin(Stdio::null())
-            .output()
-            .await
-            .map_err(|e| format!("could not run {program}: {e}"))?;
+        let mut command = Command::new(program);
+        command.args(first).arg("--json").args(arguments);
+        let output = program::run(&mut command, &format!("{program} for node {node}"), limit).await?;
         let values = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<Value>();
         Ok(Ended {
             exit_code: output.status.code(),
             answer: values.filter_map(Result::ok).last().unwrap_or_default(),
             stderr: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
         })
-    }
-
-    /// Runs a command that only has to succeed.
-    async fn succeed(&self, node: &NodeName, arguments: &[&str]) -> Result<(), String> {
-        let ended = self.run(node, arguments).await?;
-        if ended.exit_code == Some(0) { Ok(()) } else { Err(ended.message()) }
     }
 }
 
@@ -153,11 +200,14 @@ impl VmDriver for VmoveCommand {
     async fn migrate(&self, vm: &VmName, from: &NodeName, to: &NodeName) -> MigrationEnd {
         let address = self.daemons.get(to).and_then(|daemon| daemon.address.clone());
         let address = address.unwrap_or_else(|| to.to_string());
-        let mut arguments = vec!["migrate", vm.as_str(), "--to", &address];
+        let address = format!("--to={address}");
+        let mut arguments = vec!["migrate", &address];
         arguments.extend(self.options.iter().map(String::as_str));
-        let ended = match self.run(from, &arguments).await {
+        arguments.extend(["--", vm.as_str()]);
+        let ended = match self.run(from, &arguments, self.time_limits.migrate).await {
             Ok(ended) => ended,
-            Err(reason) => return MigrationEnd::Stayed(reason),
+            Err(error @ ProgramError::TimedOut { .. }) => return MigrationEnd::Unknown(error.to_string()),
+            Err(error) => return MigrationEnd::Stayed(error.to_string()),
         };
         match ended.exit_code {
             Some(0) => MigrationEnd::Arrived {
@@ -171,7 +221,8 @@ impl VmDriver for VmoveCommand {
     }
 
     async fn list(&self, node: &NodeName) -> Result<BTreeMap<String, ListedVm>, String> {
-        let listed = self.run(node, &["list"]).await?;
+        let _permit = self.looks.acquire().await;
+        let listed = self.run(node, &["list"], self.time_limits.look).await.map_err(|e| e.to_string())?;
         let Some(vms) = listed.answer["vms"].as_array().filter(|_| listed.exit_code == Some(0)) else {
             return Err(format!("node {node} does not list its VMs: {}", listed.stderr));
         };
@@ -183,15 +234,55 @@ impl VmDriver for VmoveCommand {
         Ok(vms.iter().filter_map(vm).collect())
     }
 
-    async fn start(&self, node: &NodeName, vm: &StartVm) -> Result<(), String> {
-        let mut arguments = vec!["run", "--name", vm.vm.as_str(), "--memory", &vm.memory, "--"];
+    async fn start(&self, node: &NodeName, vm: &StartVm) -> Result<(), NotStarted> {
+        let _permit = self.acts.acquire().await;
+        let (name, memory) = (format!("--name={}", vm.vm), format!("--memory={}", vm.memory));
+        let mut arguments = vec!["run", &name, &memory, "--"];
         arguments.extend(vm.command_line.iter().map(String::as_str));
-        self.succeed(node, &arguments).await
+        match self.run(node, &arguments, self.time_limits.act).await {
+            Ok(ended) if ended.exit_code == Some(0) => Ok(()),
+            Ok(ended) => Err(NotStarted::Refused(ended.message())),
+            Err(error @ ProgramError::TimedOut { .. }) => Err(NotStarted::Unknown(error.to_string())),
+            Err(error) => Err(NotStarted::Refused(error.to_string())),
+        }
     }
 
     async fn stop(&self, node: &NodeName, vm: &VmName) -> Result<(), String> {
-        self.succeed(node, &["stop", vm.as_str()]).await
+        let _permit = self.acts.acquire().await;
+        let arguments = ["stop", "--", vm.as_str()];
+        let ended = self.run(node, &arguments, self.time_limits.act).await.map_err(|e| e.to_string())?;
+        if ended.exit_code == Some(0) { Ok(()) } else { Err(ended.message()) }
     }
+}
+
+fn is_ssh(program: &str) -> bool {
+    Path::new(program).file_name().is_some_and(|name| name == "ssh")
+}
+
+/// Options of `ssh` that take the next word as their value.
+const SSH_OPTIONS_WITH_VALUE: &str = "BbcDEeFIiJLlmOoPpQRSWw";
+
+/// The command with `--` before the host that `ssh` is to connect to: whatever the name of a node is, it is no option there.
+fn with_end_of_options(mut command: Vec<String>) -> Vec<String> {
+    if !command.first().is_some_and(|program| is_ssh(program)) {
+        return command;
+    }
+    let mut at = 1;
+    while let Some(word) = command.get(at) {
+        match word.strip_prefix('-') {
+            Some("-") => break,
+            // `-p 22`, but not `-p22`.
+            Some(option) => {
+                let alone = option.len() == 1 && SSH_OPTIONS_WITH_VALUE.contains(option);
+                at += if alone { 2 } else { 1 };
+            }
+            None => {
+                command.insert(at, "--".to_owned());
+                break;
+            }
+        }
+    }
+    command
 }
 
 /// A word that a shell leaves as it is.
@@ -216,9 +307,9 @@ mod tests {
     #[tokio::test]
     async fn arguments_pass_through_a_shell_unchanged() {
         let dir = tempfile::tempdir().unwrap();
-        // Like ssh: passes all arguments but the first to a shell, as one line.
+        // Like ssh: passes all arguments but `--` and the host to a shell, as one line.
         let ssh = dir.path().join("ssh");
-        std::fs::write(&ssh, "#!/bin/sh\nshift\nexec sh -c \"$*\"\n").unwrap();
+        std::fs::write(&ssh, "#!/bin/sh\nshift 2\nexec sh -c \"$*\"\n").unwrap();
         let mut mode = std::fs::metadata(&ssh).unwrap().permissions();
         std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
         std::fs::set_permissions(&ssh, mode).unwrap();
@@ -228,16 +319,44 @@ mod tests {
             .unwrap();
         let command =
             [ssh.to_str().unwrap(), "{node}", "sh", script.to_str().unwrap()].map(str::to_owned).to_vec();
-        let driver = VmoveCommand::new(command, Vec::new(), BTreeMap::new());
+        let driver = VmoveCommand::new(command, Vec::new(), BTreeMap::new(), TimeLimits::default());
         let words = ["qemu", "-append", "a b 'c' $HOME; \"d\"", "", "x=1,y=2"];
-        let vm = StartVm {
-            vm: VmName::new("v").unwrap(),
-            command_line: words.map(str::to_owned).to_vec(),
-            memory: "thp".to_owned(),
-        };
+        let vm = StartVm::by_command_line(VmName::new("v").unwrap(), words.map(str::to_owned).to_vec());
         driver.start(&NodeName::new("n1").unwrap(), &vm).await.unwrap();
         let told = std::fs::read_to_string(out).unwrap();
-        let wanted = ["--json", "run", "--name", "v", "--memory", "thp", "--"].into_iter().chain(words);
+        let wanted = ["--json", "run", "--name=v", "--memory=thp", "--"].into_iter().chain(words);
         assert_eq!(told.lines().collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_host_is_no_option_of_ssh() {
+        for (command, wanted) in [
+            ("ssh {node} vmove", "ssh -- {node} vmove"),
+            ("/usr/bin/ssh -p 22 -v root@{node} vmove -x", "/usr/bin/ssh -p 22 -v -- root@{node} vmove -x"),
+            ("ssh -p22 -o BatchMode=yes {node} vmove", "ssh -p22 -o BatchMode=yes -- {node} vmove"),
+            ("ssh -- {node} vmove", "ssh -- {node} vmove"),
+            ("vmove --control {control}", "vmove --control {control}"),
+        ] {
+            let words = command.split(' ').map(str::to_owned).collect();
+            assert_eq!(with_end_of_options(words).join(" "), wanted);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_hangs_ends_in_time_and_is_not_taken_for_an_answer() {
+        let short = Duration::from_millis(200);
+        let limits = TimeLimits { look: short, act: short, migrate: short };
+        // `sh -c SCRIPT` takes the arguments of `vmove` as its own.
+        let command = ["sh", "-c", "sleep 1000"].map(str::to_owned).to_vec();
+        let driver = VmoveCommand::new(command, Vec::new(), BTreeMap::new(), limits);
+        let (n1, n2) = (NodeName::new("n1").unwrap(), NodeName::new("n2").unwrap());
+        let vm = VmName::new("v").unwrap();
+        let message = driver.list(&n1).await.unwrap_err();
+        assert_eq!(message, "sh for node n1 has not ended within 0.2 s and was killed");
+        let end = driver.migrate(&vm, &n1, &n2).await;
+        assert!(matches!(&end, MigrationEnd::Unknown(reason) if reason.contains("was killed")), "{end:?}");
+        let vm = StartVm::by_command_line(vm, vec!["qemu".to_owned()]);
+        let error = driver.start(&n1, &vm).await.unwrap_err();
+        assert!(matches!(&error, NotStarted::Unknown(_)), "{error}");
     }
 }

@@ -288,8 +288,8 @@ async fn wait_for_end(run: &Run, step: &PlanStep) -> Result<Option<MigrationEnd>
 async fn look_for_end(run: &Run, step: &PlanStep) -> Result<Option<MigrationEnd>, String> {
     let deadline = tokio::time::Instant::now() + MIGRATION_TIMEOUT;
     while tokio::time::Instant::now() < deadline {
-        let on_source = run.driver.list(&step.from).await?;
-        let on_destination = run.driver.list(&step.to.node).await?;
+        let (on_source, on_destination) =
+            tokio::try_join!(run.driver.list(&step.from), run.driver.list(&step.to.node))?;
         match (on_source.get(step.vm.as_str()), on_destination.get(step.vm.as_str())) {
             (None, Some(vm)) if !vm.migrating => {
                 return Ok(Some(MigrationEnd::Arrived { total_ms: 0, downtime_us: 0 }));

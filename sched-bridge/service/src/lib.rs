@@ -44,6 +44,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod account;
 pub mod api;
 pub mod bridge;
@@ -53,13 +54,16 @@ pub mod driver;
 pub mod executor;
 pub mod keys;
 pub mod lease;
+mod listing;
 mod metrics;
 pub mod planner;
+pub mod program;
 pub mod request_text;
 pub mod server;
 pub mod slurm;
 pub mod slurm_adapter;
 pub mod store;
+pub mod template;
 #[cfg(test)]
 mod testing;
 pub mod vms;

@@ -1,6 +1,5 @@
 //! The daemon.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,16 +7,19 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Parser;
 use metrics_exporter_prometheus::PrometheusHandle;
-use sched_bridge::model::{NodeName, VmName};
+use sched_bridge::model::NodeName;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use vmove_http::listener::Bounds;
 use vmove_http::socket;
 
+use crate::access::Access;
 use crate::api::{App, router};
 use crate::bridge::Bridge;
 use crate::clock::SystemClock;
 use crate::config::{Arguments, Config};
 use crate::driver::{VmDriver, VmoveCommand};
+use crate::listing::keep_listing_vms;
 use crate::metrics;
 use crate::store::measured::Measured;
 
@@ -51,30 +53,33 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         Some(address) => Some(bind(address, "--listen").await?),
         None => None,
     };
+    let tls = config.tls.clone();
+    if tcp.is_some() && config.insecure {
+        tracing::warn!(
+            tls = tls.is_some(),
+            tokens = !config.access.is_open(),
+            "--insecure: on a network that is not trusted, others may act here"
+        );
+    }
     if let Some(address) = config.metrics {
         let (listener, metrics) = (bind(address, "--metrics").await?, metrics.clone());
         tokio::spawn(vmove_http::metrics::serve(listener, move || metrics.render()));
     }
     tokio::spawn(keep_metrics_small(metrics));
     let control_path = config.control.clone();
-    let token = config.token.clone();
+    let access = config.access.clone();
     let app = start_tasks(config);
     tracing::info!(store = app.bridge.store().name(), control = %control_path.display(), "listening");
-    // The mode of the socket says who may use it: no token there.
+    // The mode of the socket says who may use it: no token there, and every role.
     let local = axum::serve(control, router(Arc::new(app.clone())));
-    let served = async {
-        match tcp {
-            Some(tcp) => {
-                let remote = axum::serve(tcp, router(Arc::new(App { token, ..app })));
-                tokio::try_join!(local, remote).map(|_| ())
-            }
-            None => local.await,
-        }
-    };
+    if let Some(tcp) = tcp {
+        let remote = router(Arc::new(App { access, ..app }));
+        tokio::spawn(vmove_http::listener::serve(tcp, tls, remote, Bounds::default()));
+    }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {
-        ended = served => ended?,
+        ended = async { local.await } => ended?,
         _ = term.recv() => {}
         _ = int.recv() => {}
     }
@@ -92,7 +97,7 @@ fn start_tasks(config: Config) -> App {
     let bridge = Bridge::new(Arc::new(Measured(config.store)), Arc::new(SystemClock::new()));
     let nodes: Vec<NodeName> = config.daemons.keys().cloned().collect();
     let driver: Arc<dyn VmDriver> =
-        Arc::new(VmoveCommand::new(config.command, config.options, config.daemons));
+        Arc::new(VmoveCommand::new(config.command, config.options, config.daemons, config.time_limits));
     tokio::spawn(Arc::clone(&bridge).follow());
     tokio::spawn(Arc::clone(&bridge).keep_sweeping());
     if let Some(interval) = config.list_interval {
@@ -104,44 +109,19 @@ fn start_tasks(config: Config) -> App {
     if let Some(slurm) = config.slurm.clone() {
         tokio::spawn(slurm.run(Arc::clone(&bridge), Arc::clone(&driver), config.limits));
     }
-    App { bridge, driver, limits: config.limits, slurm: config.slurm, token: None }
+    App {
+        bridge,
+        driver,
+        limits: config.limits,
+        slurm: config.slurm,
+        templates: Arc::new(config.templates),
+        access: Access::default(),
+    }
 }
 
 async fn keep_metrics_small(handle: PrometheusHandle) {
     loop {
         tokio::time::sleep(UPKEEP_INTERVAL).await;
         handle.run_upkeep();
-    }
-}
-
-/// Lists the VMs of each node again and again, so that the end of a VM releases its resources.
-async fn keep_listing_vms(
-    bridge: Arc<Bridge>,
-    driver: Arc<dyn VmDriver>,
-    nodes: Vec<NodeName>,
-    interval: Duration,
-) {
-    let mut before: BTreeMap<NodeName, BTreeSet<String>> = BTreeMap::new();
-    loop {
-        tokio::time::sleep(interval).await;
-        for node in &nodes {
-            // A daemon that does not answer says nothing about its VMs.
-            let Ok(listed) = driver.list(node).await else { continue };
-            let listed: BTreeSet<String> =
-                listed.into_iter().filter(|(_, vm)| !vm.ended).map(|(name, _)| name).collect();
-            // A VM has ended if two lists in a row lack it: a daemon that has just started may not know all its VMs yet.
-            let either = before
-                .get(node)
-                .map_or_else(|| listed.clone(), |last| last.union(&listed).cloned().collect());
-            before.insert(node.clone(), listed);
-            match bridge.vms_listed(node, &either).await {
-                Ok(ended) if !ended.is_empty() => {
-                    let ended: Vec<&str> = ended.iter().map(VmName::as_str).collect();
-                    tracing::info!(%node, vms = ended.join(" "), "VMs have ended; their resources are free");
-                }
-                Ok(_) => {}
-                Err(error) => tracing::debug!(%node, %error, "could not record the end of VMs"),
-            }
-        }
     }
 }

@@ -12,6 +12,7 @@ mod proximity;
 
 use std::process::ExitCode;
 
+use sched_bridge::model::{ClusterName, IdError, NodeName, VmName};
 use vmove_bridge_types::adapter::{Action, Answer, Environment, Request, Status, VERSION};
 
 use crate::slurm::{Slurm, SlurmError};
@@ -25,6 +26,7 @@ pub fn main() -> ExitCode {
         if request.version != VERSION {
             return Err(format!("expected a request of version {VERSION}, found {}", request.version));
         }
+        check_names(&request).map_err(|e| e.to_string())?;
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
         let container = std::env::var("VMOVE_CONTAINER_RUN").unwrap_or_else(|_| "apptainer exec".to_owned());
@@ -40,6 +42,19 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Names become arguments of Slurm's commands: none may be an option, or a list of several.
+fn check_names(request: &Request) -> Result<(), IdError> {
+    ClusterName::new(&request.cluster)?;
+    for environment in &request.environments {
+        // Of the same form as the name of a VM.
+        VmName::new(&environment.name)?;
+        for node in environment.nodes.iter().chain(&environment.near) {
+            NodeName::new(node)?;
+        }
+    }
+    Ok(())
 }
 
 /// Handles a request, one environment after the other.
@@ -126,7 +141,7 @@ async fn status(slurm: &Slurm, name: &str) -> Result<Status, SlurmError> {
     };
     let mut status = unnamed_status(state, format!("slurm:{id}"), slurm_state.to_owned());
     if !list.is_empty() {
-        let hosts = slurm.run(&["scontrol", "show", "hostnames", list]).await?;
+        let hosts = slurm.hostnames(list).await?;
         status.nodes = hosts.lines().map(str::to_owned).collect();
     }
     Ok(status)
@@ -160,6 +175,24 @@ mod tests {
     use vmove_skip::need;
 
     use super::*;
+
+    #[test]
+    fn no_name_reaches_slurm_as_an_option_or_a_list() {
+        let request = |cluster: &str, name: &str, node: &str| Request {
+            version: VERSION,
+            action: Action::Stop,
+            cluster: cluster.into(),
+            environments: vec![Environment {
+                name: name.into(),
+                nodes: vec![node.to_owned()],
+                ..Environment::default()
+            }],
+        };
+        check_names(&request("bp", "web", "n1")).unwrap();
+        for (cluster, name, node) in [("-u", "web", "n1"), ("bp", "a,b", "n1"), ("bp", "web", "-w")] {
+            check_names(&request(cluster, name, node)).unwrap_err();
+        }
+    }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn an_environment_runs_as_a_job_where_it_was_placed() {

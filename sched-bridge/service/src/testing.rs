@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use crate::bridge::{Bridge, GrantRequest, Wanted};
 use crate::clock::{Clock, Stamp};
-use crate::driver::{ListedVm, MigrationEnd, VmDriver};
+use crate::driver::{ListedVm, MigrationEnd, NotStarted, VmDriver};
 use crate::lease::LeaseId;
 use crate::store::{Embedded, Store};
 use vmove_bridge_types::requests::StartVm;
@@ -197,8 +197,12 @@ pub struct World {
     pub running: BTreeMap<String, NodeName>,
     /// VMs whose start or migration fails.
     pub failing: BTreeSet<String>,
+    /// VMs whose start is not answered.
+    pub unanswered: BTreeSet<String>,
     /// VMs that do not stop.
     pub unstoppable: BTreeSet<String>,
+    /// Nodes that never list their VMs.
+    pub hanging: BTreeSet<NodeName>,
     migrating: usize,
     /// Most migrations at once so far.
     pub most_migrating: usize,
@@ -255,15 +259,21 @@ impl VmDriver for FakeDriver {
     }
 
     async fn list(&self, node: &NodeName) -> Result<BTreeMap<String, ListedVm>, String> {
+        if self.world().hanging.contains(node) {
+            std::future::pending::<()>().await;
+        }
         let world = self.world();
         let here = world.running.iter().filter(|(_, at)| *at == node);
         Ok(here.map(|(vm, _)| (vm.clone(), ListedVm { migrating: false, ended: false })).collect())
     }
 
-    async fn start(&self, node: &NodeName, vm: &StartVm) -> Result<(), String> {
+    async fn start(&self, node: &NodeName, vm: &StartVm) -> Result<(), NotStarted> {
         let mut world = self.world();
         if world.failing.contains(vm.vm.as_str()) {
-            return Err("no such QEMU".to_owned());
+            return Err(NotStarted::Refused("no such QEMU".to_owned()));
+        }
+        if world.unanswered.contains(vm.vm.as_str()) {
+            return Err(NotStarted::Unknown("no answer".to_owned()));
         }
         world.log.push(vm.command_line.join(" "));
         assert_eq!(world.running.insert(vm.vm.to_string(), node.clone()), None, "{} runs already", vm.vm);

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use vmove_bridge_types::requests::{StartVm, StartedVm};
 
 use crate::bridge::{Bridge, BridgeError};
-use crate::driver::VmDriver;
+use crate::driver::{NotStarted, VmDriver};
 use crate::lease::{Lease, LeaseId};
 
 /// Why VMs were not started or stopped.
@@ -69,13 +69,15 @@ pub async fn start(
             begun.push((vm.vm.clone(), home.node.clone()));
             let (driver, node, vm) = (Arc::clone(driver), home.node.clone(), filled_in(vm, home));
             work.spawn(async move {
-                let started = driver.start(&node, &vm).await;
-                started.map_err(|reason| format!("VM {} does not start on node {node}: {reason}", vm.vm))
+                let error = driver.start(&node, &vm).await.err()?;
+                let reason = format!("VM {} does not start on node {node}: {error}", vm.vm);
+                Some((reason, matches!(error, NotStarted::Unknown(_))))
             });
         }
     }
-    let ended = work.join_all().await;
-    let mut reasons: Vec<String> = ended.into_iter().filter_map(Result::err).collect();
+    let failed: Vec<(String, bool)> = work.join_all().await.into_iter().flatten().collect();
+    let may_start_later = failed.iter().any(|(_, unknown)| *unknown);
+    let mut reasons: Vec<String> = failed.into_iter().map(|(reason, _)| reason).collect();
     // If the lease has ended, others may have its resources by now.
     if reasons.is_empty()
         && let Err(error) = bridge.renew(id).await
@@ -87,6 +89,7 @@ pub async fn start(
     }
     let reasons = reasons.join("; ");
     match stop_all(driver, begun).await {
+        Ok(()) if may_start_later => Err(StartError::StillRunning { reasons }),
         Ok(()) => Err(StartError::Refused { reasons }),
         Err(not_stopped) => Err(StartError::StillRunning { reasons: format!("{reasons}; {not_stopped}") }),
     }
@@ -149,9 +152,14 @@ async fn running(
     driver: &Arc<dyn VmDriver>,
     nodes: impl Iterator<Item = &NodeName>,
 ) -> Result<BTreeSet<(NodeName, String)>, String> {
+    let mut work = JoinSet::new();
+    for node in nodes.cloned().collect::<BTreeSet<_>>() {
+        let driver = Arc::clone(driver);
+        work.spawn(async move { driver.list(&node).await.map(|listed| (node, listed)) });
+    }
     let mut running = BTreeSet::new();
-    for node in nodes.collect::<BTreeSet<_>>() {
-        let listed = driver.list(node).await?;
+    for answer in work.join_all().await {
+        let (node, listed) = answer?;
         running.extend(listed.into_iter().filter(|(_, vm)| !vm.ended).map(|(vm, _)| (node.clone(), vm)));
     }
     Ok(running)
@@ -184,11 +192,7 @@ mod tests {
 
     fn starting(vms: &[&str]) -> Vec<StartVm> {
         let words = ["qemu", "-smp", "{vcpus}", "-m", "{memory_mib}", "{devices}"];
-        let one = |vm: &&str| StartVm {
-            vm: name(vm),
-            command_line: words.map(str::to_owned).to_vec(),
-            memory: "thp".to_owned(),
-        };
+        let one = |vm: &&str| StartVm::by_command_line(name(vm), words.map(str::to_owned).to_vec());
         vms.iter().map(one).collect()
     }
 
@@ -237,6 +241,14 @@ mod tests {
         assert!(matches!(refused, StartError::Refused { .. }), "{refused}");
         assert!(refused.to_string().contains("VM vc-vm-2 does not start"), "{refused}");
         assert_eq!(fake.world().running.keys().collect::<Vec<_>>(), [ALL[0]]);
+        // There is no answer to one start: it may run later, so its resources must stay.
+        fake.world().failing.clear();
+        fake.world().unanswered.insert(ALL[2].to_owned());
+        let unknown = start(&bridge, &driver, &lease, &starting(&ALL)).await.unwrap_err();
+        assert!(matches!(unknown, StartError::StillRunning { .. }), "{unknown}");
+        assert_eq!(fake.world().running.keys().collect::<Vec<_>>(), [ALL[0]]);
+        fake.world().unanswered.clear();
+        fake.world().failing.insert(ALL[2].to_owned());
         // One that was started cannot be stopped.
         fake.world().unstoppable.insert(ALL[1].to_owned());
         let left = start(&bridge, &driver, &lease, &starting(&ALL)).await.unwrap_err();

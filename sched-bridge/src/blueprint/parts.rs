@@ -232,7 +232,7 @@ fn connectivity_group(
         let cluster = ClusterName::new(&name).map_err(|error| BlueprintError::Bad {
             place: format!("blueprint {:?}", blueprint.name),
             reason: error.to_string(),
-            expected: "a name without white space",
+            expected: "a name that also names a cluster",
         })?;
         Some(ClusterRequest::new(cluster, vms))
     };

@@ -16,6 +16,8 @@ pub enum Code {
     MethodNotAllowed,
     /// The bearer token is missing or wrong.
     Unauthorized,
+    /// The role of the token does not allow this.
+    Forbidden,
     /// There is no such lease, or it has ended.
     UnknownLease,
     /// There is no such node.
@@ -60,6 +62,7 @@ impl ProblemCode for Code {
         match self {
             Self::BadRequest => (400, Exit::Usage),
             Self::Unauthorized => (401, Exit::Usage),
+            Self::Forbidden => (403, Exit::Usage),
             Self::UnknownPath => (404, Exit::Usage),
             Self::MethodNotAllowed => (405, Exit::Usage),
             Self::UnknownLease | Self::UnknownNode | Self::UnknownPlan | Self::UnknownVm => {

@@ -10,6 +10,7 @@ use crate::lease::{Held, LeaseId, Usage};
 use crate::plan::Plan;
 use crate::request_text::RequestText;
 use crate::topology_text::TopologyFormat;
+use vmove_types::Backing;
 
 /// Status of a bridge.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -239,15 +240,33 @@ pub struct StartVm {
     #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub vm: VmName,
     /// QEMU and its arguments, as for `vmove run`. `{vcpus}` and `{memory_mib}` stand for what the lease has for this VM; an argument
-    /// `{devices}` for `-device vfio-pci,host=ADDRESS` of each of its devices.
+    /// `{devices}` for `-device vfio-pci,host=ADDRESS` of each of its devices. Needs the role operator: it runs as root on the node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command_line: Vec<String>,
+    /// Instead of a command line: the name of a template of the bridge.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// Values for all fields of the template.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub fields: BTreeMap<String, String>,
     /// Backing of guest memory: `thp` (default), `hugetlb-2m` or `hugetlb-1g`.
-    #[serde(default = "thp")]
-    pub memory: String,
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub memory: Backing,
 }
 
-fn thp() -> String {
-    "thp".to_owned()
+impl StartVm {
+    /// Starts a VM by a command line.
+    #[must_use]
+    pub fn by_command_line(vm: VmName, command_line: Vec<String>) -> Self {
+        Self { vm, command_line, template: None, fields: BTreeMap::new(), memory: Backing::default() }
+    }
+
+    /// Starts a VM by a template.
+    #[must_use]
+    pub fn by_template(vm: VmName, template: String, fields: BTreeMap<String, String>) -> Self {
+        Self { vm, command_line: Vec::new(), template: Some(template), fields, memory: Backing::default() }
+    }
 }
 
 /// A VM that runs.

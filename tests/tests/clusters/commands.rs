@@ -1,12 +1,14 @@
 //! The commands for virtual clusters, as an operator types them.
 #![cfg(test)]
 
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 
 use anyhow::Result;
 use serde_json::{Value, json};
 use vmove_skip::need;
 use vmove_tests::bridge::Bridge;
+use vmove_tests::pki::Pki;
 use vmove_tests::places;
 use vmove_tests::sandbox::Sandbox;
 
@@ -161,4 +163,59 @@ connections:
     let (code, said) =
         refused(&bridge, &["blueprint", &odd, "--run", "--adapter", &format!("fake={working}")]);
     assert_eq!((code, leases()), (Some(2), Some(1)), "{said}");
+}
+
+/// A port that nobody listens on.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("its number").port()
+}
+
+#[test]
+fn a_tenant_works_over_tls_and_only_with_what_is_its_own() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let pki = Pki::new(&["127.0.0.1".parse().expect("an address")]).expect("certificates");
+    let token = sandbox.folder("tokens").expect("a folder").join("alice");
+    std::fs::write(&token, "0123456789abcdef").expect("a file");
+    let (port, cert, key) = (free_port(), pki.path("node.pem"), pki.path("node.key"));
+    let more = format!(
+        "listen = \"127.0.0.1:{port}\"\n[tls]\ncert = {cert:?}\nkey = {key:?}\n[tokens.alice]\nrole = \"tenant\"\nfile = {token:?}\n[templates.small]\ncommand = [\"qemu\", \"-hda\", \"/s/{{disk}}\"]\nfields.disk = {{ is = \"name\" }}\n"
+    );
+    let bridge = Bridge::start_with(&sandbox, &[], &more).expect("a bridge");
+    let numa = json!([{ "id": 0, "socket": 0, "cores": 8, "memory": 4096 }]);
+    let node = bridge.write("n1.json", &json!({ "name": "n1", "numa": numa }).to_string()).expect("a file");
+    bridge.ask(&["fleet", "publish", &node]).expect("published");
+    let place = |cluster: &'static str, holder: &'static str| {
+        let text = "vcpus=1; memory_mb=16";
+        ["place", "--text", text, "--cluster", cluster, "--id", cluster, "--ttl", "10m", "--holder", holder]
+    };
+    bridge.ask(&place("others", "bob")).expect("placed");
+
+    let alice = |arguments: &[&str], authority: Option<&str>| {
+        let mut command = bridge.command(arguments).expect("vmove");
+        command.env("VBRIDGE", format!("https://127.0.0.1:{port}")).env("VBRIDGE_TOKEN_FILE", &token);
+        command.envs(authority.map(|file| ("VBRIDGE_CA_FILE", file)));
+        let output = command.output().expect("it runs");
+        let said = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+        (output.status.code(), said.concat())
+    };
+    let authority = pki.path("ca.pem");
+    let (code, said) = alice(&["fleet", "list"], None);
+    assert!(code == Some(2) && said.contains("--ca-file"), "{said}");
+    for (arguments, wanted, words) in [
+        (&["fleet", "list"][..], 0, "n1"),
+        (&place("hers", "alice"), 0, "hers-vm-0"),
+        (&place("not-hers", "bob"), 2, "expected the holder"),
+        (&["lease", "show", "hers"], 0, "alice"),
+        (&["lease", "release", "others"], 1, "there is no lease others"),
+        (&["fleet", "drain", "n1"], 2, "use a token with the role operator"),
+        (&["lease", "start", "hers", "--template", "small", "--field", "disk=a,b"], 2, "expected 1 to 64 of"),
+        (&["lease", "stop", "hers", "--vm", "-x"], 2, "-x"),
+        (&["lease", "release", "hers"], 0, "hers"),
+    ] {
+        let (code, said) = alice(arguments, Some(&authority));
+        assert!(code == Some(wanted) && said.contains(words), "{arguments:?}: {code:?} {said}");
+    }
+    assert_eq!(bridge.ask(&["lease", "list"]).expect("a list")["leases"][0]["id"], "others");
 }

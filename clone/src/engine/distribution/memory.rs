@@ -12,7 +12,7 @@ use vmove_memory::{ByteLen, ByteRange, FileOffset, Mapping, MemoryError, RamFile
 use vmove_node::region::register_kept;
 use vmove_spread::{CHUNK, Extent, Layout, SpreadError, Target, non_zero};
 
-use super::parts::{GAP, MOST, few, join, part_at};
+use super::parts::{GAP, MOST, few, join, lie_in, part_at};
 use super::send_order;
 use crate::CloneError;
 use crate::engine::error::DistributionError;
@@ -98,14 +98,8 @@ pub struct ArrivingMemory {
 impl ArrivingMemory {
     /// Whether the parts lie in order in the memory that is here.
     fn fits(&self) -> bool {
-        let chunk = u64::from(CHUNK);
-        let inside = |part: &RamPart| {
-            let len = self.memory.get(usize::from(part.ram)).map_or(0, |mapping| mapping.len().0);
-            let end = part.start.checked_add(part.len);
-            part.len > 0 && part.start % chunk == 0 && end.is_some_and(|end| end <= len)
-        };
-        let follows = |pair: &[RamPart]| (pair[0].ram, pair[0].end()) <= (pair[1].ram, pair[1].start);
-        self.parts.iter().all(inside) && self.parts.windows(2).all(follows)
+        let lens: Vec<u64> = self.memory.iter().map(|mapping| mapping.len().0).collect();
+        lie_in(&self.parts, &lens)
     }
 
     fn chunks(&self, layout: &Layout) -> Result<Arc<Chunks>, CloneError> {
@@ -124,7 +118,7 @@ impl Target for ArrivingMemory {
         let protocol = |what| FabricError::Protocol { what };
         let announced: Vec<u64> = self.parts.iter().map(|part| part.len).collect();
         if !self.fits() || announced != layout.regions {
-            let bytes = |lens: &[u64]| lens.iter().sum::<u64>();
+            let bytes = |lens: &[u64]| lens.iter().fold(0_u64, |sum, len| sum.saturating_add(*len));
             let here: u64 = self.memory.iter().map(|mapping| mapping.len().0).sum();
             let what = format!(
                 "expected {} parts of {} bytes in memory of {here} bytes, found {} parts of {} bytes",

@@ -9,5 +9,7 @@ mod send_order;
 
 pub use fabric::{Connections, read_opening};
 pub use memory::{ArrivingMemory, allocated};
+#[cfg(feature = "fuzzing")]
+pub use parts::lie_in;
 pub use parts::part_at;
 pub use root::{Hosts, Spreading, begin};

@@ -14,6 +14,18 @@ pub fn part_at(parts: &[RamPart], ram: u16, offset: u64) -> Option<(u16, u64)> {
     Some((u16::try_from(index).ok()?, offset - part.start))
 }
 
+/// Whether parts, as another node gives them, lie in order in RAM blocks of these lengths.
+pub fn lie_in(parts: &[RamPart], lens: &[u64]) -> bool {
+    let chunk = u64::from(vmove_spread::CHUNK);
+    let inside = |part: &RamPart| {
+        let len = lens.get(usize::from(part.ram)).copied().unwrap_or(0);
+        let end = part.start.checked_add(part.len);
+        part.len > 0 && part.start % chunk == 0 && end.is_some_and(|end| end <= len)
+    };
+    let follows = |pair: &[RamPart]| (pair[0].ram, pair[0].end()) <= (pair[1].ram, pair[1].start);
+    parts.iter().all(inside) && parts.windows(2).all(follows)
+}
+
 /// Puts together what has memory, given in order, across holes smaller than `gap`.
 pub fn join(data: &[RamPart], gap: u64) -> Vec<RamPart> {
     let mut parts: Vec<RamPart> = Vec::new();

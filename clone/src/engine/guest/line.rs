@@ -152,6 +152,25 @@ impl Refusal {
     }
 }
 
+/// Reads bytes as those of a guest, for `tests/fuzz`. More lines than may come at once are left out: they would be waited for.
+#[cfg(feature = "fuzzing")]
+pub fn any_lines(bytes: &[u8]) {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    let most = bytes.split_inclusive(|byte| *byte == b'\n').take(BURST as usize - 1).map(<[u8]>::len).sum();
+    let mut lines = Lines::new(&bytes[..most]);
+    while let Poll::Ready(Some(line)) = pin!(lines.next()).poll(&mut Context::from_waker(Waker::noop())) {
+        assert_ne!(line, Line::TooFast);
+        let Line::Whole(line) = line else { continue };
+        assert!(line.len() <= MAX_LINE);
+        match parse(&line) {
+            Ok(_) => {}
+            Err(refusal) => assert!(refusal.line()["error"].is_string()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -22,6 +22,8 @@ use vmove_qmp::CommandLine;
 use vmove_types::fork_report::ForkReport;
 
 use self::family::Family;
+#[cfg(feature = "fuzzing")]
+pub use self::line::any_lines;
 use super::ForkEngine;
 use super::children::Loaded;
 

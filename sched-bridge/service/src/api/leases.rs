@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
@@ -12,21 +13,29 @@ use vmove_http::{Answer, Json, Path, Query, Refusal};
 
 use super::App;
 use super::problem::{Code, Problem};
+use crate::access::Caller;
 use crate::account::{Record, csv, json_lines};
-use crate::bridge::{GrantRequest, Wanted};
-use crate::lease::{DEFAULT_TTL_MS, LeaseId};
+use crate::bridge::{BridgeError, GrantRequest, View, Wanted};
+use crate::lease::{DEFAULT_TTL_MS, Lease, LeaseId};
 use crate::request_text;
 use crate::slurm::booking::BookingError;
+use crate::slurm::follower::JOBS_PREFIX;
 use vmove_bridge_types::requests::{
     AccountQuery, LeaseAnswer, LeaseInfo, LeaseList, LeaseQuery, LeaseRequest,
 };
 
-/// All leases.
+/// All leases; for a tenant, its own.
 #[utoipa::path(get, path = "/v1/leases", operation_id = "listLeases", tag = "leases", params(LeaseQuery),
     responses((status = 200, body = LeaseList), (status = "5XX", body = Problem)))]
-pub async fn list(State(app): State<Arc<App>>, Query(query): Query<LeaseQuery>) -> Answer<LeaseList> {
+pub async fn list(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Query(query): Query<LeaseQuery>,
+) -> Answer<LeaseList> {
     let view = app.bridge.view()?;
-    let wanted = |lease: &&LeaseInfo| query.holder.as_ref().is_none_or(|holder| *holder == lease.holder);
+    let wanted = |lease: &&LeaseInfo| {
+        caller.may_use(&lease.holder) && query.holder.as_ref().is_none_or(|holder| *holder == lease.holder)
+    };
     let leases: Vec<LeaseInfo> = view.leases().values().map(|known| LeaseInfo::from(&*known.lease)).collect();
     Ok(axum::Json(LeaseList { leases: leases.iter().filter(wanted).cloned().collect() }))
 }
@@ -37,8 +46,10 @@ pub async fn list(State(app): State<Arc<App>>, Query(query): Query<LeaseQuery>) 
         (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
 pub async fn grant(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     Json(request): Json<LeaseRequest>,
 ) -> Result<(StatusCode, axum::Json<LeaseAnswer>), Refusal> {
+    check_holder(&caller, &request)?;
     let wanted = wanted(&request)?;
     if request.what_if {
         let Wanted::Cluster(wanted) = wanted else {
@@ -66,7 +77,8 @@ pub async fn grant(
     };
     let granted = tokio::spawn(work.in_current_span())
         .await
-        .map_err(|e| Problem::new(Code::Internal, e.to_string()))??;
+        .map_err(|e| Problem::new(Code::Internal, e.to_string()))?
+        .map_err(|problem| without_other_holder(&caller, problem))?;
     let status = if granted.again { StatusCode::OK } else { StatusCode::CREATED };
     let lease = Some(LeaseInfo::from(&*granted.lease));
     Ok((
@@ -79,6 +91,38 @@ pub async fn grant(
             refused: None,
         }),
     ))
+}
+
+/// A tenant leases for itself, and not with the ids that stand for jobs of Slurm.
+fn check_holder(caller: &Caller, request: &LeaseRequest) -> Result<(), Problem> {
+    let Caller::Tenant(name) = caller else { return Ok(()) };
+    if !caller.may_use(&request.holder) {
+        let message =
+            format!("{caller} leases for itself: expected the holder {name:?}, found {:?}", request.holder);
+        return Err(Problem::new(Code::Forbidden, message));
+    }
+    if request.id.as_ref().is_some_and(|id| id.as_str().starts_with(JOBS_PREFIX)) {
+        let message = format!("ids that begin with {JOBS_PREFIX} stand for jobs of Slurm: choose another id");
+        return Err(Problem::new(Code::Forbidden, message));
+    }
+    Ok(())
+}
+
+/// A tenant does not learn who has the id that it asked for.
+fn without_other_holder(caller: &Caller, problem: Problem) -> Problem {
+    match (caller, problem.code) {
+        (Caller::Tenant(_), Code::IdTaken) => Problem::new(
+            Code::IdTaken,
+            "the id is taken, by a lease of another holder or for another cluster: choose another id",
+        ),
+        _ => problem,
+    }
+}
+
+/// A lease that the caller may see. Others are to it as if there were none.
+pub(super) fn visible<'a>(view: &'a View, caller: &Caller, id: &LeaseId) -> Result<&'a Lease, BridgeError> {
+    let lease = &view.lease(id)?.lease;
+    if caller.may_use(&lease.holder) { Ok(lease) } else { Err(BridgeError::UnknownLease(id.clone())) }
 }
 
 impl From<BookingError> for Problem {
@@ -131,38 +175,54 @@ fn wanted(request: &LeaseRequest) -> Result<Wanted, Problem> {
 /// A lease.
 #[utoipa::path(get, path = "/v1/leases/{id}", operation_id = "showLease", tag = "leases", params(("id" = String, Path, description = "Id of the lease")),
     responses((status = 200, body = LeaseInfo), (status = 404, body = Problem), (status = "5XX", body = Problem)))]
-pub async fn show(State(app): State<Arc<App>>, Path(id): Path<LeaseId>) -> Answer<LeaseInfo> {
-    Ok(axum::Json(LeaseInfo::from(&*app.bridge.view()?.lease(&id)?.lease)))
+pub async fn show(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<LeaseId>,
+) -> Answer<LeaseInfo> {
+    let view = app.bridge.view()?;
+    Ok(axum::Json(LeaseInfo::from(visible(&view, &caller, &id)?)))
 }
 
 /// Records a heartbeat. Status 404: the lease has ended, and its holder must stop using everything in it.
 #[utoipa::path(post, path = "/v1/leases/{id}/renew", operation_id = "renewLease", tag = "leases", params(("id" = String, Path, description = "Id of the lease")),
     responses((status = 200, body = LeaseInfo), (status = 404, body = Problem), (status = "5XX", body = Problem)))]
-pub async fn renew(State(app): State<Arc<App>>, Path(id): Path<LeaseId>) -> Answer<LeaseInfo> {
-    Ok(axum::Json(LeaseInfo::from(&*app.bridge.renew(&id).await?)))
+pub async fn renew(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<LeaseId>,
+) -> Answer<LeaseInfo> {
+    let renewed = app.bridge.renew_if(&id, |holder| caller.may_use(holder)).await?;
+    Ok(axum::Json(LeaseInfo::from(&*renewed)))
 }
 
 /// Releases a lease. The answer is its accounting record.
 #[utoipa::path(delete, path = "/v1/leases/{id}", operation_id = "releaseLease", tag = "leases", params(("id" = String, Path, description = "Id of the lease")),
     responses((status = 200, body = Record), (status = 404, body = Problem), (status = "5XX", body = Problem)))]
-pub async fn release(State(app): State<Arc<App>>, Path(id): Path<LeaseId>) -> Answer<Record> {
-    let record = app.bridge.release(&id).await?;
+pub async fn release(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<LeaseId>,
+) -> Answer<Record> {
+    let record = app.bridge.release_if(&id, |holder| caller.may_use(holder)).await?;
     if let Some(slurm) = &app.slurm {
         slurm.lease_ended(&id).await;
     }
     Ok(axum::Json(record))
 }
 
-/// Accounting records of leases that have ended.
+/// Accounting records of leases that have ended; for a tenant, of its own.
 #[utoipa::path(get, path = "/v1/account", operation_id = "account", tag = "account", params(AccountQuery),
     responses((status = 200, body = String, content_type = "text/plain"), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
 pub async fn account(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     Query(query): Query<AccountQuery>,
 ) -> Result<impl IntoResponse, Refusal> {
     let records = app.bridge.records().await?;
     let wanted = |record: &Record| {
-        query.holder.as_ref().is_none_or(|holder| *holder == record.holder)
+        caller.may_use(&record.holder)
+            && query.holder.as_ref().is_none_or(|holder| *holder == record.holder)
             && query.since_ms.is_none_or(|since| record.ended_wall_ms >= since)
     };
     let records: Vec<Record> =

@@ -8,9 +8,12 @@ pub mod problem;
 mod vms;
 
 #[cfg(test)]
+mod role_tests;
+#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -22,13 +25,19 @@ use axum::routing::{get, post, put};
 use vmove_http::{Refusal, fallback, span};
 
 use self::problem::{Code, Problem};
+use crate::access::Access;
 use crate::bridge::Bridge;
 use crate::driver::VmDriver;
 use crate::executor::Limits;
 use crate::slurm::follower::SlurmFollower;
+use crate::template::Templates;
 
 /// Largest request: the topology of 10,000 nodes is some hundred kilobytes.
 const LARGEST_BODY: usize = 64 << 20;
+/// The same of callers who publish no topology.
+const LARGEST_BODY_OF_OTHERS: usize = 1 << 20;
+/// Within it, the whole body must have arrived.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What handlers use.
 #[derive(Debug, Clone)]
@@ -41,8 +50,10 @@ pub struct App {
     pub limits: Limits,
     /// The Slurm cluster that is followed, if any.
     pub slurm: Option<SlurmFollower>,
-    /// The bearer token that requests must have, if any.
-    pub token: Option<String>,
+    /// Command lines of VMs that anybody with a lease may use.
+    pub templates: Arc<Templates>,
+    /// Who may send requests, and which.
+    pub access: Access,
 }
 
 /// The router of all paths.
@@ -72,22 +83,42 @@ pub fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-async fn authorized(State(app): State<Arc<App>>, request: Request, next: Next) -> Result<Response, Refusal> {
-    if let Some(token) = &app.token {
-        let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let given = given.and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default();
-        if !same(given.as_bytes(), token.as_bytes()) {
-            return Err(Problem::new(
-                Code::Unauthorized,
-                "expected the bearer token of this bridge (its token_file); give it by --token-file or VBRIDGE_TOKEN_FILE",
-            )
-            .into());
-        }
+/// Finds out who sent a request, tells the handler by an extension, and refuses what its role does not allow.
+async fn authorized(
+    State(app): State<Arc<App>>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, Refusal> {
+    let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let given = given.and_then(|value| value.strip_prefix("Bearer "));
+    let Some(caller) = app.access.caller(given) else {
+        let found = if given.is_some() { "an unknown one" } else { "none" };
+        let message = format!(
+            "expected a bearer token of this bridge (token_file or [tokens] in its configuration), found {found}: give it by --token-file or VBRIDGE_TOKEN_FILE"
+        );
+        return Err(Problem::new(Code::Unauthorized, message).into());
+    };
+    let (method, path) = (request.method(), request.uri().path());
+    if !caller.may(method, path) {
+        let message = format!("{caller} may not {method} {path}: use a token with the role operator");
+        return Err(Problem::new(Code::Forbidden, message).into());
     }
-    Ok(next.run(request).await)
+    let largest = if caller.is_operator() { LARGEST_BODY } else { LARGEST_BODY_OF_OTHERS };
+    request.extensions_mut().insert(caller);
+    Ok(next.run(with_whole_body(request, largest).await?).await)
 }
 
-/// Compares in a time that does not depend on the contents.
-fn same(a: &[u8], b: &[u8]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).fold(0, |differ, (x, y)| differ | (x ^ y)) == 0
+/// Takes the body before the handler begins, so that no client lets it wait.
+async fn with_whole_body(request: Request, largest: usize) -> Result<Request, Problem> {
+    let (head, body) = request.into_parts();
+    match tokio::time::timeout(BODY_TIMEOUT, axum::body::to_bytes(body, largest)).await {
+        Ok(Ok(body)) => Ok(Request::from_parts(head, body.into())),
+        Ok(Err(error)) => Err(Problem::bad_request(format!(
+            "expected a whole body of at most {largest} bytes, found another one: {error}"
+        ))),
+        Err(_) => Err(Problem::bad_request(format!(
+            "expected a body within {} s, found only a part of it: send it again",
+            BODY_TIMEOUT.as_secs()
+        ))),
+    }
 }

@@ -1,7 +1,9 @@
 //! `/v1/bridge`, `/v1/nodes`, `/v1/topology`, `/healthz`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
 use sched_bridge::model::{DeviceKind, Node, NodeName};
 use sched_bridge::topology::Topology;
@@ -9,6 +11,7 @@ use vmove_http::{Answer, Json, Path, Refusal};
 
 use super::App;
 use super::problem::{Code, Problem};
+use crate::access::Caller;
 use crate::bridge::View;
 use vmove_bridge_types::requests::{
     BridgeInfo, NodeDetail, NodeList, NodeStateRequest, NodeSummary, TopologyText,
@@ -25,9 +28,15 @@ pub async fn health(State(app): State<Arc<App>>) -> Result<&'static str, Refusal
 
 /// Status of the bridge and its store.
 #[utoipa::path(get, path = "/v1/bridge", operation_id = "showBridge", tag = "bridge", responses((status = 200, body = BridgeInfo)))]
-pub async fn bridge(State(app): State<Arc<App>>) -> axum::Json<BridgeInfo> {
+pub async fn bridge(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+) -> axum::Json<BridgeInfo> {
     let state = app.bridge.state();
     let view = app.bridge.view().unwrap_or_default();
+    // They name leases of everybody.
+    let problems =
+        if matches!(caller, Caller::Tenant(_)) { BTreeMap::new() } else { view.problems().clone() };
     axum::Json(BridgeInfo {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         store: app.bridge.store().name(),
@@ -36,7 +45,7 @@ pub async fn bridge(State(app): State<Arc<App>>) -> axum::Json<BridgeInfo> {
         nodes: view.fleet().nodes().len(),
         switches: view.fleet().topology().switches().len(),
         leases: view.leases().len(),
-        problems: view.problems().clone(),
+        problems,
     })
 }
 
@@ -68,9 +77,10 @@ pub async fn list(State(app): State<Arc<App>>) -> Answer<NodeList> {
     Ok(axum::Json(NodeList { nodes: fleet.nodes().iter().filter_map(summary).collect() }))
 }
 
-fn detail(view: &View, node: &Node) -> NodeDetail {
-    let here =
-        view.leases().values().flat_map(|known| &known.lease.held).filter(|h| h.assignment.node == node.name);
+/// A node, with what the caller may know of the leases there.
+fn detail(view: &View, node: &Node, caller: &Caller) -> NodeDetail {
+    let visible = view.leases().values().filter(|known| caller.may_use(&known.lease.holder));
+    let here = visible.flat_map(|known| &known.lease.held).filter(|h| h.assignment.node == node.name);
     let (mut vms, mut held_devices) = (Vec::new(), Vec::new());
     for held in here {
         vms.push(held.assignment.vm.to_string());
@@ -79,13 +89,17 @@ fn detail(view: &View, node: &Node) -> NodeDetail {
     NodeDetail { node: node.clone(), vms, held_devices }
 }
 
-/// A node: its inventory, its VMs and its held devices.
+/// A node: its inventory, its VMs and its held devices; for a tenant, those of its own leases.
 #[utoipa::path(get, path = "/v1/nodes/{name}", operation_id = "showNode", tag = "nodes", params(("name" = String, Path, description = "Name of the node")),
     responses((status = 200, body = NodeDetail), (status = 404, body = Problem), (status = "5XX", body = Problem)))]
-pub async fn show(State(app): State<Arc<App>>, Path(name): Path<NodeName>) -> Answer<NodeDetail> {
+pub async fn show(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<NodeName>,
+) -> Answer<NodeDetail> {
     let view = app.bridge.view()?;
     let (node, _) = view.node(&name).ok_or_else(|| unknown(&name))?;
-    Ok(axum::Json(detail(&view, node)))
+    Ok(axum::Json(detail(&view, node, &caller)))
 }
 
 fn unknown(name: &NodeName) -> Problem {
@@ -108,7 +122,7 @@ pub async fn publish(
         .into());
     }
     let node = app.bridge.put_node(node).await?;
-    Ok(axum::Json(detail(&*app.bridge.view()?, &node)))
+    Ok(axum::Json(detail(&*app.bridge.view()?, &node, &Caller::Operator)))
 }
 
 /// Removes a node of which nothing is held.
@@ -131,7 +145,7 @@ pub async fn set_state(
     Json(request): Json<NodeStateRequest>,
 ) -> Answer<NodeDetail> {
     let node = app.bridge.set_node_state(&name, request.state).await?;
-    Ok(axum::Json(detail(&*app.bridge.view()?, &node)))
+    Ok(axum::Json(detail(&*app.bridge.view()?, &node, &Caller::Operator)))
 }
 
 /// The topology as JSON.

@@ -1,26 +1,59 @@
 //! What is refused leaves the store as it was, and says why.
 
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
+use bytes::Bytes;
 use http_body_util::BodyExt;
+use hyper::body::{Body as HttpBody, Frame};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::{App, router};
+use crate::access::Access;
 use crate::driver::VmDriver;
 use crate::executor::Limits;
-use crate::testing::{TestBridge, scene};
+use crate::testing::{FakeDriver, TestBridge, scene};
 
 /// Status, and the problem.
 async fn send(app: &Arc<App>, method: &str, path: &str, body: &str) -> (StatusCode, Value) {
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header(header::CONTENT_TYPE, "application/json")
-        .body(Body::from(body.to_owned()))
-        .unwrap();
+    send_as(app, None, method, path, body).await
+}
+
+/// A body of which nothing ever arrives.
+struct Never;
+
+impl HttpBody for Never {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Pending
+    }
+}
+
+/// As [`send`], with a bearer token.
+pub(super) async fn send_as(
+    app: &Arc<App>,
+    token: Option<&str>,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> (StatusCode, Value) {
+    let mut request =
+        Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, "application/json");
+    if let Some(token) = token {
+        request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+    }
+    let request = request.body(Body::from(body.to_owned())).unwrap();
     let response = router(Arc::clone(app)).oneshot(request).await.unwrap();
     let status = response.status();
     let bytes = response.into_body().collect().await.unwrap().to_bytes();
@@ -39,6 +72,7 @@ fn bad_topologies() -> Vec<Case> {
         ("PUT", path, cycle, 400, "cycle"),
         ("PUT", path, topology("\nSwitchName=a Nodes=n[3-1]\n"), 400, "line 2"),
         ("PUT", path, topology("SwitchName=a Knots=n1\n"), 400, "unknown key"),
+        ("PUT", path, topology("\nSwitchName=a Nodes=-oProxyCommand=x\n"), 400, "line 2"),
         ("PUT", path, "{".to_owned(), 400, ""),
     ]
 }
@@ -46,12 +80,14 @@ fn bad_topologies() -> Vec<Case> {
 fn bad_nodes() -> Vec<Case> {
     let node = |devices: Value| json!({ "name": "n9", "numa": [], "devices": devices }).to_string();
     let gpu = json!({ "address": "0000:01:00.0", "kind": "gpu", "id": "10de:2330" });
+    let option = "/v1/nodes/-oProxyCommand=x";
     vec![
         ("PUT", "/v1/nodes/n9", node(json!([gpu, gpu])), 400, "twice"),
         ("PUT", "/v1/nodes/n8", node(json!([])), 400, "n9"),
         ("PUT", "/v1/nodes/n9/state", json!({ "state": "drained" }).to_string(), 404, "n9"),
         ("PUT", "/v1/nodes/n1/state", json!({ "state": "sleepy" }).to_string(), 400, "sleepy"),
         ("DELETE", "/v1/nodes/n0", String::new(), 409, "n0"),
+        ("PUT", option, json!({ "name": &option[10..], "numa": [] }).to_string(), 400, "a host name"),
     ]
 }
 
@@ -71,7 +107,10 @@ fn bad_lease_requests() -> Vec<Case> {
     let both = cluster(json!({ "only_nodes": ["n4"], "not_nodes": ["n4"] }));
     let near = cluster(json!({ "near": { "to": { "switch": "nowhere" } } }));
     let contradiction = text("vcpus=1; hypervisor_type=kvm; hypervisor_type!=kvm");
+    let option = json!({ "format": "instance", "text": "vcpus=1", "count": 1 });
+    let option = json!({ "holder": "bob", "cluster": "--config=x", "text": option }).to_string();
     vec![
+        ("POST", path, option, 400, "the first is a letter or a digit"),
         ("POST", path, text("vcpus=1; colour=red"), 400, "unknown key"),
         ("POST", path, text("vcpus>one"), 400, "vcpus"),
         ("POST", path, text("memory_mb=5..3"), 400, "empty range"),
@@ -87,7 +126,19 @@ fn bad_lease_requests() -> Vec<Case> {
 
 fn bad_requests_for_a_lease() -> Vec<Case> {
     let unknown_vm = json!({ "vms": [{ "vm": "vc-vm-9", "command_line": ["qemu"] }] }).to_string();
+    let vm = |more: Value| {
+        let mut vm = json!({ "vm": "vc-vm-0" });
+        vm.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({ "vms": [vm] }).to_string()
+    };
+    let both = vm(json!({ "template": "t", "command_line": ["qemu"] }));
+    let backing = vm(json!({ "command_line": ["qemu"], "memory": "--version" }));
+    let start = "/v1/leases/vc/vms";
     vec![
+        ("POST", start, vm(json!({})), 400, "either a template"),
+        ("POST", start, both, 400, "either a template"),
+        ("POST", start, vm(json!({ "template": "t" })), 400, "the name of a template"),
+        ("POST", start, backing, 400, "hugetlb-2m"),
         ("POST", "/v1/leases/none/renew", String::new(), 404, "none"),
         ("POST", "/v1/leases/vc/vms", unknown_vm, 404, "vc-vm-0"),
         ("POST", "/v1/leases/vc/vms", json!({ "vms": [{ "vm": "a/b" }] }).to_string(), 400, ""),
@@ -99,6 +150,7 @@ fn bad_plans() -> Vec<Case> {
     vec![
         ("POST", "/v1/plans", json!({ "for": "evacuate", "node": "n77" }).to_string(), 400, "n77"),
         ("POST", "/v1/plans", json!({ "for": "tidy" }).to_string(), 400, "tidy"),
+        ("POST", "/v1/plans", json!({ "for": "evacuate", "node": "-v" }).to_string(), 400, "a host name"),
     ]
 }
 
@@ -110,13 +162,31 @@ async fn stored(bridge: &TestBridge) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
+async fn a_body_that_does_not_come_or_does_not_end_is_refused() {
+    let (bridge, fake) = scene(1).await;
+    let app = app(&bridge, fake);
+    let request = |body: Body| Request::builder().method("POST").uri("/v1/leases").body(body).unwrap();
+    let huge = "x".repeat((64 << 20) + 1);
+    let response = router(Arc::clone(&app)).oneshot(request(Body::from(huge))).await.unwrap();
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    // As soon as nothing else happens, time passes.
+    tokio::time::pause();
+    let response = router(app).oneshot(request(Body::new(Never)));
+    let response = tokio::time::timeout(Duration::from_secs(600), response).await;
+    assert_eq!(response.expect("an answer").unwrap().status(), StatusCode::BAD_REQUEST);
+}
+
+fn app(bridge: &TestBridge, fake: FakeDriver) -> Arc<App> {
+    let (driver, limits): (Arc<dyn VmDriver>, _) = (Arc::new(fake), Limits::default());
+    let (access, templates) = (Access::default(), Arc::default());
+    Arc::new(App { bridge: Arc::clone(bridge), driver, limits, slurm: None, templates, access })
+}
+
+#[tokio::test]
 async fn whatever_is_refused_changes_nothing_and_says_what_was_expected() {
     // Six nodes of 8 GPUs, three of them leased.
     let (bridge, fake) = scene(3).await;
-    let driver: Arc<dyn VmDriver> = Arc::new(fake);
-    let app =
-        App { bridge: Arc::clone(&bridge), driver, limits: Limits::default(), slurm: None, token: None };
-    let app = Arc::new(app);
+    let app = app(&bridge, fake);
     let cases =
         [bad_topologies(), bad_nodes(), bad_lease_requests(), bad_requests_for_a_lease(), bad_plans()];
     let before = stored(&bridge).await;

@@ -2,14 +2,18 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
 use tracing::Instrument;
-use vmove_bridge_types::requests::{StartAnswer, StartRequest, StopVms};
+use vmove_bridge_types::requests::{StartAnswer, StartRequest, StartVm, StopVms};
 use vmove_http::{Answer, Json, Path, Refusal};
 
 use super::App;
+use super::leases::visible;
 use super::problem::{Code, Problem};
+use crate::access::Caller;
 use crate::lease::LeaseId;
+use crate::template::Templates;
 use crate::vms::{self, StartError};
 
 /// Starts VMs of a lease on their nodes: all of them or none. VMs that run already are left as they are.
@@ -18,15 +22,47 @@ use crate::vms::{self, StartError};
     responses((status = 200, body = StartAnswer), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
 pub async fn start(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     Path(id): Path<LeaseId>,
     Json(request): Json<StartRequest>,
 ) -> Answer<StartAnswer> {
+    app.bridge.renew_if(&id, |holder| caller.may_use(holder)).await?;
+    let wanted = request
+        .vms
+        .into_iter()
+        .map(|vm| with_command_line(&app.templates, &caller, vm))
+        .collect::<Result<Vec<StartVm>, Problem>>()?;
     // The client may hang up; what was begun is finished or undone.
-    let work = async move { vms::start(&app.bridge, &app.driver, &id, &request.vms).await };
+    let work = async move { vms::start(&app.bridge, &app.driver, &id, &wanted).await };
     let vms = tokio::spawn(work.in_current_span())
         .await
         .map_err(|e| Problem::new(Code::Internal, e.to_string()))??;
     Ok(axum::Json(StartAnswer { vms }))
+}
+
+/// A VM with its command line: that of its template, or a free one, which only an operator may choose.
+fn with_command_line(templates: &Templates, caller: &Caller, vm: StartVm) -> Result<StartVm, Problem> {
+    match &vm.template {
+        Some(template) if vm.command_line.is_empty() => {
+            let filled = templates.fill(template, &vm.fields);
+            let command_line =
+                filled.map_err(|error| Problem::new(Code::BadRequest, format!("VM {}: {error}", vm.vm)))?;
+            Ok(StartVm { memory: vm.memory, ..StartVm::by_command_line(vm.vm, command_line) })
+        }
+        None if vm.fields.is_empty() && !vm.command_line.is_empty() => {
+            if caller.is_operator() {
+                return Ok(vm);
+            }
+            let message = format!(
+                "{caller} may not choose a command line, which runs as root on the node: name a template, or use a token with the role operator"
+            );
+            Err(Problem::new(Code::Forbidden, message))
+        }
+        _ => Err(Problem::bad_request(format!(
+            "VM {}: expected either a template, with its fields, or a command_line",
+            vm.vm
+        ))),
+    }
 }
 
 /// Stops VMs of a lease. The lease stays.
@@ -35,9 +71,11 @@ pub async fn start(
     responses((status = 200, body = StopVms), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
 pub async fn stop(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     Path(id): Path<LeaseId>,
     Json(request): Json<StopVms>,
 ) -> Answer<StopVms> {
+    visible(&*app.bridge.view()?, &caller, &id)?;
     let work = async move { vms::stop(&app.bridge, &app.driver, &id, &request.vms).await };
     let vms = tokio::spawn(work.in_current_span())
         .await

@@ -170,8 +170,23 @@ impl Bridge {
     /// # Errors
     /// The lease has ended: its holder must stop using everything in it. Or the store does not answer.
     pub async fn renew(&self, id: &LeaseId) -> Result<Arc<Lease>, BridgeError> {
+        self.renew_if(id, |_| true).await
+    }
+
+    /// As [`Bridge::renew`], if the lease has a holder that `may` accepts. Otherwise there is no such lease.
+    ///
+    /// # Errors
+    /// As [`Bridge::renew`].
+    pub async fn renew_if(
+        &self,
+        id: &LeaseId,
+        may: impl Fn(&str) -> bool,
+    ) -> Result<Arc<Lease>, BridgeError> {
         self.change(|view| {
             let entry = view.lease(id)?;
+            if !may(&entry.lease.holder) {
+                return Err(BridgeError::UnknownLease(id.clone()));
+            }
             let mut lease = Lease::clone(&entry.lease);
             lease.count(&self.clock.stamp());
             lease.beats += 1;
@@ -185,9 +200,18 @@ impl Bridge {
     /// # Errors
     /// There is no such lease, or the store does not answer.
     pub async fn release(&self, id: &LeaseId) -> Result<Record, BridgeError> {
+        self.release_if(id, |_| true).await
+    }
+
+    /// As [`Bridge::release`], if the lease has a holder that `may` accepts. Otherwise there is no such lease.
+    ///
+    /// # Errors
+    /// As [`Bridge::release`].
+    pub async fn release_if(&self, id: &LeaseId, may: impl Fn(&str) -> bool) -> Result<Record, BridgeError> {
         let mut ended = None;
         let record = self
             .change(|view| match (view.lease(id), ended.take()) {
+                (Ok(entry), None) if !may(&entry.lease.holder) => Err(BridgeError::UnknownLease(id.clone())),
                 (Ok(entry), _) => {
                     let now = self.clock.stamp();
                     let (txn, record) = end_lease(&entry.lease, entry.revision, End::Released, &now);

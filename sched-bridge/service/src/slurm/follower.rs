@@ -20,7 +20,9 @@ use vmove_bridge_types::plan::{PlanRequest, PlanState};
 /// Prefix of the names of reservations that stand for leases.
 pub(super) const RESERVATION_PREFIX: &str = "vmove-";
 /// Prefix of the ids of leases that stand for nodes on which Slurm's jobs run.
-const JOBS_PREFIX: &str = "slurm.";
+pub(crate) const JOBS_PREFIX: &str = "slurm.";
+/// Holder of these leases.
+pub(crate) const JOBS_HOLDER: &str = "slurm";
 
 /// Follows one Slurm cluster.
 #[derive(Debug, Clone)]
@@ -236,7 +238,7 @@ fn whole_node(node: &Node) -> Option<GrantRequest> {
         shares: node.numa.iter().map(share).collect(),
     };
     let wanted = Wanted::Assignments(ClusterName::new("slurm").ok()?, vec![everything]);
-    Some(GrantRequest { id: id.parse().ok()?, holder: "slurm".to_owned(), wanted, ttl_ms: MAX_TTL_MS })
+    Some(GrantRequest { id: id.parse().ok()?, holder: JOBS_HOLDER.to_owned(), wanted, ttl_ms: MAX_TTL_MS })
 }
 
 /// Logs an error, but not again while it stays the same.

@@ -8,28 +8,28 @@ mod scontrol;
 mod tests;
 
 use std::collections::BTreeSet;
-use std::process::Stdio;
+use std::time::Duration;
 
 use sched_bridge::model::{Node, NodeName, NodeState};
 use sched_bridge::topology::Topology;
 use tokio::process::Command;
 
 use crate::bridge::{Bridge, BridgeError};
+use crate::program::{self, ProgramError};
+
+/// For how long one of Slurm's commands may run, unless something else is configured.
+pub const DEFAULT_TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// Why a command of Slurm failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SlurmError {
     /// The command cannot be run.
-    #[error(
-        "could not run {command}: {reason}. Install slurm-client, and let SLURM_CONF name the cluster's slurm.conf"
-    )]
-    Command {
-        /// The command.
-        command: String,
-        /// The error.
-        reason: std::io::Error,
-    },
+    #[error("{0}. Install slurm-client, and let SLURM_CONF name the cluster's slurm.conf")]
+    NotRun(ProgramError),
+    /// The command has not ended in time.
+    #[error("{0}: does slurmctld answer (`scontrol ping`)? command_limit_s in [slurm] is the time limit")]
+    TimedOut(ProgramError),
     /// The command ended with an error.
     #[error("{command} failed: {output}")]
     Refused {
@@ -56,35 +56,54 @@ pub enum SlurmError {
 }
 
 /// A Slurm cluster.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Slurm {
     environment: Vec<(String, String)>,
+    time_limit: Duration,
+}
+
+impl Default for Slurm {
+    fn default() -> Self {
+        Self::new(Vec::new())
+    }
+}
+
+impl From<ProgramError> for SlurmError {
+    fn from(error: ProgramError) -> Self {
+        match error {
+            ProgramError::NotRun { .. } => Self::NotRun(error),
+            ProgramError::TimedOut { .. } => Self::TimedOut(error),
+        }
+    }
 }
 
 impl Slurm {
     /// The cluster of commands with these environment variables (`SLURM_CONF`, `PATH`).
     #[must_use]
     pub fn new(environment: Vec<(String, String)>) -> Self {
-        Self { environment }
+        Self { environment, time_limit: DEFAULT_TIME_LIMIT }
+    }
+
+    /// The same cluster; each of its commands may run for so long.
+    #[must_use]
+    pub fn with_time_limit(mut self, time_limit: Duration) -> Self {
+        self.time_limit = time_limit;
+        self
     }
 
     /// Runs one of Slurm's commands and returns its output.
     ///
     /// # Errors
-    /// It cannot be run, or ended with an error.
+    /// It cannot be run, ended with an error, or did not end in time.
     pub async fn run(&self, words: &[&str]) -> Result<String, SlurmError> {
         // The program is looked for in the PATH of the cluster's environment, not in ours.
         let path = self.environment.iter().find(|(key, _)| key == "PATH").map(|(_, value)| value.clone());
         let path = path.or_else(|| std::env::var("PATH").ok()).unwrap_or_default();
         let program = std::env::split_paths(&path).map(|dir| dir.join(words[0])).find(|file| file.is_file());
         let program = program.unwrap_or_else(|| words[0].into());
-        let output = Command::new(program)
-            .args(&words[1..])
-            .envs(self.environment.iter().cloned())
-            .stdin(Stdio::null())
-            .output()
-            .await
-            .map_err(|reason| SlurmError::Command { command: words[0].to_owned(), reason })?;
+        let mut command = Command::new(program);
+        command.args(&words[1..]).envs(self.environment.iter().cloned());
+        let output = program::run(&mut command, words[0], self.time_limit).await?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
@@ -121,10 +140,26 @@ impl Slurm {
         }
         let mut names = std::collections::HashMap::new();
         for list in lists {
-            let expanded = self.run(&["scontrol", "show", "hostnames", &list]).await?;
+            let expanded = self.hostnames(&list).await?;
             names.insert(list, expanded.lines().map(str::to_owned).collect::<Vec<_>>());
         }
         scontrol::topology(&text, &names)
+    }
+
+    /// The names of a hostlist, one a line.
+    ///
+    /// # Errors
+    /// It is no hostlist.
+    pub async fn hostnames(&self, list: &str) -> Result<String, SlurmError> {
+        if list.starts_with('-') {
+            return Err(SlurmError::Output {
+                command: "scontrol show hostnames",
+                line: 1,
+                found: list.chars().take(60).collect(),
+                expected: "a list of nodes, which does not begin with -".to_owned(),
+            });
+        }
+        self.run(&["scontrol", "show", "hostnames", list]).await
     }
 
     /// Reserves nodes for `users`. Jobs that run there already are left alone.
@@ -175,7 +210,7 @@ impl Slurm {
         if list.is_empty() || list == "(null)" {
             return Ok(BTreeSet::new());
         }
-        let text = self.run(&["scontrol", "show", "hostnames", list]).await?;
+        let text = self.hostnames(list).await?;
         let name = |(at, line): (usize, &str)| {
             NodeName::new(line).map_err(|e| SlurmError::Output {
                 command: "scontrol show hostnames",

@@ -60,6 +60,20 @@ proptest::proptest! {
     }
 }
 
+#[tokio::test]
+async fn a_command_that_hangs_is_killed_and_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let scontrol = dir.path().join("scontrol");
+    std::fs::write(&scontrol, "#!/bin/sh\nsleep 1000\n").unwrap();
+    std::fs::set_permissions(&scontrol, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{}:/usr/bin:/bin", dir.path().display());
+    let slurm = Slurm::new(vec![("PATH".to_owned(), path)]).with_time_limit(Duration::from_millis(200));
+    let error = slurm.nodes().await.unwrap_err();
+    assert!(matches!(error, SlurmError::TimedOut(_)), "{error}");
+    let message = error.to_string();
+    assert!(message.starts_with("scontrol has not ended within 0.2 s and was killed: "), "{message}");
+}
+
 fn follower(slurm: &Slurm) -> SlurmFollower {
     SlurmFollower {
         slurm: slurm.clone(),
@@ -108,7 +122,7 @@ async fn reserved(slurm: &Slurm) -> BTreeSet<NodeName> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_gres_and_topology_are_read_held_and_drained() {
     let cluster = need!(SlurmCluster::start(16, 4, 2));
-    let slurm = Slurm::new(cluster.environment());
+    let slurm = Slurm::new(cluster.environment()).with_time_limit(DEADLINE);
     let bridge = TestBridge::empty().await;
     assert!(slurm.publish(&bridge).await.unwrap().is_empty());
     let view = bridge.view().unwrap();
@@ -156,7 +170,7 @@ async fn nodes_gres_and_topology_are_read_held_and_drained() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn jobs_and_leases_keep_off_each_other_and_drained_nodes_are_emptied() {
     let cluster = need!(SlurmCluster::start(8, 4, 2));
-    let slurm = Slurm::new(cluster.environment());
+    let slurm = Slurm::new(cluster.environment()).with_time_limit(DEADLINE);
     let bridge = TestBridge::empty().await;
     let follower = follower(&slurm);
 
@@ -203,7 +217,7 @@ async fn jobs_and_leases_keep_off_each_other_and_drained_nodes_are_emptied() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_job_and_no_booking_come_onto_one_node_between_two_synchronizations() {
     let cluster = need!(SlurmCluster::start(8, 4, 2));
-    let slurm = Slurm::new(cluster.environment());
+    let slurm = Slurm::new(cluster.environment()).with_time_limit(DEADLINE);
     let bridge = TestBridge::empty().await;
     let follower = follower(&slurm);
     follower.synchronize(&bridge).await.unwrap();

@@ -12,7 +12,6 @@ use super::Target;
 use super::reader::Reader;
 use crate::error::SpreadError;
 use crate::host_id::HostId;
-use crate::layout::{CHUNK, Layout};
 use crate::memory::Buffer;
 use crate::message::{Greeting, Message, Welcome};
 use crate::run::control::Control;
@@ -71,7 +70,7 @@ impl Joined {
             let what = "regions or a route that do not fit each other".to_owned();
             return Err(SpreadError::Protocol { from: HostId::ROOT, what });
         }
-        let table = Buffer::new(fabric, table_bytes(&welcome.layout), Access::REMOTE_READ)?;
+        let table = Buffer::new(fabric, welcome.layout.table_bytes(), Access::REMOTE_READ)?;
         let receiver = match (multicast, welcome.group) {
             (Some(multicast), Some(group)) => Some(multicast.join(&group)?),
             _ => None,
@@ -109,10 +108,6 @@ impl Joined {
         };
         Ok((reader(Class::Urgent)?, reader(Class::Bulk)?))
     }
-}
-
-fn table_bytes(layout: &Layout) -> usize {
-    (layout.table() * CHUNK) as usize
 }
 
 /// What came of a dial.
