@@ -61,6 +61,14 @@ impl<E: Into<SourceError>> From<E> for Why {
     }
 }
 
+/// What the destination says of itself.
+enum Answer {
+    /// How far it is.
+    Stand(DestinationStand),
+    /// It needs nothing any more.
+    Whole(Box<Complete>),
+}
+
 /// The destination's last figures, and the connection that they came over.
 type Whole = (Box<Complete>, Control);
 
@@ -168,19 +176,14 @@ impl Committed {
 
     async fn take_up(&mut self, session: &mut Session, control: &mut Control) -> Result<Box<Complete>, Why> {
         control.send(&ToDestination::Resume(SourceStand::Committed)).await?;
-        let answer = timeout(ANSWER_TIMEOUT, session.next(control, Serving::Nothing)).await;
+        let answer = timeout(ANSWER_TIMEOUT, self.answer(session, control)).await;
         let no_answer =
-            || SourceError::NoAnswer { to: session.to().clone(), seconds: ANSWER_TIMEOUT.as_secs() };
-        let stand = match answer.map_err(|_| no_answer())?? {
-            Heard::Message(ToSource::Resume(stand)) => stand,
-            Heard::Message(other) => return Err(out_of_order(session, &other)),
-            // Never: nothing is served.
-            Heard::PagesRenewed => return Err(no_answer().into()),
+            |_| SourceError::NoAnswer { to: session.to().clone(), seconds: ANSWER_TIMEOUT.as_secs() };
+        let stand = match answer.map_err(no_answer)?? {
+            Answer::Stand(stand) => stand,
+            Answer::Whole(figures) => return Ok(figures),
         };
         session.publisher.update(|p| p.outcome = Outcome::Running);
-        if stand == DestinationStand::Gone {
-            return Err(Why::GivenBack);
-        }
         if stand != DestinationStand::Complete {
             let (pages, last) = match &mut self.serving {
                 Some(serving) => serving,
@@ -195,6 +198,17 @@ impl Committed {
         self.converse(session, control).await
     }
 
+    /// The answer to `Resume`. A destination that has something to tell of its own says that first: it looks at what it holds as soon
+    /// as there is a connection, before it reads from it.
+    async fn answer(&mut self, session: &mut Session, control: &mut Control) -> Result<Answer, Why> {
+        loop {
+            let heard = session.next(control, Serving::Nothing).await?;
+            if let Some(answer) = self.heard(session, heard)? {
+                return Ok(answer);
+            }
+        }
+    }
+
     /// Serves until the destination is whole.
     async fn converse(&mut self, session: &mut Session, control: &mut Control) -> Result<Box<Complete>, Why> {
         loop {
@@ -202,19 +216,28 @@ impl Committed {
                 Some((pages, last)) => Serving::Final(pages, last),
                 None => Serving::Nothing,
             };
-            let Heard::Message(message) = session.next(control, serving).await? else { continue };
-            match message {
-                ToSource::Running(running) => self.guest_runs_there(session, running),
-                ToSource::Complete(figures) => return Ok(figures),
-                ToSource::Resume(DestinationStand::Gone) => return Err(Why::GivenBack),
-                ToSource::Failed(why) => {
-                    let to = session.to().clone();
-                    return Err(Why::ForGood(SourceError::AtDestination { to, why }));
-                }
-                ToSource::Loaded | ToSource::Prepared | ToSource::Resume(_) => {}
-                other => return Err(out_of_order(session, &other)),
+            let heard = session.next(control, serving).await?;
+            if let Some(Answer::Whole(figures)) = self.heard(session, heard)? {
+                return Ok(figures);
             }
         }
+    }
+
+    fn heard(&mut self, session: &mut Session, heard: Heard) -> Result<Option<Answer>, Why> {
+        let Heard::Message(message) = heard else { return Ok(None) };
+        match message {
+            ToSource::Running(running) => self.guest_runs_there(session, running),
+            ToSource::Complete(figures) => return Ok(Some(Answer::Whole(figures))),
+            ToSource::Resume(DestinationStand::Gone) => return Err(Why::GivenBack),
+            ToSource::Resume(stand) => return Ok(Some(Answer::Stand(stand))),
+            ToSource::Failed(why) => {
+                let to = session.to().clone();
+                return Err(Why::ForGood(SourceError::AtDestination { to, why }));
+            }
+            ToSource::Loaded | ToSource::Prepared => {}
+            other => return Err(out_of_order(session, &other)),
+        }
+        Ok(None)
     }
 
     fn guest_runs_there(&mut self, session: &mut Session, running: Running) {

@@ -110,6 +110,31 @@ fn a_destination_killed_again_and_again_in_post_copy_finishes() {
     finished(&scene, &id);
 }
 
+/// Every page is there, and the hashes are not: started anew, the destination needs neither, and says so before it reads what the source
+/// has to say.
+#[test]
+fn a_destination_killed_with_every_page_there_says_so_first() {
+    need!(ready());
+    let mut scene = Scene::behind_proxy().expect("a guest");
+    let proxy = scene.proxy().expect("a proxy");
+    let connection = Some(proxy.connections() + CONTROL);
+    let fault = Fault::Limit(100 << 10);
+    proxy.add(Rule { connection, direction: Direction::Forth, after: 0, fault });
+    let id = scene.start(&["--mode", "postcopy", "--verify"]).expect("it begins");
+    scene.reach(&id, "fetch").expect("the guest is handed over");
+    until("every page is at the destination", || {
+        let status = scene.b.ask(&["status"]).expect("an answer");
+        let here = &status["migrations"][0];
+        here["phase"] == "fetch" && here["bytes_done"] == here["bytes_total"]
+    });
+    scene.b.crash();
+    let proxy = scene.proxy().expect("a proxy");
+    proxy.cut_all();
+    proxy.heal();
+    scene.b.run().expect("it starts again");
+    finished(&scene, &id);
+}
+
 #[test]
 fn a_destination_killed_in_the_rounds_leaves_the_guest_at_the_source() {
     need!(ready());
