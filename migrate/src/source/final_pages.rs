@@ -16,8 +16,8 @@ use crate::proto::message::{Hashes, ToDestination, WireRun};
 use vmove_node::blocking::spawn_blocking;
 use vmove_types::problem::chain;
 
-/// Hashes sent at once: 512 KiB.
-const HASHES_AT_ONCE: usize = 64 << 10;
+/// Hashes sent at once: 64 KiB, so that also over a slow link a message arrives before silence is taken for death.
+const HASHES_AT_ONCE: usize = 8 << 10;
 
 /// The final set, and how far the destination has been told of it.
 #[derive(Debug)]

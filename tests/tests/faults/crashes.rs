@@ -118,10 +118,14 @@ fn a_destination_killed_with_every_page_there_says_so_first() {
     let mut scene = Scene::behind_proxy().expect("a guest");
     let proxy = scene.proxy().expect("a proxy");
     let connection = Some(proxy.connections() + CONTROL);
-    let fault = Fault::Limit(100 << 10);
-    proxy.add(Rule { connection, direction: Direction::Forth, after: 0, fault });
+    let slow = |rate| {
+        proxy.add(Rule { connection, direction: Direction::Forth, after: 0, fault: Fault::Limit(rate) });
+    };
+    slow(100 << 10);
     let id = scene.start(&["--mode", "postcopy", "--verify"]).expect("it begins");
     scene.reach(&id, "fetch").expect("the guest is handed over");
+    // A minute for the hashes: on a busy machine, too, all pages come before them.
+    slow(8 << 10);
     until("every page is at the destination", || {
         let status = scene.b.ask(&["status"]).expect("an answer");
         let here = &status["migrations"][0];

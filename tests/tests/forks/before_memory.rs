@@ -328,8 +328,8 @@ fn a_parent_that_is_killed_costs_its_children_nothing() {
 #[test]
 fn a_host_that_is_killed_ends_them_in_its_next_life() {
     need!(ready());
-    let mut fleet = fleet(3, plain);
-    let asked = fetching(&fleet, 100, "--count 3 --node n3 --node n2 --way unicast", [1, 2]);
+    let mut fleet = fleet_with(3, &larger(), plain);
+    let asked = fetching(&fleet, 50, "--count 3 --node n3 --node n2 --way unicast", [1, 2]);
     // A child that is killed leaves its sibling alone.
     let (killed, sibling) = {
         let both = children(&fleet.nodes[2]);
@@ -339,6 +339,7 @@ fn a_host_that_is_killed_ends_them_in_its_next_life() {
     assert_eq!(vfork(&fleet.nodes[2], &["kill", &killed]).expect("an answer").code, 0);
     fleet.nodes[1].crash();
     assert_eq!(qemus(&fleet.nodes[1]), 1, "it waits for pages that nobody brings");
+    fleet.networks.limit(1, 1000).expect("tc limits");
     let (code, answer) = answer_of(asked);
     assert_eq!(code, Some(1), "{answer}");
     let error = host(&answer, "n2")["error"].as_str().unwrap_or_default().to_owned();
