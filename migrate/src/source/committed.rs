@@ -151,10 +151,22 @@ impl Committed {
     ) -> Result<Whole, Box<Lost>> {
         let told = control.send(&ToDestination::Commit).await;
         let whole = match told {
-            Ok(()) => self.converse(session, &mut control).await,
+            Ok(()) => {
+                self.hash(session);
+                self.converse(session, &mut control).await
+            }
             Err(error) => Err(error.into()),
         };
         ended(whole, control)
+    }
+
+    /// Begins to hash for `--verify`. Not before the commit is sent: it would wait behind the hashes, and the guest with it.
+    fn hash(&mut self, session: &Session) {
+        if let Some((pages, last)) = &mut self.serving
+            && session.spec().verify
+        {
+            last.hash(pages);
+        }
     }
 
     /// Dials again, says that the guest was given up, and serves what is still missing.
@@ -191,9 +203,7 @@ impl Committed {
             };
             pages.open(session, control).await?;
             last.name(pages);
-            if session.spec().verify {
-                last.hash(pages);
-            }
+            self.hash(session);
         }
         self.converse(session, control).await
     }

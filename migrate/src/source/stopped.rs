@@ -51,9 +51,6 @@ impl Stopped {
         let message = Final { sets: last.encode(), stopped_at: self.guest.at, mode: session.mode };
         self.control.send(&ToDestination::Stopped(message)).await?;
         last.name(&self.pages);
-        if session.spec().verify {
-            last.hash(&self.pages);
-        }
         session.publisher.enter(Phase::HandOver);
         loop {
             let serving = Serving::Final(&mut self.pages, &mut self.guest.last);
