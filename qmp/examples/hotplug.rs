@@ -36,7 +36,7 @@ async fn run(words: &[String]) -> Result<Value, Box<dyn std::error::Error>> {
         ("unplug", [id, more @ ..]) => {
             let mut limits = UnplugLimits::default();
             if let Some(seconds) = more.first() {
-                limits.time = Duration::try_from_secs_f64(seconds.parse()?)?;
+                limits.timeout = Duration::try_from_secs_f64(seconds.parse()?)?;
             }
             let done = hotplug::unplug(&client, id, limits).await?;
             Ok(json!({ "took_ms": millis(done.took), "seen": done.seen, "requests": done.requests }))

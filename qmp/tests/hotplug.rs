@@ -77,8 +77,8 @@ fn nic(bus: &str) -> Map<String, Value> {
     all.as_object().unwrap().clone()
 }
 
-fn limits(time: Duration, repeat: Duration) -> UnplugLimits {
-    UnplugLimits { time, repeat, look: Duration::from_millis(50) }
+fn limits(timeout: Duration, request_interval: Duration) -> UnplugLimits {
+    UnplugLimits { timeout, request_interval, poll_interval: Duration::from_millis(50) }
 }
 
 #[tokio::test]
@@ -244,9 +244,9 @@ fn tree(there: bool) -> Value {
 }
 
 const QUICK: UnplugLimits = UnplugLimits {
-    time: Duration::from_millis(600),
-    repeat: Duration::from_millis(100),
-    look: Duration::from_millis(20),
+    timeout: Duration::from_millis(600),
+    request_interval: Duration::from_millis(100),
+    poll_interval: Duration::from_millis(20),
 };
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Finds and reads the guest's beacon in its RAM file.
 //!
-//! Only `pread` is used: reading a hole through a mapping would allocate the page, and a test that changes the guest's
-//! memory by looking at it measures itself.
+//! Only `pread` is used: reading a hole through a mapping would allocate the page, so the test would change the memory that it
+//! measures.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -15,10 +15,10 @@ use nix::unistd::{Whence, lseek};
 use vmove_guest::beacon::{Beacon, Phase, magic_word};
 use vmove_guest::pattern::PAGE_BYTES;
 
-/// Read at once while searching.
+/// Bytes per read while searching.
 const CHUNK: usize = 4 << 20;
 
-/// A beacon's place in one RAM file.
+/// The position of a beacon in one RAM file.
 #[derive(Debug)]
 pub struct BeaconPage {
     file: File,
@@ -26,8 +26,8 @@ pub struct BeaconPage {
 }
 
 impl BeaconPage {
-    /// The page at `offset` of `file`, which may hold a beacon now or later: for the file at the destination, where the
-    /// guest's beacon will be at the same place.
+    /// The page at `offset` of `file`, which may hold a beacon now or later. In the RAM file at the destination, the guest's beacon
+    /// has the same offset as at the source.
     #[must_use]
     pub const fn at(file: File, offset: u64) -> Self {
         Self { file, offset }
@@ -39,13 +39,13 @@ impl BeaconPage {
         self.offset
     }
 
-    /// Whether the file still has a name. A RAM file that was deleted is held in memory by whoever has it open.
+    /// Whether the file still has a name. A deleted RAM file keeps its memory as long as somebody has it open.
     #[must_use]
     pub fn has_name(&self) -> bool {
         self.file.metadata().is_ok_and(|meta| std::os::unix::fs::MetadataExt::nlink(&meta) > 0)
     }
 
-    /// What is there now; `None` when it is no beacon (not yet, or no longer).
+    /// The beacon's current content; `None` if the page holds no beacon (not yet, or no longer).
     #[must_use]
     pub fn read(&self) -> Option<Beacon> {
         let mut page = [0; PAGE_BYTES];
@@ -54,8 +54,8 @@ impl BeaconPage {
     }
 }
 
-/// Finds the beacon among `files`. A guest's kernel may have left a copy behind when it moved the page, so of several
-/// the one that changes is taken.
+/// Finds the beacon in `files`. If the guest's kernel moved the page, it may have left a copy behind; so among several beacons,
+/// the one that changes is chosen.
 ///
 /// # Errors
 /// When a file cannot be read, or none has a beacon.
@@ -79,11 +79,10 @@ pub fn find(files: &[PathBuf]) -> Result<(PathBuf, BeaconPage)> {
     Ok(found.swap_remove(0))
 }
 
-/// Waits until a guest with its RAM in `files` (asked for again and again, for files that are still to be made) is in
-/// its running phase.
+/// Waits until a guest is in its running phase. `files` names its RAM files and is called repeatedly, because they may not exist yet.
 ///
 /// # Errors
-/// When it is not within `timeout`.
+/// The guest is not in that phase within `timeout`.
 pub fn wait_running(
     mut files: impl FnMut() -> Vec<PathBuf>,
     timeout: Duration,
@@ -103,7 +102,7 @@ pub fn wait_running(
                     state = format!("the guest is still filling its memory: {} pages so far", beacon.filled);
                     page = Some((path, found));
                 }
-                // Moved by the guest's kernel: searched again.
+                // The guest's kernel has moved the page: search again.
                 None => {}
             }
         }
@@ -134,7 +133,7 @@ pub fn ram_files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Offsets of whole beacons in a file, holes left out.
+/// Offsets of complete beacons in a file. Holes are skipped.
 fn candidates(file: &File) -> std::io::Result<Vec<u64>> {
     let length = file.metadata()?.len();
     let magic = magic_word(0).to_le_bytes();
@@ -156,7 +155,7 @@ fn candidates(file: &File) -> std::io::Result<Vec<u64>> {
     Ok(found)
 }
 
-/// Ranges of a file that are no holes, widened to whole pages; all of it where the file system cannot tell.
+/// Ranges of a file that are not holes, extended to whole pages; the whole file if the file system does not report holes.
 pub(crate) fn data_ranges(file: &File, length: u64) -> Vec<(u64, u64)> {
     let page = PAGE_BYTES as u64;
     let seek = |at: u64, whence| -> Result<u64, Errno> {

@@ -30,6 +30,8 @@ const FOLDER: &str = "VMOVE_BOOTED";
 const MONITOR: &str = "booted.sock";
 /// What `vmove run` calls the RAM of a guest with nothing but `-m`.
 const RAM_ID: &str = "vmove-ram0";
+/// The guest's disk, in the folder of one that has booted.
+const DISK: &str = "disk";
 /// For QEMU to write or read a device state.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -39,6 +41,9 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// When it does not start or does not get to work.
 pub fn run(node: &Node, name: &str, memory: &str, guest: &Guest) -> Result<Vm> {
     let Some(booted) = Booted::of(guest, memory)? else { return node.run_guest(name, memory, guest) };
+    if let Some(image) = &guest.disk {
+        std::fs::copy(booted.folder.join(DISK), image).context("the guest's disk cannot be copied")?;
+    }
     let line = booted.waiting(guest).command_line("{vmdir}/serial.log")?;
     let mut arguments = vec!["run", "--name", name, "--memory", memory, "--"];
     arguments.extend(line.iter().map(String::as_str));
@@ -61,9 +66,10 @@ impl Booted {
     /// # Errors
     /// When it does not boot, or cannot be saved.
     fn of(guest: &Guest, memory: &str) -> Result<Option<Self>> {
-        let plain = guest.extra.is_empty() && guest.modules.is_empty() && guest.used_mib == 0;
+        let plain = guest.disk.is_some() || guest.extra.is_empty() && guest.modules.is_empty();
         let named = std::env::var_os(FOLDER).filter(|folder| !folder.is_empty());
-        let Some(all) = named.filter(|_| plain && memory == "thp").map(PathBuf::from) else {
+        let Some(all) = named.filter(|_| plain && guest.used_mib == 0 && memory == "thp").map(PathBuf::from)
+        else {
             return Ok(None);
         };
         // Another program may be one that a test has made, or another one for everybody who looks for it.
@@ -123,7 +129,8 @@ impl Booted {
 /// Tells guests apart that would boot to something else.
 fn key(guest: &Guest) -> Result<String> {
     let mut hasher = DefaultHasher::new();
-    for word in &guest.command_line("")? {
+    // Wherever its disk is.
+    for word in &with_disk_at(guest, Path::new(DISK)).command_line("")? {
         // Measured by each process anew, and the same but for the last digits.
         let of_this_process = |part: &&str| part.starts_with("tsc_early_khz=");
         word.split(' ').filter(|part| !of_this_process(part)).for_each(|part| part.hash(&mut hasher));
@@ -135,11 +142,24 @@ fn key(guest: &Guest) -> Result<String> {
     Ok(format!("{:016x}", hasher.finish()))
 }
 
+/// The guest with its disk in another file.
+fn with_disk_at(guest: &Guest, new: &Path) -> Guest {
+    let Some(old) = &guest.disk else { return guest.clone() };
+    let (from, to) = (old.display().to_string(), new.display().to_string());
+    let extra = guest.extra.iter().map(|word| word.replace(&from, &to)).collect();
+    Guest { extra, disk: Some(new.to_owned()), ..guest.clone() }
+}
+
 /// Boots a guest and leaves it in `folder`, all of it or nothing.
 fn save(guest: &Guest, folder: &Path) -> Result<()> {
     let sandbox = Sandbox::new()?;
     let memory = sandbox.mount_thp("memory")?;
     let ram = memory.join("ram");
+    let disk = sandbox.path().join(DISK);
+    if let Some(image) = &guest.disk {
+        std::fs::copy(image, &disk)?;
+    }
+    let guest = &with_disk_at(guest, &disk);
     let mut qemu = StockQemu::start_with_ram_id(guest, &sandbox.folder("qemu")?, &ram, RAM_ID, &[])?;
     qemu.wait_monitor()?;
     qemu.wait_running()?;
@@ -154,6 +174,10 @@ fn save(guest: &Guest, folder: &Path) -> Result<()> {
     monitor.run("migrate", json!({ "uri": format!("exec:cat >'{}'", state.display()) }))?;
     ended(&monitor, "save")?;
     copy_data(&ram, &new.join("ram"))?;
+    if guest.disk.is_some() {
+        // QEMU has written all of it: the migration has ended.
+        std::fs::copy(&disk, new.join(DISK))?;
+    }
     // A destination gets its own `-incoming`, and who asks for the version has no memory.
     let script = format!(
         "#!/bin/sh\ncase \" $* \" in\n    *' -incoming '*) ;;\n    \

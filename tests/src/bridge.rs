@@ -1,4 +1,4 @@
-//! `vbridged` under test, and the commands of `vmove` that speak with it.
+//! `vbridged` under test, and the commands of `vmove` that use it.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -11,10 +11,10 @@ use crate::daemon::Node;
 use crate::places;
 use crate::process::Guarded;
 
-/// Whether a bridge can have guests moved and started: root, the guest, the programs.
+/// Checks that a bridge can move and start guests here: this needs root, the guest image and the programs.
 ///
 /// # Errors
-/// The first that is missing, with what to do.
+/// What is missing first, and what to do about it.
 pub fn ready_for_guests() -> Result<()> {
     places::root()?;
     places::guest_initrd()?;
@@ -25,13 +25,13 @@ pub fn ready_for_guests() -> Result<()> {
 }
 use crate::sandbox::Sandbox;
 
-/// For what takes a moment, on a machine that may be very busy.
+/// Timeout for short operations on a machine that may be very busy.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 ///
 /// # Panics
-/// If it is not after two minutes.
+/// If the condition does not hold after two minutes.
 pub fn until(what: &str, mut is: impl FnMut() -> bool) {
     let deadline = Instant::now() + REPLY_TIMEOUT;
     while !is() {
@@ -48,7 +48,7 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    /// Starts one that knows these daemons.
+    /// Starts a bridge that knows these daemons.
     ///
     /// # Errors
     /// It does not start.
@@ -103,7 +103,7 @@ impl Bridge {
         Ok(())
     }
 
-    /// Ends it as a crash would.
+    /// Kills it, like a crash.
     pub fn kill(&mut self) {
         self.process = None;
     }
@@ -119,10 +119,10 @@ impl Bridge {
         Ok(command)
     }
 
-    /// What it answers.
+    /// The bridge's answer.
     ///
     /// # Errors
-    /// It refuses; with what it said.
+    /// The bridge refuses; the error has its message.
     pub fn ask(&self, arguments: &[&str]) -> Result<Value> {
         let output = self.command(arguments)?.output()?;
         if !output.status.success() {
@@ -135,7 +135,7 @@ impl Bridge {
         serde_json::from_slice(&output.stdout).context("vmove answered no JSON")
     }
 
-    /// A file in its folder; gives its path.
+    /// Writes a file in the bridge's folder and returns its path.
     ///
     /// # Errors
     /// It cannot be written.

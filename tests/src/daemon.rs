@@ -1,4 +1,4 @@
-//! `vmoved` and `vmove` as a user runs them: real programs, talked to by their command lines alone.
+//! `vmoved` and `vmove` as a user runs them: the real programs, used only through their command lines.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -20,24 +20,24 @@ use crate::places;
 use crate::process::Guarded;
 use crate::sandbox::Sandbox;
 
-/// How a node is set up; [`NodeOptions::default`] is what most tests want.
+/// Settings of a node. Most tests use [`NodeOptions::default`].
 #[derive(Debug, Clone)]
 pub struct NodeOptions {
     /// Fabric back end.
     pub fabric: &'static str,
-    /// Peers that `--to` knows by name.
+    /// Peers that `--to` accepts by name.
     pub peers: Vec<(String, SocketAddr)>,
-    /// More arguments of `vmoved`, such as `--tls-cert`; without any about TLS, `--insecure` is given.
+    /// Further arguments of `vmoved`, such as `--tls-cert`. Without arguments about TLS, `--insecure` is added.
     pub extra: Vec<String>,
-    /// More environment variables of `vmoved`.
+    /// Further environment variables of `vmoved`.
     pub environment: Vec<(String, String)>,
-    /// More of its configuration file, such as a `[fork]` table. What `[nodes.NAME]` tells of a peer goes before its place in `peers`.
+    /// Further text of its configuration file, such as a `[fork]` table. `[nodes.NAME]` takes precedence over an entry in `peers`.
     pub config: String,
-    /// Program, if not the one built.
+    /// The program, if not the one that was built.
     pub program: Option<PathBuf>,
-    /// Where it listens for peers, if not on a free port of the loopback interface.
+    /// Listen address for peers, if not a free port of the loopback interface.
     pub listen: Option<SocketAddr>,
-    /// How old the kernel looks to the daemon and its QEMUs.
+    /// Which older kernel the daemon and its QEMUs see.
     pub old_kernel: Option<Before>,
 }
 
@@ -56,8 +56,8 @@ impl Default for NodeOptions {
     }
 }
 
-/// A node: the folders of a `vmoved`, and the process while it runs. Killing and starting it again is a crash and its
-/// recovery.
+/// A node: the folders of a `vmoved`, and its process while it runs. Killing and restarting it simulates a crash and the recovery
+/// from it.
 #[derive(Debug)]
 pub struct Node {
     name: String,
@@ -71,14 +71,14 @@ impl Node {
     /// Makes the folders of node `name` in `sandbox`, finds a free port, and starts its daemon.
     ///
     /// # Errors
-    /// When it does not start, with what it said.
+    /// When it does not start; the error has its output.
     pub fn start(sandbox: &Sandbox, name: &str, options: NodeOptions) -> Result<Self> {
         let mut node = Self::prepare(sandbox, name, options)?;
         node.run()?;
         Ok(node)
     }
 
-    /// As [`Node::start`], without the daemon: for nodes that must know each other's ports first.
+    /// As [`Node::start`], but does not start the daemon: for nodes that must know each other's ports first.
     ///
     /// # Errors
     /// When the folders cannot be made.
@@ -105,7 +105,7 @@ impl Node {
     /// Starts the daemon, which is not running, and waits until it answers.
     ///
     /// # Errors
-    /// When it does not start, with what it said.
+    /// When it does not start; the error has its output.
     pub fn run(&mut self) -> Result<()> {
         let program = match &self.options.program {
             Some(program) => program.clone(),
@@ -117,7 +117,7 @@ impl Node {
         let peers: String = peers.map(|(name, at)| format!("{name:?} = \"{at}\"\n")).collect();
         std::fs::write(&config, format!("{}\n[nodes]\n{peers}", self.options.config))?;
         let log = File::options().create(true).append(true).open(self.log_path())?;
-        // As systemd does: what is set for the daemon's session must not concern ours.
+        // As systemd does: settings of the daemon's session must not affect ours.
         let mut command = Command::new("setsid");
         command.arg(&program).arg("--config").arg(&config).args([
             "--node",
@@ -156,12 +156,12 @@ impl Node {
         Ok(())
     }
 
-    /// Kills the daemon as a crash would. Its QEMUs go on.
+    /// Kills the daemon, like a crash. Its QEMUs keep running.
     pub fn crash(&mut self) {
         self.process = None;
     }
 
-    /// Asks the daemon to end, as an upgrade does. Its QEMUs go on.
+    /// Tells the daemon to end, as an upgrade does. Its QEMUs keep running.
     ///
     /// # Errors
     /// When it does not end within 10 s.
@@ -180,7 +180,7 @@ impl Node {
         &self.name
     }
 
-    /// Where it listens for peers.
+    /// Address on which it listens for peers.
     #[must_use]
     pub const fn listen(&self) -> SocketAddr {
         self.listen
@@ -192,7 +192,7 @@ impl Node {
         self.process.as_ref().map(Guarded::pid)
     }
 
-    /// Folder of everything that is this node's.
+    /// Folder with all files of this node.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -246,16 +246,16 @@ impl Node {
         Ok(self.command_of("vfork", arguments)?.output()?)
     }
 
-    /// Runs `vmove --json` and gives what it answered.
+    /// Runs `vmove --json` and returns its answer.
     ///
     /// # Errors
-    /// When it ends with another code than 0, or its answer is no JSON.
+    /// When its exit code is not 0, or its answer is not JSON.
     pub fn ask(&self, arguments: &[&str]) -> Result<Value> {
         let output = self.vmove(&[&["--json"], arguments].concat())?;
         self.answer(arguments, &output)
     }
 
-    /// As [`Node::ask`], with what `vmove` shows on a terminal shown on ours.
+    /// As [`Node::ask`]; what `vmove` shows on a terminal appears on ours.
     ///
     /// # Errors
     /// As [`Node::ask`].
@@ -281,11 +281,11 @@ impl Node {
         last_json(&output.stdout).with_context(|| format!("vmove {} answered no JSON", arguments.join(" ")))
     }
 
-    /// Asks the daemon by HTTP on its control socket; gives status and answer. A `body` of null is none. Waits for the answer
-    /// for as long as that takes.
+    /// Sends an HTTP request to the daemon's control socket and returns status and answer. If `body` is null, no body is sent. There is
+    /// no timeout.
     ///
     /// # Errors
-    /// When it cannot be reached, or its answer is no JSON.
+    /// When the daemon cannot be reached, or its answer is not JSON.
     pub fn rest(&self, method: &str, path: &str, body: &Value) -> Result<(u16, Value)> {
         let (status, answer) = self.exchange(method, path, body)?;
         let answer =
@@ -293,10 +293,10 @@ impl Node {
         Ok((status, answer))
     }
 
-    /// The value of a metric, by its name and labels as they are in `/metrics`; 0 if it is not there yet.
+    /// The value of the metric with this name and these labels, written as in `/metrics`; 0 if there is none yet.
     ///
     /// # Errors
-    /// When the daemon cannot be reached, or the value is no number.
+    /// When the daemon cannot be reached, or the value is not a number.
     pub fn metric(&self, name: &str) -> Result<f64> {
         let (_, text) = self.exchange("GET", "/metrics", &Value::Null)?;
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -306,7 +306,7 @@ impl Node {
     fn exchange(&self, method: &str, path: &str, body: &Value) -> Result<(u16, String)> {
         let mut stream = UnixStream::connect(self.control())?;
         let body = if body.is_null() { String::new() } else { body.to_string() };
-        // At once: the daemon may answer and close before it has read a body that nothing asks for.
+        // Head and body in one write: the daemon may answer and close before it reads a body that it does not need.
         let asked = format!(
             "{method} {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
@@ -327,10 +327,10 @@ impl Node {
         Ok(self.command(arguments)?.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
     }
 
-    /// Starts `guest` as VM `name` with `memory` (`thp`, `hugetlb-2m`) and waits until it is at work.
+    /// Starts `guest` as VM `name` with `memory` (`thp`, `hugetlb-2m`) and waits until it works.
     ///
     /// # Errors
-    /// When it does not start or does not get to work.
+    /// When it does not start, or does not begin to work.
     pub fn run_guest(&self, name: &str, memory: &str, guest: &Guest) -> Result<Vm> {
         let line = guest.command_line("{vmdir}/serial.log")?;
         let mut arguments = vec!["run", "--name", name, "--memory", memory, "--"];
@@ -344,26 +344,26 @@ impl Node {
         Ok(vm)
     }
 
-    /// A VM that this node has.
+    /// The VM of this name on this node.
     ///
     /// # Errors
-    /// When it has none of that name.
+    /// When the node has no VM of this name.
     pub fn vm(&self, name: &str) -> Result<Vm> {
         let shown = self.ask(&["show", name])?;
         serde_json::from_value(shown.clone()).with_context(|| format!("`vmove show` answered {shown}"))
     }
 
-    /// Names of the VMs that this node has.
+    /// Names of all VMs on this node.
     ///
     /// # Errors
-    /// When it cannot be asked.
+    /// When the daemon does not answer.
     pub fn vms(&self) -> Result<Vec<String>> {
         let list = self.ask(&["list"])?;
         let names = list["vms"].as_array().context("`vmove list` gives `vms`")?;
         Ok(names.iter().filter_map(|vm| vm["name"].as_str().map(str::to_owned)).collect())
     }
 
-    /// Moves VM `name` to `to`, with more options of `vmove migrate`.
+    /// Moves VM `name` to `to`, with further options of `vmove migrate`.
     ///
     /// # Errors
     /// When it does not succeed.
@@ -373,7 +373,7 @@ impl Node {
     }
 }
 
-/// What `vmove show` tells of a VM, as far as tests need it.
+/// The part of the output of `vmove show` that tests need.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Vm {
     /// Name.
@@ -404,10 +404,10 @@ impl Vm {
         self.ram.iter().map(|ram| ram.path.clone()).collect()
     }
 
-    /// What the kernel says of the mapping of guest memory (`Rss`, say), in KiB.
+    /// A value in KiB that the kernel reports for the mapping of guest memory, such as `Rss`.
     ///
     /// # Panics
-    /// When it says nothing of the kind.
+    /// When the kernel does not report this value.
     #[must_use]
     pub fn smaps(&self, word: &str) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/smaps", self.pid)).expect("it runs");
@@ -427,7 +427,7 @@ impl Vm {
         Ok(beacon::find(&self.ram_files())?.1)
     }
 
-    /// What the guest printed since this QEMU was started.
+    /// What the guest has printed since this QEMU was started.
     #[must_use]
     pub fn console(&self) -> String {
         std::fs::read(self.dir.join("serial.log"))
@@ -435,7 +435,7 @@ impl Vm {
     }
 }
 
-/// What ends `vmove migrate --json`, as far as tests and the bench need it. The names are part of the interface.
+/// The part of the last object of `vmove migrate --json` that tests and the bench need. The names are part of the interface.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[allow(missing_docs)]
 pub struct MigrateReport {
@@ -464,7 +464,7 @@ pub struct MigrateReport {
 #[allow(missing_docs)]
 pub struct Faults {
     pub count: u64,
-    /// Those for which a page was fetched.
+    /// Page faults for which a page was fetched.
     pub fetched: u64,
     pub p50_us: f64,
     pub p99_us: f64,
@@ -481,7 +481,7 @@ pub struct Phase {
 }
 
 impl MigrateReport {
-    /// Reads the report out of an answer, whether it is the answer or a part of it.
+    /// Reads the report from an answer: either the answer is the report, or it contains the report.
     ///
     /// # Errors
     /// When a field of the interface is missing.
@@ -491,7 +491,7 @@ impl MigrateReport {
     }
 }
 
-/// The last JSON value in `output`: progress may come before it, one value a line.
+/// The last JSON value in `output`. Progress may come before it, with one value per line.
 fn last_json(output: &[u8]) -> Result<Value> {
     let values = serde_json::Deserializer::from_slice(output).into_iter::<Value>();
     values.last().context("nothing was printed")?.map_err(Into::into)

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use vmove_guest::config::{Config, Rate};
 
 use crate::daemon::Node;
+use crate::forks::at_once;
 use crate::guest::failures;
 use crate::scene::STEP_TIMEOUT;
 
@@ -86,6 +87,14 @@ pub fn works(node: &Node, vm: &str) -> Result<()> {
         std::thread::sleep(Duration::from_millis(50));
     }
     Ok(())
+}
+
+/// As [`works`], of several at once.
+///
+/// # Errors
+/// Of the first that does not.
+pub fn all_work(vms: &[(&Node, &str)]) -> Result<()> {
+    at_once(vms, works)
 }
 
 /// Overlays of a VM in a folder.

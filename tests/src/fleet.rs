@@ -180,6 +180,7 @@ pub fn start(count: u8, setup: &Setup, fork: impl Fn(u8) -> String) -> anyhow::R
         disks::create(&image, disk.format)?;
         guest.modules = VIRTIO.into_iter().chain(["virtio_blk"]).collect();
         guest.extra = (disk.attach)(&image);
+        guest.disk = Some(image);
     }
     let parent = Parent::start(&nodes[0], NAME, "thp", guest)?;
     Ok(Fleet { nodes, parent, networks, images, unseen, _pki: pki, _sandbox: sandbox })
@@ -225,15 +226,21 @@ impl Fleet {
     /// # Panics
     /// Otherwise.
     pub fn sound(&self, answer: &Value) {
-        for child in answer["children"].as_array().expect("children") {
+        self.parent.all_sound(&self.family(answer)).unwrap_or_else(|error| panic!("{error:#}"));
+    }
+
+    /// The children of an answer, each with its node, and their parent.
+    ///
+    /// # Panics
+    /// When a child has an error.
+    pub fn family<'a>(&'a self, answer: &'a Value) -> Vec<(&'a Node, &'a str)> {
+        let child = |child: &'a Value| {
             assert!(child["error"].is_null(), "{child}");
-            let (node, name) =
-                (child["node"].as_str().expect("a node"), child["name"].as_str().expect("a name"));
-            self.parent
-                .sound(self.node(node), name)
-                .unwrap_or_else(|error| panic!("{name} on {node}: {error:#}"));
-        }
-        self.parent.sound(&self.nodes[0], NAME).expect("the parent is sound");
+            let (node, name) = (child["node"].as_str(), child["name"].as_str());
+            (self.node(node.expect("a node")), name.expect("a name"))
+        };
+        let children = answer["children"].as_array().expect("children").iter().map(child);
+        children.chain([(&self.nodes[0], NAME)]).collect()
     }
 
     /// What a fork leaves behind: no template, no record, on no node. A host tidies up after it has answered.

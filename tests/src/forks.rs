@@ -123,6 +123,35 @@ impl Parent {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
+
+    /// As [`Parent::sound`], of several at once: each checks its pages while the others do.
+    ///
+    /// # Errors
+    /// Of the first that is not.
+    pub fn all_sound(&self, vms: &[(&Node, &str)]) -> Result<()> {
+        at_once(vms, |node, name| self.sound(node, name).map(drop))
+    }
+}
+
+/// VMs of one node, and another one if it is named.
+#[must_use]
+pub fn on<'a>(node: &'a Node, names: &'a [String], and: Option<&'a str>) -> Vec<(&'a Node, &'a str)> {
+    names.iter().map(String::as_str).chain(and).map(|name| (node, name)).collect()
+}
+
+/// Asks the same of several VMs, each on a thread of its own: guests that are waited for one after the other work for nothing meanwhile.
+///
+/// # Errors
+/// Of the first of which it is not so.
+pub fn at_once(vms: &[(&Node, &str)], ask: impl Fn(&Node, &str) -> Result<()> + Sync) -> Result<()> {
+    let ask = &ask;
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = vms.iter().map(|(node, name)| scope.spawn(move || ask(node, name))).collect();
+        vms.iter().zip(asked).try_for_each(|((node, name), answer)| match answer.join() {
+            Ok(answer) => answer.with_context(|| format!("{name} on {}", node.name())),
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    })
 }
 
 /// Names of the children in an answer of `vfork create`.

@@ -40,6 +40,9 @@ pub struct Guest {
     pub used_mib: u32,
     /// More QEMU arguments.
     pub extra: Vec<String>,
+    /// The image that `extra` names, if it is new and the guest's only device: where the guest has booted before, it is replaced by what
+    /// the guest had written by then.
+    pub disk: Option<PathBuf>,
 }
 
 /// Modules for virtio devices on PCI; those of the devices follow.
@@ -61,6 +64,7 @@ impl Guest {
             modules: Vec::new(),
             used_mib: 0,
             extra: Vec::new(),
+            disk: None,
         })
     }
 

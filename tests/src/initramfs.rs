@@ -1,13 +1,12 @@
 //! Builds the guest's initramfs: an archive in the `newc` format of cpio, which the kernel unpacks by itself.
 //!
-//! Written here rather than with the `cpio` program, so that device nodes need no root and the same input gives the
-//! same bytes.
+//! The `cpio` program is not used: it needs root for device nodes, and its output is not the same each time for the same input.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// Started by the kernel. Keeps the guest up when the program ends, so that its last words can be read.
+/// The script that the kernel starts. It keeps the guest running after the program has ended, so that its last output can be read.
 const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox mount -t proc proc /proc
 /bin/busybox mount -t sysfs sys /sys
@@ -34,7 +33,7 @@ echo "VMOVE-GUEST ERROR the program ended with $?"
 while :; do /bin/busybox sleep 1000; done
 "#;
 
-/// Where the parts of the guest are.
+/// Paths of the parts of the guest.
 #[derive(Debug)]
 pub struct Parts<'a> {
     /// A statically linked busybox.

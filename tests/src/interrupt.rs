@@ -1,4 +1,4 @@
-//! Cleaning up when a program is interrupted or killed: guards are not dropped by a signal.
+//! Cleans up when a program is interrupted or killed, because a signal does not drop guards.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -9,11 +9,11 @@ use nix::sys::signal::{SigSet, Signal};
 
 use crate::{networks, sandbox};
 
-/// From now on, Ctrl-C, SIGTERM and SIGHUP remove this process's sandboxes and networks before the process ends. To be called before
-/// threads are started, since they inherit the signals' blocking; programs that are started do not.
+/// From now on, Ctrl-C, SIGTERM and SIGHUP remove this process's sandboxes and networks before the process ends. Call it before
+/// threads are started, because they inherit the blocked signals; started programs do not.
 ///
 /// # Errors
-/// When the signals cannot be taken over.
+/// When the signals cannot be blocked.
 pub fn clean_up_when_interrupted() -> Result<()> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGINT);
@@ -31,17 +31,17 @@ pub fn clean_up_when_interrupted() -> Result<()> {
     Ok(())
 }
 
-/// Set for the process that waits for the end of another one: the id of that one.
+/// Variable for the process that waits for the end of another process: the id of that other process.
 const WATCHED: &str = "VMOVE_CLEAN_UP_AFTER";
 
-/// As [`clean_up_when_interrupted`], also after SIGKILL: the program is started a second time, and this second process waits
-/// until the first has ended, however it did. To be called first of all: in the second process it does not return.
+/// As [`clean_up_when_interrupted`], but also cleans up after SIGKILL: the program is started a second time, and this second process
+/// waits until the first has ended for any reason. Call it before everything else: in the second process it does not return.
 ///
 /// # Errors
-/// When the second process cannot be started, or the signals not be taken over.
+/// When the second process cannot be started, or the signals cannot be blocked.
 pub fn clean_up_when_killed() -> Result<()> {
     if let Some(pid) = std::env::var(WATCHED).ok().and_then(|pid| pid.parse().ok()) {
-        // Nobody writes: the pipe is closed with the last process that holds its other end, and only the watched one does.
+        // Nobody writes. The read ends when the watched process ends, because only that process has the other end of the pipe.
         std::io::stdin().read_to_end(&mut Vec::new())?;
         sandbox::clean_up_of(pid);
         networks::clean_up_of(pid);
@@ -50,9 +50,9 @@ pub fn clean_up_when_killed() -> Result<()> {
     let program = std::env::current_exe().context("the path of this program")?;
     let mut watcher = Command::new(program);
     watcher.env(WATCHED, std::process::id().to_string()).stdin(Stdio::piped()).stdout(Stdio::null());
-    // A group of its own: whoever kills the group of the first must not get both.
+    // A process group of its own: killing the group of the first process must not kill both.
     let watcher = watcher.process_group(0).spawn().context("a second process to clean up after this one")?;
-    // Its pipe stays open as long as this process lives.
+    // This process keeps the pipe open as long as it lives.
     std::mem::forget(watcher);
     clean_up_when_interrupted()
 }

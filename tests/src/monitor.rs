@@ -1,4 +1,4 @@
-//! A QMP monitor for code that is not asynchronous: tests and the benchmark drive QEMU step by step.
+//! A QMP monitor for synchronous code: tests and the benchmark control QEMU step by step.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 pub struct Monitor {
     client: Client,
     events: Arc<Mutex<Vec<Arc<Event>>>>,
-    // Dropped last: the client's tasks run in it.
+    // Dropped last, because the client's tasks run in it.
     runtime: Runtime,
 }
 
@@ -29,7 +29,7 @@ impl Monitor {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let deadline = Instant::now() + DEADLINE;
         let client = loop {
-            // Between binding and listening the socket is there but refuses.
+            // After `bind` and before `listen`, the socket exists but refuses connections.
             match runtime.block_on(Client::connect(socket, DEADLINE)) {
                 Err(QmpError::Connect { .. }) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(1));
@@ -54,7 +54,7 @@ impl Monitor {
     /// Runs a command. `arguments` is an object, or null for none.
     ///
     /// # Errors
-    /// What QEMU answered, or that it did not within 20 s.
+    /// QEMU's error, or a timeout after 20 s.
     pub fn run(&self, command: &str, arguments: Value) -> Result<Value> {
         self.runtime
             .block_on(self.client.execute_raw(command, arguments, DEADLINE))
@@ -64,21 +64,21 @@ impl Monitor {
     /// Switches migration capabilities on.
     ///
     /// # Errors
-    /// When QEMU refuses them, which is how it says that a mode does not go with this guest.
+    /// When QEMU refuses them: this mode is not possible for this guest.
     pub fn enable(&self, capabilities: &[&str]) -> Result<()> {
         let list: Vec<Value> =
             capabilities.iter().map(|name| serde_json::json!({"capability": name, "state": true})).collect();
         self.run("migrate-set-capabilities", serde_json::json!({ "capabilities": list })).map(|_| ())
     }
 
-    /// The first event called `name` for which `accepts` holds, if it has come.
+    /// The first event `name` so far for which `accepts` returns true.
     #[must_use]
     pub fn event(&self, name: &str, accepts: impl Fn(&Event) -> bool) -> Option<Arc<Event>> {
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         events.iter().find(|event| event.name == name && accepts(event)).map(Arc::clone)
     }
 
-    /// How many events called `name` have come.
+    /// Number of events `name` so far.
     #[must_use]
     pub fn count(&self, name: &str) -> usize {
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! Network namespaces for the nodes of one test, joined by a bridge in a namespace of its own: the host's interfaces stay as they are.
+//! Network namespaces for the nodes of one test. A bridge in a separate namespace connects them, so the host's interfaces do not change.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -30,11 +30,11 @@ fn ip(arguments: &str) -> Result<()> {
     run("ip", arguments).map(drop)
 }
 
-/// Whether this machine can make namespaces, limit links and drop packets. Asked once: where one is possible, each that fails later is an
+/// Whether this machine can make namespaces, limit links and drop packets. It is tried once: if it works once, any later failure is an
 /// error.
 ///
 /// # Errors
-/// What it lacks.
+/// What is missing.
 pub fn possible() -> Result<()> {
     static ANSWER: OnceLock<Result<(), String>> = OnceLock::new();
     let ask = || {
@@ -46,7 +46,7 @@ pub fn possible() -> Result<()> {
 }
 
 impl Networks {
-    /// `count` namespaces, in which 10.77.0.1, 10.77.0.2 and so on are.
+    /// Makes `count` namespaces with the addresses 10.77.0.1, 10.77.0.2 and so on.
     ///
     /// # Errors
     /// Without root, or without iproute2.
@@ -74,13 +74,13 @@ impl Networks {
         format!("{}-{number}", self.prefix)
     }
 
-    /// Where the daemon of a node (from 1) listens.
+    /// Listen address of the daemon of a node (from 1).
     #[must_use]
     pub fn address(&self, number: u8) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::new(10, 77, 0, number), 7420))
     }
 
-    /// Limits what a node (from 1) sends, in Mbit/s.
+    /// Limits the send rate of a node (from 1), in Mbit/s.
     ///
     /// # Errors
     /// Without the kernel's token bucket.
@@ -91,7 +91,7 @@ impl Networks {
         run("tc", &shape).map(drop)
     }
 
-    /// Drops this part of the UDP packets that reach a node (from 1), and no longer what was said before.
+    /// Drops this part of the UDP packets that reach a node (from 1). It replaces the part set before.
     ///
     /// # Errors
     /// Without the kernel's packet filter.
@@ -99,7 +99,7 @@ impl Networks {
         let name = self.name(number);
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let below = (part * f64::from(u32::MAX)) as u32;
-        // With the filter of an earlier loss, which would drop a part of its own; there is none at first.
+        // Removes the filter of an earlier call, which would drop packets as well; the first call has none to remove.
         let _ = run("tc", &format!("-n {name} qdisc del dev eth0 ingress"));
         run("tc", &format!("-n {name} qdisc add dev eth0 ingress"))?;
         // Classic BPF: `ldb [23]` is the protocol; `ld rand`; 2 drops, 0 passes.
@@ -115,18 +115,18 @@ impl Networks {
         Ok(())
     }
 
-    /// Bytes that a node (from 1) has sent, with Ethernet headers.
+    /// Bytes that a node (from 1) has sent, including Ethernet headers.
     ///
     /// # Errors
-    /// When the interface is not there.
+    /// When there is no such interface.
     pub fn sent_bytes(&self, number: u8) -> Result<u64> {
         let json = run("ip", &format!("-n {} -s -j link show eth0", self.name(number)))?;
         let json: serde_json::Value = serde_json::from_slice(&json)?;
         json[0]["stats64"]["tx"]["bytes"].as_u64().context("no statistics of the link")
     }
 
-    /// A program that runs `program` in the namespace of a node (from 1). Only its network is another one: mounts stay shared, which
-    /// `ip netns exec` would not leave so, unless it is to have those of another namespace.
+    /// A script that runs `program` in the network namespace of a node (from 1). Mounts stay shared, unless those of another namespace
+    /// are asked for; `ip netns exec` would not share them.
     ///
     /// # Errors
     /// When it cannot be written.

@@ -1,7 +1,6 @@
-//! An older kernel than the one that runs: requests that it does not know fail as they would there.
+//! Simulates an older kernel: requests that the older kernel does not know fail as they would there.
 //!
-//! A filter in front of system calls (seccomp) is inherited by every process that is started under it, so the daemon and
-//! its QEMUs all see the same kernel.
+//! A seccomp filter is inherited by every process that is started under it, so the daemon and its QEMUs see the same kernel.
 
 use std::collections::BTreeMap;
 use std::process::{Child, Command};
@@ -17,7 +16,7 @@ const PAGEMAP_SCAN: u64 = 0xc060_6610;
 /// `MADV_DONTNEED_LOCKED`, which came with Linux 5.18.
 const MADV_DONTNEED_LOCKED: u64 = 24;
 
-/// Which requests the kernel does not know.
+/// The requests that the simulated kernel does not know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Before {
     /// `ioctl(PAGEMAP_SCAN)` fails as it does before Linux 6.7.
@@ -26,7 +25,7 @@ pub enum Before {
     V5_18,
 }
 
-/// A filter under which that is so.
+/// The filter for this kernel.
 fn filter(kernel: Before) -> Result<BpfProgram> {
     let (call, argument, request, errno) = match kernel {
         Before::V6_7 => (libc::SYS_ioctl, 1, PAGEMAP_SCAN, libc::ENOTTY),
@@ -40,21 +39,21 @@ fn filter(kernel: Before) -> Result<BpfProgram> {
     Ok(filter.try_into()?)
 }
 
-/// Fails where filters are not possible.
+/// Checks that filters are possible here.
 ///
 /// # Errors
-/// Why not.
+/// Why they are not.
 pub fn possible() -> Result<()> {
     spawn_before(Before::V6_7, Command::new("true"))?.wait().map(drop).map_err(Into::into)
 }
 
-/// Starts `command` as if the kernel were older.
+/// Starts `command` under the filter.
 ///
 /// # Errors
 /// When filters are not possible here, or the program cannot be started.
 pub fn spawn_before(kernel: Before, mut command: Command) -> Result<Child> {
     let filter = filter(kernel)?;
-    // A filter holds for the thread that asks for it and for what that starts, for ever: so a thread of its own.
+    // A filter applies to its thread and to everything that this thread starts, and cannot be removed. Hence a separate thread.
     let child = std::thread::spawn(move || -> Result<Child> {
         seccompiler::apply_filter(&filter).context("no seccomp filter is possible here")?;
         Ok(command.spawn()?)

@@ -1,6 +1,6 @@
-//! Where the programs and images are that tests use.
+//! Paths of the programs and images that tests use.
 //!
-//! Each can be named by an environment variable; without it, the place where `./run setup` and `./run build` put it.
+//! An environment variable may name each of them. Without it, the path is that to which `./run setup` or `./run build` writes.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ impl Qemu {
     /// The QEMU under test: the program that `VMOVE_QEMU` names, else 10.0.
     ///
     /// # Errors
-    /// When it is not there, with what to do.
+    /// When it does not exist; the error says what to do.
     pub fn under_test() -> Result<PathBuf> {
         match std::env::var_os("VMOVE_QEMU").filter(|v| !v.is_empty()) {
             Some(path) => exists(Path::new(&path)),
@@ -31,7 +31,7 @@ impl Qemu {
     /// The program.
     ///
     /// # Errors
-    /// When it is not there, with what to do.
+    /// When it does not exist; the error says what to do.
     pub fn path(self) -> Result<PathBuf> {
         match self {
             Self::V7_2 => place("VMOVE_QEMU_7_2", "qemu-7.2/usr/bin/qemu-system-x86_64"),
@@ -43,7 +43,7 @@ impl Qemu {
 /// The guest's kernel.
 ///
 /// # Errors
-/// When it is not there, with what to do.
+/// When it does not exist; the error says what to do.
 pub fn guest_kernel() -> Result<PathBuf> {
     place("VMOVE_GUEST_KERNEL", "kernel/vmlinux")
 }
@@ -51,22 +51,21 @@ pub fn guest_kernel() -> Result<PathBuf> {
 /// The guest's initramfs.
 ///
 /// # Errors
-/// When it is not there, with what to do.
+/// When it does not exist; the error says what to do.
 pub fn guest_initrd() -> Result<PathBuf> {
     place("VMOVE_GUEST_INITRD", "guest/initrd.img")
 }
 
-/// The program `name` (`vmoved` or `vmove`) as built: in the folder that `VMOVE_BIN_DIR` names, else beside the running
-/// program.
+/// The program `name` (`vmoved` or `vmove`) that was built: in the folder `VMOVE_BIN_DIR`, or else in that of the running program.
 ///
 /// # Errors
-/// When it is not there, with what to do.
+/// When it does not exist; the error says what to do.
 pub fn product(name: &str) -> Result<PathBuf> {
     let folder = match std::env::var_os("VMOVE_BIN_DIR") {
         Some(folder) => PathBuf::from(folder),
         None => {
             let program = std::env::current_exe()?;
-            // Test programs are in `deps`, one below the others.
+            // Test programs are in the subfolder `deps`.
             program
                 .ancestors()
                 .skip(1)

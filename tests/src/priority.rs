@@ -4,8 +4,8 @@
 //! outlives the call.
 #![allow(unsafe_code)]
 
-/// Makes the calling thread run as soon as it wants to: it measures, and sleeps nearly always. Without the right to do
-/// so (CAP_SYS_NICE) it stays an ordinary thread, whose samples may be late, never wrong.
+/// Gives the calling thread real-time priority. It measures, and sleeps nearly always. Without the right to do so (CAP_SYS_NICE) it
+/// stays an ordinary thread; its samples may then be late, but not wrong.
 pub fn be_punctual() {
     let lowest_of_real_time = libc::sched_param { sched_priority: 1 };
     // SAFETY: the module's rule; 0 is the calling thread.

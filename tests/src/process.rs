@@ -24,7 +24,7 @@ impl Guarded {
         i32::try_from(self.0.id()).unwrap_or(-1)
     }
 
-    /// How it ended, if it has.
+    /// Its exit status, if it has ended.
     ///
     /// # Errors
     /// When it cannot be waited for.
@@ -40,7 +40,7 @@ impl Guarded {
         kill(Pid::from_raw(self.pid()), signal).with_context(|| format!("could not send {signal}"))
     }
 
-    /// Waits until it ends, at most for `timeout`.
+    /// Waits until it ends, but not longer than `timeout`.
     ///
     /// # Errors
     /// When it cannot be waited for.
@@ -55,7 +55,7 @@ impl Guarded {
         }
     }
 
-    /// Kills it at once, as a crash would, and reaps it.
+    /// Kills it with SIGKILL, like a crash, and reaps it.
     pub fn kill(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -71,27 +71,27 @@ impl Drop for Guarded {
 /// CPU time that a process has used, in seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CpuTime {
-    /// By all its threads, those that have ended included.
+    /// Of all threads, including those that have ended.
     pub total: f64,
-    /// By the threads that run the guest's virtual CPUs.
+    /// Of the threads that run the guest's virtual CPUs.
     pub vcpus: f64,
 }
 
 impl CpuTime {
-    /// Time used by the rest of the process: what a migration costs there.
+    /// Time of all other threads: the cost of a migration in this process.
     #[must_use]
     pub fn rest(&self) -> f64 {
         (self.total - self.vcpus).max(0.0)
     }
 
-    /// Time used between two readings.
+    /// Time between two readings.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self { total: self.total - before.total, vcpus: self.vcpus - before.vcpus }
     }
 }
 
-/// How often the threads of a process whose names begin with `name` have gone to sleep; `None` if there is no such thread.
+/// How often those threads of a process went to sleep whose names begin with `name`; `None` if there is no such thread.
 #[must_use]
 pub fn sleeps(pid: i32, name: &str) -> Option<u64> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
@@ -122,13 +122,13 @@ pub fn cpu_time(pid: i32) -> Option<CpuTime> {
 /// User and system time in a `stat` file of proc(5), in seconds; counted in ticks of 10 ms.
 fn schedule_time(path: &str) -> Option<f64> {
     let stat = std::fs::read_to_string(path).ok()?;
-    // The name, in parentheses, may hold anything; utime and stime are the 12th and 13th field behind it.
+    // The name, in parentheses, may contain any characters; utime and stime are the 12th and 13th field after it.
     let fields = stat.rsplit(')').next()?.split_ascii_whitespace();
     let ticks: u32 = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u32>().ok()).sum();
     Some(f64::from(ticks) / 100.0)
 }
 
-/// Bytes that the loopback interface has carried, headers included.
+/// Bytes sent on the loopback interface, including headers.
 #[must_use]
 pub fn loopback_bytes() -> u64 {
     std::fs::read_to_string("/sys/class/net/lo/statistics/tx_bytes")
@@ -137,8 +137,8 @@ pub fn loopback_bytes() -> u64 {
         .unwrap_or(0)
 }
 
-/// Memory that a process has for itself alone, in bytes: anonymous pages and page tables. The guest's RAM is a shared
-/// file, which counts for each process that maps it but is there once.
+/// Memory that only this process has, in bytes: anonymous pages and page tables. The guest's RAM is not counted: it is a shared file,
+/// which exists once but counts for each process that maps it.
 #[must_use]
 pub fn resident_bytes(pid: i32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -149,10 +149,10 @@ pub fn resident_bytes(pid: i32) -> Option<u64> {
     Some((field("RssAnon:")? + field("VmPTE:")?) << 10)
 }
 
-/// Where a process has guest memory of this size mapped.
+/// The address at which a process has mapped guest memory of this size.
 ///
 /// # Errors
-/// When it has not.
+/// When it has no such mapping.
 pub fn ram_in(pid: i32, bytes: u64) -> Result<u64> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let found = maps.lines().filter_map(addresses).find(|(start, end)| end - start == bytes);
@@ -161,7 +161,7 @@ pub fn ram_in(pid: i32, bytes: u64) -> Result<u64> {
         .with_context(|| format!("no mapping of {bytes} bytes in process {pid}: {maps}"))
 }
 
-/// The range of addresses with which a line about a mapping begins, in `maps` and `smaps` of proc(5).
+/// The address range at the beginning of a line about a mapping, in `maps` and `smaps` of proc(5).
 #[must_use]
 pub fn addresses(line: &str) -> Option<(u64, u64)> {
     let (start, end) = line.split_once(' ')?.0.split_once('-')?;

@@ -8,38 +8,38 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-/// Way of bytes through the proxy.
+/// Direction of bytes through the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// From the side that connected to the side that listens.
+    /// From the side that connects to the side that listens.
     Forth,
-    /// Back to the side that connected.
+    /// From the side that listens to the side that connects.
     Back,
 }
 
-/// What goes wrong.
+/// A fault.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fault {
     /// The connection is reset.
     Cut,
-    /// The connection stays open, and no byte crosses it any more.
+    /// The connection stays open, but passes no more bytes.
     Stall,
-    /// Each piece is held back for this long.
+    /// Each piece is delayed by this time.
     Delay(Duration),
-    /// At most so many bytes cross in a second.
+    /// Maximum number of bytes per second.
     Limit(u64),
 }
 
-/// Where it goes wrong.
+/// A fault and the byte at which it happens.
 #[derive(Debug, Clone, Copy)]
 pub struct Rule {
-    /// Connection by number, in the order of being accepted, from 0; `None`: each one.
+    /// Number of the connection, counted from 0 in the order of acceptance; `None`: every connection.
     pub connection: Option<u64>,
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
-    /// Bytes that pass unharmed first, on each connection.
+    /// Number of bytes that pass before the fault, on each connection.
     pub after: u64,
-    /// What happens then.
+    /// The fault.
     pub fault: Fault,
 }
 
@@ -55,7 +55,7 @@ struct Shared {
     open: Mutex<Vec<TcpStream>>,
 }
 
-/// Forwards connections to a target until it is dropped, which cuts them all.
+/// Forwards connections to a target. Dropping the proxy cuts all connections.
 #[derive(Debug)]
 pub struct Proxy {
     shared: Arc<Shared>,
@@ -66,7 +66,7 @@ impl Proxy {
     /// Listens on a free port of 127.0.0.1 and forwards to `target`.
     ///
     /// # Errors
-    /// When no port can be had.
+    /// When no port is free.
     pub fn start(target: SocketAddr) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
@@ -85,18 +85,18 @@ impl Proxy {
         Ok(Self { shared, address })
     }
 
-    /// Where it listens.
+    /// Its listen address.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Adds a rule; it also holds for connections that are open. A rule whose byte has passed works at once.
+    /// Adds a rule. It also applies to open connections: at once, if its byte has passed already.
     pub fn add(&self, rule: Rule) {
         lock(&self.shared.rules).push(rule);
     }
 
-    /// Drops all rules; stalled connections go on.
+    /// Removes all rules. Stalled connections continue.
     pub fn heal(&self) {
         lock(&self.shared.rules).clear();
         self.shared.refuse.store(false, Ordering::SeqCst);
@@ -109,7 +109,7 @@ impl Proxy {
         }
     }
 
-    /// Closes new connections at once, until [`Proxy::heal`]. With [`Proxy::cut_all`]: a peer that is gone.
+    /// Closes new connections at once, until [`Proxy::heal`]. Together with [`Proxy::cut_all`], this simulates a lost peer.
     pub fn refuse(&self) {
         self.shared.refuse.store(true, Ordering::SeqCst);
     }
@@ -120,7 +120,7 @@ impl Proxy {
         self.shared.connections.load(Ordering::SeqCst)
     }
 
-    /// Bytes that have crossed.
+    /// Number of bytes forwarded so far.
     #[must_use]
     pub fn bytes(&self, direction: Direction) -> u64 {
         self.shared.counter(direction).load(Ordering::SeqCst)
@@ -144,7 +144,7 @@ impl Shared {
         }
     }
 
-    /// The fault at byte `at` of a connection, and the byte at which the next rule begins.
+    /// The fault at byte `at` of a connection, and the byte at which the next rule takes effect.
     fn fault(&self, connection: u64, direction: Direction, at: u64) -> (Option<Fault>, Option<u64>) {
         let rules = lock(&self.rules);
         let mine = || {
@@ -162,7 +162,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Closes without the polite end, as a machine that lost its power would after its peer's time-out.
+/// Closes with a reset instead of an orderly end: the peer of a machine that lost power sees the same after its timeout.
 fn reset(stream: &TcpStream) {
     let linger = nix::libc::linger { l_onoff: 1, l_linger: 0 };
     let _ = nix::sys::socket::setsockopt(stream, nix::sys::socket::sockopt::Linger, &linger);
@@ -190,7 +190,7 @@ fn forward(client: TcpStream, number: u64, shared: &Arc<Shared>) -> Result<()> {
     let server = TcpStream::connect(shared.target)?;
     for stream in [&client, &server] {
         stream.set_nodelay(true)?;
-        // A stalled or slowed thread looks at its rules again.
+        // A stalled or slowed thread reads its rules again.
         stream.set_read_timeout(Some(Duration::from_millis(20)))?;
         lock(&shared.open).push(stream.try_clone()?);
     }
@@ -224,7 +224,7 @@ fn copy(mut from: TcpStream, mut to: TcpStream, number: u64, direction: Directio
                 }
                 continue;
             }
-            // A hundredth of a second's worth at a time.
+            // The bytes of 10 ms at a time.
             Some(Fault::Limit(rate)) => {
                 room = room.min(usize::try_from(rate / 100).unwrap_or(usize::MAX).max(1));
             }
@@ -255,7 +255,7 @@ fn copy(mut from: TcpStream, mut to: TcpStream, number: u64, direction: Directio
             std::thread::sleep(delay);
         }
         passed += read as u64;
-        // Counted before it is passed on: who has received a byte finds it counted.
+        // Counted before they are forwarded, so that a byte that was received is always counted.
         shared.counter(direction).fetch_add(read as u64, Ordering::SeqCst);
         if to.write_all(&buffer[..read]).is_err() {
             reset(&from);
@@ -310,14 +310,14 @@ mod tests {
     #[test]
     fn a_cut_lets_exactly_the_chosen_bytes_pass() {
         let (proxy, mut stream) = echo();
-        // Before it is opened: an open one may be waiting for bytes by the rules that it had.
+        // Set before the connection is opened: an open connection may already wait under the earlier rules.
         proxy.add(Rule { connection: Some(1), direction: Direction::Forth, after: 1000, fault: Fault::Cut });
         let mut second = TcpStream::connect(proxy.address()).expect("connects");
         second.write_all(&[7; 5000]).expect("the kernel takes them");
         let mut back = Vec::new();
         let _ = second.read_to_end(&mut back);
         assert_eq!(proxy.bytes(Direction::Forth), 1000);
-        // The first connection is another one.
+        // The rule does not apply to the first connection.
         there_and_back(&mut stream, 5000).expect("an echo");
     }
 

@@ -1,7 +1,7 @@
 //! Samples the guest's work every millisecond, from outside the guest.
 //!
-//! While a machine moves, its RAM is in two files. The sampler watches the beacon's page in both and takes the larger
-//! count: the destination's page may not have arrived yet, or be of an earlier round.
+//! During a migration the guest's RAM is in two files. The sampler reads the beacon's page in both and uses the larger count: the
+//! page at the destination may not have arrived yet, or may come from an earlier round.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use vmove_guest::beacon::Beacon;
 
 use crate::beacon::BeaconPage;
 
-/// CLOCK_MONOTONIC, in nanoseconds. The clock of all times in this crate.
+/// CLOCK_MONOTONIC, in nanoseconds. All times in this crate use this clock.
 #[must_use]
 pub fn now() -> u64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| time.num_nanoseconds().unsigned_abs())
@@ -34,7 +34,7 @@ pub struct Sample {
     pub beats: u64,
 }
 
-/// Looks for a RAM file that is still to be made. Asked every few milliseconds until it answers.
+/// Looks for a RAM file that may not exist yet. It is called every few milliseconds until it returns one.
 type Locate = Box<dyn FnMut() -> Option<PathBuf> + Send>;
 
 struct Watched {
@@ -67,10 +67,10 @@ impl Sampler {
     pub fn start(page: BeaconPage, interval: Duration) -> Result<Self> {
         let Some(beacon) = page.read() else { bail!("there is no beacon in this page") };
         let offset = page.offset();
-        // Room for a minute, so that a sample is not late for a copy.
+        // Capacity for one minute, so that no sample is delayed by a reallocation.
         let samples = Vec::with_capacity(60_000);
         let mut watched = Watched { offset, pages: vec![page], wanted: Vec::new(), samples, last: None };
-        // There is a sample from the first moment on.
+        // The first sample is taken at once.
         watched.take(beacon.boot);
         let watched = Arc::new(Mutex::new(watched));
         let stop = Arc::new(AtomicBool::new(false));
@@ -89,7 +89,7 @@ impl Sampler {
         lock(&self.watched).wanted.push(Box::new(locate));
     }
 
-    /// The newest beacon, from whichever file has done more work. For verdicts and progress.
+    /// The newest beacon: that of the file with the larger count. For verdicts and progress.
     #[must_use]
     pub fn last(&self) -> Option<Beacon> {
         lock(&self.watched).last.clone()
@@ -101,7 +101,7 @@ impl Sampler {
         lock(&self.watched).samples.last().copied()
     }
 
-    /// What was sampled so far.
+    /// All samples so far.
     #[must_use]
     pub fn series(&self) -> Series {
         Series { samples: lock(&self.watched).samples.clone() }
@@ -131,13 +131,13 @@ fn sample(watched: &Mutex<Watched>, stop: &AtomicBool, interval: Duration, boot:
             watched.look_for_files();
         }
         if tick % 16 == 0 {
-            // Memory of a place that the guest has left is not held.
+            // A deleted RAM file is closed, so that its memory can be freed.
             watched.pages.retain(BeaconPage::has_name);
         }
         watched.take(boot);
         drop(watched);
         tick += 1;
-        // Late ticks are skipped, not made up for.
+        // Late ticks are skipped, not repeated.
         next = (next + step).max(now());
         let until = nix::sys::time::TimeSpec::nanoseconds(i64::try_from(next).unwrap_or(i64::MAX));
         let _ = clock_nanosleep(ClockId::CLOCK_MONOTONIC, ClockNanosleepFlags::TIMER_ABSTIME, &until);
@@ -165,7 +165,7 @@ impl Watched {
             .max_by_key(|beacon| (beacon.work, beacon.beats, beacon.uptime_ms));
         let at = now();
         if let Some(beacon) = newest {
-            // A stale page alone in sight (the newer one gone, the other not yet there) does not undo work.
+            // If only an outdated page can be read (the newer one is gone, the other one not there yet), the count does not go back.
             let before = self.samples.last().map_or((0, 0), |s| (s.work, s.beats));
             let (work, beats) = (beacon.work.max(before.0), beacon.beats.max(before.1));
             self.samples.push(Sample { at, work, beats });
@@ -174,17 +174,17 @@ impl Watched {
     }
 }
 
-/// What is counted as the guest's work.
+/// The counter that measures the guest's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measure {
     /// Pages rewritten.
     Work,
-    /// Periods begun: for a guest that rewrites nothing.
+    /// Periods begun, for a guest that rewrites nothing.
     Beats,
 }
 
 impl Sample {
-    /// The counter that `measure` names.
+    /// The counter for `measure`.
     #[must_use]
     pub const fn value(&self, measure: Measure) -> u64 {
         match measure {
@@ -197,24 +197,24 @@ impl Sample {
 /// Counters over time.
 #[derive(Debug, Clone, Default)]
 pub struct Series {
-    /// In the order of time.
+    /// Sorted by time.
     pub samples: Vec<Sample>,
 }
 
-/// How a period of time went for the guest.
+/// The guest's work in a period of time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Loss {
     /// Work not done, in milliseconds of full-rate work.
     pub lost_ms: f64,
     /// When the guest was back at its full rate, in nanoseconds of [`now`].
     pub full_rate_at: u64,
-    /// Whether it was, before the series ended.
+    /// Whether it was back before the series ended.
     pub recovered: bool,
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts and nanoseconds of minutes are below 2^53")]
 impl Series {
-    /// Units of work in a second between two moments; `None` when there are no samples of both.
+    /// Units of work per second between two moments; `None` if there are no samples of both.
     #[must_use]
     pub fn rate(&self, measure: Measure, from: u64, to: u64) -> Option<f64> {
         let (first, last) = (self.at(from)?, self.at(to)?);
@@ -229,11 +229,11 @@ impl Series {
         index.checked_sub(1).and_then(|i| self.samples.get(i))
     }
 
-    /// Work lost from `start` until the guest runs at full rate again, which is looked for from `ended` (when the
-    /// migration said it was done, or the guest resumed) on.
+    /// Work lost from `start` until the guest runs at full rate again. The return to full rate is searched from `ended` on (the end of
+    /// the migration, or the resumption of the guest).
     ///
-    /// The guest is at full rate when it did at least 97 % of `full_rate` in the following quarter of a second. It never
-    /// catches up, so the loss is the work that `full_rate` calls for since `start`, less what was done.
+    /// The guest is at full rate at a moment if it does at least 97 % of `full_rate` in the quarter of a second after it. It never
+    /// catches up, so the loss is the work at `full_rate` since `start`, minus the work that was done.
     #[must_use]
     pub fn loss(&self, measure: Measure, full_rate: f64, start: u64, ended: u64) -> Option<Loss> {
         const WINDOW: u64 = 250_000_000;
@@ -263,7 +263,7 @@ impl Series {
             .step_by(usize::try_from(bucket.max(1)).unwrap_or(usize::MAX))
             .filter_map(|at| {
                 let (first, last) = (self.at(at)?, self.at(at + bucket)?);
-                // By the bucket's own length: within a stall both ends are the same sample.
+                // Divided by the length of the bucket: during a stall, both ends are the same sample.
                 let done = last.value(measure) - first.value(measure);
                 Some((at + bucket / 2, done as f64 * 1e9 / bucket as f64))
             })
@@ -293,7 +293,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// A guest at 100 units in a millisecond that stands still from 1000 to 1040 ms and runs at half rate until 1140.
+    /// A guest with 100 units per millisecond. It stands still from 1000 to 1040 ms and runs at half rate until 1140 ms.
     fn series() -> Series {
         let mut work = 0;
         let samples = (0..3000)
@@ -316,7 +316,7 @@ mod tests {
         assert!((rate - 100_000.0).abs() < 1.0, "{rate}");
         let loss = series.loss(Measure::Work, rate, 990 * MS, 1050 * MS).expect("a loss");
         assert!(loss.recovered);
-        // 40 ms of stall and 100 ms at half rate. Full rate is noticed a little early: 97 % of a window suffice.
+        // 40 ms of stall and 100 ms at half rate. Full rate is found a little early, because 97 % of a window suffice.
         assert!((loss.lost_ms - 90.0).abs() < 8.0, "{loss:?}");
         assert!(loss.full_rate_at >= 1120 * MS, "{loss:?}");
     }

@@ -1,11 +1,10 @@
-//! A folder for one test, and the guard that removes everything that belongs to it.
+//! A folder for one test, and a guard that removes everything that belongs to the test.
 //!
-//! QEMU outlives the daemon that started it, on purpose; so killing one's own children does not clean up. All that a
-//! test starts has the path of its sandbox in its command line or its working directory, and the path is unique:
-//! dropping the sandbox ends exactly those processes, unmounts what is mounted below, gives huge pages back and deletes
-//! the folder.
+//! QEMU outlives the daemon that started it, on purpose; so killing a test's child processes is not enough. Every process of a test
+//! has the path of the sandbox in its command line or working directory, and the path is unique. Dropping the sandbox ends exactly
+//! these processes, unmounts what is mounted below the folder, returns huge pages and deletes the folder.
 //!
-//! A test that is itself killed leaves its sandbox behind. The next one to be made sweeps up those whose owner is gone.
+//! A test that is killed leaves its sandbox behind. The next sandbox to be made removes those whose owner is gone.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -20,9 +19,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpid};
 
 const PREFIX: &str = "vmt-";
-/// Sizes of the machine's pools of huge pages that a sandbox can raise.
+/// Page sizes of the machine's pools of huge pages that a sandbox can enlarge.
 const HUGE_SIZES: [u64; 2] = [2 << 20, 1 << 30];
-/// Set to keep the folders of tests (logs, state), not their processes and mounts.
+/// If this variable is set, the folders of tests (logs, state) are kept; their processes and mounts are not.
 const KEEP: &str = "VMOVE_KEEP";
 
 /// See the [module](self).
@@ -34,7 +33,7 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// A new, empty sandbox, after sweeping up those of dead owners.
+    /// Makes an empty sandbox. Before that, removes the sandboxes of dead owners.
     ///
     /// # Errors
     /// When the folder cannot be made.
@@ -59,7 +58,7 @@ impl Sandbox {
         &self.path
     }
 
-    /// A new folder in the sandbox.
+    /// Makes a folder in the sandbox.
     ///
     /// # Errors
     /// When it cannot be made.
@@ -69,7 +68,7 @@ impl Sandbox {
         Ok(path)
     }
 
-    /// Leaves the folder (not the processes and mounts) when the sandbox is dropped, for its logs.
+    /// Keeps the folder for its logs when the sandbox is dropped. Processes and mounts are removed nevertheless.
     pub const fn keep(&mut self) {
         self.keep = true;
     }
@@ -85,7 +84,7 @@ impl Sandbox {
     /// Mounts a hugetlbfs of 2 MiB pages and adds `bytes` of them to the machine's pool.
     ///
     /// # Errors
-    /// When mounting is not permitted, or the machine has not that much memory in one piece.
+    /// When mounting is not permitted, or the machine does not have that much contiguous memory.
     pub fn mount_hugetlb(&self, name: &str, bytes: u64) -> Result<PathBuf> {
         self.reserve_huge_pages(2 << 20, bytes)?;
         self.mount(name, "hugetlbfs", "pagesize=2M")
@@ -101,12 +100,12 @@ impl Sandbox {
     /// Adds `bytes` to the machine's pool of pages of `size` bytes (2 MiB, 1 GiB), until the sandbox is dropped.
     ///
     /// # Errors
-    /// When the machine has not that much memory in one piece, or no pool of this size.
+    /// When the machine does not have that much contiguous memory, or has no pool of this page size.
     pub fn reserve_huge_pages(&self, size: u64, bytes: u64) -> Result<()> {
         let pages = i64::try_from(bytes.div_ceil(size))?;
         let note = self.path.join(huge_pages_note(size));
         let before = fs::read_to_string(&note).ok().and_then(|t| t.parse::<i64>().ok()).unwrap_or(0);
-        // Noted first: giving back too many is mended by the next who asks, never giving back is not.
+        // Noted first: if too many pages are returned, the next request corrects that; pages that are never returned are lost.
         fs::write(&note, (before + pages).to_string())?;
         let got = change_huge_pages(size, pages)?;
         if got < pages {
@@ -132,7 +131,7 @@ impl Drop for Sandbox {
     }
 }
 
-/// Removes the sandboxes of this process without dropping them: for a program that is about to exit on a signal.
+/// Removes the sandboxes of this process without dropping them, for a program that exits on a signal.
 pub fn clean_up_mine() {
     clean_up_of(std::process::id());
 }
@@ -171,7 +170,7 @@ fn sandboxes(base: &Path) -> Vec<(PathBuf, String)> {
 fn clean(path: &Path, keep: bool) {
     kill_all(path);
     for mount_point in mounts_below(path) {
-        // Lazily, should a process that is stuck in the kernel still use it.
+        // Lazily, because a process that is stuck in the kernel may still use it.
         if umount2(&mount_point, MntFlags::empty()).is_err() {
             let _ = umount2(&mount_point, MntFlags::MNT_DETACH);
         }
@@ -195,7 +194,7 @@ fn give_back_huge_pages(path: &Path, size: u64) {
 
 fn kill_all(path: &Path) {
     let deadline = Instant::now() + Duration::from_secs(10);
-    // Repeated, since a daemon that is killed second may have started another process before.
+    // Repeated: a daemon may have started another process before it was killed.
     loop {
         let pids = processes_of(path);
         if pids.is_empty() {
@@ -212,7 +211,7 @@ fn kill_all(path: &Path) {
     }
 }
 
-/// Processes whose command line or working directory names something in `folder`. Zombies have neither.
+/// Processes whose command line or working directory contains a path in `folder`. Zombies have neither.
 fn processes_of(folder: &Path) -> Vec<i32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let mut wanted = folder.as_os_str().as_bytes().to_vec();
@@ -252,19 +251,19 @@ fn mounts_below(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Written into a sandbox that raised the number of huge pages of a size: by how many.
+/// File in a sandbox that enlarged a pool: by how many pages of this size.
 fn huge_pages_note(size: u64) -> String {
     format!("huge-pages-{}", size >> 20)
 }
 
-/// Where the kernel tells and takes the number of pages in a pool.
+/// The kernel's file with the number of pages in a pool.
 fn pool(size: u64) -> PathBuf {
     format!("/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages", size >> 10).into()
 }
 
-/// Adds to the machine's pool of huge pages of a size; gives the change that the kernel made.
+/// Changes the machine's pool of huge pages of this size. Returns by how much the kernel did change it.
 fn change_huge_pages(size: u64, change: i64) -> Result<i64> {
-    // Two tests at once would lose one's change otherwise.
+    // Without the lock, two tests at once would lose one of the changes.
     let lock = fs::File::create(std::env::temp_dir().join("vmove-huge-pages.lock"))?;
     let _lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, e)| e)?;
     let pool = pool(size);
@@ -291,7 +290,7 @@ mod tests {
         let mut by_cwd = Command::new("sleep").arg("100").current_dir(&inside).spawn().expect("sleep starts");
         let mut other = Command::new("sleep").arg("100").spawn().expect("sleep starts");
         assert_eq!(sandbox.processes(), [i32::try_from(by_cwd.id()).expect("a pid")]);
-        // Reaped meanwhile, as an init would.
+        // Reaped here, as an init process would.
         let reaper = std::thread::spawn(move || by_cwd.wait().expect("waits"));
         drop(sandbox);
         assert!(!reaper.join().expect("joins").success());

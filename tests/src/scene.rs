@@ -1,7 +1,7 @@
-//! One guest between two daemons: what tests of faults ask for again and again.
+//! One guest and two daemons: the steps that most tests of faults need.
 //!
-//! `a` has the guest, `b` is where it is to go. Each question comes with a deadline, so that a migration that hangs fails
-//! its test instead of holding up all others.
+//! The guest starts at `a` and moves to `b`. Each request has a deadline, so that a migration that hangs fails its test and does not
+//! delay all others.
 
 use std::fs::File;
 use std::io::Read;
@@ -23,54 +23,54 @@ use crate::sandbox::{Sandbox, qemu_in};
 
 /// Name of the guest, unless the test gives it another.
 pub const NAME: &str = "guest";
-/// A link so slow that the first round, or the fetching of what the guest does not touch, takes several seconds.
+/// A link so slow that several seconds pass in the first round, or while pages are fetched that the guest does not touch.
 pub const SLOW: &str = "256Mbit";
-/// Connections of a migration in the order of being opened: control, those for pages, device state.
+/// The control connection. A migration's connections are numbered in the order in which they are opened: control, pages, device state.
 pub const CONTROL: u64 = 0;
-/// The connections for pages, one urgent and two for bulk: opened at the same time, in any order.
+/// The connections for pages, one urgent and two bulk. They are opened at the same time, in any order.
 pub const FOR_PAGES: [u64; 3] = [1, 2, 3];
 /// The connection for device state.
 pub const DEVICE_STATE: u64 = 4;
-/// For whatever should take seconds, on a machine that is busy.
+/// Timeout for steps that take some seconds on a busy machine.
 pub const STEP_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// See the [module](self).
 #[derive(Debug)]
 pub struct Scene {
-    /// Node that has the guest at first.
+    /// The node that has the guest at first.
     pub a: Node,
-    /// Node it is to go to.
+    /// The node to which the guest moves.
     pub b: Node,
-    /// What stands between them, if that was asked for.
+    /// The proxy between the nodes, if the test asked for one.
     pub proxy: Option<Proxy>,
     name: String,
     config: Config,
-    /// Where the beacon is: RAM file by number, and offset in it.
+    /// Position of the beacon: number of the RAM file, and offset in it.
     beacon: (usize, u64),
-    // Last: it ends whatever is left.
+    // Dropped last: it ends all processes that are left.
     sandbox: Sandbox,
 }
 
-/// How a `vmove --json` ended.
+/// The result of a `vmove --json`.
 #[derive(Debug)]
 pub struct End {
     /// Exit code.
     pub code: i32,
-    /// The object it printed; null without one.
+    /// The object that it printed; null if it printed none.
     pub answer: Value,
-    /// What it told people.
+    /// Its text for people, from stderr.
     pub said: String,
 }
 
 impl End {
-    /// The error it names, or nothing.
+    /// The error message; empty if there is none.
     #[must_use]
     pub fn error(&self) -> &str {
         self.answer["error"].as_str().unwrap_or_default()
     }
 }
 
-/// Fails when something is missing that every scene needs.
+/// Checks that everything is here that each scene needs.
 ///
 /// # Errors
 /// What is missing.
@@ -81,7 +81,7 @@ pub fn ready() -> Result<()> {
     places::product("vmove").map(|_| ())
 }
 
-/// A guest that is at work on all of its memory, slowly enough that a slow link keeps up with it.
+/// A guest that writes all of its memory, but so slowly that a slow link suffices.
 #[must_use]
 pub fn steady() -> Config {
     Config {
@@ -93,14 +93,14 @@ pub fn steady() -> Config {
     }
 }
 
-/// Memory that a guest of this task is given, in MiB.
+/// Memory size for a guest with this task, in MiB.
 #[must_use]
 pub fn memory_mib(config: &Config) -> u32 {
     config.working_set_mib + config.cold_mib + 192
 }
 
 impl Scene {
-    /// Two daemons, and a guest with [`steady`] work on the first.
+    /// Starts two daemons, and a guest with [`steady`] work on the first.
     ///
     /// # Errors
     /// When one does not start.
@@ -126,7 +126,7 @@ impl Scene {
         Self::with_options(sandbox, &NodeOptions::default(), memory, guest)
     }
 
-    /// As [`Scene::in_sandbox`], with nodes of these options.
+    /// As [`Scene::in_sandbox`], with these options of the nodes.
     ///
     /// # Errors
     /// When one does not start.
@@ -140,7 +140,7 @@ impl Scene {
         Self::begin(sandbox, (a, b, None), NAME, memory, guest)
     }
 
-    /// As [`Scene::new`], with a proxy between the nodes: all that `a` sends to `b` goes through it.
+    /// As [`Scene::new`], with a proxy: `a` reaches `b` only through it.
     ///
     /// # Errors
     /// When one does not start.
@@ -172,7 +172,7 @@ impl Scene {
         Ok(scene)
     }
 
-    /// The sandbox they are in.
+    /// The sandbox of both nodes.
     #[must_use]
     pub const fn sandbox(&self) -> &Sandbox {
         &self.sandbox
@@ -186,73 +186,73 @@ impl Scene {
         self.proxy.as_ref().context("this scene has no proxy")
     }
 
-    /// Begins to move the guest from `a` to `b`, and gives the id of the migration.
+    /// Begins to move the guest from `a` to `b`. Returns the id of the migration.
     ///
     /// # Errors
-    /// When it is not taken.
+    /// When the daemon does not accept the request.
     pub fn start(&self, options: &[&str]) -> Result<String> {
         let taken = self.a.ask(&[&["migrate", &self.name, "--to", "b", "--detach"], options].concat())?;
         Ok(taken["id"].as_str().context("an id")?.to_owned())
     }
 
-    /// Moves the guest from `a` to `to` and waits for the end, whichever that is.
+    /// Moves the guest from `a` to `to` and waits until the migration succeeds or fails.
     ///
     /// # Errors
-    /// When there is none.
+    /// When it does not end in time.
     pub fn migrate_to(&self, to: &str, options: &[&str]) -> Result<End> {
         vmove(&self.a, &[&["migrate", &self.name, "--to", to], options].concat())
     }
 
-    /// Waits for the end of migration `id` as node `a` sees it.
+    /// Waits until node `a` reports the end of migration `id`.
     ///
     /// # Errors
-    /// When there is none.
+    /// When it does not end in time.
     pub fn end(&self, id: &str) -> Result<End> {
         vmove(&self.a, &["status", id, "--follow"])
     }
 
-    /// Begins a migration whose device state gets stuck on its way: the guest has stopped, and is nobody's but the
-    /// source's. [`Scene::unstick`] lets it through.
+    /// Begins a migration and stalls its device state in the proxy: the guest has stopped, and only the source owns it.
+    /// [`Scene::unstick`] lets the device state pass.
     ///
     /// # Errors
-    /// When it does not get there.
+    /// When the migration does not reach that point.
     pub fn start_and_stick_in_the_switchover(&self) -> Result<String> {
         let proxy = self.proxy()?;
         proxy.add(device_state(proxy.connections(), Fault::Stall));
         let id = self.start(&["--mode", "hybrid"])?;
         self.reach(&id, "hand-over")?;
-        // What else is on its way arrives.
+        // Time for everything else on its way to arrive.
         std::thread::sleep(Duration::from_millis(500));
         Ok(id)
     }
 
-    /// Lets the device state through that got stuck; other rules of the proxy stay. `first` is the number of the
-    /// migration's first connection.
+    /// Lets the stalled device state pass. Other rules of the proxy stay. `first` is the number of the migration's first
+    /// connection.
     ///
     /// # Errors
     /// When there is no proxy.
     pub fn unstick(&self, first: u64) -> Result<()> {
-        // Of two rules for the same byte the later one holds.
+        // Of two rules for the same byte, the later one applies.
         self.proxy()?.add(device_state(first, Fault::Delay(Duration::ZERO)));
         Ok(())
     }
 
-    /// Waits until node `a` says that migration `id` is in `phase`.
+    /// Waits until node `a` reports that migration `id` is in `phase`.
     ///
     /// # Errors
-    /// When it is over, or does not get there.
+    /// When the migration is over, or does not reach the phase in time.
     pub fn reach(&self, id: &str, phase: &str) -> Result<Value> {
         self.reach_one_of(id, &[phase])
     }
 
-    /// As [`Scene::reach`], for a phase that may be over before it is seen: one of several.
+    /// As [`Scene::reach`], but for any of several phases, since a short one may be over before it is seen.
     ///
     /// # Errors
     /// As [`Scene::reach`].
     pub fn reach_one_of(&self, id: &str, phases: &[&str]) -> Result<Value> {
         let deadline = Instant::now() + STEP_TIMEOUT;
         loop {
-            // Not by the command: a phase may be over before that has started.
+            // By HTTP, not by the command: a phase may be over before the command has started.
             let (code, status) = self.a.rest("GET", &format!("/v1/migrations/{id}"), &Value::Null)?;
             if code != 200 || status["outcome"]["state"] != "running" {
                 bail!("expected phase {phases:?} of a migration at work, found {status}");
@@ -268,7 +268,7 @@ impl Scene {
         }
     }
 
-    /// Waits until the guest runs at the destination; what is fetched then may be over sooner than [`Scene::reach`] could see it.
+    /// Waits until the guest runs at the destination. The phase `fetch` may be too short for [`Scene::reach`].
     ///
     /// # Errors
     /// When the migration fails or takes longer than [`STEP_TIMEOUT`].
@@ -291,20 +291,20 @@ impl Scene {
         }
     }
 
-    /// Bytes that the guest's RAM file takes at `node`.
+    /// Bytes allocated by the guest's RAM file at `node`.
     ///
     /// # Errors
-    /// Without one.
+    /// When there is no RAM file.
     pub fn ram_bytes_at(&self, node: &Node) -> Result<u64> {
         let files = beacon::ram_files(&node.memory());
         let file = files.first().with_context(|| format!("a RAM file at {}", node.name()))?;
         Ok(std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(file)?) * 512)
     }
 
-    /// What the guest says of itself at `node`.
+    /// The guest's beacon at `node`.
     ///
     /// # Errors
-    /// When it is not there.
+    /// When the guest is not there.
     pub fn beacon_at(&self, node: &Node) -> Result<Beacon> {
         let vm = node.vm(&self.name)?;
         self.page(&vm)?.read().with_context(|| format!("no beacon of the guest at node {}", node.name()))
@@ -317,15 +317,15 @@ impl Scene {
         Ok(BeaconPage::at(file, offset))
     }
 
-    /// Waits until the guest is seen to work at `node`, without an error, with its virtual CPUs running.
+    /// Waits until the guest works at `node`: its virtual CPUs run, and it has found no error.
     ///
     /// # Errors
-    /// When it does not, or counts an error.
+    /// When it does not work in time, or has found an error.
     pub fn alive_at(&self, node: &Node) -> Result<()> {
         self.works_at(node, 0)
     }
 
-    /// As [`Scene::alive_at`], until the guest has checked every page it has once more.
+    /// As [`Scene::alive_at`], but waits until the guest has checked each of its pages once more.
     ///
     /// # Errors
     /// As [`Scene::alive_at`].
@@ -370,10 +370,10 @@ impl Scene {
         }
     }
 
-    /// Waits until nothing of the guest is at `node`: no QEMU, no memory, no page map, no record.
+    /// Waits until `node` has nothing of the guest: no QEMU, no memory, no page map, no record.
     ///
     /// # Errors
-    /// When something stays.
+    /// When something is left.
     pub fn gone_from(&self, node: &Node) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
@@ -395,11 +395,11 @@ impl Scene {
         }
     }
 
-    /// What must hold after a migration that came to nothing: the guest works at `a`, nothing of it is at `b`, and no
-    /// migration is at work.
+    /// Checks the state after a migration that failed: the guest works at `a`, `b` has nothing of it, and no migration is
+    /// running.
     ///
     /// # Errors
-    /// When it does not hold.
+    /// When one of these is not so.
     pub fn unharmed(&self) -> Result<()> {
         self.alive_at(&self.a)?;
         self.gone_from(&self.b)?;
@@ -410,10 +410,10 @@ impl Scene {
         }
     }
 
-    /// Moves the guest to `b` without a fault, and has it check all its memory there.
+    /// Moves the guest to `b` without injected faults, and lets it check all its memory there.
     ///
     /// # Errors
-    /// When it does not get there whole.
+    /// When the migration fails, or the guest finds an error.
     pub fn moves_now(&self) -> Result<()> {
         let end = self.migrate_to("b", &["--mode", "hybrid"])?;
         if end.code != 0 {
@@ -422,14 +422,14 @@ impl Scene {
         self.arrived()
     }
 
-    /// What must hold after a migration that succeeded: the guest works at `b` on sound memory, and nothing is at `a`.
+    /// Checks the state after a migration that succeeded: the guest works at `b`, its memory is correct, and `a` has nothing of it.
     ///
     /// # Errors
-    /// When it does not hold.
+    /// When one of these is not so.
     pub fn arrived(&self) -> Result<()> {
         self.sound_at(&self.b)?;
         self.gone_from(&self.a)?;
-        // The source hears of the end before the destination has tidied up.
+        // The source learns of the end before the destination has cleaned up.
         let deadline = Instant::now() + Duration::from_secs(5);
         loop {
             let maps = page_maps(self.b.folder());
@@ -458,7 +458,7 @@ pub fn vmove(node: &Node, arguments: &[&str]) -> Result<End> {
     let mut child = node.vmove_in_background(&[&["--json"], arguments].concat())?;
     let deadline = Instant::now() + STEP_TIMEOUT;
     let status = loop {
-        // What it prints fits into a pipe.
+        // Its output fits into a pipe, so it need not be read before the end.
         if let Some(status) = child.try_wait()? {
             break status;
         }

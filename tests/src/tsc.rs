@@ -1,8 +1,8 @@
 //! How fast this machine's time stamp counter runs.
 //!
-//! An emulated guest has the host's counter for its clock, and measures its speed while it boots. On a busy machine it
-//! measures wrong, by a factor of up to four, and its clock is wrong ever after: a guest that keeps to 100,000 pages in
-//! what it takes for a second was seen to write 420,000. So guests are told.
+//! An emulated guest uses the host's counter as its clock and measures the counter's speed while it boots. On a busy machine the
+//! result is wrong by a factor of up to four, and the guest's clock stays wrong: a guest that should write 100,000 pages per second
+//! wrote 420,000. So tests tell guests the speed.
 //!
 //! Rule that the `unsafe` block below rests on: every x86-64 processor has the counter, and Linux lets programs read it.
 #![allow(unsafe_code)]
@@ -25,7 +25,7 @@ pub fn khz() -> u64 {
     })
 }
 
-/// The clock and the counter at one moment: of many readings the one that was least interrupted.
+/// The clock and the counter at one moment: the fastest of many readings, because it was interrupted least.
 fn reading() -> (u64, u64) {
     let one = || {
         let before = now();

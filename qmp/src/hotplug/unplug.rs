@@ -14,19 +14,19 @@ use crate::{Client, Event, QmpError, client::COMMAND_TIMEOUT};
 pub struct UnplugLimits {
     /// Timeout for the guest to release the device. Linux may need 7 s for the first device on a port with native hot plug, because
     /// the port waits 5 s for a cancellation.
-    pub time: Duration,
+    pub timeout: Duration,
     /// Interval at which the request is repeated: a guest that boots misses the first one.
-    pub repeat: Duration,
+    pub request_interval: Duration,
     /// Interval at which QEMU's device tree is polled, in case the event was missed.
-    pub look: Duration,
+    pub poll_interval: Duration,
 }
 
 impl Default for UnplugLimits {
     fn default() -> Self {
         Self {
-            time: Duration::from_secs(20),
-            repeat: Duration::from_secs(5),
-            look: Duration::from_millis(250),
+            timeout: Duration::from_secs(20),
+            request_interval: Duration::from_secs(5),
+            poll_interval: Duration::from_millis(250),
         }
     }
 }
@@ -54,8 +54,10 @@ pub struct Unplugged {
 }
 
 /// QEMU's event about a device that is being unplugged.
-enum Told {
+enum UnplugEvent {
+    /// `DEVICE_DELETED`: the guest has released the device.
     Deleted,
+    /// `DEVICE_UNPLUG_GUEST_ERROR`: the guest refuses.
     Refused,
 }
 
@@ -66,7 +68,7 @@ enum Told {
 /// [`HotplugError::Qmp`]. After the last two the guest may release the device later, see [`super::find`].
 pub async fn unplug(client: &Client, id: &str, limits: UnplugLimits) -> Result<Unplugged, HotplugError> {
     let begun = Instant::now();
-    let until = begun + limits.time;
+    let until = begun + limits.timeout;
     // Before the request, so that nothing is missed. They fire for an event that names this device.
     let this = |wanted: &str| {
         let wanted = wanted.to_owned();
@@ -75,14 +77,14 @@ pub async fn unplug(client: &Client, id: &str, limits: UnplugLimits) -> Result<U
     let deleted = client.expect("DEVICE_DELETED", this(id));
     let refused = client.expect("DEVICE_UNPLUG_GUEST_ERROR", this(id));
     // Longer than we wait, so that it is our time limit that ends them.
-    let forever = limits.time * 2 + COMMAND_TIMEOUT;
-    let told = async {
+    let forever = limits.timeout * 2 + COMMAND_TIMEOUT;
+    let answered = async {
         tokio::select! {
-            event = deleted.wait(forever) => event.map(|_| Told::Deleted),
-            event = refused.wait(forever) => event.map(|_| Told::Refused),
+            event = deleted.wait(forever) => event.map(|_| UnplugEvent::Deleted),
+            event = refused.wait(forever) => event.map(|_| UnplugEvent::Refused),
         }
     };
-    tokio::pin!(told);
+    tokio::pin!(answered);
     let end = |seen, requests| Unplugged { took: begun.elapsed(), seen, requests };
     let mut requests = 0;
     let mut ask_at = begun;
@@ -93,23 +95,24 @@ pub async fn unplug(client: &Client, id: &str, limits: UnplugLimits) -> Result<U
                 Request::Pending => {}
                 Request::Gone => return Ok(end(Departure::Tree, requests)),
             }
-            ask_at = Instant::now() + limits.repeat;
+            ask_at = Instant::now() + limits.request_interval;
         }
-        let pause = limits.look.min(until.saturating_duration_since(Instant::now()));
-        match tokio::time::timeout(pause, &mut told).await {
-            Ok(Ok(Told::Deleted)) => return Ok(end(Departure::Event, requests)),
-            Ok(Ok(Told::Refused)) => return Err(HotplugError::GuestRefused { device: id.to_owned() }),
+        let pause = limits.poll_interval.min(until.saturating_duration_since(Instant::now()));
+        match tokio::time::timeout(pause, &mut answered).await {
+            Ok(Ok(UnplugEvent::Deleted)) => return Ok(end(Departure::Event, requests)),
+            Ok(Ok(UnplugEvent::Refused)) => return Err(HotplugError::GuestRefused { device: id.to_owned() }),
             Ok(Err(error)) => return Err(error.into()),
             Err(_) => {}
         }
         if tree::driver_of(client, id, COMMAND_TIMEOUT).await?.is_none() {
             // The event may have come while we asked.
-            let came = tokio::time::timeout(Duration::ZERO, &mut told).await;
-            let seen = if matches!(came, Ok(Ok(Told::Deleted))) { Departure::Event } else { Departure::Tree };
+            let came = tokio::time::timeout(Duration::ZERO, &mut answered).await;
+            let seen =
+                if matches!(came, Ok(Ok(UnplugEvent::Deleted))) { Departure::Event } else { Departure::Tree };
             return Ok(end(seen, requests));
         }
         if Instant::now() >= until {
-            return Err(HotplugError::GuestKeeps { device: id.to_owned(), waited: limits.time, requests });
+            return Err(HotplugError::GuestKeeps { device: id.to_owned(), waited: limits.timeout, requests });
         }
     }
 }

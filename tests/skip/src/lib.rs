@@ -1,4 +1,5 @@
-//! What tests of every crate need: to say that they cannot run here ([`need!`], [`skip!`]), and ports ([`free_port`]).
+//! What tests of every crate need: to say that they cannot run here ([`need!`], [`skip!`]), ports ([`free_port`]),
+//! and a QEMU ([`qemu`](qemu())).
 //!
 //! A skipped test prints one line, `SKIP NAME: REASON`, and passes. `./run test` shows and counts these lines. With
 //! `VMOVE_NO_SKIP` set (to anything but `0`) the test fails instead, for machines on which everything should run.
@@ -17,11 +18,13 @@
 //! ```
 
 mod port;
+mod qemu;
 
 use std::ffi::OsStr;
 use std::fmt::{Arguments, Display};
 
 pub use port::free_port;
+pub use qemu::qemu;
 
 /// Says that the calling test does not run, and why: `skip!("no {tool}")`. Evaluates to `()`; returning is the caller's part.
 ///

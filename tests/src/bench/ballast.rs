@@ -1,9 +1,9 @@
-//! Memory that is really there.
+//! Memory that the hypervisor has not taken back.
 //!
 //! On a virtual machine whose hypervisor takes free pages back (free page reporting), the first touch of a page that was
-//! free for two seconds costs ten times as much as on a real one: 0.4 instead of 5 GB/s were measured. The destination's
-//! memory is such memory, so every mode would be measured by the hypervisor's speed. A ballast holds touched memory and
-//! lets go of it just before the move begins, so that what the destination gets is what was freed last.
+//! free for two seconds takes ten times as long as on a real machine: 0.4 instead of 5 GB/s were measured. The destination allocates
+//! such memory, so each mode would show the speed of the hypervisor. A ballast holds touched memory and frees it just before the
+//! move begins, so that the destination gets the memory that was freed last.
 //!
 //! Rule that the `unsafe` blocks below rest on: a [`Ballast`] owns a private anonymous mapping that nothing else refers to.
 #![allow(unsafe_code)]
@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 
 use anyhow::{Context, Result};
 
-/// Memory that was touched, until it is dropped.
+/// Holds touched memory until it is dropped.
 #[derive(Debug)]
 pub struct Ballast {
     start: NonNull<libc::c_void>,
@@ -21,18 +21,18 @@ pub struct Ballast {
 }
 
 impl Ballast {
-    /// Takes and touches `bytes` of ordinary memory, in huge pages where possible.
+    /// Allocates and touches `bytes` of ordinary memory, in huge pages where possible.
     ///
     /// # Errors
-    /// When there is not as much.
+    /// When there is too little memory.
     pub fn take(bytes: u64) -> Result<Self> {
         Self::map(bytes, 0)
     }
 
-    /// Touches `bytes` of the pool of 2 MiB pages, and gives them back to the pool, where they stay.
+    /// Touches `bytes` of the pool of 2 MiB pages and returns them to the pool, where they stay.
     ///
     /// # Errors
-    /// When the pool is smaller.
+    /// When the pool is too small.
     pub fn warm_huge_pages(bytes: u64) -> Result<()> {
         Self::map(bytes, libc::MAP_HUGETLB).map(drop)
     }

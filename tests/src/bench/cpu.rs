@@ -1,6 +1,6 @@
 //! CPU time and memory of the processes that take part in a move.
 //!
-//! They are watched all the time, since most of them end with it.
+//! They are sampled during the whole move, because most of them end with it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,13 +12,13 @@ use serde::Serialize;
 
 use crate::process::{CpuTime, cpu_time, resident_bytes};
 
-/// As what a process takes part.
+/// The role of a process in a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
-    /// QEMU that the guest leaves.
+    /// QEMU at the source.
     SourceQemu,
-    /// QEMU that the guest comes to.
+    /// QEMU at the destination.
     DestinationQemu,
     /// The daemon at the source.
     SourceDaemon,
@@ -27,20 +27,20 @@ pub enum Role {
 }
 
 impl Role {
-    /// Whether it is at the source.
+    /// Whether the process is at the source.
     #[must_use]
     pub const fn is_source(self) -> bool {
         matches!(self, Self::SourceQemu | Self::SourceDaemon)
     }
 
-    /// Whether it is one of vmove's own processes.
+    /// Whether the process belongs to vmove.
     #[must_use]
     pub const fn is_daemon(self) -> bool {
         matches!(self, Self::SourceDaemon | Self::DestinationDaemon)
     }
 }
 
-/// What a process has used since the watch began.
+/// Resources that a process has used since the watch began.
 #[derive(Debug, Clone, Copy, Default)]
 struct Usage {
     role: Option<Role>,
@@ -49,7 +49,7 @@ struct Usage {
     most_memory: u64,
 }
 
-/// What all processes have used since the watch began.
+/// Resources that all processes have used since the watch began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Used {
     /// CPU seconds at the source, without those of the guest's virtual CPUs.
@@ -58,7 +58,7 @@ pub struct Used {
     pub destination_s: f64,
     /// CPU seconds of the virtual CPUs, on both sides.
     pub vcpus_s: f64,
-    /// Most memory of a daemon at any moment, in bytes; 0 without daemons.
+    /// Peak memory of a daemon, in bytes; 0 without daemons.
     pub daemon_memory: u64,
 }
 
@@ -71,7 +71,7 @@ pub struct CpuWatch {
 }
 
 impl CpuWatch {
-    /// Watches the processes that `list` names, from now on.
+    /// From now on, watches the processes that `list` returns.
     #[must_use]
     pub fn start(mut list: Box<dyn FnMut() -> Vec<(i32, Role)> + Send>) -> Self {
         let seen: Arc<Mutex<HashMap<i32, Usage>>> = Arc::default();
@@ -89,7 +89,7 @@ impl CpuWatch {
         Self { seen, stop, thread: Some(thread) }
     }
 
-    /// What they have used so far.
+    /// Resources used so far.
     #[must_use]
     pub fn used(&self) -> Used {
         let mut used = Used::default();
@@ -123,14 +123,14 @@ fn look(list: &mut dyn FnMut() -> Vec<(i32, Role)>, seen: &Mutex<HashMap<i32, Us
     for (pid, role) in list() {
         let Some(now) = cpu_time(pid) else { continue };
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-        // A process that starts during the move is counted from its start.
+        // The time of a process that starts during the move counts from its start.
         let usage = seen.entry(pid).or_insert_with(|| Usage {
             role: Some(role),
             first: if first { now } else { CpuTime::default() },
             ..Usage::default()
         });
-        // Of a process that is ending, the virtual CPUs' threads are gone while their time is still in the sum: it
-        // would be taken for the migration's. What was read before stands.
+        // When a process ends, its virtual CPUs' threads are gone, but their time is still in the sum and would count as that of
+        // the migration. So the earlier reading is kept.
         if now.vcpus >= usage.last.vcpus {
             usage.last = now;
         }

@@ -1,4 +1,4 @@
-//! The promises: ratios between vmove's modes and QEMU's in the same run, and a few absolute limits.
+//! The promises: limits on the ratio of vmove's modes to QEMU's in the same run, and a few absolute limits.
 
 use serde::Serialize;
 
@@ -6,29 +6,29 @@ use super::measure::{Load, Outcome, Row};
 use super::mover::{Backing, Mode};
 use super::spread::Spread;
 
-/// One promise and how it went.
+/// One promise and its result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Goal {
-    /// What is promised, in a sentence.
+    /// The promise, as a sentence.
     pub promise: String,
-    /// What was measured; of several rounds the median.
+    /// The measured value; the median if there are several rounds.
     pub measured: f64,
-    /// All rounds, where there were several.
+    /// The values of all rounds, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spread: Option<Spread>,
-    /// What it may be at most.
+    /// The largest value allowed.
     pub limit: f64,
-    /// Whether it holds.
+    /// Whether the promise is kept.
     pub holds: bool,
 }
 
 impl Goal {
-    /// One figure and its limit.
+    /// A promise about one figure.
     pub(super) fn at_most(limit: f64, measured: f64, promise: impl Into<String>) -> Self {
         Self { promise: promise.into(), measured, spread: None, limit, holds: measured <= limit }
     }
 
-    /// Several rounds, of which the median decides.
+    /// A promise about the median of several rounds.
     pub(super) fn median_at_most(limit: f64, spread: Spread, promise: impl Into<String>) -> Self {
         Self { spread: Some(spread), ..Self::at_most(limit, spread.median, promise) }
     }
@@ -49,7 +49,7 @@ fn figure(value: f64) -> String {
     if value.abs() >= 100.0 { format!("{value:.0}") } else { format!("{value:.2}") }
 }
 
-/// All promises of which `rows` have both sides, for each backing.
+/// All promises for each backing for which `rows` has both figures.
 #[must_use]
 pub fn judge(rows: &[Row]) -> Vec<Goal> {
     let mut goals = Vec::new();
@@ -81,7 +81,7 @@ fn wire_share(outcome: &Outcome) -> f64 {
     outcome.wire_bytes as f64 / outcome.nonzero_bytes as f64
 }
 
-/// QEMU's modes as they come, and with memory that somebody has aligned by hand.
+/// QEMU's modes with its defaults, and with `align=2M`.
 const MAPPINGS: [(bool, &str); 2] = [(false, ""), (true, " with align=2M")];
 
 fn hybrid<'a>(goals: &mut Vec<Goal>, backing: Backing, steady: impl Fn(Mode) -> Option<&'a Outcome>) {
@@ -119,7 +119,7 @@ fn postcopy<'a>(goals: &mut Vec<Goal>, backing: Backing, steady: impl Fn(Mode) -
             goals.push(Goal::at_most(0.25, ours.lost_work_ms / theirs, promise));
         }
     }
-    // Faults of 2 MiB pages cost what 2 MiB cost; the promise is about 4 KiB.
+    // A fault on a 2 MiB page fetches 2 MiB; the promise is about 4 KiB.
     if let (Backing::Thp, Some(faults)) = (backing, ours.faults) {
         goals.push(Goal::at_most(100.0, faults.p50_us, format!("{name}, postcopy: fault latency p50 in us")));
         goals.push(Goal::at_most(

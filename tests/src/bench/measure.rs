@@ -22,16 +22,16 @@ use crate::sandbox::Sandbox;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Load {
-    /// It rewrites nothing; its working set is full, though.
+    /// It rewrites nothing, but its working set is filled.
     Idle,
-    /// 100,000 pages in a second, in random order.
+    /// 100,000 pages per second, in random order.
     Steady,
     /// As many pages as it can, in random order.
     Max,
 }
 
 impl Load {
-    /// For tables.
+    /// The name in tables.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
@@ -49,7 +49,7 @@ impl Load {
         }
     }
 
-    /// What counts as the guest's work: an idle guest still begins its periods.
+    /// The counter of the guest's work. An idle guest still begins its periods.
     const fn measure(self) -> Measure {
         match self {
             Self::Idle => Measure::Beats,
@@ -58,12 +58,12 @@ impl Load {
     }
 }
 
-/// What is run.
+/// The settings of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Case {
     /// How the guest is moved.
     pub mode: Mode,
-    /// What its memory is made of.
+    /// The backing of its memory.
     pub backing: Backing,
     /// How fast it writes.
     pub load: Load,
@@ -78,73 +78,73 @@ pub struct Case {
 }
 
 impl Outcome {
-    /// Whether the guest's full rate changed by more than a tenth during the run, which the move does not explain.
+    /// Whether the guest's full rate changed by more than a tenth during the run. The move cannot be the cause of that.
     #[must_use]
     pub fn is_disturbed(&self) -> bool {
         self.full_rate_after.is_some_and(|after| (after / self.full_rate - 1.0).abs() > 0.1)
     }
 }
 
-/// What came out. Times are in milliseconds; zero of all times is the request.
+/// The result of a run. Times are in milliseconds after the request.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Outcome {
-    /// From the request until all is at the destination, starting its QEMU included.
+    /// From the request until everything is at the destination. This includes the start of its QEMU.
     pub total_ms: f64,
-    /// From the moment at which the destination stood ready.
+    /// The same, but from the moment when the destination was ready.
     pub total_without_start_ms: f64,
     /// From the source's STOP event to the destination's RESUME event.
     pub downtime_ms: f64,
-    /// Guest work not done, from the request until the guest ran at full rate again, in milliseconds of full-rate work.
+    /// Work that the guest missed from the request until it ran at full rate again, in milliseconds of full-rate work.
     pub lost_work_ms: f64,
-    /// When the guest ran at full rate again; `None`: not within the time that it was watched after the move.
+    /// When the guest ran at full rate again; `None`: not while it was watched after the move.
     pub full_rate_ms: Option<f64>,
     /// Longest time in which the guest did no work at all.
     pub longest_stall_ms: f64,
-    /// Work in a second before the request: pages, or periods of an idle guest.
+    /// Work per second before the request: pages, or periods of an idle guest.
     pub full_rate: f64,
-    /// The same at the end of the run, at full rate again. Far from [`Self::full_rate`], other programs were at work on
-    /// this machine, and what was lost is a guess.
+    /// The same at the end of the run, at full rate again. If it differs much from [`Self::full_rate`], other programs used the
+    /// processors, and the lost work is inexact.
     pub full_rate_after: Option<f64>,
-    /// Bytes on the wire, by the mover's own count.
+    /// Bytes on the wire, as counted by the mover.
     pub wire_bytes: u64,
-    /// Bytes that crossed the loopback interface meanwhile, of whichever process.
+    /// Bytes sent on the loopback interface meanwhile, by any process.
     pub loopback_bytes: u64,
     /// Bytes of guest memory in pages that were not zero at the request.
     pub nonzero_bytes: u64,
-    /// CPU time and daemon memory, from the request until all was at the destination.
+    /// CPU time and daemon memory, from the request until everything was at the destination.
     pub used: Used,
-    /// Latency of page faults at the destination, where the mover tells.
+    /// Latency of page faults at the destination, if the mover reports it.
     pub faults: Option<FaultTimes>,
-    /// Cost of a scan for dirty pages, in microseconds per GiB, where the mover tells.
+    /// Time of a scan for dirty pages, in microseconds per GiB, if the mover reports it.
     pub scan_us_per_gib: Option<f64>,
     /// Errors that the guest found in its memory.
     pub guest_errors: u64,
-    /// The guest's own verdict.
+    /// The guest's own verdict on its memory.
     pub verdict: String,
-    /// What else the mover told.
+    /// Further remarks of the mover.
     pub note: String,
-    /// Guest work over time: (milliseconds after the request, work in a second), in buckets of [`BUCKET_MS`].
+    /// Guest work over time: (milliseconds after the request, work per second), in buckets of [`BUCKET_MS`].
     pub throughput: Vec<(f64, f64)>,
 }
 
 /// Width of the buckets of [`Outcome::throughput`].
 pub const BUCKET_MS: u64 = 20;
 
-/// How the baseline is measured before the request.
+/// Time in which the full rate is measured before the request.
 const BASELINE: Duration = Duration::from_millis(1500);
-/// The guest's first moments after filling its memory are not typical.
+/// Wait before that: the guest's first moments after it has filled its memory are not typical.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// How long a guest is watched after the move for being back at full rate.
+/// Longest time for which a guest is watched after the move until it is back at full rate.
 const RECOVERY: Duration = Duration::from_secs(5);
 
 /// Runs `case` once.
 ///
 /// # Errors
-/// When the guest does not start, or the move fails or is refused; the message says which.
+/// When the guest does not start, or the move fails or is refused. The message says which of them.
 pub fn run(case: &Case) -> Result<Outcome> {
     let sandbox = Sandbox::new()?;
     let outcome = run_in(case, &sandbox);
-    // Processes and mounts are gone before the next case begins.
+    // Processes and mounts are removed before the next case begins.
     drop(sandbox);
     outcome
 }
@@ -156,7 +156,7 @@ fn run_in(case: &Case, sandbox: &Sandbox) -> Result<Outcome> {
     guest.qemu.clone_from(&case.qemu);
     guest.aligned = case.mode.is_aligned();
     let mut machine = boot(case.mode, case.backing, &guest, sandbox)?;
-    // A quarter more than the destination needs: other programs take some of it.
+    // A quarter more than the destination needs, because other programs use some of it.
     let ballast = (!case.cold_memory).then(|| Ballast::take(guest.bytes() / 4 * 5)).transpose()?;
     let nonzero_bytes = nonzero(&machine.ram())?;
 
@@ -190,7 +190,7 @@ fn run_in(case: &Case, sandbox: &Sandbox) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Samples until the guest is back at full rate, and half a second more for the picture.
+/// Samples until the guest is back at full rate, and half a second longer for the picture.
 fn recovered(sampler: &Sampler, measure: Measure, full_rate: f64, moved: &Moved) -> Series {
     let deadline = Instant::now() + RECOVERY;
     loop {
@@ -206,8 +206,8 @@ fn recovered(sampler: &Sampler, measure: Measure, full_rate: f64, moved: &Moved)
 #[expect(clippy::cast_precision_loss, reason = "nanoseconds of minutes are below 2^53")]
 fn evaluate(series: &Series, measure: Measure, full_rate: f64, moved: &Moved) -> Result<Outcome> {
     let since = |at: u64| at.saturating_sub(moved.requested) as f64 / 1e6;
-    // The guest may be back at full rate before the last page has crossed, and with pre-copy it cannot be before it
-    // has resumed; so it is looked for from the resumption on.
+    // The guest may be back at full rate before the last page has crossed, but with pre-copy not before it has resumed. So full
+    // rate is searched from the resumption on.
     let loss = series
         .loss(measure, full_rate, moved.requested, moved.resumed.unwrap_or(moved.ended).min(moved.ended))
         .context("the guest was not sampled")?;
@@ -237,7 +237,7 @@ fn evaluate(series: &Series, measure: Measure, full_rate: f64, moved: &Moved) ->
     })
 }
 
-/// Bytes in pages that hold anything but zeroes. Reads holes as zeroes without filling them.
+/// Bytes in pages that are not zero. Holes are not filled by reading them.
 ///
 /// # Errors
 /// A file cannot be read.
@@ -261,7 +261,7 @@ pub fn nonzero(files: &[PathBuf]) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Boots `guest`, ready to be moved in `mode`.
+/// Boots `guest` so that it can be moved in `mode`.
 fn boot(mode: Mode, backing: Backing, guest: &Guest, sandbox: &Sandbox) -> Result<Box<dyn Movable>> {
     if mode.is_vmove() {
         vmove::boot(mode, backing, guest, sandbox)
@@ -273,14 +273,14 @@ fn boot(mode: Mode, backing: Backing, guest: &Guest, sandbox: &Sandbox) -> Resul
 /// A case and all its runs.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// What was run.
+    /// The case.
     pub case: Case,
     /// The run with the median of the lost work; `None` when none succeeded.
     #[serde(skip)]
     pub median: Option<Outcome>,
     /// All runs that succeeded.
     pub runs: Vec<Outcome>,
-    /// What was said by those that did not.
+    /// The errors of the runs that failed.
     pub failures: Vec<String>,
 }
 
@@ -296,7 +296,7 @@ impl Row {
             }
         }
         runs.sort_by(|x: &Outcome, y| x.lost_work_ms.total_cmp(&y.lost_work_ms));
-        // Of an even number the worse one: figures must not flatter.
+        // For an even number of runs, the worse of the two in the middle, so that figures do not flatter.
         let median = runs.get(runs.len() / 2).cloned();
         Self { case, median, runs, failures }
     }

@@ -1,4 +1,4 @@
-//! What the benchmark compares.
+//! The ways to move a guest that the benchmark compares.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::bench::ballast::Ballast;
 use crate::bench::cpu::Role;
 use crate::sandbox::Sandbox;
 
-/// What guest memory is made of.
+/// The backing of guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backing {
@@ -23,7 +23,7 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// As in `vmove run --memory`.
+    /// The name for `vmove run --memory`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -35,7 +35,7 @@ impl Backing {
     /// Mounts a file system of this kind that holds `bytes`.
     ///
     /// # Errors
-    /// When the machine does not let us.
+    /// When mounting is not permitted.
     pub fn mount(self, sandbox: &Sandbox, name: &str, bytes: u64) -> Result<PathBuf> {
         match self {
             Self::Thp => sandbox.mount_thp(name),
@@ -56,15 +56,15 @@ pub enum Mode {
     QemuPrecopy,
     /// QEMU's pre-copy with `multifd`.
     QemuMultifd,
-    /// QEMU's post-copy from the first moment on.
+    /// QEMU's post-copy from the beginning on.
     QemuPostcopy,
     /// The same with `postcopy-preempt`.
     QemuPreempt,
-    /// QEMU's pre-copy that turns into post-copy after the first pass.
+    /// QEMU's pre-copy, switched to post-copy after the first pass.
     QemuHybrid,
     /// The same with `postcopy-preempt`.
     QemuHybridPreempt,
-    /// [`Self::QemuMultifd`] with RAM that was given `align=2M`: on tmpfs QEMU gets huge pages only so.
+    /// [`Self::QemuMultifd`] with `align=2M` for RAM: without it, QEMU gets no huge pages on tmpfs.
     QemuMultifdAligned,
     /// [`Self::QemuPostcopy`], the same.
     QemuPostcopyAligned,
@@ -98,7 +98,7 @@ impl Mode {
         Self::VmoveAuto,
     ];
 
-    /// For tables and legends.
+    /// The name in tables and legends.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
@@ -118,39 +118,39 @@ impl Mode {
         }
     }
 
-    /// Whether this is a mode of QEMU with `align=2M`, which its users have to know of and vmove does by itself.
+    /// Whether this is a mode of QEMU with `align=2M`. Users of QEMU must set this themselves; vmove aligns by itself.
     #[must_use]
     pub const fn is_aligned(self) -> bool {
         matches!(self, Self::QemuMultifdAligned | Self::QemuPostcopyAligned | Self::QemuHybridAligned)
     }
 
-    /// Whether vmove is at work.
+    /// Whether this is a mode of vmove.
     #[must_use]
     pub const fn is_vmove(self) -> bool {
         matches!(self, Self::VmovePrecopy | Self::VmovePostcopy | Self::VmoveHybrid | Self::VmoveAuto)
     }
 }
 
-/// What a finished move tells of itself. Times are in nanoseconds of [`crate::sampler::now`].
+/// The mover's report on a finished move. Times are in nanoseconds of [`crate::sampler::now`].
 #[derive(Debug, Clone, Default)]
 pub struct Moved {
-    /// When the request was made; starting the destination's QEMU comes after it.
+    /// When the request was made. The destination's QEMU starts after it.
     pub requested: u64,
-    /// When the destination stood ready and memory or state began to cross.
+    /// When the destination was ready, and memory or state began to cross.
     pub began: u64,
-    /// When all was at the destination.
+    /// When everything was at the destination.
     pub ended: u64,
-    /// When the guest ran at the destination, as seen here: the tool's own word, or its event.
+    /// When the guest ran at the destination, according to the tool's report or QEMU's event.
     pub resumed: Option<u64>,
     /// From the source's STOP event to the destination's RESUME event, in milliseconds.
     pub downtime_ms: f64,
-    /// Bytes on the wire by the mover's own count.
+    /// Bytes on the wire, as counted by the mover.
     pub wire_bytes: u64,
     /// Page faults at the destination: count, median, 99th percentile, longest, in microseconds.
     pub faults: Option<FaultTimes>,
-    /// Cost of looking for dirty pages, in microseconds per GiB of guest memory.
+    /// Time of a scan for dirty pages, in microseconds per GiB of guest memory.
     pub scan_us_per_gib: Option<f64>,
-    /// What else is worth knowing, in a few words.
+    /// Further remarks, in a few words.
     pub note: String,
 }
 
@@ -175,21 +175,21 @@ pub trait Movable {
     /// When it cannot be found.
     fn beacon(&self) -> Result<BeaconPage>;
 
-    /// Files of its memory here.
+    /// Its RAM files at the source.
     fn ram(&self) -> Vec<PathBuf>;
 
-    /// The RAM file at the destination, as soon as there is one.
+    /// The RAM file at the destination, once it exists.
     fn destination_ram(&self) -> Box<dyn FnMut() -> Option<PathBuf> + Send>;
 
-    /// Processes that take part now, and as what. Asked again and again: some start and end during the move.
+    /// Processes that take part now, with their roles. Called repeatedly, because some start and end during the move.
     fn processes(&self) -> Box<dyn FnMut() -> Vec<(i32, Role)> + Send>;
 
-    /// Moves it. Returns when the move has ended, not when the guest is at full speed again.
+    /// Moves the guest. Returns when the move has ended; the guest may not be at full rate yet.
     ///
     /// # Errors
     /// When it fails or is refused.
     fn migrate(&mut self) -> Result<Moved>;
 
-    /// What the guest printed, at either place.
+    /// The guest's output at both nodes.
     fn console(&self) -> String;
 }

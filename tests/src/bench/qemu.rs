@@ -1,7 +1,7 @@
 //! QEMU's own migration modes, between two stock processes over loopback TCP.
 //!
-//! Parameters are QEMU's defaults, but for `max-bandwidth`, which would cap it at 1 Gbit/s (128 MiB/s): it is set to
-//! 100 GB/s on both sides. So: 300 ms `downtime-limit`, two `multifd` channels, no auto-converge, no compression.
+//! All parameters have QEMU's defaults, except `max-bandwidth`: its default limits QEMU to 1 Gbit/s (128 MiB/s), so it is set to
+//! 100 GB/s on both sides. The defaults are: 300 ms `downtime-limit`, two `multifd` channels, no auto-converge, no compression.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +19,7 @@ use crate::sampler::now;
 use crate::sandbox::Sandbox;
 
 const MAX_BANDWIDTH: u64 = 100_000_000_000;
-/// A pre-copy that takes longer will not end: the guest writes faster than the wire.
+/// Timeout of a pre-copy. One that takes longer does not end, because the guest writes faster than the link transfers.
 const PRECOPY_TIMEOUT: Duration = Duration::from_secs(60);
 
 struct QemuMove {
@@ -81,7 +81,7 @@ impl QemuMove {
         Ok(())
     }
 
-    /// Starts the destination and lets it listen; gives the address.
+    /// Starts the destination, lets it listen, and returns its address.
     fn start_destination(&mut self) -> Result<String> {
         let mut qemu =
             StockQemu::start(&self.guest, &self.folder, &self.destination_ram, &["-incoming", "defer"])?;
@@ -96,14 +96,14 @@ impl QemuMove {
         Ok(uri)
     }
 
-    /// Turns a pre-copy into a post-copy at the moment that the mode says.
+    /// Switches a pre-copy to post-copy at the moment that the mode defines.
     fn switch(&self) -> Result<()> {
         match self.mode {
             Mode::QemuPostcopy | Mode::QemuPostcopyAligned | Mode::QemuPreempt => {
                 self.wait_status(&["active"])?;
             }
             Mode::QemuHybrid | Mode::QemuHybridAligned | Mode::QemuHybridPreempt => {
-                // Pass 1 is the whole memory; pass 2 begins with the second look at what is dirty.
+                // Pass 1 is the whole memory. Pass 2 begins with the second scan for dirty pages.
                 let pass = |event: &vmove_qmp::Event| event.data["pass"].as_u64() >= Some(2);
                 self.monitor.wait("MIGRATION_PASS", PRECOPY_TIMEOUT, pass)?;
             }
@@ -113,7 +113,7 @@ impl QemuMove {
     }
 
     fn wait_status(&self, wanted: &[&str]) -> Result<Arc<vmove_qmp::Event>> {
-        // A post-copy that lost its connection is paused for good here: nobody recovers it.
+        // A post-copy that lost its connection stays paused, because nobody recovers it here.
         let ends = ["completed", "failed", "cancelled", "postcopy-paused"];
         let event = self.monitor.wait("MIGRATION", PRECOPY_TIMEOUT, |event| {
             event.text("status").is_some_and(|status| wanted.contains(&status) || ends.contains(&status))

@@ -11,30 +11,30 @@ use super::goals::Goal;
 use super::measure::{Load, Outcome, Row};
 use super::mover::Backing;
 
-/// Where and how it was measured.
+/// The machine and the settings of a measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct Setting {
     /// When, in UTC.
     pub date: String,
     /// Command that was run.
     pub command: String,
-    /// Processor and how many of it.
+    /// Processor model and number of processors.
     pub machine: String,
     /// Kernel.
     pub kernel: String,
     /// QEMU's version.
     pub qemu: String,
-    /// Load average over a minute, before.
+    /// Load average over one minute, before the measurement.
     pub load_average: String,
-    /// What QEMU's modes were told.
+    /// Parameters of QEMU's modes.
     pub parameters: String,
 }
 
 impl Setting {
-    /// This machine, now; `command` is what comes before the arguments of this program.
+    /// This machine and the current time. `command` is printed before the arguments of this program.
     ///
     /// # Errors
-    /// When QEMU does not tell its version.
+    /// When QEMU does not report its version.
     pub fn here(command: &str, qemu: &Path, parameters: &str) -> Result<Self> {
         let first_line = |program: &Path, arguments: &[&str]| -> Result<String> {
             let output = Command::new(program).args(arguments).output()?;
@@ -58,19 +58,19 @@ impl Setting {
         })
     }
 
-    /// Where and when, in a line.
+    /// Machine and time, in one line.
     #[must_use]
     pub fn line(&self) -> String {
         format!("{} | {} | {} | {}", self.date, self.machine, self.kernel, self.qemu)
     }
 }
 
-/// Everything, for the JSON file.
+/// The content of the JSON file.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report<'a> {
-    /// Version of this form.
+    /// Version of this format.
     pub schema: u32,
-    /// Where and how.
+    /// The machine and the settings.
     pub setting: &'a Setting,
     /// All cases.
     pub rows: &'a [Row],
@@ -101,7 +101,7 @@ pub fn table(rows: &[Row], backing: Backing, load: Load) -> String {
     aligned(&lines, &[0, 9])
 }
 
-/// A Markdown table whose first line is its head. Words stand on the left of their `words` columns, figures on the right.
+/// A Markdown table; the first of `lines` is its head. The columns in `words` are aligned left, the others (figures) right.
 pub(super) fn aligned<const N: usize>(lines: &[[String; N]], words: &[usize]) -> String {
     let width = |column: usize| lines.iter().map(|l| l[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; N] = std::array::from_fn(width);
@@ -167,7 +167,7 @@ fn cells(row: &Row) -> [String; 10] {
     ]
 }
 
-/// The figure of the run that stands for the case; of several runs also the least and the greatest.
+/// The figure of the median run; with several runs also the smallest and the largest figure.
 fn spread(row: &Row, figure: impl Fn(&Outcome) -> f64, digits: usize) -> String {
     let Some(median) = &row.median else { return "-".to_owned() };
     let own = format!("{:.digits$}", figure(median));

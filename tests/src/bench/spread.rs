@@ -1,21 +1,21 @@
-//! What several measurements of the same thing say together.
+//! Statistics of repeated measurements.
 
 use serde::Serialize;
 
-/// Least, median and greatest of some figures.
+/// Minimum, median and maximum of some figures.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
-    /// The least.
+    /// The minimum.
     pub min: f64,
-    /// The one in the middle.
+    /// The median.
     pub median: f64,
-    /// The greatest.
+    /// The maximum.
     pub max: f64,
 }
 
 impl Spread {
-    /// Of these figures; `None` without any. Of an even number the greater of both in the middle: less is better, and figures
-    /// must not flatter.
+    /// Computes them from these figures; `None` if there are none. For an even number, the median is the greater of the two in the
+    /// middle: less is better, and figures must not flatter.
     #[must_use]
     pub fn of(figures: &[f64]) -> Option<Self> {
         let mut sorted = figures.to_vec();

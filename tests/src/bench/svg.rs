@@ -11,14 +11,14 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 210.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 45.0;
-/// Readable on white, and apart for those who see no red or green (after Okabe and Ito).
+/// Colours that are readable on white and that people with colour blindness can tell apart (after Okabe and Ito).
 const COLOURS: [&str; 13] = [
     "#999999", "#000000", "#56b4e9", "#0072b2", "#cc79a7", "#8f4a78", "#e69f00", "#009e73", "#d55e00",
     "#e69f00", "#009e73", "#d55e00", "#b8a800",
 ];
 
-/// A panel of QEMU's modes and one of vmove's for each backing and load, both on the same scale of time, with a line for
-/// each mode. Time 0 is the request.
+/// For each backing and load: one panel with QEMU's modes and one with vmove's, on the same time scale, with one line per mode.
+/// Time 0 is the request.
 #[must_use]
 pub fn picture(rows: &[Row], title: &str) -> String {
     let mut cases: Vec<(Backing, Load)> = rows.iter().map(|row| (row.case.backing, row.case.load)).collect();
@@ -52,7 +52,7 @@ pub fn picture(rows: &[Row], title: &str) -> String {
 
 fn panel(svg: &mut String, rows: &[&Row], title: &str, longest: f64, y: f64) {
     let lines: Vec<_> = rows.iter().filter_map(|row| Some((row.case.mode, row.median.as_ref()?))).collect();
-    // Of the full rate, so that all lines begin at the same height; a full guest after a stall may go a little beyond.
+    // As a part of the full rate, so that all lines begin at the same height. After a stall a guest may exceed it a little.
     let (plot_width, plot_height) = (WIDTH - LEFT - RIGHT, PANEL - TOP - BOTTOM);
     let from = -200.0;
     let x = |at: f64| LEFT + (at - from) / (longest - from) * plot_width;

@@ -1,4 +1,4 @@
-//! vmove's modes, between two daemons on loopback TCP, through the commands that a user has.
+//! vmove's modes, between two daemons on loopback TCP, by the same commands that users run.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +22,7 @@ struct VmoveMove {
     b: Node,
     vm: Vm,
     console_after: Mutex<String>,
-    /// QEMUs of both nodes are told apart by the folder they run in.
+    /// The folder of the sandbox. The folder in which a QEMU runs shows to which node it belongs.
     sandbox: PathBuf,
 }
 
@@ -32,7 +32,7 @@ struct VmoveMove {
 /// When daemons or guest do not start.
 pub fn boot(mode: Mode, backing: Backing, guest: &Guest, sandbox: &Sandbox) -> Result<Box<dyn Movable>> {
     if backing == Backing::Hugetlb2M {
-        // The daemons mount hugetlbfs by themselves; the pages for both nodes must be there.
+        // The daemons mount hugetlbfs themselves, but the pool must have the pages for both nodes.
         sandbox.reserve_huge_pages(2 << 20, 2 * guest.bytes())?;
         Ballast::warm_huge_pages(2 * guest.bytes())?;
     }

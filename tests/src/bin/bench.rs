@@ -81,7 +81,7 @@ fn run(args: &Args) -> Result<bool> {
         for load in chosen(&args.load, &[Load::Idle, Load::Steady, Load::Max], &[Load::Steady], args.quick) {
             for mode in chosen(&args.mode, &Mode::ALL, &Mode::ALL, args.quick) {
                 if mode.is_aligned() && backing == Backing::Hugetlb2M {
-                    // hugetlbfs aligns by itself.
+                    // Memory on hugetlbfs is always aligned.
                     continue;
                 }
                 let case = Case {

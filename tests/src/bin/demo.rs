@@ -1,5 +1,5 @@
-//! `./run demo`: a guest under load moves between two daemons on this machine, there in hybrid mode and back in
-//! post-copy mode; at the end the guest itself says whether its memory came along unharmed.
+//! `./run demo`: a guest under load moves between two daemons on this machine: forth in hybrid mode and back in post-copy mode. At
+//! the end the guest itself reports whether its memory is correct.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ struct Args {
     memory: String,
 }
 
-/// One way of the journey.
+/// One of the two moves.
 struct Leg {
     name: String,
     report: MigrateReport,
@@ -142,7 +142,7 @@ fn travel(from: &Node, to: &Node, mode: &str, sampler: &Sampler, full_rate: f64)
     Ok(Leg { name: format!("{} -> {}, {mode}", from.name(), to.name()), report, loss, picture })
 }
 
-/// The guest's pace in a line of text, one character for a fiftieth of the time.
+/// The guest's rate as a line of text; each character stands for a fiftieth of the time.
 fn sparkline(series: &Series, full_rate: f64, from: u64, to: u64) -> String {
     const STEPS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let bucket = (to - from) / 50;

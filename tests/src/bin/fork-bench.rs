@@ -77,7 +77,7 @@ fn run() -> Result<bool> {
     std::fs::create_dir_all(out).with_context(|| format!("could not make {}", out.display()))?;
     let mut report = Report::new(Setting::here("./run bench fork", &Qemu::under_test()?, PARAMETERS)?);
     let result = measure(&arguments, &mut report);
-    // What there is, also when something failed.
+    // Prints what was measured, even if something failed.
     if arguments.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
@@ -88,7 +88,7 @@ fn run() -> Result<bool> {
     Ok(report.guest_errors() == 0 && kept)
 }
 
-/// All parts, in turn; what is measured is written after each.
+/// Runs all parts in turn and writes the results after each.
 fn measure(arguments: &Arguments, report: &mut Report) -> Result<()> {
     if arguments.rounds > 0 {
         let sandbox = Sandbox::new()?;
@@ -104,7 +104,7 @@ fn measure(arguments: &Arguments, report: &mut Report) -> Result<()> {
     write(arguments, report)
 }
 
-/// Refuses at once what would fail in the end.
+/// Refuses settings at once that would make a later part fail.
 fn room(arguments: &Arguments) -> Result<()> {
     let children = arguments.qemu_children;
     let needed = Recipe::SaveCopyLoad.needed_mib(&guest(BIG.0, BIG.1, PAGES_PER_SECOND)?, children);

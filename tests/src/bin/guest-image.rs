@@ -31,7 +31,7 @@ fn main() -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     modules.sort();
     let image = initramfs::build(&Parts { busybox: &args.busybox, program: &args.program, modules })?;
-    // A guest that is starting must never see half an image.
+    // Written under another name first: a guest that starts must not see an incomplete image.
     let new = args.output.with_extension("new");
     std::fs::write(&new, image).with_context(|| format!("could not write {}", new.display()))?;
     std::fs::rename(&new, &args.output)

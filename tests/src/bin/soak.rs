@@ -91,7 +91,7 @@ fn soak(args: &Args, sandbox: &Sandbox, moves: &mut u64) -> Result<()> {
         if verify && report.verified != Some(true) {
             bail!("move {turn} was to be verified and was not: {:?}", report.verified);
         }
-        // A shorter or longer stay at each place: the next move may begin while the guest is still getting warm.
+        // A shorter or longer stay at each node, so that some moves begin shortly after the one before.
         std::thread::sleep(Duration::from_millis([50, 700, 2500][turn % 3]));
         let vm = to.vm(NAME)?;
         let beacon = vm.beacon()?.read().context("the guest's beacon was lost")?;

@@ -1,4 +1,4 @@
-//! Blueprints, run by real daemons with tiny guests: all of one, or nothing of it.
+//! Blueprints, run by real daemons with tiny guests: either all VMs of a blueprint run, or none.
 #![cfg(test)]
 
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use vmove_tests::guest::{Guest, failures};
 use vmove_tests::places;
 use vmove_tests::sandbox::Sandbox;
 
-/// An adapter that writes down what it is asked, and answers with the state it is given.
+/// An adapter that records its requests and answers with the given state.
 fn adapter(bridge: &Bridge, state: &str) -> String {
     let script = format!(
         "#!/bin/sh\nread -r asked\necho \"$asked\" >>\"$0.log\"\necho '{{\"version\":1,\"environments\":[{{\"name\":\"view\",\"state\":\"{state}\"}}]}}'\n"
@@ -22,7 +22,7 @@ fn adapter(bridge: &Bridge, state: &str) -> String {
     path
 }
 
-/// Exit code, and what was said.
+/// Exit code and output.
 fn run(bridge: &Bridge, file: &str, adapter: &str) -> (Option<i32>, Value, String) {
     let adapter = format!("fake={adapter}");
     let arguments = ["blueprint", file, "--run", "--holder", "test", "--ttl", "10m", "--adapter", &adapter];
@@ -51,7 +51,7 @@ fn the_vms_of_a_blueprint_run_where_they_were_placed_or_nothing_does() {
 
     let config = Config { working_set_mib: 16, rate: Rate::PagesPerSecond(500), ..Config::default() };
     let guest = Guest::new(192, config).expect("a QEMU");
-    // The kernel is an artifact; the memory, what the lease has.
+    // The kernel is an artifact. The memory size is that of the lease.
     let kernel = places::guest_kernel().expect("a kernel");
     let command: Vec<String> = guest
         .command_line("{vmdir}/serial.log")
@@ -75,7 +75,7 @@ fn the_vms_of_a_blueprint_run_where_they_were_placed_or_nothing_does() {
             "artifacts": [{ "name": "kernel", "source": kernel }, { "name": "image", "source": "view.sif" }],
             "connections": [{ "from": "solver", "to": "head" }, { "from": "head", "to": "view" }],
         });
-        // JSON is YAML.
+        // Every JSON text is YAML.
         bridge.write(&format!("{name}.yaml"), &text.to_string()).expect("a file")
     };
     let running = || -> Vec<String> {
@@ -84,7 +84,7 @@ fn the_vms_of_a_blueprint_run_where_they_were_placed_or_nothing_does() {
     };
     let leases = || bridge.ask(&["lease", "list"]).expect("a list")["leases"].as_array().map(Vec::len);
 
-    // One of the three has no QEMU: the others do not stay.
+    // One of the three VMs has no QEMU: the others are stopped.
     let none = adapter(&bridge, "running");
     let missing = vec!["/nonexistent/qemu".to_owned(), "-m".to_owned(), "192".to_owned()];
     let (code, _, said) = run(&bridge, &blueprint("odd", &missing), &none);
@@ -100,7 +100,7 @@ fn the_vms_of_a_blueprint_run_where_they_were_placed_or_nothing_does() {
     assert_eq!((told.len(), &told[0]["action"], &told[1]["action"]), (2, &json!("start"), &json!("stop")));
     assert_eq!(told[0]["environments"][0]["near"], json!(["n1", "n2", "n3"]), "the VMs had their places");
 
-    // All is well: one on each node, as each has one processor; asked again, it is as it was.
+    // The blueprint succeeds: one VM on each node, because each node has one processor. A second request changes nothing.
     let file = blueprint("app", &command);
     for again in [false, true] {
         let (code, answer, said) = run(&bridge, &file, &none);

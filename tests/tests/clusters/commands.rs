@@ -37,7 +37,7 @@ fn fleet(sandbox: &Sandbox) -> Bridge {
     bridge
 }
 
-/// Exit code, and what was said.
+/// Exit code and output.
 fn refused(bridge: &Bridge, arguments: &[&str]) -> (Option<i32>, String) {
     let output = bridge.command(arguments).expect("vmove").output().expect("it runs");
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
@@ -60,7 +60,7 @@ fn this_machine_is_read_published_and_placed_on() {
     let placed = bridge.ask(&[&one[..], &["--what-if"]].concat()).expect("placed");
     assert_eq!(placed["placement"]["assignments"][0]["node"], "here");
     assert_eq!(bridge.ask(&["lease", "list"]).expect("a list")["leases"], json!([]), "nothing was taken");
-    // A root that tells of nothing.
+    // A folder that is not the root of a Linux system.
     let (code, said) = refused(&bridge, &["inventory", "--root", "/proc/self/fd"]);
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("expected the root of a Linux system"), "{said}");
@@ -120,7 +120,7 @@ connections:
     let parts = bridge.ask(&["blueprint", &file]).expect("taken apart");
     assert_eq!(parts["together"][0]["environments"], json!(["solver", "view"]));
 
-    // It writes down what it is asked, and answers with the state it is given.
+    // It records its requests and answers with the given state.
     let adapter = |state: &str| {
         let script = format!(
             "#!/bin/sh\nread -r asked\necho \"$asked\" >>\"$0.log\"\necho '{{\"version\":1,\"environments\":[{{\"name\":\"view\",\"state\":\"{state}\"}}]}}'\n"
@@ -157,7 +157,7 @@ connections:
     assert_eq!((&environment["artifact"], &environment["memory_mib"]), (&json!("view.sif"), &json!(64)));
     assert_eq!(environment["near"], json!(["n1", "n2"]), "the nodes of the VMs that it talks to");
 
-    // What adapters cannot be told is refused before anything is begun.
+    // A value that adapters cannot be given is refused before anything is begun.
     let odd = blueprint.replace("memory_mb=64", "memory_mb=64; cpu_features=avx512f").replace("app", "odd");
     let odd = bridge.write("odd.yaml", &odd).expect("a file");
     let (code, said) =

@@ -1,4 +1,4 @@
-//! Virtual clusters: a bridge over daemons, and the commands that speak with it.
+//! Virtual clusters: a bridge with several daemons, and the commands that use the bridge.
 
 mod blueprints;
 mod commands;

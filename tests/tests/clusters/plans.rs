@@ -1,4 +1,4 @@
-//! A bridge over four daemons, each in a network namespace of its own: what it plans, real guests do.
+//! A bridge with four daemons, each in its own network namespace. The bridge's plans are executed with real guests.
 #![cfg(test)]
 
 use std::process::Stdio;
@@ -15,7 +15,7 @@ use vmove_tests::sandbox::Sandbox;
 
 const NODES: u8 = 4;
 
-/// Node of each VM of a lease, by the bridge.
+/// The node of each VM of a lease, according to the bridge.
 fn sits(bridge: &Bridge, lease: &str) -> Vec<(String, String)> {
     let lease = bridge.ask(&["lease", "show", lease]).expect("the lease is there");
     let held = lease["held"].as_array().expect("a list").clone();
@@ -58,7 +58,7 @@ fn real_guests_leave_a_node_and_a_killed_bridge_goes_on() {
     let conf = bridge.write("topology.conf", conf).expect("a file");
     bridge.ask(&["topology", "--import", &conf, "--publish"]).expect("published");
 
-    // Two VMs, as close as can be, and started where the bridge placed them.
+    // Two VMs are placed as close together as possible, and started where the bridge placed them.
     let cluster = "name: vc\nvms:\n- {name: vm, count: 2, request: \"vcpus=1; memory_mb=320\"}\n";
     let cluster = bridge.write("vc.yaml", cluster).expect("a file");
     let placed =
@@ -73,7 +73,7 @@ fn real_guests_leave_a_node_and_a_killed_bridge_goes_on() {
     }
     agree(&bridge, &nodes, "vc");
 
-    // All leave the node.
+    // All VMs leave the node.
     let from = sits(&bridge, "vc")[0].1.clone();
     bridge.ask(&["fleet", "drain", &from]).expect("drained");
     let plan = bridge.ask(&["plan", "evacuate", &from]).expect("a plan");
@@ -86,7 +86,7 @@ fn real_guests_leave_a_node_and_a_killed_bridge_goes_on() {
     agree(&bridge, &nodes, "vc");
     eprintln!("evacuated: {}", done["steps"]);
 
-    // And leave the next one; the bridge is killed while they do.
+    // Then they leave the next node; the bridge is killed meanwhile.
     bridge.ask(&["fleet", "resume", &from]).expect("resumed");
     let from = sits(&bridge, "vc")[0].1.clone();
     bridge.ask(&["fleet", "drain", &from]).expect("drained");
@@ -107,14 +107,14 @@ fn real_guests_leave_a_node_and_a_killed_bridge_goes_on() {
     assert!(node(&from).vms().expect("a list").is_empty());
     agree(&bridge, &nodes, "vc");
 
-    // The guests have noticed nothing.
+    // The guests have found no error.
     for (vm, at) in sits(&bridge, "vc") {
         let vm = node(&at).vm(&vm).expect("it is there");
         assert_eq!(vm.status, "running");
         assert_eq!(failures(&vm.console()), Vec::<String>::new());
     }
 
-    // The end of a VM gives back what it had; the end of the last one, the lease.
+    // The end of a VM frees its resources. The end of the last VM ends the lease.
     until("the bridge has seen the VMs where they are now", || {
         let lease = bridge.ask(&["lease", "show", "vc"]).expect("the lease is there");
         lease["held"].as_array().expect("a list").iter().all(|held| held["seen"] == true)

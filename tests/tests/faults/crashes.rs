@@ -1,5 +1,5 @@
-//! Daemons that are killed in the middle of a migration: what they left behind is taken up or put back, and the guest
-//! notices nothing.
+//! Daemons that are killed during a migration: the restarted daemon continues the migration or undoes it, and the guest finds no
+//! error.
 #![cfg(test)]
 
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use vmove_tests::scene::{CONTROL, SLOW, STEP_TIMEOUT, Scene, device_state, ready
 const POSTCOPY: &[&str] = &["--mode", "postcopy", "--bandwidth", SLOW];
 const ROUNDS: &[&str] = &["--mode", "hybrid", "--bandwidth", SLOW];
 
-/// A migration that was taken up again: it succeeded, says that it was interrupted, and the guest is whole at `b`.
+/// Checks a migration that was interrupted and continued: it succeeded, its report counts the interruption, and the guest is intact at `b`.
 fn finished(scene: &Scene, id: &str) {
     let end = scene.end(id).expect("the migration ends");
     assert_eq!(end.code, 0, "{} {}\na: {}\nb: {}", end.answer, end.said, scene.a.log(), scene.b.log());
@@ -52,7 +52,7 @@ fn a_source_killed_in_post_copy_finishes_after_its_restart() {
     finished(&scene, &id);
 }
 
-/// A migration that was called off brings its guest back, but not one that a later migration gave away: it would run twice.
+/// A restarted daemon resumes the guest of a cancelled migration, but not if a later migration has moved it: the guest would run twice.
 #[test]
 fn a_guest_given_away_stays_stopped_though_an_earlier_migration_was_called_off() {
     need!(ready());
@@ -64,7 +64,7 @@ fn a_guest_given_away_stays_stopped_though_an_earlier_migration_was_called_off()
     scene.unharmed().expect("nothing is left of it");
     let id = scene.start(POSTCOPY).expect("it begins");
     scene.reach(&id, "fetch").expect("the guest is handed over");
-    // As if the daemon had been killed before it noted that the guest was back.
+    // Simulates that the daemon was killed before it noted that the guest was back.
     scene.a.crash();
     let journal = scene.a.folder().join("state/sessions").join(&called_off).join("source.jsonl");
     let text = std::fs::read_to_string(&journal).expect("a journal");
@@ -173,7 +173,7 @@ fn a_destination_killed_in_the_rounds_leaves_the_guest_at_the_source() {
     scene.moves_now().expect("it can be tried again");
 }
 
-/// The QEMU that was started last is the one of which a killed daemon may have noted nothing.
+/// The daemon may have been killed before it noted the QEMU that it started last.
 #[test]
 fn a_destination_killed_before_it_noted_its_qemu_leaves_none() {
     need!(ready());
@@ -264,14 +264,15 @@ fn a_destination_killed_in_the_switchover_leaves_the_guest_at_the_source() {
     scene.moves_now().expect("it can be tried again");
 }
 
-/// Which message is lost, and who is killed then; `None`: nobody, all connections are cut.
+/// Loses the messages of the control connection in `direction`, then kills the source (`Some(true)`) or the destination (`Some(false)`), or
+/// only cuts all connections (`None`).
 fn lost_around_the_commit(direction: Direction, kill_source: Option<bool>) -> (Scene, String) {
     let mut scene = Scene::behind_proxy().expect("a guest");
     let proxy = scene.proxy().expect("a proxy");
     let first = proxy.connections();
     let id = scene.start_and_stick_in_the_switchover().expect("the guest is stopped");
     proxy.add(Rule { connection: Some(first + CONTROL), direction, after: 0, fault: Fault::Stall });
-    // Until it is in force for whatever is on its way.
+    // Until the rule applies to everything on its way.
     std::thread::sleep(Duration::from_millis(200));
     scene.unstick(first).expect("a proxy");
     std::thread::sleep(Duration::from_secs(1));
@@ -293,7 +294,7 @@ fn lost_around_the_commit(direction: Direction, kill_source: Option<bool>) -> (S
     (scene, id)
 }
 
-/// The destination holds the device state, and the source has not heard of it: the guest stays.
+/// The destination has the device state, but the source has not been told: the guest stays at the source.
 #[test]
 fn before_the_commit_the_guest_is_the_sources_whoever_is_lost() {
     need!(ready());
@@ -307,7 +308,7 @@ fn before_the_commit_the_guest_is_the_sources_whoever_is_lost() {
     }
 }
 
-/// The source has committed, and the destination has not heard of it: the guest goes.
+/// The source has committed, but the destination has not been told: the guest moves to the destination.
 #[test]
 fn after_the_commit_the_guest_is_the_destinations_whoever_is_lost() {
     need!(ready());
@@ -318,7 +319,7 @@ fn after_the_commit_the_guest_is_the_destinations_whoever_is_lost() {
     }
 }
 
-/// A migration whose guest is stopped and whose device state has arrived, with the control connection stalled since just before.
+/// A migration whose guest is stopped and whose device state has arrived. The control connection was stalled just before.
 fn loaded_and_stalled(directions: &[Direction]) -> (Scene, String, u64) {
     let scene = Scene::behind_proxy().expect("a guest");
     let proxy = scene.proxy().expect("a proxy");
@@ -328,7 +329,7 @@ fn loaded_and_stalled(directions: &[Direction]) -> (Scene, String, u64) {
         let fault = Fault::Stall;
         proxy.add(Rule { connection: Some(first + CONTROL), direction: *direction, after: 0, fault });
     }
-    // Until it is in force for whatever is on its way.
+    // Until the rule applies to everything on its way.
     std::thread::sleep(Duration::from_millis(200));
     scene.unstick(first).expect("a proxy");
     until("the destination holds the device state", || {
@@ -352,26 +353,26 @@ fn kill_qemu_at_the_destination(scene: &Scene) {
     until("the destination's QEMU ends", || qemu_in(scene.b.folder()).is_none());
 }
 
-/// The guest is back at the source, whole, and nothing of it is elsewhere.
+/// Checks that the guest is back at the source, intact, and that the destination has nothing of it.
 fn returned(scene: &Scene, id: &str) {
     let end = scene.end(id).expect("the migration ends");
     let context = format!("{} {}\na: {}\nb: {}", end.answer, end.said, scene.a.log(), scene.b.log());
     assert_eq!((end.code, &end.answer["guest"]), (1, &"source".into()), "{context}");
     assert!(end.error().contains("QEMU"), "it does not say what was lost: {}", end.error());
     scene.unharmed().expect(&context);
-    // Where it finds its memory sound.
+    // In the move, the guest checks its memory.
     scene.proxy().expect("a proxy").heal();
     scene.moves_now().expect("it can be tried again");
 }
 
-/// The destination's QEMU ends when it holds the device state, and the source hears of both at once.
+/// The destination's QEMU ends when it has the device state. The source is told both at once.
 #[test]
 fn a_destination_qemu_that_dies_before_the_commit_is_not_given_the_guest() {
     need!(ready());
     let (scene, id, first) = loaded_and_stalled(&[Direction::Forth, Direction::Back]);
     kill_qemu_at_the_destination(&scene);
     scene.gone_from(&scene.b).expect("the destination gives up");
-    // Back only: what is still on its way forth would meet a closed socket, and reset the connection.
+    // Only from destination to source: messages in the other direction would reach a closed socket and reset the connection.
     let back = Direction::Back;
     let passes = Rule {
         connection: Some(first + CONTROL),
@@ -383,7 +384,7 @@ fn a_destination_qemu_that_dies_before_the_commit_is_not_given_the_guest() {
     returned(&scene, &id);
 }
 
-/// The source has committed, the destination has not heard of it, and its QEMU ends: the guest has run nowhere since.
+/// The source has committed, the destination has not been told, and its QEMU ends: the guest has not run since the stop.
 #[test]
 fn a_destination_qemu_that_dies_before_the_commit_arrives_gives_the_guest_back() {
     need!(ready());
@@ -417,13 +418,13 @@ fn a_destination_qemu_that_dies_before_the_commit_arrives_gives_the_guest_back()
     }
 }
 
-/// When a daemon is killed: in which phase of the migration as the source tells it, how many milliseconds after that has begun, and of which
-/// states its journal may tell then.
+/// When a daemon is killed: the phase of the migration as reported by the source, the milliseconds after the phase began, and the states
+/// that the journals of source and destination may have then.
 struct Moment {
     mode: &'static str,
     phase: &'static str,
     after_ms: u64,
-    /// What happens to the device state on its way.
+    /// Fault of the connection for device state.
     device_state: Fault,
     source: &'static [&'static str],
     destination: &'static [&'static str],
@@ -443,7 +444,7 @@ const MOMENTS: [Moment; 7] = [
     Moment::hybrid("rounds", 200),
     Moment { source: &["stopped"], device_state: Fault::Stall, ..Moment::hybrid("hand-over", 0) },
     Moment { source: &["stopped"], device_state: Fault::Stall, ..Moment::hybrid("hand-over", 100) },
-    // Around the commit: the device state crosses in three pieces.
+    // Around the commit: each of the three pieces of the device state is delayed.
     Moment {
         device_state: Fault::Delay(Duration::from_millis(200)),
         source: &["stopped", "committed", "released"],
@@ -458,40 +459,40 @@ const MOMENTS: [Moment; 7] = [
     },
 ];
 
-/// Whose the guest is by this state in the journal of a killed daemon: the destination's, if the answer is yes.
+/// Whether the destination owns the guest, according to this state in the journal of a killed daemon.
 fn handed_over(state: &str) -> Option<bool> {
     match state {
         "" | "warm" | "stopped" | "filling" => Some(false),
-        // The source decides.
+        // Unknown: the source decides.
         "loaded" => None,
         "committed" | "released" | "owner" | "complete" => Some(true),
         other => panic!("unknown state {other:?}"),
     }
 }
 
-/// What the journal of a killed daemon tells of a migration; nothing if there is none.
+/// The last state in the journal of a killed daemon; empty if there is no journal.
 fn journaled(node: &Node, id: &str, file: &str) -> String {
     let journal = node.folder().join("state/sessions").join(id).join(file);
     let Ok(text) = std::fs::read_to_string(&journal) else { return String::new() };
-    // A line that was cut short by the kill speaks of a step that was not taken.
+    // An incomplete line is ignored: the daemon was killed before it took that step.
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let record: Value = serde_json::from_str(whole.lines().last().expect("a line")).expect("JSON");
     record["state"].as_str().expect("a state").to_owned()
 }
 
-/// Wherever the axe falls, one node has the guest afterwards, and only one: that which the journals name.
+/// Whenever a daemon is killed, exactly one node has the guest afterwards: the one that the journals name.
 fn killed_at_any_moment(source: bool) {
     need!(ready());
-    // A guest that stayed at the source is the next one's.
+    // The next moment uses a guest that stayed at the source.
     let mut stayed: Option<Scene> = None;
     for moment in MOMENTS {
         let mut scene = stayed.take().unwrap_or_else(|| Scene::behind_proxy().expect("a guest"));
         let proxy = scene.proxy().expect("a proxy");
-        // Rounds, and what is fetched, take some seconds.
+        // Rounds and fetching take some seconds.
         proxy.heal();
         proxy.add(device_state(proxy.connections(), moment.device_state));
         let id = scene.start(&["--mode", moment.mode, "--bandwidth", "1Gbit"]).expect("it begins");
-        // A few milliseconds, where the rest of the rounds takes seconds.
+        // `prepare` takes only a few milliseconds, so it may be over; the phase after it takes seconds.
         let phases = if moment.phase == "prepare" { &["prepare", "rounds"][..] } else { &[moment.phase][..] };
         scene.reach_one_of(&id, phases).expect("the phase");
         std::thread::sleep(Duration::from_millis(moment.after_ms));

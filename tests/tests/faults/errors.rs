@@ -1,4 +1,4 @@
-//! Bad input and faults before, at and after the hand-over: a clear error, and a guest that goes on where it was.
+//! Bad input, and faults before, during and after the hand-over: the error is clear, and the guest continues where it was.
 #![cfg(test)]
 
 use std::io::{Read, Write};
@@ -22,7 +22,7 @@ use vmove_tests::scene::{End, FOR_PAGES, NAME, SLOW, Scene, device_state, memory
 const ROUNDS: &[&str] = &["--mode", "hybrid", "--bandwidth", SLOW];
 const POSTCOPY: &[&str] = &["--mode", "postcopy", "--bandwidth", SLOW];
 
-/// The end of a migration that failed, with the guest where it was, and an error that holds `words`.
+/// Checks a migration that failed: the guest is at the source, and the error contains `words`.
 #[track_caller]
 fn failed_at_source(end: &End, words: &[&str]) {
     assert_eq!(end.code, 1, "{} {}", end.answer, end.said);
@@ -33,7 +33,7 @@ fn failed_at_source(end: &End, words: &[&str]) {
     assert!(end.said.contains(end.error()), "people are told something else: {}", end.said);
 }
 
-/// The end of a request that was not taken at all.
+/// Checks a request that was refused.
 #[track_caller]
 fn not_taken(end: &End, exit: i32, code: &str, words: &[&str]) {
     assert_eq!(end.code, exit, "{} {}", end.answer, end.said);
@@ -68,7 +68,7 @@ fn an_unreachable_peer_is_told() {
     scene.moves_now().expect("the right peer is reached");
 }
 
-/// A server that says `greeting` to all who come, and reads what they say.
+/// A server that answers each client with `greeting`, or with nothing if that is empty. Returns its address.
 fn stranger(greeting: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address").to_string();
@@ -83,7 +83,7 @@ fn stranger(greeting: &'static [u8]) -> String {
                     let _ = stream.write_all(greeting);
                     return;
                 }
-                // Listens on without a word, until the other side gives up.
+                // Keeps reading without an answer until the other side gives up.
                 let mut heard = heard.unwrap_or(0);
                 while heard > 0 {
                     heard = stream.read(&mut first).unwrap_or(0);
@@ -198,7 +198,7 @@ fn a_second_migration_of_a_vm_is_refused_while_one_is_at_work() {
     scene.arrived().expect("the guest is whole");
 }
 
-/// Words of the blockers in an answer.
+/// Codes of the blockers in an answer.
 fn codes(answer: &Value) -> Vec<String> {
     let blockers = answer["blockers"].as_array().map(Vec::as_slice).unwrap_or_default();
     blockers.iter().filter_map(|b| b["code"].as_str().map(str::to_owned)).collect()
@@ -239,7 +239,7 @@ fn a_destination_without_enough_huge_pages_refuses() {
     scene.moves_now().expect("with enough of them it moves");
 }
 
-/// A program that is the QEMU under test, but for one thing that the shell script does before.
+/// A guest whose QEMU is a wrapper: it runs the shell commands `script`, then the QEMU under test. Returns also the wrapper's path.
 fn wrapped(sandbox: &Sandbox, script: &str, config: Config) -> (PathBuf, Guest) {
     let mut guest = Guest::new(memory_mib(&config), config).expect("a QEMU");
     let path = sandbox.path().join("qemu-wrapper");
@@ -269,7 +269,7 @@ fn a_qemu_that_ends_at_its_start_at_the_destination_is_quoted() {
     scene.moves_now().expect("with a good QEMU it moves");
 }
 
-/// Asked twice what it is, it takes longer for that than a silent peer is waited for.
+/// QEMU is asked twice for its version and machines. Together the answers take longer than the timeout for a silent peer.
 #[test]
 fn a_destination_whose_qemu_is_slow_to_tell_what_it_is_is_not_taken_for_dead() {
     need!(ready());
@@ -296,13 +296,13 @@ fn a_qemu_killed_at_the_destination_in_the_rounds_leaves_the_guest_at_the_source
     scene.moves_now().expect("it can be tried again");
 }
 
-/// The control connection holds: page connections are made anew, and the migration goes on where it was.
+/// The control connection stays: the daemons open new page connections, and the migration continues.
 #[test]
 fn a_page_connection_cut_in_the_rounds_is_made_anew() {
     need!(ready());
     let scene = Scene::behind_proxy().expect("a guest");
     let proxy = scene.proxy().expect("a proxy");
-    // The urgent one does not get as far.
+    // The urgent connection does not reach this byte.
     for connection in FOR_PAGES {
         proxy.add(Rule {
             connection: Some(connection),
@@ -446,12 +446,12 @@ fn a_guest_too_busy_for_precopy_stays_and_may_go_by_another_mode() {
     scene.moves_now().expect("another mode does it");
 }
 
-/// Writes all of its memory again and again, more in a second than crosses.
+/// A guest that rewrites all of its memory faster than the link transfers it.
 fn restless() -> Config {
     Config { rate: Rate::Max, working_set_mib: 256, ..steady() }
 }
 
-/// By pre-copy, slowly and with a long pause allowed, this guest is not copied twice.
+/// Checks that pre-copy does not send this guest's memory twice, over a slow link and with a long downtime allowed.
 fn copied_once(scene: &Scene) {
     let slowly = ["--mode", "precopy", "--bandwidth", "500Mbit", "--max-downtime", "30s"];
     let end = scene.migrate_to("b", &slowly).expect("it ends");
@@ -474,7 +474,7 @@ fn precopy_sends_nothing_twice_that_would_be_written_again() {
 
 const STARTS_SLOWLY: &str = "for word; do if [ \"$word\" = -incoming ]; then sleep 8; fi; done";
 
-/// Its memory would have crossed by the time that QEMU is there.
+/// QEMU takes so long to start that all memory could cross before.
 #[test]
 fn precopy_sends_nothing_in_vain_while_qemu_starts() {
     need!(ready());
@@ -483,7 +483,7 @@ fn precopy_sends_nothing_in_vain_while_qemu_starts() {
     copied_once(&Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest"));
 }
 
-/// It may have one processor to do it on.
+/// QEMU may have only one processor for its start, which the waiting threads must leave to it.
 #[test]
 fn the_destination_sleeps_while_its_qemu_starts() {
     need!(ready());

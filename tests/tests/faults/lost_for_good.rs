@@ -1,4 +1,4 @@
-//! A peer that never comes back: what is left here can be ended, or run again, and nothing of it stays.
+//! A peer that never comes back: an operator can end the guest here, or let it run again, and nothing is left over.
 #![cfg(test)]
 
 use std::path::Path;
@@ -15,10 +15,10 @@ use vmove_tests::sandbox::qemu_in;
 use vmove_tests::scene::{CONTROL, NAME, SLOW, Scene, ready, vmove};
 
 const POSTCOPY: &[&str] = &["--mode", "postcopy", "--bandwidth", SLOW];
-/// QEMU is asked to quit, is told so by a signal, and is killed.
+/// Longest time of a forced end: QEMU gets `quit`, then SIGTERM, then SIGKILL.
 const FORCED_END: Duration = Duration::from_secs(20);
 
-/// A guest that runs at `b` and lacks pages.
+/// A guest that runs at `b` while pages are still missing.
 fn handed_over() -> (Scene, String) {
     let scene = Scene::new().expect("a guest");
     let id = scene.start(POSTCOPY).expect("it begins");
@@ -31,7 +31,7 @@ fn kill_qemu(node: &Node) {
     kill(Pid::from_raw(qemu), Signal::SIGKILL).expect("it is killed");
 }
 
-/// The guest as `vmove list` has it.
+/// The guest's entry in `vmove list`.
 fn listed(node: &Node) -> Value {
     let list = node.ask(&["list"]).expect("an answer");
     list["vms"]
@@ -45,7 +45,7 @@ fn files_in(folder: &Path) -> Vec<std::path::PathBuf> {
     entries.flat_map(|e| if e.path().is_dir() { files_in(&e.path()) } else { vec![e.path()] }).collect()
 }
 
-/// Nothing of the guest is at `node`, also after its daemon has been started again.
+/// Checks that `node` has nothing of the guest, also after a restart of its daemon.
 #[track_caller]
 fn nothing_left(node: &mut Node) {
     for again in [false, true] {
@@ -60,7 +60,7 @@ fn nothing_left(node: &mut Node) {
     }
 }
 
-/// Ends the guest at `node` by force.
+/// Ends the guest at `node` with `--force`.
 #[track_caller]
 fn end(node: &Node) {
     let begun = Instant::now();
@@ -83,7 +83,7 @@ fn a_guest_whose_source_is_lost_for_good_is_listed_so_and_can_be_ended() {
     let refused = vmove(&scene.b, &["stop", NAME]).expect("an answer");
     assert_eq!((refused.code, &refused.answer["code"]), (1, &"busy".into()), "{}", refused.answer);
     assert!(refused.error().contains("vmove stop --force guest"), "no way out: {}", refused.error());
-    // Nor does a daemon that was started anew lose the way out.
+    // A restarted daemon offers the same way out.
     scene.b.crash();
     scene.b.run().expect("it starts again");
     end(&scene.b);
@@ -97,7 +97,7 @@ fn a_paused_copy_whose_source_is_lost_for_good_can_be_ended() {
     let proxy = scene.proxy().expect("a proxy");
     let first = proxy.connections();
     scene.start_and_stick_in_the_switchover().expect("the guest is stopped");
-    // The destination has the device state, and its source does not hear so.
+    // The destination has the device state, but the source is not told.
     let unheard =
         Rule { connection: Some(first + CONTROL), direction: Direction::Back, after: 0, fault: Fault::Stall };
     scene.proxy().expect("a proxy").add(unheard);
@@ -113,7 +113,7 @@ fn a_paused_copy_whose_source_is_lost_for_good_can_be_ended() {
     nothing_left(&mut scene.b);
 }
 
-/// The destination's QEMU dies while its source is away, which is told at once. The source's copy can run again, and only then.
+/// The destination's QEMU dies while the source is away. This is reported at once. Only then can the source's copy run again.
 #[test]
 fn a_guest_that_died_at_the_destination_can_be_reclaimed() {
     need!(ready());

@@ -1,4 +1,4 @@
-//! What goes wrong while a guest moves: bad input, lost connections, killed daemons and QEMUs.
+//! Faults while a guest moves: bad input, lost connections, killed daemons and QEMUs.
 
 mod crashes;
 mod errors;

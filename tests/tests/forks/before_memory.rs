@@ -318,10 +318,10 @@ fn a_parent_that_is_killed_costs_its_children_nothing() {
     fleet.networks.limit(1, 1000).expect("tc limits");
     let (code, answer) = answer_of(asked);
     assert_eq!(code, Some(0), "{answer}");
-    for child in answer["children"].as_array().expect("children") {
-        let (node, name) = (child["node"].as_str().expect("a node"), child["name"].as_str().expect("a name"));
-        fleet.parent.sound(fleet.node(node), name).expect("its memory is right");
-    }
+    let family = fleet.family(&answer);
+    let (children, parent) = family.split_at(family.len() - 1);
+    assert_eq!((children.len(), parent[0].1), (3, NAME));
+    fleet.parent.all_sound(children).expect("their memory is right");
     fleet.clean();
 }
 

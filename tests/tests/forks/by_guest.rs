@@ -1,4 +1,4 @@
-//! Guests fork themselves: one job over many copies, its results gathered; and what a guest may not do.
+//! Guests that fork themselves: children share a job, the parent collects the results. Also what is refused.
 #![cfg(test)]
 
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ fn stage(config: &str, task: Config) -> (Node, Parent, Sandbox) {
     (node, parent, sandbox)
 }
 
-/// Waits until the guest has printed `words`, and returns all it printed.
+/// Waits until the guest has printed `words`. Returns all of its output.
 fn printed(node: &Node, words: &str) -> String {
     let deadline = Instant::now() + STEP_TIMEOUT;
     loop {
@@ -50,7 +50,7 @@ fn printed(node: &Node, words: &str) -> String {
     }
 }
 
-/// The line in which the guest told of an answer.
+/// The line in which the guest printed an answer.
 fn line<'a>(console: &'a str, what: &str) -> &'a str {
     let start = format!("VMOVE-GUEST PORT {what}: ");
     console

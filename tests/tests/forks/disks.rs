@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::Value;
 use vmove_skip::need;
 use vmove_tests::daemon::{Node, NodeOptions};
-use vmove_tests::disks::{create, drive, node, overlays, qemu_img, task, works};
+use vmove_tests::disks::{all_work, create, drive, node, overlays, qemu_img, task, works};
 use vmove_tests::forks::{ForkPhase, Parent, done, kill_in_fork, names, vfork};
 use vmove_tests::guest::{Guest, VIRTIO};
 use vmove_tests::sandbox::Sandbox;
@@ -32,6 +32,7 @@ fn stage(options: NodeOptions, format: &str, attach: impl Fn(&Path) -> Vec<Strin
     let mut guest = Guest::new(memory_mib(&task(1)), task(1)).expect("a QEMU");
     guest.modules = VIRTIO.into_iter().chain(["virtio_blk"]).collect();
     guest.extra = attach(&image);
+    guest.disk = Some(image.clone());
     let parent = Parent::start(&node, NAME, "thp", guest).expect("the guest runs");
     Stage { node, parent, image, _sandbox: sandbox }
 }
@@ -66,10 +67,9 @@ fn nobody_sees_the_others_writes(format: &str, attach: impl Fn(&Path) -> Vec<Str
     assert_eq!(path(&answer["disks"][0]["base"]), *image);
     let frozen = std::fs::read(image).expect("the image");
     let own = path(&answer["disks"][0]["overlay"]);
-    for vm in [NAME, "guest.1", "guest.2"] {
-        works(node, vm).expect("it works on its disk, which is what its memory knows");
-        parent.sound(node, vm).expect("sound");
-    }
+    let family = [NAME, "guest.1", "guest.2"].map(|vm| (node, vm));
+    all_work(&family).expect("they work on their disks, which are what their memory knows");
+    parent.all_sound(&family).expect("sound");
     assert!(std::fs::read(image).expect("the image") == frozen, "the frozen image was written");
     check(node, NAME, &own);
     for child in ["guest.1", "guest.2"] {
@@ -83,9 +83,8 @@ fn nobody_sees_the_others_writes(format: &str, attach: impl Fn(&Path) -> Vec<Str
     assert_eq!(again["children"][0]["warm"], false, "{again}");
     let third = &names(&again)[0];
     done(node, &["create", "guest.1", "--count", "1", "--verify"]).expect("a grandchild");
-    for vm in [NAME, "guest.1", "guest.2", third, "guest.1.1"] {
-        works(node, vm).expect("it works on its disk");
-    }
+    let family = [NAME, "guest.1", "guest.2", third, "guest.1.1"].map(|vm| (node, vm));
+    all_work(&family).expect("they work on their disks");
     let promoted = done(node, &["promote", NAME]).expect("memory of its own");
     let files = promoted["disks"][0]["files"].as_array().expect("a chain");
     assert_eq!(files.len(), 3, "{promoted}");

@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::Result;
 use vmove_skip::need;
 use vmove_tests::daemon::Node;
-use vmove_tests::disks::{drive, lines, node, overlays, qemu_img, task, works};
+use vmove_tests::disks::{all_work, drive, lines, node, overlays, qemu_img, task, works};
 use vmove_tests::fleet::{Fleet, Setup, SetupDisk, fleet_with, host, plain, qemus, ready, until};
-use vmove_tests::forks::{done, names, vfork};
+use vmove_tests::forks::{at_once, done, names, vfork};
 use vmove_tests::scene::NAME;
 
 const RAW: SetupDisk = SetupDisk { format: "raw", attach: |image| drive(image, "raw", "") };
@@ -64,14 +64,10 @@ fn nothing_is_served(fleet: &Fleet) {
 }
 
 /// All of an answer's children and their parent go on with what they wrote, and see nothing else.
-fn all_work(fleet: &Fleet, answer: &serde_json::Value) {
-    for child in answer["children"].as_array().expect("children") {
-        assert!(child["error"].is_null(), "{child}");
-        let (node, name) = (child["node"].as_str().expect("a node"), child["name"].as_str().expect("a name"));
-        works(fleet.node(node), name).unwrap_or_else(|error| panic!("{name} on {node}: {error:#}"));
-    }
-    works(&fleet.nodes[0], NAME).expect("the parent works on its disk");
-    fleet.sound(answer);
+fn family_works(fleet: &Fleet, answer: &serde_json::Value) {
+    let family = fleet.family(answer);
+    at_once(&family, |node, name| works(node, name).and_then(|()| fleet.parent.sound(node, name).map(drop)))
+        .unwrap_or_else(|error| panic!("{error:#}"));
 }
 
 /// Children on a host that sees the images, as often as the guest is forked.
@@ -85,7 +81,7 @@ fn on_a_shared_path(disk: SetupDisk) {
             done(a, &["create", NAME, "--count", "3", "--here", "1", "--node", "n2"]).expect("children");
         assert_eq!(host(&answer, "n2")["disks"], "shared path", "{answer}");
         assert_eq!(answer["disks"].as_array().map(Vec::len), Some(1), "{answer}");
-        all_work(&fleet, &answer);
+        family_works(&fleet, &answer);
         for child in names(&answer) {
             assert_eq!(overlays(&fleet.images, &child).len(), 1, "{child}");
         }
@@ -139,7 +135,7 @@ fn where_a_host_has_a_stale_copy(disk: SetupDisk, tls: bool) {
     assert!(why.contains("not known to be the same file"), "{answer}");
     assert_eq!(host(&answer, "n3")["disks"], "shared path", "{answer}");
     let frozen = std::fs::read(fleet.images.join("disk")).expect("the image");
-    all_work(&fleet, &answer);
+    family_works(&fleet, &answer);
     assert_eq!(servers(a).len(), 1);
     // Child of a child, there and at the node of the images; the child that they came from is not needed any more.
     let child = b.vms().expect("a list").into_iter().next().expect("a child");
@@ -157,8 +153,7 @@ fn where_a_host_has_a_stale_copy(disk: SetupDisk, tls: bool) {
     for vm in others {
         done(b, &["kill", &vm]).expect("it ends");
     }
-    works(b, &names(&there)[0]).expect("it works on its disk");
-    works(a, &names(&back)[0]).expect("it works on its disk");
+    all_work(&[(b, &names(&there)[0]), (a, &names(&back)[0])]).expect("they work on their disks");
     // What it was forked from is a layer that stays, although its VM has ended.
     let deeper = done(b, &["create", &names(&there)[0], "--count", "1"]).expect("a child of that");
     works(b, &names(&deeper)[0]).expect("it works on its disk");
@@ -167,8 +162,7 @@ fn where_a_host_has_a_stale_copy(disk: SetupDisk, tls: bool) {
     a.ask(&["stop", NAME, "--force"]).expect("it ends");
     std::thread::sleep(Duration::from_secs(8));
     assert_eq!(servers(a).len(), 1, "somebody reads still");
-    works(b, &names(&there)[0]).expect("it works on its disk");
-    works(a, &names(&back)[0]).expect("it works on its disk");
+    all_work(&[(b, &names(&there)[0]), (a, &names(&back)[0])]).expect("they work on their disks");
     assert!(std::fs::read(fleet.images.join("disk")).expect("the image") == frozen, "the image was written");
     done(b, &["kill", &names(&there)[0]]).expect("it ends");
     done(a, &["kill", &names(&back)[0]]).expect("it ends");
@@ -341,7 +335,7 @@ fn without_qemu_nbd_a_host_that_does_not_see_the_image_is_refused() {
         end.answer
     );
     assert_eq!(host(&end.answer, "n3")["disks"], "shared path", "{}", end.answer);
-    all_work(&fleet, &end.answer);
+    family_works(&fleet, &end.answer);
     fleet.clean();
 }
 

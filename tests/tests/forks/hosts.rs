@@ -114,9 +114,10 @@ fn children_are_sound(fleet: &Fleet, answer: &Value, expected: &[(&str, &str)]) 
     for child in answer["children"].as_array().expect("children") {
         let (name, node) = (child["name"].as_str().expect("a name"), child["node"].as_str().expect("a node"));
         assert!(child["error"].is_null(), "{child}");
-        fleet.parent.sound(fleet.node(node), name).unwrap_or_else(|e| panic!("{name} on {node}: {e:#}"));
         found.push((name, node));
     }
+    let children: Vec<_> = found.iter().map(|(name, node)| (fleet.node(node), *name)).collect();
+    fleet.parent.all_sound(&children).expect("their memory is right");
     assert_eq!(found, expected, "{answer}");
 }
 

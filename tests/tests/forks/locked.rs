@@ -1,4 +1,4 @@
-//! Guests whose memory cannot be mapped again, since it is locked: it is write-protected and copied while they run.
+//! Forks of guests with locked memory. It cannot be mapped again, so it is write-protected and copied while they run.
 #![cfg(test)]
 
 use std::os::unix::fs::FileExt;
@@ -17,7 +17,7 @@ use vmove_tests::guest::Guest;
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{NAME, memory_mib, ready};
 
-/// A guest that writes while it is copied, and leaves something of two cores to others.
+/// A guest that writes while its memory is copied, but does not use two cores completely.
 fn busy() -> Config {
     Config { rate: Rate::PagesPerSecond(20_000), ..light() }
 }
@@ -88,8 +88,8 @@ fn bytes(path: &Path) -> Vec<u8> {
     all
 }
 
-/// A guest that is paused writes next to nothing, so that the copy can be compared with its memory: QEMU leaves its saved state by
-/// `cont` and `stop` only, between which a guest runs for some 50 us.
+/// A paused guest writes nearly nothing, so its memory can be compared with the copy. It writes a little, because QEMU leaves its saved
+/// state only by `cont` and `stop`, and the guest runs for about 50 us between them.
 #[test]
 fn the_template_of_a_locked_guest_is_its_memory() {
     need!(ready());
@@ -117,8 +117,8 @@ fn the_template_of_a_locked_guest_is_its_memory() {
     assert!(bytes(&copy[0]) == before, "nobody writes to the template");
 }
 
-/// Sets the size of the tmpfs that guest memory of `node` is on.
-fn resize(node: &Node, size: &str) {
+/// Sets the size of the tmpfs with the guest memory of `node`: false if more is in it already.
+fn resize(node: &Node, size: &str) -> bool {
     let file = node.vm(NAME).expect("it is listed").ram[0].path.clone();
     let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
@@ -126,9 +126,9 @@ fn resize(node: &Node, size: &str) {
         points.filter(|point| file.starts_with(point)).max_by_key(|point| point.len()).expect("a mount");
     let done = std::process::Command::new("mount")
         .args(["-o", &format!("remount,size={size}"), point])
-        .status()
+        .output()
         .expect("mount runs");
-    assert!(done.success(), "{point} cannot be made {size}");
+    done.status.success()
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn a_copy_without_room_is_given_up_and_the_guest_goes_on() {
     refused(&node, &["its limit of 8 MiB", "MiB kept", "copy-limit-mib"]);
 }
 
-/// Its file system has room when the fork begins, and then has not.
+/// The tmpfs has enough space when the fork begins, but not later.
 #[test]
 fn a_copy_that_fills_its_memory_is_given_up_and_the_guest_goes_on() {
     need!(ready());
@@ -160,17 +160,19 @@ fn a_copy_that_fills_its_memory_is_given_up_and_the_guest_goes_on() {
     let node = Node::start(&sandbox, "a", NodeOptions::default()).expect("a daemon");
     let parent = locked(&node, &light());
     let used = u64::from(memory_mib(&light()));
-    // Known before anything is begun.
-    resize(&node, &format!("{}m", used + 64));
+    // Refused before anything is begun.
+    assert!(resize(&node, &format!("{}m", used + 64)), "the guest alone takes more than {used} MiB");
     let end = vfork(&node, &["create", NAME, "--count", "2"]).expect("an answer");
     assert_eq!(end.code, 3, "{} {}", end.answer, end.said);
     assert!(end.said.contains(&format!("{used} MiB of template + 2 x (32 MiB of QEMU")), "{}", end.said);
 
-    resize(&node, "100%");
+    assert!(resize(&node, "100%"));
     std::thread::scope(|scope| {
         let forking = scope.spawn(|| vfork(&node, &["create", NAME, "--count", "2"]));
         until("the copy is begun", || !template_files(&node).is_empty());
-        resize(&node, &format!("{}m", used + 16));
+        // The copy goes on meanwhile: the first size that it has not passed yet, and smaller than all of it.
+        let sizes = (used + 16..2 * used).step_by(8).map(|mib| format!("{mib}m"));
+        assert!(sizes.into_iter().any(|size| resize(&node, &size)), "the copy was there at once");
         let end = forking.join().expect("no panic").expect("an answer");
         assert_eq!(end.code, 1, "{} {}", end.answer, end.said);
         for word in ["given up", "no memory left", "Free memory"] {
@@ -180,7 +182,7 @@ fn a_copy_that_fills_its_memory_is_given_up_and_the_guest_goes_on() {
     });
     parent.sound(&node, NAME).expect("the guest runs on");
     nothing_is_left(&node);
-    resize(&node, "100%");
+    assert!(resize(&node, "100%"));
     let answer = done(&node, &["create", NAME, "--count", "1", "--verify"]).expect("it can still be forked");
     parent.sound(&node, &names(&answer)[0]).expect("sound");
 }
@@ -196,13 +198,13 @@ fn a_daemon_killed_while_memory_is_protected_leaves_the_guest_running() {
     for after_ms in [0, 1, 3, 6, 10, 20, 40] {
         let found = kill_in_fork_after(&mut node, 1, ForkPhase::Keeping, || {
             if after_ms > 0 {
-                // Otherwise it may stand still, until the daemon's next life.
+                // Without this wait, the guest may still be stopped, and stays so until the daemon is restarted.
                 let first = page.read().expect("a beacon");
                 until("the guest runs again", || page.read().is_some_and(|now| now.beats > first.beats));
             }
             std::thread::sleep(Duration::from_millis(after_ms));
         });
-        // Nobody serves it, and nobody protects it.
+        // Without a daemon, memory is not protected any more, so the guest must not wait.
         if found == ForkPhase::Keeping && after_ms > 0 {
             hit += 1;
             let first = page.read().expect("a beacon");

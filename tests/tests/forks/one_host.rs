@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use vmove_guest::config::{Config, Rate};
 use vmove_skip::need;
 use vmove_tests::daemon::{Node, NodeOptions};
-use vmove_tests::forks::{ForkPhase, Parent, done, kill_in_fork, names, template_files, vfork};
+use vmove_tests::forks::{ForkPhase, Parent, done, kill_in_fork, names, on, template_files, vfork};
 use vmove_tests::guest::Guest;
 use vmove_tests::monitor::Monitor;
 use vmove_tests::sandbox::Sandbox;
@@ -55,9 +55,7 @@ fn a_guest_on_huge_pages_of_the_machine_is_forked_if_there_are_enough() {
     let parent = Parent::start(&node, NAME, "hugetlb-2m", guest).expect("the guest runs");
     let answer = done(&node, &["create", NAME, "--count", "1", "--verify"]).expect("a child");
     let children = names(&answer);
-    for name in children.iter().map(String::as_str).chain([NAME]) {
-        parent.sound(&node, name).expect("sound");
-    }
+    parent.all_sound(&on(&node, &children, Some(NAME))).expect("sound");
     // To be forked again, the parent needs memory of its own, and there are not so many pages.
     let end = vfork(&node, &["create", NAME, "--count", "8"]).expect("an answer");
     assert_eq!(end.code, 3, "{}", end.said);
@@ -101,10 +99,10 @@ fn parent_and_children_never_see_each_others_writes() {
     assert_eq!(answer["fabric"], "local");
     eprintln!("pause {} ms, all running after {} ms", answer["parent_pause_ms"], answer["all_running_ms"]);
     // Each counts its own work in a page that all of them had in common.
-    let boot = parent.sound(node, NAME).expect("the parent is sound").boot;
+    parent.all_sound(&on(node, &names(&answer), Some(NAME))).expect("sound");
+    let boot = |name: &str| parent.beacon(node, name).expect("a beacon").boot;
     for name in names(&answer) {
-        let child = parent.sound(node, &name).expect("a child is sound");
-        assert_eq!(child.boot, boot, "{name} is the same guest");
+        assert_eq!(boot(&name), boot(NAME), "{name} is the same guest");
     }
     // What served the fork only is gone.
     assert!(template_files(node).is_empty(), "{:?}", template_files(node));
@@ -128,8 +126,9 @@ fn parent_and_children_never_see_each_others_writes() {
     let pid = node.vm(NAME).expect("it is listed").pid;
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL)
         .expect("killed");
-    for name in ["guest.1", "guest.3", "guest.4"] {
-        parent.sound(node, name).expect("a child outlives its parent");
+    let left = ["guest.1", "guest.3", "guest.4"];
+    parent.all_sound(&left.map(|name| (node, name))).expect("children outlive their parent");
+    for name in left {
         done(node, &["kill", name]).expect("it ends");
     }
     done(node, &["join", NAME, "--timeout", "10s"]).expect("all have ended");
@@ -161,9 +160,7 @@ fn prepared_children_are_used_first_and_renewed() {
     assert_eq!(answer.code, 0, "{} {}", answer.answer, answer.said);
     assert!(answer.answer["rehomed_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{}", answer.answer);
     assert!(answer.answer["children"].as_array().expect("children").iter().all(|c| c["warm"] == true));
-    for name in [NAME.to_owned()].iter().chain(&names(&answer.answer)) {
-        parent.sound(node, name).expect("sound after the second fork");
-    }
+    parent.all_sound(&on(node, &names(&answer.answer), Some(NAME))).expect("sound after the second fork");
 }
 
 #[test]
@@ -197,9 +194,7 @@ fn a_promoted_child_and_its_parent_move_to_another_node() {
     }
     // A child that was moved is forked again.
     let answer = done(&b, &["create", "guest.1", "--count", "2", "--verify"]).expect("grandchildren");
-    for name in names(&answer) {
-        parent.sound(&b, &name).expect("sound");
-    }
+    parent.all_sound(&on(&b, &names(&answer), None)).expect("sound");
 }
 
 #[test]
@@ -211,9 +206,7 @@ fn a_paused_parent_stays_paused() {
     let answer = done(node, &["create", NAME, "--count", "2", "--verify"]).expect("two children");
     assert_eq!(answer["parent_pause_ms"], 0.0, "{answer}");
     assert_eq!(node.vm(NAME).expect("it is listed").status, "paused");
-    for name in names(&answer) {
-        parent.sound(node, &name).expect("children run");
-    }
+    parent.all_sound(&on(node, &names(&answer), None)).expect("children run");
     node.ask(&["resume", NAME]).expect("it resumes");
     parent.sound(node, NAME).expect("the parent runs on");
 }
@@ -358,9 +351,7 @@ fn nothing_that_qemu_discards_reaches_the_template() {
     let answer =
         done(node, &["create", "--template", "golden", "--count", "3", "--verify"]).expect("children");
     assert_eq!(names(&answer), ["golden.1", "golden.2", "golden.3"]);
-    for name in names(&answer).iter().chain([&NAME.to_owned()]) {
-        parent.sound(node, name).expect("sound");
-    }
+    parent.all_sound(&on(node, &names(&answer), Some(NAME))).expect("sound");
     assert_eq!(sum(&files[0]), before, "the template has changed");
 }
 
@@ -420,9 +411,7 @@ fn templates_are_kept_loaded_and_refused_when_damaged() {
     for _ in 0..2 {
         let answer =
             done(node, &["create", "--template", "golden", "--count", "2", "--verify"]).expect("children");
-        for name in names(&answer) {
-            parent.sound(node, &name).expect("sound");
-        }
+        parent.all_sound(&on(node, &names(&answer), None)).expect("sound");
     }
 }
 
@@ -466,9 +455,10 @@ fn a_daemon_killed_in_the_middle_of_a_fork_leaves_the_parent_whole() {
         hit.insert(found);
         node.run().expect("the next life");
         let context = format!("{after_ms} ms after {phase:?}, in {found:?}");
-        parent.sound(&node, NAME).unwrap_or_else(|error| panic!("{context}: {error:#}"));
-        for child in node.vms().expect("a list").iter().filter(|name| *name != NAME) {
-            parent.sound(&node, child).unwrap_or_else(|error| panic!("{context}: {error:#}"));
+        let vms = node.vms().expect("a list");
+        assert!(vms.iter().any(|name| name == NAME), "{context}: {vms:?}");
+        parent.all_sound(&on(&node, &vms, None)).unwrap_or_else(|error| panic!("{context}: {error:#}"));
+        for child in vms.iter().filter(|name| *name != NAME) {
             done(&node, &["kill", child]).expect("it ends");
         }
         assert!(template_files(&node).is_empty(), "{context}: {:?}", template_files(&node));
@@ -477,9 +467,7 @@ fn a_daemon_killed_in_the_middle_of_a_fork_leaves_the_parent_whole() {
         assert!(hit.contains(&phase), "no kill met {phase:?}: {hit:?}");
     }
     let answer = done(&node, &["create", NAME, "--count", "2", "--verify"]).expect("it can still be forked");
-    for name in names(&answer) {
-        parent.sound(&node, &name).expect("sound");
-    }
+    parent.all_sound(&on(&node, &names(&answer), None)).expect("sound");
     drop(node);
     drop(sandbox);
 }
@@ -494,7 +482,5 @@ fn a_fork_under_full_load_is_exact() {
     let guest = Guest::new(memory_mib(&config), config).expect("a QEMU");
     let parent = Parent::start(&node, NAME, "thp", guest).expect("the guest runs");
     let answer = done(&node, &["create", NAME, "--count", "3", "--verify"]).expect("children");
-    for name in names(&answer).iter().chain([&NAME.to_owned()]) {
-        parent.sound(&node, name).expect("sound");
-    }
+    parent.all_sound(&on(&node, &names(&answer), Some(NAME))).expect("sound");
 }

@@ -1,4 +1,4 @@
-//! Children that are prepared on other hosts: used first, ended with whoever wanted them.
+//! Children that are prepared on other hosts: they are used first, and end with the guest or its daemon.
 #![cfg(test)]
 
 use std::collections::BTreeSet;
@@ -23,7 +23,7 @@ fn prepared(node: &Node) -> Value {
     done(node, &["tree", NAME]).expect("a tree")["prepared"].clone()
 }
 
-/// Numbers and whether they were prepared, of the children on a host; their processes are QEMUs.
+/// For each child on a host: its number, whether it was prepared, and the process id of its QEMU.
 fn children(answer: &Value, node: &str) -> Vec<(u64, bool, i32)> {
     let all = answer["children"].as_array().expect("children").iter();
     all.filter(|child| child["node"] == node)
@@ -69,7 +69,7 @@ fn prepared_children_on_other_hosts_are_used_first_and_what_remains_is_left() {
     assert_eq!(numbers.len(), 7, "no number is given twice: {answer}");
     assert_eq!(prepared(a), json!([{"node": "n1", "prepared": 1}]));
 
-    // Some remain, and are used by the next one, beside one that was not prepared.
+    // Some remain. The next fork uses them, and one child that was not prepared.
     warm(a, "2", &["n2"]);
     let answer = done(a, &["create", NAME, "--count", "1", "--node", "n2"]).expect("a child");
     assert!(matches!(children(&answer, "n2")[..], [(_, true, _)]), "{answer}");
@@ -83,7 +83,7 @@ fn prepared_children_on_other_hosts_are_used_first_and_what_remains_is_left() {
     fleet.clean();
 }
 
-/// What waits elsewhere has the lowest numbers, and the guest's node has no children of its own yet.
+/// Prepared children on another host have the lowest numbers; the guest's node has no children yet.
 #[test]
 fn no_number_of_a_prepared_child_elsewhere_is_given_again_by_the_fork_that_uses_it() {
     need!(ready());
@@ -142,7 +142,7 @@ fn prepared_children_on_other_hosts_end_when_they_are_not_wanted_any_more() {
     warm(a, "0", &[]);
     no_qemu(b);
     assert_eq!(prepared(a), Value::Null);
-    // With the guest.
+    // They end with the guest.
     warm(a, "2", &["n2"]);
     a.ask(&["stop", NAME, "--force"]).expect("it ends");
     no_qemu(b);
@@ -166,14 +166,14 @@ fn a_host_asked_by_two_at_once_prepares_no_more_than_it_allows() {
     assert!(said[refused].contains("this node allows 2"), "{said:?}");
     assert_eq!((ends[1 - refused].code, qemus(b)), (0, 2), "{said:?}");
 
-    // What was refused takes no place, and what ends gives it back.
+    // A refused request reserves nothing, and children that end free their places.
     let [none, two] = if refused == 0 { [NAME, "other"] } else { ["other", NAME] };
     assert_eq!(ask(two, "0").code, 0);
     no_qemu(b);
     assert_eq!((ask(none, "2").code, qemus(b)), (0, 2));
 }
 
-/// The host is held up in between.
+/// The host is stopped for a while meanwhile.
 #[test]
 fn a_guest_that_ends_while_children_are_prepared_elsewhere_leaves_none() {
     need!(ready());
@@ -202,7 +202,7 @@ fn killed_daemons_leave_no_prepared_qemu_behind() {
         kill(Pid::from_raw(node.pid().expect("it runs")), Signal::SIGKILL).expect("killed");
         node.crash();
     };
-    // The host's: its next life ends them, and the parent's daemon knows that they are gone.
+    // The host's daemon is killed: the restarted one ends them, and the parent's daemon knows that they are gone.
     warm(&fleet.nodes[0], "2", &["n2"]);
     killed(&mut fleet.nodes[1]);
     until("the parent's daemon notices", || prepared(&fleet.nodes[0]).is_null());
@@ -212,7 +212,7 @@ fn killed_daemons_leave_no_prepared_qemu_behind() {
     assert!(matches!(children(&answer, "n2")[..], [(_, false, _)]), "{answer}");
     fleet.sound(&answer);
 
-    // The parent's.
+    // The parent's daemon is killed.
     warm(&fleet.nodes[0], "2", &["n2"]);
     assert_eq!(qemus(&fleet.nodes[1]), 3);
     killed(&mut fleet.nodes[0]);
@@ -225,7 +225,7 @@ fn killed_daemons_leave_no_prepared_qemu_behind() {
     fleet.sound(&answer);
 }
 
-/// Milliseconds until the last child of a fork runs; `warm`: all were prepared.
+/// Milliseconds until the last child of a fork runs. Checks that all were prepared if `warm`, and none otherwise.
 fn running_ms(fleet: &Fleet, count: &str, warm: bool) -> f64 {
     let begun = Instant::now();
     let answer =
@@ -240,7 +240,7 @@ fn running_ms(fleet: &Fleet, count: &str, warm: bool) -> f64 {
     ms
 }
 
-/// For the figures of docs/fork.md: on a machine that is busy with other things the times tell nothing.
+/// Measures the figures of docs/fork.md. On a busy machine the times mean nothing.
 #[test]
 fn a_fork_to_another_host_needs_to_start_no_qemu_that_was_prepared() {
     need!(ready());

@@ -11,11 +11,11 @@ use vmove_tests::guest::{Guest, VIRTIO};
 use vmove_tests::monitor::Monitor;
 use vmove_tests::scene::{NAME, SLOW, Scene, memory_mib, ready, steady};
 
-/// Free memory of the guest that is not zero.
+/// The guest's free memory that is not zero.
 const USED_MIB: u32 = 120;
 
 fn guest() -> Guest {
-    // Little of its own, so that what was used before stays free.
+    // A small working set, so that memory used earlier stays free.
     let config = Config { working_set_mib: 16, cold_mib: 16, ..steady() };
     let mut guest = Guest::new(memory_mib(&steady()), config).expect("a QEMU");
     guest.modules = VIRTIO.into_iter().chain(["virtio_balloon"]).collect();
@@ -30,7 +30,7 @@ fn guest() -> Guest {
     guest
 }
 
-/// Has the guest on `node` give back so many MiB, and waits until it has given `wait` of them.
+/// Lets the guest on `node` return memory by its balloon, and waits until it has returned `wait` MiB.
 fn give_back(node: &Node, memory_mib: u32, mib: u32, wait: u32) {
     let monitor =
         Monitor::connect(&node.folder().join("run").join(NAME).join("operator.sock")).expect("a monitor");
@@ -47,8 +47,8 @@ fn give_back(node: &Node, memory_mib: u32, mib: u32, wait: u32) {
     }
 }
 
-/// What the guest gives back at the source crosses as zeros at most; what it gives back at the destination, before its bytes have come or
-/// after, is not compared with what it was.
+/// Memory that the guest returns at the source crosses as zeros or not at all. Memory that it returns at the destination, before or after
+/// its bytes have arrived, is not compared with the earlier bytes.
 #[test]
 fn a_guest_that_gives_memory_back_moves_and_is_verified() {
     need!(ready());
@@ -64,7 +64,7 @@ fn a_guest_that_gives_memory_back_moves_and_is_verified() {
             give_back(&scene.a, guest.memory_mib, given, given - 4);
             let after = scene.ram_bytes_at(&scene.a).expect("its RAM file");
             eprintln!("{} MiB of {} MiB were given back", (before - after) >> 20, before >> 20);
-            // Not all: the kernel keeps a huge page of which somebody reads a part.
+            // Not all of it: the kernel keeps a huge page while somebody reads a part of it.
             assert!(after + (10 << 20) < before, "{before} bytes, then {after}");
         }
         scene.handed_over(&id).expect("it runs there");

@@ -1,4 +1,4 @@
-//! What stands in the way of a migration is found before anything is changed, and all of it at once.
+//! All blockers of a migration are found at once, before anything is changed.
 #![cfg(test)]
 
 use std::path::Path;
@@ -13,7 +13,7 @@ use vmove_tests::process::Guarded;
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{End, NAME, ready, vmove};
 
-/// A guest that is asked questions only.
+/// A guest for checks only.
 fn idle() -> Guest {
     Guest::new(192, Config { working_set_mib: 8, ..Config::default() }).expect("a QEMU")
 }
@@ -62,12 +62,12 @@ fn a_vm_that_can_move_has_no_blockers() {
     assert_eq!(end.answer["modes"], json!(["precopy", "postcopy", "hybrid"]));
 }
 
-/// Arguments for a monitor of the operator's, beside the daemon's.
+/// Arguments for a second monitor, for the operator.
 fn operator(socket: &str) -> [String; 2] {
     ["-qmp".to_owned(), format!("unix:{socket},server=on,wait=off")]
 }
 
-/// Plugs a device in through which others write guest RAM. At the start it would be refused.
+/// Plugs in a device through which other processes write guest RAM. `vmove run` would refuse it.
 fn plug_shared_memory(socket: &Path) {
     let monitor = Monitor::connect(socket).expect("a monitor");
     let memory = json!({"qom-type": "memory-backend-ram", "id": "shmem0", "size": 1 << 20, "share": true});
@@ -89,7 +89,7 @@ fn all_blockers_are_named_at_once() {
     run(&a, NAME, &guest);
     run(&b, NAME, &idle());
     plug_shared_memory(&a.vm(NAME).expect("it is listed").dir.join("operator.sock"));
-    // QEMU keeps the disk open; nobody else finds it any more.
+    // QEMU keeps the disk open, but its name is gone.
     std::fs::remove_file(&image).expect("deletes");
     let end = check(&a, NAME);
     assert_eq!(end.code, 3, "{} {}", end.answer, end.said);
@@ -97,7 +97,7 @@ fn all_blockers_are_named_at_once() {
     has(&end.answer, "name-taken", NAME);
     has(&end.answer, "disk-not-shared", "");
     assert_eq!(end.answer["modes"], json!([]), "{}", end.answer);
-    // A migration is refused as well, and people are told why.
+    // A migration is refused as well, and the message says why.
     let refused = vmove(&a, &["migrate", NAME, "--to", "b"]).expect("an answer");
     assert_eq!((refused.code, &refused.answer["guest"]), (3, &"source".into()), "{}", refused.answer);
     let found = blockers(&refused.answer);
@@ -156,7 +156,7 @@ fn a_disk_that_is_another_one_at_the_destination_is_told() {
     assert!(end.answer.to_string().contains("disk.raw"), "{}", end.answer);
 }
 
-/// Starts a QEMU of which nothing was prepared for a move.
+/// Starts a QEMU that was not prepared for a migration.
 fn stranger(sandbox: &Sandbox, guest: &Guest, more: &[&str]) -> (Guarded, std::path::PathBuf) {
     let folder = sandbox.folder("stranger").expect("a folder");
     let socket = folder.join("qmp.sock");
@@ -208,7 +208,7 @@ fn a_qemu_with_private_memory_is_not_adopted() {
         assert!(end.error().contains(words), "{more:?}: no {words:?} in: {}", end.error());
         assert_eq!(a.vms().expect("a list"), Vec::<String>::new());
         assert!(process.ended().expect("waits").is_none(), "QEMU was ended");
-        // Its monitor is free again.
+        // The daemon has released the monitor.
         std::os::unix::net::UnixStream::connect(&socket).expect("connects");
     }
 }
@@ -234,7 +234,7 @@ fn an_adopted_qemu_names_its_blockers_and_stays_as_it_was() {
     assert_eq!(end.code, 3, "{} {}", end.answer, end.said);
     has(&end.answer, "ivshmem", "shm0");
     has(&end.answer, "name-taken", NAME);
-    // Both would open this socket, since they are on one host.
+    // Source and destination are on one host, so both QEMUs would open this socket.
     has(&end.answer, "same-path", "operator.sock");
     let forgotten = vmove(&a, &["forget", NAME]).expect("an answer");
     assert_eq!(forgotten.code, 0, "{} {}", forgotten.answer, forgotten.said);

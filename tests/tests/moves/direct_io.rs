@@ -1,4 +1,4 @@
-//! A guest whose disk is read past the page cache is stopped, and its I/O drained, for each look at what it has written.
+//! A guest whose disk bypasses the page cache: for each scan of its writes it is stopped and its I/O drained.
 #![cfg(test)]
 
 use serde_json::Value;
@@ -8,7 +8,7 @@ use vmove_tests::monitor::Monitor;
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{Scene, memory_mib, ready, steady};
 
-/// Moves a guest with such a disk by rounds. Gives how often it was stopped, how often it went on, and how many rounds it took.
+/// Moves a guest with such a disk by rounds. Returns the number of stops, of resumptions, and of rounds.
 fn stops_of(cache: &str) -> anyhow::Result<(usize, usize, usize, Value)> {
     let sandbox = Sandbox::new()?;
     let image = sandbox.path().join("disk.raw");
@@ -38,7 +38,7 @@ fn a_guest_with_direct_io_is_stopped_for_each_scan() {
         other => other.expect("it moves"),
     };
     assert!(rounds > 0, "{report}");
-    // To begin, after each round, and for the hand-over, from which it does not come back here.
+    // One stop at the beginning, one after each round, and one for the hand-over, after which it does not resume here.
     assert_eq!((stops, resumes), (rounds + 2, rounds + 1), "{report}");
     assert!(report["direct_io"].as_str().is_some_and(|how| how.contains("stopped")), "{report}");
 }

@@ -1,4 +1,4 @@
-//! The guest under test is itself put to the test: it boots, keeps its rate, and catches what is done to its memory.
+//! Tests of the guest program itself: it boots, keeps its rate, and finds damage to its memory.
 #![cfg(test)]
 
 use std::fs::OpenOptions;
@@ -25,7 +25,7 @@ fn boot(sandbox: &Sandbox, config: Config) -> anyhow::Result<(StockQemu, BeaconP
     Ok((qemu, page))
 }
 
-/// Where in the RAM file page `page` of a guest is that has not rewritten it yet.
+/// Offset of the guest's page `page` in the RAM file. The guest must not have rewritten the page yet.
 fn find_page(ram: &Path, page: u32) -> u64 {
     let bytes = std::fs::read(ram).expect("the RAM file");
     let wanted: Vec<u8> = (0..4).flat_map(|i| expected(page, FILLED, i).to_le_bytes()).collect();
@@ -46,7 +46,7 @@ fn wait_for(page: &BeaconPage, mut wanted: impl FnMut(&Beacon) -> bool) -> Beaco
     }
 }
 
-/// Does `damage` to the bytes of one page of an otherwise idle guest; gives what the guest says of it.
+/// Applies `damage` to the bytes of one page of an idle guest. Returns what the guest reports.
 fn damaged(damage: impl FnOnce(&mut [u8])) -> (Beacon, String) {
     let sandbox = Sandbox::new().expect("a sandbox");
     let config = Config { working_set_mib: 8, verify: 10_000, ..Config::default() };
@@ -63,7 +63,7 @@ fn damaged(damage: impl FnOnce(&mut [u8])) -> (Beacon, String) {
 
     let beacon = wait_for(&page, |b| b.errors > 0 && b.first_bad.is_some());
     let seen = beacon.verified;
-    // Mended by the guest, so counted once.
+    // The guest repairs the page, so it counts one error.
     let beacon = wait_for(&page, |b| b.verified > seen + 5000);
     assert_eq!(beacon.errors, 1, "{}", qemu.console());
     (beacon, qemu.console())
@@ -91,12 +91,12 @@ fn a_single_wrong_bit_is_caught_by_the_guest() {
 fn a_stale_page_is_caught_by_a_guest_that_rewrites_it() {
     need!(places::guest_initrd());
     let sandbox = Sandbox::new().expect("a sandbox");
-    // A pass takes half a second: time to find a page, keep its bytes and bring them back one pass later.
+    // A pass takes half a second: enough to find a page, save its bytes, and restore them one pass later.
     let config =
         Config { working_set_mib: 8, rate: Rate::PagesPerSecond(4096), verify: 0, ..Config::default() };
     let (qemu, page) = boot(&sandbox, config).expect("the guest boots");
     let ram = OpenOptions::new().read(true).write(true).open(qemu.ram()).expect("the RAM file");
-    // A page of the working set that is whole at some version, whichever.
+    // A page of the working set that is consistent, at any version.
     let bytes = std::fs::read(qemu.ram()).expect("the RAM file");
     let (at, number, version) = bytes
         .chunks(PAGE_BYTES)
@@ -132,7 +132,7 @@ fn the_guest_keeps_its_rate_on_every_thread() {
     let begun = now();
     std::thread::sleep(Duration::from_secs(3));
     let rate = sampler.series().rate(Measure::Work, begun, now()).expect("samples");
-    // It never catches up, so a busy machine lowers the rate; nothing may raise it.
+    // The guest never catches up, so a busy machine may lower the rate, but nothing may raise it.
     assert!((10_000.0..20_400.0).contains(&rate), "{rate} pages/s; {}", qemu.console());
     let beacon = sampler.last().expect("a beacon");
     assert!(beacon.errors == 0 && beacon.verdict().contains("intact"), "{}", beacon.verdict());

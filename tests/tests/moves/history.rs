@@ -1,4 +1,4 @@
-//! Which migrations of the past a node remembers, and for how long.
+//! Which past migrations a node remembers, and for how long.
 #![cfg(test)]
 
 use std::path::PathBuf;
@@ -10,10 +10,10 @@ use vmove_tests::guest::Guest;
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{Scene, memory_mib, ready, steady, vmove};
 
-/// As few as can be asked for.
+/// The smallest number that can be set.
 const KEPT: usize = 10;
 
-/// Ids of the migrations that node `b` has a journal of.
+/// Ids of the migrations of which node `b` has a journal.
 fn remembered(scene: &Scene) -> Vec<String> {
     let folder = scene.b.folder().join("state/sessions");
     let entries = std::fs::read_dir(folder).expect("a folder").flatten();
@@ -24,7 +24,7 @@ fn journal_at_b(scene: &Scene, id: &str) -> PathBuf {
     scene.b.folder().join("state/sessions").join(id).join("destination.jsonl")
 }
 
-/// Has node `b` start anew with another word in a journal.
+/// Restarts node `b` with a changed word in a journal.
 fn rewrite(scene: &mut Scene, id: &str, from: &str, to: &str) {
     let path = journal_at_b(scene, id);
     let text = std::fs::read_to_string(&path).expect("a journal");
@@ -56,13 +56,13 @@ fn old_migrations_are_forgotten_but_for_those_that_a_peer_may_ask_for() {
         assert!(Instant::now() < deadline, "the source's last word is not in the journal");
         std::thread::sleep(Duration::from_millis(50));
     }
-    // As if that word had been lost: the source may still ask, and would take the guest back if nobody knew of it.
+    // Simulates that the word was lost: the source may still ask, and would take the guest back if `b` did not know it.
     rewrite(&mut scene, &moved, r#""released":true"#, r#""released":false"#);
     for _ in 0..KEPT + 3 {
         let end = vmove(&scene.b, &["migrate", "guest", "--to", "127.0.0.1:1"]).expect("an answer");
         assert_eq!(end.code, 1, "{} {}", end.answer, end.said);
     }
-    // What the last request began with may be one more.
+    // The last request may have begun with one more.
     rewrite(&mut scene, &moved, r#""released":false"#, r#""released":false"#);
     until_remembered(&scene, KEPT + 1);
     assert!(remembered(&scene).contains(&moved), "the one that may be asked for is gone");

@@ -1,4 +1,4 @@
-//! Guests with locked memory (`-overcommit mem-lock=on`) move: their QEMU touches all of its memory at the destination before anything has come.
+//! Migrations of guests with locked memory (`-overcommit mem-lock=on`). At the destination, QEMU touches all memory before any has arrived.
 #![cfg(test)]
 
 use serde_json::json;
@@ -24,7 +24,7 @@ fn locked(config: &Config) -> Guest {
     guest
 }
 
-/// It is locked, and all of its memory is there: nothing of it is touched for the first time later.
+/// Checks that the memory is locked and completely allocated, so that no page is touched for the first time later.
 fn is_locked(node: &Node, guest: &Guest) {
     let vm = node.vm(NAME).expect("it is listed");
     let text = std::fs::read_to_string(format!("/proc/{}/status", vm.pid)).expect("it runs");
@@ -56,7 +56,7 @@ fn fork_at(node: &Node, parent: &Parent) {
     done(node, &["kill", child]).expect("it ends");
 }
 
-/// Moved, forked where it is at once, and moved back.
+/// Moves a guest, forks it at once at the destination, and moves it back.
 fn moves_and_forks(memory: &str, qemu: Qemu, guest: Guest) {
     let qemu = need!(qemu.path());
     let sandbox = Sandbox::new().expect("a sandbox");
@@ -95,7 +95,7 @@ fn a_busy_locked_guest_moves_on_huge_pages() {
     moves_and_forks("hugetlb-2m", Qemu::V10_0, locked(&busy()));
 }
 
-/// One page. It has memory, and is locked, before the first byte is read.
+/// One 1 GiB page. It is allocated and locked before its first byte is read.
 #[test]
 fn a_locked_guest_moves_on_a_page_of_one_gib() {
     need!(ready());
@@ -113,8 +113,8 @@ fn a_locked_guest_moves_on_a_page_of_one_gib() {
     }
 }
 
-/// A QEMU that has touched all of its memory may have written all of it: without a look at what it has written, everything would be
-/// fetched once more after the rounds, while the guest waits for it.
+/// QEMU has touched all memory, so it may have written all of it. Unless vmove finds what was really written, it would have to fetch
+/// everything again after the rounds, while the guest waits.
 #[test]
 fn what_crossed_in_the_rounds_is_not_fetched_again_and_pages_are_huge() {
     need!(ready());
@@ -132,7 +132,7 @@ fn what_crossed_in_the_rounds_is_not_fetched_again_and_pages_are_huge() {
     assert!(huge > (guest.bytes() >> 10) * 9 / 10, "{huge} KiB are mapped by huge pages");
 }
 
-/// Before Linux 5.18 locked memory cannot be taken from a process, and other memory by the older request only.
+/// Before Linux 5.18 the kernel cannot discard locked memory of a process, and other memory only by an older request.
 #[test]
 fn before_linux_5_18_locked_guests_stay_and_others_move() {
     need!(ready());

@@ -1,5 +1,5 @@
-//! Guests that move between two daemons, and what a guest may be like that does. To run one after the other: the figures of some of these
-//! tests suffer from others beside them.
+//! Migrations between two daemons, and the kinds of guests that can move. Run these tests one after the other: parallel tests would
+//! distort some of the figures.
 
 mod balloon;
 mod blockers;

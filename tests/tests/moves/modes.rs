@@ -1,4 +1,4 @@
-//! A guest under load moves between two daemons, and its own check of its memory never fails.
+//! A guest under load moves between two daemons, and never finds an error in its memory.
 #![cfg(test)]
 
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use vmove_tests::sampler::Sampler;
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{End, NAME, SLOW, Scene, ready, steady};
 
-/// Moves a guest with this task through `modes`, to and fro, and has every page visited after each move.
+/// Moves a guest with this task to and fro, once in each of `modes`. After each move the guest visits each of its pages.
 fn move_through(memory: &str, memory_mib: u32, config: &Config, modes: &[&str]) {
     let sandbox = Sandbox::new().expect("a sandbox");
     let page = match memory {
@@ -47,7 +47,7 @@ fn move_through(memory: &str, memory_mib: u32, config: &Config, modes: &[&str]) 
         assert!(from.vms().expect("a list").is_empty(), "the source still lists it");
         let vm = to.vm(NAME).expect("the destination lists it");
         assert_eq!(vm.status, "running");
-        // Every page is visited and verified at the new place before the guest's verdict counts.
+        // The guest's verdict counts only when it has visited and verified each page at the new node.
         let before = sampler.last().expect("a beacon");
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
         loop {
@@ -72,7 +72,7 @@ fn move_through(memory: &str, memory_mib: u32, config: &Config, modes: &[&str]) 
     drop((a, b));
 }
 
-/// Every fault that fetched a page is in one bucket of the node that the guest came to.
+/// Each fault that fetched a page is counted in one bucket of the destination.
 fn assert_faults_counted(node: &Node, fetched: u64) {
     let metric = |name: &str| node.metric(&format!("vmove_fault_latency_seconds_{name}")).expect("a number");
     #[expect(clippy::cast_precision_loss, reason = "a count of faults")]
@@ -104,14 +104,15 @@ fn a_busy_guest_moves_in_every_mode_on_huge_pages() {
     move_through("hugetlb-2m", 512, &busy(), &["hybrid", "postcopy", "precopy"]);
 }
 
-/// One page: in post-copy the guest waits at its first step until all of its memory is there. Pre-copy would need a downtime as long.
+/// The memory is one 1 GiB page: in post-copy the guest waits at its first instruction until all memory has arrived. Pre-copy would need as
+/// long a downtime.
 #[test]
 fn a_busy_guest_moves_on_a_page_of_one_gib() {
     need!(ready());
     move_through("hugetlb-1g", 1024, &busy(), &["hybrid", "postcopy"]);
 }
 
-/// Where the kernel shares processors out among sessions first, nice values of threads do not count.
+/// If the kernel divides processors among sessions first (autogroup), nice values of threads have no effect across sessions.
 #[test]
 fn daemons_give_way_to_a_guest_that_runs_and_not_to_one_that_waits() {
     need!(ready());
@@ -141,7 +142,7 @@ fn daemons_give_way_to_a_guest_that_runs_and_not_to_one_that_waits() {
     scene.arrived().expect("it is at b");
 }
 
-/// Nice value of the session that a process is in.
+/// Nice value of the session of a process.
 fn session_nice(pid: i32) -> Option<i32> {
     let line = std::fs::read_to_string(format!("/proc/{pid}/autogroup")).ok()?;
     line.trim().rsplit_once(" nice ")?.1.parse().ok()
@@ -166,7 +167,8 @@ fn an_idle_guest_moves() {
     move_through("thp", 512, &config, &["hybrid", "postcopy", "precopy"]);
 }
 
-/// The kernel tells which huge page was written, not which bytes of it. Sent whole, this guest's would cross 1.4 times at least.
+/// The kernel reports which huge page was written, but not which of its bytes. If complete pages were sent, this guest's memory would
+/// cross at least 1.4 times.
 #[test]
 fn what_is_unchanged_in_a_huge_page_is_not_sent_again() {
     need!(ready());
@@ -181,7 +183,7 @@ fn what_is_unchanged_in_a_huge_page_is_not_sent_again() {
     assert!(sent < content + content / 4, "{sent} bytes sent for {content}: {}", end.answer);
 }
 
-/// Moves the guest from `a` to `b`; both its own check and the comparison of all pages must come out well.
+/// Moves the guest from `a` to `b`. Neither the guest's own check nor the comparison of all pages may find an error.
 fn arrives_verified(scene: &Scene, mode: &str) -> End {
     let end = scene.migrate_to("b", &["--mode", mode, "--verify"]).expect("it ends");
     assert_eq!(end.code, 0, "{mode}: {} {}", end.answer, end.said);
@@ -190,7 +192,7 @@ fn arrives_verified(scene: &Scene, mode: &str) -> End {
     end
 }
 
-/// Bytes of memory that a RAM file has.
+/// Bytes allocated by a RAM file.
 fn used(path: &Path) -> u64 {
     std::fs::metadata(path).expect("a RAM file").blocks() * 512
 }
@@ -198,7 +200,7 @@ fn used(path: &Path) -> u64 {
 #[test]
 fn a_guest_with_two_memory_nodes_moves() {
     need!(ready());
-    // Each thread fills its pages on its own virtual CPU, hence from its own node.
+    // Each thread fills its pages on its own virtual CPU, hence on its own NUMA node.
     let config = Config { threads: 2, ..steady() };
     let mut guest = Guest::new(512, config).expect("a QEMU");
     for (cpu, id) in ["near", "far"].into_iter().enumerate() {
@@ -223,7 +225,7 @@ fn a_guest_with_memory_above_4_gib_moves() {
     need!(available(6 << 30));
     let guest = Guest::new(4608, steady()).expect("a QEMU");
     let scene = Scene::with(NAME, "thp", &guest).expect("a guest");
-    // QEMU maps what is in the file from 3 GiB on above the hole for PCI, at 4 GiB.
+    // QEMU maps the file from 3 GiB on at 4 GiB, above the hole for PCI.
     let at = scene.a.vm(NAME).and_then(|vm| vm.beacon()).expect("a beacon").offset();
     assert!(at >= 3 << 30, "the guest works on memory below the hole, at {at:#x}");
     arrives_verified(&scene, "hybrid");

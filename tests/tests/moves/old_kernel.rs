@@ -1,4 +1,4 @@
-//! A kernel without `PAGEMAP_SCAN`, that is before Linux 6.7: post-copy is what remains, and it works.
+//! A kernel without `PAGEMAP_SCAN` (before Linux 6.7): only post-copy is possible, and it works.
 #![cfg(test)]
 
 use serde_json::json;

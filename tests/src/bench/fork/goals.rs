@@ -5,17 +5,18 @@ use super::report::Report;
 use crate::bench::goals::Goal;
 use crate::bench::spread::Spread;
 
-/// What is forked (MiB), into how many, and within how many milliseconds all are to run: prepared, and not.
+/// Memory of the guest (MiB), number of children, and the limits in milliseconds until all children run: prepared, and not prepared.
 const RUNNING: [(u32, usize, Option<f64>, Option<f64>); 2] =
     [(1024, 32, Some(300.0), Some(1500.0)), (256, 100, Some(1500.0), None)];
-/// A guest that is forked or saved stands still for so long at most.
+/// Longest pause of a guest that is forked or saved.
 const PAUSE_MS: f64 = 10.0;
-/// Copies of the guest's memory on the host: one, with some room for pages that nobody had touched before the fork.
+/// Largest number of copies of the guest's memory on the host: one, and some allowance for pages that nobody had touched before the
+/// fork.
 const TEMPLATES: f64 = 1.05;
-/// Hosts, and how often the guest's memory may cross the parent's link to them by multicast.
+/// Number of hosts, and how often the guest's memory may cross the parent's link to them by multicast.
 const HOSTS: (u8, f64) = (4, 1.15);
 
-/// All promises that `report` has figures for.
+/// All promises for which `report` has figures.
 #[must_use]
 pub fn judge(report: &Report) -> Vec<Goal> {
     let mut goals = Vec::new();

@@ -1,4 +1,4 @@
-//! Forks to other hosts, each a daemon in a network namespace of its own: what crosses the parent's link, and when children run.
+//! Forks to other hosts: how much crosses the parent's link, and when children run. Each host is a daemon in its own network namespace.
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -10,34 +10,34 @@ use crate::forks::done;
 use crate::scene::NAME;
 use vmove_guest::config::Config;
 
-/// Parts of the datagrams that each host loses in the last forks, whose children are verified.
+/// Parts of the datagrams that each host loses in the last forks. The children of these forks are verified.
 const LOSSES: [f64; 2] = [0.01, 0.10];
 
-/// A fork into one child on each of so many other hosts.
+/// A fork with one child on each of several other hosts.
 #[derive(Debug, Clone, Serialize)]
 pub struct Spreading {
-    /// Other hosts.
+    /// Number of other hosts.
     pub hosts: u8,
     /// `multicast`, `pipeline` or `unicast`.
     pub way: String,
-    /// All memory was there before a child ran.
+    /// Whether children ran only when all memory had arrived.
     pub whole: bool,
     /// Part of the datagrams that each host lost.
     pub loss: f64,
-    /// Children whose memory was compared with the parent's, to the last byte, before they ran.
+    /// Number of children whose memory was compared with the parent's, byte by byte, before they ran.
     pub verified: usize,
     /// From the request until the last child executed guest code.
     pub all_running_ms: f64,
-    /// From the request until all memory was everywhere.
+    /// From the request until all hosts had all memory.
     pub complete_ms: f64,
-    /// Guest memory that is not zero.
+    /// Bytes of guest memory that are not zero.
     pub memory_bytes: f64,
-    /// What left the parent's node meanwhile, with all headers.
+    /// Bytes that the parent's node sent meanwhile, including all headers.
     pub link_bytes: f64,
 }
 
 impl Spreading {
-    /// For tables and promises.
+    /// The name in tables and promises.
     #[must_use]
     pub fn label(&self) -> String {
         let whole = if self.whole { ", all memory first" } else { "" };
@@ -52,8 +52,8 @@ impl Spreading {
     }
 }
 
-/// One child on each of so many other hosts, by each way, with and without waiting for all memory; and by multicast with
-/// datagrams lost.
+/// Forks a guest with one child on each of several other hosts: by each way, with and without waiting for all memory; and by
+/// multicast with lost datagrams.
 ///
 /// # Errors
 /// When a fork fails, or this machine has no network namespaces.

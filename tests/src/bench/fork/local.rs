@@ -11,39 +11,39 @@ use crate::daemon::Node;
 use crate::forks::{Parent, done, names};
 use crate::scene::STEP_TIMEOUT;
 
-/// Forks of one guest into so many children, by round.
+/// Forks of one guest with the same number of children, by round.
 #[derive(Debug, Clone, Serialize)]
 pub struct Forks {
     /// The guest's memory, in MiB.
     pub memory_mib: u32,
-    /// What it has filled of that.
+    /// The part of it that the guest has filled, in MiB.
     pub live_mib: u32,
-    /// Children of each fork.
+    /// Number of children of each fork.
     pub children: usize,
-    /// Their QEMUs were prepared.
+    /// Times with prepared QEMUs.
     pub prepared: Times,
-    /// They were started after the request.
+    /// Times with QEMUs started after the request.
     pub cold: Times,
     /// Errors that children found in their memory.
     pub guest_errors: u64,
 }
 
-/// Milliseconds, one figure for each round.
+/// Times in milliseconds, one figure for each round.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Times {
-    /// From the request until the last child executed guest code, as the daemon tells.
+    /// From the request until the last child executed guest code, according to the daemon.
     pub all_running_ms: Vec<f64>,
-    /// From the start of the command until each child was seen from outside to work. Later than it was so: the looking begins
-    /// when the command has ended.
+    /// From the start of the command until the benchmark saw each child work. This is later than the true moment, because the benchmark
+    /// looks only after the command has ended.
     pub seen_ms: Vec<f64>,
-    /// How long the parent stood still.
+    /// The parent's pause.
     pub pause_ms: Vec<f64>,
 }
 
 /// Forks the guest without and with prepared QEMUs, in turn.
 ///
 /// # Errors
-/// When a child does not come to be, or does not work.
+/// When a child is not made, or does not work.
 pub fn forks(node: &Node, parent: &Parent, count: usize, rounds: usize) -> Result<Forks> {
     let config = &parent.guest.config;
     let mut forks = Forks {
@@ -62,7 +62,7 @@ pub fn forks(node: &Node, parent: &Parent, count: usize, rounds: usize) -> Resul
     Ok(forks)
 }
 
-/// One fork; parent and host are as before afterwards. Gives the errors that children found.
+/// One fork. Afterwards, the parent and the host are as before. Returns the number of errors that children found.
 fn fork(node: &Node, parent: &Parent, count: usize, prepared: bool, times: &mut Times) -> Result<u64> {
     let begun = Instant::now();
     let answer = done(node, &["create", &parent.name, "--count", &count.to_string()])?;
@@ -89,7 +89,7 @@ fn fork(node: &Node, parent: &Parent, count: usize, prepared: bool, times: &mut 
     Ok(errors)
 }
 
-/// Waits until the guest of each child has been seen to go on. Gives the errors that they have found.
+/// Waits until each child's guest works. Returns the number of errors that they found.
 pub(super) fn at_work(parent: &Parent, answer: &Value) -> Result<u64> {
     let deadline = Instant::now() + STEP_TIMEOUT;
     let mut still = Vec::new();
@@ -124,7 +124,7 @@ pub(super) fn end(node: &Node, answer: &Value) -> Result<()> {
     names(answer).iter().try_for_each(|name| done(node, &["kill", name]).map(drop))
 }
 
-/// Saves the guest as a template, and throws it away. Gives how long the guest stood still, by round.
+/// Saves the guest as a template and removes the template. Returns the guest's pauses, by round.
 ///
 /// # Errors
 /// When it cannot be saved.

@@ -1,4 +1,4 @@
-//! What idle children take of their host's memory: one template, what each has written, and QEMU itself.
+//! How much of their host's memory idle children take: one template, the pages that each has written, and QEMU itself.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,22 +16,22 @@ use crate::guest::Guest;
 use crate::process::resident_bytes;
 use crate::process::{addresses, ram_in};
 
-/// What guests do just after a fork is not typical of idle ones, and memory that is given back is counted late.
+/// Wait before the measurement: just after a fork guests are not idle yet, and the kernel counts freed memory late.
 const SETTLE_INTERVAL: Duration = Duration::from_secs(4);
 const MIB: f64 = 1_048_576.0;
 
-/// A QEMU's part of the memory, in MiB.
+/// The memory of one QEMU, in MiB.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Share {
     /// Name of the VM.
     pub name: String,
-    /// Proportional set size: what it has alone, and its part of what it shares. The sum of those below.
+    /// Proportional set size: its private memory, and its part of shared memory. It is the sum of the fields below.
     pub pss_mib: f64,
-    /// Its part of the template.
+    /// Its part of the template's memory.
     pub template_mib: f64,
-    /// Guest memory that it has written since the fork, and has alone.
+    /// Guest memory that it has written since the fork, which is private.
     pub written_mib: f64,
-    /// Everything else: QEMU itself.
+    /// All other memory: QEMU itself.
     pub qemu_mib: f64,
 }
 
@@ -52,7 +52,7 @@ impl Share {
             match (key, in_ram) {
                 ("Pss:", true) => share.template_mib += kib / 1024.0,
                 ("Pss:", false) => share.qemu_mib += kib / 1024.0,
-                // Pages that it has written are no longer the file's.
+                // Pages that it has written no longer belong to the file.
                 ("Anonymous:", true) => share.written_mib += kib / 1024.0,
                 _ => {}
             }
@@ -62,7 +62,7 @@ impl Share {
         share
     }
 
-    /// What would not be there without it.
+    /// The memory that would be free without this QEMU.
     #[must_use]
     pub fn own_mib(&self) -> f64 {
         self.written_mib + self.qemu_mib
@@ -72,28 +72,28 @@ impl Share {
 /// A host with a guest and its idle children, in MiB.
 #[derive(Debug, Clone, Serialize)]
 pub struct Memory {
-    /// The guest's memory, by its size.
+    /// Size of the guest's memory.
     pub memory_mib: u32,
-    /// What its RAM file had before the fork.
+    /// Memory of its RAM file before the fork.
     pub guest_mib: f64,
-    /// Files that children map as their template.
+    /// Number of files that children map as their template.
     pub templates: usize,
-    /// Memory in these.
+    /// Memory of these files.
     pub template_mib: f64,
     /// Children.
     pub children: Vec<Share>,
     /// The guest that was forked.
     pub parent: Share,
-    /// The daemon, for itself alone.
+    /// Private memory of the daemon.
     pub daemon_mib: f64,
-    /// By how much the host's available memory fell since before the guest was started.
+    /// Decrease of the host's available memory since before the guest was started.
     pub fell_mib: f64,
     /// Errors that children found in their memory.
     pub guest_errors: u64,
 }
 
 impl Memory {
-    /// What the children take that would not be there without them.
+    /// The memory that would be free without the children.
     #[must_use]
     pub fn own_mib(&self) -> f64 {
         self.children.iter().map(Share::own_mib).sum()
@@ -105,17 +105,17 @@ impl Memory {
         self.template_mib + self.own_mib()
     }
 
-    /// The parent and the daemon, too: all that the host has to bear.
+    /// The same with the parent and the daemon: the total for the host.
     #[must_use]
     pub fn all_mib(&self) -> f64 {
         self.sum_mib() + self.parent.own_mib() + self.daemon_mib
     }
 }
 
-/// Starts an idle guest, forks it, and looks at what its children take.
+/// Starts an idle guest, forks it, and measures the memory of its children.
 ///
 /// # Errors
-/// When it cannot be started, forked, or looked at.
+/// When it cannot be started, forked or measured.
 pub fn idle(node: &Node, guest: Guest, count: usize) -> Result<Memory> {
     std::thread::sleep(SETTLE_INTERVAL);
     let (available, bytes, memory_mib) = (available_mib()?, guest.bytes(), guest.memory_mib);
@@ -157,12 +157,12 @@ pub fn idle(node: &Node, guest: Guest, count: usize) -> Result<Memory> {
     Ok(memory)
 }
 
-/// What a QEMU takes, and the file that its guest's memory is mapped from.
+/// The memory of a QEMU, and the file from which its guest's memory is mapped.
 fn look(name: &str, pid: i32, guest_bytes: u64) -> Result<(Share, std::fs::Metadata)> {
     let start = ram_in(pid, guest_bytes)?;
     let ram = start..start + guest_bytes;
     let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
-    // Not by its name: the template has none any more.
+    // Not by its name, because the template has no name any more.
     let mapped = format!("/proc/{pid}/map_files/{:x}-{:x}", ram.start, ram.end);
     let file = std::fs::metadata(&mapped).with_context(|| format!("could not look at {mapped}"))?;
     Ok((Share::read(name, &smaps, &ram), file))
@@ -172,10 +172,10 @@ fn in_memory_mib(file: &std::fs::Metadata) -> f64 {
     file.blocks() as f64 * 512.0 / MIB
 }
 
-/// Memory that this host could give to programs, in MiB.
+/// Available memory of this host, in MiB.
 ///
 /// # Errors
-/// When the kernel does not tell.
+/// When the kernel does not report it.
 pub fn available_mib() -> Result<f64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));

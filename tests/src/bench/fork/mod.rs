@@ -1,12 +1,12 @@
-//! The benchmark of forks: how fast children run, what the guest that is forked pays, what memory they take, and what QEMU
-//! alone does in the same run.
+//! The benchmark of forks: how soon children run, how long the forked guest pauses, how much memory children take; and the same with
+//! QEMU alone, in the same run.
 //!
 //! | Module | Owns |
 //! |---|---|
-//! | [`local`] | forks on one host, with QEMUs that were prepared and without; `template save` |
-//! | [`memory`] | what idle children take, each and together |
-//! | [`qemu`] | the same with QEMU alone: saved, copied and loaded; its VM templating |
-//! | [`hosts`] | forks to other hosts, and what crosses the parent's link |
+//! | [`local`] | forks on one host, with and without prepared QEMUs; `template save` |
+//! | [`memory`] | memory of idle children, of each and in total |
+//! | [`qemu`] | the same with QEMU alone: state saved, copied and loaded; VM templating |
+//! | [`hosts`] | forks to other hosts, and the traffic on the parent's link |
 //! | [`goals`] | the promises |
 //! | [`report`] | tables, JSON |
 
@@ -25,7 +25,7 @@ use vmove_guest::config::{Config, Rate};
 
 use crate::guest::Guest;
 
-/// A guest of `memory_mib` that has filled `live_mib` of its memory and rewrites so many pages of it in a second.
+/// A guest of `memory_mib` that has filled `live_mib` of its memory and rewrites `pages_per_second` of these pages.
 ///
 /// # Errors
 /// When there is no QEMU to run it.
@@ -45,7 +45,7 @@ fn ms(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e3
 }
 
-/// A figure of an answer.
+/// A figure in an answer.
 fn number(answer: &Value, field: &str) -> Result<f64> {
     answer[field].as_f64().with_context(|| format!("expected a number as `{field}`, found {answer}"))
 }

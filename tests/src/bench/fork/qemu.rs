@@ -1,12 +1,12 @@
-//! The same with QEMU alone, by the two recipes that there are.
+//! The same with QEMU alone, by the two existing recipes.
 //!
-//! **Saved, copied, loaded**: QEMU writes all of memory into a file, the file is copied once for each child, as it would be to
-//! a host for each, and each loads its copy. **VM templating** is the recipe of QEMU's documentation: RAM in a shared file,
-//! device state without RAM (`x-ignore-shared`), children map the file privately. The guest must stay stopped as long as there
-//! are children, since it would write to their memory.
+//! **Saved, copied, loaded**: QEMU writes all memory into a file. The file is copied for each child, as if each child ran on a host of
+//! its own. Each child loads its copy. **VM templating** is the recipe of QEMU's documentation: RAM is in a shared file, the device
+//! state contains no RAM (`x-ignore-shared`), and children map the file privately. The guest must stay stopped as long as there are
+//! children, because it would write to their memory.
 //!
-//! QEMU is given what helps it: files are in memory, children are copied for and load at the same time, none runs before all
-//! are loaded, and the hypervisor, if there is one, has not taken their memory back (see [`super::super::ballast`]).
+//! The conditions favour QEMU: files are in memory, copies are made and loaded in parallel, no child runs before all are loaded, and
+//! the hypervisor, if there is one, has not taken the memory back (see [`super::super::ballast`]).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -23,22 +23,22 @@ use crate::monitor::Monitor;
 use crate::process::Guarded;
 use crate::sandbox::Sandbox;
 
-/// What a guest has in memory beside its working set and cold pages, in MiB.
+/// Memory of a guest besides its working set and cold pages, in MiB.
 const KERNEL_MIB: u64 = 150;
 const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A way to many from one without vmove.
+/// A way to make many guests from one without vmove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Recipe {
-    /// All of memory goes through a file, of which each child has a copy.
+    /// All memory is written to a file, and each child loads a copy of the file.
     SaveCopyLoad,
     /// Children map the guest's RAM file privately.
     Templating,
 }
 
 impl Recipe {
-    /// For tables.
+    /// The name in tables.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
@@ -61,7 +61,7 @@ impl Recipe {
         }
     }
 
-    /// Arguments for the RAM of a child, whose guest is `guest` and whose template is in `ram`.
+    /// Arguments for the RAM of a child of `guest`, with the template in `ram`.
     fn backend(self, guest: &Guest, ram: &Path) -> String {
         let size = guest.memory_mib;
         match self {
@@ -73,7 +73,7 @@ impl Recipe {
         }
     }
 
-    /// Memory for one child, in MiB, while it is loaded: what it has, and its copy of the file.
+    /// Memory for one child while it is loaded, in MiB: its own, and its copy of the file.
     fn child_mib(self, guest: &Guest) -> u64 {
         match self {
             Self::SaveCopyLoad => 2 * state_mib(guest),
@@ -88,15 +88,15 @@ impl Recipe {
     }
 }
 
-/// What a guest has in memory, in MiB.
+/// Memory that a guest has in use, in MiB.
 fn state_mib(guest: &Guest) -> u64 {
     KERNEL_MIB + u64::from(guest.config.working_set_mib + guest.config.cold_mib)
 }
 
-/// One guest made into so many by a recipe; milliseconds, one figure for each round.
+/// The times of one recipe for a number of children, in milliseconds, with one figure for each round.
 #[derive(Debug, Clone, Serialize)]
 pub struct QemuForks {
-    /// How.
+    /// The recipe.
     pub recipe: Recipe,
     /// The guest's memory, in MiB.
     pub memory_mib: u32,
@@ -104,15 +104,15 @@ pub struct QemuForks {
     pub children: usize,
     /// From the request until the last child executed guest code.
     pub all_running_ms: Vec<f64>,
-    /// How long the guest stood still; of [`Recipe::Templating`] until its state was saved, and then it goes on doing so.
+    /// The guest's pause. With [`Recipe::Templating`]: until its state was saved; it stays stopped after that.
     pub stopped_ms: Vec<f64>,
-    /// From the request until the last copy was there.
+    /// From the request until the last copy was complete.
     pub copied_ms: Vec<f64>,
-    /// What was saved, in bytes.
+    /// Size of the saved file, in bytes.
     pub state_bytes: u64,
 }
 
-/// Boots a guest, and makes it into as many children as each of `counts` says, again and again.
+/// Boots a guest and makes children of it, several rounds for each number in `counts`.
 ///
 /// # Errors
 /// When QEMU fails.
@@ -145,7 +145,7 @@ pub fn forks(
 impl QemuForks {
     fn round(&mut self, parent: &StockQemu, guest: &Guest, memory: &Path) -> Result<()> {
         let whole = self.recipe == Recipe::SaveCopyLoad;
-        // What will be touched: the file, and what is each child's.
+        // The memory that will be touched: the file, and the memory of each child.
         let wanted = self.recipe.needed_mib(guest, self.children) - state_mib(guest);
         drop(whole.then(|| Ballast::take(wanted << 20)).transpose()?);
         let state = memory.join("state");
@@ -176,8 +176,7 @@ impl QemuForks {
     }
 }
 
-/// Stops the guest and writes its state to `to`; lets it go on where its children do not have its memory. Gives how long it
-/// stood still.
+/// Stops the guest and writes its state to `to`. Then the guest resumes, unless its children map its memory. Returns the pause.
 fn save(qemu: &StockQemu, to: &Path, recipe: Recipe) -> Result<f64> {
     let monitor = Monitor::connect(qemu.qmp())?;
     monitor.enable(recipe.capabilities())?;
@@ -241,7 +240,7 @@ impl Clones {
         })
     }
 
-    /// Each loads the file that it is told.
+    /// Each loads its file.
     fn load(&self, recipe: Recipe, file: impl Fn(&Path) -> PathBuf + Sync) -> Result<Loaded> {
         let load = |folder: &Path| -> Result<Monitor> {
             let monitor = Monitor::connect(&folder.join("qmp.sock"))?;
@@ -263,11 +262,11 @@ impl Clones {
     }
 }
 
-/// Monitors of those that have loaded.
+/// Monitors of the QEMUs that have loaded.
 struct Loaded(Vec<Monitor>);
 
 impl Loaded {
-    /// All are told at the same time.
+    /// Lets all of them run, at the same time.
     fn run(self) -> Result<()> {
         let run = |monitor: Monitor| -> Result<()> {
             monitor.run("cont", Value::Null)?;

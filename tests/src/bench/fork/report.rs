@@ -15,17 +15,17 @@ use crate::bench::spread::Spread;
 /// Everything that was measured so far.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Version of this form.
+    /// Version of this format.
     pub schema: u32,
-    /// Where and how.
+    /// The machine and the settings.
     pub setting: Setting,
     /// The promises.
     pub goals: Vec<Goal>,
     /// vmove's forks on one host.
     pub forks: Vec<Forks>,
-    /// How long the guest of 1 GiB stood still while it was saved as a template, by round.
+    /// Pauses of the 1 GiB guest while it was saved as a template, by round.
     pub saves_ms: Vec<f64>,
-    /// What idle children take.
+    /// Memory of idle children.
     pub memory: Option<Memory>,
     /// The same with QEMU alone.
     pub qemu: Vec<QemuForks>,
@@ -34,7 +34,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Nothing was measured yet.
+    /// A report without measurements.
     #[must_use]
     pub const fn new(setting: Setting) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl Report {
         forks + self.memory.as_ref().map_or(0, |memory| memory.guest_errors)
     }
 
-    /// All of it as Markdown.
+    /// The whole report as Markdown.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = format!("{}\n\n`{}`\n", self.setting.line(), self.setting.command);
@@ -103,7 +103,7 @@ impl Report {
         if lines.len() < 2 { String::new() } else { aligned(&lines, &[0, 1]) }
     }
 
-    /// vmove and QEMU's recipes by the number of children, where both were tried.
+    /// vmove and QEMU's recipes by the number of children, for numbers measured with both.
     fn beside(&self) -> String {
         let head = ["children", "way", "all running ms", "guest stopped ms", "afterwards", "MiB copied"];
         let mut lines = vec![head.map(str::to_owned)];
@@ -176,7 +176,7 @@ fn recipe(qemu: &QemuForks) -> [String; 6] {
     ]
 }
 
-/// A row for each child, what the host has once, and the sums.
+/// One row for each child, one for what the host has only once, and the sums.
 fn memory(memory: &Memory) -> String {
     let head = ["", "PSS", "of it template", "written since", "QEMU itself"];
     let mut lines = vec![head.map(str::to_owned)];
@@ -230,7 +230,7 @@ pub(super) mod tests {
         Forks { memory_mib, live_mib: memory_mib / 2, children, prepared, cold, guest_errors: 0 }
     }
 
-    /// Some figures of each kind; one promise is not kept.
+    /// A report with some figures of each kind. One promise is not kept.
     pub(in crate::bench::fork) fn report() -> Report {
         let setting = Setting {
             date: "today".into(),

@@ -13,7 +13,7 @@ use std::time::Duration;
 use vmove_fabric::{Fabric, FabricKind, Incoming, Multicast, MulticastCounters, PeerAddress, Region};
 
 use self::join::Dialled;
-use self::thread::{Ears, HostThread};
+use self::thread::{HostThread, Inputs};
 use super::acceptor::Acceptor;
 use super::inbox::Inbox;
 use super::prompt;
@@ -109,8 +109,8 @@ impl Host {
         let acceptor = options.listens.then(|| Acceptor::start(Arc::clone(&fabric), take)).transpose()?;
         let (events, state, wanted) = (Arc::clone(&inbox), Arc::clone(&shared), wants.clone());
         let run = move |_| {
-            let ears = Ears { inbox: &events, wants: &wanted };
-            let result = HostThread::begin(&fabric, multicast, target, options, ears, &state)
+            let inputs = Inputs { inbox: &events, wants: &wanted };
+            let result = HostThread::begin(&fabric, multicast, target, options, inputs, &state)
                 .and_then(HostThread::run);
             let mut state_now = state.0.lock().unwrap_or_else(PoisonError::into_inner);
             state_now.0.ended = true;

@@ -33,7 +33,7 @@ const VERIFIED_AT_ONCE: usize = 512;
 
 /// The inputs of the thread: messages of other hosts, and wanted chunks of this host.
 #[derive(Clone, Copy)]
-pub(super) struct Ears<'a> {
+pub(super) struct Inputs<'a> {
     pub(super) inbox: &'a Arc<Inbox<HostEvent>>,
     pub(super) wants: &'a Wants,
 }
@@ -46,7 +46,7 @@ pub(super) struct HostThread<'a> {
     kind: FabricKind,
     second: Option<Arc<dyn Fabric>>,
     left: Option<String>,
-    ears: Ears<'a>,
+    inputs: Inputs<'a>,
     shared: &'a Shared,
     begin: Instant,
     engine: HostEngine,
@@ -88,7 +88,7 @@ impl<'a> HostThread<'a> {
         multicast: Option<Arc<dyn Multicast>>,
         mut target: Box<dyn Target>,
         options: HostOptions,
-        ears: Ears<'a>,
+        inputs: Inputs<'a>,
         shared: &'a Shared,
     ) -> Result<Self, SpreadError> {
         let HostOptions { me, root: at, mut second, .. } = options;
@@ -108,7 +108,7 @@ impl<'a> HostThread<'a> {
         let engine = HostEngine::new(welcome.layout, welcome.route, by_multicast, begin.elapsed());
         let engine = if receiver.is_none() { engine.deaf() } else { engine };
         for (peer, address) in welcome.peers {
-            dial(&fabric, ears.inbox, HostEvent::Dialled, me, peer, address)?;
+            dial(&fabric, inputs.inbox, HostEvent::Dialled, me, peer, address)?;
         }
         let mut runner = Self {
             target,
@@ -117,7 +117,7 @@ impl<'a> HostThread<'a> {
             kind: fabric.kind(),
             second,
             left,
-            ears,
+            inputs,
             shared,
             begin,
             engine,
@@ -197,7 +197,7 @@ impl<'a> HostThread<'a> {
 
     /// Whether to go on.
     fn round(&mut self) -> Result<bool, SpreadError> {
-        for event in self.ears.inbox.take() {
+        for event in self.inputs.inbox.take() {
             match event {
                 HostEvent::Incoming(incoming) => self.take(incoming),
                 HostEvent::Dialled(peer, Ok(connections)) => {
@@ -214,7 +214,7 @@ impl<'a> HostThread<'a> {
             }
         }
         // After the inbox, whose descriptor tells of these, too.
-        while let Some((region, offset)) = self.ears.wants.next() {
+        while let Some((region, offset)) = self.inputs.wants.next() {
             if let Some(chunk) = self.engine.layout().chunk_at(region, offset) {
                 self.engine.want(self.begin.elapsed(), chunk);
             }
@@ -454,7 +454,7 @@ impl<'a> HostThread<'a> {
         let now = self.now();
         let until =
             self.engine.next_time().map_or(Duration::from_millis(100), |time| time.saturating_sub(now));
-        let mut fds: Vec<(BorrowedFd<'_>, bool)> = vec![(self.ears.inbox.fd(), false)];
+        let mut fds: Vec<(BorrowedFd<'_>, bool)> = vec![(self.inputs.inbox.fd(), false)];
         fds.extend(self.receiver.iter().map(|receiver| (receiver.wait_fd(), false)));
         let root = (self.root.peer == HostId::ROOT).then_some(&self.root);
         let controls = self.peers.iter().chain(root).map(|control| &control.endpoint);
