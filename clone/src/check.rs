@@ -6,7 +6,7 @@ use vmove_memory::{
 };
 use vmove_node::record::VmRecord;
 use vmove_qmp::inspect::{BlockerKind, DeviceKind, VmFacts};
-use vmove_types::check::Blocker;
+use vmove_types::check::{Blocker, BlockerCode};
 
 use crate::CloneError;
 
@@ -24,19 +24,19 @@ pub fn blockers(facts: &VmFacts) -> Vec<Blocker> {
              fork instead of zeros: detach it (device_del) before the fork",
             device.id, device.driver
         );
-        found.push(Blocker::new("balloon", message).about(&device.id));
+        found.push(Blocker::new(BlockerCode::Balloon, message).about(&device.id));
     }
     found
 }
 
-const fn code(kind: BlockerKind) -> &'static str {
+const fn code(kind: BlockerKind) -> BlockerCode {
     match kind {
-        BlockerKind::Ram => "ram-not-shared",
-        BlockerKind::OutsideWriter => "outside-writer",
-        BlockerKind::HostDevice => "host-device",
-        BlockerKind::RunState => "run-state",
-        BlockerKind::Qemu => "qemu",
-        _ => "other",
+        BlockerKind::Ram => BlockerCode::RamNotShared,
+        BlockerKind::OutsideWriter => BlockerCode::OutsideWriter,
+        BlockerKind::HostDevice => BlockerCode::HostDevice,
+        BlockerKind::RunState => BlockerCode::RunState,
+        BlockerKind::Qemu => BlockerCode::Qemu,
+        _ => BlockerCode::Other,
     }
 }
 
@@ -97,7 +97,7 @@ impl GuestRam {
         if let (true, Err(why)) = (locked, Keeper::supported()) {
             let message =
                 format!("{LOCKED}, and it cannot be protected instead: {why}; start the guest without it");
-            return Err(CloneError::Refused(vec![Blocker::new("memory-locked", message)]));
+            return Err(CloneError::Refused(vec![Blocker::new(BlockerCode::MemoryLocked, message)]));
         }
         Ok(Self { process, files, mappings, hints, way })
     }
@@ -123,7 +123,7 @@ pub(crate) fn hints_of(process: &Process, mappings: &[QemuMapping]) -> Result<Ve
     let hints = read_hints(process, mappings)?;
     if hints.iter().any(|h| h.locked) {
         let message = format!("{LOCKED}; start the guest without it");
-        return Err(CloneError::Refused(vec![Blocker::new("memory-locked", message)]));
+        return Err(CloneError::Refused(vec![Blocker::new(BlockerCode::MemoryLocked, message)]));
     }
     Ok(hints)
 }
@@ -133,7 +133,7 @@ fn read_hints(process: &Process, mappings: &[QemuMapping]) -> Result<Vec<Mapping
         mappings.iter().map(|m| MappingHints::read(process, m.hva)).collect::<Result<_, _>>()?;
     if hints.iter().any(|h| h.watched) {
         let message = "Guest memory is watched by a userfaultfd, as during a migration: wait for its end";
-        return Err(CloneError::Refused(vec![Blocker::new("memory-watched", message)]));
+        return Err(CloneError::Refused(vec![Blocker::new(BlockerCode::MemoryWatched, message)]));
     }
     Ok(hints)
 }

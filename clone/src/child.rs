@@ -17,7 +17,7 @@ use vmove_qmp::client::FdSetEntry;
 use vmove_qmp::cmdline::{ChildIdentity, Nic};
 use vmove_qmp::switchover::{Destination, DestinationOptions, Inbound, StateSender};
 use vmove_qmp::{Client, CommandLine, QemuProcess, RamFileSpec, RunLayout};
-use vmove_types::check::Blocker;
+use vmove_types::check::{Blocker, BlockerCode};
 use vmove_types::time::Mono;
 
 use crate::disk::{self, Disk, Images, Overlay};
@@ -153,7 +153,7 @@ fn same_path(path: &Path) -> Blocker {
          for each VM",
         path.display()
     );
-    Blocker::new("same-path", message).about(path.to_string_lossy())
+    Blocker::new(BlockerCode::SamePath, message).about(path.to_string_lossy())
 }
 
 /// A QEMU that waits for memory and device state. Dropping it ends nothing: see [`Child::kill`].
@@ -173,9 +173,9 @@ pub struct Child {
     stream: Option<StateSender>,
     netdevs: Vec<String>,
     /// The template's files that its RAM maps, as device and inode.
-    over: Vec<(u64, u64)>,
-    /// The template's files as QEMU got them by `add-fd`.
-    given: Vec<FdSetEntry>,
+    mapped: Vec<(u64, u64)>,
+    /// The template's files, as descriptors that QEMU got by `add-fd`.
+    descriptors: Vec<FdSetEntry>,
     /// Its faults are answered by a page service.
     served: bool,
 }
@@ -229,8 +229,8 @@ impl Child {
             destination,
             stream: Some(stream),
             netdevs,
-            over: Vec::new(),
-            given: Vec::new(),
+            mapped: Vec::new(),
+            descriptors: Vec::new(),
             served: false,
         })
     }
@@ -240,32 +240,32 @@ impl Child {
     ///
     /// # Errors
     /// [`CloneError`], in particular for lack of huge pages.
-    pub async fn lay_over(&mut self, sources: &[Source]) -> Result<(), CloneError> {
+    pub async fn map_template(&mut self, sources: &[Source]) -> Result<(), CloneError> {
         let wanted: Vec<(u64, u64)> = sources.iter().map(|source| source.identity).collect();
-        if self.over == wanted && !self.touched()? {
+        if self.mapped == wanted && !self.touched()? {
             return Ok(());
         }
-        for entry in self.given.drain(..) {
+        for entry in self.descriptors.drain(..) {
             self.client.remove_fd(entry).await?;
         }
         for source in sources {
             use std::os::fd::AsFd;
-            self.given.push(self.client.add_fd(None, source.file.as_fd(), DESCRIPTOR_TIMEOUT).await?);
+            self.descriptors.push(self.client.add_fd(None, source.file.as_fd(), DESCRIPTOR_TIMEOUT).await?);
         }
         let replace = |(at, hints): (&QemuMapping, &MappingHints)| Replacement {
             at: *at,
-            fd_in_qemu: self.given[at.file_index].fd,
+            fd_in_qemu: self.descriptors[at.file_index].fd,
             sharing: Sharing::Private,
             hints: hints.clone(),
         };
         let replacements: Vec<_> = self.mappings.iter().zip(&self.hints).map(replace).collect();
         let process = Arc::clone(&self.process);
         blocking(move || Ok(replace_in_qemu(&process, &replacements, &[])?)).await?;
-        self.over = wanted;
+        self.mapped = wanted;
         Ok(())
     }
 
-    /// Has its faults answered by `service`, since its template is still on its way. After [`Self::lay_over`], before
+    /// Has its faults answered by `service`, since its template is still on its way. After [`Self::map_template`], before
     /// [`Self::load`], which touches guest memory.
     ///
     /// # Errors
@@ -277,7 +277,7 @@ impl Child {
         blocking(move || service.take(&process, &mappings)).await
     }
 
-    /// Whether QEMU has read or written guest memory since it was laid over the template. What it has written would hide the
+    /// Whether QEMU has read or written guest memory since the template was mapped. What it has written would hide the
     /// template's bytes.
     fn touched(&self) -> Result<bool, CloneError> {
         let mut any = false;
@@ -335,7 +335,7 @@ impl Child {
 
     /// Gives it NICs of its own and switches them on: see [`network`]. Returns what to say of it.
     pub async fn bring_up_network(&mut self) -> String {
-        for entry in self.given.drain(..) {
+        for entry in self.descriptors.drain(..) {
             // The mapping holds the memory by itself.
             if let Err(error) = self.client.remove_fd(entry).await {
                 tracing::debug!(%error, "a descriptor stays open in QEMU");

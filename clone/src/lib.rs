@@ -8,7 +8,7 @@
 //! | [`freeze`] | freezing a guest: device state saved, RAM file frozen (or memory copied), guest running again within milliseconds |
 //! | [`template`] | what was frozen, on one host: RAM files, device state, manifest; on disk, checksummed |
 //! | [`chunks`], [`service`] | which parts of a template have arrived; children that run before all of it has: their page faults |
-//! | [`child`] | one copy: a QEMU prepared, its memory laid over the template, state loaded, set running |
+//! | [`child`] | one copy: a QEMU prepared, the template mapped, state loaded, set running |
 //! | [`identity`], [`network`] | what must differ between copies |
 //! | [`rehome`] | memory of its own for a parent or a child, so that it can be moved or forked again |
 //! | [`record`] | what outlives the daemon: the journal of a fork, and which VM came from which |

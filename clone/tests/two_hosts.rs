@@ -4,7 +4,6 @@
 mod node;
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use node::Node;
@@ -56,21 +55,6 @@ fn firmware(dir: &Path) -> String {
     path.display().to_string()
 }
 
-/// A QEMU, and the right to mount and attach; otherwise what is missing.
-fn qemu() -> Result<String, String> {
-    if !rustix::process::geteuid().is_root() {
-        return Err("needs root, to mount guest memory and attach to QEMU".to_owned());
-    }
-    let named =
-        ["VMOVE_QEMU", "VMOVE_QEMU_10_0", "VMOVE_QEMU_7_2"].iter().find_map(|v| std::env::var(v).ok());
-    let program = named.filter(|p| !p.is_empty()).unwrap_or_else(|| "qemu-system-x86_64".to_owned());
-    let works = Command::new(&program).arg("-version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    if !works.is_ok_and(|status| status.success()) {
-        return Err(format!("{program} cannot be run; set VMOVE_QEMU"));
-    }
-    Ok(program)
-}
-
 fn guest(program: &str, dir: &Path) -> RunRequest {
     let line = format!(
         "{program} -nodefaults -no-user-config -display none -machine pc -cpu qemu64 -smp 1 -accel tcg -m 32M -bios {}",
@@ -119,7 +103,7 @@ async fn fork(node: &Node, request: ForkRequest) -> ForkReport {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_child_on_the_second_host_has_the_memory_of_its_parent() {
-    let program = vmove_skip::need!(qemu());
+    let program = vmove_skip::need!(vmove_skip::qemu());
     let dir = tempfile::tempdir().unwrap();
     let (first, second) = (
         Node::start("n1", dir.path(), ForkPolicy::default()).await,
@@ -169,7 +153,7 @@ async fn a_child_on_the_second_host_has_the_memory_of_its_parent() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_host_that_refuses_says_why_and_the_guest_runs_on() {
-    let program = vmove_skip::need!(qemu());
+    let program = vmove_skip::need!(vmove_skip::qemu());
     let dir = tempfile::tempdir().unwrap();
     let no_children = ForkPolicy { max_children: 0, ..ForkPolicy::default() };
     let first = Node::start("n1", dir.path(), ForkPolicy::default()).await;

@@ -9,10 +9,10 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use common::{Ended, Node, Pki, alive, qemu, signal, tls_node, wait};
+use common::{Ended, Node, Pki, alive, signal, tls_node, wait};
 use rustix::process::Signal;
 use serde_json::Value;
-use vmove_skip::need;
+use vmove_skip::{need, qemu};
 
 const NAME: &str = "two wörds 機械";
 

@@ -117,26 +117,15 @@ fn snapshot(dir: &Path) -> Option<Progress> {
 }
 
 fn of(id: &SessionId, vm: &str, role: Role, peer: &str, mode: &str, outcome: Outcome) -> Progress {
-    let elapsed_ms = if let Outcome::Done { report } = &outcome { report.total_ms } else { 0.0 };
-    let bytes_sent = if let Outcome::Done { report } = &outcome { report.bytes_sent } else { 0 };
-    Progress {
-        id: id.to_string(),
-        vm: vm.to_owned(),
-        role,
-        peer: peer.to_owned(),
-        mode: (!mode.is_empty()).then(|| mode.to_owned()),
-        phase: Phase::Finish,
-        elapsed_ms,
-        bytes_total: 0,
-        bytes_done: 0,
-        bytes_sent,
-        rate_bytes_per_s: 0.0,
-        dirty_pages_per_s: 0.0,
-        round: 0,
-        fabric: None,
-        eta_ms: None,
-        outcome,
+    let mut progress = Progress::begun(id.to_string(), vm, role, peer);
+    progress.mode = (!mode.is_empty()).then(|| mode.to_owned());
+    progress.phase = Phase::Finish;
+    if let Outcome::Done { report } = &outcome {
+        progress.elapsed_ms = report.total_ms;
+        progress.bytes_sent = report.bytes_sent;
     }
+    progress.outcome = outcome;
+    progress
 }
 
 /// Tells a source that dials again how a session ended here.

@@ -60,24 +60,7 @@ impl Publisher {
     #[must_use]
     pub fn new(id: &str, vm: &str, role: Role, peer: &str) -> (Self, watch::Receiver<Progress>) {
         let started = Mono::now();
-        let (sender, receiver) = watch::channel(Progress {
-            id: id.to_owned(),
-            vm: vm.to_owned(),
-            role,
-            peer: peer.to_owned(),
-            mode: None,
-            phase: Phase::Check,
-            elapsed_ms: 0.0,
-            bytes_total: 0,
-            bytes_done: 0,
-            bytes_sent: 0,
-            rate_bytes_per_s: 0.0,
-            dirty_pages_per_s: 0.0,
-            round: 0,
-            fabric: None,
-            eta_ms: None,
-            outcome: Outcome::Running,
-        });
+        let (sender, receiver) = watch::channel(Progress::begun(id, vm, role, peer));
         let clockwork = Clockwork {
             phases: Vec::new(),
             phase_began: started,

@@ -54,8 +54,8 @@ impl Default for PeerClock {
 const SAMPLES: u32 = 8;
 
 impl PeerClock {
-    /// The clock of another process on this host.
-    pub const fn is_ours(&mut self) {
+    /// Sets the offset to zero: the peer runs on this host, so both read the same clock.
+    pub const fn set_same_host(&mut self) {
         self.offset = ClockOffset::SAME_HOST;
     }
 
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(rounds, SAMPLES - 1);
         let offset = clock.offset();
         assert!(offset.nanos.abs_diff(1_000_000_000) <= offset.error, "{offset:?}");
-        clock.is_ours();
+        clock.set_same_host();
         assert_eq!(clock.offset(), ClockOffset::SAME_HOST);
     }
 

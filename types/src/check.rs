@@ -165,8 +165,8 @@ pub struct Blocker {
 impl Blocker {
     /// A blocker for every mode.
     #[must_use]
-    pub fn new(code: impl Into<BlockerCode>, message: impl Into<String>) -> Self {
-        Self { code: code.into(), message: message.into(), subject: None, modes: Vec::new() }
+    pub fn new(code: BlockerCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), subject: None, modes: Vec::new() }
     }
 
     /// Names what it is about.

@@ -178,6 +178,31 @@ pub struct Progress {
     pub outcome: Outcome,
 }
 
+impl Progress {
+    /// A session that has just begun: in [`Phase::Check`], [`Outcome::Running`], and nothing else is known yet.
+    #[must_use]
+    pub fn begun(id: impl Into<String>, vm: impl Into<String>, role: Role, peer: impl Into<String>) -> Self {
+        Self {
+            id: id.into(),
+            vm: vm.into(),
+            role,
+            peer: peer.into(),
+            mode: None,
+            phase: Phase::Check,
+            elapsed_ms: 0.0,
+            bytes_total: 0,
+            bytes_done: 0,
+            bytes_sent: 0,
+            rate_bytes_per_s: 0.0,
+            dirty_pages_per_s: 0.0,
+            round: 0,
+            fabric: None,
+            eta_ms: None,
+            outcome: Outcome::Running,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -86,10 +86,6 @@ mod tests {
     #[test]
     fn the_line_has_phase_round_bytes_rates_and_time_left() {
         let progress = Progress {
-            id: "1".to_owned(),
-            vm: "v".to_owned(),
-            role: Role::Source,
-            peer: "b".to_owned(),
             mode: Some("hybrid".to_owned()),
             phase: Phase::Rounds,
             elapsed_ms: 100.0,
@@ -99,9 +95,8 @@ mod tests {
             rate_bytes_per_s: 2e9,
             dirty_pages_per_s: 100_000.0,
             round: 2,
-            fabric: None,
             eta_ms: Some(250.0),
-            outcome: Outcome::Running,
+            ..Progress::begun("1", "v", Role::Source, "b")
         };
         assert_eq!(
             line(&progress),

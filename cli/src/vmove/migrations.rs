@@ -288,28 +288,17 @@ fn downtime(r: &Report) -> String {
 
 #[cfg(test)]
 mod tests {
+    use vmove_types::check::{Blocker, BlockerCode};
     use vmove_types::progress::Phase;
 
     use super::*;
 
     fn progress(outcome: Outcome) -> Progress {
         Progress {
-            id: "42".to_owned(),
-            vm: "two words".to_owned(),
-            role: Role::Source,
-            peer: "b".to_owned(),
-            mode: None,
             phase: Phase::Switchover,
             elapsed_ms: 1.0,
-            bytes_total: 0,
-            bytes_done: 0,
-            bytes_sent: 0,
-            rate_bytes_per_s: 0.0,
-            dirty_pages_per_s: 0.0,
-            round: 0,
-            fabric: None,
-            eta_ms: None,
             outcome,
+            ..Progress::begun("42", "two words", Role::Source, "b")
         }
     }
 
@@ -356,8 +345,8 @@ mod tests {
     #[test]
     fn every_blocker_is_told() {
         let blockers = vec![
-            vmove_types::check::Blocker::new("vfio", "a device").about("hostdev0"),
-            vmove_types::check::Blocker::new("no-pagemap-scan", "old kernel")
+            Blocker::new(BlockerCode::Vfio, "a device").about("hostdev0"),
+            Blocker::new(BlockerCode::NoPagemapScan, "old kernel")
                 .only_for(&[vmove_types::spec::Mode::Precopy]),
         ];
         let refused = progress(Outcome::Refused { blockers });

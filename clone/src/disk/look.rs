@@ -8,7 +8,7 @@ use vmove_node::record::VmRecord;
 use vmove_qmp::cmdline::Image;
 use vmove_qmp::inspect::VmFacts;
 use vmove_qmp::{Client, CommandLine};
-use vmove_types::check::Blocker;
+use vmove_types::check::{Blocker, BlockerCode};
 
 use super::{DISK_TIMEOUT, Disk, Layers, layers, not_on_the_command_line};
 use crate::CloneError;
@@ -39,7 +39,7 @@ pub async fn look(
                 found.device,
                 file.display()
             );
-            why.push(Blocker::new("disk-shared", message).about(&found.device));
+            why.push(Blocker::new(BlockerCode::DiskShared, message).about(&found.device));
         }
         match image {
             Some(image) if why.is_empty() => disks.push(Disk {
@@ -60,7 +60,7 @@ pub async fn look(
         for job in jobs.as_array().map(Vec::as_slice).unwrap_or_default() {
             let id = job.get("device").and_then(Value::as_str).unwrap_or_default();
             let message = format!("Block job {id:?} is at work on a disk: wait for its end, or cancel it");
-            blockers.push(Blocker::new("disk-busy", message).about(id));
+            blockers.push(Blocker::new(BlockerCode::DiskBusy, message).about(id));
         }
     }
     Ok((disks, blockers))
@@ -101,14 +101,14 @@ impl Drive {
 
 fn reasons(drive: &Drive, image: Option<&Image>, facts: &VmFacts) -> Vec<Blocker> {
     let mut found = Vec::new();
-    let mut add = |code: &str, why: String| {
+    let mut add = |code: BlockerCode, why: String| {
         let message = format!("Disk {} ({}) {why}", drive.device, drive.file);
         found.push(Blocker::new(code, message).about(&drive.device));
     };
     let is_file = facts.block.iter().any(|block| block.file == drive.file && block.driver == "file");
     if !is_file {
         add(
-            "disk-no-file",
+            BlockerCode::DiskNoFile,
             "can be written and is no image file, over which children could have overlays: put it into a raw or qcow2 file, attach \
              it read-only, or detach it"
                 .to_owned(),
@@ -116,7 +116,7 @@ fn reasons(drive: &Drive, image: Option<&Image>, facts: &VmFacts) -> Vec<Blocker
     }
     if !matches!(drive.format.as_str(), "raw" | "qcow2" | "file") {
         add(
-            "disk-format",
+            BlockerCode::DiskFormat,
             format!(
                 "can be written and has format {}, expected raw or qcow2: convert it (qemu-img convert)",
                 drive.format
@@ -125,13 +125,13 @@ fn reasons(drive: &Drive, image: Option<&Image>, facts: &VmFacts) -> Vec<Blocker
     }
     if drive.encrypted {
         add(
-            "disk-encrypted",
+            BlockerCode::DiskEncrypted,
             "is encrypted, and children would not have its key: attach it read-only, or detach it".to_owned(),
         );
     }
     if image.is_some_and(|image| image.unlocked) {
         add(
-            "disk-unlocked",
+            BlockerCode::DiskUnlocked,
             "is not locked (locking=off), so that nothing keeps others from writing to it once it is frozen: leave locking=off out"
                 .to_owned(),
         );
@@ -183,7 +183,9 @@ pub async fn as_named(client: &Client, disks: &[Disk]) -> Result<Vec<Layers>, Cl
                 &named.files[1..],
                 named.other
             );
-            return Err(CloneError::Refused(vec![Blocker::new("disk-chain", message).about(&disk.device)]));
+            return Err(CloneError::Refused(vec![
+                Blocker::new(BlockerCode::DiskChain, message).about(&disk.device),
+            ]));
         }
         all.push(named);
     }

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use vmove_node::record::VmRecord;
 use vmove_qmp::{Client, CommandLine, QmpError, cmdline};
-use vmove_types::check::Blocker;
+use vmove_types::check::{Blocker, BlockerCode};
 
 pub use exported::{EXPORT, Exported, Images};
 #[cfg(feature = "fuzzing")]
@@ -116,7 +116,7 @@ fn not_on_the_command_line(device: &str, file: &Path) -> Blocker {
          cannot get overlays: give it so at the start, attach it read-only, or detach it",
         file.display()
     );
-    Blocker::new("disk-not-known", message).about(device)
+    Blocker::new(BlockerCode::DiskNotKnown, message).about(device)
 }
 
 /// A disk of the guest that is forked, and the overlay that it gets.
@@ -184,7 +184,7 @@ fn no_overlay(step: &Step, error: &(dyn std::error::Error + 'static)) -> CloneEr
             ""
         }
     );
-    CloneError::Refused(vec![Blocker::new("no-overlay", message).about(&step.disk.device)])
+    CloneError::Refused(vec![Blocker::new(BlockerCode::NoOverlay, message).about(&step.disk.device)])
 }
 
 /// Puts the overlays in place, all at once. The guest must stand still, drained, with its disks active.

@@ -2,7 +2,7 @@
 //! that could, and the backing file may be in use. After `docs/interop/qcow2.txt` of QEMU, version 3.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -28,8 +28,7 @@ const PER_BLOCK: u64 = CLUSTER / 2;
 /// [`CloneError::Io`].
 pub fn create(path: &Path, size: u64, backing: &Path, format: &str) -> Result<(), CloneError> {
     let failed = || CloneError::io("write", path);
-    let (head, length) = image(size, backing, format)
-        .map_err(|why| failed()(std::io::Error::new(std::io::ErrorKind::InvalidInput, why)))?;
+    let (head, length) = image(size, backing, format).map_err(failed())?;
     let mut file =
         File::options().write(true).create_new(true).open(path).map_err(CloneError::io("create", path))?;
     let written = file.write_all(&head).and_then(|()| file.set_len(length));
@@ -40,20 +39,21 @@ pub fn create(path: &Path, size: u64, backing: &Path, format: &str) -> Result<()
 }
 
 /// The first bytes of an image, and the length of its file. What follows is zeros.
-fn image(size: u64, backing: &Path, format: &str) -> Result<(Vec<u8>, u64), String> {
+fn image(size: u64, backing: &Path, format: &str) -> io::Result<(Vec<u8>, u64)> {
+    let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidInput, why);
     let name = backing.as_os_str().as_bytes();
     if name.len() > MAX_NAME {
-        return Err(format!(
+        return Err(invalid(format!(
             "the path of the image below it has {} bytes, {MAX_NAME} are possible",
             name.len()
-        ));
+        )));
     }
     let l1_entries = size.div_ceil(PER_L1).max(1);
     let l1_clusters = (l1_entries * 8).div_ceil(CLUSTER);
     // Header, refcount table, refcount block, L1 table.
     let clusters = 3 + l1_clusters;
     let l1_entries = u32::try_from(l1_entries).ok().filter(|_| clusters <= PER_BLOCK);
-    let l1_entries = l1_entries.ok_or_else(|| format!("an image of {size} bytes is too large"))?;
+    let l1_entries = l1_entries.ok_or_else(|| invalid(format!("an image of {size} bytes is too large")))?;
     let extension = 8 + format.len().next_multiple_of(8);
     // Behind the header: the extension, and one that ends them.
     let name_at = HEADER as usize + extension + 8;

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use vmove_fabric::ThreadOptions;
 use vmove_memory::{ByteLen, KeepFailure, Keeper, Kept, PageSize, RamFile, collapse, huge_mapped};
+use vmove_node::blocking::spawn_blocking;
 use vmove_node::journal::Journal;
 use vmove_qmp::inspect::{self, DeviceKind};
 use vmove_types::time::ms;
@@ -144,7 +145,7 @@ impl Serving {
         if !huge {
             return;
         }
-        tokio::task::spawn_blocking(move || {
+        spawn_blocking(move || {
             for mapping in ram.mappings.iter().filter(|m| m.page_size == PageSize::Base4K) {
                 if let Err(error) = collapse(&ram.process, mapping.hva, mapping.len) {
                     tracing::debug!(%error, "guest memory keeps 4 KiB mappings");

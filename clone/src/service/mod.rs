@@ -97,7 +97,7 @@ impl PageService {
         Ok(Arc::new(Self { shared, thread, released: AtomicBool::new(false) }))
     }
 
-    /// Takes the faults of a child whose memory was laid over the template and which does not run. Blocks.
+    /// Takes the faults of a child that has the template mapped and which does not run. Blocks.
     ///
     /// # Errors
     /// [`CloneError::Memory`].

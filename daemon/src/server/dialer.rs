@@ -19,9 +19,11 @@ use vmove_node::peer::hello::read_answer;
 use vmove_node::peer::{BoxedStream, Dialer, FabricOffer, LinkError, PeerTarget};
 use vmove_node::peer::{Hello, HelloError, LinkKind};
 
+use super::endpoint::EndpointError;
 use super::fabrics::{Fabrics, class_of};
 use super::tls::Tls;
 use vmove_node::peer::split_address;
+use vmove_types::problem::chain;
 
 use crate::config::KnownNode;
 
@@ -107,7 +109,7 @@ impl Dialer for PeerDialer {
         fabric: FabricKind,
         hello: &Hello,
     ) -> Result<Box<dyn Endpoint>, LinkError> {
-        let failed = |why| LinkError::Fabric { peer: to.to_string(), why };
+        let failed = |error: EndpointError| LinkError::Fabric { peer: to.to_string(), why: chain(&error) };
         match fabric {
             FabricKind::Local => {
                 let mut stream = connect_local(to).await?;
@@ -125,7 +127,7 @@ impl Dialer for PeerDialer {
                     self.fabrics.adopt(hello, stream, Some(tls.into())).await.map_err(failed)
                 }
             },
-            other => Err(failed(format!("fabric {other} is not built into this vmoved"))),
+            other => Err(failed(EndpointError::UnknownFabric(other))),
         }
     }
 
@@ -147,16 +149,16 @@ impl ForkDialer for PeerDialer {
         class: Class,
         opening: &[u8],
     ) -> Result<Box<dyn Endpoint>, LinkError> {
-        let failed = |why| LinkError::Fabric { peer: to.to_string(), why };
+        let failed = |error: EndpointError| LinkError::Fabric { peer: to.to_string(), why: chain(&error) };
         match self.wire(to).await? {
             Wire::Plain(mut stream) => {
                 greet(&mut stream, to, hello).await?;
-                tell(&mut stream, opening).await.map_err(|e| failed(e.to_string()))?;
+                tell(&mut stream, opening).await.map_err(|e| failed(e.into()))?;
                 self.fabrics.adopt_as(hello, class, stream, None).await.map_err(failed)
             }
             Wire::Tls(mut stream) => {
                 greet(stream.as_mut(), to, hello).await?;
-                tell(stream.as_mut(), opening).await.map_err(|e| failed(e.to_string()))?;
+                tell(stream.as_mut(), opening).await.map_err(|e| failed(e.into()))?;
                 let (stream, tls) = stream.into_inner();
                 self.fabrics.adopt_as(hello, class, stream, Some(tls.into())).await.map_err(failed)
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
-use vmove_fabric::{Endpoint, FabricKind, trial};
+use vmove_fabric::{Endpoint, FabricError, FabricKind, trial};
 use vmove_node::peer::{Dialer, LinkError, PeerTarget};
 use vmove_node::peer::{Hello, LinkKind, PROTOCOL_VERSION, SessionId, Token};
 
@@ -14,6 +14,29 @@ use vmove_types::problem::chain;
 
 /// Peers that may try us at a time: each holds 4 MiB and a thread.
 const VISITORS: usize = 4;
+
+/// Why a fabric could not be tried, or failed when it was.
+#[derive(Debug, thiserror::Error)]
+enum TryError {
+    /// This node has no such fabric.
+    #[error("not usable at this node: {0}")]
+    NotUsableHere(String),
+    /// The fabric could not take the connection over.
+    #[error("{0}")]
+    PageConnection(String),
+    /// The connection failed.
+    #[error(transparent)]
+    Link(LinkError),
+    /// The fabric was closed meanwhile.
+    #[error("{0} is not open here (any more)")]
+    NotOpen(FabricKind),
+    /// The reads failed.
+    #[error(transparent)]
+    Reads(#[from] FabricError),
+    /// The task that reads failed.
+    #[error(transparent)]
+    Task(#[from] tokio::task::JoinError),
+}
 
 /// The side that is tried.
 #[derive(Debug, Clone)]
@@ -59,7 +82,7 @@ pub async fn check(node: &str, fabrics: &Arc<Fabrics>, dialer: &PeerDialer, to: 
         }
         let mut tried = FabricTrial { fabric: offer.kind.to_string(), ..FabricTrial::default() };
         let result = match offer.why_not {
-            Some(why) => Err(format!("not usable at this node: {why}")),
+            Some(why) => Err(TryError::NotUsableHere(why)),
             None => one(node, fabrics, dialer, to, offer.kind).await,
         };
         match result {
@@ -79,7 +102,7 @@ pub async fn check(node: &str, fabrics: &Arc<Fabrics>, dialer: &PeerDialer, to: 
                 }
                 check.best.get_or_insert_with(|| offer.kind.to_string());
             }
-            Err(why) => tried.problem = Some(why),
+            Err(why) => tried.problem = Some(chain(&why)),
         }
         check.fabrics.push(tried);
     }
@@ -92,7 +115,7 @@ async fn one(
     dialer: &PeerDialer,
     to: &PeerTarget,
     kind: FabricKind,
-) -> Result<trial::Figures, String> {
+) -> Result<trial::Figures, TryError> {
     let hello = Hello {
         version: PROTOCOL_VERSION,
         kind: LinkKind::Trial,
@@ -103,14 +126,13 @@ async fn one(
         node: node.to_owned(),
     };
     let endpoint = dialer.endpoint(to, kind, &hello).await.map_err(|error| match error {
-        LinkError::Fabric { why, .. } => why,
-        other => chain(&other),
+        LinkError::Fabric { why, .. } => TryError::PageConnection(why),
+        other => TryError::Link(other),
     })?;
-    let fabric = fabrics.fabric(kind).ok_or_else(|| format!("{kind} is not open here (any more)"))?;
+    let fabric = fabrics.fabric(kind).ok_or(TryError::NotOpen(kind))?;
     let multicast = fabrics.multicast(kind);
     let measure = move || trial::measure(&*fabric, multicast.as_deref(), endpoint);
-    let measured = tokio::task::spawn_blocking(measure).await;
-    measured.map_err(|error| error.to_string())?.map_err(|error| chain(&error))
+    Ok(tokio::task::spawn_blocking(measure).await??)
 }
 
 /// The RDMA ports of this node, in words.

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use vmove_fabric::local::LocalFabric;
 use vmove_fabric::tcp::{TcpFabric, TcpOptions};
-use vmove_fabric::{Class, Endpoint, Fabric, FabricKind, Multicast};
+use vmove_fabric::{Class, Endpoint, Fabric, FabricError, FabricKind, Multicast};
 use vmove_node::peer::FabricOffer;
 use vmove_node::peer::{Hello, LinkKind};
+use vmove_types::problem::chain;
 
-use super::endpoint::make_blocking;
+use super::endpoint::{EndpointError, NoVerbs, make_blocking};
 #[cfg(feature = "verbs")]
 use super::rdma::Rdma;
 use crate::config::{FabricChoice, RdmaConfig};
@@ -18,14 +19,25 @@ use crate::config::{FabricChoice, RdmaConfig};
 #[derive(Debug, thiserror::Error)]
 pub enum FabricsError {
     /// `--fabric verbs` was asked for.
-    #[error("Fabric verbs cannot be used here: {0}; use --fabric auto, which falls back to tcp")]
-    Verbs(String),
+    #[error("Fabric verbs cannot be used here: {}; use --fabric auto, which falls back to tcp", chain(.0))]
+    Verbs(NoVerbs),
     /// `--fabric local` was asked for.
-    #[error("Fabric local cannot be used here: {0}; use --fabric tcp")]
-    Local(String),
+    #[error("Fabric local cannot be used here: {}; use --fabric tcp", chain(.0))]
+    Local(NoLocal),
     /// The kernel refuses something basic.
-    #[error("Fabric tcp cannot be used here: {0}")]
-    Tcp(String),
+    #[error("Fabric tcp cannot be used here: {}", chain(.0))]
+    Tcp(FabricError),
+}
+
+/// Why fabric local cannot be used here.
+#[derive(Debug, thiserror::Error)]
+pub enum NoLocal {
+    /// The fabric itself says so.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// A peer could not know that it runs on this kernel.
+    #[error("could not tell this kernel from others: {0}")]
+    Kernel(std::io::Error),
 }
 
 /// Reaching another vmoved on the same kernel.
@@ -56,7 +68,7 @@ impl Fabrics {
     pub fn new(choice: FabricChoice, rdma: &RdmaConfig, socket: &Path) -> Result<Self, FabricsError> {
         let tcp = || match TcpFabric::new(TcpOptions::default()) {
             Ok(fabric) => Ok(Some(Arc::new(fabric))),
-            Err(error) => Err(FabricsError::Tcp(vmove_types::problem::chain(&error))),
+            Err(error) => Err(FabricsError::Tcp(error)),
         };
         #[cfg(feature = "verbs")]
         let (none, wanted) = (None, Some(Rdma::new(rdma)));
@@ -77,28 +89,28 @@ impl Fabrics {
             }
             FabricChoice::Auto => {
                 let local = Local::new(socket)
-                    .inspect_err(|why| tracing::info!(%why, "fabric local is not offered"))
+                    .inspect_err(|why| tracing::info!(why = %chain(why), "fabric local is not offered"))
                     .ok();
                 Self { tcp: tcp()?, local, rdma: wanted }
             }
         };
         if choice == FabricChoice::Auto {
             if let Err(why) = fabrics.verbs() {
-                tracing::info!(%why, "fabric verbs is not offered");
+                tracing::info!(why = %chain(&why), "fabric verbs is not offered");
             }
         }
         Ok(fabrics)
     }
 
     /// The kind of RDMA network that this node is on, and the back end; or why there is none.
-    fn verbs(&self) -> Result<(String, Arc<dyn Fabric>), String> {
+    fn verbs(&self) -> Result<(String, Arc<dyn Fabric>), NoVerbs> {
         #[cfg(feature = "verbs")]
         return match &self.rdma {
             Some(rdma) => rdma.fabric().map(|fabric| (fabric.network(), fabric as Arc<dyn Fabric>)),
-            None => Err("fabric verbs is switched off here (--fabric)".to_owned()),
+            None => Err(NoVerbs::SwitchedOff),
         };
         #[cfg(not(feature = "verbs"))]
-        Err("this vmoved was built without RDMA".to_owned())
+        Err(NoVerbs::NotBuiltIn)
     }
 
     fn wants_verbs(&self) -> bool {
@@ -119,7 +131,7 @@ impl Fabrics {
         let verbs = self.wants_verbs().then(|| {
             let (reach, why_not) = match self.verbs() {
                 Ok((network, _)) => (network, None),
-                Err(why) => (String::new(), Some(why)),
+                Err(why) => (String::new(), Some(chain(&why))),
             };
             FabricOffer { kind: FabricKind::Verbs, reach, address: String::new(), why_not }
         });
@@ -168,9 +180,9 @@ impl Fabrics {
         stream: tokio::net::TcpStream,
         tls: Option<rustls::Connection>,
         class: Class,
-    ) -> Result<Box<dyn Endpoint>, String> {
-        let fabric = self.tcp.clone().ok_or("fabric tcp is switched off here (--fabric local)")?;
-        let stream = stream.into_std().map_err(|e| e.to_string())?;
+    ) -> Result<Box<dyn Endpoint>, EndpointError> {
+        let fabric = self.tcp.clone().ok_or(EndpointError::NoTcp)?;
+        let stream = stream.into_std()?;
         make_blocking(move || match tls {
             None => fabric.adopt(stream, class),
             Some(tls) => fabric.adopt_tls(stream, tls, class),
@@ -184,7 +196,7 @@ impl Fabrics {
         hello: &Hello,
         stream: tokio::net::TcpStream,
         tls: Option<rustls::Connection>,
-    ) -> Result<Box<dyn Endpoint>, String> {
+    ) -> Result<Box<dyn Endpoint>, EndpointError> {
         self.adopt_as(hello, class_of(hello.kind), stream, tls).await
     }
 
@@ -195,17 +207,17 @@ impl Fabrics {
         class: Class,
         stream: tokio::net::TcpStream,
         tls: Option<rustls::Connection>,
-    ) -> Result<Box<dyn Endpoint>, String> {
+    ) -> Result<Box<dyn Endpoint>, EndpointError> {
         if !hello.rdma {
             return self.adopt_tcp(stream, tls, class).await;
         }
         #[cfg(feature = "verbs")]
         return match &self.rdma {
             Some(rdma) => rdma.adopt(stream, tls, class).await,
-            None => Err("fabric verbs is switched off here (--fabric)".to_owned()),
+            None => Err(NoVerbs::SwitchedOff.into()),
         };
         #[cfg(not(feature = "verbs"))]
-        Err("this vmoved was built without RDMA".to_owned())
+        Err(NoVerbs::NotBuiltIn.into())
     }
 
     /// Makes an endpoint of a greeted Unix connection. Off the worker threads: both ends exchange a message.
@@ -213,18 +225,18 @@ impl Fabrics {
         &self,
         stream: tokio::net::UnixStream,
         class: Class,
-    ) -> Result<Box<dyn Endpoint>, String> {
-        let local = self.local.as_ref().ok_or("fabric local is switched off here")?;
+    ) -> Result<Box<dyn Endpoint>, EndpointError> {
+        let local = self.local.as_ref().ok_or(EndpointError::NoLocal)?;
         let fabric = local.fabric.clone();
-        let stream = stream.into_std().map_err(|e| e.to_string())?;
+        let stream = stream.into_std()?;
         make_blocking(move || fabric.adopt(stream, class)).await
     }
 }
 
 impl Local {
-    fn new(socket: &Path) -> Result<Self, String> {
-        let fabric = LocalFabric::new().map_err(|e| vmove_types::problem::chain(&e))?;
-        let reach = same_kernel_id().map_err(|e| format!("could not tell this kernel from others: {e}"))?;
+    fn new(socket: &Path) -> Result<Self, NoLocal> {
+        let fabric = LocalFabric::new()?;
+        let reach = same_kernel_id().map_err(NoLocal::Kernel)?;
         Ok(Self { fabric: Arc::new(fabric), socket: socket.to_owned(), reach })
     }
 }

@@ -211,22 +211,11 @@ mod tests {
 
     fn progress(bytes: u64, outcome: Outcome) -> Progress {
         Progress {
-            id: "1".to_owned(),
-            vm: "v".to_owned(),
-            role: Role::Source,
-            peer: "b".to_owned(),
             mode: Some("hybrid".to_owned()),
             phase: Phase::Finish,
-            elapsed_ms: 0.0,
-            bytes_total: 0,
-            bytes_done: 0,
             bytes_sent: bytes,
-            rate_bytes_per_s: 0.0,
-            dirty_pages_per_s: 0.0,
-            round: 0,
-            fabric: None,
-            eta_ms: None,
             outcome,
+            ..Progress::begun("1", "v", Role::Source, "b")
         }
     }
 

@@ -18,8 +18,10 @@ use vmove_migrate::engine::Engine;
 use vmove_node::peer::Link;
 use vmove_node::peer::hello::{MAGIC, answer};
 use vmove_node::peer::{Hello, HelloError, LinkKind, PROTOCOL_VERSION, Status};
+use vmove_types::problem::chain;
 
 use super::dialer::notice_death;
+use super::endpoint::EndpointError;
 use super::fabric_check::Visits;
 use super::fabrics::{Fabrics, class_of};
 use super::sessions::Sessions;
@@ -344,10 +346,11 @@ async fn drain<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) {
 }
 
 fn adopted(
-    made: Result<Box<dyn vmove_fabric::Endpoint>, String>,
+    made: Result<Box<dyn vmove_fabric::Endpoint>, EndpointError>,
     from: &str,
 ) -> Option<Box<dyn vmove_fabric::Endpoint>> {
-    made.inspect_err(|why| tracing::warn!(%from, %why, "page connection could not be set up")).ok()
+    made.inspect_err(|why| tracing::warn!(%from, why = %chain(why), "page connection could not be set up"))
+        .ok()
 }
 
 async fn accept_failed(error: &std::io::Error) {

@@ -6,7 +6,7 @@ use tokio::net::TcpStream;
 use vmove_fabric::verbs::{OnDemand, VerbsFabric, VerbsMulticast, VerbsMulticastOptions, VerbsOptions};
 use vmove_fabric::{Class, Endpoint, Multicast};
 
-use super::endpoint::make_blocking;
+use super::endpoint::{EndpointError, NoVerbs, make_blocking};
 use crate::config::{self, RdmaConfig};
 use vmove_types::problem::chain;
 
@@ -36,7 +36,7 @@ impl Rdma {
     }
 
     /// The fabric, opened if it is not yet; or why there is none.
-    pub fn fabric(&self) -> Result<Arc<VerbsFabric>, String> {
+    pub fn fabric(&self) -> Result<Arc<VerbsFabric>, NoVerbs> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(fabric) = &*open {
             let Err(error) = fabric.usable() else { return Ok(Arc::clone(fabric)) };
@@ -44,7 +44,7 @@ impl Rdma {
             // Sessions that use it still hold it.
             *open = None;
         }
-        let fabric = Arc::new(VerbsFabric::new(self.options.clone()).map_err(|error| chain(&error))?);
+        let fabric = Arc::new(VerbsFabric::new(self.options.clone())?);
         Ok(Arc::clone(open.insert(fabric)))
     }
 
@@ -60,10 +60,10 @@ impl Rdma {
         stream: TcpStream,
         tls: Option<rustls::Connection>,
         class: Class,
-    ) -> Result<Box<dyn Endpoint>, String> {
+    ) -> Result<Box<dyn Endpoint>, EndpointError> {
         let fabric = self.fabric()?;
-        let stream = stream.into_std().map_err(|e| e.to_string())?;
-        stream.set_nonblocking(false).map_err(|e| e.to_string())?;
+        let stream = stream.into_std()?;
+        stream.set_nonblocking(false)?;
         make_blocking(move || match tls {
             None => fabric.adopt(stream, class),
             Some(tls) => fabric.adopt_tls(stream, tls, class),

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rustls::crypto::CryptoProvider;
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -40,8 +40,19 @@ pub enum TlsError {
         /// Authority.
         ca: PathBuf,
         /// What the TLS library said.
-        why: String,
+        why: Box<MismatchError>,
     },
+}
+
+/// What the TLS library said of files that do not fit each other.
+#[derive(Debug, thiserror::Error)]
+pub enum MismatchError {
+    /// Of the authority by which peers are verified.
+    #[error(transparent)]
+    Verifier(#[from] VerifierBuilderError),
+    /// Of the certificates and the key.
+    #[error(transparent)]
+    Config(#[from] rustls::Error),
 }
 
 /// What both directions need.
@@ -65,11 +76,11 @@ impl TlsConfigs {
         }
         let roots = Arc::new(roots);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mismatch = |why: String| TlsError::Mismatch {
+        let mismatch = |why| TlsError::Mismatch {
             cert: files.cert.clone(),
             key: files.key.clone(),
             ca: files.ca.clone(),
-            why,
+            why: Box::new(why),
         };
         Ok(Self {
             client: client(&provider, &roots, chain.clone(), key.clone_key()).map_err(mismatch)?,
@@ -83,13 +94,11 @@ fn client(
     roots: &Arc<RootCertStore>,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
-) -> Result<Arc<ClientConfig>, String> {
+) -> Result<Arc<ClientConfig>, MismatchError> {
     let mut config = ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .map_err(|e| e.to_string())?
+        .with_safe_default_protocol_versions()?
         .with_root_certificates(roots.clone())
-        .with_client_auth_cert(chain, key)
-        .map_err(|e| e.to_string())?;
+        .with_client_auth_cert(chain, key)?;
     config.alpn_protocols = vec![ALPN_VMOVE.to_vec()];
     // Every connection is long-lived and checked in full.
     config.resumption = rustls::client::Resumption::disabled();
@@ -101,16 +110,12 @@ fn server(
     roots: &Arc<RootCertStore>,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
-) -> Result<Arc<ServerConfig>, String> {
-    let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
-        .build()
-        .map_err(|e| e.to_string())?;
+) -> Result<Arc<ServerConfig>, MismatchError> {
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone()).build()?;
     let mut config = ServerConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .map_err(|e| e.to_string())?
+        .with_safe_default_protocol_versions()?
         .with_client_cert_verifier(verifier)
-        .with_single_cert(chain, key)
-        .map_err(|e| e.to_string())?;
+        .with_single_cert(chain, key)?;
     config.alpn_protocols = vec![ALPN_VMOVE.to_vec(), ALPN_HTTP.to_vec()];
     // Tickets would arrive in the middle of page traffic.
     config.send_tls13_tickets = 0;

@@ -232,21 +232,6 @@ pub fn exchange(mut stream: impl Read + Write, method: &str, path: &str, body: &
     (status, body.to_owned())
 }
 
-/// A QEMU, and the right to mount and attach; otherwise what is missing.
-pub fn qemu() -> Result<String, String> {
-    if !rustix::process::geteuid().is_root() {
-        return Err("needs root, to mount guest memory and attach to QEMU".to_owned());
-    }
-    let named =
-        ["VMOVE_QEMU", "VMOVE_QEMU_10_0", "VMOVE_QEMU_7_2"].iter().find_map(|v| std::env::var(v).ok());
-    let program = named.filter(|p| !p.is_empty()).unwrap_or_else(|| "qemu-system-x86_64".to_owned());
-    let works = Command::new(&program).arg("-version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    if !works.is_ok_and(|status| status.success()) {
-        return Err(format!("{program} cannot be run; set VMOVE_QEMU"));
-    }
-    Ok(program)
-}
-
 /// An authority and certificates of it.
 pub struct Pki {
     dir: tempfile::TempDir,

@@ -27,7 +27,7 @@ pub(crate) async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
         found.push(Blocker::new(BlockerCode::NameTaken, message).about(&prepare.vm));
     }
     if let Err(why) = vmove_node::peer::negotiate(&prepare.fabrics, &node.config.dialer.fabrics()) {
-        found.push(Blocker::new(BlockerCode::NoCommonFabric, why));
+        found.push(Blocker::new(BlockerCode::NoCommonFabric, why.to_string()));
     }
     if let Err(why) = memory(node, prepare) {
         found.push(why);

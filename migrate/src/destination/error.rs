@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use vmove_fabric::{FabricError, PostError, Remedy};
 use vmove_memory::MemoryError;
+use vmove_node::peer::NoCommonFabric;
 use vmove_node::store::VmStoreError;
 use vmove_qmp::QmpError;
 use vmove_qmp::cmdline::CommandLineError;
@@ -79,8 +80,8 @@ pub(crate) enum VmFilesError {
 /// Why a session cannot begin, or be taken up again, at the destination.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OpenError {
-    #[error("{0}")]
-    NoCommonFabric(String),
+    #[error(transparent)]
+    NoCommonFabric(#[from] NoCommonFabric),
     #[error(transparent)]
     Files(#[from] VmFilesError),
     #[error("Could not write the journal {} at the destination", path.display())]

@@ -59,7 +59,8 @@ pub(crate) async fn serve_new(
         if prepare.check_only { looked.await } else { while_alive(&mut channel, looked).await };
     if prepare.check_only {
         let agreed = vmove_node::peer::negotiate(&prepare.fabrics, &node.config.dialer.fabrics());
-        let fabric = agreed.map_or_else(|why| why, |agreed| format!("{}: {}", agreed.kind, agreed.why));
+        let fabric =
+            agreed.map_or_else(|why| why.to_string(), |agreed| format!("{}: {}", agreed.kind, agreed.why));
         let _ = channel.send(&ToSource::Checked { blockers, fabric }).await;
         return;
     }
@@ -196,8 +197,7 @@ fn open(
     publisher: Publisher,
     arrivals: mpsc::Receiver<Arrival>,
 ) -> Result<(Session, Accepted), OpenError> {
-    let agreed = vmove_node::peer::negotiate(&prepare.fabrics, &node.config.dialer.fabrics())
-        .map_err(OpenError::NoCommonFabric)?;
+    let agreed = vmove_node::peer::negotiate(&prepare.fabrics, &node.config.dialer.fabrics())?;
     let kind = agreed.kind;
     let files = vm_files::make(&node, id, &prepare)?;
     let accepted = Accepted {

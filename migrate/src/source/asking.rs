@@ -173,7 +173,7 @@ fn note(session: &mut Session, accepted: &Accepted, memory: &SourceMemory) -> Re
         r.may_fall_back = accepted.may_fall_back;
     })?;
     if vmove_node::clock::is_of_this_kernel(&accepted.boot_id) {
-        session.clock.is_ours();
+        session.clock.set_same_host();
     }
     Ok(())
 }

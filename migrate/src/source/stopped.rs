@@ -6,7 +6,7 @@ use std::time::Duration;
 use vmove_qmp::Client;
 use vmove_qmp::switchover::Source;
 
-use super::aborted::{Undo, cancel_qemu};
+use super::aborted::Undo;
 use super::committed::Committed;
 use super::control::Control;
 use super::conversation::{Heard, Serving};
@@ -14,7 +14,7 @@ use super::error::{SourceError, Stop};
 use super::final_pages::FinalPages;
 use super::page_service::PageService;
 use super::session::Session;
-use super::stopped_qemu::{Kept, Qemu, Relay};
+use super::stopped_qemu::{Kept, Qemu, Relay, cancel_stop};
 use crate::ownership::SourceEvent;
 use crate::proto::message::{DestinationStand, Final, ToDestination, ToSource};
 use vmove_types::progress::Phase;
@@ -97,10 +97,7 @@ impl Stopped {
 
 impl Undo for Stopped {
     async fn bring_guest_back(&mut self, _: &Session) -> Result<(), SourceError> {
-        self.relay = None;
-        let back = cancel_qemu(&self.qemu).await;
-        self.pages.memory.end_tracking();
-        back
+        cancel_stop(&mut self.relay, &self.qemu, &self.pages.memory).await
     }
 
     fn control(&mut self) -> Option<&mut Control> {

@@ -8,6 +8,7 @@ use vmove_qmp::switchover::{Source, StateReceiver, relay};
 
 use super::aborted::cancel_qemu;
 use super::error::SourceError;
+use super::memory::SourceMemory;
 use super::session::Session;
 use vmove_node::peer::BoxedStream;
 use vmove_types::time::Mono;
@@ -51,6 +52,19 @@ impl Relay {
         });
         Self(relaying.abort_handle())
     }
+}
+
+/// Undoes the stop of a guest that was not given up: QEMU drops its migration, so the guest runs again if it did before.
+pub(super) async fn cancel_stop(
+    relay: &mut Option<Relay>,
+    qemu: &Source,
+    memory: &SourceMemory,
+) -> Result<(), SourceError> {
+    // Ends the stream to the destination, so that QEMU does not wait for it.
+    *relay = None;
+    let back = cancel_qemu(qemu).await;
+    memory.end_tracking();
+    back
 }
 
 impl Kept {

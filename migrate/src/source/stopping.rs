@@ -5,14 +5,14 @@ use std::sync::Arc;
 use vmove_qmp::Client;
 use vmove_qmp::switchover::{Outbound, Source, StateReceiver};
 
-use super::aborted::{Undo, cancel_qemu};
+use super::aborted::Undo;
 use super::control::Control;
 use super::error::{SourceError, Stop};
 use super::final_pages::FinalPages;
 use super::page_service::{PageService, while_alive};
 use super::session::Session;
 use super::stopped::{STOP_TIMEOUT, Stopped, StoppedGuest};
-use super::stopped_qemu::Relay;
+use super::stopped_qemu::{Relay, cancel_stop};
 use crate::ownership::SourceEvent;
 use vmove_node::blocking::spawn_blocking;
 use vmove_node::peer::LinkKind;
@@ -61,10 +61,7 @@ impl Stopping {
 
 impl Undo for Stopping {
     async fn bring_guest_back(&mut self, _: &Session) -> Result<(), SourceError> {
-        self.relay = None;
-        let back = cancel_qemu(&self.qemu).await;
-        self.pages.memory.end_tracking();
-        back
+        cancel_stop(&mut self.relay, &self.qemu, &self.pages.memory).await
     }
 
     fn control(&mut self) -> Option<&mut Control> {

@@ -17,13 +17,29 @@ pub struct Agreed {
     pub may_fall_back: bool,
 }
 
+/// Why two nodes cannot exchange pages.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoCommonFabric {
+    /// No fabric can be used, each for a reason of its own.
+    #[error("No common fabric: {}; see --fabric", .0.join("; "))]
+    Refused(Vec<String>),
+    /// What one side offers, the other does not.
+    #[error("No common fabric: the source offers {}, the destination {}; see --fabric", list(.theirs), list(.ours))]
+    Different {
+        /// What the source offers.
+        theirs: Vec<FabricKind>,
+        /// What the destination offers.
+        ours: Vec<FabricKind>,
+    },
+}
+
 /// The best fabric that both sides offer and that, as far as they can tell, reaches from one to the other.
 ///
 /// `theirs` is in the source's order of preference; the destination's `ours` limits it.
 ///
 /// # Errors
-/// Why there is none, in words.
-pub fn negotiate(theirs: &[FabricOffer], ours: &[FabricOffer]) -> Result<Agreed, String> {
+/// [`NoCommonFabric`].
+pub fn negotiate(theirs: &[FabricOffer], ours: &[FabricOffer]) -> Result<Agreed, NoCommonFabric> {
     let usable = |offers: &[FabricOffer], kind| offers.iter().any(|o| o.kind == kind && o.why_not.is_none());
     let both = |kind| usable(theirs, kind) && usable(ours, kind);
     let mut refused = Vec::new();
@@ -57,16 +73,15 @@ pub fn negotiate(theirs: &[FabricOffer], ours: &[FabricOffer]) -> Result<Agreed,
             }
         }
     }
-    let words =
-        |offers: &[FabricOffer]| offers.iter().map(|o| o.kind.to_string()).collect::<Vec<_>>().join(", ");
     if theirs.iter().chain(ours).any(|o| o.why_not.is_some()) {
-        return Err(format!("No common fabric: {}; see --fabric", refused.join("; ")));
+        return Err(NoCommonFabric::Refused(refused));
     }
-    Err(format!(
-        "No common fabric: the source offers {}, the destination {}; see --fabric",
-        words(theirs),
-        words(ours)
-    ))
+    let kinds = |offers: &[FabricOffer]| offers.iter().map(|offer| offer.kind).collect();
+    Err(NoCommonFabric::Different { theirs: kinds(theirs), ours: kinds(ours) })
+}
+
+fn list(kinds: &[FabricKind]) -> String {
+    kinds.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -106,12 +121,13 @@ mod tests {
         // Asked for verbs alone: nothing to fall back to.
         let insisted = negotiate(&roce[..1], &roce).unwrap();
         assert_eq!((insisted.kind, insisted.may_fall_back), (FabricKind::Verbs, false));
-        assert!(negotiate(&[none], &roce).unwrap_err().contains("this host has none"));
+        assert!(negotiate(&[none], &roce).unwrap_err().to_string().contains("this host has none"));
     }
 
     #[test]
     fn nothing_in_common_names_both_lists() {
         let why = negotiate(&[offer(FabricKind::Tcp, "")], &[offer(FabricKind::Local, "x")]).unwrap_err();
+        let why = why.to_string();
         assert!(why.contains("tcp") && why.contains("local"), "{why}");
     }
 }

@@ -21,6 +21,7 @@ use crate::record::Member;
 /// How long the operator's hook may take.
 const HOOK_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// A loaded child and whether it was prepared before the fork; or index, name and error of a child that could not be loaded.
 type LoadEnd = Result<(Loaded, bool), (u32, String, CloneError)>;
 
 fn task(failed: &TaskFailed) -> CloneError {
@@ -28,32 +29,34 @@ fn task(failed: &TaskFailed) -> CloneError {
 }
 
 impl ForkEngine {
-    /// Loads all children, each as soon as its QEMU is there. None runs before all are loaded: those that run would take the
-    /// processors from those that load.
+    /// Loads all children: those that were prepared before the fork at once, those that are `starting` as soon as their QEMU is there.
+    /// None runs before all are loaded: children that run would take the processors from those that load.
+    ///
+    /// Returns each child that was loaded, and whether it was prepared before the fork.
     pub(in crate::engine) async fn load_all(
         self: &Arc<Self>,
         id: &str,
-        warm: Vec<Prepared>,
-        mut cold: JoinSet<Start>,
+        prepared: Vec<Prepared>,
+        mut starting: JoinSet<Start>,
         order: &Arc<LoadOrder>,
         report: &mut ForkReport,
     ) -> Vec<(Loaded, bool)> {
         self.update(id, |p| p.phase = "load".to_owned());
         let mut loading = JoinSet::new();
-        let start = |prepared: Prepared, warm: bool, loading: &mut JoinSet<LoadEnd>| {
+        let load = |child: Prepared, was_prepared: bool, loading: &mut JoinSet<LoadEnd>| {
             let (engine, order, id) = (self.clone(), Arc::clone(order), id.to_owned());
             loading.spawn(async move {
-                let loaded = engine.load_child(prepared, &order).await?;
+                let loaded = engine.load_child(child, &order).await?;
                 engine.update(&id, |p| p.loaded += 1);
-                Ok((loaded, warm))
+                Ok((loaded, was_prepared))
             });
         };
-        for prepared in warm {
-            start(prepared, true, &mut loading);
+        for child in prepared {
+            load(child, true, &mut loading);
         }
-        while let Some(ended) = cold.join_next().await {
+        while let Some(ended) = starting.join_next().await {
             match ended {
-                Ok(Ok((prepared, warm))) => start(prepared, warm, &mut loading),
+                Ok(Ok((child, was_prepared))) => load(child, was_prepared, &mut loading),
                 Ok(Err((index, name, error))) => report.children.push(self.lost(index, name, &error)),
                 Err(error) => tracing::error!(%error, "a task that starts a child failed"),
             }
@@ -88,7 +91,7 @@ impl ForkEngine {
 
     async fn fill(&self, prepared: &mut Prepared, order: &LoadOrder) -> Result<(), CloneError> {
         let child = &mut prepared.child;
-        child.lay_over(&order.sources).await?;
+        child.map_template(&order.sources).await?;
         if let Some(service) = &order.service {
             child.be_served(service).await?;
         }

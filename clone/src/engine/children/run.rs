@@ -47,7 +47,7 @@ impl ForkEngine {
     ) {
         self.update(id, |p| p.phase = "run".to_owned());
         let mut running = JoinSet::new();
-        for (mut child, warm) in loaded {
+        for (mut child, was_prepared) in loaded {
             let (engine, id) = (self.clone(), id.to_owned());
             running.spawn(async move {
                 let ran = child.child.run().await;
@@ -65,7 +65,7 @@ impl ForkEngine {
                     qmp: plan.layout.qmp_socket.display().to_string(),
                     pid: child.child.record().pid,
                     running_ms: ran.as_ref().ok().map(|at| at.ms_since(begun)),
-                    warm,
+                    warm: was_prepared,
                     verified: verified.then_some(true),
                     network,
                     error: ran.err().map(|error| words(&error)),

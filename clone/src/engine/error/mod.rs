@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use vmove_node::blocking::TaskFailed;
 use vmove_node::peer::codec::CodecError;
-use vmove_node::peer::{LinkError, PeerTarget, SessionId, UnknownPeer};
+use vmove_node::peer::{LinkError, NoCommonFabric, PeerTarget, SessionId, UnknownPeer};
 use vmove_node::registry::RegistryError;
 use vmove_node::store::VmStoreError;
 use vmove_types::fork_report::ForkFailure;
@@ -126,8 +126,8 @@ pub enum ForkError {
     NoHost(Vec<(String, ForkError)>),
 
     /// The two nodes have no fabric in common.
-    #[error("{0}")]
-    NoCommonFabric(String),
+    #[error(transparent)]
+    NoCommonFabric(#[from] NoCommonFabric),
     /// The template cannot be read by RDMA.
     #[error(transparent)]
     NoVerbs(VerbsError),

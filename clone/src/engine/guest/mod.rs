@@ -129,12 +129,12 @@ impl ForkEngine {
         }
         loaded.sort_by_key(|(child, _)| child.child.plan.index);
         let (mut met, mut lost, mut ports) = (Vec::new(), Vec::new(), Vec::new());
-        for (child, warm) in loaded {
+        for (child, was_prepared) in loaded {
             let record = child.child.record();
             match connect(&record).await {
                 Ok(port) => {
                     ports.push((record, port));
-                    met.push((child, warm));
+                    met.push((child, was_prepared));
                 }
                 Err(error) => {
                     let why = CloneError::Task(format!("its port {PORT} cannot be reached ({error})"));

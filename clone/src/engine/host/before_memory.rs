@@ -65,21 +65,21 @@ impl HostPart {
     /// Runs the children while the template is on its way.
     pub(super) async fn run_early(
         &mut self,
-        cold: JoinSet<Start>,
+        starting: JoinSet<Start>,
         begin: &Begin,
         manifest: Manifest,
     ) -> Result<(ForkReport, Arc<Host>), ForkError> {
         let (known, layout) = oneshot::channel();
         let arriving = match self.arriving(manifest).await {
             Ok(arriving) => arriving,
-            Err(error) => return discard_started(cold, error).await,
+            Err(error) => return discard_started(starting, error).await,
         };
         let host = match self.join(begin, &arriving, Some(known)) {
             Ok(host) => host,
-            Err(error) => return discard_started(cold, error).await,
+            Err(error) => return discard_started(starting, error).await,
         };
         let _fetching = self.engine.fetching(self.children(), &self.order.node);
-        match self.both(cold, begin, &arriving, &host, layout).await {
+        match self.both(starting, begin, &arriving, &host, layout).await {
             Ok(report) => Ok((report, host)),
             Err(error) => {
                 // Its threads end, which may take a while.
@@ -92,7 +92,7 @@ impl HostPart {
     /// The distribution, and the children beside it.
     async fn both(
         &mut self,
-        cold: JoinSet<Start>,
+        starting: JoinSet<Start>,
         begin: &Begin,
         arriving: &Arriving,
         host: &Arc<Host>,
@@ -100,7 +100,7 @@ impl HostPart {
     ) -> Result<ForkReport, ForkError> {
         let sources = match arriving.sources() {
             Ok(sources) => sources,
-            Err(error) => return discard_started(cold, error.into()).await,
+            Err(error) => return discard_started(starting, error.into()).await,
         };
         let load = self.load_order(sources, Vec::new(), begin);
         let (engine, order, begun, children) =
@@ -116,11 +116,11 @@ impl HostPart {
             let parts: Arc<[RamPart]> = begin.parts.clone().into();
             let service = match chunks.and_then(|chunks| start(chunks, host, parts, order.indexes.len())) {
                 Ok(service) => service,
-                Err(error) => return discard_started(cold, error).await,
+                Err(error) => return discard_started(starting, error).await,
             };
             let load = LoadOrder { service: Some(service.clone()), ..load };
             let task =
-                tokio::spawn(make_children(engine.clone(), order, load, cold, begun).in_current_span());
+                tokio::spawn(make_children(engine.clone(), order, load, starting, begun).in_current_span());
             let mut making = Making { service, task, made: None };
             let fetched = beside(&engine, &children, &mut making, fetch).await;
             (making, fetched)

@@ -15,8 +15,7 @@ impl HostPart {
     /// Takes the best fabric that this node and the parent's have.
     pub(super) async fn choose(&self, demand: Demand, backing: Backing) -> Result<Taken, ForkError> {
         let peers = &self.engine.peers;
-        let agreed = negotiate(&self.order.offers, &peers.offers());
-        let agreed = agreed.map_err(ForkError::NoCommonFabric)?;
+        let agreed = negotiate(&self.order.offers, &peers.offers())?;
         let mut taken =
             Taken { verbs: agreed.kind == FabricKind::Verbs, why: agreed.why, hears: false, disks: None };
         if taken.verbs {

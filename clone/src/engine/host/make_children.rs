@@ -18,12 +18,12 @@ pub(super) async fn make_children(
     engine: Arc<ForkEngine>,
     order: Arc<Order>,
     load: LoadOrder,
-    cold: JoinSet<Start>,
+    starting: JoinSet<Start>,
     begun: Mono,
 ) -> Result<ForkReport, ForkError> {
     let mut report =
         ForkReport { id: order.fork.clone(), parent: order.parent.clone(), ..ForkReport::default() };
-    let loaded = engine.load_all(&order.fork, Vec::new(), cold, &Arc::new(load), &mut report).await;
+    let loaded = engine.load_all(&order.fork, Vec::new(), starting, &Arc::new(load), &mut report).await;
     let complete =
         report.children.iter().all(|child| child.error.is_none()) && loaded.len() == order.indexes.len();
     let names: Vec<String> = loaded.iter().map(|(child, _)| child.child.plan.name().to_owned()).collect();

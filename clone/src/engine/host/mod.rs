@@ -141,14 +141,14 @@ impl HostPart {
     async fn run(mut self) -> Result<ForkReport, ForkError> {
         let id = self.order.fork.clone();
         let asked = self.asked().await;
-        let cold = match asked {
-            Ok(cold) => cold,
+        let starting = match asked {
+            Ok(starting) => starting,
             Err(error) => {
                 let _ = self.channel.send(&ToParent::refused(&error)).await;
                 return Err(error);
             }
         };
-        match self.work(cold).await {
+        match self.work(starting).await {
             Ok(report) => Ok(report),
             Err(error) => {
                 tracing::debug!(fork = %id, "telling the parent's daemon");
@@ -178,20 +178,20 @@ impl HostPart {
         let demand = self.demand(base.backing);
         engine.fits(demand.with_template(order.live_bytes), base.backing).await?;
         let taken = Taken { disks: reached, ..self.choose(demand, base.backing).await? };
-        let (planned, warm) = engine.children_of(order, &base).await?;
+        let (planned, prepared) = engine.children_of(order, &base).await?;
         let (id, engine) = (order.fork.clone(), engine.clone());
         self.taken = Some(taken.clone());
         if let Err(error) = self.channel.send(&ToParent::Accepted(taken)).await {
-            discard_all(warm).await;
+            discard_all(prepared).await;
             return Err(ForkError::ParentLost(error.into()));
         }
-        engine.update(&id, |p| p.prepared += warm.len());
+        engine.update(&id, |p| p.prepared += prepared.len());
         if !self.order.disks.is_empty() {
             self.waiting = planned;
             return Ok(JoinSet::new());
         }
         // QEMUs start while the parent is being frozen and its memory is on its way.
-        Ok(with_prepared(engine.start_all(&id, planned), warm))
+        Ok(with_prepared(engine.start_all(&id, planned), prepared))
     }
 
     /// How children would get at the images of their disks.
@@ -236,27 +236,27 @@ impl HostPart {
     }
 
     /// From the start of the QEMUs until the children run.
-    async fn work(&mut self, cold: JoinSet<Start>) -> Result<ForkReport, ForkError> {
+    async fn work(&mut self, starting: JoinSet<Start>) -> Result<ForkReport, ForkError> {
         let begin = match self.begin().await {
             Ok(begin) => begin,
-            Err(error) => return discard_started(cold, error).await,
+            Err(error) => return discard_started(starting, error).await,
         };
         let manifest: Manifest = match serde_json::from_str(&begin.manifest) {
             Ok(manifest) => manifest,
             Err(error) => {
-                return discard_started(cold, ForkError::Manifest(error)).await;
+                return discard_started(starting, ForkError::Manifest(error)).await;
             }
         };
         if let Err(error) = self.as_ordered(&manifest) {
-            return discard_started(cold, error).await;
+            return discard_started(starting, error).await;
         }
         let record = self.record(&manifest);
         let dir = self.engine.hosted();
         if let Err(error) = record.write(&dir) {
-            return discard_started(cold, error.into()).await;
+            return discard_started(starting, error.into()).await;
         }
-        let cold = match self.waiting.is_empty() {
-            true => cold,
+        let starting = match self.waiting.is_empty() {
+            true => starting,
             false => match self.start_waiting().await {
                 Ok(started) => started,
                 Err(error) => {
@@ -266,9 +266,9 @@ impl HostPart {
             },
         };
         let ended = if record.fetching {
-            self.run_early(cold, &begin, manifest).await
+            self.run_early(starting, &begin, manifest).await
         } else {
-            self.when_whole(cold, &begin, manifest).await
+            self.when_whole(starting, &begin, manifest).await
         };
         // Children that run map its memory: it stays with them, without a name, until the last of them ends.
         let _ = run_blocking(move || record.close(&dir)).await;
@@ -336,23 +336,23 @@ impl HostPart {
     /// Waits for the whole template, then makes children of it.
     async fn when_whole(
         &mut self,
-        cold: JoinSet<Start>,
+        starting: JoinSet<Start>,
         begin: &Begin,
         manifest: Manifest,
     ) -> Result<(ForkReport, Arc<Host>), ForkError> {
         let (template, host, status) = match self.fetch(begin, manifest).await {
             Ok(fetched) => fetched,
-            Err(error) => return discard_started(cold, error).await,
+            Err(error) => return discard_started(starting, error).await,
         };
         let template_ms = ms(Mono::now().since(self.begun));
         self.say(&status, Phase::Load).await;
         let sources = match template.sources() {
             Ok(sources) => sources,
-            Err(error) => return discard_started(cold, error.into()).await,
+            Err(error) => return discard_started(starting, error.into()).await,
         };
         let files = template.manifest().ram.iter().map(|ram| ram.file.clone()).collect();
         let load = self.load_order(sources, files, begin);
-        let making = make_children(self.engine.clone(), self.order.clone(), load, cold, self.begun);
+        let making = make_children(self.engine.clone(), self.order.clone(), load, starting, self.begun);
         let mut report = match self.alive_during(&status, making).await {
             Ok(report) => report,
             Err(error) => {

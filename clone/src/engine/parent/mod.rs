@@ -159,7 +159,7 @@ impl ForkEngine {
     ) -> Result<(), ForkError> {
         let (id, verify) = (fork.id.as_str(), fork.request.verify);
         // Not earlier: QEMUs that start would take the processors from the parent while it is being stopped and saved.
-        let cold: JoinSet<Start> = self.start_all(id, here.planned);
+        let starting: JoinSet<Start> = self.start_all(id, here.planned);
         report.parent_pause_ms = source.pause_ms;
         report.freeze.clone_from(&source.freeze);
         report.disks.clone_from(&source.disks);
@@ -173,7 +173,7 @@ impl ForkEngine {
             service: None,
         });
         let following = hosts.make_children(self, id, source, guest, fork.begun);
-        let loaded = self.load_all(id, here.prepared, cold, &order, report).await;
+        let loaded = self.load_all(id, here.prepared, starting, &order, report).await;
         let (loaded, lost) = self.meet(id, loaded).await;
         report.children.extend(lost.into_iter().map(|(index, name, error)| self.lost(index, name, &error)));
         self.run_all(id, loaded, fork.begun, verify, report).await;

@@ -178,13 +178,13 @@ impl ForkEngine {
         order: &Order,
         base: &Base,
     ) -> Result<(Vec<Planned>, Vec<Prepared>), ForkError> {
-        let warm = self.take_hosted(order).await;
-        let there: BTreeSet<u32> = warm.iter().map(|one| one.child.plan.index).collect();
+        let prepared = self.take_hosted(order).await;
+        let there: BTreeSet<u32> = prepared.iter().map(|one| one.child.plan.index).collect();
         let rest = order.indexes.iter().filter(|index| !there.contains(index));
         match rest.map(|index| self.plan_one(base, &order.parent, *index)).collect() {
-            Ok(planned) => Ok((planned, warm)),
+            Ok(planned) => Ok((planned, prepared)),
             Err(error) => {
-                discard_all(warm).await;
+                discard_all(prepared).await;
                 Err(error)
             }
         }

@@ -1,4 +1,4 @@
-//! Children that are prepared before the fork: QEMU started, memory laid over that of the parent, waiting for device state.
+//! Children that are prepared before the fork: QEMU is started, the parent's memory files are mapped, the device state is missing.
 
 mod for_other_nodes;
 mod on_other_nodes;

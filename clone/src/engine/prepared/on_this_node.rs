@@ -1,4 +1,4 @@
-//! Children that are prepared beforehand: QEMU started, memory laid over that of the parent, waiting for device state.
+//! Children that are prepared beforehand: QEMU is started, the parent's memory files are mapped, the device state is missing.
 
 use std::sync::Arc;
 
@@ -108,7 +108,7 @@ impl ForkEngine {
             tasks.spawn(async move {
                 let mut prepared = engine.start_child(plan).await?;
                 if !sources.is_empty() {
-                    if let Err(error) = prepared.child.lay_over(&sources).await {
+                    if let Err(error) = prepared.child.map_template(&sources).await {
                         prepared.discard().await;
                         return Err(error);
                     }
