@@ -10,12 +10,35 @@ begin_results() {
 
 # run_layer NAME: runs test_NAME to its end. A layer that fails does not keep the others from being run.
 run_layer() {
+    LAYERS_RUN+=("$1")
+    say "test layer: $1"
+    collect "$1"
+}
+
+# begin_beside NAME: begins a layer that others need not wait for. end_beside shows what it said.
+begin_beside() {
+    LAYERS_RUN+=("$1")
+    BESIDE=$1
+    say "test layer: $1, beside the next one"
+    collect "$1" >"$RESULTS/said" 2>&1 &
+    BESIDE_PID=$!
+}
+
+end_beside() {
+    [ -n "${BESIDE:-}" ] || return 0
+    # collect tells by its results whether the layer failed.
+    wait "$BESIDE_PID" || true
+    say "what layer $BESIDE said"
+    cat "$RESULTS/said"
+    BESIDE=
+}
+
+# collect NAME: runs test_NAME, and writes down its results and its time.
+collect() {
     local begin=$SECONDS status=0
     LAYER=$1
-    LAYERS_RUN+=("$LAYER")
     RESULT=$RESULTS/$LAYER
     : >"$RESULT"
-    say "test layer: $LAYER"
     # In a condition, `set -e` would not hold for what is run.
     set +e
     (

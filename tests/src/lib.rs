@@ -1,4 +1,16 @@
 //! What the end-to-end tests, the benchmark and the demo share: guests, daemons, measurements, and guards that clean up.
+//!
+//! ```no_run
+//! use vmove_guest::config::Config;
+//! use vmove_tests::guest::Guest;
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! // A guest of 256 MiB that rewrites and checks its memory, on the QEMU under test.
+//! let guest = Guest::new(256, Config::default())?;
+//! println!("{}", guest.command_line("serial.log")?.join(" "));
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod beacon;
 pub mod bench;

@@ -10,6 +10,17 @@
 //! 64 bytes that occur nowhere else.
 //!
 //! Everything in this library is plain computation, used by the guest's program, by its unit tests and by the host.
+//!
+//! ```
+//! use vmove_guest::pattern::{FILLED, WORDS, fill, visit};
+//!
+//! let mut page = [0_u64; WORDS];
+//! fill(&mut page, 7, FILLED);
+//! // A visit checks the page, then rewrites it as the next version.
+//! visit(&mut page, 7, FILLED).expect("the page is as it was filled");
+//! // The same version again: the page is newer than that, and the visit says so.
+//! assert!(visit(&mut page, 7, FILLED).is_err());
+//! ```
 
 pub mod beacon;
 pub mod config;

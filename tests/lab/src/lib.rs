@@ -19,6 +19,18 @@
 //! | [`devices`] | guests that own virtual functions of a card |
 //! | [`smoke`] | the least of both, for every test run |
 //! | [`mod@multicast`] | datagrams from one host to two |
+//!
+//! What a client asks of the lab is one line of JSON:
+//!
+//! ```
+//! use vmove_lab::switch::rules::Rule;
+//! use vmove_lab::wire::Request;
+//!
+//! let rule = Rule::parse(&["drop=10%".to_owned()]).expect("a rule of the switch");
+//! // A tenth of the frames from host 1 to host 2 is lost from now on.
+//! let line = serde_json::to_string(&Request::Rule { from: Some(1), to: Some(2), rule }).unwrap();
+//! assert!(line.starts_with(r#"{"rule":{"from":1,"to":2"#));
+//! ```
 
 pub mod agent;
 pub mod bench;
