@@ -1,15 +1,14 @@
 //! Decoders of what a peer sends, each on any bytes: for `tests/fuzz` alone. A wrong result is a panic.
 
 use crate::Class;
-use crate::multicast::Session;
-use crate::wire::{
-    DATAGRAM_HEADER, Datagram, Descriptor, Header, Hello, MAX_PAYLOAD, Numbers, Reply, Trailer,
-};
+use crate::multicast::{Key, Session};
+use crate::wire::{DATAGRAM_HEADER, Descriptor, Envelope, Header, Hello, MAX_BODY, Numbers, Reply, Trailer};
 use crate::wire::{decode_descriptor, part};
 
 pub use crate::stream::fuzzing::{KEY, frames, frames_seeds};
 
-const SESSION: Session = Session { tag: 0x7461_6773, seed: 0x7365_6564 };
+const SESSION: Session = Session { tag: 0x7461_6773, seed: 0x7365_6564, key: None };
+const SECRET: Session = Session { key: Some(Key([7; 32])), ..SESSION };
 
 /// Headers, segment descriptors and trailers, alone.
 pub fn headers(bytes: &[u8]) {
@@ -71,17 +70,23 @@ pub fn hellos_seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A datagram of a session: as it is, and with a check sum that is right, as one who knows the session can send it. Then numbers of
+/// A datagram of a session, without a key and with one: as it is, and closed as one does who knows the session. Then numbers of
 /// datagrams, in any order.
 pub fn datagram(bytes: &[u8]) {
-    drop(Datagram::open(&SESSION, bytes).map(|found| found.payload.to_vec()));
-    if (DATAGRAM_HEADER + 1..=DATAGRAM_HEADER + MAX_PAYLOAD).contains(&bytes.len()) {
-        let (number, immediate) = (u64::from_le_bytes(part(bytes, 16)), u32::from_le_bytes(part(bytes, 24)));
-        let mut sealed = bytes.to_vec();
-        Datagram::seal(&SESSION, number, immediate, &mut sealed);
-        let found = Datagram::open(&SESSION, &sealed).expect("it was sealed");
-        assert_eq!((found.number, found.immediate), (number, immediate));
-        assert_eq!(found.payload, &bytes[DATAGRAM_HEADER..]);
+    for session in [SESSION, SECRET] {
+        let mut envelope = Envelope::new(session);
+        drop(envelope.open(&mut bytes.to_vec()).map(|found| found.payload.to_vec()));
+        let room = DATAGRAM_HEADER + 1..=DATAGRAM_HEADER + MAX_BODY - envelope.tail();
+        if room.contains(&bytes.len()) {
+            let (number, immediate) =
+                (u64::from_le_bytes(part(bytes, 16)), u32::from_le_bytes(part(bytes, 24)));
+            let mut closed = bytes.to_vec();
+            closed.resize(bytes.len() + envelope.tail(), 0);
+            envelope.close(number, immediate, &mut closed);
+            let found = envelope.open(&mut closed).expect("it was closed");
+            assert_eq!((found.number, found.immediate), (number, immediate));
+            assert_eq!(found.payload, &bytes[DATAGRAM_HEADER..]);
+        }
     }
     let mut numbers = Numbers::new();
     for number in bytes.chunks_exact(8).take(16).map(|chunk| u64::from_le_bytes(part(chunk, 0))) {
@@ -94,10 +99,12 @@ pub fn datagram(bytes: &[u8]) {
 /// Valid input of [`datagram`].
 #[must_use]
 pub fn datagram_seeds() -> Vec<Vec<u8>> {
-    let sealed = |number: u64, payload: &[u8]| {
+    let closed = |session: Session, number: u64, payload: &[u8]| {
+        let mut envelope = Envelope::new(session);
         let mut bytes = [&[0; DATAGRAM_HEADER][..], payload].concat();
-        Datagram::seal(&SESSION, number, 7, &mut bytes);
+        bytes.resize(bytes.len() + envelope.tail(), 0);
+        envelope.close(number, 7, &mut bytes);
         bytes
     };
-    vec![sealed(0, b"payload"), sealed(u64::MAX, &[0; 256])]
+    vec![closed(SESSION, 0, b"payload"), closed(SESSION, u64::MAX, &[0; 256]), closed(SECRET, 1, b"payload")]
 }

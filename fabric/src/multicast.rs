@@ -8,7 +8,7 @@
 //! A receiver owns a ring of buffers which it keeps posted; what sits in front of the payload (the 40-byte GRH of UD, the header
 //! of the UDP back end) stays in the ring. Payload goes to the place that the caller names for the immediate, which must be
 //! registered memory: with that, nothing is ever written outside what was granted. A datagram of another session, or one whose
-//! bytes are not those that were sent, is dropped before a place is asked for: by UDP as the session's check sum says, by RDMA
+//! bytes are not those that were sent, is dropped before a place is asked for: by UDP as the session's key or check sum says, by RDMA
 //! as the session's Q_Key (31 bits, which the device compares) and the packet's own check sum say.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -46,32 +46,62 @@ impl std::fmt::Display for GroupAddress {
 /// Distinguishes the datagrams of one session from stale or forged ones. Drawn afresh for each session and told to the
 /// receivers over connections that deserve it.
 ///
-/// It keeps out accidents, leftovers of earlier sessions and strangers who guess. It is no cryptographic signature: who can read
-/// the group's traffic can forge it, so what matters is checked again by a checksum that came over a connection.
+/// Without a key it keeps out accidents, leftovers of earlier sessions and strangers who guess. That is no cryptographic signature: who can
+/// read the group's traffic can forge it, so what matters is checked again by a checksum that came over a connection.
+///
+/// With a key, each datagram is encrypted and authenticated (AES-256-GCM), and one that comes again is dropped. Only UDP can do that.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Session {
     /// In every datagram, in clear.
     pub(crate) tag: u64,
     /// Seed of the datagrams' check sums; never sent in a datagram.
     pub(crate) seed: u64,
+    /// Encrypts and authenticates datagrams; never sent in one.
+    pub(crate) key: Option<Key>,
 }
+
+/// A secret of 256 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Key(pub(crate) [u8; 32]);
 
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The seed is a secret of the session's members.
-        f.debug_struct("Session").field("tag", &format_args!("{:#x}", self.tag)).finish_non_exhaustive()
+        // Seed and key are secrets of the session's members.
+        let (tag, sealed) = (format_args!("{:#x}", self.tag), self.key.is_some());
+        f.debug_struct("Session").field("tag", &tag).field("sealed", &sealed).finish_non_exhaustive()
     }
 }
 
 impl Session {
-    /// A session that nobody can guess.
+    /// A session that nobody can guess, whose datagrams are checked.
     ///
     /// # Errors
     /// The kernel gave no random numbers.
     pub fn draw() -> Result<Self, FabricError> {
-        let draw = || random().map_err(FabricError::io("draw a random number"));
-        Ok(Self { tag: draw()?, seed: draw()? })
+        Ok(Self { tag: draw()?, seed: draw()?, key: None })
     }
+
+    /// A session whose datagrams are encrypted and authenticated by a key of its own. Tell it over an encrypted connection.
+    ///
+    /// # Errors
+    /// As [`draw`](Self::draw).
+    pub fn draw_sealed() -> Result<Self, FabricError> {
+        let mut key = [0; 32];
+        for word in key.chunks_exact_mut(8) {
+            word.copy_from_slice(&draw()?.to_ne_bytes());
+        }
+        Ok(Self { key: Some(Key(key)), ..Self::draw()? })
+    }
+
+    /// Whether datagrams are encrypted and authenticated.
+    #[must_use]
+    pub const fn is_sealed(&self) -> bool {
+        self.key.is_some()
+    }
+}
+
+fn draw() -> Result<u64, FabricError> {
+    random().map_err(FabricError::io("draw a random number"))
 }
 
 /// A group of receivers and the session that its datagrams belong to.

@@ -21,11 +21,15 @@ const LEN: usize = 1024;
 
 /// A group of its own for each test: they run at the same time.
 fn group() -> (Group, SocketAddrV4) {
+    group_of(Session::draw().unwrap())
+}
+
+fn group_of(session: Session) -> (Group, SocketAddrV4) {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let port = 20_000 + u16::try_from(std::process::id() % 20_000).unwrap() + number;
     let address = SocketAddrV4::new(Ipv4Addr::new(239, 7, 42, u8::try_from(number).unwrap()), port);
-    (Group { address: GroupAddress::Udp(address), session: Session::draw().unwrap() }, address)
+    (Group { address: GroupAddress::Udp(address), session }, address)
 }
 
 struct Host {
@@ -99,20 +103,22 @@ fn until(receiver: &mut dyn MulticastReceiver, sink: &mut dyn Sink, so: impl Fn(
     }
 }
 
-fn all_arrive_in_place(segmentation: bool) {
-    let (group, _) = group();
+fn all_arrive_in_place(segmentation: bool, session: Session) {
+    let (group, _) = group_of(session);
+    let tail = if session.is_sealed() { 16 } else { 0 };
     let from = Host::new(Memory::filled(1 << 20, 3), |options| options.segmentation = segmentation);
     let hosts = [(); 2].map(|()| Host::new(Memory::filled(1 << 20, 90), |_| {}));
     let mut receivers = hosts.each_ref().map(|host| host.multicast.join(&group).unwrap());
     let mut sender = from.multicast.sender(&group).unwrap();
-    assert_eq!(sender.max_payload(), 1440);
+    assert_eq!(sender.max_payload(), 1440 - tail);
     // Every other place, backwards, and two of other lengths in the middle.
     let mut out = batch(&from, (0..500).rev().map(|n| n * 2));
     out[77].payload = from.region.local(u64::from(out[77].immediate) * LEN as u64, 5).unwrap();
     out[78].payload = from.region.local(u64::from(out[78].immediate) * LEN as u64, 1023).unwrap();
     send_all(&mut *sender, &out);
     let sent = sender.counters().read();
-    assert_eq!((sent.sent, sent.bytes_sent), (500, 498 * (32 + 1024) + 32 + 5 + 32 + 1023));
+    let bytes = 500 * (32 + tail as u64) + 498 * 1024 + 5 + 1023;
+    assert_eq!((sent.sent, sent.bytes_sent), (500, bytes));
     let mut expected = patterned(0, 1 << 20, 90);
     for outgoing in &out {
         let (at, len) = (outgoing.immediate as usize * LEN, outgoing.payload.len() as usize);
@@ -131,24 +137,37 @@ fn all_arrive_in_place(segmentation: bool) {
 
 #[test]
 fn all_arrive_in_place_and_nowhere_else() {
-    all_arrive_in_place(false);
+    all_arrive_in_place(false, Session::draw().unwrap());
+    all_arrive_in_place(false, Session::draw_sealed().unwrap());
 }
 
 #[test]
 fn runs_that_the_kernel_joins_arrive_in_place_and_nowhere_else() {
-    all_arrive_in_place(true);
+    all_arrive_in_place(true, Session::draw().unwrap());
+    all_arrive_in_place(true, Session::draw_sealed().unwrap());
 }
 
 #[test]
 fn strangers_forgeries_and_repeats_are_counted_and_dropped() {
-    let (group, address) = group();
+    strangers_are_dropped(Session::draw().unwrap(), Session::draw().unwrap());
+}
+
+#[test]
+fn strangers_forgeries_and_repeats_of_encrypted_datagrams_are_counted_and_dropped() {
+    // Another session's datagrams are encrypted, too, or anybody's.
+    strangers_are_dropped(Session::draw_sealed().unwrap(), Session::draw_sealed().unwrap());
+    strangers_are_dropped(Session::draw_sealed().unwrap(), Session::draw().unwrap());
+}
+
+fn strangers_are_dropped(session: Session, another: Session) {
+    let (group, address) = group_of(session);
     let from = Host::new(Memory::filled(1 << 16, 3), |_| {});
     let host = Host::new(Memory::new(1 << 16), |_| {});
     let tap = tapped(address);
     let mut receiver = host.multicast.join(&group).unwrap();
     let mut places = Places::new(&host);
     // A stale session on the same address.
-    let stale = Group { session: Session::draw().unwrap(), ..group };
+    let stale = Group { session: another, ..group };
     send_all(&mut *from.multicast.sender(&stale).unwrap(), &batch(&from, 0..3));
     until(&mut *receiver, &mut places, |totals| totals.refused == 3);
     for _ in 0..3 {
@@ -158,14 +177,18 @@ fn strangers_forgeries_and_repeats_are_counted_and_dropped() {
     send_all(&mut *from.multicast.sender(&group).unwrap(), &batch(&from, [7]));
     let mut bytes = vec![0; 2000];
     let len = tap.recv(&mut bytes).unwrap();
+    let in_clear = bytes[..len].windows(16).any(|part| part == &patterned(7 * LEN, 16, 3)[..]);
+    assert_eq!(in_clear, !session.is_sealed(), "what whoever hears the group reads");
     let mut forged = bytes[..len].to_vec();
     forged[25] ^= 1; // another place
     let forger = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    for bytes in [&bytes[..len], &forged, &bytes[..len - 1], &bytes[..20], &[], &[0xff; 1400]] {
+    let mut numbered = bytes[..len].to_vec();
+    numbered[16] ^= 1; // not a repeat, as it says
+    for bytes in [&bytes[..len], &forged, &numbered, &bytes[..len - 1], &bytes[..20], &[], &[0xff; 1400]] {
         forger.send_to(bytes, address).unwrap();
     }
     until(&mut *receiver, &mut places, |totals| totals.received == 1 && totals.duplicate == 1);
-    until(&mut *receiver, &mut places, |totals| totals.refused == 3 + 5);
+    until(&mut *receiver, &mut places, |totals| totals.refused == 3 + 6);
     assert_eq!(places.landed, HashMap::from([(7, 1)]));
     let mut expected = vec![0; 1 << 16];
     expected[7 * LEN..8 * LEN].copy_from_slice(&patterned(7 * LEN, LEN, 3));

@@ -34,4 +34,5 @@ pub mod proxy;
 pub mod sampler;
 pub mod sandbox;
 pub mod scene;
+pub mod tap;
 pub mod tsc;

@@ -74,6 +74,12 @@ impl Networks {
         format!("{}-{number}", self.prefix)
     }
 
+    /// The namespace of a node (from 1), as a file.
+    #[must_use]
+    pub fn path(&self, number: u8) -> PathBuf {
+        Path::new("/run/netns").join(self.name(number))
+    }
+
     /// Listen address of the daemon of a node (from 1).
     #[must_use]
     pub fn address(&self, number: u8) -> SocketAddr {

@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 use vmove_fabric::udp::{UdpMulticast, UdpOptions};
-use vmove_fabric::{FabricKind, Incoming, Multicast};
+use vmove_fabric::{FabricError, FabricKind, Incoming, Multicast, Session};
 use vmove_node::peer::{
     Channel, FabricOffer, Hello, KnownPeers, LinkKind, PROTOCOL_VERSION, PeerTarget, SessionId, Status, Token,
 };
+
+use vmove_types::fork::ForkWay;
 
 use super::error::{ForkError, PeersError, TalkError};
 use super::message::{ToHost, ToParent};
@@ -159,6 +161,15 @@ impl Peers {
         self.dialer.fabrics().into_iter().filter(across).collect()
     }
 
+    /// Those for a fork that is asked to go by `way`. Encrypted datagrams go beside tcp only.
+    pub fn offers_for(&self, way: Option<ForkWay>) -> Vec<FabricOffer> {
+        let mut offers = self.offers();
+        if self.tls && way == Some(ForkWay::Multicast) {
+            offers.retain(|offer| offer.kind == FabricKind::Tcp);
+        }
+        offers
+    }
+
     /// Whether there is such a fabric, or why not.
     pub fn able(&self) -> Result<(), PeersError> {
         let usable = self.offers().iter().any(|offer| offer.why_not.is_none());
@@ -167,8 +178,12 @@ impl Peers {
 
     /// The group that datagrams may go to, by RDMA or UDP, or why there is none.
     pub fn group(&self) -> Result<SocketAddrV4, PeersError> {
-        let group = self.policy.multicast_group.ok_or_else(|| PeersError::NoGroup(self.node.clone()))?;
-        if self.tls { Err(PeersError::Tls) } else { Ok(group) }
+        self.policy.multicast_group.ok_or_else(|| PeersError::NoGroup(self.node.clone()))
+    }
+
+    /// Draws the session of a fork's datagrams: encrypted, with a key of their own, where connections are.
+    pub fn draw_session(&self) -> Result<Session, FabricError> {
+        if self.tls { Session::draw_sealed() } else { Session::draw() }
     }
 
     /// Whether datagrams could be sent by the best fabric of this node, or why not.
@@ -182,6 +197,9 @@ impl Peers {
     pub fn multicast(&self, kind: FabricKind) -> Result<Box<dyn Multicast>, PeersError> {
         self.group()?;
         if kind == FabricKind::Verbs {
+            if self.tls {
+                return Err(PeersError::RdmaInClear);
+            }
             return self.dialer.multicast(kind).ok_or(PeersError::NoRdma);
         }
         let tcp = self.dialer.tcp().ok_or(PeersError::NoTcp)?;

@@ -99,8 +99,9 @@ impl Messages {
     }
 
     /// What the last [`receive`](Self::receive) found.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Message, &[u8])> {
-        self.found.iter().zip(self.bytes.chunks_exact(MESSAGE)).map(|(m, bytes)| (*m, &bytes[..m.len]))
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (Message, &mut [u8])> {
+        let bytes = self.bytes.chunks_exact_mut(MESSAGE);
+        self.found.iter().zip(bytes).map(|(message, bytes)| (*message, &mut bytes[..message.len]))
     }
 
     /// Datagrams that the socket had no room for, modulo 2^32, as reported with the last message.

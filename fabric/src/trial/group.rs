@@ -47,14 +47,15 @@ pub struct Datagrams {
 
 fn encode(group: &Group) -> Option<Vec<u8>> {
     let GroupAddress::Rdma(address) = group.address else { return None };
-    let Session { tag, seed } = group.session;
+    let Session { tag, seed, .. } = group.session;
     Some([JOIN, &address.octets(), &tag.to_le_bytes(), &seed.to_le_bytes()].concat())
 }
 
 fn decode(message: &[u8]) -> Option<Group> {
     let (address, rest) = message.strip_prefix(JOIN)?.split_first_chunk::<4>()?;
     let (tag, seed) = rest.split_first_chunk::<8>()?;
-    let session = Session { tag: u64::from_le_bytes(*tag), seed: u64::from_le_bytes(seed.try_into().ok()?) };
+    let seed = u64::from_le_bytes(seed.try_into().ok()?);
+    let session = Session { tag: u64::from_le_bytes(*tag), seed, key: None };
     Some(Group { address: GroupAddress::Rdma(Ipv4Addr::from(*address)), session })
 }
 

@@ -12,13 +12,13 @@ use crate::multicast::{MulticastReceiver, Session, Sink};
 use crate::sys::datagram::Messages;
 use crate::sys::net::{get_option, set_option};
 use crate::table::{Participant, RegionTable};
-use crate::wire::{Datagram, Numbers};
+use crate::wire::{Envelope, Numbers};
 
 /// Receives the datagrams of one session.
 #[derive(Debug)]
 pub(super) struct Receiver {
     socket: UdpSocket,
-    session: Session,
+    envelope: Envelope,
     participant: Participant,
     messages: Messages,
     numbers: Numbers,
@@ -52,7 +52,7 @@ impl Receiver {
         let (socket, ring_bytes) = open().map_err(FabricError::io("join a multicast group"))?;
         Ok(Self {
             socket,
-            session,
+            envelope: Envelope::new(session),
             participant: table.join()?,
             messages: Messages::new(),
             numbers: Numbers::new(),
@@ -71,12 +71,13 @@ impl MulticastReceiver for Receiver {
         let totals = self.counters.totals();
         let section = self.participant.enter();
         let mut count = 0;
-        for (message, bytes) in self.messages.iter() {
+        for (message, bytes) in self.messages.iter_mut() {
             totals.refused.add(u64::from(bytes.is_empty()));
             let segment = message.segment.unwrap_or(bytes.len()).max(1);
-            for bytes in bytes.chunks(segment) {
+            for bytes in bytes.chunks_mut(segment) {
                 count += 1;
-                let Some(datagram) = Datagram::open(&self.session, bytes).filter(|_| !message.cut) else {
+                let whole = bytes.len() as u64;
+                let Some(datagram) = self.envelope.open(bytes).filter(|_| !message.cut) else {
                     totals.refused.add(1);
                     continue;
                 };
@@ -85,7 +86,7 @@ impl MulticastReceiver for Receiver {
                     continue;
                 }
                 totals.received.add(1);
-                totals.bytes_received.add(bytes.len() as u64);
+                totals.bytes_received.add(whole);
                 let Some(place) = sink.place(datagram.immediate, datagram.payload.len()) else {
                     totals.unwanted.add(1);
                     continue;

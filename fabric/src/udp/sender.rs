@@ -13,7 +13,7 @@ use crate::multicast::{MulticastSender, Outgoing, Session};
 use crate::sys::datagram::{BATCH, send};
 use crate::sys::net::{get_option, set_option, wait};
 use crate::table::{Participant, RegionTable};
-use crate::wire::{DATAGRAM_HEADER, Datagram, MAX_PAYLOAD};
+use crate::wire::{DATAGRAM_HEADER, Envelope, MAX_BODY};
 
 /// Datagrams that the kernel splits a run into, at most (`UDP_MAX_SEGMENTS` of older kernels).
 const RUN: usize = 64;
@@ -26,7 +26,7 @@ const STAGED: usize = 256 << 10;
 #[derive(Debug)]
 pub(super) struct Sender {
     socket: UdpSocket,
-    session: Session,
+    envelope: Envelope,
     participant: Participant,
     max_payload: usize,
     /// Number of the next datagram.
@@ -61,14 +61,15 @@ impl Sender {
                 Some(mtu) => usize::from(mtu.clamp(576, 9000)),
                 None => usize::try_from(get_option(fd, libc::IPPROTO_IP, libc::IP_MTU)?).unwrap_or(576),
             };
-            Ok((socket, (mtu.max(576) - 28 - DATAGRAM_HEADER).min(MAX_PAYLOAD)))
+            Ok((socket, (mtu.max(576) - 28 - DATAGRAM_HEADER).min(MAX_BODY)))
         };
-        let (socket, max_payload) = open().map_err(FabricError::io("open a socket to a multicast group"))?;
+        let envelope = Envelope::new(session);
+        let (socket, body) = open().map_err(FabricError::io("open a socket to a multicast group"))?;
         Ok(Self {
             socket,
-            session,
+            max_payload: body - envelope.tail(),
+            envelope,
             participant: table.join()?,
-            max_payload,
             next: 0,
             segmentation: options.segmentation,
             segment: 0,
@@ -97,7 +98,7 @@ impl Sender {
                 }
                 break; // told next time, when it is the first
             };
-            let whole = DATAGRAM_HEADER + len;
+            let whole = DATAGRAM_HEADER + len + self.envelope.tail();
             let joins = self.segmentation
                 && run_len == whole
                 && run_count < RUN
@@ -109,8 +110,9 @@ impl Sender {
             }
             let at = self.staged.len();
             self.staged.resize(at + whole, 0);
-            piece.copy_to(&mut self.staged[at + DATAGRAM_HEADER..]);
-            Datagram::seal(&self.session, number, outgoing.immediate, &mut self.staged[at..]);
+            let payload = at + DATAGRAM_HEADER;
+            piece.copy_to(&mut self.staged[payload..payload + len]);
+            self.envelope.close(number, outgoing.immediate, &mut self.staged[at..]);
             let end = self.staged.len();
             match self.runs.last_mut().filter(|_| joins) {
                 Some(run) => (*run, run_count) = ((end, run.1 + 1), run_count + 1),

@@ -23,7 +23,7 @@ mod datagram;
 mod header;
 mod hello;
 
-pub(crate) use datagram::{DATAGRAM_HEADER, Datagram, MAX_PAYLOAD, Numbers};
+pub(crate) use datagram::{DATAGRAM_HEADER, Envelope, MAX_BODY, Numbers};
 pub(crate) use header::{
     DESCRIPTOR_LEN, DecodeError, Descriptor, FINGERPRINT_LEN, HEADER_LEN, Header, SAME_MASK_LEN, TRAILER_LEN,
     Trailer, decode_descriptor, part,

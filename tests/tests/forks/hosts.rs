@@ -1,6 +1,7 @@
 //! Real guests are forked to daemons in other network namespaces: their children check their own memory there.
 #![cfg(test)]
 
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use serde_json::Value;
@@ -13,8 +14,10 @@ use vmove_tests::places;
 use vmove_tests::places::Qemu;
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{End, NAME};
+use vmove_tests::tap::Tap;
 
 const GROUP: &str = "multicast-group = \"239.78.0.1:7421\"\n";
+const GROUP_ADDRESS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(239, 78, 0, 1), 7421);
 
 #[test]
 fn children_run_on_other_hosts_whichever_way_memory_went() {
@@ -251,20 +254,32 @@ fn losses_are_repaired_and_a_host_that_may_not_hear_reads() {
 }
 
 #[test]
-fn with_tls_memory_is_encrypted_and_never_multicast() {
+fn with_tls_datagrams_are_encrypted_too() {
     need!(ready());
-    let setup = Setup { tls: true, ..Setup::default() };
-    let fleet = fleet_with(3, &setup, |_| GROUP.to_owned());
-    let to = ["--count", "2", "--node", "n2", "--node", "n3", "--verify"];
-    let end = create(&fleet, &[&to[..], &["--way", "multicast"]].concat());
-    assert_eq!(end.code, 3, "{} {}", end.answer, end.said);
-    assert!(end.said.contains("not encrypted"), "{}", end.said);
-    let answer = done(&fleet.nodes[0], &[&["create", NAME], &to[..]].concat()).expect("children");
-    let estimates = answer["distribution"]["estimates"].as_array().expect("estimates");
-    assert!(estimates.iter().all(|estimate| estimate["way"] != "multicast"), "{answer}");
-    assert_eq!(answer["multicast"]["sent_bytes"], 0, "{answer}");
-    fleet.sound(&answer);
-    fleet.clean();
+    let zeros_of = |tls: bool| {
+        let setup = Setup { tls, ..Setup::default() };
+        let fleet = fleet_with(3, &setup, |_| format!("{GROUP}multicast-mbit = 240\n"));
+        let tap = Tap::open(&fleet.networks, 2, GROUP_ADDRESS).expect("a socket that hears the group");
+        let to = ["--count", "2", "--node", "n2", "--node", "n3", "--way", "multicast", "--verify"];
+        let end = create(&fleet, &to);
+        assert_eq!(end.code, 0, "{} {}", end.answer, end.said);
+        assert_eq!(end.answer["distribution"]["way"], "multicast", "{}", end.answer);
+        for node in ["n2", "n3"] {
+            assert!(host(&end.answer, node)["multicast_bytes"].as_u64() > Some(0), "{}", end.answer);
+        }
+        fleet.sound(&end.answer);
+        let heard = tap.heard();
+        fleet.clean();
+        assert!(heard.len() > 1 << 20, "{} bytes were heard", heard.len());
+        #[allow(clippy::cast_precision_loss)]
+        let part = heard.iter().filter(|byte| **byte == 0).count() as f64 / heard.len() as f64;
+        part
+    };
+    // Guest memory has many zero bytes, encrypted memory one in 256.
+    let (clear, encrypted) = (zeros_of(false), zeros_of(true));
+    eprintln!("zero bytes among what was heard: {clear:.3} without TLS, {encrypted:.4} with it");
+    assert!(clear > 0.05, "{clear}: the test would not notice memory in clear");
+    assert!(encrypted < 0.01, "{encrypted}");
 }
 
 #[test]

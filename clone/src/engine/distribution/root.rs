@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::check::GuestRam;
 use crate::template::Template;
-use vmove_fabric::{Fabric, FabricKind, Group, GroupAddress, Multicast, PeerAddress, Region, Session};
+use vmove_fabric::{Fabric, FabricKind, Group, GroupAddress, Multicast, PeerAddress, Region};
 use vmove_spread::plan::{Leaf, Network, Way};
 use vmove_spread::{HostId, Root, RootOptions};
 use vmove_types::fork_report::{Distribution, Multicast as MulticastReport, WayEstimate};
@@ -190,7 +190,7 @@ fn group(
 ) -> Result<Option<Datagrams>, DistributionError> {
     let kind = fabric.kind();
     let (Ok(address), Ok(multicast)) = (peers.group(), peers.multicast(kind)) else { return Ok(None) };
-    let session = Session::draw()?;
+    let session = peers.draw_session()?;
     let address = match kind {
         FabricKind::Verbs => GroupAddress::Rdma(*address.ip()),
         _ => GroupAddress::Udp(address),

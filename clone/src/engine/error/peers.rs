@@ -12,9 +12,11 @@ pub enum PeersError {
     /// The configuration allows no multicast.
     #[error("{0} does not allow it: set multicast-group in [fork]")]
     NoGroup(String),
-    /// Datagrams would be the only thing that is not encrypted.
-    #[error("datagrams are not encrypted, and this node protects its connections by TLS: use another --way")]
-    Tls,
+    /// RDMA sends datagrams straight out of memory, so they would be the only thing that is not encrypted.
+    #[error(
+        "RDMA multicast is not encrypted, and this node protects its connections by TLS: datagrams go by UDP, beside fabric tcp"
+    )]
+    RdmaInClear,
     /// No RDMA device (any more).
     #[error("RDMA cannot be used (any more)")]
     NoRdma,

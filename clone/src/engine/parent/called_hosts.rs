@@ -216,7 +216,7 @@ impl ForkEngine {
 
     fn orders(&self, fork: &Fork, outline: &Outline, division: &Division) -> Vec<Order> {
         let (name, request) = (fork.parent.as_str(), &fork.request);
-        let (mut next, offers) = (self.first_index(name, division.here), self.peers.offers());
+        let (mut next, offers) = (self.first_index(name, division.here), self.peers.offers_for(request.way));
         let order = |(host, count): &(String, usize)| {
             let numbers = self.numbers(name, host, *count, &mut next);
             Order {

@@ -124,6 +124,9 @@ impl VerbsMulticast {
                 what: "multicast to an address that is not of a group (224.0.0.0/4),",
             });
         }
+        if group.session.is_sealed() {
+            return Err(FabricError::Unsupported { what: "RDMA multicast of encrypted datagrams" });
+        }
         let interface = self.interface()?;
         let choice = &self.shared.choice;
         let joined = match Member::join(&choice.device, choice.port, interface, address) {
@@ -208,13 +211,14 @@ mod tests {
 
     #[test]
     fn sessions_have_keys_of_their_own_that_anybody_may_use() {
-        let keys: HashSet<u32> = (0..1000).map(|tag| queue_key(&Session { tag, seed: 7 })).collect();
+        let keys: HashSet<u32> =
+            (0..1000).map(|tag| queue_key(&Session { tag, seed: 7, key: None })).collect();
         assert!(keys.len() > 995, "{} of 1000 differ", keys.len());
         assert!(
             keys.iter().all(|key| key >> 31 == 0),
             "the highest bit would ask for the queue pair's own key"
         );
-        let session = |seed| Session { tag: 5, seed };
+        let session = |seed| Session { tag: 5, seed, key: None };
         assert_ne!(
             queue_key(&session(1)),
             queue_key(&session(2)),
