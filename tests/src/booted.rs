@@ -40,7 +40,18 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// # Errors
 /// When it does not start or does not get to work.
 pub fn run(node: &Node, name: &str, memory: &str, guest: &Guest) -> Result<Vm> {
-    let Some(booted) = Booted::of(guest, memory)? else { return node.run_guest(name, memory, guest) };
+    let named = std::env::var_os(FOLDER).filter(|folder| !folder.is_empty());
+    run_from(named.as_deref().map(Path::new), node, name, memory, guest)
+}
+
+/// As [`run`], with the folder of guests that have booted.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_from(folder: Option<&Path>, node: &Node, name: &str, memory: &str, guest: &Guest) -> Result<Vm> {
+    let Some(booted) = Booted::of(folder, guest, memory)? else {
+        return node.run_guest(name, memory, guest);
+    };
     if let Some(image) = &guest.disk {
         std::fs::copy(booted.folder.join(DISK), image).context("the guest's disk cannot be copied")?;
     }
@@ -65,11 +76,9 @@ impl Booted {
     ///
     /// # Errors
     /// When it does not boot, or cannot be saved.
-    fn of(guest: &Guest, memory: &str) -> Result<Option<Self>> {
+    fn of(folder: Option<&Path>, guest: &Guest, memory: &str) -> Result<Option<Self>> {
         let plain = guest.disk.is_some() || guest.extra.is_empty() && guest.modules.is_empty();
-        let named = std::env::var_os(FOLDER).filter(|folder| !folder.is_empty());
-        let Some(all) = named.filter(|_| plain && guest.used_mib == 0 && memory == "thp").map(PathBuf::from)
-        else {
+        let Some(all) = folder.filter(|_| plain && guest.used_mib == 0 && memory == "thp") else {
             return Ok(None);
         };
         // Another program may be one that a test has made, or another one for everybody who looks for it.
@@ -77,7 +86,7 @@ impl Booted {
         if !known.into_iter().flatten().any(|program| program == guest.qemu) {
             return Ok(None);
         }
-        std::fs::create_dir_all(&all)?;
+        std::fs::create_dir_all(all)?;
         let folder = all.join(key(guest)?);
         let lock = File::create(folder.with_extension("lock"))?;
         let _lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, error)| error)?;

@@ -281,8 +281,8 @@ impl Node {
         last_json(&output.stdout).with_context(|| format!("vmove {} answered no JSON", arguments.join(" ")))
     }
 
-    /// Sends an HTTP request to the daemon's control socket and returns status and answer. If `body` is null, no body is sent. There is
-    /// no timeout.
+    /// Sends an HTTP request to the daemon's control socket and returns status and answer. If `body` is null, no body is sent. An answer
+    /// may take two minutes.
     ///
     /// # Errors
     /// When the daemon cannot be reached, or its answer is not JSON.
@@ -305,6 +305,7 @@ impl Node {
 
     fn exchange(&self, method: &str, path: &str, body: &Value) -> Result<(u16, String)> {
         let mut stream = UnixStream::connect(self.control())?;
+        stream.set_read_timeout(Some(Duration::from_secs(120)))?;
         let body = if body.is_null() { String::new() } else { body.to_string() };
         // Head and body in one write: the daemon may answer and close before it reads a body that it does not need.
         let asked = format!(

@@ -1,7 +1,7 @@
 //! Forks seen from outside: `vfork` run as a user does it, and guests whose memory is in no file.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -68,9 +68,28 @@ impl Parent {
     /// When it is not.
     pub fn start(node: &Node, name: &str, memory: &str, guest: Guest) -> Result<Self> {
         let vm = booted::run(node, name, memory, &guest)?;
+        Self::at_work(name, guest, &vm)
+    }
+
+    /// As [`Parent::start`], with the folder of guests that have booted; its memory is `thp`.
+    ///
+    /// # Errors
+    /// As [`Parent::start`].
+    pub fn start_from(folder: &Path, node: &Node, name: &str, guest: Guest) -> Result<Self> {
+        let vm = booted::run_from(Some(folder), node, name, "thp", &guest)?;
+        Self::at_work(name, guest, &vm)
+    }
+
+    fn at_work(name: &str, guest: Guest, vm: &Vm) -> Result<Self> {
         ensure!(vm.ram.len() == 1, "expected one RAM file, found {:?}", vm.ram);
         let offset = vm.beacon()?.offset();
         Ok(Self { name: name.to_owned(), guest, offset })
+    }
+
+    /// Bytes from the start of its RAM to its beacon.
+    #[must_use]
+    pub const fn offset(&self) -> u64 {
+        self.offset
     }
 
     /// The beacon in the memory of a VM that came from this guest, or of the guest itself, wherever that memory is.

@@ -14,6 +14,7 @@
 
 pub mod beacon;
 pub mod bench;
+pub mod blows;
 pub mod booted;
 pub mod bridge;
 pub mod daemon;

@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -48,6 +48,8 @@ struct Shared {
     target: SocketAddr,
     stop: AtomicBool,
     refuse: AtomicBool,
+    /// Protocol version that greetings and answers are made to name; 0: their own.
+    version: AtomicU16,
     connections: AtomicU64,
     forth: AtomicU64,
     back: AtomicU64,
@@ -74,6 +76,7 @@ impl Proxy {
             target,
             stop: AtomicBool::new(false),
             refuse: AtomicBool::new(false),
+            version: AtomicU16::new(0),
             connections: AtomicU64::new(0),
             forth: AtomicU64::new(0),
             back: AtomicU64::new(0),
@@ -96,6 +99,11 @@ impl Proxy {
         lock(&self.shared.rules).push(rule);
     }
 
+    /// As [`Proxy::add`], in place of all other rules.
+    pub fn replace(&self, rules: Vec<Rule>) {
+        *lock(&self.shared.rules) = rules;
+    }
+
     /// Removes all rules. Stalled connections continue.
     pub fn heal(&self) {
         lock(&self.shared.rules).clear();
@@ -112,6 +120,12 @@ impl Proxy {
     /// Closes new connections at once, until [`Proxy::heal`]. Together with [`Proxy::cut_all`], this simulates a lost peer.
     pub fn refuse(&self) {
         self.shared.refuse.store(true, Ordering::SeqCst);
+    }
+
+    /// From now on, new connections name this protocol version in greeting and answer, or their own again: each side takes the other
+    /// for a daemon of that version. See "Greeting" in docs/protocol.md.
+    pub fn name_version(&self, version: Option<u16>) {
+        self.shared.version.store(version.unwrap_or(0), Ordering::SeqCst);
     }
 
     /// Connections accepted so far.
@@ -205,9 +219,23 @@ fn forward(client: TcpStream, number: u64, shared: &Arc<Shared>) -> Result<()> {
     Ok(())
 }
 
+/// Where a greeting and its answer name the protocol version.
+const VERSION_AT: u64 = 8;
+
+/// Changes the version in bytes that begin at `at` of a connection, as far as they contain it.
+fn put_version(bytes: &mut [u8], at: u64, version: u16) {
+    for (place, byte) in (VERSION_AT..).zip(version.to_le_bytes()) {
+        let offset = place.checked_sub(at).and_then(|offset| usize::try_from(offset).ok());
+        if let Some(found) = offset.and_then(|offset| bytes.get_mut(offset)) {
+            *found = byte;
+        }
+    }
+}
+
 fn copy(mut from: TcpStream, mut to: TcpStream, number: u64, direction: Direction, shared: &Shared) {
     let mut buffer = vec![0; 256 << 10];
     let mut passed = 0;
+    let version = Some(shared.version.load(Ordering::SeqCst)).filter(|version| *version != 0);
     loop {
         let (fault, next) = shared.fault(number, direction, passed);
         let mut room = next.map_or(buffer.len(), |next| usize::try_from(next - passed).unwrap_or(usize::MAX));
@@ -253,6 +281,9 @@ fn copy(mut from: TcpStream, mut to: TcpStream, number: u64, direction: Directio
         };
         if let Some(Fault::Delay(delay)) = fault {
             std::thread::sleep(delay);
+        }
+        if let Some(version) = version {
+            put_version(&mut buffer[..read], passed, version);
         }
         passed += read as u64;
         // Counted before they are forwarded, so that a byte that was received is always counted.
@@ -346,6 +377,20 @@ mod tests {
         there_and_back(&mut stream, 300 << 10).expect("an echo");
         let took = began.elapsed();
         assert!(took > Duration::from_millis(200) && took < Duration::from_secs(4), "{took:?}");
+    }
+
+    #[test]
+    fn a_version_is_named_wherever_the_pieces_end() {
+        let (proxy, mut stream) = echo();
+        there_and_back(&mut stream, 20).expect("an echo");
+        proxy.name_version(Some(0x0201));
+        let mut stream = TcpStream::connect(proxy.address()).expect("connects");
+        let mut back = [0; 12];
+        for (sent, received) in [(9, 9), (3, 12)] {
+            stream.write_all(&vec![7; sent]).expect("it takes them");
+            stream.read_exact(&mut back[received - sent..received]).expect("an echo");
+        }
+        assert_eq!(back, [7, 7, 7, 7, 7, 7, 7, 7, 1, 2, 7, 7]);
     }
 
     #[test]

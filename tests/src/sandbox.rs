@@ -90,6 +90,20 @@ impl Sandbox {
         self.mount(name, "hugetlbfs", "pagesize=2M")
     }
 
+    /// Mounts a tmpfs of so many bytes, which can be filled.
+    ///
+    /// # Errors
+    /// When mounting is not permitted.
+    pub fn mount_small(&self, name: &str, bytes: u64) -> Result<PathBuf> {
+        self.mount(name, "tmpfs", &format!("mode=0700,size={bytes}"))
+    }
+
+    /// Mount points below the folder, the innermost first.
+    #[must_use]
+    pub fn mounts(&self) -> Vec<PathBuf> {
+        mounts_below(&self.path)
+    }
+
     fn mount(&self, name: &str, kind: &str, options: &str) -> Result<PathBuf> {
         let path = self.folder(name)?;
         mount(Some(kind), &path, Some(kind), MsFlags::empty(), Some(options))

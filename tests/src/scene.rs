@@ -370,29 +370,12 @@ impl Scene {
         }
     }
 
-    /// Waits until `node` has nothing of the guest: no QEMU, no memory, no page map, no record.
+    /// As [`gone_from`].
     ///
     /// # Errors
     /// When something is left.
     pub fn gone_from(&self, node: &Node) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        loop {
-            let qemu = qemu_in(node.folder());
-            let ram = beacon::ram_files(&node.memory());
-            let maps = page_maps(node.folder());
-            let vms = node.vms()?;
-            if qemu.is_none() && ram.is_empty() && maps.is_empty() && vms.is_empty() {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                bail!(
-                    "left at node {}: QEMU {qemu:?}, memory {ram:?}, page maps {maps:?}, VMs {vms:?}\n{}",
-                    node.name(),
-                    node.log()
-                );
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        gone_from(node)
     }
 
     /// Checks the state after a migration that failed: the guest works at `a`, `b` has nothing of it, and no migration is
@@ -444,6 +427,31 @@ impl Scene {
     }
 }
 
+/// Waits until `node` has nothing of any guest: no QEMU, no memory, no page map, no record.
+///
+/// # Errors
+/// When something is left.
+pub fn gone_from(node: &Node) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let qemu = qemu_in(node.folder());
+        let ram = beacon::ram_files(&node.memory());
+        let maps = page_maps(node.folder());
+        let vms = node.vms()?;
+        if qemu.is_none() && ram.is_empty() && maps.is_empty() && vms.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            bail!(
+                "left at node {}: QEMU {qemu:?}, memory {ram:?}, page maps {maps:?}, VMs {vms:?}\n{}",
+                node.name(),
+                node.log()
+            );
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// A rule for the device state of the migration whose connections begin at `first`.
 #[must_use]
 pub const fn device_state(first: u64, fault: Fault) -> Rule {
@@ -484,7 +492,8 @@ pub fn vmove(node: &Node, arguments: &[&str]) -> Result<End> {
 }
 
 /// Page maps below `folder`.
-fn page_maps(folder: &Path) -> Vec<PathBuf> {
+#[must_use]
+pub fn page_maps(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {

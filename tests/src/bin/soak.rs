@@ -1,5 +1,6 @@
 //! `./run soak`: a guest under load moves to and fro between two daemons for as long as asked, in changing modes. Ends
-//! at the first error that the guest finds, or the first move that fails.
+//! at the first error that the guest finds, or the first move that fails. With `--blows`, what takes part is killed, frozen, cut off and
+//! filled meanwhile.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use vmove_guest::config::{Config, Rate};
+use vmove_tests::blows::{self, BEYOND_TIMEOUTS, Plan, deck};
 use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::guest::{Guest, failures};
 use vmove_tests::sandbox::Sandbox;
@@ -14,13 +16,43 @@ use vmove_tests::{interrupt, places};
 
 const NAME: &str = "soak";
 
-/// Moves a guest under load to and fro.
+const EXAMPLES: &str = "Examples:
+  ./run soak 30                              under load for 30 minutes; nothing is killed
+  ./run soak --blows --minutes 20            kills, freezes, cuts and fills for 20 minutes, by a seed that it prints
+  ./run soak --blows --seed 7 --moves 12     twelve steps, which the seed 7 chooses
+  ./run soak --blows --seed 7 --step 4       step 4 of these again, on a guest of its own
+  ./run soak --blows --only fetch --only kill --moves 10
+                                             only what is killed while pages are fetched
+  ./run soak --blows --minutes 60 --json >soak.json";
+
+/// Moves a guest to and fro: under load, or with blows at random moments.
 #[derive(Debug, Parser)]
-#[command(name = "./run soak")]
+#[command(name = "./run soak", after_help = EXAMPLES)]
 struct Args {
     /// For how long
     #[arg(default_value_t = 10)]
     minutes: u64,
+    /// Kill, freeze, cut off and fill what takes part, at random moments; with a small guest, which the options of memory and load do not change
+    #[arg(long)]
+    blows: bool,
+    /// Decides what each step does; default: another one each time
+    #[arg(long, requires = "blows")]
+    seed: Option<u64>,
+    /// Ends with the step that is under way after so many minutes
+    #[arg(long = "minutes", value_name = "MINUTES", requires = "blows", conflicts_with_all = ["moves", "step"])]
+    minutes_of_blows: Option<u64>,
+    /// Ends after so many steps
+    #[arg(long, value_name = "STEPS", requires = "blows", conflicts_with = "step")]
+    moves: Option<u64>,
+    /// Takes only the step of this number
+    #[arg(long, requires = "seed")]
+    step: Option<u64>,
+    /// Only steps of this moment, victim or blow; several words must all be in a step (see docs/testing.md)
+    #[arg(long, value_name = "WORD", requires = "blows")]
+    only: Vec<String>,
+    /// Print the report as one JSON object; steps are told on stderr
+    #[arg(long, requires = "blows")]
+    json: bool,
     /// Guest memory in MiB
     #[arg(long, default_value_t = 1024)]
     memory_mib: u32,
@@ -48,6 +80,9 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    if args.blows {
+        return strike(&args, &mut sandbox);
+    }
     let mut moves = 0;
     let result = soak(&args, &sandbox, &mut moves);
     match result {
@@ -59,6 +94,42 @@ fn main() -> ExitCode {
             sandbox.keep();
             eprintln!("soak: {error:#}\nlogs are in {}", sandbox.path().display());
             println!("{moves} passed, 1 failed");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn strike(args: &Args, sandbox: &mut Sandbox) -> ExitCode {
+    let from_the_clock = || {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        now.map_or(0, |now| u64::from(now.subsec_nanos()))
+    };
+    let plan = Plan {
+        seed: args.seed.unwrap_or_else(from_the_clock),
+        first: args.step.unwrap_or(0),
+        steps: args.step.map(|_| 1).or(args.moves),
+        time: match (args.step, args.moves, args.minutes_of_blows) {
+            (None, None, minutes) => Some(Duration::from_secs(minutes.unwrap_or(args.minutes) * 60)),
+            _ => None,
+        },
+        deck: deck::of_words(&args.only),
+        options: args.only.iter().map(|word| format!(" --only {word}")).collect(),
+        lengths: BEYOND_TIMEOUTS,
+    };
+    let say = |line: &str| if args.json { eprintln!("{line}") } else { println!("{line}") };
+    say(&format!("seed {}", plan.seed));
+    match blows::soak(&plan, &sandbox.path().join("booted"), say) {
+        Ok(tally) => {
+            if args.json {
+                println!("{:#}", tally.json(plan.seed));
+            } else {
+                println!("\nseed {}\n{}", plan.seed, tally.table());
+            }
+            if tally.is_harmless() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(error) => {
+            sandbox.keep();
+            eprintln!("soak: {error:#}");
             ExitCode::FAILURE
         }
     }

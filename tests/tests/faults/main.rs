@@ -1,5 +1,6 @@
 //! Faults while a guest moves: bad input, lost connections, killed daemons and QEMUs.
 
+mod blows;
 mod crashes;
 mod errors;
 mod lost_for_good;
