@@ -4,3 +4,4 @@ mod blows;
 mod crashes;
 mod errors;
 mod lost_for_good;
+mod versions;
