@@ -70,6 +70,7 @@ pub fn at_rest(field: &mut Field, at: usize) -> Result<()> {
                 left.push(format!("QEMUs {qemus:?} at {}", node.name()));
             }
             left.extend(remnants(node));
+            left.extend(at_work(node));
             left.extend(qemus.into_iter().filter_map(registered));
         }
         left
@@ -95,6 +96,15 @@ fn targets(pid: i32) -> String {
         .filter_map(|entry| Some(std::fs::read_link(entry.path()).ok()?.display().to_string()))
         .collect();
     all.join(" ")
+}
+
+/// Migrations that a daemon takes for running.
+fn at_work(node: &Node) -> Option<String> {
+    match node.ask(&["status"]) {
+        Ok(status) if status["migrations"].as_array().is_some_and(Vec::is_empty) => None,
+        Ok(status) => Some(format!("at work at {}: {}", node.name(), status["migrations"])),
+        Err(error) => Some(format!("{error:#}")),
+    }
 }
 
 /// Page maps, journals of forks, and templates.

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::deck::{Card, Moment};
 use super::field::Field;
+use super::harm::{Harm, Kind};
 use super::patience::Patience;
 use crate::daemon::Node;
 use crate::proxy::{Direction, Fault, Rule};
@@ -37,7 +38,7 @@ pub fn states(field: &Field, id: &str) -> (String, String) {
 /// Starts a migration and brings it to the card's moment. Returns its id, and whether it got there: it may have ended before.
 ///
 /// # Errors
-/// When the daemon does not accept the request.
+/// When the daemon does not accept the request. [`Kind::Stuck`] if the migration is refused.
 pub fn bring(field: &Field, card: &Card) -> Result<(String, bool)> {
     let link = field.link();
     let first = link.connections();
@@ -89,6 +90,13 @@ pub fn bring(field: &Field, card: &Card) -> Result<(String, bool)> {
         }
         Moment::Idle | Moment::Fork | Moment::Promote => false,
     };
+    if !reached {
+        let (_, status) = field.source().rest("GET", &format!("/v1/migrations/{id}"), &Value::Null)?;
+        if status["outcome"]["state"] == "refused" {
+            let text = format!("refused with nothing in the way: {}", status["outcome"]["blockers"]);
+            return Err(Harm::of(Kind::Stuck, text));
+        }
+    }
     std::thread::sleep(card.delay);
     Ok((id, reached))
 }
