@@ -1,37 +1,72 @@
 //! The durable memory of a session: one line of JSON for each step, appended before the step is taken.
 //!
 //! One `write(2)` a line; no `fsync`, since what the lines protect (the guest's memory) does not outlive the kernel either. A line
-//! cut short by a kill is ignored: the step it spoke of was not taken. A line cut short by a full disk is cut off again, before the
-//! next one would be appended to it.
+//! cut short by a kill is ignored: the step it spoke of was not taken. A line cut short by a full or failing disk is cut off again,
+//! before the next one would be appended to it.
+//!
+//! Most steps must not be taken without their line: [`Journal::update`]. A few are safe without, because whoever reads the older line
+//! comes to the same end. They do not wait for space: [`Journal::update_owing`], and [`Journal::write_owed`] until it succeeds.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+/// What a journal needs of its file.
+pub trait JournalFile: Write {
+    /// Cuts it to so many bytes.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    fn cut(&mut self, bytes: u64) -> io::Result<()>;
+
+    /// Its length in bytes.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    fn bytes(&self) -> io::Result<u64>;
+}
+
+impl JournalFile for File {
+    fn cut(&mut self, bytes: u64) -> io::Result<()> {
+        self.set_len(bytes)
+    }
+
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+}
+
 /// An open journal.
 #[derive(Debug)]
-pub struct Journal<R> {
+pub struct Journal<R, F = File> {
     path: PathBuf,
-    file: File,
+    file: F,
     record: R,
     /// Bytes of whole lines.
     whole: u64,
     /// There may be a part of a line after them.
     torn: bool,
+    /// What is after them may even be a whole line, whose step was not taken.
+    unsure: bool,
+    /// The record is newer than the last line.
+    owed: bool,
 }
 
 impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
-    /// Begins a journal with its first record.
+    /// Begins a journal with its first record. If that cannot be written, no file is left.
     ///
     /// # Errors
     /// The kernel's answer, for instance that there is one already.
     pub fn create(path: &Path, record: R) -> io::Result<Self> {
         let file = OpenOptions::new().create_new(true).append(true).open(path)?;
-        let mut journal = Self { path: path.to_owned(), file, record, whole: 0, torn: false };
-        journal.append()?;
+        let mut journal = Self::on(path, file, record, 0);
+        if let Err(error) = journal.append() {
+            let _ = std::fs::remove_file(path);
+            return Err(error);
+        }
         Ok(journal)
     }
 
@@ -40,12 +75,22 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
     /// # Errors
     /// The kernel's answer; `InvalidData` if no line can be read.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let (record, whole) = last_record(path)?;
+        let (record, whole) = last_record(path)?.ok_or_else(|| no_record(path))?;
         let file = OpenOptions::new().append(true).open(path)?;
         // A torn line must not run into the next one.
-        let whole = whole as u64;
         file.set_len(whole)?;
-        Ok(Self { path: path.to_owned(), file, record, whole, torn: false })
+        Ok(Self::on(path, file, record, whole))
+    }
+
+    /// As [`Journal::open`]; nothing if there is no file, or no whole line in it: then the first step was not taken.
+    ///
+    /// # Errors
+    /// As [`Journal::open`].
+    pub fn open_begun(path: &Path) -> io::Result<Option<Self>> {
+        Ok(match Self::read_begun(path)? {
+            Some(_) => Some(Self::open(path)?),
+            None => None,
+        })
     }
 
     /// The newest record of a journal that somebody else may be writing: unlike [`Journal::open`] it changes nothing.
@@ -53,7 +98,32 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
     /// # Errors
     /// As [`Journal::open`].
     pub fn read(path: &Path) -> io::Result<R> {
-        last_record(path).map(|(record, _)| record)
+        last_record(path)?.map(|(record, _)| record).ok_or_else(|| no_record(path))
+    }
+
+    /// As [`Journal::read`]; nothing if there is no file, or no whole line in it: then the first step was not taken.
+    ///
+    /// # Errors
+    /// As [`Journal::open`].
+    pub fn read_begun(path: &Path) -> io::Result<Option<R>> {
+        match last_record(path) {
+            Ok(found) => Ok(found.map(|(record, _)| record)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The newest line that can be read, though newer ones cannot: it tells what the journal is about, and not where it stands.
+    #[must_use]
+    pub fn read_older(path: &Path) -> Option<R> {
+        let bytes = std::fs::read(path).ok()?;
+        bytes.split(|b| *b == b'\n').rev().find_map(|line| serde_json::from_slice(line).ok())
+    }
+}
+
+impl<R: Serialize + DeserializeOwned + Clone, F: JournalFile> Journal<R, F> {
+    fn on(path: &Path, file: F, record: R, whole: u64) -> Self {
+        Self { path: path.to_owned(), file, record, whole, torn: false, unsure: false, owed: false }
     }
 
     /// The newest record.
@@ -76,32 +146,80 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
         self.append().inspect_err(|_| self.record = before)
     }
 
+    /// Changes the record for a step that is safe without its line. On an error the record is changed nevertheless, and the line is owed.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn update_owing(&mut self, change: impl FnOnce(&mut R)) -> io::Result<()> {
+        change(&mut self.record);
+        self.owed = true;
+        self.append()
+    }
+
+    /// Whether the record is newer than the last line.
+    pub const fn is_owed(&self) -> bool {
+        self.owed
+    }
+
+    /// Writes the line that is owed, if one is.
+    ///
+    /// # Errors
+    /// The kernel's answer; it is still owed.
+    pub fn write_owed(&mut self) -> io::Result<()> {
+        if self.owed { self.append() } else { Ok(()) }
+    }
+
+    /// After an error: whether the file may hold the line all the same, so that a later process of the daemon would believe it.
+    pub const fn is_unsure(&self) -> bool {
+        self.unsure
+    }
+
+    /// Cuts off what an error has left after the last whole line.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn cut_back(&mut self) -> io::Result<()> {
+        if self.torn {
+            self.file.cut(self.whole)?;
+            (self.torn, self.unsure) = (false, false);
+        }
+        Ok(())
+    }
+
     fn append(&mut self) -> io::Result<()> {
         let mut line = serde_json::to_vec(&self.record).map_err(io::Error::other)?;
         line.push(b'\n');
-        if self.torn {
-            self.file.set_len(self.whole)?;
-            self.torn = false;
-        }
+        self.cut_back()?;
         if let Err(error) = self.file.write_all(&line) {
+            self.torn = true;
             // Tried again before the next line, if this fails too.
-            self.torn = self.file.set_len(self.whole).is_err();
+            if self.cut_back().is_err() {
+                let end = self.whole + line.len() as u64;
+                self.unsure = self.file.bytes().map_or(true, |bytes| bytes >= end);
+            }
             return Err(error);
         }
         self.whole += line.len() as u64;
+        self.owed = false;
         Ok(())
     }
 }
 
-/// The last whole line, and the length up to its end in bytes.
-fn last_record<R: DeserializeOwned>(path: &Path) -> io::Result<(R, usize)> {
+/// The last whole line, and the length up to its end in bytes; nothing if there is no whole line.
+fn last_record<R: DeserializeOwned>(path: &Path) -> io::Result<Option<(R, u64)>> {
     let bytes = std::fs::read(path)?;
     let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |end| end + 1);
-    let last = bytes[..whole].split(|b| *b == b'\n').rfind(|line| !line.is_empty());
-    let record = last.and_then(|line| serde_json::from_slice(line).ok()).ok_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidData, format!("{} holds no readable record", path.display()))
-    })?;
-    Ok((record, whole))
+    let Some(last) = bytes[..whole].split(|b| *b == b'\n').rfind(|line| !line.is_empty()) else {
+        return Ok(None);
+    };
+    match serde_json::from_slice(last) {
+        Ok(record) => Ok(Some((record, whole as u64))),
+        Err(_) => Err(no_record(path)),
+    }
+}
+
+fn no_record(path: &Path) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{} holds no readable record", path.display()))
 }
 
 #[cfg(test)]
@@ -182,5 +300,142 @@ mod tests {
         drop(Journal::create(&path, 1u64).unwrap());
         let error = Journal::create(&path, 1u64).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+    }
+
+    /// A disk that takes so many bytes more, and may fail to cut.
+    #[derive(Debug, Default)]
+    struct FailingDisk {
+        bytes: Vec<u8>,
+        room: usize,
+        error: Option<rustix::io::Errno>,
+        cuts_fail: bool,
+        /// It fails after it has taken everything.
+        late: bool,
+    }
+
+    impl Write for FailingDisk {
+        fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+            let takes = from.len().min(self.room);
+            if self.late {
+                self.bytes.extend_from_slice(from);
+                return Err(rustix::io::Errno::IO.into());
+            }
+            if takes == 0 {
+                return Err(self.error.expect("there is room").into());
+            }
+            self.bytes.extend_from_slice(&from[..takes]);
+            self.room -= takes;
+            Ok(takes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl JournalFile for FailingDisk {
+        fn cut(&mut self, bytes: u64) -> io::Result<()> {
+            if self.cuts_fail {
+                return Err(rustix::io::Errno::IO.into());
+            }
+            self.bytes.truncate(usize::try_from(bytes).unwrap());
+            Ok(())
+        }
+
+        fn bytes(&self) -> io::Result<u64> {
+            Ok(self.bytes.len() as u64)
+        }
+    }
+
+    fn on_failing_disk() -> Journal<u64, FailingDisk> {
+        Journal::on(Path::new("j"), FailingDisk { room: 1 << 10, ..FailingDisk::default() }, 0, 0)
+    }
+
+    /// Whatever fails, at whichever byte, and whether it can be cut back at once: no part of a line stays before the next one.
+    #[test]
+    fn no_part_of_a_line_stays_whatever_fails() {
+        for error in [rustix::io::Errno::NOSPC, rustix::io::Errno::IO, rustix::io::Errno::DQUOT] {
+            for (room, cuts_fail) in (0..8).flat_map(|room| [(room, false), (room, true)]) {
+                let mut journal = on_failing_disk();
+                journal.update(|r| *r = 1).unwrap();
+                journal.file.error = Some(error);
+                (journal.file.room, journal.file.cuts_fail) = (room, cuts_fail);
+                let found = journal.update(|r| *r = 1_234_567).unwrap_err();
+                assert_eq!(found.raw_os_error(), Some(error.raw_os_error()));
+                assert_eq!(
+                    (*journal.record(), journal.is_unsure()),
+                    (1, false),
+                    "{error} after {room} bytes"
+                );
+                if cuts_fail && room > 0 {
+                    journal.file.room = 1 << 10;
+                    journal.update(|r| *r = 2).expect_err("it would run into the part of a line");
+                }
+                (journal.file.room, journal.file.cuts_fail) = (1 << 10, false);
+                journal.update(|r| *r = 2).unwrap();
+                assert_eq!(journal.file.bytes, b"1\n2\n", "{error} after {room} bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn a_line_that_may_be_there_all_the_same_is_told_and_cut() {
+        let mut journal = on_failing_disk();
+        journal.update(|r| *r = 1).unwrap();
+        (journal.file.late, journal.file.cuts_fail) = (true, true);
+        journal.update(|r| *r = 2).unwrap_err();
+        assert!(journal.is_unsure(), "{:?}", journal.file);
+        journal.cut_back().unwrap_err();
+        assert!(journal.is_unsure());
+        journal.file.cuts_fail = false;
+        journal.cut_back().unwrap();
+        assert!(!journal.is_unsure());
+        assert_eq!(journal.file.bytes, b"1\n");
+    }
+
+    #[test]
+    fn a_line_that_is_owed_is_written_when_there_is_room() {
+        let mut journal = on_failing_disk();
+        journal.update(|r| *r = 1).unwrap();
+        (journal.file.room, journal.file.error) = (1, Some(rustix::io::Errno::NOSPC));
+        journal.update_owing(|r| *r = 22).unwrap_err();
+        assert_eq!((*journal.record(), journal.is_owed()), (22, true));
+        journal.update(|r| *r = 333).unwrap_err();
+        assert_eq!((*journal.record(), journal.is_owed()), (22, true), "what is owed is not forgotten");
+        journal.write_owed().unwrap_err();
+        journal.file.room = 1 << 10;
+        journal.write_owed().unwrap();
+        assert!(!journal.is_owed());
+        journal.write_owed().unwrap();
+        assert_eq!(journal.file.bytes, b"1\n22\n");
+    }
+
+    #[test]
+    fn a_journal_that_cannot_be_begun_leaves_no_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = vmove_skip::need!(SmallDisk::mount(dir.path(), 16 << 10));
+        let path = disk.0.join("j");
+        let error = Journal::create(&path, "x".repeat(20 << 10)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert!(!path.exists());
+        Journal::create(&path, "x".to_owned()).unwrap();
+    }
+
+    #[test]
+    fn a_journal_that_never_began_is_told_from_one_that_is_damaged() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("j");
+        assert_eq!(Journal::<u64>::read_begun(&path).unwrap(), None, "there is none");
+        for never in ["", "12"] {
+            std::fs::write(&path, never).unwrap();
+            assert_eq!(Journal::<u64>::read_begun(&path).unwrap(), None, "{never:?}");
+            assert!(Journal::<u64>::open_begun(&path).unwrap().is_none());
+        }
+        std::fs::write(&path, "1\n22\n{damaged\n").unwrap();
+        let error = Journal::<u64>::open_begun(&path).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+        assert_eq!(Journal::<u64>::read_older(&path), Some(22));
+        std::fs::write(&path, "1\n22\n").unwrap();
+        assert_eq!(*Journal::<u64>::open_begun(&path).unwrap().unwrap().record(), 22);
     }
 }
