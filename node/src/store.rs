@@ -1,11 +1,12 @@
 //! The VMs of this node, as kept in the state directory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::SystemTime;
 
-use crate::files::write_atomically;
+use crate::files::{sync_folder_of, write_durably};
 use crate::record::VmRecord;
 use vmove_types::problem::Code;
 
@@ -42,7 +43,9 @@ pub enum VmStoreError {
         source: io::Error,
     },
     /// A record is damaged.
-    #[error("{path} is not a VM record: {why}; move it away and adopt the VM again")]
+    #[error(
+        "{path} is not a VM record: {why}; put it right and start vmoved again, or move it away and adopt the VM again"
+    )]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -85,47 +88,107 @@ pub fn check_name(name: &str) -> Result<(), VmStoreError> {
     Err(VmStoreError::BadName { name: name.to_owned(), why })
 }
 
-/// The records of all VMs of a node: one JSON file each, replaced atomically, with a copy in memory.
+/// The records of all VMs of a node: one JSON file each, replaced atomically and synced to the disk, with a copy in memory.
 #[derive(Debug)]
 pub struct VmStore {
     dir: PathBuf,
-    records: Mutex<BTreeMap<String, VmRecord>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    records: BTreeMap<String, VmRecord>,
+    /// Names of the records that are newer in memory than on the disk, and what the kernel said.
+    owed: BTreeMap<String, Owed>,
+    /// Files that are no records, by the name that the VM should have.
+    damaged: BTreeMap<String, DamagedRecord>,
+}
+
+/// A record that could not be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owed {
+    /// Its file.
+    pub path: PathBuf,
+    /// The kernel's answer to the first attempt.
+    pub error: String,
+    /// When that was.
+    pub since: SystemTime,
+}
+
+/// A file among the records that is none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DamagedRecord {
+    /// The name that the VM should have.
+    pub name: String,
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+impl From<DamagedRecord> for VmStoreError {
+    fn from(DamagedRecord { path, why, .. }: DamagedRecord) -> Self {
+        Self::Damaged { path, why }
+    }
 }
 
 impl VmStore {
-    /// Opens (and makes) the folder and reads every record.
+    /// Opens (and makes) the folder and reads every record. One that cannot be read is [`damaged`](Self::damaged) and is in nobody's way.
     ///
     /// # Errors
-    /// [`VmStoreError::Io`] or [`VmStoreError::Damaged`], with the path.
+    /// [`VmStoreError::Io`], with the path.
     pub fn open(dir: &Path) -> Result<Self, VmStoreError> {
         std::fs::create_dir_all(dir).map_err(|source| io_error("create", dir, source))?;
-        let mut records = BTreeMap::new();
+        let mut state = State::default();
         let entries = std::fs::read_dir(dir).map_err(|source| io_error("list", dir, source))?;
         for entry in entries {
             let path = entry.map_err(|source| io_error("list", dir, source))?.path();
             if path.extension().is_none_or(|e| e != "json") {
                 continue;
             }
-            let text = std::fs::read(&path).map_err(|source| io_error("read", &path, source))?;
-            let record: VmRecord = serde_json::from_slice(&text)
-                .map_err(|e| VmStoreError::Damaged { path: path.clone(), why: e.to_string() })?;
-            records.insert(record.name.clone(), record);
+            match read(&path) {
+                Ok(record) => drop(state.records.insert(record.name.clone(), record)),
+                Err(damaged) => {
+                    tracing::error!(path = %path.display(), why = damaged.why, "a VM record cannot be read: nothing is done with this VM");
+                    state.damaged.insert(damaged.name.clone(), damaged);
+                }
+            }
         }
-        Ok(Self { dir: dir.to_owned(), records: Mutex::new(records) })
+        Ok(Self { dir: dir.to_owned(), state: Mutex::new(state) })
     }
 
     /// All records, by name.
     #[must_use]
     pub fn list(&self) -> Vec<VmRecord> {
-        self.lock().values().cloned().collect()
+        self.lock().records.values().cloned().collect()
+    }
+
+    /// Files that are no records, and are still there.
+    #[must_use]
+    pub fn damaged(&self) -> Vec<DamagedRecord> {
+        let mut state = self.lock();
+        state.damaged.retain(|_, damaged| damaged.path.exists());
+        state.damaged.values().cloned().collect()
+    }
+
+    /// Whether the name is taken: by a VM, or by a file that cannot be read.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        !matches!(self.get(name), Err(VmStoreError::Unknown(_)))
     }
 
     /// One record.
     ///
     /// # Errors
-    /// [`VmStoreError::Unknown`].
+    /// [`VmStoreError::Unknown`] or [`VmStoreError::Damaged`].
     pub fn get(&self, name: &str) -> Result<VmRecord, VmStoreError> {
-        self.lock().get(name).cloned().ok_or_else(|| VmStoreError::Unknown(name.to_owned()))
+        let state = self.lock();
+        match state.records.get(name) {
+            Some(record) => Ok(record.clone()),
+            None => {
+                Err(state.not_damaged(name).err().unwrap_or_else(|| VmStoreError::Unknown(name.to_owned())))
+            }
+        }
     }
 
     /// The VM of the name of `vm`, if it is neither that QEMU nor one that the session brings.
@@ -139,28 +202,66 @@ impl VmStore {
     /// Adds a VM.
     ///
     /// # Errors
-    /// [`VmStoreError::BadName`], [`VmStoreError::Exists`] or [`VmStoreError::Io`].
+    /// [`VmStoreError::BadName`], [`VmStoreError::Exists`], [`VmStoreError::Damaged`] or [`VmStoreError::Io`].
     pub fn insert(&self, record: VmRecord) -> Result<(), VmStoreError> {
         check_name(&record.name)?;
-        let mut records = self.lock();
-        if records.contains_key(&record.name) {
+        let mut state = self.lock();
+        if state.records.contains_key(&record.name) {
             return Err(VmStoreError::Exists(record.name));
         }
-        self.write(&record)?;
-        records.insert(record.name.clone(), record);
-        Ok(())
+        self.write(record, &mut state)
     }
 
     /// Replaces or adds a VM.
     ///
     /// # Errors
-    /// [`VmStoreError::BadName`] or [`VmStoreError::Io`].
+    /// [`VmStoreError::BadName`], [`VmStoreError::Damaged`] or [`VmStoreError::Io`].
     pub fn put(&self, record: VmRecord) -> Result<(), VmStoreError> {
         check_name(&record.name)?;
-        let mut records = self.lock();
-        self.write(&record)?;
-        records.insert(record.name.clone(), record);
-        Ok(())
+        self.write(record, &mut self.lock())
+    }
+
+    /// As [`VmStore::put`], for a VM that is here whether its record can be written or not: [`VmStore::write_owed`] tries again.
+    ///
+    /// # Errors
+    /// [`VmStoreError::BadName`], [`VmStoreError::Damaged`].
+    pub fn put_owing(&self, record: VmRecord) -> Result<(), VmStoreError> {
+        check_name(&record.name)?;
+        let mut state = self.lock();
+        match self.write(record.clone(), &mut state) {
+            Err(VmStoreError::Io { path, source, .. }) => {
+                let error = source.to_string();
+                if !state.owed.contains_key(&record.name) {
+                    tracing::warn!(vm = record.name, path = %path.display(), error, "cannot write a VM record; trying again");
+                }
+                let first = || Owed { path, error, since: SystemTime::now() };
+                state.owed.entry(record.name.clone()).or_insert_with(first);
+                state.records.insert(record.name.clone(), record);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// What keeps the record of this VM from the disk, if it is newer in memory.
+    #[must_use]
+    pub fn owed(&self, name: &str) -> Option<Owed> {
+        self.lock().owed.get(name).cloned()
+    }
+
+    /// Tries again to write what [`VmStore::put_owing`] could not.
+    pub fn write_owed(&self) {
+        let names: BTreeSet<String> = self.lock().owed.keys().cloned().collect();
+        for name in names {
+            let mut state = self.lock();
+            let Some(record) = state.records.get(&name).cloned() else {
+                state.owed.remove(&name);
+                continue;
+            };
+            if self.write(record, &mut state).is_ok() {
+                tracing::info!(vm = name, "a VM record that could not be written is written");
+            }
+        }
     }
 
     /// Forgets a VM; forgetting one that is not there is fine.
@@ -168,30 +269,57 @@ impl VmStore {
     /// # Errors
     /// [`VmStoreError::Io`].
     pub fn remove(&self, name: &str) -> Result<(), VmStoreError> {
-        let mut records = self.lock();
+        let mut state = self.lock();
+        state.not_damaged(name)?;
         let path = self.path(name);
-        match std::fs::remove_file(&path) {
+        match std::fs::remove_file(&path).and_then(|()| sync_folder_of(&path)) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(source) => return Err(io_error("remove", &path, source)),
         }
-        records.remove(name);
+        state.records.remove(name);
+        state.owed.remove(name);
         Ok(())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, VmRecord>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         // A panic while the lock is held leaves the map as it was on disk or one record behind: both are usable.
-        self.records.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.dir.join(format!("{name}.json"))
     }
 
-    fn write(&self, record: &VmRecord) -> Result<(), VmStoreError> {
+    fn write(&self, record: VmRecord, state: &mut State) -> Result<(), VmStoreError> {
+        state.not_damaged(&record.name)?;
         let path = self.path(&record.name);
-        write_atomically(&path, record).map_err(|source| io_error("write", &path, source))
+        write_durably(&path, &record).map_err(|source| io_error("write", &path, source))?;
+        state.owed.remove(&record.name);
+        state.records.insert(record.name.clone(), record);
+        Ok(())
     }
+}
+
+impl State {
+    /// A file that cannot be read is left as it is, until somebody has moved it away.
+    fn not_damaged(&self, name: &str) -> Result<(), VmStoreError> {
+        match self.damaged.get(name) {
+            Some(damaged) if damaged.path.exists() => Err(damaged.clone().into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<VmRecord, DamagedRecord> {
+    let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let damaged = |why: String| DamagedRecord { name: name.clone(), path: path.to_owned(), why };
+    let text = std::fs::read(path).map_err(|error| damaged(error.to_string()))?;
+    let record: VmRecord = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
+    if record.name == name {
+        return Ok(record);
+    }
+    Err(damaged(format!("it is the record of {:?}, expected {name:?}", record.name)))
 }
 
 fn io_error(action: &'static str, path: &Path, source: io::Error) -> VmStoreError {
@@ -262,10 +390,50 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_record_names_its_file() {
+    fn a_damaged_record_is_in_nobodys_way_and_is_not_written_over() {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("x.json"), "{").unwrap();
-        let text = VmStore::open(dir.path()).unwrap_err().to_string();
+        VmStore::open(dir.path()).unwrap().insert(record("a")).unwrap();
+        let path = dir.path().join("x.json");
+        std::fs::write(&path, "{").unwrap();
+        let store = VmStore::open(dir.path()).unwrap();
+        assert_eq!(store.list().len(), 1, "the others are there");
+        let text = store.get("x").unwrap_err().to_string();
         assert!(text.contains("x.json"), "{text}");
+        assert!(store.has("x") && store.has("a") && !store.has("b"));
+        assert_eq!(
+            store.damaged().first().map(|d| (d.name.clone(), d.path.clone())),
+            Some(("x".to_owned(), path.clone()))
+        );
+        for refused in [
+            store.insert(record("x")),
+            store.put(record("x")),
+            store.put_owing(record("x")),
+            store.remove("x"),
+        ] {
+            assert!(matches!(refused, Err(VmStoreError::Damaged { .. })), "{refused:?}");
+        }
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "{", "it is as it was");
+        std::fs::remove_file(&path).unwrap();
+        assert!(store.damaged().is_empty());
+        store.insert(record("x")).unwrap();
+    }
+
+    /// A folder that cannot be written to stands for a full disk: the record goes on in memory, and is written once it can be.
+    #[test]
+    fn a_record_that_cannot_be_written_is_owed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (vms, away) = (dir.path().join("vms"), dir.path().join("away"));
+        let store = VmStore::open(&vms).unwrap();
+        std::fs::rename(&vms, &away).unwrap();
+        assert!(matches!(store.put(record("a")), Err(VmStoreError::Io { .. })));
+        assert!(!store.has("a"), "what was refused is not there");
+        store.put_owing(record("a")).unwrap();
+        assert_eq!(store.owed("a").unwrap().path, vms.join("a.json"));
+        store.write_owed();
+        assert!(store.has("a") && store.owed("a").is_some());
+        std::fs::rename(&away, &vms).unwrap();
+        store.write_owed();
+        assert_eq!(store.owed("a"), None);
+        assert!(VmStore::open(&vms).unwrap().has("a"));
     }
 }

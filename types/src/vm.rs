@@ -25,7 +25,8 @@ pub struct VmSummary {
     /// Process id of QEMU.
     pub pid: i32,
     /// QEMU's own word (`running`, `paused`, `inmigrate`, ...), or `migrating` while a migration holds its monitor,
-    /// `ended` when the process is gone, `unknown` when its monitor does not answer.
+    /// `ended` when the process is gone, `unknown` when its monitor does not answer, and `unknown, see FILE` when its record cannot be
+    /// read: then `pid` and `memory_bytes` are 0, and `memory` and `adopted` mean nothing.
     pub status: String,
     /// Backing of guest memory: `thp`, `hugetlb-2m` or `hugetlb-1g`.
     pub memory: Backing,
@@ -36,7 +37,7 @@ pub struct VmSummary {
     /// The migration that holds it now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration: Option<String>,
-    /// What it waits for, if that migration has lost its peer.
+    /// What it waits for: its peer, if the migration has lost that, or a file that cannot be written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<String>,
     /// Why the daemon ended it, if it did so on its own.

@@ -21,7 +21,7 @@ pub(crate) async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
     let mut found = Vec::new();
     if let Err(e) = vmove_node::store::check_name(&prepare.vm) {
         found.push(Blocker::new(BlockerCode::Name, e.to_string()));
-    } else if node.vms.get(&prepare.vm).is_ok() {
+    } else if node.vms.has(&prepare.vm) {
         let message =
             format!("A VM named {:?} is already on {}: rename one of them", prepare.vm, node.config.node);
         found.push(Blocker::new(BlockerCode::NameTaken, message).about(&prepare.vm));

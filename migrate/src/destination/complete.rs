@@ -165,7 +165,7 @@ fn finish(session: &Session) {
     session.files.remove_tables();
     if let Some(mut vm) = session.journal.record().vm.clone() {
         vm.session = None;
-        if let Err(error) = session.node.vms.put(vm) {
+        if let Err(error) = session.node.vms.put_owing(vm) {
             tracing::warn!(error = chain(&error), "could not update the VM's record");
         }
     }

@@ -119,8 +119,8 @@ impl Owner {
             _ => None,
         };
         if let Some(vm) = vm {
-            // After the guest runs: a record on a slow disk must not lengthen the pause. The journal knows it already.
-            session.node.vms.put(vm).map_err(DestinationError::Record)?;
+            // After the guest runs: a record on a slow or full disk must not lengthen the pause, or end it. The journal knows it already.
+            session.node.vms.put_owing(vm).map_err(DestinationError::Record)?;
         }
         self.guest = Guest::Settled;
         session.publisher.enter(Phase::Fetch);

@@ -183,7 +183,7 @@ pub(crate) fn tidy(node: &Node, record: &DestinationRecord) {
     if let Ok(mut vm) = node.vms.get(&record.prepare.vm) {
         if vm.session.as_ref() == Some(&id) {
             vm.session = None;
-            if let Err(error) = node.vms.put(vm) {
+            if let Err(error) = node.vms.put_owing(vm) {
                 tracing::warn!(error = chain(&error), "could not update the VM's record");
             }
         }

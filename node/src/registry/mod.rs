@@ -141,7 +141,7 @@ impl Registry {
         let reserved = Reserved { registry: self.clone(), name: name.to_owned() };
         // An incoming migration has its record only later: it must not find its name taken then. Asked first, since it may
         // end between the two questions and leave the record.
-        if self.migrations.of_vm(name).is_some() || self.vms.get(name).is_ok() {
+        if self.migrations.of_vm(name).is_some() || self.vms.has(name) {
             return Err(taken());
         }
         Ok(reserved)

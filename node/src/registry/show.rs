@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use crate::files::cannot_write;
 use crate::record::VmRecord;
+use crate::store::DamagedRecord;
 use serde_json::Value;
 use tokio::task::JoinSet;
 use vmove_memory::{RamFile, find_mappings, huge_mapped};
@@ -30,6 +32,7 @@ impl Registry {
         // One that is being ended is there once.
         let gone = |ended: &&Ended| records.iter().all(|record| record.name != ended.record.name);
         all.extend(ended.iter().filter(gone).map(ended_summary));
+        all.extend(self.vms.damaged().iter().map(damaged_summary));
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
@@ -92,7 +95,9 @@ impl Registry {
             (None, Some(_)) => "migrating".to_owned(),
             (None, None) => "unknown".to_owned(),
         };
-        let waiting = session.as_ref().and_then(waiting);
+        let unwritten =
+            self.vms.owed(&record.name).map(|owed| cannot_write(&owed.path, &owed.error, owed.since));
+        let waiting = session.as_ref().and_then(waiting).or(unwritten);
         (VmSummary { waiting, ..summary(record, status, session.map(|s| s.id)) }, client)
     }
 }
@@ -131,6 +136,21 @@ fn waiting(session: &Progress) -> Option<String> {
 
 fn ended_summary(ended: &Ended) -> VmSummary {
     VmSummary { why: ended.why.clone(), ..summary(&ended.record, "ended".to_owned(), None) }
+}
+
+/// A VM of which there is only a file that cannot be read.
+fn damaged_summary(damaged: &DamagedRecord) -> VmSummary {
+    VmSummary {
+        name: damaged.name.clone(),
+        pid: 0,
+        status: format!("unknown, see {}", damaged.path.display()),
+        memory: vmove_types::Backing::Thp,
+        memory_bytes: 0,
+        adopted: false,
+        migration: None,
+        waiting: None,
+        why: None,
+    }
 }
 
 /// Character devices with a place in the file system or on the network.

@@ -74,7 +74,7 @@ pub async fn sweep(run_dir: &Path, vms: &VmStore) {
     for dir in entries.flatten().map(|e| e.path()) {
         let Ok(text) = std::fs::read(dir.join(NOTE)) else { continue };
         let Ok(note) = serde_json::from_slice::<Note>(&text) else { continue };
-        if vms.get(&note.name).is_ok() {
+        if vms.has(&note.name) {
             done(&dir);
             continue;
         }

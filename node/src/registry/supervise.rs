@@ -34,7 +34,12 @@ impl Registry {
                 .filter(|vm| !vm.adopted)
                 .map(|vm| (vm.name.clone(), log_in(&vm.vm_dir)))
                 .collect();
-            let _ = run_blocking(move || logs.iter().for_each(|(vm, log)| cut_log(vm, log))).await;
+            let vms = self.vms.clone();
+            let looked = move || {
+                vms.write_owed();
+                logs.iter().for_each(|(vm, log)| cut_log(vm, log));
+            };
+            let _ = run_blocking(looked).await;
             for record in records {
                 self.watch(record);
             }
