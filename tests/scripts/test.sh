@@ -92,7 +92,7 @@ test_loom() {
 
 # One test at a time, since each starts guests that fill this machine; but those of TWO_AT_A_TIME mostly wait for guests to
 # start.
-TWO_AT_A_TIME=(faults forks)
+TWO_AT_A_TIME=(faults forks kvm)
 # Everything that they speak with is there after ./run setup: none may be skipped.
 NEVER_SKIPPED=(killed kills python slurm)
 

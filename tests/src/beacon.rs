@@ -52,6 +52,16 @@ impl BeaconPage {
         self.file.read_exact_at(&mut page, self.offset).ok()?;
         Beacon::decode(&page)
     }
+
+    /// A word of the page, by its number.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn word(&self, number: usize) -> Result<u64> {
+        let mut word = [0; 8];
+        self.file.read_exact_at(&mut word, self.offset + number as u64 * 8)?;
+        Ok(u64::from_le_bytes(word))
+    }
 }
 
 /// Finds the beacon in `files`. If the guest's kernel moved the page, it may have left a copy behind; so among several beacons,

@@ -18,7 +18,7 @@ use serde_json::json;
 
 use crate::beacon::data_ranges;
 use crate::daemon::{Node, Vm};
-use crate::guest::{Guest, StockQemu};
+use crate::guest::{Guest, StockQemu, System};
 use crate::monitor::Monitor;
 use crate::places::Qemu;
 use crate::process::ram_in;
@@ -78,6 +78,8 @@ impl Booted {
     /// When it does not boot, or cannot be saved.
     fn of(folder: Option<&Path>, guest: &Guest, memory: &str) -> Result<Option<Self>> {
         let plain = guest.disk.is_some() || guest.extra.is_empty() && guest.modules.is_empty();
+        // The payload boots as fast as a guest is taken up.
+        let plain = plain && guest.system == System::Linux;
         let Some(all) = folder.filter(|_| plain && guest.used_mib == 0 && memory == "thp") else {
             return Ok(None);
         };

@@ -12,8 +12,9 @@ use vmove_guest::config::{Config, Rate};
 use crate::daemon::{Node, NodeOptions};
 use crate::disks;
 use crate::forks::{Parent, template_files};
-use crate::guest::{Guest, VIRTIO};
+use crate::guest::{Accel, Guest, VIRTIO};
 use crate::networks::{self, Networks};
+use crate::payload::{self, KvmPages};
 use crate::pki::Pki;
 use crate::places::{self, Qemu};
 use crate::process::Guarded;
@@ -65,6 +66,8 @@ pub struct Setup {
     pub unseen: bool,
     /// The `PATH` of node 1.
     pub path: Option<String>,
+    /// The guest is the payload, and runs so.
+    pub payload: Option<Accel>,
 }
 
 /// A disk: the format of its image, and how it is attached.
@@ -171,7 +174,10 @@ pub fn start(count: u8, setup: &Setup, fork: impl Fn(u8) -> String) -> anyhow::R
         Node::start(&sandbox, &format!("n{number}"), options)
     };
     let nodes: Vec<Node> = (1..=count).map(start).collect::<anyhow::Result<_>>()?;
-    let mut guest = Guest::new(memory_mib(&config), config)?;
+    let mut guest = match setup.payload {
+        Some(accel) => payload::guest(sandbox.path(), accel, &config, KvmPages::All)?,
+        None => Guest::new(memory_mib(&config), config)?,
+    };
     if setup.odd_qemu {
         guest.qemu = ODD.into();
     }

@@ -22,6 +22,55 @@ const KERNEL: &str = "console=ttyS0 quiet panic=-1 mitigations=off no_timer_chec
 /// How long a guest may take to boot and fill its memory: some 4 s alone, several times that on a busy machine.
 pub const BOOT_TIMEOUT: Duration = Duration::from_secs(90);
 
+/// How the guest's processor runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accel {
+    /// By the processor, through `/dev/kvm`.
+    Kvm,
+    /// Emulated.
+    Tcg,
+}
+
+impl Accel {
+    /// The argument of QEMU's `-accel`.
+    #[must_use]
+    pub const fn argument(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg,thread=multi",
+        }
+    }
+
+    /// Whether it can be used here.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn usable(self) -> Result<()> {
+        if self == Self::Kvm {
+            std::fs::File::options()
+                .read(true)
+                .write(true)
+                .open("/dev/kvm")
+                .context("no KVM here: /dev/kvm cannot be opened")?;
+        }
+        Ok(())
+    }
+}
+
+/// What runs in a guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum System {
+    /// Linux with the guest's program, emulated.
+    Linux,
+    /// The [payload](crate::payload).
+    Payload {
+        /// Its image, a firmware.
+        image: PathBuf,
+        /// How its processor runs.
+        accel: Accel,
+    },
+}
+
 /// A guest to be started.
 #[derive(Debug, Clone)]
 pub struct Guest {
@@ -43,6 +92,8 @@ pub struct Guest {
     /// The image that `extra` names, if it is new and the guest's only device: where the guest has booted before, it is replaced by what
     /// the guest had written by then.
     pub disk: Option<PathBuf>,
+    /// What runs in it.
+    pub system: System,
 }
 
 /// Modules for virtio devices on PCI; those of the devices follow.
@@ -65,6 +116,7 @@ impl Guest {
             used_mib: 0,
             extra: Vec::new(),
             disk: None,
+            system: System::Linux,
         })
     }
 
@@ -86,9 +138,15 @@ impl Guest {
         let mut line = vec![text(self.qemu.clone())?];
         let mut add = |words: &[&str]| line.extend(words.iter().map(|w| (*w).to_owned()));
         add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-        add(&["-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", "qemu64"]);
+        let accel = if let System::Payload { accel, .. } = &self.system { *accel } else { Accel::Tcg };
+        add(&["-machine", "pc", "-accel", accel.argument(), "-cpu", "qemu64"]);
         add(&["-m", &self.memory_mib.to_string(), "-smp", &self.config.threads.to_string()]);
         add(&["-serial", &format!("file:{serial}")]);
+        if let System::Payload { image, .. } = &self.system {
+            add(&["-bios", &text(image.clone())?]);
+            line.extend(self.extra.iter().cloned());
+            return Ok(line);
+        }
         add(&["-kernel", &text(places::guest_kernel()?)?, "-initrd", &text(places::guest_initrd()?)?]);
         let mut task = self.config.to_string();
         if !self.modules.is_empty() {

@@ -27,6 +27,7 @@ pub mod interrupt;
 pub mod monitor;
 pub mod networks;
 pub mod old_kernel;
+pub mod payload;
 pub mod pki;
 pub mod places;
 pub mod priority;

@@ -310,6 +310,14 @@ impl Scene {
         self.page(&vm)?.read().with_context(|| format!("no beacon of the guest at node {}", node.name()))
     }
 
+    /// The page of the beacon at `node`.
+    ///
+    /// # Errors
+    /// When the guest is not there.
+    pub fn beacon_page_at(&self, node: &Node) -> Result<BeaconPage> {
+        self.page(&node.vm(&self.name)?)
+    }
+
     fn page(&self, vm: &Vm) -> Result<BeaconPage> {
         let (number, offset) = self.beacon;
         let path = vm.ram.get(number).context("the VM has fewer RAM files")?.path.as_path();

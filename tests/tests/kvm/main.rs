@@ -1,0 +1,5 @@
+//! A [guest of a few hundred instructions](vmove_tests::payload), under KVM and emulated: moves, forks, and what is killed meanwhile.
+
+mod faults;
+mod moves;
+mod payload;

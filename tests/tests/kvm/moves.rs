@@ -1,0 +1,67 @@
+//! Moves in each mode, there and back.
+#![cfg(test)]
+
+use vmove_skip::{need, skip};
+use vmove_tests::guest::Accel;
+use vmove_tests::payload::{self, KvmPages};
+use vmove_tests::sandbox::Sandbox;
+use vmove_tests::scene::{NAME, Scene};
+
+fn moves_and_is_verified(accel: Accel) {
+    need!(payload::ready(accel));
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let guest = payload::guest(sandbox.path(), accel, &payload::busy(), KvmPages::None).expect("an image");
+    let scene = Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest");
+    let (mut from, mut to) = (&scene.a, &scene.b);
+    for mode in ["precopy", "postcopy", "hybrid"] {
+        for _ in ["there", "back"] {
+            let report = from.migrate(NAME, to.name(), &["--mode", mode, "--verify"]).expect("it moves");
+            assert_eq!((report.mode.as_str(), report.verified), (mode, Some(true)), "{report:?}");
+            eprintln!("{accel:?}, {mode}: {:.1} ms of {:.0} ms", report.downtime_ms, report.total_ms);
+            scene.sound_at(to).unwrap_or_else(|error| panic!("{accel:?}, {mode}: {error:#}"));
+            scene.gone_from(from).expect("nothing is left");
+            (from, to) = (to, from);
+        }
+    }
+}
+
+#[test]
+fn a_guest_under_kvm_moves_in_every_mode_and_is_verified() {
+    moves_and_is_verified(Accel::Kvm);
+}
+
+#[test]
+fn the_same_guest_emulated_moves_in_every_mode_and_is_verified() {
+    moves_and_is_verified(Accel::Tcg);
+}
+
+/// KVM writes the guest's clock, wall clock and steal time from the kernel: such writes must be found in the rounds and must fault at the
+/// destination like the guest's own. The payload finds an error if a version goes back.
+#[test]
+fn what_kvm_itself_writes_moves_too() {
+    need!(payload::ready(Accel::Kvm));
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let guest =
+        payload::guest(sandbox.path(), Accel::Kvm, &payload::busy(), KvmPages::All).expect("an image");
+    let scene = Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest");
+    let seen = |node| payload::kvm_seen(&scene.beacon_page_at(node).expect("its beacon")).expect("words");
+    let first = seen(&scene.a);
+    if !first.has_clock || !first.has_steal_time {
+        return skip!("this KVM has no paravirtual clock or no steal time: {first:?}");
+    }
+    let (mut from, mut to) = (&scene.a, &scene.b);
+    for mode in ["precopy", "postcopy", "hybrid"] {
+        let before = seen(from);
+        // Slow enough for several rounds, or for some time without the pages that KVM writes.
+        let options = ["--mode", mode, "--verify", "--bandwidth", "256Mbit"];
+        let report = from.migrate(NAME, to.name(), &options).expect("it moves");
+        assert_eq!(report.verified, Some(true), "{report:?}");
+        scene.sound_at(to).unwrap_or_else(|error| panic!("{mode}: {error:#}"));
+        let after = seen(to);
+        eprintln!("{mode}: {:.1} ms; {before:?}, then {after:?}", report.downtime_ms);
+        // It wrote the clock anew at the destination, and has written the steal time many times since.
+        assert!(after.clock_version > before.clock_version, "{mode}: {before:?}, {after:?}");
+        assert!(after.steal_version > before.steal_version + 20, "{mode}: {before:?}, {after:?}");
+        (from, to) = (to, from);
+    }
+}
