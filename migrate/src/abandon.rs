@@ -120,7 +120,8 @@ impl Engine {
     pub async fn reclaim(self: &Arc<Self>, id: &str) -> Result<String, EngineError> {
         let id = self.resolve(id)?;
         let path = self.node.session_dir(id).join("source.jsonl");
-        let Ok(record) = Journal::<SourceRecord>::read(&path) else {
+        let read = Journal::<SourceRecord>::read_begun(&path);
+        let Some(record) = read.map_err(|source| EngineError::Io { path: path.clone(), source })? else {
             return Err(EngineError::NotReclaimable(id, "the guest did not come from this node"));
         };
         if record.state != SourceState::Committed || record.freed {
@@ -147,7 +148,9 @@ impl Engine {
         span.in_scope(|| tracing::warn!(vm, "an operator has the guest's copy at the source run again"));
         let (publisher, progress) = Publisher::new(&id.to_string(), &vm, Role::Source, &record.to.name);
         self.register(id, &vm, Role::Source, record.token, (progress, publisher.abandon()), None);
-        if let Err(error) = source::put_back(Arc::clone(&self.node), journal).instrument(span).await {
+        if let Err(error) =
+            source::put_back(Arc::clone(&self.node), journal, &publisher).instrument(span).await
+        {
             let error = chain(&error);
             publisher.fail(&error, GuestPlace::PausedAtSource, false);
             return Err(EngineError::NotResumed(id, error));

@@ -16,10 +16,10 @@ use crate::destination::{self, Arrival};
 use crate::history::{Moved, QemuId};
 pub use crate::node::EngineConfig;
 use crate::node::Node;
-use crate::ownership::{DestinationState, SourceState};
+use crate::ownership::DestinationState;
 use crate::proto::message::Prepare;
 use crate::publish::{Abandon, Publisher};
-use crate::records::{DestinationRecord, SourceRecord};
+use crate::records::DestinationRecord;
 use crate::source::{self, Begun};
 use vmove_node::journal::Journal;
 use vmove_node::latency::Latencies;
@@ -29,8 +29,7 @@ use vmove_node::peer::{Link, PeerTarget};
 use vmove_node::record::VmRecord;
 use vmove_node::store::{VmStore, VmStoreError};
 use vmove_types::check::{Blocker, BlockerCode, CheckReport};
-use vmove_types::problem::chain;
-use vmove_types::progress::{GuestPlace, Outcome, Progress, Role};
+use vmove_types::progress::{GuestPlace, Outcome, Phase, Progress, Role};
 use vmove_types::spec::MigrationSpec;
 
 /// Why a request was not taken.
@@ -83,7 +82,7 @@ pub enum EngineError {
 }
 
 /// Connections that a session has not taken yet. A peer that opens more is cut off.
-const ARRIVALS: usize = 80;
+pub(crate) const ARRIVALS: usize = 80;
 
 /// All sessions of one daemon.
 #[derive(Debug)]
@@ -91,7 +90,7 @@ pub struct Engine {
     pub(crate) node: Arc<Node>,
     sessions: Mutex<HashMap<SessionId, Handle>>,
     /// The sessions to here that an earlier process left are known: before that, none may be called unknown.
-    recovered: AtomicBool,
+    pub(crate) recovered: AtomicBool,
     /// Old migrations are being forgotten.
     pub(crate) forgetting: AtomicBool,
 }
@@ -114,10 +113,17 @@ impl Handle {
     pub(crate) fn is_running(&self) -> bool {
         matches!(self.progress.borrow().outcome, Outcome::Running | Outcome::Reconnecting { .. })
     }
+
+    /// No other migration of its VM may begin: it is at work, or nobody knows where it stands.
+    fn excludes(&self, vm: &str) -> bool {
+        let unknown =
+            |outcome: &Outcome| matches!(outcome, Outcome::Failed { guest: GuestPlace::Unknown, .. });
+        self.vm == vm && (self.is_running() || unknown(&self.progress.borrow().outcome))
+    }
 }
 
 impl Engine {
-    /// Opens the state directory. Call [`Engine::resume_unfinished`] once the listener is up.
+    /// Opens the state directory. Call [`Engine::resume_owners`] and [`Engine::resume_others`] next.
     ///
     /// # Errors
     /// [`EngineError::Io`].
@@ -130,118 +136,6 @@ impl Engine {
             recovered: AtomicBool::new(false),
             forgetting: AtomicBool::new(false),
         }))
-    }
-
-    /// Takes up the sessions that an earlier process of this daemon left behind, each where its journal says it stands.
-    pub async fn resume_unfinished(self: &Arc<Self>) {
-        let ids = crate::history::session_ids(&self.node.config.sessions_dir);
-        // Sources dial; a source that is told "no such session" believes it. So whoever may be dialled is entered first.
-        for id in &ids {
-            let path = self.node.session_dir(*id).join("destination.jsonl");
-            if let Ok(journal) = Journal::<DestinationRecord>::open(&path) {
-                self.resume_destination(journal).await;
-            }
-        }
-        self.recovered.store(true, Ordering::Release);
-        for id in ids {
-            let path = self.node.session_dir(id).join("source.jsonl");
-            if let Ok(journal) = Journal::<SourceRecord>::open(&path) {
-                self.resume_source(journal).await;
-            }
-        }
-        self.forget_old();
-    }
-
-    async fn resume_source(self: &Arc<Self>, journal: Journal<SourceRecord>) {
-        let r = journal.record().clone();
-        let (publisher, progress) = Publisher::new(&r.id.to_string(), &r.vm.name, Role::Source, &r.to.name);
-        match r.state {
-            // Or an operator has freed what was left here of a guest that was given away.
-            SourceState::Released | SourceState::Committed if r.freed => return,
-            SourceState::Aborted if !self.left_stopped(&r).await => {
-                if r.untold {
-                    source::tell_later(&self.node, r);
-                }
-                return;
-            }
-            _ => {}
-        }
-        let span = session_span(r.id, "source");
-        span.in_scope(|| tracing::info!(vm = r.vm.name, state = %r.state, "taking up a migration from here"));
-        self.register(r.id, &r.vm.name, Role::Source, r.token, (progress, publisher.abandon()), None);
-        if matches!(r.state, SourceState::Committed | SourceState::Released) {
-            tokio::spawn(source::go_on(Arc::clone(&self.node), journal, publisher).instrument(span));
-            return;
-        }
-        match source::put_back(Arc::clone(&self.node), journal).instrument(span).await {
-            Ok(()) => publisher.fail(
-                "The daemon was started anew before the hand-over: the guest goes on at the source",
-                GuestPlace::Source,
-                false,
-            ),
-            Err(error) => publisher.fail(
-                format!("The guest did not resume at the source: {}", chain(&error)),
-                GuestPlace::PausedAtSource,
-                false,
-            ),
-        }
-    }
-
-    /// Whether a session was called off and the guest not brought back, because the daemon was killed in between. A guest that a later
-    /// session gave away is stopped too, and must stay so: it runs at that destination.
-    async fn left_stopped(&self, r: &SourceRecord) -> bool {
-        let Ok(vm) = self.node.vms.get(&r.vm.name) else { return false };
-        let qemu = (r.vm.pid, r.vm.pid_start);
-        if (vm.pid, vm.pid_start) != qemu || !r.was_running || !r.to_resume {
-            return false;
-        }
-        if crate::history::moved(&self.node.config.sessions_dir).contains_key(&qemu) {
-            return false;
-        }
-        let Ok(client) = self.node.config.monitors.client(&vm.qmp_socket).await else { return false };
-        let status =
-            client.execute_raw("query-status", serde_json::Value::Null, Duration::from_secs(5)).await;
-        // `paused` alone may be an operator's wish of later; these two are ours.
-        status.is_ok_and(|s| {
-            matches!(s.get("status").and_then(|s| s.as_str()), Some("postmigrate" | "finish-migrate"))
-        })
-    }
-
-    async fn resume_destination(self: &Arc<Self>, journal: Journal<DestinationRecord>) {
-        let r = journal.record().clone();
-        match r.state {
-            DestinationState::Gone | DestinationState::Complete => destination::tidy(&self.node, &r),
-            DestinationState::Owner if r.abandoned => destination::tidy(&self.node, &r),
-            DestinationState::Filling => {
-                let span = session_span(r.id, "destination");
-                span.in_scope(|| {
-                    tracing::info!(
-                        vm = r.prepare.vm,
-                        "removing what is left of a migration to here that never owned the guest"
-                    );
-                });
-                destination::discard(&self.node, journal).instrument(span).await;
-            }
-            DestinationState::Loaded | DestinationState::Owner => {
-                let span = session_span(r.id, "destination");
-                span.in_scope(
-                    || tracing::info!(vm = r.prepare.vm, state = %r.state, "taking up a migration to here"),
-                );
-                let (publisher, progress) =
-                    Publisher::new(&r.id.to_string(), &r.prepare.vm, Role::Destination, &r.prepare.source);
-                let (sender, arrivals) = mpsc::channel(ARRIVALS);
-                self.register(
-                    r.id,
-                    &r.prepare.vm,
-                    Role::Destination,
-                    r.prepare.token,
-                    (progress, publisher.abandon()),
-                    Some(sender),
-                );
-                let adopted = destination::adopt(Arc::clone(&self.node), journal, publisher, arrivals);
-                tokio::spawn(adopted.instrument(span));
-            }
-        }
     }
 
     pub(crate) fn register(
@@ -287,7 +181,7 @@ impl Engine {
         let cancel = {
             // Looked up and entered under one lock: of two requests for a VM one is refused.
             let mut sessions = self.lock();
-            if let Some((busy, _)) = sessions.iter().find(|(_, h)| h.vm == vm && h.is_running()) {
+            if let Some((busy, _)) = sessions.iter().find(|(_, h)| h.excludes(vm)) {
                 return Err(EngineError::Busy { vm: vm.to_owned(), session: *busy });
             }
             let number = next_number(&sessions);
@@ -318,7 +212,7 @@ impl Engine {
     pub async fn check(self: &Arc<Self>, vm: &str, to: PeerTarget) -> Result<CheckReport, EngineError> {
         let record = self.node.vms.get(vm)?;
         let mut report = source::check(Arc::clone(&self.node), record, to).await;
-        if let Some((id, _)) = self.lock().iter().find(|(_, h)| h.vm == vm && h.is_running()) {
+        if let Some((id, _)) = self.lock().iter().find(|(_, h)| h.excludes(vm)) {
             report.blockers.push(
                 Blocker::new(BlockerCode::Busy, format!("{vm:?} is in migration {id} already"))
                     .about(id.to_string()),
@@ -343,57 +237,16 @@ impl Engine {
         // The session alone knows whether the commit came first.
         let decided = progress.wait_for(|p| {
             let over = !matches!(p.outcome, Outcome::Running | Outcome::Reconnecting { .. });
-            over || p.phase >= vmove_types::progress::Phase::Fetch || p.role == Role::Destination
+            over || p.phase >= Phase::Fetch || p.role == Role::Destination || p.unwritten.is_some()
         });
         match tokio::time::timeout(Duration::from_secs(30), decided).await {
             Ok(Ok(p)) => match &p.outcome {
                 Outcome::Failed { guest: GuestPlace::Source, .. } | Outcome::Refused { .. } => Ok(()),
+                // Before the hand-over a session that cannot write its journal is called off.
+                Outcome::Running if p.unwritten.is_some() && p.phase < Phase::Fetch => Ok(()),
                 _ => Err(EngineError::TooLate(id)),
             },
             _ => Err(EngineError::TooLate(id)),
-        }
-    }
-
-    /// `vmove recover`: tries again what a session gave up on, on the side that owns the guest.
-    ///
-    /// # Errors
-    /// [`EngineError::UnknownSession`] or [`EngineError::NothingToRecover`].
-    pub async fn recover(self: &Arc<Self>, id: &str) -> Result<(), EngineError> {
-        let id = self.resolve(id)?;
-        let running = self.lock().get(&id).is_some_and(Handle::is_running);
-        if running {
-            return Err(EngineError::NothingToRecover(id, "still at work".to_owned()));
-        }
-        let dir = self.node.session_dir(id);
-        if let Ok(journal) = Journal::<SourceRecord>::open(&dir.join("source.jsonl")) {
-            let state = journal.record().state;
-            if matches!(state, SourceState::Released | SourceState::Committed) && journal.record().freed {
-                return Err(EngineError::NothingToRecover(id, "complete".to_owned()));
-            }
-            if state == SourceState::Aborted && !self.left_stopped(journal.record()).await {
-                return Err(EngineError::NothingToRecover(
-                    id,
-                    "called off, and the guest is back at the source".to_owned(),
-                ));
-            }
-            self.resume_source(journal).await;
-            return Ok(());
-        }
-        let path = dir.join("destination.jsonl");
-        let journal =
-            Journal::<DestinationRecord>::open(&path).map_err(|source| EngineError::Io { path, source })?;
-        match journal.record().state {
-            DestinationState::Gone => {
-                Err(EngineError::NothingToRecover(id, "gone: the guest is at the source".to_owned()))
-            }
-            DestinationState::Complete => Err(EngineError::NothingToRecover(id, "complete".to_owned())),
-            DestinationState::Owner if journal.record().abandoned => {
-                Err(EngineError::NothingToRecover(id, "ended by an operator".to_owned()))
-            }
-            _ => {
-                self.resume_destination(journal).await;
-                Ok(())
-            }
         }
     }
 
@@ -454,6 +307,16 @@ impl Engine {
         if hello.kind == LinkKind::Trial {
             return Ok(());
         }
+        // "No such session" is final: a source that hears it takes its guest back.
+        if !self.lock().get(&hello.session).is_some_and(Handle::is_running)
+            && let Err(error) = self.destination_record(hello.session)
+        {
+            let why = format!(
+                "{} cannot tell how session {} stands: {error}",
+                self.node.config.node, hello.session
+            );
+            return Err((Status::Busy, why));
+        }
         let sessions = self.lock();
         if !self.recovered.load(Ordering::Acquire) && !sessions.contains_key(&hello.session) {
             return Err((Status::Busy, format!("{} is being started; try again", self.node.config.node)));
@@ -480,14 +343,18 @@ impl Engine {
 
     /// What a source is told that asks for a session which an operator has ended here.
     fn abandoned(&self, hello: &Hello) -> Option<String> {
-        let path = self.node.session_dir(hello.session).join("destination.jsonl");
-        let record = Journal::<DestinationRecord>::read(&path).ok()?;
+        let record = self.destination_record(hello.session).ok()??;
         (record.abandoned && record.prepare.token == hello.token).then(|| {
             let (id, vm) = (hello.session, &record.prepare.vm);
             format!(
                 "an operator ended {vm:?} here while pages were missing: `vmove reclaim {id} --guest-is-lost` runs the copy that the source has, `vmove stop --force {vm}` frees it"
             )
         })
+    }
+
+    /// What the journal of a session to here says; nothing if there is none.
+    fn destination_record(&self, id: SessionId) -> std::io::Result<Option<DestinationRecord>> {
+        Journal::read_begun(&self.node.session_dir(id).join("destination.jsonl"))
     }
 
     /// How a session to here has ended, and its journal, if the greeting knows its secret.
@@ -542,7 +409,7 @@ impl Engine {
     ) -> Result<Publisher, Blocker> {
         let (publisher, progress) =
             Publisher::new(&id.to_string(), &prepare.vm, Role::Destination, &prepare.source);
-        let busy = self.lock().iter().find(|(_, h)| h.vm == prepare.vm && h.is_running()).map(|(id, _)| *id);
+        let busy = self.lock().iter().find(|(_, h)| h.excludes(&prepare.vm)).map(|(id, _)| *id);
         if let Some(busy) = busy {
             return Err(Blocker::new(
                 BlockerCode::Busy,

@@ -32,6 +32,22 @@ pub(crate) fn moved(dir: &Path) -> HashMap<QemuId, Moved> {
     found
 }
 
+/// Whether a session other than `except` has given this QEMU's guest away, or may have: a journal that cannot be read counts, unless an
+/// older line says that it is about another VM.
+pub(crate) fn may_have_moved(dir: &Path, vm: &VmRecord, except: SessionId) -> bool {
+    session_ids(dir).into_iter().filter(|id| *id != except).any(|id| {
+        let path = dir.join(id.to_string()).join("source.jsonl");
+        match Journal::<SourceRecord>::read_begun(&path) {
+            Ok(Some(record)) => {
+                let given = matches!(record.state, SourceState::Committed | SourceState::Released);
+                given && (record.vm.pid, record.vm.pid_start) == (vm.pid, vm.pid_start)
+            }
+            Ok(None) => false,
+            Err(_) => Journal::<SourceRecord>::read_older(&path).is_none_or(|r| r.vm.name == vm.name),
+        }
+    })
+}
+
 /// The guest that a session brought here, as long as its journal is kept.
 pub(crate) fn came(dir: &Path, session: SessionId) -> Option<VmRecord> {
     let path = dir.join(session.to_string()).join("destination.jsonl");
@@ -56,31 +72,58 @@ pub(crate) fn older(dir: &Path, known: &[SessionId]) -> Vec<Progress> {
     session_ids(dir)
         .into_iter()
         .filter(|id| !known.contains(id))
-        .filter_map(|id| snapshot(&dir.join(id.to_string())))
+        .filter_map(|id| snapshot(id, &dir.join(id.to_string())))
         .collect()
 }
 
-fn snapshot(dir: &Path) -> Option<Progress> {
-    if let Ok(r) = Journal::<SourceRecord>::read(&dir.join("source.jsonl")) {
-        let failed =
-            |error: &str, guest| Outcome::Failed { error: error.to_owned(), guest, cancelled: false };
-        let outcome = match r.state {
-            SourceState::Released => Outcome::Done { report: Box::new(r.report.clone()) },
-            SourceState::Committed if r.freed => Outcome::Failed {
-                error:
-                    "ended by an operator: the guest was given to the destination, and not all of its memory"
-                        .to_owned(),
-                guest: GuestPlace::Destination,
-                cancelled: true,
-            },
-            SourceState::Committed => {
-                failed("unfinished: the guest was given to the destination", GuestPlace::PausedAtDestination)
-            }
-            _ => failed("called off: the guest stayed at the source", GuestPlace::Source),
-        };
-        return Some(of(&r.id, &r.vm.name, Role::Source, &r.to.name, &r.report.mode, outcome));
+/// What is listed of a session whose journal cannot be read. `about`: VM and peer, if an older line names them.
+pub(crate) fn unreadable(
+    id: SessionId,
+    path: &Path,
+    role: Role,
+    about: Option<(String, String)>,
+    error: &std::io::Error,
+) -> Progress {
+    let unknown = || ("unknown".to_owned(), "unknown".to_owned());
+    let (vm, peer) = about.unwrap_or_else(unknown);
+    let error = format!("unknown, see {}: {error}", path.display());
+    let outcome = Outcome::Failed { error, guest: GuestPlace::Unknown, cancelled: false };
+    of(&id, &vm, role, &peer, "", outcome)
+}
+
+fn snapshot(id: SessionId, dir: &Path) -> Option<Progress> {
+    let path = dir.join("source.jsonl");
+    match Journal::<SourceRecord>::read_begun(&path) {
+        Ok(Some(r)) => return Some(of_source(&r)),
+        Ok(None) => {}
+        Err(error) => return Some(unreadable(id, &path, Role::Source, None, &error)),
     }
-    let r = Journal::<DestinationRecord>::read(&dir.join("destination.jsonl")).ok()?;
+    let path = dir.join("destination.jsonl");
+    match Journal::<DestinationRecord>::read_begun(&path) {
+        Ok(record) => record.as_ref().map(of_destination),
+        Err(error) => Some(unreadable(id, &path, Role::Destination, None, &error)),
+    }
+}
+
+fn of_source(r: &SourceRecord) -> Progress {
+    let failed = |error: &str, guest| Outcome::Failed { error: error.to_owned(), guest, cancelled: false };
+    let outcome = match r.state {
+        SourceState::Released => Outcome::Done { report: Box::new(r.report.clone()) },
+        SourceState::Committed if r.freed => Outcome::Failed {
+            error: "ended by an operator: the guest was given to the destination, and not all of its memory"
+                .to_owned(),
+            guest: GuestPlace::Destination,
+            cancelled: true,
+        },
+        SourceState::Committed => {
+            failed("unfinished: the guest was given to the destination", GuestPlace::PausedAtDestination)
+        }
+        _ => failed("called off: the guest stayed at the source", GuestPlace::Source),
+    };
+    of(&r.id, &r.vm.name, Role::Source, &r.to.name, &r.report.mode, outcome)
+}
+
+fn of_destination(r: &DestinationRecord) -> Progress {
     let report = || {
         let mut report = vmove_types::report::Report {
             schema: 1,
@@ -113,7 +156,7 @@ fn snapshot(dir: &Path) -> Option<Progress> {
             cancelled: false,
         },
     };
-    Some(of(&r.id, &r.prepare.vm, Role::Destination, &r.prepare.source, "", outcome))
+    of(&r.id, &r.prepare.vm, Role::Destination, &r.prepare.source, "", outcome)
 }
 
 fn of(id: &SessionId, vm: &str, role: Role, peer: &str, mode: &str, outcome: Outcome) -> Progress {

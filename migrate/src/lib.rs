@@ -33,6 +33,8 @@ pub mod history;
 #[cfg(not(loom))]
 pub mod node;
 #[cfg(not(loom))]
+mod owed;
+#[cfg(not(loom))]
 pub mod ownership;
 #[cfg(not(loom))]
 mod page_hash;
@@ -46,6 +48,8 @@ pub mod proto;
 pub mod publish;
 #[cfg(not(loom))]
 mod records;
+#[cfg(not(loom))]
+mod recovery;
 #[cfg(not(loom))]
 mod retention;
 #[cfg(not(loom))]

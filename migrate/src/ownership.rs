@@ -10,6 +10,19 @@
 //!   guest, so that the destination is [`DestinationState::Gone`] for ever, and says so;
 //! * an operator who knows that the guest has ended at the destination may have the source's copy run again ([`SourceEvent::Reclaim`]).
 //!
+//! A step is durable before it is acted on, except where that would keep the guest waiting for room on a disk, and whoever finds the older
+//! line comes to the same end. Those lines are owed, and the session holds its VM until they are written:
+//!
+//! | Step | Safe without its line, since a daemon started anew |
+//! |---|---|
+//! | source: to `Aborted` by `GiveUp` | finds `Warm` or `Stopped`, and gives up, too |
+//! | source: to `Aborted` by `PeerGone` | finds `Committed` and asks; the destination stays gone |
+//! | source: to `Released` | finds `Committed` and asks; the destination is whole, and says so until it hears `Released`, which is sent later |
+//! | destination: to `Gone` | finds `Filling`, or `Loaded` and that QEMU has ended |
+//!
+//! All others are not taken without their line: `Stopped` and `Loaded` (the migration is called off instead), `Committed` (likewise), `Owner`
+//! (QEMU is ended, and the guest given back), `Complete` (tried again; the source keeps the memory), and `Reclaim` (refused).
+//!
 //! "Durable" means: in the journal file, handed to the kernel by `write(2)`. A daemon that is killed finds it again. A host that
 //! loses power loses the guest's memory too, so there is nothing left that could run twice (`docs/decisions/0004-journal.md`).
 
@@ -189,6 +202,13 @@ mod tests {
         to_source: Vec<Word>,
         to_destination: Vec<Word>,
         connected: bool,
+        /// The last lines of the journals.
+        source_line: SourceState,
+        destination_line: DestinationState,
+        /// QEMUs outlive the daemons: whether the source's runs the guest.
+        runs_at_source: bool,
+        /// Whether the destination's ever ran it: the copy at the source is old then.
+        ran_there: bool,
     }
 
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -209,8 +229,58 @@ mod tests {
             self.to_destination.clear();
         }
 
-        /// Every world that one action of one part can lead to. Mirrors what the drivers do.
+        /// Every world that one action can lead to: with the disks written to, and with full ones where a line may be owed.
         fn successors(&self) -> Vec<Self> {
+            let mut out = Vec::new();
+            for mut next in self.actions() {
+                if next.source != self.source {
+                    next.runs_at_source = next.source.may_run();
+                }
+                let at_source = next.source == self.source
+                    || matches!(next.source, SourceState::Aborted | SourceState::Released);
+                let at_destination =
+                    next.destination == self.destination || next.destination == DestinationState::Gone;
+                next.ran_there |= next.destination.may_run();
+                if !at_source {
+                    next.source_line = next.source;
+                }
+                if !at_destination {
+                    next.destination_line = next.destination;
+                }
+                out.push(Self { source_line: next.source, ..next.clone() });
+                out.push(Self { destination_line: next.destination, ..next.clone() });
+                out.push(Self {
+                    source_line: next.source,
+                    destination_line: next.destination,
+                    ..next.clone()
+                });
+                out.push(next);
+            }
+            out.extend([self.source_killed(), self.destination_killed()]);
+            out
+        }
+
+        fn source_killed(&self) -> Self {
+            let mut w = self.clone();
+            w.cut();
+            w.source = w.source_line.step(SourceEvent::GiveUp).unwrap();
+            w.runs_at_source |= w.source.may_run();
+            w
+        }
+
+        fn destination_killed(&self) -> Self {
+            let mut w = self.clone();
+            w.cut();
+            let qemu_ended = self.destination == DestinationState::Gone;
+            w.destination = match w.destination_line {
+                DestinationState::Loaded if qemu_ended => DestinationState::Gone,
+                line => line.step(DestinationEvent::GiveUp).unwrap(),
+            };
+            w
+        }
+
+        /// Every world that one action of one part can lead to. Mirrors what the drivers do.
+        fn actions(&self) -> Vec<Self> {
             let mut out = Vec::new();
             let mut with = |f: &dyn Fn(&mut Self)| {
                 let mut w = self.clone();
@@ -253,7 +323,7 @@ mod tests {
                     w.to_source.push(Word::Complete);
                 });
             }
-            // Cut, or either daemon killed and started again: the journaled states remain.
+            // Cut.
             if self.connected {
                 with(&|w| {
                     w.cut();
@@ -330,7 +400,7 @@ mod tests {
         }
     }
 
-    /// Walks every reachable world: cuts, kills, restarts and crossings at every step.
+    /// Walks every reachable world: cuts, kills, restarts, full disks and crossings at every step.
     #[test]
     fn the_guest_never_runs_twice_and_is_never_lost() {
         let start = World {
@@ -339,12 +409,18 @@ mod tests {
             to_source: Vec::new(),
             to_destination: Vec::new(),
             connected: true,
+            source_line: SourceState::Warm,
+            destination_line: DestinationState::Filling,
+            runs_at_source: true,
+            ran_there: false,
         };
         let mut seen = HashSet::from([start.clone()]);
         let mut todo = vec![start];
         let mut before: HashMap<World, Vec<World>> = HashMap::new();
         while let Some(world) = todo.pop() {
-            assert!(!(world.source.may_run() && world.destination.may_run()), "two owners: {world:?}");
+            let at_source = world.source.may_run() || world.runs_at_source;
+            let there = world.destination.may_run() || world.ran_there;
+            assert!(!(at_source && there), "two owners: {world:?}");
             if world.source == SourceState::Released {
                 assert_eq!(world.destination, DestinationState::Complete, "freed too early: {world:?}");
             }

@@ -1,5 +1,7 @@
 //! Shows a session's progress and keeps its phase times.
 
+use std::io;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -155,6 +157,24 @@ impl Publisher {
         });
     }
 
+    /// A file cannot be written, and is tried again. Of several failures in a row, the first is told, and logged.
+    pub(crate) fn cannot_write(&self, path: &Path, error: &io::Error) {
+        if self.sender.borrow().unwritten.is_some() {
+            return;
+        }
+        let text = vmove_node::files::cannot_write(path, &error.to_string(), SystemTime::now());
+        tracing::warn!("{text}");
+        self.update(|p| p.unwritten = Some(text));
+    }
+
+    /// Everything is written.
+    pub(crate) fn can_write(&self) {
+        if self.sender.borrow().unwritten.is_some() {
+            tracing::info!("what could not be written is written");
+            self.update(|p| p.unwritten = None);
+        }
+    }
+
     /// Ends the session's progress.
     pub fn finish(&self, outcome: Outcome) {
         if let Outcome::Failed { error, guest, .. } = &outcome {
@@ -202,6 +222,21 @@ mod tests {
         }
         assert!(phases[1].duration_ms >= 3.0);
         assert_eq!(seen.borrow().phase, Phase::Rounds);
+    }
+
+    #[test]
+    fn the_first_of_several_failures_to_write_is_told_until_it_is_written() {
+        let (p, seen) = Publisher::new("id", "vm", Role::Source, "peer");
+        let told = || seen.borrow().unwritten.clone();
+        p.can_write();
+        assert_eq!(told(), None);
+        p.cannot_write(Path::new("/s/j"), &io::Error::from(io::ErrorKind::StorageFull));
+        let first = told().unwrap();
+        assert!(first.starts_with("cannot write /s/j: no storage space; trying again since 2"), "{first}");
+        p.cannot_write(Path::new("/s/k"), &io::Error::from(io::ErrorKind::Other));
+        assert_eq!(told().as_ref(), Some(&first));
+        p.can_write();
+        assert_eq!(told(), None);
     }
 
     #[test]

@@ -60,17 +60,18 @@ impl Engine {
     }
 }
 
-/// What the journals in a session's folder say. Without one that can be read there is nothing to answer with.
+/// What the journals in a session's folder say. One that cannot be read may say anything: it stays. One that never began says nothing.
 fn nobody_asks(dir: &Path) -> bool {
-    let of_source = Journal::<SourceRecord>::read(&dir.join("source.jsonl"));
-    let of_destination = Journal::<DestinationRecord>::read(&dir.join("destination.jsonl"));
-    let source_over = of_source.map_or(true, |record| match record.state {
+    let of_source = Journal::<SourceRecord>::read_begun(&dir.join("source.jsonl"));
+    let of_destination = Journal::<DestinationRecord>::read_begun(&dir.join("destination.jsonl"));
+    let (Ok(of_source), Ok(of_destination)) = (of_source, of_destination) else { return false };
+    let source_over = of_source.is_none_or(|record| match record.state {
         SourceState::Released => record.freed,
         SourceState::Aborted => !record.untold,
         SourceState::Committed => record.freed,
         SourceState::Warm | SourceState::Stopped => false,
     });
-    let destination_over = of_destination.map_or(true, |record| match record.state {
+    let destination_over = of_destination.is_none_or(|record| match record.state {
         DestinationState::Gone => true,
         DestinationState::Complete => record.released,
         DestinationState::Filling | DestinationState::Loaded | DestinationState::Owner => false,

@@ -90,12 +90,12 @@ impl Sandbox {
         self.mount(name, "hugetlbfs", "pagesize=2M")
     }
 
-    /// Mounts a tmpfs of so many bytes, which can be filled.
+    /// Mounts a tmpfs of `bytes`, which can be filled. Guest memory may be on it, too.
     ///
     /// # Errors
     /// When mounting is not permitted.
     pub fn mount_small(&self, name: &str, bytes: u64) -> Result<PathBuf> {
-        self.mount(name, "tmpfs", &format!("mode=0700,size={bytes}"))
+        self.mount(name, "tmpfs", &format!("mode=0700,huge=advise,size={bytes}"))
     }
 
     /// Mount points below the folder, the innermost first.

@@ -145,13 +145,19 @@ impl Scene {
     /// # Errors
     /// When one does not start.
     pub fn behind_proxy() -> Result<Self> {
-        let sandbox = Sandbox::new()?;
+        Self::behind_proxy_in(Sandbox::new()?, &Guest::new(memory_mib(&steady()), steady())?)
+    }
+
+    /// As [`Scene::behind_proxy`], with `guest` in a sandbox that was made before.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub fn behind_proxy_in(sandbox: Sandbox, guest: &Guest) -> Result<Self> {
         let b = Node::start(&sandbox, "b", NodeOptions::default())?;
         let proxy = Proxy::start(b.listen())?;
         let peers = vec![("b".to_owned(), proxy.address())];
         let a = Node::start(&sandbox, "a", NodeOptions { peers, ..NodeOptions::default() })?;
-        let guest = Guest::new(memory_mib(&steady()), steady())?;
-        Self::begin(sandbox, (a, b, Some(proxy)), NAME, "thp", &guest)
+        Self::begin(sandbox, (a, b, Some(proxy)), NAME, "thp", guest)
     }
 
     fn begin(

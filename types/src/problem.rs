@@ -41,7 +41,11 @@ impl Exit {
             Outcome::Failed { guest: GuestPlace::Source, .. } => Self::Failed,
             // The guest is not where the caller left it, so "failed, still runs where it was" would be a lie.
             Outcome::Failed {
-                guest: GuestPlace::Destination | GuestPlace::PausedAtSource | GuestPlace::PausedAtDestination,
+                guest:
+                    GuestPlace::Destination
+                    | GuestPlace::PausedAtSource
+                    | GuestPlace::PausedAtDestination
+                    | GuestPlace::Unknown,
                 ..
             } => Self::NeedsRecovery,
             // Only seen when the daemon went away in the middle.

@@ -65,6 +65,8 @@ pub enum GuestPlace {
     PausedAtSource,
     /// It is paused at the destination and needs `vmove recover`.
     PausedAtDestination,
+    /// The journal that would say so cannot be read.
+    Unknown,
 }
 
 impl GuestPlace {
@@ -76,6 +78,7 @@ impl GuestPlace {
             Self::Destination => "destination",
             Self::PausedAtSource => "paused-at-source",
             Self::PausedAtDestination => "paused-at-destination",
+            Self::Unknown => "unknown",
         }
     }
 }
@@ -132,7 +135,10 @@ impl Outcome {
         match self {
             Self::Running | Self::Reconnecting { .. } => true,
             Self::Failed { guest, .. } => {
-                matches!(guest, GuestPlace::PausedAtSource | GuestPlace::PausedAtDestination)
+                matches!(
+                    guest,
+                    GuestPlace::PausedAtSource | GuestPlace::PausedAtDestination | GuestPlace::Unknown
+                )
             }
             Self::Done { .. } | Self::Refused { .. } => false,
         }
@@ -174,6 +180,9 @@ pub struct Progress {
     pub fabric: Option<String>,
     /// Estimated milliseconds to the end, where that can be said.
     pub eta_ms: Option<f64>,
+    /// A file that it could not write, why, and since when: it tries again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unwritten: Option<String>,
     /// How it ended, or `running`.
     pub outcome: Outcome,
 }
@@ -198,6 +207,7 @@ impl Progress {
             round: 0,
             fabric: None,
             eta_ms: None,
+            unwritten: None,
             outcome: Outcome::Running,
         }
     }

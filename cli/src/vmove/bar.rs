@@ -55,6 +55,9 @@ pub fn line(progress: &Progress) -> String {
     if let Outcome::Reconnecting { error, .. } = &progress.outcome {
         parts.push(format!("peer lost, trying again ({error})"));
     }
+    if let Some(unwritten) = &progress.unwritten {
+        parts.push(unwritten.clone());
+    }
     if progress.phase == Phase::Rounds && progress.round > 0 {
         parts.push(format!("round {}", progress.round));
     }

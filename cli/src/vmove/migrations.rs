@@ -196,7 +196,7 @@ fn describe(progress: &Progress) -> String {
                 GuestPlace::PausedAtSource | GuestPlace::PausedAtDestination => {
                     format!("\n  next: vmove recover {id}, on the node that has the guest")
                 }
-                GuestPlace::Source | GuestPlace::Destination => String::new(),
+                GuestPlace::Source | GuestPlace::Destination | GuestPlace::Unknown => String::new(),
             };
             format!(
                 "Migration {id} of {vm:?} {what} in phase {}: {error}\n  the guest {}{next}",
@@ -224,6 +224,7 @@ fn place(guest: GuestPlace) -> &'static str {
         GuestPlace::Destination => "belongs to the destination",
         GuestPlace::PausedAtSource => "is paused at the source",
         GuestPlace::PausedAtDestination => "is paused at the destination",
+        GuestPlace::Unknown => "is unknown",
     }
 }
 

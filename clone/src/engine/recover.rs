@@ -1,6 +1,7 @@
 //! Forks that an earlier life of the daemon did not finish.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::check::Way;
 use crate::freeze::{self, Undone};
@@ -9,31 +10,52 @@ use crate::template::Template;
 use vmove_node::journal::Journal;
 use vmove_qmp::Client;
 
-use super::ForkEngine;
 use super::error::ForkError;
+use super::{Claim, ForkEngine};
 use vmove_node::registry::process_of;
 
 impl ForkEngine {
-    /// Brings parents back and removes what never became a child. Call this before anybody can ask for a fork.
-    pub async fn recover(&self) {
+    /// Brings parents back and removes what never became a child. Call this before anybody can ask for a fork. Returns as soon as each
+    /// fork has its task, which holds its VMs: one whose monitor hangs is in nobody else's way.
+    pub async fn recover(self: &Arc<Self>) {
         // First: QEMUs whose disks are elsewhere may not answer before.
         self.recover_disks().await;
         let entries = std::fs::read_dir(&self.journals).into_iter().flatten().flatten();
         let paths = entries.map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "jsonl"));
         for path in paths {
-            match Journal::<ForkRecord>::open(&path) {
-                Ok(journal) => self.take_up(journal).await,
+            match Journal::<ForkRecord>::open_begun(&path) {
+                Ok(Some(journal)) => {
+                    let record = journal.record();
+                    let held = self.hold(record.children.iter().chain([&record.vm.name]));
+                    let engine = self.clone();
+                    tokio::spawn(async move {
+                        engine.take_up(journal).await;
+                        drop(held);
+                    });
+                }
+                // Nothing was done yet.
+                Ok(None) => drop(std::fs::remove_file(&path)),
                 Err(error) => {
-                    tracing::warn!(path = %path.display(), %error, "a fork's journal cannot be read");
+                    let vm = Journal::<ForkRecord>::read_older(&path).map(|record| record.vm.name);
+                    tracing::error!(path = %path.display(), ?vm, %error, "a fork's journal cannot be read: nothing is done with this fork");
                 }
             }
         }
-        self.recover_hosted().await;
+        self.recover_hosted();
+    }
+
+    /// Keeps other forks away from VMs.
+    pub(super) fn hold<'a>(self: &Arc<Self>, names: impl Iterator<Item = &'a String>) -> Vec<Claim> {
+        names.filter_map(|name| self.claim(name).ok()).collect()
     }
 
     async fn take_up(&self, mut journal: Journal<ForkRecord>) {
         let record = journal.record().clone();
         tracing::warn!(fork = %record.id, vm = %record.vm.name, phase = record.phase.word(), "taking up a fork of an earlier vmoved");
+        if self.registry.migrations().moved().contains_key(&(record.vm.pid, record.vm.pid_start)) {
+            // It runs there: here it must stay stopped.
+            return tracing::error!(fork = %record.id, vm = %record.vm.name, "the parent of a fork was given away: it is not brought back");
+        }
         if process_of(&record.vm).is_some() && record.phase != ForkPhase::Complete {
             if let Err(error) = self.bring_back(&record, &mut journal).await {
                 tracing::error!(fork = %record.id, vm = %record.vm.name, why = %error.message(), "the parent of a fork could not be brought back");

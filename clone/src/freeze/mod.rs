@@ -396,7 +396,10 @@ pub async fn undo(journal: &mut Journal<ForkRecord>, client: &Client) -> Result<
     }
     disk::undo(client, &record.disks).await?;
     if record.phase != ForkPhase::Complete {
-        note(journal, |r| r.phase = ForkPhase::Complete)?;
+        // The guest is back, and whoever finds the older line finds it so.
+        if let Err(error) = journal.update_owing(|r| r.phase = ForkPhase::Complete) {
+            tracing::warn!(path = %journal.path().display(), %error, "cannot write the journal of a fork that was undone: the next vmoved looks again");
+        }
     }
     Ok(how)
 }

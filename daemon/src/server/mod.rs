@@ -137,7 +137,9 @@ async fn run(config: Config) -> anyhow::Result<()> {
         .with_context(|| format!("Could not listen on {} for peers: give another --listen", config.listen))?;
     let app = assemble(config, tls.clone(), fabrics.clone(), metrics, peers.local_addr()?).await?;
 
-    app.registry.readopt().await;
+    // First: guests that lack pages may stand still until the sources that have them can dial. Nothing before the listener waits for a QEMU.
+    app.engine.resume_owners();
+    // Whoever can reach us may ask for a fork.
     app.forks.recover().await;
     let port = PeerPort::new(
         app.engine.clone(),
@@ -157,6 +159,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
         });
     }
     tasks.spawn(port.serve_tcp(peers));
+    app.registry.readopt();
+    app.engine.resume_others();
     if let Some(address) = app.config.metrics {
         let listener = TcpListener::bind(address)
             .await
@@ -164,7 +168,6 @@ async fn run(config: Config) -> anyhow::Result<()> {
         let metrics = app.metrics.clone();
         tasks.spawn(vmove_http::metrics::serve(listener, move || metrics.render()));
     }
-    app.engine.resume_unfinished().await;
     app.sessions.take_up().await?;
     tasks.spawn(app.registry.clone().supervise());
     tasks.spawn(app.forks.clone().serve_guests());

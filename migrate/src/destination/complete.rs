@@ -37,10 +37,9 @@ impl Complete {
         };
         match end {
             Ok(()) => {
-                if let Err(error) = session.write(|r| r.released = true) {
-                    tracing::warn!(error = chain(&error), "this migration stays in the history for good");
-                }
+                session.write_owing(|r| r.released = true);
                 finish(session);
+                session.write_owed().await;
             }
             Err(End::Lost(_)) => finish(session),
             Err(end) => {

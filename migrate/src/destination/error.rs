@@ -50,6 +50,8 @@ pub(super) enum DestinationError {
     Resume(#[source] QmpError),
     #[error("Could not record the VM at the destination")]
     Record(#[source] VmStoreError),
+    #[error("QEMU at the destination, which holds a copy of the guest that never ran, does not end")]
+    Kill(#[from] ProcessError),
     #[error("Could not start the page readers at the destination")]
     Readers(#[source] io::Error),
     #[error("Could not end page service in the destination QEMU")]

@@ -70,13 +70,16 @@ impl Loaded {
                 Err(error) => Err(error.into()),
             };
             let end = match decided {
-                Ok(Decision::Commit) => match self.commit(session) {
-                    Ok(owner) => return Some((owner, open)),
-                    Err(failed) => {
-                        let end;
-                        (self, end) = *failed;
-                        end
-                    }
+                Ok(Decision::Commit) => match session.advance(DestinationEvent::Commit) {
+                    Ok(()) => return Some((self.commit(), open)),
+                    Err(error @ DestinationError::Journal { .. }) => match self.process.kill().await {
+                        Ok(()) => {
+                            self.give_back(session, open, error).await;
+                            return None;
+                        }
+                        Err(alive) => alive.into(),
+                    },
+                    Err(error) => error.into(),
                 },
                 Ok(Decision::Gone(error)) => {
                     let end = End::Failed(error);
@@ -101,10 +104,22 @@ impl Loaded {
         if let Err(error) = self.process.kill().await {
             return session.give_up_owned(format!("{why}; {}", chain(&error)));
         }
-        match session.advance(DestinationEvent::QemuEnded) {
+        match session.advance_owing(DestinationEvent::QemuEnded) {
             Ok(()) => session.remove(None, why).await,
             Err(error) => session.give_up_owned(format!("{why}; {}", chain(&error))),
         }
+    }
+
+    /// The guest may not run here, since that cannot be written down, and must not wait for room on a disk. Our QEMU, which never ran it,
+    /// has ended: so the source may take it back, as in [`Loaded::gone`].
+    async fn give_back(self, session: &mut Session, mut control: Control, error: DestinationError) {
+        if let Err(error) = session.advance_owing(DestinationEvent::QemuEnded) {
+            return session.give_up_owned(chain(&error));
+        }
+        let _ = control.send(&ToSource::Resume(DestinationStand::Gone)).await;
+        let end = End::Failed(error);
+        control.tell_failure(&end).await;
+        session.remove(None, end.why()).await;
     }
 
     async fn until_decided(&mut self, session: &mut Session, control: &mut Control) -> Result<Decision, End> {
@@ -181,27 +196,24 @@ impl Loaded {
         Ok(Some(self.gone(session, control).await?.unwrap_or(Decision::Commit)))
     }
 
-    /// If QEMU has ended, it was never told to run the guest, and the source may take that back although it has committed: so the
-    /// journal first, then the word.
+    /// If QEMU has ended, it was never told to run the guest, and the source may take that back although it has committed. That is safe
+    /// without a line: a daemon started anew that finds Loaded finds that QEMU has ended, too.
     async fn gone(&self, session: &mut Session, control: &mut Control) -> Result<Option<Decision>, End> {
         let Err(error) = qemu_lives(&self.process) else { return Ok(None) };
-        session.advance(DestinationEvent::QemuEnded)?;
+        session.advance_owing(DestinationEvent::QemuEnded)?;
         // If that is lost, the source asks, and is answered from the journal.
         let _ = control.send(&ToSource::Resume(DestinationStand::Gone)).await;
         Ok(Some(Decision::Gone(error)))
     }
 
-    /// The source has given the guest up.
-    fn commit(self, session: &mut Session) -> Result<Owner, Box<(Self, End)>> {
-        if let Err(error) = session.advance(DestinationEvent::Commit) {
-            return Err(Box::new((self, error.into())));
-        }
+    /// The source has given the guest up, and the journal says so.
+    fn commit(self) -> Owner {
         let Self { process, monitor, state_bytes, hashes } = self;
         let guest = match monitor {
             Reached::Yes(monitor) => Guest::Paused(monitor),
             Reached::NotYet(connecting) => Guest::PausedUnreached(connecting),
         };
-        Ok(Owner { process, guest, state_bytes, hashes })
+        Owner { process, guest, state_bytes, hashes, figures: None, tried: None }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
 use vmove_qmp::process::QemuProcess;
 
 use super::block::Block;
@@ -12,8 +13,10 @@ use super::monitor::{Connecting, Monitor};
 use super::page_messages::take_hashes;
 use super::session::{Control, End, Event, Session, Waited, qemu_lives};
 use super::verify::SourceHashes;
+use crate::owed::TRY_AGAIN;
 use crate::ownership::DestinationEvent;
 use crate::proto::message::{self, DestinationStand, Running, SourceStand, ToDestination, ToSource};
+use vmove_node::blocking::spawn_blocking;
 use vmove_types::problem::chain;
 use vmove_types::progress::{Outcome, Phase};
 
@@ -25,6 +28,10 @@ pub(super) struct Owner {
     /// Length of the device state.
     pub state_bytes: u64,
     pub hashes: SourceHashes,
+    /// Every page is here: what the source is to be told, once that is written down.
+    pub figures: Option<message::Complete>,
+    /// When it was last tried to write that down.
+    pub tried: Option<Instant>,
 }
 
 /// Whether the guest runs here.
@@ -64,14 +71,7 @@ impl Owner {
                 },
             };
             let end = match self.until_whole(session, &mut open).await {
-                Ok(complete) => match self.complete(session, complete) {
-                    Ok(complete) => return Some((complete, open)),
-                    Err(failed) => {
-                        let end;
-                        (self, end) = *failed;
-                        end
-                    }
-                },
+                Ok(figures) => return Some((self.complete(session, figures), open)),
                 Err(end) => end,
             };
             if let End::Lost(_) = end {
@@ -94,8 +94,11 @@ impl Owner {
                 self.run_guest(session, control).await?;
             }
             session.publisher.enter(Phase::Fetch);
-            if let Some(complete) = self.whole(session).await? {
-                return Ok(complete);
+            if self.figures.is_none() {
+                self.figures = self.whole(session).await?;
+            }
+            if let Some(figures) = self.whole_by_journal(session)? {
+                return Ok(figures);
             }
             session.start_readers()?;
             tokio::select! {
@@ -114,18 +117,23 @@ impl Owner {
             // Nothing is missing: no page needs us, and QEMU's mappings become huge by ordinary faults.
             end_page_service(session)?;
         }
+        let mut recording = None;
         let resumed_at = match &self.guest {
             Guest::Paused(monitor) if run => Some(monitor.resume_guest().await?),
             _ => None,
         };
         if let Some(vm) = vm {
-            // After the guest runs: a record on a slow or full disk must not lengthen the pause, or end it. The journal knows it already.
-            session.node.vms.put_owing(vm).map_err(DestinationError::Record)?;
+            // After the guest runs: a record on a slow or full disk must not lengthen the pause. The journal knows it already.
+            let vms = Arc::clone(&session.node.vms);
+            recording = Some(spawn_blocking(move || vms.put_owing(vm)));
         }
         self.guest = Guest::Settled;
         session.publisher.enter(Phase::Fetch);
-        control.send(&ToSource::Running(Running { resumed_at, pages_left: left })).await?;
-        Ok(())
+        let told = control.send(&ToSource::Running(Running { resumed_at, pages_left: left })).await;
+        if let Some(recording) = recording {
+            recording.await?.map_err(DestinationError::Record)?;
+        }
+        Ok(told?)
     }
 
     /// The monitor of a QEMU that was found again answers.
@@ -226,22 +234,34 @@ impl Owner {
         vmove_node::blocking::spawn_blocking(compare).await.ok().flatten()
     }
 
-    /// Every page is here.
-    fn complete(
-        self,
-        session: &mut Session,
-        figures: message::Complete,
-    ) -> Result<Complete, Box<(Self, End)>> {
+    /// Writes down that every page is here. Not before that may the source hear so, which frees its memory then: a daemon started anew
+    /// would wait for it. The guest does not wait.
+    fn whole_by_journal(&mut self, session: &mut Session) -> Result<Option<message::Complete>, End> {
+        let due = self.tried.is_none_or(|tried| tried.elapsed() >= TRY_AGAIN);
+        let Some(figures) = self.figures.clone().filter(|_| due) else { return Ok(None) };
+        self.tried = Some(Instant::now());
         let kept = Some(Box::new(figures.clone()));
-        if let Err(error) = session.advance_with(DestinationEvent::AllPages, |r| r.complete = kept) {
-            return Err(Box::new((self, error.into())));
+        match session.advance_with(DestinationEvent::AllPages, |r| r.complete = kept) {
+            Ok(()) => {
+                session.publisher.can_write();
+                Ok(Some(figures))
+            }
+            Err(DestinationError::Journal { path, source }) => {
+                session.publisher.cannot_write(&path, &source);
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
         }
+    }
+
+    /// Every page is here.
+    fn complete(self, session: &Session, figures: message::Complete) -> Complete {
         session.publisher.enter(Phase::Finish);
         let unknown = match self.guest {
             Guest::Unknown(connecting) => Some(connecting),
             Guest::Paused(_) | Guest::PausedUnreached(_) | Guest::Settled => None,
         };
-        Ok(Complete { process: self.process, unknown, figures: Box::new(figures) })
+        Complete { process: self.process, unknown, figures: Box::new(figures) }
     }
 }
 

@@ -5,13 +5,16 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
+use tracing::Instrument as _;
 use vmove_qmp::process::QemuProcess;
 
 use super::error::{DestinationError, PageError, PagesLost};
 use super::fill::FillEvent;
 use super::page_connections::PageConnections;
 use super::vm_files::VmFiles;
+use crate::history::answer_for_ended;
 use crate::node::Node;
+use crate::owed;
 use crate::ownership::{DestinationEvent, DestinationState};
 use crate::proto::message::{ToDestination, ToSource};
 use crate::publish::Publisher;
@@ -187,6 +190,38 @@ impl Session {
         })
     }
 
+    /// As [`Session::advance`], for a step that is safe though it is not written down: it is taken, and the line is
+    /// [owed](Self::write_owed).
+    pub(super) fn advance_owing(&mut self, event: DestinationEvent) -> Result<(), DestinationError> {
+        let next = self.state().step(event)?;
+        if next != self.state() {
+            self.write_owing(|r| r.state = next);
+        }
+        Ok(())
+    }
+
+    /// Changes the record, and writes it down if the disk takes it.
+    pub(super) fn write_owing(&mut self, change: impl FnOnce(&mut DestinationRecord)) {
+        if let Err(error) = self.journal.update_owing(change) {
+            self.publisher.cannot_write(self.journal.path(), &error);
+        }
+    }
+
+    /// Waits until it is written down how the session ended, and answers a source that asks. Until then it holds the name of its VM: a process of the
+    /// daemon that finds the older line would take a later VM of that name for what is left of this session.
+    pub(super) async fn write_owed(&mut self) {
+        loop {
+            let arrival = tokio::select! {
+                () = owed::write_owed(&mut self.journal, &self.publisher) => return,
+                Some(arrival) = self.arrivals.recv() => arrival,
+            };
+            if let (LinkKind::Control, Link::Stream(stream)) = (arrival.hello.kind, arrival.link) {
+                let (state, path) = (self.state(), self.journal.path().to_owned());
+                tokio::spawn(answer_for_ended(state, path, stream).in_current_span());
+            }
+        }
+    }
+
     /// Writes a line of the journal.
     pub(super) fn write(
         &mut self,
@@ -295,7 +330,8 @@ impl Session {
 
     /// Removes everything: the guest never was ours. Tells the operator why.
     pub(super) async fn remove(&mut self, process: Option<QemuProcess>, why: String) {
-        if let Err(error) = self.advance(DestinationEvent::PeerAborted) {
+        // Safe without its line: a daemon started anew that finds Filling removes the same, and so it does with Loaded and no QEMU.
+        if let Err(error) = self.advance_owing(DestinationEvent::PeerAborted) {
             tracing::warn!(error = chain(&error), "session ends out of order");
         }
         self.pages.end();
@@ -306,6 +342,7 @@ impl Session {
         }
         self.node.config.monitors.forget(&self.files.layout.qmp_socket).await;
         self.files.remove();
+        self.write_owed().await;
         self.publisher.fail(why, GuestPlace::Source, false);
     }
 

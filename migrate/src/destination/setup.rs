@@ -18,6 +18,7 @@ use super::session::{Arrival, Control, Session};
 use super::verify::SourceHashes;
 use super::vm_files::{self, VmFiles};
 use crate::node::Node;
+use crate::owed;
 use crate::ownership::DestinationState;
 use crate::proto::message::{Accepted, Prepare, ToDestination, ToSource};
 use crate::publish::Publisher;
@@ -27,7 +28,7 @@ use vmove_node::peer::{BoxedStream, Channel, Hello, SessionId};
 use vmove_node::record::VmRecord;
 use vmove_types::check::{Blocker, BlockerCode};
 use vmove_types::problem::chain;
-use vmove_types::progress::{GuestPlace, Phase};
+use vmove_types::progress::{GuestPlace, Outcome, Phase};
 use vmove_types::time::Mono;
 
 /// The source gives up when it has heard nothing for 15 s.
@@ -83,8 +84,11 @@ pub(crate) async fn serve_new(
             }
             phases::run(&mut session, Control::new(channel)).await;
         }
-        Err(error) => {
+        Err(refused) => {
+            let (publisher, error) = *refused;
             let blocker = Blocker::new(BlockerCode::NoRoom, chain(&error));
+            // Its VM is not on its way here: it may be tried again.
+            publisher.finish(Outcome::Refused { blockers: vec![blocker.clone()] });
             let _ = channel.send(&ToSource::Refused(vec![blocker])).await;
         }
     }
@@ -132,7 +136,8 @@ pub(crate) async fn adopt(
             session.publisher.reconnecting(chain(&DestinationError::StartedAnew));
             if state.may_run() {
                 session.publisher.enter(Phase::Fetch);
-                let owner = Owner { process, guest: Guest::Unknown(connecting), state_bytes, hashes };
+                let guest = Guest::Unknown(connecting);
+                let owner = Owner { process, guest, state_bytes, hashes, figures: None, tried: None };
                 phases::run_from_owner(&mut session, owner, None).await;
             } else {
                 session.publisher.enter(Phase::HandOver);
@@ -165,8 +170,8 @@ pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>
         }
     }
     vm_files::remove_files(&tables_of(node, &record));
-    if let Err(error) = journal.update(|r| r.state = DestinationState::Gone) {
-        tracing::warn!(%error, "could not write the journal");
+    if journal.update_owing(|r| r.state = DestinationState::Gone).is_err() {
+        owed::write_later(journal);
     }
 }
 
@@ -190,16 +195,41 @@ pub(crate) fn tidy(node: &Node, record: &DestinationRecord) {
     }
 }
 
+/// After a kill before the record of a VM that came here could be written: the journal has it.
+pub(crate) fn enter_again(node: &Node, record: &DestinationRecord) {
+    let Some(vm) = &record.vm else { return };
+    let alive = vmove_memory::Process::reopen(vm.pid.unsigned_abs(), vm.pid_start).is_ok_and(|p| p.alive());
+    if !alive || node.vms.has(&vm.name) || node.vms.list().iter().any(|other| other.pid == vm.pid) {
+        return;
+    }
+    tracing::warn!(vm = vm.name, pid = vm.pid, "this VM came here, and has no record: entering it again");
+    if let Err(error) = node.vms.put_owing(vm.clone()) {
+        tracing::warn!(vm = vm.name, error = chain(&error), "could not record a VM that came here");
+    }
+}
+
 fn open(
     node: Arc<Node>,
     id: SessionId,
     prepare: Prepare,
     publisher: Publisher,
     arrivals: mpsc::Receiver<Arrival>,
-) -> Result<(Session, Accepted), OpenError> {
+) -> Result<(Session, Accepted), Box<(Publisher, OpenError)>> {
+    match room(&node, id, prepare) {
+        Ok((files, journal, accepted)) => Ok((session(node, journal, publisher, files, arrivals), accepted)),
+        Err(error) => Err(Box::new((publisher, error))),
+    }
+}
+
+/// Makes room, and writes down for what. Nothing is left if that fails.
+fn room(
+    node: &Node,
+    id: SessionId,
+    prepare: Prepare,
+) -> Result<(VmFiles, Journal<DestinationRecord>, Accepted), OpenError> {
     let agreed = vmove_node::peer::negotiate(&prepare.fabrics, &node.config.dialer.fabrics())?;
     let kind = agreed.kind;
-    let files = vm_files::make(&node, id, &prepare)?;
+    let files = vm_files::make(node, id, &prepare)?;
     let accepted = Accepted {
         destination: node.config.node.clone(),
         boot_id: vmove_node::clock::boot_id(),
@@ -239,7 +269,7 @@ fn open(
     let path = node.session_dir(id).join("destination.jsonl");
     let journal = std::fs::create_dir_all(node.session_dir(id)).and_then(|()| Journal::create(&path, record));
     match journal {
-        Ok(journal) => Ok((session(node, journal, publisher, files, arrivals), accepted)),
+        Ok(journal) => Ok((files, journal, accepted)),
         Err(source) => {
             files.remove();
             Err(OpenError::Journal { path, source })

@@ -115,6 +115,18 @@ fn a_destination_with_the_guest_may_be_asked_until_the_source_has_freed_its_side
     }
 }
 
+/// What it says may be that the guest is here: forgotten, it would be answered by "no such session".
+#[test]
+fn a_journal_that_cannot_be_read_is_kept_and_one_that_never_began_is_not() {
+    for side in ["source.jsonl", "destination.jsonl"] {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(side), "{\"cut").unwrap();
+        assert!(nobody_asks(dir.path()), "{side}: its first line was never whole");
+        std::fs::write(dir.path().join(side), "{damaged\n").unwrap();
+        assert!(!nobody_asks(dir.path()), "{side}");
+    }
+}
+
 /// Both ends of a move may be on one node.
 #[test]
 fn both_sides_count_and_a_folder_without_a_journal_answers_nothing() {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use tracing::Instrument as _;
 use vmove_qmp::switchover::Source;
@@ -11,8 +12,10 @@ use super::control::Control;
 use super::error::{SourceError, Stop};
 use super::session::{Session, hello};
 use crate::node::Node;
+use crate::owed;
 use crate::ownership::{SourceEvent, SourceState};
 use crate::proto::message::{SourceStand, ToDestination, ToSource};
+use crate::publish::Publisher;
 use crate::records::SourceRecord;
 use vmove_node::journal::Journal;
 use vmove_node::peer::{Channel, HelloError, LinkError, LinkKind};
@@ -55,7 +58,8 @@ impl Undo for Untouched {
 
 /// Ends the session before the hand-over.
 pub(super) async fn abort(mut session: Session, stop: Stop, mut phase: impl Undo) {
-    if let Err(error) = session.advance(SourceEvent::GiveUp) {
+    // Safe without its line: a daemon started anew that finds Warm or Stopped comes to the same end.
+    if let Err(error) = session.advance_owing(SourceEvent::GiveUp) {
         return session.end_badly(chain(&error), GuestPlace::PausedAtSource);
     }
     // The guest first: it may be waiting.
@@ -73,9 +77,12 @@ pub(super) async fn abort(mut session: Session, stop: Stop, mut phase: impl Undo
     }
     // Ends the conversation; a destination that had not loaded the state drops everything then.
     drop(phase);
+    let (written, is_written) = oneshot::channel();
     if session.journal.record().untold {
-        tell_later(&session.node, session.journal.record().clone());
+        tell_later(&session.node, session.journal.record().clone(), Some(is_written));
     }
+    session.write_owed().await;
+    let _ = written.send(());
     match (back, stop) {
         (Err(error), _) => not_back(&session, &why, &error),
         (Ok(()), Stop::Refused(blockers)) => session.publisher.finish(Outcome::Refused { blockers }),
@@ -88,12 +95,7 @@ pub(super) async fn abort(mut session: Session, stop: Stop, mut phase: impl Undo
 
 /// A daemon started anew leaves the guest alone from now on: what stops it later is somebody else's wish.
 pub(super) fn note_resumed(session: &mut Session) {
-    if let Err(error) = session.write(|r| r.to_resume = false) {
-        tracing::warn!(
-            error = chain(&error),
-            "a daemon started anew would look whether this guest runs again"
-        );
-    }
+    session.write_owing(|r| r.to_resume = false);
 }
 
 /// The guest should run here again and does not.
@@ -126,8 +128,8 @@ pub(super) async fn cancel_qemu(qemu: &Source) -> Result<(), SourceError> {
 }
 
 /// Tells the destination, in the background and until it has heard, that the guest stays here: until then it keeps a paused QEMU, and
-/// the memory for it.
-pub(crate) fn tell_later(node: &Arc<Node>, record: SourceRecord) {
+/// the memory for it. With `written` it is noted only after that: until then somebody else writes the journal.
+pub(crate) fn tell_later(node: &Arc<Node>, record: SourceRecord, written: Option<oneshot::Receiver<()>>) {
     let node = Arc::clone(node);
     let telling = async move {
         let mut pause = Duration::from_millis(100);
@@ -139,6 +141,9 @@ pub(crate) fn tell_later(node: &Arc<Node>, record: SourceRecord) {
             }
             sleep(pause).await;
             pause = (pause * 2).min(TELL_INTERVAL);
+        }
+        if let Some(written) = written {
+            let _ = written.await;
         }
         let path = node.session_dir(record.id).join("source.jsonl");
         let told =
@@ -172,18 +177,28 @@ async fn tell(node: &Node, record: &SourceRecord) -> Result<(), SourceError> {
 }
 
 /// Puts back, in a new life of the daemon, what a session had done before the hand-over. Write tracking ended with the old one.
-pub(crate) async fn put_back(node: Arc<Node>, mut journal: Journal<SourceRecord>) -> Result<(), SourceError> {
+/// The guest does not wait for the journal; the caller does, and holds the VM meanwhile.
+pub(crate) async fn put_back(
+    node: Arc<Node>,
+    mut journal: Journal<SourceRecord>,
+    publisher: &Publisher,
+) -> Result<(), SourceError> {
     let next = journal.record().state.step(SourceEvent::GiveUp)?;
-    let path = journal.path().to_owned();
-    let unwritten = |source| SourceError::Journal { path: path.clone(), source };
-    journal.update(|r| r.enter(next)).map_err(unwritten)?;
+    if let Err(error) = journal.update_owing(|r| r.enter(next)) {
+        publisher.cannot_write(journal.path(), &error);
+    }
     let record = journal.record().clone();
     let client = node.config.monitors.client(&record.vm.qmp_socket).await.map_err(SourceError::Monitor)?;
     let attached = Source::attach(&client, record.was_running).await;
     cancel_qemu(&attached.map_err(SourceError::qemu("be asked about its migration"))?).await?;
-    journal.update(|r| r.to_resume = false).map_err(unwritten)?;
-    if record.untold {
-        tell_later(&node, record);
+    if let Err(error) = journal.update_owing(|r| r.to_resume = false) {
+        publisher.cannot_write(journal.path(), &error);
     }
+    let (written, is_written) = oneshot::channel();
+    if record.untold {
+        tell_later(&node, record, Some(is_written));
+    }
+    owed::write_owed(&mut journal, publisher).await;
+    let _ = written.send(());
     Ok(())
 }

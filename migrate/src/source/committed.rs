@@ -267,14 +267,13 @@ impl Committed {
         report.paused = running.resumed_at.is_none();
         // For a life of the daemon after this one; without it only the figures would be lost.
         let report = report.clone();
-        if let Err(error) = session.write(|r| r.report = report) {
-            tracing::warn!(error = chain(&error), "the downtime is not in the journal");
-        }
+        session.write_owing(|r| r.report = report);
     }
 
     /// The commit came too late: the destination's QEMU had ended without ever running the guest, which goes on here.
     async fn take_back(self, mut session: Session, control: Option<Control>) {
-        if let Err(error) = session.advance(SourceEvent::PeerGone) {
+        // Safe without its line: a daemon started anew that finds Committed asks, and the destination stays gone.
+        if let Err(error) = session.advance_owing(SourceEvent::PeerGone) {
             return session.end_badly(chain(&error), GuestPlace::PausedAtSource);
         }
         let back = self.kept.bring_guest_back(&session).await;
@@ -288,6 +287,7 @@ impl Committed {
         if let Some(mut control) = control {
             stop = last_words(&session, &mut control, stop).await;
         }
+        session.write_owed().await;
         match back {
             Ok(()) => session.end_badly(stop.why(), GuestPlace::Source),
             Err(error) => not_back(&session, &stop.why(), &error),

@@ -112,8 +112,6 @@ pub(crate) enum ReleaseError {
     File { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Record(#[from] VmStoreError),
-    #[error(transparent)]
-    Journal(Box<SourceError>),
 }
 
 /// Why pages could not be named as zero or data.

@@ -145,12 +145,13 @@ async fn run(mut session: Session, limits: &Limits) {
     if let Err(stop) = limits.run(stopped.run(&mut session).instrument(phase("Stopped"))).await {
         return undo(session, stop, stopped).await;
     }
-    match stopped.commit(&mut session) {
-        Ok((committed, control)) => {
-            committed.run(session, Some(control)).instrument(phase("Committed")).await;
-        }
-        Err(error) => session.end_badly(chain(&error), GuestPlace::PausedAtSource),
+    // Not without its line: a daemon started anew would have the guest go on here, while it runs there.
+    if let Err(error) = session.advance(SourceEvent::PeerLoaded) {
+        session.cut_back().await;
+        return undo(session, error.into(), stopped).await;
     }
+    let (committed, control) = stopped.commit(&session);
+    committed.run(session, Some(control)).instrument(phase("Committed")).await;
 }
 
 async fn undo(session: Session, stop: Stop, from: impl Undo) {
@@ -167,7 +168,8 @@ pub(crate) async fn go_on(node: Arc<Node>, journal: Journal<SourceRecord>, publi
         _ => Mode::Hybrid,
     };
     let mut session = Session::new(node, journal, publisher, report, mode);
-    if let Err(error) = session.advance(SourceEvent::PeerLoaded) {
+    // It is in this state: the line has only the report.
+    if let Err(error) = session.advance_owing(SourceEvent::PeerLoaded) {
         return session.end_badly(chain(&error), GuestPlace::PausedAtSource);
     }
     session.publisher.enter(Phase::HandOver);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::error::{SourceError, Stop, unexpected};
 use crate::node::Node;
+use crate::owed;
 use crate::ownership::{SourceEvent, SourceState};
 use crate::proto::message::{Counted, ToSource};
 use crate::publish::Publisher;
@@ -67,6 +68,35 @@ impl Session {
             r.enter(next);
             r.report = report;
         })
+    }
+
+    /// The same for a step that is safe though it is not written down: it is taken, and the line is [owed](Self::write_owed).
+    pub(super) fn advance_owing(&mut self, event: SourceEvent) -> Result<(), SourceError> {
+        let next = self.state().step(event)?;
+        let report = self.report.clone();
+        self.write_owing(|r| {
+            r.enter(next);
+            r.report = report;
+        });
+        Ok(())
+    }
+
+    /// Changes the record, and writes it down if the disk takes it.
+    pub(super) fn write_owing(&mut self, change: impl FnOnce(&mut SourceRecord)) {
+        if let Err(error) = self.journal.update_owing(change) {
+            self.publisher.cannot_write(self.journal.path(), &error);
+        }
+    }
+
+    /// Waits until everything is written down. Whoever ends the session waits first: until then it holds its VM, and no other migration
+    /// may take the guest away while a journal says that it is to go on here.
+    pub(super) async fn write_owed(&mut self) {
+        owed::write_owed(&mut self.journal, &self.publisher).await;
+    }
+
+    /// After a step that was not taken: waits until no later process of the daemon can take it for one that was.
+    pub(super) async fn cut_back(&mut self) {
+        owed::cut_back(&mut self.journal, &self.publisher).await;
     }
 
     /// Writes a line of the journal.

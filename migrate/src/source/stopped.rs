@@ -15,7 +15,6 @@ use super::final_pages::FinalPages;
 use super::page_service::PageService;
 use super::session::Session;
 use super::stopped_qemu::{Kept, Qemu, Relay, cancel_stop};
-use crate::ownership::SourceEvent;
 use crate::proto::message::{DestinationStand, Final, ToDestination, ToSource};
 use vmove_types::progress::Phase;
 use vmove_types::time::Mono;
@@ -81,17 +80,14 @@ impl Stopped {
         Ok(())
     }
 
-    /// Gives the guest up: from here on it is the destination's.
-    pub(super) fn commit(self, session: &mut Session) -> Result<(Committed, Control), SourceError> {
-        session.advance(SourceEvent::PeerLoaded)?;
+    /// The guest is given up, and the journal says so: from here on it is the destination's.
+    pub(super) fn commit(self, session: &Session) -> (Committed, Control) {
         session.publisher.enter(Phase::HandOver);
         let Self { monitor, qemu, relay, control, pages, guest } = self;
         let StoppedGuest { at, was_running, last } = guest;
         let qemu = Qemu { monitor, source: qemu, stopped_at: was_running.then_some(at), _relay: relay };
-        Ok((
-            Committed { kept: Kept::InMemory(qemu), serving: Some((pages, last)), runs_there: false },
-            control,
-        ))
+        let kept = Kept::InMemory(qemu);
+        (Committed { kept, serving: Some((pages, last)), runs_there: false }, control)
     }
 }
 

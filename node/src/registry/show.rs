@@ -116,8 +116,11 @@ fn summary(record: &VmRecord, status: String, migration: Option<String>) -> VmSu
     }
 }
 
-/// What a VM waits for whose migration has lost the other side.
+/// What a VM waits for whose migration has lost the other side, or cannot write its journal.
 fn waiting(session: &Progress) -> Option<String> {
+    if session.unwritten.is_some() {
+        return session.unwritten.clone();
+    }
     let what = match session.role {
         Role::Source => "its destination",
         Role::Destination => "pages from",

@@ -68,24 +68,28 @@ pub fn remove(path: &Path) {
     }
 }
 
-/// Cleans up after starts that an earlier daemon did not live to finish.
-pub async fn sweep(run_dir: &Path, vms: &VmStore) {
-    let Ok(entries) = std::fs::read_dir(run_dir) else { return };
-    for dir in entries.flatten().map(|e| e.path()) {
-        let Ok(text) = std::fs::read(dir.join(NOTE)) else { continue };
-        let Ok(note) = serde_json::from_slice::<Note>(&text) else { continue };
-        if vms.has(&note.name) {
-            done(&dir);
-            continue;
-        }
-        tracing::warn!(vm = %note.name, "an earlier vmoved was ended while it started this VM: cleaning up");
-        match end_started_in(&dir).await {
-            Ok(ended) if ended.is_empty() => {}
-            Ok(ended) => tracing::warn!(vm = %note.name, ?ended, "ended QEMUs that have no record"),
-            Err(error) => tracing::error!(vm = %note.name, %error, "a QEMU does not end"),
-        }
-        let _ = run_blocking(move || undo(&dir, &note)).await;
+/// Starts that an earlier daemon did not live to finish: the folder of each VM, and what was made for it.
+pub fn left(run_dir: &Path, vms: &VmStore) -> Vec<(PathBuf, Note)> {
+    let entries = std::fs::read_dir(run_dir).into_iter().flatten().flatten();
+    let note = |dir: PathBuf| {
+        let text = std::fs::read(dir.join(NOTE)).ok()?;
+        Some((dir, serde_json::from_slice::<Note>(&text).ok()?))
+    };
+    let (finished, left): (Vec<_>, Vec<_>) =
+        entries.filter_map(|entry| note(entry.path())).partition(|(_, note)| vms.has(&note.name));
+    finished.iter().for_each(|(dir, _)| done(dir));
+    left
+}
+
+/// Cleans up after a start that was not finished.
+pub async fn clean(dir: PathBuf, note: Note) {
+    tracing::warn!(vm = %note.name, "an earlier vmoved was ended while it started this VM: cleaning up");
+    match end_started_in(&dir).await {
+        Ok(ended) if ended.is_empty() => {}
+        Ok(ended) => tracing::warn!(vm = %note.name, ?ended, "ended QEMUs that have no record"),
+        Err(error) => tracing::error!(vm = %note.name, %error, "a QEMU does not end"),
     }
+    let _ = run_blocking(move || undo(&dir, &note)).await;
 }
 
 #[cfg(test)]
@@ -104,7 +108,9 @@ mod tests {
         let orphan =
             vmove_qmp::QemuProcess::spawn(&argv, &vm_dir, &vmove_qmp::process::log_in(&vm_dir)).unwrap();
         let vms = VmStore::open(&dir.path().join("vms")).unwrap();
-        sweep(&run, &vms).await;
+        for (dir, note) in left(&run, &vms) {
+            clean(dir, note).await;
+        }
         assert!(!orphan.alive());
         assert!(!ram.exists() && !vm_dir.exists());
     }

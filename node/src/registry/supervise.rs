@@ -16,8 +16,15 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 impl Registry {
     /// Takes up the VMs that an earlier daemon left behind. A QEMU that is gone is reported and cleaned up by its watcher,
     /// once the migrations have been taken up: one of them may hold it.
-    pub async fn readopt(self: &Arc<Self>) {
-        starting::sweep(&self.run_dir, &self.vms).await;
+    /// Starts that were not finished are undone by tasks of their own, which hold the names.
+    pub fn readopt(self: &Arc<Self>) {
+        for (dir, note) in starting::left(&self.run_dir, &self.vms) {
+            let reserved = self.reserve(&note.name);
+            tokio::spawn(async move {
+                starting::clean(dir, note).await;
+                drop(reserved);
+            });
+        }
         for record in self.vms.list() {
             let alive = process_of(&record).is_some();
             tracing::info!(vm = %record.name, pid = record.pid, alive, "VM of an earlier vmoved");

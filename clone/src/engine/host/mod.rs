@@ -107,17 +107,22 @@ impl ForkEngine {
     }
 
     /// Takes up what an earlier life of the daemon left of forks from other nodes.
-    pub(super) async fn recover_hosted(&self) {
+    pub(super) fn recover_hosted(self: &Arc<Self>) {
         let dir = self.hosted();
         for record in HostRecord::left(&dir) {
             tracing::warn!(fork = %record.fork, parent = %record.parent, node = %record.node,
                 "an earlier vmoved was ended in a fork from another node: cleaning up");
-            if record.fetching {
-                self.end_those_that_fetched(&record).await;
-            } else {
-                self.end_those_that_never_ran(&record.children).await;
-            }
-            record.close(&dir);
+            let (engine, dir) = (self.clone(), dir.clone());
+            let held = self.hold(record.children.iter());
+            tokio::spawn(async move {
+                if record.fetching {
+                    engine.end_those_that_fetched(&record).await;
+                } else {
+                    engine.end_those_that_never_ran(&record.children).await;
+                }
+                record.close(&dir);
+                drop(held);
+            });
         }
     }
 

@@ -50,6 +50,18 @@ impl HostRecord {
     /// Those that an earlier life of the daemon left.
     pub fn left(dir: &Path) -> Vec<Self> {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-        entries.filter_map(|entry| serde_json::from_slice(&std::fs::read(entry.path()).ok()?).ok()).collect()
+        let read = |path: PathBuf| {
+            let text = std::fs::read(&path).map_err(|error| error.to_string());
+            match text.and_then(|text| serde_json::from_slice(&text).map_err(|error| error.to_string())) {
+                Ok(record) => Some(record),
+                Err(error) => {
+                    tracing::error!(path = %path.display(), error, "the record of a fork from another node cannot be read: it stays");
+                    None
+                }
+            }
+        };
+        let records =
+            entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "json"));
+        records.filter_map(read).collect()
     }
 }

@@ -126,18 +126,36 @@ impl ServedImages {
     }
 
     /// Takes up what an earlier life served.
-    pub(super) async fn recover_exports(&self) {
-        for mut record in self.left::<ExportRecord>("out") {
-            let (session, dir) = (record.session, self.folder("out", record.session));
-            if record.servers.len() != record.images.len() || !record.all_live() {
-                // One that was started and not yet written down would be in the way of another.
-                end_servers(&dir).await;
-                record.servers.clear();
-                if let Err(error) = record.serve(&dir).await {
-                    tracing::error!(fork = %record.fork, why = %chain(&error), "images cannot be served again: trying on");
-                }
-            }
-            self.lock().exports.insert(session, Export { record, settled: true });
+    pub(super) fn find_exports(&self) {
+        for record in self.left::<ExportRecord>("out") {
+            self.lock().exports.insert(record.session, Export { record, settled: true });
+        }
+    }
+
+    /// Starts servers again that have ended meanwhile, all at the same time.
+    async fn start_servers_again(self: &Arc<Self>) {
+        let records: Vec<ExportRecord> = self.lock().exports.values().map(|e| e.record.clone()).collect();
+        let mut starting = JoinSet::new();
+        for record in records {
+            let images = Arc::clone(self);
+            starting.spawn(async move { images.start_again(record).await });
+        }
+        while starting.join_next().await.is_some() {}
+    }
+
+    async fn start_again(&self, mut record: ExportRecord) {
+        if record.servers.len() == record.images.len() && record.all_live() {
+            return;
+        }
+        let dir = self.folder("out", record.session);
+        // One that was started and not yet written down would be in the way of another.
+        end_servers(&dir).await;
+        record.servers.clear();
+        if let Err(error) = record.serve(&dir).await {
+            tracing::error!(fork = %record.fork, why = %chain(&error), "images cannot be served again: trying on");
+        }
+        if let Some(export) = self.lock().exports.get_mut(&record.session) {
+            export.record = record;
         }
     }
 
@@ -272,6 +290,7 @@ async fn start(program: &Path, image: &Image, number: usize, dir: &Path) -> Resu
 impl ForkEngine {
     /// Looks after what is served here: servers that have ended are started again, and end when no host reads. Never returns.
     pub(super) async fn serve_exports(self: Arc<Self>) {
+        self.images.start_servers_again().await;
         loop {
             tokio::time::sleep(LOOK_INTERVAL).await;
             let exports: Vec<(ExportRecord, bool)> = {

@@ -102,7 +102,7 @@ impl ServedImages {
 }
 
 impl ForkEngine {
-    /// Takes up what an earlier life served, and was served.
+    /// Takes up what an earlier life served, and was served. Servers that have ended are started again by [`ForkEngine::serve_disks`].
     pub(super) async fn recover_disks(&self) {
         let (images, peers) = (self.images.clone(), self.peers.clone());
         // Sockets are listened on by tasks.
@@ -111,11 +111,11 @@ impl ForkEngine {
             let _entered = runtime.enter();
             images.remove_links();
             images.recover_relays(&peers);
+            images.find_exports();
         };
         if let Err(error) = run_blocking(work).await {
             tracing::error!(%error, "disks of forks are not taken up");
         }
-        self.images.recover_exports().await;
     }
 
     /// Looks after disks of forks to and from other nodes. Never returns.

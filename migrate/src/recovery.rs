@@ -1,0 +1,276 @@
+//! Sessions that an earlier process of this daemon left behind, or that have given up, are taken up where their journals say that they
+//! stand.
+//!
+//! Guests that run here and lack pages come first: they may be frozen until somebody fetches those. Nothing that may take long (a QEMU
+//! whose monitor hangs, one that is to be ended) is waited for: each session is settled by a task of its own, and holds its VM meanwhile.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tracing::Instrument as _;
+
+use crate::destination;
+use crate::engine::{ARRIVALS, Engine, EngineError, Handle, session_span};
+use crate::history::{may_have_moved, session_ids, unreadable};
+use crate::ownership::{DestinationState, SourceState};
+use crate::publish::Publisher;
+use crate::records::{DestinationRecord, SourceRecord};
+use crate::source;
+use vmove_node::journal::Journal;
+use vmove_node::peer::{SessionId, Token};
+use vmove_types::problem::chain;
+use vmove_types::progress::{GuestPlace, Role};
+
+impl Engine {
+    /// Takes up guests that are ours and lack pages, then those that wait for the commit. Call this before anything else, and the listener
+    /// next: their sources dial.
+    pub fn resume_owners(self: &Arc<Self>) {
+        let mut loaded = Vec::new();
+        for id in session_ids(&self.node.config.sessions_dir) {
+            let path = self.node.session_dir(id).join("destination.jsonl");
+            match Journal::<DestinationRecord>::open_begun(&path) {
+                Ok(Some(journal)) => match journal.record().state {
+                    DestinationState::Owner if !journal.record().abandoned => self.adopt(journal),
+                    DestinationState::Loaded => loaded.push(journal),
+                    _ => {}
+                },
+                Ok(None) => {}
+                Err(error) => {
+                    let about = Journal::<DestinationRecord>::read_older(&path);
+                    let about = about.map(|r| (r.prepare.vm, r.prepare.source));
+                    self.enter_unreadable(id, &path, Role::Destination, about, &error);
+                }
+            }
+        }
+        loaded.into_iter().for_each(|journal| self.adopt(journal));
+    }
+
+    /// Takes up every other session. Returns as soon as each has its task.
+    pub fn resume_others(self: &Arc<Self>) {
+        let ids = session_ids(&self.node.config.sessions_dir);
+        let mut removing = JoinSet::new();
+        for id in &ids {
+            let path = self.node.session_dir(*id).join("destination.jsonl");
+            // What cannot be read was entered before.
+            let Ok(Some(journal)) = Journal::<DestinationRecord>::open_begun(&path) else { continue };
+            let known = self.lock().contains_key(id);
+            match journal.record().state {
+                _ if known => {}
+                DestinationState::Filling => drop(removing.spawn(Arc::clone(self).discard(journal))),
+                _ => self.tidy(journal.record()),
+            }
+        }
+        for id in ids {
+            let path = self.node.session_dir(id).join("source.jsonl");
+            match Journal::<SourceRecord>::open_begun(&path) {
+                Ok(Some(journal)) => {
+                    if let Some(publisher) = self.enter_source(journal.record()) {
+                        let span = session_span(id, "source");
+                        tokio::spawn(Arc::clone(self).settle_source(journal, publisher).instrument(span));
+                    }
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    let about = Journal::<SourceRecord>::read_older(&path).map(|r| (r.vm.name, r.to.name));
+                    self.enter_unreadable(id, &path, Role::Source, about, &error);
+                }
+            }
+        }
+        let engine = Arc::clone(self);
+        tokio::spawn(async move {
+            removing.join_all().await;
+            // Sources dial; a source that is told "no such session" believes it.
+            engine.recovered.store(true, Ordering::Release);
+            engine.forget_old();
+        });
+    }
+
+    /// Lists a session of which nobody knows where it stands. `about`: VM and peer, if an older line names them.
+    fn enter_unreadable(
+        &self,
+        id: SessionId,
+        path: &Path,
+        role: Role,
+        about: Option<(String, String)>,
+        error: &std::io::Error,
+    ) {
+        let span = session_span(id, if role == Role::Source { "source" } else { "destination" });
+        span.in_scope(|| tracing::error!(path = %path.display(), %error, "a journal cannot be read: nothing is done with this migration"));
+        let listed = unreadable(id, path, role, about, error);
+        let (publisher, progress) = Publisher::new(&listed.id, &listed.vm, role, &listed.peer);
+        self.register(id, &listed.vm, role, Token::default(), (progress, publisher.abandon()), None);
+        publisher.finish(listed.outcome);
+    }
+
+    /// Enters a session from here that has something to do, so that it holds its VM.
+    fn enter_source(&self, r: &SourceRecord) -> Option<Publisher> {
+        match r.state {
+            // Or an operator has freed what was left here of a guest that was given away.
+            SourceState::Released | SourceState::Committed if r.freed => return None,
+            SourceState::Aborted if !self.may_be_left_stopped(r) => {
+                if r.untold {
+                    source::tell_later(&self.node, r.clone(), None);
+                }
+                return None;
+            }
+            _ => {}
+        }
+        let (publisher, progress) = Publisher::new(&r.id.to_string(), &r.vm.name, Role::Source, &r.to.name);
+        self.register(r.id, &r.vm.name, Role::Source, r.token, (progress, publisher.abandon()), None);
+        Some(publisher)
+    }
+
+    async fn settle_source(self: Arc<Self>, journal: Journal<SourceRecord>, publisher: Publisher) {
+        let r = journal.record().clone();
+        if r.state == SourceState::Aborted && !self.is_stopped(&r).await {
+            if r.untold {
+                source::tell_later(&self.node, r.clone(), None);
+            }
+            // The journal answers for it.
+            self.lock().remove(&r.id);
+            return;
+        }
+        tracing::info!(vm = r.vm.name, state = %r.state, "taking up a migration from here");
+        if matches!(r.state, SourceState::Committed | SourceState::Released) {
+            return source::go_on(Arc::clone(&self.node), journal, publisher).await;
+        }
+        if may_have_moved(&self.node.config.sessions_dir, &r.vm, r.id) {
+            let why = "Another migration has given this guest away, or its journal cannot be read: it is not resumed here";
+            return publisher.fail(why, GuestPlace::PausedAtSource, false);
+        }
+        match source::put_back(Arc::clone(&self.node), journal, &publisher).await {
+            Ok(()) => publisher.fail(
+                "The daemon was started anew before the hand-over: the guest goes on at the source",
+                GuestPlace::Source,
+                false,
+            ),
+            Err(error) => publisher.fail(
+                format!("The guest did not resume at the source: {}", chain(&error)),
+                GuestPlace::PausedAtSource,
+                false,
+            ),
+        }
+    }
+
+    /// Whether the guest of a session that was called off may not have been brought back, because the daemon was killed in between. A guest
+    /// that another session gave away is stopped too, and must stay so: it runs at that destination.
+    fn may_be_left_stopped(&self, r: &SourceRecord) -> bool {
+        let Ok(vm) = self.node.vms.get(&r.vm.name) else { return false };
+        let same = (vm.pid, vm.pid_start) == (r.vm.pid, r.vm.pid_start);
+        same && r.was_running && r.to_resume && !may_have_moved(&self.node.config.sessions_dir, &r.vm, r.id)
+    }
+
+    /// Whether QEMU is stopped as only we do it.
+    async fn is_stopped(&self, r: &SourceRecord) -> bool {
+        let Ok(client) = self.node.config.monitors.client(&r.vm.qmp_socket).await else { return false };
+        let status =
+            client.execute_raw("query-status", serde_json::Value::Null, Duration::from_secs(5)).await;
+        // `paused` alone may be an operator's wish of later; these two are ours.
+        status.is_ok_and(|s| {
+            matches!(s.get("status").and_then(|s| s.as_str()), Some("postmigrate" | "finish-migrate"))
+        })
+    }
+
+    /// Of a session that has ended, or that an operator has ended.
+    fn tidy(&self, r: &DestinationRecord) {
+        if r.state == DestinationState::Complete {
+            destination::enter_again(&self.node, r);
+        }
+        destination::tidy(&self.node, r);
+    }
+
+    async fn discard(self: Arc<Self>, journal: Journal<DestinationRecord>) {
+        let r = journal.record();
+        let span = session_span(r.id, "destination");
+        span.in_scope(|| {
+            tracing::info!(
+                vm = r.prepare.vm,
+                "removing what is left of a migration to here that never owned the guest"
+            );
+        });
+        destination::discard(&self.node, journal).instrument(span).await;
+    }
+
+    /// Takes up a session in Loaded or Owner.
+    fn adopt(self: &Arc<Self>, journal: Journal<DestinationRecord>) {
+        let r = journal.record();
+        let span = session_span(r.id, "destination");
+        span.in_scope(
+            || tracing::info!(vm = r.prepare.vm, state = %r.state, "taking up a migration to here"),
+        );
+        if r.state == DestinationState::Owner {
+            destination::enter_again(&self.node, r);
+        }
+        let (publisher, progress) =
+            Publisher::new(&r.id.to_string(), &r.prepare.vm, Role::Destination, &r.prepare.source);
+        let (sender, arrivals) = mpsc::channel(ARRIVALS);
+        let ends = (progress, publisher.abandon());
+        self.register(r.id, &r.prepare.vm, Role::Destination, r.prepare.token, ends, Some(sender));
+        let adopted = destination::adopt(Arc::clone(&self.node), journal, publisher, arrivals);
+        tokio::spawn(adopted.instrument(span));
+    }
+
+    /// `vmove recover`: tries again what a session gave up on, on the side that owns the guest.
+    ///
+    /// # Errors
+    /// [`EngineError::UnknownSession`], [`EngineError::NothingToRecover`], or that the journal cannot be read.
+    pub async fn recover(self: &Arc<Self>, id: &str) -> Result<(), EngineError> {
+        let id = self.resolve(id)?;
+        let running = self.lock().get(&id).is_some_and(Handle::is_running);
+        if running {
+            return Err(EngineError::NothingToRecover(id, "still at work".to_owned()));
+        }
+        let dir = self.node.session_dir(id);
+        let path = dir.join("source.jsonl");
+        let unusable = |path: &Path| {
+            let path = path.to_owned();
+            move |source| EngineError::Io { path, source }
+        };
+        if let Some(journal) = Journal::<SourceRecord>::open_begun(&path).map_err(unusable(&path))? {
+            return self.recover_source(id, journal).await;
+        }
+        let path = dir.join("destination.jsonl");
+        let journal = Journal::<DestinationRecord>::open(&path).map_err(unusable(&path))?;
+        match journal.record().state {
+            DestinationState::Gone => {
+                Err(EngineError::NothingToRecover(id, "gone: the guest is at the source".to_owned()))
+            }
+            DestinationState::Complete => Err(EngineError::NothingToRecover(id, "complete".to_owned())),
+            DestinationState::Owner if journal.record().abandoned => {
+                Err(EngineError::NothingToRecover(id, "ended by an operator".to_owned()))
+            }
+            DestinationState::Filling => {
+                Arc::clone(self).discard(journal).await;
+                Ok(())
+            }
+            DestinationState::Loaded | DestinationState::Owner => {
+                self.adopt(journal);
+                Ok(())
+            }
+        }
+    }
+
+    async fn recover_source(
+        self: &Arc<Self>,
+        id: SessionId,
+        journal: Journal<SourceRecord>,
+    ) -> Result<(), EngineError> {
+        let r = journal.record();
+        if matches!(r.state, SourceState::Released | SourceState::Committed) && r.freed {
+            return Err(EngineError::NothingToRecover(id, "complete".to_owned()));
+        }
+        if r.state == SourceState::Aborted && !(self.may_be_left_stopped(r) && self.is_stopped(r).await) {
+            let why = "called off, and the guest is back at the source";
+            return Err(EngineError::NothingToRecover(id, why.to_owned()));
+        }
+        if let Some(publisher) = self.enter_source(r) {
+            let span = session_span(id, "source");
+            tokio::spawn(Arc::clone(self).settle_source(journal, publisher).instrument(span));
+        }
+        Ok(())
+    }
+}
