@@ -18,6 +18,7 @@ use vmove_qmp::cmdline::{ChildIdentity, Nic};
 use vmove_qmp::switchover::{Destination, DestinationOptions, Inbound, StateSender};
 use vmove_qmp::{Client, CommandLine, QemuProcess, RamFileSpec, RunLayout};
 use vmove_types::check::{Blocker, BlockerCode};
+use vmove_types::fork_report::LoadWrite;
 use vmove_types::time::Mono;
 
 use crate::disk::{self, Disk, Images, Overlay};
@@ -303,11 +304,12 @@ impl Child {
         written.map_err(|e| CloneError::Task(format!("the device state could not be sent to QEMU: {e}")))
     }
 
-    /// Compares its memory with the template. It must not have run.
+    /// Compares its memory with the template, and gives back what was written there while the device state was loaded. It must not have
+    /// run.
     ///
     /// # Errors
     /// [`CloneError::Differs`].
-    pub async fn verify(&self, template: &[PathBuf]) -> Result<(), CloneError> {
+    pub async fn verify(&self, template: &[PathBuf]) -> Result<Vec<LoadWrite>, CloneError> {
         let (name, generation) = (self.plan.identity.name.clone(), self.plan.identity.generation.clone());
         let (process, mappings, paths) =
             (Arc::clone(&self.process), self.mappings.clone(), template.to_vec());
@@ -320,7 +322,7 @@ impl Child {
                 files: &files,
                 generation: &generation,
             };
-            comparison.run().map(drop)
+            comparison.run()
         })
         .await
     }

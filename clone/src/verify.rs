@@ -1,18 +1,22 @@
 //! A child's memory compared with the template, byte for byte, before the child runs.
+//!
+//! What QEMU and KVM write there while they load the device state is told apart from damage: see `verify/written.rs`.
+
+mod written;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use uuid::Uuid;
 use vmove_memory::{ByteRange, PageSize, Process, QemuMapping, RamFile, touched_in_qemu};
+use vmove_types::fork_report::LoadWrite;
 
+use self::written::{Write, Writers};
 use crate::CloneError;
 
 /// Bytes compared at once.
 const PART: u64 = 1 << 20;
 const PAGE: usize = 4096;
-/// Bytes of a VM Generation ID.
-const GENERATION: usize = 16;
 
 /// What is compared.
 #[derive(Debug)]
@@ -25,20 +29,21 @@ pub struct Comparison<'a> {
     pub mappings: &'a [QemuMapping],
     /// The template's files, in the order of `file_index`.
     pub files: &'a [RamFile],
-    /// The child's VM Generation ID, which QEMU has written into its memory by now: the only bytes that may differ.
+    /// The child's VM Generation ID, which QEMU has written into its memory by now.
     pub generation: &'a str,
 }
 
 impl Comparison<'_> {
-    /// Compares everything. Returns how many bytes were compared.
+    /// Compares everything. Returns what was written while the device state was loaded: nothing else differs.
     ///
     /// # Errors
-    /// [`CloneError::Differs`] with the first difference.
-    pub fn run(&self) -> Result<u64, CloneError> {
+    /// [`CloneError::Differs`] with the first other difference.
+    pub fn run(&self) -> Result<Vec<LoadWrite>, CloneError> {
         let path = format!("/proc/{}/mem", self.process.pid());
         let memory = File::open(&path).map_err(CloneError::io("read", path.as_ref()))?;
-        let generation = Uuid::parse_str(self.generation).map_or([0; GENERATION], |id| id.to_bytes_le());
-        let mut compared = 0;
+        let generation = Uuid::parse_str(self.generation).ok().map(|id| id.to_bytes_le());
+        let by = Writers { generation, kvm: has_kvm(self.process) };
+        let mut written = Vec::new();
         for mapping in self.mappings {
             let file = &self.files[mapping.file_index];
             let template = File::open(file.path()).map_err(CloneError::io("read", file.path()))?;
@@ -52,16 +57,18 @@ impl Comparison<'_> {
                         .read_exact_at(&mut a, hva)
                         .map_err(CloneError::io("read memory of", path.as_ref()))?;
                     template.read_exact_at(&mut b, at).map_err(CloneError::io("read", file.path()))?;
-                    found.compare(at, &a, &b, generation);
-                    compared += len as u64;
+                    found.compare(at, &a, &b, by);
                 }
             }
             if let Some(first) = found.first {
                 let (child, file) = (self.child.to_owned(), file.path().display().to_string());
                 return Err(CloneError::Differs { child, file, pages: found.pages, first });
             }
+            let block = mapping.file_index;
+            let write = |w: &Write| LoadWrite { what: w.what, block, offset: w.at, bytes: w.bytes };
+            written.extend(found.written.iter().map(write));
         }
-        Ok(compared)
+        Ok(written)
     }
 
     /// What has memory on either side. Everywhere else both are holes, and looking at them would fill them.
@@ -91,35 +98,38 @@ pub(crate) fn merged(mut ranges: Vec<ByteRange>) -> Vec<ByteRange> {
     out
 }
 
+/// Whether the guest of this QEMU runs under KVM: it has a virtual machine open there.
+fn has_kvm(process: &Process) -> bool {
+    let open = std::fs::read_dir(format!("/proc/{}/fd", process.pid())).into_iter().flatten().flatten();
+    let mut targets = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    targets.any(|target| target.as_os_str() == "anon_inode:kvm-vm")
+}
+
 #[derive(Debug, Default)]
 struct Found {
+    /// Pages with a difference that is not known.
     pages: u64,
     first: Option<u64>,
+    written: Vec<Write>,
 }
 
 impl Found {
-    fn compare(&mut self, at: u64, child: &[u8], template: &[u8], generation: [u8; GENERATION]) {
+    fn compare(&mut self, at: u64, child: &[u8], template: &[u8], by: Writers) {
         if child == template {
             return;
         }
         let pages = child.chunks(PAGE).zip(template.chunks(PAGE));
         for (number, (a, b)) in pages.enumerate().filter(|(_, (a, b))| a != b) {
-            if differs_by_generation_only(a, b, generation) {
-                continue;
+            let page = at + (number * PAGE) as u64;
+            match written::between(a, b, by) {
+                Ok(writes) => self.written.extend(writes.into_iter().map(|w| Write { at: page + w.at, ..w })),
+                Err(byte) => {
+                    self.pages += 1;
+                    self.first.get_or_insert(page + byte as u64);
+                }
             }
-            self.pages += 1;
-            let byte = a.iter().zip(b).position(|(x, y)| x != y).unwrap_or(0);
-            self.first.get_or_insert(at + (number * PAGE + byte) as u64);
         }
     }
-}
-
-fn differs_by_generation_only(child: &[u8], template: &[u8], generation: [u8; GENERATION]) -> bool {
-    let differing = |range: std::ops::Range<usize>| child[range.clone()] != template[range];
-    child
-        .windows(GENERATION)
-        .position(|window| window == generation)
-        .is_some_and(|at| !differing(0..at) && !differing(at + GENERATION..child.len()))
 }
 
 /// Size of a page for which [`merged`] need not round.
@@ -128,25 +138,25 @@ const _: () = assert!(PageSize::Base4K.bytes() == PAGE as u64);
 #[cfg(test)]
 mod tests {
     use vmove_memory::{ByteLen, FileOffset};
+    use vmove_types::fork_report::LoadWriteKind;
 
     use super::*;
 
     #[test]
-    fn only_the_generation_id_may_differ() {
-        let generation = [7; GENERATION];
+    fn unknown_differences_are_counted_and_the_first_is_told() {
+        let by = Writers { generation: Some([7; 16]), kvm: true };
         let template = vec![1; 2 * PAGE];
         let mut child = template.clone();
-        child[PAGE + 40..PAGE + 56].copy_from_slice(&generation);
+        child[PAGE + 40..PAGE + 56].copy_from_slice(&[7; 16]);
         let mut found = Found::default();
-        found.compare(0, &child, &template, generation);
+        found.compare(1 << 20, &child, &template, by);
         assert_eq!((found.pages, found.first), (0, None));
+        let at = (1 << 20) + PAGE as u64 + 40;
+        assert_eq!(found.written, [Write { what: LoadWriteKind::GenerationId, at, bytes: 16 }]);
         child[PAGE + 100] = 2;
-        found.compare(1 << 20, &child, &template, generation);
-        assert_eq!((found.pages, found.first), (1, Some((1 << 20) + PAGE as u64 + 40)));
-        let mut found = Found::default();
         child[3] = 9;
-        found.compare(0, &child, &template, [0; GENERATION]);
-        assert_eq!((found.pages, found.first), (2, Some(3)));
+        found.compare(1 << 20, &child, &template, by);
+        assert_eq!((found.pages, found.first), (2, Some((1 << 20) + 3)));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What a fork tells of itself. The field names are part of the interface.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use crate::report::FaultStats;
@@ -24,14 +25,54 @@ pub struct ChildReport {
     pub running_ms: Option<f64>,
     /// It was prepared beforehand.
     pub warm: bool,
-    /// `--verify`: its memory was the template's, to the last byte, before it ran.
+    /// `--verify`: its memory was the template's before it ran, to the last byte but those of `written_while_loading`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verified: Option<bool>,
+    /// `--verify`: bytes that QEMU or KVM wrote into its memory while the device state was loaded, as they do for every guest.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub written_while_loading: Vec<LoadWrite>,
     /// What became of its network: `none`, `up`, or why it is down.
     pub network: String,
     /// Why it did not come to be, or was ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+/// Bytes of a child's memory that were written while its device state was loaded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct LoadWrite {
+    /// What they are.
+    pub what: LoadWriteKind,
+    /// RAM block, by number.
+    pub block: usize,
+    /// Offset in the RAM block, in bytes.
+    pub offset: u64,
+    /// How many bytes, from there on; some may be the template's by chance.
+    pub bytes: u64,
+}
+
+/// What is written into a guest's memory while its device state is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum LoadWriteKind {
+    /// The child's VM Generation ID, by QEMU.
+    GenerationId,
+    /// The paravirtual clock of a virtual CPU, by KVM.
+    KvmClock,
+    /// The paravirtual wall clock, by KVM.
+    KvmWallClock,
+}
+
+impl fmt::Display for LoadWriteKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::GenerationId => "QEMU: VM Generation ID",
+            Self::KvmClock => "KVM: clock",
+            Self::KvmWallClock => "KVM: wall clock",
+        })
+    }
 }
 
 /// What was sent to many hosts at once.

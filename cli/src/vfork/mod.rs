@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use vmove_client::Client;
 use vmove_spread::simulate::{SimulateArguments, SimulateError};
 use vmove_types::fork::{ForkNode, ForkRequest, TemplateRequest, WarmRequest};
-use vmove_types::fork_report::{ForkReport, FreezeReport, HostReport};
+use vmove_types::fork_report::{ForkReport, FreezeReport, HostReport, LoadWrite};
 use vmove_types::problem::{Code, Exit, Problem};
 use vmove_types::units::{format_bytes, format_ms};
 
@@ -123,6 +123,7 @@ fn describe(done: &ForkReport) -> String {
         })
         .collect();
     let mut text = table(&["CHILD", "NODE", "PID", "NETWORK", "STATE"], &rows);
+    text.push_str(&describe_verified(done));
     text.push_str(&describe_hosts(done));
     if let Some(first) = done.rehomed_ms {
         text.push_str(&format!(
@@ -146,6 +147,25 @@ fn describe(done: &ForkReport) -> String {
         format_ms(done.parent_pause_ms),
         format_ms(done.all_running_ms)
     ));
+    text
+}
+
+/// What `--verify` found.
+fn describe_verified(done: &ForkReport) -> String {
+    let mut text = String::new();
+    for child in done.children.iter().filter(|child| child.verified == Some(true)) {
+        let write = |w: &LoadWrite| {
+            format!("{} bytes at {:#x} of RAM block {} ({})", w.bytes, w.offset, w.block, w.what)
+        };
+        let written: Vec<String> = child.written_while_loading.iter().map(write).collect();
+        text.push_str(&child.name);
+        text.push_str(" was equal to the template before it ran");
+        if !written.is_empty() {
+            text.push_str(", but for what was written while its device state was loaded: ");
+            text.push_str(&written.join(", "));
+        }
+        text.push('\n');
+    }
     text
 }
 

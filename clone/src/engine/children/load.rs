@@ -9,7 +9,7 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 use vmove_node::blocking::{TaskFailed, run_blocking};
 use vmove_node::registry::starting;
-use vmove_types::fork_report::ForkReport;
+use vmove_types::fork_report::{ForkReport, LoadWrite};
 use vmove_types::problem::chain;
 
 use super::{LoadOrder, Loaded, Prepared, Start};
@@ -82,23 +82,26 @@ impl ForkEngine {
         let (index, name) = (prepared.child.plan.index, prepared.child.plan.name().to_owned());
         let done = self.fill(&mut prepared, order).await;
         drop(turn);
-        if let Err(error) = done {
-            prepared.discard().await;
-            return Err((index, name, error));
+        match done {
+            Ok(written_while_loading) => {
+                Ok(Loaded { child: prepared.child, written_while_loading, _reserved: prepared.reserved })
+            }
+            Err(error) => {
+                prepared.discard().await;
+                Err((index, name, error))
+            }
         }
-        Ok(Loaded { child: prepared.child, _reserved: prepared.reserved })
     }
 
-    async fn fill(&self, prepared: &mut Prepared, order: &LoadOrder) -> Result<(), CloneError> {
+    /// Gives back what was written into its memory while the device state was loaded, if that was to be looked at.
+    async fn fill(&self, prepared: &mut Prepared, order: &LoadOrder) -> Result<Vec<LoadWrite>, CloneError> {
         let child = &mut prepared.child;
         child.map_template(&order.sources).await?;
         if let Some(service) = &order.service {
             child.be_served(service).await?;
         }
         child.load(&order.state).await?;
-        if order.verify {
-            child.verify(&order.files).await?;
-        }
+        let written = if order.verify { child.verify(&order.files).await? } else { Vec::new() };
         if let Some(hook) = &self.policy.child_start {
             run_hook(hook, child, order).await?;
         }
@@ -121,7 +124,8 @@ impl ForkEngine {
             self.registry.monitors().forget(&record.qmp_socket).await;
             return Err(CloneError::Task(chain(&error)));
         }
-        run_blocking(move || starting::done(&vm_dir)).await.map_err(|e| task(&e))
+        run_blocking(move || starting::done(&vm_dir)).await.map_err(|e| task(&e))?;
+        Ok(written)
     }
 }
 

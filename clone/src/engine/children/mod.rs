@@ -16,6 +16,7 @@ use vmove_node::registry::Reserved;
 use vmove_node::registry::starting::{self, Note};
 use vmove_qmp::QemuProcess;
 use vmove_types::Backing;
+use vmove_types::fork_report::LoadWrite;
 use vmove_types::problem::{Code, chain};
 
 use super::ForkEngine;
@@ -165,6 +166,8 @@ pub struct LoadOrder {
 #[derive(Debug)]
 pub struct Loaded {
     pub child: Child,
+    /// What was found by `verify`.
+    pub written_while_loading: Vec<LoadWrite>,
     _reserved: Reserved,
 }
 

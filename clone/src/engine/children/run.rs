@@ -67,6 +67,7 @@ impl ForkEngine {
                     running_ms: ran.as_ref().ok().map(|at| at.ms_since(begun)),
                     warm: was_prepared,
                     verified: verified.then_some(true),
+                    written_while_loading: child.written_while_loading,
                     network,
                     error: ran.err().map(|error| words(&error)),
                 }
