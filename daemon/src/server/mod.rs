@@ -7,6 +7,7 @@ mod fabrics;
 mod lock;
 mod metrics;
 mod peers;
+mod places;
 mod problem;
 #[cfg(feature = "verbs")]
 mod rdma;

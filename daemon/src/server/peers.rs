@@ -1,5 +1,6 @@
 //! The peer port: daemons and read-only HTTP on one TCP port, told apart by their first bytes.
 
+use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,28 +10,31 @@ use hyper_util::service::TowerToHyperService;
 use metrics::counter;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
 
 use vmove_clone::engine::{ForkEngine, read_opening};
 use vmove_migrate::engine::Engine;
 use vmove_node::peer::Link;
 use vmove_node::peer::hello::{MAGIC, answer};
-use vmove_node::peer::{Hello, HelloError, LinkKind, PROTOCOL_VERSION, Status};
+use vmove_node::peer::{Hello, HelloError, LinkKind, PROTOCOL_VERSION, Status, Token};
 use vmove_types::problem::chain;
 
 use super::dialer::notice_death;
 use super::endpoint::EndpointError;
 use super::fabric_check::Visits;
 use super::fabrics::{Fabrics, class_of};
+use super::places::{Limits, Place, Places};
 use super::sessions::Sessions;
 use super::tls::{ALPN_HTTP, Tls};
 
 /// For TLS and greeting together. A peer that means it needs milliseconds.
 const GREETING: Duration = Duration::from_secs(10);
-/// Connections that have not greeted yet, and HTTP ones.
-const UNPROVEN: usize = 512;
+/// Connections that have not greeted yet.
+const NOT_GREETED: Limits = Limits { all: 512, of_one_address: 64 };
+/// HTTP connections. They have places of their own: whoever asks must not keep peers out.
+const HTTP: Limits = Limits { all: 256, of_one_address: 64 };
 /// First byte of a TLS record that begins a handshake.
 const TLS_HANDSHAKE: u8 = 0x16;
 /// A fatal `handshake_failure`, for a client that expects TLS where there is none.
@@ -46,7 +50,8 @@ pub struct PeerPort {
     pub tls: Option<Arc<Tls>>,
     /// Answers HTTP, read-only.
     pub router: axum::Router,
-    pub limit: Arc<Semaphore>,
+    pub places: Arc<Places>,
+    pub http_places: Arc<Places>,
     /// Peers that try a fabric.
     pub visits: Visits,
 }
@@ -67,7 +72,8 @@ impl PeerPort {
             fabrics,
             tls,
             router,
-            limit: Arc::new(Semaphore::new(UNPROVEN)),
+            places: Places::new("that have not greeted", NOT_GREETED),
+            http_places: Places::new("for HTTP", HTTP),
             visits: Visits::default(),
         }
     }
@@ -75,32 +81,31 @@ impl PeerPort {
     /// Serves the TCP port for ever.
     pub async fn serve_tcp(self, listener: TcpListener) {
         loop {
-            let Ok(permit) = self.limit.clone().acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, from)) => {
                     let port = self.clone();
-                    tokio::spawn(async move { port.tcp(stream, from, permit).await });
+                    let place = self.places.take(from.ip());
+                    tokio::spawn(while_it_may_stay(place.must_leave(), port.tcp(stream, from, place)));
                 }
                 Err(error) => accept_failed(&error).await,
             }
         }
     }
 
-    /// Serves the socket for daemons on the same kernel for ever.
+    /// Serves the socket for daemons on the same kernel for ever. Only they can open it: connections are not counted.
     pub async fn serve_unix(self, listener: UnixListener) {
         loop {
-            let Ok(permit) = self.limit.clone().acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, _)) => {
                     let port = self.clone();
-                    tokio::spawn(async move { port.unix(stream, permit).await });
+                    tokio::spawn(async move { port.unix(stream).await });
                 }
                 Err(error) => accept_failed(&error).await,
             }
         }
     }
 
-    async fn tcp(self, stream: TcpStream, from: SocketAddr, permit: OwnedSemaphorePermit) {
+    async fn tcp(self, stream: TcpStream, from: SocketAddr, place: Place) {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%from, %error, "peer connection is gone already");
             return;
@@ -110,25 +115,19 @@ impl PeerPort {
             Ok(Err(_)) | Err(_) => return,
         };
         match (&self.tls, first) {
-            (None, First::Greeting) => self.plain_peer(stream, from, permit).await,
-            (None, First::Http) => self.http(stream, from).await,
+            (None, First::Greeting) => self.plain_peer(stream, from, place).await,
+            (None, First::Http) => self.http(stream, from, place).await,
             (None, First::Tls) => refuse_tls(stream, from).await,
             (Some(tls), First::Tls) => {
                 let acceptor = TlsAcceptor::from(tls.configs().server);
-                self.tls_peer(acceptor, stream, from, permit).await;
+                self.tls_peer(acceptor, stream, from, place).await;
             }
             (Some(_), First::Greeting) => refuse_plain_peer(stream, from).await,
             (Some(_), First::Http) => refuse_plain_http(stream).await,
         }
     }
 
-    async fn tls_peer(
-        self,
-        acceptor: TlsAcceptor,
-        stream: TcpStream,
-        from: SocketAddr,
-        permit: OwnedSemaphorePermit,
-    ) {
+    async fn tls_peer(self, acceptor: TlsAcceptor, stream: TcpStream, from: SocketAddr, place: Place) {
         let stream = match tokio::time::timeout(GREETING, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => {
@@ -138,21 +137,23 @@ impl PeerPort {
             }
             Err(_) => return,
         };
+        self.places.know(from.ip());
         if stream.get_ref().1.alpn_protocol() == Some(ALPN_HTTP)
             || stream.get_ref().1.alpn_protocol().is_none()
         {
-            return self.http(stream, from).await;
+            return self.http(stream, from, place).await;
         }
         let mut stream: Box<TlsStream<TcpStream>> = Box::new(stream);
         let Some(hello) = self.greeted(stream.as_mut(), &from.to_string()).await else { return };
+        let place = self.needs_place(&hello, from).then_some(place);
         let link = match hello.kind {
             LinkKind::Control | LinkKind::State => Link::Stream(stream),
             LinkKind::Fork => {
-                drop(permit);
+                drop(place);
                 return self.forks.serve_order(hello, stream, from.ip()).await;
             }
             LinkKind::ForkDisk => {
-                drop(permit);
+                drop(place);
                 notice_death(stream.get_ref().0);
                 return self.forks.serve_disk(hello, stream).await;
             }
@@ -177,20 +178,21 @@ impl PeerPort {
                 Link::Endpoint(endpoint)
             }
         };
-        drop(permit);
+        drop(place);
         self.engine.accept(hello, link).await;
     }
 
-    async fn plain_peer(self, mut stream: TcpStream, from: SocketAddr, permit: OwnedSemaphorePermit) {
+    async fn plain_peer(self, mut stream: TcpStream, from: SocketAddr, place: Place) {
         let Some(hello) = self.greeted(&mut stream, &from.to_string()).await else { return };
+        let place = self.needs_place(&hello, from).then_some(place);
         let link = match hello.kind {
             LinkKind::Control | LinkKind::State => Link::Stream(Box::new(stream)),
             LinkKind::Fork => {
-                drop(permit);
+                drop(place);
                 return self.forks.serve_order(hello, Box::new(stream), from.ip()).await;
             }
             LinkKind::ForkDisk => {
-                drop(permit);
+                drop(place);
                 notice_death(&stream);
                 return self.forks.serve_disk(hello, Box::new(stream)).await;
             }
@@ -213,11 +215,11 @@ impl PeerPort {
                 Link::Endpoint(endpoint)
             }
         };
-        drop(permit);
+        drop(place);
         self.engine.accept(hello, link).await;
     }
 
-    async fn unix(self, mut stream: UnixStream, permit: OwnedSemaphorePermit) {
+    async fn unix(self, mut stream: UnixStream) {
         let from = "this host";
         let Some(hello) = self.greeted(&mut stream, from).await else { return };
         if matches!(hello.kind, LinkKind::Fork | LinkKind::ForkMemory | LinkKind::ForkDisk) {
@@ -227,7 +229,6 @@ impl PeerPort {
         else {
             return;
         };
-        drop(permit);
         self.engine.accept(hello, Link::Endpoint(endpoint)).await;
     }
 
@@ -236,6 +237,16 @@ impl PeerPort {
             LinkKind::Fork | LinkKind::ForkMemory | LinkKind::ForkDisk => self.forks.wants(hello),
             _ => self.engine.wants(hello),
         }
+    }
+
+    /// Whether a connection whose greeting was wanted still needs its place: not if it has shown the secret of a session.
+    fn needs_place(&self, hello: &Hello, from: SocketAddr) -> bool {
+        let secret_shown =
+            !matches!(hello.kind, LinkKind::Trial | LinkKind::Fork) && hello.token != Token::default();
+        if secret_shown {
+            self.places.know(from.ip());
+        }
+        !secret_shown
     }
 
     /// Reads and answers a greeting; `None` when the connection is not wanted.
@@ -272,16 +283,31 @@ impl PeerPort {
         hello
     }
 
-    async fn http<S>(self, stream: S, from: SocketAddr)
+    async fn http<S>(self, stream: S, from: SocketAddr, place: Place)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
+        drop(place);
+        let place = self.http_places.take(from.ip());
+        let must_leave = place.must_leave();
         let service = TowerToHyperService::new(self.router);
         let mut http = hyper::server::conn::http1::Builder::new();
         http.timer(hyper_util::rt::TokioTimer::new()).header_read_timeout(GREETING);
-        if let Err(error) = http.serve_connection(TokioIo::new(stream), service).await {
-            tracing::debug!(%from, %error, "HTTP connection ended");
-        }
+        let served = async move {
+            let _place = place;
+            if let Err(error) = http.serve_connection(TokioIo::new(stream), service).await {
+                tracing::debug!(%from, %error, "HTTP connection ended");
+            }
+        };
+        while_it_may_stay(must_leave, served).await;
+    }
+}
+
+/// Serves a connection, unless it has to give way to another one first.
+async fn while_it_may_stay(must_leave: CancellationToken, served: impl Future<Output = ()>) {
+    tokio::select! {
+        () = must_leave.cancelled() => {}
+        () = served => {}
     }
 }
 

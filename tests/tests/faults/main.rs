@@ -10,3 +10,4 @@ mod space;
 mod startup;
 mod versions;
 mod versions;
+mod strangers;
