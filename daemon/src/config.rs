@@ -1,7 +1,7 @@
 //! Settings of `vmoved`: flags over a TOML file over defaults.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,8 +19,12 @@ use vmove_types::units;
 
 mod rdma;
 
-/// Peer port, unless another is given.
-pub const DEFAULT_LISTEN: &str = "[::]:7420";
+/// The port of daemons.
+const PORT: u16 = 7420;
+/// Where a daemon with TLS listens, unless told otherwise: every address of the host, IPv4 too.
+const EVERYWHERE: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), PORT);
+/// Where one without TLS listens, unless told otherwise. One socket cannot have `::1` as well.
+const THIS_HOST: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), PORT);
 const DEFAULT_STATE_DIR: &str = "/var/lib/vmove";
 
 /// Moves running QEMU guests between nodes. One per node.
@@ -36,7 +40,7 @@ pub struct Flags {
     /// Unix socket for vmove, mode 0600 [default: /run/vmove/control.sock]
     #[arg(long, value_name = "SOCK", env = "VMOVE_CONTROL")]
     pub control: Option<PathBuf>,
-    /// Address and port for peer daemons and for read-only HTTP [default: `[::]:7420`]
+    /// Address and port for peer daemons and for read-only HTTP [default: `[::]:7420`; with --insecure 127.0.0.1:7420]
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: Option<SocketAddr>,
     /// Records of VMs and migrations; must survive a restart [default: /var/lib/vmove]
@@ -62,7 +66,7 @@ pub struct Flags {
     /// Authority that signs every node's certificate, PEM
     #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
-    /// No TLS: anyone who reaches the port can read and replace guests. Trusted networks only
+    /// No TLS: anyone who reaches the port can read and replace guests. Listens on 127.0.0.1 only, unless --listen is given
     #[arg(long)]
     pub insecure: bool,
     /// Serve Prometheus metrics here
@@ -311,10 +315,10 @@ impl Config {
         Ok(Self {
             node,
             control: absolute(flags.control.or(file.control).unwrap_or_else(|| DEFAULT_CONTROL.into())),
-            listen: match flags.listen.or(file.listen) {
-                Some(address) => address,
-                None => DEFAULT_LISTEN.parse().map_err(|e| value("listen", format!("{e}")))?,
-            },
+            listen: flags.listen.or(file.listen).unwrap_or(match security {
+                Security::MutualTls(_) => EVERYWHERE,
+                Security::Insecure => THIS_HOST,
+            }),
             memory_dir: absolute(flags.memory_dir.or(file.memory_dir).unwrap_or_else(|| below("memory"))),
             run_dir: absolute(flags.run_dir.or(file.run_dir).unwrap_or_else(|| below("run"))),
             state_dir,
@@ -445,6 +449,16 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn without_tls_only_an_address_that_was_asked_for_is_open_to_other_hosts() {
+        let listen = |args: &[&str], text: &str| Config::merge(flags(args), file(text)).unwrap().listen;
+        assert_eq!(listen(&["--insecure"], ""), "127.0.0.1:7420".parse().unwrap());
+        assert_eq!(listen(&[], "insecure = true"), "127.0.0.1:7420".parse().unwrap());
+        assert_eq!(listen(&["--insecure", "--listen", "[::]:1"], ""), "[::]:1".parse().unwrap());
+        assert_eq!(listen(&["--insecure"], "listen = '0.0.0.0:1'"), "0.0.0.0:1".parse().unwrap());
+        assert_eq!(listen(&[], "[tls]\ncert = '/c'\nkey = '/k'\nca = '/a'"), "[::]:7420".parse().unwrap());
+    }
+
+    #[test]
     fn nodes_are_an_address_or_a_table() {
         let config = Config::merge(
             flags(&["--insecure"]),
@@ -476,8 +490,9 @@ pub(crate) mod tests {
         assert!(
             matches!(&config.security, Security::MutualTls(tls) if tls.ca == Path::new("/etc/vmove/ca.pem"))
         );
+        assert_eq!(config.listen, EVERYWHERE);
         assert_eq!(
-            Config { security: Security::Insecure, ..config },
+            Config { security: Security::Insecure, listen: THIS_HOST, ..config },
             defaults,
             "the example shows the defaults"
         );

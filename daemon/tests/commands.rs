@@ -7,6 +7,7 @@ mod common;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 
 use common::{Ended, Node, Pki, VMOVED, tls_node, vmove};
@@ -290,4 +291,42 @@ fn every_command_explains_itself() {
         Ended::of(Command::new(vmove()).args([command, "--help"])).expect(0);
     }
     Ended::of(Command::new(VMOVED).arg("--help")).expect(0);
+}
+
+/// Runs the daemon in a network of its own, where its usual port is free, and gives the addresses on which it listens.
+fn listens_on(flags: &[&str]) -> Option<(Vec<String>, String)> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let log = std::fs::File::create(path("log")).unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh", VMOVED]).args(flags);
+    command.arg("--control").arg(path("c.sock")).arg("--state-dir").arg(path("state")).stderr(log);
+    let mut child = command.spawn().ok()?;
+    let said = || std::fs::read_to_string(path("log")).unwrap();
+    common::wait("vmoved answers, or ends", || {
+        UnixStream::connect(path("c.sock")).is_ok() || child.try_wait().unwrap().is_some()
+    });
+    let tables =
+        ["tcp", "tcp6"].map(|table| std::fs::read_to_string(format!("/proc/{}/net/{table}", child.id())));
+    let _ = child.kill();
+    let _ = child.wait();
+    let tables = tables.into_iter().collect::<Result<String, _>>().ok()?;
+    let listening = tables.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let listening =
+        listening.filter(|fields| fields.get(3) == Some(&"0A")).map(|fields| fields[1].to_owned());
+    Some((listening.collect(), said()))
+}
+
+#[test]
+fn without_tls_the_port_is_open_to_this_host_unless_more_is_asked_for() {
+    let tools = Command::new("unshare").args(["--net", "sh", "-c", "ip link set lo up"]).output();
+    if !tools.is_ok_and(|made| made.status.success()) {
+        return vmove_skip::skip!("no network of our own (unshare, ip)");
+    }
+    let (listening, said) = listens_on(&["--insecure"]).expect("a daemon");
+    assert_eq!(listening, ["0100007F:1CFC"], "{said}");
+    assert!(said.contains("127.0.0.1:7420 is open to this host only"), "{said}");
+    let (listening, said) = listens_on(&["--insecure", "--listen", "0.0.0.0:7420"]).expect("a daemon");
+    assert_eq!(listening, ["00000000:1CFC"], "{said}");
+    assert!(said.contains("whoever reaches 0.0.0.0:7420"), "{said}");
 }

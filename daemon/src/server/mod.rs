@@ -126,7 +126,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let tls = match &config.security {
         Security::MutualTls(files) => Some(Arc::new(Tls::load(files)?)),
         Security::Insecure => {
-            tracing::warn!("--insecure: whoever reaches {} can read and replace guests", config.listen);
+            warn_of_no_tls(config.listen);
             None
         }
     };
@@ -189,6 +189,18 @@ async fn run(config: Config) -> anyhow::Result<()> {
     drop(control);
     tasks.shutdown().await;
     Ok(())
+}
+
+/// What it means that this daemon has no TLS.
+fn warn_of_no_tls(listen: SocketAddr) {
+    if listen.ip().to_canonical().is_loopback() {
+        tracing::warn!(
+            "--insecure: the peer port {listen} is open to this host only, and whoever reaches it can read and replace guests; \
+             for peers on other hosts give --tls-cert, --tls-key and --tls-ca, or --listen ADDR:PORT on a network that you trust"
+        );
+    } else {
+        tracing::warn!("--insecure: whoever reaches {listen} can read and replace guests");
+    }
 }
 
 /// After a moment, looks at the QEMUs of this machine's kind that the node has: starting them to ask what they are takes 0.1 to some seconds,
