@@ -220,8 +220,8 @@ pub enum RemoteStatus {
     /// The memory behind the region is not there (unmapped, or its file was truncated).
     #[error("the peer's memory could not be accessed")]
     Fault = 4,
-    /// The local region was dropped before the transfer was complete.
-    #[error("the local memory region was dropped during the transfer")]
+    /// The local region was dropped before the transfer was complete, or its file system has no room for the page (`EFAULT`).
+    #[error("the local memory region was dropped during the transfer, or its file system has no room")]
     LocalGone = 5,
     /// The peer's device refused and does not say why: no such key, outside the region, or not allowed (verbs).
     #[error("the peer's device refused: wrong key, range or permission")]

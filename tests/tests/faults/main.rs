@@ -1,4 +1,5 @@
 //! Faults while a guest moves: bad input, lost connections, killed daemons and QEMUs.
+#![cfg(test)]
 
 mod blows;
 mod crashes;
@@ -6,8 +7,5 @@ mod errors;
 mod lost_for_good;
 mod space;
 mod startup;
-mod space;
-mod startup;
-mod versions;
-mod versions;
 mod strangers;
+mod versions;

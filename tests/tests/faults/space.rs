@@ -295,7 +295,7 @@ fn a_guest_stays_where_a_destinations_memory_is_full() {
         fill(&scene.b, "mem/thp")?;
         let end = scene.end(&id)?;
         called_off(&end)?;
-        ensure!(end.error().contains("No space left"), "it does not say why: {}", end.error());
+        ensure!(end.error().contains("has no room"), "it does not say why: {}", end.error());
         ensure!(!beacon::ram_files(&scene.a.memory()).is_empty(), "the guest's memory is gone");
         free(&scene.b, "mem/thp")?;
         scene.unharmed()
