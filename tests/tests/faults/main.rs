@@ -9,3 +9,4 @@ mod space;
 mod startup;
 mod strangers;
 mod versions;
+mod waits;

@@ -7,7 +7,6 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 use vmove_skip::need;
 use vmove_tests::beacon;
 use vmove_tests::daemon::Node;
@@ -15,6 +14,8 @@ use vmove_tests::guest::Guest;
 use vmove_tests::proxy::{Direction, Fault, Rule};
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{CONTROL, End, NAME, SLOW, STEP_TIMEOUT, Scene, memory_mib, ready, steady};
+
+use crate::waits::{status, until};
 
 const ROUNDS: &[&str] = &["--mode", "hybrid", "--bandwidth", SLOW];
 const POSTCOPY: &[&str] = &["--mode", "postcopy", "--bandwidth", SLOW];
@@ -52,7 +53,7 @@ fn free(node: &Node, folder: &str) -> Result<()> {
 fn told(node: &Node, id: &str, file: &str) -> Result<()> {
     let deadline = Instant::now() + STEP_TIMEOUT;
     loop {
-        let (_, status) = node.rest("GET", &format!("/v1/migrations/{id}"), &Value::Null)?;
+        let status = status(node, id)?;
         if let Some(told) = status["unwritten"].as_str() {
             for word in ["cannot write", file, "No space left on device", "trying again since 2"] {
                 ensure!(told.contains(word), "expected {word:?} in {told:?}");
@@ -70,7 +71,7 @@ fn told(node: &Node, id: &str, file: &str) -> Result<()> {
 
 /// Waits until the guest runs at `node`: it is told that a line cannot be written just before the guest resumes.
 fn goes_on(scene: &Scene, node: &Node) -> Result<()> {
-    let running = || node.vm(NAME).is_ok_and(|vm| vm.status == "running");
+    let running = || Ok(node.vm(NAME).is_ok_and(|vm| vm.status == "running"));
     until("the guest runs", running)?;
     scene.alive_at(node)
 }
@@ -78,8 +79,8 @@ fn goes_on(scene: &Scene, node: &Node) -> Result<()> {
 /// Waits until `node` has written what it could not: until then the migration holds its VM.
 fn caught_up(node: &Node, id: &str) -> Result<()> {
     until("what could not be written is written", || {
-        node.rest("GET", &format!("/v1/migrations/{id}"), &Value::Null)
-            .is_ok_and(|(_, status)| status["unwritten"].is_null() && status["outcome"]["state"] != "running")
+        Ok(status(node, id)
+            .is_ok_and(|status| status["unwritten"].is_null() && status["outcome"]["state"] != "running"))
     })
 }
 
@@ -197,7 +198,7 @@ fn a_guest_goes_on_at_the_source_of_a_destination_that_cannot_write_its_journal(
         scene.unstick(first)?;
         let journal = scene.a.folder().join("state/sessions").join(&id).join("source.jsonl");
         until("the source has committed", || {
-            std::fs::read_to_string(&journal).is_ok_and(|text| text.contains(r#""state":"committed""#))
+            Ok(std::fs::read_to_string(&journal).is_ok_and(|text| text.contains(r#""state":"committed""#)))
         })?;
         fill(&scene.b, "state")?;
         proxy.add(commit(Fault::Delay(Duration::ZERO)));
@@ -218,15 +219,6 @@ fn at_source_while_full(scene: &Scene, id: &str) -> Result<()> {
     scene.unharmed()
 }
 
-fn until(what: &str, done: impl Fn() -> bool) -> Result<()> {
-    let deadline = Instant::now() + STEP_TIMEOUT;
-    while !done() {
-        ensure!(Instant::now() < deadline, "not within {STEP_TIMEOUT:?}: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
-}
-
 #[test]
 fn a_migration_that_has_handed_over_finishes_once_there_is_room() {
     need!(ready());
@@ -242,7 +234,7 @@ fn a_migration_that_has_handed_over_finishes_once_there_is_room() {
         // Longer than either side waits for a word of the other.
         std::thread::sleep(Duration::from_secs(17));
         ensure!(scene.beacon_at(&scene.a)?.work == stopped, "the guest runs at the source, too");
-        let (_, status) = scene.a.rest("GET", &format!("/v1/migrations/{id}"), &Value::Null)?;
+        let status = status(&scene.a, &id)?;
         ensure!(
             status["outcome"]["state"] == "running",
             "the source has freed its side, or is lost: {status}"

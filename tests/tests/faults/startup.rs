@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::{Value, json};
+use serde_json::json;
 use vmove_skip::need;
 use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::places::Qemu;
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{SLOW, STEP_TIMEOUT, Scene, ready, vmove};
+
+use crate::waits::{status, until};
 
 const POSTCOPY: &[&str] = &["--mode", "postcopy", "--bandwidth", SLOW];
 /// A daemon waits for a monitor for 5 s. Whatever does not need that one answers sooner.
@@ -128,19 +130,6 @@ fn a_guest_that_lacks_pages_is_served_before_anything_else() {
     let end = scene.end(&id).expect("the migration ends");
     assert_eq!(end.code, 0, "{} {}", end.answer, end.said);
     scene.sound_at(&scene.b).expect("it is whole");
-}
-
-fn status(node: &Node, id: &str) -> Result<Value> {
-    Ok(node.rest("GET", &format!("/v1/migrations/{id}"), &Value::Null)?.1)
-}
-
-fn until(what: &str, done: impl Fn() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + STEP_TIMEOUT;
-    while !done()? {
-        anyhow::ensure!(Instant::now() < deadline, "not within {STEP_TIMEOUT:?}: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
 }
 
 #[test]
