@@ -14,7 +14,21 @@ LAB_OLD_MODULES=(crc32_generic crc32c_generic)
 # Raise it when the second kernel changes.
 LAB_NEXT_VERSION=1
 
+# The lab's hosts see this machine's files, but for folders that they have for themselves (tests/lab/host/start): nothing starts in them
+# without what is built.
+lab_sees_us() {
+    local path folder
+    for path in "$ROOT" "$(target_dir)"; do
+        for folder in /run /tmp /dev/shm; do
+            case $path/ in
+                "$folder"/*) die "the lab's hosts have a $folder of their own and do not see $path: run this from a folder elsewhere" ;;
+            esac
+        done
+    done
+}
+
 vmove_lab() {
+    case ${1:-help} in up | test | bench) lab_sees_us ;; esac
     # shellcheck source=tests/scripts/setup.sh
     source "$ROOT/tests/scripts/setup.sh"
     case ${1:-help} in

@@ -162,6 +162,7 @@ test_lab() {
     fi
     # shellcheck source=tests/scripts/lab.sh
     source "$ROOT/tests/scripts/lab.sh"
+    lab_sees_us
     if ! (setup_lab); then
         skipped 'RDMA smoke' "what the lab's hosts need could not be fetched, as said above"
         return
