@@ -144,16 +144,14 @@ impl ServedImages {
     }
 
     async fn start_again(&self, mut record: ExportRecord) {
-        if record.servers.len() == record.images.len() && record.all_live() {
+        if record.all_served() {
             return;
         }
         let dir = self.folder("out", record.session);
         // One that was started and not yet written down would be in the way of another.
         end_servers(&dir).await;
         record.servers.clear();
-        if let Err(error) = record.serve(&dir).await {
-            tracing::error!(fork = %record.fork, why = %chain(&error), "images cannot be served again: trying on");
-        }
+        record.serve_again(&dir).await;
         if let Some(export) = self.lock().exports.get_mut(&record.session) {
             export.record = record;
         }
@@ -219,8 +217,16 @@ impl ExportRecord {
         write_atomically(&path, self).map_err(ImageError::io("written", &path))
     }
 
-    fn all_live(&self) -> bool {
-        self.servers.iter().all(|server| lives(*server))
+    /// Whether each image has a server that lives.
+    fn all_served(&self) -> bool {
+        self.servers.len() == self.images.len() && self.servers.iter().all(|server| lives(*server))
+    }
+
+    /// As [`serve`](Self::serve), for servers that have ended. If it fails, it is tried again at the next look.
+    async fn serve_again(&mut self, dir: &Path) {
+        if let Err(error) = self.serve(dir).await {
+            tracing::error!(fork = %self.fork, why = %chain(&error), "images cannot be served again: trying on");
+        }
     }
 
     /// Starts a server for each image that has none.
@@ -333,11 +339,9 @@ impl ForkEngine {
             end(&dir).await;
             return tracing::info!(fork = %record.fork, parent = %record.parent, "no host reads its images any more");
         }
-        if !record.all_live() || record.servers.len() != record.images.len() {
+        if !record.all_served() {
             tracing::warn!(fork = %record.fork, "a server of images has ended: starting it again");
-            if let Err(error) = record.serve(&dir).await {
-                tracing::error!(fork = %record.fork, why = %chain(&error), "images cannot be served again: trying on");
-            }
+            record.serve_again(&dir).await;
         } else if record.hosts != before.hosts {
             if let Err(error) = record.write(&dir) {
                 tracing::warn!(fork = %record.fork, why = %chain(&error), "which hosts read images is not written down");
