@@ -145,7 +145,7 @@ impl PeerPort {
         }
         let mut stream: Box<TlsStream<TcpStream>> = Box::new(stream);
         let Some(hello) = self.greeted(stream.as_mut(), &from.to_string()).await else { return };
-        let place = self.needs_place(&hello, from).then_some(place);
+        let place = self.kept_place(&hello, from, place);
         let link = match hello.kind {
             LinkKind::Control | LinkKind::State => Link::Stream(stream),
             LinkKind::Fork => {
@@ -184,7 +184,7 @@ impl PeerPort {
 
     async fn plain_peer(self, mut stream: TcpStream, from: SocketAddr, place: Place) {
         let Some(hello) = self.greeted(&mut stream, &from.to_string()).await else { return };
-        let place = self.needs_place(&hello, from).then_some(place);
+        let place = self.kept_place(&hello, from, place);
         let link = match hello.kind {
             LinkKind::Control | LinkKind::State => Link::Stream(Box::new(stream)),
             LinkKind::Fork => {
@@ -239,14 +239,16 @@ impl PeerPort {
         }
     }
 
-    /// Whether a connection whose greeting was wanted still needs its place: not if it has shown the secret of a session.
-    fn needs_place(&self, hello: &Hello, from: SocketAddr) -> bool {
+    /// Frees the place of a connection whose greeting was wanted, if it has shown the secret of a session: then its address is that of a
+    /// peer.
+    fn kept_place(&self, hello: &Hello, from: SocketAddr, place: Place) -> Option<Place> {
         let secret_shown =
             !matches!(hello.kind, LinkKind::Trial | LinkKind::Fork) && hello.token != Token::default();
-        if secret_shown {
-            self.places.know(from.ip());
+        if !secret_shown {
+            return Some(place);
         }
-        !secret_shown
+        self.places.know(from.ip());
+        None
     }
 
     /// Reads and answers a greeting; `None` when the connection is not wanted.
