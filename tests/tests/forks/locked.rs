@@ -5,6 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use vmove_guest::config::{Config, Rate};
 use vmove_skip::need;
@@ -117,15 +119,19 @@ fn the_template_of_a_locked_guest_is_its_memory() {
     assert!(bytes(&copy[0]) == before, "nobody writes to the template");
 }
 
-/// Sets the size of the tmpfs with the guest memory of `node`: false if more is in it already.
-fn resize(node: &Node, size: &str) -> bool {
+/// Where the tmpfs with the guest memory of `node` is mounted.
+fn memory_mount(node: &Node) -> String {
     let file = node.vm(NAME).expect("it is listed").ram[0].path.clone();
     let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
-    let point =
-        points.filter(|point| file.starts_with(point)).max_by_key(|point| point.len()).expect("a mount");
+    let holds = points.filter(|point| file.starts_with(point));
+    holds.max_by_key(|point| point.len()).expect("a mount").to_owned()
+}
+
+/// Sets the size of a tmpfs: false if more is in it already.
+fn resize(mount: &str, size: &str) -> bool {
     let done = std::process::Command::new("mount")
-        .args(["-o", &format!("remount,size={size}"), point])
+        .args(["-o", &format!("remount,size={size}"), mount])
         .output()
         .expect("mount runs");
     done.status.success()
@@ -160,19 +166,27 @@ fn a_copy_that_fills_its_memory_is_given_up_and_the_guest_goes_on() {
     let node = Node::start(&sandbox, "a", NodeOptions::default()).expect("a daemon");
     let parent = locked(&node, &light());
     let used = u64::from(memory_mib(&light()));
+    let memory = memory_mount(&node);
     // Refused before anything is begun.
-    assert!(resize(&node, &format!("{}m", used + 64)), "the guest alone takes more than {used} MiB");
+    assert!(resize(&memory, &format!("{}m", used + 64)), "the guest alone takes more than {used} MiB");
     let end = vfork(&node, &["create", NAME, "--count", "2"]).expect("an answer");
     assert_eq!(end.code, 3, "{} {}", end.answer, end.said);
     assert!(end.said.contains(&format!("{used} MiB of template + 2 x (32 MiB of QEMU")), "{}", end.said);
 
-    assert!(resize(&node, "100%"));
+    assert!(resize(&memory, "100%"));
     std::thread::scope(|scope| {
         let forking = scope.spawn(|| vfork(&node, &["create", NAME, "--count", "2"]));
-        until("the copy is begun", || !template_files(&node).is_empty());
-        // The copy goes on meanwhile: the first size that it has not passed yet, and smaller than all of it.
-        let sizes = (used + 16..2 * used).step_by(8).map(|mib| format!("{mib}m"));
-        assert!(sizes.into_iter().any(|size| resize(&node, &size)), "the copy was there at once");
+        while template_files(&node).is_empty() {
+            assert!(!forking.is_finished(), "it ends without a copy");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // The copy stands still meanwhile. Its end gets room for 4 MiB more at most.
+        let daemon = Pid::from_raw(node.pid().expect("it runs"));
+        kill(daemon, Signal::SIGSTOP).expect("it stops");
+        let mut sizes = (used + 4..2 * used).step_by(4).map(|mib| format!("{mib}m"));
+        let fits = sizes.any(|size| resize(&memory, &size));
+        kill(daemon, Signal::SIGCONT).expect("it goes on");
+        assert!(fits, "the copy was there at once");
         let end = forking.join().expect("no panic").expect("an answer");
         assert_eq!(end.code, 1, "{} {}", end.answer, end.said);
         for word in ["given up", "no memory left", "Free memory"] {
@@ -182,7 +196,7 @@ fn a_copy_that_fills_its_memory_is_given_up_and_the_guest_goes_on() {
     });
     parent.sound(&node, NAME).expect("the guest runs on");
     nothing_is_left(&node);
-    assert!(resize(&node, "100%"));
+    assert!(resize(&memory, "100%"));
     let answer = done(&node, &["create", NAME, "--count", "1", "--verify"]).expect("it can still be forked");
     parent.sound(&node, &names(&answer)[0]).expect("sound");
 }

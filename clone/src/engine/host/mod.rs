@@ -114,6 +114,8 @@ impl ForkEngine {
                 "an earlier vmoved was ended in a fork from another node: cleaning up");
             let (engine, dir) = (self.clone(), dir.clone());
             let held = self.hold(record.children.iter());
+            // Until they are ended, nobody may take their memory for complete.
+            let fetching = record.fetching.then(|| self.fetching(record.children.clone(), &record.node));
             tokio::spawn(async move {
                 if record.fetching {
                     engine.end_those_that_fetched(&record).await;
@@ -121,7 +123,7 @@ impl ForkEngine {
                     engine.end_those_that_never_ran(&record.children).await;
                 }
                 record.close(&dir);
-                drop(held);
+                drop((held, fetching));
             });
         }
     }
