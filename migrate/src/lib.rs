@@ -28,6 +28,8 @@ mod command;
 mod destination;
 #[cfg(not(loom))]
 pub mod engine;
+#[cfg(all(test, not(loom)))]
+mod formats;
 #[cfg(not(loom))]
 pub mod history;
 #[cfg(not(loom))]

@@ -347,6 +347,18 @@ mod tests {
         }
     }
 
+    /// The files of `tests/formats` were written by that release; only paths and process ids are others.
+    #[test]
+    fn records_of_0_1_are_read() {
+        use vmove_skip::formats::{self, WHAT_TO_DO};
+        for path in formats::of_release(env!("CARGO_MANIFEST_DIR"), "0.1") {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+            let store = VmStore::open(dir.path()).unwrap_or_else(|error| panic!("{error}. {WHAT_TO_DO}"));
+            formats::check(&path, &store.list().pop().unwrap());
+        }
+    }
+
     #[test]
     fn who_came_later_under_a_name_is_told_from_who_was_there() {
         let dir = tempfile::tempdir().unwrap();

@@ -21,6 +21,8 @@ mod children;
 mod descendants;
 mod distribution;
 mod error;
+#[cfg(test)]
+mod formats;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod guest;

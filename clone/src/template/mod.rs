@@ -26,7 +26,7 @@ pub use receive::{Arriving, places, receive, remove};
 
 /// Version of [`Manifest`].
 pub const VERSION: u32 = 1;
-const MANIFEST: &str = "manifest.json";
+pub(crate) const MANIFEST: &str = "manifest.json";
 const STATE: &str = "device-state";
 
 /// A RAM block of a template.
@@ -229,7 +229,7 @@ impl Source {
     }
 }
 
-fn read_manifest(dir: &Path) -> Result<Manifest, CloneError> {
+pub(crate) fn read_manifest(dir: &Path) -> Result<Manifest, CloneError> {
     let path = dir.join(MANIFEST);
     let text = std::fs::read(&path).map_err(CloneError::io("read", &path))?;
     let bad = |why: String| CloneError::Template { path: dir.to_owned(), why };

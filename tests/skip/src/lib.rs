@@ -1,5 +1,5 @@
 //! What tests of every crate need: to say that they cannot run here ([`need!`], [`skip!`]), ports ([`free_port`]),
-//! and a QEMU ([`qemu`](qemu())).
+//! a QEMU ([`qemu`](qemu())), and files that earlier releases wrote ([`formats`]).
 //!
 //! A skipped test prints one line, `SKIP NAME: REASON`, and passes. `./run test` shows and counts these lines. With
 //! `VMOVE_NO_SKIP` set (to anything but `0`) the test fails instead, for machines on which everything should run.
@@ -17,6 +17,7 @@
 //! }
 //! ```
 
+pub mod formats;
 mod port;
 mod qemu;
 

@@ -25,7 +25,7 @@ use vmove_types::report::FaultStats;
 use vmove_types::time::{Mono, ms};
 
 use self::make_children::make_children;
-use self::record::HostRecord;
+pub(super) use self::record::HostRecord;
 use super::ForkEngine;
 use super::children::{LoadOrder, Planned, Start, discard_all, discard_started, with_prepared};
 use super::error::{ForkError, TalkError};
