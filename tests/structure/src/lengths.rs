@@ -11,18 +11,23 @@ const KINDS: [&str; 4] = ["rs", "sh", "py", "s"];
 /// Folders of which nobody writes the files.
 const NOT_OURS: [&str; 1] = ["target"];
 
-/// Files below `root` that are too long.
-pub fn too_long(root: &Path) -> Result<Vec<String>> {
+/// Files below `root` that people write, in order.
+pub fn written(root: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     collect(root, &mut files)?;
     files.sort();
+    Ok(files)
+}
+
+/// Those of `files` that are too long.
+pub fn too_long(root: &Path, files: &[PathBuf]) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for path in files {
         let text =
-            std::fs::read_to_string(&path).with_context(|| format!("could not read {}", path.display()))?;
+            std::fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))?;
         let lines = text.lines().count();
         if lines > LONGEST {
-            let path = path.strip_prefix(root).unwrap_or(&path).display();
+            let path = path.strip_prefix(root).unwrap_or(path).display();
             found.push(format!("{path} has {lines} lines; at most {LONGEST} are read as one"));
         }
     }
@@ -62,7 +67,7 @@ mod tests {
         write("a/src/fits.rs", LONGEST);
         write("a/src/data.txt", 2 * LONGEST);
         write("target/made.rs", 2 * LONGEST);
-        let found = too_long(dir.path()).expect("it can be read");
+        let found = too_long(dir.path(), &written(dir.path()).expect("a list")).expect("it can be read");
         assert_eq!(found, ["a/src/long.rs has 601 lines; at most 600 are read as one"]);
     }
 }

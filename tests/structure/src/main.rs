@@ -4,6 +4,7 @@
 //!   `a::x` that uses `b` and `b::y` that uses `a` are a cycle of `a` and `b`.
 //! - A crate depends on crates below it only, in the order of `[workspace.metadata.layers]` in `Cargo.toml`.
 //! - No file is longer than [`lengths::LONGEST`] lines.
+//! - Tests that `docs/protocol.md` names are there.
 //!
 //! Code under `#[cfg(test)]` is left out of the first.
 
@@ -11,6 +12,7 @@ mod crates;
 mod cycles;
 mod lengths;
 mod modules;
+mod named_tests;
 mod references;
 
 use std::path::PathBuf;
@@ -37,7 +39,10 @@ fn check() -> Result<usize> {
     let root = std::env::args_os().nth(1).map_or_else(|| PathBuf::from("."), PathBuf::from);
     let workspace = crates::Workspace::read(&root)?;
     let mut found = workspace.wrong_dependencies();
-    found.extend(lengths::too_long(workspace.root())?);
+    let files = lengths::written(workspace.root())?;
+    found.extend(lengths::too_long(workspace.root(), &files)?);
+    let sources = files.iter().filter(|path| path.extension().is_some_and(|e| e == "rs"));
+    found.extend(named_tests::missing(workspace.root(), sources.map(PathBuf::as_path))?);
     for target in workspace.targets() {
         let tree = modules::Tree::read(&target.root)?;
         let edges = references::all(&tree);
