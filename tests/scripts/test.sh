@@ -90,43 +90,46 @@ test_loom() {
         nice cargo test --profile loom -p vmove-memory -p vmove-fabric -p vmove-migrate -p vmove-clone --lib --target-dir "$(target_dir)/loom" -- --show-output loom | counted
 }
 
-# One test at a time, since each starts guests that fill this machine; but those of TWO_AT_A_TIME mostly wait for guests to
-# start.
-TWO_AT_A_TIME=(faults forks kvm)
+# One test at a time, since each uses all of this machine; but those of MOSTLY_WAITING wait for guests, links and deadlines half of their
+# time, and moves a third.
+MOSTLY_WAITING=(faults forks kvm)
 # Everything that they speak with is there after ./run setup: none may be skipped.
 NEVER_SKIPPED=(killed kills python slurm)
 
 test_e2e() {
-    local two others failed=0
-    two=$(at_a_time)
-    mapfile -t others < <(integration_tests | grep -vxF "$(printf '%s\n' "${TWO_AT_A_TIME[@]}" "${NEVER_SKIPPED[@]}")")
+    local moving waiting others failed=0
+    moving=$(at_a_time 0)
+    waiting=$(at_a_time 1)
+    mapfile -t others < <(integration_tests | grep -vxF "$(printf '%s\n' moves "${MOSTLY_WAITING[@]}" "${NEVER_SKIPPED[@]}")")
     VMOVE_NO_SKIP=1 run_tests "${NEVER_SKIPPED[@]}" || failed=1
     run_tests "${others[@]}" -- --test-threads=1 || failed=1
-    run_tests "${TWO_AT_A_TIME[@]}" -- --test-threads="$two" || failed=1
+    run_tests moves -- --test-threads="$moving" || failed=1
+    run_tests "${MOSTLY_WAITING[@]}" -- --test-threads="$waiting" || failed=1
     # Left out: what kills daemons at many moments, and what no version of QEMU changes. On 10.0 they have run.
     say "moves, forks and crashes again, on QEMU 7.2"
     export VMOVE_QEMU=$VMOVE_QEMU_7_2
     # Those that name a QEMU themselves, and those about the kernel's memory and our own threads.
-    run_tests moves -- --test-threads=1 --skip history:: --skip guest:: --skip old_kernel:: --skip on_qemu_ \
+    run_tests moves -- --test-threads="$moving" --skip history:: --skip guest:: --skip old_kernel:: --skip on_qemu_ \
         --skip one_gib --skip before_linux --skip what_crossed --skip what_is_unchanged --skip daemons_give_way || failed=1
-    run_tests forks -- --test-threads="$two" parent_and_children templates_are_kept || failed=1
+    run_tests forks -- --test-threads="$waiting" parent_and_children templates_are_kept || failed=1
     # Of the crashes those in which QEMU is stopped, or dies.
-    run_tests faults -- --test-threads="$two" _qemu_that_dies_ in_the_switchover _the_commit_the_guest both_killed || failed=1
+    run_tests faults -- --test-threads="$waiting" _qemu_that_dies_ in_the_switchover _the_commit_the_guest both_killed || failed=1
     return $failed
 }
 
 # Of the layer e2e, what a change needs most.
 test_short() {
     local failed=0
-    run_tests commands vms -- --test-threads="$(at_a_time)" || failed=1
+    run_tests commands vms -- --test-threads="$(at_a_time 0)" || failed=1
     run_tests moves -- --test-threads=1 in_every_mode_on_thp a_vm_that_can_move || failed=1
-    run_tests forks faults -- --test-threads="$(at_a_time)" parent_and_children children_run_on_other_hosts \
+    run_tests forks faults -- --test-threads="$(at_a_time 0)" parent_and_children children_run_on_other_hosts \
         both_killed_in_post_copy || failed=1
     return $failed
 }
 
+# at_a_time MORE: tests to run beside each other, two and as many more where there are two cores at least.
 at_a_time() {
-    if [ "$(nproc)" -ge 2 ]; then echo 2; else echo 1; fi
+    if [ "$(nproc)" -ge 2 ]; then echo $((2 + $1)); else echo 1; fi
 }
 
 # Names of all integration tests.
