@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use vmove_guest::config::{Config, Rate};
 use vmove_skip::need;
 use vmove_tests::daemon::{Node, NodeOptions};
-use vmove_tests::forks::{ForkPhase, Parent, done, kill_in_fork, names, on, template_files, vfork};
+use vmove_tests::fleet::until;
+use vmove_tests::forks::{ForkPhase, Parent, done, journals, kill_in_fork, names, on, template_files, vfork};
 use vmove_tests::guest::Guest;
 use vmove_tests::monitor::Monitor;
 use vmove_tests::sandbox::Sandbox;
@@ -455,6 +456,8 @@ fn a_daemon_killed_in_the_middle_of_a_fork_leaves_the_parent_whole() {
         hit.insert(found);
         node.run().expect("the next life");
         let context = format!("{after_ms} ms after {phase:?}, in {found:?}");
+        // Until then, children that never ran are still there.
+        until("the fork is taken up", || journals(&node).is_empty());
         let vms = node.vms().expect("a list");
         assert!(vms.iter().any(|name| name == NAME), "{context}: {vms:?}");
         parent.all_sound(&on(&node, &vms, None)).unwrap_or_else(|error| panic!("{context}: {error:#}"));
