@@ -23,6 +23,11 @@ use crate::error::FabricError;
 use crate::region::LocalSlice;
 use crate::sys::net::random;
 
+/// Zeros have taken the place of registered memory, since somebody has shortened the file behind it.
+pub(crate) fn lost_memory() -> FabricError {
+    FabricError::protocol("the file behind registered memory was shortened, or its memory could not be had")
+}
+
 /// Where the datagrams of a group go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -98,7 +98,7 @@ impl MemoryArea {
     /// # Safety
     /// Until the last clone of every [`Region`] registered over it is dropped:
     /// - the range stays mapped, readable and writable (readable is enough for a region that is only ever the
-    ///   source of transfers), and backed (no truncated file behind it);
+    ///   source of transfers), and backed by memory, or guarded (`vmove-guard`) if somebody may shorten the file behind it;
     /// - no Rust reference to any byte of it is used, because transfers, of this process and of peers, read
     ///   and write it at any time.
     #[must_use]
@@ -211,33 +211,37 @@ impl Region {
         self.0.access
     }
 
-    /// Copies bytes from `offset` on into `to`. `false`: they are not all inside the region, and nothing was copied. Bytes that
-    /// change meanwhile give some mixture.
+    /// Copies bytes from `offset` on into `to`. `false`: they are not all inside the region, and nothing was copied; or the file behind
+    /// the region was shortened, and what was copied is worth nothing. Bytes that change meanwhile give some mixture.
     #[must_use]
     pub fn read_at(&self, offset: u64, to: &mut [u8]) -> bool {
-        self.piece(offset, to.len()).map(|piece| piece.copy_to(to)).is_some()
+        let read = self.piece(offset, to.len()).map(|piece| piece.copy_to(to)).is_some();
+        read && !self.is_broken()
     }
 
-    /// Copies `from` to `offset` on. `false`: it does not fit the region, and nothing was copied. The memory must be writable.
+    /// Copies `from` to `offset` on. `false`: it does not fit the region, and nothing was copied; or the file behind the region was
+    /// shortened, and the bytes are lost. The memory must be writable.
     #[must_use]
     pub fn write_at(&self, offset: u64, from: &[u8]) -> bool {
-        self.piece(offset, from.len()).map(|piece| piece.copy_from(from)).is_some()
+        let written = self.piece(offset, from.len()).map(|piece| piece.copy_from(from)).is_some();
+        written && !self.is_broken()
     }
 
-    /// Whether `len` bytes at `offset` are all zero; `None` if they are not all inside the region.
+    /// Whether `len` bytes at `offset` are all zero; `None` if they are not all inside the region, or its file was shortened.
     #[must_use]
     pub fn is_zero_at(&self, offset: u64, len: usize) -> Option<bool> {
-        self.piece(offset, len).map(Piece::is_zero)
+        self.piece(offset, len).map(Piece::is_zero).filter(|_| !self.is_broken())
     }
 
-    /// XXH3-64 of `len` bytes at `offset`, with a seed; `None` if they are not all inside the region.
+    /// XXH3-64 of `len` bytes at `offset`, with a seed; `None` if they are not all inside the region, or its file was
+    /// shortened.
     #[must_use]
     pub fn checksum_at(&self, offset: u64, len: usize, seed: u64) -> Option<u64> {
         let mut rest = self.piece(offset, len)?;
         let mut scratch = [0; 4096];
         if len <= scratch.len() {
             rest.copy_to(&mut scratch);
-            return Some(xxh3_64_with_seed(&scratch[..len], seed));
+            return Some(xxh3_64_with_seed(&scratch[..len], seed)).filter(|_| !self.is_broken());
         }
         let mut hash = Xxh3::with_seed(seed);
         while rest.len() > 0 {
@@ -245,7 +249,12 @@ impl Region {
             hash.update(&scratch[..copied]);
             rest = rest.skip(copied);
         }
-        Some(hash.digest())
+        Some(hash.digest()).filter(|_| !self.is_broken())
+    }
+
+    /// Whether the file behind the region was shortened, as far as anybody has noticed.
+    fn is_broken(&self) -> bool {
+        vmove_guard::is_broken(self.0.area.ptr.addr().get(), to_usize(self.len()))
     }
 
     fn piece(&self, offset: u64, len: usize) -> Option<Piece<'_>> {

@@ -55,6 +55,27 @@ pub enum MemoryError {
         /// `f_type` of fstatfs.
         fs_type: u64,
     },
+    /// A RAM file is shorter than it was.
+    #[error(
+        "Expected {expected} bytes in the RAM file {path}, found {found}: somebody has shortened it, and that part of the guest's \
+         memory is lost"
+    )]
+    Shortened {
+        /// The RAM file.
+        path: PathBuf,
+        /// Its length when it was opened.
+        expected: ByteLen,
+        /// Its length now.
+        found: ByteLen,
+    },
+    /// A page of a RAM file could not be had when it was touched.
+    #[error(
+        "A page of the RAM file {path} could not be had: somebody has shortened the file, or memory or huge pages have run out"
+    )]
+    Broken {
+        /// The RAM file.
+        path: PathBuf,
+    },
     /// An offset or page lies outside the file.
     #[error("Bytes {offset}+{len} are outside a RAM file of {file_len} bytes")]
     OutOfRange {

@@ -32,7 +32,7 @@ pub fn non_zero(number: u16, region: &Region, within: Range<u64>) -> Vec<Extent>
     let mut extents: Vec<Extent> = Vec::new();
     let chunk = u64::from(CHUNK);
     for index in within.start / chunk..within.end.min(region.len()) / chunk {
-        if region.is_zero_at(index * chunk, CHUNK as usize) != Some(false) {
+        if region.is_zero_at(index * chunk, CHUNK as usize) == Some(true) {
             continue;
         }
         let Ok(first) = u32::try_from(index) else { break };

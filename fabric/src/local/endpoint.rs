@@ -191,7 +191,14 @@ impl Local {
                     remote_ranges(&mut self.remote, rest, in_segment, to.bytes(), transfer.need, &self.peer);
                 match found.and(from) {
                     Err(refusal) => return Ok(Chunk::Refused(refusal)),
-                    Ok(()) => sys::process::read(self.peer.pid(), &self.remote, &to),
+                    Ok(()) => {
+                        let moved = sys::process::read(self.peer.pid(), &self.remote, &to);
+                        // Zeros have taken the place of memory that is gone: what came there is lost.
+                        if moved.is_ok() && to.is_broken() {
+                            return Ok(Chunk::Refused(RemoteStatus::Fault));
+                        }
+                        moved
+                    }
                 }
             }
             Need::Write => {
@@ -207,6 +214,7 @@ impl Local {
                 );
                 match found.and(to) {
                     Err(refusal) => return Ok(Chunk::Refused(refusal)),
+                    Ok(()) if from.is_broken() => return Ok(Chunk::Refused(RemoteStatus::Fault)),
                     Ok(()) => sys::process::write(self.peer.pid(), &from, &self.remote),
                 }
             }

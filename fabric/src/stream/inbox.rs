@@ -13,6 +13,7 @@ use crate::counters::Totals;
 use crate::endpoint::{Completion, CompletionKind, MAX_SEGMENTS, WrId};
 use crate::error::{FabricError, RemoteStatus};
 use crate::region::LocalSlice;
+use crate::sys::memory::Piece;
 use crate::sys::net::{Iov, Scatter};
 use crate::table::{Need, Section};
 use crate::wire::{
@@ -347,7 +348,8 @@ impl Inbox {
         match carrier {
             Carrier::ReadReply(reply) => self.state = State::Trailer(reply),
             Carrier::WriteRequest { tag } => {
-                let status = self.payload.refused.map_or(Ok(()), Err);
+                let lost = self.payload.is_lost(cx.section).then_some(RemoteStatus::Fault);
+                let status = self.payload.refused.or(lost).map_or(Ok(()), Err);
                 let cell = if status.is_ok() { &cx.totals.writes_served } else { &cx.totals.refused };
                 cell.add(1);
                 cx.outbox.write_reply(tag, status);
@@ -368,7 +370,8 @@ impl Inbox {
         if trailer.tag != reply.tag {
             return Err(FabricError::protocol("a trailer of another reply"));
         }
-        let local = self.payload.refused.map_or(Ok(()), |_| Err(RemoteStatus::LocalGone));
+        let lost = self.payload.refused.is_some() || self.payload.is_lost(cx.section);
+        let local = if lost { Err(RemoteStatus::LocalGone) } else { Ok(()) };
         let bytes = self.payload.targets.iter().map(|slice| u64::from(slice.len)).sum();
         complete_read(reply, trailer.status.and(local), bytes, cx);
         self.state = State::Header;
@@ -426,6 +429,11 @@ fn malformed(error: DecodeError) -> FabricError {
 impl Payload {
     fn begin(&mut self, left: u64, refused: Option<RemoteStatus>) {
         (self.at, self.in_target, self.left, self.refused) = (0, 0, left, refused);
+    }
+
+    /// Whether some of its places were behind the end of their file, and zeros have taken them: what came there is lost.
+    fn is_lost(&self, section: &Section<'_>) -> bool {
+        self.targets.iter().filter_map(|target| section.local(target)).any(Piece::is_broken)
     }
 
     /// Copies the beginning of `from` to where it goes. How many bytes.

@@ -314,6 +314,9 @@ impl Frame {
             zero_mask |= if zero { bit } else { 0 };
             let same = !zero && known.is_some_and(|known| known == piece.fingerprint(seed, scratch));
             same_mask |= if same { bit } else { 0 };
+            if piece.is_broken() {
+                status = Err(RemoteStatus::Fault);
+            }
             !zero && !same
         });
         if status.is_err() {
@@ -345,14 +348,19 @@ impl Frame {
         }
     }
 
-    /// Notices memory that was deregistered.
+    /// Notices memory that was deregistered, or whose file was shortened.
     fn check(&mut self, section: &Section<'_>) {
         if self.failed.is_some() {
             return;
         }
-        let gone = self.payload[self.cursor.segment..].iter().any(|slice| section.local(slice).is_none());
-        if gone {
-            self.fail(RemoteStatus::BadKey);
+        let refusal =
+            self.payload[self.cursor.segment..].iter().find_map(|slice| match section.local(slice) {
+                None => Some(RemoteStatus::BadKey),
+                // The kernel would send zeros that have taken the place of what is gone.
+                Some(piece) => piece.is_broken().then_some(RemoteStatus::Fault),
+            });
+        if let Some(refusal) = refusal {
+            self.fail(refusal);
         }
     }
 

@@ -72,6 +72,10 @@ impl TlsSocket {
         let mut sent = 0;
         while sent < from.bytes().min(SEND_LIMIT) && !self.tls.wants_write() {
             let len = from.copy_to(sent, &mut self.plain);
+            if from.is_broken() {
+                // As the kernel answers who sends such memory itself.
+                return if sent > 0 { Ok(sent) } else { Err(io::Error::from_raw_os_error(libc::EFAULT)) };
+            }
             self.tls.writer().write_all(&self.plain[..len])?;
             sent += len;
             match self.flush(totals) {
@@ -108,7 +112,8 @@ impl TlsSocket {
         }
     }
 
-    /// Moves decrypted bytes to where they go. Returns whether the peer has announced the end of its data.
+    /// Moves decrypted bytes to where they go. Returns whether there is no more to be had now: the peer has announced the
+    /// end of its data, or the memory for the next bytes is not there.
     fn take_plain(&mut self, to: &Scatter<'_>, received: &mut usize) -> io::Result<bool> {
         let mut reader = self.tls.reader();
         while *received < to.bytes() {
@@ -116,6 +121,11 @@ impl TlsSocket {
                 Ok([]) => return Ok(true),
                 Ok(bytes) => {
                     let copied = to.copy_from(*received, bytes);
+                    if to.is_broken() {
+                        // As the kernel answers who receives into such memory; what came before it counts.
+                        let fault = || io::Error::from_raw_os_error(libc::EFAULT);
+                        return if *received > 0 { Ok(true) } else { Err(fault()) };
+                    }
                     reader.consume(copied);
                     *received += copied;
                 }

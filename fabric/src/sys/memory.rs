@@ -49,6 +49,12 @@ impl<'s> Piece<'s> {
         Self { addr: self.addr + skip, len: self.len - skip, registered: PhantomData }
     }
 
+    /// Whether bytes that were read here are worth nothing, and bytes that were written here are lost, since the file behind them was
+    /// shortened. To be asked afterwards.
+    pub(crate) fn is_broken(self) -> bool {
+        vmove_guard::is_broken(self.addr, self.len)
+    }
+
     /// Whether every byte is zero. Stops at the first that is not.
     pub(crate) fn is_zero(self) -> bool {
         let (mut at, mut left) = (self.addr, self.len);

@@ -95,6 +95,11 @@ impl<'a> Gather<'a> {
         length(sent)
     }
 
+    /// Whether some of the memory is behind the end of its file: what was copied out of it is worth nothing.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.iov.iter().any(|iov| vmove_guard::is_broken(iov.base, iov.len))
+    }
+
     /// Copies bytes out, leaving out the first `skip`, as many as fit `to`, for transports that must transform
     /// them. How many.
     pub(crate) fn copy_to(&self, skip: usize, to: &mut [u8]) -> usize {
@@ -169,6 +174,11 @@ impl<'a> Scatter<'a> {
         // SAFETY: rules 1 and 2.
         let received = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
         length(received)
+    }
+
+    /// Whether some of the memory is behind the end of its file: what was copied there is lost.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.iov.iter().any(|iov| vmove_guard::is_broken(iov.base, iov.len))
     }
 
     /// Copies `from` in, leaving out the first `skip` bytes of the ranges. How many bytes fitted.

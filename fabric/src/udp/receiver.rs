@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::UdpOptions;
 use crate::FabricError;
 use crate::counters::MulticastCountersHandle;
-use crate::multicast::{MulticastReceiver, Session, Sink};
+use crate::multicast::{MulticastReceiver, Session, Sink, lost_memory};
 use crate::sys::datagram::Messages;
 use crate::sys::net::{get_option, set_option};
 use crate::table::{Participant, RegionTable};
@@ -100,6 +100,9 @@ impl MulticastReceiver for Receiver {
                     )));
                 };
                 piece.copy_from(datagram.payload);
+                if piece.is_broken() {
+                    return Err(lost_memory());
+                }
                 sink.landed(datagram.immediate);
             }
         }

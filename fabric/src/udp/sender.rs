@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::UdpOptions;
 use crate::FabricError;
 use crate::counters::MulticastCountersHandle;
-use crate::multicast::{MulticastSender, Outgoing, Session};
+use crate::multicast::{MulticastSender, Outgoing, Session, lost_memory};
 use crate::sys::datagram::{BATCH, send};
 use crate::sys::net::{get_option, set_option, wait};
 use crate::table::{Participant, RegionTable};
@@ -112,6 +112,9 @@ impl Sender {
             self.staged.resize(at + whole, 0);
             let payload = at + DATAGRAM_HEADER;
             piece.copy_to(&mut self.staged[payload..payload + len]);
+            if piece.is_broken() {
+                return Err(lost_memory());
+            }
             self.envelope.close(number, outgoing.immediate, &mut self.staged[at..]);
             let end = self.staged.len();
             match self.runs.last_mut().filter(|_| joins) {

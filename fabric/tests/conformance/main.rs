@@ -30,6 +30,7 @@ mod ends;
 mod lifetime;
 mod limits;
 mod load;
+mod shortened;
 mod transfer;
 #[cfg(feature = "verbs")]
 mod verbs;

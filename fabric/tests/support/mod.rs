@@ -1,7 +1,9 @@
 //! What the tests of every back end need: memory, connected pairs, and a loop that drives both ends.
 #![allow(unsafe_code, dead_code)]
 
+use std::fs::File;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -15,6 +17,7 @@ use vmove_fabric::{
     Access, Class, Completion, CompletionKind, Completions, Endpoint, Fabric, FabricError, LocalSlice,
     MemoryArea, ReadSegment, Region, RemoteSlice, RemoteStatus, WrId, WriteSegment,
 };
+use vmove_guard::Guard;
 
 pub mod tls;
 
@@ -26,6 +29,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(if cfg!(feature = "verbs") { 1
 pub struct Memory {
     ptr: NonNull<u8>,
     len: usize,
+    file: Option<(Guard, File)>,
 }
 
 // SAFETY: an owned mapping, accessed by raw copies only.
@@ -47,7 +51,30 @@ impl Memory {
             )
         };
         assert_ne!(at, libc::MAP_FAILED);
-        Self { ptr: NonNull::new(at.cast()).unwrap(), len }
+        Self { ptr: NonNull::new(at.cast()).unwrap(), len, file: None }
+    }
+
+    /// As [`filled`](Self::filled), of a file that can be [shortened](Self::shorten).
+    pub fn of_file(len: usize, seed: u8) -> Self {
+        let mut memory = Self::new(len);
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.set_len(len as u64).unwrap();
+        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+        let at = memory.ptr.as_ptr();
+        // SAFETY: takes the place of a mapping of our own, which nobody knows yet.
+        let mapped = unsafe { libc::mmap(at.cast(), len, prot, flags, file.as_raw_fd(), 0) };
+        assert_ne!(mapped, libc::MAP_FAILED);
+        // SAFETY: the whole mapping; the guard is dropped before it is unmapped, and there are no references to it.
+        let guard = unsafe { Guard::new(at, len, 4096) }.unwrap();
+        memory.file = Some((guard, file));
+        memory.write(0, &patterned(0, len, seed));
+        memory
+    }
+
+    /// Cuts off the end of the file.
+    pub fn shorten(&self, len: usize) {
+        let (_, file) = self.file.as_ref().unwrap();
+        file.set_len(len as u64).unwrap();
     }
 
     /// Every byte depends on its place and on `seed`; none is 0.
@@ -97,6 +124,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        self.file = None;
         // SAFETY: an owned mapping that nobody uses any more.
         unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
     }

@@ -150,6 +150,19 @@ impl RamFile {
             .map_err(|source| MemoryError::path("Giving memory to", &self.path, source))
     }
 
+    /// Checks that the file still has the length with which it was opened.
+    ///
+    /// # Errors
+    /// [`MemoryError::Shortened`], [`MemoryError::Path`].
+    pub fn check_whole(&self) -> Result<()> {
+        let meta = self.file.metadata().map_err(|source| MemoryError::path("stat", &self.path, source))?;
+        if meta.len() < self.len.0 {
+            let (path, found) = (self.path.clone(), ByteLen(meta.len()));
+            return Err(MemoryError::Shortened { path, expected: self.len, found });
+        }
+        Ok(())
+    }
+
     /// Memory that the file has now, in bytes.
     ///
     /// # Errors

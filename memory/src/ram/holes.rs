@@ -26,7 +26,8 @@ impl RamFile {
     /// of ours; without the right to one, everything counts as data.
     ///
     /// # Errors
-    /// [`MemoryError::Path`](crate::MemoryError::Path) if the file system cannot tell.
+    /// [`MemoryError::Path`](crate::MemoryError::Path) if the file system cannot tell;
+    /// [`MemoryError::Shortened`](crate::MemoryError::Shortened).
     pub fn data_extents(&self) -> Result<Vec<ByteRange>> {
         if self.page_size() != PageSize::Base4K {
             return self.probe(self.range());
@@ -40,6 +41,8 @@ impl RamFile {
             }
             at = end.max(start + 1);
         }
+        // What is behind the end now would pass for a hole.
+        self.check_whole()?;
         Ok(extents)
     }
 
@@ -52,7 +55,9 @@ impl RamFile {
             self.check(range)?;
             return Ok(self.probe(self.page_size().range_of(self.page_size().run_of(range)))?.is_empty());
         }
-        Ok(self.seek_to(SeekFrom::Data(range.start.0))?.is_none_or(|data| data >= range.end().0))
+        let data = self.seek_to(SeekFrom::Data(range.start.0))?;
+        self.check_whole()?;
+        Ok(data.is_none_or(|data| data >= range.end().0))
     }
 
     fn probe(&self, within: ByteRange) -> Result<Vec<ByteRange>> {

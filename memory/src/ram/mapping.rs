@@ -9,15 +9,19 @@
 //! 2. **No references.** Memory is touched through raw pointers only, never through a Rust reference, so other
 //!    writers break no promise of ours. What is read may be torn between old and new bytes; callers that need a
 //!    whole page order their reads (scan first, then read) or read while the guest is stopped.
-//! 3. **Truncation.** Nobody shortens a RAM file while it is mapped: QEMU never does, and it would kill QEMU first.
+//! 3. **Truncation.** Somebody may shorten a RAM file while it is mapped. Then zeros take the place of what is touched
+//!    ([`vmove_guard`]), and every access asks afterwards whether that has happened.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::path::PathBuf;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use xxhash_rust::xxh3::xxh3_64;
+
+use vmove_guard::Guard;
 
 use super::file::{RamFile, check_range};
 use crate::error::{MemoryError, Result};
@@ -35,6 +39,10 @@ pub struct Mapping {
     base: NonNull<u8>,
     len: ByteLen,
     page_size: PageSize,
+    /// For messages.
+    path: PathBuf,
+    /// Until the mapping is unmapped.
+    guard: Option<Guard>,
 }
 
 // SAFETY: rule 2: the value is an address range; all access goes through raw pointers and is safe from any thread.
@@ -70,7 +78,13 @@ impl Mapping {
                 std::io::Error::other("mapped at address 0"),
             )
         })?;
-        Ok(Self { base, len, page_size: file.page_size() })
+        let (page_size, path) = (file.page_size(), file.path().to_owned());
+        let mut mapping = Self { base, len, page_size, path, guard: None };
+        let page_bytes = ByteLen(page_size.bytes()).as_usize();
+        // SAFETY: rules 1 and 2: the whole mapping; the guard is dropped before it is unmapped.
+        let guard = unsafe { Guard::new(base.as_ptr(), len.as_usize(), page_bytes) };
+        mapping.guard = Some(guard.map_err(|source| MemoryError::path("Guarding", file.path(), source))?);
+        Ok(mapping)
     }
 
     /// First address, in this process. Valid for [`Self::len`] bytes as long as the mapping lives. Other processes
@@ -106,7 +120,7 @@ impl Mapping {
         let source = self.at(from, out.len())?;
         // SAFETY: rules 1 and 2; `out` is ours alone and cannot overlap a mapping it does not come from.
         unsafe { ptr::copy_nonoverlapping(source, out.as_mut_ptr(), out.len()) };
-        Ok(())
+        self.check_whole()
     }
 
     /// Copies `bytes` into guest memory. The range should have been populated, since running out of memory inside
@@ -118,7 +132,7 @@ impl Mapping {
         let target = self.at(to, bytes.len())?;
         // SAFETY: rules 1 and 2; `bytes` cannot overlap a mapping that no reference points into.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
-        Ok(())
+        self.check_whole()
     }
 
     /// True if every byte of the page is zero. Stops at the first that is not. May allocate (see the type).
@@ -151,6 +165,7 @@ impl Mapping {
                 return Ok(false);
             }
         }
+        self.check_whole()?;
         Ok(true)
     }
 
@@ -186,7 +201,7 @@ impl Mapping {
         let target = self.at(range.start, range.len.as_usize())?;
         // SAFETY: rules 1 and 2.
         unsafe { ptr::write_bytes(target, 0, range.len.as_usize()) };
-        Ok(())
+        self.check_whole()
     }
 
     /// Gives every page of the run memory and maps it here (`MADV_POPULATE_WRITE`); bytes are kept, holes read as
@@ -197,7 +212,9 @@ impl Mapping {
     /// pages have run out.
     pub fn populate(&self, run: PageRun) -> Result<()> {
         self.advise(self.page_size.range_of(run), Advice::LinuxPopulateWrite)
-            .map_err(|source| MemoryError::system("MADV_POPULATE_WRITE on guest RAM", source))
+            .map_err(|source| MemoryError::system("MADV_POPULATE_WRITE on guest RAM", source))?;
+        // Where zeros are, the file has got nothing.
+        self.check_whole()
     }
 
     /// Maps here what the file has in the range (`MADV_POPULATE_READ`), so that reading it raises no fault. Gives memory
@@ -226,6 +243,18 @@ impl Mapping {
         Ok(())
     }
 
+    /// Checks that no page was missing when it was touched, here or by whoever has the address. To be asked after each access: zeros
+    /// may have taken the place of what was read.
+    ///
+    /// # Errors
+    /// [`MemoryError::Broken`].
+    pub fn check_whole(&self) -> Result<()> {
+        if self.guard.as_ref().is_some_and(Guard::is_broken) {
+            return Err(MemoryError::Broken { path: self.path.clone() });
+        }
+        Ok(())
+    }
+
     fn at(&self, offset: FileOffset, len: usize) -> Result<*mut u8> {
         let range = ByteRange::new(offset, ByteLen(len as u64));
         check_range(range, self.len)?;
@@ -241,6 +270,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        self.guard = None;
         // SAFETY: rule 1: exactly what `new` mapped, and nothing can use it any more.
         if let Err(error) = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.len.as_usize()) } {
             tracing::error!(%error, "munmap of guest RAM failed");
@@ -293,6 +323,35 @@ mod tests {
         assert_eq!(file.allocated_bytes().expect("stat"), ByteLen::mib(2));
         file.punch(expected).expect("punch");
         assert!(file.data_extents().expect("extents").is_empty());
+    }
+
+    #[test]
+    fn a_file_that_is_shortened_is_told_and_nobody_dies() {
+        let dir = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let file = file(&dir, 8 * 4096);
+        let map = file.map().expect("map");
+        map.copy_in(FileOffset(6 * 4096), &[7; 4096]).expect("in range");
+        let other = std::fs::OpenOptions::new().write(true).open(file.path()).expect("open");
+        other.set_len(4 * 4096).expect("shorten");
+        let named = |error: MemoryError| {
+            let text = error.to_string();
+            assert!(text.contains(&*file.path().to_string_lossy()), "{text}");
+            error
+        };
+        assert!(matches!(named(file.data_extents().unwrap_err()), MemoryError::Shortened { .. }));
+        assert!(matches!(named(file.is_hole(file.range()).unwrap_err()), MemoryError::Shortened { .. }));
+        map.check_whole().expect("nobody has touched it");
+        // Zeros, but not the guest's.
+        assert!(matches!(named(map.is_zero(PageIndex(6)).unwrap_err()), MemoryError::Broken { .. }));
+        for result in [
+            map.copy_out(FileOffset(6 * 4096), &mut [0; 8]),
+            map.copy_in(FileOffset(7 * 4096), &[1]),
+            map.hash(PageIndex(5)).map(drop),
+            map.zero(PageRun::new(PageIndex(5), 1)),
+            map.check_whole(),
+        ] {
+            assert!(matches!(result, Err(MemoryError::Broken { .. })), "{result:?}");
+        }
     }
 
     #[test]

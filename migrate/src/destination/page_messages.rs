@@ -90,6 +90,11 @@ impl Session {
         if self.pages.is_renewing() {
             return Ok(());
         }
+        // Other connections would bring no page into a file that is too short.
+        for block in &self.files.memory.blocks {
+            let whole = block.file.check_whole().and_then(|()| block.mapping().check_whole());
+            whole.map_err(|source| End::Failed(block.file_error(source).into()))?;
+        }
         let (why, same_fabric) = (chain(lost), lost.same_fabric());
         tracing::warn!(why, same_fabric, "page connections lost; asking for others");
         self.pages.renew();

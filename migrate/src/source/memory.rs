@@ -111,6 +111,13 @@ impl SourceMemory {
         self.blocks.iter().map(info).collect()
     }
 
+    /// Checks that nobody has shortened a RAM file.
+    pub(super) fn check_whole(&self) -> Result<(), MemoryError> {
+        self.blocks
+            .iter()
+            .try_for_each(|block| block.file.check_whole().and_then(|()| block.mapping.check_whole()))
+    }
+
     pub(super) fn total_pages(&self) -> u64 {
         self.blocks.iter().map(|b| b.file.pages()).sum()
     }

@@ -151,6 +151,8 @@ impl PageService {
         session: &mut Session,
         control: &mut Control,
     ) -> Result<(), SourceError> {
+        // Other connections would give no more of a file that is too short.
+        self.memory.check_whole().map_err(SourceError::memory("serve the guest's memory"))?;
         self.renewals += 1;
         tracing::warn!(why, renewals = self.renewals, "page connections were lost; opening others");
         if self.renewals > MOST_RENEWALS {

@@ -62,6 +62,8 @@ impl Stopped {
         // Until QEMU has completed, a lost stream makes it run the guest on by itself: no commit before that.
         let completed = self.qemu.completed(STOP_TIMEOUT).await;
         completed.map_err(SourceError::qemu("send its device state"))?;
+        // Zeros that were read in the place of what somebody had cut off are at the destination: it must not run the guest with them.
+        self.pages.memory.check_whole().map_err(SourceError::memory("give the guest's memory away"))?;
         self.not_failed_meanwhile(session)
     }
 

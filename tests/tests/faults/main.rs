@@ -8,5 +8,6 @@ mod lost_for_good;
 mod space;
 mod startup;
 mod strangers;
+mod truncated;
 mod versions;
 mod waits;

@@ -8,7 +8,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use super::{Membership, Shared};
 use crate::FabricError;
 use crate::counters::{MulticastCountersHandle, MulticastTotals};
-use crate::multicast::{MulticastReceiver, Sink};
+use crate::multicast::{MulticastReceiver, Sink, lost_memory};
 use crate::table::{Participant, Section};
 use crate::verbs::raw::{Arrived, Ring, Route, Shape};
 
@@ -103,6 +103,9 @@ fn land(
         )));
     };
     piece.copy_from(arrived.payload);
+    if piece.is_broken() {
+        return Err(lost_memory());
+    }
     sink.landed(immediate);
     Ok(())
 }
