@@ -188,7 +188,7 @@ impl Members {
         if path.extension().is_none_or(|e| e != "json") {
             return None;
         }
-        serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+        serde_json::from_slice(&vmove_node::files::read(path).ok()?).ok()
     }
 }
 

@@ -330,3 +330,49 @@ fn without_tls_the_port_is_open_to_this_host_unless_more_is_asked_for() {
     assert_eq!(listening, ["00000000:1CFC"], "{said}");
     assert!(said.contains("whoever reaches 0.0.0.0:7420"), "{said}");
 }
+
+#[test]
+fn folders_of_others_are_refused_with_what_mends_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let start = |what: &str| {
+        let mut command = Command::new(VMOVED);
+        command.args(["--insecure", "--listen", "127.0.0.1:0", "--control"]).arg(path("c.sock"));
+        for folder in ["state", "run", "memory"] {
+            command.arg(format!("--{folder}-dir")).arg(path(if folder == what { "shared" } else { folder }));
+        }
+        Ended::of(&mut command)
+    };
+    std::fs::create_dir(path("shared")).unwrap();
+    for what in ["state", "run", "memory"] {
+        std::fs::set_permissions(path("shared"), PermissionsExt::from_mode(0o1777)).unwrap();
+        let ended = start(what).expect(1);
+        for word in [format!("{what} folder").as_str(), "found mode 1777", "chmod go-w", "shared"] {
+            assert!(ended.err.contains(word), "{what}, {word}: {}", ended.err);
+        }
+        std::fs::set_permissions(path("shared"), PermissionsExt::from_mode(0o700)).unwrap();
+        if std::os::unix::fs::chown(path("shared"), Some(12345), None).is_err() {
+            return vmove_skip::skip!(part = "another owner", "not root");
+        }
+        let ended = start(what).expect(1);
+        for word in [format!("{what} folder").as_str(), "found user 12345", "chown 0"] {
+            assert!(ended.err.contains(word), "{what}, {word}: {}", ended.err);
+        }
+        std::os::unix::fs::chown(path("shared"), Some(0), None).unwrap();
+    }
+}
+
+#[test]
+fn a_folder_may_be_a_link() {
+    let dir = tempfile::tempdir().unwrap();
+    let (target, link) = (dir.path().join("target"), dir.path().join("link"));
+    std::fs::create_dir(&target).unwrap();
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    let node = Node::start_with(&["--insecure", "--run-dir", link.to_str().unwrap()]);
+    assert_eq!(node.ask(&["list"]), serde_json::json!({ "vms": [] }));
+    // What could be done to the link later has no effect.
+    std::fs::remove_file(&link).unwrap();
+    let ended = node.vmove(&["run", "--name", "a", "--", "/no/such/qemu"]);
+    assert_ne!(ended.code, Some(0), "{ended:?}");
+    assert!(!link.exists());
+}

@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::files::no_link;
+
 /// What a journal needs of its file.
 pub trait JournalFile: Write {
     /// Cuts it to so many bytes.
@@ -76,7 +78,7 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
     /// The kernel's answer; `InvalidData` if no line can be read.
     pub fn open(path: &Path) -> io::Result<Self> {
         let (record, whole) = last_record(path)?.ok_or_else(|| no_record(path))?;
-        let file = OpenOptions::new().append(true).open(path)?;
+        let file = no_link(OpenOptions::new().append(true)).open(path)?;
         // A torn line must not run into the next one.
         file.set_len(whole)?;
         Ok(Self::on(path, file, record, whole))
@@ -116,7 +118,7 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
     /// The newest line that can be read, though newer ones cannot: it tells what the journal is about, and not where it stands.
     #[must_use]
     pub fn read_older(path: &Path) -> Option<R> {
-        let bytes = std::fs::read(path).ok()?;
+        let bytes = crate::files::read(path).ok()?;
         bytes.split(|b| *b == b'\n').rev().find_map(|line| serde_json::from_slice(line).ok())
     }
 }
@@ -207,7 +209,7 @@ impl<R: Serialize + DeserializeOwned + Clone, F: JournalFile> Journal<R, F> {
 
 /// The last whole line, and the length up to its end in bytes; nothing if there is no whole line.
 fn last_record<R: DeserializeOwned>(path: &Path) -> io::Result<Option<(R, u64)>> {
-    let bytes = std::fs::read(path)?;
+    let bytes = crate::files::read(path)?;
     let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |end| end + 1);
     let Some(last) = bytes[..whole].split(|b| *b == b'\n').rfind(|line| !line.is_empty()) else {
         return Ok(None);
@@ -437,5 +439,18 @@ mod tests {
         assert_eq!(Journal::<u64>::read_older(&path), Some(22));
         std::fs::write(&path, "1\n22\n").unwrap();
         assert_eq!(*Journal::<u64>::open_begun(&path).unwrap().unwrap().record(), 22);
+    }
+
+    #[test]
+    fn a_journal_is_not_opened_through_a_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, victim) = (dir.path().join("j"), dir.path().join("victim"));
+        std::fs::write(&victim, "1\n22").unwrap();
+        std::os::unix::fs::symlink(&victim, &path).unwrap();
+        for opened in [Journal::<u64>::open(&path).map(drop), Journal::<u64>::read(&path).map(drop)] {
+            assert_eq!(opened.unwrap_err().raw_os_error(), Some(rustix::io::Errno::LOOP.raw_os_error()));
+        }
+        assert_eq!(Journal::create(&path, 1u64).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read(&victim).unwrap(), b"1\n22");
     }
 }

@@ -7,7 +7,10 @@
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 /// A log that is longer than this many bytes is cut by [`cut`].
 pub const LIMIT: u64 = 16 << 20;
@@ -24,6 +27,14 @@ pub fn previous(log: &Path) -> PathBuf {
     name.into()
 }
 
+/// Opens a log that is not a symbolic link; one fails with `ELOOP`.
+///
+/// # Errors
+/// The kernel's answer.
+pub(crate) fn open(options: &mut OpenOptions, log: &Path) -> io::Result<File> {
+    options.custom_flags(OFlags::NOFOLLOW.bits() as i32).open(log)
+}
+
 /// Cuts a log that is longer than [`LIMIT`]: the last [`KEPT`] bytes go to [`previous`], replacing those of an earlier cut, and the log
 /// is emptied. Gives the bytes that were dropped, 0 for a short log. If there is no space for the copy, the log is emptied all the same,
 /// since it is likely what took the space.
@@ -31,7 +42,7 @@ pub fn previous(log: &Path) -> PathBuf {
 /// # Errors
 /// The log cannot be opened or emptied.
 pub fn cut(log: &Path) -> io::Result<u64> {
-    let mut file = OpenOptions::new().read(true).write(true).open(log)?;
+    let mut file = open(OpenOptions::new().read(true).write(true), log)?;
     let length = file.metadata()?.len();
     if length <= LIMIT {
         return Ok(0);
@@ -50,7 +61,9 @@ pub fn cut(log: &Path) -> io::Result<u64> {
 fn keep_end(file: &mut File, length: u64, previous: &Path) -> io::Result<u64> {
     let part = previous.with_extension("part");
     file.seek(SeekFrom::Start(length.saturating_sub(KEPT)))?;
-    let copied = File::create(&part).and_then(|mut copy| io::copy(&mut file.take(KEPT), &mut copy));
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    let copied = open(&mut options, &part).and_then(|mut copy| io::copy(&mut file.take(KEPT), &mut copy));
     let copied = copied.and_then(|bytes| std::fs::rename(&part, previous).map(|()| bytes));
     copied.inspect_err(|_| {
         // Whatever part of it was written takes space.
@@ -78,7 +91,7 @@ pub fn tail(log: &Path) -> io::Result<String> {
 
 /// The last `length` bytes of a file at most, and whether that is all of it.
 fn end_of(path: &Path, length: u64) -> io::Result<(Vec<u8>, bool)> {
-    let mut file = File::open(path)?;
+    let mut file = open(OpenOptions::new().read(true), path)?;
     let start = file.metadata()?.len().saturating_sub(length);
     file.seek(SeekFrom::Start(start))?;
     let mut bytes = Vec::new();
@@ -126,5 +139,24 @@ mod tests {
         let tail = tail(&path).unwrap();
         assert!(tail.starts_with("line ") && tail.ends_with("line 999"), "{tail}");
         assert!(tail.len() as u64 <= QUOTED);
+    }
+
+    #[test]
+    fn a_log_that_is_a_link_is_neither_cut_nor_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let (log, victim) = (dir.path().join("qemu.log"), dir.path().join("victim"));
+        File::create(&victim).unwrap().set_len(LIMIT + 1).unwrap();
+        std::os::unix::fs::symlink(&victim, &log).unwrap();
+        let too_many_links = rustix::io::Errno::LOOP.raw_os_error();
+        assert_eq!(cut(&log).unwrap_err().raw_os_error(), Some(too_many_links));
+        assert_eq!(tail(&log).unwrap_err().raw_os_error(), Some(too_many_links));
+        assert_eq!(std::fs::metadata(&victim).unwrap().len(), LIMIT + 1);
+        // Where the end of a log is kept: the link is replaced, not followed.
+        std::fs::remove_file(&log).unwrap();
+        File::create(&log).unwrap().set_len(LIMIT + 1).unwrap();
+        std::os::unix::fs::symlink(&victim, previous(&log)).unwrap();
+        cut(&log).unwrap();
+        assert_eq!(std::fs::metadata(&victim).unwrap().len(), LIMIT + 1);
+        assert!(!std::fs::symlink_metadata(previous(&log)).unwrap().is_symlink());
     }
 }

@@ -121,7 +121,7 @@ impl QemuProcess {
     pub fn spawn(argv: &[OsString], folder: &Path, log: &Path) -> Result<Self, ProcessError> {
         let program = argv.first().ok_or(ProcessError::NoProgram)?;
         let log_error = |source| ProcessError::Log { path: log.to_owned(), source };
-        let out = OpenOptions::new().create(true).append(true).open(log).map_err(log_error)?;
+        let out = crate::log::open(OpenOptions::new().create(true).append(true), log).map_err(log_error)?;
         let err = out.try_clone().map_err(log_error)?;
         let failed =
             |source| ProcessError::Start { program: program.clone(), folder: folder.to_owned(), source };

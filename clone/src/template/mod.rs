@@ -231,7 +231,7 @@ impl Source {
 
 pub(crate) fn read_manifest(dir: &Path) -> Result<Manifest, CloneError> {
     let path = dir.join(MANIFEST);
-    let text = std::fs::read(&path).map_err(CloneError::io("read", &path))?;
+    let text = vmove_node::files::read(&path).map_err(CloneError::io("read", &path))?;
     let bad = |why: String| CloneError::Template { path: dir.to_owned(), why };
     let manifest: Manifest =
         serde_json::from_slice(&text).map_err(|e| bad(format!("its manifest cannot be read: {e}")))?;
@@ -243,7 +243,7 @@ pub(crate) fn read_manifest(dir: &Path) -> Result<Manifest, CloneError> {
 
 fn read_state(dir: &Path, manifest: &Manifest) -> Result<Vec<u8>, CloneError> {
     let path = dir.join(STATE);
-    let state = std::fs::read(&path).map_err(CloneError::io("read", &path))?;
+    let state = vmove_node::files::read(&path).map_err(CloneError::io("read", &path))?;
     let (bytes, wanted) = (state.len() as u64, manifest.state_bytes);
     let why = if bytes != wanted {
         format!("its device state has {bytes} of {wanted} bytes")

@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
-use vmove_node::files::make_private_dir;
+use vmove_node::files::no_link;
 
 /// Why the state folder cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -37,18 +37,12 @@ pub enum LockError {
 pub struct StateLock(#[expect(dead_code, reason = "holds the lock")] File);
 
 impl StateLock {
-    /// Makes the folder, for us alone, and takes it.
+    /// Takes the folder, which is the daemon's own.
     pub fn take(dir: &Path) -> Result<Self, LockError> {
         let io = |source| LockError::Io { dir: dir.to_owned(), source };
-        make_private_dir(dir).map_err(io)?;
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(dir.join("lock"))
-            .map_err(io)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let mut file = no_link(&mut options).open(dir.join("lock")).map_err(io)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -79,5 +73,15 @@ mod tests {
         assert!(error.contains(&format!("pid {}", std::process::id())), "{error}");
         drop(first);
         drop(StateLock::take(dir.path()).unwrap());
+    }
+
+    #[test]
+    fn a_lock_that_is_a_link_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let victim = dir.path().join("victim");
+        std::fs::write(&victim, "precious").unwrap();
+        std::os::unix::fs::symlink(&victim, dir.path().join("lock")).unwrap();
+        assert!(matches!(StateLock::take(dir.path()), Err(LockError::Io { .. })));
+        assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
     }
 }

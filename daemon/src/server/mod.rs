@@ -33,6 +33,7 @@ use tracing::Instrument;
 use vmove_clone::engine::{EngineOptions, ForkEngine};
 use vmove_migrate::engine::{Engine, EngineConfig};
 use vmove_node::blocking::run_blocking;
+use vmove_node::files::own_dir;
 use vmove_node::monitors::Monitors;
 use vmove_node::peer::{KnownPeer, KnownPeers};
 use vmove_node::registry::Registry;
@@ -117,12 +118,11 @@ pub fn main() -> ExitCode {
     }
 }
 
-async fn run(config: Config) -> anyhow::Result<()> {
+async fn run(mut config: Config) -> anyhow::Result<()> {
+    config.state_dir = own_dir("state", &config.state_dir)?;
     let _lock = lock::StateLock::take(&config.state_dir)?;
-    for dir in [&config.run_dir, &config.memory_dir] {
-        vmove_node::files::make_private_dir(dir)
-            .with_context(|| format!("Could not make {}", dir.display()))?;
-    }
+    config.run_dir = own_dir("run", &config.run_dir)?;
+    config.memory_dir = own_dir("memory", &config.memory_dir)?;
     let tls = match &config.security {
         Security::MutualTls(files) => Some(Arc::new(Tls::load(files)?)),
         Security::Insecure => {

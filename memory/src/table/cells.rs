@@ -31,7 +31,7 @@ mod real {
     use std::ffi::c_void;
     use std::fs::{File, OpenOptions};
     use std::io::Read;
-    use std::os::unix::fs::FileExt;
+    use std::os::unix::fs::{FileExt, OpenOptionsExt};
     use std::path::Path;
     use std::ptr::{self, NonNull};
     use std::slice;
@@ -83,7 +83,12 @@ mod real {
 
         pub(in super::super) fn open(path: &Path) -> Result<Self> {
             let error = |source| MemoryError::path("Opening a page table", path, source);
-            let mut file = OpenOptions::new().read(true).write(true).open(path).map_err(error)?;
+            let mut file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .custom_flags(libc::O_NOFOLLOW)
+                .open(path)
+                .map_err(error)?;
             Self::require_memory(&file, path)?;
             let mut header = [0; 16];
             file.read_exact(&mut header).map_err(error)?;

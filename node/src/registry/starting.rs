@@ -37,7 +37,7 @@ pub fn begin(vm_dir: &Path, note: &Note) -> std::io::Result<()> {
 /// Files of all VMs that are being started.
 pub fn made(run_dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(run_dir).into_iter().flatten().flatten();
-    let notes = entries.filter_map(|entry| std::fs::read(entry.path().join(NOTE)).ok());
+    let notes = entries.filter_map(|entry| crate::files::read(&entry.path().join(NOTE)).ok());
     notes.filter_map(|text| serde_json::from_slice::<Note>(&text).ok()).flat_map(|note| note.ram).collect()
 }
 
@@ -72,7 +72,7 @@ pub fn remove(path: &Path) {
 pub fn left(run_dir: &Path, vms: &VmStore) -> Vec<(PathBuf, Note)> {
     let entries = std::fs::read_dir(run_dir).into_iter().flatten().flatten();
     let note = |dir: PathBuf| {
-        let text = std::fs::read(dir.join(NOTE)).ok()?;
+        let text = crate::files::read(&dir.join(NOTE)).ok()?;
         Some((dir, serde_json::from_slice::<Note>(&text).ok()?))
     };
     let (finished, left): (Vec<_>, Vec<_>) =

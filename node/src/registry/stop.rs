@@ -1,5 +1,6 @@
 //! `vmove stop`, and what is left to do when a QEMU has ended.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -156,7 +157,12 @@ impl Registry {
                 return Ok(());
             }
             starting::remove(&record.qmp_socket);
-            for file in record.ram.iter().filter(|f| f.path.starts_with(&memory_dir)) {
+            // A record of an earlier vmoved may name the memory folder by a symbolic link.
+            let ours = |path: &Path| {
+                path.starts_with(&memory_dir)
+                    || path.canonicalize().is_ok_and(|path| path.starts_with(&memory_dir))
+            };
+            for file in record.ram.iter().filter(|file| ours(&file.path)) {
                 starting::remove(&file.path);
             }
             for overlay in &record.overlays {

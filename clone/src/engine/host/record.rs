@@ -51,7 +51,7 @@ impl HostRecord {
     pub fn left(dir: &Path) -> Vec<Self> {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
         let read = |path: PathBuf| {
-            let text = std::fs::read(&path).map_err(|error| error.to_string());
+            let text = vmove_node::files::read(&path).map_err(|error| error.to_string());
             match text.and_then(|text| serde_json::from_slice(&text).map_err(|error| error.to_string())) {
                 Ok(record) => Some(record),
                 Err(error) => {

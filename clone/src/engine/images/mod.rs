@@ -127,7 +127,7 @@ impl ForkEngine {
 /// Reads a record; half a folder, of a life that was cut off before it wrote one, is removed.
 fn read<T: DeserializeOwned>(dir: &Path) -> Option<T> {
     let path = dir.join(RECORD);
-    match std::fs::read(&path) {
+    match vmove_node::files::read(&path) {
         Ok(text) => match serde_json::from_slice(&text) {
             Ok(record) => Some(record),
             Err(error) => {

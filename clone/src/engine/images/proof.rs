@@ -129,7 +129,9 @@ impl ServedImages {
     pub(super) fn remove_links(&self) {
         let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
         for path in entries.map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "json")) {
-            if let Some(note) = fs::read(&path).ok().and_then(|t| serde_json::from_slice::<Note>(&t).ok()) {
+            if let Some(note) =
+                vmove_node::files::read(&path).ok().and_then(|t| serde_json::from_slice::<Note>(&t).ok())
+            {
                 remove_all(&note.links);
             }
             let _ = fs::remove_file(path);

@@ -277,7 +277,7 @@ impl ForkEngine {
             for dir in &idle {
                 remove(dir);
             }
-            let texts = needed.iter().filter_map(|dir| std::fs::read(dir.join(RECORD)).ok());
+            let texts = needed.iter().filter_map(|dir| vmove_node::files::read(&dir.join(RECORD)).ok());
             texts.filter_map(|text| serde_json::from_slice(&text).ok()).collect::<Vec<RelayRecord>>()
         };
         for record in run_blocking(work).await.unwrap_or_default() {
