@@ -376,3 +376,16 @@ fn a_folder_may_be_a_link() {
     assert_ne!(ended.code, Some(0), "{ended:?}");
     assert!(!link.exists());
 }
+
+#[test]
+fn run_and_state_folders_on_one_file_system_are_warned_of() {
+    let node = Node::start();
+    let info = node.ask(&["node"]);
+    assert!(info["shared_disk"].as_str().unwrap().contains("share a file system"), "{info}");
+    assert!(node.vmove(&["node"]).expect(0).out.contains("--run-dir"));
+    assert!(node.log().contains("share a file system"), "{}", node.log());
+    let own = vmove_skip::need!(tempfile::tempdir_in("/dev/shm"));
+    let run = own.path().join("run");
+    let apart = Node::start_with(&["--insecure", "--run-dir", run.to_str().unwrap()]);
+    assert!(apart.ask(&["node"])["shared_disk"].is_null() && !apart.log().contains("share a file system"));
+}

@@ -38,6 +38,9 @@ pub struct NodeInfo {
     /// Why pre-copy and hybrid are not possible here; absent when they are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_dirty_tracking: Option<String>,
+    /// Why what guests write to logs in their folders can stop the journals; absent when it cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_disk: Option<String>,
     /// Memory that new guests could have.
     pub memory: NodeMemory,
     /// Names and addresses from the configuration that `--to` understands.

@@ -180,6 +180,9 @@ pub async fn node(client: &Client, json: bool) -> Result<Exit, End> {
     if let Some(why) = &node.no_dirty_tracking {
         rows.push(("limits", format!("post-copy only: {why}")));
     }
+    if let Some(why) = &node.shared_disk {
+        rows.push(("warning", why.clone()));
+    }
     for (name, address) in &node.nodes {
         rows.push(("known node", format!("{name} at {address}")));
     }

@@ -71,6 +71,7 @@ struct App {
     /// As bound: the port may have been left to the kernel.
     listen: SocketAddr,
     no_dirty_tracking: Option<String>,
+    shared_disk: Option<String>,
 }
 
 impl App {
@@ -191,6 +192,21 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Why guests can stop the journals, if run and state folders share a file system.
+fn shared_disk(config: &Config) -> Option<String> {
+    use std::os::unix::fs::MetadataExt;
+    let device = |dir: &PathBuf| std::fs::metadata(dir).map(|found| found.dev()).ok();
+    let shared = device(&config.run_dir).is_some() && device(&config.run_dir) == device(&config.state_dir);
+    shared.then(|| {
+        format!(
+            "run folder {} and state folder {} share a file system: a guest that fills it through a file in its folder \
+             (-serial file:) stops the journals of all; give --run-dir on another one",
+            config.run_dir.display(),
+            config.state_dir.display()
+        )
+    })
+}
+
 /// What it means that this daemon has no TLS.
 fn warn_of_no_tls(listen: SocketAddr) {
     if listen.ip().to_canonical().is_loopback() {
@@ -263,6 +279,10 @@ async fn assemble(
     if let Some(why) = &no_dirty_tracking {
         tracing::warn!(%why, "only post-copy is possible on this node");
     }
+    let shared_disk = shared_disk(&config);
+    if let Some(why) = &shared_disk {
+        tracing::warn!("{why}");
+    }
     let started = Instant::now();
     Ok(Arc::new(App {
         config,
@@ -277,6 +297,7 @@ async fn assemble(
         started,
         listen,
         no_dirty_tracking,
+        shared_disk,
     }))
 }
 

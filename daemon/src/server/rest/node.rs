@@ -34,6 +34,7 @@ pub async fn node(State(app): State<Arc<App>>) -> Answer<NodeInfo> {
         no_rdma: offers.iter().find_map(|o| o.why_not.clone()),
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         no_dirty_tracking: app.no_dirty_tracking.clone(),
+        shared_disk: app.shared_disk.clone(),
         memory,
         nodes: app.config.nodes.iter().map(|(name, node)| (name.clone(), node.address.clone())).collect(),
         vms: app.registry.count(),
