@@ -91,7 +91,8 @@ pub struct Member {
     pub vm: String,
     /// Process id of its QEMU.
     pub pid: i32,
-    /// Start time of that process, against reuse of the id.
+    /// Start time of that process, against reuse of the id; written with the boot.
+    #[serde(with = "vmove_node::boot")]
     pub pid_start: u64,
     /// The VM or the template that it came from; `None` for one that was only forked itself.
     pub parent: Option<String>,

@@ -378,6 +378,20 @@ fn a_folder_may_be_a_link() {
 }
 
 #[test]
+fn a_secret_in_a_command_line_is_pointed_out() {
+    let node = Node::start();
+    let run = |object: &str| node.vmove(&["run", "--name", "a", "--", "/no/such/qemu", "-object", object]);
+    let open = run("secret,id=s0,data=letmein");
+    assert!(
+        open.err.contains("every user of the host can read") && open.err.contains("file=PATH"),
+        "{open:?}"
+    );
+    assert!(!open.err.contains("letmein"), "{open:?}");
+    let closed = run("secret,id=s0,file=/etc/key");
+    assert!(!closed.err.contains("can read"), "{closed:?}");
+}
+
+#[test]
 fn run_and_state_folders_on_one_file_system_are_warned_of() {
     let node = Node::start();
     let info = node.ask(&["node"]);

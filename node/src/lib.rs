@@ -26,6 +26,7 @@
 //! ```
 
 pub mod blocking;
+pub mod boot;
 pub mod clock;
 pub mod files;
 pub mod journal;

@@ -23,7 +23,9 @@ pub struct VmRecord {
     pub name: String,
     /// Process id of QEMU.
     pub pid: i32,
-    /// Start time of that process in clock ticks since boot (field 22 of `/proc/PID/stat`): guards against reuse of the id.
+    /// Start time of that process in clock ticks since boot (field 22 of `/proc/PID/stat`): guards against reuse of the id. Written
+    /// with the [boot](crate::boot).
+    #[serde(with = "crate::boot")]
     pub pid_start: u64,
     /// QMP socket that belongs to the daemon.
     pub qmp_socket: PathBuf,

@@ -18,12 +18,18 @@ use rustix::{
     event::{PollFd, PollFlags},
     process::{Pid, PidfdFlags, Signal},
 };
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::watch,
+    time::Instant,
+};
 
 use crate::{Client, QmpError, log};
 
 /// Time a QEMU gets to leave after SIGTERM before SIGKILL.
 const TERM_TIMEOUT: Duration = Duration::from_secs(2);
+/// Between two looks at a process whose end nobody tells us.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What can go wrong with a QEMU process.
 #[derive(Debug, thiserror::Error)]
@@ -106,14 +112,15 @@ pub struct QemuProcess {
     pid: u32,
     /// Names the process also when its id has been reused; readable once it has ended.
     pidfd: Arc<OwnedFd>,
-    /// Turns true when it has ended.
-    ended: watch::Receiver<bool>,
+    /// Of a child of ours: turns true when it has been reaped.
+    reaped: Option<watch::Receiver<bool>>,
     log: PathBuf,
 }
 
 impl QemuProcess {
     /// Starts `argv` in `folder`, standard input from `/dev/null`, output appended to `log`. The process is in a
-    /// session of its own. It inherits no descriptor of ours that is close-on-exec, as all that Rust opens are.
+    /// session of its own. It inherits no descriptor of ours that is close-on-exec, as all that Rust opens are. Must be called
+    /// in a tokio runtime, which reaps it.
     ///
     /// # Errors
     /// [`ProcessError::NoProgram`], [`ProcessError::Log`], [`ProcessError::Start`]. A program that does not exist is
@@ -148,23 +155,11 @@ impl QemuProcess {
         Self::watched(pid, None, log).map_err(|source| ProcessError::NoProcess { pid, source })
     }
 
-    /// A thread that sleeps until the process ends, and reaps it if it is our child. It costs 64 KiB of address space
-    /// and ends with that QEMU.
+    /// Holds the process. A child of ours is reaped by a task that sleeps until it ends; that of another costs nothing.
     fn watched(pid: u32, child: Option<Child>, log: &Path) -> io::Result<Self> {
         let pidfd = Arc::new(open_pidfd(pid)?);
-        let (sender, ended) = watch::channel(false);
-        let fd = pidfd.clone();
-        let watch = move || {
-            while !readable(&fd, None) {}
-            if let Some(mut child) = child {
-                // It has ended, so this returns at once.
-                let _ = child.wait();
-            }
-            sender.send_replace(true);
-        };
-        let thread = std::thread::Builder::new().name(format!("qemu-{pid}")).stack_size(64 << 10);
-        thread.spawn(watch)?;
-        Ok(Self { pid, pidfd, ended, log: log.to_owned() })
+        let reaped = child.map(|child| reap(child, &pidfd)).transpose()?;
+        Ok(Self { pid, pidfd, reaped, log: log.to_owned() })
     }
 
     /// Its process id.
@@ -187,8 +182,19 @@ impl QemuProcess {
 
     /// Ends when the process has ended and, if it is our child, has been reaped.
     pub async fn exited(&self) {
-        // An error would mean that the watching thread is gone, which it is only after sending.
-        let _ = self.ended.clone().wait_for(|ended| *ended).await;
+        if let Some(reaped) = &self.reaped
+            && reaped.clone().wait_for(|reaped| *reaped).await.is_ok()
+        {
+            return;
+        }
+        // Not our child, or the runtime that was to reap it is gone.
+        if let Err(error) = ended(&self.pidfd).await {
+            // Out of descriptors, most likely.
+            tracing::warn!(pid = self.pid, %error, "looking again and again whether QEMU has ended");
+            while self.alive() {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        }
     }
 
     /// Connects to its monitor as soon as it is there.
@@ -309,6 +315,35 @@ fn same_file(one: impl AsRef<Path>, other: &Path) -> bool {
     let identity = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
     let of_one = identity(one.as_ref());
     of_one.is_some() && of_one == identity(other)
+}
+
+/// Reaps a child when it has ended. Must be called in a runtime.
+fn reap(mut child: Child, pidfd: &OwnedFd) -> io::Result<watch::Receiver<bool>> {
+    let pidfd = watchable(pidfd)?;
+    let (sender, reaped) = watch::channel(false);
+    tokio::spawn(async move {
+        // An error: the runtime ends. To wait now would hold it up for as long as QEMU lives.
+        if pidfd.readable().await.is_ok() {
+            // It has ended, so this returns at once.
+            let _ = child.wait();
+            sender.send_replace(true);
+        }
+    });
+    Ok(reaped)
+}
+
+/// Ends when the process has.
+async fn ended(pidfd: &OwnedFd) -> io::Result<()> {
+    watchable(pidfd)?.readable().await.map(drop)
+}
+
+/// A pidfd as the runtime watches it: a descriptor of its own, since each can be watched once only.
+#[expect(
+    deprecated,
+    reason = "the new way is unsafe for the sake of types that close their descriptor early, which this one does not"
+)]
+fn watchable(pidfd: &OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(pidfd.try_clone()?, Interest::READABLE)
 }
 
 fn open_pidfd(pid: u32) -> io::Result<OwnedFd> {

@@ -85,6 +85,37 @@ async fn a_process_of_someone_else_can_be_taken_in() {
     assert!(matches!(gone, Err(ProcessError::NoProcess { .. })), "{gone:?}");
 }
 
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+#[tokio::test]
+async fn hundreds_of_processes_are_watched_without_a_thread_for_each() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("q.log");
+    // Other tests run beside this one.
+    let before = threads();
+    let mut ours = Vec::new();
+    let mut adopted = Vec::new();
+    for _ in 0..100 {
+        let process = QemuProcess::spawn(&words(&["sleep", "60"]), folder.path(), &log).unwrap();
+        adopted.push(QemuProcess::adopt(process.pid(), &log).unwrap());
+        ours.push(process);
+    }
+    let (first, second) = (adopted[0].clone(), adopted[0].clone());
+    let waiting = tokio::spawn(async move { tokio::join!(first.exited(), second.exited()) });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(threads() < before + 50, "{} threads for 200 processes, {before} before", threads());
+    for process in &ours {
+        process.kill_now();
+    }
+    for process in ours.iter().chain(&adopted) {
+        tokio::time::timeout(TIMEOUT, process.exited()).await.unwrap();
+    }
+    tokio::time::timeout(TIMEOUT, waiting).await.unwrap().unwrap();
+    assert!(ours.iter().all(|process| !Path::new(&format!("/proc/{}", process.pid())).exists()), "reaped");
+}
+
 #[tokio::test]
 async fn what_cannot_start_says_why() {
     let folder = tempfile::tempdir().unwrap();

@@ -4,6 +4,7 @@ mod bar;
 mod fabric;
 mod follow;
 mod migrations;
+mod secrets;
 mod vms;
 
 use std::process::ExitCode;

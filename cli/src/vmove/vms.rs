@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::bar::line;
 use super::migrations::blocker_line;
+use super::secrets;
 use crate::args::vmove::{Adopt, Check, Run, Stop};
 use crate::output::{End, fields, note, say, say_json, table};
 use vmove_client::Client;
@@ -19,6 +20,12 @@ pub async fn run(client: &Client, args: Run, json: bool) -> Result<Exit, End> {
     for argument in relative_files(&command_line, Path::new(".")) {
         note(&format!(
             "vmove: \"{argument}\" is a file in this folder, but QEMU starts in the VM's own: write its absolute path"
+        ));
+    }
+    for secret in secrets::in_the_open(&command_line) {
+        note(&format!(
+            "vmove: \"{secret}\" is a secret that every user of the host can read in QEMU's command line: write it to a file with \
+             mode 0600, give that by -object secret,id=ID,file=PATH, and name ID (password-secret=ID)"
         ));
     }
     let request = RunRequest {

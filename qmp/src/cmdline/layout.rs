@@ -39,10 +39,12 @@ pub struct RamFileSpec {
 }
 
 impl RunLayout {
-    /// Where the RAM of back end `id` is on this node.
+    /// Where the RAM of back end `id` is on this node. Different names or ids never have the same file.
     #[must_use]
     pub fn ram_file(&self, id: &str) -> PathBuf {
-        self.memory_dir.join(format!("{}.{}", file_name_part(&self.name), file_name_part(id)))
+        // No dot in the second part: with dots in both, `a.b` with `c` would have the file of `a` with `b.c`.
+        let id = file_name_part(id).replace('.', "%2E");
+        self.memory_dir.join(format!("{}.{id}", file_name_part(&self.name)))
     }
 
     /// The monitor socket as QEMU shall be told it: relative to its working directory, if the full path is too long.
@@ -61,8 +63,8 @@ impl RunLayout {
     }
 }
 
-/// A name as part of a file name: `/`, `%`, NUL and a leading dot are percent-encoded, and the result is cut to 100 bytes
-/// at a letter boundary.
+/// A name as part of a file name: `/`, `%`, control characters and a leading dot are percent-encoded. It is not cut: two names could
+/// become one. A name of a VM has 64 bytes at most; what is too long for a file is refused by the kernel.
 fn file_name_part(name: &str) -> String {
     let mut out = String::new();
     for (at, c) in name.char_indices() {
@@ -76,8 +78,6 @@ fn file_name_part(name: &str) -> String {
             out.push(c);
         }
     }
-    let cut = (0..=out.len().min(100)).rev().find(|at| out.is_char_boundary(*at));
-    out.truncate(cut.unwrap_or(0));
     out
 }
 

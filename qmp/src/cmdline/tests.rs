@@ -52,7 +52,8 @@ fn refused(text: &str) -> Vec<Obstacle> {
 }
 
 fn spec(id: &str, size: u64) -> RamFileSpec {
-    RamFileSpec { id: id.to_owned(), path: format!("/dev/shm/vmove/web 1.{id}").into(), size }
+    let path = format!("/dev/shm/vmove/web 1.{}", id.replace('.', "%2E")).into();
+    RamFileSpec { id: id.to_owned(), path, size }
 }
 
 const MIB: u64 = 1 << 20;
@@ -123,7 +124,7 @@ fn sizes_are_read_as_qemu_reads_them() {
 fn libvirts_ram_object_becomes_a_file_under_its_own_id() {
     let (line, ram) = movable(LIBVIRT);
     assert_eq!(ram, [spec("pc.ram", 1024 * MIB)]);
-    let object = r#"{"id":"pc.ram","mem-path":"/dev/shm/vmove/web 1.pc.ram","qom-type":"memory-backend-file","share":true,"size":1073741824}"#;
+    let object = r#"{"id":"pc.ram","mem-path":"/dev/shm/vmove/web 1.pc%2Eram","qom-type":"memory-backend-file","share":true,"size":1073741824}"#;
     assert!(line.contains(object), "{line}");
     assert!(!line.contains("vmove-ram0") && !line.contains("guest=web"), "{line}");
     assert_eq!(parse(LIBVIRT).guest_name().as_deref(), Some("debian12"));
@@ -279,8 +280,33 @@ fn names_cannot_leave_the_memory_directory() {
     odd.name = "../../etc/pass%wd".to_owned();
     let path = odd.ram_file("x/y");
     assert_eq!(path, PathBuf::from("/dev/shm/vmove/%2E.%2F..%2Fetc%2Fpass%25wd.x%2Fy"));
-    odd.name = "ä".repeat(200);
-    assert!(odd.ram_file("x").file_name().unwrap().len() <= 110);
+}
+
+/// Names and ids as users choose them, each with its own file: no two may share memory.
+#[test]
+fn different_names_and_ids_never_have_the_same_ram_file() {
+    let names =
+        ["a", "a.b", "a.b.c", "A", "a%2Eb", "a%b", ".a", "%2Ea", &"%".repeat(64), &("%".repeat(63) + "x")];
+    let ids = [
+        "c",
+        "b.c",
+        "b.c.c",
+        "vmove-ram0",
+        "24.vmove-ram0",
+        "b%2Ec",
+        &"i".repeat(120),
+        &("i".repeat(119) + "j"),
+    ];
+    let mut files = std::collections::HashMap::new();
+    for name in names {
+        for id in ids {
+            let own = RunLayout { name: name.to_owned(), ..layout() };
+            let other = files.insert(own.ram_file(id), (name, id));
+            assert_eq!(other, None, "the file of {name:?} with {id:?}");
+        }
+    }
+    let usual = RunLayout { name: "guest.24".to_owned(), ..layout() };
+    assert!(usual.ram_file("vmove-ram0").ends_with("guest.24.vmove-ram0"));
 }
 
 #[test]

@@ -46,7 +46,8 @@ pub(super) struct ExportRecord {
     pub images: Vec<Image>,
     /// Hosts that may still read.
     hosts: Vec<PeerTarget>,
-    /// Process ids of the servers, with their start times, in the order of the images.
+    /// Process ids of the servers, with their start times (written with the boot), in the order of the images.
+    #[serde(with = "vmove_node::boot::processes")]
     servers: Vec<(u32, u64)>,
 }
 
