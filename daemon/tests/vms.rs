@@ -86,6 +86,25 @@ fn a_vm_is_started_listed_shown_and_stopped() {
     run(&node, NAME, &qemu);
 }
 
+/// `OOMScoreAdjust=` of the unit is for the daemon alone.
+#[test]
+fn a_qemu_is_not_protected_from_the_out_of_memory_killer_as_its_daemon_is() {
+    let qemu = need!(qemu());
+    let node = Node::start();
+    let score = |pid: i32| PathBuf::from(format!("/proc/{pid}/oom_score_adj"));
+    let read = |pid| std::fs::read_to_string(score(pid)).unwrap().trim().to_owned();
+    let usual = read(i32::try_from(std::process::id()).unwrap());
+    if let Err(error) = std::fs::write(score(node.pid()), "-900") {
+        // Without CAP_SYS_RESOURCE a process can only be made less safe, which its children inherit as well.
+        println!("NOTE: the daemon cannot have an oom_score_adj of -900 here ({error}); tested with 300");
+        std::fs::write(score(node.pid()), "300").unwrap();
+    }
+    assert_ne!(read(node.pid()), usual);
+    let vm = run(&node, NAME, &qemu);
+    assert_eq!(read(pid_of(&vm)), usual);
+    assert_ne!(read(node.pid()), usual, "the daemon keeps its own");
+}
+
 #[test]
 fn a_vm_that_does_not_start_leaves_nothing() {
     let qemu = need!(qemu());

@@ -8,6 +8,7 @@
 //! | [`switchover`] | moving the *device* state between two QEMUs that see the same guest RAM |
 //! | [`inspect`] | what a running QEMU is made of, and what of it cannot be moved |
 //! | [`log`] | the output of a QEMU: its end, and a bound on its length |
+//! | [`oom`] | programs that we start are as exposed to the kernel's out-of-memory killer as others |
 //! | [`hotplug`] | devices that leave a running guest and come back |
 //! | [`agent`] | commands that run inside the guest, by the QEMU guest agent |
 //!
@@ -53,6 +54,7 @@ pub mod fuzzing;
 pub mod hotplug;
 pub mod inspect;
 pub mod log;
+pub mod oom;
 pub mod process;
 pub mod switchover;
 

@@ -9,7 +9,7 @@ use std::{
     io,
     os::{fd::OwnedFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     sync::Arc,
     time::Duration,
 };
@@ -24,7 +24,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{Client, QmpError, log};
+use crate::{Client, QmpError, log, oom};
 
 /// Time a QEMU gets to leave after SIGTERM before SIGKILL.
 const TERM_TIMEOUT: Duration = Duration::from_secs(2);
@@ -119,8 +119,8 @@ pub struct QemuProcess {
 
 impl QemuProcess {
     /// Starts `argv` in `folder`, standard input from `/dev/null`, output appended to `log`. The process is in a
-    /// session of its own. It inherits no descriptor of ours that is close-on-exec, as all that Rust opens are. Must be called
-    /// in a tokio runtime, which reaps it.
+    /// session of its own, and is not protected from the out-of-memory killer as we may be ([`oom`]). It inherits no descriptor
+    /// of ours that is close-on-exec, as all that Rust opens are. Must be called in a tokio runtime, which reaps it.
     ///
     /// # Errors
     /// [`ProcessError::NoProgram`], [`ProcessError::Log`], [`ProcessError::Start`]. A program that does not exist is
@@ -132,7 +132,7 @@ impl QemuProcess {
         let err = out.try_clone().map_err(log_error)?;
         let failed =
             |source| ProcessError::Start { program: program.clone(), folder: folder.to_owned(), source };
-        let child = Command::new("setsid")
+        let child = oom::command("setsid")
             .arg("--")
             .args(argv)
             .current_dir(folder)

@@ -116,7 +116,7 @@ pub async fn inspect_binary(path: &Path) -> Result<HostQemu, InspectHostError> {
 
 async fn run(path: &Path, arguments: &[&str], argument: &'static str) -> Result<String, InspectHostError> {
     let failed = |source| InspectHostError::Run { path: path.to_owned(), argument, source };
-    let mut command = std::process::Command::new(path);
+    let mut command = crate::oom::command(path);
     command.args(arguments).stdin(Stdio::null());
     let output = tokio::task::spawn_blocking(move || command.output());
     let output = tokio::time::timeout(VERSION_TIMEOUT, output).await;

@@ -133,7 +133,7 @@ impl ForkEngine {
 async fn run_hook(hook: &Path, child: &Child, order: &LoadOrder) -> Result<(), CloneError> {
     let failed =
         |how: String| CloneError::Hook { child: child.plan.name().to_owned(), hook: hook.to_owned(), how };
-    let mut command = Command::new(hook);
+    let mut command = Command::from(vmove_qmp::oom::command(hook));
     command
         .env("VMOVE_FORK", &order.fork)
         .env("VMOVE_PARENT", &order.parent)
