@@ -106,6 +106,9 @@ pub struct Member {
     /// Its memory, where that is private: what the guest has written is in none of its RAM files. Empty once it has memory
     /// of its own.
     pub private: Vec<QemuMapping>,
+    /// Its parent's guest asked for it: it counts among what all guests may take of this host.
+    #[serde(default)]
+    pub by_guest: bool,
 }
 
 /// All members of a node: one JSON file each.
@@ -160,7 +163,7 @@ impl Members {
         fork: &str,
         private: &[QemuMapping],
     ) -> Result<(), CloneError> {
-        let (parent, index) = before.map_or((None, 0), |m| (m.parent, m.index));
+        let (parent, index, by_guest) = before.map_or((None, 0, false), |m| (m.parent, m.index, m.by_guest));
         self.put(&Member {
             vm: record.name.clone(),
             pid: record.pid,
@@ -170,6 +173,7 @@ impl Members {
             fork: fork.to_owned(),
             node: None,
             private: private.to_vec(),
+            by_guest,
         })
     }
 
@@ -210,6 +214,7 @@ mod tests {
             fork: "f".to_owned(),
             node: None,
             private: Vec::new(),
+            by_guest: false,
         };
         members.put(&member).unwrap();
         let record = |pid_start| -> VmRecord {

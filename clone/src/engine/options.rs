@@ -24,6 +24,10 @@ pub struct ForkPolicy {
     pub warm: usize,
     /// Guests may fork themselves over their port `org.vmove.fork`, within `max-children`.
     pub from_guest: bool,
+    /// Most children that all guests together may have by forking themselves; without it, `max-children`.
+    pub from_guest_max_children: Option<usize>,
+    /// Most MiB that the children of such guests may take together, if each writes all of its memory; without it, as much as is free.
+    pub from_guest_max_mib: Option<u64>,
     /// Folder for the overlays of disks; that of each image without it.
     pub overlay_dir: Option<PathBuf>,
     /// Most MiB that the copy of a guest's memory may take where its memory cannot be remapped; without it, as much as is free.
@@ -51,6 +55,8 @@ impl Default for ForkPolicy {
             child_start: None,
             warm: 0,
             from_guest: false,
+            from_guest_max_children: None,
+            from_guest_max_mib: None,
             overlay_dir: None,
             copy_limit_mib: None,
             multicast_group: None,

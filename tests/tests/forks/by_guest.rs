@@ -102,6 +102,23 @@ fn what_a_guest_may_not_do_is_answered() {
 }
 
 #[test]
+fn all_guests_together_get_no_more_than_the_host_gives_them() {
+    need!(ready());
+    let task = Config { misbehave: true, ..task() };
+    let limits = "from-guest = true\nmax-children = 2000000\nfrom-guest-max-mib = 1000\n";
+    let (node, parent, _sandbox) = stage(&format!("[fork]\n{limits}"), task);
+    let console = printed(&node, "came too fast");
+    let many = line(&console, "many");
+    assert!(
+        many.contains(r#""error":"forbidden""#) && many.contains("all guests together have 1000 MiB"),
+        "{console}"
+    );
+    assert!(node.log().contains("a guest may not fork itself as it asked"), "{}", node.log());
+    assert_eq!(node.vms().expect("a list"), [NAME]);
+    parent.sound(&node, NAME).expect("the guest is sound");
+}
+
+#[test]
 fn a_guest_cannot_fork_itself_unless_the_host_lets_it() {
     need!(ready());
     let task = Config { misbehave: true, ..task() };

@@ -115,6 +115,7 @@ impl ForkEngine {
             fork: order.fork.clone(),
             node: None,
             private: child.mappings.clone(),
+            by_guest: self.guests.asked_for(&order.fork),
         };
         let members = Arc::clone(&self.members);
         run_blocking(move || members.put(&member)).await.map_err(|e| task(&e))??;

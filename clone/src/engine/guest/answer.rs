@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::LOOK_INTERVAL;
 use super::family::{Family, MAX_TICKETS};
+use super::limit::{self, Share};
 use super::line::{Line, MAX_LINE, Refusal, Request, parse};
 use crate::engine::ForkEngine;
 use crate::engine::error::ForkError;
@@ -58,12 +59,14 @@ impl ForkEngine {
         }
         let ticket = uuid::Uuid::new_v4().simple().to_string();
         {
+            let _turn = self.guests.admission.lock().await;
+            let asked = self.within_limits(vm, count)?;
             let mut state = self.guests.lock();
             if state.families.values().filter(|family| family.parent == vm).count() >= MAX_TICKETS {
                 let text = format!("{MAX_TICKETS} tickets are open: join or kill one");
                 return Err(Refusal::new(Code::Forbidden, text));
             }
-            state.families.insert(ticket.clone(), Family::new(vm));
+            state.families.insert(ticket.clone(), Family::new(vm, asked));
         }
         tracing::info!(vm = %vm, count, fork = %ticket, "a guest forks itself");
         let request = ForkRequest {
@@ -74,6 +77,9 @@ impl ForkEngine {
         };
         // Not cancelled in the middle, whatever becomes of this port.
         let done = tokio::spawn(self.clone().create(request)).await;
+        if let Some(family) = self.guests.lock().families.get_mut(&ticket) {
+            family.under_way = None;
+        }
         match done.unwrap_or_else(|error| Err(ForkError::Task(error.into()))) {
             Ok(report) => Ok(self.told_parent(&ticket, &report)),
             Err(error) => {
@@ -87,6 +93,26 @@ impl ForkEngine {
                 Err(Refusal::new(error.code(), text))
             }
         }
+    }
+
+    /// What a guest asks for, if this host has so much left for guests that fork themselves.
+    fn within_limits(&self, vm: &str, count: usize) -> Result<Share, Refusal> {
+        let memory = |name: &str| {
+            let record = self.registry.vms().get(name).ok()?;
+            Some(record.ram.iter().map(|ram| ram.size).sum())
+        };
+        // First: a fork that ends meanwhile is then counted as under way, and not left out.
+        let under_way: Vec<(String, Share)> = {
+            let state = self.guests.lock();
+            let all = state.families.iter().filter_map(|(id, family)| Some((id.clone(), family.under_way?)));
+            all.collect()
+        };
+        let asked = Share::of(count, memory(vm).unwrap_or_default());
+        let taken = limit::taken(&under_way, &self.members.list(), memory);
+        limit::admit(&self.policy, taken, asked).map(|()| asked).inspect_err(|refusal| {
+            tracing::warn!(vm = %vm, count, taken = taken.children, taken_mib = taken.bytes >> 20,
+                why = %refusal.line(), "a guest may not fork itself as it asked");
+        })
     }
 
     /// Waits for the ends of all children of a ticket. They are gone then: as many may be asked for again.

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
+use super::limit::Share;
+
 /// Tickets that a guest may have without joining or killing their children.
 pub const MAX_TICKETS: usize = 16;
 
@@ -14,6 +16,8 @@ pub const MAX_TICKETS: usize = 16;
 pub struct Family {
     /// The VM that asked.
     pub parent: String,
+    /// What was asked for, until the fork has ended.
+    pub under_way: Option<Share>,
     children: BTreeMap<u32, Child>,
     /// A child has said how it ends, or is gone.
     changed: Arc<Notify>,
@@ -27,8 +31,9 @@ struct Child {
 }
 
 impl Family {
-    pub fn new(parent: &str) -> Self {
-        Self { parent: parent.to_owned(), children: BTreeMap::new(), changed: Arc::default() }
+    pub fn new(parent: &str, asked: Share) -> Self {
+        let (parent, under_way) = (parent.to_owned(), Some(asked));
+        Self { parent, under_way, children: BTreeMap::new(), changed: Arc::default() }
     }
 
     pub fn add(&mut self, index: u32, vm: &str) {
@@ -89,7 +94,7 @@ mod tests {
 
     #[test]
     fn results_are_there_when_all_have_ended() {
-        let mut family = Family::new("web");
+        let mut family = Family::new("web", Share::default());
         family.add(1, "web.4");
         family.add(2, "web.7");
         assert_eq!((family.size(), family.living()), (2, vec!["web.4".to_owned(), "web.7".to_owned()]));

@@ -7,6 +7,7 @@
 
 mod answer;
 mod family;
+mod limit;
 mod line;
 
 use std::collections::{HashMap, HashSet};
@@ -40,7 +41,11 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What is known of guests that fork themselves.
 #[derive(Debug, Default)]
-pub struct Guests(Mutex<State>);
+pub struct Guests {
+    state: Mutex<State>,
+    /// Of two guests that ask at the same time, the second counts what the first was given.
+    admission: tokio::sync::Mutex<()>,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -53,9 +58,14 @@ struct State {
 }
 
 impl Guests {
+    /// Whether a guest asked for this fork.
+    pub(super) fn asked_for(&self, fork: &str) -> bool {
+        self.lock().families.contains_key(fork)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Single insertions and removals: a panic leaves nothing half done.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -384,6 +384,7 @@ impl Work {
             index: child.index,
             fork: self.id.clone(),
             private: Vec::new(),
+            by_guest: false,
             node: Some(child.node.clone()),
         };
         if let Err(error) = self.engine.members.put(&member) {
