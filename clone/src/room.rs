@@ -1,6 +1,8 @@
 //! Whether there is memory for the children, before any is started.
 
 use serde::{Deserialize, Serialize};
+use vmove_node::reservations::{Rooms, Wanted};
+use vmove_types::Backing;
 
 use crate::CloneError;
 
@@ -46,46 +48,53 @@ impl Demand {
         self.written_bytes.saturating_mul(holders)
     }
 
-    /// Compares with what is there: `guest_free` for guest memory, `host_free` for QEMU itself. On tmpfs they are the same
-    /// memory.
+    /// What is to be reserved for it.
+    #[must_use]
+    pub fn wanted(&self, backing: Backing) -> Wanted {
+        let template = if self.reserved { 0 } else { self.template_bytes.unwrap_or(0) };
+        let guest_bytes = self.guest_total().saturating_add(template);
+        Wanted { backing, guest_bytes, host_bytes: QEMU_BYTES.saturating_mul(self.count) }
+    }
+
+    /// Compares with what is there for guest memory, and for QEMU itself. On tmpfs they are the same memory.
     ///
     /// # Errors
     /// [`CloneError::NoRoom`] with the arithmetic.
-    pub fn fits(&self, guest_free: u64, host_free: u64) -> Result<(), CloneError> {
+    pub fn fits(&self, rooms: &Rooms) -> Result<(), CloneError> {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         let qemu = QEMU_BYTES.saturating_mul(self.count);
         let count = self.count;
         if self.reserved {
             let wanted = self.guest_total();
-            if wanted > guest_free {
+            if wanted > rooms.guest.left() {
                 return Err(CloneError::NoRoom(format!(
                     "{count} children on huge pages need ({count} + 1) x {} MiB = {} MiB of free huge pages, since each of them \
-                     {}; found {} MiB: take fewer children, or raise vm.nr_hugepages",
+                     {}; found {}: take fewer children, or raise vm.nr_hugepages",
                     mib(self.written_bytes),
                     mib(wanted),
                     match self.template_bytes {
                         None => "and the parent may write all of its memory",
                         Some(_) => "may write all of its memory, and the template is here too",
                     },
-                    guest_free >> 20
+                    rooms.guest
                 )));
             }
         }
         let template = if self.reserved { 0 } else { self.template_bytes.unwrap_or(0) };
         let wanted = if self.reserved { qemu } else { qemu.saturating_add(self.guest_total()) };
         let wanted = wanted.saturating_add(template);
-        if wanted > host_free {
+        if wanted > rooms.host.left() {
             let first = match self.template_bytes {
                 Some(_) if !self.reserved => format!("{} MiB of template + ", mib(template)),
                 _ => String::new(),
             };
             return Err(CloneError::NoRoom(format!(
-                "{count} children need {first}{count} x ({} MiB of QEMU + {} MiB that each is expected to write) = {} MiB, found {} MiB \
+                "{count} children need {first}{count} x ({} MiB of QEMU + {} MiB that each is expected to write) = {} MiB, found {} \
                  available: take fewer children, or say by --expect-written that they write less",
                 mib(QEMU_BYTES),
                 if self.reserved { 0 } else { mib(self.written_bytes) },
                 mib(wanted),
-                host_free >> 20
+                rooms.host
             )));
         }
         Ok(())
@@ -94,15 +103,21 @@ impl Demand {
 
 #[cfg(test)]
 mod tests {
+    use vmove_node::reservations::Room;
+
     use super::*;
 
     const GIB: u64 = 1 << 30;
 
+    fn rooms(guest: u64, host: u64) -> Rooms {
+        Rooms { guest: Room::of(guest), host: Room::of(host) }
+    }
+
     #[test]
     fn too_many_children_are_refused_with_the_arithmetic() {
         let demand = Demand::new(32, GIB, None, false);
-        demand.fits(u64::MAX, 3 * GIB).unwrap();
-        let error = demand.fits(u64::MAX, 3 * GIB - 1).unwrap_err().to_string();
+        demand.fits(&rooms(u64::MAX, 3 * GIB)).unwrap();
+        let error = demand.fits(&rooms(u64::MAX, 3 * GIB - 1)).unwrap_err().to_string();
         assert!(error.contains("32 x (32 MiB of QEMU + 64 MiB"), "{error}");
         assert!(error.contains("= 3072 MiB, found 3071 MiB"), "{error}");
     }
@@ -110,24 +125,26 @@ mod tests {
     #[test]
     fn huge_pages_must_be_there_for_all_that_could_be_written() {
         let demand = Demand::new(3, GIB, Some(1), true);
-        demand.fits(4 * GIB, GIB).unwrap();
-        let error = demand.fits(4 * GIB - 1, GIB).unwrap_err().to_string();
+        demand.fits(&rooms(4 * GIB, GIB)).unwrap();
+        let error = demand.fits(&rooms(4 * GIB - 1, GIB)).unwrap_err().to_string();
         assert!(error.contains("(3 + 1) x 1024 MiB = 4096 MiB"), "{error}");
     }
 
     #[test]
     fn a_template_that_comes_from_elsewhere_counts() {
         let demand = Demand::new(4, GIB, None, false).with_template(GIB);
-        demand.fits(u64::MAX, GIB + 4 * (96 << 20)).unwrap();
-        let error = demand.fits(u64::MAX, GIB).unwrap_err().to_string();
+        demand.fits(&rooms(u64::MAX, GIB + 4 * (96 << 20))).unwrap();
+        let error = demand.fits(&rooms(u64::MAX, GIB)).unwrap_err().to_string();
         assert!(error.contains("1024 MiB of template + 4 x (32 MiB"), "{error}");
-        let error = Demand::new(3, GIB, None, true).with_template(1).fits(4 * GIB - 1, GIB).unwrap_err();
+        let error =
+            Demand::new(3, GIB, None, true).with_template(1).fits(&rooms(4 * GIB - 1, GIB)).unwrap_err();
         assert!(error.to_string().contains("template is here too"), "{error}");
     }
 
     #[test]
     fn numbers_beyond_all_bounds_do_not_wrap() {
-        let error = Demand::new(u64::MAX, GIB, None, false).fits(u64::MAX - 1, u64::MAX - 1).unwrap_err();
+        let error =
+            Demand::new(u64::MAX, GIB, None, false).fits(&rooms(u64::MAX - 1, u64::MAX - 1)).unwrap_err();
         assert!(matches!(error, CloneError::NoRoom(_)));
     }
 }

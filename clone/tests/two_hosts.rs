@@ -158,18 +158,30 @@ async fn a_host_that_refuses_says_why_and_the_guest_runs_on() {
     let no_children = ForkPolicy { max_children: 0, ..ForkPolicy::default() };
     let first = Node::start("n1", dir.path(), ForkPolicy::default()).await;
     let second = Node::start("n2", dir.path(), no_children).await;
-    first.registry.run(guest(&program, dir.path())).await.unwrap();
-    let request = ForkRequest {
-        vm: Some("web".to_owned()),
-        count: 1,
-        nodes: vec![second.address.to_string()],
-        ..ForkRequest::default()
-    };
-    let error = first.engine.clone().create(request).await.unwrap_err();
-    assert_eq!(error.code(), Code::Forbidden, "{}", error.message());
-    let why = format!("{}: 1 children were asked for, this node allows 0", second.address);
-    assert!(error.message().contains(&why), "{}", error.message());
-    assert_eq!(second.registry.count(), 0);
+    let third = Node::start("n3", dir.path(), ForkPolicy::default()).await;
+    // Where no other node may have something written.
+    let log = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut request = guest(&program, dir.path());
+    request
+        .command_line
+        .extend(["-chardev".to_owned(), format!("null,id=n,logfile={}", log.path().display())]);
+    first.registry.run(request).await.unwrap();
+    for (node, why) in [
+        (&second, "1 children were asked for, this node allows 0"),
+        (&third, "(rule chardev.logfile): leave it out, or name the rule among options in [peers]"),
+    ] {
+        let request = ForkRequest {
+            vm: Some("web".to_owned()),
+            count: 1,
+            nodes: vec![node.address.to_string()],
+            ..ForkRequest::default()
+        };
+        let error = first.engine.clone().create(request).await.unwrap_err();
+        assert_eq!(error.code(), Code::Forbidden, "{}", error.message());
+        let said = error.message();
+        assert!(said.contains(&node.address.to_string()) && said.contains(why), "{said}");
+        assert_eq!(node.registry.count(), 0);
+    }
     counts(&first, "web").await;
     first.registry.stop("web", true).await.unwrap();
 }

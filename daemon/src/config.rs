@@ -13,7 +13,7 @@ pub use self::rdma::OnDemand;
 pub use self::rdma::{RdmaConfig, RdmaFlags};
 pub use vmove_clone::engine::ForkPolicy;
 use vmove_log::LogFormat;
-use vmove_node::peer::split_address;
+use vmove_node::peer::{PeerPolicy, split_address};
 use vmove_types::node::DEFAULT_CONTROL;
 use vmove_types::units;
 
@@ -127,6 +127,7 @@ pub struct ConfigFile {
     reconnect_for: Option<String>,
     keep_migrations: Option<usize>,
     fork: ForkPolicy,
+    peers: PeerPolicy,
     nodes: BTreeMap<String, NodeEntry>,
 }
 
@@ -219,6 +220,8 @@ pub struct Config {
     pub keep_migrations: usize,
     /// Forks.
     pub fork: ForkPolicy,
+    /// What other nodes may do here.
+    pub peers: PeerPolicy,
     /// Peers by name.
     pub nodes: BTreeMap<String, KnownNode>,
 }
@@ -312,6 +315,13 @@ impl Config {
             .into_iter()
             .map(|(name, entry)| Ok((name, entry.checked()?)))
             .collect::<Result<_, _>>()?;
+        let peers = file.peers;
+        if peers.accept_from.is_some() && security == Security::Insecure {
+            return Err(value(
+                "peers.accept-from",
+                "expected TLS, found insecure: without certificates nobody knows who a peer is".to_owned(),
+            ));
+        }
         Ok(Self {
             node,
             control: absolute(flags.control.or(file.control).unwrap_or_else(|| DEFAULT_CONTROL.into())),
@@ -331,6 +341,7 @@ impl Config {
             reconnect_for,
             keep_migrations,
             fork: checked(file.fork)?,
+            peers,
             nodes,
         })
     }

@@ -24,7 +24,7 @@ use crate::source::{self, Begun};
 use vmove_node::journal::Journal;
 use vmove_node::latency::Latencies;
 use vmove_node::migrations::AbandonError;
-use vmove_node::peer::{Hello, LinkKind, SessionId, Status, Token};
+use vmove_node::peer::{Caller, Hello, LinkKind, SessionId, Status, Token};
 use vmove_node::peer::{Link, PeerTarget};
 use vmove_node::record::VmRecord;
 use vmove_node::store::{VmStore, VmStoreError};
@@ -366,8 +366,8 @@ impl Engine {
         (ended && record.prepare.token == hello.token).then_some((record.state, path))
     }
 
-    /// Takes a connection whose greeting was wanted.
-    pub async fn accept(self: &Arc<Self>, hello: Hello, link: Link) {
+    /// Takes a connection of `caller` whose greeting was wanted.
+    pub async fn accept(self: &Arc<Self>, hello: Hello, link: Link, caller: Caller) {
         let existing = self
             .lock()
             .get(&hello.session)
@@ -378,7 +378,9 @@ impl Engine {
                     tracing::warn!("connection dropped: its session has ended or has too many");
                 }
             }
-            (None, Link::Stream(stream)) if hello.token == Token::default() => self.serve_new(hello, stream),
+            (None, Link::Stream(stream)) if hello.token == Token::default() => {
+                self.serve_new((hello, caller), stream);
+            }
             (None, Link::Stream(stream)) => {
                 if let Some((state, journal)) = self.ended(&hello) {
                     let answered = crate::history::answer_for_ended(state, journal, stream);
@@ -391,12 +393,13 @@ impl Engine {
         }
     }
 
-    fn serve_new(self: &Arc<Self>, hello: Hello, stream: vmove_node::peer::BoxedStream) {
+    fn serve_new(self: &Arc<Self>, (hello, caller): (Hello, Caller), stream: vmove_node::peer::BoxedStream) {
         let (sender, arrivals) = mpsc::channel(ARRIVALS);
         let engine = Arc::clone(self);
         let id = hello.session;
         let announce = move |prepare: &Prepare| engine.announce(id, prepare, sender);
-        let served = destination::serve_new(Arc::clone(&self.node), hello, stream, arrivals, announce);
+        let served =
+            destination::serve_new(Arc::clone(&self.node), (hello, caller), stream, arrivals, announce);
         tokio::spawn(served.instrument(session_span(id, "destination")));
     }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 use vmove_node::latency::Latencies;
 use vmove_node::layout::{self, memory_dir};
 use vmove_node::monitors::Monitors;
-use vmove_node::peer::Dialer;
+use vmove_node::peer::{Dialer, PeerPolicy};
+use vmove_node::reservations::Reservations;
 use vmove_node::store::VmStore;
 use vmove_qmp::RunLayout;
 use vmove_types::Backing;
@@ -22,6 +23,10 @@ pub struct EngineConfig {
     pub run_dir: PathBuf,
     /// RAM files of VMs, by backing, are made below it.
     pub memory_dir: PathBuf,
+    /// Memory that guests on their way here were promised, shared with the rest of the daemon.
+    pub reservations: Arc<Reservations>,
+    /// What other nodes may do here.
+    pub peers: Arc<PeerPolicy>,
     /// QMP connections, shared with the rest of the daemon.
     pub monitors: Arc<Monitors>,
     /// Opens connections to peers.

@@ -10,6 +10,7 @@
 //! | [`monitors`] | one QMP connection for each QEMU |
 //! | [`peer`] | greeting, messages and agreements between two daemons |
 //! | [`region`] | guest memory registered with a fabric |
+//! | [`reservations`] | memory that was promised to guests on their way here |
 //! | [`blocking`] | work that blocks, on threads of its own |
 //! | [`latency`], [`clock`] | fault latencies, and the clocks of two hosts |
 //!
@@ -38,4 +39,5 @@ pub mod peer;
 pub mod record;
 pub mod region;
 pub mod registry;
+pub mod reservations;
 pub mod store;

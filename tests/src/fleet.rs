@@ -125,7 +125,7 @@ impl Unseen {
     }
 }
 
-const ODD: &str = "qemu-of-this-node";
+const ODD: &str = "qemu-system-of-this-node";
 
 /// Fails when something is missing that every fleet needs: what a scene needs, and network namespaces.
 ///

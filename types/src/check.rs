@@ -85,6 +85,14 @@ blocker_codes! {
     NoRoom = "no-room",
     /// The destination does not have the QEMU of the source.
     QemuMissing = "qemu-missing",
+    /// The destination takes no guests from the source.
+    PeerNotAccepted = "peer-not-accepted",
+    /// The destination does not let other nodes start this QEMU.
+    QemuNotAllowed = "qemu-not-allowed",
+    /// The destination does not let other nodes use this option of QEMU.
+    OptionNotAllowed = "option-not-allowed",
+    /// The destination does not let other nodes set this environment variable for QEMU.
+    EnvironmentNotAllowed = "environment-not-allowed",
     /// The destination's QEMU is older than the source's.
     QemuVersion = "qemu-version",
     /// The destination's QEMU does not know the machine type.

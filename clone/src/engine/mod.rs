@@ -45,7 +45,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Semaphore;
 use vmove_fabric::{Class, Incoming};
-use vmove_node::peer::{BoxedStream, Hello, LinkKind, Status};
+use vmove_node::peer::{BoxedStream, Hello, LinkKind, PeerPolicy, Status};
 use vmove_node::registry::Registry;
 use vmove_types::fork_report::ForkProgress;
 
@@ -73,6 +73,8 @@ pub struct ForkEngine {
     members: Arc<Members>,
     node: String,
     policy: ForkPolicy,
+    /// What other nodes may do here.
+    peer_policy: Arc<PeerPolicy>,
     /// Journals of forks.
     journals: PathBuf,
     /// Templates on disk.
@@ -140,6 +142,7 @@ impl ForkEngine {
         let members = Arc::new(Members::open(&dir.join("members"))?);
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         let (node, policy) = (options.node.clone(), options.policy.clone());
+        let peer_policy = options.peers.clone();
         let saved = options.state_dir.join("templates");
         let images = ServedImages::new(&dir.join("disks"), options.reconnect_for);
         Ok(Arc::new(Self {
@@ -147,6 +150,7 @@ impl ForkEngine {
             members,
             node,
             policy,
+            peer_policy,
             journals: dir,
             saved,
             at_work: Arc::new(Semaphore::new(2 * cores)),

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use vmove_fabric::tcp::TcpFabric;
 use vmove_fabric::{Class, Endpoint, FabricKind, Multicast};
-use vmove_node::peer::{Dialer, Hello, KnownPeers, LinkError, PeerTarget};
+use vmove_node::peer::{Dialer, Hello, KnownPeers, LinkError, PeerPolicy, PeerTarget};
 
 /// What forks may do, and what is done for them: `[fork]` of the daemon's configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -96,6 +96,8 @@ pub struct EngineOptions {
     pub node: String,
     /// What forks may do.
     pub policy: ForkPolicy,
+    /// What other nodes may do here.
+    pub peers: Arc<PeerPolicy>,
     /// The nodes that the configuration names.
     pub known: KnownPeers,
     /// Where this node's peer port listens.

@@ -17,9 +17,11 @@ use vmove_node::migrations::NoMigrations;
 use vmove_node::monitors::Monitors;
 use vmove_node::peer::hello::{answer, read_answer};
 use vmove_node::peer::{
-    BoxedStream, Dialer, FabricOffer, Hello, KnownPeers, LinkError, LinkKind, PeerTarget, Status,
+    BoxedStream, Caller, Dialer, FabricOffer, Hello, KnownPeers, LinkError, LinkKind, PeerPolicy, PeerTarget,
+    Status,
 };
 use vmove_node::registry::Registry;
+use vmove_node::reservations::Reservations;
 use vmove_node::store::VmStore;
 
 /// A host with an engine. Dropping it ends its VMs and unmounts its memory.
@@ -42,13 +44,17 @@ impl Node {
         }
         let vms = Arc::new(VmStore::open(&state.join("vms")).unwrap());
         let monitors = Arc::new(Monitors::default());
-        let registry = Registry::new(vms, monitors, Arc::new(NoMigrations), run, memory.clone());
+        let registry =
+            Registry::new(vms, monitors, Arc::new(NoMigrations), run, Reservations::new(memory.clone()));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let fabric = Arc::new(TcpFabric::new(TcpOptions::default()).unwrap());
+        let qemu = vmove_skip::qemu().ok().map(|program| vec![program.into()]);
+        let peers = PeerPolicy { qemu_binaries: qemu, ..PeerPolicy::default() };
         let options = EngineOptions {
             node: name.to_owned(),
             policy,
+            peers: Arc::new(peers),
             known: KnownPeers::default(),
             listen: address,
             tls: false,
@@ -112,7 +118,7 @@ async fn greeted(mut stream: TcpStream, from: SocketAddr, engine: Arc<ForkEngine
     }
     answer(&mut stream, Status::Welcome, "").await.unwrap();
     match hello.kind {
-        LinkKind::Fork => engine.serve_order(hello, Box::new(stream), from.ip()).await,
+        LinkKind::Fork => engine.serve_order(hello, Box::new(stream), (from.ip(), Caller::default())).await,
         LinkKind::ForkDisk => engine.serve_disk(hello, Box::new(stream)).await,
         LinkKind::ForkMemory => {
             let (class, greeting) = read_opening(&mut stream).await.unwrap();

@@ -37,6 +37,7 @@ use vmove_node::files::own_dir;
 use vmove_node::monitors::Monitors;
 use vmove_node::peer::{KnownPeer, KnownPeers};
 use vmove_node::registry::Registry;
+use vmove_node::reservations::Reservations;
 use vmove_node::store::VmStore;
 
 use crate::config::{Config, Flags, KnownNode, Security};
@@ -247,11 +248,15 @@ async fn assemble(
     let vms = Arc::new(VmStore::open(&config.state_dir.join("vms"))?);
     let monitors = Arc::new(Monitors::default());
     let dialer = Arc::new(PeerDialer::new(tls, &config.nodes, fabrics.clone()));
+    let peers = Arc::new(config.peers.clone());
+    let reservations = Reservations::new(config.memory_dir.clone());
     let settings = EngineConfig {
         node: config.node.clone(),
         sessions_dir: config.state_dir.join("sessions"),
         run_dir: config.run_dir.clone(),
         memory_dir: config.memory_dir.clone(),
+        reservations: reservations.clone(),
+        peers: peers.clone(),
         monitors: monitors.clone(),
         dialer: dialer.clone(),
         bulk_connections: config.bulk_connections,
@@ -259,13 +264,13 @@ async fn assemble(
         keep_migrations: config.keep_migrations,
     };
     let engine = Engine::open(settings, vms.clone())?;
-    let (run_dir, memory_dir) = (config.run_dir.clone(), config.memory_dir.clone());
     let sessions = Sessions::new(engine.clone());
-    let registry = Registry::new(vms, monitors, sessions.clone(), run_dir, memory_dir);
+    let registry = Registry::new(vms, monitors, sessions.clone(), config.run_dir.clone(), reservations);
     let known = known_peers(&config);
     let options = EngineOptions {
         node: config.node.clone(),
         policy: config.fork.clone(),
+        peers,
         known: known.clone(),
         listen,
         tls: matches!(config.security, Security::MutualTls(_)),

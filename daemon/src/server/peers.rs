@@ -18,7 +18,7 @@ use vmove_clone::engine::{ForkEngine, read_opening};
 use vmove_migrate::engine::Engine;
 use vmove_node::peer::Link;
 use vmove_node::peer::hello::{MAGIC, answer};
-use vmove_node::peer::{Hello, HelloError, LinkKind, PROTOCOL_VERSION, Status, Token};
+use vmove_node::peer::{Caller, Hello, HelloError, LinkKind, PROTOCOL_VERSION, Status, Token};
 use vmove_types::problem::chain;
 
 use super::dialer::notice_death;
@@ -143,6 +143,7 @@ impl PeerPort {
         {
             return self.http(stream, from, place).await;
         }
+        let caller = super::tls::caller(stream.get_ref().1.peer_certificates());
         let mut stream: Box<TlsStream<TcpStream>> = Box::new(stream);
         let Some(hello) = self.greeted(stream.as_mut(), &from.to_string()).await else { return };
         let place = self.kept_place(&hello, from, place);
@@ -150,7 +151,7 @@ impl PeerPort {
             LinkKind::Control | LinkKind::State => Link::Stream(stream),
             LinkKind::Fork => {
                 drop(place);
-                return self.forks.serve_order(hello, stream, from.ip()).await;
+                return self.forks.serve_order(hello, stream, (from.ip(), caller)).await;
             }
             LinkKind::ForkDisk => {
                 drop(place);
@@ -179,7 +180,7 @@ impl PeerPort {
             }
         };
         drop(place);
-        self.engine.accept(hello, link).await;
+        self.engine.accept(hello, link, caller).await;
     }
 
     async fn plain_peer(self, mut stream: TcpStream, from: SocketAddr, place: Place) {
@@ -189,7 +190,7 @@ impl PeerPort {
             LinkKind::Control | LinkKind::State => Link::Stream(Box::new(stream)),
             LinkKind::Fork => {
                 drop(place);
-                return self.forks.serve_order(hello, Box::new(stream), from.ip()).await;
+                return self.forks.serve_order(hello, Box::new(stream), (from.ip(), Caller::default())).await;
             }
             LinkKind::ForkDisk => {
                 drop(place);
@@ -216,7 +217,7 @@ impl PeerPort {
             }
         };
         drop(place);
-        self.engine.accept(hello, link).await;
+        self.engine.accept(hello, link, Caller::default()).await;
     }
 
     async fn unix(self, mut stream: UnixStream) {
@@ -229,7 +230,7 @@ impl PeerPort {
         else {
             return;
         };
-        self.engine.accept(hello, Link::Endpoint(endpoint)).await;
+        self.engine.accept(hello, Link::Endpoint(endpoint), Caller::default()).await;
     }
 
     fn wants(&self, hello: &Hello) -> Result<(), (Status, String)> {

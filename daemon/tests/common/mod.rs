@@ -80,6 +80,7 @@ impl Node {
 
     pub fn daemon(&self) -> Command {
         let mut command = Command::new(VMOVED);
+        command.env("PATH", vmove_skip::path_with_qemus());
         command.args(["--node", "tester", "--listen", &self.listen.to_string()]);
         command.arg("--control").arg(self.control()).arg("--state-dir").arg(self.state());
         command.args(&self.extra);
@@ -250,15 +251,21 @@ impl Pki {
 
     /// `--tls-*` for a node at 127.0.0.1.
     pub fn flags(&self) -> Vec<String> {
+        self.flags_of("node", &[])
+    }
+
+    /// The same for a node with this common name, and these DNS names beside its address.
+    pub fn flags_of(&self, common: &str, dns: &[&str]) -> Vec<String> {
         let key = rcgen::KeyPair::generate().unwrap();
-        let cert = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        let names = std::iter::once(&"127.0.0.1").chain(dns).map(|name| (*name).to_owned());
+        let mut cert = rcgen::CertificateParams::new(names.collect::<Vec<_>>()).unwrap();
+        cert.distinguished_name.push(rcgen::DnType::CommonName, common);
         let cert = cert.signed_by(&key, &self.issuer).unwrap();
         let path = |name: &str| self.dir.path().join(name).display().to_string();
-        std::fs::write(path("node.pem"), cert.pem()).unwrap();
-        std::fs::write(path("node.key"), key.serialize_pem()).unwrap();
-        ["--tls-cert", &path("node.pem"), "--tls-key", &path("node.key"), "--tls-ca", &path("ca.pem")]
-            .map(str::to_owned)
-            .into()
+        let (pem, private) = (path(&format!("{common}.pem")), path(&format!("{common}.key")));
+        std::fs::write(&pem, cert.pem()).unwrap();
+        std::fs::write(&private, key.serialize_pem()).unwrap();
+        ["--tls-cert", &pem, "--tls-key", &private, "--tls-ca", &path("ca.pem")].map(str::to_owned).into()
     }
 }
 

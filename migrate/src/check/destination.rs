@@ -6,18 +6,42 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use tokio::sync::OnceCell;
-use vmove_memory::MemoryDir;
-use vmove_qmp::inspect::{HostQemu, InspectHostError, inspect_binary};
+use vmove_qmp::inspect::{HostQemu, InspectHostError, find_program, inspect_binary};
 
 use crate::node::Node;
 use crate::proto::message::{Disk, Prepare};
+use vmove_node::peer::{Caller, Objection, SessionId};
+use vmove_node::reservations::{Reservation, Room, Rooms, Wanted};
 use vmove_types::check::{Blocker, BlockerCode};
 
-/// Part of a guest's RAM that the session needs beside it: page map, buffers.
+/// What a session needs beside guest memory and page maps: QEMU itself, buffers. Bytes.
 const OVERHEAD: u64 = 64 << 20;
 
-/// Everything that stands in the way here. Changes nothing but that empty folders and mounts for guest memory may be made.
-pub(crate) async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
+/// The memory for the guest, reserved for as long as the answer is kept; or everything that stands in the way here. Changes nothing but that
+/// empty folders and mounts for guest memory may be made.
+pub(crate) async fn room(
+    node: &Node,
+    id: SessionId,
+    prepare: &Prepare,
+    caller: &Caller,
+) -> Result<Reservation, Vec<Blocker>> {
+    if let Err(why) = node.config.peers.accepts(caller) {
+        tracing::warn!(vm = prepare.vm, from = prepare.source, %why, "a guest of another node is refused");
+        let message = format!("{} does not take it: {why}", node.config.node);
+        return Err(vec![Blocker::new(BlockerCode::PeerNotAccepted, message)]);
+    }
+    let mut found = blockers(node, prepare).await;
+    // Last: what is reserved is refused to others, and this guest may not come.
+    match memory(node, id, prepare) {
+        Ok(reserved) if found.is_empty() => return Ok(reserved),
+        Ok(_) => {}
+        Err(why) => found.push(why),
+    }
+    Err(found)
+}
+
+/// Everything but memory.
+async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
     let mut found = Vec::new();
     if let Err(e) = vmove_node::store::check_name(&prepare.vm) {
         found.push(Blocker::new(BlockerCode::Name, e.to_string()));
@@ -29,14 +53,17 @@ pub(crate) async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
     if let Err(why) = vmove_node::peer::negotiate(&prepare.fabrics, &node.config.dialer.fabrics()) {
         found.push(Blocker::new(BlockerCode::NoCommonFabric, why.to_string()));
     }
-    if let Err(why) = memory(node, prepare) {
-        found.push(why);
-    }
+    let objections = node.config.peers.objections(&prepare.command_line, &prepare.vm, &prepare.environment);
+    // Asking it what it is would be starting it.
+    let may_ask = !objections.iter().any(|o| matches!(o, Objection::Binary { .. }));
+    found.extend(objections.iter().map(|why| objection(&node.config.node, why)));
     let one_host = vmove_node::clock::is_of_this_kernel(&prepare.boot_id);
     match crate::command::derive_command(node, prepare) {
         Ok((_, command)) => {
             let program = command.argv.first().map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
-            found.extend(qemu(&program, prepare).await);
+            if may_ask {
+                found.extend(qemu(&program, prepare).await);
+            }
             if one_host {
                 found.extend(same_host(&command.same_paths));
             }
@@ -44,41 +71,74 @@ pub(crate) async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
                 found.push(Blocker::new(BlockerCode::MemoryLocked, vmove_types::problem::chain(&why)));
             }
         }
+        // What cannot be read was said already.
+        Err(_) if found.iter().any(|blocker| blocker.code == BlockerCode::CommandLine) => {}
         Err(why) => found.push(Blocker::new(BlockerCode::CommandLine, why.to_string())),
     }
     found.extend(prepare.disks.iter().filter_map(|d| disk(d, one_host)));
     found
 }
 
-fn memory(node: &Node, prepare: &Prepare) -> Result<(), Blocker> {
-    let needed = prepare.guest_bytes();
-    let backing = prepare.backing;
-    let layout = node.layout(&prepare.vm, backing);
-    let dir = MemoryDir::prepare(&layout.memory_dir, backing);
-    let free = dir.and_then(|d| d.free()).map_err(|e| {
-        Blocker::new(BlockerCode::Memory, vmove_types::problem::chain(&e)).about(backing.name())
-    })?;
-    let huge = backing != vmove_types::Backing::Thp;
-    let wanted = if huge { needed } else { needed.saturating_add(OVERHEAD) };
-    if free.0 >= wanted {
+/// What a command line would have done here.
+fn objection(node: &str, why: &Objection) -> Blocker {
+    tracing::warn!(%why, "a guest of another node is refused");
+    let (code, subject) = match why {
+        Objection::Binary { program, .. } => (BlockerCode::QemuNotAllowed, program),
+        Objection::Option(forbidden) => (BlockerCode::OptionNotAllowed, &forbidden.rule),
+        Objection::Environment(name) => (BlockerCode::EnvironmentNotAllowed, name),
+        // Even if only one option cannot be read: the others were not looked at then.
+        _ => return Blocker::new(BlockerCode::CommandLine, why.to_string()),
+    };
+    Blocker::new(code, format!("{node} does not take it: {why}")).about(subject)
+}
+
+/// Who reserves memory for a migration.
+pub(crate) fn holder(id: SessionId, prepare: &Prepare) -> String {
+    format!("migration {id} of {:?} from {}", prepare.vm, prepare.source)
+}
+
+/// What a guest takes here: its memory, the page maps on tmpfs, and [`OVERHEAD`]. Where its memory is locked, it takes all of that at once.
+pub(crate) fn wanted(prepare: &Prepare) -> Wanted {
+    let map = |size: u64, page: u64| size.div_ceil(page.max(1));
+    let maps = prepare.blocks.iter().fold(0_u64, |sum, b| sum.saturating_add(map(b.size, b.page_size)));
+    let host_bytes = OVERHEAD.saturating_add(maps);
+    Wanted { backing: prepare.backing, guest_bytes: prepare.guest_bytes(), host_bytes }
+}
+
+fn memory(node: &Node, id: SessionId, prepare: &Prepare) -> Result<Reservation, Blocker> {
+    let (wanted, backing) = (wanted(prepare), prepare.backing);
+    let fits = |rooms: &Rooms| enough(&node.config.node, &prepare.vm, wanted, rooms);
+    let reserved = node.config.reservations.reserve(&holder(id, prepare), wanted, fits);
+    reserved.unwrap_or_else(|e| {
+        Err(Blocker::new(BlockerCode::Memory, vmove_types::problem::chain(&e)).about(backing.name()))
+    })
+}
+
+fn enough(node: &str, vm: &str, wanted: Wanted, rooms: &Rooms) -> Result<(), Blocker> {
+    let mib = |b: u64| b.div_ceil(1 << 20);
+    let (guest, host) = (wanted.guest_bytes, wanted.host_bytes);
+    let refuse = |code, bytes, what: &str, of_it: &str, room: &Room, remedy: &str| {
+        let message = format!("{vm} needs {} MiB of {what}{of_it}, {node} has {room}: {remedy}", mib(bytes));
+        Err(Blocker::new(code, message).about(wanted.backing.name()))
+    };
+    let remedy = "free some there, or choose another node";
+    if wanted.backing != vmove_types::Backing::Thp {
+        if rooms.guest.left() < guest {
+            let remedy = "raise nr_hugepages there";
+            return refuse(BlockerCode::HugePages, guest, "free huge pages", "", &rooms.guest, remedy);
+        }
+        if rooms.host.left() < host {
+            let beside = " beside its huge pages";
+            return refuse(BlockerCode::Memory, host, "available memory", beside, &rooms.host, remedy);
+        }
         return Ok(());
     }
-    let (code, what, remedy) = if huge {
-        (BlockerCode::HugePages, "free huge pages", "raise nr_hugepages there")
-    } else {
-        (BlockerCode::Memory, "available memory", "free some there, or choose another node")
-    };
-    let mib = |b: u64| b.div_ceil(1 << 20);
-    let message = format!(
-        "{} needs {} MiB of {what} ({} MiB of guest RAM{}), {} has {} MiB: {remedy}",
-        prepare.vm,
-        mib(wanted),
-        mib(needed),
-        if huge { "" } else { " and 64 MiB beside it" },
-        node.config.node,
-        mib(free.0)
-    );
-    Err(Blocker::new(code, message).about(backing.name()))
+    let all = guest.saturating_add(host);
+    if rooms.guest.left() < all {
+        let parts = format!(" ({} MiB of guest RAM and {} MiB beside it)", mib(guest), mib(host));
+        return refuse(BlockerCode::Memory, all, "available memory", &parts, &rooms.guest, remedy);
+    }
+    Ok(())
 }
 
 async fn qemu(program: &str, prepare: &Prepare) -> Vec<Blocker> {
@@ -148,14 +208,6 @@ fn release(version: &str) -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-fn find_program(program: &str) -> Option<std::path::PathBuf> {
-    if program.contains('/') {
-        return Path::new(program).is_file().then(|| program.into());
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|p| p.is_file())
-}
-
 /// On one host the two QEMUs would take sockets and files from each other.
 fn same_host(paths: &[std::path::PathBuf]) -> Vec<Blocker> {
     let blocker = |path: &std::path::PathBuf| {
@@ -195,6 +247,15 @@ fn disk(disk: &Disk, one_host: bool) -> Option<Blocker> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_command_line_that_cannot_be_read_is_not_taken() {
+        let line = ["/not/there", "-netdev", "tap,script=/tmp/x", "-fw_cfg", "name=x", "-chardev", "{\"x"];
+        let line = line.map(str::to_owned);
+        let objections = vmove_node::peer::PeerPolicy::default().objections(&line, "web", &[]);
+        let codes: Vec<_> = objections.iter().map(|why| objection("b", why).code).collect();
+        assert_eq!(codes, [BlockerCode::CommandLine]);
+    }
 
     #[test]
     fn only_the_release_counts() {

@@ -371,6 +371,7 @@ impl Ready {
         let socket = &session.files.layout.qmp_socket;
         session.node.config.monitors.insert(socket, launched.client.clone()).await;
         session.files.memory.attach(launched.attached);
+        session.room.mapped();
         let destination = Arc::new(launched.destination);
         let qemu = Incoming {
             process: launched.process,

@@ -23,6 +23,7 @@ use crate::throttle::Throttle;
 use vmove_node::journal::Journal;
 use vmove_node::peer::codec::CodecError;
 use vmove_node::peer::{BoxedStream, Channel, Hello, Link, LinkKind, SessionId};
+use vmove_node::reservations::Reservation;
 use vmove_types::problem::chain;
 use vmove_types::progress::GuestPlace;
 
@@ -94,6 +95,8 @@ pub(super) struct Session {
     pub publisher: Publisher,
     /// Folder, RAM files and page tables of the VM.
     pub files: VmFiles,
+    /// Memory that the guest may still take: others are not promised it.
+    pub room: Reservation,
     pub pages: PageConnections,
     pub arrivals: mpsc::Receiver<Arrival>,
 }

@@ -17,6 +17,7 @@ use super::phases;
 use super::session::{Arrival, Control, Session};
 use super::verify::SourceHashes;
 use super::vm_files::{self, VmFiles};
+use crate::check;
 use crate::node::Node;
 use crate::owed;
 use crate::ownership::DestinationState;
@@ -24,8 +25,9 @@ use crate::proto::message::{Accepted, Prepare, ToDestination, ToSource};
 use crate::publish::Publisher;
 use crate::records::DestinationRecord;
 use vmove_node::journal::Journal;
-use vmove_node::peer::{BoxedStream, Channel, Hello, SessionId};
+use vmove_node::peer::{BoxedStream, Caller, Channel, Hello, SessionId};
 use vmove_node::record::VmRecord;
+use vmove_node::reservations::Reservation;
 use vmove_types::check::{Blocker, BlockerCode};
 use vmove_types::problem::chain;
 use vmove_types::progress::{GuestPlace, Outcome, Phase};
@@ -39,7 +41,7 @@ const FIRST_MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Serves a session from its first connection on.
 pub(crate) async fn serve_new(
     node: Arc<Node>,
-    hello: Hello,
+    (hello, caller): (Hello, Caller),
     stream: BoxedStream,
     arrivals: mpsc::Receiver<Arrival>,
     announce: impl FnOnce(&Prepare) -> Result<Publisher, Blocker>,
@@ -55,29 +57,26 @@ pub(crate) async fn serve_new(
         }
         Err(_) => return tracing::warn!("expected Prepare as the first message, and none came"),
     };
-    let looked = crate::check::destination::blockers(&node, &prepare);
-    let mut blockers =
-        if prepare.check_only { looked.await } else { while_alive(&mut channel, looked).await };
+    let looked = check::destination::room(&node, hello.session, &prepare, &caller);
+    let looked = if prepare.check_only { looked.await } else { while_alive(&mut channel, looked).await };
     if prepare.check_only {
         let agreed = vmove_node::peer::negotiate(&prepare.fabrics, &node.config.dialer.fabrics());
         let fabric =
             agreed.map_or_else(|why| why.to_string(), |agreed| format!("{}: {}", agreed.kind, agreed.why));
+        let blockers = looked.err().unwrap_or_default();
         let _ = channel.send(&ToSource::Checked { blockers, fabric }).await;
         return;
     }
-    if !blockers.is_empty() {
-        let _ = channel.send(&ToSource::Refused(blockers)).await;
-        return;
-    }
-    let publisher = match announce(&prepare) {
-        Ok(publisher) => publisher,
-        Err(blocker) => {
-            blockers.push(blocker);
+    let admitted =
+        looked.and_then(|room| announce(&prepare).map(|publisher| (room, publisher)).map_err(|b| vec![b]));
+    let (room, publisher) = match admitted {
+        Ok(admitted) => admitted,
+        Err(blockers) => {
             let _ = channel.send(&ToSource::Refused(blockers)).await;
             return;
         }
     };
-    match open(node, hello.session, prepare, publisher, arrivals) {
+    match open(node, hello.session, prepare, (room, publisher), arrivals) {
         Ok((mut session, accepted)) => {
             if let Err(error) = channel.send(&ToSource::Accepted(Box::new(accepted))).await {
                 return session.remove(None, chain(&error)).await;
@@ -127,8 +126,13 @@ pub(crate) async fn adopt(
     }
     match found_again(&node, journal.record()) {
         Ok((files, process)) => {
-            let state = journal.record().state;
-            let mut session = session(node, journal, publisher, files, arrivals);
+            let (state, id, prepare) =
+                (journal.record().state, journal.record().id, &journal.record().prepare);
+            let wanted = check::destination::wanted(prepare);
+            let room = node.config.reservations.promised(&check::destination::holder(id, prepare), wanted);
+            // Its QEMU is there.
+            room.mapped();
+            let mut session = session(node, journal, (room, publisher), files, arrivals);
             let connecting = Connecting::to_monitor_of(&session);
             // Hashes went with the process that took them, and so did the length of the device state.
             let (state_bytes, hashes) = (0, SourceHashes::default());
@@ -212,11 +216,13 @@ fn open(
     node: Arc<Node>,
     id: SessionId,
     prepare: Prepare,
-    publisher: Publisher,
+    (reserved, publisher): (Reservation, Publisher),
     arrivals: mpsc::Receiver<Arrival>,
 ) -> Result<(Session, Accepted), Box<(Publisher, OpenError)>> {
     match room(&node, id, prepare) {
-        Ok((files, journal, accepted)) => Ok((session(node, journal, publisher, files, arrivals), accepted)),
+        Ok((files, journal, accepted)) => {
+            Ok((session(node, journal, (reserved, publisher), files, arrivals), accepted))
+        }
         Err(error) => Err(Box::new((publisher, error))),
     }
 }
@@ -296,12 +302,13 @@ fn found_again(node: &Node, record: &DestinationRecord) -> Result<(VmFiles, Qemu
 fn session(
     node: Arc<Node>,
     journal: Journal<DestinationRecord>,
-    publisher: Publisher,
+    (room, publisher): (Reservation, Publisher),
     files: VmFiles,
     arrivals: mpsc::Receiver<Arrival>,
 ) -> Session {
+    room.in_files(files.ram.iter().map(|file| file.path.clone()).collect());
     let pages = PageConnections::new(node.config.bulk_connections);
-    Session { id: journal.record().id, node, journal, publisher, files, pages, arrivals }
+    Session { id: journal.record().id, node, journal, publisher, files, room, pages, arrivals }
 }
 
 /// Ends the QEMU that an earlier process of this daemon had started for a session that is no more, also when that process was

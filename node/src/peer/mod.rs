@@ -8,9 +8,11 @@ pub mod hello;
 mod known;
 mod link;
 mod negotiate;
+mod policy;
 
 pub use channel::Channel;
 pub use hello::{Hello, HelloError, LinkKind, MAX_NODE_NAME, PROTOCOL_VERSION, SessionId, Status, Token};
 pub use known::{KnownPeer, KnownPeers, UnknownPeer, split_address};
 pub use link::{BoxedStream, Dialer, FabricOffer, Link, LinkError, PeerTarget, Stream};
 pub use negotiate::{Agreed, NoCommonFabric, negotiate};
+pub use policy::{Caller, Objection, PeerPolicy};

@@ -13,6 +13,7 @@ use vmove_types::{Backing, UnknownBacking};
 
 use crate::blocking::TaskFailed;
 use crate::migrations::AbandonError;
+use crate::reservations::Room;
 use crate::store::VmStoreError;
 
 /// Why a VM could not be started, adopted, shown, changed or ended.
@@ -81,16 +82,16 @@ pub enum RegistryError {
     Backing(#[from] UnknownBacking),
     /// There is not enough memory of this kind.
     #[error(
-        "Expected {} for guest memory, found {} free; {}",
-        format_bytes(.wanted.0), format_bytes(.free.0), give_room(*.backing)
+        "Expected {} for guest memory, found {room} free; {}",
+        format_bytes(.wanted.0), give_room(*.backing)
     )]
     NoMemory {
         /// The kind.
         backing: Backing,
         /// What the guest needs.
         wanted: ByteLen,
-        /// What there is.
-        free: ByteLen,
+        /// What there is, and for whom it is reserved.
+        room: Room,
     },
     /// Guest memory.
     #[error(transparent)]

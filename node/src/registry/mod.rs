@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use crate::monitors::Monitors;
 use crate::record::VmRecord;
+use crate::reservations::Reservations;
 use crate::store::{VmStore, VmStoreError, check_name};
 
 use crate::blocking::run_blocking;
@@ -37,7 +38,7 @@ pub struct Registry {
     monitors: Arc<Monitors>,
     migrations: Arc<dyn Migrations>,
     run_dir: PathBuf,
-    memory_dir: PathBuf,
+    reservations: Arc<Reservations>,
     state: Mutex<State>,
 }
 
@@ -69,16 +70,16 @@ fn identity(record: &VmRecord) -> Identity {
 }
 
 impl Registry {
-    /// What runs on this node by `vms`, with the folders below which its VMs have their files.
+    /// What runs on this node by `vms`, with the folder below which its VMs have their files, and the memory for them.
     #[must_use]
     pub fn new(
         vms: Arc<VmStore>,
         monitors: Arc<Monitors>,
         migrations: Arc<dyn Migrations>,
         run_dir: PathBuf,
-        memory_dir: PathBuf,
+        reservations: Arc<Reservations>,
     ) -> Arc<Self> {
-        Arc::new(Self { vms, monitors, migrations, run_dir, memory_dir, state: Mutex::default() })
+        Arc::new(Self { vms, monitors, migrations, run_dir, reservations, state: Mutex::default() })
     }
 
     /// Records of the VMs, in the state folder.
@@ -102,7 +103,13 @@ impl Registry {
     /// Below it are the RAM files of the VMs, by the kind of their memory.
     #[must_use]
     pub fn memory_dir(&self) -> &Path {
-        &self.memory_dir
+        self.reservations.memory_dir()
+    }
+
+    /// Memory that guests on their way here were promised.
+    #[must_use]
+    pub const fn reservations(&self) -> &Arc<Reservations> {
+        &self.reservations
     }
 
     /// The migrations to and from this node.

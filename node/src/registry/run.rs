@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::layout;
 use crate::record::{RamFileRecord, VmRecord};
+use crate::reservations::Reservations;
 use vmove_memory::{ByteLen, MemoryDir};
 use vmove_qmp::{CommandLine, QemuProcess, RamFileSpec, RunLayout};
 use vmove_types::Backing;
@@ -46,7 +47,7 @@ impl Registry {
     pub async fn run(self: &Arc<Self>, request: RunRequest) -> Result<VmDetail, RegistryError> {
         let reserved = self.reserve(&request.name)?;
         let backing = request.memory.parse::<Backing>()?;
-        let layout = layout::of_vm(&self.run_dir, &self.memory_dir, &request.name, backing);
+        let layout = layout::of_vm(&self.run_dir, self.memory_dir(), &request.name, backing);
         let words = request.command_line.iter().map(OsString::from).collect();
         let mut line = CommandLine::parse(words)?;
         let ram = line.rewrite_movable(&layout)?;
@@ -78,7 +79,7 @@ impl Registry {
         request: &RunRequest,
         ram: Vec<RamFileSpec>,
     ) -> Result<VmRecord, RegistryError> {
-        prepare(attempt, made).await?;
+        prepare(attempt, made, self.reservations.clone()).await?;
         let (vm_dir, log) =
             (attempt.layout.vm_dir.clone(), vmove_qmp::process::log_in(&attempt.layout.vm_dir));
         let process = run_blocking(move || QemuProcess::spawn(&argv, &vm_dir, &log)).await?;
@@ -110,16 +111,20 @@ impl Registry {
 }
 
 /// Folder, note, RAM files.
-async fn prepare(attempt: &Attempt, made: Vec<RamFileSpec>) -> Result<(), RegistryError> {
+async fn prepare(
+    attempt: &Attempt,
+    made: Vec<RamFileSpec>,
+    reservations: Arc<Reservations>,
+) -> Result<(), RegistryError> {
     let (layout, note) = (attempt.layout.clone(), attempt.note.clone());
     let work = move || {
         starting::begin(&layout.vm_dir, &note)
             .map_err(|source| RegistryError::Folder { path: layout.vm_dir.clone(), source })?;
         let memory = MemoryDir::prepare(&layout.memory_dir, layout.backing)?;
         let wanted: u64 = made.iter().map(|r| r.size).sum();
-        let free = memory.free()?;
-        if free < ByteLen(wanted) {
-            return Err(RegistryError::NoMemory { backing: layout.backing, wanted: ByteLen(wanted), free });
+        let room = reservations.room(layout.backing)?;
+        if room.left() < wanted {
+            return Err(RegistryError::NoMemory { backing: layout.backing, wanted: ByteLen(wanted), room });
         }
         for spec in &made {
             // Of an earlier VM of this name, which has ended.

@@ -150,7 +150,7 @@ impl Registry {
     /// Record and RAM files go; the log stays until the name is used again. What we did not make is left alone.
     async fn clean_up(&self, record: &VmRecord) -> Result<(), RegistryError> {
         self.monitors.forget(&record.qmp_socket).await;
-        let (vms, record, memory_dir) = (self.vms.clone(), record.clone(), self.memory_dir.clone());
+        let (vms, record, memory_dir) = (self.vms.clone(), record.clone(), self.memory_dir().to_owned());
         let work = move || -> Result<(), RegistryError> {
             vms.remove(&record.name)?;
             if record.adopted {

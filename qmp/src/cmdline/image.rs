@@ -232,7 +232,7 @@ fn off(options: &Options, key: &str) -> bool {
 }
 
 /// A path, as opposed to `nbd://…`, `json:…`, `host:…`.
-fn is_path(file: &str) -> bool {
+pub(super) fn is_path(file: &str) -> bool {
     !file.is_empty() && file.split('/').next().is_some_and(|first| !first.contains(':'))
 }
 

@@ -11,6 +11,7 @@ mod layout;
 mod movable;
 mod obstacle;
 mod options;
+mod policy;
 mod port;
 mod ram;
 mod size;
@@ -28,6 +29,7 @@ pub use fork::{ChildIdentity, Nic};
 pub use image::{Image, Overlay};
 pub use layout::{RamFileSpec, RunLayout};
 pub use obstacle::Obstacle;
+pub use policy::Forbidden;
 pub use ram::{RamBackend, RamKind, RamUse};
 
 use options::Options;

@@ -127,6 +127,32 @@ impl Options {
         serde_json::from_str(text).ok().map(Self::Json)
     }
 
+    /// Everything that is said, in order, also what a later word overrides: keys, with dots between those of objects inside each other, and
+    /// values. The first part of pairs may be without its key: that is empty then.
+    pub(crate) fn all(&self) -> Vec<(String, String)> {
+        let mut found = Vec::new();
+        match self {
+            Self::Pairs(Pairs(pairs)) => {
+                for (at, pair) in pairs.iter().enumerate() {
+                    match &pair.key {
+                        Some(key) => found.push((key.clone(), pair.value.clone())),
+                        None if at == 0 => found.push((String::new(), pair.value.clone())),
+                        None => {
+                            found.push((pair.value.clone(), "on".to_owned()));
+                            let off =
+                                pair.value.strip_prefix("no").map(|key| (key.to_owned(), "off".to_owned()));
+                            found.extend(off);
+                        }
+                    }
+                }
+            }
+            Self::Json(map) => {
+                map.iter().for_each(|(key, value)| flatten(key, value, &mut found));
+            }
+        }
+        found
+    }
+
     /// The value of a top-level key as text.
     pub(crate) fn get(&self, key: &str, implied: bool) -> Option<String> {
         match self {
@@ -187,6 +213,25 @@ impl std::fmt::Display for Options {
             Self::Pairs(pairs) => pairs.fmt(f),
             Self::Json(map) => f.write_str(&serde_json::to_string(map).map_err(|_| std::fmt::Error)?),
         }
+    }
+}
+
+/// Adds what a JSON value holds under `key`.
+fn flatten(key: &str, value: &Value, found: &mut Vec<(String, String)>) {
+    match value {
+        Value::Object(map) => {
+            for (name, value) in map {
+                flatten(&format!("{key}.{name}"), value, found);
+            }
+        }
+        Value::Array(all) => {
+            for (at, value) in all.iter().enumerate() {
+                flatten(&format!("{key}.{at}"), value, found);
+            }
+        }
+        Value::String(text) => found.push((key.to_owned(), text.clone())),
+        Value::Bool(on) => found.push((key.to_owned(), if *on { "on" } else { "off" }.to_owned())),
+        other => found.push((key.to_owned(), other.to_string())),
     }
 }
 

@@ -14,6 +14,9 @@ use serde::{Deserialize, Serialize};
 /// Directories searched beside `PATH`.
 const FOLDERS: &[&str] = &["/usr/bin", "/usr/local/bin", "/usr/libexec", "/usr/lib/qemu"];
 
+/// Folders that, with all below them, hold what was installed on this node.
+const INSTALLED: &[&str] = &["/opt", "/usr"];
+
 /// Time for `-version`, and again for `-machine help`: on a host that is itself emulated, or has to read the binary over a slow
 /// network first, either may take more than 10 s.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(25);
@@ -95,6 +98,30 @@ pub fn find_qemus(path: Option<&OsStr>) -> Vec<PathBuf> {
     found
 }
 
+/// The file of a program: the first of this name in `PATH`, or the path itself; none if there is no such file.
+#[must_use]
+pub fn find_program(program: &str) -> Option<PathBuf> {
+    if program.contains('/') {
+        return Path::new(program).is_file().then(|| program.into());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|p| p.is_file())
+}
+
+/// Whether this is a `qemu-system-*` or `qemu-kvm` in a folder of `path`, or below `/usr` or `/opt`, or a link to such a file.
+#[must_use]
+pub fn is_installed_qemu(program: &Path, path: Option<&OsStr>) -> bool {
+    let real = |path: &Path| std::fs::canonicalize(path).ok();
+    let folders = path.map(std::env::split_paths).into_iter().flatten().filter(|folder| folder.is_absolute());
+    let folders: BTreeSet<PathBuf> = folders.filter_map(|folder| real(&folder)).collect();
+    let here = |folder: &Path| {
+        folders.contains(folder) || INSTALLED.iter().any(|installed| folder.starts_with(installed))
+    };
+    let installed =
+        |file: &Path| is_qemu(file) && file.parent().and_then(real).is_some_and(|folder| here(&folder));
+    installed(program) || real(program).is_some_and(|file| installed(&file))
+}
+
 fn is_qemu(path: &Path) -> bool {
     let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
     name == "qemu-kvm" || name.starts_with("qemu-system-")
@@ -155,6 +182,24 @@ mod tests {
         let found = find_qemus(Some(folder.path().as_os_str()));
         let here: Vec<_> = found.iter().filter(|path| path.starts_with(folder.path())).collect();
         assert_eq!(here, [&own]);
+    }
+
+    #[test]
+    fn what_is_installed_is_told_from_a_file_of_that_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (inside, path) = (folder.path().join("sub"), Some(folder.path().as_os_str()));
+        std::fs::create_dir(&inside).unwrap();
+        for file in ["qemu-system-x86_64", "sh", "sub/qemu-system-x86_64"] {
+            std::fs::write(folder.path().join(file), "").unwrap();
+        }
+        assert!(is_installed_qemu(&folder.path().join("qemu-system-x86_64"), path));
+        assert!(is_installed_qemu(&inside.join("../qemu-system-x86_64"), path));
+        assert!(!is_installed_qemu(&folder.path().join("sh"), path));
+        let link = inside.join("link");
+        std::os::unix::fs::symlink("../qemu-system-x86_64", &link).unwrap();
+        assert!(is_installed_qemu(&link, path), "the same file");
+        assert!(!is_installed_qemu(&inside.join("qemu-system-x86_64"), path));
+        assert!(!is_installed_qemu(&folder.path().join("qemu-system-x86_64"), None));
     }
 
     #[test]

@@ -19,7 +19,9 @@ use crate::{Client, CommandLine, QmpError, switchover::MigrationInfo};
 pub use block::BlockFact;
 pub use blocker::{Blocker, BlockerKind};
 pub use device::{DeviceFact, DeviceKind, NetdevFact};
-pub use host::{HostQemu, InspectHostError, MachineFact, find_qemus, inspect_binary};
+pub use host::{
+    HostQemu, InspectHostError, MachineFact, find_program, find_qemus, inspect_binary, is_installed_qemu,
+};
 pub use ram::{PageKind, RamFact};
 
 /// Deadline of each query.

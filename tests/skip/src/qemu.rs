@@ -1,9 +1,22 @@
 //! The QEMU of tests that attach to one.
 
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// Variables that may name a QEMU, in the order in which they are tried.
 const VARIABLES: [&str; 3] = ["VMOVE_QEMU", "VMOVE_QEMU_10_0", "VMOVE_QEMU_7_2"];
+
+/// `PATH` with the folders of the QEMUs that the variables name before it: a daemon takes them from other nodes, as those that are installed.
+#[must_use]
+pub fn path_with_qemus() -> OsString {
+    let named = VARIABLES.iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let folders = named.filter_map(|program| Some(program.parent()?.to_owned()));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let all = folders.filter(|folder| folder.is_absolute()).chain(std::env::split_paths(&path));
+    // A folder with a colon in its name cannot be in it.
+    std::env::join_paths(all).unwrap_or(path)
+}
 
 /// The path of a QEMU that can be run, for a test that mounts guest memory and attaches to QEMU.
 ///

@@ -9,11 +9,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
-use vmove_memory::MemoryDir;
 use vmove_node::blocking::run_blocking;
-use vmove_node::layout;
 use vmove_node::registry::Reserved;
 use vmove_node::registry::starting::{self, Note};
+use vmove_node::reservations::Reservation;
 use vmove_qmp::QemuProcess;
 use vmove_types::Backing;
 use vmove_types::fork_report::LoadWrite;
@@ -102,18 +101,21 @@ impl ForkEngine {
         Ok(Planned { plan, reserved })
     }
 
-    /// Whether there is memory for what is demanded of this kind.
-    pub(in crate::engine) async fn fits(&self, demand: Demand, backing: Backing) -> Result<(), ForkError> {
-        let memory = self.registry.memory_dir().to_owned();
+    /// Reserves the memory that a fork demands on this node, of this kind.
+    pub(in crate::engine) async fn room_for(
+        &self,
+        fork: &str,
+        parent: &str,
+        demand: Demand,
+        backing: Backing,
+    ) -> Result<Reservation, ForkError> {
+        let reservations = self.registry.reservations().clone();
+        let holder = format!("fork {fork} of {parent:?}");
         let work = move || {
-            let free = |backing: Backing| {
-                let dir = layout::memory_dir(&memory, backing);
-                MemoryDir::prepare(&dir, backing)?.free()
-            };
-            Ok::<_, CloneError>((free(backing)?.0, free(Backing::Thp)?.0))
+            let reserved = reservations.reserve(&holder, demand.wanted(backing), |rooms| demand.fits(rooms));
+            reserved.map_err(CloneError::from)?
         };
-        let (guest_free, host_free) = run_blocking(work).await??;
-        Ok(demand.fits(guest_free, host_free)?)
+        Ok(run_blocking(work).await??)
     }
 
     /// Starts the QEMU of a child. On an error nothing is left behind.

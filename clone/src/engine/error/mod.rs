@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use vmove_node::blocking::TaskFailed;
 use vmove_node::peer::codec::CodecError;
-use vmove_node::peer::{LinkError, NoCommonFabric, PeerTarget, SessionId, UnknownPeer};
+use vmove_node::peer::{LinkError, NoCommonFabric, Objection, PeerTarget, SessionId, UnknownPeer};
 use vmove_node::registry::RegistryError;
 use vmove_node::store::VmStoreError;
 use vmove_types::fork_report::ForkFailure;
@@ -125,6 +125,9 @@ pub enum ForkError {
     #[error("{}", by_host(.0))]
     NoHost(Vec<(String, ForkError)>),
 
+    /// This node does not take it from the parent's.
+    #[error("{0}")]
+    NotTaken(#[source] Objection),
     /// The two nodes have no fabric in common.
     #[error(transparent)]
     NoCommonFabric(#[from] NoCommonFabric),
@@ -246,6 +249,7 @@ impl ForkError {
             | Self::TooManyPrepared { .. }
             | Self::Peers(_)
             | Self::NoMulticast(_)
+            | Self::NotTaken(_)
             | Self::NoCommonFabric(_) => Code::Forbidden,
             Self::UnknownPeer(_) => Code::UnknownNode,
             Self::UnknownFork(_) | Self::UnknownMigration { .. } => Code::UnknownMigration,

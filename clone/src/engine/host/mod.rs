@@ -17,7 +17,8 @@ use tokio::task::JoinSet;
 use tracing::Instrument;
 use vmove_fabric::FabricKind;
 use vmove_node::blocking::run_blocking;
-use vmove_node::peer::{BoxedStream, Channel, Hello};
+use vmove_node::peer::{BoxedStream, Caller, Channel, Hello};
+use vmove_node::reservations::Reservation;
 use vmove_spread::{Host, HostStatus};
 use vmove_types::Backing;
 use vmove_types::fork_report::{ForkProgress, ForkReport};
@@ -60,14 +61,24 @@ struct HostPart {
     waiting: Vec<Planned>,
     /// Sockets for images of the parent's node are kept.
     sockets: Option<RelayInUse>,
+    /// Memory for the template and the children, until all is there.
+    room: Option<Reservation>,
 }
 
 impl ForkEngine {
     /// Serves a connection by which another daemon asks for children here.
-    pub async fn serve_order(self: Arc<Self>, hello: Hello, stream: BoxedStream, from: IpAddr) {
+    pub async fn serve_order(
+        self: Arc<Self>,
+        hello: Hello,
+        stream: BoxedStream,
+        (from, caller): (IpAddr, Caller),
+    ) {
         let begun = Mono::now();
         let mut channel: Channel<ToHost> = Channel::new(stream);
         let order = match tokio::time::timeout(ORDER_TIMEOUT, channel.receive()).await {
+            Ok(Ok(ToHost::Order(_) | ToHost::Warm(_))) if self.peer_policy.accepts(&caller).is_err() => {
+                return self.refuse(&caller, channel).await;
+            }
             Ok(Ok(ToHost::Order(order))) => order,
             Ok(Ok(ToHost::Warm(order))) => return self.host_prepared(*order, channel).await,
             Ok(Ok(question @ (ToHost::Which(_) | ToHost::End(_) | ToHost::Came(_) | ToHost::Reads(_)))) => {
@@ -92,6 +103,7 @@ impl ForkEngine {
             taken: None,
             waiting: Vec::new(),
             sockets: None,
+            room: None,
         };
         let span = tracing::info_span!("fork_host", id = %id);
         match part.run().instrument(span).await {
@@ -104,6 +116,13 @@ impl ForkEngine {
                 self.end_progress(&id, begun, Err(&error));
             }
         }
+    }
+
+    /// Tells a node that it may not bring children.
+    async fn refuse(&self, caller: &Caller, mut channel: Channel<ToHost>) {
+        let Err(why) = self.peer_policy.accepts(caller) else { return };
+        tracing::warn!(%why, "children for another node are refused");
+        let _ = channel.send(&ToParent::refused(&ForkError::NotTaken(why))).await;
     }
 
     /// Takes up what an earlier life of the daemon left of forks from other nodes.
@@ -178,16 +197,18 @@ impl HostPart {
             ..ForkProgress::default()
         })?;
         engine.peers.able().map_err(ForkError::Peers)?;
-        let base = engine.hosted_base(&order.kind).await?;
+        let base = engine.hosted_base(&order.kind, &order.parent).await?;
         let (images, reached) = self.reach().await?;
         let disks = order.disks.iter().map(|ordered| ordered.disk.clone()).collect();
         let base = Base { disks, images, overlay_dir: engine.policy.overlay_dir.clone(), ..base };
         let demand = self.demand(base.backing);
-        engine.fits(demand.with_template(order.live_bytes), base.backing).await?;
-        let taken = Taken { disks: reached, ..self.choose(demand, base.backing).await? };
+        let whole = demand.with_template(order.live_bytes);
+        let room = engine.room_for(&order.fork, &order.parent, whole, base.backing).await?;
+        let taken = Taken { disks: reached, ..self.choose(demand, base.backing, &room).await? };
         let (planned, prepared) = engine.children_of(order, &base).await?;
         let (id, engine) = (order.fork.clone(), engine.clone());
         self.taken = Some(taken.clone());
+        self.room = Some(room);
         if let Err(error) = self.channel.send(&ToParent::Accepted(taken)).await {
             discard_all(prepared).await;
             return Err(ForkError::ParentLost(error.into()));
@@ -258,6 +279,9 @@ impl HostPart {
             return discard_started(starting, error).await;
         }
         let record = self.record(&manifest);
+        if let Some(room) = &self.room {
+            room.in_files(record.template.clone());
+        }
         let dir = self.engine.hosted();
         if let Err(error) = record.write(&dir) {
             return discard_started(starting, error.into()).await;
@@ -414,6 +438,7 @@ impl HostPart {
         template_ms: f64,
         faults: Option<FaultStats>,
     ) {
+        self.room = None;
         let totals = status.totals;
         (report.fabric, report.fabric_reason) = self.by(begin, status);
         let done = Done {

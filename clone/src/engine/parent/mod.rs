@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use tracing::Instrument;
 use vmove_node::blocking::run_blocking;
 use vmove_node::journal::Journal;
+use vmove_node::reservations::Reservation;
 use vmove_types::Backing;
 use vmove_types::fork::ForkRequest;
 use vmove_types::fork_report::{ForkProgress, ForkReport, FreezeReport, FrozenDisk, Multicast};
@@ -117,7 +118,7 @@ impl ForkEngine {
         let demand = Demand::new(count as u64, origin.guest_bytes(), fork.request.expect_written, hugetlb);
         // Beside the guest, which keeps its file.
         let demand = if origin.is_copied() { demand.with_template(origin.guest_bytes()) } else { demand };
-        self.fits(demand, base.backing).await?;
+        let room = self.room_for(&fork.id, &fork.parent, demand, base.backing).await?;
         let mut prepared = self.take_prepared(&fork.parent, count);
         self.drop_outdated(&mut prepared, &base.disks);
         let planned = match self.plan(base, &fork.parent, count - prepared.len(), &hosts.numbers) {
@@ -131,7 +132,7 @@ impl ForkEngine {
             p.phase = "freeze".to_owned();
             p.prepared = prepared.len();
         });
-        Ok(ChildrenHere { prepared, planned })
+        Ok(ChildrenHere { prepared, planned, room })
     }
 
     /// What children are loaded from: the guest as it is now, or the template.
@@ -177,6 +178,7 @@ impl ForkEngine {
         let (loaded, lost) = self.meet(id, loaded).await;
         report.children.extend(lost.into_iter().map(|(index, name, error)| self.lost(index, name, &error)));
         self.run_all(id, loaded, fork.begun, verify, report).await;
+        drop(here.room);
         following.finish(self, id, report).await;
         Ok(())
     }
@@ -224,6 +226,8 @@ impl ForkEngine {
 struct ChildrenHere {
     prepared: Vec<Prepared>,
     planned: Vec<Planned>,
+    /// Memory for them, until they run.
+    room: Reservation,
 }
 
 impl ChildrenHere {

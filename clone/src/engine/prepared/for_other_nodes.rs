@@ -15,6 +15,7 @@ use crate::engine::children::{Planned, Prepared, discard_all, finish_all};
 use crate::engine::error::ForkError;
 use crate::engine::message::{Kind, Order, ToHost, ToParent, WarmOrder};
 use crate::engine::templates::same_qemu;
+use crate::identity::child_name;
 
 /// A parent's daemon that says nothing for so long is gone.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -110,11 +111,11 @@ impl ForkEngine {
     /// Their place is reserved.
     async fn prepare_hosted(self: &Arc<Self>, order: &WarmOrder) -> Result<Vec<Prepared>, ForkError> {
         self.peers.able().map_err(ForkError::Peers)?;
-        let base = self.hosted_base(&order.kind).await?;
+        let base = self.hosted_base(&order.kind, &order.parent).await?;
         let planned: Vec<Planned> = order
             .indexes
             .iter()
-            .map(|index| self.plan_one(&base, &order.parent, *index))
+            .map(|index| self.plan_hosted(&base, &order.parent, *index))
             .collect::<Result<_, _>>()?;
         let (mut ready, mut failed) = (Vec::new(), None);
         for start in finish_all(self.start_all(&order.id, planned)).await {
@@ -133,14 +134,28 @@ impl ForkEngine {
         Err(error)
     }
 
-    /// What children of a guest of another node have in common here, if this node has its QEMU.
-    pub(in crate::engine) async fn hosted_base(&self, kind: &Kind) -> Result<Base, ForkError> {
+    /// What children of a guest of another node have in common here, if this node has its QEMU and may start it for that node.
+    pub(in crate::engine) async fn hosted_base(&self, kind: &Kind, parent: &str) -> Result<Base, ForkError> {
+        // Before QEMU is started to ask what it is; each child is looked at by its own name later.
+        self.takes(&kind.command_line, &kind.environment, &child_name(parent, 0))?;
         same_qemu(&kind.command_line, &kind.qemu, &self.hosted()).await?;
         Ok(Base {
             command_line: kind.command_line.clone(),
             environment: kind.environment.clone(),
             ..self.base(&kind.machine, kind.backing)
         })
+    }
+
+    /// A child of a guest of another node. Its command line may use its name.
+    fn plan_hosted(&self, base: &Base, parent: &str, index: u32) -> Result<Planned, ForkError> {
+        self.takes(&base.command_line, &base.environment, &child_name(parent, index))?;
+        self.plan_one(base, parent, index)
+    }
+
+    /// Whether this node starts it for others.
+    fn takes(&self, line: &[String], environment: &[(String, String)], vm: &str) -> Result<(), ForkError> {
+        let mut objections = self.peer_policy.objections(line, vm, environment).into_iter();
+        objections.next().map_or(Ok(()), |first| Err(ForkError::NotTaken(first)))
     }
 
     /// Takes what was prepared here for an order. What was prepared for a guest that is another by now is ended: its numbers are free.
@@ -181,7 +196,7 @@ impl ForkEngine {
         let prepared = self.take_hosted(order).await;
         let there: BTreeSet<u32> = prepared.iter().map(|one| one.child.plan.index).collect();
         let rest = order.indexes.iter().filter(|index| !there.contains(index));
-        match rest.map(|index| self.plan_one(base, &order.parent, *index)).collect() {
+        match rest.map(|index| self.plan_hosted(base, &order.parent, *index)).collect() {
             Ok(planned) => Ok((planned, prepared)),
             Err(error) => {
                 discard_all(prepared).await;
