@@ -1,5 +1,7 @@
 //! Journals of earlier releases are read. Those releases wrote the files of `tests/formats`; only paths and process ids are others.
 
+#![cfg(test)]
+
 use std::path::Path;
 
 use serde::Serialize;

@@ -28,7 +28,7 @@ mod command;
 mod destination;
 #[cfg(not(loom))]
 pub mod engine;
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
 mod formats;
 #[cfg(not(loom))]
 pub mod history;

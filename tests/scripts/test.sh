@@ -79,7 +79,7 @@ loaded_not_linked() {
 
 test_unit() {
     local failed=0
-    cargo test --no-fail-fast --workspace --lib --bins -- --show-output | counted || failed=1
+    cargo test --no-fail-fast --workspace --lib --bin vmove-structure -- --show-output | counted || failed=1
     cargo test --no-fail-fast --workspace --doc | counted || failed=1
     return $failed
 }
