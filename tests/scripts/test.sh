@@ -98,6 +98,7 @@ NEVER_SKIPPED=(killed kills python slurm)
 
 test_e2e() {
     local moving waiting others failed=0
+    keep_booted_guests
     moving=$(at_a_time 0)
     waiting=$(at_a_time 1)
     mapfile -t others < <(integration_tests | grep -vxF "$(printf '%s\n' moves "${MOSTLY_WAITING[@]}" "${NEVER_SKIPPED[@]}")")
@@ -120,11 +121,18 @@ test_e2e() {
 # Of the layer e2e, what a change needs most.
 test_short() {
     local failed=0
+    keep_booted_guests
     run_tests commands vms -- --test-threads="$(at_a_time 0)" || failed=1
     run_tests moves -- --test-threads=1 in_every_mode_on_thp a_vm_that_can_move || failed=1
     run_tests forks faults -- --test-threads="$(at_a_time 0)" parent_and_children children_run_on_other_hosts \
         both_killed_in_post_copy || failed=1
     return $failed
+}
+
+# Each kind of guest boots once in this run; later tests take it up from files.
+keep_booted_guests() {
+    export VMOVE_BOOTED=$RESULTS/booted
+    mkdir -p "$VMOVE_BOOTED"
 }
 
 # at_a_time MORE: tests to run beside each other, two and as many more where there are two cores at least.

@@ -20,12 +20,10 @@ use crate::beacon::data_ranges;
 use crate::daemon::{Node, Vm};
 use crate::guest::{Guest, StockQemu, System};
 use crate::monitor::Monitor;
-use crate::places::Qemu;
+use crate::places::{self, Qemu};
 use crate::process::ram_in;
 use crate::sandbox::Sandbox;
 
-/// Folder of guests that have booted.
-const FOLDER: &str = "VMOVE_BOOTED";
 /// Monitor of a QEMU that waits for its guest, in its working directory. The other one is the daemon's.
 const MONITOR: &str = "booted.sock";
 /// What `vmove run` calls the RAM of a guest with nothing but `-m`.
@@ -40,8 +38,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// # Errors
 /// When it does not start or does not get to work.
 pub fn run(node: &Node, name: &str, memory: &str, guest: &Guest) -> Result<Vm> {
-    let named = std::env::var_os(FOLDER).filter(|folder| !folder.is_empty());
-    run_from(named.as_deref().map(Path::new), node, name, memory, guest)
+    run_from(places::booted_guests().as_deref(), node, name, memory, guest)
 }
 
 /// As [`run`], with the folder of guests that have booted.
@@ -61,6 +58,12 @@ pub fn run_from(folder: Option<&Path>, node: &Node, name: &str, memory: &str, gu
     node.ask(&arguments)?;
     booted.take_up(&node.vm(name)?)?;
     node.vm(name)
+}
+
+/// The program that starts the guest in `folder`.
+fn program_of(folder: &Path) -> PathBuf {
+    let key = folder.file_name().unwrap_or_default().display();
+    places::programs_of_booted(folder.parent().unwrap_or(folder)).join(format!("qemu-system-{key}"))
 }
 
 /// A guest that has booted.
@@ -101,7 +104,7 @@ impl Booted {
     /// The guest as it is to be given to `vmove run`: its QEMU waits for what [`Booted::take_up`] brings.
     #[must_use]
     fn waiting(&self, guest: &Guest) -> Guest {
-        Guest { qemu: self.folder.join("qemu-system-x86_64"), ..guest.clone() }
+        Guest { qemu: program_of(&self.folder), ..guest.clone() }
     }
 
     /// Brings RAM and device state into a QEMU that waits, and lets the guest go on.
@@ -195,7 +198,8 @@ fn save(guest: &Guest, folder: &Path) -> Result<()> {
          *mem-path=*) exec '{0}' \"$@\" -incoming defer -qmp unix:{MONITOR},server=on,wait=off ;;\nesac\nexec '{0}' \"$@\"\n",
         guest.qemu.display()
     );
-    let program = new.join("qemu-system-x86_64");
+    let program = program_of(folder);
+    program.parent().map_or(Ok(()), std::fs::create_dir_all)?;
     std::fs::write(&program, script)?;
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
     std::fs::rename(&new, folder)?;

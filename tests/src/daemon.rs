@@ -131,7 +131,7 @@ impl Node {
         if !self.options.extra.iter().any(|a| a.starts_with("--tls") || a == "--insecure") {
             command.arg("--insecure");
         }
-        command.env("PATH", vmove_skip::path_with_qemus());
+        command.env("PATH", places::path_with(places::booted_guests().as_deref()));
         command.args(&self.options.extra).envs(self.options.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let child = match self.options.old_kernel {

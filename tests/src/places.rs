@@ -2,7 +2,7 @@
 //!
 //! An environment variable may name each of them. Without it, the path is that to which `./run setup` or `./run build` writes.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
@@ -108,4 +108,25 @@ fn exists(path: &Path) -> Result<PathBuf> {
 /// When it is not.
 pub fn root() -> Result<()> {
     if nix::unistd::geteuid().is_root() { Ok(()) } else { bail!("this needs root") }
+}
+
+/// Folder of guests that have booted in this test run, if `VMOVE_BOOTED` names one.
+#[must_use]
+pub fn booted_guests() -> Option<PathBuf> {
+    std::env::var_os("VMOVE_BOOTED").filter(|folder| !folder.is_empty()).map(PathBuf::from)
+}
+
+/// Folder of the programs that take up the guests in `booted`.
+#[must_use]
+pub fn programs_of_booted(booted: &Path) -> PathBuf {
+    booted.join("bin")
+}
+
+/// `PATH` of a daemon, which starts the QEMUs in it for other nodes: those under test, and those that take up the guests in `booted`.
+#[must_use]
+pub fn path_with(booted: Option<&Path>) -> OsString {
+    let path = vmove_skip::path_with_qemus();
+    let all = booted.map(programs_of_booted).into_iter().chain(std::env::split_paths(&path));
+    // A folder with a colon in its name cannot be in it.
+    std::env::join_paths(all).unwrap_or(path)
 }

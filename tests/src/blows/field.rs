@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use vmove_guest::beacon::Beacon;
 
 use crate::beacon::{BeaconPage, ram_files};
@@ -16,6 +16,7 @@ use crate::daemon::{Node, NodeOptions};
 use crate::fleet::{light, qemu_pids};
 use crate::forks::Parent;
 use crate::guest::Guest;
+use crate::places;
 use crate::proxy::Proxy;
 use crate::sandbox::Sandbox;
 use crate::scene::{NAME, memory_mib};
@@ -52,11 +53,14 @@ impl Field {
         let sandbox = Sandbox::new()?;
         let addresses = [vmove_skip::free_port(), vmove_skip::free_port()];
         let links = [Proxy::start(addresses[0])?, Proxy::start(addresses[1])?];
+        let path =
+            places::path_with(Some(booted)).into_string().map_err(|path| anyhow!("{path:?} is no text"))?;
         let start = |name: &str, number: usize, peer: &str| {
             sandbox.mount_small(&format!("{name}/state"), STATE_BYTES)?;
             let options = NodeOptions {
                 listen: Some(addresses[number]),
                 peers: vec![(peer.to_owned(), links[1 - number].address())],
+                environment: vec![("PATH".to_owned(), path.clone())],
                 ..NodeOptions::default()
             };
             Node::start(&sandbox, name, options)

@@ -239,15 +239,19 @@ fn a_destination_without_enough_huge_pages_refuses() {
     scene.moves_now().expect("with enough of them it moves");
 }
 
-/// A guest whose QEMU is a wrapper: it runs the shell commands `script`, then the QEMU under test. Returns also the wrapper's path.
-fn wrapped(sandbox: &Sandbox, script: &str, config: Config) -> (PathBuf, Guest) {
+/// Two nodes, and a guest whose QEMU is a wrapper: it runs the shell commands `script`, then the QEMU under test. Returns the wrapper too.
+fn wrapped(script: &str, config: Config) -> (PathBuf, Scene) {
+    let sandbox = Sandbox::new().expect("a sandbox");
     let mut guest = Guest::new(memory_mib(&config), config).expect("a QEMU");
     let path = sandbox.path().join("qemu-wrapper");
     let text = format!("#!/bin/sh\n{script}\nexec '{}' \"$@\"\n", guest.qemu.display());
     std::fs::write(&path, text).expect("writes");
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("may be run");
     guest.qemu.clone_from(&path);
-    (path, guest)
+    // By default nodes take only installed QEMUs from each other.
+    let config = format!("[peers]\nqemu-binaries = [{path:?}]\n");
+    let options = NodeOptions { config, ..NodeOptions::default() };
+    (path, Scene::with_options(sandbox, &options, "thp", &guest).expect("a guest"))
 }
 
 const FAILS_TO_TAKE_IN: &str =
@@ -256,9 +260,7 @@ const FAILS_TO_TAKE_IN: &str =
 #[test]
 fn a_qemu_that_ends_at_its_start_at_the_destination_is_quoted() {
     need!(ready());
-    let sandbox = Sandbox::new().expect("a sandbox");
-    let (program, guest) = wrapped(&sandbox, FAILS_TO_TAKE_IN, steady());
-    let scene = Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest");
+    let (program, scene) = wrapped(FAILS_TO_TAKE_IN, steady());
     for mode in ["hybrid", "postcopy", "precopy"] {
         let end = scene.migrate_to("b", &["--mode", mode]).expect("it ends");
         failed_at_source(&end, &["no room at the inn"]);
@@ -273,10 +275,8 @@ fn a_qemu_that_ends_at_its_start_at_the_destination_is_quoted() {
 #[test]
 fn a_destination_whose_qemu_is_slow_to_tell_what_it_is_is_not_taken_for_dead() {
     need!(ready());
-    let sandbox = Sandbox::new().expect("a sandbox");
     let slow = "if [ \"$1\" = -version ] || [ \"$2\" = help ]; then sleep 9; fi";
-    let (_, guest) = wrapped(&sandbox, slow, steady());
-    let scene = Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest");
+    let (_, scene) = wrapped(slow, steady());
     scene.moves_now().expect("it moves");
 }
 
@@ -478,18 +478,14 @@ const STARTS_SLOWLY: &str = "for word; do if [ \"$word\" = -incoming ]; then sle
 #[test]
 fn precopy_sends_nothing_in_vain_while_qemu_starts() {
     need!(ready());
-    let sandbox = Sandbox::new().expect("a sandbox");
-    let (_, guest) = wrapped(&sandbox, STARTS_SLOWLY, restless());
-    copied_once(&Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest"));
+    copied_once(&wrapped(STARTS_SLOWLY, restless()).1);
 }
 
 /// QEMU may have only one processor for its start, which the waiting threads must leave to it.
 #[test]
 fn the_destination_sleeps_while_its_qemu_starts() {
     need!(ready());
-    let sandbox = Sandbox::new().expect("a sandbox");
-    let (_, guest) = wrapped(&sandbox, STARTS_SLOWLY, steady());
-    let scene = Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest");
+    let (_, scene) = wrapped(STARTS_SLOWLY, steady());
     let id = scene.start(&["--mode", "postcopy"]).expect("it begins");
     let pid = scene.b.pid().expect("a daemon");
     until("page connections, while QEMU starts", || sleeps(pid, "vmove-faults").is_some());
