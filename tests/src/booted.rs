@@ -62,7 +62,7 @@ pub fn run_from(folder: Option<&Path>, node: &Node, name: &str, memory: &str, gu
 
 /// The program that starts the guest in `folder`.
 fn program_of(folder: &Path) -> PathBuf {
-    let key = folder.file_name().unwrap_or_default().display();
+    let key = folder.file_name().unwrap_or_default().to_string_lossy();
     places::programs_of_booted(folder.parent().unwrap_or(folder)).join(format!("qemu-system-{key}"))
 }
 
