@@ -105,15 +105,7 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// # Errors
 /// The kernel's answer.
 pub fn write_atomically<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
-    let text = serde_json::to_vec_pretty(value).map_err(io::Error::other)?;
-    let part = path.with_extension("part");
-    let written = create_anew(&part).and_then(|mut file| file.write_all(&text));
-    if let Err(error) = written {
-        // What there is of it takes room that is short.
-        let _ = std::fs::remove_file(&part);
-        return Err(error);
-    }
-    std::fs::rename(&part, path)
+    replace(path, value, |_| Ok(()))
 }
 
 /// As [`write_atomically`], and waits until the disk has it: the file survives a host that loses power.
@@ -121,19 +113,28 @@ pub fn write_atomically<T: Serialize>(path: &Path, value: &T) -> io::Result<()> 
 /// # Errors
 /// The kernel's answer.
 pub fn write_durably<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
+    replace(path, value, File::sync_all)?;
+    sync_folder_of(path)
+}
+
+/// Writes `value` beside `path`, lets `finish` have that file, and renames it into place.
+fn replace<T: Serialize>(
+    path: &Path,
+    value: &T,
+    finish: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<()> {
     let text = serde_json::to_vec_pretty(value).map_err(io::Error::other)?;
     let part = path.with_extension("part");
     let written = create_anew(&part).and_then(|mut file| {
         file.write_all(&text)?;
-        file.sync_all()
+        finish(&file)
     });
     if let Err(error) = written {
         // What there is of it takes room that is short.
         let _ = std::fs::remove_file(&part);
         return Err(error);
     }
-    std::fs::rename(&part, path)?;
-    sync_folder_of(path)
+    std::fs::rename(&part, path)
 }
 
 /// Creates a file; what a killed daemon left of one, or a link, is removed first.

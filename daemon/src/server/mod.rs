@@ -197,8 +197,7 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
 fn shared_disk(config: &Config) -> Option<String> {
     use std::os::unix::fs::MetadataExt;
     let device = |dir: &PathBuf| std::fs::metadata(dir).map(|found| found.dev()).ok();
-    let shared = device(&config.run_dir).is_some() && device(&config.run_dir) == device(&config.state_dir);
-    shared.then(|| {
+    (device(&config.run_dir)? == device(&config.state_dir)?).then(|| {
         format!(
             "run folder {} and state folder {} share a file system: a guest that fills it through a file in its folder \
              (-serial file:) stops the journals of all; give --run-dir on another one",
