@@ -2,9 +2,12 @@
 # What a test run found: how many tests of each layer passed, failed and were skipped, and how long the layer took.
 
 # Begins to collect; RESULTS is a folder with a file for each layer, in which each line is a kind and a number.
+# BOOTED is a folder for guests that have booted. Both are removed at the end.
 begin_results() {
     RESULTS=$(mktemp -d)
-    trap 'rm -rf "$RESULTS"' EXIT
+    # Gigabytes, which a /tmp in memory would not hold.
+    BOOTED=$(target_dir)/booted.$$
+    trap 'rm -rf "$RESULTS" "$BOOTED"' EXIT
     LAYERS_RUN=()
 }
 

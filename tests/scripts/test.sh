@@ -131,7 +131,7 @@ test_short() {
 
 # Each kind of guest boots once in this run; later tests take it up from files.
 keep_booted_guests() {
-    export VMOVE_BOOTED=$RESULTS/booted
+    export VMOVE_BOOTED=$BOOTED
     mkdir -p "$VMOVE_BOOTED"
 }
 
