@@ -103,15 +103,13 @@ impl Process {
         parse_maps(&text).map_err(|source| MemoryError::Proc { path: self.path("maps"), source })
     }
 
-    /// False once it has given up its memory: it has ended, or is ending, which may take seconds where much memory is given back. Such a
-    /// process is still [`alive`](Self::alive), and never runs again.
+    /// Whether it has ended or is ending: it was killed, or gives its memory back, which may take seconds where that is much. It may still be
+    /// [`alive`](Self::alive) then, and never runs again.
     #[must_use]
-    pub fn has_memory(&self) -> bool {
-        match fs::read(self.path("maps")) {
-            Ok(maps) => !maps.is_empty() && self.alive(),
-            // Of a process without memory the kernel says either.
-            Err(source) => source.raw_os_error() != Some(libc::ESRCH) && self.alive(),
-        }
+    pub fn is_ending(&self) -> bool {
+        let stat = fs::read(self.path("stat"));
+        // Asked second: what was read was its own.
+        !self.alive() || stat.is_ok_and(|stat| says_ending(&stat))
     }
 
     /// `/proc/PID/NAME`.
@@ -138,11 +136,27 @@ impl Process {
     }
 }
 
-/// Field 22 of `/proc/PID/stat`. Field 2 is the command in parentheses and may itself hold spaces and parentheses.
+/// Field 22 of `/proc/PID/stat`.
 fn parse_start_time(stat: &[u8]) -> Option<u64> {
+    field(stat, 22)?.parse().ok()
+}
+
+/// Whether the main thread has ended or is ending (fields 3 and 9), or SIGKILL is on its way to it (field 31).
+fn says_ending(stat: &[u8]) -> bool {
+    /// `PF_EXITING` of the kernel.
+    const EXITING: u64 = 1 << 2;
+    const KILLED: u64 = 1 << (libc::SIGKILL - 1);
+    let has =
+        |number, bit| field(stat, number).and_then(|f| f.parse::<u64>().ok()).is_some_and(|f| f & bit != 0);
+    matches!(field(stat, 3), Some("Z" | "X")) || has(9, EXITING) || has(31, KILLED)
+}
+
+/// A field of `/proc/PID/stat` by its number in proc(5), at least 3. Field 2 is the command in parentheses and may itself hold spaces and
+/// parentheses.
+fn field(stat: &[u8], number: usize) -> Option<&str> {
     let after_name = stat.iter().rposition(|&b| b == b')')? + 1;
     let rest = std::str::from_utf8(&stat[after_name..]).ok()?;
-    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+    rest.split_ascii_whitespace().nth(number - 3)
 }
 
 #[cfg(test)]
@@ -164,6 +178,44 @@ mod tests {
         Process::reopen(us.pid(), us.start_time()).expect("same process");
         let other = Process::reopen(us.pid(), us.start_time() + 1);
         assert!(matches!(other, Err(MemoryError::ProcessGone { .. })));
+    }
+
+    #[test]
+    fn the_end_of_a_process_shows_in_its_main_thread() {
+        let stat = |state: &str, flags: u32, signals: u32| {
+            let text = format!(
+                "42 (x) {state} 1 1 1 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 777 0 0 0 0 0 0 0 0 {signals} 0"
+            );
+            says_ending(text.as_bytes())
+        };
+        assert!(!stat("S", 0x0040_0000, 0x4000));
+        assert!(!stat("T", 0, 0x0004_0000));
+        assert!(stat("Z", 0, 0));
+        assert!(stat("R", 0x0040_0004, 0));
+        assert!(stat("R", 0, 0x0100));
+    }
+
+    /// As it is for seconds where a killed process gives back much memory: the kernel does not say yet that it has ended.
+    #[test]
+    fn a_process_that_is_ending_is_told_from_one_that_runs() {
+        // Ends its main thread, and no other.
+        let ends = format!(
+            "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(100,)).start(); ctypes.CDLL(None).syscall({}, 0)",
+            libc::SYS_exit
+        );
+        let child = std::process::Command::new("python3").args(["-c", &ends]).spawn();
+        let mut child = vmove_skip::need!(child);
+        let process = Process::open(child.id()).expect("it runs");
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while !process.is_ending() {
+            assert!(std::time::Instant::now() < deadline, "it never ends");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert!(process.alive(), "it ended at once");
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+        assert!(process.is_ending());
+        assert!(!Process::open(std::process::id()).expect("ourselves").is_ending());
     }
 
     #[test]

@@ -356,9 +356,15 @@ impl Session {
     }
 }
 
-/// Fails if QEMU has ended.
+/// Fails if QEMU has ended, or is ending: it may take seconds to give a large guest's memory back, and will not run it any more.
 pub(super) fn qemu_lives(process: &QemuProcess) -> Result<(), DestinationError> {
-    if process.alive() {
+    // If it cannot be opened for another reason, nothing was learned.
+    let ending = match vmove_memory::Process::open(process.pid()) {
+        Ok(found) => found.is_ending(),
+        Err(error) => matches!(error, vmove_memory::MemoryError::ProcessGone { .. }),
+    };
+    // Asked second: if it has not ended, the process that was opened is this one.
+    if process.alive() && !ending {
         return Ok(());
     }
     Err(DestinationError::QemuEnded { log: process.log_tail() })

@@ -115,7 +115,7 @@ pub(crate) async fn adopt(
     let record = journal.record();
     let ended = record.vm.as_ref().is_some_and(|vm| {
         match vmove_memory::Process::reopen(vm.pid.unsigned_abs(), vm.pid_start) {
-            Ok(process) => !process.has_memory(),
+            Ok(process) => process.is_ending(),
             Err(error) => matches!(error, vmove_memory::MemoryError::ProcessGone { .. }),
         }
     });

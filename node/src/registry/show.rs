@@ -72,7 +72,7 @@ impl Registry {
 
     /// The short form, with the monitor if it could be asked.
     async fn summary(&self, record: &VmRecord) -> (VmSummary, Option<Client>) {
-        if process_of(record).is_none() {
+        if process_of(record).is_none_or(|process| process.is_ending()) {
             return (summary(record, "ended".to_owned(), None), None);
         }
         let session = self.migrations.of_vm(&record.name);
