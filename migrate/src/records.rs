@@ -87,9 +87,21 @@ pub struct DestinationRecord {
     /// What the source is told when all pages are here: it may ask again when this process has ended.
     #[serde(default)]
     pub complete: Option<Box<Complete>>,
+    /// Gone, and its QEMU and files may still be here: a daemon that is started anew removes them.
+    #[serde(default)]
+    pub to_remove: bool,
 }
 
 impl DestinationRecord {
+    /// Notes a state, and what is to be done in it, should this process be killed at once.
+    pub(crate) fn enter(&mut self, next: DestinationState) {
+        // Not on every line: what is here by then may belong to a later session.
+        if next == DestinationState::Gone && self.state != DestinationState::Gone {
+            self.to_remove = true;
+        }
+        self.state = next;
+    }
+
     /// The guest is to run here once it is ours: it ran at the source, and nobody asked for it to stay paused.
     pub(crate) const fn is_to_run(&self) -> bool {
         self.prepare.was_running && !self.prepare.spec.paused

@@ -61,6 +61,10 @@ impl Engine {
             match journal.record().state {
                 _ if known => {}
                 DestinationState::Filling => drop(removing.spawn(Arc::clone(self).discard(journal))),
+                // Killed before everything was removed.
+                DestinationState::Gone if journal.record().to_remove => {
+                    drop(removing.spawn(Arc::clone(self).discard(journal)));
+                }
                 _ => self.tidy(journal.record()),
             }
         }

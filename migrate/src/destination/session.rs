@@ -189,7 +189,7 @@ impl Session {
         }
         self.write(|r| {
             also(r);
-            r.state = next;
+            r.enter(next);
         })
     }
 
@@ -198,7 +198,7 @@ impl Session {
     pub(super) fn advance_owing(&mut self, event: DestinationEvent) -> Result<(), DestinationError> {
         let next = self.state().step(event)?;
         if next != self.state() {
-            self.write_owing(|r| r.state = next);
+            self.write_owing(|r| r.enter(next));
         }
         Ok(())
     }
@@ -345,6 +345,7 @@ impl Session {
         }
         self.node.config.monitors.forget(&self.files.layout.qmp_socket).await;
         self.files.remove();
+        self.write_owing(|r| r.to_remove = false);
         self.write_owed().await;
         self.publisher.fail(why, GuestPlace::Source, false);
     }

@@ -174,7 +174,11 @@ pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>
         }
     }
     vm_files::remove_files(&tables_of(node, &record));
-    if journal.update_owing(|r| r.state = DestinationState::Gone).is_err() {
+    let gone = journal.update_owing(|r| {
+        r.state = DestinationState::Gone;
+        r.to_remove = false;
+    });
+    if gone.is_err() {
         owed::write_later(journal);
     }
 }
@@ -227,7 +231,8 @@ fn open(
     }
 }
 
-/// Makes room, and writes down for what. Nothing is left if that fails.
+/// Writes down for what room is needed, and makes it: a process of the daemon that is killed meanwhile leaves nothing that the next one does
+/// not find. Nothing is left if that fails.
 fn room(
     node: &Node,
     id: SessionId,
@@ -235,7 +240,7 @@ fn room(
 ) -> Result<(VmFiles, Journal<DestinationRecord>, Accepted), OpenError> {
     let agreed = vmove_node::peer::negotiate(&prepare.fabrics, &node.config.dialer.fabrics())?;
     let kind = agreed.kind;
-    let files = vm_files::make(node, id, &prepare)?;
+    let plan = vm_files::plan(node, &prepare)?;
     let accepted = Accepted {
         destination: node.config.node.clone(),
         boot_id: vmove_node::clock::boot_id(),
@@ -249,12 +254,12 @@ fn room(
         name: prepare.vm.clone(),
         pid: 0,
         pid_start: 0,
-        qmp_socket: files.layout.qmp_socket.clone(),
-        vm_dir: files.layout.vm_dir.clone(),
+        qmp_socket: plan.layout.qmp_socket.clone(),
+        vm_dir: plan.layout.vm_dir.clone(),
         backing: prepare.backing,
         command_line: prepare.command_line.clone(),
         environment: prepare.environment.clone(),
-        ram: files.ram.clone(),
+        ram: plan.ram.clone(),
         overlays: Vec::new(),
         adopted: false,
         session: Some(id.to_string()),
@@ -271,14 +276,18 @@ fn room(
         released: false,
         abandoned: false,
         complete: None,
+        to_remove: false,
     };
-    let path = node.session_dir(id).join("destination.jsonl");
-    let journal = std::fs::create_dir_all(node.session_dir(id)).and_then(|()| Journal::create(&path, record));
-    match journal {
-        Ok(journal) => Ok((files, journal, accepted)),
-        Err(source) => {
-            files.remove();
-            Err(OpenError::Journal { path, source })
+    let dir = node.session_dir(id);
+    let path = dir.join("destination.jsonl");
+    let journal = std::fs::create_dir_all(&dir).and_then(|()| Journal::create(&path, record));
+    let journal = journal.map_err(|source| OpenError::Journal { path, source })?;
+    match vm_files::make(node, id, &journal.record().prepare, plan) {
+        Ok(files) => Ok((files, journal, accepted)),
+        Err(error) => {
+            // Nothing has begun. If it stays, the next process of the daemon finds nothing to remove.
+            let _ = std::fs::remove_dir_all(&dir);
+            Err(error.into())
         }
     }
 }

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use vmove_memory::{ByteLen, MemoryDir, PageTable, RamFile};
-use vmove_qmp::cmdline::RunLayout;
+use vmove_qmp::cmdline::{DestinationCommand, RunLayout};
 
 use super::block::Block;
 use super::error::VmFilesError;
 use super::guest_memory::GuestMemory;
 use crate::command::derive_command;
 use crate::node::Node;
-use crate::proto::message::Prepare;
+use crate::proto::message::{BlockInfo, Prepare};
 use vmove_node::latency::Latencies;
 use vmove_node::peer::SessionId;
 use vmove_node::record::RamFileRecord;
@@ -30,9 +30,34 @@ pub(super) struct VmFiles {
     new_folder: bool,
 }
 
-/// Makes the room.
-pub(super) fn make(node: &Node, id: SessionId, prepare: &Prepare) -> Result<VmFiles, VmFilesError> {
+/// What there will be; nothing is there yet.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub layout: RunLayout,
+    pub ram: Vec<RamFileRecord>,
+    command: DestinationCommand,
+}
+
+/// Says which files the room will consist of, so that they can be written down before the first of them is made.
+pub(super) fn plan(node: &Node, prepare: &Prepare) -> Result<Plan, VmFilesError> {
     let (layout, command) = derive_command(node, prepare)?;
+    let find = |info: &BlockInfo| -> Result<RamFileRecord, VmFilesError> {
+        let spec = command.ram.iter().find(|spec| spec.id == info.id);
+        let spec = spec.ok_or_else(|| VmFilesError::NoBackend(info.id.clone()))?;
+        Ok(RamFileRecord { id: info.id.clone(), path: spec.path.clone(), size: info.size })
+    };
+    let ram = prepare.blocks.iter().map(find).collect::<Result<_, VmFilesError>>()?;
+    Ok(Plan { layout, ram, command })
+}
+
+/// Makes the room.
+pub(super) fn make(
+    node: &Node,
+    id: SessionId,
+    prepare: &Prepare,
+    plan: Plan,
+) -> Result<VmFiles, VmFilesError> {
+    let Plan { layout, ram, command } = plan;
     let mut undo = Undo::default();
     // A VM that was here before may have left its logs: they stay, whatever becomes of this session.
     let new_folder = !layout.vm_dir.exists();
@@ -41,20 +66,12 @@ pub(super) fn make(node: &Node, id: SessionId, prepare: &Prepare) -> Result<VmFi
     undo.folder = new_folder.then(|| layout.vm_dir.clone());
     let page_maps = MemoryDir::prepare(&node.page_map_dir(), vmove_memory::Backing::Thp)?;
     let dir = MemoryDir::prepare(&layout.memory_dir, layout.backing)?;
-    let (mut blocks, mut ram, mut tables) = (Vec::new(), Vec::new(), Vec::new());
-    for (index, info) in prepare.blocks.iter().enumerate() {
-        let spec = command
-            .ram
-            .iter()
-            .find(|spec| spec.id == info.id)
-            .ok_or_else(|| VmFilesError::NoBackend(info.id.clone()))?;
-        let name = spec
-            .path
-            .file_name()
-            .and_then(|n| n.to_str())
-            .ok_or_else(|| VmFilesError::FileName(spec.path.clone()))?;
+    let (mut blocks, mut tables) = (Vec::new(), Vec::new());
+    for (index, (info, record)) in prepare.blocks.iter().zip(&ram).enumerate() {
+        let name = record.path.file_name().and_then(|n| n.to_str());
+        let name = name.ok_or_else(|| VmFilesError::FileName(record.path.clone()))?;
         let file = dir.create_ram_file(name, ByteLen(info.size))?;
-        undo.files.push(spec.path.clone());
+        undo.files.push(record.path.clone());
         if file.page_size().bytes() != info.page_size {
             return Err(VmFilesError::PageSize {
                 backend: info.id.clone(),
@@ -66,7 +83,6 @@ pub(super) fn make(node: &Node, id: SessionId, prepare: &Prepare) -> Result<VmFi
         let table = PageTable::create(&path, file.pages())?;
         undo.files.push(path.clone());
         blocks.push(Block::new(file, table)?);
-        ram.push(RamFileRecord { id: info.id.clone(), path: spec.path.clone(), size: info.size });
         tables.push(path);
     }
     undo.done();

@@ -75,6 +75,7 @@ pub(crate) fn at_destination(dir: &Path, state: DestinationState, released: bool
         released,
         abandoned: false,
         complete: None,
+        to_remove: false,
     };
     Journal::create(&dir.join("destination.jsonl"), record).unwrap();
 }

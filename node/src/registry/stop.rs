@@ -147,29 +147,31 @@ impl Registry {
         self.lock().ended.get(name).and_then(|ended| ended.why.clone())
     }
 
-    /// Record and RAM files go; the log stays until the name is used again. What we did not make is left alone.
+    /// RAM files and record go; the log stays until the name is used again. What we did not make is left alone. The record goes last: a daemon
+    /// that is killed meanwhile finds the rest by it.
     async fn clean_up(&self, record: &VmRecord) -> Result<(), RegistryError> {
         self.monitors.forget(&record.qmp_socket).await;
         let (vms, record, memory_dir) = (self.vms.clone(), record.clone(), self.memory_dir().to_owned());
         let work = move || -> Result<(), RegistryError> {
-            vms.remove(&record.name)?;
-            if record.adopted {
-                return Ok(());
+            if !record.adopted {
+                remove_files(&record, &memory_dir);
             }
-            starting::remove(&record.qmp_socket);
-            // A record of an earlier vmoved may name the memory folder by a symbolic link.
-            let ours = |path: &Path| {
-                path.starts_with(&memory_dir)
-                    || path.canonicalize().is_ok_and(|path| path.starts_with(&memory_dir))
-            };
-            for file in record.ram.iter().filter(|file| ours(&file.path)) {
-                starting::remove(&file.path);
-            }
-            for overlay in &record.overlays {
-                starting::remove(overlay);
-            }
-            Ok(())
+            Ok(vms.remove(&record.name)?)
         };
         run_blocking(work).await?
+    }
+}
+
+fn remove_files(record: &VmRecord, memory_dir: &Path) {
+    starting::remove(&record.qmp_socket);
+    // A record of an earlier vmoved may name the memory folder by a symbolic link.
+    let ours = |path: &Path| {
+        path.starts_with(memory_dir) || path.canonicalize().is_ok_and(|path| path.starts_with(memory_dir))
+    };
+    for file in record.ram.iter().filter(|file| ours(&file.path)) {
+        starting::remove(&file.path);
+    }
+    for overlay in &record.overlays {
+        starting::remove(overlay);
     }
 }

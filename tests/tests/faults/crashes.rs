@@ -8,6 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use vmove_skip::need;
+use vmove_tests::blows::moment::journaled;
 use vmove_tests::daemon::Node;
 use vmove_tests::proxy::{Direction, Fault, Rule};
 use vmove_tests::sandbox::qemu_in;
@@ -416,6 +417,29 @@ fn a_destination_qemu_that_dies_before_the_commit_arrives_gives_the_guest_back()
         eprintln!("killed beside QEMU: source {kill_source}, destination {kill_destination}");
         returned(&scene, &id);
     }
+}
+
+/// The destination has noted that the guest is its own, and its QEMU ends before the guest is resumed. It cannot be known later whether it
+/// ran: an operator decides.
+#[test]
+fn a_destination_qemu_that_dies_before_it_resumes_the_guest_leaves_the_copy_at_the_source() {
+    need!(ready());
+    let (scene, id, _) = loaded_and_stalled(&[Direction::Forth]);
+    let qemu = Pid::from_raw(qemu_in(scene.b.folder()).expect("the destination's QEMU"));
+    // It hears nothing of what it is told.
+    kill(qemu, Signal::SIGSTOP).expect("it is there");
+    scene.proxy().expect("a proxy").heal();
+    until("the guest is the destination's", || journaled(&scene.b, &id, "destination.jsonl") == "owner");
+    kill_qemu_at_the_destination(&scene);
+    let end = scene.end(&id).expect("the migration ends");
+    assert_eq!(end.code, 4, "{} {}\nb: {}", end.answer, end.said, scene.b.log());
+    let ended = vmove(&scene.b, &["stop", "--force", "guest"]).expect("an answer");
+    assert_eq!(ended.code, 0, "{} {}", ended.answer, ended.said);
+    scene.gone_from(&scene.b).expect("nothing is left there");
+    let reclaimed = vmove(&scene.a, &["reclaim", &id, "--guest-is-lost"]).expect("an answer");
+    assert_eq!(reclaimed.code, 0, "{} {}", reclaimed.answer, reclaimed.said);
+    scene.sound_at(&scene.a).expect("the guest goes on");
+    scene.moves_now().expect("it can be tried again");
 }
 
 /// When a daemon is killed: the phase of the migration as reported by the source, the milliseconds after the phase began, and the states

@@ -5,6 +5,7 @@ mod blows;
 mod crashes;
 mod errors;
 mod lost_for_good;
+mod remains;
 mod space;
 mod startup;
 mod strangers;
