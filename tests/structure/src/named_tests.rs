@@ -1,4 +1,4 @@
-//! Tests that the documents name and that are not there.
+//! Tests that the documents name and that are not there, and rows of their tables that name no test.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,6 +7,10 @@ use anyhow::{Context, Result};
 
 /// The document whose tables name a test for each step that can fail.
 const DOCUMENT: &str = "docs/protocol.md";
+/// The last column of those tables.
+const COLUMN: &str = "Test";
+/// In that column: the test of the row above.
+const SAME: &str = "the same";
 /// Words in a test's name, at least: fields and functions have fewer.
 const WORDS: usize = 4;
 
@@ -24,7 +28,31 @@ pub fn missing<'a>(root: &Path, sources: impl Iterator<Item = &'a Path>) -> Resu
             .with_context(|| format!("could not read {}", source.display()))?;
         wanted.retain(|name| !text.contains(&format!("fn {name}(")));
     }
-    Ok(wanted.into_iter().map(|name| format!("{DOCUMENT} names {name}, which is no test any more")).collect())
+    let missing =
+        wanted.into_iter().map(|name| format!("{DOCUMENT} names {name}, which is no test any more"));
+    let untested =
+        untested(&text).into_iter().map(|row| format!("{DOCUMENT} names no test in the row {row:?}"));
+    Ok(missing.chain(untested).collect())
+}
+
+/// First cells of rows without a test, in tables whose last column is [`COLUMN`].
+fn untested(text: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    let mut is_due = false;
+    for line in text.lines() {
+        let Some(row) = line.strip_prefix('|').and_then(|line| line.trim_end().strip_suffix('|')) else {
+            is_due = false;
+            continue;
+        };
+        let last = row.rsplit('|').next().unwrap_or_default().trim();
+        let is_ruler = last.bytes().all(|byte| byte == b'-' || byte == b':');
+        if last == COLUMN {
+            is_due = true;
+        } else if is_due && !is_ruler && last != SAME && named(last).is_empty() {
+            found.push(row.split('|').next().unwrap_or_default().trim());
+        }
+    }
+    found
 }
 
 /// What looks like the name of a test, between backticks.
@@ -50,5 +78,12 @@ mod tests {
         std::fs::write(dir.path().join(DOCUMENT), text).expect("writes");
         let found = missing(dir.path(), [source.as_path()].into_iter()).expect("it can be read");
         assert_eq!(found, ["docs/protocol.md names this_one_is_not, which is no test any more"]);
+    }
+
+    #[test]
+    fn a_row_without_a_test_is_found() {
+        let text = "| What | Test |\n|---|---|\n| cut | `this_one_is_there` |\n| killed | the same |\n| full | soon |\n\n\
+                    | What | Who |\n|---|---|\n| other | nobody |\n";
+        assert_eq!(untested(text), ["full"]);
     }
 }
