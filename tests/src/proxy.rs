@@ -54,7 +54,8 @@ struct Shared {
     forth: AtomicU64,
     back: AtomicU64,
     rules: Mutex<Vec<Rule>>,
-    open: Mutex<Vec<TcpStream>>,
+    /// Both ends of each connection, by its number.
+    open: Mutex<Vec<(u64, TcpStream)>>,
 }
 
 /// Forwards connections to a target. Dropping the proxy cuts all connections.
@@ -112,7 +113,7 @@ impl Proxy {
 
     /// Resets all open connections; new ones are forwarded.
     pub fn cut_all(&self) {
-        for stream in lock(&self.shared.open).drain(..) {
+        for (_, stream) in lock(&self.shared.open).drain(..) {
             reset(&stream);
         }
     }
@@ -206,15 +207,19 @@ fn forward(client: TcpStream, number: u64, shared: &Arc<Shared>) -> Result<()> {
         stream.set_nodelay(true)?;
         // A stalled or slowed thread reads its rules again.
         stream.set_read_timeout(Some(Duration::from_millis(20)))?;
-        lock(&shared.open).push(stream.try_clone()?);
+        lock(&shared.open).push((number, stream.try_clone()?));
     }
     let ways =
         [(Direction::Forth, client.try_clone()?, server.try_clone()?), (Direction::Back, server, client)];
+    let ways_left = Arc::new(AtomicU64::new(2));
     for (direction, from, to) in ways {
-        let shared = Arc::clone(shared);
-        std::thread::Builder::new()
-            .name(format!("proxy-{number}"))
-            .spawn(move || copy(from, to, number, direction, &shared))?;
+        let (shared, ways_left) = (Arc::clone(shared), Arc::clone(&ways_left));
+        std::thread::Builder::new().name(format!("proxy-{number}")).spawn(move || {
+            copy(from, to, number, direction, &shared);
+            if ways_left.fetch_sub(1, Ordering::SeqCst) == 1 {
+                lock(&shared.open).retain(|(of, _)| *of != number);
+            }
+        })?;
     }
     Ok(())
 }
