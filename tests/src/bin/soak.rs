@@ -8,19 +8,21 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use vmove_guest::config::{Config, Rate};
-use vmove_tests::blows::{self, BEYOND_TIMEOUTS, Plan, deck};
+use vmove_tests::blows::field::Kind;
+use vmove_tests::blows::{self, BEYOND_TIMEOUTS, Plan, Until, deck};
 use vmove_tests::daemon::{Node, NodeOptions};
-use vmove_tests::guest::{Guest, failures};
+use vmove_tests::guest::{Accel, Guest, failures};
 use vmove_tests::sandbox::Sandbox;
-use vmove_tests::{interrupt, places};
+use vmove_tests::{interrupt, payload, places};
 
 const NAME: &str = "soak";
 
 const EXAMPLES: &str = "Examples:
   ./run soak 30                              under load for 30 minutes; nothing is killed
   ./run soak --blows --minutes 20            kills, freezes, cuts and fills for 20 minutes, by a seed that it prints
-  ./run soak --blows --seed 7 --moves 12     twelve steps, which the seed 7 chooses
+  ./run soak --blows --seed 7 --moves 12     twelve migrations, which the seed 7 chooses
   ./run soak --blows --seed 7 --step 4       step 4 of these again, on a guest of its own
+  ./run soak --blows --moves 500 --lanes 4   five hundred, by four pairs of daemons at the same time
   ./run soak --blows --only fetch --only kill --moves 10
                                              only what is killed while pages are fetched
   ./run soak --blows --minutes 60 --json >soak.json";
@@ -41,12 +43,18 @@ struct Args {
     /// Ends with the step that is under way after so many minutes
     #[arg(long = "minutes", value_name = "MINUTES", requires = "blows", conflicts_with_all = ["moves", "step"])]
     minutes_of_blows: Option<u64>,
-    /// Ends after so many steps
-    #[arg(long, value_name = "STEPS", requires = "blows", conflicts_with = "step")]
+    /// Ends after so many migrations; forks and blows at rest between them do not count
+    #[arg(long, value_name = "MIGRATIONS", requires = "blows", conflicts_with = "step")]
     moves: Option<u64>,
+    /// So many pairs of daemons at the same time, each pair with a guest of its own; most steps wait. Each takes some 0.7 GiB of memory
+    #[arg(long, value_name = "PAIRS", default_value_t = 1, requires = "blows", conflicts_with = "step")]
+    lanes: usize,
     /// Takes only the step of this number
     #[arg(long, requires = "seed")]
     step: Option<u64>,
+    /// A guest of a few hundred instructions under KVM, in place of an emulated Linux
+    #[arg(long, requires = "blows")]
+    kvm: bool,
     /// Only steps of this moment, victim or blow; several words must all be in a step (see docs/testing.md)
     #[arg(long, value_name = "WORD", requires = "blows")]
     only: Vec<String>,
@@ -107,15 +115,23 @@ fn strike(args: &Args, sandbox: &mut Sandbox) -> ExitCode {
     let plan = Plan {
         seed: args.seed.unwrap_or_else(from_the_clock),
         first: args.step.unwrap_or(0),
-        steps: args.step.map(|_| 1).or(args.moves),
-        time: match (args.step, args.moves, args.minutes_of_blows) {
-            (None, None, minutes) => Some(Duration::from_secs(minutes.unwrap_or(args.minutes) * 60)),
-            _ => None,
+        until: match (args.step, args.moves, args.minutes_of_blows) {
+            (Some(_), ..) => Until::Steps(1),
+            (_, Some(moves), _) => Until::Moves(moves),
+            (.., minutes) => Until::Time(Duration::from_secs(minutes.unwrap_or(args.minutes) * 60)),
         },
         deck: deck::of_words(&args.only),
-        options: args.only.iter().map(|word| format!(" --only {word}")).collect(),
+        options: options(args),
         lengths: BEYOND_TIMEOUTS,
+        lanes: args.lanes,
+        guest: if args.kvm { Kind::Kvm } else { Kind::Linux },
     };
+    if args.kvm
+        && let Err(error) = payload::ready(Accel::Kvm)
+    {
+        eprintln!("soak: {error:#}");
+        return ExitCode::FAILURE;
+    }
     let say = |line: &str| if args.json { eprintln!("{line}") } else { println!("{line}") };
     say(&format!("seed {}", plan.seed));
     match blows::soak(&plan, &sandbox.path().join("booted"), say) {
@@ -133,6 +149,12 @@ fn strike(args: &Args, sandbox: &mut Sandbox) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Those that decide what a step is.
+fn options(args: &Args) -> String {
+    let kvm = args.kvm.then(|| " --kvm".to_owned());
+    args.only.iter().map(|word| format!(" --only {word}")).chain(kvm).collect()
 }
 
 fn soak(args: &Args, sandbox: &Sandbox, moves: &mut u64) -> Result<()> {

@@ -15,7 +15,8 @@ use crate::beacon::{BeaconPage, ram_files};
 use crate::daemon::{Node, NodeOptions};
 use crate::fleet::{light, qemu_pids};
 use crate::forks::Parent;
-use crate::guest::Guest;
+use crate::guest::{Accel, Guest};
+use crate::payload::{self, KvmPages};
 use crate::places;
 use crate::proxy::Proxy;
 use crate::sandbox::Sandbox;
@@ -40,16 +41,26 @@ pub struct Field {
     /// Open descriptors of a daemon at rest, by its process id and whether it has the guest.
     pub descriptors: HashMap<(i32, bool), usize>,
     booted: PathBuf,
+    kind: Kind,
     // Last: it ends whatever is left.
     sandbox: Sandbox,
 }
 
+/// Which guest moves to and fro. Each checks its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Linux, emulated.
+    Linux,
+    /// The [payload](crate::payload), under KVM.
+    Kvm,
+}
+
 impl Field {
-    /// Starts the daemons, and the guest at `a`. The guest boots only if none is in the folder `booted` yet.
+    /// Starts the daemons, and the guest at `a`. Linux boots only if none is in the folder `booted` yet.
     ///
     /// # Errors
     /// What does not start.
-    pub fn start(booted: &Path) -> Result<Self> {
+    pub fn start(booted: &Path, kind: Kind) -> Result<Self> {
         let sandbox = Sandbox::new()?;
         let addresses = [vmove_skip::free_port(), vmove_skip::free_port()];
         let links = [Proxy::start(addresses[0])?, Proxy::start(addresses[1])?];
@@ -66,10 +77,20 @@ impl Field {
             Node::start(&sandbox, name, options)
         };
         let nodes = [start("a", 0, "b")?, start("b", 1, "a")?];
-        let guest = start_guest(booted, &nodes[0])?;
+        let guest = start_guest(booted, kind, &sandbox, &nodes[0])?;
         let mounts = sandbox.mounts();
         let descriptors = HashMap::new();
-        Ok(Self { nodes, links, home: 0, guest, mounts, descriptors, booted: booted.to_owned(), sandbox })
+        Ok(Self {
+            nodes,
+            links,
+            home: 0,
+            guest,
+            mounts,
+            descriptors,
+            booted: booted.to_owned(),
+            kind,
+            sandbox,
+        })
     }
 
     /// Starts a guest in place of the one that was lost.
@@ -77,7 +98,7 @@ impl Field {
     /// # Errors
     /// When it does not start.
     pub fn begin_anew(&mut self) -> Result<()> {
-        self.guest = start_guest(&self.booted, &self.nodes[self.home])?;
+        self.guest = start_guest(&self.booted, self.kind, &self.sandbox, &self.nodes[self.home])?;
         Ok(())
     }
 
@@ -136,8 +157,11 @@ impl Field {
     }
 }
 
-fn start_guest(booted: &Path, node: &Node) -> Result<Parent> {
-    let guest = Guest::new(memory_mib(&light()), light())?;
+fn start_guest(booted: &Path, kind: Kind, sandbox: &Sandbox, node: &Node) -> Result<Parent> {
+    let guest = match kind {
+        Kind::Linux => Guest::new(memory_mib(&light()), light())?,
+        Kind::Kvm => payload::guest(sandbox.path(), Accel::Kvm, &payload::busy(), KvmPages::None)?,
+    };
     Parent::start_from(booted, node, NAME, guest).context("the guest does not start")
 }
 

@@ -13,13 +13,14 @@ pub mod strike;
 pub mod tally;
 
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, ensure};
 
 use deck::{Card, Combination, Moment};
-use field::Field;
-use harm::{Harm, Kind};
+use field::{Field, Kind};
+use harm::Harm;
 use operator::{Settled, settle, settle_at_rest};
 use strike::{Lengths, strike};
 use tally::Tally;
@@ -31,16 +32,29 @@ pub struct Plan {
     pub seed: u64,
     /// The first step, from 0.
     pub first: u64,
-    /// It ends after so many steps,
-    pub steps: Option<u64>,
-    /// or with the first step that ends after this time.
-    pub time: Option<Duration>,
+    /// When no further step begins.
+    pub until: Until,
     /// What it deals from.
     pub deck: Vec<Combination>,
     /// The options that chose this deck, to take a step again.
     pub options: String,
     /// How long freezes, black holes and full disks last.
     pub lengths: Lengths,
+    /// Fields that take steps at the same time, since most steps wait.
+    pub lanes: usize,
+    /// What moves.
+    pub guest: Kind,
+}
+
+/// What ends a soak.
+#[derive(Debug, Clone, Copy)]
+pub enum Until {
+    /// So many steps.
+    Steps(u64),
+    /// Steps with so many migrations among them.
+    Moves(u64),
+    /// This time.
+    Time(Duration),
 }
 
 /// Longer than a daemon waits for the other side.
@@ -60,54 +74,121 @@ enum Step {
 ///
 /// # Errors
 /// When there are no such cards, or no field can be set up. Harm is no error: the tally has it.
-pub fn soak(plan: &Plan, booted: &Path, mut say: impl FnMut(&str)) -> Result<Tally> {
-    let began = Instant::now();
-    let mut tally = Tally::default();
-    let mut field = None;
-    let mut step = plan.first;
-    while plan.steps.is_none_or(|steps| step - plan.first < steps)
-        && plan.time.is_none_or(|time| began.elapsed() < time)
-    {
-        let Some(card) = deck::card(plan.seed, step, &plan.deck) else {
-            bail!("there is no such blow; docs/testing.md names them all");
+pub fn soak(plan: &Plan, booted: &Path, say: impl FnMut(&str) + Send) -> Result<Tally> {
+    ensure!(!plan.deck.is_empty(), "there is no such blow; docs/testing.md names them all");
+    let migrates = plan.deck.iter().any(|(moment, ..)| moment.migrates());
+    ensure!(
+        migrates || !matches!(plan.until, Until::Moves(_)),
+        "in none of these steps is there a migration: give --minutes"
+    );
+    let table = Table {
+        plan,
+        booted,
+        began: Instant::now(),
+        dealt: Mutex::default(),
+        report: Mutex::new((Tally::default(), say)),
+    };
+    std::thread::scope(|scope| {
+        let lanes: Vec<_> = (0..plan.lanes.max(1)).map(|_| scope.spawn(|| table.lane())).collect();
+        lanes.into_iter().try_for_each(|lane| lane.join().ok().context("a lane panicked")?)
+    })?;
+    let (mut tally, _) = table.report.into_inner().unwrap_or_else(PoisonError::into_inner);
+    tally.took(table.began.elapsed());
+    Ok(tally)
+}
+
+/// What lanes share: the deck from which they are dealt, and the report.
+struct Table<'a, S> {
+    plan: &'a Plan,
+    booted: &'a Path,
+    began: Instant,
+    dealt: Mutex<Dealt>,
+    report: Mutex<(Tally, S)>,
+}
+
+/// How many cards have been dealt.
+#[derive(Debug, Default)]
+struct Dealt {
+    steps: u64,
+    moves: u64,
+    /// A lane cannot go on: nobody is dealt any more.
+    over: bool,
+}
+
+impl<S: FnMut(&str)> Table<'_, S> {
+    /// Takes steps on a field of its own until none is left.
+    fn lane(&self) -> Result<()> {
+        let mut field = None;
+        while let Some((step, card)) = self.deal() {
+            let on = match field.take() {
+                Some(on) => on,
+                None => Field::start(self.booted, self.plan.guest)
+                    .inspect_err(|_| locked(&self.dealt).over = true)?,
+            };
+            field = self.step(on, step, &card);
+        }
+        if let Some(field) = field
+            && let Err(error) = aftermath::nothing_left(field)
+        {
+            let (tally, say) = &mut *locked(&self.report);
+            tally.at_the_end(&error);
+            say(&format!("at the end: {error:#}"));
+        }
+        Ok(())
+    }
+
+    /// The next step, and its card.
+    fn deal(&self) -> Option<(u64, Card)> {
+        let plan = self.plan;
+        let mut dealt = locked(&self.dealt);
+        let enough = match plan.until {
+            Until::Steps(steps) => dealt.steps >= steps,
+            Until::Moves(moves) => dealt.moves >= moves,
+            Until::Time(time) => self.began.elapsed() >= time,
         };
-        let mut on = match field.take() {
-            Some(on) => on,
-            None => Field::start(booted)?,
-        };
-        let at = began.elapsed().as_secs_f64();
-        match take(&mut on, &card, &plan.lengths) {
+        if enough || dealt.over {
+            return None;
+        }
+        let step = plan.first + dealt.steps;
+        let card = deck::card(plan.seed, step, &plan.deck)?;
+        dealt.steps += 1;
+        dealt.moves += u64::from(card.moment.migrates());
+        Some((step, card))
+    }
+
+    /// Takes a step. Gives the field back unless it was harmed.
+    fn step(&self, mut field: Field, step: u64, card: &Card) -> Option<Field> {
+        let at = self.began.elapsed().as_secs_f64();
+        let done = take(&mut field, card, &self.plan.lengths);
+        let (tally, say) = &mut *locked(&self.report);
+        match done {
             Ok(done) => {
-                say(&told(step, at, &card, &done));
+                say(&told(step, at, card, &done));
                 match done {
-                    Step::Survived(recovery) => tally.note_survived(&card, recovery),
-                    Step::Ended => tally.ended(&card),
-                    Step::Missed => tally.missed(),
+                    Step::Survived(recovery) => tally.note_survived(card, recovery),
+                    Step::Ended => tally.ended(card),
+                    Step::Missed => tally.missed(card),
                 }
-                field = Some(on);
+                Some(field)
             }
             Err(error) => {
-                tally.harmed(&card, &error);
-                on.keep();
-                let again = again(plan, step);
+                tally.harmed(card, &error);
+                field.keep();
+                let again = again(self.plan, step);
                 // Some have the end of a log with them, which is also in the folder.
                 let error: String = format!("{error:#}").chars().take(600).collect();
-                let logs = on.sandbox().path().display();
+                let logs = field.sandbox().path().display();
                 say(&format!(
                     "{step:5} {at:6.1} s {card}: {error}\n      logs are in {logs}\n      again: {again}"
                 ));
+                None
             }
         }
-        step += 1;
     }
-    if let Some(field) = field
-        && let Err(error) = aftermath::nothing_left(field)
-    {
-        tally.at_the_end(&error);
-        say(&format!("at the end: {error:#}"));
-    }
-    tally.took(began.elapsed());
-    Ok(tally)
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn told(step: u64, at: f64, card: &Card, done: &Step) -> String {
@@ -170,12 +251,12 @@ fn close(field: &mut Field, may_end: bool, settled: Settled, seen: field::Seen) 
         }
         None if may_end => {
             for node in &field.nodes {
-                crate::scene::gone_from(node).map_err(|e| Harm::of(Kind::Left, format!("{e:#}")))?;
+                crate::scene::gone_from(node).map_err(|e| Harm::of(harm::Kind::Left, format!("{e:#}")))?;
             }
             field.begin_anew()?;
             aftermath::check(field, field.home, field::Seen::default())?;
             Ok(Step::Ended)
         }
-        None => Err(Harm::of(Kind::Lost, "the guest ended, and its own QEMU was not killed")),
+        None => Err(Harm::of(harm::Kind::Lost, "the guest ended, and its own QEMU was not killed")),
     }
 }

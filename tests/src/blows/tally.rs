@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::deck::{Blow, Card, Moment, Victim};
+use super::deck::{Blow, Card, Combination, Victim};
 use super::harm::{Harm, Kind};
 
 /// What came of one combination.
@@ -61,9 +61,10 @@ impl HarmCount {
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub struct Tally {
-    rows: BTreeMap<(Moment, Victim, Blow), Row>,
+    rows: BTreeMap<Combination, Row>,
     at_the_end: HarmCount,
     steps: u64,
+    migrations: u64,
     missed: u64,
     seconds: f64,
 }
@@ -87,8 +88,8 @@ impl Tally {
     }
 
     /// A step whose victim was not there, or whose migration ended before its moment.
-    pub const fn missed(&mut self) {
-        self.steps += 1;
+    pub fn missed(&mut self, card: &Card) {
+        self.step(card);
         self.missed += 1;
     }
 
@@ -102,8 +103,13 @@ impl Tally {
         self.seconds = time.as_secs_f64();
     }
 
-    fn row(&mut self, card: &Card) -> &mut Row {
+    fn step(&mut self, card: &Card) {
         self.steps += 1;
+        self.migrations += u64::from(card.moment.migrates());
+    }
+
+    fn row(&mut self, card: &Card) -> &mut Row {
+        self.step(card);
         let row = self.rows.entry((card.moment, card.victim, card.blow)).or_default();
         row.tried += 1;
         row
@@ -148,13 +154,16 @@ impl Tally {
                 "{moment:<11} {victim:<17} {blow:<11} {tried:>5} {survived:>8} {ended:>5} {p50:>11.0} / {max:>7.0} {corrupt:>8} {doubled:>7} {lost:>4} {stuck:>5} {left:>4} {failed:>6}",
             );
         }
-        let (p50, max) = quantiles(&self.recoveries());
+        let (p50, max) = quantiles(&self.recoveries(|_| true));
+        let (restarted_p50, restarted_max) = quantiles(&self.recoveries(is_restart));
         let HarmCount { corrupt, doubled, lost, stuck, left, failed } = self.harm();
         let ended: u64 = self.rows.values().map(|row| row.ended).sum();
         let _ = writeln!(
             out,
-            "\n{} blows in {:.0} s: {} survived, {} guests ended with their own QEMU, {} steps came too late; recovery p50 {p50:.0} ms, max {max:.0} ms\n\
+            "\n{} migrations, {} blows in {:.0} s: {} survived, {} guests ended with their own QEMU, {} steps came too late\n\
+             recovery p50 {p50:.0} ms, max {max:.0} ms; after a daemon's restart p50 {restarted_p50:.0} ms, max {restarted_max:.0} ms\n\
              corrupt {corrupt}, doubled {doubled}, lost {lost}, stuck {stuck}, left over {left}, failed {failed}",
+            self.migrations,
             self.tried(),
             self.seconds,
             self.survived(),
@@ -177,16 +186,25 @@ impl Tally {
             })
         });
         let rows: Vec<_> = rows.collect();
-        let (p50, max) = quantiles(&self.recoveries());
+        let (p50, max) = quantiles(&self.recoveries(|_| true));
+        let (restarted_p50, restarted_max) = quantiles(&self.recoveries(is_restart));
         json!({
-            "seed": seed, "steps": self.steps, "blows": self.tried(), "missed": self.missed, "seconds": self.seconds,
-            "recovery_p50_ms": p50, "recovery_max_ms": max, "harm": harm(&self.harm()), "rows": rows,
+            "seed": seed, "steps": self.steps, "migrations": self.migrations, "blows": self.tried(), "missed": self.missed,
+            "seconds": self.seconds, "recovery_p50_ms": p50, "recovery_max_ms": max,
+            "restart_recovery_p50_ms": restarted_p50, "restart_recovery_max_ms": restarted_max,
+            "harm": harm(&self.harm()), "rows": rows,
         })
     }
 
-    fn recoveries(&self) -> Vec<f64> {
-        self.rows.values().flat_map(|row| row.recovery_ms.iter().copied()).collect()
+    fn recoveries(&self, of: impl Fn(&Combination) -> bool) -> Vec<f64> {
+        let rows = self.rows.iter().filter(|(combination, _)| of(combination));
+        rows.flat_map(|(_, row)| row.recovery_ms.iter().copied()).collect()
     }
+}
+
+/// A daemon was killed and started again.
+fn is_restart((_, victim, blow): &Combination) -> bool {
+    *blow == Blow::Kill && matches!(victim, Victim::Source | Victim::Destination | Victim::Both)
 }
 
 /// Median and maximum; 0 of nothing.

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use vmove_skip::need;
 use vmove_tests::blows::deck::{Blow, Moment, Victim};
+use vmove_tests::blows::field::Kind;
 use vmove_tests::blows::strike::Lengths;
-use vmove_tests::blows::{Plan, soak};
+use vmove_tests::blows::{Plan, Until, soak};
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::ready;
 
@@ -20,8 +21,7 @@ fn three_moves_with_three_blows_leave_one_guest_and_nothing_else() {
     let plan = Plan {
         seed: 1,
         first: 0,
-        steps: Some(3),
-        time: None,
+        until: Until::Moves(3),
         deck: vec![
             (Moment::Rounds, Victim::Link, Blow::Cut),
             (Moment::Committed, Victim::Destination, Blow::Kill),
@@ -29,6 +29,8 @@ fn three_moves_with_three_blows_leave_one_guest_and_nothing_else() {
         ],
         options: String::new(),
         lengths: Lengths { silence: Duration::from_secs(1), full: Duration::from_secs(1) },
+        lanes: 1,
+        guest: Kind::Linux,
     };
     let tally = soak(&plan, &booted, |line| eprintln!("{line}")).expect("it runs");
     assert!(tally.is_harmless(), "{}", tally.table());
