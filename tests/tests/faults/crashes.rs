@@ -494,16 +494,6 @@ fn handed_over(state: &str) -> Option<bool> {
     }
 }
 
-/// The last state in the journal of a killed daemon; empty if there is no journal.
-fn journaled(node: &Node, id: &str, file: &str) -> String {
-    let journal = node.folder().join("state/sessions").join(id).join(file);
-    let Ok(text) = std::fs::read_to_string(&journal) else { return String::new() };
-    // An incomplete line is ignored: the daemon was killed before it took that step.
-    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-    let record: Value = serde_json::from_str(whole.lines().last().expect("a line")).expect("JSON");
-    record["state"].as_str().expect("a state").to_owned()
-}
-
 /// Whenever a daemon is killed, exactly one node has the guest afterwards: the one that the journals name.
 fn killed_at_any_moment(source: bool) {
     need!(ready());
