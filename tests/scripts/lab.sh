@@ -31,13 +31,14 @@ vmove_lab() {
     case ${1:-help} in up | test | bench) lab_sees_us ;; esac
     # shellcheck source=tests/scripts/setup.sh
     source "$ROOT/tests/scripts/setup.sh"
-    case ${1:-help} in
-        up | test | bench) setup_lab ;;
-        *) [ -x "$(target_dir)/release/vmove-lab" ] || setup_lab ;;
-    esac
+    case ${1:-help} in up | test | bench) setup_lab ;; esac
     export_env
     export VMOVE_LAB_FILES=$CACHE/lab
-    case ${1:-help} in up | test | bench) build_lab ;; esac
+    case ${1:-help} in
+        up | test | bench) build_lab ;;
+        # Help needs the program only, and the rest a lab that is up.
+        *) [ -x "$(target_dir)/release/vmove-lab" ] || build_lab ;;
+    esac
     case ${1:-help} in
         bench)
             shift
@@ -102,6 +103,7 @@ vmove_lab() {
 }
 
 build_lab() {
+    check_cargo
     say "building the lab"
     (cd "$ROOT" && cargo build --quiet --release -p vmove-lab)
 }
