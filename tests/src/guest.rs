@@ -139,7 +139,9 @@ impl Guest {
         let mut add = |words: &[&str]| line.extend(words.iter().map(|w| (*w).to_owned()));
         add(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         let accel = if let System::Payload { accel, .. } = &self.system { *accel } else { Accel::Tcg };
-        add(&["-machine", "pc", "-accel", accel.argument(), "-cpu", "qemu64"]);
+        // All that KVM may write to a guest's memory: QEMU's default has every feature for that but this.
+        let cpu = if accel == Accel::Kvm { "qemu64,kvm-asyncpf-int=on" } else { "qemu64" };
+        add(&["-machine", "pc", "-accel", accel.argument(), "-cpu", cpu]);
         add(&["-m", &self.memory_mib.to_string(), "-smp", &self.config.threads.to_string()]);
         add(&["-serial", &format!("file:{serial}")]);
         if let System::Payload { image, .. } = &self.system {

@@ -17,7 +17,14 @@ enum Fitness {
     SleepsBadly,
 }
 
+/// `PF_IO_WORKER` and `PF_USER_WORKER` of the kernel's `sched.h`: a thread that the kernel runs for a process and that is listed among its
+/// threads. On kernels before 5.12 the bits mean something else that passes, so at worst another thread is taken.
+const KERNEL_WORKER: u64 = 0x10 | 0x4000;
+
 /// The threads of a process, the best suited first.
+///
+/// Left out are those that the kernel runs for the process: the worker of vhost-net (`vhost-PID`, Linux 6.4), and those of `io_uring`. They
+/// let themselves be stopped, but never return to the program, so a call injected there would never be made.
 ///
 /// Any thread can make the calls, since they concern the address space. Preferred is one that sleeps in a call which
 /// survives the interruption unseen; QEMU always has one: its RCU thread waits for a futex. Among equals the main
@@ -31,6 +38,7 @@ pub(super) fn candidates(process: &Process) -> Result<Vec<u32>> {
         Err(_) => return Err(MemoryError::ProcessGone { pid: process.pid() }),
     };
     let tids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let tids = tids.filter(|tid: &u32| !runs_in_the_kernel_only(&path.join(tid.to_string())));
     let mut ranked: Vec<(Fitness, bool, u32)> =
         tids.map(|tid: u32| (fitness(&path.join(tid.to_string())), tid == process.pid(), tid)).collect();
     ranked.sort_unstable();
@@ -39,6 +47,16 @@ pub(super) fn candidates(process: &Process) -> Result<Vec<u32>> {
 
 fn fitness(task: &Path) -> Fitness {
     fs::read_to_string(task.join("syscall")).map_or(Fitness::SleepsBadly, |text| judge(&text))
+}
+
+fn runs_in_the_kernel_only(task: &Path) -> bool {
+    fs::read_to_string(task.join("stat")).is_ok_and(|text| flags(&text) & KERNEL_WORKER != 0)
+}
+
+/// The ninth field of `/proc/PID/task/TID/stat`; 0 if it cannot be read. The second is a name in parentheses, which may hold anything.
+fn flags(stat: &str) -> u64 {
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    after_name.split_ascii_whitespace().nth(6).and_then(|flags| flags.parse().ok()).unwrap_or(0)
 }
 
 /// `/proc/PID/task/TID/syscall`: `running`, or the number of the call (-1: blocked outside of one) and more.
@@ -92,6 +110,32 @@ mod tests {
         assert_eq!(judge("232 0x3 0x7ffd 0x1 0xffffffff\n"), Fitness::SleepsBadly); // epoll_wait
         assert_eq!(judge("-1 0x7ffd 0x7f15\n"), Fitness::SleepsBadly);
         assert!(Fitness::SleepsWell < Fitness::Runs && Fitness::Runs < Fitness::SleepsBadly);
+    }
+
+    #[test]
+    fn flags_are_read_whatever_the_name_is() {
+        assert_eq!(flags("7 (a) b) S 1 7 7 0 -1 4194368 71 0"), 4_194_368);
+        assert_eq!(flags("7 (vhost-6) S 1 7 7 0 -1 16448 0 0") & KERNEL_WORKER, 0x4000);
+        assert_eq!(flags(""), 0);
+    }
+
+    /// As the worker of vhost-net is a thread of QEMU: here that of an `io_uring`, which every kernel has.
+    #[test]
+    fn threads_that_the_kernel_runs_are_left_out() {
+        let ring = match io_uring::IoUring::builder().setup_sqpoll(10_000).build(1) {
+            Ok(ring) => ring,
+            Err(error) => return vmove_skip::skip!("no io_uring with a thread of its own: {error}"),
+        };
+        let us = Process::open(std::process::id()).expect("ourselves");
+        let named = |tid: &u32| fs::read_to_string(us.path("task").join(tid.to_string()).join("comm"));
+        let tasks = fs::read_dir(us.path("task")).expect("our threads");
+        let worker = tasks
+            .filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok())
+            .find(|tid| named(tid).is_ok_and(|name| name.starts_with("iou-sqp")));
+        let worker: u32 = worker.expect("the kernel lists its thread among ours");
+        let found = candidates(&us).expect("our threads");
+        assert!(!found.is_empty() && !found.contains(&worker), "{worker} in {found:?}");
+        drop(ring);
     }
 
     #[test]

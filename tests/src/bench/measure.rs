@@ -13,7 +13,8 @@ use super::ballast::Ballast;
 use super::cpu::{CpuWatch, Used};
 use super::mover::{Backing, FaultTimes, Mode, Movable, Moved};
 use super::{qemu, vmove};
-use crate::guest::{Guest, failures};
+use crate::guest::{Accel, Guest, failures};
+use crate::payload::{self, KvmPages};
 use crate::process::loopback_bytes;
 use crate::sampler::{Measure, Sampler, Series, now};
 use crate::sandbox::Sandbox;
@@ -28,6 +29,9 @@ pub enum Load {
     Steady,
     /// As many pages as it can, in random order.
     Max,
+    /// Not the emulated Linux guest, but the [payload] under KVM: 1,000 pages per second, in random order. KVM's timer makes up for ticks
+    /// that the guest has missed while it ran, so its lost work is mostly that of the pause.
+    Kvm,
 }
 
 impl Load {
@@ -38,6 +42,7 @@ impl Load {
             Self::Idle => "idle",
             Self::Steady => "100k pages/s",
             Self::Max => "max",
+            Self::Kvm => "payload under KVM, 1k pages/s",
         }
     }
 
@@ -46,7 +51,16 @@ impl Load {
             Self::Idle => Rate::PagesPerSecond(0),
             Self::Steady => Rate::PagesPerSecond(100_000),
             Self::Max => Rate::Max,
+            Self::Kvm => Rate::PagesPerSecond(1_000),
         }
+    }
+
+    /// Whether a guest with this load can run here.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn possible(self) -> Result<()> {
+        if self == Self::Kvm { Accel::Kvm.usable() } else { Ok(()) }
     }
 
     /// The counter of the guest's work. An idle guest still begins its periods.
@@ -75,6 +89,32 @@ pub struct Case {
     pub qemu: PathBuf,
     /// Leave free memory as it is, see [`super::ballast`].
     pub cold_memory: bool,
+}
+
+impl Case {
+    /// With the memory of the guest that this load is for.
+    #[must_use]
+    pub fn sized(self) -> Self {
+        if self.load != Load::Kvm {
+            return self;
+        }
+        let config = payload::measured();
+        Self { memory_mib: payload::memory_mib(&config), working_set_mib: config.working_set_mib, ..self }
+    }
+
+    fn guest(&self, sandbox: &Sandbox) -> Result<Guest> {
+        let mut guest = if self.load == Load::Kvm {
+            let config = Config { rate: self.load.rate(), ..payload::measured() };
+            payload::guest(sandbox.path(), Accel::Kvm, &config, KvmPages::All)?
+        } else {
+            let config =
+                Config { working_set_mib: self.working_set_mib, rate: self.load.rate(), ..Config::default() };
+            Guest::new(self.memory_mib, config)?
+        };
+        guest.qemu.clone_from(&self.qemu);
+        guest.aligned = self.mode.is_aligned();
+        Ok(guest)
+    }
 }
 
 impl Outcome {
@@ -150,11 +190,7 @@ pub fn run(case: &Case) -> Result<Outcome> {
 }
 
 fn run_in(case: &Case, sandbox: &Sandbox) -> Result<Outcome> {
-    let config =
-        Config { working_set_mib: case.working_set_mib, rate: case.load.rate(), ..Config::default() };
-    let mut guest = Guest::new(case.memory_mib, config)?;
-    guest.qemu.clone_from(&case.qemu);
-    guest.aligned = case.mode.is_aligned();
+    let guest = case.guest(sandbox)?;
     let mut machine = boot(case.mode, case.backing, &guest, sandbox)?;
     // A quarter more than the destination needs, because other programs use some of it.
     let ballast = (!case.cold_memory).then(|| Ballast::take(guest.bytes() / 4 * 5)).transpose()?;

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::Result;
 use serde::Serialize;
+use vmove_guest::pattern::PAGE_BYTES;
 
 use super::goals::Goal;
 use super::measure::{Load, Outcome, Row};
@@ -78,7 +79,7 @@ pub struct Report<'a> {
     pub goals: &'a [Goal],
 }
 
-const HEAD: [&str; 10] = [
+const HEAD: [&str; 11] = [
     "mode",
     "total ms",
     "w/o start",
@@ -86,6 +87,7 @@ const HEAD: [&str; 10] = [
     "lost work ms",
     "stall ms",
     "wire MiB",
+    "in pages",
     "CPU s src+dst",
     "fault us p50/p99/max",
     "note",
@@ -98,7 +100,7 @@ pub fn table(rows: &[Row], backing: Backing, load: Load) -> String {
     for row in rows.iter().filter(|row| row.case.backing == backing && row.case.load == load) {
         lines.push(cells(row));
     }
-    aligned(&lines, &[0, 9])
+    aligned(&lines, &[0, 10])
 }
 
 /// A Markdown table; the first of `lines` is its head. The columns in `words` are aligned left, the others (figures) right.
@@ -128,14 +130,13 @@ pub(super) fn aligned<const N: usize>(lines: &[[String; N]], words: &[usize]) ->
     text
 }
 
-#[expect(clippy::cast_precision_loss, reason = "bytes of a guest are below 2^53")]
-fn cells(row: &Row) -> [String; 10] {
+fn cells(row: &Row) -> [String; 11] {
     let label = row.case.mode.label().to_owned();
     let Some(o) = &row.median else {
         let why = row.failures.first().cloned().unwrap_or_default().replace(['\n', '|'], " ");
-        let mut cells: [String; 10] = std::array::from_fn(|_| "-".to_owned());
+        let mut cells: [String; 11] = std::array::from_fn(|_| "-".to_owned());
         cells[0] = label;
-        cells[9] = shorten(&why, 100);
+        cells[10] = shorten(&why, 100);
         return cells;
     };
     let mut note = o.note.clone();
@@ -159,12 +160,20 @@ fn cells(row: &Row) -> [String; 10] {
         spread(row, |o| o.downtime_ms, 1),
         spread(row, |o| o.lost_work_ms, 0),
         format!("{:.0}", o.longest_stall_ms),
-        format!("{:.0}", o.wire_bytes as f64 / f64::from(1 << 20)),
+        mib(o.wire_bytes),
+        (o.wire_bytes / PAGE_BYTES as u64).to_string(),
         format!("{:.2}+{:.2}", o.used.source_s, o.used.destination_s),
         o.faults
             .map_or_else(|| "-".to_owned(), |f| format!("{:.0}/{:.0}/{:.0}", f.p50_us, f.p99_us, f.max_us)),
         shorten(&note, 100),
     ]
+}
+
+/// Small amounts with a decimal.
+#[expect(clippy::cast_precision_loss, reason = "bytes of a guest are below 2^53")]
+fn mib(bytes: u64) -> String {
+    let mib = bytes as f64 / f64::from(1 << 20);
+    if mib < 100.0 { format!("{mib:.1}") } else { format!("{mib:.0}") }
 }
 
 /// The figure of the median run; with several runs also the smallest and the largest figure.

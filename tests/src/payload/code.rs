@@ -20,12 +20,13 @@ pub const HIDDEN_BY: u32 = 0x5a5a_5a5a;
 pub const LOW_MIB: u32 = 4;
 
 // Addresses:
-// 0x100000 first page of the image: parameters (0x40), GDT (0x80), interrupt handler (0x200), code (0x300), hidden beacon (0x800)
+// 0x100000 first page of the image: parameters (0x40), GDT (0x80), interrupt handlers (0x200, 0x260), code (0x300), hidden beacon (0x800)
 // 0x200000 beacon
 // 0x201000 state: +4 microseconds of the millisecond that has begun, +8 next page to verify, +16 version of the page under check,
-//          +20 last version of KVM's clock, +24 of KVM's steal time
+//          +20 last version of KVM's clock, +24 of KVM's steal time, +28 what KVM has of what was asked for
 // 0x202000 KVM's clock; 0x203000 KVM's wall clock; 0x204000 KVM's steal time
 // 0x205000 IDT
+// 0x206000 KVM's asynchronous page faults: reason, token; words of the payload's own behind them
 // 0x210000 end of the stack
 // 0x400000 the pages
 //
@@ -61,6 +62,24 @@ global_asm!(
     "mov al, 0x20",
     "out 0x20, al",
     "jmp 31f",
+    // KVM has written a token of asynchronous page faults. The next comes when this one is gone and acknowledged.
+    ".org vmove_payload + 0x260",
+    "add esp, 12",
+    "mov eax, dword ptr ds:[0x206004]",
+    "test eax, eax",
+    "jnz 2f",
+    "mov ecx, 0xffffffff",
+    "mov edi, 0x206004",
+    "call 26f",
+    "2:",
+    "inc dword ptr ds:[0x200198]",
+    "mov dword ptr ds:[0x206004], 0",
+    "mov ecx, 0x4b564d07",
+    "mov eax, 1",
+    "xor edx, edx",
+    "wrmsr",
+    "mov dword ptr ds:[0xfee000b0], 0",
+    "jmp 30f",
     // Entry: flat segments of its own, since an interrupt loads one.
     ".org vmove_payload + 0x300",
     "cli",
@@ -85,7 +104,7 @@ global_asm!(
     "stosd",
     "dec ecx",
     "jnz 2b",
-    // Pages that KVM writes, where they are asked for and KVM has them: bits 3 and 5 of leaf 0x40000001.
+    // Pages that KVM writes, where they are asked for and KVM has them: bits 3, 5, and 4 with 14 of leaf 0x40000001.
     "mov eax, 0x40000000",
     "cpuid",
     "cmp ebx, 0x4b4d564b", // "KVMK"
@@ -95,6 +114,7 @@ global_asm!(
     "mov dword ptr ds:[0x200180], eax",
     "mov ebx, eax",
     "and ebx, dword ptr ds:[0x100058]",
+    "mov dword ptr ds:[0x20101c], ebx",
     "xor edx, edx",
     "test ebx, 8",
     "jz 3f",
@@ -106,9 +126,19 @@ global_asm!(
     "wrmsr",
     "3:",
     "test ebx, 32",
-    "jz 4f",
+    "jz 3f",
     "mov ecx, 0x4b564d03",
     "mov eax, 0x204001",
+    "wrmsr",
+    "3:",
+    // Of asynchronous page faults only the vector; each period switches them on.
+    "and ebx, 0x4010",
+    "cmp ebx, 0x4010",
+    "jne 4f",
+    "mov dword ptr ds:[0x206040], 0x6f776e31",
+    "mov dword ptr ds:[0x206ffc], 0x6f776e32",
+    "mov ecx, 0x4b564d06",
+    "mov eax, 0x30",
     "wrmsr",
     "4:",
     // Version 0 of each page.
@@ -134,6 +164,8 @@ global_asm!(
     "add edi, 8",
     "dec ecx",
     "jnz 2b",
+    "mov dword ptr ds:[0x205180], 0x00080260",
+    "mov dword ptr ds:[0x205184], 0x00108e00",
     "lidt [0x1000a0]",
     // The processor's own controller passes on what the first controller sends.
     "mov dword ptr ds:[0xfee000f0], 0x1ff",
@@ -194,6 +226,30 @@ global_asm!(
     "jae 2f",
     "call 26f",
     "2:",
+    // To switch asynchronous page faults on wakes all who wait for one: KVM writes a token for that, and nothing beside it.
+    "mov eax, dword ptr ds:[0x20101c]",
+    "and eax, 0x4010",
+    "cmp eax, 0x4010",
+    "jne 3f",
+    "mov edi, 0x206040",
+    "mov eax, dword ptr [edi]",
+    "mov ecx, 0x6f776e31",
+    "cmp eax, ecx",
+    "je 2f",
+    "call 26f",
+    "2:",
+    "mov edi, 0x206ffc",
+    "mov eax, dword ptr [edi]",
+    "mov ecx, 0x6f776e32",
+    "cmp eax, ecx",
+    "je 2f",
+    "call 26f",
+    "2:",
+    "mov ecx, 0x4b564d02",
+    "mov eax, 0x206009",
+    "xor edx, edx",
+    "wrmsr",
+    "3:",
     "mov ecx, dword ptr ds:[0x100048]",
     "12:",
     "test ecx, ecx",
@@ -383,6 +439,8 @@ global_asm!(
     "mov dword ptr ds:[0x200100], 8",
     "2:",
     "ret",
+    // The assembler refuses to go back: the code ends before the hidden beacon.
+    ".org vmove_payload + 0x800",
     // From the reset vector into flat 32-bit mode; then the first page goes to 1 MiB.
     ".org vmove_payload + 0x1000",
     ".code16",

@@ -8,7 +8,8 @@
 //! It is its own firmware and stays in 32-bit mode without paging. There are KVMs that interpret each instruction of such a guest (a tenth of
 //! a million a second), and do not get a stock Linux to its first line; this guest works there too.
 //!
-//! If asked to, it has KVM write to its memory: the paravirtual clock, the wall clock and the steal time.
+//! If asked to, it has KVM write to its memory: the paravirtual clock, the wall clock, the steal time, and the tokens of asynchronous page
+//! faults. The last it provokes: it switches such faults on again in each period, whereupon KVM writes the token that wakes everybody.
 
 mod code;
 
@@ -30,7 +31,7 @@ use code::{BEACON_WORDS, HIDDEN_BEACON, HIDDEN_BY, IMAGE_BYTES, LOW_MIB, PARAMET
 pub enum KvmPages {
     /// Nothing.
     None,
-    /// Clock, wall clock and steal time, as far as KVM has them.
+    /// Clock, wall clock, steal time and asynchronous page faults, as far as KVM has them.
     All,
 }
 
@@ -43,13 +44,16 @@ pub const PAGES_START: u64 = (LOW_MIB as u64) << 20;
 const FREE_MIB: u32 = 28;
 /// Frequency of the timer in Hz.
 const TIMER_HZ: u64 = 1_193_182;
-/// Bits of CPUID leaf 0x40000001: `KVM_FEATURE_CLOCKSOURCE2` and `KVM_FEATURE_STEAL_TIME`.
+/// Bits of CPUID leaf 0x40000001: `KVM_FEATURE_CLOCKSOURCE2`, `KVM_FEATURE_STEAL_TIME`, and `KVM_FEATURE_ASYNC_PF` with
+/// `KVM_FEATURE_ASYNC_PF_INT`.
 const KVM_CLOCK: u32 = 1 << 3;
 const KVM_STEAL_TIME: u32 = 1 << 5;
+const KVM_ASYNC_FAULTS: u32 = 1 << 4 | 1 << 14;
 /// Numbers of the beacon's words in which the payload says what KVM is and has written.
 const FEATURES: usize = 48;
 const CLOCK_VERSION: usize = 49;
 const STEAL_VERSION: usize = 50;
+const ASYNC_TOKENS: usize = 51;
 
 /// What the payload says of KVM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,10 +62,14 @@ pub struct KvmSeen {
     pub has_clock: bool,
     /// KVM has the steal time.
     pub has_steal_time: bool,
+    /// KVM has asynchronous page faults that end with an interrupt.
+    pub has_async_faults: bool,
     /// Version of the clock; KVM makes it larger at each write.
     pub clock_version: u64,
     /// Version of the steal time.
     pub steal_version: u64,
+    /// Tokens of asynchronous page faults that KVM has written.
+    pub async_tokens: u64,
 }
 
 /// Reads it from the payload's beacon.
@@ -73,8 +81,10 @@ pub fn kvm_seen(beacon: &BeaconPage) -> Result<KvmSeen> {
     Ok(KvmSeen {
         has_clock: features & u64::from(KVM_CLOCK) != 0,
         has_steal_time: features & u64::from(KVM_STEAL_TIME) != 0,
+        has_async_faults: features & u64::from(KVM_ASYNC_FAULTS) == u64::from(KVM_ASYNC_FAULTS),
         clock_version: beacon.word(CLOCK_VERSION)?,
         steal_version: beacon.word(STEAL_VERSION)?,
+        async_tokens: beacon.word(ASYNC_TOKENS)?,
     })
 }
 
@@ -109,6 +119,18 @@ pub fn light() -> Config {
     Config { working_set_mib: 4, cold_mib: 4, rate: Rate::PagesPerSecond(300), verify: 2_000, ..busy() }
 }
 
+/// A task for the benchmark: as fast as [`busy`], with more memory.
+#[must_use]
+pub fn measured() -> Config {
+    Config { working_set_mib: 32, cold_mib: 32, verify: 1_000, ..busy() }
+}
+
+/// Memory of a guest with this task, in MiB.
+#[must_use]
+pub const fn memory_mib(config: &Config) -> u32 {
+    LOW_MIB + config.working_set_mib + config.cold_mib + FREE_MIB
+}
+
 /// A guest with this task: one virtual CPU, 32 MiB more than its pages. Its image is written to `folder`.
 ///
 /// # Errors
@@ -118,8 +140,7 @@ pub fn guest(folder: &Path, accel: Accel, config: &Config, kvm: KvmPages) -> Res
     let path = folder.join(if kvm == KvmPages::All { "payload-kvm-pages" } else { "payload" });
     std::fs::write(&path, image(&config, kvm)?)
         .with_context(|| format!("could not write {}", path.display()))?;
-    let memory_mib = LOW_MIB + config.working_set_mib + config.cold_mib + FREE_MIB;
-    Ok(Guest { system: System::Payload { image: path, accel }, ..Guest::new(memory_mib, config)? })
+    Ok(Guest { system: System::Payload { image: path, accel }, ..Guest::new(memory_mib(&config), config)? })
 }
 
 fn image(config: &Config, kvm: KvmPages) -> Result<Vec<u8>> {
@@ -141,7 +162,7 @@ fn image(config: &Config, kvm: KvmPages) -> Result<Vec<u8>> {
         in_period(config.verify)?,
         config.period_us,
         u32::try_from(divisor)?,
-        if kvm == KvmPages::All { KVM_CLOCK | KVM_STEAL_TIME } else { 0 },
+        if kvm == KvmPages::All { KVM_CLOCK | KVM_STEAL_TIME | KVM_ASYNC_FAULTS } else { 0 },
     ];
     let mut image = code::image();
     debug_assert_eq!(image.len(), IMAGE_BYTES);

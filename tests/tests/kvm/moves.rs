@@ -65,3 +65,33 @@ fn what_kvm_itself_writes_moves_too() {
         (from, to) = (to, from);
     }
 }
+
+/// KVM writes the tokens of asynchronous page faults from the kernel, too. The payload provokes one in each period, takes each by the
+/// interrupt that announces it, and finds an error if there is none, or if anything else in that page has changed.
+#[test]
+fn asynchronous_page_faults_of_kvm_move_too() {
+    need!(payload::ready(Accel::Kvm));
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let guest =
+        payload::guest(sandbox.path(), Accel::Kvm, &payload::busy(), KvmPages::All).expect("an image");
+    let scene = Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest");
+    let tokens = |node| {
+        let seen = payload::kvm_seen(&scene.beacon_page_at(node).expect("its beacon")).expect("words");
+        (seen.has_async_faults, seen.async_tokens)
+    };
+    if !tokens(&scene.a).0 {
+        return skip!("this KVM has no asynchronous page faults that end with an interrupt");
+    }
+    let (mut from, mut to) = (&scene.a, &scene.b);
+    for mode in ["precopy", "postcopy", "hybrid"] {
+        let before = tokens(from).1;
+        let options = ["--mode", mode, "--verify", "--bandwidth", "256Mbit"];
+        let report = from.migrate(NAME, to.name(), &options).expect("it moves");
+        assert_eq!(report.verified, Some(true), "{report:?}");
+        scene.sound_at(to).unwrap_or_else(|error| panic!("{mode}: {error:#}"));
+        let after = tokens(to).1;
+        eprintln!("{mode}: {:.1} ms; {before} tokens, then {after}", report.downtime_ms);
+        assert!(after > before + 20, "{mode}: {before} tokens, then {after}");
+        (from, to) = (to, from);
+    }
+}
