@@ -16,7 +16,8 @@ use vmove_guest::config::{Config, Rate};
 use crate::beacon::{self, BeaconPage};
 use crate::booted;
 use crate::daemon::{Node, NodeOptions, Vm};
-use crate::guest::{Guest, failures};
+use crate::guest::{Accel, Guest, System, failures};
+use crate::payload::{self, KvmPages};
 use crate::places;
 use crate::proxy::{Direction, Fault, Proxy, Rule};
 use crate::sandbox::{Sandbox, qemu_in};
@@ -25,6 +26,8 @@ use crate::sandbox::{Sandbox, qemu_in};
 pub const NAME: &str = "guest";
 /// A link so slow that several seconds pass in the first round, or while pages are fetched that the guest does not touch.
 pub const SLOW: &str = "256Mbit";
+/// The same for the [payload], which has a quarter of the memory: takes the place of [`SLOW`] where that moves.
+const SLOW_FOR_PAYLOAD: &str = "64Mbit";
 /// The control connection. A migration's connections are numbered in the order in which they are opened: control, pages, device state.
 pub const CONTROL: u64 = 0;
 /// The connections for pages, one urgent and two bulk. They are opened at the same time, in any order.
@@ -47,6 +50,7 @@ pub struct Scene {
     config: Config,
     /// Position of the beacon: number of the RAM file, and offset in it.
     beacon: (usize, u64),
+    is_payload: bool,
     // Dropped last: it ends all processes that are left.
     sandbox: Sandbox,
 }
@@ -70,11 +74,28 @@ impl End {
     }
 }
 
+/// Whether [`Scene::new`] and [`Scene::behind_proxy`] have the payload under KVM instead of an emulated Linux: with
+/// `VMOVE_TEST_GUEST=kvm`.
+fn under_kvm() -> bool {
+    std::env::var_os("VMOVE_TEST_GUEST").is_some_and(|guest| guest == "kvm")
+}
+
+/// The guest of [`Scene::new`] and [`Scene::behind_proxy`].
+fn usual_guest(sandbox: &Sandbox) -> Result<Guest> {
+    if under_kvm() {
+        return payload::guest(sandbox.path(), Accel::Kvm, &payload::steady(), KvmPages::All);
+    }
+    Guest::new(memory_mib(&steady()), steady())
+}
+
 /// Checks that everything is here that each scene needs.
 ///
 /// # Errors
 /// What is missing.
 pub fn ready() -> Result<()> {
+    if under_kvm() {
+        return payload::ready(Accel::Kvm);
+    }
     places::root()?;
     places::guest_initrd()?;
     places::product("vmoved")?;
@@ -100,12 +121,14 @@ pub fn memory_mib(config: &Config) -> u32 {
 }
 
 impl Scene {
-    /// Starts two daemons, and a guest with [`steady`] work on the first.
+    /// Starts two daemons, and a guest with [`steady`] work on the first; with `VMOVE_TEST_GUEST=kvm` the payload under KVM.
     ///
     /// # Errors
     /// When one does not start.
     pub fn new() -> Result<Self> {
-        Self::with(NAME, "thp", &Guest::new(memory_mib(&steady()), steady())?)
+        let sandbox = Sandbox::new()?;
+        let guest = usual_guest(&sandbox)?;
+        Self::in_sandbox(sandbox, "thp", &guest)
     }
 
     /// As [`Scene::new`], with `guest` as `name` and its `memory`.
@@ -145,7 +168,9 @@ impl Scene {
     /// # Errors
     /// When one does not start.
     pub fn behind_proxy() -> Result<Self> {
-        Self::behind_proxy_in(Sandbox::new()?, &Guest::new(memory_mib(&steady()), steady())?)
+        let sandbox = Sandbox::new()?;
+        let guest = usual_guest(&sandbox)?;
+        Self::behind_proxy_in(sandbox, &guest)
     }
 
     /// As [`Scene::behind_proxy`], with `guest` in a sandbox that was made before.
@@ -172,8 +197,9 @@ impl Scene {
         let (path, page) = beacon::find(&files)?;
         let number = files.iter().position(|file| *file == path).context("a beacon in none of the files")?;
         let beacon = (number, page.offset());
-        let scene =
-            Self { a, b, proxy, name: name.to_owned(), config: guest.config.clone(), beacon, sandbox };
+        let is_payload = guest.system != System::Linux;
+        let (name, config) = (name.to_owned(), guest.config.clone());
+        let scene = Self { a, b, proxy, name, config, beacon, is_payload, sandbox };
         scene.alive_at(&scene.a)?;
         Ok(scene)
     }
@@ -197,7 +223,8 @@ impl Scene {
     /// # Errors
     /// When the daemon does not accept the request.
     pub fn start(&self, options: &[&str]) -> Result<String> {
-        let taken = self.a.ask(&[&["migrate", &self.name, "--to", "b", "--detach"], options].concat())?;
+        let options = self.for_this_guest(options);
+        let taken = self.a.ask(&[&["migrate", &self.name, "--to", "b", "--detach"], &options[..]].concat())?;
         Ok(taken["id"].as_str().context("an id")?.to_owned())
     }
 
@@ -206,7 +233,13 @@ impl Scene {
     /// # Errors
     /// When it does not end in time.
     pub fn migrate_to(&self, to: &str, options: &[&str]) -> Result<End> {
-        vmove(&self.a, &[&["migrate", &self.name, "--to", to], options].concat())
+        let options = self.for_this_guest(options);
+        vmove(&self.a, &[&["migrate", &self.name, "--to", to], &options[..]].concat())
+    }
+
+    fn for_this_guest<'a>(&self, options: &[&'a str]) -> Vec<&'a str> {
+        let link = if self.is_payload { SLOW_FOR_PAYLOAD } else { SLOW };
+        options.iter().map(|option| if *option == SLOW { link } else { option }).collect()
     }
 
     /// Waits until node `a` reports the end of migration `id`.

@@ -25,7 +25,8 @@ pub enum DeviceKind {
     VirtioMem,
     /// Persistent memory.
     Pmem,
-    /// A pass-through TPM, USB or SCSI device of this host.
+    /// A pass-through TPM, USB or SCSI device of this host, or a target of its kernel (vhost-scsi, whose transfers also write to pinned
+    /// guest memory unseen).
     HostBound,
 }
 
@@ -76,6 +77,7 @@ fn kind_of(driver: &str) -> Option<DeviceKind> {
         _ if driver.starts_with("virtio-balloon") => DeviceKind::Balloon,
         _ if driver.starts_with("virtio-mem") => DeviceKind::VirtioMem,
         _ if driver.starts_with("virtio-pmem") || driver == "nvdimm" => DeviceKind::Pmem,
+        _ if driver.starts_with("vhost-scsi") => DeviceKind::HostBound,
         "usb-host" | "scsi-generic" | "scsi-block" => DeviceKind::HostBound,
         _ => return None,
     })
@@ -120,6 +122,13 @@ mod tests {
         assert_eq!(kind_of("virtio-blk-pci"), None);
         assert_eq!(kind_of("vhost-user-fs-pci"), Some(DeviceKind::VhostUser));
         assert_eq!(kind_of("ivshmem-plain"), Some(DeviceKind::Ivshmem));
-        assert_eq!(kind_of("vhost-scsi-pci"), None);
+        assert_eq!(kind_of("virtio-net-pci"), None);
+    }
+
+    #[test]
+    fn targets_of_the_host_s_kernel_are_found() {
+        assert_eq!(kind_of("vhost-scsi-pci"), Some(DeviceKind::HostBound));
+        assert_eq!(kind_of("vhost-scsi-pci-non-transitional"), Some(DeviceKind::HostBound));
+        assert_eq!(kind_of("vhost-user-scsi-pci"), Some(DeviceKind::VhostUser));
     }
 }

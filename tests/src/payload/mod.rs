@@ -119,6 +119,12 @@ pub fn light() -> Config {
     Config { working_set_mib: 4, cold_mib: 4, rate: Rate::PagesPerSecond(300), verify: 2_000, ..busy() }
 }
 
+/// A task like that of the Linux guest of most tests, in a quarter of the memory.
+#[must_use]
+pub fn steady() -> Config {
+    Config { working_set_mib: 16, cold_mib: 16, rate: Rate::PagesPerSecond(500), ..busy() }
+}
+
 /// A task for the benchmark: as fast as [`busy`], with more memory.
 #[must_use]
 pub fn measured() -> Config {

@@ -84,3 +84,23 @@ fn children_on_other_hosts(accel: Accel) {
 fn children_under_kvm_run_on_other_hosts_before_their_memory_is_there_or_verified() {
     children_on_other_hosts(Accel::Kvm);
 }
+
+#[test]
+fn prepared_children_and_those_of_a_template_under_kvm_go_on_with_the_right_memory() {
+    need!(payload::ready(Accel::Kvm));
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let node = Node::start(&sandbox, "a", NodeOptions::default()).expect("a daemon");
+    let guest =
+        payload::guest(sandbox.path(), Accel::Kvm, &payload::light(), KvmPages::All).expect("an image");
+    let parent = Parent::start(&node, NAME, "thp", guest).expect("the guest runs");
+    done(&node, &["warm", NAME, "--count", "2"]).expect("two are prepared");
+    let answer = done(&node, &["create", NAME, "--count", "2"]).expect("two children");
+    for child in answer["children"].as_array().expect("children") {
+        assert_eq!(child["warm"], true, "{child}");
+    }
+    parent.all_sound(&on(&node, &names(&answer), Some(NAME))).expect("their memory is right");
+    done(&node, &["template", "save", NAME, "golden"]).expect("a template");
+    let answer = done(&node, &["create", "--template", "golden", "--count", "1", "--verify"]).expect("a child");
+    verified(&answer);
+    parent.all_sound(&on(&node, &names(&answer), Some(NAME))).expect("their memory is right");
+}

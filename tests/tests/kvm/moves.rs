@@ -2,7 +2,8 @@
 #![cfg(test)]
 
 use vmove_skip::{need, skip};
-use vmove_tests::guest::Accel;
+use vmove_tests::forks::done;
+use vmove_tests::guest::{Accel, Guest};
 use vmove_tests::payload::{self, KvmPages};
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{NAME, Scene};
@@ -11,18 +12,24 @@ fn moves_and_is_verified(accel: Accel) {
     need!(payload::ready(accel));
     let sandbox = Sandbox::new().expect("a sandbox");
     let guest = payload::guest(sandbox.path(), accel, &payload::busy(), KvmPages::None).expect("an image");
-    let scene = Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest");
+    there_and_back(sandbox, "thp", &guest);
+}
+
+/// Moves this guest in each mode, there and back, with this kind of memory. It is left where it was at first.
+fn there_and_back(sandbox: Sandbox, memory: &str, guest: &Guest) -> Scene {
+    let scene = Scene::in_sandbox(sandbox, memory, guest).expect("a guest");
     let (mut from, mut to) = (&scene.a, &scene.b);
     for mode in ["precopy", "postcopy", "hybrid"] {
         for _ in ["there", "back"] {
             let report = from.migrate(NAME, to.name(), &["--mode", mode, "--verify"]).expect("it moves");
             assert_eq!((report.mode.as_str(), report.verified), (mode, Some(true)), "{report:?}");
-            eprintln!("{accel:?}, {mode}: {:.1} ms of {:.0} ms", report.downtime_ms, report.total_ms);
-            scene.sound_at(to).unwrap_or_else(|error| panic!("{accel:?}, {mode}: {error:#}"));
+            eprintln!("{memory}, {mode}: {:.1} ms of {:.0} ms", report.downtime_ms, report.total_ms);
+            scene.sound_at(to).unwrap_or_else(|error| panic!("{memory}, {mode}: {error:#}"));
             scene.gone_from(from).expect("nothing is left");
             (from, to) = (to, from);
         }
     }
+    scene
 }
 
 #[test]
@@ -33,6 +40,30 @@ fn a_guest_under_kvm_moves_in_every_mode_and_is_verified() {
 #[test]
 fn the_same_guest_emulated_moves_in_every_mode_and_is_verified() {
     moves_and_is_verified(Accel::Tcg);
+}
+
+#[test]
+fn a_guest_under_kvm_moves_on_huge_pages() {
+    need!(payload::ready(Accel::Kvm));
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let guest =
+        payload::guest(sandbox.path(), Accel::Kvm, &payload::light(), KvmPages::All).expect("an image");
+    need!(sandbox.reserve_huge_pages(2 << 20, 2 * guest.bytes()));
+    there_and_back(sandbox, "hugetlb-2m", &guest);
+}
+
+#[test]
+fn a_locked_guest_under_kvm_moves_and_is_forked() {
+    need!(payload::ready(Accel::Kvm));
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let mut guest =
+        payload::guest(sandbox.path(), Accel::Kvm, &payload::light(), KvmPages::All).expect("an image");
+    guest.extra.extend(["-overcommit", "mem-lock=on"].map(str::to_owned));
+    let scene = there_and_back(sandbox, "thp", &guest);
+    let answer = done(&scene.a, &["create", NAME, "--count", "1", "--verify"]).expect("a child");
+    assert_eq!(answer["freeze"]["way"], "write-protected", "{answer}");
+    assert_eq!(answer["children"][0]["verified"], true, "{answer}");
+    scene.sound_at(&scene.a).expect("the parent is sound");
 }
 
 /// KVM writes the guest's clock, wall clock and steal time from the kernel: such writes must be found in the rounds and must fault at the
