@@ -224,7 +224,8 @@ impl Scene {
     /// When the daemon does not accept the request.
     pub fn start(&self, options: &[&str]) -> Result<String> {
         let options = self.for_this_guest(options);
-        let taken = self.a.ask(&[&["migrate", &self.name, "--to", "b", "--detach"], &options[..]].concat())?;
+        let taken =
+            self.a.ask(&[&["migrate", &self.name, "--to", "b", "--detach"], &options[..]].concat())?;
         Ok(taken["id"].as_str().context("an id")?.to_owned())
     }
 
@@ -239,7 +240,7 @@ impl Scene {
 
     fn for_this_guest<'a>(&self, options: &[&'a str]) -> Vec<&'a str> {
         let link = if self.is_payload { SLOW_FOR_PAYLOAD } else { SLOW };
-        options.iter().map(|option| if *option == SLOW { link } else { option }).collect()
+        options.iter().map(|option| if *option == SLOW { link } else { *option }).collect()
     }
 
     /// Waits until node `a` reports the end of migration `id`.

@@ -48,7 +48,7 @@ const TIMER_HZ: u64 = 1_193_182;
 /// `KVM_FEATURE_ASYNC_PF_INT`.
 const KVM_CLOCK: u32 = 1 << 3;
 const KVM_STEAL_TIME: u32 = 1 << 5;
-const KVM_ASYNC_FAULTS: u32 = 1 << 4 | 1 << 14;
+const KVM_ASYNC_FAULTS: u32 = (1 << 4) | (1 << 14);
 /// Numbers of the beacon's words in which the payload says what KVM is and has written.
 const FEATURES: usize = 48;
 const CLOCK_VERSION: usize = 49;

@@ -100,7 +100,8 @@ fn prepared_children_and_those_of_a_template_under_kvm_go_on_with_the_right_memo
     }
     parent.all_sound(&on(&node, &names(&answer), Some(NAME))).expect("their memory is right");
     done(&node, &["template", "save", NAME, "golden"]).expect("a template");
-    let answer = done(&node, &["create", "--template", "golden", "--count", "1", "--verify"]).expect("a child");
+    let answer =
+        done(&node, &["create", "--template", "golden", "--count", "1", "--verify"]).expect("a child");
     verified(&answer);
     parent.all_sound(&on(&node, &names(&answer), Some(NAME))).expect("their memory is right");
 }

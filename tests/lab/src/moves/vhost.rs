@@ -43,6 +43,16 @@ struct Counts {
     waited: u64,
 }
 
+impl std::fmt::Display for Counts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { sent, answered, wrong, workers, samples, waited } = self;
+        write!(
+            f,
+            "{sent} frames, {answered} answers, {wrong} wrong, {workers} threads of vhost-net, which waited for a page in {waited} of {samples} samples"
+        )
+    }
+}
+
 impl Vhost<'_> {
     /// Does `work` while both hosts send frames to whatever guest is behind a tap.
     pub(crate) fn with_traffic(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
@@ -104,12 +114,13 @@ impl Vhost<'_> {
                 break counts.context("counts")?;
             }
             let said = self.said(host, name);
-            ensure!(begun.elapsed() < ANSWER_TIMEOUT, "{name} on h{host} does not answer: {counts:?}; {said}");
+            let found = counts.as_ref().map_or_else(|| "no tap".to_owned(), Counts::to_string);
+            ensure!(begun.elapsed() < ANSWER_TIMEOUT, "{name} on h{host} does not answer: {found}; {said}");
             ensure!(!said.contains('X'), "{name} on h{host}: {said}");
             std::thread::sleep(Duration::from_millis(300));
         };
-        ensure!(counts.wrong == 0, "{name} on h{host} answered something else: {counts:?}");
-        ensure!(counts.workers > 0, "no thread of vhost-net serves {name} on h{host}: {counts:?}");
+        ensure!(counts.wrong == 0, "{name} on h{host} answered something else: {counts}");
+        ensure!(counts.workers > 0, "no thread of vhost-net serves {name} on h{host}: {counts}");
         self.0.works(host, name)
     }
 
@@ -130,9 +141,9 @@ impl Vhost<'_> {
             ensure!(report["verified"] == true, "{report}");
             let here = self.counts(to, NAME)?.context("no counts at the destination")?;
             println!("  {mode}: {}", figures(&report));
-            println!("    h{from} before: {before:?}; h{to} when all had arrived: {here:?}");
+            println!("    h{from} before: {before}; h{to} when all had arrived: {here}");
             // The worker met pages that had not arrived, and its frames are right nevertheless.
-            ensure!(mode != "postcopy" || here.waited > 0, "the worker never waited for a page: {here:?}");
+            ensure!(mode != "postcopy" || here.waited > 0, "the worker never waited for a page: {here}");
             self.answers(to, NAME)?;
             (from, to) = (to, from);
         }
@@ -164,7 +175,7 @@ impl Vhost<'_> {
         // Time for guest and worker to meet a page that is missing.
         std::thread::sleep(Duration::from_secs(3));
         let counts = self.counts(2, NAME)?.context("no counts")?;
-        println!("  {counts:?}");
+        println!("  {counts}");
         self.0.must(2, &self.0.vmove(&format!("stop {NAME} --force")))?;
         self.0.must(
             2,
