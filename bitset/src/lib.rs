@@ -184,7 +184,7 @@ fn index(number: u64) -> usize {
 }
 
 fn words_for(limit: u64) -> usize {
-    index(limit) + usize::from(limit % 64 != 0)
+    index(limit) + usize::from(!limit.is_multiple_of(64))
 }
 
 #[cfg(test)]

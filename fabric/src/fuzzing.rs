@@ -20,10 +20,10 @@ pub fn headers(bytes: &[u8]) {
             assert_eq!(descriptor.encode(), *bytes);
         }
     }
-    if let Some(bytes) = bytes.first_chunk() {
-        if let Ok(trailer) = Trailer::decode(bytes) {
-            assert_eq!(trailer.encode(), *bytes);
-        }
+    if let Some(bytes) = bytes.first_chunk()
+        && let Ok(trailer) = Trailer::decode(bytes)
+    {
+        assert_eq!(trailer.encode(), *bytes);
     }
 }
 
@@ -38,16 +38,16 @@ pub fn headers_seeds() -> Vec<Vec<u8>> {
 
 /// What each side of a connection says first: of `tcp`, of `local`, of `verbs`, and of a trial of a group.
 pub fn hellos(bytes: &[u8]) {
-    if let Some(head) = bytes.first_chunk() {
-        if let Ok(hello) = Hello::decode(head) {
-            let again = Hello::encode(hello.class, &vec![0; hello.greeting]).expect("it was decoded");
-            assert_eq!(again[..head.len()], *head);
-        }
+    if let Some(head) = bytes.first_chunk()
+        && let Ok(hello) = Hello::decode(head)
+    {
+        let again = Hello::encode(hello.class, &vec![0; hello.greeting]).expect("it was decoded");
+        assert_eq!(again[..head.len()], *head);
     }
-    if let Some(head) = bytes.first_chunk() {
-        if Reply::decode(head).is_ok() {
-            assert_eq!(Reply::encode(), *head);
-        }
+    if let Some(head) = bytes.first_chunk()
+        && Reply::decode(head).is_ok()
+    {
+        assert_eq!(Reply::encode(), *head);
     }
     crate::local::any_hello(bytes);
     crate::trial::any_message(bytes);

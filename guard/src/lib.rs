@@ -146,7 +146,7 @@ impl Guard {
     pub unsafe fn new(base: *mut u8, len: usize, page_bytes: usize) -> io::Result<Self> {
         let start = base.expose_provenance();
         assert!(
-            page_bytes.is_power_of_two() && start % page_bytes == 0,
+            page_bytes.is_power_of_two() && start.is_multiple_of(page_bytes),
             "{start:#x} of pages of {page_bytes}"
         );
         let end = start.checked_add(len).expect("a mapping that ends");

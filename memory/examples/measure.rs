@@ -23,10 +23,10 @@ const FOLIO: ByteLen = ByteLen::mib(2);
 
 fn main() -> Result {
     let args: Vec<String> = std::env::args().collect();
-    if let [_, role, path] = &args[..] {
-        if role == "target" {
-            return target(Path::new(path));
-        }
+    if let [_, role, path] = &args[..]
+        && role == "target"
+    {
+        return target(Path::new(path));
     }
     let mib = args.get(1).map_or(Ok(1024), |arg| arg.parse::<u64>())?;
     attach()?;

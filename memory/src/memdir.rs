@@ -88,7 +88,7 @@ impl MemoryDir {
         if Path::new(name).file_name() != Some(name.as_ref()) {
             return Err(invalid("expected a plain file name"));
         }
-        if len.0 == 0 || len.0 % self.backing.page_bytes() != 0 {
+        if len.0 == 0 || !len.0.is_multiple_of(self.backing.page_bytes()) {
             return Err(invalid("the length must be a multiple of the page size"));
         }
         let free = self.free()?;

@@ -127,10 +127,10 @@ fn sample(watched: &Mutex<Watched>, stop: &AtomicBool, interval: Duration, boot:
     let mut tick = 0_u64;
     while !stop.load(Ordering::Relaxed) {
         let mut watched = lock(watched);
-        if tick % 4 == 0 && !watched.wanted.is_empty() {
+        if tick.is_multiple_of(4) && !watched.wanted.is_empty() {
             watched.look_for_files();
         }
-        if tick % 16 == 0 {
+        if tick.is_multiple_of(16) {
             // A deleted RAM file is closed, so that its memory can be freed.
             watched.pages.retain(BeaconPage::has_name);
         }

@@ -56,17 +56,18 @@ impl ForkEngine {
             // It runs there: here it must stay stopped.
             return tracing::error!(fork = %record.id, vm = %record.vm.name, "the parent of a fork was given away: it is not brought back");
         }
-        if process_of(&record.vm).is_some() && record.phase != ForkPhase::Complete {
-            if let Err(error) = self.bring_back(&record, &mut journal).await {
-                tracing::error!(fork = %record.id, vm = %record.vm.name, why = %error.message(), "the parent of a fork could not be brought back");
-                return;
-            }
+        if process_of(&record.vm).is_some()
+            && record.phase != ForkPhase::Complete
+            && let Err(error) = self.bring_back(&record, &mut journal).await
+        {
+            tracing::error!(fork = %record.id, vm = %record.vm.name, why = %error.message(), "the parent of a fork could not be brought back");
+            return;
         }
         self.end_those_that_never_ran(&record.children).await;
-        if !(record.keep && Template::open(&record.template).is_ok()) {
-            if let Err(error) = freeze::tidy(&record) {
-                tracing::warn!(fork = %record.id, %error, "something of a fork is left");
-            }
+        if !(record.keep && Template::open(&record.template).is_ok())
+            && let Err(error) = freeze::tidy(&record)
+        {
+            tracing::warn!(fork = %record.id, %error, "something of a fork is left");
         }
         let _ = std::fs::remove_file(journal.path());
     }

@@ -94,10 +94,10 @@ impl Fabrics {
                 Self { tcp: tcp()?, local, rdma: wanted }
             }
         };
-        if choice == FabricChoice::Auto {
-            if let Err(why) = fabrics.verbs() {
-                tracing::info!(why = %chain(&why), "fabric verbs is not offered");
-            }
+        if choice == FabricChoice::Auto
+            && let Err(why) = fabrics.verbs()
+        {
+            tracing::info!(why = %chain(&why), "fabric verbs is not offered");
         }
         Ok(fabrics)
     }

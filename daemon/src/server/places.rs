@@ -112,11 +112,11 @@ impl Places {
         let source = Source::of(address);
         let must_leave = CancellationToken::new();
         let mut taken = self.lock();
-        if let Some(number) = taken.who_gives_way(source, self.limits, now) {
-            if let Some(holder) = taken.by_age.remove(&number) {
-                holder.must_leave.cancel();
-                self.say(&mut taken, holder.source, now);
-            }
+        if let Some(number) = taken.who_gives_way(source, self.limits, now)
+            && let Some(holder) = taken.by_age.remove(&number)
+        {
+            holder.must_leave.cancel();
+            self.say(&mut taken, holder.source, now);
         }
         let number = taken.next;
         taken.next += 1;

@@ -39,10 +39,10 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [command, kind, path, ..] = arguments.as_slice() {
-        if command == "serve" {
-            return serve(kind, path.as_ref());
-        }
+    if let [command, kind, path, ..] = arguments.as_slice()
+        && command == "serve"
+    {
+        return serve(kind, path.as_ref());
     }
     let value = |name: &str| {
         let at = arguments.iter().position(|argument| argument == name)?;

@@ -182,10 +182,11 @@ impl<B: BackEnd> Endpoint for Connection<B> {
 
     fn poll(&mut self, out: &mut Completions) -> Result<usize, FabricError> {
         out.clear();
-        if !self.dead && self.done.is_empty() {
-            if let Err(error) = self.back.progress(&mut self.done) {
-                self.die(error);
-            }
+        if !self.dead
+            && self.done.is_empty()
+            && let Err(error) = self.back.progress(&mut self.done)
+        {
+            self.die(error);
         }
         while !out.is_full() {
             let Some(completion) = self.done.pop_front() else { break };

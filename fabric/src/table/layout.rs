@@ -118,7 +118,7 @@ impl Seat {
     pub(super) fn wait_quiet(&self, mut give_up: impl FnMut() -> bool) {
         // Acquire: what was done in the section is over for who sees that it has ended.
         let seen = self.busy.load(Ordering::Acquire);
-        if seen % 2 == 0 {
+        if seen.is_multiple_of(2) {
             return;
         }
         // Sections last for one system call.

@@ -122,7 +122,10 @@ mod tests {
     /// As the worker of vhost-net is a thread of QEMU: here that of an `io_uring`, which every kernel has.
     #[test]
     fn threads_that_the_kernel_runs_are_left_out() {
-        let ring = match io_uring::IoUring::builder().setup_sqpoll(10_000).build(1) {
+        let ring = match io_uring::IoUring::<io_uring::squeue::Entry, io_uring::cqueue::Entry>::builder()
+            .setup_sqpoll(10_000)
+            .build(1)
+        {
             Ok(ring) => ring,
             Err(error) => return vmove_skip::skip!("no io_uring with a thread of its own: {error}"),
         };

@@ -148,7 +148,7 @@ impl Mapping {
     /// # Errors
     /// [`MemoryError::OutOfRange`], also for a range that is not aligned.
     pub fn is_zero_range(&self, range: ByteRange) -> Result<bool> {
-        if range.start.0 % 64 != 0 || range.len.0 % 64 != 0 {
+        if !range.start.0.is_multiple_of(64) || !range.len.0.is_multiple_of(64) {
             return Err(self.out_of_range(range));
         }
         let first = self.at(range.start, range.len.as_usize())?.cast::<u64>();

@@ -16,7 +16,7 @@ struct Map {
 
 impl Map {
     fn word(self, offset: usize) -> &'static AtomicU64 {
-        assert!(offset + 8 <= self.len && offset % 8 == 0, "outside of the mapping");
+        assert!(offset + 8 <= self.len && offset.is_multiple_of(8), "outside of the mapping");
         // SAFETY: inside a mapping that stays until the process ends, aligned, and used as atomics by everyone.
         unsafe { AtomicU64::from_ptr((self.base + offset) as *mut u64) }
     }

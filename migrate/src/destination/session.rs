@@ -338,10 +338,10 @@ impl Session {
             tracing::warn!(error = chain(&error), "session ends out of order");
         }
         self.pages.end();
-        if let Some(process) = process {
-            if let Err(error) = process.kill().await {
-                tracing::error!(error = chain(&error), "the destination QEMU could not be ended");
-            }
+        if let Some(process) = process
+            && let Err(error) = process.kill().await
+        {
+            tracing::error!(error = chain(&error), "the destination QEMU could not be ended");
         }
         self.node.config.monitors.forget(&self.files.layout.qmp_socket).await;
         self.files.remove();

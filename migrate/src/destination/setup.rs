@@ -193,12 +193,12 @@ fn tables_of(node: &Node, record: &DestinationRecord) -> Vec<std::path::PathBuf>
 pub(crate) fn tidy(node: &Node, record: &DestinationRecord) {
     vm_files::remove_files(&tables_of(node, record));
     let id = record.id.to_string();
-    if let Ok(mut vm) = node.vms.get(&record.prepare.vm) {
-        if vm.session.as_ref() == Some(&id) {
-            vm.session = None;
-            if let Err(error) = node.vms.put_owing(vm) {
-                tracing::warn!(error = chain(&error), "could not update the VM's record");
-            }
+    if let Ok(mut vm) = node.vms.get(&record.prepare.vm)
+        && vm.session.as_ref() == Some(&id)
+    {
+        vm.session = None;
+        if let Err(error) = node.vms.put_owing(vm) {
+            tracing::warn!(error = chain(&error), "could not update the VM's record");
         }
     }
 }

@@ -60,10 +60,11 @@ impl Session {
                     }
                 }
                 Next::Registered(step) => {
-                    if let Some(pages) = serving.pages() {
-                        if pages.registered(step, self, control).await? && serving.is_round() {
-                            return Ok(Heard::PagesRenewed);
-                        }
+                    if let Some(pages) = serving.pages()
+                        && pages.registered(step, self, control).await?
+                        && serving.is_round()
+                    {
+                        return Ok(Heard::PagesRenewed);
                     }
                 }
                 Next::Tell(message) => {

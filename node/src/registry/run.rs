@@ -30,10 +30,10 @@ struct Attempt {
 impl Attempt {
     /// Everything that was made goes away again.
     async fn undo(self) {
-        if let Some(process) = self.process {
-            if let Err(error) = process.kill().await {
-                tracing::error!(vm = %self.note.name, %error, "could not end a QEMU that failed to start");
-            }
+        if let Some(process) = self.process
+            && let Err(error) = process.kill().await
+        {
+            tracing::error!(vm = %self.note.name, %error, "could not end a QEMU that failed to start");
         }
         let work = move || starting::undo(&self.layout.vm_dir, &self.note);
         if let Err(error) = run_blocking(work).await {

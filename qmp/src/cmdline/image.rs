@@ -169,12 +169,12 @@ impl CommandLine {
         if !matches!(driver.as_str(), "raw" | "qcow2") {
             return Ok(None);
         }
-        if let Options::Json(map) = node {
-            if let Some(serde_json::Value::Object(below)) = map.get("file") {
-                let below = Options::Json(below.clone());
-                let is_file = below.get("driver", false).as_deref() == Some("file");
-                return Ok(if is_file { own(&below, "filename", "locking") } else { None });
-            }
+        if let Options::Json(map) = node
+            && let Some(serde_json::Value::Object(below)) = map.get("file")
+        {
+            let below = Options::Json(below.clone());
+            let is_file = below.get("driver", false).as_deref() == Some("file");
+            return Ok(if is_file { own(&below, "filename", "locking") } else { None });
         }
         if node.get("file.driver", false).as_deref() == Some("file") {
             return Ok(own(node, "file.filename", "file.locking"));

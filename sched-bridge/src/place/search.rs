@@ -169,7 +169,7 @@ impl Tree<'_, '_> {
         let links = hops + 1;
         let mut balls = Vec::new();
         for center in self.net.topology.ids() {
-            if links % 2 == 0 {
+            if links.is_multiple_of(2) {
                 balls.extend(self.ball(&[(center, links / 2)], limits));
             } else if let Some(parent) = self.net.topology.switch(center).parent {
                 balls.extend(self.ball(&[(center, links / 2), (parent, links / 2)], limits));

@@ -6,10 +6,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
 use vmove_skip::need;
 use vmove_tests::blows::moment::journaled;
-use vmove_tests::daemon::Node;
 use vmove_tests::proxy::{Direction, Fault, Rule};
 use vmove_tests::sandbox::qemu_in;
 use vmove_tests::scene::{CONTROL, SLOW, STEP_TIMEOUT, Scene, device_state, ready, vmove};

@@ -20,7 +20,7 @@ pub fn lie_in(parts: &[RamPart], lens: &[u64]) -> bool {
     let inside = |part: &RamPart| {
         let len = lens.get(usize::from(part.ram)).copied().unwrap_or(0);
         let end = part.start.checked_add(part.len);
-        part.len > 0 && part.start % chunk == 0 && end.is_some_and(|end| end <= len)
+        part.len > 0 && part.start.is_multiple_of(chunk) && end.is_some_and(|end| end <= len)
     };
     let follows = |pair: &[RamPart]| (pair[0].ram, pair[0].end()) <= (pair[1].ram, pair[1].start);
     parts.iter().all(inside) && parts.windows(2).all(follows)

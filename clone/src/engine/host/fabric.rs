@@ -25,17 +25,17 @@ impl HostPart {
         let agreed = negotiate(&self.order.offers, &peers.offers())?;
         let mut taken =
             Taken { verbs: agreed.kind == FabricKind::Verbs, why: agreed.why, hears: false, disks: None };
-        if taken.verbs {
-            if let Err(error) = self.try_verbs(demand, backing, room).await {
-                if !agreed.may_fall_back {
-                    return Err(ForkError::NoVerbs(error));
-                }
-                (taken.verbs, taken.why) = (false, chain(&error));
-                // It was there before, and more than that may be reserved now.
-                let unpinned = demand.with_template(self.order.live_bytes).wanted(backing);
-                let again = room.replace(unpinned, |_| Ok::<(), CloneError>(()));
-                again.map_err(CloneError::from)??;
+        if taken.verbs
+            && let Err(error) = self.try_verbs(demand, backing, room).await
+        {
+            if !agreed.may_fall_back {
+                return Err(ForkError::NoVerbs(error));
             }
+            (taken.verbs, taken.why) = (false, chain(&error));
+            // It was there before, and more than that may be reserved now.
+            let unpinned = demand.with_template(self.order.live_bytes).wanted(backing);
+            let again = room.replace(unpinned, |_| Ok::<(), CloneError>(()));
+            again.map_err(CloneError::from)??;
         }
         let kind = if taken.verbs { FabricKind::Verbs } else { FabricKind::Tcp };
         let same_group = self.order.group.is_some() && self.order.group == peers.group().ok();

@@ -343,10 +343,10 @@ impl ForkEngine {
         if !record.all_served() {
             tracing::warn!(fork = %record.fork, "a server of images has ended: starting it again");
             record.serve_again(&dir).await;
-        } else if record.hosts != before.hosts {
-            if let Err(error) = record.write(&dir) {
-                tracing::warn!(fork = %record.fork, why = %chain(&error), "which hosts read images is not written down");
-            }
+        } else if record.hosts != before.hosts
+            && let Err(error) = record.write(&dir)
+        {
+            tracing::warn!(fork = %record.fork, why = %chain(&error), "which hosts read images is not written down");
         }
         if let Some(export) = images.lock().exports.get_mut(&record.session) {
             export.record = record;

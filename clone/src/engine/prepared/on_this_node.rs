@@ -107,11 +107,11 @@ impl ForkEngine {
             let (engine, sources) = (self.clone(), Arc::clone(&sources));
             tasks.spawn(async move {
                 let mut prepared = engine.start_child(plan).await?;
-                if !sources.is_empty() {
-                    if let Err(error) = prepared.child.map_template(&sources).await {
-                        prepared.discard().await;
-                        return Err(error);
-                    }
+                if !sources.is_empty()
+                    && let Err(error) = prepared.child.map_template(&sources).await
+                {
+                    prepared.discard().await;
+                    return Err(error);
                 }
                 Ok(prepared)
             });
@@ -181,9 +181,9 @@ impl ForkEngine {
 /// Waits for the end of a VM's QEMU.
 async fn until_ended(record: &VmRecord) {
     let pid = record.pid.unsigned_abs();
-    if let Ok(qemu) = QemuProcess::adopt(pid, &vmove_qmp::process::log_in(&record.vm_dir)) {
-        if process_of(record).is_some() {
-            qemu.exited().await;
-        }
+    if let Ok(qemu) = QemuProcess::adopt(pid, &vmove_qmp::process::log_in(&record.vm_dir))
+        && process_of(record).is_some()
+    {
+        qemu.exited().await;
     }
 }

@@ -57,7 +57,7 @@ pub fn device(bus: u8, kind: DeviceKind, numa: u16, root: u16) -> Device {
     let mut device = Device::new(address, kind, PciId { vendor: 0x10de, device: 1 });
     device.numa = Some(NumaId(numa));
     device.root = Some(PciRoot(Arc::from(format!("r{root}"))));
-    device.arch = Arc::from(if bus % 5 == 0 { "fermi" } else { "hopper" });
+    device.arch = Arc::from(if bus.is_multiple_of(5) { "fermi" } else { "hopper" });
     device
 }
 

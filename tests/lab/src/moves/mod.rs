@@ -427,7 +427,7 @@ impl<'a> Moves<'a> {
             last.0.2 <= first.0.2 + 2 && last.1.2 <= first.1.2 + 2,
             "descriptors: {first:?}, then {last:?}"
         );
-        self.works(if sessions % 2 == 0 { 1 } else { 2 }, "g")
+        self.works(if sessions.is_multiple_of(2) { 1 } else { 2 }, "g")
     }
 }
 

@@ -165,12 +165,12 @@ impl RootThread {
     /// Admits the gathered hosts, and begins to send when they receive the group.
     fn gather(&mut self) {
         let now = self.now();
-        if let Some(Some(first)) = self.gathering {
-            if self.controls.len() >= self.options.expected || now >= first + self.options.gather {
-                self.gathering = None;
-                let ids: Vec<HostId> = self.controls.iter().map(|control| control.peer).collect();
-                ids.into_iter().for_each(|id| self.welcome(id));
-            }
+        if let Some(Some(first)) = self.gathering
+            && (self.controls.len() >= self.options.expected || now >= first + self.options.gather)
+        {
+            self.gathering = None;
+            let ids: Vec<HostId> = self.controls.iter().map(|control| control.peer).collect();
+            ids.into_iter().for_each(|id| self.welcome(id));
         }
         let all = self.ready.len() >= self.controls.len();
         if self.begins.is_some_and(|latest| all || now >= latest) {
