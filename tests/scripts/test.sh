@@ -106,8 +106,6 @@ test_e2e() {
     run_tests "${others[@]}" -- --test-threads=1 || failed=1
     run_tests moves -- --test-threads="$moving" || failed=1
     run_tests "${MOSTLY_WAITING[@]}" -- --test-threads="$waiting" || failed=1
-    say "crashes again, with a guest under KVM"
-    VMOVE_TEST_GUEST=kvm run_tests faults -- --test-threads="$waiting" crashes:: lost_for_good:: || failed=1
     # Left out: what kills daemons at many moments, and what no version of QEMU changes. On 10.0 they have run.
     say "moves, forks and crashes again, on QEMU 7.2"
     export VMOVE_QEMU=$VMOVE_QEMU_7_2
