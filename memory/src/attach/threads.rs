@@ -131,11 +131,23 @@ mod tests {
         };
         let us = Process::open(std::process::id()).expect("ourselves");
         let named = |tid: &u32| fs::read_to_string(us.path("task").join(tid.to_string()).join("comm"));
-        let tasks = fs::read_dir(us.path("task")).expect("our threads");
-        let worker = tasks
-            .filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok())
-            .find(|tid| named(tid).is_ok_and(|name| name.starts_with("iou-sqp")));
-        let worker: u32 = worker.expect("the kernel lists its thread among ours");
+        let find = || {
+            let tasks = fs::read_dir(us.path("task")).expect("our threads");
+            let mut tids = tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse::<u32>().ok());
+            tids.find(|tid| named(tid).is_ok_and(|name| name.starts_with("iou-sqp")))
+        };
+        // It names itself once it runs.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let worker = loop {
+            match find() {
+                Some(worker) => break worker,
+                None => assert!(
+                    std::time::Instant::now() < deadline,
+                    "the kernel never lists its thread among ours"
+                ),
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        };
         let found = candidates(&us).expect("our threads");
         assert!(!found.is_empty() && !found.contains(&worker), "{worker} in {found:?}");
         drop(ring);

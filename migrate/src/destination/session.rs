@@ -338,14 +338,19 @@ impl Session {
             tracing::warn!(error = chain(&error), "session ends out of order");
         }
         self.pages.end();
+        let mut qemu_ended = true;
         if let Some(process) = process
             && let Err(error) = process.kill().await
         {
+            qemu_ended = false;
             tracing::error!(error = chain(&error), "the destination QEMU could not be ended");
         }
         self.node.config.monitors.forget(&self.files.layout.qmp_socket).await;
         self.files.remove();
-        self.write_owing(|r| r.to_remove = false);
+        // Otherwise a daemon that is started anew tries again to end it.
+        if qemu_ended {
+            self.write_owing(|r| r.to_remove = false);
+        }
         self.write_owed().await;
         self.publisher.fail(why, GuestPlace::Source, false);
     }

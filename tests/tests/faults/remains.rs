@@ -1,46 +1,67 @@
 //! What a daemon leaves that is killed while it makes or removes something: the next one finds all of it, and removes it.
 #![cfg(test)]
 
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use serde_json::Value;
 use vmove_skip::need;
 use vmove_tests::beacon::ram_files;
-use vmove_tests::blows::moment::journaled;
-use vmove_tests::scene::{NAME, STEP_TIMEOUT, Scene, ready};
+use vmove_tests::fleet::until;
+use vmove_tests::scene::{NAME, Scene, ready};
 
-/// Attempts to kill a daemon while it waits for the end of a QEMU.
-const ATTEMPTS: u32 = 10;
-
-/// The journal says Gone, so that the source is answered, before QEMU has ended and its files are removed.
+/// The journal says Gone, so that the source is answered, before QEMU has ended and its files are removed. The next process of a daemon that is
+/// killed in between removes them.
 #[test]
 fn a_destination_killed_while_it_removes_a_migration_leaves_nothing() {
     need!(ready());
     let mut scene = Scene::behind_proxy().expect("a guest");
-    let mut in_between = false;
-    for _ in 0..ATTEMPTS {
-        let id = scene.start_and_stick_in_the_switchover().expect("it begins");
-        scene.proxy().expect("a proxy").cut_all();
-        let deadline = Instant::now() + STEP_TIMEOUT;
-        while journaled(&scene.b, &id, "destination.jsonl") != "gone" {
-            assert!(Instant::now() < deadline, "it is never gone: {}", scene.b.log());
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        scene.b.crash();
-        in_between = !ram_files(&scene.b.memory()).is_empty();
-        scene.proxy().expect("a proxy").heal();
-        scene.b.run().expect("it starts again");
-        scene.gone_from(&scene.b).expect("nothing is left of it");
-        let end = scene.end(&id).expect("it ends");
-        assert_eq!((end.code, &end.answer["guest"]), (1, &"source".into()), "{} {}", end.answer, end.said);
-        if in_between {
-            break;
-        }
-    }
-    assert!(in_between, "in {ATTEMPTS} attempts the daemon was never killed before everything was removed");
+    let id = scene.start_and_stick_in_the_switchover().expect("it begins");
+    scene.b.crash();
+    assert!(!ram_files(&scene.b.memory()).is_empty(), "there is memory to remove");
+    // The line that it writes first; see the next test.
+    let journal = journal_at_b(&scene, &id);
+    let mut gone = lines(&journal).pop().expect("a line");
+    gone["state"] = "gone".into();
+    gone["to_remove"] = true.into();
+    let mut file = OpenOptions::new().append(true).open(&journal).expect("the journal");
+    writeln!(file, "{gone}").expect("it takes a line");
+    scene.proxy().expect("a proxy").heal();
+    scene.b.run().expect("it starts again");
+    scene.gone_from(&scene.b).expect("nothing is left of it");
+    let end = scene.end(&id).expect("it ends");
+    assert_eq!((end.code, &end.answer["guest"]), (1, &"source".into()), "{} {}", end.answer, end.said);
     scene.unharmed().expect("the guest is at the source");
     scene.moves_now().expect("it moves there afterwards");
+}
+
+/// Once it is done, nothing is to be removed any more: by then it could belong to a later migration.
+#[test]
+fn what_is_to_be_removed_is_noted_before_and_after() {
+    need!(ready());
+    let scene = Scene::behind_proxy().expect("a guest");
+    let id = scene.start_and_stick_in_the_switchover().expect("it begins");
+    scene.proxy().expect("a proxy").cut_all();
+    scene.end(&id).expect("it ends");
+    scene.gone_from(&scene.b).expect("nothing is left of it");
+    let journal = journal_at_b(&scene, &id);
+    let noted = || -> Vec<_> {
+        let gone = |line: &Value| (line["state"] == "gone").then(|| line["to_remove"] == true);
+        lines(&journal).iter().filter_map(gone).collect()
+    };
+    until("the last line is written", || noted().len() > 1);
+    assert_eq!(noted(), [true, false]);
+}
+
+fn journal_at_b(scene: &Scene, id: &str) -> PathBuf {
+    scene.b.folder().join("state/sessions").join(id).join("destination.jsonl")
+}
+
+fn lines(journal: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(journal).expect("a journal");
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
 /// Otherwise nobody would know of the files of a daemon that is killed in between, and no guest of that name could ever come again.
@@ -75,5 +96,7 @@ fn the_record_of_a_guest_goes_after_its_memory() {
     assert!(!stopped.status.success(), "the record could be removed: {stopped:?}");
     assert_eq!(ram_files(&scene.a.memory()), Vec::<PathBuf>::new());
     std::fs::remove_dir_all(&record).expect("it is removed");
+    let again = scene.a.vmove(&["stop", NAME]).expect("an answer");
+    assert!(again.status.success(), "{again:?}");
     scene.gone_from(&scene.a).expect("nothing is left");
 }
