@@ -10,7 +10,7 @@ use nix::sys::signal::{SigSet, Signal};
 use crate::{networks, sandbox};
 
 /// From now on, Ctrl-C, SIGTERM and SIGHUP remove this process's sandboxes and networks before the process ends. Call it before
-/// threads are started, because they inherit the blocked signals; started programs do not.
+/// threads are started, because they inherit the blocked signals, as do started programs; our daemons unblock them.
 ///
 /// # Errors
 /// When the signals cannot be blocked.

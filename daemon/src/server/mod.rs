@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Parser;
 use metrics_exporter_prometheus::PrometheusHandle;
+use nix::sys::signal::{SigSet, Signal};
 use sd_notify::NotifyState;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
@@ -309,6 +310,8 @@ async fn assemble(
 async fn serve_until_told(app: &Arc<App>, listener: UnixListener) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    // Who starts us may block them, and we inherit that: SIGTERM would wait for ever.
+    SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]).thread_unblock()?;
     let stop = tokio_util::sync::CancellationToken::new();
     let stopped = stop.clone();
     let server = axum::serve(listener, rest::control(app.clone()))

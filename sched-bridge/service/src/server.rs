@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Parser;
 use metrics_exporter_prometheus::PrometheusHandle;
+use nix::sys::signal::{SigSet, Signal};
 use sched_bridge::model::NodeName;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -78,6 +79,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    // Who starts us may block them, and we inherit that: SIGTERM would wait for ever.
+    SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]).thread_unblock()?;
     tokio::select! {
         ended = async { local.await } => ended?,
         _ = term.recv() => {}

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 use vmove_skip::need;
@@ -238,4 +238,16 @@ fn listed_as_unknown(node: &Node, id: &str, journal: &Path) {
     assert_eq!(listed["outcome"]["guest"], "unknown", "{listed}");
     let error = listed["outcome"]["error"].as_str().unwrap_or_default();
     assert!(error.starts_with(&format!("unknown, see {}", journal.display())), "{listed}");
+}
+
+/// A program inherits the blocked signals of the thread that starts it.
+#[test]
+fn a_daemon_ends_on_sigterm_though_who_started_it_blocks_signals() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
+    signals.thread_block().expect("signals are blocked");
+    let started = Node::start(&sandbox, "a", NodeOptions::default());
+    signals.thread_unblock().expect("signals are not blocked any more");
+    started.expect("a daemon").stop().expect("it ends");
 }
