@@ -51,7 +51,7 @@ pub struct Field {
 pub enum Kind {
     /// Linux, emulated.
     Linux,
-    /// The [payload](crate::payload), under KVM.
+    /// The [`payload`], under KVM.
     Kvm,
 }
 
