@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::check;
 use crate::disk;
 use crate::rehome::{self, Rehomed};
+use vmove_node::blocking::run_blocking;
 use vmove_node::record::VmRecord;
 use vmove_qmp::Client;
 use vmove_qmp::inspect::VmFacts;
@@ -47,8 +49,14 @@ impl ForkEngine {
         facts: &VmFacts,
     ) -> Result<Rehomed, ForkError> {
         let Some(mut member) = self.members.get(record) else { return Ok(Rehomed::default()) };
-        let done = rehome::rehome(record, &member.private, client, facts).await;
-        let done = done?;
+        // It may have been done before, and that could not be written down.
+        let looked_at = record.clone();
+        let private = run_blocking(move || check::is_private(&looked_at)).await??;
+        let done = if private {
+            rehome::rehome(record, &member.private, client, facts).await?
+        } else {
+            Rehomed::default()
+        };
         member.private = Vec::new();
         self.members.put(&member)?;
         tracing::info!(vm = %record.name, bytes = done.bytes, rounds = done.rounds, pause_ms = done.pause_ms,

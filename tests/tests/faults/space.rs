@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use vmove_skip::need;
 use vmove_tests::beacon;
 use vmove_tests::daemon::Node;
+use vmove_tests::forks::{done, vfork};
 use vmove_tests::guest::Guest;
 use vmove_tests::proxy::{Direction, Fault, Rule};
 use vmove_tests::sandbox::Sandbox;
@@ -293,4 +294,28 @@ fn a_guest_stays_where_a_destinations_memory_is_full() {
         scene.unharmed()
     });
     scene.moves_now().expect("it can be tried again");
+}
+
+#[test]
+fn memory_of_its_own_that_could_not_be_noted_is_noted_later() {
+    need!(ready());
+    let mut scene = tight().expect("a guest");
+    step(&mut scene, "promote", |scene| {
+        done(&scene.a, &["create", NAME, "--count", "1"])?;
+        fill(&scene.a, "state")?;
+        let refused = vfork(&scene.a, &["promote", NAME])?;
+        ensure!(
+            refused.code == 1 && refused.said.contains("No space left"),
+            "{} {}",
+            refused.answer,
+            refused.said
+        );
+        scene.alive_at(&scene.a)?;
+        free(&scene.a, "state")?;
+        let promoted = done(&scene.a, &["promote", NAME])?;
+        ensure!(promoted["was_private"] == true, "{promoted}");
+        ensure!(done(&scene.a, &["promote", NAME])?["was_private"] == false, "it was not noted");
+        scene.alive_at(&scene.a)?;
+        scene.unharmed()
+    });
 }
