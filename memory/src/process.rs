@@ -151,9 +151,9 @@ fn says_ending(stat: &[u8]) -> bool {
     matches!(field(stat, 3), Some("Z" | "X")) || has(9, EXITING) || has(31, KILLED)
 }
 
-/// A field of `/proc/PID/stat` by its number in proc(5), at least 3. Field 2 is the command in parentheses and may itself hold spaces and
+/// A field of `/proc/PID/stat`, or of a thread's, by its number in proc(5), at least 3. Field 2 is the command in parentheses and may itself hold spaces and
 /// parentheses.
-fn field(stat: &[u8], number: usize) -> Option<&str> {
+pub(crate) fn field(stat: &[u8], number: usize) -> Option<&str> {
     let after_name = stat.iter().rposition(|&b| b == b')')? + 1;
     let rest = std::str::from_utf8(&stat[after_name..]).ok()?;
     rest.split_ascii_whitespace().nth(number - 3)

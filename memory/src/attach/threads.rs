@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::error::{MemoryError, Result};
-use crate::process::Process;
+use crate::process::{Process, field};
 
 /// How well a thread is suited, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,13 +50,12 @@ fn fitness(task: &Path) -> Fitness {
 }
 
 fn runs_in_the_kernel_only(task: &Path) -> bool {
-    fs::read_to_string(task.join("stat")).is_ok_and(|text| flags(&text) & KERNEL_WORKER != 0)
+    fs::read(task.join("stat")).is_ok_and(|stat| flags(&stat) & KERNEL_WORKER != 0)
 }
 
-/// The ninth field of `/proc/PID/task/TID/stat`; 0 if it cannot be read. The second is a name in parentheses, which may hold anything.
-fn flags(stat: &str) -> u64 {
-    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    after_name.split_ascii_whitespace().nth(6).and_then(|flags| flags.parse().ok()).unwrap_or(0)
+/// Of `/proc/PID/task/TID/stat`; 0 if they cannot be read.
+fn flags(stat: &[u8]) -> u64 {
+    field(stat, 9).and_then(|flags| flags.parse().ok()).unwrap_or(0)
 }
 
 /// `/proc/PID/task/TID/syscall`: `running`, or the number of the call (-1: blocked outside of one) and more.
@@ -114,9 +113,9 @@ mod tests {
 
     #[test]
     fn flags_are_read_whatever_the_name_is() {
-        assert_eq!(flags("7 (a) b) S 1 7 7 0 -1 4194368 71 0"), 4_194_368);
-        assert_eq!(flags("7 (vhost-6) S 1 7 7 0 -1 16448 0 0") & KERNEL_WORKER, 0x4000);
-        assert_eq!(flags(""), 0);
+        assert_eq!(flags(b"7 (a) b) S 1 7 7 0 -1 4194368 71 0"), 4_194_368);
+        assert_eq!(flags(b"7 (vhost-6) S 1 7 7 0 -1 16448 0 0") & KERNEL_WORKER, 0x4000);
+        assert_eq!(flags(b""), 0);
     }
 
     /// As the worker of vhost-net is a thread of QEMU: here that of an `io_uring`, which every kernel has.
