@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use rustix::fs::OFlags;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// Bits of a mode by which the group or others may write.
 const WRITABLE: u32 = 0o022;
@@ -97,6 +98,22 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     no_link(OpenOptions::new().read(true)).open(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// Reads a JSON file of the daemon's own.
+///
+/// # Errors
+/// The kernel's answer; `InvalidData`, with the words of the parser, if it holds something else.
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
+    serde_json::from_slice(&read(path)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// Reads each `*.json` of a folder: its path, and its content or why that cannot be read. A folder that is not there has none.
+#[must_use]
+pub fn read_all_json<T: DeserializeOwned>(dir: &Path) -> Vec<(PathBuf, io::Result<T>)> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let files = entries.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
+    files.map(|path| (path.clone(), read_json(&path))).collect()
 }
 
 /// Writes `value` as JSON beside `path` and renames it into place, so that a reader sees the old or the new, never a part. Nothing is
@@ -226,6 +243,19 @@ mod tests {
             let error = own_dir("memory", path).unwrap_err().to_string();
             assert!(error.contains("found user 12345") && error.contains("chown 0 "), "{error}");
         }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_told_beside_what_can() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(read_all_json::<u64>(&dir.path().join("none")).is_empty());
+        for (name, text) in [("a.json", "1"), ("b.json", "{"), ("c.part", "3")] {
+            std::fs::write(dir.path().join(name), text).unwrap();
+        }
+        let mut found = read_all_json::<u64>(dir.path());
+        found.sort_by(|a, b| a.0.cmp(&b.0));
+        let kinds: Vec<_> = found.iter().map(|(_, read)| read.as_ref().map_err(io::Error::kind)).collect();
+        assert_eq!(kinds, [Ok(&1), Err(io::ErrorKind::InvalidData)]);
     }
 
     #[test]

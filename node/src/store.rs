@@ -314,8 +314,7 @@ impl State {
 fn read(path: &Path) -> Result<VmRecord, DamagedRecord> {
     let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let damaged = |why: String| DamagedRecord { name: name.clone(), path: path.to_owned(), why };
-    let text = crate::files::read(path).map_err(|error| damaged(error.to_string()))?;
-    let record: VmRecord = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
+    let record: VmRecord = crate::files::read_json(path).map_err(|error| damaged(error.to_string()))?;
     if record.name == name {
         return Ok(record);
     }

@@ -231,10 +231,14 @@ impl Source {
 
 pub(crate) fn read_manifest(dir: &Path) -> Result<Manifest, CloneError> {
     let path = dir.join(MANIFEST);
-    let text = vmove_node::files::read(&path).map_err(CloneError::io("read", &path))?;
     let bad = |why: String| CloneError::Template { path: dir.to_owned(), why };
-    let manifest: Manifest =
-        serde_json::from_slice(&text).map_err(|e| bad(format!("its manifest cannot be read: {e}")))?;
+    let manifest: Manifest = match vmove_node::files::read_json(&path) {
+        Ok(manifest) => manifest,
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+            return Err(bad(format!("its manifest cannot be read: {error}")));
+        }
+        Err(error) => return Err(CloneError::io("read", &path)(error)),
+    };
     if manifest.version != VERSION {
         return Err(bad(format!("expected version {VERSION}, found {}", manifest.version)));
     }

@@ -67,6 +67,8 @@ impl Registry {
         self.monitors.insert(&record.qmp_socket, client).await;
         if let Err(error) = self.enter(record.clone()).await {
             self.monitors.forget(&record.qmp_socket).await;
+            let vm_dir = record.vm_dir.clone();
+            let _ = run_blocking(move || std::fs::remove_dir(vm_dir)).await;
             return Err(error);
         }
         tracing::info!(vm = %record.name, pid = record.pid, memory = %record.backing, "VM adopted");

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::files::write_atomically;
+use crate::files::{read_json, write_atomically};
 use crate::store::VmStore;
 use serde::{Deserialize, Serialize};
 use vmove_qmp::process::end_started_in;
@@ -31,14 +31,15 @@ pub fn begin(vm_dir: &Path, note: &Note) -> std::io::Result<()> {
         _ => {}
     }
     crate::files::make_private_dir(vm_dir)?;
-    write_atomically(&vm_dir.join(NOTE), note)
+    // Nobody would find the folder again.
+    write_atomically(&vm_dir.join(NOTE), note).inspect_err(|_| drop(std::fs::remove_dir_all(vm_dir)))
 }
 
 /// Files of all VMs that are being started.
 pub fn made(run_dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(run_dir).into_iter().flatten().flatten();
-    let notes = entries.filter_map(|entry| crate::files::read(&entry.path().join(NOTE)).ok());
-    notes.filter_map(|text| serde_json::from_slice::<Note>(&text).ok()).flat_map(|note| note.ram).collect()
+    let notes = entries.filter_map(|entry| read_json::<Note>(&entry.path().join(NOTE)).ok());
+    notes.flat_map(|note| note.ram).collect()
 }
 
 /// The VM has its record: there is nothing to undo any more.
@@ -71,9 +72,9 @@ pub fn remove(path: &Path) {
 /// Starts that an earlier daemon did not live to finish: the folder of each VM, and what was made for it.
 pub fn left(run_dir: &Path, vms: &VmStore) -> Vec<(PathBuf, Note)> {
     let entries = std::fs::read_dir(run_dir).into_iter().flatten().flatten();
-    let note = |dir: PathBuf| {
-        let text = crate::files::read(&dir.join(NOTE)).ok()?;
-        Some((dir, serde_json::from_slice::<Note>(&text).ok()?))
+    let note = |dir: PathBuf| -> Option<(PathBuf, Note)> {
+        let note = read_json(&dir.join(NOTE)).ok()?;
+        Some((dir, note))
     };
     let (finished, left): (Vec<_>, Vec<_>) =
         entries.filter_map(|entry| note(entry.path())).partition(|(_, note)| vms.has(&note.name));

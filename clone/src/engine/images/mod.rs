@@ -36,6 +36,7 @@ pub use self::relay::{Images, RelayInUse};
 use super::ForkEngine;
 use super::error::ImageError;
 use vmove_node::blocking::run_blocking;
+use vmove_node::files::read_json;
 
 const RECORD: &str = "record.json";
 /// The kernel's limit, without the zero.
@@ -127,14 +128,8 @@ impl ForkEngine {
 /// Reads a record; half a folder, of a life that was cut off before it wrote one, is removed.
 fn read<T: DeserializeOwned>(dir: &Path) -> Option<T> {
     let path = dir.join(RECORD);
-    match vmove_node::files::read(&path) {
-        Ok(text) => match serde_json::from_slice(&text) {
-            Ok(record) => Some(record),
-            Err(error) => {
-                tracing::error!(path = %path.display(), %error, "the record of a fork's disks cannot be read");
-                None
-            }
-        },
+    match read_json(&path) {
+        Ok(record) => Some(record),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             remove(dir);
             None

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use crate::disk::{Disk, Layers};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
-use vmove_node::files::write_atomically;
+use vmove_node::files::{read_all_json, write_atomically};
 use vmove_qmp::CommandLine;
 
 use super::ServedImages;
@@ -127,12 +127,12 @@ impl ServedImages {
 
     /// Removes second names that an earlier life left. Blocks.
     pub(super) fn remove_links(&self) {
-        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
-        for path in entries.map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "json")) {
-            if let Some(note) =
-                vmove_node::files::read(&path).ok().and_then(|t| serde_json::from_slice::<Note>(&t).ok())
-            {
-                remove_all(&note.links);
+        for (path, note) in read_all_json::<Note>(&self.dir) {
+            match note {
+                Ok(note) => remove_all(&note.links),
+                Err(error) => {
+                    tracing::error!(path = %path.display(), %error, "second names of a guest's images may be left: the note of them cannot be read");
+                }
             }
             let _ = fs::remove_file(path);
         }

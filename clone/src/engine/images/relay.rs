@@ -8,7 +8,7 @@ use crate::disk::Exported;
 use serde::{Deserialize, Serialize};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
-use vmove_node::files::write_atomically;
+use vmove_node::files::{read_json, write_atomically};
 use vmove_node::peer::{BoxedStream, PeerTarget};
 use vmove_node::peer::{Hello, LinkKind, SessionId, Token};
 
@@ -277,8 +277,7 @@ impl ForkEngine {
             for dir in &idle {
                 remove(dir);
             }
-            let texts = needed.iter().filter_map(|dir| vmove_node::files::read(&dir.join(RECORD)).ok());
-            texts.filter_map(|text| serde_json::from_slice(&text).ok()).collect::<Vec<RelayRecord>>()
+            needed.iter().filter_map(|dir| read_json(&dir.join(RECORD)).ok()).collect::<Vec<RelayRecord>>()
         };
         for record in run_blocking(work).await.unwrap_or_default() {
             self.images.take_up(&self.peers, &record);
