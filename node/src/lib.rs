@@ -11,6 +11,7 @@
 //! | [`peer`] | greeting, messages and agreements between two daemons |
 //! | [`region`] | guest memory registered with a fabric |
 //! | [`reservations`] | memory that was promised to guests on their way here |
+//! | [`oom_kills`] | who was killed for lack of memory |
 //! | [`blocking`] | work that blocks, on threads of its own |
 //! | [`latency`], [`clock`] | fault latencies, and the clocks of two hosts |
 //!
@@ -35,6 +36,7 @@ pub mod latency;
 pub mod layout;
 pub mod migrations;
 pub mod monitors;
+pub mod oom_kills;
 pub mod peer;
 pub mod record;
 pub mod region;

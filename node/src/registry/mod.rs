@@ -58,7 +58,7 @@ struct State {
 #[derive(Debug, Clone)]
 struct Ended {
     record: VmRecord,
-    /// Why this daemon ended it.
+    /// Why this daemon ended it, or the kernel did.
     why: Option<String>,
 }
 

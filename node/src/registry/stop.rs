@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::migrations::Abandoned;
+use crate::oom_kills;
 use crate::record::VmRecord;
 use vmove_qmp::QemuProcess;
 
@@ -16,6 +17,9 @@ use vmove_types::vm::Stopped;
 const QUIT_TIMEOUT: Duration = Duration::from_secs(15);
 /// The same, where its main loop may wait for memory that never comes.
 const STUCK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Why a QEMU has ended that the out-of-memory killer has chosen.
+const KILLED_FOR_MEMORY: &str = "killed by the kernel for lack of memory";
 
 impl Registry {
     /// Ends a VM. With `force` also one whose migration has lost its peer: memory that is only there is lost then.
@@ -88,12 +92,15 @@ impl Registry {
     /// A QEMU has ended by itself, or while no daemon ran.
     pub(super) async fn ended(self: &Arc<Self>, record: &VmRecord) {
         let log = vmove_qmp::process::log_in(&record.vm_dir);
-        let last =
-            run_blocking(move || vmove_qmp::log::tail(&log).unwrap_or_default()).await.unwrap_or_default();
+        let (pid, start) = (record.pid, record.pid_start);
+        let look =
+            move || (vmove_qmp::log::tail(&log).unwrap_or_default(), oom_kills::was_killed(pid, start));
+        let (last, killed) = run_blocking(look).await.unwrap_or_default();
         let last = last.lines().next_back().unwrap_or_default();
-        tracing::warn!(vm = %record.name, pid = record.pid, adopted = record.adopted, log = %last, "QEMU has ended");
+        let why = killed.then(|| KILLED_FOR_MEMORY.to_owned());
+        tracing::warn!(vm = %record.name, pid = record.pid, adopted = record.adopted, why, log = %last, "QEMU has ended");
         metrics::counter!("vmove_qemu_ended_total").increment(1);
-        self.remember(record, None);
+        self.remember(record, why);
         if let Err(error) = self.clean_up(record).await {
             tracing::error!(vm = %record.name, %error, "could not clean up after a QEMU that ended");
         }
