@@ -1,18 +1,22 @@
 //! Ways out of a session whose peer never comes back: an operator ends the VM here, or has the copy that is left at the source run again.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::Instrument as _;
 
 use crate::destination;
 use crate::engine::{Engine, EngineError, session_span};
+use crate::owed;
 use crate::ownership::{DestinationState, SourceEvent, SourceState};
 use crate::publish::{Abandon, Publisher};
 use crate::records::{DestinationRecord, SourceRecord};
 use crate::source;
+use vmove_node::files::cannot_write;
 use vmove_node::journal::Journal;
 use vmove_node::migrations::{AbandonError, Abandoned};
 use vmove_node::peer::SessionId;
@@ -21,6 +25,15 @@ use vmove_types::progress::{GuestPlace, Outcome, Progress, Role};
 
 /// A session that waits ends as soon as it is told; one in Loaded ends its QEMU first.
 const END_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How a session has come to wait no longer.
+#[derive(Debug, PartialEq, Eq)]
+enum Waited {
+    /// It has ended.
+    Ended,
+    /// Nothing is left to do but to write its journal.
+    Owes,
+}
 
 /// The session that holds a VM.
 struct Holder {
@@ -38,8 +51,14 @@ impl Engine {
     /// [`AbandonError`]; the session holds its VM as before.
     pub async fn abandon(&self, vm: &str) -> Result<Abandoned, AbandonError> {
         let Some(holder) = self.holder(vm) else { return Ok(Abandoned::NotHeld) };
-        holder.end_waiting().await?;
         let id = holder.id;
+        if holder.end_waiting().await? == Waited::Owes {
+            // It writes its journal itself, and holds the name until then.
+            let owed = holder.progress.borrow().unwritten.clone();
+            tracing::warn!(migration = %id, vm, owed, "a VM is ended before the journal of its migration is written");
+            let here = self.node.vms.has(vm);
+            return Ok(if here { Abandoned::Free { owed } } else { Abandoned::Removed { owed } });
+        }
         let left = match holder.role {
             Role::Source => self.abandon_source(id),
             Role::Destination => self.abandon_destination(id).await,
@@ -65,18 +84,18 @@ impl Engine {
 
     fn abandon_source(&self, id: SessionId) -> Result<Abandoned, (std::path::PathBuf, std::io::Error)> {
         let path = self.node.session_dir(id).join("source.jsonl");
-        let written = Journal::<SourceRecord>::open(&path).and_then(|mut journal| {
-            let state = journal.record().state;
-            journal.update(|r| match state.step(SourceEvent::GiveUp) {
-                Ok(SourceState::Aborted) => {
-                    r.enter(SourceState::Aborted);
-                    r.to_resume = false;
-                }
-                // The guest was given away: what is here is a copy.
-                _ => r.freed = true,
-            })
+        let journal = Journal::<SourceRecord>::open(&path).map_err(|error| (path, error))?;
+        let state = journal.record().state;
+        // Safe without its line: a daemon started anew finds neither QEMU nor the VM's record.
+        let owed = write_or_owe(journal, |r| match state.step(SourceEvent::GiveUp) {
+            Ok(SourceState::Aborted) => {
+                r.enter(SourceState::Aborted);
+                r.to_resume = false;
+            }
+            // The guest was given away: what is here is a copy.
+            _ => r.freed = true,
         });
-        written.map(|()| Abandoned::Free).map_err(|error| (path, error))
+        Ok(Abandoned::Free { owed })
     }
 
     async fn abandon_destination(
@@ -84,7 +103,7 @@ impl Engine {
         id: SessionId,
     ) -> Result<Abandoned, (std::path::PathBuf, std::io::Error)> {
         let path = self.node.session_dir(id).join("destination.jsonl");
-        let mut journal = match Journal::<DestinationRecord>::open(&path) {
+        let journal = match Journal::<DestinationRecord>::open(&path) {
             Ok(journal) => journal,
             Err(error) => return Err((path, error)),
         };
@@ -92,15 +111,14 @@ impl Engine {
             if journal.record().state != DestinationState::Gone {
                 destination::discard(&self.node, journal).await;
             }
-            return Ok(Abandoned::Removed);
+            return Ok(Abandoned::Removed { owed: None });
         }
-        if let Err(error) = journal.update(|r| r.abandoned = true) {
-            return Err((path, error));
-        }
-        let record = journal.record();
+        let record = journal.record().clone();
+        // As at the source.
+        let owed = write_or_owe(journal, |r| r.abandoned = true);
         if let (Some(vm), Err(_)) = (&record.vm, self.node.vms.get(&record.prepare.vm)) {
             // It was never resumed here: whoever ends it finds it by its record.
-            if let Err(error) = self.node.vms.put(vm.clone()) {
+            if let Err(error) = self.node.vms.put_owing(vm.clone()) {
                 tracing::warn!(
                     vm = vm.name,
                     error = chain(&error),
@@ -108,8 +126,8 @@ impl Engine {
                 );
             }
         }
-        destination::tidy(&self.node, record);
-        Ok(Abandoned::Free)
+        destination::tidy(&self.node, &record);
+        Ok(Abandoned::Free { owed })
     }
 
     /// Has the guest's copy at the source run again. The caller knows that the guest has ended at the destination: what it did there is
@@ -135,8 +153,10 @@ impl Engine {
             return Err(EngineError::NotReclaimable(id, why));
         }
         let vm = record.vm.name.clone();
-        if let Some(holder) = self.holder(&vm).filter(|holder| holder.id == id) {
-            holder.end_waiting().await?;
+        if let Some(holder) = self.holder(&vm).filter(|holder| holder.id == id)
+            && holder.end_waiting().await? == Waited::Owes
+        {
+            return Err(AbandonError::AtWork { migration: id.to_string() }.into());
         }
         let unusable = |source| EngineError::Io { path: path.clone(), source };
         let mut journal = Journal::<SourceRecord>::open(&path).map_err(unusable)?;
@@ -165,23 +185,41 @@ impl Engine {
 }
 
 impl Holder {
-    /// Ends the session's task, which it has only while it waits for its peer.
-    async fn end_waiting(&self) -> Result<(), AbandonError> {
+    /// Ends the session's task, which it has only while it waits for its peer, unless that only waits for a disk.
+    async fn end_waiting(&self) -> Result<Waited, AbandonError> {
         let at_work = || AbandonError::AtWork { migration: self.id.to_string() };
         let outcome = self.progress.borrow().outcome.clone();
         match outcome {
+            _ if self.abandon.only_owes() => return Ok(Waited::Owes),
             Outcome::Running => return Err(at_work()),
             Outcome::Reconnecting { .. } => self.abandon.ask(),
-            Outcome::Done { .. } | Outcome::Refused { .. } | Outcome::Failed { .. } => return Ok(()),
+            Outcome::Done { .. } | Outcome::Refused { .. } | Outcome::Failed { .. } => {
+                return Ok(Waited::Ended);
+            }
         }
         let mut progress = self.progress.clone();
         let ended = async {
             // Between two attempts nobody listens: it is asked again.
             while !progress.borrow_and_update().outcome.is_end() {
+                if self.abandon.only_owes() {
+                    return Waited::Owes;
+                }
                 let _ = timeout(Duration::from_millis(100), progress.changed()).await;
                 self.abandon.ask();
             }
+            Waited::Ended
         };
         timeout(END_TIMEOUT, ended).await.map_err(|_| at_work())
     }
+}
+
+/// Writes a line that need not be there. If it cannot be written, it is tried again, and the answer is what people are told.
+fn write_or_owe<R>(mut journal: Journal<R>, change: impl FnOnce(&mut R)) -> Option<String>
+where
+    R: Serialize + DeserializeOwned + Clone + Send + 'static,
+{
+    let error = journal.update_owing(change).err()?;
+    let told = cannot_write(journal.path(), &error.to_string(), SystemTime::now());
+    drop(owed::write_later(journal));
+    Some(told)
 }

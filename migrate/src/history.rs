@@ -17,6 +17,10 @@ use vmove_node::peer::SessionId;
 use vmove_node::record::VmRecord;
 use vmove_types::progress::{GuestPlace, Outcome, Phase, Progress, Role};
 
+/// What is said of a session whose stopped guest was ended at the source.
+pub(crate) const ENDED_BY_OPERATOR: &str =
+    "ended by an operator: the guest was given to the destination, and not all of its memory";
+
 /// Where guests were sent, by the QEMU they had here, as long as the journals of that are kept.
 pub(crate) fn moved(dir: &Path) -> HashMap<QemuId, Moved> {
     let mut found = HashMap::new();
@@ -110,8 +114,7 @@ fn of_source(r: &SourceRecord) -> Progress {
     let outcome = match r.state {
         SourceState::Released => Outcome::Done { report: Box::new(r.report.clone()) },
         SourceState::Committed if r.freed => Outcome::Failed {
-            error: "ended by an operator: the guest was given to the destination, and not all of its memory"
-                .to_owned(),
+            error: ENDED_BY_OPERATOR.to_owned(),
             guest: GuestPlace::Destination,
             cancelled: true,
         },

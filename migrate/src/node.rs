@@ -8,8 +8,10 @@ use vmove_node::latency::Latencies;
 use vmove_node::layout::{self, memory_dir};
 use vmove_node::monitors::Monitors;
 use vmove_node::peer::{Dialer, PeerPolicy};
+use vmove_node::record::VmRecord;
+use vmove_node::registry::process_of;
 use vmove_node::reservations::Reservations;
-use vmove_node::store::VmStore;
+use vmove_node::store::{VmStore, VmStoreError};
 use vmove_qmp::RunLayout;
 use vmove_types::Backing;
 
@@ -63,6 +65,16 @@ impl Node {
     /// Folder of a session's journal.
     pub(crate) fn session_dir(&self, id: impl std::fmt::Display) -> PathBuf {
         self.config.sessions_dir.join(id.to_string())
+    }
+
+    /// Whether an operator has ended a VM of a migration whose journal could not be written then: its QEMU has ended, and its record is
+    /// gone. The record of one that ended by itself stays as long as a migration holds it.
+    pub(crate) fn was_ended(&self, vm: &VmRecord) -> bool {
+        let gone = match self.vms.get(&vm.name) {
+            Ok(found) => (found.pid, found.pid_start) != (vm.pid, vm.pid_start),
+            Err(error) => matches!(error, VmStoreError::Unknown(_)),
+        };
+        gone && process_of(vm).is_none()
     }
 
     /// Page maps live on tmpfs, beside guest memory: writing one must never wait for a disk.

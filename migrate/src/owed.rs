@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::sync::oneshot;
 use tokio::time::sleep;
 use tracing::Instrument as _;
 
@@ -13,23 +14,26 @@ use vmove_node::journal::Journal;
 /// Between attempts to write.
 pub(crate) const TRY_AGAIN: Duration = Duration::from_secs(1);
 
-/// Tries until the journal owes nothing, and tells the operator meanwhile. Cancel-safe.
+/// Tries until the journal owes nothing, and tells the operator meanwhile. Nothing else may be left to do that needs the VM: an operator may
+/// end it meanwhile. Cancel-safe.
 pub(crate) async fn write_owed<R>(journal: &mut Journal<R>, publisher: &Publisher)
 where
     R: Serialize + DeserializeOwned + Clone,
 {
     while let Err(error) = journal.write_owed() {
         publisher.cannot_write(journal.path(), &error);
+        publisher.only_owes();
         sleep(TRY_AGAIN).await;
     }
     publisher.can_write();
 }
 
-/// The same in a task of its own, for a line that nobody waits for.
-pub(crate) fn write_later<R>(mut journal: Journal<R>)
+/// The same in a task of its own, for a line that nobody waits for. The receiver hears when it is written.
+pub(crate) fn write_later<R>(mut journal: Journal<R>) -> oneshot::Receiver<()>
 where
     R: Serialize + DeserializeOwned + Clone + Send + 'static,
 {
+    let (written, is_written) = oneshot::channel();
     let writing = async move {
         let mut told = false;
         while let Err(error) = journal.write_owed() {
@@ -38,8 +42,10 @@ where
             }
             sleep(TRY_AGAIN).await;
         }
+        let _ = written.send(());
     };
     tokio::spawn(writing.in_current_span());
+    is_written
 }
 
 /// Tries until no line of a step that was not taken can be in the file.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -22,6 +23,7 @@ pub struct Publisher {
     sender: watch::Sender<Progress>,
     clockwork: Mutex<Clockwork>,
     abandon: Arc<Notify>,
+    only_owes: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -37,12 +39,18 @@ struct Clockwork {
 pub(crate) struct Abandon {
     asked: Arc<Notify>,
     progress: watch::Receiver<Progress>,
+    only_owes: Arc<AtomicBool>,
 }
 
 impl Abandon {
     /// Tells the session.
     pub(crate) fn ask(&self) {
         self.asked.notify_waiters();
+    }
+
+    /// Whether the session waits for nothing but a disk, and does not need the VM that may be here: it is the node's, to be ended like any.
+    pub(crate) fn only_owes(&self) -> bool {
+        self.only_owes.load(Ordering::Acquire)
     }
 
     /// Waits for the word. Cancel-safe.
@@ -69,12 +77,15 @@ impl Publisher {
             rate_from: (started, 0),
             nice_request: None,
         };
-        (Self { started, sender, clockwork: Mutex::new(clockwork), abandon: Arc::default() }, receiver)
+        let clockwork = Mutex::new(clockwork);
+        let (abandon, only_owes) = (Arc::default(), Arc::default());
+        (Self { started, sender, clockwork, abandon, only_owes }, receiver)
     }
 
     /// By which an operator is to end the session.
     pub(crate) fn abandon(&self) -> Abandon {
-        Abandon { asked: Arc::clone(&self.abandon), progress: self.sender.subscribe() }
+        let (asked, only_owes) = (Arc::clone(&self.abandon), Arc::clone(&self.only_owes));
+        Abandon { asked, progress: self.sender.subscribe(), only_owes }
     }
 
     /// When the session began.
@@ -167,8 +178,14 @@ impl Publisher {
         self.update(|p| p.unwritten = Some(text));
     }
 
+    /// From now on the session waits for nothing but a disk.
+    pub(crate) fn only_owes(&self) {
+        self.only_owes.store(true, Ordering::Release);
+    }
+
     /// Everything is written.
     pub(crate) fn can_write(&self) {
+        self.only_owes.store(false, Ordering::Release);
         if self.sender.borrow().unwritten.is_some() {
             tracing::info!("what could not be written is written");
             self.update(|p| p.unwritten = None);

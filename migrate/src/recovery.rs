@@ -16,7 +16,8 @@ use tracing::Instrument as _;
 use crate::destination;
 use crate::engine::{ARRIVALS, Engine, EngineError, Handle, session_span};
 use crate::history::{may_have_moved, session_ids, unreadable};
-use crate::ownership::{DestinationState, SourceState};
+use crate::owed;
+use crate::ownership::{DestinationState, SourceEvent, SourceState};
 use crate::publish::Publisher;
 use crate::records::{DestinationRecord, SourceRecord};
 use crate::source;
@@ -33,8 +34,17 @@ impl Engine {
         for id in session_ids(&self.node.config.sessions_dir) {
             let path = self.node.session_dir(id).join("destination.jsonl");
             match Journal::<DestinationRecord>::open_begun(&path) {
-                Ok(Some(journal)) => match journal.record().state {
-                    DestinationState::Owner if !journal.record().abandoned => self.adopt(journal),
+                Ok(Some(mut journal)) => match journal.record().state {
+                    DestinationState::Owner if journal.record().abandoned => {}
+                    DestinationState::Owner
+                        if journal.record().vm.as_ref().is_some_and(|vm| self.node.was_ended(vm)) =>
+                    {
+                        tracing::info!(migration = %id, "an operator ended its VM before that could be written down");
+                        if journal.update_owing(|r| r.abandoned = true).is_err() {
+                            drop(owed::write_later(journal));
+                        }
+                    }
+                    DestinationState::Owner => self.adopt(journal),
                     DestinationState::Loaded => loaded.push(journal),
                     _ => {}
                 },
@@ -71,6 +81,12 @@ impl Engine {
         for id in ids {
             let path = self.node.session_dir(id).join("source.jsonl");
             match Journal::<SourceRecord>::open_begun(&path) {
+                Ok(Some(journal))
+                    if matches!(journal.record().state, SourceState::Warm | SourceState::Stopped)
+                        && self.node.was_ended(&journal.record().vm) =>
+                {
+                    session_span(id, "source").in_scope(|| self.call_off(journal));
+                }
                 Ok(Some(journal)) => {
                     if let Some(publisher) = self.enter_source(journal.record()) {
                         let span = session_span(id, "source");
@@ -91,6 +107,22 @@ impl Engine {
             engine.recovered.store(true, Ordering::Release);
             engine.forget_old();
         });
+    }
+
+    /// Of a guest that had not been given away, and was ended here.
+    fn call_off(&self, mut journal: Journal<SourceRecord>) {
+        let Ok(next) = journal.record().state.step(SourceEvent::GiveUp) else { return };
+        let change = |r: &mut SourceRecord| {
+            r.enter(next);
+            r.to_resume = false;
+        };
+        let owed = journal.update_owing(change).is_err();
+        let record = journal.record().clone();
+        tracing::info!(vm = record.vm.name, "an operator ended this VM before that could be written down");
+        let written = owed.then(|| owed::write_later(journal));
+        if record.untold {
+            source::tell_later(&self.node, record, written);
+        }
     }
 
     /// Lists a session of which nobody knows where it stands. `about`: VM and peer, if an older line names them.

@@ -24,14 +24,20 @@ pub struct Moved {
 pub type QemuId = (i32, u64);
 
 /// What is left of a VM after an operator has ended the migration that held it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Abandoned {
     /// No migration held it.
     NotHeld,
-    /// The VM, which nobody holds any more.
-    Free,
+    /// The VM, which nobody needs any more.
+    Free {
+        /// What cannot be written down yet, and is tried again.
+        owed: Option<String>,
+    },
     /// Nothing: a copy that had never run was removed.
-    Removed,
+    Removed {
+        /// As above.
+        owed: Option<String>,
+    },
 }
 
 /// Why a migration still holds its VM.

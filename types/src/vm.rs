@@ -40,7 +40,7 @@ pub struct VmSummary {
     /// What it waits for: its peer, if the migration has lost that, or a file that cannot be written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<String>,
-    /// Why the daemon ended it, if it did so on its own.
+    /// Why it has ended: the daemon did it on its own, or the kernel for lack of memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -169,4 +169,7 @@ pub struct Stopped {
     pub name: String,
     /// `quit` (its monitor obeyed) or `killed`.
     pub how: String,
+    /// What of its migration cannot be written down yet. The daemon tries again; the VM does not come back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owed: Option<String>,
 }

@@ -96,6 +96,9 @@ pub async fn stop(client: &Client, args: &Stop, json: bool) -> Result<Exit, End>
     } else {
         say(&format!("{:?} has ended ({})", stopped.name, stopped.how))?;
     }
+    if let Some(owed) = &stopped.owed {
+        note(&format!("vmove: {owed}; the VM does not come back"));
+    }
     Ok(Exit::Done)
 }
 

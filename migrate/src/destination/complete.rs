@@ -4,12 +4,12 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use vmove_memory::{PageSize, Process, RemoteUffd, close_in_qemu, collapse, fill_locked_in_qemu};
-use vmove_qmp::process::QemuProcess;
 
 use super::error::DestinationError;
 use super::monitor::{Connecting, Monitor};
-use super::session::{Control, End, Event, Session, qemu_lives};
+use super::session::{Control, End, Event, Session};
 use crate::proto::message::{self, DestinationStand, SourceStand, ToDestination, ToSource};
+use vmove_node::record::VmRecord;
 use vmove_types::problem::chain;
 use vmove_types::progress::Outcome;
 use vmove_types::report::Report;
@@ -18,7 +18,6 @@ use vmove_types::time::Mono;
 /// A guest that needs nobody any more.
 #[derive(Debug)]
 pub(super) struct Complete {
-    pub process: QemuProcess,
     /// An earlier process of this daemon may have been killed before it had resumed the guest.
     pub unknown: Option<Connecting>,
     /// What the source is told.
@@ -81,8 +80,8 @@ impl Complete {
                 return Ok(flow);
             }
             Event::Tick => {
+                // QEMU may end: the guest is the node's own by now.
                 session.look_at_source(control)?;
-                qemu_lives(&self.process)?;
                 session.tell_progress(control).await?;
             }
             // Of page connections, which have ended.
@@ -162,7 +161,11 @@ fn make_huge(session: &Session) {
 /// The source has freed its side, or was lost after it had heard that it may.
 fn finish(session: &Session) {
     session.files.remove_tables();
-    if let Some(mut vm) = session.journal.record().vm.clone() {
+    // An operator may have ended the VM meanwhile.
+    let here = |vm: &VmRecord| {
+        session.node.vms.get(&vm.name).is_ok_and(|here| (here.pid, here.pid_start) == (vm.pid, vm.pid_start))
+    };
+    if let Some(mut vm) = session.journal.record().vm.clone().filter(here) {
         vm.session = None;
         if let Err(error) = session.node.vms.put_owing(vm) {
             tracing::warn!(error = chain(&error), "could not update the VM's record");

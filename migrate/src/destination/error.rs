@@ -1,9 +1,9 @@
 //! Why the destination cannot take the guest, or cannot go on with it.
 
-use std::io;
 use std::path::PathBuf;
+use std::{fmt, io};
 
-use vmove_fabric::{FabricError, PostError, Remedy};
+use vmove_fabric::{FabricError, PostError, Remedy, RemoteStatus};
 use vmove_memory::MemoryError;
 use vmove_node::peer::NoCommonFabric;
 use vmove_node::store::VmStoreError;
@@ -34,6 +34,8 @@ pub(super) enum DestinationError {
     PageSet { block: usize, source: WireSetError },
     #[error("No memory for the guest at the destination")]
     Populate(#[source] PopulateError),
+    #[error("{source}. {shortage}")]
+    HugePages { shortage: Shortage, source: Box<DestinationError> },
     #[error("QEMU did not start at the destination")]
     Launch(#[source] LaunchError),
     #[error("The destination QEMU did not load the device state; its log says: {log}")]
@@ -60,6 +62,27 @@ pub(super) enum DestinationError {
     Page(#[from] PageError),
     #[error("A task at the destination ended without a result")]
     Task(#[from] tokio::task::JoinError),
+}
+
+/// Huge pages of a guest. Unit: MiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shortage {
+    pub needed: u64,
+    /// Of those, what the guest's files have.
+    pub here: u64,
+    /// What nobody has.
+    pub free: u64,
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { needed, here, free } = self;
+        write!(
+            f,
+            "Of {needed} MiB of huge pages for the guest {here} MiB are there, and {free} MiB are free: if they have run out, raise \
+             vm.nr_hugepages or the bound of the control group (hugetlb.*.max), or wait until others give theirs back"
+        )
+    }
 }
 
 /// Why there is no place for the VM.
@@ -162,6 +185,8 @@ pub(super) enum PagesLost {
     Post(#[from] PostError),
     #[error("the source refused a read: {0}")]
     ReadRefused(String),
+    #[error("a page could not be put into its place at the destination: {0}")]
+    NotTaken(RemoteStatus),
     #[error("the source named a page of memory that it had not made readable")]
     NotReadable,
     #[error("{0} is not open at the destination (any more)")]
@@ -171,11 +196,19 @@ pub(super) enum PagesLost {
 }
 
 impl PagesLost {
+    /// Why a read did not bring its page.
+    pub(super) fn of_read(status: RemoteStatus) -> Self {
+        match status {
+            RemoteStatus::LocalGone => Self::NotTaken(status),
+            other => Self::ReadRefused(other.to_string()),
+        }
+    }
+
     /// The same fabric may work again.
     pub(super) fn same_fabric(&self) -> bool {
         match self {
             Self::Fabric(error) => error.remedy() == Remedy::Reconnect,
-            Self::Post(_) | Self::ReadRefused(_) | Self::NotReadable => true,
+            Self::Post(_) | Self::ReadRefused(_) | Self::NotTaken(_) | Self::NotReadable => true,
             Self::NotOpen(_) | Self::Regions(_) => false,
         }
     }

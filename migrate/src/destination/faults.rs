@@ -268,7 +268,7 @@ impl<'a> Server<'a> {
         for completion in self.done.drain() {
             let Some(left_out) = LeftOut::of(&completion.kind) else { continue };
             if let Err(status) = &completion.status {
-                return Err(PagesLost::ReadRefused(status.to_string()).into());
+                return Err(PagesLost::of_read(*status).into());
             }
             memory.comparing.note(&completion.kind);
             let slot = usize::try_from(completion.wr.0)

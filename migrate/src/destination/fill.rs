@@ -415,7 +415,7 @@ impl<'a> Worker<'a> {
     fn finish_one(&mut self, completion: &Completion) -> Result<(), FillEvent> {
         let Some(mut left_out) = LeftOut::of(&completion.kind) else { return Ok(()) };
         if let Err(status) = &completion.status {
-            return Err(PagesLost::ReadRefused(status.to_string()).into());
+            return Err(PagesLost::of_read(*status).into());
         }
         self.fill.memory.comparing.note(&completion.kind);
         let slot = usize::try_from(completion.wr.0).ok().filter(|s| *s < self.slots.len());

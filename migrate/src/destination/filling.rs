@@ -12,6 +12,7 @@ use super::block::Block;
 use super::device_state::DeviceState;
 use super::error::{DestinationError, DeviceStateError, LaunchError, PopulateError};
 use super::fill::FillEvent;
+use super::huge_pages;
 use super::launch::{self, LaunchOrder, Launched};
 use super::monitor::Monitor;
 use super::populate::{self, Populating};
@@ -106,6 +107,7 @@ impl Filling {
             },
             Err(end) => (self, end),
         };
+        let end = huge_pages::explained(session, end);
         control.tell_failure(&end).await;
         filling.discard(session, end).await;
         None

@@ -51,7 +51,7 @@ impl Loaded {
         loop {
             let mut open = match control.take() {
                 Some(open) => open,
-                None => match session.wait_for_source(&self.process).await {
+                None => match session.wait_for_source(Some(&self.process)).await {
                     Waited::Source(control) => control,
                     Waited::QemuEnded(error) => {
                         self.end_unowned(session, chain(&error)).await;

@@ -14,6 +14,7 @@ mod faults;
 mod fill;
 mod filling;
 mod guest_memory;
+mod huge_pages;
 mod launch;
 mod loaded;
 mod monitor;

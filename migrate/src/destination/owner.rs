@@ -57,7 +57,7 @@ impl Owner {
         loop {
             let mut open = match control.take() {
                 Some(open) => open,
-                None => match session.wait_for_source(&self.process).await {
+                None => match session.wait_for_source(self.needed()).await {
                     Waited::Source(control) => control,
                     Waited::QemuEnded(error) => {
                         session.give_up_owned(chain(&error));
@@ -158,7 +158,7 @@ impl Owner {
             }
             Some(Event::Tick) => {
                 session.look_at_source(control)?;
-                qemu_lives(&self.process)?;
+                self.needed().map_or(Ok(()), qemu_lives)?;
                 session.tell_progress(control).await?;
             }
             _ => {}
@@ -248,10 +248,16 @@ impl Owner {
             }
             Err(DestinationError::Journal { path, source }) => {
                 session.publisher.cannot_write(&path, &source);
+                session.publisher.only_owes();
                 Ok(None)
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Our QEMU, as long as pages are missing. Afterwards it is a VM like any other, which may end.
+    const fn needed(&self) -> Option<&QemuProcess> {
+        if self.figures.is_none() { Some(&self.process) } else { None }
     }
 
     /// Every page is here.
@@ -261,7 +267,7 @@ impl Owner {
             Guest::Unknown(connecting) => Some(connecting),
             Guest::Paused(_) | Guest::PausedUnreached(_) | Guest::Settled => None,
         };
-        Complete { process: self.process, unknown, figures: Box::new(figures) }
+        Complete { unknown, figures: Box::new(figures) }
     }
 }
 

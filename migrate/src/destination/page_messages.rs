@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::error::{DestinationError, PagesLost, RegionsError};
+use super::huge_pages;
 use super::page_queue::NamedPages;
 use super::remote_memory::RemoteMemory;
 use super::session::{Control, End, Event, Session};
@@ -95,7 +96,7 @@ impl Session {
             let whole = block.file.check_whole().and_then(|()| block.mapping().check_whole());
             whole.map_err(|source| End::Failed(block.file_error(source).into()))?;
         }
-        let (why, same_fabric) = (chain(lost), lost.same_fabric());
+        let (why, same_fabric) = (huge_pages::told(self, lost, chain(lost)), lost.same_fabric());
         tracing::warn!(why, same_fabric, "page connections lost; asking for others");
         self.pages.renew();
         control.send(&ToSource::PagesLost { why, same_fabric }).await?;

@@ -273,16 +273,21 @@ impl Session {
         self.pages.end();
     }
 
-    /// Waits, however long, for the source to dial again: it alone knows whether the guest was given up.
-    pub(super) async fn wait_for_source(&mut self, process: &QemuProcess) -> Waited {
+    /// Waits, however long, for the source to dial again: it alone knows whether the guest was given up. `process`: whose end is not waited
+    /// out.
+    pub(super) async fn wait_for_source(&mut self, process: Option<&QemuProcess>) -> Waited {
         let abandon = self.publisher.abandon();
+        let ended = async {
+            let Some(process) = process else { return std::future::pending().await };
+            process.exited().await;
+            DestinationError::QemuEnded { log: process.log_tail() }
+        };
+        tokio::pin!(ended);
         loop {
             let arrival = tokio::select! {
                 arrival = self.arrivals.recv() => arrival,
                 () = abandon.asked() => return Waited::Abandoned,
-                () = process.exited() => {
-                    return Waited::QemuEnded(DestinationError::QemuEnded { log: process.log_tail() });
-                }
+                error = &mut ended => return Waited::QemuEnded(error),
             };
             let Some(arrival) = arrival else { return Waited::DaemonEnds };
             match (arrival.hello.kind, arrival.link) {

@@ -179,7 +179,7 @@ pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>
         r.to_remove = false;
     });
     if gone.is_err() {
-        owed::write_later(journal);
+        drop(owed::write_later(journal));
     }
 }
 

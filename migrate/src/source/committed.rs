@@ -15,6 +15,7 @@ use super::page_service::{PageService, Terms};
 use super::released;
 use super::session::Session;
 use super::stopped_qemu::Kept;
+use crate::history::ENDED_BY_OPERATOR;
 use crate::ownership::SourceEvent;
 use crate::proto::message::{Complete, DestinationStand, Running, SourceStand, ToDestination, ToSource};
 use vmove_node::blocking::spawn_blocking;
@@ -101,14 +102,12 @@ impl Committed {
                     return session.end_badly(chain(&error), GuestPlace::PausedAtDestination);
                 }
                 Why::GivenBack => return self.take_back(session, control).await,
-                Why::ForGood(error) => {
-                    return session.end_badly(chain(&error), GuestPlace::PausedAtDestination);
-                }
+                Why::ForGood(error) => return given_up(session, chain(&error)).await,
                 Why::Connection(error) if Instant::now() >= until => {
                     let (to, id) = (session.to().clone(), session.journal.record().id);
                     let why = chain(&error);
                     let why = format!("{why}; the guest belongs to {to}: `vmove recover {id}` tries again");
-                    return session.end_badly(why, GuestPlace::PausedAtDestination);
+                    return given_up(session, why).await;
                 }
                 Why::Connection(error) => {
                     drop(control);
@@ -122,7 +121,7 @@ impl Committed {
                 () = abandon.asked() => None,
             };
             let Some(another) = another else {
-                return session.end_badly(SourceError::Abandoned, GuestPlace::PausedAtDestination);
+                return given_up(session, chain(&SourceError::Abandoned)).await;
             };
             conversation = another;
             if tried.elapsed() > HELD_TIMEOUT {
@@ -293,6 +292,18 @@ impl Committed {
             Err(error) => not_back(&session, &stop.why(), &error),
         }
     }
+}
+
+/// This side can do nothing more for the guest.
+async fn given_up(mut session: Session, why: String) {
+    if !session.node.was_ended(session.vm()) {
+        return session.end_badly(why, GuestPlace::PausedAtDestination);
+    }
+    // An operator has ended what was left here, and an earlier process of the daemon could not write that down.
+    session.write_owing(|r| r.freed = true);
+    session.write_owed().await;
+    let (error, guest) = (ENDED_BY_OPERATOR.to_owned(), GuestPlace::Destination);
+    session.publisher.finish(Outcome::Failed { error, guest, cancelled: true });
 }
 
 fn ended(whole: Result<Box<Complete>, Why>, control: Control) -> Result<Whole, Box<Lost>> {

@@ -26,17 +26,21 @@ impl Registry {
     pub async fn stop(self: &Arc<Self>, name: &str, force: bool) -> Result<Stopped, RegistryError> {
         let _ending = Ending::of(self, name).await;
         let abandoned = if force { self.abandon(name).await? } else { Abandoned::NotHeld };
-        if abandoned == Abandoned::Removed {
-            tracing::info!(vm = %name, "the paused copy of a migration was ended on request");
-            return Ok(Stopped { name: name.to_owned(), how: "its paused copy was removed".to_owned() });
-        }
-        // Before the record is looked up: a migration that ends in between may take it away.
-        self.not_in_session(name)?;
+        let stopped = |how: &str, owed| Ok(Stopped { name: name.to_owned(), how: how.to_owned(), owed });
+        let (freed, owed) = match abandoned {
+            Abandoned::Removed { owed } => {
+                tracing::info!(vm = %name, owed, "the paused copy of a migration was ended on request");
+                return stopped("its paused copy was removed", owed);
+            }
+            Abandoned::Free { owed } => (true, owed),
+            // Before the record is looked up: a migration that ends in between may take it away.
+            Abandoned::NotHeld => (false, self.not_in_session(name).map(|()| None)?),
+        };
         let record = match self.vms.get(name) {
             Ok(record) => record,
             // It ended by itself, and this is the last that is heard of it.
             Err(_) if self.lock().ended.remove(name).is_some() => {
-                return Ok(Stopped { name: name.to_owned(), how: "had ended before".to_owned() });
+                return stopped("had ended before", owed);
             }
             Err(error) => return Err(error.into()),
         };
@@ -44,13 +48,13 @@ impl Registry {
             return Err(RegistryError::Adopted(name.to_owned()));
         }
         // A guest that lacks memory may hold up QEMU's monitor.
-        let quit_timeout = if abandoned == Abandoned::Free { STUCK_TIMEOUT } else { QUIT_TIMEOUT };
+        let quit_timeout = if freed { STUCK_TIMEOUT } else { QUIT_TIMEOUT };
         let how = self.end_process(&record, force, quit_timeout).await?;
         self.clean_up(&record).await?;
         // What was expected of its end no longer counts.
         self.lock().ended.remove(name);
-        tracing::info!(vm = %name, pid = record.pid, how, "VM ended on request");
-        Ok(Stopped { name: name.to_owned(), how: how.to_owned() })
+        tracing::info!(vm = %name, pid = record.pid, how, owed, "VM ended on request");
+        stopped(how, owed)
     }
 
     async fn abandon(&self, name: &str) -> Result<Abandoned, RegistryError> {

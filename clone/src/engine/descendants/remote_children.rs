@@ -31,7 +31,7 @@ impl ForkEngine {
             (moved.to.name.clone(), self.pursue(moved, true).await?)
         };
         match answer {
-            ToParent::Ended(how) => Ok(Stopped { name, how }),
+            ToParent::Ended(how) => Ok(Stopped { name, how, owed: None }),
             other => Err(self.unexpected(&node, "the end of a child", &other)),
         }
     }
@@ -109,7 +109,9 @@ impl ForkEngine {
 
     /// Names of those that live, here or where migrations took them.
     async fn living(&self, children: Vec<Kin>) -> Vec<String> {
-        let (here, others): (Vec<Kin>, Vec<Kin>) = children.into_iter().partition(|child| self.lives(child));
+        // One of which nothing can be read may live.
+        let may_live = |child: &Kin| self.lives(child) || self.members.unreadable(&child.name).is_some();
+        let (here, others): (Vec<Kin>, Vec<Kin>) = children.into_iter().partition(may_live);
         let mut living: Vec<String> = here.into_iter().map(|child| child.name).collect();
         if others.is_empty() {
             return living;
@@ -126,6 +128,9 @@ impl ForkEngine {
     }
 
     async fn end(&self, child: &Kin) -> Result<ToParent, ForkError> {
+        if let Some(path) = self.members.unreadable(&child.name) {
+            return Err(ForkError::UnreadableMember { vm: child.name.clone(), path });
+        }
         if self.lives(child) {
             return Ok(ToParent::Ended(self.registry.stop(&child.name, true).await?.how));
         }
