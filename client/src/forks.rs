@@ -2,7 +2,8 @@
 
 use vmove_http::client::encoded;
 use vmove_types::fork::{
-    ForkNode, ForkRequest, Promoted, Removed, TemplateInfo, TemplateList, TemplateRequest, Warm, WarmRequest,
+    ForkList, ForkNode, ForkRecovered, ForkRequest, Promoted, Removed, TemplateInfo, TemplateList,
+    TemplateRequest, Warm, WarmRequest,
 };
 use vmove_types::fork_report::{ForkProgress, ForkReport};
 use vmove_types::vm::Stopped;
@@ -16,6 +17,16 @@ impl Client {
     /// Forks a guest, or a template. Answers when everything is done; [`Client::fork_progress`] tells meanwhile.
     pub async fn fork(&self, request: &ForkRequest) -> Result<ForkReport, Error> {
         self.0.post("/v1/forks", request).await
+    }
+
+    /// Forks of the node: those whose journals cannot be read first, then the newest.
+    pub async fn forks(&self) -> Result<ForkList, Error> {
+        self.0.get("/v1/forks").await
+    }
+
+    /// Takes up a fork whose journal could not be read.
+    pub async fn recover_fork(&self, id: &str) -> Result<ForkRecovered, Error> {
+        self.0.act(&format!("/v1/forks/{}/recover", encoded(id))).await
     }
 
     /// How far a fork is.

@@ -26,7 +26,7 @@ use crate::error::blocking;
 use crate::service::PageService;
 use crate::template::Source;
 use crate::verify::Comparison;
-use crate::{CloneError, identity, network};
+use crate::{CloneError, identity, network, room};
 
 /// A hundred QEMUs started at once take their time.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -261,7 +261,14 @@ impl Child {
         };
         let replacements: Vec<_> = self.mappings.iter().zip(&self.hints).map(replace).collect();
         let process = Arc::clone(&self.process);
-        blocking(move || Ok(replace_in_qemu(&process, &replacements, &[])?)).await?;
+        let (dir, backing) = (self.plan.layout.memory_dir.clone(), self.plan.layout.backing);
+        let replaced = move || {
+            let done = replace_in_qemu(&process, &replacements, &[]);
+            done.map_err(|error| {
+                room::huge_pages(error, replacements.iter().map(|one| one.at.len.0).sum(), &dir, backing)
+            })
+        };
+        blocking(replaced).await?;
         self.mapped = wanted;
         Ok(())
     }

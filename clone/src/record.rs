@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use vmove_memory::QemuMapping;
-use vmove_node::files::write_atomically;
+use vmove_node::files::{read_all_json, read_json, write_atomically};
 use vmove_node::record::VmRecord;
 
 use crate::CloneError;
@@ -130,15 +130,15 @@ impl Members {
     /// What is known of the VM of this record, as opposed to an earlier one of its name.
     #[must_use]
     pub fn get(&self, vm: &VmRecord) -> Option<Member> {
-        let member = self.read(&self.path(&vm.name))?;
+        let member: Member = read_json(&self.path(&vm.name)).ok()?;
         (member.pid == vm.pid && member.pid_start == vm.pid_start).then_some(member)
     }
 
-    /// All of them, by name, also of VMs that have ended.
+    /// All of them that can be read, by name, also of VMs that have ended.
     #[must_use]
     pub fn list(&self) -> Vec<Member> {
-        let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
-        let mut all: Vec<Member> = entries.filter_map(|entry| self.read(&entry.path())).collect();
+        let mut all: Vec<Member> =
+            read_all_json(&self.dir).into_iter().filter_map(|(_, read)| read.ok()).collect();
         all.sort_by(|a, b| (&a.parent, a.index, &a.vm).cmp(&(&b.parent, b.index, &b.vm)));
         all
     }
@@ -185,15 +185,16 @@ impl Members {
         remove_file(&self.path(vm))
     }
 
-    fn path(&self, vm: &str) -> PathBuf {
-        self.dir.join(format!("{vm}.json"))
+    /// The file about the VM of this name, if there is one and it cannot be read: nobody knows then whether the VM's memory is private.
+    #[must_use]
+    pub fn unreadable(&self, vm: &str) -> Option<PathBuf> {
+        let path = self.path(vm);
+        let error = read_json::<Member>(&path).err()?;
+        (error.kind() != std::io::ErrorKind::NotFound).then_some(path)
     }
 
-    fn read(&self, path: &Path) -> Option<Member> {
-        if path.extension().is_none_or(|e| e != "json") {
-            return None;
-        }
-        serde_json::from_slice(&vmove_node::files::read(path).ok()?).ok()
+    fn path(&self, vm: &str) -> PathBuf {
+        self.dir.join(format!("{vm}.json"))
     }
 }
 
@@ -228,6 +229,16 @@ mod tests {
         assert_eq!(members.get(&record(9)), None);
         members.remove("two words").unwrap();
         members.remove("two words").unwrap();
+        assert!(members.list().is_empty());
+    }
+
+    #[test]
+    fn one_that_cannot_be_read_is_told_from_one_that_is_not_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let members = Members::open(dir.path()).unwrap();
+        assert_eq!(members.unreadable("web"), None);
+        std::fs::write(dir.path().join("web.json"), "{").unwrap();
+        assert_eq!(members.unreadable("web"), Some(dir.path().join("web.json")));
         assert!(members.list().is_empty());
     }
 }

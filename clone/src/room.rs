@@ -1,6 +1,9 @@
 //! Whether there is memory for the children, before any is started.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
+use vmove_memory::{MemoryDir, MemoryError};
 use vmove_node::reservations::{Rooms, Wanted};
 use vmove_types::Backing;
 
@@ -98,6 +101,21 @@ impl Demand {
             )));
         }
         Ok(())
+    }
+}
+
+/// Why memory could not be mapped privately: where no huge page is left for what may be written, that is said in words.
+pub fn huge_pages(error: MemoryError, needed: u64, dir: &Path, backing: Backing) -> CloneError {
+    let none_left = matches!(&error, MemoryError::Remote { source, .. } if source.kind() == std::io::ErrorKind::OutOfMemory);
+    let free = MemoryDir::prepare(dir, backing).and_then(|dir| dir.free());
+    match free {
+        Ok(free) if none_left && backing != Backing::Thp => CloneError::NoRoom(format!(
+            "{} MiB of free huge pages are needed for what it may write, found {} MiB: others have taken them since this fork began; raise \
+             vm.nr_hugepages, or wait until they are given back",
+            needed.div_ceil(1 << 20),
+            free.0 >> 20
+        )),
+        _ => error.into(),
     }
 }
 

@@ -115,6 +115,24 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
         }
     }
 
+    /// Opens a journal at the newest line that can be read, for an operator who gives up the lines after it. The file as it was stays beside
+    /// it, as `FILE.damaged`. Nothing if no line can be read: then that is all that is left.
+    ///
+    /// # Errors
+    /// The kernel's answer; the journal is as it was.
+    pub fn open_older(path: &Path) -> io::Result<Option<Self>> {
+        let bytes = crate::files::read(path)?;
+        let mut damaged = path.as_os_str().to_owned();
+        damaged.push(".damaged");
+        std::fs::rename(path, &damaged)?;
+        let Some(whole) = readable::<R>(&bytes) else { return Ok(None) };
+        let opened = OpenOptions::new().create_new(true).write(true).open(path);
+        let written =
+            opened.and_then(|mut file| file.write_all(&bytes[..whole])).and_then(|()| Self::open(path));
+        // Renaming it back takes no room, and takes the place of what was written.
+        written.map(Some).inspect_err(|_| drop(std::fs::rename(&damaged, path)))
+    }
+
     /// The newest line that can be read, though newer ones cannot: it tells what the journal is about, and not where it stands.
     #[must_use]
     pub fn read_older(path: &Path) -> Option<R> {
@@ -204,6 +222,21 @@ impl<R: Serialize + DeserializeOwned + Clone, F: JournalFile> Journal<R, F> {
         self.whole += line.len() as u64;
         self.owed = false;
         Ok(())
+    }
+}
+
+/// The length up to the end of the newest line that can be read, in bytes; nothing if there is none.
+fn readable<R: DeserializeOwned>(bytes: &[u8]) -> Option<usize> {
+    let mut end = bytes.iter().rposition(|b| *b == b'\n')? + 1;
+    loop {
+        let begin = bytes[..end - 1].iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
+        if serde_json::from_slice::<R>(&bytes[begin..end - 1]).is_ok() {
+            return Some(end);
+        }
+        end = begin;
+        if end == 0 {
+            return None;
+        }
     }
 }
 
@@ -439,6 +472,24 @@ mod tests {
         assert_eq!(Journal::<u64>::read_older(&path), Some(22));
         std::fs::write(&path, "1\n22\n").unwrap();
         assert_eq!(*Journal::<u64>::open_begun(&path).unwrap().unwrap().record(), 22);
+    }
+
+    #[test]
+    fn the_damaged_end_of_a_journal_can_be_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, damaged) = (dir.path().join("j"), dir.path().join("j.damaged"));
+        for (before, older) in [
+            ("1\n22\n{damaged\n", Some("1\n22\n")),
+            ("1\n{\n\n{\n4", Some("1\n")),
+            ("{\n", None),
+            ("4", None),
+        ] {
+            std::fs::write(&path, before).unwrap();
+            let opened = Journal::<u64>::open_older(&path).unwrap();
+            assert_eq!(opened.is_some(), older.is_some(), "{before:?}");
+            assert_eq!(std::fs::read_to_string(&path).ok().as_deref(), older, "{before:?}");
+            assert_eq!(std::fs::read_to_string(&damaged).unwrap(), before);
+        }
     }
 
     #[test]

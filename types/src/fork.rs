@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::fork_report::ForkProgress;
+
 /// Forks a guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -103,7 +105,7 @@ pub struct ForkNode {
     pub name: String,
     /// Its number among the children of its parent; 0 for one that was not forked from another.
     pub index: u32,
-    /// `here`; `fetching`: here, and its memory is still on its way; `ended`; or `elsewhere`: started on another node, which knows what
+    /// `here`; `unknown`: here, and what was noted of its forks cannot be read (`vmove list` names the file); `fetching`: here, and its memory is still on its way; `ended`; or `elsewhere`: started on another node, which knows what
     /// became of it.
     pub status: String,
     /// Why the daemon ended it, if it did so on its own.
@@ -123,6 +125,24 @@ pub struct ForkNode {
     /// Its children.
     #[cfg_attr(feature = "schema", schema(no_recursion))]
     pub children: Vec<ForkNode>,
+}
+
+/// Forks of a node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct ForkList {
+    /// Those whose journals cannot be read first, then the newest.
+    pub forks: Vec<ForkProgress>,
+}
+
+/// A fork whose journal could not be read was taken up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct ForkRecovered {
+    /// Its id.
+    pub id: String,
+    /// What was done, and what is left to an operator.
+    pub note: String,
 }
 
 /// How to look at a VM and what came from it.

@@ -261,7 +261,8 @@ pub struct ForkProgress {
     pub id: String,
     /// Name of the guest.
     pub parent: String,
-    /// `check`, `rehome`, `freeze`, `copy`, `fetch`, `load`, `run`, `network`, `hosts`, `done` or `failed`.
+    /// `check`, `rehome`, `freeze`, `copy`, `fetch`, `load`, `run`, `network`, `hosts`, `done` or `failed`; `unknown, see FILE` if its
+    /// journal cannot be read, and then the numbers mean nothing.
     pub phase: String,
     /// Children asked for.
     pub children: usize,

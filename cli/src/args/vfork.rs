@@ -42,6 +42,10 @@ pub enum Command {
     Create(Create),
     /// Keep children prepared, so that the next fork is fast
     Warm(Warm),
+    /// List forks of this node; those whose journals cannot be read come first
+    List,
+    /// Take up a fork whose journal could not be read
+    Recover(Recover),
     /// Show a VM and everything that came from it
     Tree(Name),
     /// End a child
@@ -132,6 +136,20 @@ impl Way {
             Self::TwoStage => Some(ForkWay::TwoStage),
         }
     }
+}
+
+/// Arguments of `recover`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vfork list
+  vfork recover 3f2a90c1d4
+
+If the file has been put right, the fork is taken up. Otherwise what stands after the last line that can be read is given up; the
+file as it was is kept beside it, as FILE.damaged.")]
+pub struct Recover {
+    /// Id of the fork, as `vfork list` shows it
+    #[arg(value_name = "ID")]
+    pub id: String,
 }
 
 /// Arguments of `warm`.

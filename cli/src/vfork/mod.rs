@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use vmove_client::Client;
 use vmove_spread::simulate::{SimulateArguments, SimulateError};
 use vmove_types::fork::{ForkNode, ForkRequest, TemplateRequest, WarmRequest};
-use vmove_types::fork_report::{ForkReport, FreezeReport, HostReport, LoadWrite};
+use vmove_types::fork_report::{ForkProgress, ForkReport, FreezeReport, HostReport, LoadWrite};
 use vmove_types::problem::{Code, Exit, Problem};
 use vmove_types::units::{format_bytes, format_ms};
 
@@ -46,13 +46,15 @@ async fn dispatch(cli: Cli) -> Result<Exit, End> {
     match cli.command {
         Command::Create(args) => create(&client, args, json).await,
         Command::Warm(args) => warm(&client, &args, json).await,
+        Command::List => list(&client, json).await,
+        Command::Recover(args) => recover(&client, &args.id, json).await,
         Command::Tree(args) => tree(&client, &args.vm, json).await,
         Command::Kill(args) => kill(&client, &args.child, json).await,
         Command::Join(args) => join(&client, &args, json).await,
         Command::Promote(args) => promote(&client, &args.vm, json).await,
         Command::Template(Template::Save(args)) => save(&client, args, json).await,
         Command::Template(Template::Load(args)) => load(&client, &args.name, json).await,
-        Command::Template(Template::List) => list(&client, json).await,
+        Command::Template(Template::List) => list_templates(&client, json).await,
         Command::Template(Template::Rm(args)) => remove(&client, &args.name, json).await,
         Command::Simulate(args) => simulate(&args, json),
         Command::Completions(args) => manual::completions_of::<Cli>("vfork", args.shell),
@@ -252,6 +254,38 @@ async fn warm(client: &Client, args: &Warm, json: bool) -> Result<Exit, End> {
     Ok(Exit::Done)
 }
 
+async fn list(client: &Client, json: bool) -> Result<Exit, End> {
+    let list = client.forks().await?;
+    if json {
+        say_json(&list)?;
+        return Ok(Exit::Done);
+    }
+    if list.forks.is_empty() {
+        say("No fork on this node since vmoved was started; make one by `vfork create`")?;
+        return Ok(Exit::Done);
+    }
+    let row = |fork: &ForkProgress| {
+        let state = match &fork.error {
+            Some(error) => format!("{}: {}", fork.phase, error.message),
+            None => fork.phase.clone(),
+        };
+        vec![fork.id.clone(), fork.parent.clone(), format!("{}/{}", fork.running, fork.children), state]
+    };
+    let rows: Vec<Vec<String>> = list.forks.iter().map(row).collect();
+    say(&table(&["ID", "PARENT", "CHILDREN", "STATE"], &rows))?;
+    Ok(Exit::Done)
+}
+
+async fn recover(client: &Client, id: &str, json: bool) -> Result<Exit, End> {
+    let recovered = client.recover_fork(id).await?;
+    if json {
+        say_json(&recovered)?;
+    } else {
+        say(&format!("Fork {}: {}", recovered.id, recovered.note))?;
+    }
+    Ok(Exit::Done)
+}
+
 async fn tree(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
     let node = client.fork_tree(vm, false).await?;
     if json {
@@ -372,7 +406,7 @@ async fn load(client: &Client, name: &str, json: bool) -> Result<Exit, End> {
     Ok(Exit::Done)
 }
 
-async fn list(client: &Client, json: bool) -> Result<Exit, End> {
+async fn list_templates(client: &Client, json: bool) -> Result<Exit, End> {
     let list = client.templates().await?;
     if json {
         say_json(&list)?;

@@ -13,6 +13,7 @@
 //! | `descendants` | what came of a guest: the tree, which children live, their end |
 //! | `templates`, `promote` | templates kept by name; memory of its own for a VM |
 //! | `recover` | forks that an earlier life of the daemon did not finish |
+//! | `unreadable` | forks whose journals cannot be read |
 //! | `message` | what the daemons of two nodes say to each other about a fork |
 //! | `peers` | other nodes: how they are named and reached, and connections of a fork that come in |
 //! | [`ForkError`] | why something failed |
@@ -38,6 +39,7 @@ mod prepared;
 mod promote;
 mod recover;
 mod templates;
+mod unreadable;
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -60,6 +62,7 @@ use self::guest::Guests;
 use self::images::ServedImages;
 use self::peers::Peers;
 use self::prepared::{AwaySet, HostedSet};
+use self::unreadable::Unreadable;
 use crate::CloneError;
 use crate::record::Members;
 
@@ -103,6 +106,8 @@ struct State {
     hosted: HashMap<String, HostedSet>,
     /// Forks, oldest first.
     progress: Vec<ForkProgress>,
+    /// Forks whose journals cannot be read.
+    unreadable: Vec<Unreadable>,
 }
 
 /// The right to change a VM's memory, until this is dropped.
@@ -197,6 +202,7 @@ impl ForkEngine {
     }
 
     fn claim(self: &Arc<Self>, name: &str) -> Result<Claim, ForkError> {
+        self.is_readable(name)?;
         if let Some(node) = self.lock().fetching.get(name) {
             return Err(ForkError::Fetching { vm: name.to_owned(), node: node.clone() });
         }

@@ -1,5 +1,6 @@
 //! Forks that an earlier life of the daemon did not finish.
 
+use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use vmove_node::journal::Journal;
 use vmove_qmp::Client;
 
 use super::error::ForkError;
+use super::unreadable::Unreadable;
 use super::{Claim, ForkEngine};
 use vmove_node::registry::process_of;
 
@@ -25,20 +27,16 @@ impl ForkEngine {
         for path in paths {
             match Journal::<ForkRecord>::open_begun(&path) {
                 Ok(Some(journal)) => {
-                    let record = journal.record();
-                    let held = self.hold(record.children.iter().chain([&record.vm.name]));
-                    let engine = self.clone();
+                    let taken_up = self.clone().take_up_held(journal);
                     tokio::spawn(async move {
-                        engine.take_up(journal).await;
-                        drop(held);
+                        if let Err(error) = taken_up.await {
+                            tracing::error!(why = %error.message(), "the parent of a fork could not be brought back");
+                        }
                     });
                 }
                 // Nothing was done yet.
                 Ok(None) => drop(std::fs::remove_file(&path)),
-                Err(error) => {
-                    let vm = Journal::<ForkRecord>::read_older(&path).map(|record| record.vm.name);
-                    tracing::error!(path = %path.display(), ?vm, %error, "a fork's journal cannot be read: nothing is done with this fork");
-                }
+                Err(error) => self.enter_unreadable(Unreadable::journal(path, &error)),
             }
         }
         self.recover_hosted();
@@ -49,19 +47,30 @@ impl ForkEngine {
         names.filter_map(|name| self.claim(name).ok()).collect()
     }
 
-    async fn take_up(&self, mut journal: Journal<ForkRecord>) {
+    /// Takes up a fork. Its VMs are held as soon as this returns.
+    pub(super) fn take_up_held(
+        self: Arc<Self>,
+        journal: Journal<ForkRecord>,
+    ) -> impl Future<Output = Result<(), ForkError>> + Send {
+        let record = journal.record();
+        let held = self.hold(record.children.iter().chain([&record.vm.name]));
+        async move {
+            let taken_up = self.take_up(journal).await;
+            drop(held);
+            taken_up
+        }
+    }
+
+    async fn take_up(&self, mut journal: Journal<ForkRecord>) -> Result<(), ForkError> {
         let record = journal.record().clone();
         tracing::warn!(fork = %record.id, vm = %record.vm.name, phase = record.phase.word(), "taking up a fork of an earlier vmoved");
         if self.registry.migrations().moved().contains_key(&(record.vm.pid, record.vm.pid_start)) {
             // It runs there: here it must stay stopped.
-            return tracing::error!(fork = %record.id, vm = %record.vm.name, "the parent of a fork was given away: it is not brought back");
+            tracing::error!(fork = %record.id, vm = %record.vm.name, "the parent of a fork was given away: it is not brought back");
+            return Ok(());
         }
-        if process_of(&record.vm).is_some()
-            && record.phase != ForkPhase::Complete
-            && let Err(error) = self.bring_back(&record, &mut journal).await
-        {
-            tracing::error!(fork = %record.id, vm = %record.vm.name, why = %error.message(), "the parent of a fork could not be brought back");
-            return;
+        if process_of(&record.vm).is_some() && record.phase != ForkPhase::Complete {
+            self.bring_back(&record, &mut journal).await?;
         }
         self.end_those_that_never_ran(&record.children).await;
         if !(record.keep && Template::open(&record.template).is_ok())
@@ -69,7 +78,9 @@ impl ForkEngine {
         {
             tracing::warn!(fork = %record.id, %error, "something of a fork is left");
         }
+        self.until_written(&record.vm.name).await;
         let _ = std::fs::remove_file(journal.path());
+        Ok(())
     }
 
     async fn bring_back(
@@ -130,6 +141,10 @@ impl ForkEngine {
         }
         if let Err(error) = freeze::tidy(record) {
             tracing::warn!(fork = %record.id, %error, "something of a fork is left");
+        }
+        if self.registry.vms().owed(&record.vm.name).is_some() {
+            // Which disks the VM has is known by the journal alone: the next life looks again.
+            return;
         }
         let _ = std::fs::remove_file(path);
     }

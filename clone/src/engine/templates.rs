@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::CloneError;
-use crate::record::{ForkPhase, ForkRecord};
 use crate::template::{self, Saved, Template};
 use vmove_node::store::check_name;
 use vmove_qmp::inspect::inspect_binary;
@@ -37,22 +36,17 @@ impl ForkEngine {
         let (guest, ram) = self.guest(&id, &vm).await?;
         let frozen = self.freeze(&id, &guest, ram, Some(name.clone()), Vec::new()).await?;
         let (pause_ms, freeze) = (ms(frozen.pause), frozen.freeze);
-        let (template, mut journal) = (frozen.template, frozen.journal);
+        let (template, journal) = (frozen.template, frozen.journal);
         let work = move || {
             let saved = template::save(&template, &dir);
-            let end = journal.update(|r: &mut ForkRecord| r.phase = ForkPhase::Complete);
-            let _ = std::fs::remove_file(journal.path());
-            end.map_err(|source| CloneError::Io {
-                action: "write",
-                path: journal.path().to_owned(),
-                source,
-            })?;
             if saved.is_err() {
                 template.remove()?;
             }
             saved
         };
-        let saved = run_blocking(work).await??;
+        let saved = run_blocking(work).await?;
+        self.end_journal(&vm, journal).await;
+        let saved = saved?;
         tracing::info!(template = %name, vm = %vm, bytes = saved.bytes, pause_ms, "template saved");
         let mut info = info(&saved.manifest, true, Some(&saved));
         (info.parent_pause_ms, info.freeze) = (Some(pause_ms), Some(freeze));

@@ -29,6 +29,7 @@ use vmove_memory::{
     is_shared_whole, replace_in_qemu,
 };
 use vmove_node::journal::Journal;
+use vmove_node::layout;
 use vmove_types::time::{Mono, ms};
 
 use vmove_node::record::VmRecord;
@@ -42,6 +43,7 @@ use crate::disk::{self, Disk};
 use crate::error::blocking;
 use crate::files::remove_file;
 use crate::record::{ForkPhase, ForkRecord, FrozenFile};
+use crate::room;
 use crate::template::{Manifest, Template, TemplateRam, folders, remove_dir};
 use vmove_types::fork_report::FreezeReport;
 
@@ -122,8 +124,10 @@ pub async fn freeze(
     match done {
         Ok((Stopped { state, pause }, freeze)) => {
             let given = state.clone();
-            let template = blocking(move || Template::complete(&dir, manifest, &given)).await?;
-            Ok(Frozen { template, state, pause, freeze, journal })
+            match blocking(move || Template::complete(&dir, manifest, &given)).await {
+                Ok(template) => Ok(Frozen { template, state, pause, freeze, journal }),
+                Err(error) => Err(give_up(journal, order.client, error).await),
+            }
         }
         Err(error) => Err(give_up(journal, order.client, error).await),
     }
@@ -251,10 +255,14 @@ async fn remap(
 ) -> Result<Stopped, CloneError> {
     let plan = plan(order.client, ram, journal.record().files.clone()).await?;
     let (held, entries) = (Arc::clone(ram), plan.entries);
+    let backing = order.vm.backing;
+    let dir = layout::memory_dir(order.memory, backing);
     let work = move || {
         // First: private memory that nobody knows of could not be found again.
         on_private(&held.mappings)?;
-        replace_in_qemu(&held.process, &plan.replacements, &plan.descriptors)?;
+        let needed = plan.replacements.iter().map(|one| one.at.len.0).sum();
+        replace_in_qemu(&held.process, &plan.replacements, &plan.descriptors)
+            .map_err(|error| room::huge_pages(error, needed, &dir, backing))?;
         for file in &plan.files {
             std::fs::rename(&file.home, &file.path).map_err(CloneError::io("rename", &file.home))?;
         }

@@ -35,6 +35,7 @@ impl ForkEngine {
             name: name.to_owned(),
             index: own.map_or(0, |m| m.index),
             status: match (&record, own.and_then(|m| m.node.as_ref())) {
+                (Some(_), _) if self.is_readable(name).is_err() => "unknown",
                 (Some(_), _) if self.lock().fetching.contains_key(name) => "fetching",
                 (Some(_), _) => "here",
                 (None, Some(_)) => "elsewhere",

@@ -4,6 +4,7 @@ mod distribution;
 mod images;
 mod peers;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use vmove_node::blocking::TaskFailed;
@@ -68,6 +69,32 @@ pub enum ForkError {
         /// The parent's node.
         node: String,
     },
+    /// The journal of a fork of the VM cannot be read.
+    #[error(
+        "How fork {fork} of {vm:?} stands is not known, see {path}: put the file right, or give up what cannot be read; then `vfork recover {fork}`"
+    )]
+    Unreadable {
+        /// The VM.
+        vm: String,
+        /// Id of the fork.
+        fork: String,
+        /// Its journal.
+        path: PathBuf,
+    },
+    /// What is noted of the VM's forks cannot be read.
+    #[error(
+        "Whether the memory of {vm:?} is private since a fork is not known, see {path}: put the file right, or move it away. Without it, a VM \
+         whose memory is private can be neither moved nor forked"
+    )]
+    UnreadableMember {
+        /// The VM.
+        vm: String,
+        /// The file.
+        path: PathBuf,
+    },
+    /// The journal of this fork can be read, or there is none.
+    #[error("Fork {0:?} needs no recovery: `vfork list` shows those whose journals cannot be read")]
+    NothingToRecover(String),
     /// Another request changes the VM.
     #[error("{0:?} is being forked or promoted already: wait for the end of that")]
     Busy(String),
@@ -253,7 +280,11 @@ impl ForkError {
             | Self::NoCommonFabric(_) => Code::Forbidden,
             Self::UnknownPeer(_) => Code::UnknownNode,
             Self::UnknownFork(_) | Self::UnknownMigration { .. } => Code::UnknownMigration,
-            Self::Fetching { .. } | Self::Busy(_) => Code::Busy,
+            Self::Fetching { .. }
+            | Self::Busy(_)
+            | Self::Unreadable { .. }
+            | Self::UnreadableMember { .. } => Code::Busy,
+            Self::NothingToRecover(_) => Code::NothingToRecover,
             Self::TemplateExists(_) => Code::NameTaken,
             Self::UnknownTemplate(_) | Self::TemplateOnDisk(_) => Code::UnknownTemplate,
             Self::Manifest(_) | Self::OtherTemplate { .. } => Code::BadTemplate,

@@ -7,8 +7,9 @@ mod fetch;
 mod make_children;
 mod record;
 
+use std::future::Future;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use tokio::task::JoinSet;
 use tracing::Instrument;
 use vmove_fabric::FabricKind;
 use vmove_node::blocking::run_blocking;
+use vmove_node::files::read_json;
 use vmove_node::peer::{BoxedStream, Caller, Channel, Hello};
 use vmove_node::reservations::Reservation;
 use vmove_spread::{Host, HostStatus};
@@ -32,6 +34,7 @@ use super::children::{LoadOrder, Planned, Start, discard_all, discard_started, w
 use super::error::{ForkError, TalkError};
 use super::images::{self, RelayInUse};
 use super::message::{At, Begin, Done, Order, Phase, Reached, Taken, ToHost, ToParent};
+use super::unreadable::Unreadable;
 use crate::child::Base;
 use crate::disk::Images;
 use crate::identity::child_name;
@@ -127,23 +130,35 @@ impl ForkEngine {
 
     /// Takes up what an earlier life of the daemon left of forks from other nodes.
     pub(super) fn recover_hosted(self: &Arc<Self>) {
-        let dir = self.hosted();
-        for record in HostRecord::left(&dir) {
-            tracing::warn!(fork = %record.fork, parent = %record.parent, node = %record.node,
-                "an earlier vmoved was ended in a fork from another node: cleaning up");
-            let (engine, dir) = (self.clone(), dir.clone());
-            let held = self.hold(record.children.iter());
-            // Until they are ended, nobody may take their memory for complete.
-            let fetching = record.fetching.then(|| self.fetching(record.children.clone(), &record.node));
-            tokio::spawn(async move {
-                if record.fetching {
-                    engine.end_those_that_fetched(&record).await;
-                } else {
-                    engine.end_those_that_never_ran(&record.children).await;
-                }
-                record.close(&dir);
-                drop((held, fetching));
-            });
+        for (path, read) in HostRecord::left(&self.hosted()) {
+            match read {
+                Ok(record) => drop(tokio::spawn(self.clone().take_up_hosted(record))),
+                Err(error) => self.enter_unreadable(Unreadable::hosted(path, &error)),
+            }
+        }
+    }
+
+    /// Reads the record of a fork from another node again.
+    pub(super) async fn hosted_record(&self, path: &Path) -> Result<std::io::Result<HostRecord>, ForkError> {
+        let path = path.to_owned();
+        Ok(run_blocking(move || read_json(&path)).await?)
+    }
+
+    /// Takes up what is left of a fork from another node. The children are held as soon as this returns.
+    pub(super) fn take_up_hosted(self: Arc<Self>, record: HostRecord) -> impl Future<Output = ()> + Send {
+        tracing::warn!(fork = %record.fork, parent = %record.parent, node = %record.node,
+            "an earlier vmoved was ended in a fork from another node: cleaning up");
+        let held = self.hold(record.children.iter());
+        // Until they are ended, nobody may take their memory for complete.
+        let fetching = record.fetching.then(|| self.fetching(record.children.clone(), &record.node));
+        async move {
+            if record.fetching {
+                self.end_those_that_fetched(&record).await;
+            } else {
+                self.end_those_that_never_ran(&record.children).await;
+            }
+            record.close(&self.hosted());
+            drop((held, fetching));
         }
     }
 

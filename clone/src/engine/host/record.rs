@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::CloneError;
 use crate::template;
 use serde::{Deserialize, Serialize};
-use vmove_node::files::write_atomically;
+use vmove_node::files::{read_all_json, write_atomically};
 
 /// Children and template of a fork that was begun elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,21 +47,8 @@ impl HostRecord {
         }
     }
 
-    /// Those that an earlier life of the daemon left.
-    pub fn left(dir: &Path) -> Vec<Self> {
-        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-        let read = |path: PathBuf| {
-            let text = vmove_node::files::read(&path).map_err(|error| error.to_string());
-            match text.and_then(|text| serde_json::from_slice(&text).map_err(|error| error.to_string())) {
-                Ok(record) => Some(record),
-                Err(error) => {
-                    tracing::error!(path = %path.display(), error, "the record of a fork from another node cannot be read: it stays");
-                    None
-                }
-            }
-        };
-        let records =
-            entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "json"));
-        records.filter_map(read).collect()
+    /// Those that an earlier life of the daemon left, each with its file.
+    pub fn left(dir: &Path) -> Vec<(PathBuf, std::io::Result<Self>)> {
+        read_all_json(dir)
     }
 }

@@ -184,16 +184,55 @@ impl ForkEngine {
     }
 
     /// Ends the report, and removes what existed for this fork only. Memory that children map lives on with them.
-    async fn close(&self, fork: &Fork, source: FrozenOrigin, report: &mut ForkReport) {
+    async fn close(self: &Arc<Self>, fork: &Fork, source: FrozenOrigin, report: &mut ForkReport) {
         // Also where the task that followed the hosts failed.
         self.images.settle_fork(&fork.id);
-        tidy(source).await;
+        self.tidy(&fork.parent, source).await;
         report.children.sort_by_key(|child| child.index);
         report.complete_ms = ms(Mono::now().since(fork.begun));
         let lost: usize = report.hosts.iter().map(|host| host.children - host.running).sum();
         let failed = lost + report.children.iter().filter(|c| c.error.is_some()).count();
         tracing::info!(parent = %fork.parent, children = report.children.len(), failed,
             pause_ms = report.parent_pause_ms, all_running_ms = report.all_running_ms, "guest forked");
+    }
+
+    /// Removes what existed for a fork only. The journal goes when the VM's record is on the disk, which nobody waits for.
+    async fn tidy(self: &Arc<Self>, parent: &str, source: FrozenOrigin) {
+        let FrozenOrigin { template, journal, .. } = source;
+        let Some(journal) = journal else { return };
+        let work = move || {
+            if let Err(error) = template.remove() {
+                tracing::warn!(%error, "a template that is not needed any more is left");
+            }
+        };
+        if let Err(error) = run_blocking(work).await {
+            tracing::warn!(%error, "could not tidy up after a fork");
+        }
+        self.end_journal(parent, journal).await;
+    }
+
+    /// Ends the journal of a fork that is complete: at once, or when the VM's record is on the disk.
+    pub(super) async fn end_journal(self: &Arc<Self>, parent: &str, mut journal: Journal<ForkRecord>) {
+        if self.registry.vms().owed(parent).is_some() {
+            let (engine, parent) = (self.clone(), parent.to_owned());
+            tokio::spawn(async move {
+                engine.until_written(&parent).await;
+                let _ = std::fs::remove_file(journal.path());
+            });
+            return;
+        }
+        let work = move || {
+            // If it cannot be removed, the next life finds that nothing is to be done.
+            if let Err(error) = journal.update(|r: &mut ForkRecord| r.phase = ForkPhase::Complete) {
+                tracing::warn!(%error, "could not write the journal of a fork");
+            }
+            if let Err(error) = std::fs::remove_file(journal.path()) {
+                tracing::warn!(path = %journal.path().display(), %error, "the journal of a fork is left");
+            }
+        };
+        if let Err(error) = run_blocking(work).await {
+            tracing::warn!(%error, "could not tidy up after a fork");
+        }
     }
 
     /// What came of a fork is told to those who ask.
@@ -255,23 +294,6 @@ async fn frozen_template(template: Template) -> Result<FrozenOrigin, ForkError> 
         Ok::<_, CloneError>(FrozenOrigin { pause_ms: 0.0, freeze, template, state, disks, journal })
     };
     Ok(run_blocking(work).await??)
-}
-
-async fn tidy(source: FrozenOrigin) {
-    let FrozenOrigin { template, journal, .. } = source;
-    let Some(mut journal) = journal else { return };
-    let work = move || {
-        if let Err(error) = template.remove() {
-            tracing::warn!(%error, "a template that is not needed any more is left");
-        }
-        if let Err(error) = journal.update(|r: &mut ForkRecord| r.phase = ForkPhase::Complete) {
-            tracing::warn!(%error, "could not write the journal of a fork");
-        }
-        let _ = std::fs::remove_file(journal.path());
-    };
-    if let Err(error) = run_blocking(work).await {
-        tracing::warn!(%error, "could not tidy up after a fork");
-    }
 }
 
 fn first_report(fork: &Fork, origin: &Origin) -> ForkReport {

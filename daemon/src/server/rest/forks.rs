@@ -9,8 +9,8 @@ use vmove_types::fork_report::{ForkProgress, ForkReport};
 use crate::server::problem::IntoProblem;
 use crate::server::{App, detached};
 use vmove_types::fork::{
-    ForkNode, ForkRequest, Promoted, Removed, TemplateInfo, TemplateList, TemplateRequest, TreeQuery, Warm,
-    WarmRequest,
+    ForkList, ForkNode, ForkRecovered, ForkRequest, Promoted, Removed, TemplateInfo, TemplateList,
+    TemplateRequest, TreeQuery, Warm, WarmRequest,
 };
 use vmove_types::problem::Problem;
 use vmove_types::vm::Stopped;
@@ -21,6 +21,20 @@ use vmove_types::vm::Stopped;
 pub async fn create(State(app): State<Arc<App>>, Json(request): Json<ForkRequest>) -> Answer<ForkReport> {
     let forks = app.forks.clone();
     Ok(axum::Json(detached(forks.create(request)).await?))
+}
+
+/// Forks of this node: those whose journals cannot be read first, then the newest.
+#[utoipa::path(get, path = "/v1/forks", operation_id = "listForks", tag = "forks", responses((status = 200, body = ForkList)))]
+pub async fn list(State(app): State<Arc<App>>) -> axum::Json<ForkList> {
+    axum::Json(app.forks.list())
+}
+
+/// Takes up a fork whose journal could not be read: where it stands by the last line that can be read.
+#[utoipa::path(post, path = "/v1/forks/{id}/recover", operation_id = "recoverFork", tag = "forks",
+    params(("id" = String, Path, description = "Id of the fork")),
+    responses((status = 200, body = ForkRecovered), (status = 409, body = Problem), (status = "5XX", body = Problem)))]
+pub async fn recover(State(app): State<Arc<App>>, Path(id): Path<String>) -> Answer<ForkRecovered> {
+    Ok(axum::Json(detached(app.forks.clone().recover_fork(id)).await?))
 }
 
 /// Where a fork stands. The daemon remembers the last ones.

@@ -33,6 +33,8 @@ use vmove_types::{check, fork_report, migration, progress, report, spec, vm};
         super::forks::promote,
         super::forks::warm,
         super::forks::create,
+        super::forks::list,
+        super::forks::recover,
         super::forks::show,
         super::forks::templates,
         super::forks::save,

@@ -17,7 +17,9 @@ use vmove_types::vm::{AdoptRequest, RunRequest, StateRequest, StopQuery, Stopped
 /// All VMs of this node.
 #[utoipa::path(get, path = "/v1/vms", operation_id = "listVms", tag = "vms", responses((status = 200, body = VmList)))]
 pub async fn list(State(app): State<Arc<App>>) -> axum::Json<VmList> {
-    axum::Json(VmList { vms: app.registry.list().await })
+    let mut vms = app.registry.list().await;
+    app.forks.mark_unreadable(&mut vms);
+    axum::Json(VmList { vms })
 }
 
 /// Starts a VM that can be moved.
@@ -46,7 +48,9 @@ pub async fn adopt(
 #[utoipa::path(get, path = "/v1/vms/{name}", operation_id = "showVm", tag = "vms", params(("name" = String, Path, description = "Name of the VM")),
     responses((status = 200, body = VmDetail), (status = 404, body = Problem)))]
 pub async fn show(State(app): State<Arc<App>>, Path(name): Path<String>) -> Answer<VmDetail> {
-    Ok(axum::Json(app.registry.show(&name).await.map_err(IntoProblem::into_problem)?))
+    let mut vm = app.registry.show(&name).await.map_err(IntoProblem::into_problem)?;
+    app.forks.mark_unreadable(std::slice::from_mut(&mut vm.summary));
+    Ok(axum::Json(vm))
 }
 
 /// Ends a VM.
@@ -80,7 +84,7 @@ pub async fn set_state(
 pub async fn forget(State(app): State<Arc<App>>, Path(name): Path<String>) -> Answer<Stopped> {
     let task = async move {
         app.registry.forget(&name).await?;
-        Ok::<_, RegistryError>(Stopped { name, how: "released, still running".to_owned() })
+        Ok::<_, RegistryError>(Stopped { name, how: "released, still running".to_owned(), owed: None })
     };
     Ok(axum::Json(detached(task).await?))
 }
