@@ -185,6 +185,16 @@ impl Scene {
         Self::begin(sandbox, (a, b, Some(proxy)), NAME, "thp", guest)
     }
 
+    /// As [`Scene::new`], with a node `b` that was started before, and this `memory`.
+    ///
+    /// # Errors
+    /// When the other daemon or the guest does not start.
+    pub fn to(sandbox: Sandbox, b: Node, memory: &str, guest: &Guest) -> Result<Self> {
+        let peers = vec![("b".to_owned(), b.listen())];
+        let a = Node::start(&sandbox, "a", NodeOptions { peers, ..NodeOptions::default() })?;
+        Self::begin(sandbox, (a, b, None), NAME, memory, guest)
+    }
+
     fn begin(
         sandbox: Sandbox,
         (a, b, proxy): (Node, Node, Option<Proxy>),

@@ -14,6 +14,7 @@ use vmove_tests::beacon;
 use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::fleet::until;
 use vmove_tests::guest::Guest;
+use vmove_tests::huge_pages::free_huge_pages;
 use vmove_tests::process::sleeps;
 use vmove_tests::proxy::{Direction, Fault, Rule};
 use vmove_tests::sandbox::Sandbox;
@@ -202,14 +203,6 @@ fn a_second_migration_of_a_vm_is_refused_while_one_is_at_work() {
 fn codes(answer: &Value) -> Vec<String> {
     let blockers = answer["blockers"].as_array().map(Vec::as_slice).unwrap_or_default();
     blockers.iter().filter_map(|b| b["code"].as_str().map(str::to_owned)).collect()
-}
-
-fn free_huge_pages() -> u64 {
-    let read = |name: &str| -> u64 {
-        let path = format!("/sys/kernel/mm/hugepages/hugepages-2048kB/{name}");
-        std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
-    };
-    read("free_hugepages").saturating_sub(read("resv_hugepages"))
 }
 
 #[test]

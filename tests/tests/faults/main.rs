@@ -4,7 +4,9 @@
 mod blows;
 mod crashes;
 mod errors;
+mod huge_pages;
 mod lost_for_good;
+mod out_of_memory;
 mod remains;
 mod space;
 mod startup;

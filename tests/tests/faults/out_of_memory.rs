@@ -17,7 +17,7 @@ use vmove_tests::scene::ready;
 
 use crate::waits::until;
 
-const PAGE: u64 = 4096;
+const PAGE: usize = 4096;
 /// Less than the guest's memory by far.
 const BOUND: u64 = 4 << 20;
 
@@ -38,7 +38,7 @@ fn fill(node: &Node, vm: &str, pid: i32) -> Result<()> {
     let (begin, end) = (u64::from_str_radix(begin, 16)?, u64::from_str_radix(end, 16)?);
     let memory = File::options().write(true).open(format!("/proc/{pid}/mem"))?;
     // At the end is what the firmware uses.
-    for at in (begin + (8 << 20)..end - (8 << 20)).step_by(PAGE as usize) {
+    for at in (begin + (8 << 20)..end - (8 << 20)).step_by(PAGE) {
         if memory.write_at(b"full", at).is_err() {
             break;
         }

@@ -7,14 +7,16 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use vmove_skip::need;
 use vmove_tests::beacon;
 use vmove_tests::daemon::Node;
 use vmove_tests::forks::{done, vfork};
 use vmove_tests::guest::Guest;
 use vmove_tests::proxy::{Direction, Fault, Rule};
-use vmove_tests::sandbox::Sandbox;
-use vmove_tests::scene::{CONTROL, End, NAME, SLOW, STEP_TIMEOUT, Scene, memory_mib, ready, steady};
+use vmove_tests::sandbox::{Sandbox, qemu_in};
+use vmove_tests::scene::{CONTROL, End, NAME, SLOW, STEP_TIMEOUT, Scene, memory_mib, ready, steady, vmove};
 
 use crate::waits::{status, until};
 
@@ -318,4 +320,122 @@ fn memory_of_its_own_that_could_not_be_noted_is_noted_later() {
         scene.alive_at(&scene.a)?;
         scene.unharmed()
     });
+}
+
+/// Ends the guest at `node` by force while its state folder is full. The answer says what is owed.
+fn end_by_force(node: &Node, file: &str) -> Result<()> {
+    let end = vmove(node, &["stop", "--force", NAME])?;
+    ensure!(end.code == 0, "{} {}\n{}", end.answer, end.said, node.log());
+    let owed = end.answer["owed"].as_str().unwrap_or_default();
+    for word in ["cannot write", file, "No space left on device"] {
+        ensure!(owed.contains(word), "expected {word:?} in {}", end.answer);
+    }
+    ensure!(end.said.contains("does not come back"), "{}", end.said);
+    is_gone(node)
+}
+
+/// Neither the VM nor anything of it is at `node`.
+fn is_gone(node: &Node) -> Result<()> {
+    let list = node.ask(&["list"])?;
+    ensure!(list["vms"] == serde_json::json!([]), "it is listed: {list}");
+    ensure!(qemu_in(node.folder()).is_none(), "its QEMU runs");
+    let left = beacon::ram_files(&node.memory());
+    ensure!(left.is_empty(), "its memory is there: {left:?}");
+    Ok(())
+}
+
+/// Nothing comes back in later lives of the daemon, with the disk still full and afterwards; then the name is free.
+fn stays_gone(node: &mut Node) -> Result<()> {
+    node.crash();
+    node.run()?;
+    is_gone(node).context("in the next life, without room")?;
+    free(node, "state")?;
+    std::thread::sleep(Duration::from_secs(3));
+    is_gone(node).context("with room")?;
+    node.crash();
+    node.run()?;
+    is_gone(node).context("in the life after that")?;
+    let status = node.ask(&["status"])?;
+    ensure!(status["migrations"] == serde_json::json!([]), "a migration is still at work: {status}");
+    Ok(())
+}
+
+/// Each line that may be owed while an operator ends the VM: what is done with it later, by this daemon and by the next.
+#[test]
+fn a_vm_is_ended_by_force_though_the_journal_of_its_migration_cannot_be_written() {
+    need!(ready());
+    let mut scene = tight().expect("a guest");
+    step(&mut scene, "called off at the source", |scene| {
+        let id = scene.start(ROUNDS)?;
+        scene.reach(&id, "rounds")?;
+        fill(&scene.a, "state")?;
+        told(&scene.a, &id, "source.jsonl")?;
+        goes_on(scene, &scene.a)?;
+        end_by_force(&scene.a, "source.jsonl")?;
+        stays_gone(&mut scene.a)?;
+        scene.gone_from(&scene.b)
+    });
+    drop(scene);
+
+    let mut scene = tight().expect("a guest");
+    step(&mut scene, "whole at the destination", |scene| {
+        let id = scene.start(POSTCOPY)?;
+        scene.reach(&id, "fetch")?;
+        fill(&scene.b, "state")?;
+        told(&scene.b, &id, "destination.jsonl")?;
+        end_by_force(&scene.b, "destination.jsonl")?;
+        free(&scene.b, "state")?;
+        // The migration was done before that.
+        let end = scene.end(&id)?;
+        ensure!(end.code == 0, "{} {}", end.answer, end.said);
+        scene.gone_from(&scene.a)?;
+        fill(&scene.b, "state")?;
+        stays_gone(&mut scene.b)
+    });
+    drop(scene);
+
+    let mut scene = tight().expect("a guest");
+    step(&mut scene, "whole at the destination, which is started anew", |scene| {
+        let id = scene.start(POSTCOPY)?;
+        scene.reach(&id, "fetch")?;
+        fill(&scene.b, "state")?;
+        told(&scene.b, &id, "destination.jsonl")?;
+        end_by_force(&scene.b, "destination.jsonl")?;
+        stays_gone(&mut scene.b)?;
+        // The source cannot know that nothing of what it keeps is needed. It hears of the way out.
+        until("it hears of the way out", || {
+            Ok(status(&scene.a, &id)?["outcome"]["error"]
+                .as_str()
+                .is_some_and(|e| e.contains("vmove reclaim")))
+        })?;
+        scene.a.ask(&["stop", "--force", NAME])?;
+        scene.gone_from(&scene.a)
+    });
+    drop(scene);
+
+    for (name, full) in [("the source is lost for good", "b"), ("the destination is lost for good", "a")] {
+        let mut scene = tight().expect("a guest");
+        step(&mut scene, name, |scene| {
+            let id = scene.start(POSTCOPY)?;
+            scene.reach(&id, "fetch")?;
+            let lost = if full == "b" { &mut scene.a } else { &mut scene.b };
+            lost.crash();
+            let qemu = qemu_in(lost.folder()).context("a QEMU")?;
+            kill(Pid::from_raw(qemu), Signal::SIGKILL)?;
+            scene.proxy()?.cut_all();
+            let left = if full == "b" { &mut scene.b } else { &mut scene.a };
+            until("it has lost the other side", || {
+                Ok(status(left, &id)?["outcome"]["state"] == "reconnecting")
+            })?;
+            fill(left, "state")?;
+            end_by_force(left, if full == "b" { "destination.jsonl" } else { "source.jsonl" })?;
+            left.crash();
+            left.run()?;
+            is_gone(left).context("in the next life, without room")?;
+            free(left, "state")?;
+            left.crash();
+            left.run()?;
+            is_gone(left).context("in the life after that")
+        });
+    }
 }

@@ -5,6 +5,8 @@ mod by_guest;
 mod disks;
 mod disks_hosts;
 mod hosts;
+mod huge_pages;
 mod locked;
 mod one_host;
+mod unreadable;
 mod warm;
