@@ -70,6 +70,11 @@ impl Engine {
         Ok(left)
     }
 
+    /// Whether a session that is known to this process holds the VM.
+    pub(crate) fn is_held(&self, vm: &str) -> bool {
+        self.holder(vm).is_some()
+    }
+
     fn holder(&self, vm: &str) -> Option<Holder> {
         let sessions = self.lock();
         let (id, handle) =

@@ -1,5 +1,8 @@
 //! What the two sides of a session must find again after a kill: the lines of their journals.
 
+use std::io::ErrorKind;
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 use vmove_node::peer::{PeerTarget, SessionId, Token};
 use vmove_node::record::VmRecord;
@@ -90,6 +93,9 @@ pub struct DestinationRecord {
     /// Gone, and its QEMU and files may still be here: a daemon that is started anew removes them.
     #[serde(default)]
     pub to_remove: bool,
+    /// The VM's folder was made for this session. Otherwise an earlier VM of that name has left its log there, which stays.
+    #[serde(default)]
+    pub folder_is_ours: bool,
 }
 
 impl DestinationRecord {
@@ -102,8 +108,33 @@ impl DestinationRecord {
         self.state = next;
     }
 
+    /// Takes what a VM that came later has for that one's.
+    pub(crate) fn leave_to(&mut self, later: &VmRecord) {
+        self.folder_is_ours = false;
+        if let Some(vm) = &mut self.vm {
+            vm.ram.retain(|file| later.ram.iter().all(|its| its.path != file.path));
+        }
+    }
+
+    /// Notes what is still here once removal was tried: the next process of the daemon tries again, and with nothing else. What is gone by now may
+    /// belong to a later VM by then. `others_left`: something is here that is not noted by its path.
+    pub(crate) fn note_removal(&mut self, others_left: bool) {
+        let mut left = others_left;
+        if let Some(vm) = &mut self.vm {
+            vm.ram.retain(|file| may_be_there(&file.path));
+            self.folder_is_ours &= may_be_there(&vm.vm_dir);
+            left |= self.folder_is_ours || !vm.ram.is_empty();
+        }
+        self.to_remove = left;
+    }
+
     /// The guest is to run here once it is ours: it ran at the source, and nobody asked for it to stay paused.
     pub(crate) const fn is_to_run(&self) -> bool {
         self.prepare.was_running && !self.prepare.spec.paused
     }
+}
+
+/// What cannot be looked at may be there.
+fn may_be_there(path: &Path) -> bool {
+    path.symlink_metadata().map_or_else(|error| error.kind() != ErrorKind::NotFound, |_| true)
 }

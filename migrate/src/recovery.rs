@@ -72,8 +72,12 @@ impl Engine {
                 _ if known => {}
                 DestinationState::Filling => drop(removing.spawn(Arc::clone(self).discard(journal))),
                 // Killed before everything was removed.
+                // Killed before everything was removed, or something could not be. Not while one that came later holds the VM: what is here may be
+                // its own.
                 DestinationState::Gone if journal.record().to_remove => {
-                    drop(removing.spawn(Arc::clone(self).discard(journal)));
+                    if !self.is_held(&journal.record().prepare.vm) {
+                        drop(removing.spawn(Arc::clone(self).discard(journal)));
+                    }
                 }
                 _ => self.tidy(journal.record()),
             }

@@ -351,11 +351,8 @@ impl Session {
             tracing::error!(error = chain(&error), "the destination QEMU could not be ended");
         }
         self.node.config.monitors.forget(&self.files.layout.qmp_socket).await;
-        self.files.remove();
-        // Otherwise a daemon that is started anew tries again to end it.
-        if qemu_ended {
-            self.write_owing(|r| r.to_remove = false);
-        }
+        let tables_left = !self.files.remove();
+        self.write_owing(|r| r.note_removal(!qemu_ended || tables_left));
         self.write_owed().await;
         self.publisher.fail(why, GuestPlace::Source, false);
     }

@@ -155,17 +155,20 @@ pub(crate) async fn adopt(
 
 /// Removes what an earlier process left of a session that never owned the guest.
 pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>) {
-    let record = journal.record().clone();
-    // Where the journal could not be written when this session ended, one that came later may have brought the guest.
+    let mut record = journal.record().clone();
+    // Where something could not be written or removed when this session ended, one that came later may have brought the guest.
     let later = record.vm.as_ref().and_then(|vm| node.vms.other_than(vm, &record.id.to_string()));
+    let mut others_left = false;
     if let Some(later) = later {
         tracing::warn!(vm = later.name, "a VM of this name came later: it stays as it is");
+        record.leave_to(&later);
+        let ours = record.vm.iter().flat_map(|vm| &vm.ram);
+        vm_files::remove_files(ours.map(|file| &file.path));
     } else if let Some(vm) = &record.vm {
-        end_left_qemu(vm).await;
-        let files: Vec<_> = vm.ram.iter().map(|f| f.path.clone()).collect();
-        vm_files::remove_files(&files);
-        let _ = std::fs::remove_dir_all(&vm.vm_dir);
+        others_left |= !end_left_qemu(vm).await;
+        vm_files::remove_of(&vm.ram, &vm.qmp_socket, record.folder_is_ours.then_some(&vm.vm_dir));
         if let Err(error) = node.vms.remove(&vm.name) {
+            others_left = true;
             tracing::warn!(
                 vm = vm.name,
                 error = chain(&error),
@@ -173,12 +176,10 @@ pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>
             );
         }
     }
-    vm_files::remove_files(&tables_of(node, &record));
-    let gone = journal.update_owing(|r| {
-        r.state = DestinationState::Gone;
-        r.to_remove = false;
-    });
-    if gone.is_err() {
+    others_left |= !vm_files::remove_files(tables_of(node, &record));
+    record.state = DestinationState::Gone;
+    record.note_removal(others_left);
+    if journal.update_owing(|r| *r = record).is_err() {
         drop(owed::write_later(journal));
     }
 }
@@ -191,7 +192,7 @@ fn tables_of(node: &Node, record: &DestinationRecord) -> Vec<std::path::PathBuf>
 
 /// After a kill between a session's last line in the journal and its last act.
 pub(crate) fn tidy(node: &Node, record: &DestinationRecord) {
-    vm_files::remove_files(&tables_of(node, record));
+    vm_files::remove_files(tables_of(node, record));
     let id = record.id.to_string();
     if let Ok(mut vm) = node.vms.get(&record.prepare.vm)
         && vm.session.as_ref() == Some(&id)
@@ -277,6 +278,7 @@ fn room(
         abandoned: false,
         complete: None,
         to_remove: false,
+        folder_is_ours: plan.folder_is_ours,
     };
     let dir = node.session_dir(id);
     let path = dir.join("destination.jsonl");
@@ -299,7 +301,7 @@ fn found_again(node: &Node, record: &DestinationRecord) -> Result<(VmFiles, Qemu
         return Err(OpenError::PageMapsIncomplete);
     }
     let fault_fd = record.fault_fd.ok_or(OpenError::NotInJournal("fault descriptor"))?;
-    let files = vm_files::find(node, record.id, &record.prepare, &vm.ram)?;
+    let files = vm_files::find(node, record, &vm.ram)?;
     let pid = vm.pid.unsigned_abs();
     let attached = launch::retake_faults(pid, vm.pid_start, fault_fd, &files.memory)?;
     let process = QemuProcess::adopt(pid, &log_in(&vm.vm_dir))?;
@@ -321,13 +323,17 @@ fn session(
 }
 
 /// Ends the QEMU that an earlier process of this daemon had started for a session that is no more, also when that process was
-/// killed before it had written down which one it is.
-async fn end_left_qemu(vm: &VmRecord) {
+/// killed before it had written down which one it is. False if it does not end.
+async fn end_left_qemu(vm: &VmRecord) -> bool {
     match end_started_in(&vm.vm_dir).await {
         Ok(ended) if ended.iter().any(|pid| *pid != vm.pid.unsigned_abs()) => {
             tracing::warn!(vm = vm.name, ?ended, "ended a QEMU that has no record");
         }
         Ok(_) => {}
-        Err(error) => tracing::error!(vm = vm.name, error = chain(&error), "a QEMU does not end"),
+        Err(error) => {
+            tracing::error!(vm = vm.name, error = chain(&error), "a QEMU does not end");
+            return false;
+        }
     }
+    true
 }

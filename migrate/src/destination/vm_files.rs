@@ -1,7 +1,7 @@
 //! Making room for a VM: folder, RAM files, page tables. Undone as a whole if anything fails.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use vmove_memory::{ByteLen, MemoryDir, PageTable, RamFile};
@@ -13,6 +13,7 @@ use super::guest_memory::GuestMemory;
 use crate::command::derive_command;
 use crate::node::Node;
 use crate::proto::message::{BlockInfo, Prepare};
+use crate::records::DestinationRecord;
 use vmove_node::latency::Latencies;
 use vmove_node::peer::SessionId;
 use vmove_node::record::RamFileRecord;
@@ -27,7 +28,7 @@ pub(super) struct VmFiles {
     pub memory: Arc<GuestMemory>,
     /// QEMU locks its memory as it starts, all of it.
     pub locked: bool,
-    new_folder: bool,
+    folder_is_ours: bool,
 }
 
 /// What there will be; nothing is there yet.
@@ -35,6 +36,8 @@ pub(super) struct VmFiles {
 pub(super) struct Plan {
     pub layout: RunLayout,
     pub ram: Vec<RamFileRecord>,
+    /// The VM's folder is not there yet. Otherwise a VM that was here before has left its log: it stays, whatever becomes of this session.
+    pub folder_is_ours: bool,
     command: DestinationCommand,
 }
 
@@ -47,7 +50,8 @@ pub(super) fn plan(node: &Node, prepare: &Prepare) -> Result<Plan, VmFilesError>
         Ok(RamFileRecord { id: info.id.clone(), path: spec.path.clone(), size: info.size })
     };
     let ram = prepare.blocks.iter().map(find).collect::<Result<_, VmFilesError>>()?;
-    Ok(Plan { layout, ram, command })
+    let folder_is_ours = !layout.vm_dir.exists();
+    Ok(Plan { layout, ram, folder_is_ours, command })
 }
 
 /// Makes the room.
@@ -57,13 +61,11 @@ pub(super) fn make(
     prepare: &Prepare,
     plan: Plan,
 ) -> Result<VmFiles, VmFilesError> {
-    let Plan { layout, ram, command } = plan;
+    let Plan { layout, ram, folder_is_ours, command } = plan;
     let mut undo = Undo::default();
-    // A VM that was here before may have left its logs: they stay, whatever becomes of this session.
-    let new_folder = !layout.vm_dir.exists();
     std::fs::create_dir_all(&layout.vm_dir)
         .map_err(|source| VmFilesError::Folder { path: layout.vm_dir.clone(), source })?;
-    undo.folder = new_folder.then(|| layout.vm_dir.clone());
+    undo.folder = folder_is_ours.then(|| layout.vm_dir.clone());
     let page_maps = MemoryDir::prepare(&node.page_map_dir(), vmove_memory::Backing::Thp)?;
     let dir = MemoryDir::prepare(&layout.memory_dir, layout.backing)?;
     let (mut blocks, mut tables) = (Vec::new(), Vec::new());
@@ -95,22 +97,22 @@ pub(super) fn make(
         ram,
         tables,
         memory,
-        new_folder,
+        folder_is_ours,
     })
 }
 
 /// Finds the room again that an earlier process made.
 pub(super) fn find(
     node: &Node,
-    id: SessionId,
-    prepare: &Prepare,
+    record: &DestinationRecord,
     ram: &[RamFileRecord],
 ) -> Result<VmFiles, VmFilesError> {
+    let DestinationRecord { id, prepare, folder_is_ours, .. } = record;
     let (layout, command) = derive_command(node, prepare)?;
     let (mut blocks, mut tables) = (Vec::new(), Vec::new());
-    for (index, record) in ram.iter().enumerate() {
-        let file = RamFile::open(&record.path)?;
-        let path = GuestMemory::table_path(&node.page_map_dir(), id, index);
+    for (index, file) in ram.iter().enumerate() {
+        let file = RamFile::open(&file.path)?;
+        let path = GuestMemory::table_path(&node.page_map_dir(), *id, index);
         let table = PageTable::open(&path)?;
         table.recover();
         blocks.push(Block::new(file, table)?);
@@ -120,7 +122,8 @@ pub(super) fn find(
     let memory = Arc::new(GuestMemory::new(blocks, false, latencies(node)));
     let locked = command.locks_memory;
     let command = vmove_node::layout::with_environment(command.argv, &prepare.environment);
-    Ok(VmFiles { layout, command, ram: ram.to_vec(), tables, memory, locked, new_folder: false })
+    let (ram, folder_is_ours) = (ram.to_vec(), *folder_is_ours);
+    Ok(VmFiles { layout, command, ram, tables, memory, locked, folder_is_ours })
 }
 
 fn latencies(node: &Node) -> Latencies {
@@ -128,32 +131,49 @@ fn latencies(node: &Node) -> Latencies {
 }
 
 impl VmFiles {
-    /// Removes the page tables, which a whole guest no longer needs.
-    pub(super) fn remove_tables(&self) {
-        remove_files(&self.tables);
+    /// Removes the page tables, which a whole guest no longer needs. False if one of them is still there.
+    pub(super) fn remove_tables(&self) -> bool {
+        remove_files(&self.tables)
     }
 
-    /// Removes everything. QEMU must have ended.
-    pub(super) fn remove(&self) {
-        self.remove_tables();
-        for file in &self.ram {
-            remove_files(std::slice::from_ref(&file.path));
-        }
-        if self.new_folder {
-            let _ = std::fs::remove_dir_all(&self.layout.vm_dir);
-        }
+    /// Removes everything, as [`remove_of`] does. QEMU must have ended. False if a page table is still there.
+    pub(super) fn remove(&self) -> bool {
+        let removed = self.remove_tables();
+        remove_of(&self.ram, &self.layout.qmp_socket, self.folder_is_ours.then_some(&self.layout.vm_dir));
+        removed
     }
 }
 
-pub(super) fn remove_files(paths: &[PathBuf]) {
+/// Removes what a VM has that never ran here: its memory and its folder. Of a folder that is not to be removed, only the socket goes.
+pub(super) fn remove_of(ram: &[RamFileRecord], socket: &Path, folder: Option<&PathBuf>) {
+    for file in ram {
+        remove_files([&file.path]);
+    }
+    let Some(folder) = folder else {
+        remove_files([socket]);
+        return;
+    };
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(path = %folder.display(), %error, "could not remove the folder of a VM that never arrived");
+        }
+        _ => {}
+    }
+}
+
+/// Removes files. False if one of them is still there.
+pub(super) fn remove_files(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> bool {
+    let mut removed = true;
     for path in paths {
-        match std::fs::remove_file(path) {
+        match std::fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                tracing::warn!(path = %path.display(), %error, "could not remove");
+                tracing::warn!(path = %path.as_ref().display(), %error, "could not remove");
+                removed = false;
             }
             _ => {}
         }
     }
+    removed
 }
 
 #[derive(Default)]

@@ -76,6 +76,7 @@ pub(crate) fn at_destination(dir: &Path, state: DestinationState, released: bool
         abandoned: false,
         complete: None,
         to_remove: false,
+        folder_is_ours: false,
     };
     Journal::create(&dir.join("destination.jsonl"), record).unwrap();
 }
