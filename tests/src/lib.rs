@@ -20,6 +20,7 @@ pub mod bridge;
 pub mod control_groups;
 pub mod daemon;
 pub mod disks;
+pub mod failing_writes;
 pub mod fleet;
 pub mod forks;
 pub mod guest;

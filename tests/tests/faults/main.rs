@@ -4,6 +4,7 @@
 mod blows;
 mod crashes;
 mod errors;
+mod failing_disk;
 mod huge_pages;
 mod lost_for_good;
 mod out_of_memory;

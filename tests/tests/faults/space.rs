@@ -20,8 +20,8 @@ use vmove_tests::scene::{CONTROL, End, NAME, SLOW, STEP_TIMEOUT, Scene, memory_m
 
 use crate::waits::{status, until};
 
-const ROUNDS: &[&str] = &["--mode", "hybrid", "--bandwidth", SLOW];
-const POSTCOPY: &[&str] = &["--mode", "postcopy", "--bandwidth", SLOW];
+pub(crate) const ROUNDS: &[&str] = &["--mode", "hybrid", "--bandwidth", SLOW];
+pub(crate) const POSTCOPY: &[&str] = &["--mode", "postcopy", "--bandwidth", SLOW];
 /// Of a state folder. A migration needs some dozens of KiB.
 const STATE_BYTES: u64 = 2 << 20;
 /// Takes all that is left of a file system.
@@ -54,11 +54,16 @@ fn free(node: &Node, folder: &str) -> Result<()> {
 
 /// Waits until `node` tells that it cannot write `file` of the migration.
 fn told(node: &Node, id: &str, file: &str) -> Result<()> {
+    told_why(node, id, file, "No space left on device")
+}
+
+/// As above, with this reason.
+pub(crate) fn told_why(node: &Node, id: &str, file: &str, why: &str) -> Result<()> {
     let deadline = Instant::now() + STEP_TIMEOUT;
     loop {
         let status = status(node, id)?;
         if let Some(told) = status["unwritten"].as_str() {
-            for word in ["cannot write", file, "No space left on device", "trying again since 2"] {
+            for word in ["cannot write", file, why, "trying again since 2"] {
                 ensure!(told.contains(word), "expected {word:?} in {told:?}");
             }
             return Ok(());
@@ -73,27 +78,27 @@ fn told(node: &Node, id: &str, file: &str) -> Result<()> {
 }
 
 /// Waits until the guest runs at `node`: it is told that a line cannot be written just before the guest resumes.
-fn goes_on(scene: &Scene, node: &Node) -> Result<()> {
+pub(crate) fn goes_on(scene: &Scene, node: &Node) -> Result<()> {
     let running = || Ok(node.vm(NAME).is_ok_and(|vm| vm.status == "running"));
     until("the guest runs", running)?;
     scene.alive_at(node)
 }
 
 /// Waits until `node` has written what it could not: until then the migration holds its VM.
-fn caught_up(node: &Node, id: &str) -> Result<()> {
+pub(crate) fn caught_up(node: &Node, id: &str) -> Result<()> {
     until("what could not be written is written", || {
         Ok(status(node, id)
             .is_ok_and(|status| status["unwritten"].is_null() && status["outcome"]["state"] != "running"))
     })
 }
 
-fn called_off(end: &End) -> Result<()> {
+pub(crate) fn called_off(end: &End) -> Result<()> {
     ensure!((end.code, &end.answer["guest"]) == (1, &"source".into()), "{} {}", end.answer, end.said);
     Ok(())
 }
 
 /// Runs steps that follow each other in one scene, and says which has failed.
-fn step(scene: &mut Scene, name: &str, run: impl FnOnce(&mut Scene) -> Result<()>) {
+pub(crate) fn step(scene: &mut Scene, name: &str, run: impl FnOnce(&mut Scene) -> Result<()>) {
     let began = Instant::now();
     let done = run(scene);
     if let Err(error) = done {
@@ -193,10 +198,8 @@ fn a_guest_goes_on_at_the_source_of_a_destination_that_cannot_write_its_journal(
     step(&mut scene, "destination before Owner", |scene| {
         let proxy = scene.proxy()?;
         let first = proxy.connections();
-        let commit =
-            |fault| Rule { connection: Some(first + CONTROL), direction: Direction::Forth, after: 0, fault };
         let id = scene.start_and_stick_in_the_switchover()?;
-        proxy.add(commit(Fault::Stall));
+        proxy.add(commit(first, Fault::Stall));
         std::thread::sleep(Duration::from_millis(200));
         scene.unstick(first)?;
         let journal = scene.a.folder().join("state/sessions").join(&id).join("source.jsonl");
@@ -204,10 +207,15 @@ fn a_guest_goes_on_at_the_source_of_a_destination_that_cannot_write_its_journal(
             Ok(std::fs::read_to_string(&journal).is_ok_and(|text| text.contains(r#""state":"committed""#)))
         })?;
         fill(&scene.b, "state")?;
-        proxy.add(commit(Fault::Delay(Duration::ZERO)));
+        proxy.add(commit(first, Fault::Delay(Duration::ZERO)));
         at_source_while_full(scene, &id)
     });
     scene.moves_now().expect("it can be tried again");
+}
+
+/// A rule for what the source says to the destination, in the migration whose connections begin at `first`.
+pub(crate) const fn commit(first: u64, fault: Fault) -> Rule {
+    Rule { connection: Some(first + CONTROL), direction: Direction::Forth, after: 0, fault }
 }
 
 /// The source ends the migration though the destination has no room, and the guest is there; the destination tells why it cannot end it.

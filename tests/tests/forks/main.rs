@@ -8,5 +8,6 @@ mod hosts;
 mod huge_pages;
 mod locked;
 mod one_host;
+mod space;
 mod unreadable;
 mod warm;
