@@ -11,6 +11,7 @@ use vmove_memory::{
     ByteLen, MappingHints, MemoryDir, Process, QemuMapping, RamFile, Replacement, Sharing, find_mappings,
     replace_in_qemu, touched_in_qemu,
 };
+use vmove_node::control_groups::ControlGroups;
 use vmove_node::layout;
 use vmove_node::record::{RamFileRecord, VmRecord};
 use vmove_qmp::client::FdSetEntry;
@@ -55,6 +56,8 @@ pub struct Base {
     pub images: Images,
     /// Folder for overlays; `None` for that of each image, or of the sockets that lead to it.
     pub overlay_dir: Option<PathBuf>,
+    /// Where children get control groups.
+    pub groups: Arc<ControlGroups>,
 }
 
 impl Base {
@@ -84,6 +87,7 @@ pub struct Plan {
     environment: Vec<(String, String)>,
     argv: Vec<OsString>,
     nics: Vec<Nic>,
+    groups: Arc<ControlGroups>,
 }
 
 impl Plan {
@@ -130,6 +134,7 @@ impl Plan {
             environment: base.environment.clone(),
             argv: layout::with_environment(argv, &base.environment),
             nics: line.nics()?,
+            groups: Arc::clone(&base.groups),
         })
     }
 
@@ -201,7 +206,8 @@ impl Child {
                 overlay.create()?;
             }
             let log = vmove_qmp::process::log_in(&order.layout.vm_dir);
-            Ok(QemuProcess::spawn(&order.argv, &order.layout.vm_dir, &log)?)
+            let group = order.groups.make(order.name());
+            Ok(QemuProcess::spawn_in(&order.argv, &order.layout.vm_dir, &log, group.as_deref())?)
         })
         .await?;
         started(qemu.clone());

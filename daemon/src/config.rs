@@ -13,6 +13,7 @@ pub use self::rdma::OnDemand;
 pub use self::rdma::{RdmaConfig, RdmaFlags};
 pub use vmove_clone::engine::ForkPolicy;
 use vmove_log::LogFormat;
+use vmove_node::control_groups::GroupPolicy;
 use vmove_node::peer::{PeerPolicy, split_address};
 use vmove_types::node::DEFAULT_CONTROL;
 use vmove_types::units;
@@ -128,6 +129,7 @@ pub struct ConfigFile {
     keep_migrations: Option<usize>,
     fork: ForkPolicy,
     peers: PeerPolicy,
+    control_groups: GroupPolicy,
     nodes: BTreeMap<String, NodeEntry>,
 }
 
@@ -222,6 +224,8 @@ pub struct Config {
     pub fork: ForkPolicy,
     /// What other nodes may do here.
     pub peers: PeerPolicy,
+    /// Control groups of VMs.
+    pub groups: GroupPolicy,
     /// Peers by name.
     pub nodes: BTreeMap<String, KnownNode>,
 }
@@ -342,6 +346,7 @@ impl Config {
             keep_migrations,
             fork: checked(file.fork)?,
             peers,
+            groups: file.control_groups,
             nodes,
         })
     }

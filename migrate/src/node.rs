@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use vmove_node::control_groups::ControlGroups;
 use vmove_node::latency::Latencies;
 use vmove_node::layout::{self, memory_dir};
 use vmove_node::monitors::Monitors;
@@ -27,6 +28,8 @@ pub struct EngineConfig {
     pub memory_dir: PathBuf,
     /// Memory that guests on their way here were promised, shared with the rest of the daemon.
     pub reservations: Arc<Reservations>,
+    /// Control groups of VMs, shared likewise.
+    pub groups: Arc<ControlGroups>,
     /// What other nodes may do here.
     pub peers: Arc<PeerPolicy>,
     /// QMP connections, shared with the rest of the daemon.

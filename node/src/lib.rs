@@ -11,6 +11,7 @@
 //! | [`peer`] | greeting, messages and agreements between two daemons |
 //! | [`region`] | guest memory registered with a fabric |
 //! | [`reservations`] | memory that was promised to guests on their way here |
+//! | [`control_groups`] | a control group for each VM |
 //! | [`oom_kills`] | who was killed for lack of memory |
 //! | [`blocking`] | work that blocks, on threads of its own |
 //! | [`latency`], [`clock`] | fault latencies, and the clocks of two hosts |
@@ -30,6 +31,7 @@
 pub mod blocking;
 pub mod boot;
 pub mod clock;
+pub mod control_groups;
 pub mod files;
 pub mod journal;
 pub mod latency;

@@ -126,13 +126,27 @@ impl QemuProcess {
     /// [`ProcessError::NoProgram`], [`ProcessError::Log`], [`ProcessError::Start`]. A program that does not exist is
     /// noticed later, by [`QemuProcess::wait_qmp`].
     pub fn spawn(argv: &[OsString], folder: &Path, log: &Path) -> Result<Self, ProcessError> {
+        Self::spawn_in(argv, folder, log, None)
+    }
+
+    /// The same, in a control group (a folder of cgroup 2), if one is given. If it cannot be entered, the process is where we are, and `log`
+    /// says so.
+    ///
+    /// # Errors
+    /// As [`QemuProcess::spawn`].
+    pub fn spawn_in(
+        argv: &[OsString],
+        folder: &Path,
+        log: &Path,
+        group: Option<&Path>,
+    ) -> Result<Self, ProcessError> {
         let program = argv.first().ok_or(ProcessError::NoProgram)?;
         let log_error = |source| ProcessError::Log { path: log.to_owned(), source };
         let out = crate::log::open(OpenOptions::new().create(true).append(true), log).map_err(log_error)?;
         let err = out.try_clone().map_err(log_error)?;
         let failed =
             |source| ProcessError::Start { program: program.clone(), folder: folder.to_owned(), source };
-        let child = oom::command("setsid")
+        let child = oom::command_in("setsid", group)
             .arg("--")
             .args(argv)
             .current_dir(folder)

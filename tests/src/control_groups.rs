@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::sandbox::Sandbox;
 
-/// A group that is removed when this is dropped. Processes in it must have ended by then: so drop the sandbox first.
+/// A group that is removed with everything below it when this is dropped. Processes in it must have ended by then: so drop the sandbox first.
 #[derive(Debug)]
 pub struct Group(PathBuf);
 
@@ -35,6 +35,12 @@ impl Group {
         Ok(group)
     }
 
+    /// Its folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
     /// Writes to one of its files.
     ///
     /// # Errors
@@ -44,15 +50,15 @@ impl Group {
         fs::write(&path, value).with_context(|| format!("{value} to {}", path.display()))
     }
 
-    /// A program in `sandbox` that enters the group and becomes `program`.
+    /// A program in `sandbox` that enters the group `inner` below this one (this one itself if that is empty) and becomes `program`.
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn program(&self, sandbox: &Sandbox, program: &Path) -> Result<PathBuf> {
+    pub fn program(&self, sandbox: &Sandbox, inner: &str, program: &Path) -> Result<PathBuf> {
         let path = sandbox.path().join("in-group");
         let text = format!(
-            "#!/bin/sh\nset -e\necho 0 > '{0}/cgroup.procs'\nexec '{1}' \"$@\"\n",
-            self.0.display(),
+            "#!/bin/sh\nset -e\nmkdir -p '{0}'\necho 0 > '{0}/cgroup.procs'\nexec '{1}' \"$@\"\n",
+            self.0.join(inner).display(),
             program.display()
         );
         fs::write(&path, text)?;
@@ -77,6 +83,23 @@ impl Group {
         group.set("memory.max", &bound)?;
         Ok(group)
     }
+
+    /// Names of the groups below it.
+    #[must_use]
+    pub fn inner(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
+        let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        let mut names: Vec<String> = dirs.map(|dir| dir.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    /// Processes in the group `inner` below it.
+    #[must_use]
+    pub fn processes(&self, inner: &str) -> Vec<i32> {
+        let text = fs::read_to_string(self.0.join(inner).join("cgroup.procs")).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    }
 }
 
 /// Where a file system of this type is mounted, whose options are such.
@@ -90,7 +113,12 @@ fn mount_of(kind: &str, are_such: impl Fn(&str) -> bool) -> Result<Option<PathBu
 impl Drop for Group {
     fn drop(&mut self) {
         let deadline = Instant::now() + Duration::from_secs(5);
-        let remove = || -> Result<()> { Ok(fs::remove_dir(&self.0)?) };
+        let remove = || -> Result<()> {
+            for inner in self.inner() {
+                fs::remove_dir(self.0.join(inner))?;
+            }
+            Ok(fs::remove_dir(&self.0)?)
+        };
         // Processes that were killed leave it in a moment.
         while let Err(error) = remove() {
             if Instant::now() > deadline {

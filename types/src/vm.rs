@@ -67,6 +67,10 @@ pub struct VmDetail {
     pub log: Option<PathBuf>,
     /// Character devices that can be reached from outside: consoles and the like.
     pub consoles: BTreeMap<String, String>,
+    /// Control group of its QEMU, if it has one of its own: a folder of cgroup 2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
+    pub control_group: Option<PathBuf>,
     /// Files that hold guest memory.
     pub ram: Vec<RamFileInfo>,
     /// Share of guest memory that QEMU maps by huge pages. 0 to 1; absent if it could not be read.

@@ -188,6 +188,7 @@ impl ForkEngine {
             disks: Vec::new(),
             images: Images::Here,
             overlay_dir: self.policy.overlay_dir.clone(),
+            groups: self.registry.groups().clone(),
         }
     }
 }

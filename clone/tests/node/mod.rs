@@ -13,6 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use vmove_clone::engine::{EngineOptions, ForkDialer, ForkEngine, ForkPolicy, read_opening};
 use vmove_fabric::tcp::{TcpFabric, TcpOptions};
 use vmove_fabric::{Class, Endpoint, Fabric, FabricKind, Multicast};
+use vmove_node::control_groups::ControlGroups;
 use vmove_node::migrations::NoMigrations;
 use vmove_node::monitors::Monitors;
 use vmove_node::peer::hello::{answer, read_answer};
@@ -44,8 +45,14 @@ impl Node {
         }
         let vms = Arc::new(VmStore::open(&state.join("vms")).unwrap());
         let monitors = Arc::new(Monitors::default());
-        let registry =
-            Registry::new(vms, monitors, Arc::new(NoMigrations), run, Reservations::new(memory.clone()));
+        let registry = Registry::new(
+            vms,
+            monitors,
+            Arc::new(NoMigrations),
+            run,
+            Reservations::new(memory.clone()),
+            ControlGroups::none(),
+        );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let fabric = Arc::new(TcpFabric::new(TcpOptions::default()).unwrap());

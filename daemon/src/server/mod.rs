@@ -17,7 +17,7 @@ mod tls;
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,6 +34,7 @@ use tracing::Instrument;
 use vmove_clone::engine::{EngineOptions, ForkEngine};
 use vmove_migrate::engine::{Engine, EngineConfig};
 use vmove_node::blocking::run_blocking;
+use vmove_node::control_groups::{ControlGroups, GroupsError};
 use vmove_node::files::own_dir;
 use vmove_node::monitors::Monitors;
 use vmove_node::peer::{KnownPeer, KnownPeers};
@@ -231,6 +232,27 @@ async fn learn_qemus() {
     vmove_migrate::check::learn_qemus(&found).await;
 }
 
+/// Where VMs get control groups, if they do.
+fn control_groups(config: &Config) -> Arc<ControlGroups> {
+    match ControlGroups::take(&config.groups) {
+        Ok(groups) => {
+            let below = groups.root().map(Path::display);
+            tracing::info!(
+                below = below.map(tracing::field::display),
+                controllers = groups.controllers(),
+                "each VM gets a control group"
+            );
+            groups
+        }
+        Err(GroupsError::Off) => ControlGroups::none(),
+        Err(error) => {
+            let why = vmove_types::problem::chain(&error);
+            tracing::info!(why, "VMs get no control groups of their own: they are in that of vmoved");
+            ControlGroups::none()
+        }
+    }
+}
+
 /// The nodes that the configuration names.
 fn known_peers(config: &Config) -> KnownPeers {
     let known = |node: &KnownNode| KnownPeer { address: node.address.clone(), leaf: node.leaf.clone() };
@@ -250,12 +272,14 @@ async fn assemble(
     let dialer = Arc::new(PeerDialer::new(tls, &config.nodes, fabrics.clone()));
     let peers = Arc::new(config.peers.clone());
     let reservations = Reservations::new(config.memory_dir.clone());
+    let groups = control_groups(&config);
     let settings = EngineConfig {
         node: config.node.clone(),
         sessions_dir: config.state_dir.join("sessions"),
         run_dir: config.run_dir.clone(),
         memory_dir: config.memory_dir.clone(),
         reservations: reservations.clone(),
+        groups: groups.clone(),
         peers: peers.clone(),
         monitors: monitors.clone(),
         dialer: dialer.clone(),
@@ -265,7 +289,8 @@ async fn assemble(
     };
     let engine = Engine::open(settings, vms.clone())?;
     let sessions = Sessions::new(engine.clone());
-    let registry = Registry::new(vms, monitors, sessions.clone(), config.run_dir.clone(), reservations);
+    let registry =
+        Registry::new(vms, monitors, sessions.clone(), config.run_dir.clone(), reservations, groups);
     let known = known_peers(&config);
     let options = EngineOptions {
         node: config.node.clone(),

@@ -317,6 +317,8 @@ impl Starting {
             vm_dir: files.layout.vm_dir.clone(),
             qmp_socket: files.layout.qmp_socket.clone(),
             memory: Arc::clone(&files.memory),
+            vm: session.journal.record().prepare.vm.clone(),
+            groups: Arc::clone(&session.node.config.groups),
             locked: files.locked,
             started,
         };

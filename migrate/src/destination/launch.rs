@@ -9,6 +9,7 @@ use vmove_memory::{
     FaultContext, Keep, MemoryError, PageRun, Process, UffdFeatures, create_uffd, discard_in_qemu,
     find_mappings, reopen_uffd, touched_in_qemu,
 };
+use vmove_node::control_groups::ControlGroups;
 use vmove_qmp::Client;
 use vmove_qmp::process::{QemuProcess, log_in};
 use vmove_qmp::switchover::{Destination, DestinationOptions, Inbound, StateSender};
@@ -44,6 +45,10 @@ pub(super) struct LaunchOrder {
     pub vm_dir: PathBuf,
     pub qmp_socket: PathBuf,
     pub memory: Arc<GuestMemory>,
+    /// Name of the VM.
+    pub vm: String,
+    /// Where it gets a control group.
+    pub groups: Arc<ControlGroups>,
     /// QEMU locks its memory as it starts.
     pub locked: bool,
     /// Told as soon as there is a process: it must be ended if anything fails afterwards.
@@ -52,12 +57,13 @@ pub(super) struct LaunchOrder {
 
 /// Starts QEMU, prepares it for device state, attaches.
 pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, LaunchError> {
-    let LaunchOrder { command, vm_dir, qmp_socket, memory, locked, started } = order;
+    let LaunchOrder { command, vm_dir, qmp_socket, memory, vm, groups, locked, started } = order;
     let gib = memory.blocks.iter().map(|b| b.file.len().0).sum::<u64>() >> 30;
     let limit = MONITOR_TIMEOUT
         + if locked { LOCK_TIMEOUT_PER_GIB * u32::try_from(gib).unwrap_or(u32::MAX) } else { Duration::ZERO };
     let begun = Mono::now();
-    let process = QemuProcess::spawn(&command, &vm_dir, &log_in(&vm_dir))?;
+    let group = groups.make(&vm);
+    let process = QemuProcess::spawn_in(&command, &vm_dir, &log_in(&vm_dir), group.as_deref())?;
     // The session may have ended meanwhile; then it has dropped the receiver and nobody else knows of this QEMU.
     if started.send(process.clone()).is_err() {
         let _ = process.kill().await;

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::control_groups::ControlGroups;
 use crate::monitors::Monitors;
 use crate::record::VmRecord;
 use crate::reservations::Reservations;
@@ -39,6 +40,7 @@ pub struct Registry {
     migrations: Arc<dyn Migrations>,
     run_dir: PathBuf,
     reservations: Arc<Reservations>,
+    groups: Arc<ControlGroups>,
     state: Mutex<State>,
 }
 
@@ -70,7 +72,7 @@ fn identity(record: &VmRecord) -> Identity {
 }
 
 impl Registry {
-    /// What runs on this node by `vms`, with the folder below which its VMs have their files, and the memory for them.
+    /// What runs on this node by `vms`, with the folder below which its VMs have their files, the memory for them, and their control groups.
     #[must_use]
     pub fn new(
         vms: Arc<VmStore>,
@@ -78,8 +80,9 @@ impl Registry {
         migrations: Arc<dyn Migrations>,
         run_dir: PathBuf,
         reservations: Arc<Reservations>,
+        groups: Arc<ControlGroups>,
     ) -> Arc<Self> {
-        Arc::new(Self { vms, monitors, migrations, run_dir, reservations, state: Mutex::default() })
+        Arc::new(Self { vms, monitors, migrations, run_dir, reservations, groups, state: Mutex::default() })
     }
 
     /// Records of the VMs, in the state folder.
@@ -110,6 +113,12 @@ impl Registry {
     #[must_use]
     pub const fn reservations(&self) -> &Arc<Reservations> {
         &self.reservations
+    }
+
+    /// Control groups of the VMs.
+    #[must_use]
+    pub const fn groups(&self) -> &Arc<ControlGroups> {
+        &self.groups
     }
 
     /// The migrations to and from this node.

@@ -82,7 +82,12 @@ impl Registry {
         prepare(attempt, made, self.reservations.clone()).await?;
         let (vm_dir, log) =
             (attempt.layout.vm_dir.clone(), vmove_qmp::process::log_in(&attempt.layout.vm_dir));
-        let process = run_blocking(move || QemuProcess::spawn(&argv, &vm_dir, &log)).await?;
+        let (groups, name) = (self.groups.clone(), request.name.clone());
+        let spawn = move || {
+            let group = groups.make(&name);
+            QemuProcess::spawn_in(&argv, &vm_dir, &log, group.as_deref())
+        };
+        let process = run_blocking(spawn).await?;
         let process = process?;
         attempt.process = Some(process.clone());
         let client = process.wait_qmp(&attempt.layout.qmp_socket, MONITOR_TIMEOUT).await?;

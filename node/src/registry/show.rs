@@ -63,6 +63,7 @@ impl Registry {
             log: (!record.adopted).then_some(log),
             dir: record.vm_dir,
             consoles,
+            control_group: self.groups.of(name),
             ram,
             huge_share,
             command_line: record.command_line,

@@ -41,9 +41,10 @@ impl Registry {
                 .filter(|vm| !vm.adopted)
                 .map(|vm| (vm.name.clone(), log_in(&vm.vm_dir)))
                 .collect();
-            let vms = self.vms.clone();
+            let (vms, groups) = (self.vms.clone(), self.groups.clone());
             let looked = move || {
                 vms.write_owed();
+                groups.sweep();
                 logs.iter().for_each(|(vm, log)| cut_log(vm, log));
             };
             let _ = run_blocking(looked).await;

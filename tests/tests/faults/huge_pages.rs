@@ -27,7 +27,7 @@ fn huge_pages_that_cannot_be_had_after_all_leave_the_guest_where_it_is() {
     if let Err(reason) = sandbox.reserve_huge_pages(2 << 20, 2 * guest.bytes() + (16 << 20)) {
         return skip!("{reason:#}");
     }
-    let program = places::product("vmoved").and_then(|vmoved| group.program(&sandbox, &vmoved));
+    let program = places::product("vmoved").and_then(|vmoved| group.program(&sandbox, "", &vmoved));
     let options = NodeOptions { program: Some(program.expect("a program")), ..NodeOptions::default() };
     let b = Node::start(&sandbox, "b", options).expect("a daemon");
     let scene = Scene::to(sandbox, b, "hugetlb-2m", &guest).expect("a guest");

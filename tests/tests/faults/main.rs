@@ -2,6 +2,7 @@
 #![cfg(test)]
 
 mod blows;
+mod control_groups;
 mod crashes;
 mod errors;
 mod failing_disk;
