@@ -127,16 +127,10 @@ impl ForkEngine {
     }
 
     /// After a fork that failed and was undone in this life.
-    pub(super) async fn sweep_journal(&self, path: &Path, client: &Client) {
-        let Ok(journal) = Journal::<ForkRecord>::open(path) else { return };
-        let record = journal.record();
+    pub(super) async fn sweep(&self, journal: &Path, record: &ForkRecord, client: &Client) {
         if let Err(error) = self.follow_disks(&record.vm.name, client, &record.disks).await {
             // The next life tries again.
             tracing::error!(fork = %record.id, why = %error.message(), "which disks a VM has could not be written down");
-            return;
-        }
-        if record.phase != ForkPhase::Complete {
-            // The parent was not brought back: the next life tries again.
             return;
         }
         if let Err(error) = freeze::tidy(record) {
@@ -146,6 +140,7 @@ impl ForkEngine {
             // Which disks the VM has is known by the journal alone: the next life looks again.
             return;
         }
-        let _ = std::fs::remove_file(path);
+        // Its last line may not say that it was undone, where there was no room: this needs none.
+        let _ = std::fs::remove_file(journal);
     }
 }

@@ -96,17 +96,32 @@ pub struct Frozen {
     pub journal: Journal<ForkRecord>,
 }
 
+/// A guest that could not be frozen.
+#[derive(Debug)]
+pub struct Failed {
+    /// Why.
+    pub why: CloneError,
+    /// What was made for it and is to be removed, if the guest runs as before. Otherwise the next process of the daemon takes it up by the journal.
+    pub undone: Option<Box<ForkRecord>>,
+}
+
+impl From<CloneError> for Failed {
+    fn from(why: CloneError) -> Self {
+        Self { why, undone: None }
+    }
+}
+
 /// Freezes a guest with shared memory. `on_private` is called while it stands still, before its memory becomes private, if it
 /// does: it writes down that it is, and where. `on_kept` hears how far the copy has come, where memory is copied instead.
 ///
 /// # Errors
-/// [`CloneError`]; the guest then runs on, unless the error says otherwise. [`is_private`](crate::check::is_private) tells
+/// [`Failed`]; the guest then runs on, unless the error says otherwise. [`is_private`](crate::check::is_private) tells
 /// with which memory.
 pub async fn freeze(
     order: Freeze<'_>,
     on_private: impl FnOnce(&[QemuMapping]) -> Result<(), CloneError> + Send + 'static,
     on_kept: impl Fn(Kept) + Send,
-) -> Result<Frozen, CloneError> {
+) -> Result<Frozen, Failed> {
     let ram = Arc::clone(&order.ram);
     let manifest = manifest(&order);
     let mut journal = begin(&order, &ram)?;
@@ -133,12 +148,13 @@ pub async fn freeze(
     }
 }
 
-async fn give_up(mut journal: Journal<ForkRecord>, client: &Client, error: CloneError) -> CloneError {
+async fn give_up(mut journal: Journal<ForkRecord>, client: &Client, error: CloneError) -> Failed {
     match undo(&mut journal, client).await {
-        Ok(_) => error,
+        // Whether that could be written down or not.
+        Ok(_) => Failed { why: error, undone: Some(Box::new(journal.record().clone())) },
         Err(worse) => {
             tracing::error!(%error, %worse, "a fork failed, and its parent could not be brought back");
-            worse
+            worse.into()
         }
     }
 }
@@ -406,7 +422,7 @@ pub async fn undo(journal: &mut Journal<ForkRecord>, client: &Client) -> Result<
     if record.phase != ForkPhase::Complete {
         // The guest is back, and whoever finds the older line finds it so.
         if let Err(error) = journal.update_owing(|r| r.phase = ForkPhase::Complete) {
-            tracing::warn!(path = %journal.path().display(), %error, "cannot write the journal of a fork that was undone: the next vmoved looks again");
+            tracing::warn!(path = %journal.path().display(), %error, "cannot write down that a fork was undone");
         }
     }
     Ok(how)

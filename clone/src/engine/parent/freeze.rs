@@ -75,10 +75,12 @@ impl ForkEngine {
                 self.follow_disks(&guest.record.name, &guest.client, steps).await?;
                 Ok(frozen)
             }
-            Err(error) => {
+            Err(freeze::Failed { why, undone }) => {
                 self.unnote_shared(&guest.record, before);
-                self.sweep_journal(&journal, &guest.client).await;
-                Err(error.into())
+                if let Some(record) = undone {
+                    self.sweep(&journal, &record, &guest.client).await;
+                }
+                Err(why.into())
             }
         }
     }
