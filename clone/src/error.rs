@@ -10,7 +10,7 @@ use vmove_qmp::cmdline::CommandLineError;
 use vmove_qmp::process::ProcessError;
 use vmove_qmp::switchover::SwitchoverError;
 use vmove_types::check::Blocker;
-use vmove_types::problem::Code;
+use vmove_types::problem::{Code, chain};
 
 use crate::chunks::ChunksError;
 
@@ -101,6 +101,34 @@ pub enum CloneError {
         /// What to do.
         hint: &'static str,
     },
+    /// The guest is gone.
+    #[error(
+        "QEMU of {vm:?} ended while it was being forked: no child of it was made, and nothing is left of the fork. {log} tells what QEMU said"
+    )]
+    ParentEnded {
+        /// The guest.
+        vm: String,
+        /// What QEMU wrote.
+        log: PathBuf,
+        /// What failed for that reason.
+        #[source]
+        error: Box<Self>,
+    },
+    /// The guest stands still.
+    #[error(
+        "The fork failed, and {vm:?} could not be set running again yet: {}. vmoved tries again until it can; `vmove list` shows when it \
+         runs, and `vmove stop --force` ends it",
+        chain(&**.why)
+    )]
+    ParentNotBack {
+        /// The guest.
+        vm: String,
+        /// Why it could not be brought back.
+        why: Box<Self>,
+        /// Why the fork failed.
+        #[source]
+        error: Box<Self>,
+    },
     /// A template that is on its way.
     #[error(transparent)]
     Chunks(#[from] ChunksError),
@@ -119,7 +147,8 @@ impl CloneError {
             Self::NotKept { .. } => Code::NoMemory,
             Self::Template { .. } => Code::BadTemplate,
             Self::Qmp(_) => Code::QmpFailed,
-            Self::Process(_) => Code::QemuFailed,
+            Self::Process(_) | Self::ParentEnded { .. } => Code::QemuFailed,
+            Self::ParentNotBack { .. } => Code::ParentNotBack,
             Self::CommandLine(_) => Code::BadCommandLine,
             _ => Code::ForkFailed,
         }

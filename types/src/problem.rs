@@ -95,6 +95,8 @@ pub enum Code {
     Forbidden,
     /// A fork failed; the parent runs.
     ForkFailed,
+    /// A fork failed, and the parent could not be set running again yet.
+    ParentNotBack,
     /// This QEMU could never be moved.
     NotMovable,
     /// It was adopted, and this is not done to adopted ones.
@@ -156,7 +158,7 @@ impl ProblemCode for Code {
             Self::UnknownVm | Self::UnknownMigration | Self::UnknownTemplate => (404, Exit::Failed),
             Self::BadTemplate => (422, Exit::Failed),
             Self::Forbidden => (403, Exit::Refused),
-            Self::ForkFailed => (500, Exit::Failed),
+            Self::ForkFailed | Self::ParentNotBack => (500, Exit::Failed),
             Self::NameTaken
             | Self::Busy
             | Self::TooLate

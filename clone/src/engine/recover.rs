@@ -1,20 +1,30 @@
 //! Forks that an earlier life of the daemon did not finish.
 
 use std::future::Future;
-use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::check::Way;
 use crate::freeze::{self, Undone};
 use crate::record::{ForkPhase, ForkRecord};
 use crate::template::Template;
 use vmove_node::journal::Journal;
-use vmove_qmp::Client;
 
 use super::error::ForkError;
 use super::unreadable::Unreadable;
 use super::{Claim, ForkEngine};
 use vmove_node::registry::process_of;
+
+/// Between the first two tries to bring a parent back; each wait is twice as long as the one before.
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+/// Longest wait between two tries.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// Between looks whether a VM may be held.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// A fork that failed is answered so much later at most, for what it made to be gone by then.
+const SWEEP_PATIENCE: Duration = Duration::from_secs(3);
 
 impl ForkEngine {
     /// Brings parents back and removes what never became a child. Call this before anybody can ask for a fork. Returns as soon as each
@@ -27,12 +37,8 @@ impl ForkEngine {
         for path in paths {
             match Journal::<ForkRecord>::open_begun(&path) {
                 Ok(Some(journal)) => {
-                    let taken_up = self.clone().take_up_held(journal);
-                    tokio::spawn(async move {
-                        if let Err(error) = taken_up.await {
-                            tracing::error!(why = %error.message(), "the parent of a fork could not be brought back");
-                        }
-                    });
+                    let held = self.hold_vms_of(&journal);
+                    tokio::spawn(self.clone().take_up_until_done(journal, held));
                 }
                 // Nothing was done yet.
                 Ok(None) => drop(std::fs::remove_file(&path)),
@@ -47,30 +53,57 @@ impl ForkEngine {
         names.filter_map(|name| self.claim(name).ok()).collect()
     }
 
+    /// Keeps other forks away from the VMs of this one.
+    fn hold_vms_of(self: &Arc<Self>, journal: &Journal<ForkRecord>) -> Vec<Claim> {
+        let record = journal.record();
+        self.hold(record.children.iter().chain([&record.vm.name]))
+    }
+
     /// Takes up a fork. Its VMs are held as soon as this returns.
     pub(super) fn take_up_held(
         self: Arc<Self>,
-        journal: Journal<ForkRecord>,
+        mut journal: Journal<ForkRecord>,
     ) -> impl Future<Output = Result<(), ForkError>> + Send {
-        let record = journal.record();
-        let held = self.hold(record.children.iter().chain([&record.vm.name]));
+        let held = self.hold_vms_of(&journal);
         async move {
-            let taken_up = self.take_up(journal).await;
+            let taken_up = self.take_up(&mut journal).await;
             drop(held);
             taken_up
         }
     }
 
-    async fn take_up(&self, mut journal: Journal<ForkRecord>) -> Result<(), ForkError> {
+    /// Takes up a fork again and again, until its parent is back or has ended. `held`: its VMs; none while whoever began the fork holds
+    /// them.
+    async fn take_up_until_done(self: Arc<Self>, mut journal: Journal<ForkRecord>, mut held: Vec<Claim>) {
+        let parent = journal.record().vm.name.clone();
+        let mut wait = FIRST_WAIT;
+        while let Err(error) = self.take_up(&mut journal).await {
+            tracing::error!(fork = %journal.record().id, vm = %parent, why = %error.message(), next_try_s = wait.as_secs(),
+                "the parent of a fork could not be brought back");
+            let next = Instant::now() + wait;
+            while held.is_empty() {
+                tokio::time::sleep(LOOK_AGAIN).await;
+                held.extend(self.claim(&parent));
+            }
+            tokio::time::sleep_until(next).await;
+            wait = (wait * 2).min(LONGEST_WAIT);
+        }
+    }
+
+    async fn take_up(&self, journal: &mut Journal<ForkRecord>) -> Result<(), ForkError> {
         let record = journal.record().clone();
-        tracing::warn!(fork = %record.id, vm = %record.vm.name, phase = record.phase.word(), "taking up a fork of an earlier vmoved");
+        tracing::warn!(fork = %record.id, vm = %record.vm.name, phase = record.phase.word(), "taking up a fork that was broken off");
         if self.registry.migrations().moved().contains_key(&(record.vm.pid, record.vm.pid_start)) {
             // It runs there: here it must stay stopped.
             tracing::error!(fork = %record.id, vm = %record.vm.name, "the parent of a fork was given away: it is not brought back");
             return Ok(());
         }
-        if process_of(&record.vm).is_some() && record.phase != ForkPhase::Complete {
-            self.bring_back(&record, &mut journal).await?;
+        if process_of(&record.vm).is_some()
+            && let Err(error) = self.bring_back(&record, journal).await
+            // Nobody needs to be brought back if it has ended meanwhile.
+            && process_of(&record.vm).is_some()
+        {
+            return Err(error);
         }
         self.end_those_that_never_ran(&record.children).await;
         if !(record.keep && Template::open(&record.template).is_ok())
@@ -89,6 +122,10 @@ impl ForkEngine {
         journal: &mut Journal<ForkRecord>,
     ) -> Result<(), ForkError> {
         let client = self.registry.monitor(&record.vm).await?;
+        if record.phase == ForkPhase::Complete {
+            // The guest was brought back, its record perhaps not.
+            return self.follow_disks(&record.vm.name, &client, &record.disks).await;
+        }
         // Noted before the guest may run: private memory that nobody knows of could not be found again.
         let before = self.members.get(&record.vm);
         let expected = before.clone().filter(|m| m.fork == record.id);
@@ -126,21 +163,13 @@ impl ForkEngine {
         }
     }
 
-    /// After a fork that failed and was undone in this life.
-    pub(super) async fn sweep(&self, journal: &Path, record: &ForkRecord, client: &Client) {
-        if let Err(error) = self.follow_disks(&record.vm.name, client, &record.disks).await {
-            // The next life tries again.
-            tracing::error!(fork = %record.id, why = %error.message(), "which disks a VM has could not be written down");
-            return;
+    /// After a fork that failed in this life: what is not undone is undone, and what it made is removed. Where that takes long, it goes on
+    /// after this returns.
+    pub(super) async fn sweep(self: &Arc<Self>, journal: Journal<ForkRecord>) {
+        let fork = journal.record().id.clone();
+        let sweeping = tokio::spawn(self.clone().take_up_until_done(journal, Vec::new()));
+        if tokio::time::timeout(SWEEP_PATIENCE, sweeping).await.is_err() {
+            tracing::warn!(%fork, "a fork that failed is not undone yet: that goes on");
         }
-        if let Err(error) = freeze::tidy(record) {
-            tracing::warn!(fork = %record.id, %error, "something of a fork is left");
-        }
-        if self.registry.vms().owed(&record.vm.name).is_some() {
-            // Which disks the VM has is known by the journal alone: the next life looks again.
-            return;
-        }
-        // Its last line may not say that it was undone, where there was no room: this needs none.
-        let _ = std::fs::remove_file(journal);
     }
 }

@@ -33,6 +33,7 @@ use vmove_node::layout;
 use vmove_types::time::{Mono, ms};
 
 use vmove_node::record::VmRecord;
+use vmove_node::registry::process_of;
 use vmove_qmp::Client;
 use vmove_qmp::inspect::VmFacts;
 use vmove_qmp::switchover::{GuestState, Hold, Outbound, Source, SourceOptions, StateReceiver};
@@ -101,13 +102,13 @@ pub struct Frozen {
 pub struct Failed {
     /// Why.
     pub why: CloneError,
-    /// What was made for it and is to be removed, if the guest runs as before. Otherwise the next process of the daemon takes it up by the journal.
-    pub undone: Option<Box<ForkRecord>>,
+    /// What was begun, and how far it is undone.
+    pub journal: Option<Box<Journal<ForkRecord>>>,
 }
 
 impl From<CloneError> for Failed {
     fn from(why: CloneError) -> Self {
-        Self { why, undone: None }
+        Self { why, journal: None }
     }
 }
 
@@ -148,15 +149,22 @@ pub async fn freeze(
     }
 }
 
+/// Brings the guest back after an error, and says what became of it.
 async fn give_up(mut journal: Journal<ForkRecord>, client: &Client, error: CloneError) -> Failed {
-    match undo(&mut journal, client).await {
-        // Whether that could be written down or not.
-        Ok(_) => Failed { why: error, undone: Some(Box::new(journal.record().clone())) },
-        Err(worse) => {
-            tracing::error!(%error, %worse, "a fork failed, and its parent could not be brought back");
-            worse.into()
+    let vm = journal.record().vm.clone();
+    let undone = match process_of(&vm) {
+        Some(_) => undo(&mut journal, client).await.err(),
+        None => None,
+    };
+    let log = vm.vm_dir.join("qemu.log");
+    let why = match undone {
+        _ if process_of(&vm).is_none() => {
+            CloneError::ParentEnded { vm: vm.name, log, error: Box::new(error) }
         }
-    }
+        None => error,
+        Some(why) => CloneError::ParentNotBack { vm: vm.name, error: Box::new(error), why: Box::new(why) },
+    };
+    Failed { why, journal: Some(Box::new(journal)) }
 }
 
 fn manifest(order: &Freeze<'_>) -> Manifest {

@@ -1,6 +1,7 @@
 //! Guests that are forked on one host and to others.
 
 mod before_memory;
+mod broken_off;
 mod by_guest;
 mod disks;
 mod disks_hosts;

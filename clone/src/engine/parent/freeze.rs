@@ -37,7 +37,7 @@ impl ForkEngine {
 
     /// Freezes a guest and notes that its memory is private, if it is then.
     pub(in crate::engine) async fn freeze(
-        &self,
+        self: &Arc<Self>,
         id: &str,
         guest: &Guest,
         ram: Arc<GuestRam>,
@@ -72,13 +72,16 @@ impl ForkEngine {
         match freeze::freeze(order, on_private, on_kept).await {
             Ok(frozen) => {
                 let steps = &frozen.journal.record().disks;
-                self.follow_disks(&guest.record.name, &guest.client, steps).await?;
+                if let Err(error) = self.follow_disks(&guest.record.name, &guest.client, steps).await {
+                    self.sweep(frozen.journal).await;
+                    return Err(error);
+                }
                 Ok(frozen)
             }
-            Err(freeze::Failed { why, undone }) => {
+            Err(freeze::Failed { why, journal }) => {
                 self.unnote_shared(&guest.record, before);
-                if let Some(record) = undone {
-                    self.sweep(&journal, &record, &guest.client).await;
+                if let Some(journal) = journal {
+                    self.sweep(*journal).await;
                 }
                 Err(why.into())
             }
