@@ -2,17 +2,17 @@
 # ./run lab: virtual hosts with RDMA (the kernel's soft RoCE) on a switch of our own. See tests/lab/README.md.
 
 # Raise it when what is unpacked changes, so that older caches are made anew.
-LAB_VERSION=2
+LAB_VERSION=3
 # In the hosts, over the machine's own files.
 LAB_HOST_PACKAGES=(kmod perftest rdmacm-utils ibverbs-utils ibverbs-providers iproute2 python3-pyverbs)
 # Modules of the hosts' kernel, with what they need. The first line is what it takes to reach the root file system.
 LAB_BOOT_MODULES=(virtio_pci 9pnet_virtio 9p overlay virtio_console)
 LAB_MODULES=(virtio_net virtio_rng virtio_blk virtio_balloon rdma_rxe ib_uverbs rdma_ucm
-    vfio_pci vfio_iommu_type1 igb igbvf sch_netem tun dummy)
+    vfio_pci vfio_iommu_type1 igb igbvf sch_netem tun vhost_net dummy)
 # Not there any more from Linux 6.15 on.
 LAB_OLD_MODULES=(crc32_generic crc32c_generic)
 # Raise it when the second kernel changes.
-LAB_NEXT_VERSION=1
+LAB_NEXT_VERSION=2
 
 # The lab's hosts see this machine's files, but for folders that they have for themselves (tests/lab/host/start): nothing starts in them
 # without what is built.
@@ -127,11 +127,16 @@ build_lab_devices() {
     say "building the programs for devices and their guest"
     (cd "$ROOT" && cargo build --quiet --release -p vmove-devices -p vmove-qmp --example devices --example hotplug)
     LAB_DEVICE_GUEST=$CACHE/lab/devices.elf
+    lab_compile "$ROOT/tests/lab/guest/devices.c" "$LAB_DEVICE_GUEST"
+}
+
+# lab_compile SOURCE IMAGE: a guest without an operating system, as a multiboot image.
+lab_compile() {
     # The multiboot header must be within the first 8 KiB of the file.
     gcc -m32 -march=i686 -O2 -Wall -Wextra -Werror -ffreestanding -fno-pic -no-pie -fno-stack-protector -fno-asynchronous-unwind-tables \
         -nostdlib -static -Wl,--build-id=none,--no-warn-rwx-segments,-n,--section-start=.header=0x100000,-Ttext=0x101000 \
-        -o "$LAB_DEVICE_GUEST.new" "$ROOT/tests/lab/guest/devices.c"
-    mv "$LAB_DEVICE_GUEST.new" "$LAB_DEVICE_GUEST"
+        -o "$2.new" "$1"
+    mv "$2.new" "$2"
 }
 
 # Sets LAB_LINUX: an initramfs with the driver of the virtual functions. Its kernel is that of the hosts.
@@ -151,8 +156,9 @@ build_lab_linux() {
     rm -rf "$work"
 }
 
-# Sets LAB_GUEST: goes over its memory without an operating system.
+# Sets LAB_GUEST: goes over its memory without an operating system. Another one has a network card; the lab finds it by its name.
 build_lab_guest() {
+    lab_compile "$ROOT/tests/lab/guest/network.c" "$CACHE/lab/network.elf"
     LAB_GUEST=$CACHE/lab/pattern.bin
     as --32 -o "$LAB_GUEST.o" "$ROOT/tests/lab/guest/pattern.s" && objcopy -O binary "$LAB_GUEST.o" "$LAB_GUEST.new"
     mv "$LAB_GUEST.new" "$LAB_GUEST"

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::check::{collect, shell};
 use crate::host::address;
+use crate::moves::vhost::{NAME, Vhost};
 use crate::moves::{COMMAND_TIMEOUT_MS, Moves, PORT, Parts, expect, report};
 use crate::supervisor::Lab;
 use crate::switch::rules::Rule;
@@ -49,6 +50,8 @@ pub fn all(lab: &Lab, parts: &Parts, only: &str) -> Result<usize> {
     case("a_fork_whose_path_is_cut_goes_on_over_tcp", &|| forks.cut_rdma("unicast"))?;
     case("a_fork_whose_multicast_is_cut_goes_on_over_tcp", &|| forks.cut_rdma("multicast"))?;
     case("a_fork_whose_wire_is_cut_ends_its_children_and_says_why", &|| forks.cut_all())?;
+    case("a_fork_with_vhost_on_both_hosts_keeps_writes_apart", &|| forks.with_vhost())?;
+    case("a_fork_with_vhost_of_locked_memory_keeps_writes_apart", &|| forks.with_vhost_and_locked())?;
     Ok(ran.get())
 }
 
@@ -254,6 +257,52 @@ impl Forks<'_> {
         }
         set(self, Rule::default());
         self.0.works(1, "g")
+    }
+}
+
+impl Forks<'_> {
+    /// Children on the parent's host and on another, before their memory is there: each receives frames by a worker of its own.
+    fn with_vhost(&self) -> Result<()> {
+        let vhost = Vhost(&self.0);
+        vhost.with_traffic(|| {
+            vhost.guest("")?;
+            set(self, Rule { rate_mbit: 16, ..Rule::default() });
+            let more = format!("--count 3 --here 1 --to {}:{PORT} --way unicast", address(2));
+            let report = self.fork_with_vhost(&vhost, &more)?;
+            for child in report["children"].as_array().into_iter().flatten() {
+                println!("  {}: ran after {} ms", child["name"], child["running_ms"]);
+            }
+            set(self, Rule::default());
+            // Frames that parent and child receive by now are in memory that no fork has shared.
+            self.fork_with_vhost(&vhost, "--count 1 --verify").map(drop)
+        })
+    }
+
+    /// Memory that cannot be mapped again: the worker waits before it writes to a page that the template still needs.
+    fn with_vhost_and_locked(&self) -> Result<()> {
+        let vhost = Vhost(&self.0);
+        vhost.with_traffic(|| {
+            vhost.guest("-overcommit mem-lock=on")?;
+            let report = self.fork_with_vhost(&vhost, "--count 1 --verify")?;
+            println!("  {}", report["freeze"]);
+            expect(&report["freeze"], "way", "write-protected")
+        })
+    }
+
+    /// Forks the guest behind a tap. Parent and children receive, answer, and find all memory as it should be.
+    fn fork_with_vhost(&self, vhost: &Vhost<'_>, more: &str) -> Result<Value> {
+        let words = self.vfork(&format!("create {NAME} {more} 2>>/run/lab/vfork.log"));
+        let report = report(&self.0.must(1, &words)?)?;
+        let children = report["children"].as_array().with_context(|| format!("no children: {report}"))?;
+        for child in children {
+            ensure!(child["error"].is_null(), "{report}");
+            ensure!(!more.contains("--verify") || child["verified"] == true, "{report}");
+            let name = child["name"].as_str().unwrap_or_default();
+            let host = if child["node"] == format!("{}:{PORT}", address(2)).as_str() { 2 } else { 1 };
+            vhost.answers(host, name).with_context(|| format!("child {child}"))?;
+        }
+        vhost.answers(1, NAME)?;
+        Ok(report)
     }
 }
 

@@ -18,6 +18,7 @@ use crate::wire::Event;
 mod guests;
 mod on_demand;
 mod trouble;
+pub(crate) mod vhost;
 
 /// Peer port of the daemons.
 pub(crate) const PORT: u16 = 7420;
@@ -31,6 +32,10 @@ pub struct Parts {
     pub programs: PathBuf,
     /// The guest.
     pub guest: PathBuf,
+    /// The guest that checks what its network card receives.
+    pub network: PathBuf,
+    /// Sends it frames.
+    pub traffic: PathBuf,
     /// Kernel and initramfs of the guest that runs Linux.
     pub kernel: PathBuf,
     /// See `kernel`.
@@ -78,6 +83,7 @@ pub fn all(lab: &Lab, parts: &Parts, sessions: usize, only: &str) -> Result<usiz
     case("pages_are_read_without_the_source_s_processor", &|| moves.processor())?;
     trouble::all(&moves, &case)?;
     on_demand::all(&moves, &case)?;
+    vhost::all(&moves, &case)?;
     guests::all(&moves, &case)?;
     case("sessions_one_after_another_leave_nothing_behind", &|| moves.many(sessions))?;
     Ok(ran.get())
@@ -204,7 +210,12 @@ impl<'a> Moves<'a> {
 
     /// Begins to move guest g from h1 to h2, and waits until the migration is in this phase.
     pub(crate) fn moving(&self, more: &str, phase: &str) -> Result<Receiver<Event>> {
-        let moving = self.lab.exec(1, shell(&self.migrate_words("g", 2, more), COMMAND_TIMEOUT_MS))?;
+        self.moving_of("g", more, phase)
+    }
+
+    /// The same for another guest.
+    pub(crate) fn moving_of(&self, name: &str, more: &str, phase: &str) -> Result<Receiver<Event>> {
+        let moving = self.lab.exec(1, shell(&self.migrate_words(name, 2, more), COMMAND_TIMEOUT_MS))?;
         let begun = Instant::now();
         while !self.host(1, &self.vmove("status --json"))?.text.contains(&format!("\"phase\":\"{phase}\"")) {
             ensure!(begun.elapsed() < Duration::from_secs(60), "phase {phase} never came");
@@ -469,6 +480,8 @@ pub fn parts(programs: &Path, guest: &Path, places: &Places) -> Result<Parts> {
     Ok(Parts {
         programs: there(programs)?,
         guest: there(guest)?,
+        network: there(&places.files.join("network.elf"))?,
+        traffic: there(&places.source.join("tests/lab/host/traffic"))?,
         kernel: named("VMOVE_GUEST_KERNEL")?,
         initrd: named("VMOVE_GUEST_INITRD")?,
         qemu: there(&places.qemu)?,
