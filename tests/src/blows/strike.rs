@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -117,13 +118,17 @@ fn is_dead(pid: i32) -> bool {
     matches!(state, Some('Z' | 'X')) && threads <= 1
 }
 
-/// Stops a process and lets it go on. What the proxy held back passes meanwhile.
+/// Stops a process and lets it go on. What the proxy held back passes meanwhile. A daemon may have ended it by then, since it did not answer:
+/// whether that was right shows when the guest is looked at.
 fn freeze(field: &Field, pid: i32, length: Duration) -> Result<()> {
     let pid = Pid::from_raw(pid);
     kill(pid, Signal::SIGSTOP).context("could not stop the process")?;
     field.link().heal();
     std::thread::sleep(length);
-    kill(pid, Signal::SIGCONT).context("the process ended while it was stopped")
+    match kill(pid, Signal::SIGCONT) {
+        Ok(()) | Err(Errno::ESRCH) => Ok(()),
+        Err(error) => Err(error).context("could not let the process go on"),
+    }
 }
 
 fn on_the_link(field: &Field, blow: Blow, card: &Card, lengths: &Lengths) {
