@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::trouble::RunCase;
@@ -119,7 +119,10 @@ impl Vhost<'_> {
             ensure!(!said.contains('X'), "{name} on h{host}: {said}");
             std::thread::sleep(Duration::from_millis(300));
         };
-        ensure!(counts.wrong == 0, "{name} on h{host} answered something else: {counts}");
+        if counts.wrong > 0 {
+            let log = self.0.must(host, "tail -n 5 /run/lab/traffic.log")?;
+            bail!("{name} on h{host} answered something else: {counts}: {log}");
+        }
         ensure!(counts.workers > 0, "no thread of vhost-net serves {name} on h{host}: {counts}");
         self.0.works(host, name)
     }
