@@ -172,7 +172,7 @@ impl Vhost<'_> {
     /// nothing of it stays.
     fn source_lost(&self) -> Result<()> {
         self.guest("")?;
-        let moving = self.0.moving_of(NAME, "--mode postcopy --bandwidth 1MB", "fetch")?;
+        let moving = self.0.moving_of(NAME, "--mode postcopy --bandwidth 1MiB", "fetch")?;
         self.0.must(1, "kill -KILL $(cat /run/vmoved.pid); pkill -KILL qemu-system; true")?;
         collect(&moving).context("h1 went away")?;
         // Time for guest and worker to meet a page that is missing.
