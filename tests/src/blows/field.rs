@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,6 +57,18 @@ pub enum Kind {
 }
 
 impl Field {
+    /// Copies the logs of both daemons into this folder, which it makes.
+    ///
+    /// # Errors
+    /// When it cannot.
+    pub fn copy_logs(&self, folder: &Path) -> io::Result<PathBuf> {
+        std::fs::create_dir_all(folder)?;
+        for node in &self.nodes {
+            std::fs::copy(node.folder().join("vmoved.log"), folder.join(format!("{}.log", node.name())))?;
+        }
+        Ok(folder.to_owned())
+    }
+
     /// Starts the daemons, and the guest at `a`. Linux boots only if none is in the folder `booted` yet.
     ///
     /// # Errors

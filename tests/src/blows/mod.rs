@@ -25,6 +25,9 @@ use operator::{Settled, settle, settle_at_rest};
 use strike::{Lengths, strike};
 use tally::Tally;
 
+/// A recovery that takes longer is looked into: its logs are kept.
+const SLOW: Duration = Duration::from_secs(20);
+
 /// What a soak is to do.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -164,6 +167,15 @@ impl<S: FnMut(&str)> Table<'_, S> {
         match done {
             Ok(done) => {
                 say(&told(step, at, card, &done));
+                if matches!(done, Step::Survived(Some(time)) if time > SLOW) {
+                    let name = format!("vmove-soak-slow-{}-{step}", self.plan.seed);
+                    match field.copy_logs(&std::env::temp_dir().join(name)) {
+                        Ok(folder) => say(&format!("      so late: its logs are in {}", folder.display())),
+                        Err(error) => {
+                            say(&format!("      so late, and its logs could not be copied: {error}"));
+                        }
+                    }
+                }
                 match done {
                     Step::Survived(recovery) => tally.note_survived(card, recovery),
                     Step::Ended => tally.ended(card),
