@@ -14,8 +14,10 @@ use vmove_memory::{
 use vmove_node::control_groups::ControlGroups;
 use vmove_node::layout;
 use vmove_node::record::{RamFileRecord, VmRecord};
+use vmove_qmp::access::{self, Denied};
 use vmove_qmp::client::FdSetEntry;
 use vmove_qmp::cmdline::{ChildIdentity, Nic};
+use vmove_qmp::confine::Confinement;
 use vmove_qmp::switchover::{Destination, DestinationOptions, Inbound, StateSender};
 use vmove_qmp::{Client, CommandLine, QemuProcess, RamFileSpec, RunLayout};
 use vmove_types::check::{Blocker, BlockerCode};
@@ -58,6 +60,8 @@ pub struct Base {
     pub overlay_dir: Option<PathBuf>,
     /// Where children get control groups.
     pub groups: Arc<ControlGroups>,
+    /// With which rights their QEMUs run: those of the parent's on its node.
+    pub confinement: Confinement,
 }
 
 impl Base {
@@ -86,6 +90,8 @@ pub struct Plan {
     command_line: Vec<String>,
     environment: Vec<(String, String)>,
     argv: Vec<OsString>,
+    /// The same without its environment.
+    bare_argv: Vec<OsString>,
     nics: Vec<Nic>,
     groups: Arc<ControlGroups>,
 }
@@ -103,7 +109,7 @@ impl Plan {
         line.lock_nothing()?;
         let identity = identity::fresh(name, line.nics()?.len());
         line.give_identity(&identity)?;
-        let layout = layout::of_vm(&base.run_dir, &base.memory_dir, name, base.backing);
+        let layout = layout::of_vm(&base.run_dir, &base.memory_dir, name, base.backing, &base.confinement);
         let folder = base.overlay_dir.as_deref();
         let overlay = |(number, disk): (usize, &Disk)| match &base.images {
             Images::Here => Overlay::new(disk, number, name, folder),
@@ -132,7 +138,8 @@ impl Plan {
             overlays,
             command_line: words.collect(),
             environment: base.environment.clone(),
-            argv: layout::with_environment(argv, &base.environment),
+            argv: layout::with_environment(argv.clone(), &base.environment),
+            bare_argv: argv,
             nics: line.nics()?,
             groups: Arc::clone(&base.groups),
         })
@@ -142,6 +149,28 @@ impl Plan {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.identity.name
+    }
+
+    /// Refuses what its QEMU could not open: files of its command line, and the images of `disks` below its overlays. Takes milliseconds.
+    ///
+    /// # Errors
+    /// [`CloneError::Refused`]; [`CloneError::Io`].
+    pub fn may_open(&self, images: &[PathBuf]) -> Result<(), CloneError> {
+        let denied = access::denied(&self.bare_argv, &self.layout, images);
+        let denied =
+            denied.map_err(CloneError::io("ask for QEMU what it may open of", &self.layout.vm_dir))?;
+        let blocker =
+            |denied: Denied| Blocker::new(BlockerCode::QemuUser, denied.message).about(denied.subject);
+        if denied.is_empty() {
+            Ok(())
+        } else {
+            Err(CloneError::Refused(denied.into_iter().map(blocker).collect()))
+        }
+    }
+
+    /// Gives its QEMU a file.
+    fn give(&self, file: &Path) -> Result<(), CloneError> {
+        self.layout.confinement.give(file).map_err(CloneError::io("give QEMU", file))
     }
 
     /// Whether its overlays lie over the images that these disks are now. A fork of the parent in between puts the parent on
@@ -201,13 +230,16 @@ impl Child {
                 crate::files::remove_file(&spec.path)?;
                 let name = spec.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
                 dir.create_ram_file(name, ByteLen(spec.size))?;
+                order.give(&spec.path)?;
             }
             for overlay in &order.overlays {
                 overlay.create()?;
+                order.give(&overlay.path)?;
             }
             let log = vmove_qmp::process::log_in(&order.layout.vm_dir);
             let group = order.groups.make(order.name());
-            Ok(QemuProcess::spawn_in(&order.argv, &order.layout.vm_dir, &log, group.as_deref())?)
+            let (folder, rights) = (&order.layout.vm_dir, &order.layout.confinement);
+            Ok(QemuProcess::spawn_in(&order.argv, folder, &log, rights, group.as_deref())?)
         })
         .await?;
         started(qemu.clone());

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+pub use self::qemu::{QemuFlags, qemu_user_note};
 #[cfg(feature = "verbs")]
 pub use self::rdma::OnDemand;
 pub use self::rdma::{RdmaConfig, RdmaFlags};
@@ -15,9 +16,13 @@ pub use vmove_clone::engine::ForkPolicy;
 use vmove_log::LogFormat;
 use vmove_node::control_groups::GroupPolicy;
 use vmove_node::peer::{PeerPolicy, split_address};
+use vmove_qmp::confine::Confinement;
 use vmove_types::node::DEFAULT_CONTROL;
 use vmove_types::units;
 
+use self::qemu::QemuConfig;
+
+mod qemu;
 mod rdma;
 
 /// The port of daemons.
@@ -56,6 +61,8 @@ pub struct Flags {
     /// How pages cross; auto takes the best that both ends have
     #[arg(long, value_enum)]
     pub fabric: Option<FabricChoice>,
+    #[command(flatten)]
+    pub qemu: QemuFlags,
     #[command(flatten)]
     pub rdma: RdmaFlags,
     /// Certificate chain of this node, PEM
@@ -128,6 +135,7 @@ pub struct ConfigFile {
     reconnect_for: Option<String>,
     keep_migrations: Option<usize>,
     fork: ForkPolicy,
+    qemu: QemuConfig,
     peers: PeerPolicy,
     control_groups: GroupPolicy,
     nodes: BTreeMap<String, NodeEntry>,
@@ -222,6 +230,8 @@ pub struct Config {
     pub keep_migrations: usize,
     /// Forks.
     pub fork: ForkPolicy,
+    /// With which rights QEMUs run.
+    pub qemu: Confinement,
     /// What other nodes may do here.
     pub peers: PeerPolicy,
     /// Control groups of VMs.
@@ -345,6 +355,7 @@ impl Config {
             reconnect_for,
             keep_migrations,
             fork: checked(file.fork)?,
+            qemu: file.qemu.overridden(flags.qemu)?,
             peers,
             groups: file.control_groups,
             nodes,

@@ -61,9 +61,9 @@ pub mod uffd;
 mod units;
 
 pub use attach::{
-    Injector, Keep, MappingHints, Replacement, Sharing, close_in_qemu, create_uffd, create_uffd_from_device,
-    descriptors_of, discard_in_qemu, drops_locked, fill_locked_in_qemu, none_mapped, own_pages_in_qemu,
-    reopen_uffd, replace_in_qemu, touched_in_qemu,
+    Injector, Keep, MappingHints, Replacement, Sharing, close_in_qemu, create_uffd, descriptors_of,
+    discard_in_qemu, drops_locked, fill_locked_in_qemu, none_mapped, own_pages_in_qemu, reopen_uffd,
+    replace_in_qemu, touched_in_qemu,
 };
 pub use collapse::{Collapsed, collapse, huge_mapped, map_folio};
 pub use dirty::{DirtyTracker, Dropped, HoleWatch, OrphanWatch, Precision, ScanStats, Unsupported};

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -16,6 +16,10 @@ use vmove_types::Backing;
 
 use crate::units::ByteLen;
 
+/// Of the directory: others may pass to a file that they were given, and list nothing.
+const MODE: u32 = 0o711;
+const PASSAGE: u32 = 0o011;
+
 static PREPARING: Mutex<()> = Mutex::new(());
 
 /// A directory on a file system of the right kind.
@@ -27,7 +31,7 @@ pub struct MemoryDir {
 
 impl MemoryDir {
     /// Makes the directory if it is missing, and mounts tmpfs `huge=advise` or hugetlbfs on it unless it is on such a
-    /// file system already. The mount stays when the value is dropped: guests live there.
+    /// file system already. A QEMU of another user may pass through it to files that belong to that user. The mount stays when the value is dropped: guests live there.
     ///
     /// tmpfs that gives huge pages without being asked (`huge=always`, `huge=within_size`) will do as well.
     ///
@@ -38,7 +42,7 @@ impl MemoryDir {
         let error = |what| move |source: io::Error| MemoryError::path(what, path, source);
         fs::DirBuilder::new()
             .recursive(true)
-            .mode(0o700)
+            .mode(MODE)
             .create(path)
             .map_err(error("Creating the directory"))?;
         let path = path.canonicalize().map_err(error("Finding the directory"))?;
@@ -58,6 +62,11 @@ impl MemoryDir {
                 return Err(MemoryError::WrongMount { path, found: found.to_string(), wanted });
             }
             mount_on(&path, backing)?;
+        }
+        let mode = fs::metadata(&path).map_err(error("Looking at the directory"))?.mode() & 0o7777;
+        if mode & PASSAGE != PASSAGE {
+            let passable = fs::Permissions::from_mode(mode | PASSAGE);
+            fs::set_permissions(&path, passable).map_err(error("Changing the mode of the directory"))?;
         }
         Ok(Self { path, backing })
     }
@@ -153,9 +162,9 @@ fn mount_on(path: &Path, backing: Backing) -> Result<()> {
 const fn mount_arguments(backing: Backing) -> (&'static str, &'static str) {
     match backing {
         // The default limit is half of the memory; what is free is checked where files are made.
-        Backing::Thp => ("tmpfs", "huge=advise,size=100%,mode=0700"),
-        Backing::Hugetlb2M => ("hugetlbfs", "pagesize=2M,mode=0700"),
-        Backing::Hugetlb1G => ("hugetlbfs", "pagesize=1G,mode=0700"),
+        Backing::Thp => ("tmpfs", "huge=advise,size=100%,mode=0711"),
+        Backing::Hugetlb2M => ("hugetlbfs", "pagesize=2M,mode=0711"),
+        Backing::Hugetlb1G => ("hugetlbfs", "pagesize=1G,mode=0711"),
     }
 }
 

@@ -14,6 +14,7 @@ use vmove_node::registry::process_of;
 use vmove_node::reservations::Reservations;
 use vmove_node::store::{VmStore, VmStoreError};
 use vmove_qmp::RunLayout;
+use vmove_qmp::confine::Confinement;
 use vmove_types::Backing;
 
 /// Settings of the engine.
@@ -30,6 +31,8 @@ pub struct EngineConfig {
     pub reservations: Arc<Reservations>,
     /// Control groups of VMs, shared likewise.
     pub groups: Arc<ControlGroups>,
+    /// With which rights QEMUs run here.
+    pub confinement: Confinement,
     /// What other nodes may do here.
     pub peers: Arc<PeerPolicy>,
     /// QMP connections, shared with the rest of the daemon.
@@ -62,7 +65,8 @@ pub(crate) struct Node {
 impl Node {
     /// Where a VM's files are here.
     pub(crate) fn layout(&self, name: &str, backing: Backing) -> RunLayout {
-        layout::of_vm(&self.config.run_dir, &self.config.memory_dir, name, backing)
+        let config = &self.config;
+        layout::of_vm(&config.run_dir, &config.memory_dir, name, backing, &config.confinement)
     }
 
     /// Folder of a session's journal.

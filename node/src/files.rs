@@ -154,13 +154,13 @@ fn replace<T: Serialize>(
     std::fs::rename(&part, path)
 }
 
-/// Creates a file; what a killed daemon left of one, or a link, is removed first.
+/// Creates a file for its owner alone; what a killed daemon left of one, or a link, is removed first.
 fn create_anew(path: &Path) -> io::Result<File> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    OpenOptions::new().write(true).create_new(true).open(path)
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
 /// Waits until the disk knows which files are in the folder of `path`.

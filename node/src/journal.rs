@@ -9,6 +9,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -63,7 +64,7 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
     /// # Errors
     /// The kernel's answer, for instance that there is one already.
     pub fn create(path: &Path, record: R) -> io::Result<Self> {
-        let file = OpenOptions::new().create_new(true).append(true).open(path)?;
+        let file = OpenOptions::new().create_new(true).append(true).mode(0o600).open(path)?;
         let mut journal = Self::on(path, file, record, 0);
         if let Err(error) = journal.append() {
             let _ = std::fs::remove_file(path);

@@ -3,11 +3,18 @@
 use std::path::{Path, PathBuf};
 
 use vmove_qmp::RunLayout;
+use vmove_qmp::confine::Confinement;
 use vmove_types::Backing;
 
 /// Where a VM's files are on a node with these folders. The daemon uses the same for VMs that it starts itself.
 #[must_use]
-pub fn of_vm(run_dir: &Path, memory: &Path, name: &str, backing: Backing) -> RunLayout {
+pub fn of_vm(
+    run_dir: &Path,
+    memory: &Path,
+    name: &str,
+    backing: Backing,
+    confinement: &Confinement,
+) -> RunLayout {
     let vm_dir = run_dir.join(name);
     RunLayout {
         qmp_socket: vm_dir.join("qmp.sock"),
@@ -15,6 +22,7 @@ pub fn of_vm(run_dir: &Path, memory: &Path, name: &str, backing: Backing) -> Run
         memory_dir: memory_dir(memory, backing),
         backing,
         name: name.to_owned(),
+        confinement: confinement.clone(),
     }
 }
 

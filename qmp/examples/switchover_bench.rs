@@ -15,6 +15,7 @@ use vmove_types::time::Mono;
 
 use vmove_qmp::{
     Client, CommandLine, QemuProcess, RunLayout,
+    confine::Confinement,
     switchover::{
         Destination, DestinationOptions, Hold, Inbound, Outbound, Source, SourceOptions, StateReceiver,
         StateSender, relay,
@@ -83,12 +84,14 @@ fn layout(base: &Path, node: &str) -> RunLayout {
         memory_dir: base.to_owned(),
         backing: Backing::Thp,
         name: "bench".to_owned(),
+        confinement: Confinement::default(),
     }
 }
 
 async fn spawn(argv: &[OsString], layout: &RunLayout) -> Result<Node, Error> {
     std::fs::create_dir_all(&layout.vm_dir)?;
-    let process = QemuProcess::spawn(argv, &layout.vm_dir, &layout.vm_dir.join("qemu.log"))?;
+    let process =
+        QemuProcess::spawn(argv, &layout.vm_dir, &layout.vm_dir.join("qemu.log"), &layout.confinement)?;
     let client = process.wait_qmp(&layout.qmp_socket, STEP_TIMEOUT).await?;
     Ok(Node { process, client })
 }

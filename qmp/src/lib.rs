@@ -4,6 +4,8 @@
 //! |---|---|
 //! | [`client`] | a QMP connection: commands in flight by id, out-of-band commands, descriptors, events, deadlines |
 //! | [`cmdline`] | a QEMU command line, parsed without loss; rewritten so that the guest can be moved; derived for a destination |
+//! | [`confine`] | the rights of QEMUs: user, groups, capabilities, filter of system calls |
+//! | [`access`] | what QEMU opens by its path and its user may not |
 //! | [`process`] | starting a QEMU that outlives us, waiting for its monitor, ending it |
 //! | [`switchover`] | moving the *device* state between two QEMUs that see the same guest RAM |
 //! | [`inspect`] | what a running QEMU is made of, and what of it cannot be moved |
@@ -42,10 +44,12 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod agent;
 pub mod client;
 pub mod cmdline;
 mod codec;
+pub mod confine;
 mod error;
 mod event;
 #[cfg(feature = "fuzzing")]

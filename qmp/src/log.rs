@@ -62,7 +62,12 @@ fn keep_end(file: &mut File, length: u64, previous: &Path) -> io::Result<u64> {
     let part = previous.with_extension("part");
     file.seek(SeekFrom::Start(length.saturating_sub(KEPT)))?;
     let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true);
+    // QEMU may have made something of that name in its folder, such as a pipe.
+    match std::fs::remove_file(&part) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    options.write(true).create_new(true);
     let copied = open(&mut options, &part).and_then(|mut copy| io::copy(&mut file.take(KEPT), &mut copy));
     let copied = copied.and_then(|bytes| std::fs::rename(&part, previous).map(|()| bytes));
     copied.inspect_err(|_| {

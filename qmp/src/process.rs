@@ -24,7 +24,8 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{Client, QmpError, log, oom};
+use crate::confine::Confinement;
+use crate::{Client, CommandLine, QmpError, log};
 
 /// Time a QEMU gets to leave after SIGTERM before SIGKILL.
 const TERM_TIMEOUT: Duration = Duration::from_secs(2);
@@ -42,7 +43,7 @@ pub enum ProcessError {
     NoProgram,
     /// It could not be started.
     #[error(
-        "Could not start {program:?} in {folder}: check that QEMU is installed and that setsid (util-linux) is in PATH"
+        "Could not start {program:?} in {folder}: check that QEMU is installed and that setsid and setpriv (util-linux) are in PATH"
     )]
     Start {
         /// Program that was to run.
@@ -119,14 +120,20 @@ pub struct QemuProcess {
 
 impl QemuProcess {
     /// Starts `argv` in `folder`, standard input from `/dev/null`, output appended to `log`. The process is in a
-    /// session of its own, and is not protected from the out-of-memory killer as we may be ([`oom`]). It inherits no descriptor
+    /// session of its own, runs with the rights of `confinement`, unless the command line says otherwise, and is not protected from the
+    /// out-of-memory killer as we may be ([`oom`](crate::oom)). It inherits no descriptor
     /// of ours that is close-on-exec, as all that Rust opens are. Must be called in a tokio runtime, which reaps it.
     ///
     /// # Errors
     /// [`ProcessError::NoProgram`], [`ProcessError::Log`], [`ProcessError::Start`]. A program that does not exist is
     /// noticed later, by [`QemuProcess::wait_qmp`].
-    pub fn spawn(argv: &[OsString], folder: &Path, log: &Path) -> Result<Self, ProcessError> {
-        Self::spawn_in(argv, folder, log, None)
+    pub fn spawn(
+        argv: &[OsString],
+        folder: &Path,
+        log: &Path,
+        confinement: &Confinement,
+    ) -> Result<Self, ProcessError> {
+        Self::spawn_in(argv, folder, log, confinement, None)
     }
 
     /// The same, in a control group (a folder of cgroup 2), if one is given. If it cannot be entered, the process is where we are, and `log`
@@ -138,15 +145,22 @@ impl QemuProcess {
         argv: &[OsString],
         folder: &Path,
         log: &Path,
+        confinement: &Confinement,
         group: Option<&Path>,
     ) -> Result<Self, ProcessError> {
         let program = argv.first().ok_or(ProcessError::NoProgram)?;
+        // What cannot be read is QEMU's to refuse.
+        let line = CommandLine::parse(argv.to_vec()).ok();
+        let confinement =
+            line.as_ref().map_or_else(|| confinement.clone(), |line| line.confined(confinement));
+        let locks_memory = line.is_some_and(|line| line.locks_any_memory());
         let log_error = |source| ProcessError::Log { path: log.to_owned(), source };
         let out = crate::log::open(OpenOptions::new().create(true).append(true), log).map_err(log_error)?;
         let err = out.try_clone().map_err(log_error)?;
         let failed =
             |source| ProcessError::Start { program: program.clone(), folder: folder.to_owned(), source };
-        let child = oom::command_in("setsid", group)
+        let child = confinement
+            .command("setsid".as_ref(), locks_memory, group)
             .arg("--")
             .args(argv)
             .current_dir(folder)
@@ -157,7 +171,8 @@ impl QemuProcess {
             .map_err(failed)?;
         let pid = child.id();
         let this = Self::watched(pid, Some(child), log).map_err(failed)?;
-        tracing::info!(pid, program = ?program, folder = %folder.display(), "QEMU started");
+        let user = confinement.user.as_ref().map_or(0, |user| user.uid);
+        tracing::info!(pid, program = ?program, folder = %folder.display(), user, "QEMU started");
         Ok(this)
     }
 

@@ -6,7 +6,9 @@ mod common;
 use std::{ffi::OsString, os::fd::AsRawFd, path::Path, time::Duration};
 
 use common::{Bench, TIMEOUT, qemus};
-use vmove_qmp::{QemuProcess, QmpError, process::ProcessError};
+use vmove_qmp::{QemuProcess, QmpError, confine::Confinement, process::ProcessError};
+
+const FREE: Confinement = Confinement { user: None, sandbox: false };
 
 fn words(text: &[&str]) -> Vec<OsString> {
     text.iter().map(OsString::from).collect()
@@ -23,7 +25,7 @@ async fn a_process_is_in_a_session_of_its_own_with_only_its_own_descriptors() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("q.log");
     let held = std::fs::File::open(folder.path()).unwrap();
-    let process = QemuProcess::spawn(&words(&["sleep", "60"]), folder.path(), &log).unwrap();
+    let process = QemuProcess::spawn(&words(&["sleep", "60"]), folder.path(), &log, &FREE).unwrap();
     let pid = process.pid();
     let comm = Path::new("/proc").join(pid.to_string()).join("comm");
     for _ in 0..500 {
@@ -60,8 +62,8 @@ async fn what_was_started_in_a_folder_is_found_and_ended_and_nothing_else_there(
     std::os::unix::fs::symlink(&folder, &link).unwrap();
     let log = folder.join("qemu.log");
     let sleep = words(&["sleep", "60"]);
-    let ours = QemuProcess::spawn(&sleep, &link, &log).unwrap();
-    let elsewhere = QemuProcess::spawn(&sleep, parent.path(), &log).unwrap();
+    let ours = QemuProcess::spawn(&sleep, &link, &log, &FREE).unwrap();
+    let elsewhere = QemuProcess::spawn(&sleep, parent.path(), &log, &FREE).unwrap();
     let mut shell = std::process::Command::new("sleep").arg("60").current_dir(&folder).spawn().unwrap();
     let ended = vmove_qmp::process::end_started_in(&link).await.unwrap();
     assert_eq!(ended, [ours.pid()]);
@@ -98,7 +100,7 @@ async fn hundreds_of_processes_are_watched_without_a_thread_for_each() {
     let mut ours = Vec::new();
     let mut adopted = Vec::new();
     for _ in 0..100 {
-        let process = QemuProcess::spawn(&words(&["sleep", "60"]), folder.path(), &log).unwrap();
+        let process = QemuProcess::spawn(&words(&["sleep", "60"]), folder.path(), &log, &FREE).unwrap();
         adopted.push(QemuProcess::adopt(process.pid(), &log).unwrap());
         ours.push(process);
     }
@@ -120,13 +122,14 @@ async fn hundreds_of_processes_are_watched_without_a_thread_for_each() {
 async fn what_cannot_start_says_why() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("q.log");
-    let empty = QemuProcess::spawn(&[], folder.path(), &log);
+    let empty = QemuProcess::spawn(&[], folder.path(), &log, &FREE);
     assert!(matches!(empty, Err(ProcessError::NoProgram)));
-    let process = QemuProcess::spawn(&words(&["no-such-qemu", "-m", "1G"]), folder.path(), &log).unwrap();
+    let process =
+        QemuProcess::spawn(&words(&["no-such-qemu", "-m", "1G"]), folder.path(), &log, &FREE).unwrap();
     let died = process.wait_qmp(&folder.path().join("qmp.sock"), TIMEOUT).await.unwrap_err();
     let ProcessError::Died { tail, .. } = &died else { panic!("{died:?}") };
     assert!(tail.contains("no-such-qemu"), "{tail}");
-    let nowhere = QemuProcess::spawn(&words(&["sleep", "1"]), &folder.path().join("none"), &log);
+    let nowhere = QemuProcess::spawn(&words(&["sleep", "1"]), &folder.path().join("none"), &log, &FREE);
     assert!(matches!(nowhere, Err(ProcessError::Start { .. })), "{nowhere:?}");
 }
 
@@ -138,7 +141,8 @@ async fn a_qemu_that_dies_at_start_is_quoted() {
         let mut line = bench.guest(&["-device", "no-such-device"]);
         line.rewrite_movable(&layout).unwrap();
         let process =
-            QemuProcess::spawn(&line.to_argv(), &layout.vm_dir, &layout.vm_dir.join("qemu.log")).unwrap();
+            QemuProcess::spawn(&line.to_argv(), &layout.vm_dir, &layout.vm_dir.join("qemu.log"), &FREE)
+                .unwrap();
         let died = process.wait_qmp(&layout.qmp_socket, TIMEOUT).await.unwrap_err();
         assert!(died.to_string().contains("no-such-device"), "{died}");
         tokio::time::timeout(TIMEOUT, process.exited()).await.unwrap();
@@ -150,7 +154,7 @@ async fn a_process_without_monitor_is_given_up_with_its_log() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("q.log");
     let argv = words(&["sh", "-c", "echo waiting for nothing; exec sleep 60"]);
-    let process = QemuProcess::spawn(&argv, folder.path(), &log).unwrap();
+    let process = QemuProcess::spawn(&argv, folder.path(), &log, &FREE).unwrap();
     let silent = process.wait_qmp(&folder.path().join("qmp.sock"), Duration::from_millis(200)).await;
     process.kill().await.unwrap();
     let Err(ProcessError::NoMonitor { tail, source, .. }) = &silent else { panic!("{silent:?}") };

@@ -9,6 +9,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::fs::File;
 use std::hash::{Hash, Hasher};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,8 @@ use crate::sandbox::Sandbox;
 
 /// Monitor of a QEMU that waits for its guest, in its working directory. The other one is the daemon's.
 const MONITOR: &str = "booted.sock";
+/// Where it listens for the state of its guest.
+const STATE: &str = "state.sock";
 /// What `vmove run` calls the RAM of a guest with nothing but `-m`.
 const RAM_ID: &str = "vmove-ram0";
 /// The guest's disk, in the folder of one that has booted.
@@ -115,8 +118,10 @@ impl Booted {
         self.fill(vm.pid)?;
         let monitor = Monitor::connect(&vm.dir.join(MONITOR))?;
         monitor.enable(&["x-ignore-shared"])?;
-        let state = self.folder.join("state");
-        monitor.run("migrate-incoming", json!({ "uri": format!("exec:cat '{}'", state.display()) }))?;
+        // Behind its filter QEMU starts no program that could read the file.
+        monitor.run("migrate-incoming", json!({ "uri": format!("unix:{STATE}") }))?;
+        let mut state = File::open(self.folder.join("state"))?;
+        std::io::copy(&mut state, &mut UnixStream::connect(vm.dir.join(STATE))?)?;
         // It was saved while it stood still, and so it is loaded.
         ended(&monitor, "load")?;
         monitor.run("cont", json!({})).map(drop)

@@ -131,6 +131,9 @@ impl Node {
         if !self.options.extra.iter().any(|a| a.starts_with("--tls") || a == "--insecure") {
             command.arg("--insecure");
         }
+        if !self.options.config.contains("[qemu]") {
+            command.args(vmove_skip::user_of_qemus());
+        }
         command.env("PATH", places::path_with(places::booted_guests().as_deref()));
         command.args(&self.options.extra).envs(self.options.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use vmove_guest::config::{Config, Rate};
+use vmove_qmp::confine::QemuUser;
 
 use crate::daemon::Node;
 use crate::forks::at_once;
@@ -41,7 +42,26 @@ pub fn create(image: &Path, format: &str) -> Result<()> {
     let made =
         Command::new("qemu-img").args(["create", "-q", "-f", format]).arg(image).arg("64M").status()?;
     ensure!(made.success(), "qemu-img ended with {made}");
+    for_qemu(image)
+}
+
+/// Gives a disk to the user as whom daemons start QEMUs.
+///
+/// # Errors
+/// When there is no such user, or this is not root.
+pub fn for_qemu(image: &Path) -> Result<()> {
+    let user = QemuUser::usual()?;
+    std::os::unix::fs::chown(image, Some(user.uid), Some(user.gid))?;
     Ok(())
+}
+
+/// Makes a raw disk of so many bytes, all of it a hole.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn blank(image: &Path, bytes: u64) -> Result<()> {
+    std::fs::File::create(image)?.set_len(bytes)?;
+    for_qemu(image)
 }
 
 fn words<const N: usize>(words: [&str; N]) -> Vec<String> {

@@ -93,6 +93,8 @@ blocker_codes! {
     OptionNotAllowed = "option-not-allowed",
     /// The destination does not let other nodes set this environment variable for QEMU.
     EnvironmentNotAllowed = "environment-not-allowed",
+    /// The user as whom QEMU runs at the destination may not open something.
+    QemuUser = "qemu-user",
     /// The destination's QEMU is older than the source's.
     QemuVersion = "qemu-version",
     /// The destination's QEMU does not know the machine type.

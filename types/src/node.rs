@@ -41,6 +41,15 @@ pub struct NodeInfo {
     /// Why what guests write to logs in their folders can stop the journals; absent when it cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_disk: Option<String>,
+    /// As whom QEMUs are started here: `user vmove-qemu (60742)`, `user 60742`, `root`.
+    #[serde(default)]
+    pub qemu_user: String,
+    /// Whether QEMUs are started with a filter of system calls (`-sandbox on`).
+    #[serde(default)]
+    pub qemu_sandbox: bool,
+    /// What an operator should do about the user; absent when all is well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qemu_user_note: Option<String>,
     /// Memory that new guests could have.
     pub memory: NodeMemory,
     /// Names and addresses from the configuration that `--to` understands.

@@ -103,6 +103,8 @@ pub enum Code {
     Adopted,
     /// It was not adopted, and this is only done to adopted ones.
     NotAdopted,
+    /// The user as whom QEMU runs may not open something.
+    QemuUser,
     /// QEMU did not start or ended at once.
     QemuFailed,
     /// QEMU's monitor did not answer.
@@ -165,7 +167,7 @@ impl ProblemCode for Code {
             | Self::NothingToRecover
             | Self::Adopted
             | Self::NotAdopted => (409, Exit::Failed),
-            Self::NotMovable => (422, Exit::Refused),
+            Self::NotMovable | Self::QemuUser => (422, Exit::Refused),
             Self::QemuFailed | Self::QmpFailed => (502, Exit::Failed),
             Self::NoMemory => (507, Exit::Failed),
             Self::NoRoom => (507, Exit::Refused),

@@ -181,6 +181,10 @@ pub async fn node(client: &Client, json: bool) -> Result<Exit, End> {
                 format_bytes(m.free_huge_1g_bytes)
             ),
         ),
+        (
+            "qemus",
+            format!("run as {}{}", node.qemu_user, if node.qemu_sandbox { ", with -sandbox on" } else { "" }),
+        ),
         ("vms", node.vms.to_string()),
         ("migrations", format!("{} at work", node.migrations_running)),
     ];
@@ -190,6 +194,7 @@ pub async fn node(client: &Client, json: bool) -> Result<Exit, End> {
     if let Some(why) = &node.no_dirty_tracking {
         rows.push(("limits", format!("post-copy only: {why}")));
     }
+    rows.extend(node.qemu_user_note.iter().map(|note| ("note", note.clone())));
     if let Some(why) = &node.shared_disk {
         rows.push(("warning", why.clone()));
     }

@@ -26,6 +26,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use vmove_node::record::VmRecord;
+use vmove_qmp::confine::Confinement;
 use vmove_qmp::{Client, CommandLine, QmpError, cmdline};
 use vmove_types::check::{Blocker, BlockerCode};
 
@@ -143,14 +144,22 @@ pub fn steps(disks: &[Disk], vm: &str, fork: &str, folder: Option<&Path>) -> Vec
     disks.iter().enumerate().map(step).collect()
 }
 
-/// Makes the overlays of a guest and opens them in its QEMU, while it runs. Nothing is changed for the guest.
+/// Makes the overlays of a guest and opens them in its QEMU, which has these rights, while it runs. Nothing is changed for the guest.
 ///
 /// # Errors
 /// [`CloneError::Refused`] where the folder does not take them, or QEMU does not open them there.
-pub(crate) async fn prepare(client: &Client, steps: &[Step]) -> Result<(), CloneError> {
+pub(crate) async fn prepare(
+    client: &Client,
+    steps: &[Step],
+    confinement: &Confinement,
+) -> Result<(), CloneError> {
     for step in steps {
-        let overlay = step.overlay.clone();
-        blocking(move || overlay.create()).await.map_err(|error| no_overlay(step, &error))?;
+        let (overlay, confinement) = (step.overlay.clone(), confinement.clone());
+        let make = move || {
+            overlay.create()?;
+            confinement.give(&overlay.path).map_err(CloneError::io("give QEMU", &overlay.path))
+        };
+        blocking(make).await.map_err(|error| no_overlay(step, &error))?;
         // What the page cache holds of the image is on disk already when the guest is stopped: that flushes it again.
         let file = step.disk.file.clone();
         blocking(move || {

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use crate::CloneError;
@@ -29,8 +30,9 @@ const PER_BLOCK: u64 = CLUSTER / 2;
 pub fn create(path: &Path, size: u64, backing: &Path, format: &str) -> Result<(), CloneError> {
     let failed = || CloneError::io("write", path);
     let (head, length) = image(size, backing, format).map_err(failed())?;
-    let mut file =
-        File::options().write(true).create_new(true).open(path).map_err(CloneError::io("create", path))?;
+    let mut options = File::options();
+    options.write(true).create_new(true).mode(0o600);
+    let mut file = options.open(path).map_err(CloneError::io("create", path))?;
     let written = file.write_all(&head).and_then(|()| file.set_len(length));
     written.map_err(|error| {
         let _ = std::fs::remove_file(path);

@@ -149,7 +149,8 @@ impl ForkEngine {
         let (node, policy) = (options.node.clone(), options.policy.clone());
         let peer_policy = options.peers.clone();
         let saved = options.state_dir.join("templates");
-        let images = ServedImages::new(&dir.join("disks"), options.reconnect_for);
+        let images =
+            ServedImages::new(&dir.join("disks"), options.reconnect_for, registry.confinement().clone());
         Ok(Arc::new(Self {
             registry,
             members,

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use vmove_fabric::tcp::TcpFabric;
 use vmove_fabric::{Class, Endpoint, FabricKind, Multicast};
-use vmove_node::peer::{Dialer, Hello, KnownPeers, LinkError, PeerPolicy, PeerTarget};
+use vmove_node::peer::{Dialer, Hello, KnownPeers, LinkError, PeerPolicy, PeerTarget, Token};
 
 /// What forks may do, and what is done for them: `[fork]` of the daemon's configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -83,8 +83,8 @@ pub trait ForkDialer: Dialer {
         opening: &[u8],
     ) -> Result<Box<dyn Endpoint>, LinkError>;
 
-    /// Datagrams to many nodes, beside the fabric of this kind, where there is an RDMA device for it.
-    fn multicast(&self, kind: FabricKind) -> Option<Box<dyn Multicast>>;
+    /// Datagrams of the session with this secret to many nodes, beside the fabric of this kind, where there is an RDMA device for it.
+    fn multicast(&self, kind: FabricKind, secret: Token) -> Option<Box<dyn Multicast>>;
 
     /// Fabric tcp itself, unless it is switched off.
     fn tcp(&self) -> Option<Arc<TcpFabric>>;

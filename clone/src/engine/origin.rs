@@ -6,6 +6,7 @@ use std::sync::Arc;
 use vmove_node::blocking::run_blocking;
 use vmove_node::record::VmRecord;
 use vmove_qmp::Client;
+use vmove_qmp::confine::Confinement;
 use vmove_qmp::inspect::VmFacts;
 use vmove_types::Backing;
 
@@ -159,6 +160,8 @@ impl ForkEngine {
             command_line: record.command_line.clone(),
             environment: record.environment.clone(),
             disks,
+            confinement: Confinement::of_process(record.pid.unsigned_abs())
+                .unwrap_or_else(|| self.registry.confinement().clone()),
             ..self.base(&facts.machine, record.backing)
         };
         Ok(Guest { record, client, facts, base, rehomed_ms: None })
@@ -189,6 +192,7 @@ impl ForkEngine {
             images: Images::Here,
             overlay_dir: self.policy.overlay_dir.clone(),
             groups: self.registry.groups().clone(),
+            confinement: self.registry.confinement().clone(),
         }
     }
 }

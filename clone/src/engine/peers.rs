@@ -190,17 +190,20 @@ impl Peers {
     pub fn can_send(&self) -> Result<(), PeersError> {
         let verbs = self.offers().iter().any(|o| o.kind == FabricKind::Verbs && o.why_not.is_none());
         let kind = if verbs { FabricKind::Verbs } else { FabricKind::Tcp };
-        self.multicast(kind).or_else(|why| self.multicast(FabricKind::Tcp).map_err(|_| why)).map(drop)
+        let any = Token::random();
+        self.multicast(kind, any)
+            .or_else(|why| self.multicast(FabricKind::Tcp, any).map_err(|_| why))
+            .map(drop)
     }
 
-    /// What sends datagrams and hears them beside a fabric, or why nothing does.
-    pub fn multicast(&self, kind: FabricKind) -> Result<Box<dyn Multicast>, PeersError> {
+    /// What sends datagrams of the fork with this secret and hears them beside a fabric, or why nothing does.
+    pub fn multicast(&self, kind: FabricKind, secret: Token) -> Result<Box<dyn Multicast>, PeersError> {
         self.group()?;
         if kind == FabricKind::Verbs {
             if self.tls {
                 return Err(PeersError::RdmaInClear);
             }
-            return self.dialer.multicast(kind).ok_or(PeersError::NoRdma);
+            return self.dialer.multicast(kind, secret).ok_or(PeersError::NoRdma);
         }
         let tcp = self.dialer.tcp().ok_or(PeersError::NoTcp)?;
         let own = match self.listen.ip() {

@@ -35,6 +35,7 @@ use vmove_types::time::{Mono, ms};
 use vmove_node::record::VmRecord;
 use vmove_node::registry::process_of;
 use vmove_qmp::Client;
+use vmove_qmp::confine::Confinement;
 use vmove_qmp::inspect::VmFacts;
 use vmove_qmp::switchover::{GuestState, Hold, Outbound, Source, SourceOptions, StateReceiver};
 
@@ -318,7 +319,8 @@ pub(crate) async fn stop_and_go(
 ) -> Result<Stopped, CloneError> {
     let client = order.client;
     let disks = journal.record().disks.clone();
-    disk::prepare(client, &disks).await?;
+    let confinement = Confinement::of_process(order.vm.pid.unsigned_abs()).unwrap_or_default();
+    disk::prepare(client, &disks, &confinement).await?;
     let hold = match client.version().major {
         // Disks are switched when the guest is drained, and before QEMU lets go of them.
         _ if !disks.is_empty() => Hold::UntilTold,

@@ -100,7 +100,8 @@ pub fn folders(memory: &Path, id: &str, backing: Backing) -> Result<(PathBuf, Pa
     let folder = |backing: Backing| -> Result<PathBuf, CloneError> {
         let dir = MemoryDir::prepare(&memory_dir(memory, backing), backing)?;
         let dir = dir.path().join("templates").join(id);
-        std::fs::create_dir_all(&dir).map_err(CloneError::io("create", &dir))?;
+        // QEMUs get descriptors of what is in it, and nobody else anything.
+        vmove_node::files::make_private_dir(&dir).map_err(CloneError::io("create", &dir))?;
         Ok(dir)
     };
     Ok((folder(Backing::Thp)?, folder(backing)?))

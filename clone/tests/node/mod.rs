@@ -19,11 +19,12 @@ use vmove_node::monitors::Monitors;
 use vmove_node::peer::hello::{answer, read_answer};
 use vmove_node::peer::{
     BoxedStream, Caller, Dialer, FabricOffer, Hello, KnownPeers, LinkError, LinkKind, PeerPolicy, PeerTarget,
-    Status,
+    Status, Token,
 };
 use vmove_node::registry::Registry;
 use vmove_node::reservations::Reservations;
 use vmove_node::store::VmStore;
+use vmove_qmp::confine::Confinement;
 
 /// A host with an engine. Dropping it ends its VMs and unmounts its memory.
 pub struct Node {
@@ -52,6 +53,7 @@ impl Node {
             run,
             Reservations::new(memory.clone()),
             ControlGroups::none(),
+            Confinement::default(),
         );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -181,7 +183,7 @@ impl Dialer for PlainDialer {
         vec![FabricOffer { kind, reach: String::new(), address: String::new(), why_not: None }]
     }
 
-    fn fabric(&self, kind: FabricKind) -> Option<Arc<dyn Fabric>> {
+    fn fabric(&self, kind: FabricKind, _: Token) -> Option<Arc<dyn Fabric>> {
         (kind == FabricKind::Tcp).then(|| self.0.clone() as Arc<dyn Fabric>)
     }
 }
@@ -201,7 +203,7 @@ impl ForkDialer for PlainDialer {
         endpoint(self.0.clone(), stream, class).await.map_err(|e| failed(e.to_string()))
     }
 
-    fn multicast(&self, _: FabricKind) -> Option<Box<dyn Multicast>> {
+    fn multicast(&self, _: FabricKind, _: Token) -> Option<Box<dyn Multicast>> {
         None
     }
 

@@ -16,7 +16,7 @@ use vmove_clone::engine::ForkDialer;
 use vmove_fabric::tcp::TcpFabric;
 use vmove_fabric::{Class, Endpoint, Fabric, FabricKind, Multicast};
 use vmove_node::peer::hello::read_answer;
-use vmove_node::peer::{BoxedStream, Dialer, FabricOffer, LinkError, PeerTarget};
+use vmove_node::peer::{BoxedStream, Dialer, FabricOffer, LinkError, PeerTarget, Token};
 use vmove_node::peer::{Hello, HelloError, LinkKind};
 
 use super::endpoint::EndpointError;
@@ -135,8 +135,8 @@ impl Dialer for PeerDialer {
         self.fabrics.offers()
     }
 
-    fn fabric(&self, kind: FabricKind) -> Option<Arc<dyn Fabric>> {
-        self.fabrics.fabric(kind)
+    fn fabric(&self, kind: FabricKind, secret: Token) -> Option<Arc<dyn Fabric>> {
+        self.fabrics.fabric(kind, secret)
     }
 }
 
@@ -165,8 +165,8 @@ impl ForkDialer for PeerDialer {
         }
     }
 
-    fn multicast(&self, kind: FabricKind) -> Option<Box<dyn Multicast>> {
-        self.fabrics.multicast(kind)
+    fn multicast(&self, kind: FabricKind, secret: Token) -> Option<Box<dyn Multicast>> {
+        self.fabrics.multicast(kind, secret)
     }
 
     fn tcp(&self) -> Option<Arc<TcpFabric>> {

@@ -50,12 +50,12 @@ impl Default for Visits {
 
 impl Visits {
     /// Answers a peer that tries a connection, in the background.
-    pub fn receive(&self, fabrics: &Arc<Fabrics>, endpoint: Box<dyn Endpoint>, from: &str) {
+    pub fn receive(&self, fabrics: &Arc<Fabrics>, trial: Token, endpoint: Box<dyn Endpoint>, from: &str) {
         let Ok(permit) = self.0.clone().try_acquire_owned() else {
             return tracing::warn!(%from, "too many trials of connections at once; one was refused");
         };
-        let Some(fabric) = fabrics.fabric(endpoint.kind()) else { return };
-        let multicast = fabrics.multicast(endpoint.kind());
+        let Some(fabric) = fabrics.fabric(endpoint.kind(), trial) else { return };
+        let multicast = fabrics.multicast(endpoint.kind(), trial);
         let from = from.to_owned();
         tokio::task::spawn_blocking(move || {
             let _permit = permit;
@@ -122,15 +122,15 @@ async fn one(
         rdma: kind == FabricKind::Verbs,
         index: 0,
         session: SessionId::random(),
-        token: Token::default(),
+        token: Token::random(),
         node: node.to_owned(),
     };
     let endpoint = dialer.endpoint(to, kind, &hello).await.map_err(|error| match error {
         LinkError::Fabric { why, .. } => TryError::PageConnection(why),
         other => TryError::Link(other),
     })?;
-    let fabric = fabrics.fabric(kind).ok_or(TryError::NotOpen(kind))?;
-    let multicast = fabrics.multicast(kind);
+    let fabric = fabrics.fabric(kind, hello.token).ok_or(TryError::NotOpen(kind))?;
+    let multicast = fabrics.multicast(kind, hello.token);
     let measure = move || trial::measure(&*fabric, multicast.as_deref(), endpoint);
     Ok(tokio::task::spawn_blocking(measure).await??)
 }

@@ -7,7 +7,7 @@ use vmove_fabric::local::LocalFabric;
 use vmove_fabric::tcp::{TcpFabric, TcpOptions};
 use vmove_fabric::{Class, Endpoint, Fabric, FabricError, FabricKind, Multicast};
 use vmove_node::peer::FabricOffer;
-use vmove_node::peer::{Hello, LinkKind};
+use vmove_node::peer::{Hello, LinkKind, Token};
 use vmove_types::problem::chain;
 
 use super::endpoint::{EndpointError, NoVerbs, make_blocking};
@@ -102,11 +102,11 @@ impl Fabrics {
         Ok(fabrics)
     }
 
-    /// The kind of RDMA network that this node is on, and the back end; or why there is none.
-    fn verbs(&self) -> Result<(String, Arc<dyn Fabric>), NoVerbs> {
+    /// The kind of RDMA network that this node is on; or why there is none.
+    fn verbs(&self) -> Result<String, NoVerbs> {
         #[cfg(feature = "verbs")]
         return match &self.rdma {
-            Some(rdma) => rdma.fabric().map(|fabric| (fabric.network(), fabric as Arc<dyn Fabric>)),
+            Some(rdma) => rdma.fabric().map(|fabric| fabric.network()),
             None => Err(NoVerbs::SwitchedOff),
         };
         #[cfg(not(feature = "verbs"))]
@@ -130,7 +130,7 @@ impl Fabrics {
         });
         let verbs = self.wants_verbs().then(|| {
             let (reach, why_not) = match self.verbs() {
-                Ok((network, _)) => (network, None),
+                Ok(network) => (network, None),
                 Err(why) => (String::new(), Some(chain(&why))),
             };
             FabricOffer { kind: FabricKind::Verbs, reach, address: String::new(), why_not }
@@ -144,23 +144,29 @@ impl Fabrics {
         local.into_iter().chain(verbs).chain(tcp).collect()
     }
 
-    /// A back end to register memory with.
-    pub fn fabric(&self, kind: FabricKind) -> Option<Arc<dyn Fabric>> {
+    /// A back end for the session with this secret to register memory with.
+    pub fn fabric(&self, kind: FabricKind, secret: Token) -> Option<Arc<dyn Fabric>> {
         match kind {
             FabricKind::Tcp => self.tcp.clone().map(|f| f as Arc<dyn Fabric>),
             FabricKind::Local => self.local.as_ref().map(|l| l.fabric.clone() as Arc<dyn Fabric>),
-            FabricKind::Verbs => self.verbs().ok().map(|(_, fabric)| fabric),
-            _ => None,
+            #[cfg(feature = "verbs")]
+            FabricKind::Verbs => {
+                self.rdma.as_ref()?.of_session(secret).ok().map(|fabric| fabric as Arc<dyn Fabric>)
+            }
+            _ => {
+                let _ = secret;
+                None
+            }
         }
     }
 
-    /// Multicast beside the back end of this kind, where there is an RDMA device for it.
-    pub fn multicast(&self, kind: FabricKind) -> Option<Box<dyn Multicast>> {
+    /// A session's multicast beside the back end of this kind, where there is an RDMA device for it.
+    pub fn multicast(&self, kind: FabricKind, secret: Token) -> Option<Box<dyn Multicast>> {
         #[cfg(feature = "verbs")]
         if let (FabricKind::Verbs, Some(rdma)) = (kind, &self.rdma) {
-            return rdma.multicast();
+            return rdma.multicast(secret);
         }
-        let _ = kind;
+        let _ = (kind, secret);
         None
     }
 
@@ -213,7 +219,7 @@ impl Fabrics {
         }
         #[cfg(feature = "verbs")]
         return match &self.rdma {
-            Some(rdma) => rdma.adopt(stream, tls, class).await,
+            Some(rdma) => rdma.adopt(hello.token, stream, tls, class).await,
             None => Err(NoVerbs::SwitchedOff.into()),
         };
         #[cfg(not(feature = "verbs"))]
@@ -273,14 +279,15 @@ mod tests {
         let offers = new(FabricChoice::Auto).unwrap().offers();
         let verbs = offers.iter().find(|offer| offer.kind == FabricKind::Verbs).unwrap();
         assert!(verbs.why_not.as_ref().is_some_and(|why| why.contains("no_such_device")), "{verbs:?}");
-        assert!(new(FabricChoice::Auto).unwrap().fabric(FabricKind::Verbs).is_none());
+        assert!(new(FabricChoice::Auto).unwrap().fabric(FabricKind::Verbs, Token::random()).is_none());
     }
 
     #[test]
     fn tcp_offers_only_tcp() {
         let fabrics = Fabrics::new(FabricChoice::Tcp, &RdmaConfig::default(), Path::new("/nowhere")).unwrap();
         assert_eq!(fabrics.offers().len(), 1);
-        assert!(fabrics.fabric(FabricKind::Tcp).is_some() && fabrics.fabric(FabricKind::Local).is_none());
+        let has = |kind| fabrics.fabric(kind, Token::random()).is_some();
+        assert!(has(FabricKind::Tcp) && !has(FabricKind::Local));
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod dialer;
 mod endpoint;
 mod fabric_check;
 mod fabrics;
+mod folders;
 mod lock;
 mod metrics;
 mod peers;
@@ -42,7 +43,7 @@ use vmove_node::registry::Registry;
 use vmove_node::reservations::Reservations;
 use vmove_node::store::VmStore;
 
-use crate::config::{Config, Flags, KnownNode, Security};
+use crate::config::{Config, Flags, KnownNode, Security, qemu_user_note};
 use crate::leaf_switches;
 use dialer::PeerDialer;
 use fabrics::Fabrics;
@@ -127,6 +128,7 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
     let _lock = lock::StateLock::take(&config.state_dir)?;
     config.run_dir = own_dir("run", &config.run_dir)?;
     config.memory_dir = own_dir("memory", &config.memory_dir)?;
+    folders::open_for_qemu(&config)?;
     let tls = match &config.security {
         Security::MutualTls(files) => Some(Arc::new(Tls::load(files)?)),
         Security::Insecure => {
@@ -270,7 +272,7 @@ async fn assemble(
     let vms = Arc::new(VmStore::open(&config.state_dir.join("vms"))?);
     let monitors = Arc::new(Monitors::default());
     let dialer = Arc::new(PeerDialer::new(tls, &config.nodes, fabrics.clone()));
-    let peers = Arc::new(config.peers.clone());
+    let peers = Arc::new(config.peers.clone().beside(&config.qemu));
     let reservations = Reservations::new(config.memory_dir.clone());
     let groups = control_groups(&config);
     let settings = EngineConfig {
@@ -280,6 +282,7 @@ async fn assemble(
         memory_dir: config.memory_dir.clone(),
         reservations: reservations.clone(),
         groups: groups.clone(),
+        confinement: config.qemu.clone(),
         peers: peers.clone(),
         monitors: monitors.clone(),
         dialer: dialer.clone(),
@@ -289,8 +292,15 @@ async fn assemble(
     };
     let engine = Engine::open(settings, vms.clone())?;
     let sessions = Sessions::new(engine.clone());
-    let registry =
-        Registry::new(vms, monitors, sessions.clone(), config.run_dir.clone(), reservations, groups);
+    let registry = Registry::new(
+        vms,
+        monitors,
+        sessions.clone(),
+        config.run_dir.clone(),
+        reservations,
+        groups,
+        config.qemu.clone(),
+    );
     let known = known_peers(&config);
     let options = EngineOptions {
         node: config.node.clone(),
@@ -312,6 +322,9 @@ async fn assemble(
     let shared_disk = shared_disk(&config);
     if let Some(why) = &shared_disk {
         tracing::warn!("{why}");
+    }
+    if let Some(note) = qemu_user_note(&config.qemu) {
+        tracing::warn!("{note}");
     }
     let started = Instant::now();
     Ok(Arc::new(App {
@@ -347,6 +360,8 @@ async fn serve_until_told(app: &Arc<App>, listener: UnixListener) -> anyhow::Res
         listen = %app.listen,
         control = %app.config.control.display(),
         security = app.security_word(),
+        qemu_user = app.config.qemu.whose(),
+        qemu_sandbox = app.config.qemu.sandbox,
         vms = app.registry.count(),
         "vmoved is ready"
     );

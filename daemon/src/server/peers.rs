@@ -174,7 +174,7 @@ impl PeerPort {
                 let made = self.fabrics.adopt(&hello, stream, Some(tls.into())).await;
                 let Some(endpoint) = adopted(made, &from.to_string()) else { return };
                 if hello.kind == LinkKind::Trial {
-                    return self.visits.receive(&self.fabrics, endpoint, &from.to_string());
+                    return self.visits.receive(&self.fabrics, hello.token, endpoint, &from.to_string());
                 }
                 Link::Endpoint(endpoint)
             }
@@ -211,7 +211,7 @@ impl PeerPort {
                 let made = self.fabrics.adopt(&hello, stream, None).await;
                 let Some(endpoint) = adopted(made, &from.to_string()) else { return };
                 if hello.kind == LinkKind::Trial {
-                    return self.visits.receive(&self.fabrics, endpoint, &from.to_string());
+                    return self.visits.receive(&self.fabrics, hello.token, endpoint, &from.to_string());
                 }
                 Link::Endpoint(endpoint)
             }
@@ -259,7 +259,12 @@ impl PeerPort {
     {
         let read = tokio::time::timeout(GREETING, Hello::read(stream)).await.ok()?;
         let (status, text, hello) = match read {
-            Ok(hello) => match self.wants(&hello) {
+            Ok(mut hello) => match self.wants(&hello) {
+                // A secret that nobody has checked must not lead to the memory of the session that has it.
+                Ok(()) if hello.kind == LinkKind::Trial => {
+                    hello.token = Token::random();
+                    (Status::Welcome, String::new(), Some(hello))
+                }
                 Ok(()) => (Status::Welcome, String::new(), Some(hello)),
                 Err((status, text)) => (status, text, None),
             },

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::net::TcpStream;
 use vmove_fabric::verbs::{OnDemand, VerbsFabric, VerbsMulticast, VerbsMulticastOptions, VerbsOptions};
 use vmove_fabric::{Class, Endpoint, Multicast};
+use vmove_node::peer::Token;
 
 use super::endpoint::{EndpointError, NoVerbs, make_blocking};
 use crate::config::{self, RdmaConfig};
@@ -48,20 +49,26 @@ impl Rdma {
         Ok(Arc::clone(open.insert(fabric)))
     }
 
-    /// Datagrams beside the fabric, if that can be used.
-    pub fn multicast(&self) -> Option<Box<dyn Multicast>> {
-        let fabric = self.fabric().ok()?;
+    /// The fabric as the session with this secret uses it: no other session reaches what is registered in it.
+    pub fn of_session(&self, secret: Token) -> Result<Arc<VerbsFabric>, NoVerbs> {
+        Ok(self.fabric()?.for_session(u128::from_ne_bytes(secret.0))?)
+    }
+
+    /// Datagrams of a session beside the fabric, if that can be used.
+    pub fn multicast(&self, secret: Token) -> Option<Box<dyn Multicast>> {
+        let fabric = self.of_session(secret).ok()?;
         Some(Box::new(VerbsMulticast::new(&fabric, VerbsMulticastOptions::default())))
     }
 
     /// Introduces a queue pair over a greeted connection. Off the worker threads: both ends exchange messages.
     pub async fn adopt(
         &self,
+        secret: Token,
         stream: TcpStream,
         tls: Option<rustls::Connection>,
         class: Class,
     ) -> Result<Box<dyn Endpoint>, EndpointError> {
-        let fabric = self.fabric()?;
+        let fabric = self.of_session(secret)?;
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
         make_blocking(move || match tls {

@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -68,8 +69,11 @@ impl Node {
     }
 
     pub fn start_with(extra: &[&str]) -> Self {
+        let dir = tempfile::Builder::new().prefix("vmd").tempdir().unwrap();
+        // QEMUs, of a user of their own, pass through it to their files.
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o711)).unwrap();
         let mut node = Self {
-            dir: tempfile::Builder::new().prefix("vmd").tempdir().unwrap(),
+            dir,
             listen: vmove_skip::free_port(),
             extra: extra.iter().map(|s| (*s).to_owned()).collect(),
             child: None,
@@ -83,7 +87,7 @@ impl Node {
         command.env("PATH", vmove_skip::path_with_qemus());
         command.args(["--node", "tester", "--listen", &self.listen.to_string()]);
         command.arg("--control").arg(self.control()).arg("--state-dir").arg(self.state());
-        command.args(&self.extra);
+        command.args(&self.extra).args(vmove_skip::user_of_qemus());
         command
     }
 

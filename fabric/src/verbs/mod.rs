@@ -9,8 +9,8 @@
 //! pair does not outlive a refusal: the connection ends with it, others live on.
 //!
 //! Registering memory pins it. A region's key is one of the device's (32 bits, of which few are random), and its
-//! addresses are those of this process: a peer that has a connection can guess, so give connections only to peers that
-//! may know what is registered in this fabric.
+//! addresses are those of this process: a peer that has a connection can guess both. So each session has a protection domain of
+//! its own ([`for_session`](VerbsFabric::for_session)): its keys are of no use on connections of others.
 
 mod budget;
 mod device;
@@ -21,6 +21,7 @@ mod multicast;
 mod options;
 mod queue;
 mod raw;
+mod sessions;
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -49,6 +50,7 @@ use hello::{Hello, LEN, READY, WORKS, Wire};
 pub(crate) use hello::{any_hello, some_hello};
 use queue::SendQueue;
 use raw::{Cq, Device, Domain, Held, Limits, Mr, Path, Probe, Qp};
+use sessions::Sessions;
 
 /// Work requests that one queue pair has under way, if the device can.
 const DEPTH: u32 = 512;
@@ -62,7 +64,7 @@ const INTRODUCTION_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct VerbsFabric {
     table: Arc<RegionTable>,
     keys: Arc<LocalKeys>,
-    watch: Watch,
+    watch: Arc<Watch>,
     domain: Arc<Domain>,
     choice: Choice,
     limits: Limits,
@@ -72,6 +74,7 @@ pub struct VerbsFabric {
     budget: Arc<Budget>,
     options: VerbsOptions,
     listening: Option<Listening>,
+    sessions: Arc<Sessions>,
 }
 
 /// The device's key for the region in each slot of the table.
@@ -110,12 +113,14 @@ impl VerbsFabric {
         let device = Device::open(&choice.device).map_err(unusable)?;
         let limits = device.limits(choice.port).map_err(unusable)?;
         let on_demand = device.reads_on_demand();
-        let domain = Arc::new(Domain::new(device).map_err(unusable)?);
+        let domain = Arc::new(Domain::new(Arc::new(device)).map_err(unusable)?);
         tracing::info!(device = %choice.device, port = choice.port, gid_index = choice.gid_index, ?limits, on_demand, "RDMA");
         Ok(Self {
             table: RegionTable::private()?,
             keys: Arc::new(LocalKeys((0..SLOTS).map(|_| AtomicU32::new(0)).collect())),
-            watch: Watch::start(&domain, &choice.device).map_err(FabricError::io("watch the RDMA device"))?,
+            watch: Arc::new(
+                Watch::start(&domain, &choice.device).map_err(FabricError::io("watch the RDMA device"))?,
+            ),
             domain,
             choice,
             limits,
@@ -124,6 +129,7 @@ impl VerbsFabric {
             budget: Arc::default(),
             options,
             listening: None,
+            sessions: Arc::default(),
         })
     }
 

@@ -58,6 +58,31 @@ fn a_hundred_sessions_leave_nothing_behind() {
     assert_eq!((held(), descriptors()), (before, open));
 }
 
+/// Each session has a protection domain: who knows a key and an address of another session still cannot use them.
+#[test]
+fn a_key_of_one_session_is_refused_on_a_connection_of_another() {
+    if skip_without_rdma() {
+        return;
+    }
+    let of_host = || VerbsFabric::new(VerbsOptions::default()).unwrap();
+    let (asking, asked) = (of_host(), of_host());
+    let side = |fabric: &VerbsFabric, session| Side2::Verbs(fabric.for_session(session).unwrap());
+    let mut one = pair_of(Kind::Verbs, Class::Bulk, side(&asking, 1), side(&asked, 1));
+    let mut other = pair_of(Kind::Verbs, Class::Bulk, side(&asking, 2), side(&asked, 2));
+    let memory = Memory::filled(8192, 1);
+    let secret = memory.register(&*one.asked.fabric, Access::REMOTE_READ);
+    let to = memory.register(&*one.asking.fabric, Access::LOCAL);
+    one.asking.endpoint.post_read(WrId(1), &[read_segment(&secret, 0, &to, 4096, 4096)]).unwrap();
+    let (done, _) = one.drive(1, 0);
+    assert_eq!(whole_read(&done[0]), WrId(1), "its own session may");
+    let to = memory.register(&*other.asking.fabric, Access::LOCAL);
+    other.asking.endpoint.post_read(WrId(2), &[read_segment(&secret, 0, &to, 4096, 4096)]).unwrap();
+    let (done, _) = other.asking.fail();
+    assert_eq!((done.len(), done[0].status), (1, Err(RemoteStatus::Refused)));
+    let held = asked.for_session(7).unwrap();
+    assert!(Arc::ptr_eq(&held, &asked.for_session(7).unwrap()), "one session has one");
+}
+
 #[test]
 fn a_refusal_ends_one_connection_only() {
     if skip_without_rdma() {

@@ -346,6 +346,8 @@ const fn call_name(nr: i64) -> &'static str {
         libc::SYS_munmap => "munmap",
         libc::SYS_mlock => "mlock",
         libc::SYS_dup3 => "dup3",
+        libc::SYS_socketpair => "socketpair",
+        libc::SYS_recvmsg => "recvmsg",
         libc::SYS_getpid => "getpid",
         _ => "An injected system call",
     }

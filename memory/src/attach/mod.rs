@@ -4,6 +4,7 @@ mod code;
 mod entries;
 mod frame;
 mod injector;
+mod lend;
 mod ptrace;
 mod remap;
 mod remote_uffd;
@@ -19,5 +20,5 @@ mod touched;
 
 pub use entries::{discard_in_qemu, drops_locked, fill_locked_in_qemu, none_mapped};
 pub use remap::{MappingHints, Replacement, Sharing, descriptors_of, replace_in_qemu};
-pub use remote_uffd::{Keep, close_in_qemu, create_uffd, create_uffd_from_device, reopen_uffd};
+pub use remote_uffd::{Keep, close_in_qemu, create_uffd, reopen_uffd};
 pub use touched::{own_pages_in_qemu, touched_in_qemu};

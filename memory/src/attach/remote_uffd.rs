@@ -1,11 +1,12 @@
 //! A userfaultfd made inside QEMU and fetched from there.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use super::Injector;
+use super::lend::lend;
 use crate::error::{MemoryError, Result};
 use crate::process::Process;
 use crate::sys::{USERFAULTFD_IOC_NEW, uffd_api};
@@ -22,45 +23,28 @@ pub enum Keep {
     OursOnly,
 }
 
+/// Where a descriptor can be had that makes userfaultfds without privileges (Linux 6.1).
+const DEVICE: &str = "/dev/userfaultfd";
+
 /// Creates a userfaultfd for the process's memory, inside the process, and fetches it. It watches nothing yet.
 ///
-/// # Errors
-/// [`MemoryError::Unsupported`]; [`MemoryError::Remote`] with `EPERM` if the process lacks the right to serve faults
-/// of the kernel (it is not root, and `vm.unprivileged_userfaultfd` is 0): use [`create_uffd_from_device`]; those of
-/// [`Injector::attach`].
-pub fn create_uffd(process: &Process, features: UffdFeatures, keep: Keep) -> Result<RemoteUffd> {
-    create(process, features, keep, |injector, flags| {
-        injector.syscall(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0])
-    })
-}
-
-/// As [`create_uffd`], from a descriptor of `/dev/userfaultfd` that the process was given (QMP `add-fd`): for a QEMU
-/// that runs without privileges.
+/// A process that lacks the right to serve faults of the kernel (it is not root, and `vm.unprivileged_userfaultfd` is 0) makes it by
+/// `/dev/userfaultfd`, which is lent to it for this one call.
 ///
 /// # Errors
-/// As [`create_uffd`].
-pub fn create_uffd_from_device(
-    process: &Process,
-    device_in_qemu: RawFd,
-    features: UffdFeatures,
-    keep: Keep,
-) -> Result<RemoteUffd> {
-    create(process, features, keep, |injector, flags| {
-        let fd = u64::try_from(device_in_qemu).unwrap_or(u64::MAX);
-        injector.syscall(libc::SYS_ioctl, [fd, USERFAULTFD_IOC_NEW, flags, 0, 0, 0])
-    })
-}
-
-fn create(
-    process: &Process,
-    features: UffdFeatures,
-    keep: Keep,
-    make: impl FnOnce(&mut Injector, u64) -> Result<u64>,
-) -> Result<RemoteUffd> {
+/// [`MemoryError::Unsupported`], also for such a process on a kernel without that device; [`MemoryError::Remote`]; those of
+/// [`Injector::attach`].
+pub fn create_uffd(process: &Process, features: UffdFeatures, keep: Keep) -> Result<RemoteUffd> {
     let bits = features.bits()?;
     let mut injector = Injector::attach(process)?;
-    let flags = u64::try_from(libc::O_CLOEXEC | libc::O_NONBLOCK).unwrap_or(0);
-    let raw = make(&mut injector, flags)?;
+    let made = make(&mut injector, process);
+    let raw = match made {
+        Ok(raw) => raw,
+        Err(error) => {
+            injector.release()?;
+            return Err(error);
+        }
+    };
     let fd_in_qemu = RawFd::try_from(raw).unwrap_or(-1);
     let fetched = fetch(process, fd_in_qemu).and_then(|fd| {
         uffd_api(fd.as_fd(), bits).map_err(|source| MemoryError::system("UFFDIO_API", source))?;
@@ -71,6 +55,30 @@ fn create(
     }
     injector.release()?;
     Ok(RemoteUffd { fd: fetched?, fd_in_qemu: (keep == Keep::InQemu).then_some(fd_in_qemu) })
+}
+
+/// By the process itself, or else by the device. Gives the number of the descriptor there.
+fn make(injector: &mut Injector, process: &Process) -> Result<u64> {
+    let flags = u64::try_from(libc::O_CLOEXEC | libc::O_NONBLOCK).unwrap_or(0);
+    match injector.syscall(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) {
+        Err(MemoryError::Remote { source, .. }) if source.raw_os_error() == Some(libc::EPERM) => {}
+        made => return made,
+    }
+    let device = match File::options().read(true).write(true).open(DEVICE) {
+        Ok(device) => device,
+        Err(source) if source.kind() == std::io::ErrorKind::NotFound => {
+            return Err(MemoryError::Unsupported {
+                feature: "/dev/userfaultfd (Linux 6.1)",
+                consequence: "a QEMU without privileges cannot have its memory watched; run it as root (user in [qemu]), or set \
+                              vm.unprivileged_userfaultfd to 1",
+            });
+        }
+        Err(source) => return Err(MemoryError::path("Opening the device", DEVICE, source)),
+    };
+    lend(injector, process, device.as_fd(), |injector, device| {
+        let device = u64::try_from(device).unwrap_or(u64::MAX);
+        injector.syscall(libc::SYS_ioctl, [device, USERFAULTFD_IOC_NEW, flags, 0, 0, 0])
+    })
 }
 
 /// After a restart of the program, fetches again the descriptor that [`create_uffd`] left open in the process. Stops no thread.

@@ -69,7 +69,8 @@ mod real {
         pub(in super::super) fn create(path: &Path, len: usize) -> Result<Self> {
             let error = |source| MemoryError::path("Creating a page table", path, source);
             let mut options = OpenOptions::new();
-            let file = options.read(true).write(true).create_new(true).open(path).map_err(error)?;
+            let file =
+                options.read(true).write(true).create_new(true).mode(0o600).open(path).map_err(error)?;
             Self::require_memory(&file, path)
                 .and_then(|()| {
                     file.set_len((HEADER + len) as u64).map_err(error)?;

@@ -116,17 +116,11 @@ fn write_each_page_once(map: Map, page: usize) -> HashMap<usize, u64> {
         .collect()
 }
 
-/// Becomes nobody, keeping a descriptor of /dev/userfaultfd.
+/// Becomes nobody.
 fn drop_privileges() -> String {
-    let device = match std::fs::File::options().read(true).write(true).open("/dev/userfaultfd") {
-        Ok(device) => device,
-        Err(error) => return error.to_string(),
-    };
-    let fd = device.as_raw_fd();
-    std::mem::forget(device);
     // SAFETY: changes the credentials of all threads of this process, as glibc does it.
     let result = unsafe { libc::setresuid(65534, 65534, 65534) };
-    if result == 0 { fd.to_string() } else { std::io::Error::last_os_error().to_string() }
+    if result == 0 { "ok".to_owned() } else { std::io::Error::last_os_error().to_string() }
 }
 
 pub fn obey() {

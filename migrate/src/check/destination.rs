@@ -6,10 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use tokio::sync::OnceCell;
+use vmove_qmp::access::{self, Denied};
+use vmove_qmp::cmdline::{DestinationCommand, RunLayout};
 use vmove_qmp::inspect::{HostQemu, InspectHostError, find_program, inspect_binary};
 
 use crate::node::Node;
 use crate::proto::message::{Disk, Prepare};
+use vmove_node::blocking::run_blocking;
 use vmove_node::peer::{Caller, Objection, SessionId};
 use vmove_node::reservations::{Reservation, Room, Rooms, Wanted};
 use vmove_types::check::{Blocker, BlockerCode};
@@ -59,7 +62,8 @@ async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
     found.extend(objections.iter().map(|why| objection(&node.config.node, why)));
     let one_host = vmove_node::clock::is_of_this_kernel(&prepare.boot_id);
     match crate::command::derive_command(node, prepare) {
-        Ok((_, command)) => {
+        Ok((layout, command)) => {
+            found.extend(rights(&layout, &command, &prepare.disks).await);
             let program = command.argv.first().map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
             if may_ask {
                 found.extend(qemu(&program, prepare).await);
@@ -77,6 +81,23 @@ async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
     }
     found.extend(prepare.disks.iter().filter_map(|d| disk(d, one_host)));
     found
+}
+
+/// What QEMU's user may not open here. A disk that is not here at all is said elsewhere.
+async fn rights(layout: &RunLayout, command: &DestinationCommand, disks: &[Disk]) -> Vec<Blocker> {
+    let more = disks.iter().map(|disk| PathBuf::from(&disk.path)).collect::<Vec<_>>();
+    let (argv, layout) = (command.argv.clone(), layout.clone());
+    let blocker = |denied: Denied| Blocker::new(BlockerCode::QemuUser, denied.message).about(denied.subject);
+    match run_blocking(move || access::denied(&argv, &layout, &more)).await {
+        Ok(Ok(denied)) => denied.into_iter().map(blocker).collect(),
+        Ok(Err(why)) => {
+            vec![Blocker::new(
+                BlockerCode::QemuUser,
+                format!("What QEMU's user may open here is not known: {why}"),
+            )]
+        }
+        Err(why) => vec![Blocker::new(BlockerCode::QemuUser, why.to_string())],
+    }
 }
 
 /// What a command line would have done here.

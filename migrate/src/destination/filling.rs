@@ -314,8 +314,7 @@ impl Starting {
         let files = &session.files;
         let order = LaunchOrder {
             command: files.command.clone(),
-            vm_dir: files.layout.vm_dir.clone(),
-            qmp_socket: files.layout.qmp_socket.clone(),
+            layout: files.layout.clone(),
             memory: Arc::clone(&files.memory),
             vm: session.journal.record().prepare.vm.clone(),
             groups: Arc::clone(&session.node.config.groups),

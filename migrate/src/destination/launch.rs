@@ -1,7 +1,6 @@
 //! Starting the destination QEMU and taking its page faults, before the source is stopped.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,9 +9,9 @@ use vmove_memory::{
     find_mappings, reopen_uffd, touched_in_qemu,
 };
 use vmove_node::control_groups::ControlGroups;
-use vmove_qmp::Client;
 use vmove_qmp::process::{QemuProcess, log_in};
 use vmove_qmp::switchover::{Destination, DestinationOptions, Inbound, StateSender};
+use vmove_qmp::{Client, RunLayout};
 
 use super::error::LaunchError;
 use super::guest_memory::{Attached, GuestMemory};
@@ -42,8 +41,7 @@ pub(super) struct Launched {
 #[derive(Debug)]
 pub(super) struct LaunchOrder {
     pub command: Vec<OsString>,
-    pub vm_dir: PathBuf,
-    pub qmp_socket: PathBuf,
+    pub layout: RunLayout,
     pub memory: Arc<GuestMemory>,
     /// Name of the VM.
     pub vm: String,
@@ -57,13 +55,15 @@ pub(super) struct LaunchOrder {
 
 /// Starts QEMU, prepares it for device state, attaches.
 pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, LaunchError> {
-    let LaunchOrder { command, vm_dir, qmp_socket, memory, vm, groups, locked, started } = order;
+    let LaunchOrder { command, layout, memory, vm, groups, locked, started } = order;
+    let RunLayout { vm_dir, qmp_socket, confinement, .. } = layout;
     let gib = memory.blocks.iter().map(|b| b.file.len().0).sum::<u64>() >> 30;
     let limit = MONITOR_TIMEOUT
         + if locked { LOCK_TIMEOUT_PER_GIB * u32::try_from(gib).unwrap_or(u32::MAX) } else { Duration::ZERO };
     let begun = Mono::now();
     let group = groups.make(&vm);
-    let process = QemuProcess::spawn_in(&command, &vm_dir, &log_in(&vm_dir), group.as_deref())?;
+    let log = log_in(&vm_dir);
+    let process = QemuProcess::spawn_in(&command, &vm_dir, &log, &confinement, group.as_deref())?;
     // The session may have ended meanwhile; then it has dropped the receiver and nobody else knows of this QEMU.
     if started.send(process.clone()).is_err() {
         let _ = process.kill().await;

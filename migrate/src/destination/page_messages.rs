@@ -120,7 +120,9 @@ impl Session {
         self.pages.renewed();
         let kind = regions.fabric.to_string();
         self.publisher.update(|p| p.fabric = Some(kind));
-        let Some(fabric) = self.node.config.dialer.fabric(regions.fabric) else {
+        let Some(fabric) =
+            self.node.config.dialer.fabric(regions.fabric, self.journal.record().prepare.token)
+        else {
             return self.pages_lost(&PagesLost::NotOpen(regions.fabric), control).await;
         };
         let (update, taken) = (regions.update, Arc::clone(&remote));

@@ -66,6 +66,8 @@ pub(super) fn make(
     std::fs::create_dir_all(&layout.vm_dir)
         .map_err(|source| VmFilesError::Folder { path: layout.vm_dir.clone(), source })?;
     undo.folder = folder_is_ours.then(|| layout.vm_dir.clone());
+    let opened = layout.confinement.open_folder(&layout.vm_dir);
+    opened.map_err(|source| VmFilesError::Folder { path: layout.vm_dir.clone(), source })?;
     let page_maps = MemoryDir::prepare(&node.page_map_dir(), vmove_memory::Backing::Thp)?;
     let dir = MemoryDir::prepare(&layout.memory_dir, layout.backing)?;
     let (mut blocks, mut tables) = (Vec::new(), Vec::new());
@@ -74,6 +76,8 @@ pub(super) fn make(
         let name = name.ok_or_else(|| VmFilesError::FileName(record.path.clone()))?;
         let file = dir.create_ram_file(name, ByteLen(info.size))?;
         undo.files.push(record.path.clone());
+        let given = layout.confinement.give(&record.path);
+        given.map_err(|source| VmFilesError::Folder { path: record.path.clone(), source })?;
         if file.page_size().bytes() != info.page_size {
             return Err(VmFilesError::PageSize {
                 backend: info.id.clone(),

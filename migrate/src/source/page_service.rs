@@ -189,7 +189,7 @@ impl PageService {
         session: &mut Session,
         control: &mut Control,
     ) -> Result<(), SourceError> {
-        let fabric = session.node.config.dialer.fabric(kind);
+        let fabric = session.node.config.dialer.fabric(kind, session.journal.record().token);
         let fabric = fabric.ok_or(FabricFailure::NotOpen(kind))?;
         self.connections.clear();
         let known = self.exposed.take().filter(|known| lock(&known.exposure).is_with(&fabric));

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 use vmove_fabric::{Endpoint, FabricKind};
 
-use super::hello::{Hello, HelloError};
+use super::hello::{Hello, HelloError, Token};
 
 /// A byte stream to the peer: TCP, TLS over TCP.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
@@ -116,8 +116,8 @@ pub trait Dialer: Send + Sync {
     /// The fabrics this node can use, best first, as words a peer understands (`tcp`; `local:BOOT_ID` ...), for negotiation.
     fn fabrics(&self) -> Vec<FabricOffer>;
 
-    /// The back end itself, to register memory with.
-    fn fabric(&self, kind: FabricKind) -> Option<std::sync::Arc<dyn vmove_fabric::Fabric>>;
+    /// The back end itself, for the session with this secret to register memory with: connections of other sessions do not reach that memory.
+    fn fabric(&self, kind: FabricKind, secret: Token) -> Option<std::sync::Arc<dyn vmove_fabric::Fabric>>;
 }
 
 /// A fabric that a node can use.

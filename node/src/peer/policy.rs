@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use vmove_qmp::cmdline::{CommandLine, CommandLineError, Forbidden};
+use vmove_qmp::confine::Confinement;
 use vmove_qmp::inspect;
 
 /// `[peers]` of the daemon's configuration. It concerns guests and children that other nodes bring, not those that are started here.
@@ -75,6 +76,15 @@ pub enum Objection {
 }
 
 impl PeerPolicy {
+    /// The same on a node whose QEMUs run with these rights: what it does not insist on itself, others need not either.
+    #[must_use]
+    pub fn beside(mut self, confinement: &Confinement) -> Self {
+        let lifted = [(confinement.user.is_none(), "user"), (!confinement.sandbox, "sandbox")];
+        self.options
+            .extend(lifted.into_iter().filter(|(lifted, _)| *lifted).map(|(_, rule)| rule.to_owned()));
+        self
+    }
+
     /// Whether a node may bring guests.
     ///
     /// # Errors
@@ -155,6 +165,8 @@ fn names_node(pattern: &str, name: &str) -> bool {
 mod tests {
     use std::os::unix::fs::symlink;
 
+    use vmove_qmp::confine::QemuUser;
+
     use super::*;
 
     #[test]
@@ -201,6 +213,26 @@ mod tests {
         assert_eq!(objections(&listed, &own), 0);
         assert_eq!(objections(&listed, &link), 0, "the same file");
         assert_eq!(objections(&listed, &other), 1);
+    }
+
+    #[test]
+    fn a_guest_of_another_node_does_not_choose_its_user() {
+        let confined = Confinement { user: QemuUser::find("60742").unwrap(), sandbox: true };
+        let refused = |confinement: &Confinement, words: &[&str]| {
+            let line: Vec<String> =
+                ["/not/there"].iter().chain(words).map(|word| (*word).to_owned()).collect();
+            PeerPolicy::default().beside(confinement).objections(&line, "web", &[]).len()
+        };
+        for words in [
+            &["-runas", "nobody"][..],
+            &["-run-with", "user=root"],
+            &["-sandbox", "off"],
+            &["-sandbox", "enable=off"],
+        ] {
+            assert_eq!(refused(&confined, words), 1, "{words:?}");
+            assert_eq!(refused(&Confinement::default(), words), 0, "{words:?}");
+        }
+        assert_eq!(refused(&confined, &["-sandbox", "on,spawn=deny", "-run-with", "async-teardown=on"]), 0);
     }
 
     #[test]

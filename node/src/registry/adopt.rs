@@ -43,7 +43,8 @@ impl Registry {
         if let Some(other) = other {
             return Err(taken(found.pid, &other.name));
         }
-        let layout = layout::of_vm(&self.run_dir, self.memory_dir(), &request.name, found.backing);
+        let layout =
+            layout::of_vm(&self.run_dir, self.memory_dir(), &request.name, found.backing, &self.confinement);
         let line = CommandLine::parse(found.command_line.iter().map(Into::into).collect())?;
         line.derive_destination(&layout)?;
         let vm_dir = layout.vm_dir.clone();

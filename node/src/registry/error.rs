@@ -113,6 +113,12 @@ pub enum RegistryError {
         /// Its process.
         pid: u32,
     },
+    /// The user as whom QEMU runs may not do what the command line asks for.
+    #[error("QEMU would not run with the rights that it has here:{}", list(.0))]
+    Denied(Vec<String>),
+    /// What that user may do could not be found out.
+    #[error("Could not ask the kernel what QEMU's user may open: check that setpriv (util-linux) is in PATH")]
+    NotAsked(#[source] std::io::Error),
     /// The folder of the VM.
     #[error("Could not make {path}: {source}")]
     Folder {
@@ -146,11 +152,12 @@ impl RegistryError {
             Self::CommandLine(_) | Self::NotUtf8(_) | Self::Process(ProcessError::NoProgram) => {
                 Code::BadCommandLine
             }
+            Self::Denied(_) => Code::QemuUser,
             Self::Backing(_) => Code::BadOption,
             Self::NoMemory { .. } | Self::Memory(_) => Code::NoMemory,
             Self::Process(_) | Self::Kill(_) => Code::QemuFailed,
             Self::Monitor(_) | Self::NoAnswer { .. } => Code::QmpFailed,
-            Self::Folder { .. } | Self::Task(_) => Code::Internal,
+            Self::Folder { .. } | Self::NotAsked(_) | Self::Task(_) => Code::Internal,
         }
     }
 }

@@ -25,6 +25,7 @@ use crate::store::{VmStore, VmStoreError, check_name};
 
 use crate::blocking::run_blocking;
 use crate::migrations::Migrations;
+use vmove_qmp::confine::Confinement;
 use vmove_types::progress::Outcome;
 
 /// How long a monitor may take to answer a small question.
@@ -41,6 +42,7 @@ pub struct Registry {
     run_dir: PathBuf,
     reservations: Arc<Reservations>,
     groups: Arc<ControlGroups>,
+    confinement: Confinement,
     state: Mutex<State>,
 }
 
@@ -72,7 +74,8 @@ fn identity(record: &VmRecord) -> Identity {
 }
 
 impl Registry {
-    /// What runs on this node by `vms`, with the folder below which its VMs have their files, the memory for them, and their control groups.
+    /// What runs on this node by `vms`, with the folder below which its VMs have their files, the memory for them, their control groups, and
+    /// the rights that their QEMUs are started with.
     #[must_use]
     pub fn new(
         vms: Arc<VmStore>,
@@ -81,8 +84,18 @@ impl Registry {
         run_dir: PathBuf,
         reservations: Arc<Reservations>,
         groups: Arc<ControlGroups>,
+        confinement: Confinement,
     ) -> Arc<Self> {
-        Arc::new(Self { vms, monitors, migrations, run_dir, reservations, groups, state: Mutex::default() })
+        Arc::new(Self {
+            vms,
+            monitors,
+            migrations,
+            run_dir,
+            reservations,
+            groups,
+            confinement,
+            state: Mutex::default(),
+        })
     }
 
     /// Records of the VMs, in the state folder.
@@ -107,6 +120,12 @@ impl Registry {
     #[must_use]
     pub fn memory_dir(&self) -> &Path {
         self.reservations.memory_dir()
+    }
+
+    /// The rights that QEMUs are started with here.
+    #[must_use]
+    pub const fn confinement(&self) -> &Confinement {
+        &self.confinement
     }
 
     /// Memory that guests on their way here were promised.

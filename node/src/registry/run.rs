@@ -9,7 +9,7 @@ use crate::layout;
 use crate::record::{RamFileRecord, VmRecord};
 use crate::reservations::Reservations;
 use vmove_memory::{ByteLen, MemoryDir};
-use vmove_qmp::{CommandLine, QemuProcess, RamFileSpec, RunLayout};
+use vmove_qmp::{CommandLine, QemuProcess, RamFileSpec, RunLayout, access};
 use vmove_types::Backing;
 
 use super::starting::{self, Note};
@@ -47,7 +47,8 @@ impl Registry {
     pub async fn run(self: &Arc<Self>, request: RunRequest) -> Result<VmDetail, RegistryError> {
         let reserved = self.reserve(&request.name)?;
         let backing = request.memory.parse::<Backing>()?;
-        let layout = layout::of_vm(&self.run_dir, self.memory_dir(), &request.name, backing);
+        let layout =
+            layout::of_vm(&self.run_dir, self.memory_dir(), &request.name, backing, &self.confinement);
         let words = request.command_line.iter().map(OsString::from).collect();
         let mut line = CommandLine::parse(words)?;
         let ram = line.rewrite_movable(&layout)?;
@@ -56,7 +57,9 @@ impl Registry {
 
         let note = Note { name: request.name.clone(), ram: made.iter().map(|r| r.path.clone()).collect() };
         let mut attempt = Attempt { layout, note, process: None };
-        let argv = with_environment(&request, line.to_argv());
+        let argv = line.to_argv();
+        may_open(&argv, &attempt.layout).await?;
+        let argv = with_environment(&request, argv);
         let record = match self.start(&mut attempt, made, argv, &request, ram).await {
             Ok(record) => record,
             Err(error) => {
@@ -82,10 +85,10 @@ impl Registry {
         prepare(attempt, made, self.reservations.clone()).await?;
         let (vm_dir, log) =
             (attempt.layout.vm_dir.clone(), vmove_qmp::process::log_in(&attempt.layout.vm_dir));
-        let (groups, name) = (self.groups.clone(), request.name.clone());
+        let (groups, name, rights) = (self.groups.clone(), request.name.clone(), self.confinement.clone());
         let spawn = move || {
             let group = groups.make(&name);
-            QemuProcess::spawn_in(&argv, &vm_dir, &log, group.as_deref())
+            QemuProcess::spawn_in(&argv, &vm_dir, &log, &rights, group.as_deref())
         };
         let process = run_blocking(spawn).await?;
         let process = process?;
@@ -115,6 +118,15 @@ impl Registry {
     }
 }
 
+/// Refuses what QEMU could not open as its user.
+async fn may_open(argv: &[OsString], layout: &RunLayout) -> Result<(), RegistryError> {
+    let (argv, of) = (argv.to_vec(), layout.clone());
+    let denied =
+        run_blocking(move || access::denied(&argv, &of, &[])).await?.map_err(RegistryError::NotAsked)?;
+    let messages: Vec<String> = denied.into_iter().map(|denied| denied.message).collect();
+    if messages.is_empty() { Ok(()) } else { Err(RegistryError::Denied(messages)) }
+}
+
 /// Folder, note, RAM files.
 async fn prepare(
     attempt: &Attempt,
@@ -123,7 +135,7 @@ async fn prepare(
 ) -> Result<(), RegistryError> {
     let (layout, note) = (attempt.layout.clone(), attempt.note.clone());
     let work = move || {
-        starting::begin(&layout.vm_dir, &note)
+        starting::begin(&layout, &note)
             .map_err(|source| RegistryError::Folder { path: layout.vm_dir.clone(), source })?;
         let memory = MemoryDir::prepare(&layout.memory_dir, layout.backing)?;
         let wanted: u64 = made.iter().map(|r| r.size).sum();
@@ -136,6 +148,8 @@ async fn prepare(
             starting::remove(&spec.path);
             let name = spec.path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
             memory.create_ram_file(name, ByteLen(spec.size))?;
+            let given = layout.confinement.give(&spec.path);
+            given.map_err(|source| RegistryError::Folder { path: spec.path.clone(), source })?;
         }
         Ok(())
     };

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::files::{read_json, write_atomically};
 use crate::store::VmStore;
 use serde::{Deserialize, Serialize};
+use vmove_qmp::RunLayout;
 use vmove_qmp::process::end_started_in;
 
 use crate::blocking::run_blocking;
@@ -23,8 +24,9 @@ pub struct Note {
     pub ram: Vec<PathBuf>,
 }
 
-/// Makes the folder of a VM, empty, with its note.
-pub fn begin(vm_dir: &Path, note: &Note) -> std::io::Result<()> {
+/// Makes the folder of a VM, empty, with its note. Its QEMU may make files there.
+pub fn begin(layout: &RunLayout, note: &Note) -> std::io::Result<()> {
+    let vm_dir = &layout.vm_dir;
     // What an earlier VM of this name left there: a log, sockets.
     match std::fs::remove_dir_all(vm_dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
@@ -32,7 +34,9 @@ pub fn begin(vm_dir: &Path, note: &Note) -> std::io::Result<()> {
     }
     crate::files::make_private_dir(vm_dir)?;
     // Nobody would find the folder again.
-    write_atomically(&vm_dir.join(NOTE), note).inspect_err(|_| drop(std::fs::remove_dir_all(vm_dir)))
+    write_atomically(&vm_dir.join(NOTE), note)
+        .and_then(|()| layout.confinement.open_folder(vm_dir))
+        .inspect_err(|_| drop(std::fs::remove_dir_all(vm_dir)))
 }
 
 /// Files of all VMs that are being started.
@@ -95,7 +99,13 @@ pub async fn clean(dir: PathBuf, note: Note) {
 
 #[cfg(test)]
 mod tests {
+    use vmove_qmp::confine::Confinement;
+
     use super::*;
+
+    fn layout(run: &Path, name: &str) -> RunLayout {
+        crate::layout::of_vm(run, run, name, vmove_types::Backing::Thp, &Confinement::default())
+    }
 
     #[tokio::test]
     async fn a_start_that_was_cut_off_leaves_nothing() {
@@ -103,11 +113,16 @@ mod tests {
         let (run, ram) = (dir.path().join("run"), dir.path().join("ram0"));
         let vm_dir = run.join("two words");
         let note = Note { name: "two words".to_owned(), ram: vec![ram.clone()] };
-        begin(&vm_dir, &note).unwrap();
+        begin(&layout(&run, "two words"), &note).unwrap();
         std::fs::write(&ram, "x").unwrap();
         let argv = ["sleep", "600"].map(Into::into);
-        let orphan =
-            vmove_qmp::QemuProcess::spawn(&argv, &vm_dir, &vmove_qmp::process::log_in(&vm_dir)).unwrap();
+        let orphan = vmove_qmp::QemuProcess::spawn(
+            &argv,
+            &vm_dir,
+            &vmove_qmp::process::log_in(&vm_dir),
+            &Confinement::default(),
+        )
+        .unwrap();
         let vms = VmStore::open(&dir.path().join("vms")).unwrap();
         for (dir, note) in left(&run, &vms) {
             clean(dir, note).await;
@@ -122,7 +137,7 @@ mod tests {
         let vm_dir = dir.path().join("a");
         std::fs::create_dir(&vm_dir).unwrap();
         std::fs::write(vm_dir.join("old.log"), "x").unwrap();
-        begin(&vm_dir, &Note { name: "a".to_owned(), ram: Vec::new() }).unwrap();
+        begin(&layout(dir.path(), "a"), &Note { name: "a".to_owned(), ram: Vec::new() }).unwrap();
         assert_eq!(std::fs::read_dir(&vm_dir).unwrap().count(), 1);
         done(&vm_dir);
         assert_eq!(std::fs::read_dir(&vm_dir).unwrap().count(), 0);

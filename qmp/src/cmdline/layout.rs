@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{CommandLine, CommandLineError, Item, options, table};
 use crate::client::MAX_SOCKET_PATH;
+use crate::confine::Confinement;
 
 /// Where a guest's files are on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +26,8 @@ pub struct RunLayout {
     pub backing: Backing,
     /// The guest's name; replaces `{name}`. May hold blanks, commas and non-ASCII letters.
     pub name: String,
+    /// With which rights QEMU runs there.
+    pub confinement: Confinement,
 }
 
 /// A file of guest RAM.

@@ -10,10 +10,12 @@ mod image;
 mod layout;
 mod movable;
 mod obstacle;
+mod opened;
 mod options;
 mod policy;
 mod port;
 mod ram;
+mod rights;
 mod size;
 mod table;
 #[cfg(test)]
@@ -29,6 +31,7 @@ pub use fork::{ChildIdentity, Nic};
 pub use image::{Image, Overlay};
 pub use layout::{RamFileSpec, RunLayout};
 pub use obstacle::Obstacle;
+pub use opened::{Opened, Tap};
 pub use policy::Forbidden;
 pub use ram::{RamBackend, RamKind, RamUse};
 

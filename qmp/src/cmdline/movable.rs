@@ -6,7 +6,7 @@ use super::{
 
 impl CommandLine {
     /// Makes a guest that can be moved of this: placeholders filled in, all RAM in shared files, a monitor for vmove, a
-    /// name. Returns the RAM files; they need not exist, QEMU makes them.
+    /// name, and the filter of system calls that the layout asks for. Returns the RAM files; they need not exist, QEMU makes them.
     ///
     /// RAM given by `-m` alone becomes back end `vmove-ram0`. Back ends of other kinds become files under their own id.
     /// A shared file that is named already stays where it is.
@@ -47,6 +47,7 @@ impl CommandLine {
             let name = options::escape(&layout.name);
             self.items.push(Item::new("-name", format!("guest={name}")));
         }
+        self.filter_calls(&layout.confinement);
         self.items.push(layout::own_monitor(layout)?);
         Ok(ram)
     }

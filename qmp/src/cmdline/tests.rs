@@ -6,6 +6,7 @@ use vmove_types::Backing;
 use proptest::prelude::*;
 
 use super::*;
+use crate::confine::Confinement;
 
 fn layout() -> RunLayout {
     RunLayout {
@@ -14,6 +15,7 @@ fn layout() -> RunLayout {
         memory_dir: "/dev/shm/vmove".into(),
         backing: Backing::Thp,
         name: "web 1".to_owned(),
+        confinement: Confinement::default(),
     }
 }
 

@@ -10,6 +10,7 @@ use std::{
 };
 use vmove_types::Backing;
 
+use vmove_qmp::confine::Confinement;
 use vmove_qmp::{Client, CommandLine, QemuProcess, RamFileSpec, RunLayout};
 
 pub const TIMEOUT: Duration = Duration::from_secs(20);
@@ -78,12 +79,13 @@ impl Bench {
             memory_dir: self.base.clone(),
             backing: Backing::Thp,
             name: "test".to_owned(),
+            confinement: Confinement::default(),
         }
     }
 
     pub async fn spawn(&mut self, argv: &[OsString], layout: &RunLayout) -> (QemuProcess, Client) {
         let log = layout.vm_dir.join("qemu.log");
-        let process = QemuProcess::spawn(argv, &layout.vm_dir, &log).unwrap();
+        let process = QemuProcess::spawn(argv, &layout.vm_dir, &log, &layout.confinement).unwrap();
         self.processes.push(process.clone());
         let client = process.wait_qmp(&layout.qmp_socket, TIMEOUT).await.unwrap();
         (process, client)

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use vmove_guest::config::{Config, Rate};
 use vmove_skip::need;
 use vmove_tests::daemon::{Node, NodeOptions};
+use vmove_tests::disks;
 use vmove_tests::fleet::until;
 use vmove_tests::forks::{ForkPhase, Parent, done, journals, kill_in_fork, names, on, template_files, vfork};
 use vmove_tests::guest::Guest;
@@ -313,7 +314,7 @@ fn guests_that_cannot_be_forked_are_refused() {
     need!(ready());
     let sandbox = Sandbox::new().expect("a sandbox");
     let disk = sandbox.path().join("disk.raw");
-    std::fs::File::create(&disk).and_then(|f| f.set_len(1 << 20)).expect("a disk");
+    disks::blank(&disk, 1 << 20).expect("a disk");
     let drive = format!("if=none,id=disk0,format=raw,file={}", disk.display());
     let extra = [
         "-device",

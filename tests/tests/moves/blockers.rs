@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use vmove_guest::config::Config;
 use vmove_skip::{need, skip};
 use vmove_tests::daemon::{Node, NodeOptions};
+use vmove_tests::disks;
 use vmove_tests::guest::{Guest, StockQemu};
 use vmove_tests::monitor::Monitor;
 use vmove_tests::process::Guarded;
@@ -82,7 +83,7 @@ fn all_blockers_are_named_at_once() {
     let sandbox = Sandbox::new().expect("a sandbox");
     let (a, b) = Node::pair(&sandbox, &NodeOptions::default()).expect("two daemons");
     let image = sandbox.path().join("disk.raw");
-    std::fs::File::create(&image).and_then(|file| file.set_len(16 << 20)).expect("a disk");
+    disks::blank(&image, 16 << 20).expect("a disk");
     let mut guest = idle();
     guest.extra.extend(operator("{vmdir}/operator.sock"));
     guest.extra.extend(disk(&image, "cache=writeback"));
@@ -116,7 +117,7 @@ fn direct_io_is_a_warning_and_a_guest_with_it_moves() {
     let sandbox = Sandbox::new().expect("a sandbox");
     let (a, b) = Node::pair(&sandbox, &NodeOptions::default()).expect("two daemons");
     let image = sandbox.path().join("disk.raw");
-    std::fs::File::create(&image).and_then(|file| file.set_len(16 << 20)).expect("a disk");
+    disks::blank(&image, 16 << 20).expect("a disk");
     let mut guest = idle();
     guest.extra.extend(disk(&image, "cache=none"));
     let line = guest.command_line("{vmdir}/serial.log").expect("a command line");
@@ -143,7 +144,7 @@ fn a_disk_that_is_another_one_at_the_destination_is_told() {
     let sandbox = Sandbox::new().expect("a sandbox");
     let (a, _b) = Node::pair(&sandbox, &NodeOptions::default()).expect("two daemons");
     let image = sandbox.path().join("disk.raw");
-    let make = |bytes| std::fs::File::create(&image).and_then(|file| file.set_len(bytes)).expect("a disk");
+    let make = |bytes| disks::blank(&image, bytes).expect("a disk");
     make(16 << 20);
     let mut guest = idle();
     guest.extra.extend(disk(&image, "file.locking=off"));

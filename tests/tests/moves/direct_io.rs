@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 use vmove_skip::{need, skip};
+use vmove_tests::disks;
 use vmove_tests::guest::Guest;
 use vmove_tests::monitor::Monitor;
 use vmove_tests::sandbox::Sandbox;
@@ -12,7 +13,7 @@ use vmove_tests::scene::{Scene, memory_mib, ready, steady};
 fn stops_of(cache: &str) -> anyhow::Result<(usize, usize, usize, Value)> {
     let sandbox = Sandbox::new()?;
     let image = sandbox.path().join("disk.raw");
-    std::fs::File::create(&image)?.set_len(16 << 20)?;
+    disks::blank(&image, 16 << 20)?;
     let mut guest = Guest::new(memory_mib(&steady()), steady())?;
     let drive = format!("if=none,id=disk0,format=raw,cache={cache},file={}", image.display());
     guest.extra.extend(["-drive".to_owned(), drive]);

@@ -3,6 +3,7 @@
 
 mod balloon;
 mod blockers;
+mod confined;
 mod direct_io;
 mod guest;
 mod history;

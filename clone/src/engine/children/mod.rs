@@ -22,6 +22,7 @@ use super::ForkEngine;
 use super::error::ForkError;
 use crate::CloneError;
 use crate::child::{Base, Child, Plan};
+use crate::disk::Disk;
 use crate::identity::child_name;
 use crate::room::Demand;
 use crate::service::PageService;
@@ -125,8 +126,8 @@ impl ForkEngine {
         let files = plan.ram.iter().map(|ram| ram.path.clone());
         let files = files.chain(plan.overlays.iter().map(|overlay| overlay.path.clone())).collect();
         let note = Note { name: plan.name().to_owned(), ram: files };
-        let (vm_dir, begun) = (plan.layout.vm_dir.clone(), note.clone());
-        let made = run_blocking(move || starting::begin(&vm_dir, &begun)).await;
+        let (layout, begun) = (plan.layout.clone(), note.clone());
+        let made = run_blocking(move || starting::begin(&layout, &begun)).await;
         match made {
             Ok(Ok(())) => {}
             Ok(Err(source)) => {
@@ -149,6 +150,13 @@ impl ForkEngine {
             }
         }
     }
+}
+
+/// Refuses what the QEMUs of children could not open: of one, as for all. They read the images of these disks.
+pub async fn may_open(planned: &[Planned], disks: &[Disk]) -> Result<(), ForkError> {
+    let Some(plan) = planned.first().map(|planned| planned.plan.clone()) else { return Ok(()) };
+    let images: Vec<PathBuf> = disks.iter().map(|disk| disk.file.clone()).collect();
+    Ok(run_blocking(move || plan.may_open(&images)).await??)
 }
 
 /// What all children of one fork are loaded with.

@@ -78,8 +78,15 @@ impl Connections {
 
     /// This fork by one of the node's fabrics, if that can be used here.
     pub fn by(self: &Arc<Self>, kind: FabricKind) -> Option<Arc<ForkFabric>> {
-        let fabric = self.peers.dialer.fabric(kind)?;
+        let fabric = self.peers.dialer.fabric(kind, self.fork.token)?;
         Some(Arc::new(ForkFabric { fabric, connections: self.clone() }))
+    }
+}
+
+impl ForkFabric {
+    /// The secret of the fork.
+    pub fn secret(&self) -> Token {
+        self.connections.fork.token
     }
 }
 

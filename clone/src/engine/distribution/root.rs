@@ -189,7 +189,9 @@ fn group(
     way: Option<ForkWay>,
 ) -> Result<Option<Datagrams>, DistributionError> {
     let kind = fabric.kind();
-    let (Ok(address), Ok(multicast)) = (peers.group(), peers.multicast(kind)) else { return Ok(None) };
+    let (Ok(address), Ok(multicast)) = (peers.group(), peers.multicast(kind, fabric.secret())) else {
+        return Ok(None);
+    };
     let session = peers.draw_session()?;
     let address = match kind {
         FabricKind::Verbs => GroupAddress::Rdma(*address.ip()),

@@ -39,7 +39,7 @@ impl HostPart {
         }
         let kind = if taken.verbs { FabricKind::Verbs } else { FabricKind::Tcp };
         let same_group = self.order.group.is_some() && self.order.group == peers.group().ok();
-        taken.hears = same_group && peers.multicast(kind).is_ok();
+        taken.hears = same_group && peers.multicast(kind, self.hello.token).is_ok();
         Ok(taken)
     }
 
@@ -56,7 +56,7 @@ impl HostPart {
         let fits = fits.map_err(CloneError::from).and_then(|fits| fits);
         fits.map_err(|error| VerbsError::NoRoom(chain(&error)))?;
         let parent = peers.parent_of(&order.node, self.from, order.port);
-        let greeting = peers.hello(LinkKind::Trial, SessionId::random(), Token::default());
+        let greeting = peers.hello(LinkKind::Trial, SessionId::random(), Token::random());
         let tried =
             peers.dialer.endpoint(&parent, FabricKind::Verbs, &Hello { rdma: true, ..greeting }).await;
         match tried {

@@ -78,7 +78,7 @@ impl HostPart {
         let fabric = fabric.ok_or(DistributionError::NoFabric(kind))?;
         // Where the parent's node has RDMA, datagrams go that way.
         let hears = taken(|taken| taken.hears) && fabric.kind() == kind && verbs == begin.no_verbs.is_none();
-        let multicast = peers.multicast(kind).ok().filter(|_| hears).map(Arc::<dyn Multicast>::from);
+        let multicast = peers.multicast(kind, token).ok().filter(|_| hears).map(Arc::<dyn Multicast>::from);
         let memory = arriving.memory.clone();
         let target = ArrivingMemory { memory, parts: begin.parts.clone().into(), known, chunks: None };
         let options = HostOptions {

@@ -30,7 +30,7 @@ use vmove_types::time::{Mono, ms};
 use self::make_children::make_children;
 pub(super) use self::record::HostRecord;
 use super::ForkEngine;
-use super::children::{LoadOrder, Planned, Start, discard_all, discard_started, with_prepared};
+use super::children::{LoadOrder, Planned, Start, discard_all, discard_started, may_open, with_prepared};
 use super::error::{ForkError, TalkError};
 use super::images::{self, RelayInUse};
 use super::message::{At, Begin, Done, Order, Phase, Reached, Taken, ToHost, ToParent};
@@ -221,6 +221,12 @@ impl HostPart {
         let room = engine.room_for(&order.fork, &order.parent, whole, base.backing).await?;
         let taken = Taken { disks: reached, ..self.choose(demand, base.backing, &room).await? };
         let (planned, prepared) = engine.children_of(order, &base).await?;
+        // What is not at its path here is reached by sockets.
+        let images = if base.images == Images::Here { base.disks.as_slice() } else { &[] };
+        if let Err(error) = may_open(&planned, images).await {
+            discard_all(prepared).await;
+            return Err(error);
+        }
         let (id, engine) = (order.fork.clone(), engine.clone());
         self.taken = Some(taken.clone());
         self.room = Some(room);

@@ -15,6 +15,7 @@ use vmove_node::files::write_atomically;
 use vmove_node::peer::{BoxedStream, PeerTarget};
 use vmove_node::peer::{Hello, SessionId, Status, Token};
 use vmove_qmp::QemuProcess;
+use vmove_qmp::confine::Confinement;
 use vmove_qmp::process::log_in;
 
 use super::{RECORD, ServedImages, join, remove};
@@ -44,6 +45,9 @@ pub(super) struct ExportRecord {
     parent: String,
     program: PathBuf,
     pub images: Vec<Image>,
+    /// The rights of the servers: those of the parent's QEMU, which reads the images, too.
+    #[serde(default)]
+    confinement: Confinement,
     /// Hosts that may still read.
     hosts: Vec<PeerTarget>,
     /// Process ids of the servers, with their start times (written with the boot), in the order of the images.
@@ -75,6 +79,7 @@ pub struct Wanted<'a> {
     pub parent: &'a str,
     pub program: PathBuf,
     pub disks: &'a [Disk],
+    pub confinement: Confinement,
     pub hosts: Vec<PeerTarget>,
 }
 
@@ -92,13 +97,28 @@ pub fn find_server(qemu: &str, node: &str) -> Result<PathBuf, ImageError> {
 impl ServedImages {
     /// Begins to serve the images of a fork.
     pub async fn export(&self, wanted: Wanted<'_>) -> Result<(), ImageError> {
-        let Wanted { session, token, fork, parent, program, disks, hosts } = wanted;
+        let Wanted { session, token, fork, parent, program, disks, confinement, hosts } = wanted;
         let image = |disk: &Disk| Image { file: disk.file.clone(), format: disk.format.clone() };
         let (fork, parent, images) = (fork.to_owned(), parent.to_owned(), disks.iter().map(image).collect());
-        let mut record =
-            ExportRecord { session, token, fork, parent, program, images, hosts, servers: Vec::new() };
+        let mut record = ExportRecord {
+            session,
+            token,
+            fork,
+            parent,
+            program,
+            images,
+            confinement,
+            hosts,
+            servers: Vec::new(),
+        };
         let dir = self.folder("out", session);
-        let written = prepare(&dir).and_then(|()| record.write(&dir));
+        let opened = || {
+            let passed = super::let_pass(&record.confinement, &dir);
+            passed
+                .and_then(|()| record.confinement.open_folder(&dir))
+                .map_err(ImageError::io("given to QEMU", &dir))
+        };
+        let written = prepare(&dir).and_then(|()| record.write(&dir)).and_then(|()| opened());
         if let Err(error) = written {
             remove(&dir);
             return Err(error);
@@ -236,7 +256,7 @@ impl ExportRecord {
             if self.servers.get(number).is_some_and(|server| lives(*server)) {
                 continue;
             }
-            let server = start(&self.program, image, number, dir).await?;
+            let server = start(&self.program, image, number, dir, &self.confinement).await?;
             if number < self.servers.len() {
                 self.servers[number] = server;
             } else {
@@ -252,7 +272,13 @@ fn lives((pid, started): (u32, u64)) -> bool {
 }
 
 /// Starts a server and waits until it answers. It outlives the daemon.
-async fn start(program: &Path, image: &Image, number: usize, dir: &Path) -> Result<(u32, u64), ImageError> {
+async fn start(
+    program: &Path,
+    image: &Image,
+    number: usize,
+    dir: &Path,
+    rights: &Confinement,
+) -> Result<(u32, u64), ImageError> {
     let socket = Exported::socket(dir, number);
     let _ = std::fs::remove_file(&socket);
     let word = |key: &str, value: &Path| {
@@ -273,8 +299,8 @@ async fn start(program: &Path, image: &Image, number: usize, dir: &Path) -> Resu
         image.file.as_os_str().to_owned(),
     ];
     let log = log_in(dir);
-    let (folder, to) = (dir.to_owned(), log.clone());
-    let server = run_blocking(move || QemuProcess::spawn(&argv, &folder, &to)).await??;
+    let (folder, to, rights) = (dir.to_owned(), log.clone(), rights.clone());
+    let server = run_blocking(move || QemuProcess::spawn(&argv, &folder, &to, &rights)).await??;
     let failed = |how: &'static str| {
         let text = std::fs::read_to_string(&log).unwrap_or_default();
         let last = text.lines().next_back().unwrap_or_default().to_owned();
@@ -361,7 +387,7 @@ mod tests {
     #[test]
     fn what_is_served_for_a_fork_is_settled_by_its_id() {
         let dir = tempfile::tempdir().unwrap();
-        let images = ServedImages::new(dir.path(), Duration::from_secs(1));
+        let images = ServedImages::new(dir.path(), Duration::from_secs(1), Confinement::default());
         let export = |fork: &str| Export {
             record: ExportRecord {
                 session: SessionId::random(),
@@ -370,6 +396,7 @@ mod tests {
                 parent: "web".to_owned(),
                 program: PROGRAM.into(),
                 images: Vec::new(),
+                confinement: Confinement::default(),
                 hosts: Vec::new(),
                 servers: Vec::new(),
             },

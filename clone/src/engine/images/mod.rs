@@ -27,6 +27,7 @@ use crate::disk::Exported;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use vmove_node::peer::SessionId;
+use vmove_qmp::confine::Confinement;
 
 use self::export::Export;
 pub use self::export::{Wanted, find_server};
@@ -51,6 +52,8 @@ pub struct ServedImages {
     dir: PathBuf,
     /// How long a guest that reads waits for a lost connection, in seconds.
     reconnect_s: u64,
+    /// The rights of QEMUs here that read by sockets.
+    confinement: Confinement,
     state: Mutex<State>,
 }
 
@@ -61,8 +64,13 @@ struct State {
 }
 
 impl ServedImages {
-    pub fn new(dir: &Path, reconnect_for: Duration) -> Self {
-        Self { dir: dir.to_owned(), reconnect_s: reconnect_for.as_secs(), state: Mutex::default() }
+    pub fn new(dir: &Path, reconnect_for: Duration, confinement: Confinement) -> Self {
+        Self {
+            dir: dir.to_owned(),
+            reconnect_s: reconnect_for.as_secs(),
+            confinement,
+            state: Mutex::default(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -100,6 +108,12 @@ impl ServedImages {
     fn left<T: DeserializeOwned>(&self, kind: &str) -> Vec<T> {
         self.folders(kind).iter().filter_map(|dir| read(dir)).collect()
     }
+}
+
+/// Lets QEMUs pass to what is in the folder of an export or a relay.
+fn let_pass(confinement: &Confinement, dir: &Path) -> io::Result<()> {
+    // Those above are in the state folder, through which they may pass.
+    dir.ancestors().take(3).try_for_each(|folder| confinement.let_pass(folder))
 }
 
 impl ForkEngine {

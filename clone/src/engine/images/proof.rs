@@ -188,6 +188,8 @@ fn takes_overlays(folder: &Path, direct: bool) -> Result<(), ImageError> {
 mod tests {
     use std::time::Duration;
 
+    use vmove_qmp::confine::Confinement;
+
     use super::*;
 
     fn disk(file: &Path) -> (Disk, Layers) {
@@ -206,7 +208,8 @@ mod tests {
     #[test]
     fn only_the_very_file_is_taken_for_the_image() {
         let dir = tempfile::tempdir().unwrap();
-        let disks = ServedImages::new(&dir.path().join("state"), Duration::from_secs(1));
+        let disks =
+            ServedImages::new(&dir.path().join("state"), Duration::from_secs(1), Confinement::default());
         let (image, other) = (dir.path().join("images/disk"), dir.path().join("other"));
         fs::create_dir(dir.path().join("images")).unwrap();
         fs::write(&image, "bits").unwrap();
@@ -241,7 +244,8 @@ mod tests {
     #[test]
     fn second_names_do_not_outlive_the_next_life() {
         let dir = tempfile::tempdir().unwrap();
-        let disks = ServedImages::new(&dir.path().join("state"), Duration::from_secs(1));
+        let disks =
+            ServedImages::new(&dir.path().join("state"), Duration::from_secs(1), Confinement::default());
         let (image, alias) = (dir.path().join("disk"), dir.path().join("alias"));
         fs::write(&image, "bits").unwrap();
         std::os::unix::fs::symlink(&image, &alias).unwrap();

@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use vmove_node::files::{read_json, write_atomically};
 use vmove_node::peer::{BoxedStream, PeerTarget};
 use vmove_node::peer::{Hello, LinkKind, SessionId, Token};
+use vmove_qmp::confine::Confinement;
 
 use super::{RECORD, ServedImages, join, remove};
 use crate::engine::ForkEngine;
@@ -182,9 +183,10 @@ impl ServedImages {
     /// Listens on the sockets of a relay that is known.
     fn listen(&self, peers: &Arc<Peers>, record: &RelayRecord) -> Result<(), ImageError> {
         let dir = self.folder("in", record.session);
+        super::let_pass(&self.confinement, &dir).map_err(ImageError::io("opened for QEMU", &dir))?;
         let mut tasks = JoinSet::new();
         for number in 0..record.disks {
-            let listener = bind(&Exported::socket(&dir, number))?;
+            let listener = bind(&Exported::socket(&dir, number), &self.confinement)?;
             let index = u8::try_from(number).map_err(|_| ImageError::TooMany)?;
             let hello = Hello { index, ..peers.hello(LinkKind::ForkDisk, record.session, record.token) };
             let server = Server { peers: peers.clone(), node: record.node.clone(), hello };
@@ -240,9 +242,12 @@ async fn gone(reader: &UnixStream) {
     }
 }
 
-fn bind(socket: &Path) -> Result<UnixListener, ImageError> {
+/// A socket to which QEMUs may connect.
+fn bind(socket: &Path, confinement: &Confinement) -> Result<UnixListener, ImageError> {
     let _ = std::fs::remove_file(socket);
-    UnixListener::bind(socket).map_err(ImageError::io("listened on", socket))
+    let listener = UnixListener::bind(socket).map_err(ImageError::io("listened on", socket))?;
+    confinement.give(socket).map_err(ImageError::io("given to QEMU", socket))?;
+    Ok(listener)
 }
 
 impl ForkEngine {
@@ -301,7 +306,7 @@ mod tests {
     #[test]
     fn a_relay_that_cannot_be_taken_up_is_read_nevertheless() {
         let dir = tempfile::tempdir().unwrap();
-        let disks = ServedImages::new(dir.path(), Duration::from_secs(1));
+        let disks = ServedImages::new(dir.path(), Duration::from_secs(1), Confinement::default());
         let session = SessionId::random();
         assert!(!disks.reads(session));
         let folder = disks.folder("in", session);

@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use vmove_node::blocking::run_blocking;
 use vmove_node::peer::{Channel, PeerTarget, SessionId, Token};
+use vmove_qmp::confine::Confinement;
 use vmove_types::fork::{ForkRequest, ForkWay};
 use vmove_types::fork_report::{HostProgress, HostReport};
 use vmove_types::problem::chain;
@@ -45,6 +46,8 @@ pub struct CalledHosts {
     pub(super) verify: bool,
     /// Disks that the guest writes to.
     pub(super) disks: Vec<Disk>,
+    /// The rights of its QEMU, and of what serves their images.
+    pub(super) confinement: Confinement,
     /// What would serve their images, or why they cannot be served; `None` if there are none.
     pub(super) server: Option<Result<PathBuf, ImageError>>,
 }
@@ -63,6 +66,7 @@ impl CalledHosts {
             way: request.way,
             verify: request.verify,
             disks: Vec::new(),
+            confinement: Confinement::default(),
             server: None,
         }
     }
@@ -126,6 +130,7 @@ impl ForkEngine {
         self.possible(&outline, request)?;
         if !outline.base.disks.is_empty() {
             called.disks.clone_from(&outline.base.disks);
+            called.confinement = outline.base.confinement.clone();
             called.server = Some(self.server_of(&outline));
         }
         let (disks, proofs) = self.order_disks(&outline).await?;
@@ -314,6 +319,7 @@ mod tests {
             way: None,
             verify: false,
             disks: Vec::new(),
+            confinement: Confinement::default(),
             server: None,
         };
         let mut host: Channel<ToHost> = Channel::new(Box::new(far));

@@ -209,6 +209,7 @@ impl Work {
                     parent: &manifest.vm,
                     program,
                     disks: &away.disks,
+                    confinement: away.confinement.clone(),
                     hosts,
                 };
                 self.engine.images.export(wanted).await

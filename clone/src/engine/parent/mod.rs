@@ -19,7 +19,7 @@ use vmove_types::fork_report::{ForkProgress, ForkReport, FreezeReport, FrozenDis
 use vmove_types::time::{Mono, ms};
 
 use self::called_hosts::CalledHosts;
-use super::children::{LoadOrder, Planned, Prepared, Start, discard_all};
+use super::children::{LoadOrder, Planned, Prepared, Start, discard_all, may_open};
 use super::error::ForkError;
 use super::origin::Origin;
 use super::{Claim, ForkEngine, metrics};
@@ -128,6 +128,10 @@ impl ForkEngine {
                 return Err(error);
             }
         };
+        if let Err(error) = may_open(&planned, &base.disks).await {
+            self.give_back(&fork.parent, prepared);
+            return Err(error);
+        }
         self.update(&fork.id, |p| {
             p.phase = "freeze".to_owned();
             p.prepared = prepared.len();

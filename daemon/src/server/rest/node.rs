@@ -11,6 +11,7 @@ use vmove_http::Answer;
 use vmove_node::blocking::run_blocking;
 use vmove_node::peer::FabricOffer;
 
+use crate::config::qemu_user_note;
 use crate::server::App;
 use crate::server::problem::IntoProblem;
 use vmove_types::node::{NodeInfo, NodeMemory};
@@ -35,6 +36,9 @@ pub async fn node(State(app): State<Arc<App>>) -> Answer<NodeInfo> {
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         no_dirty_tracking: app.no_dirty_tracking.clone(),
         shared_disk: app.shared_disk.clone(),
+        qemu_user: app.config.qemu.whose(),
+        qemu_sandbox: app.config.qemu.sandbox,
+        qemu_user_note: qemu_user_note(&app.config.qemu),
         memory,
         nodes: app.config.nodes.iter().map(|(name, node)| (name.clone(), node.address.clone())).collect(),
         vms: app.registry.count(),

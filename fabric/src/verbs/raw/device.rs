@@ -5,6 +5,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use rdma_sys::{ibv_context, ibv_device_attr, ibv_pd, ibv_port_attr};
 
@@ -172,7 +173,7 @@ impl Drop for List {
 #[derive(Debug)]
 pub(in crate::verbs) struct Domain {
     pd: NonNull<ibv_pd>,
-    device: Device,
+    device: Arc<Device>,
 }
 
 // SAFETY: rule 2.
@@ -181,14 +182,14 @@ unsafe impl Send for Domain {}
 unsafe impl Sync for Domain {}
 
 impl Domain {
-    pub(in crate::verbs) fn new(device: Device) -> io::Result<Self> {
+    pub(in crate::verbs) fn new(device: Arc<Device>) -> io::Result<Self> {
         // SAFETY: rule 1.
         let pd = unsafe { (library().alloc_pd)(device.as_ptr()) };
         let pd = NonNull::new(pd).ok_or_else(io::Error::last_os_error)?;
         Ok(Self { pd, device })
     }
 
-    pub(in crate::verbs) fn device(&self) -> &Device {
+    pub(in crate::verbs) fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
@@ -199,7 +200,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: rule 1; the device is a field and closed after this.
+        // SAFETY: rule 1; the device is held by a field and closed after this.
         unsafe { (library().dealloc_pd)(self.pd.as_ptr()) };
     }
 }

@@ -1,6 +1,6 @@
 //! What a command line that another node wrote may have QEMU do on this one.
 //!
-//! QEMU runs here as root, with the command line of the node that sends the guest. Some options run programs, write
+//! QEMU runs here with the command line of the node that sends the guest, as root if the operator wants that. Some options run programs, write
 //! files, or let others control QEMU: they give that node this one. So an option is taken only if it is known here and does nothing of the kind.
 //! The guest's own files (disks, firmware, kernel) may be anywhere, since both nodes name them by the same path.
 //!

@@ -12,10 +12,13 @@ const RUNS: &str = "it runs a program on this node";
 const FILE: &str = "it uses a file or folder of this node that is not in the VM's own folder ({vmdir})";
 const SOCKET: &str = "it connects to a socket of this node, or listens where this node has something else";
 const DEVICE: &str = "it takes a device of this node";
-const MONITOR: &str = "it lets others on the network control QEMU, which runs as root";
+const MONITOR: &str = "it lets others on the network control QEMU";
 const SHARES: &str = "it gives the guest files of this node";
 const CHANGES: &str = "it changes other options after they were checked";
 const UNKNOWN: &str = "it is not among the options that are known to be harmless";
+const AS_ROOT: &str =
+    "it has QEMU start as root, which opens all its files before it changes to another user";
+const UNFILTERED: &str = "it takes away QEMU's filter of system calls";
 const REMOTE: &str = "it reaches its image in a way that is not known to be harmless";
 
 /// Options that reach nothing of the host, whatever their argument is; or that are dropped, replaced or refused elsewhere.
@@ -69,9 +72,6 @@ const HARMLESS: &[&str] = &[
     "prom-env",
     "rotate",
     "rtc",
-    "run-with",
-    "runas",
-    "sandbox",
     "sdl",
     "seed",
     "singlestep",
@@ -290,6 +290,15 @@ pub(super) fn broken(item: &Item, monitors: &[String]) -> Result<Vec<Broken>, Co
         "pidfile" => Ok(rule_if(!item.text()?.starts_with('/') && !in_vm_dir(item.text()?), name, FILE)),
         "D" => Ok(rule_if(!may_log(item.text()?), name, FILE)),
         "incoming" => Ok(rule_if(item.text()?.contains("exec"), name, RUNS)),
+        "runas" => Ok(rule_if(true, "user", AS_ROOT)),
+        "run-with" => Ok(rule_if(item.options()?.get("user", false).is_some(), "user", AS_ROOT)),
+        "sandbox" => {
+            let on = item
+                .options()?
+                .get("enable", true)
+                .is_some_and(|on| matches!(on.as_str(), "on" | "yes" | "true" | "y"));
+            Ok(rule_if(!on, name, UNFILTERED))
+        }
         "set" | "readconfig" => whole(CHANGES),
         "plugin" => whole(RUNS),
         "virtfs" | "virtfs_synth" | "fsdev" | "semihosting" | "semihosting-config" => whole(SHARES),

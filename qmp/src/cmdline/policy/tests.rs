@@ -131,7 +131,7 @@ fn ordinary_guests_are_taken() {
             "-sandbox",
             "on",
             "-run-with",
-            "user=qemu",
+            "async-teardown=on",
             "-overcommit",
             "mem-lock=on",
             "-rtc",

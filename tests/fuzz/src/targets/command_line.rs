@@ -5,6 +5,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
 use vmove_qmp::cmdline::{ChildIdentity, CommandLineError, Overlay};
+use vmove_qmp::confine::Confinement;
 use vmove_qmp::{CommandLine, RunLayout, fuzzing};
 use vmove_types::Backing;
 
@@ -129,6 +130,7 @@ fn layout(backing: Backing) -> RunLayout {
         memory_dir: "/no-memory".into(),
         backing,
         name: "a,b \"c\" ä".to_owned(),
+        confinement: Confinement::default(),
     }
 }
 
