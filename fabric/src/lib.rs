@@ -85,6 +85,9 @@ pub mod local;
 pub mod multicast;
 pub mod region;
 pub mod serve;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod simulated;
 pub mod tcp;
 pub mod thread;
 pub mod trial;

@@ -147,6 +147,18 @@ struct Inner {
 /// A back end's hold on registered memory; dropping it deregisters.
 pub(crate) trait Registration: Send + Sync + std::fmt::Debug {}
 
+/// A region that may have been dropped.
+#[cfg(feature = "simulation")]
+#[derive(Debug)]
+pub(crate) struct WeakRegion(std::sync::Weak<Inner>);
+
+#[cfg(feature = "simulation")]
+impl WeakRegion {
+    pub(crate) fn upgrade(&self) -> Option<Region> {
+        self.0.upgrade().map(Region)
+    }
+}
+
 impl Region {
     pub(crate) fn new(
         area: MemoryArea,
@@ -165,6 +177,12 @@ impl Region {
             _registration: registration,
             owner: None,
         }))
+    }
+
+    /// Finds it again as long as a clone lives.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn downgrade(&self) -> WeakRegion {
+        WeakRegion(Arc::downgrade(&self.0))
     }
 
     /// Keeps `owner`, typically what has the memory mapped, until the last clone is dropped and the memory deregistered. `None` if

@@ -14,9 +14,17 @@ use crate::thread::SchedOutcome;
 pub struct ServeHandle {
     counters: CountersHandle,
     state: Arc<ServeState>,
-    /// That of the connection: shutting it down ends the thread.
-    socket: Socket,
-    thread: Option<JoinHandle<()>>,
+    how: Serving,
+}
+
+/// Who answers.
+#[derive(Debug)]
+enum Serving {
+    /// A thread. Shutting down the connection's socket ends it.
+    Thread { socket: Socket, thread: Option<JoinHandle<()>> },
+    /// Nobody has to: dropping what is held closes the connection.
+    #[cfg(feature = "simulation")]
+    Held { _connection: Box<dyn std::any::Any + Send + Sync> },
 }
 
 /// What the serving thread leaves for the handle.
@@ -52,7 +60,14 @@ impl ServeHandle {
         socket: Socket,
         thread: JoinHandle<()>,
     ) -> Self {
-        Self { counters, state, socket, thread: Some(thread) }
+        Self { counters, state, how: Serving::Thread { socket, thread: Some(thread) } }
+    }
+
+    /// Of a back end whose peer needs no answers: the connection is open as long as this is held.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn holding(counters: CountersHandle, connection: impl std::any::Any + Send + Sync) -> Self {
+        let how = Serving::Held { _connection: Box::new(connection) };
+        Self { counters, state: Arc::default(), how }
     }
 
     /// What went over the connection so far.
@@ -88,9 +103,12 @@ impl ServeHandle {
 
 impl Drop for ServeHandle {
     fn drop(&mut self) {
-        let _ = self.socket.shutdown(Shutdown::Both);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        #[cfg_attr(not(feature = "simulation"), expect(irrefutable_let_patterns, reason = "one of one"))]
+        if let Serving::Thread { socket, thread } = &mut self.how {
+            let _ = socket.shutdown(Shutdown::Both);
+            if let Some(thread) = thread.take() {
+                let _ = thread.join();
+            }
         }
     }
 }

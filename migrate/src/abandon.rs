@@ -89,7 +89,8 @@ impl Engine {
 
     fn abandon_source(&self, id: SessionId) -> Result<Abandoned, (std::path::PathBuf, std::io::Error)> {
         let path = self.node.session_dir(id).join("source.jsonl");
-        let journal = Journal::<SourceRecord>::open(&path).map_err(|error| (path, error))?;
+        let journal =
+            Journal::<SourceRecord>::open_on(self.node.disk(), &path).map_err(|error| (path, error))?;
         let state = journal.record().state;
         // Safe without its line: a daemon started anew finds neither QEMU nor the VM's record.
         let owed = write_or_owe(journal, |r| match state.step(SourceEvent::GiveUp) {
@@ -108,7 +109,7 @@ impl Engine {
         id: SessionId,
     ) -> Result<Abandoned, (std::path::PathBuf, std::io::Error)> {
         let path = self.node.session_dir(id).join("destination.jsonl");
-        let journal = match Journal::<DestinationRecord>::open(&path) {
+        let journal = match Journal::<DestinationRecord>::open_on(self.node.disk(), &path) {
             Ok(journal) => journal,
             Err(error) => return Err((path, error)),
         };
@@ -143,7 +144,7 @@ impl Engine {
     pub async fn reclaim(self: &Arc<Self>, id: &str) -> Result<String, EngineError> {
         let id = self.resolve(id)?;
         let path = self.node.session_dir(id).join("source.jsonl");
-        let read = Journal::<SourceRecord>::read_begun(&path);
+        let read = Journal::<SourceRecord>::read_begun_on(self.node.disk(), &path);
         let Some(record) = read.map_err(|source| EngineError::Io { path: path.clone(), source })? else {
             return Err(EngineError::NotReclaimable(id, "the guest did not come from this node"));
         };
@@ -164,7 +165,7 @@ impl Engine {
             return Err(AbandonError::AtWork { migration: id.to_string() }.into());
         }
         let unusable = |source| EngineError::Io { path: path.clone(), source };
-        let mut journal = Journal::<SourceRecord>::open(&path).map_err(unusable)?;
+        let mut journal = Journal::<SourceRecord>::open_on(self.node.disk(), &path).map_err(unusable)?;
         let Ok(next) = journal.record().state.step(SourceEvent::Reclaim) else {
             return Err(EngineError::NotReclaimable(id, "it ended meanwhile"));
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{mpsc, watch};
@@ -88,7 +88,7 @@ pub(crate) const ARRIVALS: usize = 80;
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) node: Arc<Node>,
-    sessions: Mutex<HashMap<SessionId, Handle>>,
+    sessions: Mutex<BTreeMap<SessionId, Handle>>,
     /// The sessions to here that an earlier process left are known: before that, none may be called unknown.
     pub(crate) recovered: AtomicBool,
     /// Old migrations are being forgotten.
@@ -129,7 +129,7 @@ impl Engine {
     /// [`EngineError::Io`].
     pub fn open(config: EngineConfig, vms: Arc<VmStore>) -> Result<Arc<Self>, EngineError> {
         let dir = config.sessions_dir.clone();
-        std::fs::create_dir_all(&dir).map_err(|source| EngineError::Io { path: dir, source })?;
+        config.disk.create_dir_all(&dir).map_err(|source| EngineError::Io { path: dir, source })?;
         Ok(Arc::new(Self {
             node: Arc::new(Node { config, vms, fault_latencies: Arc::default() }),
             sessions: Mutex::default(),
@@ -200,7 +200,7 @@ impl Engine {
             cancel
         };
         let begun = Begun { node: Arc::clone(&self.node), id, vm: record, to, spec, publisher, cancel };
-        tokio::spawn(source::begin(begun).instrument(session_span(id, "source")));
+        vmove_node::task::spawn(source::begin(begun).instrument(session_span(id, "source")));
         self.forget_old();
         Ok(id)
     }
@@ -270,7 +270,7 @@ impl Engine {
         let mut list: Vec<Progress> = all.into_iter().map(|h| h.progress.borrow().clone()).collect();
         let known: Vec<SessionId> = sessions.keys().copied().collect();
         drop(sessions);
-        list.extend(crate::history::older(&self.node.config.sessions_dir, &known));
+        list.extend(crate::history::older(self.node.disk(), &self.node.config.sessions_dir, &known));
         list
     }
 
@@ -283,13 +283,13 @@ impl Engine {
     /// Where guests were sent, as long as the journals of that are kept. Reads the disk.
     #[must_use]
     pub fn moved(&self) -> HashMap<QemuId, Moved> {
-        crate::history::moved(&self.node.config.sessions_dir)
+        crate::history::moved(self.node.disk(), &self.node.config.sessions_dir)
     }
 
     /// The guest that a session brought here, as it was registered first, as long as the journal of that is kept. Reads the disk.
     #[must_use]
     pub fn came(&self, session: SessionId) -> Option<VmRecord> {
-        crate::history::came(&self.node.config.sessions_dir, session)
+        crate::history::came(self.node.disk(), &self.node.config.sessions_dir, session)
     }
 
     /// Whether a connection with this greeting is wanted. Called before [`Engine::accept`], to answer the greeting.
@@ -354,13 +354,13 @@ impl Engine {
 
     /// What the journal of a session to here says; nothing if there is none.
     fn destination_record(&self, id: SessionId) -> std::io::Result<Option<DestinationRecord>> {
-        Journal::read_begun(&self.node.session_dir(id).join("destination.jsonl"))
+        Journal::read_begun_on(self.node.disk(), &self.node.session_dir(id).join("destination.jsonl"))
     }
 
     /// How a session to here has ended, and its journal, if the greeting knows its secret.
     fn ended(&self, hello: &Hello) -> Option<(DestinationState, PathBuf)> {
         let path = self.node.session_dir(hello.session).join("destination.jsonl");
-        let record = Journal::<DestinationRecord>::read(&path).ok()?;
+        let record = Journal::<DestinationRecord>::read_on(self.node.disk(), &path).ok()?;
         // One that owns the guest and has failed must not be taken for one that never had it.
         let ended = matches!(record.state, DestinationState::Complete | DestinationState::Gone);
         (ended && record.prepare.token == hello.token).then_some((record.state, path))
@@ -383,8 +383,13 @@ impl Engine {
             }
             (None, Link::Stream(stream)) => {
                 if let Some((state, journal)) = self.ended(&hello) {
-                    let answered = crate::history::answer_for_ended(state, journal, stream);
-                    tokio::spawn(answered.instrument(session_span(hello.session, "destination")));
+                    let answered = crate::history::answer_for_ended(
+                        Arc::clone(&self.node.config.disk),
+                        state,
+                        journal,
+                        stream,
+                    );
+                    vmove_node::task::spawn(answered.instrument(session_span(hello.session, "destination")));
                 }
             }
             (None, Link::Endpoint(_)) => {
@@ -400,7 +405,7 @@ impl Engine {
         let announce = move |prepare: &Prepare| engine.announce(id, prepare, sender);
         let served =
             destination::serve_new(Arc::clone(&self.node), (hello, caller), stream, arrivals, announce);
-        tokio::spawn(served.instrument(session_span(id, "destination")));
+        vmove_node::task::spawn(served.instrument(session_span(id, "destination")));
     }
 
     /// Enters a new session to here, unless its VM is on its way here already.
@@ -429,11 +434,11 @@ impl Engine {
         if let Ok(found) = find(&self.lock(), id) {
             return Ok(found);
         }
-        let all = crate::history::session_ids(&self.node.config.sessions_dir);
+        let all = crate::history::session_ids(self.node.disk(), &self.node.config.sessions_dir);
         unambiguous(all.into_iter(), id)
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Handle>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeMap<SessionId, Handle>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -443,11 +448,11 @@ pub(crate) fn session_span(id: SessionId, side: &'static str) -> Span {
     tracing::info_span!("migration", %id, side)
 }
 
-fn next_number(sessions: &HashMap<SessionId, Handle>) -> usize {
+fn next_number(sessions: &BTreeMap<SessionId, Handle>) -> usize {
     sessions.values().map(|h| h.number + 1).max().unwrap_or(0)
 }
 
-fn find(sessions: &HashMap<SessionId, Handle>, id: &str) -> Result<SessionId, EngineError> {
+fn find(sessions: &BTreeMap<SessionId, Handle>, id: &str) -> Result<SessionId, EngineError> {
     unambiguous(sessions.keys().copied(), id)
 }
 

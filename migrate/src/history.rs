@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::timeout;
@@ -9,6 +10,7 @@ use tokio::time::timeout;
 use crate::ownership::{DestinationState, SourceState};
 use crate::proto::message::{DestinationStand, ToDestination, ToSource};
 use crate::records::{DestinationRecord, SourceRecord};
+use vmove_node::disk::Disk;
 use vmove_node::journal::Journal;
 pub use vmove_node::migrations::{Moved, QemuId};
 use vmove_node::peer::BoxedStream;
@@ -22,11 +24,11 @@ pub(crate) const ENDED_BY_OPERATOR: &str =
     "ended by an operator: the guest was given to the destination, and not all of its memory";
 
 /// Where guests were sent, by the QEMU they had here, as long as the journals of that are kept.
-pub(crate) fn moved(dir: &Path) -> HashMap<QemuId, Moved> {
+pub(crate) fn moved(disk: &dyn Disk, dir: &Path) -> HashMap<QemuId, Moved> {
     let mut found = HashMap::new();
-    for id in session_ids(dir) {
+    for id in session_ids(disk, dir) {
         let path = dir.join(id.to_string()).join("source.jsonl");
-        let Ok(record) = Journal::<SourceRecord>::read(&path) else { continue };
+        let Ok(record) = Journal::<SourceRecord>::read_on(disk, &path) else { continue };
         if matches!(record.state, SourceState::Committed | SourceState::Released) {
             let qemu = (record.vm.pid, record.vm.pid_start);
             // The newest is the first.
@@ -38,33 +40,35 @@ pub(crate) fn moved(dir: &Path) -> HashMap<QemuId, Moved> {
 
 /// Whether a session other than `except` has given this QEMU's guest away, or may have: a journal that cannot be read counts, unless an
 /// older line says that it is about another VM.
-pub(crate) fn may_have_moved(dir: &Path, vm: &VmRecord, except: SessionId) -> bool {
-    session_ids(dir).into_iter().filter(|id| *id != except).any(|id| {
+pub(crate) fn may_have_moved(disk: &dyn Disk, dir: &Path, vm: &VmRecord, except: SessionId) -> bool {
+    session_ids(disk, dir).into_iter().filter(|id| *id != except).any(|id| {
         let path = dir.join(id.to_string()).join("source.jsonl");
-        match Journal::<SourceRecord>::read_begun(&path) {
+        match Journal::<SourceRecord>::read_begun_on(disk, &path) {
             Ok(Some(record)) => {
                 let given = matches!(record.state, SourceState::Committed | SourceState::Released);
                 given && (record.vm.pid, record.vm.pid_start) == (vm.pid, vm.pid_start)
             }
             Ok(None) => false,
-            Err(_) => Journal::<SourceRecord>::read_older(&path).is_none_or(|r| r.vm.name == vm.name),
+            Err(_) => {
+                Journal::<SourceRecord>::read_older_on(disk, &path).is_none_or(|r| r.vm.name == vm.name)
+            }
         }
     })
 }
 
 /// The guest that a session brought here, as long as its journal is kept.
-pub(crate) fn came(dir: &Path, session: SessionId) -> Option<VmRecord> {
+pub(crate) fn came(disk: &dyn Disk, dir: &Path, session: SessionId) -> Option<VmRecord> {
     let path = dir.join(session.to_string()).join("destination.jsonl");
-    Journal::<DestinationRecord>::read(&path).ok()?.vm
+    Journal::<DestinationRecord>::read_on(disk, &path).ok()?.vm
 }
 
 /// Ids of all sessions that have a folder, the newest first.
-pub(crate) fn session_ids(dir: &Path) -> Vec<SessionId> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+pub(crate) fn session_ids(disk: &dyn Disk, dir: &Path) -> Vec<SessionId> {
+    let entries = disk.list(dir).unwrap_or_default().into_iter();
     let mut found: Vec<_> = entries
         .filter_map(|e| {
-            let id = SessionId(e.file_name().to_str()?.parse().ok()?);
-            Some((e.metadata().and_then(|m| m.modified()).ok(), id))
+            let id = SessionId(e.name.parse().ok()?);
+            Some((e.modified, id))
         })
         .collect();
     found.sort_by(|a, b| b.cmp(a));
@@ -72,11 +76,11 @@ pub(crate) fn session_ids(dir: &Path) -> Vec<SessionId> {
 }
 
 /// Snapshots of sessions that no process of the daemon holds any more.
-pub(crate) fn older(dir: &Path, known: &[SessionId]) -> Vec<Progress> {
-    session_ids(dir)
+pub(crate) fn older(disk: &dyn Disk, dir: &Path, known: &[SessionId]) -> Vec<Progress> {
+    session_ids(disk, dir)
         .into_iter()
         .filter(|id| !known.contains(id))
-        .filter_map(|id| snapshot(id, &dir.join(id.to_string())))
+        .filter_map(|id| snapshot(disk, id, &dir.join(id.to_string())))
         .collect()
 }
 
@@ -95,15 +99,15 @@ pub(crate) fn unreadable(
     of(&id, &vm, role, &peer, "", outcome)
 }
 
-fn snapshot(id: SessionId, dir: &Path) -> Option<Progress> {
+fn snapshot(disk: &dyn Disk, id: SessionId, dir: &Path) -> Option<Progress> {
     let path = dir.join("source.jsonl");
-    match Journal::<SourceRecord>::read_begun(&path) {
+    match Journal::<SourceRecord>::read_begun_on(disk, &path) {
         Ok(Some(r)) => return Some(of_source(&r)),
         Ok(None) => {}
         Err(error) => return Some(unreadable(id, &path, Role::Source, None, &error)),
     }
     let path = dir.join("destination.jsonl");
-    match Journal::<DestinationRecord>::read_begun(&path) {
+    match Journal::<DestinationRecord>::read_begun_on(disk, &path) {
         Ok(record) => record.as_ref().map(of_destination),
         Err(error) => Some(unreadable(id, &path, Role::Destination, None, &error)),
     }
@@ -175,7 +179,13 @@ fn of(id: &SessionId, vm: &str, role: Role, peer: &str, mode: &str, outcome: Out
 }
 
 /// Tells a source that dials again how a session ended here.
-pub(crate) async fn answer_for_ended(state: DestinationState, journal: PathBuf, stream: BoxedStream) {
+pub(crate) async fn answer_for_ended(
+    disk: Arc<dyn Disk>,
+    state: DestinationState,
+    journal: PathBuf,
+    stream: BoxedStream,
+) {
+    let disk = &*disk;
     let mut channel: Channel<ToDestination> = Channel::new(stream);
     let first = timeout(Duration::from_secs(10), channel.receive()).await;
     let Ok(Ok(ToDestination::Resume(_))) = first else { return };
@@ -185,14 +195,14 @@ pub(crate) async fn answer_for_ended(state: DestinationState, journal: PathBuf, 
     };
     let _ = channel.send(&ToSource::Resume(stand)).await;
     if stand == DestinationStand::Complete {
-        let record = Journal::<DestinationRecord>::read(&journal).ok();
+        let record = Journal::<DestinationRecord>::read_on(disk, &journal).ok();
         let complete = record.and_then(|record| record.complete).unwrap_or_default();
         let _ = channel.send(&ToSource::Complete(complete)).await;
     }
     // Stays until the source has read it, and closes or says that it has freed its side.
     if let Ok(Ok(ToDestination::Released)) = timeout(Duration::from_secs(10), channel.receive()).await {
-        let written =
-            Journal::<DestinationRecord>::open(&journal).and_then(|mut j| j.update(|r| r.released = true));
+        let written = Journal::<DestinationRecord>::open_on(disk, &journal)
+            .and_then(|mut j| j.update(|r| r.released = true));
         if let Err(error) = written {
             tracing::warn!(%error, "this migration stays in the history for good");
         }
@@ -219,7 +229,12 @@ mod tests {
         journal.update(|r| r.complete = Some(Box::new(told.clone()))).unwrap();
         journal.update(|r| r.state = DestinationState::Complete).unwrap();
         let (here, there) = tokio::io::duplex(1 << 16);
-        let answering = answer_for_ended(DestinationState::Complete, path.clone(), Box::new(here));
+        let answering = answer_for_ended(
+            Arc::new(vmove_node::disk::KernelDisk),
+            DestinationState::Complete,
+            path.clone(),
+            Box::new(here),
+        );
         let asking = async {
             let mut channel: Channel<ToSource> = Channel::new(Box::new(there));
             channel.send(&ToDestination::Resume(SourceStand::Committed)).await.unwrap();

@@ -58,5 +58,7 @@ mod retention;
 mod source;
 #[cfg(not(loom))]
 pub mod throttle;
+#[cfg(not(loom))]
+pub mod vmm;
 #[cfg_attr(loom, allow(dead_code))]
 mod waiting_faults;

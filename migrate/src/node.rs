@@ -4,13 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vmove_node::control_groups::ControlGroups;
+use crate::vmm::Vmm;
+use vmove_node::disk::Disk;
 use vmove_node::latency::Latencies;
 use vmove_node::layout::{self, memory_dir};
-use vmove_node::monitors::Monitors;
 use vmove_node::peer::{Dialer, PeerPolicy};
 use vmove_node::record::VmRecord;
-use vmove_node::registry::process_of;
 use vmove_node::reservations::Reservations;
 use vmove_node::store::{VmStore, VmStoreError};
 use vmove_qmp::RunLayout;
@@ -29,14 +28,14 @@ pub struct EngineConfig {
     pub memory_dir: PathBuf,
     /// Memory that guests on their way here were promised, shared with the rest of the daemon.
     pub reservations: Arc<Reservations>,
-    /// Control groups of VMs, shared likewise.
-    pub groups: Arc<ControlGroups>,
     /// With which rights QEMUs run here.
     pub confinement: Confinement,
     /// What other nodes may do here.
     pub peers: Arc<PeerPolicy>,
-    /// QMP connections, shared with the rest of the daemon.
-    pub monitors: Arc<Monitors>,
+    /// QEMUs of this node.
+    pub vmm: Arc<dyn Vmm>,
+    /// Journals are on it, and what is made and removed beside guest memory.
+    pub disk: Arc<dyn Disk>,
     /// Opens connections to peers.
     pub dialer: Arc<dyn Dialer>,
     /// Bulk connections per session.
@@ -69,6 +68,11 @@ impl Node {
         layout::of_vm(&config.run_dir, &config.memory_dir, name, backing, &config.confinement)
     }
 
+    /// The disk that journals are on.
+    pub(crate) fn disk(&self) -> &dyn Disk {
+        &*self.config.disk
+    }
+
     /// Folder of a session's journal.
     pub(crate) fn session_dir(&self, id: impl std::fmt::Display) -> PathBuf {
         self.config.sessions_dir.join(id.to_string())
@@ -81,7 +85,7 @@ impl Node {
             Ok(found) => (found.pid, found.pid_start) != (vm.pid, vm.pid_start),
             Err(error) => matches!(error, VmStoreError::Unknown(_)),
         };
-        gone && process_of(vm).is_none()
+        gone && !self.config.vmm.is_there(vm)
     }
 
     /// Page maps live on tmpfs, beside guest memory: writing one must never wait for a disk.

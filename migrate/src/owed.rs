@@ -44,7 +44,7 @@ where
         }
         let _ = written.send(());
     };
-    tokio::spawn(writing.in_current_span());
+    vmove_node::task::spawn(writing.in_current_span());
     is_written
 }
 

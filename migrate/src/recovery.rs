@@ -10,7 +10,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
 use tracing::Instrument as _;
 
 use crate::destination;
@@ -23,6 +22,7 @@ use crate::records::{DestinationRecord, SourceRecord};
 use crate::source;
 use vmove_node::journal::Journal;
 use vmove_node::peer::{SessionId, Token};
+use vmove_node::task::spawn;
 use vmove_types::problem::chain;
 use vmove_types::progress::{GuestPlace, Role};
 
@@ -31,9 +31,9 @@ impl Engine {
     /// next: their sources dial.
     pub fn resume_owners(self: &Arc<Self>) {
         let mut loaded = Vec::new();
-        for id in session_ids(&self.node.config.sessions_dir) {
+        for id in session_ids(self.node.disk(), &self.node.config.sessions_dir) {
             let path = self.node.session_dir(id).join("destination.jsonl");
-            match Journal::<DestinationRecord>::open_begun(&path) {
+            match Journal::<DestinationRecord>::open_begun_on(self.node.disk(), &path) {
                 Ok(Some(mut journal)) => match journal.record().state {
                     DestinationState::Owner if journal.record().abandoned => {}
                     DestinationState::Owner
@@ -50,7 +50,7 @@ impl Engine {
                 },
                 Ok(None) => {}
                 Err(error) => {
-                    let about = Journal::<DestinationRecord>::read_older(&path);
+                    let about = Journal::<DestinationRecord>::read_older_on(self.node.disk(), &path);
                     let about = about.map(|r| (r.prepare.vm, r.prepare.source));
                     self.enter_unreadable(id, &path, Role::Destination, about, &error);
                 }
@@ -61,22 +61,24 @@ impl Engine {
 
     /// Takes up every other session. Returns as soon as each has its task.
     pub fn resume_others(self: &Arc<Self>) {
-        let ids = session_ids(&self.node.config.sessions_dir);
-        let mut removing = JoinSet::new();
+        let ids = session_ids(self.node.disk(), &self.node.config.sessions_dir);
+        let mut removing = Vec::new();
         for id in &ids {
             let path = self.node.session_dir(*id).join("destination.jsonl");
             // What cannot be read was entered before.
-            let Ok(Some(journal)) = Journal::<DestinationRecord>::open_begun(&path) else { continue };
+            let Ok(Some(journal)) = Journal::<DestinationRecord>::open_begun_on(self.node.disk(), &path)
+            else {
+                continue;
+            };
             let known = self.lock().contains_key(id);
             match journal.record().state {
                 _ if known => {}
-                DestinationState::Filling => drop(removing.spawn(Arc::clone(self).discard(journal))),
-                // Killed before everything was removed.
+                DestinationState::Filling => removing.push(spawn(Arc::clone(self).discard(journal))),
                 // Killed before everything was removed, or something could not be. Not while one that came later holds the VM: what is here may be
                 // its own.
                 DestinationState::Gone if journal.record().to_remove => {
                     if !self.is_held(&journal.record().prepare.vm) {
-                        drop(removing.spawn(Arc::clone(self).discard(journal)));
+                        removing.push(spawn(Arc::clone(self).discard(journal)));
                     }
                 }
                 _ => self.tidy(journal.record()),
@@ -84,7 +86,7 @@ impl Engine {
         }
         for id in ids {
             let path = self.node.session_dir(id).join("source.jsonl");
-            match Journal::<SourceRecord>::open_begun(&path) {
+            match Journal::<SourceRecord>::open_begun_on(self.node.disk(), &path) {
                 Ok(Some(journal))
                     if matches!(journal.record().state, SourceState::Warm | SourceState::Stopped)
                         && self.node.was_ended(&journal.record().vm) =>
@@ -94,19 +96,23 @@ impl Engine {
                 Ok(Some(journal)) => {
                     if let Some(publisher) = self.enter_source(journal.record()) {
                         let span = session_span(id, "source");
-                        tokio::spawn(Arc::clone(self).settle_source(journal, publisher).instrument(span));
+                        spawn(Arc::clone(self).settle_source(journal, publisher).instrument(span));
                     }
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    let about = Journal::<SourceRecord>::read_older(&path).map(|r| (r.vm.name, r.to.name));
+                    let about = Journal::<SourceRecord>::read_older_on(self.node.disk(), &path)
+                        .map(|r| (r.vm.name, r.to.name));
                     self.enter_unreadable(id, &path, Role::Source, about, &error);
                 }
             }
         }
         let engine = Arc::clone(self);
-        tokio::spawn(async move {
-            removing.join_all().await;
+        spawn(async move {
+            for removed in removing {
+                // One that panicked has said so.
+                let _ = removed.await;
+            }
             // Sources dial; a source that is told "no such session" believes it.
             engine.recovered.store(true, Ordering::Release);
             engine.forget_old();
@@ -178,7 +184,7 @@ impl Engine {
         if matches!(r.state, SourceState::Committed | SourceState::Released) {
             return source::go_on(Arc::clone(&self.node), journal, publisher).await;
         }
-        if may_have_moved(&self.node.config.sessions_dir, &r.vm, r.id) {
+        if may_have_moved(self.node.disk(), &self.node.config.sessions_dir, &r.vm, r.id) {
             let why = "Another migration has given this guest away, or its journal cannot be read: it is not resumed here";
             return publisher.fail(why, GuestPlace::PausedAtSource, false);
         }
@@ -196,23 +202,21 @@ impl Engine {
         }
     }
 
-    /// Whether the guest of a session that was called off may not have been brought back, because the daemon was killed in between. A guest
+    /// Whether the guest of a session that was called off may not have been brought back, because the daemon was killed in between; one that was
+    /// paused before cannot be moved again as QEMU has left it. A guest
     /// that another session gave away is stopped too, and must stay so: it runs at that destination.
     fn may_be_left_stopped(&self, r: &SourceRecord) -> bool {
         let Ok(vm) = self.node.vms.get(&r.vm.name) else { return false };
         let same = (vm.pid, vm.pid_start) == (r.vm.pid, r.vm.pid_start);
-        same && r.was_running && r.to_resume && !may_have_moved(&self.node.config.sessions_dir, &r.vm, r.id)
+        same && r.to_resume && !may_have_moved(self.node.disk(), &self.node.config.sessions_dir, &r.vm, r.id)
     }
 
     /// Whether QEMU is stopped as only we do it.
     async fn is_stopped(&self, r: &SourceRecord) -> bool {
-        let Ok(client) = self.node.config.monitors.client(&r.vm.qmp_socket).await else { return false };
-        let status =
-            client.execute_raw("query-status", serde_json::Value::Null, Duration::from_secs(5)).await;
+        let Ok(monitor) = self.node.config.vmm.monitor(&r.vm).await else { return false };
+        let status = monitor.run_state(Duration::from_secs(5)).await;
         // `paused` alone may be an operator's wish of later; these two are ours.
-        status.is_ok_and(|s| {
-            matches!(s.get("status").and_then(|s| s.as_str()), Some("postmigrate" | "finish-migrate"))
-        })
+        status.is_ok_and(|status| matches!(status.as_str(), "postmigrate" | "finish-migrate"))
     }
 
     /// Of a session that has ended, or that an operator has ended.
@@ -251,7 +255,7 @@ impl Engine {
         let ends = (progress, publisher.abandon());
         self.register(r.id, &r.prepare.vm, Role::Destination, r.prepare.token, ends, Some(sender));
         let adopted = destination::adopt(Arc::clone(&self.node), journal, publisher, arrivals);
-        tokio::spawn(adopted.instrument(span));
+        spawn(adopted.instrument(span));
     }
 
     /// `vmove recover`: tries again what a session gave up on, on the side that owns the guest.
@@ -270,11 +274,14 @@ impl Engine {
             let path = path.to_owned();
             move |source| EngineError::Io { path, source }
         };
-        if let Some(journal) = Journal::<SourceRecord>::open_begun(&path).map_err(unusable(&path))? {
+        if let Some(journal) =
+            Journal::<SourceRecord>::open_begun_on(self.node.disk(), &path).map_err(unusable(&path))?
+        {
             return self.recover_source(id, journal).await;
         }
         let path = dir.join("destination.jsonl");
-        let journal = Journal::<DestinationRecord>::open(&path).map_err(unusable(&path))?;
+        let journal =
+            Journal::<DestinationRecord>::open_on(self.node.disk(), &path).map_err(unusable(&path))?;
         match journal.record().state {
             DestinationState::Gone => {
                 Err(EngineError::NothingToRecover(id, "gone: the guest is at the source".to_owned()))
@@ -309,7 +316,7 @@ impl Engine {
         }
         if let Some(publisher) = self.enter_source(r) {
             let span = session_span(id, "source");
-            tokio::spawn(Arc::clone(self).settle_source(journal, publisher).instrument(span));
+            spawn(Arc::clone(self).settle_source(journal, publisher).instrument(span));
         }
         Ok(())
     }

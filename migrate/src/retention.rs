@@ -14,6 +14,8 @@ use crate::engine::Engine;
 use crate::history::session_ids;
 use crate::ownership::{DestinationState, SourceState};
 use crate::records::{DestinationRecord, SourceRecord};
+use vmove_node::blocking::spawn_blocking;
+use vmove_node::disk::Disk;
 use vmove_node::journal::Journal;
 use vmove_node::peer::SessionId;
 
@@ -26,7 +28,7 @@ impl Engine {
         }
         let engine = Arc::clone(self);
         // Not waited for: it may be a slow disk.
-        tokio::task::spawn_blocking(move || {
+        drop(spawn_blocking(move || {
             let forgotten = engine.forget_old_now();
             engine.forgetting.store(false, Ordering::Release);
             if forgotten > 0 {
@@ -36,11 +38,11 @@ impl Engine {
                     "migrations of the past were forgotten"
                 );
             }
-        });
+        }));
     }
 
     fn forget_old_now(&self) -> usize {
-        let all = session_ids(&self.node.config.sessions_dir);
+        let all = session_ids(self.node.disk(), &self.node.config.sessions_dir);
         let old = all.into_iter().skip(self.node.config.keep_migrations);
         old.filter(|id| self.forget(*id)).count()
     }
@@ -48,10 +50,10 @@ impl Engine {
     fn forget(&self, id: SessionId) -> bool {
         let dir = self.node.session_dir(id);
         let held = self.lock().get(&id).is_some_and(|handle| handle.progress.borrow().outcome.holds_vm());
-        if held || !nobody_asks(&dir) {
+        if held || !nobody_asks(self.node.disk(), &dir) {
             return false;
         }
-        if let Err(error) = std::fs::remove_dir_all(&dir) {
+        if let Err(error) = self.node.disk().remove_dir_all(&dir) {
             tracing::warn!(dir = %dir.display(), %error, "could not remove the journal of an old migration");
             return false;
         }
@@ -61,9 +63,9 @@ impl Engine {
 }
 
 /// What the journals in a session's folder say. One that cannot be read may say anything: it stays. One that never began says nothing.
-fn nobody_asks(dir: &Path) -> bool {
-    let of_source = Journal::<SourceRecord>::read_begun(&dir.join("source.jsonl"));
-    let of_destination = Journal::<DestinationRecord>::read_begun(&dir.join("destination.jsonl"));
+fn nobody_asks(disk: &dyn Disk, dir: &Path) -> bool {
+    let of_source = Journal::<SourceRecord>::read_begun_on(disk, &dir.join("source.jsonl"));
+    let of_destination = Journal::<DestinationRecord>::read_begun_on(disk, &dir.join("destination.jsonl"));
     let (Ok(of_source), Ok(of_destination)) = (of_source, of_destination) else { return false };
     let source_over = of_source.is_none_or(|record| match record.state {
         SourceState::Released => record.freed,

@@ -11,6 +11,11 @@ pub struct TaskFailed(#[from] tokio::task::JoinError);
 /// As [`tokio::task::spawn_blocking`]; what the work logs says which migration or fork it is for.
 pub fn spawn_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     let span = Span::current();
+    #[cfg(feature = "simulation")]
+    if let Some(process) = crate::simulation::current() {
+        // In turn with all other tasks: nothing may depend on threads.
+        return process.spawn(async move { span.in_scope(work) });
+    }
     tokio::task::spawn_blocking(move || span.in_scope(work))
 }
 

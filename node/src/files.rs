@@ -1,7 +1,7 @@
 //! Files and folders of the daemon's own.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::fs::OpenOptions;
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -9,6 +9,8 @@ use std::time::SystemTime;
 use rustix::fs::OFlags;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use crate::disk::{Disk, DiskFile, KernelDisk};
 
 /// Bits of a mode by which the group or others may write.
 const WRITABLE: u32 = 0o022;
@@ -122,7 +124,7 @@ pub fn read_all_json<T: DeserializeOwned>(dir: &Path) -> Vec<(PathBuf, io::Resul
 /// # Errors
 /// The kernel's answer.
 pub fn write_atomically<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
-    replace(path, value, |_| Ok(()))
+    replace(&KernelDisk, path, value, |_| Ok(()))
 }
 
 /// As [`write_atomically`], and waits until the disk has it: the file survives a host that loses power.
@@ -130,48 +132,46 @@ pub fn write_atomically<T: Serialize>(path: &Path, value: &T) -> io::Result<()> 
 /// # Errors
 /// The kernel's answer.
 pub fn write_durably<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
-    replace(path, value, File::sync_all)?;
-    sync_folder_of(path)
+    write_durably_on(&KernelDisk, path, value)
+}
+
+/// As [`write_durably`], on another disk than the kernel's.
+///
+/// # Errors
+/// The kernel's answer.
+pub fn write_durably_on<T: Serialize>(disk: &dyn Disk, path: &Path, value: &T) -> io::Result<()> {
+    replace(disk, path, value, |file| file.sync())?;
+    path.parent().map_or(Ok(()), |folder| disk.sync_dir(folder))
 }
 
 /// Writes `value` beside `path`, lets `finish` have that file, and renames it into place.
 fn replace<T: Serialize>(
+    disk: &dyn Disk,
     path: &Path,
     value: &T,
-    finish: impl FnOnce(&File) -> io::Result<()>,
+    finish: impl FnOnce(&dyn DiskFile) -> io::Result<()>,
 ) -> io::Result<()> {
     let text = serde_json::to_vec_pretty(value).map_err(io::Error::other)?;
     let part = path.with_extension("part");
-    let written = create_anew(&part).and_then(|mut file| {
+    let written = create_anew(disk, &part).and_then(|mut file| {
         file.write_all(&text)?;
-        finish(&file)
+        finish(&*file)
     });
     if let Err(error) = written {
         // What there is of it takes room that is short.
-        let _ = std::fs::remove_file(&part);
+        let _ = disk.remove_file(&part);
         return Err(error);
     }
-    std::fs::rename(&part, path)
+    disk.rename(&part, path)
 }
 
 /// Creates a file for its owner alone; what a killed daemon left of one, or a link, is removed first.
-fn create_anew(path: &Path) -> io::Result<File> {
-    match std::fs::remove_file(path) {
+fn create_anew(disk: &dyn Disk, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+    match disk.remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
-}
-
-/// Waits until the disk knows which files are in the folder of `path`.
-///
-/// # Errors
-/// The kernel's answer.
-pub fn sync_folder_of(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(folder) => File::open(folder)?.sync_all(),
-        None => Ok(()),
-    }
+    disk.create(path)
 }
 
 /// What people are told of a file that cannot be written: what the kernel says, and since when it is tried again.

@@ -7,44 +7,17 @@
 //! Most steps must not be taken without their line: [`Journal::update`]. A few are safe without, because whoever reads the older line
 //! comes to the same end. They do not wait for space: [`Journal::update_owing`], and [`Journal::write_owed`] until it succeeds.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::files::no_link;
-
-/// What a journal needs of its file.
-pub trait JournalFile: Write {
-    /// Cuts it to so many bytes.
-    ///
-    /// # Errors
-    /// The kernel's answer.
-    fn cut(&mut self, bytes: u64) -> io::Result<()>;
-
-    /// Its length in bytes.
-    ///
-    /// # Errors
-    /// The kernel's answer.
-    fn bytes(&self) -> io::Result<u64>;
-}
-
-impl JournalFile for File {
-    fn cut(&mut self, bytes: u64) -> io::Result<()> {
-        self.set_len(bytes)
-    }
-
-    fn bytes(&self) -> io::Result<u64> {
-        Ok(self.metadata()?.len())
-    }
-}
+use crate::disk::{Disk, DiskFile, KernelDisk};
 
 /// An open journal.
 #[derive(Debug)]
-pub struct Journal<R, F = File> {
+pub struct Journal<R, F = Box<dyn DiskFile>> {
     path: PathBuf,
     file: F,
     record: R,
@@ -64,10 +37,17 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
     /// # Errors
     /// The kernel's answer, for instance that there is one already.
     pub fn create(path: &Path, record: R) -> io::Result<Self> {
-        let file = OpenOptions::new().create_new(true).append(true).mode(0o600).open(path)?;
-        let mut journal = Self::on(path, file, record, 0);
+        Self::create_on(&KernelDisk, path, record)
+    }
+
+    /// As [`Journal::create`], on another disk than the kernel's.
+    ///
+    /// # Errors
+    /// As [`Journal::create`].
+    pub fn create_on(disk: &dyn Disk, path: &Path, record: R) -> io::Result<Self> {
+        let mut journal = Self::on(path, disk.create(path)?, record, 0);
         if let Err(error) = journal.append() {
-            let _ = std::fs::remove_file(path);
+            let _ = disk.remove_file(path);
             return Err(error);
         }
         Ok(journal)
@@ -78,10 +58,18 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
     /// # Errors
     /// The kernel's answer; `InvalidData` if no line can be read.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let (record, whole) = last_record(path)?.ok_or_else(|| no_record(path))?;
-        let file = no_link(OpenOptions::new().append(true)).open(path)?;
+        Self::open_on(&KernelDisk, path)
+    }
+
+    /// As [`Journal::open`], on another disk than the kernel's.
+    ///
+    /// # Errors
+    /// As [`Journal::open`].
+    pub fn open_on(disk: &dyn Disk, path: &Path) -> io::Result<Self> {
+        let (record, whole) = last_record(disk, path)?.ok_or_else(|| no_record(path))?;
+        let mut file = disk.append(path)?;
         // A torn line must not run into the next one.
-        file.set_len(whole)?;
+        file.cut(whole)?;
         Ok(Self::on(path, file, record, whole))
     }
 
@@ -90,8 +78,16 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
     /// # Errors
     /// As [`Journal::open`].
     pub fn open_begun(path: &Path) -> io::Result<Option<Self>> {
-        Ok(match Self::read_begun(path)? {
-            Some(_) => Some(Self::open(path)?),
+        Self::open_begun_on(&KernelDisk, path)
+    }
+
+    /// As [`Journal::open_begun`], on another disk than the kernel's.
+    ///
+    /// # Errors
+    /// As [`Journal::open`].
+    pub fn open_begun_on(disk: &dyn Disk, path: &Path) -> io::Result<Option<Self>> {
+        Ok(match Self::read_begun_on(disk, path)? {
+            Some(_) => Some(Self::open_on(disk, path)?),
             None => None,
         })
     }
@@ -101,7 +97,15 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
     /// # Errors
     /// As [`Journal::open`].
     pub fn read(path: &Path) -> io::Result<R> {
-        last_record(path)?.map(|(record, _)| record).ok_or_else(|| no_record(path))
+        Self::read_on(&KernelDisk, path)
+    }
+
+    /// As [`Journal::read`], on another disk than the kernel's.
+    ///
+    /// # Errors
+    /// As [`Journal::open`].
+    pub fn read_on(disk: &dyn Disk, path: &Path) -> io::Result<R> {
+        last_record(disk, path)?.map(|(record, _)| record).ok_or_else(|| no_record(path))
     }
 
     /// As [`Journal::read`]; nothing if there is no file, or no whole line in it: then the first step was not taken.
@@ -109,7 +113,15 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
     /// # Errors
     /// As [`Journal::open`].
     pub fn read_begun(path: &Path) -> io::Result<Option<R>> {
-        match last_record(path) {
+        Self::read_begun_on(&KernelDisk, path)
+    }
+
+    /// As [`Journal::read_begun`], on another disk than the kernel's.
+    ///
+    /// # Errors
+    /// As [`Journal::open`].
+    pub fn read_begun_on(disk: &dyn Disk, path: &Path) -> io::Result<Option<R>> {
+        match last_record(disk, path) {
             Ok(found) => Ok(found.map(|(record, _)| record)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -122,27 +134,43 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
     /// # Errors
     /// The kernel's answer; the journal is as it was.
     pub fn open_older(path: &Path) -> io::Result<Option<Self>> {
-        let bytes = crate::files::read(path)?;
+        Self::open_older_on(&KernelDisk, path)
+    }
+
+    /// As [`Journal::open_older`], on another disk than the kernel's.
+    ///
+    /// # Errors
+    /// As [`Journal::open_older`].
+    pub fn open_older_on(disk: &dyn Disk, path: &Path) -> io::Result<Option<Self>> {
+        let bytes = disk.read(path)?;
         let mut damaged = path.as_os_str().to_owned();
         damaged.push(".damaged");
-        std::fs::rename(path, &damaged)?;
+        let damaged = PathBuf::from(damaged);
+        disk.rename(path, &damaged)?;
         let Some(whole) = readable::<R>(&bytes) else { return Ok(None) };
-        let opened = OpenOptions::new().create_new(true).write(true).open(path);
-        let written =
-            opened.and_then(|mut file| file.write_all(&bytes[..whole])).and_then(|()| Self::open(path));
+        let opened = disk.create(path);
+        let written = opened
+            .and_then(|mut file| file.write_all(&bytes[..whole]))
+            .and_then(|()| Self::open_on(disk, path));
         // Renaming it back takes no room, and takes the place of what was written.
-        written.map(Some).inspect_err(|_| drop(std::fs::rename(&damaged, path)))
+        written.map(Some).inspect_err(|_| drop(disk.rename(&damaged, path)))
     }
 
     /// The newest line that can be read, though newer ones cannot: it tells what the journal is about, and not where it stands.
     #[must_use]
     pub fn read_older(path: &Path) -> Option<R> {
-        let bytes = crate::files::read(path).ok()?;
+        Self::read_older_on(&KernelDisk, path)
+    }
+
+    /// As [`Journal::read_older`], on another disk than the kernel's.
+    #[must_use]
+    pub fn read_older_on(disk: &dyn Disk, path: &Path) -> Option<R> {
+        let bytes = disk.read(path).ok()?;
         bytes.split(|b| *b == b'\n').rev().find_map(|line| serde_json::from_slice(line).ok())
     }
 }
 
-impl<R: Serialize + DeserializeOwned + Clone, F: JournalFile> Journal<R, F> {
+impl<R: Serialize + DeserializeOwned + Clone, F: DiskFile> Journal<R, F> {
     fn on(path: &Path, file: F, record: R, whole: u64) -> Self {
         Self { path: path.to_owned(), file, record, whole, torn: false, unsure: false, owed: false }
     }
@@ -242,8 +270,8 @@ fn readable<R: DeserializeOwned>(bytes: &[u8]) -> Option<usize> {
 }
 
 /// The last whole line, and the length up to its end in bytes; nothing if there is no whole line.
-fn last_record<R: DeserializeOwned>(path: &Path) -> io::Result<Option<(R, u64)>> {
-    let bytes = crate::files::read(path)?;
+fn last_record<R: DeserializeOwned>(disk: &dyn Disk, path: &Path) -> io::Result<Option<(R, u64)>> {
+    let bytes = disk.read(path)?;
     let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |end| end + 1);
     let Some(last) = bytes[..whole].split(|b| *b == b'\n').rfind(|line| !line.is_empty()) else {
         return Ok(None);
@@ -260,6 +288,8 @@ fn no_record(path: &Path) -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     #[test]
@@ -369,7 +399,7 @@ mod tests {
         }
     }
 
-    impl JournalFile for FailingDisk {
+    impl DiskFile for FailingDisk {
         fn cut(&mut self, bytes: u64) -> io::Result<()> {
             if self.cuts_fail {
                 return Err(rustix::io::Errno::IO.into());
@@ -380,6 +410,10 @@ mod tests {
 
         fn bytes(&self) -> io::Result<u64> {
             Ok(self.bytes.len() as u64)
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            Ok(())
         }
     }
 

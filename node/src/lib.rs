@@ -6,6 +6,7 @@
 //! | [`record`], [`store`] | what is kept of each VM, and the folder that it is kept in |
 //! | [`migrations`] | what others must know of migrations: which one holds a VM, where guests went |
 //! | [`journal`], [`files`] | lines and files that survive a killed daemon |
+//! | [`disk`] | what is below them |
 //! | [`layout`] | where a VM's files are |
 //! | [`monitors`] | one QMP connection for each QEMU |
 //! | [`peer`] | greeting, messages and agreements between two daemons |
@@ -13,7 +14,8 @@
 //! | [`reservations`] | memory that was promised to guests on their way here |
 //! | [`control_groups`] | a control group for each VM |
 //! | [`oom_kills`] | who was killed for lack of memory |
-//! | [`blocking`] | work that blocks, on threads of its own |
+//! | [`task`], [`blocking`] | tasks, and work that blocks, on threads of its own |
+//! | [`chance`] | ids and secrets |
 //! | [`latency`], [`clock`] | fault latencies, and the clocks of two hosts |
 //!
 //! ```
@@ -30,8 +32,10 @@
 
 pub mod blocking;
 pub mod boot;
+pub mod chance;
 pub mod clock;
 pub mod control_groups;
+pub mod disk;
 pub mod files;
 pub mod journal;
 pub mod latency;
@@ -44,4 +48,7 @@ pub mod record;
 pub mod region;
 pub mod registry;
 pub mod reservations;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 pub mod store;
+pub mod task;

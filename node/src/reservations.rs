@@ -74,10 +74,18 @@ pub struct Rooms {
     pub host: Room,
 }
 
+/// Bytes of this kind of memory that are free in a folder for guest memory.
+pub type FreeMemory = fn(&Path, Backing) -> Result<u64, MemoryError>;
+
+fn free_in(dir: &Path, backing: Backing) -> Result<u64, MemoryError> {
+    Ok(MemoryDir::prepare(dir, backing)?.free()?.0)
+}
+
 /// All reservations of this node.
 #[derive(Debug)]
 pub struct Reservations {
     memory_dir: PathBuf,
+    free: FreeMemory,
     held: Mutex<Held>,
 }
 
@@ -123,9 +131,9 @@ fn held_by(path: &Path) -> u64 {
 }
 
 impl Held {
-    fn rooms(&self, memory_dir: &Path, backing: Backing, but: Option<u64>) -> Result<Rooms, MemoryError> {
+    fn rooms(&self, of: &Reservations, backing: Backing, but: Option<u64>) -> Result<Rooms, MemoryError> {
         let room = |backing| {
-            let free = MemoryDir::prepare(&layout::memory_dir(memory_dir, backing), backing)?.free()?.0;
+            let free = (of.free)(&layout::memory_dir(&of.memory_dir, backing), backing)?;
             let others = self.promises.iter().filter(|(id, _)| Some(**id) != but);
             let open = others.map(|(_, promise)| (promise.holder.clone(), promise.open(backing)));
             Ok::<_, MemoryError>(Room { free, reserved: open.filter(|(_, bytes)| *bytes > 0).collect() })
@@ -147,7 +155,19 @@ impl Reservations {
     /// None yet, of the memory below `memory_dir`.
     #[must_use]
     pub fn new(memory_dir: PathBuf) -> Arc<Self> {
-        Arc::new(Self { memory_dir, held: Mutex::default() })
+        Self::with_free(memory_dir, free_in)
+    }
+
+    /// As [`Reservations::new`], where something else than the kernel says what is free.
+    #[must_use]
+    pub fn with_free(memory_dir: PathBuf, free: FreeMemory) -> Arc<Self> {
+        Arc::new(Self { memory_dir, free, held: Mutex::default() })
+    }
+
+    /// For whom there are reservations.
+    #[must_use]
+    pub fn holders(&self) -> Vec<String> {
+        self.lock().promises.values().map(|promise| promise.holder.clone()).collect()
     }
 
     /// Below it are the RAM files of the node's VMs, by the kind of their memory.
@@ -168,7 +188,7 @@ impl Reservations {
         fits: impl FnOnce(&Rooms) -> Result<(), E>,
     ) -> Result<Result<Reservation, E>, MemoryError> {
         let mut held = self.lock();
-        let rooms = held.rooms(&self.memory_dir, wanted.backing, None)?;
+        let rooms = held.rooms(self, wanted.backing, None)?;
         Ok(fits(&rooms).map(|()| Reservation { all: self.clone(), id: held.add(holder, wanted) }))
     }
 
@@ -183,7 +203,7 @@ impl Reservations {
     /// # Errors
     /// [`MemoryError`].
     pub fn room(&self, backing: Backing) -> Result<Room, MemoryError> {
-        Ok(self.lock().rooms(&self.memory_dir, backing, None)?.guest)
+        Ok(self.lock().rooms(self, backing, None)?.guest)
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
@@ -220,7 +240,7 @@ impl Reservation {
         fits: impl FnOnce(&Rooms) -> Result<(), E>,
     ) -> Result<Result<(), E>, MemoryError> {
         let mut held = self.all.lock();
-        let rooms = held.rooms(&self.all.memory_dir, wanted.backing, Some(self.id))?;
+        let rooms = held.rooms(&self.all, wanted.backing, Some(self.id))?;
         let fitting = fits(&rooms);
         if let (Ok(()), Some(promise)) = (&fitting, held.promises.get_mut(&self.id)) {
             promise.wanted = wanted;

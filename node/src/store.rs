@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
-use crate::files::{sync_folder_of, write_durably};
+use crate::disk::{Disk, KernelDisk};
+use crate::files::write_durably_on;
 use crate::record::VmRecord;
 use vmove_types::problem::Code;
 
@@ -91,6 +92,7 @@ pub fn check_name(name: &str) -> Result<(), VmStoreError> {
 /// The records of all VMs of a node: one JSON file each, replaced atomically and synced to the disk, with a copy in memory.
 #[derive(Debug)]
 pub struct VmStore {
+    disk: Arc<dyn Disk>,
     dir: PathBuf,
     state: Mutex<State>,
 }
@@ -138,15 +140,22 @@ impl VmStore {
     /// # Errors
     /// [`VmStoreError::Io`], with the path.
     pub fn open(dir: &Path) -> Result<Self, VmStoreError> {
-        std::fs::create_dir_all(dir).map_err(|source| io_error("create", dir, source))?;
+        Self::open_on(Arc::new(KernelDisk), dir)
+    }
+
+    /// As [`VmStore::open`], on another disk than the kernel's.
+    ///
+    /// # Errors
+    /// As [`VmStore::open`].
+    pub fn open_on(disk: Arc<dyn Disk>, dir: &Path) -> Result<Self, VmStoreError> {
+        disk.create_dir_all(dir).map_err(|source| io_error("create", dir, source))?;
         let mut state = State::default();
-        let entries = std::fs::read_dir(dir).map_err(|source| io_error("list", dir, source))?;
-        for entry in entries {
-            let path = entry.map_err(|source| io_error("list", dir, source))?.path();
+        for entry in disk.list(dir).map_err(|source| io_error("list", dir, source))? {
+            let path = dir.join(entry.name);
             if path.extension().is_none_or(|e| e != "json") {
                 continue;
             }
-            match read(&path) {
+            match read(&*disk, &path) {
                 Ok(record) => drop(state.records.insert(record.name.clone(), record)),
                 Err(damaged) => {
                     tracing::error!(path = %path.display(), why = damaged.why, "a VM record cannot be read: nothing is done with this VM");
@@ -154,7 +163,7 @@ impl VmStore {
                 }
             }
         }
-        Ok(Self { dir: dir.to_owned(), state: Mutex::new(state) })
+        Ok(Self { disk, dir: dir.to_owned(), state: Mutex::new(state) })
     }
 
     /// All records, by name.
@@ -167,7 +176,7 @@ impl VmStore {
     #[must_use]
     pub fn damaged(&self) -> Vec<DamagedRecord> {
         let mut state = self.lock();
-        state.damaged.retain(|_, damaged| damaged.path.exists());
+        state.damaged.retain(|_, damaged| self.disk.exists(&damaged.path));
         state.damaged.values().cloned().collect()
     }
 
@@ -185,9 +194,10 @@ impl VmStore {
         let state = self.lock();
         match state.records.get(name) {
             Some(record) => Ok(record.clone()),
-            None => {
-                Err(state.not_damaged(name).err().unwrap_or_else(|| VmStoreError::Unknown(name.to_owned())))
-            }
+            None => Err(state
+                .not_damaged(&*self.disk, name)
+                .err()
+                .unwrap_or_else(|| VmStoreError::Unknown(name.to_owned()))),
         }
     }
 
@@ -270,9 +280,9 @@ impl VmStore {
     /// [`VmStoreError::Io`].
     pub fn remove(&self, name: &str) -> Result<(), VmStoreError> {
         let mut state = self.lock();
-        state.not_damaged(name)?;
+        state.not_damaged(&*self.disk, name)?;
         let path = self.path(name);
-        match std::fs::remove_file(&path).and_then(|()| sync_folder_of(&path)) {
+        match self.disk.remove_file(&path).and_then(|()| self.disk.sync_dir(&self.dir)) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(source) => return Err(io_error("remove", &path, source)),
@@ -292,9 +302,9 @@ impl VmStore {
     }
 
     fn write(&self, record: VmRecord, state: &mut State) -> Result<(), VmStoreError> {
-        state.not_damaged(&record.name)?;
+        state.not_damaged(&*self.disk, &record.name)?;
         let path = self.path(&record.name);
-        write_durably(&path, &record).map_err(|source| io_error("write", &path, source))?;
+        write_durably_on(&*self.disk, &path, &record).map_err(|source| io_error("write", &path, source))?;
         state.owed.remove(&record.name);
         state.records.insert(record.name.clone(), record);
         Ok(())
@@ -303,18 +313,19 @@ impl VmStore {
 
 impl State {
     /// A file that cannot be read is left as it is, until somebody has moved it away.
-    fn not_damaged(&self, name: &str) -> Result<(), VmStoreError> {
+    fn not_damaged(&self, disk: &dyn Disk, name: &str) -> Result<(), VmStoreError> {
         match self.damaged.get(name) {
-            Some(damaged) if damaged.path.exists() => Err(damaged.clone().into()),
+            Some(damaged) if disk.exists(&damaged.path) => Err(damaged.clone().into()),
             _ => Ok(()),
         }
     }
 }
 
-fn read(path: &Path) -> Result<VmRecord, DamagedRecord> {
+fn read(disk: &dyn Disk, path: &Path) -> Result<VmRecord, DamagedRecord> {
     let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let damaged = |why: String| DamagedRecord { name: name.clone(), path: path.to_owned(), why };
-    let record: VmRecord = crate::files::read_json(path).map_err(|error| damaged(error.to_string()))?;
+    let text = disk.read(path).map_err(|error| damaged(error.to_string()))?;
+    let record: VmRecord = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
     if record.name == name {
         return Ok(record);
     }

@@ -34,8 +34,10 @@ use tracing::Instrument;
 
 use vmove_clone::engine::{EngineOptions, ForkEngine};
 use vmove_migrate::engine::{Engine, EngineConfig};
+use vmove_migrate::vmm::Qemu;
 use vmove_node::blocking::run_blocking;
 use vmove_node::control_groups::{ControlGroups, GroupsError};
+use vmove_node::disk::KernelDisk;
 use vmove_node::files::own_dir;
 use vmove_node::monitors::Monitors;
 use vmove_node::peer::{KnownPeer, KnownPeers};
@@ -281,10 +283,10 @@ async fn assemble(
         run_dir: config.run_dir.clone(),
         memory_dir: config.memory_dir.clone(),
         reservations: reservations.clone(),
-        groups: groups.clone(),
         confinement: config.qemu.clone(),
         peers: peers.clone(),
-        monitors: monitors.clone(),
+        vmm: Arc::new(Qemu::new(monitors.clone(), groups.clone(), config.qemu.clone())),
+        disk: Arc::new(KernelDisk),
         dialer: dialer.clone(),
         bulk_connections: config.bulk_connections,
         reconnect_for: config.reconnect_for,

@@ -8,10 +8,11 @@ use std::time::SystemTime;
 use tokio::sync::OnceCell;
 use vmove_qmp::access::{self, Denied};
 use vmove_qmp::cmdline::{DestinationCommand, RunLayout};
-use vmove_qmp::inspect::{HostQemu, InspectHostError, find_program, inspect_binary};
+use vmove_qmp::inspect::{HostQemu, InspectHostError, inspect_binary};
 
 use crate::node::Node;
 use crate::proto::message::{Disk, Prepare};
+use crate::vmm::Vmm;
 use vmove_node::blocking::run_blocking;
 use vmove_node::peer::{Caller, Objection, SessionId};
 use vmove_node::reservations::{Reservation, Room, Rooms, Wanted};
@@ -66,7 +67,7 @@ async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
             found.extend(rights(&layout, &command, &prepare.disks).await);
             let program = command.argv.first().map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
             if may_ask {
-                found.extend(qemu(&program, prepare).await);
+                found.extend(qemu(&*node.config.vmm, &program, prepare).await);
             }
             if one_host {
                 found.extend(same_host(&command.same_paths));
@@ -162,13 +163,13 @@ fn enough(node: &str, vm: &str, wanted: Wanted, rooms: &Rooms) -> Result<(), Blo
     Ok(())
 }
 
-async fn qemu(program: &str, prepare: &Prepare) -> Vec<Blocker> {
-    let Some(path) = find_program(program) else {
+async fn qemu(vmm: &dyn Vmm, program: &str, prepare: &Prepare) -> Vec<Blocker> {
+    let Some(host) = vmm.binary(program).await else {
         let message =
             format!("QEMU {program} of the source is not on this node: install it there, or put it in PATH");
         return vec![Blocker::new(BlockerCode::QemuMissing, message).about(program)];
     };
-    let host = match known_qemu(&path).await {
+    let host = match host {
         Ok(host) => host,
         Err(error) => {
             return vec![
@@ -181,7 +182,7 @@ async fn qemu(program: &str, prepare: &Prepare) -> Vec<Blocker> {
         let message = format!(
             "QEMU {} runs at the source, {} is {} here: device state of a newer QEMU cannot be loaded by an older one; install {} or newer",
             prepare.qemu_version,
-            path.display(),
+            host.path.display(),
             host.version,
             prepare.qemu_version
         );
@@ -199,7 +200,7 @@ async fn qemu(program: &str, prepare: &Prepare) -> Vec<Blocker> {
 
 /// What a QEMU binary is: asked once, since that means starting it (0.1 s), and again when the file has changed. Who wants to know
 /// while it is being asked waits for that answer.
-async fn known_qemu(path: &Path) -> Result<HostQemu, InspectHostError> {
+pub(crate) async fn known_qemu(path: &Path) -> Result<HostQemu, InspectHostError> {
     type Known = HashMap<(PathBuf, Option<SystemTime>), Arc<OnceCell<HostQemu>>>;
     static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
     // By whatever name it is called.

@@ -1,9 +1,10 @@
 //! What the source can tell by itself.
 
-use vmove_memory::{DirtyTracker, MemoryError, Process, RamFile, is_shared_whole};
+use vmove_memory::{DirtyTracker, MemoryError};
 use vmove_qmp::inspect::{BlockerKind, DeviceKind, VmFacts};
 
 use crate::proto::message::Disk;
+use crate::vmm::Vmm;
 use vmove_node::record::VmRecord;
 use vmove_types::check::{Blocker, BlockerCode};
 use vmove_types::spec::Mode;
@@ -28,10 +29,8 @@ pub(crate) fn blockers(facts: &VmFacts) -> Vec<Blocker> {
 
 /// A guest whose memory is private, as after a fork: what it has written is in none of its RAM files, and a destination would
 /// get what it had at the fork.
-pub(crate) fn private_ram(vm: &VmRecord) -> Result<Option<Blocker>, MemoryError> {
-    let process = Process::reopen(vm.pid.unsigned_abs(), vm.pid_start)?;
-    let files: Vec<RamFile> = vm.ram.iter().map(|ram| RamFile::open(&ram.path)).collect::<Result<_, _>>()?;
-    if is_shared_whole(&process, &files.iter().collect::<Vec<_>>())? {
+pub(crate) fn private_ram(vmm: &dyn Vmm, vm: &VmRecord) -> Result<Option<Blocker>, MemoryError> {
+    if vmm.shares_memory(vm)? {
         return Ok(None);
     }
     let message = format!(

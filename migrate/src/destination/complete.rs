@@ -6,7 +6,6 @@ use std::sync::Arc;
 use vmove_memory::{PageSize, Process, RemoteUffd, close_in_qemu, collapse, fill_locked_in_qemu};
 
 use super::error::DestinationError;
-use super::monitor::{Connecting, Monitor};
 use super::session::{Control, End, Event, Session};
 use crate::proto::message::{self, DestinationStand, SourceStand, ToDestination, ToSource};
 use vmove_node::record::VmRecord;
@@ -18,8 +17,6 @@ use vmove_types::time::Mono;
 /// A guest that needs nobody any more.
 #[derive(Debug)]
 pub(super) struct Complete {
-    /// An earlier process of this daemon may have been killed before it had resumed the guest.
-    pub unknown: Option<Connecting>,
     /// What the source is told.
     pub figures: Box<message::Complete>,
 }
@@ -27,7 +24,7 @@ pub(super) struct Complete {
 impl Complete {
     /// Tells the source, and goes on until it has freed its side, or is lost: should it have missed the word, it asks again and is
     /// answered from the journal.
-    pub(super) async fn run(mut self, session: &mut Session, mut control: Control) {
+    pub(super) async fn run(self, session: &mut Session, mut control: Control) {
         let told = control.send(&ToSource::Complete(self.figures.clone())).await;
         make_huge(session);
         let end = match told {
@@ -48,27 +45,17 @@ impl Complete {
         }
     }
 
-    async fn until_released(&mut self, session: &mut Session, control: &mut Control) -> Result<(), End> {
+    async fn until_released(&self, session: &mut Session, control: &mut Control) -> Result<(), End> {
         loop {
-            tokio::select! {
-                event = session.next(control) => {
-                    if self.event(event?, session, control).await?.is_break() {
-                        return Ok(());
-                    }
-                }
-                monitor = connected(&mut self.unknown) => {
-                    self.unknown = None;
-                    let monitor = monitor?;
-                    if session.journal.record().is_to_run() {
-                        monitor.resume_if_paused().await;
-                    }
-                }
+            let event = session.next(control).await?;
+            if self.event(event, session, control).await?.is_break() {
+                return Ok(());
             }
         }
     }
 
     async fn event(
-        &mut self,
+        &self,
         event: Event,
         session: &mut Session,
         control: &mut Control,
@@ -95,7 +82,7 @@ impl Complete {
     }
 
     async fn message(
-        &mut self,
+        &self,
         message: ToDestination,
         session: &mut Session,
         control: &mut Control,
@@ -123,13 +110,6 @@ impl Complete {
     }
 }
 
-async fn connected(unknown: &mut Option<Connecting>) -> Result<Monitor, DestinationError> {
-    match unknown {
-        Some(connecting) => connecting.connected().await,
-        None => std::future::pending().await,
-    }
-}
-
 /// Turns 4 KiB mappings into 2 MiB ones, closes the fault descriptor in QEMU, and has locked memory mapped as a whole again, in the
 /// background.
 fn make_huge(session: &Session) {
@@ -137,6 +117,9 @@ fn make_huge(session: &Session) {
     let (Some(vm), Some(fault_fd)) = (&record.vm, record.fault_fd) else { return };
     let (pid, start) = (vm.pid.unsigned_abs(), vm.pid_start);
     let (memory, locked) = (Arc::clone(&session.files.memory), session.files.locked);
+    if memory.attached().is_none() {
+        return;
+    }
     drop(vmove_node::blocking::spawn_blocking(move || {
         let Ok(process) = Process::reopen(pid, start) else { return };
         let Some(attached) = memory.attached() else { return };
@@ -160,7 +143,7 @@ fn make_huge(session: &Session) {
 
 /// The source has freed its side, or was lost after it had heard that it may.
 fn finish(session: &Session) {
-    session.files.remove_tables();
+    session.files.remove_tables(session.node.disk());
     // An operator may have ended the VM meanwhile.
     let here = |vm: &VmRecord| {
         session.node.vms.get(&vm.name).is_ok_and(|here| (here.pid, here.pid_start) == (vm.pid, vm.pid_start))

@@ -1,18 +1,13 @@
 //! The device state: from the source's stream into QEMU.
 
-use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use vmove_node::peer::BoxedStream;
-use vmove_qmp::switchover::{Destination, StateSender, relay};
 
 use super::error::DeviceStateError;
-
-/// Loading half a MiB of device state takes milliseconds; a page it needs may have to be fetched meanwhile.
-const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
+use crate::vmm::ArrivingMonitor;
 
 /// Where it stands.
 #[derive(Debug)]
@@ -41,11 +36,11 @@ impl Drop for Loading {
 
 impl DeviceState {
     /// Waits for the stream.
-    pub(super) fn await_stream(destination: Arc<Destination>, to: StateSender) -> Self {
+    pub(super) fn await_stream(monitor: Arc<dyn ArrivingMonitor>) -> Self {
         let (stream, given) = oneshot::channel();
-        let task = tokio::spawn(async move {
+        let task = vmove_node::task::spawn(async move {
             match given.await {
-                Ok(from) => load(&destination, from, to).await,
+                Ok(from) => Ok(monitor.load(from).await?),
                 // The session has ended, and this task with it.
                 Err(_) => std::future::pending().await,
             }
@@ -77,34 +72,4 @@ impl DeviceState {
             Self::Loaded { .. } => std::future::pending().await,
         }
     }
-}
-
-async fn load(
-    destination: &Destination,
-    mut from: BoxedStream,
-    mut to: StateSender,
-) -> Result<u64, DeviceStateError> {
-    let mut relaying = pin!(relay(&mut from, &mut to));
-    let mut loaded = pin!(destination.loaded(LOAD_TIMEOUT));
-    let mut relayed = None;
-    loop {
-        tokio::select! {
-            stats = &mut relaying, if relayed.is_none() => {
-                if let Err(error) = &stats {
-                    // QEMU says what it makes of that.
-                    tracing::warn!(%error, "the device state stream broke");
-                }
-                relayed = Some(stats);
-            }
-            done = &mut loaded => {
-                done?;
-                break;
-            }
-        }
-    }
-    let stats = match relayed {
-        Some(stats) => stats,
-        None => relaying.await,
-    };
-    Ok(stats.map_or(0, |stats| stats.bytes))
 }

@@ -14,6 +14,7 @@ use vmove_qmp::switchover::SwitchoverError;
 
 use crate::ownership::{DestinationState, IllegalStep};
 use crate::pending::WireSetError;
+use crate::vmm::{FaultsError, NotReady};
 
 /// What ends a session, or its work with one source connection. Each message says that it is about the destination.
 #[derive(Debug, thiserror::Error)]
@@ -127,13 +128,11 @@ pub(super) enum LaunchError {
     #[error(transparent)]
     Process(#[from] ProcessError),
     #[error(transparent)]
-    Switchover(#[from] SwitchoverError),
-    #[error("Its page faults could not be taken")]
-    Faults(#[from] MemoryError),
-    #[error("It maps {mapped} of the {len} bytes of {}: expected the whole file once", path.display())]
-    NotMappedOnce { path: PathBuf, mapped: u64, len: u64 },
-    #[error("The fault descriptor did not stay open in it")]
-    NoFaultDescriptor,
+    NotReady(#[from] NotReady),
+    #[error(transparent)]
+    Faults(#[from] FaultsError),
+    #[error("Its memory could not be made zero")]
+    Memory(#[from] MemoryError),
     #[error("The session ended while it was being started")]
     SessionEnded,
     #[error("A task ended without a result")]

@@ -19,6 +19,7 @@ use super::page_queue::{NamedPages, PageQueue};
 use super::read_parts::{self, LeftOut};
 use super::remote_memory::RemoteMemory;
 use crate::throttle::{BULK_NICE, Throttle};
+use crate::vmm::PageWorkers;
 
 /// While the guest runs at the source: large reads, several under way.
 const WARM: Shape = Shape { bytes: 1 << 20, depth: 4 };
@@ -131,9 +132,14 @@ impl Fill {
         self: &Arc<Self>,
         index: usize,
         endpoint: Box<dyn Endpoint>,
+        workers: PageWorkers,
     ) -> std::io::Result<Reader> {
         let counters = endpoint.counters_handle();
         let fill = Arc::clone(self);
+        if workers == PageWorkers::Turns {
+            let task = vmove_node::task::spawn(read_in_turns(fill, endpoint)).abort_handle();
+            return Ok(Reader { counters, worker: Running::Task(task) });
+        }
         let name = format!("vmove-bulk-{index}");
         let options = ThreadOptions { sched: Sched::Normal { nice: BULK_NICE }, ..ThreadOptions::bulk(name) };
         let thread = options.spawn(move |_| {
@@ -142,22 +148,45 @@ impl Fill {
                 fill.tell(event);
             }
         })?;
-        Ok(Reader { counters, thread: Some(thread) })
+        Ok(Reader { counters, worker: Running::Thread(Some(thread)) })
     }
 }
 
-/// A reader thread; joined when dropped (call [`Fill::stop`] first).
+/// A reader; a thread is joined when this is dropped (call [`Fill::stop`] first).
 #[derive(Debug)]
 pub(super) struct Reader {
     pub counters: CountersHandle,
-    thread: Option<std::thread::JoinHandle<()>>,
+    worker: Running,
+}
+
+#[derive(Debug)]
+enum Running {
+    Thread(Option<std::thread::JoinHandle<()>>),
+    Task(tokio::task::AbortHandle),
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            // A panic there has printed its message; the session sees missing pages.
-            let _ = thread.join();
+        match &mut self.worker {
+            Running::Thread(thread) => {
+                if let Some(thread) = thread.take() {
+                    // A panic there has printed its message; the session sees missing pages.
+                    let _ = thread.join();
+                }
+            }
+            Running::Task(task) => task.abort(),
+        }
+    }
+}
+
+/// The same as the thread does, as a task that takes turns with others: see [`PageWorkers::Turns`].
+async fn read_in_turns(fill: Arc<Fill>, endpoint: Box<dyn Endpoint>) {
+    let mut worker = Worker::new(&fill, endpoint);
+    while !fill.stopping() {
+        match worker.turn() {
+            Ok(Turn::Worked) => tokio::task::yield_now().await,
+            Ok(Turn::Waits | Turn::Idle) => tokio::time::sleep(IDLE_INTERVAL).await,
+            Err(event) => return fill.tell(event),
         }
     }
 }
@@ -176,6 +205,15 @@ impl Piece {
     fn claimed(block: usize, (ticket, old): (RunTicket, bool)) -> Self {
         Self { block, run: ticket.run(), ticket: Some(ticket), old }
     }
+}
+
+/// What came of a turn.
+enum Turn {
+    Worked,
+    /// Reads are under way.
+    Waits,
+    /// There is nothing to do.
+    Idle,
 }
 
 struct Worker<'a> {
@@ -214,24 +252,38 @@ impl<'a> Worker<'a> {
                 let _ = ThreadOptions::normal("vmove-bulk").apply();
                 hurried = true;
             }
-            let posted = self.post()?;
-            self.endpoint.flush()?;
-            let got = self.endpoint.poll(&mut self.done)?;
-            self.finish()?;
-            if posted || got > 0 {
-                continue;
-            }
-            if self.in_flight > 0 {
-                self.endpoint.wait(Some(Duration::from_millis(100)))?;
-            } else {
-                self.rest();
+            match self.turn()? {
+                Turn::Worked => {}
+                Turn::Waits => self.endpoint.wait(Some(Duration::from_millis(100)))?,
+                Turn::Idle => {
+                    let fill = self.fill;
+                    fill.queue.wait(|| {
+                        if fill.memory.is_serving() { IDLE_INTERVAL } else { UNSERVED_IDLE_INTERVAL }
+                    });
+                }
             }
         }
         Ok(())
     }
 
+    /// Posts what it can, and takes in what has come. Never waits.
+    fn turn(&mut self) -> Result<Turn, FillEvent> {
+        let posted = self.post()?;
+        self.endpoint.flush()?;
+        let got = self.endpoint.poll(&mut self.done)?;
+        self.finish()?;
+        if posted || got > 0 {
+            return Ok(Turn::Worked);
+        }
+        if self.in_flight > 0 {
+            return Ok(Turn::Waits);
+        }
+        self.look_if_done();
+        Ok(Turn::Idle)
+    }
+
     /// Nothing to do: perhaps everything is done.
-    fn rest(&self) {
+    fn look_if_done(&self) {
         let fill = self.fill;
         let perhaps = fill.memory.is_serving() && !fill.told_nothing_left.load(Ordering::Relaxed);
         // With nothing in hand and nothing to take, whatever the running count says is checked.
@@ -242,7 +294,6 @@ impl<'a> Worker<'a> {
             fill.told_nothing_left.store(true, Ordering::Relaxed);
             fill.tell(FillEvent::NothingLeft);
         }
-        fill.queue.wait(|| if fill.memory.is_serving() { IDLE_INTERVAL } else { UNSERVED_IDLE_INTERVAL });
     }
 
     /// Posts one read if there is room and work.

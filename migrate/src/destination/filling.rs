@@ -6,7 +6,6 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use vmove_memory::{PageIndex, PageRun, PageState, PageTable};
-use vmove_qmp::process::QemuProcess;
 
 use super::block::Block;
 use super::device_state::DeviceState;
@@ -20,6 +19,7 @@ use super::session::{Control, End, Event, PROGRESS_INTERVAL, Session, qemu_lives
 use super::switchover::{Incoming, Switchover};
 use crate::pending::PageSet;
 use crate::proto::message::{Final, RoundDone, ToDestination, ToSource};
+use crate::vmm::QemuHandle;
 use vmove_types::problem::chain;
 use vmove_types::progress::Phase;
 use vmove_types::spec::Mode;
@@ -46,8 +46,8 @@ enum Qemu {
 struct Starting {
     task: JoinHandle<Result<Launched, LaunchError>>,
     /// Told as soon as there is a process.
-    started: Option<oneshot::Receiver<QemuProcess>>,
-    process: Option<QemuProcess>,
+    started: Option<oneshot::Receiver<Arc<dyn QemuHandle>>>,
+    process: Option<Arc<dyn QemuHandle>>,
 }
 
 /// QEMU waits for the device state; its page faults are ours.
@@ -69,7 +69,7 @@ struct Round {
 enum Step {
     Event(Event),
     Populated(Result<(), PopulateError>),
-    Started(QemuProcess),
+    Started(Arc<dyn QemuHandle>),
     Launched(Result<Box<Launched>, LaunchError>),
     StateLoaded(Result<(), DeviceStateError>),
 }
@@ -82,7 +82,12 @@ impl Filling {
         let locked = session.files.locked;
         let mut filling = Self { populating: None, qemu: Qemu::NotStarted, round: None };
         if prepare.spec.mode.fixed() == Some(Mode::Postcopy) || locked || must_be_given(session) {
-            match populate::start(&session.files.memory, &prepare.blocks, locked) {
+            match populate::start(
+                &session.files.memory,
+                &prepare.blocks,
+                locked,
+                session.node.config.vmm.page_workers(),
+            ) {
                 Ok(populating) => filling.populating = Some(populating),
                 // Then pages get their memory when they are touched.
                 Err(error) => tracing::warn!(error = chain(&error), "memory is not populated ahead"),
@@ -119,9 +124,10 @@ impl Filling {
                 session.start_readers()?;
             }
             let step = tokio::select! {
-                event = session.next(control) => Step::Event(event?),
+                biased;
                 populated = populated(&mut self.populating) => Step::Populated(populated),
                 step = self.qemu.next() => step,
+                event = session.next(control) => Step::Event(event?),
             };
             match step {
                 Step::Event(event) => {
@@ -138,10 +144,10 @@ impl Filling {
                         Qemu::Ready(_) => control.send(&ToSource::Prepared).await?,
                     }
                 }
-                Step::Started(process) => process_started(session, &process)?,
+                Step::Started(process) => process_started(session, &*process)?,
                 Step::Launched(launched) => {
                     let launched = launched.map_err(DestinationError::Launch)?;
-                    self.qemu = Qemu::Ready(Ready::new(session, *launched).await?);
+                    self.qemu = Qemu::Ready(Ready::new(session, *launched)?);
                     // The source may stop the guest: QEMU waits for its state, and there is memory.
                     if self.populating.is_none() {
                         control.send(&ToSource::Prepared).await?;
@@ -225,6 +231,7 @@ impl Filling {
         // Reads are under way; a dead connection shows as a fill event, a dead peer as silence on its socket.
         loop {
             tokio::select! {
+                biased;
                 () = fill.queue.idle() => break,
                 event = session.pages.next_event() => match event {
                     FillEvent::Lost(lost) => drop(session.common_event(Event::PagesLost(lost), control).await?),
@@ -294,16 +301,16 @@ impl Qemu {
         }
     }
 
-    fn process(&self) -> Option<&QemuProcess> {
+    fn process(&self) -> Option<&dyn QemuHandle> {
         match self {
             Self::NotStarted => None,
-            Self::Starting(starting) => starting.process.as_ref(),
-            Self::Ready(ready) => Some(&ready.qemu.process),
+            Self::Starting(starting) => starting.process.as_deref(),
+            Self::Ready(ready) => Some(&*ready.qemu.process),
         }
     }
 
     fn device_state_error(&self, source: DeviceStateError) -> DestinationError {
-        let log = self.process().map(QemuProcess::log_tail).unwrap_or_default();
+        let log = self.process().map(QemuHandle::log_tail).unwrap_or_default();
         DestinationError::DeviceState { log, source }
     }
 }
@@ -313,21 +320,22 @@ impl Starting {
         let (started, receiver) = oneshot::channel();
         let files = &session.files;
         let order = LaunchOrder {
+            vmm: Arc::clone(&session.node.config.vmm),
             command: files.command.clone(),
             layout: files.layout.clone(),
             memory: Arc::clone(&files.memory),
             vm: session.journal.record().prepare.vm.clone(),
-            groups: Arc::clone(&session.node.config.groups),
             locked: files.locked,
             started,
         };
-        let task = tokio::spawn(launch::launch(order));
+        let task = vmove_node::task::spawn(launch::launch(order));
         Self { task, started: Some(receiver), process: None }
     }
 
     async fn next(&mut self) -> Step {
         loop {
             tokio::select! {
+                biased;
                 started = async {
                     match &mut self.started {
                         Some(started) => started.await,
@@ -337,7 +345,7 @@ impl Starting {
                     self.started = None;
                     // Without a process the launch has failed, and says why.
                     if let Ok(process) = started {
-                        self.process = Some(process.clone());
+                        self.process = Some(Arc::clone(&process));
                         return Step::Started(process);
                     }
                 }
@@ -350,7 +358,7 @@ impl Starting {
     }
 
     /// Ends the launch; the process that it has started, if it has.
-    async fn end(mut self) -> Option<QemuProcess> {
+    async fn end(mut self) -> Option<Arc<dyn QemuHandle>> {
         if !self.task.is_finished() {
             self.task.abort();
             let _ = self.task.await;
@@ -362,7 +370,7 @@ impl Starting {
 
 impl Ready {
     /// Writes down what an heir of this process must know, and takes the faults.
-    async fn new(session: &mut Session, launched: Launched) -> Result<Self, DestinationError> {
+    fn new(session: &mut Session, launched: Launched) -> Result<Self, DestinationError> {
         let pid = i32::try_from(launched.process.pid()).unwrap_or(0);
         let (start, fd) = (launched.pid_start, launched.fault_fd);
         session.write(|r| {
@@ -371,15 +379,14 @@ impl Ready {
                 (vm.pid, vm.pid_start) = (pid, start);
             }
         })?;
-        let socket = &session.files.layout.qmp_socket;
-        session.node.config.monitors.insert(socket, launched.client.clone()).await;
-        session.files.memory.attach(launched.attached);
+        if let Some(attached) = launched.attached {
+            session.files.memory.attach(attached);
+        }
         session.room.mapped();
-        let destination = Arc::new(launched.destination);
         let qemu = Incoming {
             process: launched.process,
-            monitor: Monitor::new(launched.client, Arc::clone(&destination)),
-            state: DeviceState::await_stream(destination, launched.state),
+            monitor: Monitor::new(Arc::clone(&launched.monitor)),
+            state: DeviceState::await_stream(launched.monitor),
         };
         Ok(Self { qemu, touched: launched.touched })
     }
@@ -396,9 +403,9 @@ fn must_be_given(session: &Session) -> bool {
     session.files.memory.blocks.iter().any(Block::must_be_given)
 }
 
-fn process_started(session: &mut Session, process: &QemuProcess) -> Result<(), DestinationError> {
+fn process_started(session: &mut Session, process: &dyn QemuHandle) -> Result<(), DestinationError> {
     let pid = i32::try_from(process.pid()).unwrap_or(0);
-    let start = vmove_memory::Process::open(process.pid()).map_or(0, |p| p.start_time());
+    let start = process.start_time();
     session.write(|r| {
         if let Some(vm) = &mut r.vm {
             (vm.pid, vm.pid_start) = (pid, start);

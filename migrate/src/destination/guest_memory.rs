@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use vmove_memory::{
     ByteLen, ByteRange, Collapsed, FaultContext, Hva, Landing, MemoryError, Outcome, PageIndex, PageRun,
-    PageSize, PageState, Process, QemuMapping, map_folio,
+    PageSize, PageState, QemuMapping, RamFile, map_folio,
 };
 
 use super::block::{Block, FOLIO};
 use super::comparing::Comparing;
 use super::error::PageError;
 use super::verify::PageHashes;
+use crate::vmm::Attached;
 use crate::waiting_faults::WaitingFaults;
 use vmove_node::latency::Latencies;
 use vmove_types::time::Mono;
@@ -22,14 +23,6 @@ use vmove_types::time::Mono;
 /// Mapping a folio that is one takes 3 to 20 us. After more than this, even on a machine whose processors are all busy, it had to be
 /// gathered from small pages first.
 const SLOW_FOLIO: Duration = Duration::from_millis(2);
-
-/// QEMU's side of it, once its faults are ours.
-#[derive(Debug)]
-pub(super) struct Attached {
-    pub process: Process,
-    pub context: FaultContext,
-    pub mappings: Vec<QemuMapping>,
-}
 
 /// All RAM blocks of the guest.
 #[derive(Debug)]
@@ -114,6 +107,11 @@ impl GuestMemory {
             }
         }
         Ok(())
+    }
+
+    /// The RAM files, by number of their blocks.
+    pub(super) fn files(&self) -> Vec<&RamFile> {
+        self.blocks.iter().map(|block| &block.file).collect()
     }
 
     pub(super) fn attach(&self, attached: Attached) {

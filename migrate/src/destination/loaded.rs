@@ -1,6 +1,6 @@
 //! Phase Loaded: QEMU has the device state and runs nothing. Only the source's word ends this, however long that takes.
 
-use vmove_qmp::process::QemuProcess;
+use std::sync::Arc;
 
 use super::error::DestinationError;
 use super::monitor::{Connecting, Monitor};
@@ -10,13 +10,14 @@ use super::session::{Control, End, Event, Session, Waited, qemu_lives};
 use super::verify::SourceHashes;
 use crate::ownership::DestinationEvent;
 use crate::proto::message::{DestinationStand, SourceStand, ToDestination, ToSource};
+use crate::vmm::QemuHandle;
 use vmove_types::problem::chain;
 use vmove_types::progress::Outcome;
 
 /// A guest that waits for the commit.
 #[derive(Debug)]
 pub(super) struct Loaded {
-    pub process: QemuProcess,
+    pub process: Arc<dyn QemuHandle>,
     pub monitor: Reached,
     /// Length of the device state.
     pub state_bytes: u64,
@@ -51,7 +52,7 @@ impl Loaded {
         loop {
             let mut open = match control.take() {
                 Some(open) => open,
-                None => match session.wait_for_source(Some(&self.process)).await {
+                None => match session.wait_for_source(Some(&*self.process)).await {
                     Waited::Source(control) => control,
                     Waited::QemuEnded(error) => {
                         self.end_unowned(session, chain(&error)).await;
@@ -72,13 +73,18 @@ impl Loaded {
             let end = match decided {
                 Ok(Decision::Commit) => match session.advance(DestinationEvent::Commit) {
                     Ok(()) => return Some((self.commit(), open)),
-                    Err(error @ DestinationError::Journal { .. }) => match self.process.kill().await {
-                        Ok(()) => {
-                            self.give_back(session, open, error).await;
-                            return None;
+                    Err(error @ DestinationError::Journal { .. }) => {
+                        // The line may be there as a whole. Until it is not, a daemon started anew would find the guest to be its own: with its
+                        // QEMU that is right.
+                        session.cut_back().await;
+                        match self.process.kill().await {
+                            Ok(()) => {
+                                self.give_back(session, open, error).await;
+                                return None;
+                            }
+                            Err(alive) => alive.into(),
                         }
-                        Err(alive) => alive.into(),
-                    },
+                    }
                     Err(error) => error.into(),
                 },
                 Ok(Decision::Gone(error)) => {
@@ -126,11 +132,7 @@ impl Loaded {
         loop {
             session.start_readers()?;
             tokio::select! {
-                event = session.next(control) => {
-                    if let Some(decision) = self.event(event?, session, control).await? {
-                        return Ok(decision);
-                    }
-                }
+                biased;
                 monitor = self.monitor.connected() => match monitor {
                     Ok(monitor) => self.monitor = Reached::Yes(monitor),
                     Err(error) => {
@@ -138,6 +140,11 @@ impl Loaded {
                         return Err(error.into());
                     }
                 },
+                event = session.next(control) => {
+                    if let Some(decision) = self.event(event?, session, control).await? {
+                        return Ok(decision);
+                    }
+                }
             }
         }
     }
@@ -178,12 +185,14 @@ impl Loaded {
                 if let Some(gone) = self.gone(session, control).await? {
                     return Ok(Some(gone));
                 }
-                control.send(&ToSource::Resume(DestinationStand::Loaded)).await?;
-                self.hashes = SourceHashes::default();
-                session.publisher.update(|p| p.outcome = Outcome::Running);
+                let answered = control.send(&ToSource::Resume(DestinationStand::Loaded)).await;
+                // Its word counts also where it does not wait for the answer.
                 if stand == SourceStand::Aborted {
                     return Err(End::Aborted("the source keeps the guest".to_owned()));
                 }
+                answered?;
+                self.hashes = SourceHashes::default();
+                session.publisher.update(|p| p.outcome = Outcome::Running);
             }
             ToDestination::Abort(why) => return Err(End::Aborted(why)),
             other => {
@@ -199,7 +208,7 @@ impl Loaded {
     /// If QEMU has ended, it was never told to run the guest, and the source may take that back although it has committed. That is safe
     /// without a line: a daemon started anew that finds Loaded finds that QEMU has ended, too.
     async fn gone(&self, session: &mut Session, control: &mut Control) -> Result<Option<Decision>, End> {
-        let Err(error) = qemu_lives(&self.process) else { return Ok(None) };
+        let Err(error) = qemu_lives(&*self.process) else { return Ok(None) };
         session.advance_owing(DestinationEvent::QemuEnded)?;
         // If that is lost, the source asks, and is answered from the journal.
         let _ = control.send(&ToSource::Resume(DestinationStand::Gone)).await;

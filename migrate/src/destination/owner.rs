@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use tokio::time::Instant;
-use vmove_qmp::process::QemuProcess;
 
 use super::block::Block;
 use super::complete::Complete;
@@ -16,6 +15,7 @@ use super::verify::SourceHashes;
 use crate::owed::TRY_AGAIN;
 use crate::ownership::DestinationEvent;
 use crate::proto::message::{self, DestinationStand, Running, SourceStand, ToDestination, ToSource};
+use crate::vmm::QemuHandle;
 use vmove_node::blocking::spawn_blocking;
 use vmove_types::problem::chain;
 use vmove_types::progress::{Outcome, Phase};
@@ -23,7 +23,7 @@ use vmove_types::progress::{Outcome, Phase};
 /// A guest that is ours and lacks pages.
 #[derive(Debug)]
 pub(super) struct Owner {
-    pub process: QemuProcess,
+    pub process: Arc<dyn QemuHandle>,
     pub guest: Guest,
     /// Length of the device state.
     pub state_bytes: u64,
@@ -102,8 +102,9 @@ impl Owner {
             }
             session.start_readers()?;
             tokio::select! {
-                event = session.next(control) => self.event(event?, session, control).await?,
+                biased;
                 monitor = self.guest.connected() => self.connected(session, monitor?).await,
+                event = session.next(control) => self.event(event?, session, control).await?,
             }
         }
     }
@@ -196,7 +197,8 @@ impl Owner {
     /// What the source is told when every page is here, and compared if that was asked for.
     async fn whole(&self, session: &mut Session) -> Result<Option<message::Complete>, End> {
         let memory = Arc::clone(&session.files.memory);
-        let unsettled = matches!(self.guest, Guest::PausedUnreached(_));
+        // A daemon started anew that finds Complete does not look whether the guest was resumed.
+        let unsettled = matches!(self.guest, Guest::PausedUnreached(_) | Guest::Unknown(_));
         let unverified = memory.hashes.is_some() && !self.hashes.are_whole();
         if unsettled || unverified || memory.left() > 0 || memory.recount() > 0 {
             return Ok(None);
@@ -256,18 +258,14 @@ impl Owner {
     }
 
     /// Our QEMU, as long as pages are missing. Afterwards it is a VM like any other, which may end.
-    const fn needed(&self) -> Option<&QemuProcess> {
-        if self.figures.is_none() { Some(&self.process) } else { None }
+    fn needed(&self) -> Option<&dyn QemuHandle> {
+        if self.figures.is_none() { Some(&*self.process) } else { None }
     }
 
     /// Every page is here.
     fn complete(self, session: &Session, figures: message::Complete) -> Complete {
         session.publisher.enter(Phase::Finish);
-        let unknown = match self.guest {
-            Guest::Unknown(connecting) => Some(connecting),
-            Guest::Paused(_) | Guest::PausedUnreached(_) | Guest::Settled => None,
-        };
-        Complete { unknown, figures: Box::new(figures) }
+        Complete { figures: Box::new(figures) }
     }
 }
 

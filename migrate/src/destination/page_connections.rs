@@ -11,6 +11,7 @@ use super::guest_memory::GuestMemory;
 use super::remote_memory::RemoteMemory;
 use crate::proto::message::Counted;
 use crate::throttle::Throttle;
+use crate::vmm::PageWorkers;
 
 /// A connection that no thread uses yet. The mutex is locked by nobody else: it makes the session's future `Send`, which a bare endpoint, meant for
 /// one thread, would not.
@@ -39,6 +40,7 @@ pub(super) struct PageConnections {
     renewing: bool,
     /// Bytes of connections before these.
     earlier_wire_bytes: u64,
+    workers: PageWorkers,
     sender: mpsc::UnboundedSender<FillEvent>,
     events: mpsc::UnboundedReceiver<FillEvent>,
 }
@@ -48,7 +50,9 @@ struct Running {
     fill: Arc<Fill>,
     // Joined on drop, after `fill.stop()`.
     readers: Vec<Reader>,
-    faults: FaultThread,
+    faults: Option<FaultThread>,
+    /// Of a connection that nobody reads from, since nobody serves faults.
+    _urgent: Option<Idle>,
 }
 
 impl Drop for Running {
@@ -58,7 +62,7 @@ impl Drop for Running {
 }
 
 impl PageConnections {
-    pub(super) fn new(wanted_bulk: u8) -> Self {
+    pub(super) fn new(wanted_bulk: u8, workers: PageWorkers) -> Self {
         let (sender, events) = mpsc::unbounded_channel();
         Self {
             remote: None,
@@ -68,6 +72,7 @@ impl PageConnections {
             running: None,
             renewing: false,
             earlier_wire_bytes: 0,
+            workers,
             sender,
             events,
         }
@@ -144,10 +149,13 @@ impl PageConnections {
             return Ok(false);
         };
         let fill = Arc::new(Fill::new(Arc::clone(memory), remote, throttle(), self.sender.clone())?);
-        let faults = faults::start(&fill, urgent.into_endpoint())?;
-        let mut running = Running { fill, readers: Vec::new(), faults };
+        let (faults, urgent) = match self.workers {
+            PageWorkers::Threads => (Some(faults::start(&fill, urgent.into_endpoint())?), None),
+            PageWorkers::Turns => (None, Some(urgent)),
+        };
+        let mut running = Running { fill, readers: Vec::new(), faults, _urgent: urgent };
         for (index, endpoint) in self.bulk.drain(..).enumerate() {
-            let reader = running.fill.start_reader(index, endpoint.into_endpoint())?;
+            let reader = running.fill.start_reader(index, endpoint.into_endpoint(), self.workers)?;
             running.readers.push(reader);
         }
         self.running = Some(running);
@@ -171,7 +179,8 @@ impl PageConnections {
         };
         let running = self.running.as_ref();
         let now: u64 = running.map_or(0, |r| {
-            r.readers.iter().map(|reader| both(&reader.counters)).sum::<u64>() + both(&r.faults.counters)
+            r.readers.iter().map(|reader| both(&reader.counters)).sum::<u64>()
+                + r.faults.as_ref().map_or(0, |faults| both(&faults.counters))
         });
         self.earlier_wire_bytes + now
     }

@@ -23,6 +23,7 @@ use super::guest_memory::GuestMemory;
 use crate::pending::PageSet;
 use crate::proto::message::{BlockInfo, PART_BYTES};
 use crate::throttle::BULK_NICE;
+use crate::vmm::PageWorkers;
 
 /// Work on a thread of its own. It ends soon when this is dropped; memory that has been given stays.
 #[derive(Debug)]
@@ -49,6 +50,7 @@ pub(super) fn start(
     memory: &Arc<GuestMemory>,
     blocks: &[BlockInfo],
     all: bool,
+    workers: PageWorkers,
 ) -> Result<Populating, PopulateError> {
     let parts = |b: &BlockInfo| match b.size.div_ceil(PART_BYTES) {
         parts if all => Ok(PageSet::full(parts)),
@@ -59,6 +61,10 @@ pub(super) fn start(
     let stop = Arc::new(AtomicBool::new(false));
     let (memory, stopped) = (Arc::clone(memory), Arc::clone(&stop));
     let (done, ended) = oneshot::channel();
+    if workers == PageWorkers::Turns {
+        let _ = done.send(populate(&memory, &sets, &stopped));
+        return Ok(Populating { stop, ended });
+    }
     let options =
         ThreadOptions { sched: Sched::Normal { nice: BULK_NICE }, ..ThreadOptions::bulk("vmove-populate") };
     options

@@ -6,7 +6,6 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
 use tracing::Instrument as _;
-use vmove_qmp::process::QemuProcess;
 
 use super::error::{DestinationError, PageError, PagesLost};
 use super::fill::FillEvent;
@@ -20,6 +19,7 @@ use crate::proto::message::{ToDestination, ToSource};
 use crate::publish::Publisher;
 use crate::records::DestinationRecord;
 use crate::throttle::Throttle;
+use crate::vmm::QemuHandle;
 use vmove_node::journal::Journal;
 use vmove_node::peer::codec::CodecError;
 use vmove_node::peer::{BoxedStream, Channel, Hello, Link, LinkKind, SessionId};
@@ -215,14 +215,21 @@ impl Session {
     pub(super) async fn write_owed(&mut self) {
         loop {
             let arrival = tokio::select! {
+                biased;
                 () = owed::write_owed(&mut self.journal, &self.publisher) => return,
                 Some(arrival) = self.arrivals.recv() => arrival,
             };
             if let (LinkKind::Control, Link::Stream(stream)) = (arrival.hello.kind, arrival.link) {
                 let (state, path) = (self.state(), self.journal.path().to_owned());
-                tokio::spawn(answer_for_ended(state, path, stream).in_current_span());
+                let disk = Arc::clone(&self.node.config.disk);
+                vmove_node::task::spawn(answer_for_ended(disk, state, path, stream).in_current_span());
             }
         }
+    }
+
+    /// After a step that was not taken: waits until no later process of the daemon can take it for one that was.
+    pub(super) async fn cut_back(&mut self) {
+        owed::cut_back(&mut self.journal, &self.publisher).await;
     }
 
     /// Writes a line of the journal.
@@ -241,18 +248,20 @@ impl Session {
     /// What happens next that no task of the phase's own tells. Cancel-safe.
     pub(super) async fn next(&mut self, control: &mut Control) -> Result<Event, End> {
         tokio::select! {
-            // What follows the regions is for the page readers: it waits until they have their connections.
-            message = control.channel.receive(), if !self.pages.await_connections() => {
-                control.heard = Instant::now();
-                Ok(Event::Message(message?))
-            }
+            // What is rare goes first: a source that talks without a pause keeps nothing else waiting.
+            biased;
+            _ = control.tick.tick() => Ok(Event::Tick),
             Some(arrival) = self.arrivals.recv() => self.arrival(arrival),
             event = self.pages.next_event() => Ok(match event {
                 FillEvent::Lost(error) => Event::PagesLost(error),
                 FillEvent::Failed(error) => Event::PagesFailed(error),
                 FillEvent::NothingLeft => Event::NothingLeft,
             }),
-            _ = control.tick.tick() => Ok(Event::Tick),
+            // What follows the regions is for the page readers: it waits until they have their connections.
+            message = control.channel.receive(), if !self.pages.await_connections() => {
+                control.heard = Instant::now();
+                Ok(Event::Message(message?))
+            }
         }
     }
 
@@ -275,7 +284,7 @@ impl Session {
 
     /// Waits, however long, for the source to dial again: it alone knows whether the guest was given up. `process`: whose end is not waited
     /// out.
-    pub(super) async fn wait_for_source(&mut self, process: Option<&QemuProcess>) -> Waited {
+    pub(super) async fn wait_for_source(&mut self, process: Option<&dyn QemuHandle>) -> Waited {
         let abandon = self.publisher.abandon();
         let ended = async {
             let Some(process) = process else { return std::future::pending().await };
@@ -285,6 +294,7 @@ impl Session {
         tokio::pin!(ended);
         loop {
             let arrival = tokio::select! {
+                biased;
                 arrival = self.arrivals.recv() => arrival,
                 () = abandon.asked() => return Waited::Abandoned,
                 error = &mut ended => return Waited::QemuEnded(error),
@@ -337,7 +347,7 @@ impl Session {
     }
 
     /// Removes everything: the guest never was ours. Tells the operator why.
-    pub(super) async fn remove(&mut self, process: Option<QemuProcess>, why: String) {
+    pub(super) async fn remove(&mut self, process: Option<Arc<dyn QemuHandle>>, why: String) {
         // Safe without its line: a daemon started anew that finds Filling removes the same, and so it does with Loaded and no QEMU.
         if let Err(error) = self.advance_owing(DestinationEvent::PeerAborted) {
             tracing::warn!(error = chain(&error), "session ends out of order");
@@ -350,8 +360,8 @@ impl Session {
             qemu_ended = false;
             tracing::error!(error = chain(&error), "the destination QEMU could not be ended");
         }
-        self.node.config.monitors.forget(&self.files.layout.qmp_socket).await;
-        let tables_left = !self.files.remove();
+        self.node.config.vmm.forget_monitor(&self.files.layout.qmp_socket).await;
+        let tables_left = !self.files.remove(self.node.disk());
         self.write_owing(|r| r.note_removal(!qemu_ended || tables_left));
         self.write_owed().await;
         self.publisher.fail(why, GuestPlace::Source, false);
@@ -364,15 +374,9 @@ impl Session {
     }
 }
 
-/// Fails if QEMU has ended, or is ending: it may take seconds to give a large guest's memory back, and will not run it any more.
-pub(super) fn qemu_lives(process: &QemuProcess) -> Result<(), DestinationError> {
-    // If it cannot be opened for another reason, nothing was learned.
-    let ending = match vmove_memory::Process::open(process.pid()) {
-        Ok(found) => found.is_ending(),
-        Err(error) => matches!(error, vmove_memory::MemoryError::ProcessGone { .. }),
-    };
-    // Asked second: if it has not ended, the process that was opened is this one.
-    if process.alive() && !ending {
+/// Fails if QEMU has ended.
+pub(super) fn qemu_lives(process: &dyn QemuHandle) -> Result<(), DestinationError> {
+    if process.alive() {
         return Ok(());
     }
     Err(DestinationError::QemuEnded { log: process.log_tail() })

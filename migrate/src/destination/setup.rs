@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::timeout;
-use vmove_qmp::process::{QemuProcess, end_started_in, log_in};
 
 use super::error::{DestinationError, OpenError};
-use super::launch;
 use super::loaded::{Loaded, Reached};
 use super::monitor::Connecting;
 use super::owner::{Guest, Owner};
@@ -24,6 +22,7 @@ use crate::ownership::DestinationState;
 use crate::proto::message::{Accepted, Prepare, ToDestination, ToSource};
 use crate::publish::Publisher;
 use crate::records::DestinationRecord;
+use crate::vmm::QemuHandle;
 use vmove_node::journal::Journal;
 use vmove_node::peer::{BoxedStream, Caller, Channel, Hello, SessionId};
 use vmove_node::record::VmRecord;
@@ -113,12 +112,7 @@ pub(crate) async fn adopt(
     arrivals: mpsc::Receiver<Arrival>,
 ) {
     let record = journal.record();
-    let ended = record.vm.as_ref().is_some_and(|vm| {
-        match vmove_memory::Process::reopen(vm.pid.unsigned_abs(), vm.pid_start) {
-            Ok(process) => process.is_ending(),
-            Err(error) => matches!(error, vmove_memory::MemoryError::ProcessGone { .. }),
-        }
-    });
+    let ended = record.vm.as_ref().is_some_and(|vm| node.config.vmm.has_ended(vm));
     if record.state == DestinationState::Loaded && ended {
         // It never ran the guest: a source that has committed takes it back when it hears of this.
         discard(&node, journal).await;
@@ -163,10 +157,11 @@ pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>
         tracing::warn!(vm = later.name, "a VM of this name came later: it stays as it is");
         record.leave_to(&later);
         let ours = record.vm.iter().flat_map(|vm| &vm.ram);
-        vm_files::remove_files(ours.map(|file| &file.path));
+        vm_files::remove_files(node.disk(), ours.map(|file| &file.path));
     } else if let Some(vm) = &record.vm {
-        others_left |= !end_left_qemu(vm).await;
-        vm_files::remove_of(&vm.ram, &vm.qmp_socket, record.folder_is_ours.then_some(&vm.vm_dir));
+        others_left |= !end_left_qemu(node, vm).await;
+        let folder = record.folder_is_ours.then_some(&vm.vm_dir);
+        vm_files::remove_of(node.disk(), &vm.ram, &vm.qmp_socket, folder);
         if let Err(error) = node.vms.remove(&vm.name) {
             others_left = true;
             tracing::warn!(
@@ -176,7 +171,7 @@ pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>
             );
         }
     }
-    others_left |= !vm_files::remove_files(tables_of(node, &record));
+    others_left |= !vm_files::remove_files(node.disk(), tables_of(node, &record));
     record.state = DestinationState::Gone;
     record.note_removal(others_left);
     if journal.update_owing(|r| *r = record).is_err() {
@@ -192,7 +187,7 @@ fn tables_of(node: &Node, record: &DestinationRecord) -> Vec<std::path::PathBuf>
 
 /// After a kill between a session's last line in the journal and its last act.
 pub(crate) fn tidy(node: &Node, record: &DestinationRecord) {
-    vm_files::remove_files(tables_of(node, record));
+    vm_files::remove_files(node.disk(), tables_of(node, record));
     let id = record.id.to_string();
     if let Ok(mut vm) = node.vms.get(&record.prepare.vm)
         && vm.session.as_ref() == Some(&id)
@@ -207,7 +202,7 @@ pub(crate) fn tidy(node: &Node, record: &DestinationRecord) {
 /// After a kill before the record of a VM that came here could be written: the journal has it.
 pub(crate) fn enter_again(node: &Node, record: &DestinationRecord) {
     let Some(vm) = &record.vm else { return };
-    let alive = vmove_memory::Process::reopen(vm.pid.unsigned_abs(), vm.pid_start).is_ok_and(|p| p.alive());
+    let alive = node.config.vmm.is_there(vm) && !node.config.vmm.has_ended(vm);
     if !alive || node.vms.has(&vm.name) || node.vms.list().iter().any(|other| other.pid == vm.pid) {
         return;
     }
@@ -280,32 +275,33 @@ fn room(
         to_remove: false,
         folder_is_ours: plan.folder_is_ours,
     };
-    let dir = node.session_dir(id);
+    let (dir, disk) = (node.session_dir(id), node.disk());
     let path = dir.join("destination.jsonl");
-    let journal = std::fs::create_dir_all(&dir).and_then(|()| Journal::create(&path, record));
+    let journal = disk.create_dir_all(&dir).and_then(|()| Journal::create_on(disk, &path, record));
     let journal = journal.map_err(|source| OpenError::Journal { path, source })?;
     match vm_files::make(node, id, &journal.record().prepare, plan) {
         Ok(files) => Ok((files, journal, accepted)),
         Err(error) => {
             // Nothing has begun. If it stays, the next process of the daemon finds nothing to remove.
-            let _ = std::fs::remove_dir_all(&dir);
+            let _ = disk.remove_dir_all(&dir);
             Err(error.into())
         }
     }
 }
 
 /// What an earlier process of this daemon has left: the VM's files and its QEMU, whose faults are taken again.
-fn found_again(node: &Node, record: &DestinationRecord) -> Result<(VmFiles, QemuProcess), OpenError> {
+fn found_again(node: &Node, record: &DestinationRecord) -> Result<(VmFiles, Arc<dyn QemuHandle>), OpenError> {
     let vm = record.vm.as_ref().ok_or(OpenError::NotInJournal("VM"))?;
     if !record.final_applied {
         return Err(OpenError::PageMapsIncomplete);
     }
     let fault_fd = record.fault_fd.ok_or(OpenError::NotInJournal("fault descriptor"))?;
     let files = vm_files::find(node, record, &vm.ram)?;
-    let pid = vm.pid.unsigned_abs();
-    let attached = launch::retake_faults(pid, vm.pid_start, fault_fd, &files.memory)?;
-    let process = QemuProcess::adopt(pid, &log_in(&vm.vm_dir))?;
-    files.memory.attach(attached);
+    let attached = node.config.vmm.retake_faults(vm, fault_fd, &files.memory.files())?;
+    let process = node.config.vmm.adopt(vm)?;
+    if let Some(attached) = attached {
+        files.memory.attach(attached);
+    }
     files.memory.begin_serving();
     Ok((files, process))
 }
@@ -318,14 +314,14 @@ fn session(
     arrivals: mpsc::Receiver<Arrival>,
 ) -> Session {
     room.in_files(files.ram.iter().map(|file| file.path.clone()).collect());
-    let pages = PageConnections::new(node.config.bulk_connections);
+    let pages = PageConnections::new(node.config.bulk_connections, node.config.vmm.page_workers());
     Session { id: journal.record().id, node, journal, publisher, files, room, pages, arrivals }
 }
 
 /// Ends the QEMU that an earlier process of this daemon had started for a session that is no more, also when that process was
 /// killed before it had written down which one it is. False if it does not end.
-async fn end_left_qemu(vm: &VmRecord) -> bool {
-    match end_started_in(&vm.vm_dir).await {
+async fn end_left_qemu(node: &Node, vm: &VmRecord) -> bool {
+    match node.config.vmm.end_started_in(&vm.vm_dir).await {
         Ok(ended) if ended.iter().any(|pid| *pid != vm.pid.unsigned_abs()) => {
             tracing::warn!(vm = vm.name, ?ended, "ended a QEMU that has no record");
         }

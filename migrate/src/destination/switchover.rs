@@ -1,9 +1,9 @@
 //! Phase Switchover: the guest is stopped at the source, and may still go on there. The last pages come, and the device state.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use vmove_qmp::process::QemuProcess;
 
 use super::device_state::DeviceState;
 use super::error::DestinationError;
@@ -14,6 +14,7 @@ use super::session::{Control, End, Event, Session, qemu_lives};
 use super::verify::SourceHashes;
 use crate::ownership::DestinationEvent;
 use crate::proto::message::ToDestination;
+use crate::vmm::QemuHandle;
 use vmove_types::progress::Phase;
 use vmove_types::spec::Mode;
 
@@ -23,7 +24,7 @@ const LAST_PAGES_TIMEOUT: Duration = Duration::from_millis(3);
 /// A QEMU that takes the device state in.
 #[derive(Debug)]
 pub(super) struct Incoming {
-    pub process: QemuProcess,
+    pub process: Arc<dyn QemuHandle>,
     pub monitor: Monitor,
     pub state: DeviceState,
 }
@@ -76,13 +77,14 @@ impl Switchover {
             }
             session.start_readers()?;
             tokio::select! {
-                event = session.next(control) => self.event(event?, session, control).await?,
+                biased;
                 loaded = self.qemu.state.loaded() => {
                     loaded.map_err(|source| {
                         DestinationError::DeviceState { log: self.qemu.process.log_tail(), source }
                     })?;
                     await_last_pages(session).await;
                 }
+                event = session.next(control) => self.event(event?, session, control).await?,
             }
         }
     }
@@ -113,7 +115,7 @@ impl Switchover {
             }
             Some(Event::Tick) => {
                 session.look_at_source(control)?;
-                qemu_lives(&self.qemu.process)?;
+                qemu_lives(&*self.qemu.process)?;
                 session.tell_progress(control).await?;
             }
             _ => {}
@@ -124,7 +126,7 @@ impl Switchover {
     /// From here on only the source's word ends the session.
     fn loaded(self, session: &mut Session, state_bytes: u64) -> Result<Loaded, Box<(Self, End)>> {
         let journaled =
-            qemu_lives(&self.qemu.process).and_then(|()| session.advance(DestinationEvent::StateLoaded));
+            qemu_lives(&*self.qemu.process).and_then(|()| session.advance(DestinationEvent::StateLoaded));
         if let Err(error) = journaled {
             return Err(Box::new((self, error.into())));
         }

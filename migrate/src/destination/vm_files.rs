@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use vmove_memory::{ByteLen, MemoryDir, PageTable, RamFile};
+use vmove_memory::{ByteLen, PageTable, RamFile};
 use vmove_qmp::cmdline::{DestinationCommand, RunLayout};
 
 use super::block::Block;
@@ -14,6 +14,7 @@ use crate::command::derive_command;
 use crate::node::Node;
 use crate::proto::message::{BlockInfo, Prepare};
 use crate::records::DestinationRecord;
+use vmove_node::disk::Disk;
 use vmove_node::latency::Latencies;
 use vmove_node::peer::SessionId;
 use vmove_node::record::RamFileRecord;
@@ -50,7 +51,7 @@ pub(super) fn plan(node: &Node, prepare: &Prepare) -> Result<Plan, VmFilesError>
         Ok(RamFileRecord { id: info.id.clone(), path: spec.path.clone(), size: info.size })
     };
     let ram = prepare.blocks.iter().map(find).collect::<Result<_, VmFilesError>>()?;
-    let folder_is_ours = !layout.vm_dir.exists();
+    let folder_is_ours = !node.disk().exists(&layout.vm_dir);
     Ok(Plan { layout, ram, folder_is_ours, command })
 }
 
@@ -62,19 +63,19 @@ pub(super) fn make(
     plan: Plan,
 ) -> Result<VmFiles, VmFilesError> {
     let Plan { layout, ram, folder_is_ours, command } = plan;
-    let mut undo = Undo::default();
-    std::fs::create_dir_all(&layout.vm_dir)
+    let (disk, vmm) = (node.disk(), &*node.config.vmm);
+    let mut undo = Undo { disk, files: Vec::new(), folder: None };
+    disk.create_dir_all(&layout.vm_dir)
         .map_err(|source| VmFilesError::Folder { path: layout.vm_dir.clone(), source })?;
     undo.folder = folder_is_ours.then(|| layout.vm_dir.clone());
     let opened = layout.confinement.open_folder(&layout.vm_dir);
     opened.map_err(|source| VmFilesError::Folder { path: layout.vm_dir.clone(), source })?;
-    let page_maps = MemoryDir::prepare(&node.page_map_dir(), vmove_memory::Backing::Thp)?;
-    let dir = MemoryDir::prepare(&layout.memory_dir, layout.backing)?;
+    let page_maps = vmm.page_map_dir(&node.page_map_dir())?;
     let (mut blocks, mut tables) = (Vec::new(), Vec::new());
     for (index, (info, record)) in prepare.blocks.iter().zip(&ram).enumerate() {
         let name = record.path.file_name().and_then(|n| n.to_str());
         let name = name.ok_or_else(|| VmFilesError::FileName(record.path.clone()))?;
-        let file = dir.create_ram_file(name, ByteLen(info.size))?;
+        let file = vmm.create_ram_file(&layout.memory_dir, layout.backing, name, ByteLen(info.size))?;
         undo.files.push(record.path.clone());
         let given = layout.confinement.give(&record.path);
         given.map_err(|source| VmFilesError::Folder { path: record.path.clone(), source })?;
@@ -85,7 +86,7 @@ pub(super) fn make(
                 found: file.page_size().bytes(),
             });
         }
-        let path = GuestMemory::table_path(page_maps.path(), id, index);
+        let path = GuestMemory::table_path(&page_maps, id, index);
         let table = PageTable::create(&path, file.pages())?;
         undo.files.push(path.clone());
         blocks.push(Block::new(file, table)?);
@@ -136,28 +137,29 @@ fn latencies(node: &Node) -> Latencies {
 
 impl VmFiles {
     /// Removes the page tables, which a whole guest no longer needs. False if one of them is still there.
-    pub(super) fn remove_tables(&self) -> bool {
-        remove_files(&self.tables)
+    pub(super) fn remove_tables(&self, disk: &dyn Disk) -> bool {
+        remove_files(disk, &self.tables)
     }
 
     /// Removes everything, as [`remove_of`] does. QEMU must have ended. False if a page table is still there.
-    pub(super) fn remove(&self) -> bool {
-        let removed = self.remove_tables();
-        remove_of(&self.ram, &self.layout.qmp_socket, self.folder_is_ours.then_some(&self.layout.vm_dir));
+    pub(super) fn remove(&self, disk: &dyn Disk) -> bool {
+        let removed = self.remove_tables(disk);
+        let folder = self.folder_is_ours.then_some(&self.layout.vm_dir);
+        remove_of(disk, &self.ram, &self.layout.qmp_socket, folder);
         removed
     }
 }
 
 /// Removes what a VM has that never ran here: its memory and its folder. Of a folder that is not to be removed, only the socket goes.
-pub(super) fn remove_of(ram: &[RamFileRecord], socket: &Path, folder: Option<&PathBuf>) {
+pub(super) fn remove_of(disk: &dyn Disk, ram: &[RamFileRecord], socket: &Path, folder: Option<&PathBuf>) {
     for file in ram {
-        remove_files([&file.path]);
+        remove_files(disk, [&file.path]);
     }
     let Some(folder) = folder else {
-        remove_files([socket]);
+        remove_files(disk, [socket]);
         return;
     };
-    match std::fs::remove_dir_all(folder) {
+    match disk.remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             tracing::warn!(path = %folder.display(), %error, "could not remove the folder of a VM that never arrived");
         }
@@ -166,10 +168,10 @@ pub(super) fn remove_of(ram: &[RamFileRecord], socket: &Path, folder: Option<&Pa
 }
 
 /// Removes files. False if one of them is still there.
-pub(super) fn remove_files(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> bool {
+pub(super) fn remove_files(disk: &dyn Disk, paths: impl IntoIterator<Item = impl AsRef<Path>>) -> bool {
     let mut removed = true;
     for path in paths {
-        match std::fs::remove_file(&path) {
+        match disk.remove_file(path.as_ref()) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 tracing::warn!(path = %path.as_ref().display(), %error, "could not remove");
                 removed = false;
@@ -180,24 +182,24 @@ pub(super) fn remove_files(paths: impl IntoIterator<Item = impl AsRef<Path>>) ->
     removed
 }
 
-#[derive(Default)]
-struct Undo {
+struct Undo<'a> {
+    disk: &'a dyn Disk,
     files: Vec<PathBuf>,
     folder: Option<PathBuf>,
 }
 
-impl Undo {
+impl Undo<'_> {
     fn done(&mut self) {
         self.files.clear();
         self.folder = None;
     }
 }
 
-impl Drop for Undo {
+impl Drop for Undo<'_> {
     fn drop(&mut self) {
-        remove_files(&self.files);
+        remove_files(self.disk, &self.files);
         if let Some(folder) = self.folder.take() {
-            let _ = std::fs::remove_dir_all(folder);
+            let _ = self.disk.remove_dir_all(&folder);
         }
     }
 }

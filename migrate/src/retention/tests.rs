@@ -1,3 +1,5 @@
+use vmove_node::disk::KernelDisk;
+
 use super::*;
 
 use crate::proto::message::Prepare;
@@ -95,7 +97,7 @@ fn a_source_is_asked_nothing_once_its_side_is_free_or_the_destination_knows() {
     ] {
         let dir = tempfile::tempdir().unwrap();
         at_source(dir.path(), state, freed, untold);
-        assert_eq!(nobody_asks(dir.path()), over, "{state:?}, freed {freed}, untold {untold}");
+        assert_eq!(nobody_asks(&KernelDisk, dir.path()), over, "{state:?}, freed {freed}, untold {untold}");
     }
 }
 
@@ -113,7 +115,7 @@ fn a_destination_with_the_guest_may_be_asked_until_the_source_has_freed_its_side
     ] {
         let dir = tempfile::tempdir().unwrap();
         at_destination(dir.path(), state, released);
-        assert_eq!(nobody_asks(dir.path()), over, "{state:?}, released {released}");
+        assert_eq!(nobody_asks(&KernelDisk, dir.path()), over, "{state:?}, released {released}");
     }
 }
 
@@ -123,9 +125,9 @@ fn a_journal_that_cannot_be_read_is_kept_and_one_that_never_began_is_not() {
     for side in ["source.jsonl", "destination.jsonl"] {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join(side), "{\"cut").unwrap();
-        assert!(nobody_asks(dir.path()), "{side}: its first line was never whole");
+        assert!(nobody_asks(&KernelDisk, dir.path()), "{side}: its first line was never whole");
         std::fs::write(dir.path().join(side), "{damaged\n").unwrap();
-        assert!(!nobody_asks(dir.path()), "{side}");
+        assert!(!nobody_asks(&KernelDisk, dir.path()), "{side}");
     }
 }
 
@@ -133,8 +135,8 @@ fn a_journal_that_cannot_be_read_is_kept_and_one_that_never_began_is_not() {
 #[test]
 fn both_sides_count_and_a_folder_without_a_journal_answers_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    assert!(nobody_asks(dir.path()));
+    assert!(nobody_asks(&KernelDisk, dir.path()));
     at_source(dir.path(), SourceState::Released, true, false);
     at_destination(dir.path(), DestinationState::Complete, false);
-    assert!(!nobody_asks(dir.path()));
+    assert!(!nobody_asks(&KernelDisk, dir.path()));
 }

@@ -6,17 +6,17 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use tracing::Instrument as _;
-use vmove_qmp::switchover::Source;
 
 use super::control::Control;
 use super::error::{SourceError, Stop};
 use super::session::{Session, hello};
 use crate::node::Node;
 use crate::owed;
-use crate::ownership::{SourceEvent, SourceState};
+use crate::ownership::SourceEvent;
 use crate::proto::message::{SourceStand, ToDestination, ToSource};
 use crate::publish::Publisher;
 use crate::records::SourceRecord;
+use crate::vmm::Leaving;
 use vmove_node::journal::Journal;
 use vmove_node::peer::{Channel, HelloError, LinkError, LinkKind};
 use vmove_types::problem::chain;
@@ -123,8 +123,8 @@ pub(super) async fn last_words(session: &Session, control: &mut Control, stop: S
 }
 
 /// QEMU drops its migration, and the guest runs if it did before.
-pub(super) async fn cancel_qemu(qemu: &Source) -> Result<(), SourceError> {
-    qemu.cancel(CANCEL_TIMEOUT).await.map(drop).map_err(SourceError::qemu("run the guest again"))
+pub(super) async fn cancel_qemu(qemu: &dyn Leaving) -> Result<(), SourceError> {
+    qemu.cancel(CANCEL_TIMEOUT).await.map_err(SourceError::qemu("run the guest again"))
 }
 
 /// Tells the destination, in the background and until it has heard, that the guest stays here: until then it keeps a paused QEMU, and
@@ -146,13 +146,13 @@ pub(crate) fn tell_later(node: &Arc<Node>, record: SourceRecord, written: Option
             let _ = written.await;
         }
         let path = node.session_dir(record.id).join("source.jsonl");
-        let told =
-            Journal::<SourceRecord>::open(&path).and_then(|mut journal| journal.update(|r| r.untold = false));
+        let told = Journal::<SourceRecord>::open_on(node.disk(), &path)
+            .and_then(|mut j| j.update(|r| r.untold = false));
         if let Err(error) = told {
             tracing::debug!(%error, "the destination will be told once more after the next start");
         }
     };
-    tokio::spawn(telling.in_current_span());
+    vmove_node::task::spawn(telling.in_current_span());
 }
 
 async fn tell(node: &Node, record: &SourceRecord) -> Result<(), SourceError> {
@@ -165,15 +165,20 @@ async fn tell(node: &Node, record: &SourceRecord) -> Result<(), SourceError> {
     };
     let mut channel: Channel<ToSource> = Channel::new(stream);
     channel.send(&ToDestination::Resume(SourceStand::Aborted)).await?;
-    let to = || record.to.clone();
-    match timeout(ANSWER_TIMEOUT, channel.receive()).await {
-        Ok(Ok(ToSource::Resume(_))) => Ok(()),
-        Ok(Ok(other)) => {
-            Err(SourceError::OutOfOrder { to: to(), message: other.name(), state: SourceState::Aborted })
+    let answer = async {
+        loop {
+            match channel.receive().await? {
+                ToSource::Resume(_) => return Ok(()),
+                ToSource::Failed(why) => {
+                    return Err(SourceError::AtDestination { to: record.to.clone(), why });
+                }
+                // It tells how far it is as soon as there is a connection.
+                _ => {}
+            }
         }
-        Ok(Err(error)) => Err(error.into()),
-        Err(_) => Err(SourceError::NoAnswer { to: to(), seconds: ANSWER_TIMEOUT.as_secs() }),
-    }
+    };
+    let no_answer = |_| SourceError::NoAnswer { to: record.to.clone(), seconds: ANSWER_TIMEOUT.as_secs() };
+    timeout(ANSWER_TIMEOUT, answer).await.map_err(no_answer)?
 }
 
 /// Puts back, in a new life of the daemon, what a session had done before the hand-over. Write tracking ended with the old one.
@@ -188,17 +193,24 @@ pub(crate) async fn put_back(
         publisher.cannot_write(journal.path(), &error);
     }
     let record = journal.record().clone();
-    let client = node.config.monitors.client(&record.vm.qmp_socket).await.map_err(SourceError::Monitor)?;
-    let attached = Source::attach(&client, record.was_running).await;
-    cancel_qemu(&attached.map_err(SourceError::qemu("be asked about its migration"))?).await?;
-    if let Err(error) = journal.update_owing(|r| r.to_resume = false) {
+    let back = bring_back_later(&node, &record).await;
+    if back.is_ok()
+        && let Err(error) = journal.update_owing(|r| r.to_resume = false)
+    {
         publisher.cannot_write(journal.path(), &error);
     }
+    // Whatever became of the guest here: a destination that holds its state would wait for ever.
     let (written, is_written) = oneshot::channel();
     if record.untold {
         tell_later(&node, record, Some(is_written));
     }
     owed::write_owed(&mut journal, publisher).await;
     let _ = written.send(());
-    Ok(())
+    back
+}
+
+async fn bring_back_later(node: &Node, record: &SourceRecord) -> Result<(), SourceError> {
+    let monitor = node.config.vmm.monitor(&record.vm).await.map_err(SourceError::Monitor)?;
+    let taken_up = monitor.take_up(record.was_running).await;
+    cancel_qemu(&*taken_up.map_err(SourceError::qemu("be asked about its migration"))?).await
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 use vmove_memory::RamFile;
-use vmove_qmp::Client;
 use vmove_qmp::inspect::VmFacts;
 
 use super::aborted::Undo;
@@ -18,6 +17,7 @@ use super::session::Session;
 use super::warm::Warm;
 use crate::node::Node;
 use crate::proto::message::{Accepted, BlockInfo, Prepare, ToDestination, ToSource};
+use crate::vmm::LeavingMonitor;
 use vmove_node::blocking::spawn_blocking;
 use vmove_node::peer::Token;
 use vmove_node::record::{RamFileRecord, VmRecord};
@@ -29,7 +29,7 @@ pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// The guest's QEMU, as it was found.
 #[derive(Debug)]
 pub(super) struct Guest {
-    pub monitor: Client,
+    pub monitor: Arc<dyn LeavingMonitor>,
     /// A disk bypasses the page cache: the guest is stopped and drained for each scan.
     pub direct_io: bool,
     facts: VmFacts,
@@ -81,12 +81,12 @@ pub(super) fn prepare_message(
 impl Guest {
     /// Looks at the guest, and for what stands in the way here.
     pub(super) async fn look(session: &mut Session) -> Result<Self, Stop> {
-        let monitor = session.node.config.monitors.client(&session.vm().qmp_socket).await;
-        let monitor = monitor.map_err(SourceError::Monitor)?;
+        let vmm = Arc::clone(&session.node.config.vmm);
+        let monitor = vmm.monitor(session.vm()).await.map_err(SourceError::Monitor)?;
         let pid = session.vm().pid.unsigned_abs();
-        let facts = vmove_qmp::inspect::facts(&monitor, pid, None).await.map_err(SourceError::Monitor)?;
+        let facts = monitor.facts(pid).await.map_err(SourceError::Monitor)?;
         let mut blockers = crate::check::source::blockers(&facts);
-        let private = crate::check::source::private_ram(session.vm());
+        let private = crate::check::source::private_ram(&*vmm, session.vm());
         blockers.extend(private.map_err(SourceError::memory("look at the guest's memory"))?);
         let mode = session.spec().mode.fixed();
         // `auto` takes what is left; a named mode must be possible.
@@ -139,8 +139,9 @@ impl Asking {
             // Never: nothing is served.
             Heard::PagesRenewed => return Err(no_answer().into()),
         };
-        let vm = session.vm().clone();
-        let memory = spawn_blocking(move || SourceMemory::open(&vm)).await.map_err(SourceError::from)?;
+        let (vm, vmm) = (session.vm().clone(), Arc::clone(&session.node.config.vmm));
+        let memory =
+            spawn_blocking(move || SourceMemory::open(&*vmm, &vm)).await.map_err(SourceError::from)?;
         let memory = memory.map_err(SourceError::memory("open the guest's memory"))?;
         note(session, &accepted, &memory)?;
         Ok(Room { accepted, memory: Arc::new(memory) })

@@ -39,17 +39,17 @@ async fn look(
     to: &PeerTarget,
     report: &mut CheckReport,
 ) -> Result<Vec<Blocker>, Blocker> {
-    let client = node.config.monitors.client(&vm.qmp_socket).await.map_err(blocker(BlockerCode::Monitor))?;
-    let facts = vmove_qmp::inspect::facts(&client, vm.pid.unsigned_abs(), None).await;
-    let facts = facts.map_err(blocker(BlockerCode::Monitor))?;
+    let vmm = &*node.config.vmm;
+    let monitor = vmm.monitor(vm).await.map_err(blocker(BlockerCode::Monitor))?;
+    let facts = monitor.facts(vm.pid.unsigned_abs()).await.map_err(blocker(BlockerCode::Monitor))?;
     report.blockers.extend(crate::check::source::blockers(&facts));
     report.warnings = crate::check::source::warnings(&facts);
     if let Some(private) =
-        crate::check::source::private_ram(vm).map_err(blocker(BlockerCode::RamNotShared))?
+        crate::check::source::private_ram(vmm, vm).map_err(blocker(BlockerCode::RamNotShared))?
     {
         return Err(private);
     }
-    let infos = SourceMemory::open(vm).map(|m| m.infos()).map_err(blocker(BlockerCode::RamNotShared))?;
+    let infos = SourceMemory::open(vmm, vm).map(|m| m.infos()).map_err(blocker(BlockerCode::RamNotShared))?;
     let hello = Hello {
         version: PROTOCOL_VERSION,
         kind: LinkKind::Control,

@@ -117,6 +117,7 @@ impl Committed {
             let tried = Instant::now();
             let abandon = session.publisher.abandon();
             let another = tokio::select! {
+                biased;
                 another = self.another_conversation(&mut session) => Some(another),
                 () = abandon.asked() => None,
             };
@@ -321,8 +322,8 @@ fn out_of_order(session: &Session, message: &ToSource) -> Why {
 /// In a new life of the daemon nothing is known of what has crossed: everything is named, and the destination takes what it lacks.
 async fn open_again(session: &Session) -> Result<(PageService, FinalPages), SourceError> {
     let terms = Terms::journaled(session.journal.record()).ok_or(SourceError::NoFabric)?;
-    let vm = session.vm().clone();
-    let memory = spawn_blocking(move || SourceMemory::open(&vm)).await?;
+    let (vm, vmm) = (session.vm().clone(), Arc::clone(&session.node.config.vmm));
+    let memory = spawn_blocking(move || SourceMemory::open(&*vmm, &vm)).await?;
     let memory = memory.map_err(SourceError::memory("open the guest's memory"))?;
     let last = FinalPages::all(&memory);
     Ok((PageService::new(terms, Arc::new(memory)), last))

@@ -1,5 +1,6 @@
 //! The control connection to the destination.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
@@ -26,6 +27,8 @@ pub(super) struct Control {
 #[derive(Debug)]
 pub(super) struct Messages {
     channel: Channel<ToSource>,
+    /// That have come and were looked at, and are still to be dealt with.
+    looked_at: VecDeque<ToSource>,
     heard: Instant,
 }
 
@@ -40,7 +43,8 @@ impl Control {
         let stream = session.node.config.dialer.stream(session.to(), &hello).await?;
         let mut ping = interval(PING_INTERVAL);
         ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let messages = Messages { channel: Channel::new(stream), heard: Instant::now() };
+        let (channel, looked_at) = (Channel::new(stream), VecDeque::new());
+        let messages = Messages { channel, looked_at, heard: Instant::now() };
         Ok(Self { messages, pings: Pings(ping) })
     }
 
@@ -53,9 +57,13 @@ impl Control {
         self.messages.next().await
     }
 
-    /// A message that has come already.
-    pub(super) fn received(&mut self) -> Option<Result<ToSource, CodecError>> {
-        self.messages.channel.received()
+    /// Looks at the messages that have come already. Each is to be dealt with all the same.
+    pub(super) fn look_ahead(&mut self) -> Result<impl Iterator<Item = &ToSource>, CodecError> {
+        let Messages { channel, looked_at, .. } = &mut self.messages;
+        while let Some(message) = channel.received() {
+            looked_at.push_back(message?);
+        }
+        Ok(looked_at.iter())
     }
 
     /// Keeps the destination from taking silence for death while we are busy.
@@ -75,6 +83,9 @@ impl Control {
 impl Messages {
     /// The next message. Cancel-safe.
     pub(super) async fn next(&mut self) -> Result<ToSource, CodecError> {
+        if let Some(message) = self.looked_at.pop_front() {
+            return Ok(message);
+        }
         let message = self.channel.receive().await?;
         self.heard = Instant::now();
         Ok(message)

@@ -1,13 +1,12 @@
 //! The guest's memory at the source: what the destination still lacks of it, and what the guest has written meanwhile.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::mpsc;
-use vmove_memory::{
-    ByteRange, DirtyTracker, HoleWatch, Mapping, MemoryError, PageRun, PageSize, Precision, Process,
-    QemuMapping, RamFile, find_mappings,
-};
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::time::Instant;
+use vmove_memory::{ByteRange, Mapping, MemoryError, PageRun, PageSize, RamFile};
 
 use super::classify::{Classified, Subject, classify};
 use super::error::NamingError;
@@ -16,6 +15,7 @@ use vmove_node::blocking::spawn_blocking;
 
 use crate::pending::{PageSet, WireSet};
 use crate::proto::message::{BlockInfo, PART_BYTES, WireRun};
+use crate::vmm::{GuestWrites, MappedFile, Vmm, WriteTracker};
 use vmove_node::record::VmRecord;
 use vmove_types::problem::chain;
 
@@ -46,15 +46,13 @@ impl Block {
 #[derive(Debug)]
 pub(super) struct SourceMemory {
     pub blocks: Vec<Block>,
-    process: Process,
-    mappings: Vec<QemuMapping>,
+    in_qemu: Box<dyn GuestWrites>,
     writes: Mutex<Writes>,
 }
 
 #[derive(Debug, Default)]
 struct Writes {
-    tracker: Option<DirtyTracker>,
-    holes: Vec<HoleWatch>,
+    tracker: Option<Box<dyn WriteTracker>>,
     /// Pages of each block that the destination has no good copy of.
     pending: Vec<PageSet>,
     /// Pages that a scan has found written since [`SourceMemory::forget_seen`].
@@ -83,8 +81,7 @@ impl Scan {
 
 impl SourceMemory {
     /// Opens the VM's RAM files. The guest does not notice.
-    pub(super) fn open(vm: &VmRecord) -> Result<Self, MemoryError> {
-        let process = Process::reopen(vm.pid.unsigned_abs(), vm.pid_start)?;
+    pub(super) fn open(vmm: &dyn Vmm, vm: &VmRecord) -> Result<Self, MemoryError> {
         let mut blocks = Vec::new();
         for ram in &vm.ram {
             let file = RamFile::open(&ram.path)?;
@@ -92,12 +89,12 @@ impl SourceMemory {
             blocks.push(Block { id: ram.id.clone(), file, mapping });
         }
         let files: Vec<_> = blocks.iter().map(|b| &b.file).collect();
-        let mappings = find_mappings(&process, &files)?;
+        let in_qemu = vmm.find_memory(vm, &files)?;
         // What was never sent is pending: at first everything.
         let pending = blocks.iter().map(|b| PageSet::full(b.file.pages())).collect();
         let seen = blocks.iter().map(|b| PageSet::empty(b.file.pages())).collect();
         let writes = Mutex::new(Writes { pending, seen, ..Writes::default() });
-        Ok(Self { blocks, process, mappings, writes })
+        Ok(Self { blocks, in_qemu, writes })
     }
 
     pub(super) fn infos(&self) -> Vec<BlockInfo> {
@@ -137,10 +134,9 @@ impl SourceMemory {
     pub(super) fn arm(&self) -> Result<Duration, MemoryError> {
         let begun = Instant::now();
         let mut writes = self.lock();
-        // Hole watch first: a hole made after this is found, whichever way.
-        writes.holes =
-            self.blocks.iter().map(|b| HoleWatch::new(&b.file, &b.mapping)).collect::<Result<_, _>>()?;
-        writes.tracker = Some(DirtyTracker::arm(&self.process, &self.mappings, Precision::Page)?);
+        let mapped: Vec<_> =
+            self.blocks.iter().map(|b| MappedFile { file: &b.file, mapping: &b.mapping }).collect();
+        writes.tracker = Some(self.in_qemu.follow(&mapped)?);
         writes.last_scan = Some(Instant::now());
         Ok(begun.elapsed())
     }
@@ -148,7 +144,7 @@ impl SourceMemory {
     /// Ends it; the guest's memory is as before.
     pub(super) fn end_tracking(&self) {
         let tracker = self.lock().tracker.take();
-        if let Some(Err(error)) = tracker.map(DirtyTracker::disarm) {
+        if let Some(Err(error)) = tracker.map(WriteTracker::end) {
             tracing::warn!(
                 error = chain(&error),
                 "writes are still being tracked; that ends with this daemon"
@@ -180,12 +176,7 @@ impl SourceMemory {
                 pending.insert(run.start.0..run.end().0);
                 seen.insert(run.start.0..run.end().0);
             };
-            tracker.scan_and_rearm(index, &mut add)?;
-            // Memory given back to the host (balloon) changes without a write that is sure to be reported.
-            let dropped = writes.holes[index].look(&block.file)?;
-            for range in dropped.holes.into_iter().chain(dropped.replaced) {
-                add(block.page_size().run_of(range));
-            }
+            tracker.scan(index, &block.file, &mut add)?;
             scan.dirty_pages += dirty;
         }
         scan.pending_pages = writes.pending.iter().map(PageSet::count).sum();
@@ -285,7 +276,7 @@ impl SourceMemory {
                 let found = classify(subject, set, |batch| {
                     let end = batch.last().map_or(0, |run| (run.start + run.len) * page_bytes);
                     gate.pass((index, end));
-                    sender.blocking_send(batch).is_ok()
+                    hand_on(&sender, batch)
                 });
                 all.pages += found.pages;
                 all.zero += found.zero;
@@ -297,5 +288,14 @@ impl SourceMemory {
 
     fn lock(&self) -> MutexGuard<'_, Writes> {
         self.writes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether it is still wanted. Waits only if there is no room: a simulation, which has one thread, has room for all batches.
+fn hand_on<T>(sender: &mpsc::Sender<T>, batch: T) -> bool {
+    match sender.try_send(batch) {
+        Ok(()) => true,
+        Err(TrySendError::Full(batch)) => sender.blocking_send(batch).is_ok(),
+        Err(TrySendError::Closed(_)) => false,
     }
 }

@@ -107,7 +107,8 @@ pub(crate) async fn begin(begun: Begun) {
     };
     let dir = node.session_dir(id);
     let path = dir.join("source.jsonl");
-    match std::fs::create_dir_all(&dir).and_then(|()| Journal::create(&path, record)) {
+    let disk = node.disk();
+    match disk.create_dir_all(&dir).and_then(|()| Journal::create_on(disk, &path, record)) {
         Ok(journal) => run(Session::new(node, journal, publisher, report, mode), &limits).await,
         Err(source) => {
             let error = SourceError::Journal { path, source };

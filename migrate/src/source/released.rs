@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use vmove_qmp::process::{QemuProcess, log_in};
 
 use super::control::Control;
 use super::error::{ReleaseError, SourceError};
@@ -70,18 +69,12 @@ fn add_to_report(session: &mut Session, figures: &Complete) {
 }
 
 async fn release(session: &mut Session, kept: Kept) -> Result<(), ReleaseError> {
-    let vm = session.vm().clone();
-    let pid = vm.pid.unsigned_abs();
-    if vmove_memory::Process::reopen(pid, vm.pid_start).is_ok() {
-        let process = QemuProcess::adopt(pid, &log_in(&vm.vm_dir))?;
-        let monitor = match &kept {
-            Kept::InMemory(qemu) => Some(&qemu.monitor),
-            Kept::Journaled => None,
-        };
-        process.quit(monitor, QUIT_TIMEOUT).await?;
+    let (vm, vmm) = (session.vm().clone(), &session.node.config.vmm);
+    if vmm.is_there(&vm) {
+        vmm.end_left(&vm, matches!(kept, Kept::InMemory(_)), QUIT_TIMEOUT).await?;
     }
     drop(kept);
-    session.node.config.monitors.forget(&vm.qmp_socket).await;
+    vmm.forget_monitor(&vm.qmp_socket).await;
     // The VM may have come back since this session's daemon was killed: what is here now is not ours to free.
     let now = session.node.vms.get(&vm.name);
     if now.is_ok_and(|now| now.pid == vm.pid && now.pid_start == vm.pid_start) {
@@ -92,9 +85,9 @@ async fn release(session: &mut Session, kept: Kept) -> Result<(), ReleaseError> 
 }
 
 fn free_files(session: &Session) -> Result<(), ReleaseError> {
-    let vm = session.vm();
+    let (vm, disk) = (session.vm(), session.node.disk());
     for ram in &vm.ram {
-        match std::fs::remove_file(&ram.path) {
+        match disk.remove_file(&ram.path) {
             Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
                 return Err(ReleaseError::File { path: ram.path.clone(), source });
             }
@@ -103,7 +96,7 @@ fn free_files(session: &Session) -> Result<(), ReleaseError> {
     }
     if !vm.adopted {
         // QEMU's log stays for whoever wonders; sockets in it are dead.
-        let _ = std::fs::remove_file(&vm.qmp_socket);
+        let _ = disk.remove_file(&vm.qmp_socket);
     }
     Ok(session.node.vms.remove(&vm.name)?)
 }

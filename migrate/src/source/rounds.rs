@@ -1,7 +1,8 @@
 //! Pre-copy rounds: scan, name what is dirty, let the destination read it, again while it pays.
 
 use std::sync::Arc;
-use std::time::Instant;
+
+use tokio::time::Instant;
 
 use super::classify::Classified;
 use super::conversation::Heard;
@@ -134,6 +135,7 @@ impl Warm {
         let (mut batches, task) = self.pages.memory.name_pages(sets, Arc::clone(&self.pages.gate));
         loop {
             tokio::select! {
+                biased;
                 step = self.pages.next_step() => {
                     if self.pages.registered(step, session, &mut self.control).await? {
                         return Ok(None);

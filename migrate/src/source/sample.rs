@@ -1,6 +1,8 @@
 //! What the guest writes and what the link carries, watched for a moment before it is decided how to go on.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::error::{SourceError, Stop};
 use super::session::Session;
@@ -93,7 +95,7 @@ impl Warm {
 
     /// Chooses a mode by what is seen, where the kernel can watch a guest's writes.
     pub(super) async fn choose_mode(&mut self, session: &mut Session) -> Result<Option<Sample>, Stop> {
-        let can_track = vmove_memory::DirtyTracker::supported().is_ok();
+        let can_track = session.node.config.vmm.can_follow_writes();
         let content_bytes = self.pages.memory.content_bytes();
         let sample = if can_track { Some(self.sample(session).await?) } else { None };
         let (mode, why) = plan::choose(Outlook {

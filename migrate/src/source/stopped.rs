@@ -3,9 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use vmove_qmp::Client;
-use vmove_qmp::switchover::Source;
-
 use super::aborted::Undo;
 use super::committed::Committed;
 use super::control::Control;
@@ -14,8 +11,9 @@ use super::error::{SourceError, Stop};
 use super::final_pages::FinalPages;
 use super::page_service::PageService;
 use super::session::Session;
-use super::stopped_qemu::{Kept, Qemu, Relay, cancel_stop};
+use super::stopped_qemu::{Kept, StoppedQemu, cancel_stop};
 use crate::proto::message::{DestinationStand, Final, ToDestination, ToSource};
+use crate::vmm::Leaving;
 use vmove_types::progress::Phase;
 use vmove_types::time::Mono;
 
@@ -35,9 +33,7 @@ pub(super) struct StoppedGuest {
 /// A stopped guest that is not given up.
 #[derive(Debug)]
 pub(super) struct Stopped {
-    pub monitor: Client,
-    pub qemu: Arc<Source>,
-    pub relay: Option<Relay>,
+    pub qemu: Arc<dyn Leaving>,
     pub control: Control,
     pub pages: PageService,
     pub guest: StoppedGuest,
@@ -69,13 +65,14 @@ impl Stopped {
 
     /// A destination that has failed since it said `Loaded` is not given the guest.
     fn not_failed_meanwhile(&mut self, session: &Session) -> Result<(), Stop> {
-        while let Some(message) = self.control.received() {
-            match message? {
-                failed @ ToSource::Failed(_) => return Err(session.unexpected(&failed)),
+        for message in self.control.look_ahead()? {
+            match message {
+                failed @ ToSource::Failed(_) => return Err(session.unexpected(failed)),
                 // It says why in its next message, which is waited for when the guest is brought back.
                 ToSource::Resume(DestinationStand::Gone) => {
                     return Err(SourceError::GivenBack(session.to().clone()).into());
                 }
+                // Such as that it has lost its page connections: that is dealt with after the commit.
                 _ => {}
             }
         }
@@ -85,17 +82,16 @@ impl Stopped {
     /// The guest is given up, and the journal says so: from here on it is the destination's.
     pub(super) fn commit(self, session: &Session) -> (Committed, Control) {
         session.publisher.enter(Phase::HandOver);
-        let Self { monitor, qemu, relay, control, pages, guest } = self;
+        let Self { qemu, control, pages, guest } = self;
         let StoppedGuest { at, was_running, last } = guest;
-        let qemu = Qemu { monitor, source: qemu, stopped_at: was_running.then_some(at), _relay: relay };
-        let kept = Kept::InMemory(qemu);
+        let kept = Kept::InMemory(StoppedQemu { qemu, stopped_at: was_running.then_some(at) });
         (Committed { kept, serving: Some((pages, last)), runs_there: false }, control)
     }
 }
 
 impl Undo for Stopped {
     async fn bring_guest_back(&mut self, _: &Session) -> Result<(), SourceError> {
-        cancel_stop(&mut self.relay, &self.qemu, &self.pages.memory).await
+        cancel_stop(&*self.qemu, &self.pages.memory).await
     }
 
     fn control(&mut self) -> Option<&mut Control> {

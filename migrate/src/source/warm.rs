@@ -3,10 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
-use vmove_qmp::Client;
-use vmove_qmp::switchover::{Hold, Source, SourceOptions};
-
 use super::aborted::Undo;
 use super::control::Control;
 use super::conversation::{Heard, Serving};
@@ -15,6 +11,7 @@ use super::page_service::PageService;
 use super::session::Session;
 use super::stopping::Stopping;
 use crate::proto::message::ToSource;
+use crate::vmm::{Leaving, LeavingMonitor};
 use vmove_types::progress::Phase;
 
 /// QEMU answers within milliseconds unless its main loop hangs.
@@ -23,7 +20,7 @@ const MONITOR_TIMEOUT: Duration = Duration::from_secs(10);
 /// A guest that runs here while its memory is read.
 #[derive(Debug)]
 pub(super) struct Warm {
-    pub monitor: Client,
+    pub monitor: Arc<dyn LeavingMonitor>,
     /// A disk bypasses the page cache: the guest is stopped and drained for each scan.
     pub direct_io: bool,
     pub control: Control,
@@ -71,25 +68,20 @@ impl Warm {
     }
 
     /// Makes QEMU ready to stop the guest and to send its device state.
-    pub(super) async fn prepare_qemu(&self) -> Result<Source, Stop> {
-        // QEMU 10 says when the guest is drained without being made to wait (2 ms less pause); older ones say it only when all is sent,
-        // which may be never if the destination needs a page to take it in.
-        let hold = if self.monitor.version().major >= 10 { Hold::Never } else { Hold::AtOnce };
-        let options = SourceOptions::default().hold(hold);
-        let prepared = Source::prepare(&self.monitor, &options).await;
+    pub(super) async fn prepare_qemu(&self) -> Result<Arc<dyn Leaving>, Stop> {
+        let prepared = self.monitor.prepare().await;
         Ok(prepared.map_err(SourceError::qemu("be made ready to send its device state"))?)
     }
 
     /// From here on QEMU has settings that must be put back.
-    pub(super) fn stop(self, qemu: Source) -> Stopping {
-        let Self { monitor, control, pages, .. } = self;
-        Stopping { monitor, qemu: Arc::new(qemu), relay: None, control, pages }
+    pub(super) fn stop(self, qemu: Arc<dyn Leaving>) -> Stopping {
+        Stopping { qemu, control: self.control, pages: self.pages }
     }
 
     /// `stop` or `cont`.
     pub(super) async fn tell_qemu(&self, command: &'static str) -> Result<(), SourceError> {
-        let reply = self.monitor.execute_raw(command, Value::Null, MONITOR_TIMEOUT).await;
-        reply.map(drop).map_err(|source| SourceError::StopOrCont { command, source })
+        let told = self.monitor.tell(command, MONITOR_TIMEOUT).await;
+        told.map_err(|source| SourceError::StopOrCont { command, source })
     }
 }
 
@@ -113,9 +105,8 @@ impl Undo for Warm {
 impl Warm {
     /// `cont`, unless the guest runs.
     async fn run_again(&self) -> Result<(), SourceError> {
-        let status = self.monitor.execute_raw("query-status", Value::Null, MONITOR_TIMEOUT).await;
-        let status = status.map_err(|source| SourceError::StopOrCont { command: "cont", source })?;
-        if status.get("status").and_then(Value::as_str) == Some("running") {
+        let status = self.monitor.run_state(MONITOR_TIMEOUT).await;
+        if status.map_err(|source| SourceError::StopOrCont { command: "cont", source })? == "running" {
             return Ok(());
         }
         self.tell_qemu("cont").await

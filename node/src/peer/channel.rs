@@ -25,7 +25,7 @@ impl<In: DeserializeOwned + Send + 'static> Channel<In> {
     pub fn new(stream: BoxedStream) -> Self {
         let (reader, writer) = tokio::io::split(stream);
         let (sender, incoming) = mpsc::channel(AHEAD);
-        Self { writer, incoming, reader: tokio::spawn(read_all(reader, sender)) }
+        Self { writer, incoming, reader: crate::task::spawn(read_all(reader, sender)) }
     }
 
     /// Sends a message.

@@ -41,7 +41,7 @@ impl SessionId {
     /// A new random id.
     #[must_use]
     pub fn random() -> Self {
-        Self(Uuid::new_v4())
+        Self(crate::chance::uuid())
     }
 }
 
@@ -65,7 +65,7 @@ impl Token {
     /// A new random secret.
     #[must_use]
     pub fn random() -> Self {
-        Self(*Uuid::new_v4().as_bytes())
+        Self(*crate::chance::uuid().as_bytes())
     }
 }
 

@@ -1,0 +1,488 @@
+//! Real QEMUs, by their monitors and by the kernel.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::Value;
+use tokio::task::AbortHandle;
+use vmove_memory::{
+    ByteLen, DirtyTracker, FaultContext, HoleWatch, Keep, MemoryDir, MemoryError, PageRun, Precision,
+    Process, QemuMapping, RamFile, UffdFeatures, create_uffd, discard_in_qemu, find_mappings,
+    is_shared_whole, reopen_uffd, touched_in_qemu,
+};
+use vmove_qmp::confine::Confinement;
+use vmove_qmp::inspect::{HostQemu, InspectHostError, VmFacts, find_program};
+use vmove_qmp::process::{ProcessError, QemuProcess, log_in};
+use vmove_qmp::switchover::{
+    Announce, Destination, DestinationOptions, Hold, Inbound, Outbound, Source, SourceOptions, StateReceiver,
+    StateSender, SwitchoverError, relay,
+};
+use vmove_qmp::{Client, QmpError};
+use vmove_types::Backing;
+use vmove_types::problem::chain;
+use vmove_types::time::Mono;
+
+use super::{
+    ArrivingMonitor, Attached, FaultsError, GuestWrites, Halt, Leaving, LeavingMonitor, MappedFile, NotReady,
+    QemuHandle, TakenFaults, Vmm, WriteTracker,
+};
+use vmove_node::control_groups::ControlGroups;
+use vmove_node::monitors::Monitors;
+use vmove_node::peer::BoxedStream;
+use vmove_node::record::VmRecord;
+
+/// Loading half a MiB of device state takes milliseconds; a page it needs may have to be fetched meanwhile.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// `cont` takes disks over, which may have to wait for a lock on a slow file server.
+const RESUME_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Those of this host.
+#[derive(Debug)]
+pub struct Qemu {
+    monitors: Arc<Monitors>,
+    groups: Arc<ControlGroups>,
+    confinement: Confinement,
+}
+
+impl Qemu {
+    /// Monitors, and control groups of VMs: shared with the rest of the daemon. QEMUs are started with these rights.
+    #[must_use]
+    pub const fn new(monitors: Arc<Monitors>, groups: Arc<ControlGroups>, confinement: Confinement) -> Self {
+        Self { monitors, groups, confinement }
+    }
+}
+
+fn process_of(vm: &VmRecord) -> Result<Process, MemoryError> {
+    Process::reopen(vm.pid.unsigned_abs(), vm.pid_start)
+}
+
+#[async_trait]
+impl Vmm for Qemu {
+    async fn binary(&self, program: &str) -> Option<Result<HostQemu, InspectHostError>> {
+        let path = find_program(program)?;
+        Some(crate::check::destination::known_qemu(&path).await)
+    }
+
+    fn is_there(&self, vm: &VmRecord) -> bool {
+        process_of(vm).is_ok()
+    }
+
+    fn has_ended(&self, vm: &VmRecord) -> bool {
+        match process_of(vm) {
+            Ok(process) => process.is_ending(),
+            Err(error) => matches!(error, MemoryError::ProcessGone { .. }),
+        }
+    }
+
+    fn adopt(&self, vm: &VmRecord) -> Result<Arc<dyn QemuHandle>, ProcessError> {
+        let process = QemuProcess::adopt(vm.pid.unsigned_abs(), &log_in(&vm.vm_dir))?;
+        Ok(Arc::new(Started { process, monitors: Arc::clone(&self.monitors) }))
+    }
+
+    async fn monitor(&self, vm: &VmRecord) -> Result<Arc<dyn LeavingMonitor>, QmpError> {
+        Ok(Arc::new(Monitor { client: self.monitors.client(&vm.qmp_socket).await?, destination: None }))
+    }
+
+    async fn forget_monitor(&self, socket: &Path) {
+        self.monitors.forget(socket).await;
+    }
+
+    fn shares_memory(&self, vm: &VmRecord) -> Result<bool, MemoryError> {
+        let files: Vec<RamFile> =
+            vm.ram.iter().map(|ram| RamFile::open(&ram.path)).collect::<Result<_, _>>()?;
+        is_shared_whole(&process_of(vm)?, &files.iter().collect::<Vec<_>>())
+    }
+
+    fn can_follow_writes(&self) -> bool {
+        DirtyTracker::supported().is_ok()
+    }
+
+    fn find_memory(&self, vm: &VmRecord, files: &[&RamFile]) -> Result<Box<dyn GuestWrites>, MemoryError> {
+        let process = process_of(vm)?;
+        let mappings = find_mappings(&process, files)?;
+        Ok(Box::new(InQemu { process, mappings }))
+    }
+
+    async fn end_left(
+        &self,
+        vm: &VmRecord,
+        by_monitor: bool,
+        deadline: Duration,
+    ) -> Result<(), ProcessError> {
+        let process = QemuProcess::adopt(vm.pid.unsigned_abs(), &log_in(&vm.vm_dir))?;
+        // The session holds the connection, if it has one: this finds the same.
+        let monitor = if by_monitor { self.monitors.client(&vm.qmp_socket).await.ok() } else { None };
+        process.quit(monitor.as_ref(), deadline).await
+    }
+
+    fn page_map_dir(&self, dir: &Path) -> Result<PathBuf, MemoryError> {
+        Ok(MemoryDir::prepare(dir, Backing::Thp)?.path().to_owned())
+    }
+
+    fn create_ram_file(
+        &self,
+        dir: &Path,
+        backing: Backing,
+        name: &str,
+        len: ByteLen,
+    ) -> Result<RamFile, MemoryError> {
+        MemoryDir::prepare(dir, backing)?.create_ram_file(name, len)
+    }
+
+    fn start(
+        &self,
+        vm: &str,
+        command: &[OsString],
+        vm_dir: &Path,
+    ) -> Result<Arc<dyn QemuHandle>, ProcessError> {
+        let group = self.groups.make(vm);
+        let process =
+            QemuProcess::spawn_in(command, vm_dir, &log_in(vm_dir), &self.confinement, group.as_deref())?;
+        Ok(Arc::new(Started { process, monitors: Arc::clone(&self.monitors) }))
+    }
+
+    fn take_faults(
+        &self,
+        qemu: &dyn QemuHandle,
+        files: &[&RamFile],
+        locked: bool,
+    ) -> Result<TakenFaults, FaultsError> {
+        take_faults(qemu.pid(), files, locked)
+    }
+
+    fn retake_faults(
+        &self,
+        vm: &VmRecord,
+        fault_fd: i32,
+        files: &[&RamFile],
+    ) -> Result<Option<Attached>, MemoryError> {
+        let process = process_of(vm)?;
+        let mappings = find_mappings(&process, files)?;
+        let context = FaultContext::new(reopen_uffd(&process, fault_fd)?);
+        // Whoever waits was reported to a process that is no more: all fault again.
+        for mapping in &mappings {
+            context.wake(mapping.hva, mapping.len)?;
+        }
+        Ok(Some(Attached { process, context, mappings }))
+    }
+
+    async fn reconnect(&self, socket: &Path) -> Result<Arc<dyn ArrivingMonitor>, QmpError> {
+        Ok(Arc::new(Monitor { client: self.monitors.client(socket).await?, destination: None }))
+    }
+
+    async fn end_started_in(&self, vm_dir: &Path) -> Result<Vec<u32>, ProcessError> {
+        vmove_qmp::process::end_started_in(vm_dir).await
+    }
+}
+
+/// Registers QEMU's mappings, and drops the page-table entries it had before: those would never fault (hazard: stale mappings).
+fn take_faults(pid: u32, files: &[&RamFile], locked: bool) -> Result<TakenFaults, FaultsError> {
+    let process = Process::open(pid)?;
+    let mappings = find_mappings(&process, files)?;
+    for (index, file) in files.iter().enumerate() {
+        let mapped: u64 = mappings.iter().filter(|m| m.file_index == index).map(|m| m.len.0).sum();
+        if mapped != file.len().0 {
+            let (path, len) = (file.path().to_owned(), file.len().0);
+            return Err(FaultsError::NotMappedOnce { path, mapped, len });
+        }
+    }
+    let remote = create_uffd(&process, UffdFeatures::Faults, Keep::InQemu)?;
+    let fault_fd = remote.fd_in_qemu.ok_or(FaultsError::NoFaultDescriptor)?;
+    let context = FaultContext::new(remote);
+    context.register(&mappings)?;
+    let mut touched = Vec::new();
+    if !locked {
+        touched_in_qemu(&process, &mappings, |block, run| touched.push((block, run)))?;
+    }
+    discard_in_qemu(&process, &mappings, Some(&context))?;
+    Ok(TakenFaults { attached: Some(Attached { process, context, mappings }), fault_fd, touched })
+}
+
+/// A process of this host.
+#[derive(Debug)]
+struct Started {
+    process: QemuProcess,
+    monitors: Arc<Monitors>,
+}
+
+#[async_trait]
+impl QemuHandle for Started {
+    fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    fn start_time(&self) -> u64 {
+        Process::open(self.process.pid()).map_or(0, |process| process.start_time())
+    }
+
+    async fn make_ready(
+        &self,
+        socket: &Path,
+        deadline: Duration,
+    ) -> Result<Arc<dyn ArrivingMonitor>, NotReady> {
+        let client = self.process.wait_qmp(socket, deadline).await?;
+        let destination = Destination::prepare(&client, &DestinationOptions::default()).await?;
+        let (state, theirs) = StateSender::pair()?;
+        destination.listen(Inbound::Fd(theirs)).await?;
+        self.monitors.insert(socket, client.clone()).await;
+        let incoming = Incoming { destination: Arc::new(destination), state: Mutex::new(Some(state)) };
+        Ok(Arc::new(Monitor { client, destination: Some(incoming) }))
+    }
+
+    fn alive(&self) -> bool {
+        // If it cannot be opened for another reason, nothing was learned.
+        let ending = match Process::open(self.process.pid()) {
+            Ok(found) => found.is_ending(),
+            Err(error) => matches!(error, MemoryError::ProcessGone { .. }),
+        };
+        // Asked second: if it has not ended, the process that was opened is this one.
+        self.process.alive() && !ending
+    }
+
+    async fn exited(&self) {
+        self.process.exited().await;
+    }
+
+    async fn kill(&self) -> Result<(), ProcessError> {
+        self.process.kill().await
+    }
+
+    fn log_tail(&self) -> String {
+        self.process.log_tail()
+    }
+}
+
+/// A QMP connection.
+#[derive(Debug)]
+struct Monitor {
+    client: Client,
+    /// Of a QEMU that this process started: by it the device state is loaded, and the guest's new place announced.
+    destination: Option<Incoming>,
+}
+
+#[derive(Debug)]
+struct Incoming {
+    destination: Arc<Destination>,
+    /// Our end of its device-state stream, until it is used.
+    state: Mutex<Option<StateSender>>,
+}
+
+impl Monitor {
+    async fn status(&self, deadline: Duration) -> Result<String, QmpError> {
+        let status = self.client.execute_raw("query-status", Value::Null, deadline).await?;
+        Ok(status.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
+    }
+}
+
+#[async_trait]
+impl LeavingMonitor for Monitor {
+    async fn facts(&self, pid: u32) -> Result<VmFacts, QmpError> {
+        vmove_qmp::inspect::facts(&self.client, pid, None).await
+    }
+
+    async fn run_state(&self, deadline: Duration) -> Result<String, QmpError> {
+        self.status(deadline).await
+    }
+
+    async fn tell(&self, command: &'static str, deadline: Duration) -> Result<(), QmpError> {
+        self.client.execute_raw(command, Value::Null, deadline).await.map(drop)
+    }
+
+    async fn prepare(&self) -> Result<Arc<dyn Leaving>, SwitchoverError> {
+        // QEMU 10 says when the guest is drained without being made to wait (2 ms less pause); older ones say it only when all is sent,
+        // which may be never if the destination needs a page to take it in.
+        let hold = if self.client.version().major >= 10 { Hold::Never } else { Hold::AtOnce };
+        let source = Source::prepare(&self.client, &SourceOptions::default().hold(hold)).await?;
+        Ok(Arc::new(SwitchOver { source, relay: Mutex::default() }))
+    }
+
+    async fn take_up(&self, was_running: bool) -> Result<Arc<dyn Leaving>, SwitchoverError> {
+        let source = Source::attach(&self.client, was_running).await?;
+        Ok(Arc::new(SwitchOver { source, relay: Mutex::default() }))
+    }
+}
+
+/// A source QEMU that is made ready, or that sends.
+#[derive(Debug)]
+struct SwitchOver {
+    source: Source,
+    relay: Mutex<Option<Relay>>,
+}
+
+/// Carries QEMU's device state to the destination. It ends when this is dropped: QEMU's write fails if it still sends, which ends its
+/// migration sooner.
+#[derive(Debug)]
+struct Relay(AbortHandle);
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Relay {
+    fn start(mut from: StateReceiver, mut to: BoxedStream) -> Self {
+        let relaying = tokio::spawn(async move {
+            if let Err(error) = relay(&mut from, &mut to).await {
+                tracing::debug!(%error, "the device state stream broke");
+            }
+        });
+        Self(relaying.abort_handle())
+    }
+}
+
+impl SwitchOver {
+    fn set_relay(&self, relay: Option<Relay>) {
+        *self.relay.lock().unwrap_or_else(PoisonError::into_inner) = relay;
+    }
+}
+
+#[async_trait]
+impl Leaving for SwitchOver {
+    async fn start(&self, to: BoxedStream) -> Result<(), SwitchoverError> {
+        let (from, theirs) = StateReceiver::pair()?;
+        self.set_relay(Some(Relay::start(from, to)));
+        self.source.start(Outbound::Fd(theirs)).await
+    }
+
+    async fn stopped(&self, deadline: Duration) -> Result<Halt, SwitchoverError> {
+        let stopped = self.source.stopped(deadline).await?;
+        Ok(Halt { at: Mono(stopped.at.0), was_running: stopped.was_running })
+    }
+
+    async fn held(&self, deadline: Duration) -> Result<(), SwitchoverError> {
+        self.source.held(deadline).await.map(drop)
+    }
+
+    async fn completed(&self, deadline: Duration) -> Result<(), SwitchoverError> {
+        self.source.completed(deadline).await.map(drop)
+    }
+
+    async fn cancel(&self, deadline: Duration) -> Result<(), SwitchoverError> {
+        // Ends the stream to the destination, so that QEMU does not wait for it.
+        self.set_relay(None);
+        self.source.cancel(deadline).await.map(drop)
+    }
+}
+
+/// The guest's memory, as QEMU maps it.
+#[derive(Debug)]
+struct InQemu {
+    process: Process,
+    mappings: Vec<QemuMapping>,
+}
+
+impl GuestWrites for InQemu {
+    fn follow(&self, mapped: &[MappedFile<'_>]) -> Result<Box<dyn WriteTracker>, MemoryError> {
+        // Hole watch first: a hole made after this is found, whichever way.
+        let holes =
+            mapped.iter().map(|m| HoleWatch::new(m.file, m.mapping)).collect::<Result<Vec<_>, _>>()?;
+        let tracker = DirtyTracker::arm(&self.process, &self.mappings, Precision::Page)?;
+        Ok(Box::new(Followed { tracker, holes }))
+    }
+}
+
+/// Writes that the kernel notes, and memory that the guest gives back.
+#[derive(Debug)]
+struct Followed {
+    tracker: DirtyTracker,
+    holes: Vec<HoleWatch>,
+}
+
+impl WriteTracker for Followed {
+    fn scan(
+        &mut self,
+        index: usize,
+        file: &RamFile,
+        dirty: &mut dyn FnMut(PageRun),
+    ) -> Result<(), MemoryError> {
+        self.tracker.scan_and_rearm(index, &mut *dirty)?;
+        // Memory given back to the host (balloon) changes without a write that is sure to be reported.
+        let dropped = self.holes[index].look(file)?;
+        for range in dropped.holes.into_iter().chain(dropped.replaced) {
+            dirty(file.page_size().run_of(range));
+        }
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> Result<(), MemoryError> {
+        self.tracker.disarm()
+    }
+}
+
+#[async_trait]
+impl ArrivingMonitor for Monitor {
+    async fn load(&self, from: BoxedStream) -> Result<u64, SwitchoverError> {
+        let state = self.destination.as_ref().and_then(|incoming| {
+            let to = incoming.state.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+            Some((&incoming.destination, to))
+        });
+        match state {
+            Some((destination, to)) => load(destination, from, to).await,
+            // Its stream ended with the process that had started it, or was used before.
+            None => Err(SwitchoverError::Gone { waiting_for: "the loading of the device state" }),
+        }
+    }
+
+    async fn resume(&self) -> Result<Mono, QmpError> {
+        let resumed = self.client.expect("RESUME", |_| true);
+        self.client.execute_raw("cont", Value::Null, RESUME_TIMEOUT).await?;
+        let event = resumed.wait(RESUME_TIMEOUT).await?;
+        self.announce();
+        Ok(Mono(event.at.0))
+    }
+
+    async fn run_state(&self) -> Result<String, QmpError> {
+        self.status(RESUME_TIMEOUT).await
+    }
+}
+
+impl Monitor {
+    /// Tells the network where the guest is now. In the background: nothing waits for it.
+    fn announce(&self) {
+        let Some(destination) = self.destination.as_ref().map(|incoming| Arc::clone(&incoming.destination))
+        else {
+            return;
+        };
+        tokio::spawn(async move {
+            if let Err(error) = destination.announce(Announce::default()).await {
+                let error = chain(&error);
+                tracing::warn!(error, "the guest's new place was not announced to the network");
+            }
+        });
+    }
+}
+
+async fn load(
+    destination: &Destination,
+    mut from: BoxedStream,
+    mut to: StateSender,
+) -> Result<u64, SwitchoverError> {
+    let mut relaying = pin!(relay(&mut from, &mut to));
+    let mut loaded = pin!(destination.loaded(LOAD_TIMEOUT));
+    let mut relayed = None;
+    loop {
+        tokio::select! {
+            stats = &mut relaying, if relayed.is_none() => {
+                if let Err(error) = &stats {
+                    // QEMU says what it makes of that.
+                    tracing::warn!(%error, "the device state stream broke");
+                }
+                relayed = Some(stats);
+            }
+            done = &mut loaded => {
+                done?;
+                break;
+            }
+        }
+    }
+    let stats = match relayed {
+        Some(stats) => stats,
+        None => relaying.await,
+    };
+    Ok(stats.map_or(0, |stats| stats.bytes))
+}

@@ -1,0 +1,189 @@
+//! An operator, who asks for migrations, calls one off, and does what the documents say where a migration cannot go on by itself.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+use vmove_migrate::engine::Engine;
+use vmove_node::peer::PeerTarget;
+use vmove_node::record::{RamFileRecord, VmRecord};
+use vmove_qmp::confine::Confinement;
+use vmove_types::Backing;
+use vmove_types::progress::{GuestPlace, Outcome, Progress};
+use vmove_types::spec::MigrationSpec;
+
+use crate::daemon::{self, Daemon};
+use crate::guest;
+use crate::plan::{NODES, NodeIndex};
+use crate::qemu::{self, Ender, Status};
+use crate::world::World;
+
+/// The guest's name.
+pub const VM: &str = "guest";
+
+fn daemon(world: &World, node: NodeIndex) -> Option<Daemon> {
+    world.state().nodes[node].daemon.clone()
+}
+
+/// Does something as a task of a node's daemon; nothing if that is down, or is killed meanwhile.
+async fn at<T, F>(world: &World, node: NodeIndex, act: impl FnOnce(Daemon) -> F) -> Option<T>
+where
+    T: Send + 'static,
+    F: Future<Output = T> + Send + 'static,
+{
+    let daemon = daemon(world, node)?;
+    let life = std::sync::Arc::clone(&daemon.life);
+    life.process().spawn(act(daemon)).await.ok()
+}
+
+/// Starts the guest at a node, as `vmove run` would.
+///
+/// # Errors
+/// There is no room for its memory.
+pub async fn start_guest(world: &World, node: NodeIndex) -> anyhow::Result<()> {
+    let layout = vmove_node::layout::of_vm(
+        &daemon::run_dir(node),
+        &world.memory_dir(node),
+        VM,
+        Backing::Thp,
+        &Confinement::default(),
+    );
+    let ram = layout.memory_dir.join(format!("{VM}-ram0"));
+    crate::vmm::create_ram_file(&ram, guest::bytes())?;
+    let paused = world.state().schedule.paused;
+    let pid = qemu::start(world, node, &layout.vm_dir, &ram, Status::Paused)?;
+    let memory = world.state().machine(pid).map(|machine| {
+        machine.copy = Some(1);
+        std::sync::Arc::clone(&machine.memory)
+    });
+    memory.iter().for_each(|memory| guest::fill(world, memory));
+    if !paused {
+        qemu::run(world, pid);
+    }
+    let command_line = [
+        "/sim/bin/qemu-system-x86_64",
+        "-machine",
+        "q35,memory-backend=ram0",
+        "-m",
+        &format!("{}K", guest::bytes().0 >> 10),
+        "-object",
+        &format!(
+            "memory-backend-file,id=ram0,size={}K,share=on,mem-path=/dev/shm/ram0",
+            guest::bytes().0 >> 10
+        ),
+    ];
+    let record = VmRecord {
+        name: VM.to_owned(),
+        pid,
+        pid_start: u64::from(pid.unsigned_abs()),
+        qmp_socket: layout.qmp_socket,
+        vm_dir: layout.vm_dir,
+        backing: Backing::Thp,
+        command_line: command_line.map(str::to_owned).to_vec(),
+        environment: Vec::new(),
+        ram: vec![RamFileRecord { id: "ram0".to_owned(), path: ram, size: guest::bytes().0 }],
+        overlays: Vec::new(),
+        adopted: false,
+        session: None,
+    };
+    let entered = at(world, node, move |daemon| async move { daemon.vms.insert(record) }).await;
+    entered.ok_or_else(|| anyhow::anyhow!("the daemon is down"))??;
+    Ok(())
+}
+
+/// The node whose daemon has the guest among its VMs, and no migration that holds it.
+#[must_use]
+pub fn home(world: &World) -> Option<NodeIndex> {
+    (0..NODES.len()).find(|node| {
+        let Some(daemon) = daemon(world, *node) else { return false };
+        daemon.vms.get(VM).is_ok() && !daemon.engine.sessions().iter().any(|p| p.outcome.holds_vm())
+    })
+}
+
+/// `vmove migrate`: whether it was begun.
+pub async fn migrate(world: &World, from: NodeIndex) -> bool {
+    let to = NODES[1 - from];
+    let target = PeerTarget { name: to.to_owned(), address: to.to_owned() };
+    let mode = world.state().schedule.mode;
+    let spec = MigrationSpec { mode: mode.parse().unwrap_or_default(), ..MigrationSpec::default() };
+    let asked =
+        at(world, from, move |daemon| async move { daemon.engine.start(VM, target, spec).await }).await;
+    let begun = matches!(asked, Some(Ok(_)));
+    world.note("world", format!("migrate to {to}: {begun}"));
+    begun
+}
+
+/// What a node lists of migrations; nothing if its daemon is down.
+#[must_use]
+pub fn listed(world: &World, node: NodeIndex) -> Option<Vec<Progress>> {
+    Some(daemon(world, node)?.engine.sessions())
+}
+
+/// `vmove cancel` on both nodes, of whatever runs.
+pub fn cancel(world: &World) {
+    for node in 0..NODES.len() {
+        let world = world.clone();
+        tokio::spawn(async move {
+            for session in listed(&world, node).unwrap_or_default() {
+                if !session.outcome.is_end() {
+                    let asked = at(&world, node, move |daemon| async move {
+                        Engine::cancel(&daemon.engine, &session.id).await.is_ok()
+                    });
+                    let _ = asked.await;
+                }
+            }
+        });
+    }
+}
+
+/// What is to be done about a migration that has ended with the guest in nobody's hands.
+pub async fn recover(world: &World) {
+    for (node, name) in NODES.into_iter().enumerate() {
+        for session in listed(world, node).unwrap_or_default() {
+            let Outcome::Failed { guest, error, .. } = &session.outcome else { continue };
+            match guest {
+                GuestPlace::PausedAtSource | GuestPlace::PausedAtDestination => {
+                    world.note(name, format!("operator: recover, after {:?}", session.role));
+                    let id = session.id.clone();
+                    let asked =
+                        at(world, node, move |daemon| async move { daemon.engine.recover(&id).await });
+                    let _ = asked.await;
+                }
+                // What is on the disk can be read by now.
+                GuestPlace::Unknown if error.contains("unknown, see") => {
+                    world.note(name, "operator: starts vmoved again, which could not read a journal");
+                    daemon::kill(world, node, Duration::from_millis(10), false);
+                    sleep(Duration::from_secs(1)).await;
+                }
+                // A side that could not free what it had given away.
+                GuestPlace::Destination if error.contains("recover") => {
+                    let id = session.id.clone();
+                    let asked =
+                        at(world, node, move |daemon| async move { daemon.engine.recover(&id).await });
+                    let _ = asked.await;
+                }
+                _ => {}
+            }
+        }
+        // Records that could not be read when it was started.
+        if daemon(world, node).is_some_and(|daemon| !daemon.vms.damaged().is_empty()) {
+            world.note(name, "operator: starts vmoved again, which could not read a record");
+            daemon::kill(world, node, Duration::from_millis(10), false);
+            sleep(Duration::from_secs(1)).await;
+        }
+    }
+}
+
+/// `vmove stop --force` on both nodes, of a guest that has died.
+pub async fn end_guest(world: &World) {
+    for (node, name) in NODES.into_iter().enumerate() {
+        world.note(name, "operator: stop --force");
+        let of_world = world.clone();
+        let ended = at(world, node, move |daemon| async move {
+            let abandoned = daemon.engine.abandon(VM).await;
+            of_world.note(daemon.life.name(), format!("abandoned: {}", abandoned.is_ok()));
+            let Ok(vm) = daemon.vms.get(VM) else { return };
+            qemu::end(&of_world, vm.pid, Ender::Operator);
+        });
+        let _ = ended.await;
+    }
+}

@@ -1,0 +1,182 @@
+//! One schedule, from the guest's start to the last look at what is left.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::time::sleep;
+use vmove_node::peer::PROTOCOL_VERSION;
+
+use crate::daemon;
+use crate::operator;
+use crate::oracle;
+use crate::plan::Schedule;
+use crate::world::World;
+
+/// Between two looks at how far it is.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+/// Blows that have not come by then would find nothing under way.
+const BLOWS_LAST: Duration = Duration::from_secs(20);
+/// A migration that goes wrong is asked for again so many times.
+const ATTEMPTS: u32 = 3;
+/// When everything works again, each migration must have ended by then: that is longer than any time limit of a session.
+const SETTLES_WITHIN: Duration = Duration::from_secs(400);
+/// How often an operator tries to help.
+const RECOVERIES: u32 = 4;
+
+/// What came of a schedule.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// The schedule.
+    pub schedule: Schedule,
+    /// What must not be and was.
+    pub violations: Vec<String>,
+    /// Of all that happened.
+    pub hash: u64,
+    /// Things that the daemon of each node has done.
+    pub steps: [u64; 2],
+    /// Blows that came while something was under way.
+    pub struck: usize,
+    /// By the clock of the simulation.
+    pub took: Duration,
+    /// How it ended.
+    pub end: End,
+}
+
+/// How a schedule ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum End {
+    /// The guest is at the other node.
+    Moved,
+    /// It is where it was.
+    Stayed,
+    /// Its QEMU was killed.
+    Died,
+}
+
+/// Runs a schedule. `memory_dir`: a folder on tmpfs, which is empty and is so again afterwards. `prints`: all that happens.
+///
+/// # Errors
+/// The simulation itself does not work here.
+pub fn run(schedule: Schedule, memory_dir: &Path, prints: bool) -> anyhow::Result<Report> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
+    let report = runtime.block_on(async {
+        let world = World::new(schedule, memory_dir, prints);
+        let end = walk(&world).await;
+        let steps = world.steps();
+        world.end();
+        let end = end?;
+        let schedule = world.state().schedule.clone();
+        let struck = world.state().struck;
+        anyhow::Ok(Report {
+            schedule,
+            violations: world.violations(),
+            hash: world.hash(),
+            steps,
+            struck,
+            took: world.elapsed(),
+            end,
+        })
+    });
+    drop(runtime);
+    for node in crate::plan::NODES {
+        // What a violation has left over.
+        let _ = std::fs::remove_dir_all(memory_dir.join(node));
+    }
+    report
+}
+
+async fn walk(world: &World) -> anyhow::Result<End> {
+    for node in 0..crate::plan::NODES.len() {
+        daemon::start(world, node, PROTOCOL_VERSION);
+    }
+    sleep(LOOK_INTERVAL).await;
+    operator::start_guest(world, 0).await.context("the guest did not start")?;
+    crate::guest::start(world);
+    world.begin_blows();
+    under_blows(world).await;
+    world.no_more_blows();
+    while !world.is_calm() {
+        sleep(LOOK_INTERVAL).await;
+    }
+    settle(world).await;
+    if world.state().schedule.and_back && world.violations().is_empty() && !is_lost(world) {
+        move_back(world).await;
+    }
+    oracle::look(world).await;
+    Ok(match (is_lost(world), operator::home(world)) {
+        (true, _) => End::Died,
+        (false, Some(0)) => End::Stayed,
+        (false, _) => End::Moved,
+    })
+}
+
+fn is_lost(world: &World) -> bool {
+    let state = world.state();
+    let gone = !state.machines.iter().any(|machine| machine.alive);
+    state.guest.is_lost || state.guest.may_be_lost && gone
+}
+
+/// Asks for a migration, again if it was called off, while blows come.
+async fn under_blows(world: &World) {
+    let mut begun = 0;
+    let until = world.elapsed() + BLOWS_LAST;
+    while world.elapsed() < until {
+        if operator::home(world) == Some(0) && begun < ATTEMPTS && !has_left(world) {
+            begun += u32::from(operator::migrate(world, 0).await);
+        }
+        sleep(LOOK_INTERVAL).await;
+        if has_left(world) && oracle::all_ended(world) {
+            return;
+        }
+    }
+}
+
+fn has_left(world: &World) -> bool {
+    operator::home(world) == Some(1)
+}
+
+/// Everything works again: waits for migrations to end, and does what an operator does where one cannot by itself.
+async fn settle(world: &World) {
+    for _ in 0..RECOVERIES {
+        let until = world.elapsed() + SETTLES_WITHIN;
+        while !(world.is_calm() && oracle::all_ended(world)) && world.elapsed() < until {
+            // A side that cannot go on by itself keeps the other one waiting.
+            if oracle::needs_help(world) && world.elapsed() + SETTLES_WITHIN > until + daemon::RECONNECT_FOR {
+                break;
+            }
+            sleep(LOOK_INTERVAL).await;
+        }
+        if !oracle::needs_help(world) {
+            break;
+        }
+        match is_lost(world) {
+            true => operator::end_guest(world).await,
+            false => operator::recover(world).await,
+        }
+        sleep(LOOK_INTERVAL).await;
+    }
+    if world.state().guest.may_be_lost && oracle::needs_help(world) {
+        operator::end_guest(world).await;
+    }
+    // Words that nobody waits for, records that are owed.
+    sleep(Duration::from_secs(15)).await;
+    if let Some(stuck) = oracle::first_not_ended(world) {
+        world.violation(format!("a migration does not end: {stuck}"));
+    }
+}
+
+/// What was left over would be in the way.
+async fn move_back(world: &World) {
+    let Some(from) = operator::home(world) else { return };
+    let begun = operator::migrate(world, from).await;
+    let until = world.elapsed() + SETTLES_WITHIN;
+    while !(begun && oracle::all_ended(world)) && world.elapsed() < until {
+        sleep(LOOK_INTERVAL).await;
+    }
+    if operator::home(world) != Some(1 - from) {
+        let why = oracle::newest_failure(world);
+        world.violation(format!("a migration with no blow did not arrive (begun: {begun}): {why:?}"));
+    }
+    sleep(Duration::from_secs(15)).await;
+}

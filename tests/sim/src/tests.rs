@@ -1,0 +1,146 @@
+//! Schedules of chance, and those that have once found something.
+
+use std::path::PathBuf;
+
+use crate::plan::{Blow, DiskError, Moment, Planned, Schedule};
+use crate::run::{End, Report, run};
+
+/// A folder on tmpfs for a test of this name.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = PathBuf::from(format!("/dev/shm/vmove-sim-{:010}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn walk(name: &str, schedule: Schedule) -> Report {
+    let folder = Folder::new(name);
+    let report = run(schedule, &folder.0, false).unwrap();
+    assert_eq!(report.violations, Vec::<String>::new(), "{:#?}", report.schedule);
+    report
+}
+
+const SOURCE: usize = 0;
+const DESTINATION: usize = 1;
+
+const fn kill(node: usize, down_ms: u64) -> Blow {
+    Blow::Kill { node, written_percent: 0, down_ms, other_version: false }
+}
+
+/// The first line of this state is written, and the blow comes before it.
+fn at(node: usize, part: &'static str, blow: Blow) -> Planned {
+    Planned { when: Moment::Doing(node, part), blow }
+}
+
+#[test]
+fn a_guest_moves_in_every_mode_there_and_back() {
+    for mode in ["precopy", "postcopy", "hybrid", "auto"] {
+        let report = walk(mode, Schedule::with(mode, Vec::new()));
+        // And back.
+        assert_eq!(report.end, End::Stayed, "{mode}");
+        assert!(report.steps.iter().all(|steps| *steps > 60), "{mode}: {:?}", report.steps);
+    }
+}
+
+/// 500 that differ in mode, latency, and what breaks when. `./run sim` takes more.
+#[test]
+fn schedules_of_five_hundred_seeds_hold() {
+    let folder = Folder::new("many");
+    let mut struck = 0;
+    for seed in 1..=500 {
+        let report = run(Schedule::of(seed), &folder.0, false).unwrap();
+        assert_eq!(report.violations, Vec::<String>::new(), "./run sim --seed {seed} shows it step by step");
+        struck += report.struck;
+    }
+    assert!(struck > 300, "only {struck} blows came while something was under way");
+}
+
+#[test]
+fn a_seed_comes_out_the_same_each_time() {
+    let folder = Folder::new("same");
+    for seed in 1..=20 {
+        let once = run(Schedule::of(seed), &folder.0, false).unwrap();
+        let again = run(Schedule::of(seed), &folder.0, false).unwrap();
+        assert_eq!((once.hash, once.took, once.steps), (again.hash, again.took, again.steps), "seed {seed}");
+    }
+    let one = run(Schedule::of(1), &folder.0, false).unwrap();
+    let other = run(Schedule::of(2), &folder.0, false).unwrap();
+    assert_ne!(one.hash, other.hash);
+}
+
+/// It told how far it was first, and the source took that for the answer.
+#[test]
+fn a_destination_that_holds_the_state_hears_that_the_guest_stays() {
+    let report = walk(
+        "told",
+        Schedule::with("precopy", vec![at(DESTINATION, "destination.jsonl: loaded", Blow::Reset)]),
+    );
+    assert!(report.took.as_secs() < 60, "{:?}", report.took);
+}
+
+/// It had to bring the guest back, could not, and said nothing.
+#[test]
+fn a_destination_hears_it_too_where_the_sources_qemu_has_ended() {
+    let blows = vec![
+        at(DESTINATION, "destination.jsonl: loaded", kill(SOURCE, 20_000)),
+        Planned { when: Moment::Millis(5_000), blow: Blow::QemuDies { node: SOURCE } },
+    ];
+    let report = walk("dead", Schedule::with("precopy", blows));
+    assert_eq!(report.end, End::Died);
+}
+
+/// QEMU was left in a state from which it cannot be moved.
+#[test]
+fn a_paused_guest_can_be_moved_after_its_daemon_was_killed_while_it_was_put_back() {
+    let blows = vec![
+        at(DESTINATION, "destination.jsonl: loaded", kill(SOURCE, 100)),
+        at(SOURCE, "take up the migration", kill(SOURCE, 100)),
+    ];
+    walk("paused", Schedule { paused: true, ..Schedule::with("precopy", blows) });
+}
+
+/// It ended its QEMU, while its journal may have said that the guest was its own.
+#[test]
+fn a_destination_keeps_its_qemu_until_the_line_that_failed_is_cut_off() {
+    let (error, ms) = (DiskError::Io, 30_000);
+    let fails =
+        Blow::Disk { node: DESTINATION, error, ms, written_percent: 100, cuts_fail: true, reads_fail: false };
+    let blows = vec![
+        at(DESTINATION, "destination.jsonl: owner", fails),
+        Planned { when: Moment::Millis(2_000), blow: kill(SOURCE, 20) },
+        Planned { when: Moment::Millis(2_000), blow: kill(DESTINATION, 1) },
+    ];
+    let report = walk("owner", Schedule::with("postcopy", blows));
+    assert_eq!(report.end, End::Stayed, "there and back");
+}
+
+/// Every page was there, and so it was whole by its journal, before it had been found out that nobody had resumed it.
+#[test]
+fn a_guest_that_is_whole_runs_though_its_daemon_was_killed_twice_before_it_was_resumed() {
+    let whole_line = Blow::Kill { node: DESTINATION, written_percent: 100, down_ms: 1, other_version: false };
+    let blows = vec![
+        at(DESTINATION, "cont", kill(DESTINATION, 500)),
+        at(DESTINATION, "destination.jsonl: complete", whole_line),
+    ];
+    let report = walk("whole", Schedule { and_back: false, ..Schedule::with("precopy", blows) });
+    assert_eq!(report.end, End::Moved);
+}
+
+/// The word that the destination had lost them came just before the commit, and was read and forgotten.
+#[test]
+fn page_connections_that_break_just_before_the_commit_are_made_anew() {
+    let report = walk(
+        "pages",
+        Schedule::with("postcopy", vec![at(DESTINATION, "destination.jsonl: loaded", Blow::PagesBreak)]),
+    );
+    assert!(report.took.as_secs() < 100, "{:?}", report.took);
+}
