@@ -126,6 +126,8 @@ fn another_node_starts_no_program_and_uses_no_option_that_would_give_this_one_aw
     let qemu = need!(qemu());
     // Not below /tmp, where QEMU may write logs.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    // QEMU's user writes a log there, and the program its note.
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let insecure = ["--insecure".to_owned()];
     let (a, b) = (far(), configured(&folder, "b", "", &insecure));
