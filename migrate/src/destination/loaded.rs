@@ -185,12 +185,14 @@ impl Loaded {
                 if let Some(gone) = self.gone(session, control).await? {
                     return Ok(Some(gone));
                 }
-                let answered = control.send(&ToSource::Resume(DestinationStand::Loaded)).await;
-                // Its word counts also where it does not wait for the answer.
                 if stand == SourceStand::Aborted {
+                    // Written down first: a source that was answered does not say it again. Its word counts also where it does not wait.
+                    if session.advance(DestinationEvent::PeerAborted).is_ok() {
+                        let _ = control.send(&ToSource::Resume(DestinationStand::Gone)).await;
+                    }
                     return Err(End::Aborted("the source keeps the guest".to_owned()));
                 }
-                answered?;
+                control.send(&ToSource::Resume(DestinationStand::Loaded)).await?;
                 self.hashes = SourceHashes::default();
                 session.publisher.update(|p| p.outcome = Outcome::Running);
             }

@@ -144,3 +144,14 @@ fn page_connections_that_break_just_before_the_commit_are_made_anew() {
     );
     assert!(report.took.as_secs() < 100, "{:?}", report.took);
 }
+
+/// It had answered before it had written down what it had heard, and waited for ever after that.
+#[test]
+fn a_destination_killed_as_it_hears_that_the_guest_stays_hears_it_again() {
+    let blows = vec![
+        at(DESTINATION, "destination.jsonl: loaded", kill(SOURCE, 1)),
+        at(DESTINATION, "destination.jsonl: gone", kill(DESTINATION, 1)),
+    ];
+    let report = walk("again", Schedule::with("postcopy", blows));
+    assert!(report.took.as_secs() < 100, "{:?}", report.took);
+}
