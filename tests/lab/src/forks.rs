@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::check::{collect, shell};
 use crate::host::address;
-use crate::moves::vhost::{NAME, Vhost};
+use crate::moves::vhost::{self, NAME, Vhost};
 use crate::moves::{COMMAND_TIMEOUT_MS, Moves, PORT, Parts, expect, report};
 use crate::supervisor::Lab;
 use crate::switch::rules::Rule;
@@ -34,7 +34,8 @@ pub fn all(lab: &Lab, parts: &Parts, only: &str) -> Result<usize> {
         }
         ran.set(ran.get() + 1);
         let begin = Instant::now();
-        let started = HOSTS.iter().try_for_each(|host| forks.start(*host, ""));
+        let flags = vhost::flags_for(name);
+        let started = HOSTS.iter().try_for_each(|host| forks.start(*host, flags));
         let result = started.and_then(|()| forks.0.guest("g")).and_then(|()| case());
         lab.switch().set(None, None, Rule::default());
         let ended = HOSTS.iter().try_for_each(|host| forks.0.stop(*host));

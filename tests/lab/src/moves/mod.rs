@@ -65,7 +65,8 @@ pub fn all(lab: &Lab, parts: &Parts, sessions: usize, only: &str) -> Result<usiz
         }
         ran.set(ran.get() + 1);
         let begin = Instant::now();
-        let result = moves.start(1, "").and_then(|()| moves.start(2, "")).and_then(|()| case());
+        let flags = vhost::flags_for(name);
+        let result = moves.start(1, flags).and_then(|()| moves.start(2, flags)).and_then(|()| case());
         lab.switch().set(None, None, Rule::default());
         let ended = moves.stop(1).and(moves.stop(2));
         result.and(ended).with_context(|| format!("case {name}"))?;

@@ -32,6 +32,14 @@ pub(crate) fn all(moves: &Moves<'_>, case: &RunCase<'_>) -> Result<()> {
 /// Guests behind taps, on the hosts of a lab.
 pub(crate) struct Vhost<'a>(pub(crate) &'a Moves<'a>);
 
+/// QEMU makes the tap of each guest and child itself, which takes the rights of root.
+const AS_ROOT: &str = "--qemu-user root";
+
+/// Flags of the daemons for the case of this name.
+pub(crate) fn flags_for(case: &str) -> &'static str {
+    if case.contains("vhost") { AS_ROOT } else { "" }
+}
+
 /// What a host has counted of the guest behind a tap, see `tests/lab/host/traffic`.
 #[derive(Debug)]
 struct Counts {
@@ -159,7 +167,7 @@ impl Vhost<'_> {
         let moving = self.0.moving_of(NAME, "--mode postcopy --verify --bandwidth 2MB", "fetch")?;
         self.0.must(2, "kill -KILL $(cat /run/vmoved.pid)")?;
         std::thread::sleep(Duration::from_secs(3));
-        self.0.start(2, "")?;
+        self.0.start(2, AS_ROOT)?;
         let done = collect(&moving).context("h1 went away")?;
         ensure!(done.status == 0, "ended with {}: {}", done.status, done.text);
         let report = report(&done.text)?;
@@ -187,6 +195,6 @@ impl Vhost<'_> {
         )?;
         self.0.must(2, "! ip link show t-n 2>/dev/null && [ -z \"$(find /run/vm/memory -type f)\" ]")?;
         // So that the end of the case finds a daemon.
-        self.0.start(1, "")
+        self.0.start(1, AS_ROOT)
     }
 }
