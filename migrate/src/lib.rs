@@ -49,6 +49,8 @@ pub mod proto;
 #[cfg(not(loom))]
 pub mod publish;
 #[cfg(not(loom))]
+pub mod qemu_binaries;
+#[cfg(not(loom))]
 mod records;
 #[cfg(not(loom))]
 mod recovery;

@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::SystemTime;
 
-use crate::files::no_link;
+use crate::without_links::{self, no_link};
 
 /// An open file that is being written.
 pub trait DiskFile: Write + Send + Sync + fmt::Debug {
@@ -144,7 +144,7 @@ impl Disk for KernelDisk {
     }
 
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
-        crate::files::read(path)
+        without_links::read(path)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {

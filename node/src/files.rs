@@ -1,16 +1,15 @@
 //! Files and folders of the daemon's own.
 
-use std::fs::OpenOptions;
-use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use rustix::fs::OFlags;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::disk::{Disk, DiskFile, KernelDisk};
+pub use crate::without_links::{no_link, read};
 
 /// Bits of a mode by which the group or others may write.
 const WRITABLE: u32 = 0o022;
@@ -85,21 +84,6 @@ pub fn own_dir(what: &'static str, path: &Path) -> Result<PathBuf, OwnDirError> 
         return Err(OwnDirError::Writable { what, path: resolved, mode: meta.mode() & 0o7777 });
     }
     Ok(resolved)
-}
-
-/// Adds to `options` that the last part of a path must not be a symbolic link: opening one fails with `ELOOP`.
-pub fn no_link(options: &mut OpenOptions) -> &mut OpenOptions {
-    options.custom_flags(OFlags::NOFOLLOW.bits() as i32)
-}
-
-/// Reads a file of the daemon's own, which is not a symbolic link.
-///
-/// # Errors
-/// The kernel's answer; `ELOOP` for a link.
-pub fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    no_link(OpenOptions::new().read(true)).open(path)?.read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// Reads a JSON file of the daemon's own.

@@ -52,3 +52,4 @@ pub mod reservations;
 pub mod simulation;
 pub mod store;
 pub mod task;
+pub mod without_links;

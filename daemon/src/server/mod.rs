@@ -233,7 +233,7 @@ async fn learn_qemus() {
     let wanted = |path: &PathBuf| path.file_name().is_some_and(|name| name == "qemu-kvm" || *name == *own);
     let mut found = vmove_qmp::inspect::find_qemus(std::env::var_os("PATH").as_deref());
     found.retain(wanted);
-    vmove_migrate::check::learn_qemus(&found).await;
+    vmove_migrate::qemu_binaries::learn_qemus(&found).await;
 }
 
 /// Where VMs get control groups, if they do.

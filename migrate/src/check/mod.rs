@@ -2,5 +2,3 @@
 
 pub(crate) mod destination;
 pub(crate) mod source;
-
-pub use destination::learn_qemus;

@@ -64,7 +64,7 @@ fn process_of(vm: &VmRecord) -> Result<Process, MemoryError> {
 impl Vmm for Qemu {
     async fn binary(&self, program: &str) -> Option<Result<HostQemu, InspectHostError>> {
         let path = find_program(program)?;
-        Some(crate::check::destination::known_qemu(&path).await)
+        Some(crate::qemu_binaries::known_qemu(&path).await)
     }
 
     fn is_there(&self, vm: &VmRecord) -> bool {

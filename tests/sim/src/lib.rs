@@ -4,19 +4,11 @@
 //! them: QEMU and the kernel (`vmm`, `qemu`), disks (`disk`), connections (`net`), time. Guest memory, page tables and the readers that fill
 //! them are real.
 
-mod daemon;
-mod disk;
-mod guest;
-mod journals;
 mod life;
-mod net;
-mod operator;
 mod oracle;
 pub mod plan;
-mod qemu;
 mod rng;
 pub mod run;
 #[cfg(test)]
 mod tests;
-mod vmm;
 mod world;

@@ -1,4 +1,4 @@
-//! What must hold. Two owners and wrong pages are seen when they happen ([`crate::qemu::run`], [`crate::guest`]); here is the rest: every migration
+//! What must hold. Two owners and wrong pages are seen when they happen ([`crate::world::qemu::run`], [`crate::world::guest`]); here is the rest: every migration
 //! ends, the guest is somewhere, and nothing is left over.
 
 use std::collections::BTreeSet;
@@ -7,11 +7,11 @@ use std::sync::{Arc, PoisonError};
 
 use vmove_types::progress::{Outcome, Progress};
 
-use crate::guest;
-use crate::operator::{VM, listed};
 use crate::plan::NODES;
-use crate::qemu::Status;
 use crate::world::World;
+use crate::world::guest;
+use crate::world::operator::{VM, listed};
+use crate::world::status::Status;
 
 /// What all daemons list; nothing if one is down.
 fn all(world: &World) -> Option<Vec<(&'static str, Progress)>> {

@@ -7,11 +7,11 @@ use anyhow::Context as _;
 use tokio::time::sleep;
 use vmove_node::peer::PROTOCOL_VERSION;
 
-use crate::daemon;
-use crate::operator;
 use crate::oracle;
 use crate::plan::Schedule;
 use crate::world::World;
+use crate::world::daemon;
+use crate::world::operator;
 
 /// Between two looks at how far it is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
@@ -92,7 +92,7 @@ async fn walk(world: &World) -> anyhow::Result<End> {
     }
     sleep(LOOK_INTERVAL).await;
     operator::start_guest(world, 0).await.context("the guest did not start")?;
-    crate::guest::start(world);
+    crate::world::guest::start(world);
     world.begin_blows();
     under_blows(world).await;
     world.no_more_blows();

@@ -15,12 +15,13 @@ use vmove_node::store::VmStore;
 use vmove_qmp::confine::Confinement;
 use vmove_types::Backing;
 
-use crate::disk::SimDisk;
 use crate::life::Life;
-use crate::net::SimDialer;
 use crate::plan::NodeIndex;
-use crate::vmm::SimVmm;
 use crate::world::World;
+use crate::world::disk::SimDisk;
+use crate::world::net::SimDialer;
+use crate::world::running::Daemon;
+use crate::world::vmm::SimVmm;
 
 /// A service manager starts a daemon again that has ended with an error.
 const START_AGAIN: Duration = Duration::from_secs(1);
@@ -28,15 +29,6 @@ const START_AGAIN: Duration = Duration::from_secs(1);
 const OTHER_VERSION: Duration = Duration::from_secs(3);
 /// How long a session tries to reach a peer that was lost after the hand-over.
 pub const RECONNECT_FOR: Duration = Duration::from_secs(60);
-
-/// A daemon that is reached by others.
-#[derive(Debug, Clone)]
-pub struct Daemon {
-    pub life: Arc<Life>,
-    pub engine: Arc<Engine>,
-    pub vms: Arc<VmStore>,
-    pub reservations: Arc<Reservations>,
-}
 
 /// State, run and memory folders of a node.
 #[must_use]

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use vmove_memory::{ByteLen, FileOffset, Mapping, PageIndex};
 
-use crate::qemu::Status;
 use crate::world::World;
+use crate::world::status::Status;
 
 /// Pages of its memory: two parts of which a journal or a message speaks, so that some crosses later.
 pub const PAGES: u64 = 128;

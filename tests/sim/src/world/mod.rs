@@ -1,5 +1,16 @@
 //! What there is besides the daemons: QEMUs, the guest, disks, the network's state; and what is written down of all that happens.
 
+pub(crate) mod daemon;
+pub(crate) mod disk;
+pub(crate) mod guest;
+pub(crate) mod journals;
+pub(crate) mod net;
+pub(crate) mod operator;
+pub(crate) mod qemu;
+pub(crate) mod running;
+pub(crate) mod status;
+pub(crate) mod vmm;
+
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -8,14 +19,14 @@ use tokio::time::Instant;
 use vmove_fabric::simulated::Memories;
 use vmove_node::peer::PROTOCOL_VERSION;
 
-use crate::daemon::Daemon;
-use crate::disk::{DiskFault, Files};
-use crate::guest::Guest;
 use crate::life::Life;
-use crate::net::Wire;
 use crate::plan::{Blow, Moment, NODES, NodeIndex, Planned, Schedule};
-use crate::qemu::Machine;
 use crate::rng::Rng;
+use crate::world::disk::{DiskFault, Files};
+use crate::world::guest::Guest;
+use crate::world::net::Wire;
+use crate::world::qemu::Machine;
+use crate::world::running::Daemon;
 
 /// Everything, shared by all that takes part in one schedule.
 #[derive(Clone)]
@@ -305,7 +316,7 @@ impl World {
         self.state().struck += 1;
         match blow {
             Blow::Kill { node, down_ms, other_version, .. } => {
-                crate::daemon::kill(self, node, Duration::from_millis(down_ms), other_version);
+                crate::world::daemon::kill(self, node, Duration::from_millis(down_ms), other_version);
             }
             Blow::Reset => self.reset(|_| true),
             Blow::PagesBreak => self.reset(Wire::carries_pages),
@@ -315,8 +326,8 @@ impl World {
                 self.state().nodes[node].disk_fault =
                     Some(DiskFault { error, until, written_percent, cuts_fail, reads_fail });
             }
-            Blow::QemuDies { node } => crate::qemu::kill_all_of(self, node),
-            Blow::Cancel => crate::operator::cancel(self),
+            Blow::QemuDies { node } => crate::world::qemu::kill_all_of(self, node),
+            Blow::Cancel => crate::world::operator::cancel(self),
             Blow::ClockJump { ms } => {
                 tokio::spawn(async move { tokio::time::advance(Duration::from_millis(ms)).await });
             }

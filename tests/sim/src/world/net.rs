@@ -20,9 +20,9 @@ use vmove_node::peer::{
     Status, Token,
 };
 
-use crate::daemon::Daemon;
 use crate::life::Life;
 use crate::plan::{NODES, NodeIndex};
+use crate::world::running::Daemon;
 use crate::world::{Fate, World};
 
 /// As the daemon's.
@@ -189,7 +189,7 @@ impl AsyncWrite for End {
         let fate = self.wire.world.step(&self.life, format!("send {:?} {what}", self.wire.kind));
         let sent = match fate {
             Fate::Done => bytes,
-            Fate::Dies(percent) => crate::disk::part(bytes, percent),
+            Fate::Dies(percent) => crate::world::disk::part(bytes, percent),
         };
         let latency = self.wire.world.latency();
         let mut state = self.wire.lock();

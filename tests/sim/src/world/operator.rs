@@ -11,11 +11,13 @@ use vmove_types::Backing;
 use vmove_types::progress::{GuestPlace, Outcome, Progress};
 use vmove_types::spec::MigrationSpec;
 
-use crate::daemon::{self, Daemon};
-use crate::guest;
 use crate::plan::{NODES, NodeIndex};
-use crate::qemu::{self, Ender, Status};
 use crate::world::World;
+use crate::world::daemon;
+use crate::world::guest;
+use crate::world::qemu::{self, Ender};
+use crate::world::running::Daemon;
+use crate::world::status::Status;
 
 /// The guest's name.
 pub const VM: &str = "guest";
@@ -48,7 +50,7 @@ pub async fn start_guest(world: &World, node: NodeIndex) -> anyhow::Result<()> {
         &Confinement::default(),
     );
     let ram = layout.memory_dir.join(format!("{VM}-ram0"));
-    crate::vmm::create_ram_file(&ram, guest::bytes())?;
+    crate::world::vmm::create_ram_file(&ram, guest::bytes())?;
     let paused = world.state().schedule.paused;
     let pid = qemu::start(world, node, &layout.vm_dir, &ram, Status::Paused)?;
     let memory = world.state().machine(pid).map(|machine| {

@@ -10,43 +10,15 @@ use tokio::io::{AsyncWriteExt as _, DuplexStream};
 use tokio::sync::Notify;
 use vmove_memory::{Mapping, PageTable, RamFile};
 
-use crate::guest::{self, PAGES};
 use crate::plan::{NODES, NodeIndex};
+use crate::world::guest::{self, PAGES};
+use crate::world::status::Status;
 use crate::world::{State, World};
 
 /// Beginning of a device state.
 const DEVICE_STATE: [u8; 8] = *b"devices:";
 /// Its length in bytes.
 pub const STATE_LEN: usize = 600;
-
-/// QEMU's run state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
-    /// Runs the guest.
-    Running,
-    /// Does not.
-    Paused,
-    /// Waits for device state.
-    InMigrate,
-    /// Stopped it to send its state.
-    FinishMigrate,
-    /// Has sent it.
-    PostMigrate,
-}
-
-impl Status {
-    /// QEMU's word.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Paused => "paused",
-            Self::InMigrate => "inmigrate",
-            Self::FinishMigrate => "finish-migrate",
-            Self::PostMigrate => "postmigrate",
-        }
-    }
-}
 
 /// Where a migration from here stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What a daemon asks of its QEMUs, as [`crate::qemu`] plays them.
+//! What a daemon asks of its QEMUs, as [`crate::world::qemu`] plays them.
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -26,10 +26,11 @@ use vmove_qmp::switchover::{MigrationStatus, SwitchoverError};
 use vmove_types::Backing;
 use vmove_types::time::Mono;
 
-use crate::disk::SimDisk;
-use crate::guest::{self, FIRMWARE};
 use crate::life::Life;
-use crate::qemu::{self, Ender, LOOK_INTERVAL, Stage, Status};
+use crate::world::disk::SimDisk;
+use crate::world::guest::{self, FIRMWARE};
+use crate::world::qemu::{self, Ender, LOOK_INTERVAL, Stage};
+use crate::world::status::Status;
 use crate::world::{Fate, World};
 
 /// The descriptor that serves faults, as numbered in QEMU.
@@ -544,7 +545,7 @@ impl Qemu {
     /// The page table of the session that brings the guest here: until a page has landed a guest thread that touches it waits.
     fn table(&self) -> Option<Arc<PageTable>> {
         let memory_dir = self.world().memory_dir(self.vmm.life.node());
-        let session = crate::journals::session_of(self.world(), self.vmm.life.node(), self.pid)?;
+        let session = crate::world::journals::session_of(self.world(), self.vmm.life.node(), self.pid)?;
         let dir = vmove_node::layout::memory_dir(&memory_dir, Backing::Thp);
         PageTable::open(&dir.join(format!("{session}-0.pages"))).ok()
     }
