@@ -39,7 +39,8 @@ impl Engine {
                     DestinationState::Owner
                         if journal.record().vm.as_ref().is_some_and(|vm| self.node.was_ended(vm)) =>
                     {
-                        tracing::info!(migration = %id, "an operator ended its VM before that could be written down");
+                        tracing::info!(migration = %id, "its VM has ended before that could be written down");
+                        destination::remove_ended(&self.node, journal.record());
                         if journal.update_owing(|r| r.abandoned = true).is_err() {
                             drop(owed::write_later(journal));
                         }

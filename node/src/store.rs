@@ -152,6 +152,10 @@ impl VmStore {
         let mut state = State::default();
         for entry in disk.list(dir).map_err(|source| io_error("list", dir, source))? {
             let path = dir.join(entry.name);
+            if path.extension().is_some_and(|e| e == "part") {
+                // Of a record that a killed process was writing.
+                let _ = disk.remove_file(&path);
+            }
             if path.extension().is_none_or(|e| e != "json") {
                 continue;
             }

@@ -33,4 +33,4 @@ mod verify;
 mod vm_files;
 
 pub(crate) use session::Arrival;
-pub(crate) use setup::{adopt, discard, enter_again, serve_new, tidy};
+pub(crate) use setup::{adopt, discard, enter_again, remove_ended, serve_new, tidy};

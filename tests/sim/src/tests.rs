@@ -155,3 +155,14 @@ fn a_destination_killed_as_it_hears_that_the_guest_stays_hears_it_again() {
     let report = walk("again", Schedule::with("postcopy", blows));
     assert!(report.took.as_secs() < 100, "{:?}", report.took);
 }
+
+/// It had no record yet, and was taken for one that an operator had ended: nobody removed its memory.
+#[test]
+fn nothing_is_left_of_a_guest_that_died_before_it_had_a_record() {
+    let blows = vec![
+        at(DESTINATION, "write vms/guest.part", kill(DESTINATION, 500)),
+        at(DESTINATION, "write vms/guest.part", Blow::QemuDies { node: DESTINATION }),
+    ];
+    let report = walk("record", Schedule::with("precopy", blows));
+    assert_eq!(report.end, End::Died);
+}
