@@ -1,7 +1,8 @@
 //! The machine's pool of huge pages of 2 MiB, and somebody who takes all of it.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
@@ -53,4 +54,26 @@ impl Drop for Hog {
         // Its mount goes with the sandbox.
         let _ = std::fs::remove_file(&self.0);
     }
+}
+
+/// A QEMU that waits, if it is to take device state in (at a destination, or as a child), until the file is removed that it makes first. Gives
+/// its path and that of the file.
+///
+/// # Panics
+/// If it cannot be written.
+#[must_use]
+pub fn waiting_qemu(folder: &Path, qemu: &Path) -> (PathBuf, PathBuf) {
+    // QEMU runs as a user of its own, who makes the file.
+    let open = folder.join("open");
+    std::fs::create_dir(&open).expect("a folder");
+    std::fs::set_permissions(&open, PermissionsExt::from_mode(0o777)).expect("may be written to");
+    let (path, waiting) = (folder.join("qemu-wrapper"), open.join("waiting"));
+    let text = format!(
+        "#!/bin/sh\nfor word; do if [ \"$word\" = -incoming ]; then : > '{0}'; while [ -e '{0}' ]; do sleep 0.05; done; fi; done\nexec '{1}' \"$@\"\n",
+        waiting.display(),
+        qemu.display()
+    );
+    std::fs::write(&path, text).expect("writes");
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("may be run");
+    (path, waiting)
 }

@@ -1,15 +1,12 @@
 //! Huge pages that run out at the destination of a guest: the guest stays where it is, or they are not those of the guest.
 #![cfg(test)]
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-
 use vmove_skip::{need, skip};
 use vmove_tests::beacon;
 use vmove_tests::control_groups::Group;
 use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::guest::Guest;
-use vmove_tests::huge_pages::{Hog, free_huge_pages};
+use vmove_tests::huge_pages::{Hog, free_huge_pages, waiting_qemu};
 use vmove_tests::places;
 use vmove_tests::sandbox::{Sandbox, qemu_in};
 use vmove_tests::scene::{NAME, SLOW, Scene, memory_mib, ready, steady};
@@ -59,7 +56,7 @@ fn huge_pages_that_others_take_while_a_destination_is_prepared_leave_the_guest_w
     if let Err(reason) = sandbox.reserve_huge_pages(2 << 20, 2 * guest.bytes() + (16 << 20)) {
         return skip!("{reason:#}");
     }
-    let (wrapper, waiting) = waiting_qemu(&sandbox, &guest);
+    let (wrapper, waiting) = waiting_qemu(sandbox.path(), &guest.qemu);
     guest.qemu.clone_from(&wrapper);
     let config = format!("[peers]\nqemu-binaries = [{wrapper:?}]\n");
     let options = NodeOptions { config, ..NodeOptions::default() };
@@ -95,17 +92,4 @@ fn huge_pages_that_others_take_in_post_copy_are_not_those_of_the_guest() {
     scene.arrived().expect("it is whole");
     scene.b.ask(&["stop", "--force", NAME]).expect("it can be ended");
     assert_eq!((qemu_in(scene.b.folder()), beacon::ram_files(&scene.b.memory()).len()), (None, 0));
-}
-
-/// A QEMU that waits, if it is to take a guest in, until the second file is removed, which it makes.
-fn waiting_qemu(sandbox: &Sandbox, guest: &Guest) -> (PathBuf, PathBuf) {
-    let (path, waiting) = (sandbox.path().join("qemu-wrapper"), sandbox.path().join("waiting"));
-    let text = format!(
-        "#!/bin/sh\nfor word; do if [ \"$word\" = -incoming ]; then : > '{0}'; while [ -e '{0}' ]; do sleep 0.05; done; fi; done\nexec '{1}' \"$@\"\n",
-        waiting.display(),
-        guest.qemu.display()
-    );
-    std::fs::write(&path, text).expect("writes");
-    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("may be run");
-    (path, waiting)
 }

@@ -1,30 +1,16 @@
 //! Huge pages that run out for the children of a guest: it is refused before anything is begun, or the guest goes on and nothing is left.
 #![cfg(test)]
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use vmove_skip::{need, skip};
 use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::fleet::{light, until};
 use vmove_tests::forks::{Parent, done, journals, names, on, template_files, vfork};
 use vmove_tests::guest::Guest;
-use vmove_tests::huge_pages::Hog;
+use vmove_tests::huge_pages::{Hog, waiting_qemu};
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{NAME, memory_mib, ready};
-
-/// A QEMU that waits, if it is to be a child's, until the file `waiting` is removed, which it makes.
-fn waiting_qemu(folder: &Path, qemu: &Path) -> (PathBuf, PathBuf) {
-    let (path, waiting) = (folder.join("qemu-wrapper"), folder.join("waiting"));
-    let text = format!(
-        "#!/bin/sh\nfor word; do if [ \"$word\" = -incoming ]; then : > '{0}'; while [ -e '{0}' ]; do sleep 0.05; done; fi; done\nexec '{1}' \"$@\"\n",
-        waiting.display(),
-        qemu.display()
-    );
-    std::fs::write(&path, text).expect("writes");
-    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("may be run");
-    (path, waiting)
-}
 
 #[test]
 fn huge_pages_that_run_out_for_a_child_leave_the_parent_and_nothing_else() {
