@@ -150,9 +150,9 @@ async fn settle(world: &World) {
         if !oracle::needs_help(world) {
             break;
         }
-        match is_lost(world) {
-            true => operator::end_guest(world).await,
-            false => operator::recover(world).await,
+        operator::recover(world).await;
+        if is_lost(world) {
+            operator::end_guest(world).await;
         }
         sleep(LOOK_INTERVAL).await;
     }
