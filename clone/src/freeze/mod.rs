@@ -157,7 +157,7 @@ async fn give_up(mut journal: Journal<ForkRecord>, client: &Client, error: Clone
         Some(_) => undo(&mut journal, client).await.err(),
         None => None,
     };
-    let log = vm.vm_dir.join("qemu.log");
+    let log = vmove_qmp::process::log_in(&vm.vm_dir);
     let why = match undone {
         _ if process_of(&vm).is_none() => {
             CloneError::ParentEnded { vm: vm.name, log, error: Box::new(error) }
