@@ -8,11 +8,12 @@ use vmove_tests::control_groups::Group;
 use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::forks::{done, names};
 use vmove_tests::guest::Guest;
-use vmove_tests::places::{self, Qemu};
+use vmove_tests::places;
 use vmove_tests::process::Guarded;
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{NAME, Scene, memory_mib, ready, steady};
 
+use crate::out_of_memory::run;
 use crate::waits::until;
 
 const LEAF: &str = "vmoved";
@@ -21,14 +22,6 @@ const LEAF: &str = "vmoved";
 fn daemon_in(group: &Group, sandbox: &Sandbox, inner: &str) -> NodeOptions {
     let program = places::product("vmoved").and_then(|vmoved| group.program(sandbox, inner, &vmoved));
     NodeOptions { program: Some(program.expect("a program")), ..NodeOptions::default() }
-}
-
-fn run(node: &Node, name: &str) -> i32 {
-    let qemu = Qemu::under_test().expect("a QEMU").display().to_string();
-    let line = ["run", "--name", name, "--", &qemu];
-    let options = ["-nodefaults", "-no-user-config", "-display", "none", "-machine", "pc", "-m", "96"];
-    node.ask(&[&line[..], &options].concat()).expect("it starts");
-    node.vm(name).expect("it is there").pid
 }
 
 #[test]

@@ -21,7 +21,8 @@ const PAGE: usize = 4096;
 /// Less than the guest's memory by far.
 const BOUND: u64 = 4 << 20;
 
-fn run(node: &Node, name: &str) -> i32 {
+/// Runs a QEMU without a guest, and gives its process.
+pub(crate) fn run(node: &Node, name: &str) -> i32 {
     let qemu = Qemu::under_test().expect("a QEMU").display().to_string();
     let line = ["run", "--name", name, "--", &qemu];
     let options = ["-nodefaults", "-no-user-config", "-display", "none", "-machine", "pc", "-m", "96"];
