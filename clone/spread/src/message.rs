@@ -85,21 +85,36 @@ pub(crate) struct Assembly(Vec<u8>);
 /// Most bytes of one message: a layout with four million extents.
 const MAX_ASSEMBLED: usize = 64 << 20;
 
+/// Why frames are no message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AssemblyError {
+    #[error("an empty frame")]
+    Empty,
+    #[error("a frame of kind {0}; expected 0 (the last of a message) or 1 (more follow)")]
+    UnknownKind(u8),
+    #[error("a message of more than {MAX_ASSEMBLED} bytes")]
+    TooLong,
+    #[error("a message that says nothing: {0}")]
+    Malformed(postcard::Error),
+}
+
 impl Assembly {
     /// The message that ends with this frame, if one does.
-    pub(crate) fn push<T: DeserializeOwned>(&mut self, frame: &[u8]) -> Result<Option<T>, String> {
-        let Some((more, part)) = frame.split_first() else { return Err("an empty frame".to_owned()) };
-        if *more > 1 || self.0.len() + part.len() > MAX_ASSEMBLED {
-            return Err(format!("a frame of kind {more}, after {} bytes of a message", self.0.len()));
+    pub(crate) fn push<T: DeserializeOwned>(&mut self, frame: &[u8]) -> Result<Option<T>, AssemblyError> {
+        let Some((more, part)) = frame.split_first() else { return Err(AssemblyError::Empty) };
+        if *more > 1 {
+            return Err(AssemblyError::UnknownKind(*more));
+        }
+        if self.0.len() + part.len() > MAX_ASSEMBLED {
+            return Err(AssemblyError::TooLong);
         }
         self.0.extend(part);
         if *more == 1 {
             return Ok(None);
         }
-        let message =
-            postcard::from_bytes(&self.0).map_err(|error| format!("a message that says nothing: {error}"));
+        let message = postcard::from_bytes(&self.0);
         self.0.clear();
-        message.map(Some)
+        message.map(Some).map_err(AssemblyError::Malformed)
     }
 }
 
@@ -108,6 +123,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn frames_that_are_no_message_are_told_apart() {
+        let push = |frame: &[u8]| Assembly::default().push::<Message>(frame).unwrap_err();
+        assert_eq!(push(&[]), AssemblyError::Empty);
+        assert_eq!(push(&[2, 0]), AssemblyError::UnknownKind(2));
+        assert!(matches!(push(&[0, 0xff]), AssemblyError::Malformed(_)));
+        let mut assembly = Assembly(vec![0; MAX_ASSEMBLED]);
+        assert_eq!(assembly.push::<Message>(&[1, 0]), Err(AssemblyError::TooLong));
+    }
 
     proptest! {
         #[test]

@@ -57,6 +57,19 @@ impl Way {
     pub const ALL: [Self; 4] = [Self::Unicast, Self::Multicast, Self::Pipeline, Self::TwoStage];
 }
 
+/// A word that is no [`Way`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("expected unicast, multicast, pipeline or two-stage, found \"{0}\"")]
+pub struct UnknownWay(String);
+
+impl std::str::FromStr for Way {
+    type Err = UnknownWay;
+    fn from_str(name: &str) -> Result<Self, UnknownWay> {
+        let found = Self::ALL.into_iter().find(|way| way.to_string() == name);
+        found.ok_or_else(|| UnknownWay(name.to_owned()))
+    }
+}
+
 impl std::fmt::Display for Way {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {

@@ -15,8 +15,8 @@ use vmove_types::report::FaultStats;
 
 use super::distribution::{lie_in, part_at};
 use super::message::{
-    At, Begin, Came, Done, Kin, Kind, Order, OrderDisk, Phase, Pieces, RamPart, Reached, Sight, Taken,
-    ToHost, ToParent, WarmOrder,
+    At, Begin, Came, Done, Kin, Kind, Order, OrderDisk, Phase, Pieces, RamPart, Reached, Sight, Sights,
+    Taken, ToHost, ToParent, WarmOrder,
 };
 use crate::disk::Disk;
 use crate::template::Manifest;
@@ -112,8 +112,8 @@ fn order() -> Order {
         offers: vec![offer],
         group: Some(SocketAddrV4::new(Ipv4Addr::new(239, 1, 2, 3), 7421)),
         disks: vec![
-            OrderDisk { disk: disk(), layers: Ok(vec![sight]) },
-            OrderDisk { disk: disk(), layers: Err("nowhere".to_owned()) },
+            OrderDisk { disk: disk(), layers: Sights::Of(vec![sight]) },
+            OrderDisk { disk: disk(), layers: Sights::None("nowhere".to_owned()) },
         ],
         no_export: None,
     }

@@ -320,7 +320,16 @@ pub struct OrderDisk {
     /// The disk, as the parent's node has it.
     pub disk: Disk,
     /// The files that it is made of, each with a second name by which it is known; or why it cannot be seen elsewhere.
-    pub layers: Result<Vec<Sight>, String>,
+    pub layers: Sights,
+}
+
+/// What a host needs to find the files of an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Sights {
+    /// All of them.
+    Of(Vec<Sight>),
+    /// They cannot be seen elsewhere: why.
+    None(String),
 }
 
 /// A file of an image.

@@ -91,20 +91,25 @@ impl From<Levels> for String {
     }
 }
 
+/// What is no [`Levels`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("expected two numbers up to 255, as 6,0, found \"{0}\"")]
+pub struct NotLevels(String);
+
 impl TryFrom<String> for Levels {
-    type Error = String;
-    fn try_from(text: String) -> Result<Self, String> {
+    type Error = NotLevels;
+    fn try_from(text: String) -> Result<Self, NotLevels> {
         text.parse()
     }
 }
 
 impl std::str::FromStr for Levels {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
+    type Err = NotLevels;
+    fn from_str(text: &str) -> Result<Self, NotLevels> {
         let parts = text.split_once(',').map(|(urgent, bulk)| (urgent.trim().parse(), bulk.trim().parse()));
         match parts {
             Some((Ok(urgent), Ok(bulk))) => Ok(Self { urgent, bulk }),
-            _ => Err(format!("expected two numbers up to 255, as 6,0, found \"{text}\"")),
+            _ => Err(NotLevels(text.to_owned())),
         }
     }
 }

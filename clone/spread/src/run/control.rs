@@ -56,7 +56,7 @@ impl Control {
             }
             for completion in self.found.drain() {
                 let CompletionKind::Received(bytes) = completion.kind else { continue };
-                messages.extend(self.assembly.push(&bytes).map_err(protocol)?);
+                messages.extend(self.assembly.push(&bytes).map_err(|error| protocol(error.to_string()))?);
             }
         }
     }

@@ -44,7 +44,7 @@ pub struct SimulateArguments {
     #[arg(long)]
     network: Option<PathBuf>,
     /// Only these ways
-    #[arg(long, value_delimiter = ',', value_parser = way)]
+    #[arg(long, value_delimiter = ',')]
     way: Vec<Way>,
     /// Seed of the losses
     #[arg(long, default_value_t = 1)]
@@ -52,11 +52,6 @@ pub struct SimulateArguments {
     /// Write a picture of the progress to this file, as SVG
     #[arg(long)]
     svg: Option<PathBuf>,
-}
-
-fn way(name: &str) -> Result<Way, String> {
-    let found = Way::ALL.into_iter().find(|way| way.to_string() == name);
-    found.ok_or_else(|| "expected unicast, multicast, pipeline or two-stage".to_owned())
 }
 
 /// Why there is no model.

@@ -18,7 +18,7 @@ use vmove_qmp::CommandLine;
 
 use super::ServedImages;
 use crate::engine::error::ImageError;
-use crate::engine::message::{Order, OrderDisk, Reached, Sight};
+use crate::engine::message::{Order, OrderDisk, Reached, Sight, Sights};
 use crate::engine::options::ForkPolicy;
 use vmove_types::problem::chain;
 
@@ -59,13 +59,17 @@ pub fn prove(served: &ServedImages, images: Vec<(Disk, Layers)>) -> (Vec<OrderDi
     let links: Vec<PathBuf> = all.map(|sight| sight.link.clone()).collect();
     let proofs = Proofs { note: served.dir.join(format!("links-{}.json", unique())), links };
     let noted = fs::create_dir_all(&served.dir)
-        .and_then(|()| write_atomically(&proofs.note, &Note { links: proofs.links.clone() }));
+        .and_then(|()| write_atomically(&proofs.note, &Note { links: proofs.links.clone() }))
+        .map_err(|error| error.to_string());
+    let linked = |sights: &[Sight]| sights.iter().try_for_each(link).map_err(|error| chain(&error));
     let made = |(disk, sights): (Disk, Result<Vec<Sight>, ImageError>)| {
-        let layers = sights.map_err(|e| chain(&e)).and_then(|sights| {
-            noted.as_ref().map_err(ToString::to_string)?;
-            sights.iter().try_for_each(link).map_err(|e| chain(&e))?;
-            Ok(sights)
-        });
+        let layers = match sights {
+            Err(error) => Sights::None(chain(&error)),
+            Ok(sights) => match noted.clone().and_then(|()| linked(&sights)) {
+                Ok(()) => Sights::Of(sights),
+                Err(why) => Sights::None(why),
+            },
+        };
         OrderDisk { disk, layers }
     };
     (sights.into_iter().map(made).collect(), proofs)
@@ -152,8 +156,9 @@ fn connects_again(command_line: &[String]) -> Result<(), ImageError> {
 /// Whether the files of these disks are the same here, or why not. Blocks.
 fn same_files(disks: &[OrderDisk]) -> Result<(), ImageError> {
     for disk in disks {
-        for sight in disk.layers.as_ref().map_err(|why| ImageError::NotProved(why.clone()))? {
-            same(sight)?;
+        match &disk.layers {
+            Sights::Of(sights) => sights.iter().try_for_each(same)?,
+            Sights::None(why) => return Err(ImageError::NotProved(why.clone())),
         }
     }
     Ok(())
