@@ -266,6 +266,49 @@ mod tests {
         assert_eq!(page.range_of(run(4095, 2)), ByteRange::new(FileOffset(0), ByteLen(8192)));
     }
 
+    /// Around a boundary of a page, a byte range can begin and end in a few ways only: each is tried, near 0 and near the end of what fits.
+    #[test]
+    fn each_way_in_which_bytes_lie_in_pages_is_counted_right() {
+        for size in [PageSize::Base4K, PageSize::Huge2M, PageSize::Huge1G] {
+            let bytes = size.bytes();
+            let places = |base: u64| (0..4).flat_map(move |n| (0..4).map(move |d| base + n * bytes + d));
+            for base in [0, u64::MAX - u64::MAX % bytes - 8 * bytes] {
+                let edges: Vec<u64> = places(base)
+                    .chain(places(base + bytes - 3))
+                    .filter(|at| *at <= u64::MAX - bytes)
+                    .collect();
+                for (start, end) in edges.iter().flat_map(|s| edges.iter().map(move |e| (*s, *e))) {
+                    let Some(len) = end.checked_sub(start) else { continue };
+                    let range = ByteRange::new(FileOffset(start), ByteLen(len));
+                    let run = size.run_of(range);
+                    // Page by page, by division alone.
+                    let touched = (start / bytes..=end / bytes)
+                        .filter(|page| len > 0 && page * bytes < end && start < (page + 1) * bytes);
+                    assert_eq!(
+                        run.pages().map(|page| page.0).collect::<Vec<_>>(),
+                        touched.collect::<Vec<_>>()
+                    );
+                    let covered = size.range_of(run);
+                    assert!(
+                        run.is_empty() || covered.intersection(range) == Some(range),
+                        "{covered:?} {range:?}"
+                    );
+                    assert!(covered.len.0 < len + 2 * bytes, "{covered:?} {range:?}");
+                    assert_eq!(size.run_of(covered), run);
+                    for page in run.pages() {
+                        assert_eq!(size.index_of(size.offset_of(page)), page);
+                        assert!(run.contains(page) && page < run.end());
+                    }
+                    assert!(!run.contains(run.end()));
+                    assert_eq!(
+                        size.pages_in(ByteLen(len)),
+                        len / bytes + u64::from(!len.is_multiple_of(bytes))
+                    );
+                }
+            }
+        }
+    }
+
     #[test]
     fn ranges_intersect() {
         let range = |start, len| ByteRange::new(FileOffset(start), ByteLen(len));
