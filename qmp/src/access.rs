@@ -141,12 +141,16 @@ fn explain(confinement: &Confinement, user: &QemuUser, opened: &Opened) -> io::R
         None if opened.runs => (path.as_path(), format!("chmod o+rx {}", path.display())),
         None => (path.as_path(), remedy(path, user, opened.writes)),
     };
-    let message = format!(
+    let mut message = format!(
         "Expected that QEMU's {user} {doing} {} ({}), found {}: {remedy}; or name another user in [qemu] of this node's configuration",
         path.display(),
         opened.option,
         rights(found)?
     );
+    if let Some(instead) = opened.instead {
+        message.push_str(". As it is, ");
+        message.push_str(instead);
+    }
     Ok(Denied { subject: path.to_string_lossy().into_owned(), message })
 }
 

@@ -1,7 +1,6 @@
 //! Guests under test: their QEMU command lines, and stock QEMU processes that run them without vmove.
 
 use std::fs::File;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -11,6 +10,7 @@ use vmove_guest::beacon::Phase;
 use vmove_guest::config::Config;
 
 use crate::beacon::{self, BeaconPage};
+use crate::kvm_device;
 use crate::places;
 use crate::process::Guarded;
 use crate::tsc;
@@ -53,27 +53,13 @@ impl Accel {
                 .write(true)
                 .open(KVM)
                 .context("no KVM here: /dev/kvm cannot be opened")?;
-            let_qemu_use_kvm()?;
+            kvm_device::open_to_qemu()?;
         }
         Ok(())
     }
 }
 
 const KVM: &str = "/dev/kvm";
-/// Bits of a mode by which everybody may read and write.
-const FOR_ALL: u32 = 0o666;
-
-/// Daemons start QEMUs as a user without privileges. Where udev has not made the device usable for others than root, as on a minimal
-/// machine, it gets the mode that systemd's rules give it.
-fn let_qemu_use_kvm() -> Result<()> {
-    let meta = std::fs::metadata(KVM)?;
-    let by_group = meta.gid() != 0 && meta.mode() & 0o060 == 0o060;
-    if by_group || meta.mode() & 0o006 == 0o006 {
-        return Ok(());
-    }
-    std::fs::set_permissions(KVM, std::fs::Permissions::from_mode(FOR_ALL))
-        .context("QEMU's user cannot be given /dev/kvm")
-}
 
 /// What runs in a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]

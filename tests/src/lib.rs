@@ -27,6 +27,7 @@ pub mod guest;
 pub mod huge_pages;
 pub mod initramfs;
 pub mod interrupt;
+pub mod kvm_device;
 pub mod monitor;
 pub mod networks;
 pub mod old_kernel;

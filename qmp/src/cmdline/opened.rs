@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::image::is_path;
 use super::{CommandLine, Item};
+use crate::confine::KVM;
 
 /// A file, folder, device or socket that QEMU opens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub struct Opened {
     pub makes: bool,
     /// It is QEMU itself.
     pub runs: bool,
+    /// What QEMU does without a word where it may not open it, and how to ask for that.
+    pub instead: Option<&'static str>,
 }
 
 /// A network by a tap.
@@ -50,6 +53,10 @@ const KEYS_READ: &[(&str, &[&str])] = &[
 /// Devices of the host behind devices of the guest, by how their names begin.
 const DEVICES: &[(&str, &str)] = &[("vhost-vsock", "/dev/vhost-vsock"), ("vhost-scsi", "/dev/vhost-scsi")];
 
+/// Of a guest that is to have KVM where it can, and is emulated where it cannot.
+const EMULATED: &str =
+    "QEMU would emulate the guest without a word, many times slower; if that is meant, say accel=tcg";
+
 impl CommandLine {
     /// Networks by a tap that QEMU opens itself.
     #[must_use]
@@ -64,19 +71,24 @@ impl CommandLine {
     pub fn opened(&self) -> Vec<Opened> {
         let snapshot = self.named("snapshot").next().is_some();
         let mut found: Vec<Opened> = self.items.iter().flat_map(|item| opened(item, snapshot)).collect();
-        if self.wants_kvm() {
-            found.push(Opened { writes: true, ..read("-accel kvm", "/dev/kvm") });
-        }
+        found.extend(self.kvm());
         found.retain(|opened| !opened.path.as_os_str().is_empty());
         found
     }
 
-    /// With KVM and nothing to fall back to.
-    fn wants_kvm(&self) -> bool {
-        let accel = self.named("accel").filter_map(|item| item.options().ok()?.get("accel", true));
-        let all: Vec<String> = accel.chain(self.machine_option("accel")).collect();
-        let other = all.iter().flat_map(|text| text.split(':')).any(|name| name != "kvm");
-        (self.named("enable-kvm").next().is_some() || !all.is_empty()) && !other
+    /// Where KVM is what is tried first. What comes after it is for hosts without KVM.
+    fn kvm(&self) -> Option<Opened> {
+        let of = |item: &Item| Some((written(item), item.options().ok()?.get("accel", true)?));
+        let machine = self.machine_option("accel").map(|accel| (format!("-machine accel={accel}"), accel));
+        let enabled = self.named("enable-kvm").map(|item| (written(item), "kvm".to_owned()));
+        let all: Vec<(String, String)> =
+            enabled.chain(self.named("accel").filter_map(of)).chain(machine).collect();
+        let mut names = all.iter().flat_map(|(_, accel)| accel.split(':'));
+        if names.next() != Some("kvm") {
+            return None;
+        }
+        let instead = names.any(|name| name == "tcg").then_some(EMULATED);
+        Some(Opened { writes: true, instead, ..read(&all[0].0, KVM) })
     }
 }
 
@@ -228,11 +240,27 @@ mod tests {
             (&["-object", "secret,id=s,file=/f"], "/f", false, false),
             (&["-object", "memory-backend-file,id=m,size=1G,mem-path=/m,share=on"], "/m", true, true),
             (&["-netdev", "user,id=n"], "", false, false),
-            (&["-machine", "q35,accel=kvm:tcg"], "", false, false),
+            (&["-machine", "q35,accel=kvm:tcg"], "/dev/kvm", true, false),
+            (&["-accel", "kvm", "-accel", "tcg"], "/dev/kvm", true, false),
+            (&["-accel", "tcg", "-accel", "kvm"], "", false, false),
+            (&["-machine", "q35,accel=tcg:kvm"], "", false, false),
             (&["-drive", "file=nbd://host/x"], "", false, false),
         ] {
             let expected = if path.is_empty() { Vec::new() } else { vec![(path.to_owned(), writes, makes)] };
             assert_eq!(found(words), expected, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn what_would_take_the_place_of_kvm_is_known() {
+        for (words, option, falls_back) in [
+            (&["-enable-kvm"][..], "-enable-kvm", false),
+            (&["-accel", "kvm,kernel-irqchip=on"], "-accel kvm,kernel-irqchip=on", false),
+            (&["-machine", "q35,accel=kvm:tcg"], "-machine accel=kvm:tcg", true),
+            (&["-accel", "kvm", "-accel", "tcg,thread=multi"], "-accel kvm", true),
+        ] {
+            let kvm = line(words).opened().pop().unwrap();
+            assert_eq!((kvm.option.as_str(), kvm.instead.is_some()), (option, falls_back), "{words:?}");
         }
     }
 

@@ -14,6 +14,8 @@ use vmove_tests::disks;
 use vmove_tests::fleet::until;
 use vmove_tests::forks::{Parent, done, names};
 use vmove_tests::guest::{BOOT_TIMEOUT, Guest};
+use vmove_tests::kvm_device::Closed;
+use vmove_tests::places::Qemu;
 use vmove_tests::process::Guarded;
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{self, NAME, Scene, memory_mib, steady, vmove};
@@ -255,4 +257,49 @@ fn a_tap_that_root_must_make_is_refused() {
     guest.extra.extend(["-netdev", "tap,id=net0,ifname=vmt-none"].map(str::to_owned));
     let refused = node.run_guest(NAME, "thp", &guest).expect_err("root's").to_string();
     assert!(refused.contains("ip tuntap add dev vmt-none mode tap user"), "{refused}");
+}
+
+/// With `accel=kvm:tcg` QEMU itself would say nothing: the guest would be emulated.
+#[test]
+fn a_guest_that_would_be_emulated_for_lack_of_rights_is_refused() {
+    need!(ready());
+    let _closed = need!(Closed::take());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let b = Node::start(&sandbox, "b", NodeOptions::default()).expect("a daemon");
+    let of_root = NodeOptions {
+        config: "[qemu]\nuser = 'root'".to_owned(),
+        peers: vec![("b".to_owned(), b.listen())],
+        ..NodeOptions::default()
+    };
+    let a = Node::start(&sandbox, "a", of_root).expect("a daemon");
+    let qemu = Qemu::under_test().expect("a QEMU").display().to_string();
+    let line = |accel: &str| -> Vec<String> {
+        let machine = format!("pc,accel={accel}");
+        let words = ["-nodefaults", "-no-user-config", "-display", "none", "-machine", &machine, "-m", "96"];
+        let run = ["run", "--name", NAME, "--", &qemu];
+        run.iter().chain(&words).map(|word| (*word).to_owned()).collect()
+    };
+    let run = |node: &Node, accel: &str| {
+        let line = line(accel);
+        vmove(node, &line.iter().map(String::as_str).collect::<Vec<_>>()).expect("an answer")
+    };
+    let way_out = |text: &str| {
+        for word in ["chmod 0666 /dev/kvm", "-machine accel=kvm:tcg", "would emulate the guest", "accel=tcg"]
+        {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+    };
+    let refused = run(&b, "kvm:tcg");
+    assert_ne!(refused.code, 0, "{}", refused.answer);
+    way_out(&refused.said);
+    assert_eq!(run(&b, "tcg").code, 0, "as it says");
+    b.ask(&["stop", "--force", NAME]).expect("it ends");
+    // Root may.
+    let started = run(&a, "kvm:tcg");
+    assert_eq!(started.code, 0, "{} {}", started.answer, started.said);
+    for command in ["check", "migrate"] {
+        let refused = vmove(&a, &[command, NAME, "--to", "b"]).expect("an answer");
+        assert_eq!(refused.code, 3, "{command}: {}", refused.answer);
+        way_out(&blocker(&refused.answer));
+    }
 }
