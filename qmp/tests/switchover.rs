@@ -181,8 +181,13 @@ async fn cancel_while_the_guest_runs() {
         source.start(Outbound::Fd(fd)).await.unwrap();
         let early = source.stopped(Duration::from_millis(50)).await;
         if matches!(early, Err(SwitchoverError::Timeout { .. })) {
-            let state = source.cancel(TIMEOUT).await.unwrap();
-            assert_eq!(state, GuestState::Running { resumed: None });
+            let cut = Mono::now();
+            match source.cancel(TIMEOUT).await.unwrap() {
+                GuestState::Running { resumed: None } => {}
+                // QEMU 10.0 on a busy machine: once its stream is cut, it may take that for the end, stop the guest, and run it again.
+                GuestState::Running { resumed: Some(at) } => assert!(at > cut, "it was stopped before"),
+                state => panic!("{state:?}"),
+            }
         } else {
             panic!("the guest stopped too early: {early:?}");
         }
