@@ -425,6 +425,7 @@ impl Child {
             environment: self.plan.environment.clone(),
             ram: self.plan.ram.iter().map(ram).collect(),
             overlays: self.plan.overlays.iter().map(|overlay| overlay.path.clone()).collect(),
+            devices: Vec::new(),
             adopted: false,
             session: None,
         }

@@ -5,7 +5,7 @@
 //! | [`list`], [`device`] | the PCI devices of a node, read from `/sys`: kind, driver, IOMMU group, virtual functions |
 //! | [`shared`] | parts of devices that are not PCI functions: mediated devices, MIG slices |
 //! | [`group`] | whether an IOMMU group can be given to one VM |
-//! | [`request`], [`identity`] | which device a VM gets, in which role and with which addresses |
+//! | [`DeviceRequest`], [`Identity`] | which device a VM gets, in which role and with which addresses; defined in `vmove-types` |
 //! | [`bind`] | binding a device to `vfio-pci`, and back to its former driver |
 //! | [`vf`], [`rtnetlink`], [`infiniband`] | addresses of a virtual function, set through its physical function |
 //! | [`ledger`] | the journal of devices and their VMs, so that a killed daemon neither loses a device nor gives it twice |
@@ -31,28 +31,23 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-pub mod address;
 pub mod bind;
 pub mod device;
 pub mod error;
 pub mod group;
-pub mod identity;
 pub mod infiniband;
 pub mod ledger;
 pub mod list;
 pub mod migration;
-pub mod request;
 pub mod rtnetlink;
 pub mod shared;
 pub mod sys;
 pub mod vf;
 mod vfio;
 
-pub use address::PciAddress;
 pub use device::{Device, DeviceKind, Sriov};
 pub use error::{Act, Cause, DeviceError};
-pub use identity::{Guid, Identity, Mac};
 pub use ledger::{Claim, Ledger};
 pub use list::NodeDevices;
-pub use request::DeviceRequest;
 pub use sys::Sys;
+pub use vmove_types::device::{DeviceRequest, Guid, Identity, Mac, PciAddress};

@@ -6,6 +6,7 @@
 //! | [`record`], [`store`] | what is kept of each VM, and the folder that it is kept in |
 //! | [`migrations`] | what others must know of migrations: which one holds a VM, where guests went |
 //! | [`journal`], [`files`] | lines and files that survive a killed daemon |
+//! | [`devices`] | devices of the node that its VMs own |
 //! | [`disk`] | what is below them |
 //! | [`layout`] | where a VM's files are |
 //! | [`monitors`] | one QMP connection for each QEMU |
@@ -35,6 +36,7 @@ pub mod boot;
 pub mod chance;
 pub mod clock;
 pub mod control_groups;
+pub mod devices;
 pub mod disk;
 pub mod files;
 pub mod journal;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use vmove_types::Backing;
+use vmove_types::device::VmDevice;
 
 /// One named file behind a part of guest RAM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +44,9 @@ pub struct VmRecord {
     /// Disk images that were made for this VM alone and are removed when it ends here: overlays of a forked child.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overlays: Vec<PathBuf>,
+    /// Devices of its node that it has, or is to get again; which of them it has now the node's [claims](crate::devices) tell.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<VmDevice>,
     /// True if somebody else started this QEMU: it is never killed without a migration that succeeded.
     pub adopted: bool,
     /// Session that brought or is bringing it, if any.

@@ -356,6 +356,7 @@ mod tests {
             environment: Vec::new(),
             ram: Vec::new(),
             overlays: Vec::new(),
+            devices: Vec::new(),
             adopted: false,
             session: None,
         }

@@ -13,6 +13,7 @@
 
 mod backing;
 pub mod check;
+pub mod device;
 pub mod fork;
 pub mod fork_report;
 pub mod migration;

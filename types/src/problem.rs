@@ -109,6 +109,10 @@ pub enum Code {
     QemuFailed,
     /// QEMU's monitor did not answer.
     QmpFailed,
+    /// A device cannot be given to a VM.
+    DeviceUnavailable,
+    /// The kernel, or a driver, refused a change of a device.
+    DeviceFailed,
     /// Memory for the guest could not be had.
     NoMemory,
     /// So many children could need more memory than the node has; nothing was begun.
@@ -167,8 +171,9 @@ impl ProblemCode for Code {
             | Self::NothingToRecover
             | Self::Adopted
             | Self::NotAdopted => (409, Exit::Failed),
-            Self::NotMovable | Self::QemuUser => (422, Exit::Refused),
+            Self::NotMovable | Self::QemuUser | Self::DeviceUnavailable => (422, Exit::Refused),
             Self::QemuFailed | Self::QmpFailed => (502, Exit::Failed),
+            Self::DeviceFailed => (500, Exit::Failed),
             Self::NoMemory => (507, Exit::Failed),
             Self::NoRoom => (507, Exit::Refused),
             Self::ShuttingDown => (503, Exit::Unreachable),

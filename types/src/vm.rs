@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::Backing;
+use crate::device::{DeviceRequest, VmDevice};
 use crate::progress::Progress;
 
 /// All VMs of a node.
@@ -34,6 +35,9 @@ pub struct VmSummary {
     pub memory_bytes: u64,
     /// Somebody else started this QEMU.
     pub adopted: bool,
+    /// Devices of the node that it has, or lacks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<DeviceInfo>,
     /// The migration that holds it now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration: Option<String>,
@@ -43,6 +47,17 @@ pub struct VmSummary {
     /// Why it has ended: the daemon did it on its own, or the kernel for lack of memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
+}
+
+/// A device of a VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct DeviceInfo {
+    /// Which one, and as what.
+    #[serde(flatten)]
+    pub device: VmDevice,
+    /// Whether the VM has it now. Otherwise it lacks it: the device could not be given to it after a move.
+    pub held: bool,
 }
 
 /// One VM in full.
@@ -116,6 +131,9 @@ pub struct RunRequest {
     /// Environment variables for QEMU, here and on every node the VM comes to.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
+    /// Devices of the node that it gets, each on a port where it can be unplugged.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<DeviceRequest>,
 }
 
 fn thp() -> String {

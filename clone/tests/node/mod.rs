@@ -53,6 +53,7 @@ impl Node {
             run,
             Reservations::new(memory.clone()),
             ControlGroups::none(),
+            Arc::new(vmove_node::devices::NoDevices),
             Confinement::default(),
         );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -301,6 +301,7 @@ async fn assemble(
         config.run_dir.clone(),
         reservations,
         groups,
+        Arc::new(vmove_node::devices::NoDevices),
         config.qemu.clone(),
     );
     let known = known_peers(&config);

@@ -263,6 +263,7 @@ fn room(
         environment: prepare.environment.clone(),
         ram: plan.ram.clone(),
         overlays: Vec::new(),
+        devices: Vec::new(),
         adopted: false,
         session: Some(id.to_string()),
     };

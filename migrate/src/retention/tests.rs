@@ -21,6 +21,7 @@ fn vm() -> VmRecord {
         environment: Vec::new(),
         ram: Vec::new(),
         overlays: Vec::new(),
+        devices: Vec::new(),
         adopted: false,
         session: None,
     }

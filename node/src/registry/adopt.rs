@@ -62,6 +62,7 @@ impl Registry {
             environment: Vec::new(),
             ram: found.ram,
             overlays: Vec::new(),
+            devices: Vec::new(),
             adopted: true,
             session: None,
         };

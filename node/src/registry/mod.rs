@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::control_groups::ControlGroups;
+use crate::devices::Devices;
 use crate::monitors::Monitors;
 use crate::record::VmRecord;
 use crate::reservations::Reservations;
@@ -42,6 +43,7 @@ pub struct Registry {
     run_dir: PathBuf,
     reservations: Arc<Reservations>,
     groups: Arc<ControlGroups>,
+    devices: Arc<dyn Devices>,
     confinement: Confinement,
     state: Mutex<State>,
 }
@@ -74,8 +76,8 @@ fn identity(record: &VmRecord) -> Identity {
 }
 
 impl Registry {
-    /// What runs on this node by `vms`, with the folder below which its VMs have their files, the memory for them, their control groups, and
-    /// the rights that their QEMUs are started with.
+    /// What runs on this node by `vms`, with the folder below which its VMs have their files, the memory for them, their control groups,
+    /// their devices, and the rights that their QEMUs are started with.
     #[must_use]
     pub fn new(
         vms: Arc<VmStore>,
@@ -84,6 +86,7 @@ impl Registry {
         run_dir: PathBuf,
         reservations: Arc<Reservations>,
         groups: Arc<ControlGroups>,
+        devices: Arc<dyn Devices>,
         confinement: Confinement,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -93,6 +96,7 @@ impl Registry {
             run_dir,
             reservations,
             groups,
+            devices,
             confinement,
             state: Mutex::default(),
         })
@@ -138,6 +142,12 @@ impl Registry {
     #[must_use]
     pub const fn groups(&self) -> &Arc<ControlGroups> {
         &self.groups
+    }
+
+    /// Devices of the node that VMs have.
+    #[must_use]
+    pub const fn devices(&self) -> &Arc<dyn Devices> {
+        &self.devices
     }
 
     /// The migrations to and from this node.

@@ -106,6 +106,7 @@ impl Registry {
             environment: request.environment.clone().into_iter().collect(),
             ram: ram.into_iter().map(|r| ram_record(r, &attempt.layout)).collect(),
             overlays: Vec::new(),
+            devices: Vec::new(),
             adopted: false,
             session: None,
         };

@@ -14,9 +14,10 @@ use vmove_qmp::Client;
 
 use super::{ANSWER_TIMEOUT, Ended, Registry, RegistryError, process_of};
 use crate::blocking::run_blocking;
+use vmove_types::device::VmDevice;
 use vmove_types::progress::{Outcome, Progress, Role};
 use vmove_types::units::to_f64;
-use vmove_types::vm::{RamFileInfo, VmDetail, VmSummary};
+use vmove_types::vm::{DeviceInfo, RamFileInfo, VmDetail, VmSummary};
 
 impl Registry {
     /// All VMs, those that ended by themselves last.
@@ -99,7 +100,21 @@ impl Registry {
         let unwritten =
             self.vms.owed(&record.name).map(|owed| cannot_write(&owed.path, &owed.error, owed.since));
         let waiting = session.as_ref().and_then(waiting).or(unwritten);
-        (VmSummary { waiting, ..summary(record, status, session.map(|s| s.id)) }, client)
+        let devices = self.devices_of(record);
+        (VmSummary { waiting, devices, ..summary(record, status, session.map(|s| s.id)) }, client)
+    }
+
+    /// The devices of a VM, and whether it has each of them now.
+    fn devices_of(&self, record: &VmRecord) -> Vec<DeviceInfo> {
+        let claims = if record.devices.is_empty() { Vec::new() } else { self.devices.of_vm(&record.name) };
+        let held = |device: &VmDevice| {
+            claims.iter().any(|claim| claim.held && claim.request.role == device.request.role)
+        };
+        record
+            .devices
+            .iter()
+            .map(|device| DeviceInfo { held: held(device), device: device.clone() })
+            .collect()
     }
 }
 
@@ -111,6 +126,7 @@ fn summary(record: &VmRecord, status: String, migration: Option<String>) -> VmSu
         memory: record.backing,
         memory_bytes: record.ram.iter().map(|r| r.size).sum(),
         adopted: record.adopted,
+        devices: Vec::new(),
         migration,
         waiting: None,
         why: None,
@@ -151,6 +167,7 @@ fn damaged_summary(damaged: &DamagedRecord) -> VmSummary {
         memory: vmove_types::Backing::Thp,
         memory_bytes: 0,
         adopted: false,
+        devices: Vec::new(),
         migration: None,
         waiting: None,
         why: None,

@@ -6,6 +6,7 @@
 mod adopt;
 mod destination;
 mod fork;
+mod host_device;
 mod image;
 mod layout;
 mod movable;
@@ -28,6 +29,7 @@ use std::{
 
 pub use destination::DestinationCommand;
 pub use fork::{ChildIdentity, Nic};
+pub use host_device::HostDevice;
 pub use image::{Image, Overlay};
 pub use layout::{RamFileSpec, RunLayout};
 pub use obstacle::Obstacle;

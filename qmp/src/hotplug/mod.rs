@@ -9,11 +9,13 @@
 //! `vfio-pci` device may hold its group and guest memory.
 
 mod error;
+mod host_device;
 mod plug;
 mod tree;
 mod unplug;
 
 pub use error::{HotplugError, PlugRefusal};
+pub use host_device::properties;
 pub use plug::{Plugged, plug};
 pub use tree::{Port, Seat, find, ports};
 pub use unplug::{Departure, UnplugLimits, Unplugged, unplug};

@@ -84,6 +84,7 @@ pub async fn start_guest(world: &World, node: NodeIndex) -> anyhow::Result<()> {
         environment: Vec::new(),
         ram: vec![RamFileRecord { id: "ram0".to_owned(), path: ram, size: guest::bytes().0 }],
         overlays: Vec::new(),
+        devices: Vec::new(),
         adopted: false,
         session: None,
     };

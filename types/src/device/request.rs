@@ -5,22 +5,25 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::address::BadAddress;
-use crate::identity::BadIdentity;
-use crate::{Identity, PciAddress};
+use super::address::BadAddress;
+use super::identity::BadIdentity;
+use super::{Identity, PciAddress};
 
 /// Longest name of a role: QEMU's id of the device is made of it.
 const MAX_ROLE: usize = 32;
 
 /// A device for a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(try_from = "Unchecked")]
 pub struct DeviceRequest {
-    /// What it is to the VM: the same after a move, when the device is another one.
+    /// What it is to the VM: the same after a move, when the device is another one. A letter, then up to 31 letters, digits, `-` or `_`.
     pub role: String,
-    /// Which one.
+    /// Which one, such as `0000:17:00.2`.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub address: PciAddress,
     /// Its addresses.
+    #[cfg_attr(feature = "schema", schema(required = false))]
     pub identity: Identity,
 }
 
@@ -78,6 +81,12 @@ impl FromStr for DeviceRequest {
     }
 }
 
+/// Whether a text can be a role.
+#[must_use]
+pub fn is_role(role: &str) -> bool {
+    check_role(role).is_ok()
+}
+
 fn check_role(role: &str) -> Result<(), BadRequest> {
     let first = role.bytes().next().is_some_and(|byte| byte.is_ascii_alphabetic());
     let rest = role.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'));
@@ -100,7 +109,7 @@ impl fmt::Display for DeviceRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Guid;
+    use crate::device::Guid;
 
     #[test]
     fn requests_are_read_and_written() {

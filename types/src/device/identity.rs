@@ -29,10 +29,12 @@ pub struct BadIdentity {
 
 /// What a virtual function is to be; what is `None` stays as it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct Identity {
     /// MAC address.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub mac: Option<Mac>,
     /// VLAN that the card puts its frames into, 1 to 4094; 0: none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -42,9 +44,11 @@ pub struct Identity {
     pub trust: Option<bool>,
     /// InfiniBand: GUID of the node.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub node_guid: Option<Guid>,
     /// InfiniBand: GUID of the port.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub port_guid: Option<Guid>,
     /// InfiniBand: partition key; the highest bit says full membership.
     #[serde(skip_serializing_if = "Option::is_none")]
