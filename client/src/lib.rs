@@ -49,6 +49,7 @@ pub use vmove_http::client::{BadEndpoint, Endpoint};
 
 use self::connection::Connection;
 use vmove_http::client::encoded;
+use vmove_types::device::NodeDeviceList;
 use vmove_types::node::{FabricCheck, NodeInfo};
 
 /// A fork of a large guest, or the end of a migration, may take any time: the daemon has time limits of its own.
@@ -71,6 +72,14 @@ impl Client {
     /// The daemon does not answer.
     pub async fn node(&self) -> Result<NodeInfo, Error> {
         self.0.get("/v1/node").await
+    }
+
+    /// The devices of the node, who has them, and whether they can be given to VMs.
+    ///
+    /// # Errors
+    /// The daemon does not answer.
+    pub async fn devices(&self) -> Result<NodeDeviceList, Error> {
+        self.0.get("/v1/devices").await
     }
 
     /// Tries every fabric between this node and another, `host:port` or a name of the configuration.

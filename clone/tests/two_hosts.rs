@@ -65,6 +65,7 @@ fn guest(program: &str, dir: &Path) -> RunRequest {
         memory: "thp".to_owned(),
         command_line: line.split(' ').map(str::to_owned).collect(),
         environment: std::collections::BTreeMap::default(),
+        devices: Vec::new(),
     }
 }
 

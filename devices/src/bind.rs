@@ -88,7 +88,7 @@ pub fn wait_until_free(sys: &Sys, group: u32, limit: Duration) -> Result<Duratio
 }
 
 /// A group is opened by one process at a time.
-fn is_open(sys: &Sys, group: u32) -> bool {
+pub(crate) fn is_open(sys: &Sys, group: u32) -> bool {
     let opened =
         std::fs::OpenOptions::new().read(true).write(true).open(sys.path(&format!("dev/vfio/{group}")));
     opened.is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy)

@@ -81,6 +81,22 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
+    /// As it is written for people and programs.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Gpu => "gpu",
+            Self::ConsoleGraphics => "console-graphics",
+            Self::CoProcessor => "co-processor",
+            Self::ProcessingAccelerator => "processing-accelerator",
+            Self::Nic => "nic",
+            Self::RdmaAdapter => "rdma-adapter",
+            Self::Storage => "storage",
+            Self::Bridge => "bridge",
+            Self::Other => "other",
+        }
+    }
+
     /// By class code, vendor, and whether it has an RDMA device.
     pub(crate) fn of(class: u32, vendor: u16, rdma: bool) -> Self {
         match class >> 8 {

@@ -5,6 +5,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use vmove_node::devices::{DevicesError, Trouble};
+
 use crate::PciAddress;
 
 /// What was being done.
@@ -203,6 +205,22 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// What sort of trouble it is.
+    #[must_use]
+    pub const fn trouble(&self) -> Trouble {
+        match self {
+            Self::GroupOpen { .. } => Trouble::Open,
+            Self::NotBound { .. }
+            | Self::Refused { .. }
+            | Self::NotKept { .. }
+            | Self::File { .. }
+            | Self::Strange { .. }
+            | Self::Journal { .. }
+            | Self::Vfio { .. } => Trouble::Failed,
+            _ => Trouble::Unavailable,
+        }
+    }
+
     /// The remedy, for the operator.
     #[must_use]
     pub fn way_out(&self) -> &'static str {
@@ -242,5 +260,11 @@ impl Cause {
     /// For a device and what was done with it.
     pub(crate) fn of(self, device: PciAddress, act: Act) -> DeviceError {
         DeviceError { device: device.to_string(), act, cause: self }
+    }
+}
+
+impl From<DeviceError> for DevicesError {
+    fn from(error: DeviceError) -> Self {
+        Self::Device { trouble: error.cause.trouble(), why: Box::new(error) }
     }
 }

@@ -11,8 +11,11 @@ use serde::{Deserialize, Serialize};
 use vmove_node::journal::Journal;
 
 use crate::error::{Act, Cause, DeviceError};
+use crate::migration::OwnState;
 use crate::vf::{FormerIdentity, Functions};
-use crate::{Device, DeviceKind, DeviceRequest, NodeDevices, PciAddress, Sys, bind, group, list, vf};
+use crate::{
+    Device, DeviceKind, DeviceRequest, NodeDevices, PciAddress, Sys, bind, group, list, migration, vf,
+};
 
 /// Size in bytes beyond which the journal is rewritten when it is opened.
 const REWRITE_BYTES: u64 = 256 << 10;
@@ -31,6 +34,12 @@ pub struct Claim {
     pub step: Step,
     /// What it was before.
     pub former: Former,
+    /// Somebody else bound it and started the QEMU that has it: nothing of it is changed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub taken_in: bool,
+    /// What it says of its own state: asked as it was taken, since later the VM has it open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_state: Option<OwnState>,
 }
 
 /// How far a claim is.
@@ -54,6 +63,9 @@ pub struct Former {
     pub driver_override: Option<String>,
     /// Its addresses.
     pub identity: FormerIdentity,
+    /// User and group of `/dev/vfio/GROUP`, if it was there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group_owner: Option<(u32, u32)>,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -66,6 +78,8 @@ pub struct Ledger {
     journal: Journal<Record>,
     sys: Sys,
     functions: Box<dyn Functions>,
+    /// User and group that QEMUs run as; `None` for root.
+    user: Option<(u32, u32)>,
 }
 
 impl std::fmt::Debug for Ledger {
@@ -99,7 +113,19 @@ impl Ledger {
             }
             Ok(_) => Journal::open(path)?,
         };
-        Ok(Self { journal, sys, functions })
+        Ok(Self { journal, sys, functions, user: None })
+    }
+
+    /// Lets QEMUs of this user and group open the devices that VMs get.
+    #[must_use]
+    pub fn for_user(self, user: Option<(u32, u32)>) -> Self {
+        Self { user, ..self }
+    }
+
+    /// The node that it is about.
+    #[must_use]
+    pub fn sys(&self) -> &Sys {
+        &self.sys
     }
 
     /// All claims.
@@ -122,16 +148,13 @@ impl Ledger {
     pub fn take(&mut self, vm: &str, request: &DeviceRequest) -> Result<Claim, DeviceError> {
         let address = request.address;
         let failed = |cause: Cause| cause.of(address, Act::Take);
-        if let Some(claim) = self.claims().iter().find(|claim| claim.request.address == address) {
-            if claim.vm == vm && claim.request == *request && claim.step == Step::Held {
-                return Ok(claim.clone());
-            }
-            return Err(failed(Cause::Taken { vm: claim.vm.clone(), role: claim.request.role.clone() }));
+        if let Some(claim) = self.claim(vm, &request.role)
+            && claim.request == *request
+            && claim.step == Step::Held
+        {
+            return Ok(claim.clone());
         }
-        if let Some(claim) = self.claim(vm, &request.role) {
-            let (role, other) = (request.role.clone(), claim.request.address);
-            return Err(failed(Cause::RoleTaken { vm: vm.to_owned(), role, other }));
-        }
+        self.is_free(vm, request).map_err(failed)?;
         let device = list::read(&self.sys, address)?;
         let group = check(&self.sys, &NodeDevices::read(&self.sys), &device).map_err(failed)?;
         if device.driver.as_deref().is_some_and(bind::is_vfio) {
@@ -143,11 +166,22 @@ impl Ledger {
             driver: device.driver.clone(),
             driver_override: bind::named(&self.sys, address),
             identity,
+            group_owner: self.sys.owner(&group_file(group)),
         };
-        let claim = Claim { vm: vm.to_owned(), request: request.clone(), group, step: Step::Taking, former };
+        let own_state = own_state(&self.sys, &device);
+        let claim = Claim {
+            vm: vm.to_owned(),
+            request: request.clone(),
+            group,
+            step: Step::Taking,
+            former,
+            taken_in: false,
+            own_state,
+        };
         self.note(address, |claims| claims.push(claim.clone()))?;
         let given = vf::apply(&self.sys, &*self.functions, &device, &request.identity)
             .and_then(|()| bind::bind(&self.sys, address))
+            .and_then(|()| self.let_open(group, self.user).map_err(|cause| cause.of(address, Act::Take)))
             .and_then(|()| self.step(address, Step::Held));
         if let Err(error) = given {
             // If this fails, too, the claim stays, and the restarted daemon tries again. The caller gets the first error.
@@ -155,6 +189,42 @@ impl Ledger {
             return Err(error);
         }
         Ok(Claim { step: Step::Held, ..claim })
+    }
+
+    /// Notes a device that the QEMU of a VM has already, which somebody else started. Nothing of it is changed, also not when it is given
+    /// back.
+    ///
+    /// # Errors
+    /// [`Cause::Taken`], [`Cause::RoleTaken`], [`Cause::Absent`], [`Cause::NoIommu`], [`Cause::NotBound`], [`Cause::Journal`].
+    pub fn take_in(&mut self, vm: &str, request: &DeviceRequest) -> Result<Claim, DeviceError> {
+        let address = request.address;
+        let failed = |cause: Cause| cause.of(address, Act::Take);
+        self.is_free(vm, request).map_err(failed)?;
+        let device = list::read(&self.sys, address)?;
+        let group = device.group.ok_or_else(|| failed(Cause::NoIommu))?;
+        if !device.driver.as_deref().is_some_and(bind::is_vfio) {
+            return Err(failed(Cause::NotBound { wanted: bind::VFIO.to_owned(), found: device.driver }));
+        }
+        let claim = Claim {
+            vm: vm.to_owned(),
+            request: request.clone(),
+            group,
+            step: Step::Held,
+            former: Former::default(),
+            taken_in: true,
+            own_state: None,
+        };
+        self.note(address, |claims| claims.push(claim.clone()))?;
+        Ok(claim)
+    }
+
+    /// Forgets the devices of a VM that goes on with them.
+    ///
+    /// # Errors
+    /// [`Cause::Journal`].
+    pub fn forget(&mut self, vm: &str) -> Result<(), DeviceError> {
+        let Some(claim) = self.claims().iter().find(|claim| claim.vm == vm) else { return Ok(()) };
+        self.note(claim.request.address, |claims| claims.retain(|claim| claim.vm != vm))
     }
 
     /// Gives a VM's device back to the host, once no process has its group open. A device that has vanished is forgotten.
@@ -185,6 +255,7 @@ impl Ledger {
             return Ok(());
         };
         match list::read(&self.sys, address) {
+            _ if claim.taken_in => {}
             Err(DeviceError { cause: Cause::Absent, .. }) => {}
             Err(error) => return Err(error),
             Ok(device) => {
@@ -196,6 +267,10 @@ impl Ledger {
                 let Claim { former, request, .. } = &claim;
                 // Before its old driver looks at it.
                 vf::restore(&self.sys, &*self.functions, &device, &request.identity, &former.identity)?;
+                if former.driver.as_deref().is_some_and(bind::is_vfio) {
+                    self.let_open(claim.group, former.group_owner)
+                        .map_err(|cause| cause.of(address, Act::Return))?;
+                }
                 bind::unbind(
                     &self.sys,
                     address,
@@ -205,6 +280,23 @@ impl Ledger {
             }
         }
         self.note(address, |claims| claims.retain(|claim| claim.request.address != address))
+    }
+
+    /// Whether neither the device nor the role has been given.
+    fn is_free(&self, vm: &str, request: &DeviceRequest) -> Result<(), Cause> {
+        if let Some(claim) = self.claims().iter().find(|claim| claim.request.address == request.address) {
+            return Err(Cause::Taken { vm: claim.vm.clone(), role: claim.request.role.clone() });
+        }
+        if let Some(claim) = self.claim(vm, &request.role) {
+            let (role, other) = (request.role.clone(), claim.request.address);
+            return Err(Cause::RoleTaken { vm: vm.to_owned(), role, other });
+        }
+        Ok(())
+    }
+
+    /// Whose the device's file is from now on: QEMU opens it as its own user.
+    fn let_open(&self, group: u32, user: Option<(u32, u32)>) -> Result<(), Cause> {
+        user.map_or(Ok(()), |user| self.sys.give(&group_file(group), user))
     }
 
     fn step(&mut self, address: PciAddress, step: Step) -> Result<(), DeviceError> {
@@ -221,6 +313,16 @@ impl Ledger {
         let noted = self.journal.update(|record| change(&mut record.claims));
         noted.map_err(|source| Cause::Journal { path, source }.of(address, Act::Take))
     }
+}
+
+fn group_file(group: u32) -> String {
+    format!("dev/vfio/{group}")
+}
+
+/// What a device says of its own state, if it can be asked: `vfio-pci` itself knows none, the drivers of models do.
+fn own_state(sys: &Sys, device: &Device) -> Option<OwnState> {
+    let driver = device.driver.as_deref().filter(|driver| bind::is_vfio(driver) && *driver != bind::VFIO);
+    driver.and_then(|_| migration::probe(sys, device.address).ok().flatten())
 }
 
 /// Whether a device may be given to a VM, and its group. Nothing is changed.

@@ -9,6 +9,7 @@
 //! | [`bind`] | binding a device to `vfio-pci`, and back to its former driver |
 //! | [`vf`], [`rtnetlink`], [`infiniband`] | addresses of a virtual function, set through its physical function |
 //! | [`ledger`] | the journal of devices and their VMs, so that a killed daemon neither loses a device nor gives it twice |
+//! | [`report`] | what the node has, in plain words |
 //! | [`migration`] | whether a device supports migration of its own state |
 //!
 //! All files are read and written below a root that the caller names ([`sys::Sys`]), so that tests can use recorded trees of other
@@ -39,6 +40,7 @@ pub mod infiniband;
 pub mod ledger;
 pub mod list;
 pub mod migration;
+pub mod report;
 pub mod rtnetlink;
 pub mod shared;
 pub mod sys;

@@ -85,6 +85,19 @@ impl Sys {
         Some(target.file_name()?.to_str()?.to_owned())
     }
 
+    /// User and group of a file; `None` if it is not there.
+    pub(crate) fn owner(&self, path: &str) -> Option<(u32, u32)> {
+        use std::os::unix::fs::MetadataExt;
+        std::fs::metadata(self.path(path)).ok().map(|meta| (meta.uid(), meta.gid()))
+    }
+
+    /// Gives a file to a user and a group.
+    pub(crate) fn give(&self, path: &str, (user, group): (u32, u32)) -> Result<(), Cause> {
+        let path = self.path(path);
+        std::os::unix::fs::chown(&path, Some(user), Some(group))
+            .map_err(|source| Cause::File { path, source })
+    }
+
     /// Asks the kernel for something.
     pub(crate) fn write(&self, path: &str, text: &str) -> Result<(), Cause> {
         let path = self.path(path);

@@ -43,12 +43,12 @@ pub enum Trouble {
 #[non_exhaustive]
 pub enum DevicesError {
     /// The device.
-    #[error("{source}")]
+    #[error("{why}")]
     Device {
         /// Its kind.
         trouble: Trouble,
         /// In full.
-        source: Box<dyn std::error::Error + Send + Sync>,
+        why: Box<dyn std::error::Error + Send + Sync>,
     },
     /// This node gives no devices.
     #[error("This node gives no devices to VMs: {0}")]

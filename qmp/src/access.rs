@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::cmdline::Opened;
-use crate::confine::{Confinement, KVM, QemuUser};
+use crate::confine::{Confinement, KVM, LockedMemory, QemuUser};
 use crate::inspect::find_program;
 use crate::{CommandLine, RunLayout};
 
@@ -110,7 +110,7 @@ fn ask(confinement: &Confinement, tests: &[(&str, &Path)]) -> io::Result<Vec<boo
     if tests.is_empty() {
         return Ok(Vec::new());
     }
-    let mut command = confinement.command("/bin/sh".as_ref(), false, None);
+    let mut command = confinement.command("/bin/sh".as_ref(), LockedMemory::Usual, None);
     command.args(["-c", PROBE, "sh"]).current_dir("/");
     for (test, path) in tests {
         command.arg(test).arg(path);

@@ -9,6 +9,7 @@
 //! | user, group | those of the user |
 //! | further groups | those of the user, and the group that may use `/dev/kvm` |
 //! | capabilities | none; `CAP_IPC_LOCK` for a guest that locks its memory (`-overcommit mem-lock=on`) |
+//! | locked memory | the daemon's limit; the guest's memory and some more for a guest that has devices of the host |
 //! | programs with more rights (setuid) | none (`no_new_privs`) |
 //!
 //! A command line that says itself what it wants keeps that: with `-runas` or `-run-with user=` QEMU starts as root and changes its user,
@@ -166,10 +167,17 @@ impl QemuUser {
     }
 
     /// Words of `setpriv` for this user.
-    fn setpriv(&self, locks_memory: bool) -> Vec<String> {
+    fn setpriv(&self, locked: LockedMemory) -> Vec<String> {
         let groups: Vec<String> = self.groups.iter().map(u32::to_string).collect();
-        let kept = if locks_memory { "-all,+ipc_lock" } else { "-all" };
-        vec![
+        let kept = if locked == LockedMemory::All { "-all,+ipc_lock" } else { "-all" };
+        // While we may still raise it.
+        let mut words = match locked {
+            LockedMemory::UpTo(bytes) => {
+                vec!["prlimit".to_owned(), format!("--memlock={bytes}:{bytes}"), "--".to_owned()]
+            }
+            LockedMemory::Usual | LockedMemory::All => Vec::new(),
+        };
+        words.extend([
             "setpriv".to_owned(),
             format!("--reuid={}", self.uid),
             format!("--regid={}", self.gid),
@@ -179,8 +187,38 @@ impl QemuUser {
             format!("--ambient-caps={kept}"),
             format!("--bounding-set={kept}"),
             "--".to_owned(),
-        ]
+        ]);
+        words
     }
+}
+
+/// How much memory a QEMU may lock. Devices of the host need all guest memory locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockedMemory {
+    /// What the daemon may.
+    Usual,
+    /// So many bytes.
+    UpTo(u64),
+    /// All.
+    All,
+}
+
+/// Raises the limit of locked memory of a QEMU that runs, if it is lower: before a device of the host is plugged in.
+///
+/// # Errors
+/// The kernel's answer.
+pub fn allow_locked_memory(pid: u32, bytes: u64) -> std::io::Result<()> {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or(rustix::io::Errno::SRCH)?;
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", pid.as_raw_nonzero()))?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
+    let soft = line.and_then(|line| line.split_ascii_whitespace().next()).unwrap_or_default();
+    if soft == "unlimited" || soft.parse::<u64>().is_ok_and(|soft| soft >= bytes) {
+        return Ok(());
+    }
+    prlimit(Some(pid), Resource::Memlock, Rlimit { current: Some(bytes), maximum: Some(bytes) })?;
+    Ok(())
 }
 
 /// What a QEMU is started with. The default confines nothing.
@@ -221,9 +259,9 @@ impl Confinement {
     /// A command that becomes `program` with these rights, in this control group, without our right to be spared when memory runs out
     /// ([`oom`](crate::oom)).
     #[must_use]
-    pub fn command(&self, program: &std::ffi::OsStr, locks_memory: bool, group: Option<&Path>) -> Command {
+    pub fn command(&self, program: &std::ffi::OsStr, locked: LockedMemory, group: Option<&Path>) -> Command {
         let Some(user) = &self.user else { return crate::oom::command_in(program, group) };
-        let words = user.setpriv(locks_memory);
+        let words = user.setpriv(locked);
         let mut command = crate::oom::command_in(&words[0], group);
         command.args(&words[1..]).arg(program);
         command
@@ -312,6 +350,39 @@ mod tests {
         confinement.give(&file).unwrap();
         assert_eq!(owner(), 60742);
         confinement.give(&file).unwrap();
+    }
+
+    #[test]
+    fn a_guest_with_devices_may_lock_its_memory() {
+        let Some(user) = QemuUser::find("60742").unwrap().filter(|_| rustix::process::geteuid().is_root())
+        else {
+            return vmove_skip::skip!("not root: no limit can be raised");
+        };
+        let confinement = Confinement { user: Some(user), sandbox: true };
+        let limit = |locked| {
+            let mut command = confinement.command("/bin/sh".as_ref(), locked, None);
+            let said = command.args(["-c", "ulimit -l; ulimit -H -l"]).output().unwrap();
+            String::from_utf8(said.stdout).unwrap()
+        };
+        assert_eq!(limit(LockedMemory::UpTo(3 << 30)), "3145728\n3145728\n");
+        let mut running = confinement.command("/bin/sleep".as_ref(), LockedMemory::UpTo(1 << 20), None);
+        let mut running = running.arg("60").spawn().unwrap();
+        let now = || {
+            let limits = std::fs::read_to_string(format!("/proc/{}/limits", running.id())).unwrap();
+            let line =
+                limits.lines().find_map(|line| line.strip_prefix("Max locked memory")).unwrap().to_owned();
+            line.split_ascii_whitespace().next().unwrap().to_owned()
+        };
+        // `prlimit` comes before the program.
+        while now() != (1 << 20).to_string() {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        allow_locked_memory(running.id(), 5 << 30).unwrap();
+        assert_eq!(now(), (5_u64 << 30).to_string());
+        allow_locked_memory(running.id(), 1 << 30).unwrap();
+        assert_eq!(now(), (5_u64 << 30).to_string(), "it is never lowered");
+        running.kill().unwrap();
+        running.wait().unwrap();
     }
 
     #[test]

@@ -24,7 +24,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::confine::Confinement;
+use crate::confine::{Confinement, LockedMemory};
 use crate::{Client, CommandLine, QmpError, log};
 
 /// Time a QEMU gets to leave after SIGTERM before SIGKILL.
@@ -43,7 +43,7 @@ pub enum ProcessError {
     NoProgram,
     /// It could not be started.
     #[error(
-        "Could not start {program:?} in {folder}: check that QEMU is installed and that setsid and setpriv (util-linux) are in PATH"
+        "Could not start {program:?} in {folder}: check that QEMU is installed and that setsid, setpriv and prlimit (util-linux) are in PATH"
     )]
     Start {
         /// Program that was to run.
@@ -153,14 +153,14 @@ impl QemuProcess {
         let line = CommandLine::parse(argv.to_vec()).ok();
         let confinement =
             line.as_ref().map_or_else(|| confinement.clone(), |line| line.confined(confinement));
-        let locks_memory = line.is_some_and(|line| line.locks_any_memory());
+        let locked = line.map_or(LockedMemory::Usual, |line| line.locked_memory());
         let log_error = |source| ProcessError::Log { path: log.to_owned(), source };
         let out = crate::log::open(OpenOptions::new().create(true).append(true), log).map_err(log_error)?;
         let err = out.try_clone().map_err(log_error)?;
         let failed =
             |source| ProcessError::Start { program: program.clone(), folder: folder.to_owned(), source };
         let child = confinement
-            .command("setsid".as_ref(), locks_memory, group)
+            .command("setsid".as_ref(), locked, group)
             .arg("--")
             .args(argv)
             .current_dir(folder)

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 
+use vmove_types::device::DeviceRequest;
 use vmove_types::spec::{Bandwidth, MigrationSpec, ModeRequest};
 
 use vmove_types::units;
@@ -37,6 +38,12 @@ Environment:
   VMOVE_CONTROL  control socket, unless --control is given
   VBRIDGE        the bridge of fleet, topology, place, lease, plan and account, unless --bridge is given";
 
+const DEVICES_HELP: &str = "Examples:
+  vmove devices
+  vmove --json devices | jq '.devices[] | select(.refused == null and .owner == null) | .address'
+
+Give one to a VM by `vmove run --device ROLE=PCI-ADDRESS`. Bridges are left out.";
+
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -46,6 +53,9 @@ pub enum Command {
     Adopt(Adopt),
     /// List the VMs of this node
     List,
+    /// List the devices of this node that VMs can have, and who has them
+    #[command(after_help = DEVICES_HELP)]
+    Devices,
     /// Show everything about one VM
     Show(VmName),
     /// End a VM
@@ -106,10 +116,15 @@ pub struct FabricCheckArgs {
   vmove run --name web -- qemu-system-x86_64 -accel kvm -m 4G -smp 4 -drive file=/shared/web.qcow2
   vmove run --name db --memory hugetlb-2m -- qemu-system-x86_64 -m 64G -nodefaults -display none \\
         -serial unix:{vmdir}/console.sock,server=on,wait=off
+  vmove run --name sim --device net0=0000:3b:02.1,mac=52:54:00:12:34:56 --device gpu=0000:17:00.0 -- \\
+        qemu-system-x86_64 -accel kvm -machine q35 -m 64G -drive file=/shared/sim.qcow2
 
 Guest memory is put into a file that the daemon can share; everything else of the command line stays as it is.
 {vmdir} and {name} are replaced on every node the VM comes to; {vmdir} is also QEMU's working folder, so other paths
-must be absolute and mean the same on every node.")]
+must be absolute and mean the same on every node.
+
+A device is bound to vfio-pci and sits on a port where it can be unplugged; when the VM ends it returns to the driver that
+it had. -device vfio-pci in the command line comes to the same. `vmove devices` lists what the node has.")]
 pub struct Run {
     /// Name of the VM: 1 to 64 bytes, any script, no slash
     #[arg(long, value_name = "VM")]
@@ -120,6 +135,10 @@ pub struct Run {
     /// Environment variable for QEMU, here and wherever the VM goes; may be repeated
     #[arg(long = "env", value_name = "KEY=VALUE", value_parser = key_value)]
     pub environment: Vec<(String, String)>,
+    /// Device of this node for the VM, its role there, and for a virtual function its addresses:
+    /// ROLE=PCI-ADDRESS[,mac=MAC][,vlan=N][,trust=on|off][,node-guid=GUID][,port-guid=GUID][,pkey=KEY]; may be repeated
+    #[arg(long = "device", value_name = "ROLE=PCI-ADDRESS[,…]")]
+    pub devices: Vec<DeviceRequest>,
     /// QEMU and its arguments, after `--`
     #[arg(last = true, required = true, value_name = "QEMU ARGUMENTS")]
     pub command_line: Vec<String>,

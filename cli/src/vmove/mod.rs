@@ -1,6 +1,7 @@
 //! The `vmove` command.
 
 mod bar;
+mod devices;
 mod fabric;
 mod follow;
 mod migrations;
@@ -58,6 +59,7 @@ async fn dispatch(cli: Cli) -> Result<Ended, End> {
         Command::Run(args) => vms::run(&client, args, json).await?,
         Command::Adopt(args) => vms::adopt(&client, args, json).await?,
         Command::List => vms::list(&client, json).await?,
+        Command::Devices => devices::list(&client, json).await?,
         Command::Show(args) => vms::show(&client, &args.vm, json).await?,
         Command::Stop(args) => vms::stop(&client, &args, json).await?,
         Command::Pause(args) => vms::set_state(&client, &args.vm, Running::Paused, json).await?,

@@ -33,6 +33,7 @@ pub async fn run(client: &Client, args: Run, json: bool) -> Result<Exit, End> {
         memory: args.memory,
         command_line,
         environment: args.environment.into_iter().collect(),
+        devices: args.devices,
     };
     let vm = client.run(&request).await?;
     show_new(&vm, "Started", json)
@@ -253,6 +254,13 @@ fn describe(vm: &VmDetail) -> String {
             format!("{} {} ({}{held})", file.id, file.path.display(), format_bytes(file.size)),
         ));
     }
+    rows.extend(s.devices.iter().map(|info| {
+        let lacks = if info.held { "" } else { ": the VM lacks it now" };
+        (
+            "device",
+            format!("{} (QEMU's {} on {}){lacks}", info.device.request, info.device.id, info.device.bus),
+        )
+    }));
     rows.push(("folder", vm.dir.display().to_string()));
     rows.extend(reach(vm));
     if let Some(progress) = &vm.progress {

@@ -1,5 +1,6 @@
 //! `vmoved`: start, run, end.
 
+mod devices;
 mod dialer;
 mod endpoint;
 mod fabric_check;
@@ -47,6 +48,7 @@ use vmove_node::store::VmStore;
 
 use crate::config::{Config, Flags, KnownNode, Security, qemu_user_note};
 use crate::leaf_switches;
+use devices::LedgerDevices;
 use dialer::PeerDialer;
 use fabrics::Fabrics;
 use peers::PeerPort;
@@ -293,6 +295,10 @@ async fn assemble(
         keep_migrations: config.keep_migrations,
     };
     let engine = Engine::open(settings, vms.clone())?;
+    let devices =
+        LedgerDevices::open(&config.state_dir, Path::new("/"), config.qemu.owner()).with_context(|| {
+            format!("Could not open the journal of devices in {}", config.state_dir.display())
+        })?;
     let sessions = Sessions::new(engine.clone());
     let registry = Registry::new(
         vms,
@@ -301,7 +307,7 @@ async fn assemble(
         config.run_dir.clone(),
         reservations,
         groups,
-        Arc::new(vmove_node::devices::NoDevices),
+        devices,
         config.qemu.clone(),
     );
     let known = known_peers(&config);

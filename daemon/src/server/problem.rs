@@ -3,6 +3,7 @@
 use vmove_clone::engine::ForkError;
 use vmove_migrate::engine::EngineError;
 use vmove_node::blocking::TaskFailed;
+use vmove_node::devices::DevicesError;
 use vmove_node::migrations::AbandonError;
 use vmove_node::peer::UnknownPeer;
 use vmove_node::registry::RegistryError;
@@ -50,6 +51,12 @@ impl IntoProblem for UnknownPeer {
 }
 
 impl IntoProblem for RegistryError {
+    fn into_problem(self) -> Problem {
+        Problem::from_error(self.code(), &self)
+    }
+}
+
+impl IntoProblem for DevicesError {
     fn into_problem(self) -> Problem {
         Problem::from_error(self.code(), &self)
     }

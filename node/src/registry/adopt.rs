@@ -11,6 +11,7 @@ use vmove_memory::{PageSize, Process, RamFile, find_mappings};
 use vmove_qmp::inspect::{self, BlockerKind, VmFacts};
 use vmove_qmp::{Client, CommandLine};
 
+use super::run::texts;
 use super::{Registry, RegistryError};
 use crate::blocking::run_blocking;
 use vmove_types::vm::{AdoptRequest, VmDetail};
@@ -45,8 +46,11 @@ impl Registry {
         }
         let layout =
             layout::of_vm(&self.run_dir, self.memory_dir(), &request.name, found.backing, &self.confinement);
-        let line = CommandLine::parse(found.command_line.iter().map(Into::into).collect())?;
+        let mut line = CommandLine::parse(found.command_line.iter().map(Into::into).collect())?;
+        let own = line.take_host_devices()?;
+        let devices = line.seated(own)?;
         line.derive_destination(&layout)?;
+        let command_line = if devices.is_empty() { found.command_line } else { texts(&line)? };
         let vm_dir = layout.vm_dir.clone();
         run_blocking(move || crate::files::make_private_dir(&vm_dir))
             .await?
@@ -58,17 +62,22 @@ impl Registry {
             qmp_socket: request.qmp,
             vm_dir: layout.vm_dir,
             backing: found.backing,
-            command_line: found.command_line,
+            command_line,
             environment: Vec::new(),
             ram: found.ram,
             overlays: Vec::new(),
-            devices: Vec::new(),
+            devices,
             adopted: true,
             session: None,
         };
         self.monitors.insert(&record.qmp_socket, client).await;
-        if let Err(error) = self.enter(record.clone()).await {
+        let entered = match self.take_in(&record).await {
+            Ok(()) => self.enter(record.clone()).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = entered {
             self.monitors.forget(&record.qmp_socket).await;
+            let _ = self.devices.forget(&record.name).await;
             let vm_dir = record.vm_dir.clone();
             let _ = run_blocking(move || std::fs::remove_dir(vm_dir)).await;
             return Err(error);
@@ -76,6 +85,14 @@ impl Registry {
         tracing::info!(vm = %record.name, pid = record.pid, memory = %record.backing, "VM adopted");
         drop(reserved);
         self.show(&record.name).await
+    }
+
+    /// Notes the devices that an adopted VM has.
+    async fn take_in(&self, record: &VmRecord) -> Result<(), RegistryError> {
+        for device in &record.devices {
+            self.devices.take_in(&record.name, &device.request).await?;
+        }
+        Ok(())
     }
 
     /// Lets go of an adopted VM: it runs on, unknown to us.
@@ -86,6 +103,7 @@ impl Registry {
         if !record.adopted {
             return Err(RegistryError::NotAdopted(name.to_owned()));
         }
+        self.devices.forget(name).await?;
         let (vms, name) = (self.vms.clone(), name.to_owned());
         run_blocking(move || vms.remove(&name)).await??;
         self.monitors.forget(&record.qmp_socket).await;

@@ -12,6 +12,7 @@ use vmove_types::units::format_bytes;
 use vmove_types::{Backing, UnknownBacking};
 
 use crate::blocking::TaskFailed;
+use crate::devices::DevicesError;
 use crate::migrations::AbandonError;
 use crate::reservations::Room;
 use crate::store::VmStoreError;
@@ -128,6 +129,9 @@ pub enum RegistryError {
         #[source]
         source: std::io::Error,
     },
+    /// A device of the node.
+    #[error(transparent)]
+    Devices(#[from] DevicesError),
     /// A task broke off.
     #[error(transparent)]
     Task(#[from] TaskFailed),
@@ -152,6 +156,7 @@ impl RegistryError {
             Self::CommandLine(_) | Self::NotUtf8(_) | Self::Process(ProcessError::NoProgram) => {
                 Code::BadCommandLine
             }
+            Self::Devices(error) => error.code(),
             Self::Denied(_) => Code::QemuUser,
             Self::Backing(_) => Code::BadOption,
             Self::NoMemory { .. } | Self::Memory(_) => Code::NoMemory,

@@ -31,6 +31,8 @@ use vmove_types::progress::Outcome;
 
 /// How long a monitor may take to answer a small question.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long it is waited for a QEMU that has ended to close its devices.
+const GIVE_BACK: Duration = Duration::from_secs(10);
 /// How many VMs that ended are remembered for `vmove list`.
 const REMEMBERED: usize = 100;
 

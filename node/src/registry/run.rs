@@ -11,9 +11,10 @@ use crate::reservations::Reservations;
 use vmove_memory::{ByteLen, MemoryDir};
 use vmove_qmp::{CommandLine, QemuProcess, RamFileSpec, RunLayout, access};
 use vmove_types::Backing;
+use vmove_types::device::VmDevice;
 
 use super::starting::{self, Note};
-use super::{Registry, RegistryError};
+use super::{GIVE_BACK, Registry, RegistryError};
 use crate::blocking::run_blocking;
 use vmove_types::vm::{RunRequest, VmDetail};
 
@@ -42,6 +43,17 @@ impl Attempt {
     }
 }
 
+/// What a VM is started with.
+struct Start<'a> {
+    request: &'a RunRequest,
+    /// The command line that is kept: ports, but no devices of the host.
+    kept: Vec<String>,
+    devices: Vec<VmDevice>,
+    argv: Vec<OsString>,
+    made: Vec<RamFileSpec>,
+    ram: Vec<RamFileSpec>,
+}
+
 impl Registry {
     /// Starts a VM that can be moved. On an error nothing is left behind. Must not be cancelled in the middle.
     pub async fn run(self: &Arc<Self>, request: RunRequest) -> Result<VmDetail, RegistryError> {
@@ -51,19 +63,30 @@ impl Registry {
             layout::of_vm(&self.run_dir, self.memory_dir(), &request.name, backing, &self.confinement);
         let words = request.command_line.iter().map(OsString::from).collect();
         let mut line = CommandLine::parse(words)?;
+        let devices = seat(&mut line, &request)?;
+        let kept = if devices.is_empty() { request.command_line.clone() } else { texts(&line)? };
         let ram = line.rewrite_movable(&layout)?;
+        line.plug(&devices);
         let made: Vec<RamFileSpec> =
             ram.iter().filter(|r| r.path.starts_with(&layout.memory_dir)).cloned().collect();
 
         let note = Note { name: request.name.clone(), ram: made.iter().map(|r| r.path.clone()).collect() };
         let mut attempt = Attempt { layout, note, process: None };
-        let argv = line.to_argv();
-        may_open(&argv, &attempt.layout).await?;
-        let argv = with_environment(&request, argv);
-        let record = match self.start(&mut attempt, made, argv, &request, ram).await {
+        let start = Start { request: &request, kept, devices, argv: line.to_argv(), made, ram };
+        let started = match self.make_ready(&start, &attempt.layout).await {
+            Ok(()) => match self.start(&mut attempt, start).await {
+                Ok(record) => Ok(record),
+                Err(error) => {
+                    attempt.undo().await;
+                    Err(error)
+                }
+            },
+            Err(error) => Err(error),
+        };
+        let record = match started {
             Ok(record) => record,
             Err(error) => {
-                attempt.undo().await;
+                self.take_back(&request.name).await;
                 return Err(error);
             }
         };
@@ -74,14 +97,28 @@ impl Registry {
         self.show(&record.name).await
     }
 
+    /// Takes the devices, and looks whether QEMU may open all that it needs: it may open the devices only then.
+    async fn make_ready(&self, start: &Start<'_>, layout: &RunLayout) -> Result<(), RegistryError> {
+        for device in &start.devices {
+            self.devices.take(&start.request.name, &device.request).await?;
+        }
+        may_open(&start.argv, layout).await
+    }
+
+    /// Gives the devices of a VM back that does not come to be, or is no more.
+    pub(super) async fn take_back(&self, vm: &str) {
+        if let Err(error) = self.devices.give_all_back(vm, GIVE_BACK).await {
+            tracing::error!(vm, %error, "a device of a VM that is no more is not back yet: trying again");
+        }
+    }
+
     async fn start(
         self: &Arc<Self>,
         attempt: &mut Attempt,
-        made: Vec<RamFileSpec>,
-        argv: Vec<OsString>,
-        request: &RunRequest,
-        ram: Vec<RamFileSpec>,
+        start: Start<'_>,
     ) -> Result<VmRecord, RegistryError> {
+        let Start { request, kept, devices, argv, made, ram } = start;
+        let argv = with_environment(request, argv);
         prepare(attempt, made, self.reservations.clone()).await?;
         let (vm_dir, log) =
             (attempt.layout.vm_dir.clone(), vmove_qmp::process::log_in(&attempt.layout.vm_dir));
@@ -102,11 +139,11 @@ impl Registry {
             qmp_socket: attempt.layout.qmp_socket.clone(),
             vm_dir: attempt.layout.vm_dir.clone(),
             backing: attempt.layout.backing,
-            command_line: request.command_line.clone(),
+            command_line: kept,
             environment: request.environment.clone().into_iter().collect(),
             ram: ram.into_iter().map(|r| ram_record(r, &attempt.layout)).collect(),
             overlays: Vec::new(),
-            devices: Vec::new(),
+            devices,
             adopted: false,
             session: None,
         };
@@ -117,6 +154,18 @@ impl Registry {
         }
         Ok(record)
     }
+}
+
+/// Devices of the host that the VM gets: those of its command line, which lacks them afterwards, and those of the request.
+fn seat(line: &mut CommandLine, request: &RunRequest) -> Result<Vec<VmDevice>, RegistryError> {
+    let own = line.take_host_devices()?;
+    Ok(line.seat(own, &request.devices)?)
+}
+
+/// The words of a command line, as they are kept.
+pub(super) fn texts(line: &CommandLine) -> Result<Vec<String>, RegistryError> {
+    let words = line.to_argv().into_iter().map(OsString::into_string);
+    words.collect::<Result<_, _>>().map_err(RegistryError::NotUtf8)
 }
 
 /// Refuses what QEMU could not open as its user.

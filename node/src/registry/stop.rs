@@ -162,6 +162,8 @@ impl Registry {
     /// that is killed meanwhile finds the rest by it.
     async fn clean_up(&self, record: &VmRecord) -> Result<(), RegistryError> {
         self.monitors.forget(&record.qmp_socket).await;
+        // The record goes all the same: whatever is left is given back again and again, see `supervise`.
+        self.take_back(&record.name).await;
         let (vms, record, memory_dir) = (self.vms.clone(), record.clone(), self.memory_dir().to_owned());
         let work = move || -> Result<(), RegistryError> {
             if !record.adopted {

@@ -51,7 +51,22 @@ impl Registry {
             for record in records {
                 self.watch(record);
             }
+            self.give_back_ownerless().await;
             tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Gives back devices whose VM is no more, or never came to be: a daemon was killed in between, or they could not be given back then.
+    async fn give_back_ownerless(self: &Arc<Self>) {
+        let mut vms: Vec<String> = self.devices.claims().into_iter().map(|claim| claim.vm).collect();
+        vms.dedup();
+        for vm in vms {
+            // Taken by a VM that is there, by a migration or by a start. Held meanwhile, so that no start takes them in between.
+            let Ok(_reserved) = self.reserve(&vm) else { continue };
+            match self.devices.give_all_back(&vm, Duration::ZERO).await {
+                Ok(()) => tracing::warn!(vm, "devices of a VM that is no more are back with the host"),
+                Err(error) => tracing::debug!(vm, %error, "a device of a VM that is no more is not back yet"),
+            }
         }
     }
 

@@ -36,6 +36,7 @@ pub use obstacle::Obstacle;
 pub use opened::{Opened, Tap};
 pub use policy::Forbidden;
 pub use ram::{RamBackend, RamKind, RamUse};
+pub use rights::with_devices;
 
 use options::Options;
 

@@ -1,7 +1,7 @@
 //! What a command line says of the rights that QEMU has, and what is added where it says nothing.
 
 use super::{CommandLine, Item};
-use crate::confine::Confinement;
+use crate::confine::{Confinement, LockedMemory};
 
 /// What `-sandbox` refuses beside the system calls that it refuses always.
 const DENIED_CALLS: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
@@ -27,6 +27,18 @@ impl CommandLine {
         self.named("overcommit").filter_map(value).last().is_some_and(|value| value != "off")
     }
 
+    /// How much memory its QEMU must be able to lock as it starts.
+    pub(crate) fn locked_memory(&self) -> LockedMemory {
+        if self.locks_any_memory() {
+            return LockedMemory::All;
+        }
+        if !self.has_host_devices() {
+            return LockedMemory::Usual;
+        }
+        let backends = self.ram_backends().unwrap_or_default();
+        LockedMemory::UpTo(with_devices(backends.iter().filter_map(|backend| backend.size).sum()))
+    }
+
     /// Whether QEMU runs programs for its networks.
     #[must_use]
     pub fn runs_programs(&self) -> bool {
@@ -47,6 +59,13 @@ impl CommandLine {
         }
         self.items.push(Item::new("-sandbox", denied));
     }
+}
+
+/// Bytes that a QEMU must be able to lock for devices of the host, with so many bytes of guest memory: the kernel counts some memory of
+/// the devices, too.
+#[must_use]
+pub fn with_devices(ram: u64) -> u64 {
+    ram.saturating_add(1 << 30)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! REST: everything on the control socket, questions alone on the peer port.
 
+mod devices;
 mod fabric;
 mod forks;
 mod migrations;
@@ -25,6 +26,7 @@ pub fn control(app: Arc<App>) -> Router {
         .route("/openapi.json", get(openapi::serve))
         .route("/metrics", get(node::metrics))
         .route("/v1/node", get(node::node))
+        .route("/v1/devices", get(devices::list))
         .route("/v1/fabric/check", get(fabric::check))
         .route("/v1/vms", get(vms::list).post(vms::run))
         .route("/v1/vms:adopt", post(vms::adopt))

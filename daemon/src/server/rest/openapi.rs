@@ -20,6 +20,7 @@ use vmove_types::{check, fork_report, migration, progress, report, spec, vm};
         super::node::health,
         super::node::metrics,
         super::node::node,
+        super::devices::list,
         super::vms::list,
         super::vms::run,
         super::vms::adopt,
