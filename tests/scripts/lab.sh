@@ -125,7 +125,8 @@ build_lab_moves() {
 # Sets LAB_DEVICE_GUEST, and builds the programs that give devices to it.
 build_lab_devices() {
     say "building the programs for devices and their guest"
-    (cd "$ROOT" && cargo build --quiet --release -p vmove-devices -p vmove-qmp --example devices --example hotplug)
+    (cd "$ROOT" && cargo build --quiet --release -p vmove-devices -p vmove-qmp --example devices --example hotplug &&
+        cargo build --quiet --release -p vmove-daemon -p vmove-cli)
     LAB_DEVICE_GUEST=$CACHE/lab/devices.elf
     lab_compile "$ROOT/tests/lab/guest/devices.c" "$LAB_DEVICE_GUEST"
 }

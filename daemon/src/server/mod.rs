@@ -295,10 +295,9 @@ async fn assemble(
         keep_migrations: config.keep_migrations,
     };
     let engine = Engine::open(settings, vms.clone())?;
-    let devices =
-        LedgerDevices::open(&config.state_dir, Path::new("/"), config.qemu.owner()).with_context(|| {
-            format!("Could not open the journal of devices in {}", config.state_dir.display())
-        })?;
+    let devices = LedgerDevices::open(&config.state_dir, config.qemu.owner()).with_context(|| {
+        format!("Could not open the journal of devices in {}", config.state_dir.display())
+    })?;
     let sessions = Sessions::new(engine.clone());
     let registry = Registry::new(
         vms,

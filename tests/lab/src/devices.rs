@@ -1,6 +1,8 @@
 //! Guests that own virtual functions of a card: DMA into their memory, beside soft RDMA in the same host; devices that leave and come
 //! back; functions bound and given back by the library's own program.
 
+mod vms;
+
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -109,6 +111,10 @@ pub fn all(lab: &Lab, parts: &Parts, only: &str) -> Result<usize> {
     case("a_guest_gets_another_function_with_the_same_address", &|| devices.exchanged())?;
     case("a_guest_that_keeps_its_device_is_told", &|| devices.stubborn())?;
     case("too_little_locked_memory_is_told", &|| devices.memory_lock())?;
+    case("a_vm_is_run_with_a_function_and_gives_it_back", &|| devices.run_and_stop())?;
+    case("a_killed_daemon_loses_and_doubles_no_function_of_a_vm", &|| devices.killed_daemon())?;
+    case("a_foreign_command_line_brings_its_function", &|| devices.foreign())?;
+    case("a_vm_that_could_not_let_go_is_refused", &|| devices.refused())?;
     if parts.linux.is_some() {
         case("linux_lets_its_function_go_and_takes_it_again", &|| devices.linux())?;
     }

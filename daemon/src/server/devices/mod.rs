@@ -1,5 +1,8 @@
 //! The devices of this node that VMs have: the ledger, off the threads of requests.
 
+#[cfg(test)]
+mod tests;
+
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -28,8 +31,12 @@ impl LedgerDevices {
     ///
     /// # Errors
     /// The journal cannot be read or begun.
-    pub fn open(state_dir: &Path, root: &Path, user: Option<(u32, u32)>) -> std::io::Result<Arc<Self>> {
-        let ledger = Ledger::open(&state_dir.join("devices.jsonl"), Sys::new(root), Box::new(Rtnetlink))?;
+    pub fn open(state_dir: &Path, user: Option<(u32, u32)>) -> std::io::Result<Arc<Self>> {
+        Self::open_on(state_dir, Sys::new(Path::new("/")), user)
+    }
+
+    fn open_on(state_dir: &Path, sys: Sys, user: Option<(u32, u32)>) -> std::io::Result<Arc<Self>> {
+        let ledger = Ledger::open(&state_dir.join("devices.jsonl"), sys, Box::new(Rtnetlink))?;
         let ledger = ledger.for_user(user);
         let claims = RwLock::new(claims_of(&ledger));
         Ok(Arc::new(Self { ledger: Arc::new(Mutex::new(ledger)), claims }))
