@@ -238,3 +238,55 @@ fn a_long_journal_is_written_anew() {
     assert!(before > 256 << 10 && after < 1024, "{before} to {after}");
     assert_eq!(ledger.claims(), [claim]);
 }
+
+#[test]
+fn qemus_user_may_open_the_group_as_long_as_the_vm_has_the_device() {
+    use std::os::unix::fs::MetadataExt;
+    let node = Node::new(IGB);
+    let file = node.root.path().join("dev/vfio/11");
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    std::fs::write(&file, "").unwrap();
+    let owner = || std::fs::metadata(&file).map(|meta| (meta.uid(), meta.gid())).unwrap();
+    let before = owner();
+    // Who runs this may give a file to itself only, unless it is root.
+    let user = if before.0 == 0 { (60742, 60742) } else { before };
+    // Bound already: the kernel keeps the file when it is given back.
+    let device = node.root.path().join("sys/bus/pci/devices").join(VF);
+    std::fs::remove_file(device.join("driver")).unwrap();
+    std::os::unix::fs::symlink("../../../bus/pci/drivers/vfio-pci", device.join("driver")).unwrap();
+    let mut ledger = node.ledger().for_user(Some(user));
+    ledger.take("a", &request(NET)).unwrap();
+    assert_eq!(owner(), user);
+    // Another life of the program gives it back.
+    drop(ledger);
+    let mut ledger = node.ledger().for_user(Some(user));
+    assert_eq!(ledger.recover(|_| false, NOW).len(), 0);
+    assert_eq!((owner(), node.driver(VF).as_deref()), (before, Some("vfio-pci")));
+    // Without the file QEMU could not open it: nothing is given.
+    std::fs::remove_file(&file).unwrap();
+    let error = ledger.take("a", &request(NET)).unwrap_err();
+    assert!(matches!(error.cause, Cause::File { .. }), "{error}");
+    assert!(ledger.claims().is_empty());
+}
+
+#[test]
+fn a_device_that_a_foreign_qemu_has_is_noted_and_left_alone() {
+    let node = Node::new(IGB);
+    let mut ledger = node.ledger();
+    let error = ledger.take_in("a", &request(NET)).unwrap_err();
+    assert!(matches!(error.cause, Cause::NotBound { .. }), "{error}");
+    let device = node.root.path().join("sys/bus/pci/devices").join(VF);
+    std::fs::remove_file(device.join("driver")).unwrap();
+    std::os::unix::fs::symlink("../../../bus/pci/drivers/vfio-pci", device.join("driver")).unwrap();
+    ledger.take_in("a", &request(NET)).unwrap();
+    let error = ledger.take("b", &request(NET)).unwrap_err();
+    assert!(matches!(&error.cause, Cause::Taken { vm, .. } if vm == "a"), "{error}");
+    ledger.give_back("a", "net0", NOW).unwrap();
+    assert_eq!(
+        (node.driver(VF).as_deref(), node.kernel.function("eth1", 1)),
+        (Some("vfio-pci"), Identity::default())
+    );
+    ledger.take_in("a", &request(NET)).unwrap();
+    ledger.forget("a").unwrap();
+    assert!(ledger.claims().is_empty());
+}

@@ -34,7 +34,9 @@ fn device(files: &mut Files, address: PciAddress, rdma: &BTreeMap<PciAddress, Ad
     let kind = match class >> 8 {
         // Graphics of management controllers: of no use to VMs.
         0x0300 if !matches!(vendor, 0x10de | 0x1002 | 0x8086) => return None,
-        0x0300 | 0x0302 | 0x0380 | 0x1200 => DeviceKind::Gpu,
+        0x0300 | 0x0302 | 0x0380 => DeviceKind::Gpu,
+        0x0b40 => DeviceKind::CoProcessor,
+        0x1200 => DeviceKind::ProcessingAccelerator,
         0x0207 | 0x0200 | 0x0208 | 0x0280 if parent.is_some() => {
             let of_rdma = parent.is_some_and(|parent| rdma.contains_key(&parent)) || vendor == 0x15b3;
             if !of_rdma {

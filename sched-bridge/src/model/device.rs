@@ -1,4 +1,4 @@
-//! GPUs, InfiniBand and RoCE adapters, and their virtual functions.
+//! GPUs and other accelerators, InfiniBand and RoCE adapters, and their virtual functions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,18 +9,36 @@ use crate::ids::{NumaId, PciAddress, PciId, PciRoot};
 
 /// Kind of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum DeviceKind {
-    /// A GPU or another accelerator; a VM gets the whole of it.
+    /// A GPU; a VM gets the whole of it.
     Gpu,
     /// The physical function of an InfiniBand or RoCE adapter.
     Hca,
     /// A virtual function of such an adapter.
     Vf,
+    /// A Xeon Phi or another co-processor (PCI class 0b40).
+    CoProcessor,
+    /// A processing accelerator, often an FPGA (PCI class 1200).
+    ProcessingAccelerator,
 }
 
 impl DeviceKind {
+    /// Why no lease can have it, if so.
+    #[must_use]
+    pub fn never_leased(self) -> Option<&'static str> {
+        match self {
+            Self::Gpu | Self::Hca | Self::Vf => None,
+            Self::CoProcessor => Some(
+                "a co-processor: no request names this kind yet, give it to a VM by 'vmove run --device'",
+            ),
+            Self::ProcessingAccelerator => Some(
+                "a processing accelerator or FPGA, no GPU: no request names this kind yet, give it to a VM by 'vmove run --device'",
+            ),
+        }
+    }
+
     /// Whether it is a network adapter.
     #[must_use]
     pub fn is_network(self) -> bool {
@@ -146,9 +164,9 @@ impl Device {
         self.ports.first().map(|port| port.link_layer)
     }
 
-    /// Whether it can be given to a VM: not a physical function with virtual functions enabled.
+    /// Whether a lease can have it: not a physical function with virtual functions enabled, and of a kind that requests name.
     #[must_use]
     pub fn is_grantable(&self) -> bool {
-        self.vfs_enabled == 0
+        self.vfs_enabled == 0 && self.kind.never_leased().is_none()
     }
 }

@@ -83,6 +83,8 @@ fn needed_devices(need: &DeviceNeed) -> String {
         DeviceKind::Gpu => "GPU",
         DeviceKind::Hca => "HCA",
         DeviceKind::Vf => "VF",
+        DeviceKind::CoProcessor => "co-processor",
+        DeviceKind::ProcessingAccelerator => "processing accelerator",
     };
     let plural = if need.count == 1 { "" } else { "s" };
     let mut words = vec![need.count.to_string()];

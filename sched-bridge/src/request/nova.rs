@@ -129,6 +129,11 @@ pub fn extra_specs(
     for (full, value) in specs {
         let name = full.strip_prefix("capabilities:").unwrap_or(full);
         let place = format!("key {full}");
+        if name == "resources:VGPU" {
+            let found = "a share of a GPU (a vendor's vGPU or a MIG slice), which no lease can be for: such shares cannot be unplugged \
+                         from a running guest";
+            return Err(RequestError::syntax(place, found, "pci_passthrough:alias for whole GPUs"));
+        }
         if name == "pci_passthrough:alias" {
             all.extend(passthrough(value, aliases, &place)?);
         } else if let Some(key) = known(name) {
@@ -150,7 +155,6 @@ fn known(name: &str) -> Option<Key> {
     match name {
         "hw:pci_numa_affinity_policy" => Some(Key::NumaPolicy),
         "hw:mem_page_size" => Some(Key::PageSize),
-        "resources:VGPU" => Some(Key::Gpus),
         "hypervisor_type" => Some(Key::Hypervisor),
         _ => Key::find(name),
     }
