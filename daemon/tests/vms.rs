@@ -115,6 +115,18 @@ fn a_vm_that_does_not_start_leaves_nothing() {
         (&[&qemu, "-m", "900T"], "no-memory", 1, "free"),
         (&[&qemu, "-daemonize"], "not-movable", 3, "-daemonize"),
         (&[&qemu, "-mem-path", "/x"], "not-movable", 3, "-mem-path"),
+        (
+            &[&qemu, "-M", "q35", "-device", "vfio-pci,host=ffff:99:00.0"],
+            "device-unavailable",
+            3,
+            "no such PCI device",
+        ),
+        (
+            &[&qemu, "-M", "q35", "-device", "vfio-pci,host=ffff:99:00.0,bus=pcie.0"],
+            "not-movable",
+            3,
+            "pcie-root-port",
+        ),
     ] {
         let args = [&["run", "--name", NAME, "--"], line].concat();
         let problem = node.problem(&args, exit);
@@ -129,6 +141,30 @@ fn a_vm_that_does_not_start_leaves_nothing() {
             .collect();
         assert!(left.is_empty(), "{left:?}");
     }
+}
+
+#[test]
+fn the_devices_of_the_node_are_listed_and_one_that_it_lacks_is_refused() {
+    let node = Node::start();
+    let listed = node.ask(&["devices"])["devices"].as_array().unwrap().clone();
+    let class = |name: &str| std::fs::read_to_string(format!("/sys/bus/pci/devices/{name}/class")).unwrap();
+    let names = std::fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().flatten();
+    let names = names.map(|entry| entry.file_name().into_string().unwrap());
+    let mut expected: Vec<String> = names.filter(|name| !class(name).starts_with("0x06")).collect();
+    expected.sort();
+    let found: Vec<&str> = listed.iter().map(|device| device["address"].as_str().unwrap()).collect();
+    assert_eq!(found, expected);
+    for device in &listed {
+        // Whatever cannot be given says why and what to do.
+        let why = device["refused"].as_str();
+        assert!(device["group"].is_u64() || why.is_some(), "{device}");
+        assert!(why.is_none_or(|why| why.contains("; ")), "{device}");
+    }
+    let args =
+        ["run", "--name", NAME, "--device", "net0=ffff:99:00.0", "--", "qemu-system-x86_64", "-M", "q35"];
+    let problem = node.problem(&args, 3);
+    assert_eq!(problem["code"], "device-unavailable", "{problem}");
+    assert!(problem["error"].as_str().unwrap().contains("'vmove devices'"), "{problem}");
 }
 
 #[test]

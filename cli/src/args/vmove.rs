@@ -414,6 +414,8 @@ mod tests {
             (&["migrate", "a", "--to", "b", "--bandwidth", "10"], "10Gbit"),
             (&["migrate", "a", "--to", "b", "--max-downtime", "1us"], "1ms"),
             (&["run", "--name", "a"], "QEMU"),
+            (&["run", "--name", "a", "--device", "17:00.0", "--", "q"], "ROLE=ADDRESS"),
+            (&["run", "--name", "a", "--device", "gpu=17:00.0,speed=1", "--", "q"], "not a setting"),
             (&["run", "--name", "a", "--memory", "ram", "--", "q"], "hugetlb-2m"),
             (&["status", "--follow"], "ID"),
         ] {
