@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::{Devices, function, mac};
+use crate::host::address;
 
 /// Guest memory, in MiB.
 const MEMORY: usize = 64;
@@ -25,8 +26,8 @@ impl Devices<'_> {
         self.must(
             host,
             &format!(
-                "mkdir -p /run/vm; setsid {folder}/vmoved --node h{host} --listen 127.0.0.1:7700 --control /run/vm/c.sock \
-                 --state-dir /run/vm --memory-dir /dev/shm/memory --insecure >>/run/lab/vmoved.log 2>&1 </dev/null & \
+                "mkdir -p /run/vm; setsid {folder}/vmoved --node h{host} --listen 0.0.0.0:7700 --control /run/vm/c.sock \
+                 --state-dir /run/vm --insecure >>/run/lab/vmoved.log 2>&1 </dev/null & \
                  echo $! >/run/vmoved.pid; for i in $(seq 300); do {ready} >/dev/null 2>&1 && exit 0; sleep 0.1; done; \
                  tail -5 /run/lab/vmoved.log; exit 1"
             ),
@@ -39,7 +40,7 @@ impl Devices<'_> {
             host,
             &format!(
                 "{}; kill $(cat /run/vmoved.pid); for i in $(seq 100); do kill -0 $(cat /run/vmoved.pid) 2>/dev/null || break; \
-                 sleep 0.1; done; rm -rf /run/vm",
+                 sleep 0.1; done; grep ' /run/vm/' /proc/mounts | cut -d' ' -f2 | xargs -r umount -l; rm -rf /run/vm /dev/shm/web",
                 self.vmove("stop --force web >/dev/null 2>&1")
             ),
         )
@@ -79,6 +80,10 @@ impl Devices<'_> {
         found.cloned().with_context(|| said.to_string())
     }
 
+    fn shown(&self) -> Result<Value> {
+        Ok(serde_json::from_str(self.must(1, &self.vmove("--json show web"))?.trim())?)
+    }
+
     /// Function `index` is the VM's alone, works, and only QEMU's user may open it.
     fn is_given(&self, index: usize) -> Result<()> {
         let told = self.told(index)?;
@@ -87,14 +92,9 @@ impl Devices<'_> {
             "{told}"
         );
         // Where the other cases have their guests.
-        let ram = self.must(
-            1,
-            &format!(
-                "{} | grep -o '\"path\":\"[^\"]*\"' | head -1 | cut -d'\"' -f4",
-                self.vmove("--json show web")
-            ),
-        )?;
-        self.must(1, &format!("mkdir -p /dev/shm/web; ln -sf {} /dev/shm/web/ram", ram.trim()))?;
+        let shown = self.shown()?;
+        let ram = shown["ram"][0]["path"].as_str().context("no RAM file")?;
+        self.must(1, &format!("mkdir -p /dev/shm/web; ln -sf {ram} /dev/shm/web/ram"))?;
         let found = self.works(1, "web")?;
         let seen = found.mac.map(|byte| format!("{byte:02x}")).join(":");
         ensure!(seen == mac(1, index), "{seen}");
@@ -127,7 +127,7 @@ impl Devices<'_> {
             self.must(1, &self.run_words(&Self::device_words(0), ""))?;
             println!("  started after {:.0} ms", begun.elapsed().as_secs_f64() * 1000.0);
             self.is_given(0)?;
-            let pid = "$(pidof -s qemu-system-x86_64)";
+            let pid = self.shown()?["pid"].clone();
             let said = self.must(
                 1,
                 &format!(
@@ -146,8 +146,11 @@ impl Devices<'_> {
             )?;
             ensure!(said.contains("VM \"web\" has it as \"net0\""), "{said}");
             // A guest that has one cannot be moved yet; which device and what to do is said.
-            let said =
-                self.must(1, &format!("{} 2>&1 | cat", self.vmove("check web --to 127.0.0.1:7701")))?;
+            self.daemon(2)?;
+            let check = self.vmove(&format!("check web --to {}:7700", address(2)));
+            let said = self.must(1, &format!("{check} 2>&1 | cat"));
+            self.end_daemon(2)?;
+            let said = said?;
             ensure!(said.contains("vmove-net0"), "{said}");
             self.is_given(0)?;
             self.must(1, &self.vmove("stop web"))?;
@@ -155,13 +158,7 @@ impl Devices<'_> {
             // QEMU's death, too.
             self.must(1, &self.run_words(&Self::device_words(0), ""))?;
             self.is_given(0)?;
-            self.must(
-                1,
-                &format!(
-                    "kill -KILL $({} | grep -o '\"pid\":[0-9]*' | head -1 | cut -d: -f2)",
-                    self.vmove("--json show web")
-                ),
-            )?;
+            self.must(1, &format!("kill -KILL {}", self.shown()?["pid"]))?;
             self.is_back(0)
         })
     }
@@ -226,7 +223,6 @@ impl Devices<'_> {
                 (String::new(), format!("{vfio},bus=pcie.0"), "cannot be unplugged"),
                 (String::new(), "-device vfio-pci,sysfsdev=/sys/bus/mdev/devices/c8b3".to_owned(), "vGPU"),
                 (format!("--device card={}", super::CARD), String::new(), "virtual functions are in use"),
-                ("--device disk=0000:00:1f.2".to_owned(), String::new(), "also holds"),
                 ("--device net0=0000:77:00.0".to_owned(), String::new(), "no such PCI device"),
             ] {
                 let said =
