@@ -39,9 +39,10 @@ impl Devices<'_> {
         self.must(
             host,
             &format!(
-                "{}; kill $(cat /run/vmoved.pid); for i in $(seq 100); do kill -0 $(cat /run/vmoved.pid) 2>/dev/null || break; \
+                "{}; {}; kill $(cat /run/vmoved.pid); for i in $(seq 100); do kill -0 $(cat /run/vmoved.pid) 2>/dev/null || break; \
                  sleep 0.1; done; grep ' /run/vm/' /proc/mounts | cut -d' ' -f2 | xargs -r umount -l; rm -rf /run/vm /dev/shm/web",
-                self.vmove("stop --force web >/dev/null 2>&1")
+                self.vmove("stop --force web >/dev/null 2>&1"),
+                self.vmove("stop --force partner >/dev/null 2>&1")
             ),
         )
         .map(drop)
@@ -114,15 +115,15 @@ impl Devices<'_> {
         }
     }
 
-    /// Another guest's function, which sends to that of the VM.
+    /// Another VM, whose function sends to that of the VM.
     fn partner(&self) -> Result<()> {
-        self.take(1, "g1", 1, &mac(1, 1))?;
-        self.guest(1, "g1", Some(1), "")
+        let device = format!("--device net0={},mac={}", function(1), mac(1, 1));
+        self.must(1, &self.vmove(&format!("run --name partner {device} -- {}", self.line()))).map(drop)
     }
 
     pub(super) fn run_and_stop(&self) -> Result<()> {
-        self.partner()?;
         self.with_daemon(|| {
+            self.partner()?;
             let begun = Instant::now();
             self.must(1, &self.run_words(&Self::device_words(0), ""))?;
             println!("  started after {:.0} ms", begun.elapsed().as_secs_f64() * 1000.0);
@@ -164,8 +165,8 @@ impl Devices<'_> {
     }
 
     pub(super) fn killed_daemon(&self) -> Result<()> {
-        self.partner()?;
         self.with_daemon(|| {
+            self.partner()?;
             // While it starts the VM.
             let (mut before, mut there) = (0, 0);
             for kill in 0..KILLS {
@@ -203,10 +204,10 @@ impl Devices<'_> {
     }
 
     pub(super) fn foreign(&self) -> Result<()> {
-        self.partner()?;
         // Its address is what the operator gave it.
         self.must(1, &format!("ip link set eth1 vf 0 mac {}", mac(1, 0)))?;
         self.with_daemon(|| {
+            self.partner()?;
             self.must(1, &self.run_words("", &format!("-device vfio-pci,host={},id=hostdev0", function(0))))?;
             self.is_given(0)?;
             let told = self.told(0)?;
