@@ -95,7 +95,14 @@ impl Devices<'_> {
         // Where the other cases have their guests.
         let shown = self.shown()?;
         let ram = shown["ram"][0]["path"].as_str().context("no RAM file")?;
-        self.must(1, &format!("mkdir -p /dev/shm/web; ln -sf {ram} /dev/shm/web/ram"))?;
+        let dir = shown["dir"].as_str().context("no folder")?;
+        self.must(
+            1,
+            &format!(
+                "mkdir -p /dev/shm/web; ln -sf {ram} /dev/shm/web/ram; ln -sf {dir}/debug /dev/shm/web/debug; touch /dev/shm/web/log"
+            ),
+        )?;
+        self.says(1, "web", "card up", 60)?;
         let found = self.works(1, "web")?;
         let seen = found.mac.map(|byte| format!("{byte:02x}")).join(":");
         ensure!(seen == mac(1, index), "{seen}");
