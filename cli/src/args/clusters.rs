@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use vmove_bridge_types::request_text::RequestFormat;
 use vmove_bridge_types::topology_text::TopologyFormat;
 use vmove_client::Endpoint;
+use vmove_types::Backing;
 
 /// Address of the bridge. Part of every command that uses one.
 #[derive(Debug, Clone, Args)]
@@ -35,7 +36,7 @@ pub enum ClusterCommand {
     Topology(TopologyArgs),
     /// Place a virtual cluster compactly, and lease what it needs
     Place(PlaceArgs),
-    /// Show, renew and release leases
+    /// Show, renew and release leases; start and stop their VMs
     Lease(LeaseArgs),
     /// Make and run plans of migrations
     Plan(PlanArgs),
@@ -197,6 +198,10 @@ pub struct RequestArgs {
   vmove place cluster.toml --holder alice
   vmove place --text \"cg1.large; xpus=4\" --count 8 --cluster train --what-if --explain
   vmove --json place cluster.yaml --holder job-17 --ttl 300s --id job-17 | jq -r .lease.id
+  vmove place cluster.yaml --run --template small --field disk=alice.qcow2
+  vmove place cluster.yaml --run -- qemu-system-x86_64 -accel kvm -smp {vcpus} -m {memory_mib} {devices}
+
+With --run, either all VMs of the cluster run or none, and the lease needs no heartbeat while one of them does.
 
 Exit code 3: the request does not fit; nothing was leased.")]
 pub struct PlaceArgs {
@@ -221,6 +226,21 @@ pub struct PlaceArgs {
     /// Explain for every node why it was chosen, not needed or ruled out; lease nothing
     #[arg(long)]
     pub explain: bool,
+    /// Start all VMs on their nodes, by a template of the bridge or by the command line behind `--`; if one does not start, none is left
+    #[arg(long, conflicts_with_all = ["what_if", "explain"])]
+    pub run: bool,
+    /// Name of the template
+    #[arg(long, value_name = "NAME", requires = "run", conflicts_with = "command_line")]
+    pub template: Option<String>,
+    /// Value of a field of the template; may be repeated
+    #[arg(long, value_name = "FIELD=VALUE", value_parser = field_value, requires = "template")]
+    pub field: Vec<(String, String)>,
+    /// Backing of guest memory: thp, hugetlb-2m or hugetlb-1g
+    #[arg(long, value_name = "BACKING", default_value_t)]
+    pub memory: Backing,
+    /// QEMU and its arguments, as for `vmove run`
+    #[arg(last = true, value_name = "QEMU", requires = "run")]
+    pub command_line: Vec<String>,
 }
 
 /// Arguments of `lease`.
@@ -249,22 +269,22 @@ pub enum LeaseAction {
     },
     /// One lease: nodes and resources of its VMs
     Show {
-        /// Id of the lease
+        /// Id of the lease, or its beginning
         id: String,
     },
     /// Send one heartbeat
     Renew {
-        /// Id of the lease
+        /// Id of the lease, or its beginning
         id: String,
     },
     /// Send heartbeats until interrupted
     Keep {
-        /// Id of the lease
+        /// Id of the lease, or its beginning
         id: String,
     },
     /// Start the VMs of a lease by a template of the bridge
     Start {
-        /// Id of the lease
+        /// Id of the lease, or its beginning
         id: String,
         /// Name of the template
         #[arg(long, value_name = "NAME")]
@@ -278,7 +298,7 @@ pub enum LeaseAction {
     },
     /// Stop the VMs of a lease; the lease stays
     Stop {
-        /// Id of the lease
+        /// Id of the lease, or its beginning
         id: String,
         /// Only this VM; may be repeated
         #[arg(long, value_name = "VM")]
@@ -286,7 +306,7 @@ pub enum LeaseAction {
     },
     /// Release a lease
     Release {
-        /// Id of the lease
+        /// Id of the lease, or its beginning
         id: String,
     },
 }
@@ -309,7 +329,7 @@ pub struct PlanArgs {
 /// What to do with plans.
 #[derive(Debug, Subcommand)]
 pub enum PlanAction {
-    /// Move all VMs off a node
+    /// Move all VMs off a node; drains it at once, so that it gets no new ones
     Evacuate {
         /// Name of the node
         node: String,
@@ -333,17 +353,17 @@ pub enum PlanAction {
     List,
     /// One plan, with the state of each step
     Show {
-        /// Id of the plan
+        /// Id of the plan, or its beginning
         id: String,
     },
     /// Run a plan, or continue it
     Run {
-        /// Id of the plan
+        /// Id of the plan, or its beginning
         id: String,
     },
     /// Delete a plan that is not being run
     Delete {
-        /// Id of the plan
+        /// Id of the plan, or its beginning
         id: String,
     },
 }

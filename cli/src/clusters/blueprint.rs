@@ -4,14 +4,15 @@
 use std::collections::BTreeSet;
 
 use sched_bridge::blueprint::{
-    AdapterEnvironment, ConnectivityGroup, Decomposed, Kind, Language, decompose, read as parse,
+    AdapterEnvironment, ConnectivityGroup, Decomposed, Kind, Language, Network, decompose, read as parse,
 };
 use sched_bridge::model::{DeviceKind, VmName};
 use sched_bridge::place::{Alternative, DeviceFilter};
 use sched_bridge::request::{Flavors, instance, lower};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::json;
 
-use vmove_bridge_types::adapter::{Action, Environment, Request, VERSION};
+use vmove_bridge_types::adapter::{Action, Environment, Request, Status, VERSION};
 use vmove_bridge_types::lease::LeaseId;
 use vmove_bridge_types::problem::Code;
 use vmove_bridge_types::requests::{LeaseInfo, LeaseRequest, StartRequest, StartVm, StartedVm, StopVms};
@@ -21,7 +22,7 @@ use super::input::{bridge, read};
 use super::{adapter, show};
 use crate::args::clusters::BlueprintArgs;
 use crate::failure::Failure;
-use crate::output::{End, say_either};
+use crate::output::{End, say_either, table};
 
 pub async fn run(args: BlueprintArgs, json: bool) -> Result<(), End> {
     let text = read(&args.file)?;
@@ -30,7 +31,7 @@ pub async fn run(args: BlueprintArgs, json: bool) -> Result<(), End> {
     let parts = decompose(&blueprint, &Flavors::default())
         .map_err(|e| Failure::bad_request(format!("{}: {e}", args.file.display())))?;
     if !args.run {
-        return say_either(&parts, json, show::pretty);
+        return say_either(&parts, json, show::parts);
     }
     // Before anything is started, all adapters must have a program.
     let named: BTreeSet<&str> =
@@ -49,8 +50,8 @@ pub async fn run(args: BlueprintArgs, json: bool) -> Result<(), End> {
     let mut begun = Begun { bridge, leases: Vec::new(), started: Vec::new(), handed: Vec::new() };
     match start_all(&mut begun, &args, &blueprint.name, &parts).await {
         Ok(done) => {
-            let answer = json!({ "blueprint": blueprint.name, "groups": parts.groups, "together": done });
-            say_either(&answer, json, show::pretty)
+            let answer = json!({ "blueprint": blueprint.name, "groups": parts.groups, "together": &done });
+            say_either(&answer, json, |_| running(&done))
         }
         Err(failure) => {
             let undone = begun.undo().await;
@@ -101,12 +102,49 @@ impl Begun {
     }
 }
 
+/// What runs: the lease of each connected group with its VMs, and the environments of adapters.
+fn running(together: &[Together]) -> String {
+    let mut out = String::new();
+    let mut rows = Vec::new();
+    for part in together {
+        out.extend(part.lease.iter().map(show::lease));
+        out.push_str(&show::started(&part.vms));
+        for handed in &part.adapters {
+            rows.extend(handed.environments.iter().map(|own| {
+                let nodes = own.nodes.join(", ");
+                vec![own.name.clone(), handed.adapter.clone(), own.state.clone(), nodes, own.message.clone()]
+            }));
+        }
+    }
+    if !rows.is_empty() {
+        out.push_str(&table(&["ENVIRONMENT", "ADAPTER", "STATE", "NODES", "MESSAGE"], &rows));
+    }
+    out
+}
+
+/// What was done with a connected group.
+#[derive(Debug, Serialize)]
+struct Together {
+    environments: Vec<String>,
+    lease: Option<LeaseInfo>,
+    networks: Vec<Network>,
+    vms: Vec<StartedVm>,
+    adapters: Vec<Handed>,
+}
+
+/// What an adapter answered.
+#[derive(Debug, Serialize)]
+struct Handed {
+    adapter: String,
+    environments: Vec<Status>,
+}
+
 async fn start_all(
     begun: &mut Begun,
     args: &BlueprintArgs,
     name: &str,
     parts: &Decomposed,
-) -> Result<Vec<Value>, Failure> {
+) -> Result<Vec<Together>, Failure> {
     let mut done = Vec::new();
     for (number, together) in parts.together.iter().enumerate() {
         let id: LeaseId = format!("{name}.{number}").parse().map_err(Failure::bad_request)?;
@@ -122,6 +160,7 @@ async fn start_all(
                 text: None,
                 assignments: None,
                 cluster: None,
+                start: None,
             };
             let granted = begun.bridge.grant_lease(&wanted).await?;
             // A lease that existed before is not undone.
@@ -134,7 +173,17 @@ async fn start_all(
         let nodes: BTreeSet<&str> = held.map(|held| held.assignment.node.as_str()).collect();
         let vms = start_vms(begun, &id, together).await?;
         let adapters = hand_over(begun, args, name, together, &nodes).await?;
-        done.push(json!({ "environments": together.environments, "lease": lease, "networks": together.networks, "vms": vms, "adapters": adapters }));
+        if !vms.is_empty() {
+            // Its VMs run: it is kept by them.
+            lease = Some(begun.bridge.lease(id.as_str()).await?);
+        }
+        done.push(Together {
+            environments: together.environments.clone(),
+            lease,
+            networks: together.networks.clone(),
+            vms,
+            adapters,
+        });
     }
     Ok(done)
 }
@@ -198,7 +247,7 @@ async fn hand_over(
     cluster: &str,
     together: &ConnectivityGroup,
     near: &BTreeSet<&str>,
-) -> Result<Vec<Value>, Failure> {
+) -> Result<Vec<Handed>, Failure> {
     let mut answers = Vec::new();
     for handed in &together.handed {
         let name = &handed.adapter;
@@ -218,7 +267,7 @@ async fn hand_over(
                 format!("adapter {name}: {} has failed: {}", failed.name, failed.message),
             ));
         }
-        answers.push(json!({ "adapter": name, "environments": answer.environments }));
+        answers.push(Handed { adapter: name.clone(), environments: answer.environments });
     }
     Ok(answers)
 }

@@ -14,7 +14,7 @@ pub async fn run(args: FleetArgs, json: bool) -> Result<(), End> {
     let bridge = bridge(&args.at)?;
     match args.action {
         FleetAction::List => say_either(&bridge.nodes().await?, json, show::nodes),
-        FleetAction::Show { node } => say_either(&bridge.node(&node).await?, json, show::pretty),
+        FleetAction::Show { node } => say_either(&bridge.node(&node).await?, json, show::node),
         FleetAction::Publish { files } => {
             let mut count = 0;
             for file in files {

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use sched_bridge::model::VmName;
 use vmove_bridge_types::lease::Part;
-use vmove_bridge_types::requests::{LeaseInfo, StartRequest, StartVm, StartedVm, StopVms};
+use vmove_bridge_types::requests::{LeaseInfo, StartRequest, StartVm, StopVms};
+use vmove_client::bridge::Bridge;
 
 use super::input::bridge;
-use super::show;
+use super::{ids, show};
 use crate::args::clusters::{LeaseAction, LeaseArgs};
 use crate::failure::Failure;
 use crate::output::{End, say_either};
@@ -18,7 +19,8 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 pub async fn run(args: LeaseArgs, json: bool) -> Result<(), End> {
     let bridge = bridge(&args.at)?;
-    match args.action {
+    let action = with_whole_id(&bridge, args.action).await?;
+    match action {
         LeaseAction::List { holder } => {
             say_either(&bridge.leases(holder.as_deref()).await?, json, show::leases)
         }
@@ -44,10 +46,7 @@ pub async fn run(args: LeaseArgs, json: bool) -> Result<(), End> {
             let one = |vm| StartVm::by_template(vm, template.clone(), fields.clone());
             let request = StartRequest { vms: vms.into_iter().map(one).collect() };
             let answer = bridge.start_vms(&id, &request).await?;
-            say_either(&answer, json, |answer| {
-                let line = |own: &StartedVm| format!("{} runs on {}\n", own.vm, own.node);
-                answer.vms.iter().map(line).collect()
-            })
+            say_either(&answer, json, |answer| show::started(&answer.vms))
         }
         LeaseAction::Stop { id, vm } => {
             let stopped = bridge.stop_vms(&id, &StopVms { vms: names(vm)? }).await?;
@@ -57,6 +56,20 @@ pub async fn run(args: LeaseArgs, json: bool) -> Result<(), End> {
             format!("released after {:.4} GPU-hours", record.gpu_hours)
         }),
     }
+}
+
+/// The action, with the id of the lease that is meant.
+async fn with_whole_id(bridge: &Bridge, mut action: LeaseAction) -> Result<LeaseAction, Failure> {
+    match &mut action {
+        LeaseAction::List { .. } => {}
+        LeaseAction::Show { id }
+        | LeaseAction::Renew { id }
+        | LeaseAction::Keep { id }
+        | LeaseAction::Start { id, .. }
+        | LeaseAction::Stop { id, .. }
+        | LeaseAction::Release { id } => *id = ids::of_lease(bridge, id).await?,
+    }
+    Ok(action)
 }
 
 fn vms_of(lease: &LeaseInfo) -> Vec<VmName> {

@@ -4,6 +4,7 @@ mod account;
 mod adapter;
 mod blueprint;
 mod fleet;
+mod ids;
 mod input;
 mod inventory;
 mod lease;

@@ -2,7 +2,7 @@
 
 use sched_bridge::model::ClusterName;
 use vmove_bridge_types::problem::Code;
-use vmove_bridge_types::requests::{LeaseAnswer, LeaseRequest};
+use vmove_bridge_types::requests::{LeaseAnswer, LeaseRequest, StartAll};
 
 use super::input::bridge;
 use super::{request, show};
@@ -22,6 +22,12 @@ pub async fn run(args: PlaceArgs, json: bool) -> Result<(), End> {
         text: Some(request::text(&args.request)?),
         assignments: None,
         cluster: args.request.cluster.map(ClusterName::new).transpose().map_err(Failure::bad_request)?,
+        start: args.run.then(|| StartAll {
+            command_line: args.command_line,
+            template: args.template,
+            fields: args.field.into_iter().collect(),
+            memory: args.memory,
+        }),
     };
     let answer = bridge.grant_lease(&wanted).await?;
     if let Some(why) = &answer.refused {
@@ -43,6 +49,7 @@ fn describe(answer: &LeaseAnswer) -> String {
     if let Some(placement) = &answer.placement {
         out.push_str(&show::score(&placement.score));
     }
+    out.push_str(&show::started(&answer.vms));
     if let Some(explanation) = &answer.explanation {
         out.push_str(&show::explanation(explanation));
     }

@@ -5,7 +5,7 @@ use vmove_bridge_types::plan::{PlanRequest, PlanState};
 use vmove_bridge_types::problem::Code;
 
 use super::input::bridge;
-use super::{request, show};
+use super::{ids, request, show};
 use crate::args::clusters::{PlanAction, PlanArgs};
 use crate::failure::Failure;
 use crate::output::{End, say_either};
@@ -20,8 +20,9 @@ pub async fn run(args: PlanArgs, json: bool) -> Result<(), End> {
             bridge.make_plan(&PlanRequest::MakeRoom { text, cluster: request.cluster }).await?
         }
         PlanAction::List => return say_either(&bridge.plans().await?, json, show::plans),
-        PlanAction::Show { id } => bridge.plan(&id).await?,
+        PlanAction::Show { id } => bridge.plan(&ids::of_plan(&bridge, &id).await?).await?,
         PlanAction::Run { id } => {
+            let id = ids::of_plan(&bridge, &id).await?;
             let plan = bridge.run_plan(&id).await?;
             say_either(&plan, json, show::plan)?;
             return match &plan.state {
@@ -32,6 +33,7 @@ pub async fn run(args: PlanArgs, json: bool) -> Result<(), End> {
             };
         }
         PlanAction::Delete { id } => {
+            let id = ids::of_plan(&bridge, &id).await?;
             bridge.remove_plan(&id).await?;
             return say_either(&json!({ "deleted": id }), json, |_| format!("plan {id} is deleted"));
         }

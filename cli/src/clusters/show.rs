@@ -1,13 +1,16 @@
 //! Answers of the bridge, for people.
 
-use sched_bridge::model::{Assignment, DeviceKind};
+use sched_bridge::blueprint::Decomposed;
+use sched_bridge::model::{Assignment, Device, DeviceKind};
 use sched_bridge::place::{Explanation, NodeVerdict, Score, Verdict};
 use serde::Serialize;
 use serde_json::Value;
 use vmove_bridge_types::plan::{Plan, PlanState, PlanStep, StepState};
-use vmove_bridge_types::requests::{LeaseInfo, LeaseList, NodeList, NodeSummary, PlanList};
+use vmove_bridge_types::requests::{
+    LeaseInfo, LeaseList, NodeDetail, NodeList, NodeSummary, PlanList, StartedVm,
+};
 
-use crate::output::table;
+use crate::output::{fields, table};
 
 /// A value as it is in JSON, without quotes.
 pub fn word(value: &impl Serialize) -> String {
@@ -16,12 +19,6 @@ pub fn word(value: &impl Serialize) -> String {
         Ok(other) => other.to_string(),
         Err(_) => String::new(),
     }
-}
-
-/// JSON over many lines.
-pub fn pretty(value: &impl Serialize) -> String {
-    // By way of a `Value`, whose keys are sorted.
-    serde_json::to_value(value).and_then(|value| serde_json::to_string_pretty(&value)).unwrap_or_default()
 }
 
 pub fn nodes(list: &NodeList) -> String {
@@ -33,10 +30,81 @@ pub fn nodes(list: &NodeList) -> String {
             format!("{}/{}", node.cores_free, node.cores),
             format!("{}/{}", node.memory_free_mib, node.memory_mib),
             node.vms.to_string(),
+            node.vms_without_lease.map_or_else(|| "-".to_owned(), |count| count.to_string()),
         ]
     };
     let rows: Vec<_> = list.nodes.iter().map(row).collect();
-    table(&["NODE", "STATE", "GPUS", "CORES", "MEMORY (MIB)", "VMS"], &rows)
+    table(&["NODE", "STATE", "GPUS", "CORES", "MEMORY (MIB)", "VMS", "WITHOUT LEASE"], &rows)
+}
+
+/// One node: what it has, and what of it is held.
+pub fn node(detail: &NodeDetail) -> String {
+    let node = &detail.node;
+    let or_none = |names: &[String]| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    let numa = node.numa.iter().map(|numa| {
+        let mut text = format!("{}: {} cores, {}", numa.id, numa.cores, numa.memory);
+        for (pages, size) in [(numa.huge.pages_2m, "2 MiB"), (numa.huge.pages_1g, "1 GiB")] {
+            if pages > 0 {
+                text.push_str(&format!(", {pages} huge pages of {size}"));
+            }
+        }
+        text
+    });
+    let without_lease = detail
+        .not_listed
+        .clone()
+        .map_or_else(|| or_none(&detail.vms_without_lease), |reason| format!("not known: {reason}"));
+    let mut out = fields(&[
+        ("node", node.name.to_string()),
+        ("state", node.state.to_string()),
+        ("processors", format!("{} {}", node.cpu.arch, node.cpu.model)),
+        ("NUMA nodes", numa.collect::<Vec<_>>().join("; ")),
+        ("VMs", or_none(&detail.vms)),
+        ("without lease", without_lease),
+    ]);
+    let row = |device: &Device| {
+        let address = device.address.to_string();
+        let held = if detail.held_devices.contains(&address) { "held" } else { "free" };
+        let numa = device.numa.map_or_else(|| "-".to_owned(), |numa| numa.to_string());
+        vec![address, word(&device.kind), device.id.to_string(), numa, held.to_owned()]
+    };
+    let rows: Vec<_> = node.devices.iter().map(row).collect();
+    if !rows.is_empty() {
+        out.push_str(&table(&["DEVICE", "KIND", "ID", "NUMA", "STATE"], &rows));
+    }
+    out
+}
+
+/// When a lease ends.
+fn end(lease: &LeaseInfo) -> String {
+    match lease.ends_in_ms {
+        Some(ms) => format!("in {} s", ms.div_ceil(1000)),
+        None => "with its VMs".to_owned(),
+    }
+}
+
+/// VMs that run: one line each.
+pub fn started(vms: &[StartedVm]) -> String {
+    vms.iter().map(|own| format!("{} runs on {}\n", own.vm, own.node)).collect()
+}
+
+/// The parts of a blueprint: one line an environment.
+pub fn parts(parts: &Decomposed) -> String {
+    let mut rows = Vec::new();
+    for (number, together) in parts.together.iter().enumerate() {
+        for name in &together.environments {
+            let group = parts.groups.iter().find(|group| group.environments.contains(name));
+            let kind = group.map_or_else(String::new, |group| word(&group.kind));
+            let adapter = group.and_then(|group| group.adapter.clone()).unwrap_or_else(|| "-".to_owned());
+            let of_request = together.request.iter().flat_map(|request| &request.groups);
+            let vms = of_request.filter(|group| group.name == *name).map(|group| group.count).sum::<u32>();
+            let vms = if vms == 0 { "-".to_owned() } else { vms.to_string() };
+            let networks = together.networks.iter().filter(|network| network.environments.contains(name));
+            let networks: Vec<&str> = networks.map(|network| network.name.as_str()).collect();
+            rows.push(vec![number.to_string(), name.clone(), kind, adapter, vms, networks.join(", ")]);
+        }
+    }
+    table(&["TOGETHER", "ENVIRONMENT", "KIND", "ADAPTER", "VMS", "NETWORKS"], &rows)
 }
 
 pub fn leases(list: &LeaseList) -> String {
@@ -48,16 +116,23 @@ pub fn leases(list: &LeaseList) -> String {
             lease.cluster.to_string(),
             lease.held.len().to_string(),
             gpus.to_string(),
+            end(lease),
         ]
     };
     let rows: Vec<_> = list.leases.iter().map(row).collect();
-    table(&["LEASE", "HOLDER", "CLUSTER", "VMS", "GPUS"], &rows)
+    table(&["LEASE", "HOLDER", "CLUSTER", "VMS", "GPUS", "ENDS"], &rows)
 }
 
 /// A lease: one line a VM.
 pub fn lease(lease: &LeaseInfo) -> String {
     let head = format!("lease {} of {}, cluster {}\n", lease.id, lease.holder, lease.cluster);
-    head + &assignment_table(lease.held.iter().map(|held| &held.assignment))
+    let end = match lease.ends_in_ms {
+        Some(_) => {
+            format!("ends {}, unless `vmove lease keep {}` runs or a VM of it does\n", end(lease), lease.id)
+        }
+        None => "kept as long as a VM of it runs\n".to_owned(),
+    };
+    head + &end + &assignment_table(lease.held.iter().map(|held| &held.assignment))
 }
 
 /// One line a VM.
@@ -99,8 +174,9 @@ pub fn plan(plan: &Plan) -> String {
         state => state_word(state),
     };
     let rows: Vec<_> = plan.steps.iter().map(row).collect();
+    let notes: String = plan.notes.iter().map(|note| format!("note: {note}\n")).collect();
     format!(
-        "plan {}: {}, {state}; hops {} -> {}\n{}",
+        "plan {}: {}, {state}; hops {} -> {}\n{}{notes}",
         plan.id,
         plan.purpose,
         plan.hops.before,

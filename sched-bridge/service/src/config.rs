@@ -188,7 +188,7 @@ impl From<SlurmCluster> for SlurmFollower {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Moves {
-    command: Vec<String>,
+    command: Option<Vec<String>>,
     options: Vec<String>,
     per_node: usize,
     per_uplink: usize,
@@ -215,7 +215,7 @@ impl Default for Moves {
     fn default() -> Self {
         let (limits, time_limits) = (Limits::default(), TimeLimits::default());
         Self {
-            command: ["vmove", "--control", "{control}"].map(str::to_owned).to_vec(),
+            command: None,
             options: Vec::new(),
             per_node: limits.per_node,
             per_uplink: limits.per_uplink,
@@ -247,8 +247,8 @@ pub struct Config {
     pub log_format: LogFormat,
     /// Between two lists of the VMs of each node; none: they are not listed.
     pub list_interval: Option<Duration>,
-    /// Command that runs `vmove`.
-    pub command: Vec<String>,
+    /// Command that runs `vmove`, if not the usual one.
+    pub command: Option<Vec<String>>,
     /// Further arguments of `vmove migrate`.
     pub options: Vec<String>,
     /// How many migrations may run at once.
@@ -283,7 +283,10 @@ impl Config {
         if let Some(address) = listen.filter(|_| !insecure) {
             check_listener(address, &access, tls.is_some())?;
         }
-        if file.moves.per_node == 0 || file.moves.per_uplink == 0 || file.moves.command.is_empty() {
+        if file.moves.per_node == 0
+            || file.moves.per_uplink == 0
+            || file.moves.command.as_ref().is_some_and(Vec::is_empty)
+        {
             bail!("[moves]: per_node and per_uplink must be at least 1, and command must not be empty");
         }
         let store =

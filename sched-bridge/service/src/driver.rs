@@ -79,9 +79,23 @@ impl Default for TimeLimits {
     }
 }
 
+/// Whether the daemon of a node can be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// The configuration names it, or it is that of this host.
+    Known,
+    /// By the name of the node alone.
+    ByName,
+    /// No: it would be another node's.
+    Not,
+}
+
 /// Controls the VMs of all nodes.
 #[async_trait]
 pub trait VmDriver: std::fmt::Debug + Send + Sync {
+    /// Whether the daemon of a node can be reached.
+    fn reach(&self, node: &NodeName) -> Reach;
+
     /// Migrates a VM and waits for the end.
     async fn migrate(&self, vm: &VmName, from: &NodeName, to: &NodeName) -> MigrationEnd;
 
@@ -121,12 +135,21 @@ fn default_control() -> PathBuf {
     PathBuf::from(vmove_types::node::DEFAULT_CONTROL)
 }
 
+/// `vmove` on this host, unless another command is configured.
+pub const HERE: [&str; 3] = ["vmove", "--control", "{control}"];
+/// The same on other nodes.
+pub const BY_SSH: [&str; 7] = ["ssh", "-o", "BatchMode=yes", "{node}", "vmove", "--control", "{control}"];
+
 /// Runs `vmove` for every request.
 #[derive(Debug, Clone)]
 pub struct VmoveCommand {
-    command: Vec<String>,
+    /// On this host.
+    here: Vec<String>,
+    /// On other nodes.
+    elsewhere: Vec<String>,
     options: Vec<String>,
     daemons: BTreeMap<NodeName, DaemonAddress>,
+    host: String,
     time_limits: TimeLimits,
     /// Bound how many programs run at once. A look never waits for an act.
     looks: Arc<Semaphore>,
@@ -149,19 +172,25 @@ impl Ended {
 }
 
 impl VmoveCommand {
-    /// `command` is `vmove` and everything before its arguments; in it, `{node}` and `{control}` are replaced. `options` are further
-    /// arguments of `vmove migrate`.
+    /// `command` is `vmove` and everything before its arguments; in it, `{node}` and `{control}` are replaced. Without one, it is [`HERE`] for
+    /// the node of this host, and [`BY_SSH`] for others. `options` are further arguments of `vmove migrate`.
     #[must_use]
     pub fn new(
-        command: Vec<String>,
+        command: Option<Vec<String>>,
         options: Vec<String>,
         daemons: BTreeMap<NodeName, DaemonAddress>,
         time_limits: TimeLimits,
     ) -> Self {
+        let (here, elsewhere) = match command {
+            Some(command) => (command.clone(), command),
+            None => (HERE.map(str::to_owned).to_vec(), BY_SSH.map(str::to_owned).to_vec()),
+        };
         Self {
-            command: with_end_of_options(command),
+            here: with_end_of_options(here),
+            elsewhere: with_end_of_options(elsewhere),
             options,
             daemons,
+            host: host_name(),
             time_limits,
             looks: Arc::new(Semaphore::new(MOST_LOOKS)),
             acts: Arc::new(Semaphore::new(MOST_ACTS)),
@@ -169,11 +198,19 @@ impl VmoveCommand {
     }
 
     async fn run(&self, node: &NodeName, arguments: &[&str], limit: Duration) -> Result<Ended, ProgramError> {
+        if self.reach(node) == Reach::Not {
+            let reason = io::Error::other(format!(
+                "no daemon of it is configured: add [daemons.{node}] to the configuration of vbridged, or a [moves] command that reaches \
+                 nodes by their names ({{node}})"
+            ));
+            return Err(ProgramError::NotRun { program: format!("vmove for node {node}"), reason });
+        }
         let control = self.daemons.get(node).map_or_else(default_control, |daemon| daemon.control.clone());
         let fill = |word: &String| {
             word.replace("{node}", node.as_str()).replace("{control}", &control.to_string_lossy())
         };
-        let words: Vec<String> = self.command.iter().map(fill).collect();
+        let command = if *node.as_str() == *self.host { &self.here } else { &self.elsewhere };
+        let words: Vec<String> = command.iter().map(fill).collect();
         // The configuration has none that is empty.
         let (program, first) = words.split_first().ok_or_else(|| ProgramError::NotRun {
             program: String::new(),
@@ -197,6 +234,16 @@ impl VmoveCommand {
 
 #[async_trait]
 impl VmDriver for VmoveCommand {
+    fn reach(&self, node: &NodeName) -> Reach {
+        if self.daemons.contains_key(node) || *node.as_str() == *self.host {
+            Reach::Known
+        } else if self.elsewhere.iter().any(|word| word.contains("{node}")) {
+            Reach::ByName
+        } else {
+            Reach::Not
+        }
+    }
+
     async fn migrate(&self, vm: &VmName, from: &NodeName, to: &NodeName) -> MigrationEnd {
         let address = self.daemons.get(to).and_then(|daemon| daemon.address.clone());
         let address = address.unwrap_or_else(|| to.to_string());
@@ -253,6 +300,12 @@ impl VmDriver for VmoveCommand {
         let ended = self.run(node, &arguments, self.time_limits.act).await.map_err(|e| e.to_string())?;
         if ended.exit_code == Some(0) { Ok(()) } else { Err(ended.message()) }
     }
+}
+
+/// The name under which this host publishes its inventory, unless another is given.
+fn host_name() -> String {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    name.split('.').next().unwrap_or_default().to_owned()
 }
 
 fn is_ssh(program: &str) -> bool {
@@ -319,7 +372,7 @@ mod tests {
             .unwrap();
         let command =
             [ssh.to_str().unwrap(), "{node}", "sh", script.to_str().unwrap()].map(str::to_owned).to_vec();
-        let driver = VmoveCommand::new(command, Vec::new(), BTreeMap::new(), TimeLimits::default());
+        let driver = VmoveCommand::new(Some(command), Vec::new(), BTreeMap::new(), TimeLimits::default());
         let words = ["qemu", "-append", "a b 'c' $HOME; \"d\"", "", "x=1,y=2"];
         let vm = StartVm::by_command_line(VmName::new("v").unwrap(), words.map(str::to_owned).to_vec());
         driver.start(&NodeName::new("n1").unwrap(), &vm).await.unwrap();
@@ -343,12 +396,29 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_node_without_a_daemon_is_not_taken_for_this_host() {
+        let command = ["true", "{control}"].map(str::to_owned).to_vec();
+        let daemons = BTreeMap::from([(NodeName::new("n1").unwrap(), DaemonAddress::default())]);
+        let driver = VmoveCommand::new(Some(command), Vec::new(), daemons, TimeLimits::default());
+        let reach = |node: &str| driver.reach(&NodeName::new(node).unwrap());
+        assert_eq!([reach("n1"), reach(&host_name()), reach("n2")], [Reach::Known, Reach::Known, Reach::Not]);
+        let vm = StartVm::by_command_line(VmName::new("v").unwrap(), vec!["qemu".to_owned()]);
+        let refused = driver.start(&NodeName::new("n2").unwrap(), &vm).await.unwrap_err().to_string();
+        assert!(refused.contains("[daemons.n2]"), "{refused}");
+        // Unless configured otherwise, others are reached by ssh.
+        let driver = VmoveCommand::new(None, Vec::new(), BTreeMap::new(), TimeLimits::default());
+        let reach = |node: &str| driver.reach(&NodeName::new(node).unwrap());
+        assert_eq!([reach(&host_name()), reach("n2")], [Reach::Known, Reach::ByName]);
+        assert_eq!((driver.here[0].as_str(), driver.elsewhere[3].as_str()), ("vmove", "--"));
+    }
+
+    #[tokio::test]
     async fn what_hangs_ends_in_time_and_is_not_taken_for_an_answer() {
         let short = Duration::from_millis(200);
         let limits = TimeLimits { look: short, act: short, migrate: short };
         // `sh -c SCRIPT` takes the arguments of `vmove` as its own.
-        let command = ["sh", "-c", "sleep 1000"].map(str::to_owned).to_vec();
-        let driver = VmoveCommand::new(command, Vec::new(), BTreeMap::new(), limits);
+        let command = ["sh", "-c", "sleep 1000 # {node}"].map(str::to_owned).to_vec();
+        let driver = VmoveCommand::new(Some(command), Vec::new(), BTreeMap::new(), limits);
         let (n1, n2) = (NodeName::new("n1").unwrap(), NodeName::new("n2").unwrap());
         let vm = VmName::new("v").unwrap();
         let message = driver.list(&n1).await.unwrap_err();

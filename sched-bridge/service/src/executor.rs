@@ -19,6 +19,7 @@ use crate::bridge::{Arrival, Bridge, BridgeError};
 use crate::driver::{MigrationEnd, VmDriver};
 use crate::lease::LeaseId;
 use crate::metrics;
+use crate::planner;
 use vmove_bridge_types::plan::{Plan, PlanState, PlanStep, Runner, StepState};
 
 /// A run writes a heartbeat so often.
@@ -83,9 +84,17 @@ pub async fn run(
         return Ok(plan);
     }
     tracing::info!(purpose = plan.purpose, steps = plan.steps.len(), "the plan runs");
+    // It may have been resumed since the plan was made.
+    let drained = match &plan.drains {
+        Some(node) => planner::drain(bridge, node).await.map(drop),
+        None => Ok(()),
+    };
     let run = Arc::new(Run { bridge: Arc::clone(bridge), driver, runner, plan: Mutex::new(plan) });
     let heartbeat = tokio::spawn(keep_beating(Arc::clone(&run)).in_current_span());
-    let ended = run_steps(&run, limits).await;
+    let ended = match drained {
+        Ok(()) => run_steps(&run, limits).await,
+        Err(error) => Err(error.to_string()),
+    };
     heartbeat.abort();
     let mut plan = run.plan.lock().await;
     plan.state = match ended {
@@ -265,6 +274,10 @@ async fn run_step_of(run: &Run, at: usize, step: PlanStep) -> Result<(), String>
 async fn migrate(run: &Run, at: usize, step: &PlanStep) -> Result<MigrationEnd, String> {
     run.bridge.reserve_move(&step.to).await.map_err(|e| e.to_string())?;
     run.mark(at, StepState::Moving).await?;
+    if !may_run(run, step).await? {
+        // Only its place moves.
+        return Ok(MigrationEnd::Arrived { total_ms: 0, downtime_us: 0 });
+    }
     match run.driver.migrate(&step.vm, &step.from, &step.to.node).await {
         // The command was killed, or lost its daemon: the VM's node tells how it ended.
         MigrationEnd::Unknown(reason) => {
@@ -272,6 +285,18 @@ async fn migrate(run: &Run, at: usize, step: &PlanStep) -> Result<MigrationEnd, 
         }
         ended => Ok(ended),
     }
+}
+
+/// Whether a VM runs on its source, or might.
+async fn may_run(run: &Run, step: &PlanStep) -> Result<bool, String> {
+    let view = run.bridge.view().map_err(|e| e.to_string())?;
+    let entry = view.lease_of(&step.vm).map_err(|e| e.to_string())?;
+    if entry.lease.home(&step.vm).is_some_and(|home| home.seen) {
+        return Ok(true);
+    }
+    // It was not started, as far as the bridge knows.
+    let listed = run.driver.list(&step.from).await;
+    Ok(listed.map_or(true, |listed| listed.contains_key(step.vm.as_str())))
 }
 
 /// Waits for the end of a migration whose command does not report it. None if the VM is on the source and not being migrated.

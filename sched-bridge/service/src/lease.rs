@@ -89,23 +89,32 @@ impl Lease {
         self.held.iter().find(|held| held.part == Part::Home && held.assignment.vm == *vm)
     }
 
+    /// Whether a VM of it is known to run.
+    #[must_use]
+    pub fn runs(&self) -> bool {
+        self.held.iter().any(|held| held.seen)
+    }
+
     /// Names of the VMs.
     pub fn vms(&self) -> impl Iterator<Item = &VmName> {
         self.held.iter().filter(|held| held.part == Part::Home).map(|held| &held.assignment.vm)
     }
 }
 
-impl From<&Lease> for LeaseInfo {
-    fn from(lease: &Lease) -> Self {
-        Self {
-            id: lease.id.clone(),
-            holder: lease.holder.clone(),
-            cluster: lease.cluster.clone(),
-            held: lease.held.clone(),
-            ttl_ms: lease.ttl_ms,
-            beats: lease.beats,
-            granted_wall_ms: lease.granted.wall_ms,
-            usage: lease.usage,
+impl Lease {
+    /// What is told of it, with the time after which it ends without a heartbeat, if it may.
+    #[must_use]
+    pub fn info(&self, ends_in_ms: Option<u64>) -> LeaseInfo {
+        LeaseInfo {
+            id: self.id.clone(),
+            holder: self.holder.clone(),
+            cluster: self.cluster.clone(),
+            held: self.held.clone(),
+            ttl_ms: self.ttl_ms,
+            ends_in_ms,
+            beats: self.beats,
+            granted_wall_ms: self.granted.wall_ms,
+            usage: self.usage,
         }
     }
 }

@@ -54,7 +54,7 @@ pub mod driver;
 pub mod executor;
 pub mod keys;
 pub mod lease;
-mod listing;
+pub mod listing;
 mod metrics;
 pub mod planner;
 pub mod program;

@@ -1,54 +1,126 @@
-//! Lists the VMs of each node again and again, so that the end of a VM releases its resources.
+//! Lists the VMs of each node again and again: VMs that run keep their leases, those that end give their resources back, and those of which
+//! no lease knows are told.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sched_bridge::model::{NodeName, VmName};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use crate::bridge::Bridge;
-use crate::driver::VmDriver;
+use crate::driver::{Reach, VmDriver};
 
 /// A node that does not answer is asked after so many intervals again: it takes little from those that do.
 const INTERVALS_WITHOUT_ANSWER: u32 = 4;
+/// A list that lacks a VM is confirmed by another one after this time at most.
+const CONFIRM_AFTER: Duration = Duration::from_secs(1);
 
-/// Lists the VMs of all nodes until the task is dropped. No node waits for another one.
+/// What the daemons of nodes listed last.
+#[derive(Debug, Default)]
+pub struct Listings(Mutex<BTreeMap<NodeName, NodeListing>>);
+
+/// VMs that run on a node; or why its daemon does not say.
+pub type NodeListing = Result<BTreeSet<String>, String>;
+
+impl Listings {
+    /// What the daemon of a node listed last; none if it has not been asked yet, or is not asked.
+    #[must_use]
+    pub fn of(&self, node: &NodeName) -> Option<NodeListing> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(node).cloned()
+    }
+
+    fn set(&self, node: &NodeName, listing: Option<NodeListing>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match listing {
+            Some(listing) => drop(all.insert(node.clone(), listing)),
+            None => drop(all.remove(node)),
+        }
+    }
+}
+
+/// Lists the VMs of the fleet's nodes until the task is dropped. No node waits for another one.
 pub async fn keep_listing_vms(
     bridge: Arc<Bridge>,
     driver: Arc<dyn VmDriver>,
-    nodes: Vec<NodeName>,
+    listings: Arc<Listings>,
     interval: Duration,
 ) {
     let mut tasks = JoinSet::new();
-    for node in nodes {
-        tasks.spawn(keep_listing(Arc::clone(&bridge), Arc::clone(&driver), node, interval));
+    let mut running: BTreeMap<NodeName, AbortHandle> = BTreeMap::new();
+    loop {
+        if let Some(wanted) = nodes_to_list(&bridge, &*driver) {
+            running.retain(|node, task| {
+                let stays = wanted.contains(node);
+                if !stays {
+                    task.abort();
+                    listings.set(node, None);
+                }
+                stays
+            });
+            for node in wanted {
+                running.entry(node.clone()).or_insert_with(|| {
+                    let (bridge, driver) = (Arc::clone(&bridge), Arc::clone(&driver));
+                    tasks.spawn(keep_listing(bridge, driver, Arc::clone(&listings), node, interval))
+                });
+            }
+        }
+        // Those that were aborted above.
+        while tasks.try_join_next().is_some() {}
+        tokio::time::sleep(interval).await;
     }
-    tasks.join_all().await;
 }
 
-async fn keep_listing(bridge: Arc<Bridge>, driver: Arc<dyn VmDriver>, node: NodeName, interval: Duration) {
-    let mut before: Option<BTreeSet<String>> = None;
-    let mut pause = interval;
+/// The nodes whose daemons are asked: those that the configuration names, and, of those that can be reached by their name alone, the ones
+/// of which something is leased. None while the store does not answer.
+fn nodes_to_list(bridge: &Bridge, driver: &dyn VmDriver) -> Option<BTreeSet<NodeName>> {
+    let view = bridge.view().ok()?;
+    let fleet = view.fleet().nodes().iter().map(|node| &node.name);
+    let mut wanted: BTreeSet<NodeName> =
+        fleet.filter(|node| driver.reach(node) == Reach::Known).cloned().collect();
+    let leased = view.leases().values().flat_map(|entry| &entry.lease.held);
+    let leased = leased.map(|held| &held.assignment.node);
+    wanted.extend(leased.filter(|node| driver.reach(node) == Reach::ByName).cloned());
+    Some(wanted)
+}
+
+async fn keep_listing(
+    bridge: Arc<Bridge>,
+    driver: Arc<dyn VmDriver>,
+    listings: Arc<Listings>,
+    node: NodeName,
+    interval: Duration,
+) {
+    // What was known to run before the last list was asked for, and that list.
+    let mut before: Option<(BTreeSet<String>, BTreeSet<String>)> = None;
+    let mut pause = Duration::ZERO;
     loop {
         tokio::time::sleep(pause).await;
         pause = interval;
+        let Ok(known) = bridge.vms_running_on(&node) else { continue };
         // A daemon that does not answer says nothing about its VMs.
         let listed = match driver.list(&node).await {
             Ok(listed) => listed,
             Err(reason) => {
                 tracing::debug!(%node, reason, "the VMs of a node are not known");
+                listings.set(&node, Some(Err(reason)));
                 pause = interval * INTERVALS_WITHOUT_ANSWER;
                 continue;
             }
         };
         let listed: BTreeSet<String> =
             listed.into_iter().filter(|(_, vm)| !vm.ended).map(|(name, _)| name).collect();
+        listings.set(&node, Some(Ok(listed.clone())));
+        if !known.is_subset(&listed) {
+            pause = interval.min(CONFIRM_AFTER);
+        }
         // A VM has ended if two lists in a row lack it: a daemon that has just started may not know all its VMs yet.
-        let either =
-            before.as_ref().map_or_else(|| listed.clone(), |last| last.union(&listed).cloned().collect());
-        before = Some(listed);
-        match bridge.vms_listed(&node, &either).await {
+        let (known_before, either) = before.as_ref().map_or_else(
+            || (BTreeSet::new(), listed.clone()),
+            |(known, last)| (known.clone(), last.union(&listed).cloned().collect()),
+        );
+        before = Some((known, listed));
+        match bridge.vms_listed(&node, &either, &known_before).await {
             Ok(ended) if !ended.is_empty() => {
                 let ended: Vec<&str> = ended.iter().map(VmName::as_str).collect();
                 tracing::info!(%node, vms = ended.join(" "), "VMs have ended; their resources are free");
@@ -70,9 +142,10 @@ mod tests {
         let homes: Vec<NodeName> = (0..3).map(|vm| bridge.home("vc", vm)).collect();
         fake.world().hanging.insert(homes[0].clone());
         let driver: Arc<dyn VmDriver> = Arc::new(fake.clone());
-        let mut nodes = homes.clone();
-        nodes.sort();
-        let listing = keep_listing_vms(Arc::clone(&bridge), driver, nodes, Duration::from_millis(20));
+        fake.world().running.insert("stranger".to_owned(), homes[1].clone());
+        let listings = Arc::new(Listings::default());
+        let listing =
+            keep_listing_vms(Arc::clone(&bridge), driver, Arc::clone(&listings), Duration::from_millis(20));
         let listing = tokio::spawn(listing);
         let left = || bridge.view().unwrap().lease(&id("vc")).unwrap().lease.vms().count();
         let seen = || {
@@ -88,9 +161,11 @@ mod tests {
             }
         };
         until("VMs of nodes that answer are seen", &|| seen() == 2).await;
+        assert!(listings.of(&homes[1]).unwrap().unwrap().contains("stranger"));
         fake.world().running.clear();
         until("the end of these VMs is noticed", &|| left() == 1).await;
         assert_eq!(bridge.home("vc", 0), homes[0]);
+        assert_eq!(listings.of(&homes[0]), None, "it has not answered yet");
         listing.abort();
     }
 }

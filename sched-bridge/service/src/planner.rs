@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use sched_bridge::model::{Assignment, ClusterName, Fleet, NodeName, Occupancy};
+use sched_bridge::model::{Assignment, ClusterName, Fleet, NodeName, NodeState, Occupancy};
 use sched_bridge::moves::{self, PlanError, Resident};
 use sched_bridge::place::{Alternative, ClusterRequest, VmGroup};
 
@@ -35,14 +35,59 @@ pub async fn make_plan(bridge: &Arc<Bridge>, request: &PlanRequest) -> Result<Pl
     }
 }
 
+/// Makes a plan and stores it. A node that is to be emptied is drained first, so that it gets no new VMs meanwhile; if there is no plan, it
+/// is left as it was.
+///
+/// # Errors
+/// As [`make_plan`].
+pub async fn make_and_keep(bridge: &Arc<Bridge>, request: &PlanRequest) -> Result<Plan, BridgeError> {
+    let drained = match request {
+        PlanRequest::Evacuate { node } => {
+            let name = NodeName::new(node).map_err(|e| BridgeError::Invalid(e.to_string()))?;
+            drain(bridge, &name).await?.then_some(name)
+        }
+        _ => None,
+    };
+    let made = async {
+        let mut plan = make_plan(bridge, request).await?;
+        if let Some(node) = &plan.drains {
+            plan.notes
+                .push(format!("node {node} is drained: it takes no VMs until `vmove fleet resume {node}`"));
+        }
+        bridge.put_plan(&plan, None).await?;
+        Ok(plan)
+    };
+    let made = made.await;
+    if let (Err(_), Some(node)) = (&made, drained) {
+        bridge.set_node_state(&node, NodeState::Up).await?;
+    }
+    made
+}
+
+/// Lets a node take no more VMs. True if it did until now.
+///
+/// # Errors
+/// There is no such node, or the store does not answer.
+pub async fn drain(bridge: &Arc<Bridge>, node: &NodeName) -> Result<bool, BridgeError> {
+    let state = bridge.view()?.node(node).map(|(node, _)| node.state);
+    let up = state.ok_or_else(|| BridgeError::UnknownNode(node.clone()))? == NodeState::Up;
+    if up {
+        bridge.set_node_state(node, NodeState::Drained).await?;
+    }
+    Ok(up)
+}
+
 fn draft(view: &View, id: LeaseId, request: &PlanRequest, made_wall_ms: u64) -> Result<Plan, BridgeError> {
     let fleet = view.fleet();
     let (residents, mut notes) = residents(view);
     let bad = |e: sched_bridge::model::IdError| BridgeError::Invalid(e.to_string());
+    let mut drains = None;
     let (purpose, plan) = match request {
         PlanRequest::Evacuate { node } => {
             let name = NodeName::new(node).map_err(bad)?;
-            (format!("evacuate {node}"), moves::evacuate(fleet, &residents, &name))
+            let plan = moves::evacuate(fleet, &residents, &name);
+            drains = Some(name);
+            (format!("evacuate {node}"), plan)
         }
         PlanRequest::Compact { cluster } => {
             let purpose = format!("compact {}", cluster.as_deref().unwrap_or("all"));
@@ -76,6 +121,7 @@ fn draft(view: &View, id: LeaseId, request: &PlanRequest, made_wall_ms: u64) -> 
         made_wall_ms,
         steps: plan.steps.into_iter().map(step).collect(),
         hops: HopsGain { before: plan.hops.before, after: plan.hops.after },
+        drains,
         notes,
         state: PlanState::Planned,
         runner: None,

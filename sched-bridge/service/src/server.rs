@@ -8,7 +8,6 @@ use anyhow::Context;
 use clap::Parser;
 use metrics_exporter_prometheus::PrometheusHandle;
 use nix::sys::signal::{SigSet, Signal};
-use sched_bridge::model::NodeName;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use vmove_http::listener::Bounds;
@@ -20,7 +19,7 @@ use crate::bridge::Bridge;
 use crate::clock::SystemClock;
 use crate::config::{Arguments, Config};
 use crate::driver::{VmDriver, VmoveCommand};
-use crate::listing::keep_listing_vms;
+use crate::listing::{Listings, keep_listing_vms};
 use crate::metrics;
 use crate::store::measured::Measured;
 
@@ -98,13 +97,18 @@ async fn bind(address: std::net::SocketAddr, option: &str) -> anyhow::Result<Tcp
 /// Starts everything that works beside requests: follows the store, sweeps leases, lists VMs, deletes old records, follows Slurm.
 fn start_tasks(config: Config) -> App {
     let bridge = Bridge::new(Arc::new(Measured(config.store)), Arc::new(SystemClock::new()));
-    let nodes: Vec<NodeName> = config.daemons.keys().cloned().collect();
+    let listings = Arc::new(Listings::default());
     let driver: Arc<dyn VmDriver> =
         Arc::new(VmoveCommand::new(config.command, config.options, config.daemons, config.time_limits));
     tokio::spawn(Arc::clone(&bridge).follow());
     tokio::spawn(Arc::clone(&bridge).keep_sweeping());
     if let Some(interval) = config.list_interval {
-        tokio::spawn(keep_listing_vms(Arc::clone(&bridge), Arc::clone(&driver), nodes, interval));
+        tokio::spawn(keep_listing_vms(
+            Arc::clone(&bridge),
+            Arc::clone(&driver),
+            Arc::clone(&listings),
+            interval,
+        ));
     }
     if let Some(retention) = config.retention {
         tokio::spawn(Arc::clone(&bridge).keep_deleting_old_records(retention));
@@ -115,6 +119,7 @@ fn start_tasks(config: Config) -> App {
     App {
         bridge,
         driver,
+        listings,
         limits: config.limits,
         slurm: config.slurm,
         templates: Arc::new(config.templates),

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use crate::bridge::{Bridge, GrantRequest, Wanted};
 use crate::clock::{Clock, Stamp};
-use crate::driver::{ListedVm, MigrationEnd, NotStarted, VmDriver};
+use crate::driver::{ListedVm, MigrationEnd, NotStarted, Reach, VmDriver};
 use crate::lease::LeaseId;
 use crate::store::{Embedded, Store};
 use vmove_bridge_types::requests::StartVm;
@@ -236,6 +236,10 @@ impl FakeDriver {
 
 #[async_trait]
 impl VmDriver for FakeDriver {
+    fn reach(&self, _: &NodeName) -> Reach {
+        Reach::Known
+    }
+
     async fn migrate(&self, vm: &VmName, from: &NodeName, to: &NodeName) -> MigrationEnd {
         {
             let mut world = self.world();

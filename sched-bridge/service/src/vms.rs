@@ -78,9 +78,9 @@ pub async fn start(
     let failed: Vec<(String, bool)> = work.join_all().await.into_iter().flatten().collect();
     let may_start_later = failed.iter().any(|(_, unknown)| *unknown);
     let mut reasons: Vec<String> = failed.into_iter().map(|(reason, _)| reason).collect();
-    // If the lease has ended, others may have its resources by now.
+    // If the lease has ended, others may have its resources by now. From here on it is kept by its VMs.
     if reasons.is_empty()
-        && let Err(error) = bridge.renew(id).await
+        && let Err(error) = bridge.mark_running(id, &places(&started), true).await
     {
         reasons.push(error.to_string());
     }
@@ -108,9 +108,17 @@ pub async fn stop(
     let lease = Arc::clone(&bridge.view()?.lease(id)?.lease);
     let vms: Vec<VmName> = if vms.is_empty() { lease.vms().cloned().collect() } else { vms.to_vec() };
     let homes = homes(&lease, vms.iter())?;
-    let all = homes.into_iter().map(|(vm, home)| (vm, home.node)).collect();
-    stop_all(driver, all).await.map_err(|reasons| StartError::StillRunning { reasons })?;
-    Ok(vms)
+    let all: Vec<(VmName, NodeName)> = homes.into_iter().map(|(vm, home)| (vm, home.node)).collect();
+    stop_all(driver, all.clone()).await.map_err(|reasons| StartError::StillRunning { reasons })?;
+    // Nothing runs in it: it needs heartbeats again, from now on.
+    match bridge.mark_running(id, &all, false).await {
+        Ok(_) | Err(BridgeError::UnknownLease(_)) => Ok(vms),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn places(started: &[StartedVm]) -> Vec<(VmName, NodeName)> {
+    started.iter().map(|vm| (vm.vm.clone(), vm.node.clone())).collect()
 }
 
 async fn stop_all(driver: &Arc<dyn VmDriver>, vms: Vec<(VmName, NodeName)>) -> Result<(), String> {

@@ -74,8 +74,11 @@ fn configuration(folder: &Path, more: &str) -> String {
         .unwrap();
     std::fs::set_permissions(&vmove, std::fs::Permissions::from_mode(0o755)).unwrap();
     let file = folder.join("vbridged.toml");
-    std::fs::write(&file, format!("{more}\n[moves]\ncommand = [{:?}]\n", vmove.display().to_string()))
-        .unwrap();
+    std::fs::write(
+        &file,
+        format!("{more}\n[moves]\ncommand = [{:?}, \"{{node}}\"]\n", vmove.display().to_string()),
+    )
+    .unwrap();
     file.display().to_string()
 }
 

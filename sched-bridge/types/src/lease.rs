@@ -86,7 +86,8 @@ pub struct Held {
     #[serde(default)]
     #[cfg_attr(feature = "schema", schema(required))]
     pub part: Part,
-    /// The VM was seen running on this node. When it ends, these resources are released.
+    /// The VM is known to run on this node: it was started or listed there, or has arrived. While that is so, the lease needs no heartbeat.
+    /// When the VM ends, these resources are released.
     #[serde(default)]
     #[cfg_attr(feature = "schema", schema(required))]
     pub seen: bool,

@@ -47,6 +47,10 @@ pub struct Plan {
     pub steps: Vec<PlanStep>,
     /// Hops between the VMs of each cluster, summed over all pairs.
     pub hops: HopsGain,
+    /// The node that it is to empty: running the plan drains it, if it is up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
+    pub drains: Option<NodeName>,
     /// What could not be planned, in words.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,

@@ -71,6 +71,9 @@ pub struct LeaseRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub cluster: Option<ClusterName>,
+    /// Start all VMs of the lease on their nodes. If one does not start, those that did are stopped and a new lease is given back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<StartAll>,
 }
 
 /// A lease.
@@ -89,6 +92,10 @@ pub struct LeaseInfo {
     pub held: Vec<Held>,
     /// Time to live without a heartbeat. Unit: milliseconds.
     pub ttl_ms: u64,
+    /// Time after which it ends, unless a heartbeat comes; as far as this bridge has measured. Absent: VMs of it run, it needs no heartbeat,
+    /// and ends with the last of them. Unit: milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ends_in_ms: Option<u64>,
     /// Heartbeats so far.
     pub beats: u64,
     /// When it was granted, by the time of day. Unit: milliseconds since 1970-01-01 00:00 UTC.
@@ -116,6 +123,9 @@ pub struct LeaseAnswer {
     /// Why there is no placement. Only with `explain`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
+    /// The VMs that run, if they were to be started.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vms: Vec<StartedVm>,
 }
 
 /// Leases.
@@ -148,6 +158,13 @@ pub struct NodeDetail {
     pub vms: Vec<String>,
     /// Addresses of the devices that are held.
     pub held_devices: Vec<String>,
+    /// VMs that run there without a lease, so that what they use is counted as free; empty while the daemon does not list its VMs. Not shown
+    /// to a tenant.
+    #[serde(default)]
+    pub vms_without_lease: Vec<String>,
+    /// Why the VMs that run there are not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_listed: Option<String>,
 }
 
 /// Nodes.
@@ -183,6 +200,9 @@ pub struct NodeSummary {
     pub memory_free_mib: u64,
     /// VMs for which resources of this node are held.
     pub vms: u32,
+    /// VMs that run there without a lease; absent while the daemon of the node does not list its VMs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vms_without_lease: Option<usize>,
 }
 
 /// A new state of a node.
@@ -253,6 +273,34 @@ pub struct StartVm {
     #[serde(default)]
     #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub memory: Backing,
+}
+
+/// How all VMs of a lease are started. The fields mean what they mean for one VM.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct StartAll {
+    /// QEMU and its arguments.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub command_line: Vec<String>,
+    /// Instead of a command line: the name of a template of the bridge.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// Values for all fields of the template.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub fields: BTreeMap<String, String>,
+    /// Backing of guest memory: `thp` (default), `hugetlb-2m` or `hugetlb-1g`.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub memory: Backing,
+}
+
+impl StartAll {
+    /// The same for one VM.
+    #[must_use]
+    pub fn of(&self, vm: VmName) -> StartVm {
+        let Self { command_line, template, fields, memory } = self.clone();
+        StartVm { vm, command_line, template, fields, memory }
+    }
 }
 
 impl StartVm {

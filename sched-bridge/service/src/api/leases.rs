@@ -7,21 +7,24 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 
+use sched_bridge::model::VmName;
 use sched_bridge::place::ClusterRequest;
 use tracing::Instrument;
 use vmove_http::{Answer, Json, Path, Query, Refusal};
 
 use super::App;
 use super::problem::{Code, Problem};
+use super::vms::with_command_line;
 use crate::access::Caller;
 use crate::account::{Record, csv, json_lines};
-use crate::bridge::{BridgeError, GrantRequest, View, Wanted};
+use crate::bridge::{BridgeError, GrantRequest, Granted, View, Wanted};
 use crate::lease::{DEFAULT_TTL_MS, Lease, LeaseId};
 use crate::request_text;
 use crate::slurm::booking::BookingError;
 use crate::slurm::follower::JOBS_PREFIX;
+use crate::vms::{self, StartError};
 use vmove_bridge_types::requests::{
-    AccountQuery, LeaseAnswer, LeaseInfo, LeaseList, LeaseQuery, LeaseRequest,
+    AccountQuery, LeaseAnswer, LeaseInfo, LeaseList, LeaseQuery, LeaseRequest, StartAll, StartVm, StartedVm,
 };
 
 /// All leases; for a tenant, its own.
@@ -33,11 +36,11 @@ pub async fn list(
     Query(query): Query<LeaseQuery>,
 ) -> Answer<LeaseList> {
     let view = app.bridge.view()?;
-    let wanted = |lease: &&LeaseInfo| {
+    let wanted = |lease: &LeaseInfo| {
         caller.may_use(&lease.holder) && query.holder.as_ref().is_none_or(|holder| *holder == lease.holder)
     };
-    let leases: Vec<LeaseInfo> = view.leases().values().map(|known| LeaseInfo::from(&*known.lease)).collect();
-    Ok(axum::Json(LeaseList { leases: leases.iter().filter(wanted).cloned().collect() }))
+    let leases = view.leases().values().map(|known| app.bridge.info(&known.lease));
+    Ok(axum::Json(LeaseList { leases: leases.filter(wanted).collect() }))
 }
 
 /// Places a virtual cluster and leases what it needs: all of it or nothing.
@@ -51,6 +54,13 @@ pub async fn grant(
 ) -> Result<(StatusCode, axum::Json<LeaseAnswer>), Refusal> {
     check_holder(&caller, &request)?;
     let wanted = wanted(&request)?;
+    let start = request.start.map(|start| checked(&app, &caller, start)).transpose()?;
+    if request.what_if && start.is_some() {
+        return Err(Problem::bad_request(
+            "what_if leases nothing, so nothing can be started: leave out start",
+        )
+        .into());
+    }
     if request.what_if {
         let Wanted::Cluster(wanted) = wanted else {
             return Err(Problem::bad_request(
@@ -67,20 +77,16 @@ pub async fn grant(
         ttl_ms: request.ttl_ms.unwrap_or(DEFAULT_TTL_MS),
     };
     // Finished even if the client hangs up, so that its repeated request finds the lease.
-    let bridge = Arc::clone(&app.bridge);
-    let slurm = app.slurm.clone();
-    let work = async move {
-        match slurm {
-            Some(slurm) => slurm.book(&bridge, grant).await.map_err(Problem::from),
-            None => bridge.grant(grant).await.map_err(Problem::from),
-        }
+    let work = {
+        let app = Arc::clone(&app);
+        async move { grant_and_start(&app, grant, start).await }
     };
-    let granted = tokio::spawn(work.in_current_span())
+    let (granted, vms) = tokio::spawn(work.in_current_span())
         .await
         .map_err(|e| Problem::new(Code::Internal, e.to_string()))?
         .map_err(|problem| without_other_holder(&caller, problem))?;
     let status = if granted.again { StatusCode::OK } else { StatusCode::CREATED };
-    let lease = Some(LeaseInfo::from(&*granted.lease));
+    let lease = Some(app.bridge.info(&granted.lease));
     Ok((
         status,
         axum::Json(LeaseAnswer {
@@ -89,8 +95,52 @@ pub async fn grant(
             again: granted.again,
             explanation: None,
             refused: None,
+            vms,
         }),
     ))
+}
+
+/// How VMs are started, if the caller may start them so: with a command line of its own, or that of a template.
+fn checked(app: &App, caller: &Caller, start: StartAll) -> Result<StartAll, Problem> {
+    let any = VmName::new("any").map_err(Problem::bad_request)?;
+    let StartVm { command_line, memory, .. } = with_command_line(&app.templates, caller, start.of(any))?;
+    Ok(StartAll { command_line, memory, ..StartAll::default() })
+}
+
+/// Grants a lease and starts its VMs. If one does not start, a new lease is given back.
+async fn grant_and_start(
+    app: &App,
+    grant: GrantRequest,
+    start: Option<StartAll>,
+) -> Result<(Granted, Vec<StartedVm>), Problem> {
+    let mut granted = match &app.slurm {
+        Some(slurm) => slurm.book(&app.bridge, grant).await?,
+        None => app.bridge.grant(grant).await?,
+    };
+    let Some(start) = start else { return Ok((granted, Vec::new())) };
+    let id = granted.lease.id.clone();
+    let wanted: Vec<StartVm> = granted.lease.vms().map(|vm| start.of(vm.clone())).collect();
+    let error = match vms::start(&app.bridge, &app.driver, &id, &wanted).await {
+        Ok(started) => {
+            granted.lease = Arc::clone(&app.bridge.view()?.lease(&id)?.lease);
+            return Ok((granted, started));
+        }
+        Err(error) => error,
+    };
+    let kept = granted.again || matches!(error, StartError::StillRunning { .. });
+    let problem = Problem::from(error);
+    let end = if kept {
+        format!("lease {id} is kept")
+    } else {
+        match app.bridge.release(&id).await {
+            Ok(_) | Err(BridgeError::UnknownLease(_)) => format!("lease {id} is given back"),
+            Err(error) => format!("lease {id} could not be given back ({error}): release it"),
+        }
+    };
+    if let (false, Some(slurm)) = (kept, &app.slurm) {
+        slurm.lease_ended(&id).await;
+    }
+    Err(Problem::new(problem.code, format!("{}; {end}", problem.message)))
 }
 
 /// A tenant leases for itself, and not with the ids that stand for jobs of Slurm.
@@ -138,8 +188,14 @@ impl From<BookingError> for Problem {
 
 /// Where a request would be placed, and, with `explain`, why.
 async fn what_if(app: &App, wanted: ClusterRequest, explain: bool) -> Result<LeaseAnswer, Refusal> {
-    let mut answer =
-        LeaseAnswer { lease: None, placement: None, again: false, explanation: None, refused: None };
+    let mut answer = LeaseAnswer {
+        lease: None,
+        placement: None,
+        again: false,
+        explanation: None,
+        refused: None,
+        vms: Vec::new(),
+    };
     if explain {
         let (placement, explanation) = app.bridge.explain(wanted).await?;
         answer.explanation = Some(explanation);
@@ -181,7 +237,7 @@ pub async fn show(
     Path(id): Path<LeaseId>,
 ) -> Answer<LeaseInfo> {
     let view = app.bridge.view()?;
-    Ok(axum::Json(LeaseInfo::from(visible(&view, &caller, &id)?)))
+    Ok(axum::Json(app.bridge.info(visible(&view, &caller, &id)?)))
 }
 
 /// Records a heartbeat. Status 404: the lease has ended, and its holder must stop using everything in it.
@@ -193,7 +249,7 @@ pub async fn renew(
     Path(id): Path<LeaseId>,
 ) -> Answer<LeaseInfo> {
     let renewed = app.bridge.renew_if(&id, |holder| caller.may_use(holder)).await?;
-    Ok(axum::Json(LeaseInfo::from(&*renewed)))
+    Ok(axum::Json(app.bridge.info(&renewed)))
 }
 
 /// Releases a lease. The answer is its accounting record.

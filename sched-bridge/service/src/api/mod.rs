@@ -29,6 +29,7 @@ use crate::access::Access;
 use crate::bridge::Bridge;
 use crate::driver::VmDriver;
 use crate::executor::Limits;
+use crate::listing::Listings;
 use crate::slurm::follower::SlurmFollower;
 use crate::template::Templates;
 
@@ -46,6 +47,8 @@ pub struct App {
     pub bridge: Arc<Bridge>,
     /// Controls the VMs.
     pub driver: Arc<dyn VmDriver>,
+    /// What the daemons of nodes listed last.
+    pub listings: Arc<Listings>,
     /// How many migrations may run at once.
     pub limits: Limits,
     /// The Slurm cluster that is followed, if any.

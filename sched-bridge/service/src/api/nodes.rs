@@ -1,6 +1,6 @@
 //! `/v1/bridge`, `/v1/nodes`, `/v1/topology`, `/healthz`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use axum::Extension;
@@ -13,6 +13,7 @@ use super::App;
 use super::problem::{Code, Problem};
 use crate::access::Caller;
 use crate::bridge::View;
+use crate::listing::Listings;
 use vmove_bridge_types::requests::{
     BridgeInfo, NodeDetail, NodeList, NodeStateRequest, NodeSummary, TopologyText,
 };
@@ -56,6 +57,7 @@ pub async fn list(State(app): State<Arc<App>>) -> Answer<NodeList> {
     let view = app.bridge.view()?;
     let occupancy = view.occupancy();
     let fleet = view.fleet();
+    let leased = leased_vms(&view);
     let summary = |node: &Node| {
         let at = fleet.find(node.name.as_str())?;
         let gpu = |device: &usize| node.devices[*device].kind == DeviceKind::Gpu;
@@ -72,13 +74,36 @@ pub async fn list(State(app): State<Arc<App>>) -> Answer<NodeList> {
             memory_mib: node.memory().0,
             memory_free_mib: free.iter().map(|share| share.memory.0).sum(),
             vms: occupancy.vms(at),
+            vms_without_lease: without_lease(&app.listings, &leased, &node.name).ok().map(|vms| vms.len()),
         })
     };
     Ok(axum::Json(NodeList { nodes: fleet.nodes().iter().filter_map(summary).collect() }))
 }
 
+/// The VMs for which something is leased on each node.
+fn leased_vms(view: &View) -> BTreeMap<&NodeName, BTreeSet<&str>> {
+    let mut leased: BTreeMap<&NodeName, BTreeSet<&str>> = BTreeMap::new();
+    for held in view.leases().values().flat_map(|known| &known.lease.held) {
+        leased.entry(&held.assignment.node).or_default().insert(held.assignment.vm.as_str());
+    }
+    leased
+}
+
+/// VMs that run on a node although nothing is leased for them there; or why that is not known.
+fn without_lease(
+    listings: &Listings,
+    leased: &BTreeMap<&NodeName, BTreeSet<&str>>,
+    node: &NodeName,
+) -> Result<Vec<String>, String> {
+    let listed = listings.of(node).unwrap_or_else(|| {
+        Err(format!("this bridge does not ask node {node}: no daemon of it is configured (see [daemons])"))
+    })?;
+    let has_lease = |vm: &String| leased.get(node).is_some_and(|vms| vms.contains(vm.as_str()));
+    Ok(listed.into_iter().filter(|vm| !has_lease(vm)).collect())
+}
+
 /// A node, with what the caller may know of the leases there.
-fn detail(view: &View, node: &Node, caller: &Caller) -> NodeDetail {
+fn detail(app: &App, view: &View, node: &Node, caller: &Caller) -> NodeDetail {
     let visible = view.leases().values().filter(|known| caller.may_use(&known.lease.holder));
     let here = visible.flat_map(|known| &known.lease.held).filter(|h| h.assignment.node == node.name);
     let (mut vms, mut held_devices) = (Vec::new(), Vec::new());
@@ -86,7 +111,11 @@ fn detail(view: &View, node: &Node, caller: &Caller) -> NodeDetail {
         vms.push(held.assignment.vm.to_string());
         held_devices.extend(held.assignment.devices.iter().map(|device| device.address.to_string()));
     }
-    NodeDetail { node: node.clone(), vms, held_devices }
+    let strangers = without_lease(&app.listings, &leased_vms(view), &node.name);
+    let not_listed = strangers.as_ref().err().cloned();
+    let vms_without_lease =
+        strangers.ok().filter(|_| !matches!(caller, Caller::Tenant(_))).unwrap_or_default();
+    NodeDetail { node: node.clone(), vms, held_devices, vms_without_lease, not_listed }
 }
 
 /// A node: its inventory, its VMs and its held devices; for a tenant, those of its own leases.
@@ -99,7 +128,7 @@ pub async fn show(
 ) -> Answer<NodeDetail> {
     let view = app.bridge.view()?;
     let (node, _) = view.node(&name).ok_or_else(|| unknown(&name))?;
-    Ok(axum::Json(detail(&view, node, &caller)))
+    Ok(axum::Json(detail(&app, &view, node, &caller)))
 }
 
 fn unknown(name: &NodeName) -> Problem {
@@ -122,7 +151,7 @@ pub async fn publish(
         .into());
     }
     let node = app.bridge.put_node(node).await?;
-    Ok(axum::Json(detail(&*app.bridge.view()?, &node, &Caller::Operator)))
+    Ok(axum::Json(detail(&app, &*app.bridge.view()?, &node, &Caller::Operator)))
 }
 
 /// Removes a node of which nothing is held.
@@ -145,7 +174,7 @@ pub async fn set_state(
     Json(request): Json<NodeStateRequest>,
 ) -> Answer<NodeDetail> {
     let node = app.bridge.set_node_state(&name, request.state).await?;
-    Ok(axum::Json(detail(&*app.bridge.view()?, &node, &Caller::Operator)))
+    Ok(axum::Json(detail(&app, &*app.bridge.view()?, &node, &Caller::Operator)))
 }
 
 /// The topology as JSON.

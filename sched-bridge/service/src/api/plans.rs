@@ -24,15 +24,14 @@ pub async fn list(State(app): State<Arc<App>>) -> Answer<PlanList> {
     Ok(axum::Json(PlanList { plans }))
 }
 
-/// Makes a plan. Running it is another request.
+/// Makes a plan. Running it is another request. A node that is to be evacuated is drained at once.
 #[utoipa::path(post, path = "/v1/plans", operation_id = "makePlan", tag = "plans", request_body = PlanRequest,
     responses((status = 201, body = Plan), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
 pub async fn make(
     State(app): State<Arc<App>>,
     Json(request): Json<PlanRequest>,
 ) -> Result<(StatusCode, axum::Json<Plan>), Refusal> {
-    let plan = planner::make_plan(&app.bridge, &request).await?;
-    app.bridge.put_plan(&plan, None).await?;
+    let plan = planner::make_and_keep(&app.bridge, &request).await?;
     Ok((StatusCode::CREATED, axum::Json(plan)))
 }
 

@@ -32,7 +32,15 @@ async fn shared() -> (TestBridge, Arc<App>, FakeDriver) {
     let text = "[small]\ncommand = [\"qemu\", \"-smp\", \"{vcpus}\", \"-hda\", \"/s/{disk}\"]\nfields.disk = { is = \"name\" }\n";
     let templates = Arc::new(Templates::new(toml::from_str(text).unwrap()).unwrap());
     let (bridge_of_app, limits) = (Arc::clone(&bridge), Limits::default());
-    let app = App { bridge: bridge_of_app, driver, limits, slurm: None, templates, access };
+    let app = App {
+        bridge: bridge_of_app,
+        driver,
+        listings: Arc::default(),
+        limits,
+        slurm: None,
+        templates,
+        access,
+    };
     (bridge, Arc::new(app), world)
 }
 

@@ -148,7 +148,7 @@ fn bad_requests_for_a_lease() -> Vec<Case> {
 
 fn bad_plans() -> Vec<Case> {
     vec![
-        ("POST", "/v1/plans", json!({ "for": "evacuate", "node": "n77" }).to_string(), 400, "n77"),
+        ("POST", "/v1/plans", json!({ "for": "evacuate", "node": "n77" }).to_string(), 404, "n77"),
         ("POST", "/v1/plans", json!({ "for": "tidy" }).to_string(), 400, "tidy"),
         ("POST", "/v1/plans", json!({ "for": "evacuate", "node": "-v" }).to_string(), 400, "a host name"),
     ]
@@ -159,6 +159,60 @@ async fn stored(bridge: &TestBridge) -> Vec<(String, String)> {
     let plain = |text: &str| text.split("\"beats\"").next().unwrap_or_default().to_owned();
     let entries = bridge.store().snapshot().await.unwrap().entries.into_iter();
     entries.map(|(key, entry)| (key, plain(&entry.value))).collect()
+}
+
+#[tokio::test]
+async fn a_cluster_is_placed_and_started_or_its_lease_is_given_back() {
+    let (bridge, fake) = scene(1).await;
+    let app = app(&bridge, fake.clone());
+    let place = |name: &str, start: Value, more: Value| {
+        let alternative = json!({ "vcpus": 1, "memory": 64 });
+        let request =
+            json!({ "name": name, "groups": [{ "name": "vm", "count": 2, "alternatives": [alternative] }] });
+        let mut body = json!({ "id": name, "holder": "bob", "request": request, "start": start });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body.to_string()
+    };
+    let send = async |body: String| send(&app, "POST", "/v1/leases", &body).await;
+    let leases = || bridge.view().unwrap().leases().keys().map(ToString::to_string).collect::<Vec<_>>();
+    let line = json!({ "command_line": ["qemu", "-smp", "{vcpus}"] });
+
+    let (status, answer) = send(place("good", line.clone(), json!({}))).await;
+    assert_eq!((status, answer["vms"].as_array().map(Vec::len)), (StatusCode::CREATED, Some(2)), "{answer}");
+    assert!(answer["lease"]["ends_in_ms"].is_null(), "it is kept by its VMs: {answer}");
+    // The same again: they run.
+    let (status, answer) = send(place("good", line.clone(), json!({}))).await;
+    assert_eq!((status, &answer["vms"][0]["again"]), (StatusCode::OK, &json!(true)), "{answer}");
+
+    fake.world().failing.insert("bad-vm-1".to_owned());
+    let (status, problem) = send(place("bad", line.clone(), json!({}))).await;
+    let message = problem["message"].as_str().unwrap();
+    assert_eq!((status, &problem["code"]), (StatusCode::BAD_GATEWAY, &json!("not-started")));
+    assert!(
+        message.contains("bad-vm-1 does not start") && message.ends_with("lease bad is given back"),
+        "{message}"
+    );
+    assert_eq!(leases(), ["good", "vc"]);
+    assert!(!fake.world().running.contains_key("bad-vm-0"));
+
+    // If it is not known whether one runs, its resources stay its own.
+    fake.world().unanswered.insert("odd-vm-0".to_owned());
+    let (_, problem) = send(place("odd", line.clone(), json!({}))).await;
+    assert_eq!(problem["code"], "not-stopped");
+    assert!(problem["message"].as_str().unwrap().ends_with("lease odd is kept"), "{problem}");
+    assert_eq!(leases(), ["good", "odd", "vc"]);
+
+    // Before anything is leased, it is known that this cannot be started.
+    for (start, more, words) in [
+        (json!({}), json!({}), "either a template"),
+        (json!({ "template": "none" }), json!({}), "the name of a template"),
+        (line, json!({ "what_if": true }), "what_if leases nothing"),
+    ] {
+        let (status, problem) = send(place("new", start, more)).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST);
+        assert!(problem["message"].as_str().unwrap().contains(words), "{problem}");
+    }
+    assert_eq!(leases(), ["good", "odd", "vc"]);
 }
 
 #[tokio::test]
@@ -179,7 +233,15 @@ async fn a_body_that_does_not_come_or_does_not_end_is_refused() {
 fn app(bridge: &TestBridge, fake: FakeDriver) -> Arc<App> {
     let (driver, limits): (Arc<dyn VmDriver>, _) = (Arc::new(fake), Limits::default());
     let (access, templates) = (Access::default(), Arc::default());
-    Arc::new(App { bridge: Arc::clone(bridge), driver, limits, slurm: None, templates, access })
+    Arc::new(App {
+        bridge: Arc::clone(bridge),
+        driver,
+        listings: Arc::default(),
+        limits,
+        slurm: None,
+        templates,
+        access,
+    })
 }
 
 #[tokio::test]

@@ -41,7 +41,11 @@ pub async fn start(
 }
 
 /// A VM with its command line: that of its template, or a free one, which only an operator may choose.
-fn with_command_line(templates: &Templates, caller: &Caller, vm: StartVm) -> Result<StartVm, Problem> {
+pub(super) fn with_command_line(
+    templates: &Templates,
+    caller: &Caller,
+    vm: StartVm,
+) -> Result<StartVm, Problem> {
     match &vm.template {
         Some(template) if vm.command_line.is_empty() => {
             let filled = templates.fill(template, &vm.fields);

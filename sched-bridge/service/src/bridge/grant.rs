@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use sched_bridge::model::{Assignment, ClusterName, NodeState};
+use sched_bridge::model::{Assignment, ClusterName, NodeName, NodeState, VmName};
 use sched_bridge::place::{ClusterRequest, Explanation, Options, PlaceError, Placement, explain, place};
 use tokio::time::Instant;
 
@@ -190,6 +190,41 @@ impl Bridge {
             let mut lease = Lease::clone(&entry.lease);
             lease.count(&self.clock.stamp());
             lease.beats += 1;
+            Ok(Attempt::Commit(update_lease(&lease, entry.revision), Arc::new(lease)))
+        })
+        .await
+    }
+
+    /// Records that VMs of a lease were started on their nodes, or have been stopped there. While one runs, the lease needs no heartbeat.
+    ///
+    /// # Errors
+    /// The lease has ended, a VM has another home by now, or the store does not answer.
+    pub async fn mark_running(
+        &self,
+        id: &LeaseId,
+        vms: &[(VmName, NodeName)],
+        runs: bool,
+    ) -> Result<Arc<Lease>, BridgeError> {
+        self.change(|view| {
+            let entry = view.lease(id)?;
+            let mut lease = Lease::clone(&entry.lease);
+            lease.count(&self.clock.stamp());
+            lease.beats += 1;
+            for (vm, node) in vms {
+                let home = lease.held.iter_mut().find(|held| {
+                    held.part == Part::Home && held.assignment.vm == *vm && held.assignment.node == *node
+                });
+                match home {
+                    Some(home) => home.seen = runs,
+                    // It was given back, which is as well.
+                    None if !runs => {}
+                    None => {
+                        return Err(BridgeError::Invalid(format!(
+                            "lease {id} has no place for VM {vm} on node {node} any more"
+                        )));
+                    }
+                }
+            }
             Ok(Attempt::Commit(update_lease(&lease, entry.revision), Arc::new(lease)))
         })
         .await

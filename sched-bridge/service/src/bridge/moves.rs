@@ -60,8 +60,9 @@ impl Bridge {
             if arrival == Arrival::Arrived {
                 // In place: VMs stay in the sequence of the request.
                 if let Some(home) = lease.held.iter_mut().find(|held| of_vm(held)) {
-                    // Not seen on its new node yet: a list of that node's VMs may be older than the migration.
-                    *home = Held { part: Part::Home, seen: false, ..incoming };
+                    // What ran there runs here: the lease is kept. A list of this node's VMs that is older than the migration ends
+                    // nothing, because the VM was not known here when it was asked for.
+                    *home = Held { part: Part::Home, seen: home.seen, ..incoming };
                 }
             }
             Ok(Attempt::Commit(update_lease(&lease, entry.revision), ()))

@@ -1,5 +1,7 @@
 //! Ends leases whose holders send no heartbeats, and leases whose VMs have ended.
 //!
+//! A lease whose VMs run needs no heartbeat: it ends with its last VM (see docs/decisions/0016-leases-of-running-vms.md).
+//!
 //! No time of day is compared. Each bridge measures, with a clock that does not jump, how long it has seen a lease without a heartbeat
 //! while it was running and in touch with the store. Time during which a bridge was stopped, suspended or cut off does not count,
 //! because it could not have seen a heartbeat; a bridge that has just started begins at zero. A lease is ended by compare and swap on
@@ -11,6 +13,7 @@ use std::time::Duration;
 
 use sched_bridge::model::{NodeName, VmName};
 use tracing::Instrument;
+use vmove_bridge_types::requests::LeaseInfo;
 
 use super::transactions::{end_lease, update_lease};
 use super::{Attempt, Bridge, BridgeError, LeaseEntry};
@@ -56,6 +59,11 @@ impl Sweeper {
         self.ages = ages;
         overdue
     }
+
+    /// For how long a lease was seen without a heartbeat. Unit: milliseconds.
+    fn age_ms(&self, id: &LeaseId) -> u64 {
+        self.ages.get(id).map_or(0, |(_, age)| *age)
+    }
 }
 
 impl Bridge {
@@ -70,7 +78,8 @@ impl Bridge {
         };
         let overdue = {
             let mut sweeper = self.sweeper.lock().unwrap_or_else(PoisonError::into_inner);
-            let leases = view.leases().iter().map(|(id, entry)| (id, entry.revision, entry.lease.ttl_ms));
+            let idle = view.leases().iter().filter(|(_, entry)| !entry.lease.runs());
+            let leases = idle.map(|(id, entry)| (id, entry.revision, entry.lease.ttl_ms));
             sweeper.overdue(now, leases)
         };
         let mut ended = Vec::new();
@@ -81,6 +90,16 @@ impl Bridge {
             }
         }
         ended
+    }
+
+    /// What is told of a lease, with the time that it has without a heartbeat, as far as this bridge has measured.
+    #[must_use]
+    pub fn info(&self, lease: &Lease) -> LeaseInfo {
+        let ends_in_ms = (!lease.runs()).then(|| {
+            let sweeper = self.sweeper.lock().unwrap_or_else(PoisonError::into_inner);
+            lease.ttl_ms.saturating_sub(sweeper.age_ms(&lease.id))
+        });
+        lease.info(ends_in_ms)
     }
 
     /// Ends a lease, unless a heartbeat is faster. True if it has ended.
@@ -108,8 +127,19 @@ impl Bridge {
         }
     }
 
-    /// Takes note of the VMs that a node's daemon lists. A VM that was listed before and no longer is has ended: its resources are
-    /// released, and the lease ends with its last VM. Returns the VMs that have ended.
+    /// The VMs that are known to run on a node.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub fn vms_running_on(&self, node: &NodeName) -> Result<BTreeSet<String>, BridgeError> {
+        let view = self.view()?;
+        let held = view.leases().values().flat_map(|entry| &entry.lease.held);
+        let here = held.filter(|held| held.seen && held.assignment.node == *node);
+        Ok(here.map(|held| held.assignment.vm.to_string()).collect())
+    }
+
+    /// Takes note of the VMs that a node's daemon lists. One of `known`, the VMs that were known to run there before the list was asked
+    /// for, that is not listed has ended: its resources are released, and the lease ends with its last VM. Returns the VMs that have ended.
     ///
     /// # Errors
     /// The store does not answer.
@@ -118,12 +148,13 @@ impl Bridge {
         &self,
         node: &NodeName,
         listed: &BTreeSet<String>,
+        known: &BTreeSet<String>,
     ) -> Result<Vec<VmName>, BridgeError> {
         let view = self.view()?;
         let mut ended = Vec::new();
         for (id, entry) in view.leases() {
-            if after_listing(&entry.lease, node, listed).is_some() {
-                let work = self.update_by_listing(id, node, listed);
+            if after_listing(&entry.lease, node, listed, known).is_some() {
+                let work = self.update_by_listing(id, node, listed, known);
                 ended.extend(work.instrument(tracing::info_span!("lease", %id)).await?);
             }
         }
@@ -135,11 +166,12 @@ impl Bridge {
         id: &LeaseId,
         node: &NodeName,
         listed: &BTreeSet<String>,
+        known: &BTreeSet<String>,
     ) -> Result<Vec<VmName>, BridgeError> {
         let (ended, lease_ended) = self
             .change(|view| {
                 let Ok(entry) = view.lease(id) else { return Ok(Attempt::Done((Vec::new(), false))) };
-                let Some((mut lease, ended)) = after_listing(&entry.lease, node, listed) else {
+                let Some((mut lease, ended)) = after_listing(&entry.lease, node, listed, known) else {
                     return Ok(Attempt::Done((Vec::new(), false)));
                 };
                 let now = self.clock.stamp();
@@ -164,7 +196,12 @@ impl Bridge {
 
 /// A lease after a listing of a node's VMs, and the VMs that have ended. None if nothing changes. A VM that is being moved is left
 /// alone: it is on one of two nodes.
-fn after_listing(lease: &Lease, node: &NodeName, listed: &BTreeSet<String>) -> Option<(Lease, Vec<VmName>)> {
+fn after_listing(
+    lease: &Lease,
+    node: &NodeName,
+    listed: &BTreeSet<String>,
+    known: &BTreeSet<String>,
+) -> Option<(Lease, Vec<VmName>)> {
     if !lease.held.iter().any(|held| held.assignment.node == *node) {
         return None;
     }
@@ -182,7 +219,7 @@ fn after_listing(lease: &Lease, node: &NodeName, listed: &BTreeSet<String>) -> O
             return true;
         }
         let is_listed = listed.contains(vm.as_str());
-        if held.seen && !is_listed {
+        if held.seen && !is_listed && known.contains(vm.as_str()) {
             ended.push(vm.clone());
             return false;
         }

@@ -69,6 +69,36 @@ async fn a_lease_without_heartbeats_ends_and_one_with_them_does_not() {
 }
 
 #[tokio::test]
+async fn a_lease_is_kept_by_vms_that_run_and_needs_heartbeats_again_when_none_does() {
+    let bridge = TestBridge::empty().await;
+    bridge.put_nodes(&["n1"], 1).await;
+    bridge.grant(exactly("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
+    let ends_in = || bridge.info(&bridge.view().unwrap().lease(&id("a")).unwrap().lease).ends_in_ms;
+    let for_a_minute = async || {
+        let mut ended = Vec::new();
+        for _ in 0..60 {
+            bridge.manual_clock.pass(1000);
+            ended.extend(bridge.sweep().await);
+        }
+        ended
+    };
+    assert_eq!(ends_in(), Some(3000));
+    bridge.sweep().await;
+    bridge.manual_clock.pass(1000);
+    bridge.sweep().await;
+    assert_eq!(ends_in(), Some(2000));
+    let home = [(VmName::new("a-0").unwrap(), name("n1"))];
+    bridge.mark_running(&id("a"), &home, true).await.unwrap();
+    assert_eq!((for_a_minute().await, ends_in()), (vec![], None));
+    // Neither does a node that answers no more end it: its VM may run.
+    let elsewhere = [(home[0].0.clone(), name("n2"))];
+    let refused = bridge.mark_running(&id("a"), &elsewhere, true).await.unwrap_err().to_string();
+    assert!(refused.contains("has no place for VM a-0 on node n2"), "{refused}");
+    bridge.mark_running(&id("a"), &home, false).await.unwrap();
+    assert_eq!(for_a_minute().await, [id("a")]);
+}
+
+#[tokio::test]
 async fn no_jump_of_any_clock_ends_a_lease_or_falsifies_an_account() {
     let bridge = TestBridge::empty().await;
     bridge.put_nodes(&["n1"], 2).await;
@@ -118,16 +148,17 @@ async fn a_move_holds_both_places_and_settles_on_one() {
     }
     bridge.grant(exactly("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
     let to = one_gpu("a-0", "n2", 0);
-    bridge.vms_listed(&name("n1"), &BTreeSet::from(["a-0".to_owned()])).await.unwrap();
+    bridge.vms_listed(&name("n1"), &BTreeSet::from(["a-0".to_owned()]), &BTreeSet::new()).await.unwrap();
     bridge.reserve_move(&to).await.unwrap();
     bridge.reserve_move(&to).await.unwrap();
     assert!(bridge.grant(exactly("b", vec![one_gpu("b-0", "n1", 0)])).await.is_err(), "its home is held");
     assert!(bridge.grant(exactly("b", vec![one_gpu("b-0", "n2", 0)])).await.is_err(), "and where it goes");
     // On the move, it is missed nowhere.
-    assert!(bridge.vms_listed(&name("n1"), &BTreeSet::new()).await.unwrap().is_empty());
+    let known = BTreeSet::from(["a-0".to_owned()]);
+    assert!(bridge.vms_listed(&name("n1"), &BTreeSet::new(), &known).await.unwrap().is_empty());
     bridge.settle_move(&to.vm, &to.node, Arrival::Arrived).await.unwrap();
     // A list of the new node's VMs that is older than the move ends nothing.
-    assert!(bridge.vms_listed(&name("n2"), &BTreeSet::new()).await.unwrap().is_empty());
+    assert!(bridge.vms_listed(&name("n2"), &BTreeSet::new(), &BTreeSet::new()).await.unwrap().is_empty());
     let view = bridge.view().unwrap();
     let held = &view.lease(&id("a")).unwrap().lease.held;
     assert_eq!((held.len(), held[0].part, held[0].assignment.node.as_str()), (1, Part::Home, "n2"));
@@ -147,12 +178,13 @@ async fn the_end_of_a_vm_gives_back_what_it_had() {
     bridge.grant(exactly("a", vec![one_gpu("a-0", "n1", 0), one_gpu("a-1", "n1", 1)])).await.unwrap();
     let see = |vms: &[&str]| vms.iter().map(|vm| (*vm).to_owned()).collect::<BTreeSet<String>>();
     let n1 = name("n1");
-    assert!(bridge.vms_listed(&n1, &see(&[])).await.unwrap().is_empty(), "not started yet");
-    assert!(bridge.vms_listed(&n1, &see(&["a-0", "a-1", "stranger"])).await.unwrap().is_empty());
-    let gone = bridge.vms_listed(&n1, &see(&["a-1"])).await.unwrap();
+    assert!(bridge.vms_listed(&n1, &see(&[]), &see(&["a-0"])).await.unwrap().is_empty(), "not started yet");
+    assert!(bridge.vms_listed(&n1, &see(&["a-0", "a-1", "stranger"]), &see(&[])).await.unwrap().is_empty());
+    assert!(bridge.vms_listed(&n1, &see(&["a-1"]), &see(&["a-1"])).await.unwrap().is_empty(), "an old list");
+    let gone = bridge.vms_listed(&n1, &see(&["a-1"]), &see(&["a-0", "a-1"])).await.unwrap();
     assert_eq!(gone, [VmName::new("a-0").unwrap()]);
     bridge.grant(exactly("b", vec![one_gpu("b-0", "n1", 0)])).await.unwrap();
-    bridge.vms_listed(&n1, &see(&["b-0"])).await.unwrap();
+    bridge.vms_listed(&n1, &see(&["b-0"]), &see(&["a-1"])).await.unwrap();
     bridge.view().unwrap().lease(&id("a")).unwrap_err();
     assert_eq!(records(&bridge).await[0].end, End::VmsEnded);
 }

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Limits, RunError, run};
+use sched_bridge::model::{NodeName, NodeState};
+
 use crate::bridge::BridgeError;
-use crate::planner::make_plan;
+use crate::planner::{make_and_keep, make_plan};
 use crate::testing::{FakeDriver, TestBridge, exactly, id, name, one_gpu, scene, two_leaves, whole_nodes};
 use vmove_bridge_types::plan::{HopsGain, Plan, PlanRequest, PlanState, PlanStep, Runner, StepState};
 
@@ -127,6 +129,7 @@ async fn as_many_at_once_as_nodes_and_uplinks_bear() {
             made_wall_ms: 0,
             steps: vms.iter().enumerate().map(step).collect(),
             hops: HopsGain::default(),
+            drains: None,
             notes: Vec::new(),
             state: PlanState::Planned,
             runner: None,
@@ -160,4 +163,36 @@ async fn a_scattered_cluster_is_brought_together() {
     let none =
         make_plan(&bridge, &PlanRequest::Compact { cluster: Some("nobody".into()) }).await.unwrap_err();
     assert!(matches!(none, BridgeError::Invalid(_)) && none.to_string().contains("nobody"), "{none}");
+}
+
+#[tokio::test]
+async fn a_node_is_drained_before_it_is_emptied_and_left_as_it_was_if_it_cannot_be() {
+    let (bridge, driver) = scene(3).await;
+    let node = bridge.home("vc", 0);
+    let state = |of: &NodeName| bridge.view().unwrap().node(of).unwrap().0.state;
+    let plan = make_and_keep(&bridge, &PlanRequest::Evacuate { node: node.to_string() }).await.unwrap();
+    assert_eq!(state(&node), NodeState::Drained);
+    assert!(plan.notes.iter().any(|note| note.contains("fleet resume")), "{:?}", plan.notes);
+    // Resumed in between, it is drained again: no new VM comes while the others leave.
+    bridge.set_node_state(&node, NodeState::Up).await.unwrap();
+    let done = run_with(&bridge, &driver, &plan).await;
+    assert_eq!((done.state, state(&node)), (PlanState::Done, NodeState::Drained));
+    // All others take no VMs: there is no plan.
+    let full = bridge.home("vc", 1);
+    for other in ["n0", "n1", "n2", "n3", "n4", "n5"].map(name).into_iter().filter(|other| *other != full) {
+        bridge.set_node_state(&other, NodeState::Drained).await.unwrap();
+    }
+    make_and_keep(&bridge, &PlanRequest::Evacuate { node: full.to_string() }).await.unwrap_err();
+    assert_eq!(state(&full), NodeState::Up);
+}
+
+#[tokio::test]
+async fn of_a_vm_that_was_not_started_only_the_place_moves() {
+    let (bridge, driver) = scene(2).await;
+    driver.world().running.clear();
+    let plan = evacuation_of(&bridge, 0).await;
+    let from = bridge.home("vc", 0);
+    assert_eq!(run_with(&bridge, &driver, &plan).await.state, PlanState::Done);
+    assert_ne!(bridge.home("vc", 0), from);
+    assert_eq!(driver.world().log, Vec::<String>::new(), "nothing was migrated");
 }
