@@ -24,6 +24,7 @@ pub mod failing_writes;
 pub mod fleet;
 pub mod forks;
 pub mod guest;
+pub mod hosts;
 pub mod huge_pages;
 pub mod initramfs;
 pub mod interrupt;

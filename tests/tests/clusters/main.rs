@@ -2,4 +2,6 @@
 
 mod blueprints;
 mod commands;
+mod guides;
+mod places;
 mod plans;
