@@ -54,7 +54,7 @@ pub async fn grant(
 ) -> Result<(StatusCode, axum::Json<LeaseAnswer>), Refusal> {
     check_holder(&caller, &request)?;
     let wanted = wanted(&request)?;
-    let start = request.start.map(|start| checked(&app, &caller, start)).transpose()?;
+    let start = request.start.as_ref().map(|start| checked(&app, &caller, start)).transpose()?;
     if request.what_if && start.is_some() {
         return Err(Problem::bad_request(
             "what_if leases nothing, so nothing can be started: leave out start",
@@ -101,7 +101,7 @@ pub async fn grant(
 }
 
 /// How VMs are started, if the caller may start them so: with a command line of its own, or that of a template.
-fn checked(app: &App, caller: &Caller, start: StartAll) -> Result<StartAll, Problem> {
+fn checked(app: &App, caller: &Caller, start: &StartAll) -> Result<StartAll, Problem> {
     let any = VmName::new("any").map_err(Problem::bad_request)?;
     let StartVm { command_line, memory, .. } = with_command_line(&app.templates, caller, start.of(any))?;
     Ok(StartAll { command_line, memory, ..StartAll::default() })
