@@ -66,6 +66,7 @@ fn guest(program: &str, dir: &Path) -> RunRequest {
         command_line: line.split(' ').map(str::to_owned).collect(),
         environment: std::collections::BTreeMap::default(),
         devices: Vec::new(),
+        grant: None,
     }
 }
 

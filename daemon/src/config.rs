@@ -20,8 +20,10 @@ use vmove_qmp::confine::Confinement;
 use vmove_types::node::DEFAULT_CONTROL;
 use vmove_types::units;
 
+pub use self::grants::GrantPolicy;
 use self::qemu::QemuConfig;
 
+mod grants;
 mod qemu;
 mod rdma;
 
@@ -138,6 +140,7 @@ pub struct ConfigFile {
     qemu: QemuConfig,
     peers: PeerPolicy,
     control_groups: GroupPolicy,
+    grants: GrantPolicy,
     nodes: BTreeMap<String, NodeEntry>,
 }
 
@@ -236,6 +239,8 @@ pub struct Config {
     pub peers: PeerPolicy,
     /// Control groups of VMs.
     pub groups: GroupPolicy,
+    /// Whose grants are taken.
+    pub grants: GrantPolicy,
     /// Peers by name.
     pub nodes: BTreeMap<String, KnownNode>,
 }
@@ -358,6 +363,7 @@ impl Config {
             qemu: file.qemu.overridden(flags.qemu)?,
             peers,
             groups: file.control_groups,
+            grants: file.grants.checked()?,
             nodes,
         })
     }

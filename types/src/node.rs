@@ -33,6 +33,9 @@ pub struct NodeInfo {
     /// Why RDMA is wanted here and cannot be used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_rdma: Option<String>,
+    /// VMs that run here without a grant of a bridge; absent where the configuration names no bridge.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vms_without_grant: Option<usize>,
     /// Release of the running kernel.
     pub kernel: String,
     /// Why pre-copy and hybrid are not possible here; absent when they are.

@@ -105,6 +105,8 @@ pub enum Code {
     NotAdopted,
     /// The user as whom QEMU runs may not open something.
     QemuUser,
+    /// The VM has no grant of a bridge that this node needs, or its grant does not give what it wants.
+    GrantRefused,
     /// QEMU did not start or ended at once.
     QemuFailed,
     /// QEMU's monitor did not answer.
@@ -163,7 +165,7 @@ impl ProblemCode for Code {
             Self::ReadOnly => (403, Exit::Usage),
             Self::UnknownVm | Self::UnknownMigration | Self::UnknownTemplate => (404, Exit::Failed),
             Self::BadTemplate => (422, Exit::Failed),
-            Self::Forbidden => (403, Exit::Refused),
+            Self::Forbidden | Self::GrantRefused => (403, Exit::Refused),
             Self::ForkFailed | Self::ParentNotBack => (500, Exit::Failed),
             Self::NameTaken
             | Self::Busy

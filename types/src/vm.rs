@@ -38,6 +38,9 @@ pub struct VmSummary {
     /// Devices of the node that it has, or lacks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceInfo>,
+    /// The lease of a bridge into whose grant it was started here; absent if it was started without one, or has come from another node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<String>,
     /// The migration that holds it now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration: Option<String>,
@@ -134,6 +137,9 @@ pub struct RunRequest {
     /// Devices of the node that it gets, each on a port where it can be unplugged.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceRequest>,
+    /// What a bridge lets it have here, signed by the bridge. Needed where the node's configuration says so (`[grants]`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grant: Option<String>,
 }
 
 fn thp() -> String {

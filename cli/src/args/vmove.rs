@@ -139,6 +139,9 @@ pub struct Run {
     /// ROLE=PCI-ADDRESS[,mac=MAC][,vlan=N][,trust=on|off][,node-guid=GUID][,port-guid=GUID][,pkey=KEY]; may be repeated
     #[arg(long = "device", value_name = "ROLE=PCI-ADDRESS[,…]")]
     pub devices: Vec<DeviceRequest>,
+    /// What a bridge lets the VM have here, signed by it; vbridged gives this
+    #[arg(long, value_name = "GRANT")]
+    pub grant: Option<String>,
     /// QEMU and its arguments, after `--`
     #[arg(last = true, required = true, value_name = "QEMU ARGUMENTS")]
     pub command_line: Vec<String>,

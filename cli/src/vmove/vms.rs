@@ -34,6 +34,7 @@ pub async fn run(client: &Client, args: Run, json: bool) -> Result<Exit, End> {
         command_line,
         environment: args.environment.into_iter().collect(),
         devices: args.devices,
+        grant: args.grant,
     };
     let vm = client.run(&request).await?;
     show_new(&vm, "Started", json)

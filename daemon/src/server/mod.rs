@@ -6,6 +6,7 @@ mod endpoint;
 mod fabric_check;
 mod fabrics;
 mod folders;
+mod grants;
 mod lock;
 mod metrics;
 mod peers;
@@ -51,6 +52,7 @@ use crate::leaf_switches;
 use devices::LedgerDevices;
 use dialer::PeerDialer;
 use fabrics::Fabrics;
+use grants::Grants;
 use peers::PeerPort;
 use problem::IntoProblem;
 use sessions::Sessions;
@@ -71,6 +73,7 @@ struct App {
     sessions: Arc<Sessions>,
     registry: Arc<Registry>,
     forks: Arc<ForkEngine>,
+    grants: Option<Arc<Grants>>,
     known: KnownPeers,
     fabrics: Arc<Fabrics>,
     dialer: Arc<PeerDialer>,
@@ -181,6 +184,9 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
     }
     app.sessions.take_up().await?;
     tasks.spawn(app.registry.clone().supervise());
+    if let Some(grants) = app.grants.clone() {
+        tasks.spawn(grants.keep_book(app.registry.clone()));
+    }
     tasks.spawn(app.forks.clone().serve_guests());
     tasks.spawn(app.forks.clone().serve_disks());
     tasks.spawn(metrics::sample(app.clone(), app.metrics.clone()));
@@ -309,6 +315,7 @@ async fn assemble(
         devices,
         config.qemu.clone(),
     );
+    let grants = Grants::open(&config.grants, &config.node, &config.state_dir)?;
     let known = known_peers(&config);
     let options = EngineOptions {
         node: config.node.clone(),
@@ -341,6 +348,7 @@ async fn assemble(
         sessions,
         registry,
         forks,
+        grants,
         known,
         fabrics,
         dialer,

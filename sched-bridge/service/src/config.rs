@@ -1,7 +1,9 @@
 //! Configuration of `vbridged`: a TOML file, overridden by the command line.
 
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +13,7 @@ use clap::Parser;
 use rustls::ServerConfig;
 use sched_bridge::model::NodeName;
 use serde::Deserialize;
+use vmove_grant::SecretKey;
 use vmove_http::client::{BadEndpoint, Endpoint};
 use vmove_http::tls::server_config;
 use vmove_log::LogFormat;
@@ -96,6 +99,8 @@ struct File {
     /// Command lines of VMs that anybody with a lease may use.
     templates: BTreeMap<String, Template>,
     slurm: Option<SlurmCluster>,
+    /// File of the key that signs grants; made if it is not there.
+    grant_key: Option<PathBuf>,
     daemons: BTreeMap<NodeName, DaemonAddress>,
 }
 
@@ -263,6 +268,8 @@ pub struct Config {
     pub templates: Templates,
     /// Daemons of nodes.
     pub daemons: BTreeMap<NodeName, DaemonAddress>,
+    /// Signs what VMs may have on their nodes.
+    pub grant_key: Option<Arc<SecretKey>>,
 }
 
 impl Config {
@@ -310,6 +317,7 @@ impl Config {
             limits: Limits { per_node: file.moves.per_node, per_uplink: file.moves.per_uplink },
             templates: Templates::new(file.templates)?,
             daemons: file.daemons,
+            grant_key: file.grant_key.as_deref().map(grant_key).transpose()?,
         })
     }
 }
@@ -369,6 +377,29 @@ fn read_token(path: &Path) -> anyhow::Result<String> {
         );
     }
     Ok(token.to_owned())
+}
+
+/// The key in a file, which is made if it is not there. Its public half is written beside it, for the configuration of nodes.
+fn grant_key(path: &Path) -> anyhow::Result<Arc<SecretKey>> {
+    let key = match std::fs::read_to_string(path) {
+        Ok(text) => text.parse::<SecretKey>().with_context(|| format!("grant_key {}", path.display()))?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let (key, text) = SecretKey::generate()?;
+            let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+            let written = file.and_then(|mut file| {
+                file.write_all(text.as_bytes())?;
+                file.sync_all()
+            });
+            written.with_context(|| format!("could not write {}", path.display()))?;
+            key
+        }
+        Err(error) => return Err(error).with_context(|| format!("could not read {}", path.display())),
+    };
+    let mut public = path.as_os_str().to_owned();
+    public.push(".pub");
+    std::fs::write(&public, format!("{}\n", key.public()))
+        .with_context(|| format!("could not write {}", Path::new(&public).display()))?;
+    Ok(Arc::new(key))
 }
 
 /// Opens `redb:FILE` or `etcd:URL[,URL...]`.

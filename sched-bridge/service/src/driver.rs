@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use sched_bridge::model::{NodeName, VmName};
@@ -13,6 +13,7 @@ use serde_json::Value;
 use tokio::process::Command;
 use tokio::sync::Semaphore;
 use vmove_bridge_types::requests::StartVm;
+use vmove_grant::{Grant, SecretKey};
 
 use crate::program::{self, ProgramError};
 
@@ -20,6 +21,9 @@ use crate::program::{self, ProgramError};
 const MOST_LOOKS: usize = 32;
 /// Programs that start and stop VMs at once.
 const MOST_ACTS: usize = 32;
+
+/// The clocks of a node and of the bridge may differ by so much.
+const GRANT_SLACK: Duration = Duration::from_secs(60);
 
 /// How a migration ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,11 +109,11 @@ pub trait VmDriver: std::fmt::Debug + Send + Sync {
     /// The message of its daemon, or why it does not answer.
     async fn list(&self, node: &NodeName) -> Result<BTreeMap<String, ListedVm>, String>;
 
-    /// Starts a VM on a node.
+    /// Starts a VM on a node. It may have there what `grant` says, whose serial number and end are the driver's to set.
     ///
     /// # Errors
     /// Its daemon refuses, or whether the VM runs is not known.
-    async fn start(&self, node: &NodeName, vm: &StartVm) -> Result<(), NotStarted>;
+    async fn start(&self, node: &NodeName, vm: &StartVm, grant: &Grant) -> Result<(), NotStarted>;
 
     /// Stops a VM on a node.
     ///
@@ -151,6 +155,8 @@ pub struct VmoveCommand {
     daemons: BTreeMap<NodeName, DaemonAddress>,
     host: String,
     time_limits: TimeLimits,
+    /// Signs what VMs may have.
+    key: Option<Arc<SecretKey>>,
     /// Bound how many programs run at once. A look never waits for an act.
     looks: Arc<Semaphore>,
     acts: Arc<Semaphore>,
@@ -192,9 +198,27 @@ impl VmoveCommand {
             daemons,
             host: host_name(),
             time_limits,
+            key: None,
             looks: Arc::new(Semaphore::new(MOST_LOOKS)),
             acts: Arc::new(Semaphore::new(MOST_ACTS)),
         }
+    }
+
+    /// The same, with the key by which nodes know this bridge.
+    #[must_use]
+    pub fn with_key(self, key: Option<Arc<SecretKey>>) -> Self {
+        Self { key, ..self }
+    }
+
+    /// A grant for one start, as an argument of `vmove`. None without a key.
+    fn signed(&self, grant: &Grant) -> Result<Option<String>, String> {
+        let Some(key) = &self.key else { return Ok(None) };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let end = now + self.time_limits.act + GRANT_SLACK;
+        let serial = SecretKey::serial().map_err(|e| e.to_string())?;
+        let expires_ms = u64::try_from(end.as_millis()).unwrap_or(u64::MAX);
+        let text = key.sign(&Grant { serial, expires_ms, ..grant.clone() }).map_err(|e| e.to_string())?;
+        Ok(Some(format!("--grant={text}")))
     }
 
     async fn run(&self, node: &NodeName, arguments: &[&str], limit: Duration) -> Result<Ended, ProgramError> {
@@ -281,10 +305,13 @@ impl VmDriver for VmoveCommand {
         Ok(vms.iter().filter_map(vm).collect())
     }
 
-    async fn start(&self, node: &NodeName, vm: &StartVm) -> Result<(), NotStarted> {
+    async fn start(&self, node: &NodeName, vm: &StartVm, grant: &Grant) -> Result<(), NotStarted> {
         let _permit = self.acts.acquire().await;
         let (name, memory) = (format!("--name={}", vm.vm), format!("--memory={}", vm.memory));
-        let mut arguments = vec!["run", &name, &memory, "--"];
+        let grant = self.signed(grant).map_err(NotStarted::Refused)?;
+        let mut arguments = vec!["run", &name, &memory];
+        arguments.extend(grant.as_deref());
+        arguments.push("--");
         arguments.extend(vm.command_line.iter().map(String::as_str));
         match self.run(node, &arguments, self.time_limits.act).await {
             Ok(ended) if ended.exit_code == Some(0) => Ok(()),
@@ -357,6 +384,39 @@ fn rounded(value: &Value, factor: f64) -> u64 {
 mod tests {
     use super::*;
 
+    fn grant() -> Grant {
+        Grant {
+            lease: "l".to_owned(),
+            holder: "alice".to_owned(),
+            node: "n1".to_owned(),
+            vm: "v".to_owned(),
+            serial: 0,
+            expires_ms: 0,
+            cores: 1,
+            memory_mib: 64,
+            huge_2m_mib: 0,
+            huge_1g_mib: 0,
+            devices: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn each_start_has_a_grant_of_its_own_if_the_bridge_has_a_key() {
+        let driver = VmoveCommand::new(None, Vec::new(), BTreeMap::new(), TimeLimits::default());
+        assert_eq!(driver.signed(&grant()), Ok(None));
+        let (key, _) = SecretKey::generate().unwrap();
+        let public = key.public();
+        let driver = driver.with_key(Some(Arc::new(key)));
+        let signed = || {
+            let argument = driver.signed(&grant()).unwrap().unwrap();
+            public.read(argument.strip_prefix("--grant=").unwrap()).unwrap()
+        };
+        let (one, two) = (signed(), signed());
+        assert_ne!(one.serial, two.serial);
+        assert!(one.expires_ms > 0);
+        assert_eq!(Grant { serial: 0, expires_ms: 0, ..one }, grant());
+    }
+
     #[tokio::test]
     async fn arguments_pass_through_a_shell_unchanged() {
         let dir = tempfile::tempdir().unwrap();
@@ -375,7 +435,7 @@ mod tests {
         let driver = VmoveCommand::new(Some(command), Vec::new(), BTreeMap::new(), TimeLimits::default());
         let words = ["qemu", "-append", "a b 'c' $HOME; \"d\"", "", "x=1,y=2"];
         let vm = StartVm::by_command_line(VmName::new("v").unwrap(), words.map(str::to_owned).to_vec());
-        driver.start(&NodeName::new("n1").unwrap(), &vm).await.unwrap();
+        driver.start(&NodeName::new("n1").unwrap(), &vm, &grant()).await.unwrap();
         let told = std::fs::read_to_string(out).unwrap();
         let wanted = ["--json", "run", "--name=v", "--memory=thp", "--"].into_iter().chain(words);
         assert_eq!(told.lines().collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
@@ -403,7 +463,8 @@ mod tests {
         let reach = |node: &str| driver.reach(&NodeName::new(node).unwrap());
         assert_eq!([reach("n1"), reach(&host_name()), reach("n2")], [Reach::Known, Reach::Known, Reach::Not]);
         let vm = StartVm::by_command_line(VmName::new("v").unwrap(), vec!["qemu".to_owned()]);
-        let refused = driver.start(&NodeName::new("n2").unwrap(), &vm).await.unwrap_err().to_string();
+        let refused =
+            driver.start(&NodeName::new("n2").unwrap(), &vm, &grant()).await.unwrap_err().to_string();
         assert!(refused.contains("[daemons.n2]"), "{refused}");
         // Unless configured otherwise, others are reached by ssh.
         let driver = VmoveCommand::new(None, Vec::new(), BTreeMap::new(), TimeLimits::default());
@@ -426,7 +487,7 @@ mod tests {
         let end = driver.migrate(&vm, &n1, &n2).await;
         assert!(matches!(&end, MigrationEnd::Unknown(reason) if reason.contains("was killed")), "{end:?}");
         let vm = StartVm::by_command_line(vm, vec!["qemu".to_owned()]);
-        let error = driver.start(&n1, &vm).await.unwrap_err();
+        let error = driver.start(&n1, &vm, &grant()).await.unwrap_err();
         assert!(matches!(&error, NotStarted::Unknown(_)), "{error}");
     }
 }

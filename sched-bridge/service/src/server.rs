@@ -98,8 +98,10 @@ async fn bind(address: std::net::SocketAddr, option: &str) -> anyhow::Result<Tcp
 fn start_tasks(config: Config) -> App {
     let bridge = Bridge::new(Arc::new(Measured(config.store)), Arc::new(SystemClock::new()));
     let listings = Arc::new(Listings::default());
-    let driver: Arc<dyn VmDriver> =
-        Arc::new(VmoveCommand::new(config.command, config.options, config.daemons, config.time_limits));
+    let driver: Arc<dyn VmDriver> = Arc::new(
+        VmoveCommand::new(config.command, config.options, config.daemons, config.time_limits)
+            .with_key(config.grant_key),
+    );
     tokio::spawn(Arc::clone(&bridge).follow());
     tokio::spawn(Arc::clone(&bridge).keep_sweeping());
     if let Some(interval) = config.list_interval {

@@ -22,6 +22,7 @@ use crate::driver::{ListedVm, MigrationEnd, NotStarted, Reach, VmDriver};
 use crate::lease::LeaseId;
 use crate::store::{Embedded, Store};
 use vmove_bridge_types::requests::StartVm;
+use vmove_grant::Grant;
 
 /// However busy the machine is, what must happen has happened by then.
 pub const DEADLINE: Duration = Duration::from_secs(120);
@@ -271,7 +272,7 @@ impl VmDriver for FakeDriver {
         Ok(here.map(|(vm, _)| (vm.clone(), ListedVm { migrating: false, ended: false })).collect())
     }
 
-    async fn start(&self, node: &NodeName, vm: &StartVm) -> Result<(), NotStarted> {
+    async fn start(&self, node: &NodeName, vm: &StartVm, _: &Grant) -> Result<(), NotStarted> {
         let mut world = self.world();
         if world.failing.contains(vm.vm.as_str()) {
             return Err(NotStarted::Refused("no such QEMU".to_owned()));

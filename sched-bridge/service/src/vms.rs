@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use sched_bridge::model::{Assignment, NodeName, VmName};
+use sched_bridge::model::{Assignment, Granted, NodeName, NumaShare, VmName};
 use tokio::task::JoinSet;
 use vmove_bridge_types::requests::{StartVm, StartedVm};
+use vmove_grant::{Grant, GrantedDevice};
 
 use crate::bridge::{Bridge, BridgeError};
 use crate::driver::{NotStarted, VmDriver};
@@ -68,8 +69,9 @@ pub async fn start(
         if !again {
             begun.push((vm.vm.clone(), home.node.clone()));
             let (driver, node, vm) = (Arc::clone(driver), home.node.clone(), filled_in(vm, home));
+            let grant = grant_of(&lease, home);
             work.spawn(async move {
-                let error = driver.start(&node, &vm).await.err()?;
+                let error = driver.start(&node, &vm, &grant).await.err()?;
                 let reason = format!("VM {} does not start on node {node}: {error}", vm.vm);
                 Some((reason, matches!(error, NotStarted::Unknown(_))))
             });
@@ -171,6 +173,29 @@ async fn running(
         running.extend(listed.into_iter().filter(|(_, vm)| !vm.ended).map(|(vm, _)| (node.clone(), vm)));
     }
     Ok(running)
+}
+
+/// What a VM may have on its node.
+fn grant_of(lease: &Lease, home: &Assignment) -> Grant {
+    let sum = |of: fn(&NumaShare) -> u64| home.shares.iter().map(of).sum();
+    let device = |(number, device): (usize, &Granted)| {
+        let kind = serde_json::to_value(device.kind).ok();
+        let kind = kind.as_ref().and_then(serde_json::Value::as_str).unwrap_or("device").to_owned();
+        GrantedDevice { role: format!("{kind}{number}"), address: device.address.to_string() }
+    };
+    Grant {
+        lease: lease.id.to_string(),
+        holder: lease.holder.clone(),
+        node: home.node.to_string(),
+        vm: home.vm.to_string(),
+        serial: 0,
+        expires_ms: 0,
+        cores: home.cores(),
+        memory_mib: sum(|share| share.memory.0),
+        huge_2m_mib: sum(|share| share.huge.pages_2m * 2),
+        huge_1g_mib: sum(|share| share.huge.pages_1g * 1024),
+        devices: home.devices.iter().enumerate().map(device).collect(),
+    }
 }
 
 /// Fills in what the lease has for the VM.

@@ -5,6 +5,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use vmove_grant::SecretKey;
 use vmove_guest::config::{Config, Rate};
 use vmove_skip::need;
 use vmove_tests::bridge::{Bridge, ready_for_guests, until};
@@ -37,15 +38,21 @@ fn a_cluster_runs_whole_or_not_at_all_and_keeps_its_lease() {
     let networks = Networks::new(NODES).expect("namespaces");
     let sandbox = Sandbox::new().expect("a sandbox");
     let vmoved = places::product("vmoved").expect("it is built");
+    // Nodes check what the bridge leased. On n2, VMs may run without that.
+    let (key, text) = SecretKey::generate().expect("a key");
+    let key_file = sandbox.path().join("grant.key");
+    std::fs::write(&key_file, text).expect("a file");
     let mut nodes: Vec<Node> = (1..=NODES)
         .map(|number| {
             let program = networks.wrapper(sandbox.path(), number, &vmoved, None).expect("a wrapper");
             let listen = Some(networks.address(number));
-            let options = NodeOptions { program: Some(program), listen, ..NodeOptions::default() };
+            let config = format!("[grants]\nkeys = [\"{}\"]\nrequired = {}\n", key.public(), number != 2);
+            let options = NodeOptions { program: Some(program), listen, config, ..NodeOptions::default() };
             Node::start(&sandbox, &format!("n{number}"), options).expect("a daemon")
         })
         .collect();
-    let bridge = Bridge::start(&sandbox, &nodes).expect("a bridge");
+    let bridge =
+        Bridge::start_with(&sandbox, &nodes, &format!("grant_key = {key_file:?}\n")).expect("a bridge");
     for node in &nodes {
         let numa = json!([{ "id": 0, "socket": 0, "cores": 1, "memory": 512 }]);
         let inventory = json!({ "name": node.name(), "numa": numa }).to_string();
@@ -69,6 +76,12 @@ fn a_cluster_runs_whole_or_not_at_all_and_keeps_its_lease() {
     let running =
         |nodes: &[Node]| -> Vec<String> { nodes.iter().flat_map(|n| n.vms().expect("a list")).collect() };
     let leases = || bridge.ask(&["lease", "list"]).expect("a list")["leases"].clone();
+
+    // Past the bridge, nothing is started where a grant is required.
+    let own: Vec<&str> = line.iter().map(|word| if word == "{memory_mib}" { "192" } else { word }).collect();
+    let past = nodes[0].vmove(&[&["run", "--name", "past", "--"], &own[..]].concat()).expect("vmove");
+    let said = String::from_utf8_lossy(&past.stderr);
+    assert!(past.status.code() == Some(3) && said.contains("has no grant"), "{said}");
 
     // There is no such QEMU on any node.
     let (code, _, said) = place("odd", &["/nonexistent/qemu".to_owned(), "-m".to_owned(), "192".to_owned()]);
@@ -99,6 +112,7 @@ fn a_cluster_runs_whole_or_not_at_all_and_keeps_its_lease() {
         let node = nodes.iter().find(|node| vm["node"] == node.name()).expect("a node");
         let name = vm["vm"].as_str().expect("a name");
         assert_eq!(node.vms().expect("a list"), [name]);
+        assert_eq!(node.ask(&["show", name]).expect("it is shown")["lease"], "vc", "it runs in its grant");
         until("the guest prints", || !node.vm(name).expect("it is there").console().is_empty());
     }
     // The bridge asks a node that does not answer later on: the lease stays meanwhile.

@@ -20,6 +20,13 @@ use vmove_types::node::{NodeInfo, NodeMemory};
 #[utoipa::path(get, path = "/v1/node", operation_id = "showNode", tag = "node", responses((status = 200, body = NodeInfo)))]
 pub async fn node(State(app): State<Arc<App>>) -> Answer<NodeInfo> {
     let memory = run_blocking(memory).await.map_err(IntoProblem::into_problem)?;
+    let vms_without_grant = match &app.grants {
+        Some(grants) => {
+            let vms = app.registry.list().await;
+            Some(vms.iter().filter(|vm| vm.status != "ended" && grants.lease_of(&vm.name).is_none()).count())
+        }
+        None => None,
+    };
     let offers = app.fabrics.offers();
     let running = app.sessions.live().iter().filter(|p| !p.outcome.is_end()).count();
     Ok(Json(NodeInfo {
@@ -33,6 +40,7 @@ pub async fn node(State(app): State<Arc<App>>) -> Answer<NodeInfo> {
         fabrics: offers.iter().filter(|o| o.why_not.is_none()).map(|o| o.kind.to_string()).collect(),
         rdma_network: offers.iter().find(|o| usable_rdma(o)).map(|o| o.reach.clone()),
         no_rdma: offers.iter().find_map(|o| o.why_not.clone()),
+        vms_without_grant,
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         no_dirty_tracking: app.no_dirty_tracking.clone(),
         shared_disk: app.shared_disk.clone(),

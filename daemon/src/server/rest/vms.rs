@@ -8,17 +8,21 @@ use vmove_http::{Answer, Json, Path, Query, Refusal};
 use vmove_node::registry::RegistryError;
 use vmove_types::check::CheckReport;
 
+use crate::server::grants::Entered;
 use crate::server::problem::IntoProblem;
 use crate::server::{App, detached};
 use vmove_types::migration::CheckQuery;
 use vmove_types::problem::Problem;
-use vmove_types::vm::{AdoptRequest, RunRequest, StateRequest, StopQuery, Stopped, VmDetail, VmList};
+use vmove_types::vm::{
+    AdoptRequest, RunRequest, StateRequest, StopQuery, Stopped, VmDetail, VmList, VmSummary,
+};
 
 /// All VMs of this node.
 #[utoipa::path(get, path = "/v1/vms", operation_id = "listVms", tag = "vms", responses((status = 200, body = VmList)))]
 pub async fn list(State(app): State<Arc<App>>) -> axum::Json<VmList> {
     let mut vms = app.registry.list().await;
     app.forks.mark_unreadable(&mut vms);
+    mark_leases(&app, &mut vms);
     axum::Json(VmList { vms })
 }
 
@@ -29,8 +33,30 @@ pub async fn run(
     State(app): State<Arc<App>>,
     Json(request): Json<RunRequest>,
 ) -> Result<(StatusCode, axum::Json<VmDetail>), Refusal> {
-    let vm = detached(async move { app.registry.run(request).await }).await?;
+    let entered = app.grants.as_ref().map(|grants| grants.enter(&request)).transpose()?.flatten();
+    let vm = detached(async move { run_in_grant(&app, request, entered).await }).await?;
     Ok((StatusCode::CREATED, axum::Json(vm)))
+}
+
+/// Starts a VM. If it has more than its grant gives, it is ended.
+async fn run_in_grant(app: &App, request: RunRequest, entered: Option<Entered>) -> Result<VmDetail, Problem> {
+    let mut vm = app.registry.run(request).await.map_err(IntoProblem::into_problem)?;
+    if let Some(entered) = entered
+        && let Err(problem) = entered.started(&vm)
+    {
+        app.registry.stop(&vm.summary.name, true).await.map_err(IntoProblem::into_problem)?;
+        return Err(problem);
+    }
+    mark_leases(app, std::slice::from_mut(&mut vm.summary));
+    Ok(vm)
+}
+
+/// Notes into which leases VMs were started.
+fn mark_leases(app: &App, vms: &mut [VmSummary]) {
+    let Some(grants) = &app.grants else { return };
+    for vm in vms {
+        vm.lease = grants.lease_of(&vm.name);
+    }
 }
 
 /// Takes in a QEMU that somebody else started.
@@ -50,6 +76,7 @@ pub async fn adopt(
 pub async fn show(State(app): State<Arc<App>>, Path(name): Path<String>) -> Answer<VmDetail> {
     let mut vm = app.registry.show(&name).await.map_err(IntoProblem::into_problem)?;
     app.forks.mark_unreadable(std::slice::from_mut(&mut vm.summary));
+    mark_leases(&app, std::slice::from_mut(&mut vm.summary));
     Ok(axum::Json(vm))
 }
 
@@ -62,7 +89,14 @@ pub async fn stop(
     Path(name): Path<String>,
     Query(query): Query<StopQuery>,
 ) -> Answer<Stopped> {
-    Ok(axum::Json(detached(async move { app.registry.stop(&name, query.force).await }).await?))
+    let work = async move {
+        let stopped = app.registry.stop(&name, query.force).await?;
+        if let Some(grants) = &app.grants {
+            grants.end(&name);
+        }
+        Ok::<_, RegistryError>(stopped)
+    };
+    Ok(axum::Json(detached(work).await?))
 }
 
 /// Pauses a guest, or lets it run: one that was moved with `paused`, for instance.

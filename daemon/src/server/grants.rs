@@ -1,0 +1,178 @@
+//! Grants: VMs that a bridge has let this node start, and what they have.
+
+mod demand;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use vmove_grant::{Book, Grant, GrantError, Host};
+use vmove_node::registry::Registry;
+use vmove_types::problem::{Code, Problem};
+use vmove_types::vm::{RunRequest, VmDetail};
+
+use crate::config::GrantPolicy;
+
+use self::demand::demand;
+
+/// Between two looks for VMs that have ended.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The book of this node, and whose grants it takes.
+pub struct Grants {
+    host: Host,
+    required: bool,
+    file: PathBuf,
+    book: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    book: Book,
+    /// VMs that are being started: the registry does not list them yet.
+    starting: BTreeSet<String>,
+}
+
+/// A VM that is being started into its grant. Dropped before [`Entered::started`], it gives the grant's share back.
+pub struct Entered {
+    grants: Arc<Grants>,
+    grant: Grant,
+    started: bool,
+}
+
+impl Grants {
+    /// Reads the book of an earlier daemon. None if the configuration names no bridge: then nothing is checked.
+    pub fn open(policy: &GrantPolicy, node: &str, state_dir: &Path) -> anyhow::Result<Option<Arc<Self>>> {
+        if policy.keys.is_empty() {
+            return Ok(None);
+        }
+        let file = state_dir.join("grants.json");
+        let book = match std::fs::read(&file) {
+            Ok(text) => serde_json::from_slice(&text).with_context(|| {
+                format!("{} is not the book of grants that this version writes", file.display())
+            })?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Book::default(),
+            Err(error) => return Err(error).with_context(|| format!("Could not read {}", file.display())),
+        };
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u64;
+        // Bridges know nodes by short names.
+        let node = node.split('.').next().unwrap_or(node);
+        let host = Host { node: node.to_owned(), cores, keys: policy.keys.clone() };
+        let kept = Kept { book, starting: BTreeSet::new() };
+        Ok(Some(Arc::new(Self { host, required: policy.required, file, book: Mutex::new(kept) })))
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a VM that is to be started into its grant. None if it has none, and needs none.
+    pub fn enter(self: &Arc<Self>, request: &RunRequest) -> Result<Option<Entered>, Problem> {
+        let refused = |error: &GrantError| Problem::from_error(Code::GrantRefused, error);
+        let Some(text) = &request.grant else {
+            if self.required {
+                return Err(refused(&GrantError::Missing { vm: request.name.clone() }));
+            }
+            return Ok(None);
+        };
+        let demand = demand(request).map_err(Problem::bad_request)?;
+        let mut kept = self.kept();
+        let mut book = kept.book.clone();
+        if kept.starting.contains(&request.name) || book.vms().contains_key(&request.name) {
+            let text = format!("VM {:?} runs, or is being started, in another grant", request.name);
+            return Err(Problem::new(Code::NameTaken, text));
+        }
+        let taken = book.take(&self.host, text, &request.name, &demand, now_ms());
+        let grant = taken.map_err(|error| refused(&error))?.clone();
+        // A grant is used up before the VM starts: whatever happens then, it is good for nothing.
+        self.write(&book).map_err(|error| Problem::new(Code::LocalFile, format!("{error:#}")))?;
+        kept.book = book;
+        kept.starting.insert(request.name.clone());
+        tracing::info!(
+            vm = request.name,
+            lease = grant.lease,
+            holder = grant.holder,
+            "the VM is taken into its grant"
+        );
+        Ok(Some(Entered { grants: Arc::clone(self), grant, started: false }))
+    }
+
+    fn write(&self, book: &Book) -> anyhow::Result<()> {
+        vmove_node::files::write_durably(&self.file, book)
+            .with_context(|| format!("Could not write {}", self.file.display()))
+    }
+
+    /// The lease into whose grant a VM was started.
+    pub fn lease_of(&self, vm: &str) -> Option<String> {
+        self.kept().book.vms().get(vm).map(|taken| taken.grant.lease.clone())
+    }
+
+    /// A VM has ended, or has not started: what it had is free.
+    pub fn end(&self, vm: &str) {
+        let mut kept = self.kept();
+        kept.starting.remove(vm);
+        let Some(taken) = kept.book.end(vm) else { return };
+        tracing::info!(vm, lease = taken.grant.lease, "what the VM had is free");
+        if let Err(error) = self.write(&kept.book) {
+            // The next daemon finds that the VM has ended, as this one did.
+            tracing::warn!("{error:#}");
+        }
+    }
+
+    /// Gives back what VMs had that have ended or left, until the task is dropped.
+    pub async fn keep_book(self: Arc<Self>, registry: Arc<Registry>) {
+        loop {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+            let known: Vec<String> = {
+                let kept = self.kept();
+                let names = kept.book.vms().keys();
+                names.filter(|vm| !kept.starting.contains(*vm)).cloned().collect()
+            };
+            if known.is_empty() {
+                continue;
+            }
+            let listed = registry.list().await;
+            let runs = |name: &String| listed.iter().any(|vm| vm.name == *name && vm.status != "ended");
+            known.iter().filter(|name| !runs(name)).for_each(|name| self.end(name));
+        }
+    }
+}
+
+impl Entered {
+    /// The VM has started. Whether it has no more memory than was granted is only known now.
+    ///
+    /// # Errors
+    /// It has more, and must be ended.
+    pub fn started(mut self, vm: &VmDetail) -> Result<(), Problem> {
+        let has = vm.summary.memory_bytes >> 20;
+        let granted = self.grant.memory_mib + self.grant.huge_2m_mib + self.grant.huge_1g_mib;
+        if has > granted {
+            let error = GrantError::Exceeds {
+                vm: vm.summary.name.clone(),
+                lease: self.grant.lease.clone(),
+                what: "MiB of memory",
+                wanted: has,
+                granted,
+            };
+            return Err(Problem::from_error(Code::GrantRefused, &error));
+        }
+        self.started = true;
+        self.grants.kept().starting.remove(&self.grant.vm);
+        Ok(())
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if !self.started {
+            self.grants.end(&self.grant.vm);
+        }
+    }
+}
+
+fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
