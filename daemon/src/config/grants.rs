@@ -25,3 +25,18 @@ impl GrantPolicy {
         Ok(self)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_checked_and_nobody_is_locked_out_by_mistake() {
+        let read = |text: &str| toml::from_str::<GrantPolicy>(text).map_err(|error| error.to_string());
+        assert_eq!(read("").unwrap().checked().unwrap(), GrantPolicy::default());
+        let error = read("required = true").unwrap().checked().unwrap_err().to_string();
+        assert!(error.contains("grants.required") && error.contains("expected keys"), "{error}");
+        let error = read("keys = [\"short\"]").unwrap_err();
+        assert!(error.contains("\"short\" is no public key"), "{error}");
+    }
+}
