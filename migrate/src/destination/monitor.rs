@@ -4,11 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
+use tracing::Instrument as _;
 use vmove_qmp::QmpError;
 
 use super::error::DestinationError;
+use super::guest_memory::GuestMemory;
 use super::session::Session;
 use crate::vmm::ArrivingMonitor;
+use vmove_node::blocking::spawn_blocking;
+use vmove_node::store::VmStoreError;
 use vmove_types::problem::chain;
 use vmove_types::time::Mono;
 
@@ -54,22 +58,105 @@ impl Connecting {
     }
 }
 
+/// A guest that is being let run, unless it is to stay paused. QEMU may answer only once it has pages that it waits for, so whoever fetches
+/// those must not wait for it.
+#[derive(Debug)]
+pub(super) struct Resuming(JoinHandle<Result<Resumed, DestinationError>>);
+
+/// A guest that runs here, or is to stay paused.
+#[derive(Debug)]
+pub(super) struct Resumed {
+    /// When it began to run; nothing if it is to stay paused.
+    pub at: Option<Mono>,
+    /// Pages that it lacked then.
+    pub pages_left: u64,
+    /// An earlier process of this daemon had let it run, and nobody knows when.
+    pub earlier: bool,
+    /// Its record is being written.
+    recording: Option<JoinHandle<Result<(), VmStoreError>>>,
+}
+
+/// What is told to QEMU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// To run the guest.
+    Run,
+    /// The same, unless it runs: an earlier process of this daemon may have told it.
+    RunIfPaused,
+    /// Nothing.
+    StayPaused,
+}
+
+impl Drop for Resuming {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Resuming {
+    /// Begins. The VM is registered as ours after the guest runs: a record on a slow or full disk must not lengthen the pause, and the
+    /// journal knows it already.
+    pub(super) fn begin(session: &Session, monitor: Monitor, wish: Wish) -> Self {
+        let (memory, vms) = (Arc::clone(&session.files.memory), Arc::clone(&session.node.vms));
+        // One that is found again has been entered already.
+        let vm = session.journal.record().vm.clone().filter(|_| wish != Wish::RunIfPaused);
+        let pages_left = memory.left();
+        let work = async move {
+            let at = monitor.fulfil(wish, &memory).await?;
+            let recording = vm.map(|vm| spawn_blocking(move || vms.put_owing(vm)));
+            Ok(Resumed { at, pages_left, earlier: wish == Wish::RunIfPaused && at.is_none(), recording })
+        };
+        Self(vmove_node::task::spawn(work.in_current_span()))
+    }
+
+    /// Waits until it runs. Cancel-safe; not to be called again after that.
+    pub(super) async fn resumed(&mut self) -> Result<Resumed, DestinationError> {
+        (&mut self.0).await?
+    }
+}
+
+impl Resumed {
+    /// Waits until the VM's record is written, or owed.
+    pub(super) async fn recorded(self) -> Result<(), DestinationError> {
+        match self.recording {
+            Some(recording) => recording.await?.map_err(DestinationError::Record),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Monitor {
     pub(super) const fn new(monitor: Arc<dyn ArrivingMonitor>) -> Self {
         Self(monitor)
     }
 
-    /// Lets the guest run. Returns when it began to.
-    pub(super) async fn resume_guest(&self) -> Result<Mono, DestinationError> {
-        self.0.resume().await.map_err(DestinationError::Resume)
+    /// When the guest began to run, if it was let run. As long as pages are missing QEMU may wait for one of them: then it is asked again
+    /// whether it runs, however often.
+    async fn fulfil(&self, wish: Wish, memory: &GuestMemory) -> Result<Option<Mono>, DestinationError> {
+        let mut looks = match wish {
+            Wish::StayPaused => return Ok(None),
+            Wish::Run => false,
+            Wish::RunIfPaused => true,
+        };
+        loop {
+            let tried = if looks { self.run_unless_it_runs().await } else { self.0.resume().await.map(Some) };
+            match tried {
+                Err(error @ QmpError::Timeout { .. }) if memory.left() > 0 => {
+                    tracing::warn!(
+                        error = chain(&error),
+                        pages_left = memory.left(),
+                        "QEMU may wait for a page"
+                    );
+                    looks = true;
+                }
+                // It runs, and has not said since when: a moment that is too late makes no pause shorter than it was.
+                Ok(None) if wish == Wish::Run => return Ok(Some(Mono::now())),
+                other => return other.map_err(DestinationError::Resume),
+            }
+        }
     }
 
-    /// After a kill between the journal's line and `cont`.
-    pub(super) async fn resume_if_paused(&self) {
-        let paused = self.0.run_state().await.is_ok_and(|status| status == "paused");
-        let resumed = if paused { self.resume_guest().await.map(drop) } else { Ok(()) };
-        if let Err(error) = resumed {
-            tracing::error!(error = chain(&error), "the guest stays paused");
-        }
+    async fn run_unless_it_runs(&self) -> Result<Option<Mono>, QmpError> {
+        if self.0.run_state().await? == "paused" { self.0.resume().await.map(Some) } else { Ok(None) }
     }
 }

@@ -8,7 +8,7 @@ use super::block::Block;
 use super::complete::Complete;
 use super::error::DestinationError;
 use super::guest_memory::ReadElsewhere;
-use super::monitor::{Connecting, Monitor};
+use super::monitor::{Connecting, Monitor, Resumed, Resuming, Wish};
 use super::page_messages::take_hashes;
 use super::session::{Control, End, Event, Session, Waited, qemu_lives};
 use super::verify::SourceHashes;
@@ -16,7 +16,6 @@ use crate::owed::TRY_AGAIN;
 use crate::ownership::DestinationEvent;
 use crate::proto::message::{self, DestinationStand, Running, SourceStand, ToDestination, ToSource};
 use crate::vmm::QemuHandle;
-use vmove_node::blocking::spawn_blocking;
 use vmove_types::problem::chain;
 use vmove_types::progress::{Outcome, Phase};
 
@@ -39,12 +38,22 @@ pub(super) struct Owner {
 pub(super) enum Guest {
     /// It was given to us and is to be resumed.
     Paused(Monitor),
+    /// QEMU was told to, and has not answered yet.
+    Resuming(Resuming),
     /// The same, and the monitor does not answer yet: pages go first.
     PausedUnreached(Connecting),
     /// An earlier process of this daemon has resumed it, or was killed just before.
     Unknown(Connecting),
     /// It runs, or is to stay paused.
     Settled,
+}
+
+/// What QEMU has answered.
+enum News {
+    /// Its monitor does.
+    Answers(Monitor),
+    /// The guest runs, or is to stay paused.
+    Runs(Resumed),
 }
 
 impl Owner {
@@ -90,10 +99,10 @@ impl Owner {
         control: &mut Control,
     ) -> Result<message::Complete, End> {
         loop {
-            if matches!(self.guest, Guest::Paused(_)) {
-                self.run_guest(session, control).await?;
+            self.begin_to_run(session)?;
+            if !matches!(self.guest, Guest::Resuming(_)) {
+                session.publisher.enter(Phase::Fetch);
             }
-            session.publisher.enter(Phase::Fetch);
             if self.figures.is_none() {
                 self.figures = self.whole(session).await?;
             }
@@ -103,50 +112,54 @@ impl Owner {
             session.start_readers()?;
             tokio::select! {
                 biased;
-                monitor = self.guest.connected() => self.connected(session, monitor?).await,
+                news = self.guest.news() => match news? {
+                    News::Answers(monitor) => self.connected(session, monitor),
+                    News::Runs(resumed) => self.runs(session, control, resumed).await?,
+                },
                 event = session.next(control) => self.event(event?, session, control).await?,
             }
         }
     }
 
-    /// Registers the VM as ours and lets it run, unless it is to stay paused.
-    async fn run_guest(&mut self, session: &mut Session, control: &mut Control) -> Result<(), End> {
+    /// Tells QEMU to run a guest that was given to us, unless it is to stay paused.
+    fn begin_to_run(&mut self, session: &mut Session) -> Result<(), DestinationError> {
+        if !matches!(self.guest, Guest::Paused(_)) {
+            return Ok(());
+        }
         let left = session.files.memory.recount();
-        let record = session.journal.record();
-        let (vm, run) = (record.vm.clone(), record.is_to_run());
         if left == 0 && session.files.memory.hashes.is_none() {
             // Nothing is missing: no page needs us, and QEMU's mappings become huge by ordinary faults.
             end_page_service(session)?;
         }
-        let mut recording = None;
-        let resumed_at = match &self.guest {
-            Guest::Paused(monitor) if run => Some(monitor.resume_guest().await?),
-            _ => None,
-        };
-        if let Some(vm) = vm {
-            // After the guest runs: a record on a slow or full disk must not lengthen the pause. The journal knows it already.
-            let vms = Arc::clone(&session.node.vms);
-            recording = Some(spawn_blocking(move || vms.put_owing(vm)));
+        let wish = if session.journal.record().is_to_run() { Wish::Run } else { Wish::StayPaused };
+        if let Guest::Paused(monitor) = std::mem::replace(&mut self.guest, Guest::Settled) {
+            self.guest = Guest::Resuming(Resuming::begin(session, monitor, wish));
         }
+        Ok(())
+    }
+
+    /// The guest runs, or is to stay paused.
+    async fn runs(
+        &mut self,
+        session: &mut Session,
+        control: &mut Control,
+        resumed: Resumed,
+    ) -> Result<(), End> {
         self.guest = Guest::Settled;
         session.publisher.enter(Phase::Fetch);
-        let told = control.send(&ToSource::Running(Running { resumed_at, pages_left: left })).await;
-        if let Some(recording) = recording {
-            recording.await?.map_err(DestinationError::Record)?;
-        }
+        let running = Running { resumed_at: resumed.at, pages_left: resumed.pages_left };
+        let told = if resumed.earlier { Ok(()) } else { control.send(&ToSource::Running(running)).await };
+        resumed.recorded().await?;
         Ok(told?)
     }
 
     /// The monitor of a QEMU that was found again answers.
-    async fn connected(&mut self, session: &Session, monitor: Monitor) {
-        let to_run = session.journal.record().is_to_run();
+    fn connected(&mut self, session: &Session, monitor: Monitor) {
         self.guest = match &self.guest {
-            Guest::Unknown(_) => {
-                if to_run {
-                    monitor.resume_if_paused().await;
-                }
-                Guest::Settled
+            Guest::Unknown(_) if session.journal.record().is_to_run() => {
+                Guest::Resuming(Resuming::begin(session, monitor, Wish::RunIfPaused))
             }
+            Guest::Unknown(_) => Guest::Settled,
             _ => Guest::Paused(monitor),
         };
     }
@@ -198,7 +211,7 @@ impl Owner {
     async fn whole(&self, session: &mut Session) -> Result<Option<message::Complete>, End> {
         let memory = Arc::clone(&session.files.memory);
         // A daemon started anew that finds Complete does not look whether the guest was resumed.
-        let unsettled = matches!(self.guest, Guest::PausedUnreached(_) | Guest::Unknown(_));
+        let unsettled = !matches!(self.guest, Guest::Settled);
         let unverified = memory.hashes.is_some() && !self.hashes.are_whole();
         if unsettled || unverified || memory.left() > 0 || memory.recount() > 0 {
             return Ok(None);
@@ -270,10 +283,13 @@ impl Owner {
 }
 
 impl Guest {
-    /// Waits until the monitor answers. Never ends if it does already. Cancel-safe.
-    async fn connected(&mut self) -> Result<Monitor, DestinationError> {
+    /// Waits for what QEMU answers. Never ends if it was not asked. Cancel-safe.
+    async fn news(&mut self) -> Result<News, DestinationError> {
         match self {
-            Self::PausedUnreached(connecting) | Self::Unknown(connecting) => connecting.connected().await,
+            Self::PausedUnreached(connecting) | Self::Unknown(connecting) => {
+                connecting.connected().await.map(News::Answers)
+            }
+            Self::Resuming(resuming) => resuming.resumed().await.map(News::Runs),
             Self::Paused(_) | Self::Settled => std::future::pending().await,
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncWriteExt as _, DuplexStream};
 use tokio::sync::Notify;
-use vmove_memory::{Mapping, PageTable, RamFile};
+use vmove_memory::{Mapping, PageIndex, PageTable, RamFile};
 
 use crate::plan::{NODES, NodeIndex};
 use crate::world::guest::{self, PAGES};
@@ -51,6 +51,8 @@ pub struct Machine {
     pub copy: Option<u64>,
     /// Where the pages stand that it took faults for.
     pub table: Option<Arc<PageTable>>,
+    /// The page that its main loop has touched.
+    pub touched: Option<PageIndex>,
     pub stage: Stage,
     pub exited: Arc<Notify>,
     /// By number: pages that were written since a tracker looked last.
@@ -115,6 +117,7 @@ pub fn start(
         ram: ram.to_owned(),
         copy: None,
         table: None,
+        touched: None,
         stage: Stage::None,
         exited: Arc::default(),
         trackers: BTreeMap::new(),

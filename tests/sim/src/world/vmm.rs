@@ -28,7 +28,7 @@ use vmove_types::time::Mono;
 
 use crate::life::Life;
 use crate::world::disk::SimDisk;
-use crate::world::guest::{self, FIRMWARE};
+use crate::world::guest::{self, FIRMWARE, PAGES};
 use crate::world::qemu::{self, Ender, LOOK_INTERVAL, Stage};
 use crate::world::status::Status;
 use crate::world::{Fate, World};
@@ -253,11 +253,29 @@ impl Qemu {
     async fn asked(&self, what: &str) -> Result<(), QmpError> {
         self.world().may(&self.vmm.life, what).await;
         guest::moment(self.world()).await;
+        self.has_its_page(what).await?;
         self.look(|_| ()).ok_or_else(|| no_monitor(Path::new("qmp.sock")))
     }
 
     async fn switching(&self, step: &'static str) -> Result<(), SwitchoverError> {
         self.asked(step).await.map_err(|source| SwitchoverError::Qmp { step, source })
+    }
+
+    /// QEMU's main loop has touched a page of the guest, as it does when an interrupt is delivered just then: until the page has landed nothing is
+    /// answered.
+    async fn has_its_page(&self, command: &str) -> Result<(), QmpError> {
+        let waits = |machine: &mut qemu::Machine| {
+            let state = machine.touched.and_then(|page| Some(machine.table.as_ref()?.state(page)));
+            state.is_some_and(|state| !state.is_final())
+        };
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
+        while self.look(waits).ok_or_else(|| no_monitor(Path::new("qmp.sock")))? {
+            if Instant::now() > deadline {
+                return Err(QmpError::Timeout { command: command.to_owned(), waited: ANSWER_TIMEOUT });
+            }
+            sleep(LOOK_INTERVAL).await;
+        }
+        Ok(())
     }
 
     /// Looks at it, or changes it; nothing if it has ended.
@@ -266,6 +284,8 @@ impl Qemu {
     }
 }
 
+/// How long a daemon waits for an answer of QEMU's monitor.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// What it says of itself.
 const VERSION: &str = "10.0.2";
 const MACHINE: &str = "pc-q35-10.0";
@@ -531,9 +551,18 @@ impl ArrivingMonitor for Qemu {
     async fn resume(&self) -> Result<Mono, QmpError> {
         self.asked("cont").await?;
         let table = self.table();
-        self.look(|machine| machine.table = machine.table.take().or(table));
+        self.look(|machine| {
+            machine.table = machine.table.take().or(table);
+            // One that is not there yet.
+            let missing = |table: &Arc<PageTable>| {
+                (0..PAGES).map(PageIndex).find(|page| !table.state(*page).is_final())
+            };
+            machine.touched = machine.touched.or_else(|| machine.table.as_ref().and_then(missing));
+        });
         qemu::run(self.world(), self.pid);
-        Ok(Mono::now())
+        let runs = Mono::now();
+        self.has_its_page("cont").await?;
+        Ok(runs)
     }
 
     async fn run_state(&self) -> Result<String, QmpError> {
