@@ -167,20 +167,6 @@ fn nothing_is_left_of_a_guest_that_died_before_it_had_a_record() {
     assert_eq!(report.end, End::Died);
 }
 
-/// It waited for QEMU, which waited for a page, and took no connection meanwhile by which that could have come.
-#[test]
-fn a_guest_is_served_while_qemu_is_told_to_run_it() {
-    for (name, moment, blow) in [
-        ("served-lost", "destination.jsonl: loaded", Blow::PagesBreak),
-        ("served-cut", "destination.jsonl: owner", Blow::Reset),
-        ("served-source", "destination.jsonl: owner", kill(SOURCE, 100)),
-        ("served-destination", "destination.jsonl: owner", kill(DESTINATION, 100)),
-    ] {
-        let report = walk(name, Schedule::with("postcopy", vec![at(DESTINATION, moment, blow)]));
-        assert!(report.took.as_secs() < 60, "{name}: {:?}", report.took);
-    }
-}
-
 /// Neither side has begun anything, and the next attempt finds nothing of this one.
 #[test]
 fn a_first_line_that_cannot_be_written_leaves_the_guest_where_it_is() {

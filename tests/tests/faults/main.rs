@@ -10,6 +10,7 @@ mod huge_pages;
 mod lost_for_good;
 mod out_of_memory;
 mod remains;
+mod resuming;
 mod space;
 mod startup;
 mod strangers;

@@ -112,6 +112,14 @@ pub(crate) fn step(scene: &mut Scene, name: &str, run: impl FnOnce(&mut Scene) -
 fn a_guest_goes_on_at_a_source_that_cannot_write_its_journal() {
     need!(ready());
     let mut scene = tight().expect("a guest");
+    step(&mut scene, "source before its first line", |scene| {
+        fill(&scene.a, "state")?;
+        let end = scene.migrate_to("b", ROUNDS)?;
+        ensure!(end.code != 0 && end.error().contains("No space left"), "{} {}", end.answer, end.said);
+        goes_on(scene, &scene.a)?;
+        free(&scene.a, "state")?;
+        scene.unharmed()
+    });
     step(&mut scene, "source before Stopped", |scene| {
         let id = scene.start(ROUNDS)?;
         scene.reach(&id, "rounds")?;
@@ -270,6 +278,39 @@ fn a_source_frees_the_guests_memory_though_it_cannot_write_its_journal() {
         scene.sound_at(&scene.b)?;
         free(&scene.a, "state")?;
         let end = scene.end(&id)?;
+        ensure!(end.code == 0, "{} {}", end.answer, end.said);
+        scene.arrived()
+    });
+}
+
+/// The run folder holds logs, sockets and what the guest's devices write: a full one costs at most their text.
+#[test]
+fn a_full_run_folder_loses_no_guest() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    for node in ["a", "b"] {
+        sandbox.mount_small(&format!("{node}/run"), STATE_BYTES).expect("a small run folder");
+    }
+    let guest = Guest::new(memory_mib(&steady()), steady()).expect("a guest");
+    let mut scene = Scene::behind_proxy_in(sandbox, &guest).expect("a guest");
+    step(&mut scene, "full on both sides in the rounds, and their daemons are killed", |scene| {
+        let id = scene.start(ROUNDS)?;
+        scene.reach(&id, "rounds")?;
+        fill(&scene.a, "run")?;
+        fill(&scene.b, "run")?;
+        for node in [&mut scene.a, &mut scene.b] {
+            node.crash();
+            node.run()?;
+        }
+        goes_on(scene, &scene.a)?;
+        free(&scene.a, "run")?;
+        free(&scene.b, "run")?;
+        scene.unharmed()
+    });
+    step(&mut scene, "full at the destination from the beginning", |scene| {
+        fill(&scene.b, "run")?;
+        let end = scene.migrate_to("b", ROUNDS)?;
+        free(&scene.b, "run")?;
         ensure!(end.code == 0, "{} {}", end.answer, end.said);
         scene.arrived()
     });
