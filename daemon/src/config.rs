@@ -1,6 +1,7 @@
 //! Settings of `vmoved`: flags over a TOML file over defaults.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -45,8 +46,8 @@ pub struct Flags {
     /// Name of this node, shown to peers and in reports [default: host name]
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
-    /// Unix socket for vmove, mode 0600 [default: /run/vmove/control.sock]
-    #[arg(long, value_name = "SOCK", env = "VMOVE_CONTROL")]
+    /// Unix socket for vmove, mode 0600 [default: VMOVE_CONTROL, or /run/vmove/control.sock]
+    #[arg(long, value_name = "SOCK")]
     pub control: Option<PathBuf>,
     /// Address and port for peer daemons and for read-only HTTP [default: `[::]:7420`; with --insecure 127.0.0.1:7420]
     #[arg(long, value_name = "ADDR:PORT")]
@@ -343,7 +344,7 @@ impl Config {
         }
         Ok(Self {
             node,
-            control: absolute(flags.control.or(file.control).unwrap_or_else(|| DEFAULT_CONTROL.into())),
+            control: absolute(control(flags.control, file.control, std::env::var_os("VMOVE_CONTROL"))),
             listen: flags.listen.or(file.listen).unwrap_or(match security {
                 Security::MutualTls(_) => EVERYWHERE,
                 Security::Insecure => THIS_HOST,
@@ -426,6 +427,12 @@ fn value(key: &'static str, why: String) -> ConfigError {
     ConfigError::Value { key, why }
 }
 
+/// The environment is of whoever starts the daemon, perhaps for `vmove` in the same shell: it counts where nothing else is said.
+fn control(flag: Option<PathBuf>, file: Option<PathBuf>, environment: Option<OsString>) -> PathBuf {
+    let environment = environment.filter(|path| !path.is_empty()).map(PathBuf::from);
+    flag.or(file).or(environment).unwrap_or_else(|| DEFAULT_CONTROL.into())
+}
+
 fn absolute(path: PathBuf) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }
@@ -449,6 +456,16 @@ pub(crate) mod tests {
 
     fn file(text: &str) -> ConfigFile {
         toml::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn the_environment_does_not_override_the_file() {
+        let path = |name: &str| Some(PathBuf::from(name));
+        let set = || Some(OsString::from("/e"));
+        assert_eq!(control(path("/flag"), path("/file"), set()), Path::new("/flag"));
+        assert_eq!(control(None, path("/file"), set()), Path::new("/file"));
+        assert_eq!(control(None, None, set()), Path::new("/e"));
+        assert_eq!(control(None, None, Some(OsString::new())), Path::new(DEFAULT_CONTROL));
     }
 
     #[test]

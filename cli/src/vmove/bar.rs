@@ -1,5 +1,6 @@
 //! The progress bar. Only on a terminal.
 
+use std::cell::Cell;
 use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -10,25 +11,40 @@ use vmove_types::units::{format_bytes, format_ms, format_rate};
 
 /// A bar on standard error, or nothing when that is no terminal.
 #[derive(Debug)]
-pub struct Bar(Option<ProgressBar>);
+pub struct Bar(Option<ProgressBar>, Furthest);
+
+/// Steps of the bar.
+const STEPS: u64 = 1000;
+
+/// How far a bar has come. What is to cross may grow while it crosses, and the bar does not go back for that.
+#[derive(Debug, Default)]
+struct Furthest(Cell<u64>);
+
+impl Furthest {
+    /// In thousandths.
+    fn with(&self, done: u64, total: u64) -> u64 {
+        let share = u128::from(done.min(total)) * u128::from(STEPS) / u128::from(total.max(1));
+        self.0.set(self.0.get().max(u64::try_from(share).unwrap_or(STEPS)));
+        self.0.get()
+    }
+}
 
 impl Bar {
     pub fn new() -> Self {
         if !std::io::stderr().is_terminal() {
-            return Self(None);
+            return Self(None, Furthest::default());
         }
-        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(10));
+        let bar = ProgressBar::with_draw_target(Some(STEPS), ProgressDrawTarget::stderr_with_hz(10));
         // A template that does not parse would be a mistake of ours; the plain bar does then.
         if let Ok(style) = ProgressStyle::with_template("{spinner} [{bar:24}] {wide_msg}") {
             bar.set_style(style.progress_chars("=> "));
         }
-        Self(Some(bar))
+        Self(Some(bar), Furthest::default())
     }
 
     pub fn update(&self, progress: &Progress) {
         if let Some(bar) = &self.0 {
-            bar.set_length(progress.bytes_total.max(1));
-            bar.set_position(progress.bytes_done.min(progress.bytes_total));
+            bar.set_position(self.1.with(progress.bytes_done, progress.bytes_total));
             bar.set_message(line(progress));
             bar.tick();
         }
@@ -49,9 +65,12 @@ impl Bar {
     }
 }
 
-/// Everything worth a look, in one line.
+/// Everything worth a look, in one line. The time left comes early: a narrow terminal cuts the end off.
 pub fn line(progress: &Progress) -> String {
     let mut parts = vec![progress.phase.as_str().to_owned()];
+    if let Some(eta) = progress.eta_ms {
+        parts.push(format!("{} left", format_ms(eta)));
+    }
     if let Outcome::Reconnecting { error, .. } = &progress.outcome {
         parts.push(format!("peer lost, trying again ({error})"));
     }
@@ -74,9 +93,6 @@ pub fn line(progress: &Progress) -> String {
     if progress.dirty_pages_per_s > 0.0 {
         parts.push(format!("dirties {:.0} pages/s", progress.dirty_pages_per_s));
     }
-    if let Some(eta) = progress.eta_ms {
-        parts.push(format!("{} left", format_ms(eta)));
-    }
     parts.join(", ")
 }
 
@@ -85,6 +101,16 @@ mod tests {
     use vmove_types::progress::Role;
 
     use super::*;
+
+    #[test]
+    fn a_bar_does_not_go_back_when_there_is_more_to_move() {
+        let bar = Furthest::default();
+        assert_eq!(bar.with(0, 0), 0);
+        assert_eq!(bar.with(50, 100), 500);
+        assert_eq!(bar.with(60, 1000), 500);
+        assert_eq!(bar.with(900, 1000), 900);
+        assert_eq!(bar.with(u64::MAX, u64::MAX), STEPS);
+    }
 
     #[test]
     fn the_line_has_phase_round_bytes_rates_and_time_left() {
@@ -103,7 +129,7 @@ mod tests {
         };
         assert_eq!(
             line(&progress),
-            "rounds, round 2, 512.00 MiB of 1.00 GiB, 2.00 GB/s, dirties 100000 pages/s, 250.0 ms left"
+            "rounds, 250.0 ms left, round 2, 512.00 MiB of 1.00 GiB, 2.00 GB/s, dirties 100000 pages/s"
         );
     }
 }

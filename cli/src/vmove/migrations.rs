@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use vmove_types::progress::{GuestPlace, Outcome, Progress, Role};
-use vmove_types::report::Report;
+use vmove_types::report::{FaultStats, Report};
 
 use super::Ended;
 use super::bar::line;
@@ -248,17 +248,10 @@ fn summary(r: &Report) -> String {
         ),
     ];
     if !r.rounds.is_empty() {
-        rows.push(("rounds", format!("{} ({})", r.rounds.len(), r.rounds_reason)));
+        rows.push(("rounds", with_reason(&r.rounds.len().to_string(), &r.rounds_reason)));
     }
     if r.faults.count > 0 {
-        let f = &r.faults;
-        rows.push((
-            "faults",
-            format!(
-                "{} ({} fetched): p50 {:.0} us, p99 {:.0} us, max {:.0} us",
-                f.count, f.fetched, f.p50_us, f.p99_us, f.max_us
-            ),
-        ));
+        rows.push(("faults", faults(&r.faults)));
     }
     if !r.phases.is_empty() {
         let phases: Vec<String> =
@@ -276,6 +269,22 @@ fn summary(r: &Report) -> String {
     }
     rows.push(("migration", r.id.clone()));
     fields(&rows)
+}
+
+/// `what (why)`, or `what` if nobody has said why.
+fn with_reason(what: &str, why: &str) -> String {
+    if why.is_empty() { what.to_owned() } else { format!("{what} ({why})") }
+}
+
+/// Only those for which a page had to be fetched have waited for a time that is measured.
+fn faults(f: &FaultStats) -> String {
+    if f.fetched == 0 {
+        return format!("{} (none had to wait for a page to be fetched)", f.count);
+    }
+    format!(
+        "{} ({} fetched): p50 {:.0} us, p99 {:.0} us, max {:.0} us",
+        f.count, f.fetched, f.p50_us, f.p99_us, f.max_us
+    )
 }
 
 fn downtime(r: &Report) -> String {
@@ -301,6 +310,16 @@ mod tests {
             outcome,
             ..Progress::begun("42", "two words", Role::Source, "b")
         }
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_shown_as_nothing() {
+        assert_eq!(with_reason("1", ""), "1");
+        assert_eq!(with_reason("2", "the next would not pay"), "2 (the next would not pay)");
+        let none = FaultStats { count: 3, ..FaultStats::default() };
+        assert_eq!(faults(&none), "3 (none had to wait for a page to be fetched)");
+        let some = FaultStats { count: 3, fetched: 1, p50_us: 40.0, p99_us: 90.0, max_us: 95.0, ..none };
+        assert_eq!(faults(&some), "3 (1 fetched): p50 40 us, p99 90 us, max 95 us");
     }
 
     #[test]
