@@ -113,6 +113,7 @@ fn run_request(line: &str, devices: Vec<DeviceRequest>) -> RunRequest {
         command_line: line.split(' ').map(str::to_owned).collect(),
         environment: std::collections::BTreeMap::default(),
         devices,
+        grant: None,
     }
 }
 

@@ -96,6 +96,7 @@ mod tests {
             memory: memory.to_owned(),
             command_line: line.split(' ').map(str::to_owned).collect(),
             environment: std::collections::BTreeMap::new(),
+            devices: Vec::new(),
             grant: None,
         })
     }
