@@ -8,6 +8,7 @@
 
 mod error;
 mod exec;
+mod port;
 mod wire;
 
 use std::{path::Path, time::Duration};
@@ -17,6 +18,7 @@ use tokio::time::Instant;
 
 pub use error::AgentError;
 pub use exec::{ExecRequest, Executed, Finish};
+pub use port::socket_of;
 
 use crate::client::connect_unix;
 use wire::Wire;
