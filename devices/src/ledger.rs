@@ -238,6 +238,12 @@ impl Ledger {
         self.undo(address, limit)
     }
 
+    /// Whether a process has a VM's device open.
+    #[must_use]
+    pub fn is_open(&self, vm: &str, role: &str) -> bool {
+        self.claim(vm, role).is_some_and(|claim| bind::is_open(&self.sys, claim.group))
+    }
+
     /// Completes the unfinished operations of an earlier daemon: returns all devices that no VM holds yet, and those of VMs that
     /// `lives` does not know. Returns the errors; the claims of failed devices stay.
     pub fn recover(&mut self, lives: impl Fn(&str) -> bool, limit: Duration) -> Vec<DeviceError> {

@@ -93,6 +93,13 @@ pub trait Devices: Send + Sync {
     /// [taken in](Devices::take_in) stays bound as it is.
     async fn give_back(&self, vm: &str, role: &str, limit: Duration) -> Result<(), DevicesError>;
 
+    /// Waits until no process has a VM's device open: a QEMU that has let it go closes it a little later, and until then the device may
+    /// write guest memory. Of a role that the VM does not have it does nothing.
+    ///
+    /// # Errors
+    /// After `limit`, one that [is open](DevicesError::is_open).
+    async fn wait_until_closed(&self, vm: &str, role: &str, limit: Duration) -> Result<(), DevicesError>;
+
     /// Forgets the devices of a VM that goes on with them, unknown to us.
     async fn forget(&self, vm: &str) -> Result<(), DevicesError>;
 
@@ -139,6 +146,10 @@ impl Devices for NoDevices {
     }
 
     async fn give_back(&self, _: &str, _: &str, _: Duration) -> Result<(), DevicesError> {
+        Ok(())
+    }
+
+    async fn wait_until_closed(&self, _: &str, _: &str, _: Duration) -> Result<(), DevicesError> {
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use vmove_devices::ledger::Step;
 use vmove_devices::rtnetlink::Rtnetlink;
 use vmove_devices::{DeviceError, Ledger, Sys, report};
 use vmove_node::blocking::run_blocking;
-use vmove_node::devices::{Claim, Devices, DevicesError};
+use vmove_node::devices::{Claim, Devices, DevicesError, Trouble};
 use vmove_types::device::{DeviceRequest, NodeDeviceList};
 
 /// Between two looks whether a QEMU has closed a device.
@@ -106,6 +106,21 @@ impl Devices for LedgerDevices {
                     return Ok(());
                 }
             }
+        }
+    }
+
+    async fn wait_until_closed(&self, vm: &str, role: &str, limit: Duration) -> Result<(), DevicesError> {
+        let begun = Instant::now();
+        loop {
+            let (name, of) = (vm.to_owned(), role.to_owned());
+            if !self.with(move |ledger| Ok(ledger.is_open(&name, &of))).await? {
+                return Ok(());
+            }
+            if begun.elapsed() >= limit {
+                let why = format!("a process still has device {role} of {vm:?} open after {limit:?}");
+                return Err(DevicesError::Device { trouble: Trouble::Open, why: why.into() });
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
         }
     }
 
