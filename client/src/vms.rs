@@ -2,6 +2,7 @@
 
 use vmove_http::client::encoded;
 use vmove_types::check::CheckReport;
+use vmove_types::device::{DeviceChoice, VmDevice};
 use vmove_types::vm::{AdoptRequest, RunRequest, Running, StateRequest, Stopped, VmDetail, VmList};
 
 use crate::{Client, Error};
@@ -45,8 +46,15 @@ impl Client {
     }
 
     /// Everything in the way of a migration. Changes nothing.
-    pub async fn check(&self, name: &str, to: &str) -> Result<CheckReport, Error> {
-        self.0.get(&format!("{}?to={}", path(name, "/check"), encoded(to))).await
+    pub async fn check(&self, name: &str, to: &str, devices: &[DeviceChoice]) -> Result<CheckReport, Error> {
+        let devices = devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(";");
+        let more = if devices.is_empty() { String::new() } else { format!("&devices={}", encoded(&devices)) };
+        self.0.get(&format!("{}?to={}{more}", path(name, "/check"), encoded(to))).await
+    }
+
+    /// Gives a VM a device that it should have and lacks.
+    pub async fn attach_device(&self, name: &str, role: &str) -> Result<VmDevice, Error> {
+        self.0.act(&path(name, &format!("/devices/{}/attach", encoded(role)))).await
     }
 }
 

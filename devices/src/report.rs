@@ -7,7 +7,7 @@ use crate::shared::SharedPart;
 use crate::{Claim, Device, DeviceKind, NodeDevices, Sriov, Sys, bind, shared};
 
 /// What becomes of a guest's device in a move.
-const MOVES: &str = "not while a guest has it: end the guest and start it at the other node, where it gets a device of the same role";
+const MOVES: &str = "the guest is asked to let it go, moves without it, and gets a device of the same model of the other node in the same role";
 /// Of a device that carries its own state and logs what it writes.
 const CARRIES: &str = "QEMU alone could move it with its state. vmove cannot: it copies guest memory itself, and what the device writes shows only \
                        in QEMU's own record of changed memory";

@@ -29,6 +29,7 @@ use vmove_node::peer::{Link, PeerTarget};
 use vmove_node::record::VmRecord;
 use vmove_node::store::{VmStore, VmStoreError};
 use vmove_types::check::{Blocker, BlockerCode, CheckReport};
+use vmove_types::device::DeviceChoice;
 use vmove_types::progress::{GuestPlace, Outcome, Phase, Progress, Role};
 use vmove_types::spec::MigrationSpec;
 
@@ -115,7 +116,7 @@ impl Handle {
     }
 
     /// No other migration of its VM may begin: it is at work, or nobody knows where it stands.
-    fn excludes(&self, vm: &str) -> bool {
+    pub(crate) fn excludes(&self, vm: &str) -> bool {
         let unknown =
             |outcome: &Outcome| matches!(outcome, Outcome::Failed { guest: GuestPlace::Unknown, .. });
         self.vm == vm && (self.is_running() || unknown(&self.progress.borrow().outcome))
@@ -209,9 +210,14 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError::Vm`]; an unreachable peer is a blocker in the report.
-    pub async fn check(self: &Arc<Self>, vm: &str, to: PeerTarget) -> Result<CheckReport, EngineError> {
+    pub async fn check(
+        self: &Arc<Self>,
+        vm: &str,
+        to: PeerTarget,
+        devices: Vec<DeviceChoice>,
+    ) -> Result<CheckReport, EngineError> {
         let record = self.node.vms.get(vm)?;
-        let mut report = source::check(Arc::clone(&self.node), record, to).await;
+        let mut report = source::check(Arc::clone(&self.node), record, to, devices).await;
         if let Some((id, _)) = self.lock().iter().find(|(_, h)| h.excludes(vm)) {
             report.blockers.push(
                 Blocker::new(BlockerCode::Busy, format!("{vm:?} is in migration {id} already"))

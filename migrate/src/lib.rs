@@ -27,11 +27,15 @@ mod command;
 #[cfg(not(loom))]
 mod destination;
 #[cfg(not(loom))]
+mod devices;
+#[cfg(not(loom))]
 pub mod engine;
 #[cfg(not(loom))]
 mod formats;
 #[cfg(not(loom))]
 pub mod history;
+#[cfg(not(loom))]
+pub mod mend;
 #[cfg(not(loom))]
 pub mod node;
 #[cfg(not(loom))]

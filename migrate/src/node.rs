@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::vmm::Vmm;
+use vmove_node::devices::Devices;
 use vmove_node::disk::Disk;
 use vmove_node::latency::Latencies;
 use vmove_node::layout::{self, memory_dir};
@@ -34,6 +35,8 @@ pub struct EngineConfig {
     pub peers: Arc<PeerPolicy>,
     /// QEMUs of this node.
     pub vmm: Arc<dyn Vmm>,
+    /// Devices of this node that VMs own.
+    pub devices: Arc<dyn Devices>,
     /// Journals are on it, and what is made and removed beside guest memory.
     pub disk: Arc<dyn Disk>,
     /// Opens connections to peers.

@@ -209,6 +209,12 @@ impl Publisher {
         self.finish(Outcome::Failed { error: error.to_string(), guest, cancelled });
     }
 
+    /// What is said at the end, with the devices that the guest lacks.
+    pub(crate) fn with_missing(&self, what: &str) -> String {
+        let lacks = self.sender.borrow().missing_devices.clone();
+        if lacks.is_empty() { what.to_owned() } else { format!("{what}; {}", crate::devices::told(&lacks)) }
+    }
+
     /// Milliseconds since the session began.
     #[must_use]
     pub fn elapsed_ms(&self) -> f64 {

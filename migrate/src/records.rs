@@ -8,6 +8,7 @@ use vmove_node::peer::{PeerTarget, SessionId, Token};
 use vmove_node::record::VmRecord;
 use vmove_types::report::Report;
 use vmove_types::spec::{MigrationSpec, Mode};
+use vmove_types::time::Mono;
 
 use crate::ownership::{DestinationState, SourceState};
 use crate::proto::message::{Complete, Prepare};
@@ -46,11 +47,41 @@ pub struct SourceRecord {
     /// Called off, and the guest is not known to run here again.
     #[serde(default)]
     pub to_resume: bool,
+    /// What the guest was asked to do about its devices: it is undone if the guest stays.
+    #[serde(default)]
+    pub detached: Detached,
     /// What the report is to say of the time before.
     pub report: Report,
 }
 
+/// What a guest was asked to do about its devices.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Detached {
+    /// A script was run in it, or was about to be: another one is to be run when it has its devices again.
+    pub quiesced: bool,
+    /// Devices that it was asked for.
+    pub asked: Vec<Asked>,
+}
+
+/// A device that a guest was asked for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Asked {
+    /// What it is to the guest.
+    pub role: String,
+    /// When.
+    pub asked_at: Mono,
+    /// When it was away.
+    pub gone_at: Option<Mono>,
+    /// The guest has said no.
+    pub refused: bool,
+}
+
 impl SourceRecord {
+    /// The guest was asked for devices, or was quiesced, and is not known to be as before.
+    pub(crate) fn owes_devices(&self) -> bool {
+        self.detached != Detached::default()
+    }
+
     /// Notes a state, and what is to be done in it, should this process be killed at once.
     pub(crate) fn enter(&mut self, next: SourceState) {
         if next == SourceState::Aborted {

@@ -158,7 +158,7 @@ impl Engine {
         match r.state {
             // Or an operator has freed what was left here of a guest that was given away.
             SourceState::Released | SourceState::Committed if r.freed => return None,
-            SourceState::Aborted if !self.may_be_left_stopped(r) => {
+            SourceState::Aborted if !self.is_to_be_put_back(r) => {
                 if r.untold {
                     source::tell_later(&self.node, r.clone(), None);
                 }
@@ -173,7 +173,8 @@ impl Engine {
 
     async fn settle_source(self: Arc<Self>, journal: Journal<SourceRecord>, publisher: Publisher) {
         let r = journal.record().clone();
-        if r.state == SourceState::Aborted && !self.is_stopped(&r).await {
+        let stopped = r.state != SourceState::Aborted || r.to_resume && self.is_stopped(&r).await;
+        if !stopped && !r.owes_devices() {
             if r.untold {
                 source::tell_later(&self.node, r.clone(), None);
             }
@@ -189,9 +190,11 @@ impl Engine {
             let why = "Another migration has given this guest away, or its journal cannot be read: it is not resumed here";
             return publisher.fail(why, GuestPlace::PausedAtSource, false);
         }
-        match source::put_back(Arc::clone(&self.node), journal, &publisher).await {
+        match source::put_back(Arc::clone(&self.node), journal, &publisher, stopped).await {
             Ok(()) => publisher.fail(
-                "The daemon was started anew before the hand-over: the guest goes on at the source",
+                publisher.with_missing(
+                    "The daemon was started anew before the hand-over: the guest goes on at the source",
+                ),
                 GuestPlace::Source,
                 false,
             ),
@@ -206,10 +209,11 @@ impl Engine {
     /// Whether the guest of a session that was called off may not have been brought back, because the daemon was killed in between; one that was
     /// paused before cannot be moved again as QEMU has left it. A guest
     /// that another session gave away is stopped too, and must stay so: it runs at that destination.
-    fn may_be_left_stopped(&self, r: &SourceRecord) -> bool {
+    fn is_to_be_put_back(&self, r: &SourceRecord) -> bool {
         let Ok(vm) = self.node.vms.get(&r.vm.name) else { return false };
         let same = (vm.pid, vm.pid_start) == (r.vm.pid, r.vm.pid_start);
-        same && r.to_resume && !may_have_moved(self.node.disk(), &self.node.config.sessions_dir, &r.vm, r.id)
+        same && (r.to_resume || r.owes_devices())
+            && !may_have_moved(self.node.disk(), &self.node.config.sessions_dir, &r.vm, r.id)
     }
 
     /// Whether QEMU is stopped as only we do it.
@@ -311,7 +315,8 @@ impl Engine {
         if matches!(r.state, SourceState::Released | SourceState::Committed) && r.freed {
             return Err(EngineError::NothingToRecover(id, "complete".to_owned()));
         }
-        if r.state == SourceState::Aborted && !(self.may_be_left_stopped(r) && self.is_stopped(r).await) {
+        let left = self.is_to_be_put_back(r) && (r.owes_devices() || self.is_stopped(r).await);
+        if r.state == SourceState::Aborted && !left {
             let why = "called off, and the guest is back at the source";
             return Err(EngineError::NothingToRecover(id, why.to_owned()));
         }

@@ -51,6 +51,8 @@ blocker_codes! {
     VhostUser = "vhost-user",
     /// Something outside of QEMU writes to guest memory (forks).
     OutsideWriter = "outside-writer",
+    /// A device that the guest owns cannot leave it, or another one that is to take its place cannot be had.
+    Device = "device",
     /// A device of the host cannot come along.
     HostDevice = "host-device",
     /// The CPU model depends on the host.
@@ -216,6 +218,28 @@ pub struct CheckReport {
     pub modes: Vec<String>,
     /// Fabric that would be used and why.
     pub fabric: String,
+    /// Devices of the node that the guest owns: how each would be moved.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<DeviceWay>,
+}
+
+/// How a device that a guest owns would be moved.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct DeviceWay {
+    /// What it is to the guest.
+    pub role: String,
+    /// Its address here.
+    pub source: String,
+    /// The device that would take its place, if one was named.
+    pub destination: Option<String>,
+    /// `unplug`: the guest is without it during the move. `failover`: so it is, and its network goes on over the partner. `none`: see the
+    /// blockers.
+    pub way: String,
+    /// For people: what happens, and for how long the guest would be without it.
+    pub message: String,
+    /// How long the guest would be without it. Unit: milliseconds. An estimate, which knows neither the guest nor the network.
+    pub outage_ms: Option<u64>,
 }
 
 #[cfg(test)]

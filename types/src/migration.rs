@@ -13,6 +13,9 @@ use crate::spec::MigrationSpec;
 pub struct CheckQuery {
     /// Name from the configuration, or `host:port`.
     pub to: String,
+    /// Devices of the other node for those that the guest owns, each as in the options of a migration, with `;` between them.
+    #[serde(default)]
+    pub devices: Option<String>,
 }
 
 /// Starts a migration.

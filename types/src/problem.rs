@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::progress::{GuestPlace, Outcome};
+use crate::progress::{GuestPlace, Outcome, Progress};
 
 /// How `vmove` ends. A stable interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub enum Exit {
     Usage = 2,
     /// Blockers were found; nothing was changed.
     Refused = 3,
-    /// The guest is not running where it was: it is paused and needs `vmove recover`, or an operator must look.
+    /// The guest is not running where it was: it is paused and needs `vmove recover`, or an operator must look. Or it lacks a device.
     NeedsRecovery = 4,
     /// No answer from the daemon.
     Unreachable = 5,
@@ -30,6 +30,15 @@ impl Exit {
     #[must_use]
     pub const fn code(self) -> u8 {
         self as u8
+    }
+
+    /// The exit code for the end of a migration, of which all is known.
+    #[must_use]
+    pub const fn of_progress(progress: &Progress) -> Self {
+        match Self::of(&progress.outcome) {
+            Self::Done | Self::Failed if !progress.missing_devices.is_empty() => Self::NeedsRecovery,
+            other => other,
+        }
     }
 
     /// The exit code for the end of a migration.

@@ -145,6 +145,20 @@ impl Outcome {
     }
 }
 
+/// A device that a guest should have and lacks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct MissingDevice {
+    /// What it is to the guest.
+    pub role: String,
+    /// Why it is missing.
+    pub why: String,
+    /// The node that the guest is on.
+    pub node: String,
+    /// The command that gives it to the guest, on that node.
+    pub mend: String,
+}
+
 /// A snapshot of a session.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -183,6 +197,9 @@ pub struct Progress {
     /// A file that it could not write, why, and since when: it tries again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unwritten: Option<String>,
+    /// Devices that the guest lacks since then.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing_devices: Vec<MissingDevice>,
     /// How it ended, or `running`.
     pub outcome: Outcome,
 }
@@ -208,6 +225,7 @@ impl Progress {
             fabric: None,
             eta_ms: None,
             unwritten: None,
+            missing_devices: Vec::new(),
             outcome: Outcome::Running,
         }
     }

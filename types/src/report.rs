@@ -127,6 +127,37 @@ pub struct Report {
     pub paused: bool,
     /// How often the session lost its peer or its own daemon and went on.
     pub recoveries: u32,
+    /// Devices of the nodes that the guest owns: how long it was without each. `downtime_ms` has no part of it.
+    pub devices: Vec<DeviceTimes>,
+    /// How long the script took that was run in the guest before its devices left.
+    pub quiesce_ms: Option<f64>,
+    /// How long the script took that was run in the guest when it had its devices again.
+    pub resume_ms: Option<f64>,
+    /// Why that script did not end as it should.
+    pub resume_problem: Option<String>,
+}
+
+/// How a device was exchanged for another of the destination. Times are CLOCK_MONOTONIC, in milliseconds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(default)]
+pub struct DeviceTimes {
+    /// What it is to the guest.
+    pub role: String,
+    /// Its address at the source.
+    pub source: String,
+    /// Address at the destination of the device that took its place.
+    pub destination: String,
+    /// From the first request to the guest until it had let the device go.
+    pub unplug_ms: f64,
+    /// From then until the other device was about to be plugged in: the move itself. `None` if it was not.
+    pub away_ms: Option<f64>,
+    /// Until it was plugged in. QEMU's main loop stands meanwhile, since all guest memory is pinned. `None` if it was not.
+    pub plug_ms: Option<f64>,
+    /// Why the guest lacks it.
+    pub problem: Option<String>,
+    /// Why the source's device was not given back to its driver.
+    pub left_at_source: Option<String>,
 }
 
 impl Report {

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::device::DeviceChoice;
+
 /// How guest memory crosses, as decided (never `auto`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -108,6 +110,17 @@ pub struct MigrationSpec {
     /// The guest must be handed over within this time, else the migration is called off and the guest stays at
     /// the source. Unit: milliseconds; default 120,000; 0 for none.
     pub timeout_ms: u64,
+    /// Which device of the destination takes the place of each that the guest owns: `ROLE=PCI-ADDRESS`. Further settings (`,mac=…`)
+    /// replace those that the guest has.
+    pub devices: Vec<DeviceChoice>,
+    /// Run in the guest by its agent (`/bin/sh -c`) before it is asked to let its devices go, such as to stop a job.
+    pub quiesce: Option<String>,
+    /// Run in the guest by its agent (`/bin/sh -c`) when it has its devices again, here or there.
+    pub resume: Option<String>,
+    /// Longest time that each of the two may take. Unit: milliseconds; 1 to 600,000; default 30,000.
+    pub script_timeout_ms: u64,
+    /// Longest time that the guest may take to let a device go. Unit: milliseconds; 1,000 to 600,000; default 20,000.
+    pub unplug_timeout_ms: u64,
 }
 
 impl Default for MigrationSpec {
@@ -119,6 +132,11 @@ impl Default for MigrationSpec {
             paused: false,
             verify: false,
             timeout_ms: 120_000,
+            devices: Vec::new(),
+            quiesce: None,
+            resume: None,
+            script_timeout_ms: 30_000,
+            unplug_timeout_ms: 20_000,
         }
     }
 }
@@ -131,6 +149,23 @@ impl MigrationSpec {
     pub fn validate(&self) -> Result<(), String> {
         if !(1..=60_000).contains(&self.max_downtime_ms) {
             return Err(format!("max_downtime_ms: expected 1 to 60000, found {}", self.max_downtime_ms));
+        }
+        if !(1..=600_000).contains(&self.script_timeout_ms) {
+            return Err(format!("script_timeout_ms: expected 1 to 600000, found {}", self.script_timeout_ms));
+        }
+        if !(1000..=600_000).contains(&self.unplug_timeout_ms) {
+            return Err(format!(
+                "unplug_timeout_ms: expected 1000 to 600000, found {}",
+                self.unplug_timeout_ms
+            ));
+        }
+        for (index, DeviceChoice(device)) in self.devices.iter().enumerate() {
+            let mut before = self.devices[..index].iter().map(|choice| &choice.0);
+            if before.any(|other| other.role == device.role || other.address == device.address) {
+                return Err(format!(
+                    "devices: expected each role and each address once, found {device} again"
+                ));
+            }
         }
         if let Some(Bandwidth(rate)) = self.bandwidth.filter(|b| b.0 < 1 << 20) {
             return Err(format!(
@@ -164,6 +199,11 @@ mod tests {
         assert!(bad.validate().unwrap_err().contains("found 0"));
         let bad = MigrationSpec { bandwidth: Some(Bandwidth(10)), ..MigrationSpec::default() };
         assert!(bad.validate().unwrap_err().contains("found 10 bytes"));
+        let devices = |texts: [&str; 2]| texts.map(|text| text.parse().unwrap()).to_vec();
+        let bad = MigrationSpec { devices: devices(["a=1:0.0", "a=1:0.1"]), ..MigrationSpec::default() };
+        assert!(bad.validate().unwrap_err().contains("found a=0000:01:00.1 again"));
+        let bad = MigrationSpec { unplug_timeout_ms: 1, ..MigrationSpec::default() };
+        assert!(bad.validate().unwrap_err().contains("unplug_timeout_ms"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 
-use vmove_types::device::DeviceRequest;
+use vmove_types::device::{DeviceChoice, DeviceRequest};
 use vmove_types::spec::{Bandwidth, MigrationSpec, ModeRequest};
 
 use vmove_types::units;
@@ -30,7 +30,7 @@ const EXIT_CODES: &str = "Exit codes:
   1  failed; the guest still runs where it was
   2  wrong usage
   3  refused by the check, or a virtual cluster does not fit; nothing was changed
-  4  the guest is paused, or not where it was, and needs `vmove recover`
+  4  the guest is paused, or not where it was, and needs `vmove recover`; or it lacks a device, and needs the command that is named
   5  the daemon, or the bridge, cannot be reached
   A second Ctrl-C during `vmove migrate` leaves the migration running and ends with 130.
 
@@ -53,9 +53,9 @@ pub enum Command {
     Adopt(Adopt),
     /// List the VMs of this node
     List,
-    /// List the devices of this node that VMs can have, and who has them
+    /// List the devices of this node that VMs can have, and who has them; or give a guest one that it lacks
     #[command(after_help = DEVICES_HELP)]
-    Devices,
+    Devices(Devices),
     /// Show everything about one VM
     Show(VmName),
     /// End a VM
@@ -92,6 +92,36 @@ pub enum Command {
     Completions(Completions),
     /// Write the man pages into a folder
     Man(Man),
+}
+
+/// Arguments of `devices`.
+#[derive(Debug, Args)]
+pub struct Devices {
+    /// What to do; without it, all are listed.
+    #[command(subcommand)]
+    pub command: Option<DevicesCommand>,
+}
+
+/// What `devices` does.
+#[derive(Debug, Subcommand)]
+pub enum DevicesCommand {
+    /// Give a guest a device that it should have and lacks, such as after a move that could not plug it in
+    #[command(after_help = "Example:
+  vmove devices attach web net0
+
+Run it on the node that has the guest. A guest that has the device keeps it as it is.")]
+    Attach(DeviceOfVm),
+}
+
+/// A device of a VM.
+#[derive(Debug, Args)]
+pub struct DeviceOfVm {
+    /// Name of the VM
+    #[arg(value_name = "VM")]
+    pub vm: String,
+    /// What the device is to it
+    #[arg(value_name = "ROLE")]
+    pub role: String,
 }
 
 /// What `fabric` does.
@@ -220,6 +250,7 @@ pub struct Forget {
 #[command(after_help = "Examples:
   vmove check web --to node2
   vmove --json check web --to 192.0.2.2:7420 | jq -r '.blockers[].message'
+  vmove check sim --to node2 --device net0=0000:3b:02.4
 
 Ends with 0 if at least one mode remains, with 3 if the VM cannot move.")]
 pub struct Check {
@@ -229,6 +260,9 @@ pub struct Check {
     /// Where to: host:port, or a name from the daemon's configuration
     #[arg(long, value_name = "NODE")]
     pub to: String,
+    /// Device of the other node for a role that the guest has here, as for `vmove migrate`; may be repeated
+    #[arg(long = "device", value_name = "ROLE=PCI-ADDRESS[,…]")]
+    pub devices: Vec<DeviceChoice>,
 }
 
 /// Arguments of `migrate`.
@@ -238,6 +272,12 @@ pub struct Check {
   vmove migrate db --to 192.0.2.2:7420 --mode hybrid --bandwidth 10Gbit --verify
   vmove --json migrate web --to node2 | jq .downtime_ms
   vmove migrate web --to node2 --detach
+  vmove migrate sim --to node2 --device net0=0000:3b:02.4 --device gpu=0000:65:00.0 \\
+        --quiesce 'systemctl stop job' --resume 'systemctl start job'
+
+A device that the guest owns stays behind: the guest is asked to let it go, its memory crosses, and it gets the device of the other node
+that --device names for the role, with the addresses (MAC, GUID, P_Key) that it had. The report says how long it was without each. If
+the migration fails before the hand-over, the guest has its devices back.
 
 Ctrl-C asks for the end of the migration: the guest goes on at the source, unless it was handed over already.
 A second Ctrl-C leaves the migration running.")]
@@ -267,6 +307,21 @@ pub struct Migrate {
     /// Hand the guest over within this time, or call the migration off; 0 for no limit [default: 120s]
     #[arg(long, value_name = "TIME", value_parser = milliseconds)]
     pub timeout: Option<u64>,
+    /// Device of the other node for a role that the guest has here; further settings replace those that the guest has; may be repeated
+    #[arg(long = "device", value_name = "ROLE=PCI-ADDRESS[,…]")]
+    pub devices: Vec<DeviceChoice>,
+    /// Shell command to run in the guest, by its agent, before it is asked for its devices
+    #[arg(long, value_name = "COMMAND")]
+    pub quiesce: Option<String>,
+    /// Shell command to run in the guest, by its agent, when it has its devices again, here or there
+    #[arg(long, value_name = "COMMAND")]
+    pub resume: Option<String>,
+    /// Longest time for each of these two [default: 30s]
+    #[arg(long, value_name = "TIME", value_parser = milliseconds)]
+    pub script_timeout: Option<u64>,
+    /// Longest time for the guest to let a device go [default: 20s]
+    #[arg(long, value_name = "TIME", value_parser = milliseconds)]
+    pub unplug_timeout: Option<u64>,
     /// Print the id and do not wait
     #[arg(long)]
     pub detach: bool,
@@ -284,6 +339,11 @@ impl Migrate {
             paused: self.paused,
             verify: self.verify,
             timeout_ms: self.timeout.unwrap_or(default.timeout_ms),
+            devices: self.devices.clone(),
+            quiesce: self.quiesce.clone(),
+            resume: self.resume.clone(),
+            script_timeout_ms: self.script_timeout.unwrap_or(default.script_timeout_ms),
+            unplug_timeout_ms: self.unplug_timeout.unwrap_or(default.unplug_timeout_ms),
         }
     }
 }

@@ -4,7 +4,18 @@ use vmove_client::Client;
 use vmove_types::device::{NodeDevice, NodeDeviceList};
 use vmove_types::problem::Exit;
 
+use crate::args::vmove::DeviceOfVm;
 use crate::output::{End, note, say, say_json, table};
+
+pub async fn attach(client: &Client, args: &DeviceOfVm, json: bool) -> Result<Exit, End> {
+    let device = client.attach_device(&args.vm, &args.role).await?;
+    if json {
+        say_json(&device)?;
+    } else {
+        say(&format!("{:?} has its device {}", args.vm, device.request))?;
+    }
+    Ok(Exit::Done)
+}
 
 pub async fn list(client: &Client, json: bool) -> Result<Exit, End> {
     let list = client.devices().await?;

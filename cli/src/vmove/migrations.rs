@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use vmove_types::progress::{GuestPlace, Outcome, Progress, Role};
-use vmove_types::report::{FaultStats, Report};
+use vmove_types::progress::{GuestPlace, MissingDevice, Outcome, Progress, Role};
+use vmove_types::report::{DeviceTimes, FaultStats, Report};
 
 use super::Ended;
 use super::bar::line;
@@ -105,7 +105,7 @@ async fn finish(client: &Client, id: &str, interrupt: Interrupt, json: bool) -> 
             return Ok(Ended::LeftRunning);
         }
     };
-    let exit = Exit::of(&progress.outcome);
+    let exit = Exit::of_progress(&progress);
     if json {
         say_json(&final_object(&progress, exit))?;
     }
@@ -114,13 +114,20 @@ async fn finish(client: &Client, id: &str, interrupt: Interrupt, json: bool) -> 
         Outcome::Done { .. } | Outcome::Running | Outcome::Reconnecting { .. } => {}
         Outcome::Refused { .. } | Outcome::Failed { .. } => note(&format!("vmove: {}", describe(&progress))),
     }
+    for MissingDevice { role, why, node, mend } in &progress.missing_devices {
+        note(&format!("vmove: the guest lacks its device {role}: {why}\n  next, on {node}: {mend}"));
+    }
     Ok(Ended::With(exit))
 }
 
 /// The one object that ends `migrate --json`: the report itself, or what went wrong.
 fn final_object(progress: &Progress, exit: Exit) -> Value {
     let mut object = match &progress.outcome {
-        Outcome::Done { report } => return serde_json::to_value(report).unwrap_or_default(),
+        Outcome::Done { report } => {
+            let mut object = serde_json::to_value(report).unwrap_or_default();
+            add_missing(&mut object, progress);
+            return object;
+        }
         Outcome::Running | Outcome::Reconnecting { .. } => json!({ "error": "not finished", "guest": null }),
         Outcome::Refused { blockers } => json!({
             "error": format!("Refused: {}", blockers.iter().map(|b| b.message.as_str()).collect::<Vec<_>>().join("; ")),
@@ -135,7 +142,15 @@ fn final_object(progress: &Progress, exit: Exit) -> Value {
     object["vm"] = json!(progress.vm);
     object["phase"] = json!(progress.phase);
     object["exit_code"] = json!(exit.code());
+    add_missing(&mut object, progress);
     object
+}
+
+/// Devices that the guest lacks, if it does.
+fn add_missing(object: &mut Value, progress: &Progress) {
+    if !progress.missing_devices.is_empty() {
+        object["missing_devices"] = json!(progress.missing_devices);
+    }
 }
 
 fn print_list(list: &MigrationList, none: &str, json: bool) -> Result<(), End> {
@@ -258,6 +273,14 @@ fn summary(r: &Report) -> String {
             r.phases.iter().map(|p| format!("{} {}", p.name, format_ms(p.duration_ms))).collect();
         rows.push(("phases", phases.join(", ")));
     }
+    if let Some(quiesce) = r.quiesce_ms {
+        rows.push(("quiesced", format!("in {}", format_ms(quiesce))));
+    }
+    rows.extend(r.devices.iter().map(|device| ("device", device_times(device))));
+    if let Some(resume) = r.resume_ms {
+        let problem = r.resume_problem.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+        rows.push(("resumed", format!("in {}{problem}", format_ms(resume))));
+    }
     if let Some(verified) = r.verified {
         rows.push((
             "verified",
@@ -285,6 +308,25 @@ fn faults(f: &FaultStats) -> String {
         "{} ({} fetched): p50 {:.0} us, p99 {:.0} us, max {:.0} us",
         f.count, f.fetched, f.p50_us, f.p99_us, f.max_us
     )
+}
+
+/// How long the guest was without a device.
+fn device_times(times: &DeviceTimes) -> String {
+    let DeviceTimes { role, source, destination, unplug_ms, away_ms, plug_ms, problem, left_at_source } =
+        times;
+    let mut out = format!("{role}: {source}, now {destination}; unplug {}", format_ms(*unplug_ms));
+    if let (Some(away), Some(plug)) = (away_ms, plug_ms) {
+        let all = format_ms(unplug_ms + away + plug);
+        out.push_str(&format!(
+            ", away {}, plug {}: without it for {all}",
+            format_ms(*away),
+            format_ms(*plug)
+        ));
+    }
+    for problem in [problem, left_at_source].into_iter().flatten() {
+        out.push_str(&format!("; {problem}"));
+    }
+    out
 }
 
 fn downtime(r: &Report) -> String {
@@ -360,6 +402,29 @@ mod tests {
         assert_eq!(object["id"], "42");
         assert_eq!(object["exit_code"], 4);
         assert!(describe(&failed).contains("vmove recover 42"));
+    }
+
+    #[test]
+    fn a_guest_that_lacks_a_device_is_told_with_the_command_that_mends_it() {
+        let times = DeviceTimes {
+            role: "net0".to_owned(),
+            unplug_ms: 200.0,
+            away_ms: Some(1500.0),
+            plug_ms: Some(300.0),
+            ..DeviceTimes::default()
+        };
+        assert!(device_times(&times).contains("without it for 2.0 s"), "{}", device_times(&times));
+        let mut done = progress(Outcome::Done { report: Box::default() });
+        assert_eq!(Exit::of_progress(&done), Exit::Done);
+        done.missing_devices.push(MissingDevice {
+            role: "net0".to_owned(),
+            why: "its group is busy".to_owned(),
+            node: "b".to_owned(),
+            mend: "vmove devices attach web net0".to_owned(),
+        });
+        assert_eq!(Exit::of_progress(&done), Exit::NeedsRecovery);
+        let object = final_object(&done, Exit::NeedsRecovery);
+        assert_eq!(object["missing_devices"][0]["mend"], "vmove devices attach web net0");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use vmove_client::Client;
 use vmove_types::problem::{Code, Exit};
 use vmove_types::vm::Running;
 
-use crate::args::vmove::{Cli, Command, FabricCommand};
+use crate::args::vmove::{Cli, Command, Devices, DevicesCommand, FabricCommand};
 use crate::failure::Failure;
 use crate::output::{End, report};
 use crate::{clusters, manual};
@@ -59,7 +59,10 @@ async fn dispatch(cli: Cli) -> Result<Ended, End> {
         Command::Run(args) => vms::run(&client, args, json).await?,
         Command::Adopt(args) => vms::adopt(&client, args, json).await?,
         Command::List => vms::list(&client, json).await?,
-        Command::Devices => devices::list(&client, json).await?,
+        Command::Devices(Devices { command: None }) => devices::list(&client, json).await?,
+        Command::Devices(Devices { command: Some(DevicesCommand::Attach(args)) }) => {
+            devices::attach(&client, &args, json).await?
+        }
         Command::Show(args) => vms::show(&client, &args.vm, json).await?,
         Command::Stop(args) => vms::stop(&client, &args, json).await?,
         Command::Pause(args) => vms::set_state(&client, &args.vm, Running::Paused, json).await?,

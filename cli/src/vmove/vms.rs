@@ -125,7 +125,7 @@ pub async fn forget(client: &Client, vm: &str, json: bool) -> Result<Exit, End> 
 }
 
 pub async fn check(client: &Client, args: &Check, json: bool) -> Result<Exit, End> {
-    let report = client.check(&args.vm, &args.to).await?;
+    let report = client.check(&args.vm, &args.to, &args.devices).await?;
     let exit = if report.modes.is_empty() { Exit::Refused } else { Exit::Done };
     if json {
         say_json(&report)?;
@@ -141,6 +141,9 @@ pub async fn check(client: &Client, args: &Check, json: bool) -> Result<Exit, En
     }
     for warning in &report.warnings {
         out.push_str(&format!("  note     {warning}\n"));
+    }
+    for way in &report.devices {
+        out.push_str(&format!("  device   {} ({}, {}): {}\n", way.role, way.source, way.way, way.message));
     }
     if !report.fabric.is_empty() {
         out.push_str(&format!("  fabric   {}\n", report.fabric));

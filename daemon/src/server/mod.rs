@@ -285,6 +285,9 @@ async fn assemble(
     let peers = Arc::new(config.peers.clone().beside(&config.qemu));
     let reservations = Reservations::new(config.memory_dir.clone());
     let groups = control_groups(&config);
+    let devices = LedgerDevices::open(&config.state_dir, config.qemu.owner()).with_context(|| {
+        format!("Could not open the journal of devices in {}", config.state_dir.display())
+    })?;
     let settings = EngineConfig {
         node: config.node.clone(),
         sessions_dir: config.state_dir.join("sessions"),
@@ -294,6 +297,7 @@ async fn assemble(
         confinement: config.qemu.clone(),
         peers: peers.clone(),
         vmm: Arc::new(Qemu::new(monitors.clone(), groups.clone(), config.qemu.clone())),
+        devices: devices.clone(),
         disk: Arc::new(KernelDisk),
         dialer: dialer.clone(),
         bulk_connections: config.bulk_connections,
@@ -301,9 +305,6 @@ async fn assemble(
         keep_migrations: config.keep_migrations,
     };
     let engine = Engine::open(settings, vms.clone())?;
-    let devices = LedgerDevices::open(&config.state_dir, config.qemu.owner()).with_context(|| {
-        format!("Could not open the journal of devices in {}", config.state_dir.display())
-    })?;
     let sessions = Sessions::new(engine.clone());
     let registry = Registry::new(
         vms,

@@ -2,6 +2,7 @@
 
 use vmove_clone::engine::ForkError;
 use vmove_migrate::engine::EngineError;
+use vmove_migrate::mend::AttachError;
 use vmove_node::blocking::TaskFailed;
 use vmove_node::devices::DevicesError;
 use vmove_node::migrations::AbandonError;
@@ -33,6 +34,20 @@ impl IntoProblem for EngineError {
             Self::Abandon(AbandonError::AtWork { .. }) => Code::Busy,
             // I/O, and what newer engines may add.
             _ => Code::Internal,
+        };
+        Problem::from_error(code, &self)
+    }
+}
+
+impl IntoProblem for AttachError {
+    fn into_problem(self) -> Problem {
+        let code = match &self {
+            Self::Vm(inner) => inner.code(),
+            Self::Busy { .. } => Code::Busy,
+            Self::NoSuchRole { .. } => Code::DeviceUnavailable,
+            Self::Devices(inner) => inner.code(),
+            Self::Monitor(_) => Code::QmpFailed,
+            _ => Code::DeviceFailed,
         };
         Problem::from_error(code, &self)
     }

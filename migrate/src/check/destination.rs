@@ -76,6 +76,7 @@ async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
         Err(why) => found.push(Blocker::new(BlockerCode::CommandLine, why.to_string())),
     }
     found.extend(prepare.disks.iter().filter_map(|d| disk(d, one_host)));
+    found.extend(crate::devices::arrival::blockers(node, prepare).await);
     found
 }
 

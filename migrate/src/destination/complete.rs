@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use tokio::task::JoinHandle;
 use vmove_memory::{PageSize, Process, RemoteUffd, close_in_qemu, collapse, fill_locked_in_qemu};
 
 use super::error::DestinationError;
@@ -19,6 +20,8 @@ use vmove_types::time::Mono;
 pub(super) struct Complete {
     /// What the source is told.
     pub figures: Box<message::Complete>,
+    /// Mappings are huge, as far as they can be.
+    pub is_huge: bool,
 }
 
 impl Complete {
@@ -26,7 +29,9 @@ impl Complete {
     /// answered from the journal.
     pub(super) async fn run(self, session: &mut Session, mut control: Control) {
         let told = control.send(&ToSource::Complete(self.figures.clone())).await;
-        make_huge(session);
+        if !self.is_huge {
+            drop(make_huge(session));
+        }
         let end = match told {
             Ok(()) => self.until_released(session, &mut control).await,
             Err(error) => Err(error.into()),
@@ -111,16 +116,14 @@ impl Complete {
 }
 
 /// Turns 4 KiB mappings into 2 MiB ones, closes the fault descriptor in QEMU, and has locked memory mapped as a whole again, in the
-/// background.
-fn make_huge(session: &Session) {
+/// background. Once, and before guest memory is pinned for a device.
+pub(super) fn make_huge(session: &Session) -> Option<JoinHandle<()>> {
     let record = session.journal.record();
-    let (Some(vm), Some(fault_fd)) = (&record.vm, record.fault_fd) else { return };
+    let (Some(vm), Some(fault_fd)) = (&record.vm, record.fault_fd) else { return None };
     let (pid, start) = (vm.pid.unsigned_abs(), vm.pid_start);
     let (memory, locked) = (Arc::clone(&session.files.memory), session.files.locked);
-    if memory.attached().is_none() {
-        return;
-    }
-    drop(vmove_node::blocking::spawn_blocking(move || {
+    memory.attached()?;
+    Some(vmove_node::blocking::spawn_blocking(move || {
         let Ok(process) = Process::reopen(pid, start) else { return };
         let Some(attached) = memory.attached() else { return };
         // A second descriptor of the same context: ours ends with the session, QEMU's must be closed in QEMU.
@@ -138,7 +141,7 @@ fn make_huge(session: &Session) {
         if let Err(error) = filled {
             tracing::warn!(pid, error = chain(&error), "locked memory gets mapped only as it is touched");
         }
-    }));
+    }))
 }
 
 /// The source has freed its side, or was lost after it had heard that it may.

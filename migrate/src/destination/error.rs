@@ -5,6 +5,7 @@ use std::{fmt, io};
 
 use vmove_fabric::{FabricError, PostError, Remedy, RemoteStatus};
 use vmove_memory::MemoryError;
+use vmove_node::devices::DevicesError;
 use vmove_node::peer::NoCommonFabric;
 use vmove_node::store::VmStoreError;
 use vmove_qmp::QmpError;
@@ -110,6 +111,8 @@ pub(super) enum OpenError {
     NoCommonFabric(#[from] NoCommonFabric),
     #[error(transparent)]
     Files(#[from] VmFilesError),
+    #[error("A device could not be taken for the guest at the destination")]
+    Devices(#[source] DevicesError),
     #[error("Could not write the journal {} at the destination", path.display())]
     Journal { path: PathBuf, source: io::Error },
     #[error("The journal names no {0}: the session cannot be taken up again")]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::devices::Giving;
 use super::error::DestinationError;
 use super::monitor::{Connecting, Monitor};
 use super::owner::{Guest, Owner};
@@ -224,7 +225,7 @@ impl Loaded {
             Reached::Yes(monitor) => Guest::Paused(monitor),
             Reached::NotYet(connecting) => Guest::PausedUnreached(connecting),
         };
-        Owner { process, guest, state_bytes, hashes, figures: None, tried: None }
+        Owner { process, guest, state_bytes, hashes, figures: None, tried: None, giving: Giving::NotYet }
     }
 }
 

@@ -9,6 +9,7 @@ mod block;
 mod comparing;
 mod complete;
 mod device_state;
+mod devices;
 mod error;
 mod faults;
 mod fill;

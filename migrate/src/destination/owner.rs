@@ -1,17 +1,20 @@
 //! Phase Owner: the guest is ours, and runs here while its last pages come.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::block::Block;
-use super::complete::Complete;
+use super::complete::{Complete, make_huge};
+use super::devices::{Given, Giving};
 use super::error::DestinationError;
 use super::guest_memory::ReadElsewhere;
 use super::monitor::{Connecting, Monitor, Resumed, Resuming, Wish};
 use super::page_messages::take_hashes;
 use super::session::{Control, End, Event, Session, Waited, qemu_lives};
 use super::verify::SourceHashes;
+use crate::devices::{missing, told};
 use crate::owed::TRY_AGAIN;
 use crate::ownership::DestinationEvent;
 use crate::proto::message::{self, DestinationStand, Running, SourceStand, ToDestination, ToSource};
@@ -31,6 +34,8 @@ pub(super) struct Owner {
     pub figures: Option<message::Complete>,
     /// When it was last tried to write that down.
     pub tried: Option<Instant>,
+    /// Devices of this node that it is to have.
+    pub giving: Giving,
 }
 
 /// Whether the guest runs here.
@@ -64,6 +69,12 @@ impl Owner {
         mut control: Option<Control>,
     ) -> Option<(Complete, Control)> {
         loop {
+            if control.is_none()
+                && let Err(end) = self.see_to_devices(session).await
+            {
+                // It is tried again with the source.
+                tracing::debug!(why = end.why(), "the guest is not whole yet");
+            }
             let mut open = match control.take() {
                 Some(open) => open,
                 None => match session.wait_for_source(self.needed()).await {
@@ -103,9 +114,7 @@ impl Owner {
             if !matches!(self.guest, Guest::Resuming(_)) {
                 session.publisher.enter(Phase::Fetch);
             }
-            if self.figures.is_none() {
-                self.figures = self.whole(session).await?;
-            }
+            self.see_to_devices(session).await?;
             if let Some(figures) = self.whole_by_journal(session)? {
                 return Ok(figures);
             }
@@ -116,7 +125,56 @@ impl Owner {
                     News::Answers(monitor) => self.connected(session, monitor),
                     News::Runs(resumed) => self.runs(session, control, resumed).await?,
                 },
+                given = self.giving.done() => self.given(session, given),
                 event = session.next(control) => self.event(event?, session, control).await?,
+            }
+        }
+    }
+
+    /// Once every page is here, the guest gets its devices.
+    async fn see_to_devices(&mut self, session: &mut Session) -> Result<(), End> {
+        if self.figures.is_none() {
+            self.figures = self.whole(session).await?;
+        }
+        if self.figures.is_some() && matches!(self.giving, Giving::NotYet) {
+            let record = session.journal.record();
+            let spec = &record.prepare.spec;
+            let limit = Duration::from_millis(spec.script_timeout_ms);
+            // One that does not run runs nothing.
+            let script = spec.resume.clone().filter(|_| record.is_to_run()).map(|script| (script, limit));
+            match record.vm.clone() {
+                Some(vm) if !vm.devices.is_empty() || script.is_some() => {
+                    // What is pinned cannot be made huge any more.
+                    let first = make_huge(session);
+                    self.giving.begin(&session.node, &vm, script, first);
+                }
+                _ => self.giving = Giving::Done,
+            }
+        }
+        Ok(())
+    }
+
+    /// What came of the devices.
+    fn given(&mut self, session: &Session, given: Given) {
+        let Given { devices, script, vm } = given;
+        let (name, of) = (&session.node.config.node, &session.journal.record().prepare.vm);
+        let lacks = devices.iter().filter_map(|end| Some(missing(name, of, &end.role, end.problem.clone()?)));
+        let lacks: Vec<_> = lacks.collect();
+        if !lacks.is_empty() {
+            tracing::error!("{}", told(&lacks));
+        }
+        session.publisher.update(|p| p.missing_devices = lacks);
+        if let Some(figures) = &mut self.figures {
+            (figures.devices, figures.script) = (devices, script);
+        }
+        // Another port than before: whoever unplugs it later looks by its id.
+        if let Some(vm) =
+            vm.filter(|vm| session.node.vms.get(&vm.name).is_ok_and(|now| now.devices != vm.devices))
+            && let Ok(mut now) = session.node.vms.get(&vm.name)
+        {
+            now.devices = vm.devices;
+            if let Err(error) = session.node.vms.put_owing(now) {
+                tracing::warn!(error = chain(&error), "could not update the VM's record");
             }
         }
     }
@@ -224,6 +282,7 @@ impl Owner {
             counted: session.pages.counted(&memory),
             differing_pages,
             state_bytes: self.state_bytes,
+            ..message::Complete::default()
         }))
     }
 
@@ -252,7 +311,7 @@ impl Owner {
     /// Writes down that every page is here. Not before that may the source hear so, which frees its memory then: a daemon started anew
     /// would wait for it. The guest does not wait.
     fn whole_by_journal(&mut self, session: &mut Session) -> Result<Option<message::Complete>, End> {
-        let due = self.tried.is_none_or(|tried| tried.elapsed() >= TRY_AGAIN);
+        let due = self.giving.is_done() && self.tried.is_none_or(|tried| tried.elapsed() >= TRY_AGAIN);
         let Some(figures) = self.figures.clone().filter(|_| due) else { return Ok(None) };
         self.tried = Some(Instant::now());
         let kept = Some(Box::new(figures.clone()));
@@ -278,7 +337,9 @@ impl Owner {
     /// Every page is here.
     fn complete(self, session: &Session, figures: message::Complete) -> Complete {
         session.publisher.enter(Phase::Finish);
-        Complete { figures: Box::new(figures) }
+        // Done with before the devices came.
+        let is_huge = !figures.devices.is_empty() || figures.script.is_some();
+        Complete { figures: Box::new(figures), is_huge }
     }
 }
 

@@ -11,6 +11,7 @@ use super::error::{DestinationError, PageError, PagesLost};
 use super::fill::FillEvent;
 use super::page_connections::PageConnections;
 use super::vm_files::VmFiles;
+use crate::devices::arrival;
 use crate::history::answer_for_ended;
 use crate::node::Node;
 use crate::owed;
@@ -361,8 +362,11 @@ impl Session {
             tracing::error!(error = chain(&error), "the destination QEMU could not be ended");
         }
         self.node.config.vmm.forget_monitor(&self.files.layout.qmp_socket).await;
-        let tables_left = !self.files.remove(self.node.disk());
-        self.write_owing(|r| r.note_removal(!qemu_ended || tables_left));
+        let mut left = !qemu_ended | !self.files.remove(self.node.disk());
+        if let Some(vm) = &self.journal.record().vm {
+            left |= !arrival::give_back(&*self.node.config.devices, vm, None).await;
+        }
+        self.write_owing(|r| r.note_removal(left));
         self.write_owed().await;
         self.publisher.fail(why, GuestPlace::Source, false);
     }

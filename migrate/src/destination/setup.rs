@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use super::devices::Giving;
 use super::error::{DestinationError, OpenError};
 use super::loaded::{Loaded, Reached};
 use super::monitor::Connecting;
@@ -16,6 +17,7 @@ use super::session::{Arrival, Control, Session};
 use super::verify::SourceHashes;
 use super::vm_files::{self, VmFiles};
 use crate::check;
+use crate::devices::arrival;
 use crate::node::Node;
 use crate::owed;
 use crate::ownership::DestinationState;
@@ -23,6 +25,7 @@ use crate::proto::message::{Accepted, Prepare, ToDestination, ToSource};
 use crate::publish::Publisher;
 use crate::records::DestinationRecord;
 use crate::vmm::QemuHandle;
+use vmove_node::devices::DevicesError;
 use vmove_node::journal::Journal;
 use vmove_node::peer::{BoxedStream, Caller, Channel, Hello, SessionId};
 use vmove_node::record::VmRecord;
@@ -75,7 +78,9 @@ pub(crate) async fn serve_new(
             return;
         }
     };
-    match open(node, hello.session, prepare, (room, publisher), arrivals) {
+    let opening = open(node, hello.session, prepare, (room, publisher), arrivals);
+    // Devices are bound, which may take long.
+    match while_alive(&mut channel, opening).await {
         Ok((mut session, accepted)) => {
             if let Err(error) = channel.send(&ToSource::Accepted(Box::new(accepted))).await {
                 return session.remove(None, chain(&error)).await;
@@ -84,7 +89,11 @@ pub(crate) async fn serve_new(
         }
         Err(refused) => {
             let (publisher, error) = *refused;
-            let blocker = Blocker::new(BlockerCode::NoRoom, chain(&error));
+            let code = match error {
+                OpenError::Devices(_) => BlockerCode::Device,
+                _ => BlockerCode::NoRoom,
+            };
+            let blocker = Blocker::new(code, chain(&error));
             // Its VM is not on its way here: it may be tried again.
             publisher.finish(Outcome::Refused { blockers: vec![blocker.clone()] });
             let _ = channel.send(&ToSource::Refused(vec![blocker])).await;
@@ -135,7 +144,15 @@ pub(crate) async fn adopt(
             if state.may_run() {
                 session.publisher.enter(Phase::Fetch);
                 let guest = Guest::Unknown(connecting);
-                let owner = Owner { process, guest, state_bytes, hashes, figures: None, tried: None };
+                let owner = Owner {
+                    process,
+                    guest,
+                    state_bytes,
+                    hashes,
+                    figures: None,
+                    tried: None,
+                    giving: Giving::NotYet,
+                };
                 phases::run_from_owner(&mut session, owner, None).await;
             } else {
                 session.publisher.enter(Phase::HandOver);
@@ -155,11 +172,15 @@ pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>
     let mut others_left = false;
     if let Some(later) = later {
         tracing::warn!(vm = later.name, "a VM of this name came later: it stays as it is");
+        if let Some(vm) = &record.vm {
+            others_left |= !arrival::give_back(&*node.config.devices, vm, Some(&later)).await;
+        }
         record.leave_to(&later);
         let ours = record.vm.iter().flat_map(|vm| &vm.ram);
         vm_files::remove_files(node.disk(), ours.map(|file| &file.path));
     } else if let Some(vm) = &record.vm {
         others_left |= !end_left_qemu(node, vm).await;
+        others_left |= !arrival::give_back(&*node.config.devices, vm, None).await;
         let folder = record.folder_is_ours.then_some(&vm.vm_dir);
         vm_files::remove_of(node.disk(), &vm.ram, &vm.qmp_socket, folder);
         if let Err(error) = node.vms.remove(&vm.name) {
@@ -218,14 +239,14 @@ pub(crate) fn enter_again(node: &Node, record: &DestinationRecord) {
     }
 }
 
-fn open(
+async fn open(
     node: Arc<Node>,
     id: SessionId,
     prepare: Prepare,
     (reserved, publisher): (Reservation, Publisher),
     arrivals: mpsc::Receiver<Arrival>,
 ) -> Result<(Session, Accepted), Box<(Publisher, OpenError)>> {
-    match room(&node, id, prepare) {
+    match room(&node, id, prepare).await {
         Ok((files, journal, accepted)) => {
             Ok((session(node, journal, (reserved, publisher), files, arrivals), accepted))
         }
@@ -235,7 +256,7 @@ fn open(
 
 /// Writes down for what room is needed, and makes it: a process of the daemon that is killed meanwhile leaves nothing that the next one does
 /// not find. Nothing is left if that fails.
-fn room(
+async fn room(
     node: &Node,
     id: SessionId,
     prepare: Prepare,
@@ -263,7 +284,7 @@ fn room(
         environment: prepare.environment.clone(),
         ram: plan.ram.clone(),
         overlays: Vec::new(),
-        devices: Vec::new(),
+        devices: arrival::chosen(&prepare),
         adopted: false,
         session: Some(id.to_string()),
     };
@@ -286,13 +307,28 @@ fn room(
     let path = dir.join("destination.jsonl");
     let journal = disk.create_dir_all(&dir).and_then(|()| Journal::create_on(disk, &path, record));
     let journal = journal.map_err(|source| OpenError::Journal { path, source })?;
-    match vm_files::make(node, id, &journal.record().prepare, plan) {
+    let record = journal.record();
+    let made = match take_devices(node, record.vm.as_ref()).await {
+        Ok(()) => vm_files::make(node, id, &record.prepare, plan).map_err(OpenError::from),
+        Err(error) => Err(OpenError::Devices(error)),
+    };
+    match made {
         Ok(files) => Ok((files, journal, accepted)),
         Err(error) => {
+            if let Some(vm) = &journal.record().vm {
+                arrival::give_back(&*node.config.devices, vm, None).await;
+            }
             // Nothing has begun. If it stays, the next process of the daemon finds nothing to remove.
             let _ = disk.remove_dir_all(&dir);
-            Err(error.into())
+            Err(error)
         }
+    }
+}
+
+async fn take_devices(node: &Node, vm: Option<&VmRecord>) -> Result<(), DevicesError> {
+    match vm {
+        Some(vm) => arrival::take(&*node.config.devices, vm).await,
+        None => Ok(()),
     }
 }
 

@@ -9,6 +9,7 @@ use vmove_types::Backing;
 use crate::pending::WireSet;
 use vmove_node::peer::Token;
 use vmove_types::check::Blocker;
+use vmove_types::device::DeviceChoice;
 use vmove_types::report::{FaultStats, Report};
 use vmove_types::spec::MigrationSpec;
 use vmove_types::time::Mono;
@@ -62,6 +63,24 @@ pub struct Prepare {
     pub disks: Vec<Disk>,
     /// Fabrics the source can use, best first.
     pub fabrics: Vec<vmove_node::peer::FabricOffer>,
+    /// Devices of the source that the guest owns. In their place it gets those that the options name.
+    #[serde(default)]
+    pub devices: Vec<OwnedDevice>,
+}
+
+/// A device of the source that the guest owns.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnedDevice {
+    /// Its role, and the addresses by which others know it.
+    pub device: DeviceChoice,
+    /// QEMU's id of it.
+    pub id: String,
+    /// QEMU's id of the port that it sits on.
+    pub bus: String,
+    /// Further properties that QEMU's device has.
+    pub properties: Vec<(String, String)>,
+    /// Numbers of vendor and model, such as `8086:10ca`: the one that takes its place has the same.
+    pub model: String,
 }
 
 impl Prepare {
@@ -301,6 +320,36 @@ pub struct Complete {
     pub differing_pages: Option<u64>,
     /// Device state received, in bytes.
     pub state_bytes: u64,
+    /// The devices that the guest was given.
+    #[serde(default)]
+    pub devices: Vec<DeviceEnd>,
+    /// What came of the script that was run in the guest after that.
+    #[serde(default)]
+    pub script: Option<ScriptEnd>,
+}
+
+/// What came of a device at the destination.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceEnd {
+    /// What it is to the guest.
+    pub role: String,
+    /// Its address.
+    pub address: String,
+    /// When it was about to be plugged in, on the destination's clock.
+    pub begun: Mono,
+    /// When it was.
+    pub plugged: Option<Mono>,
+    /// Why it was not.
+    pub problem: Option<String>,
+}
+
+/// What came of a script in the guest.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ScriptEnd {
+    /// How long it took, in milliseconds.
+    pub ms: f64,
+    /// Why it did not end as it should.
+    pub problem: Option<String>,
 }
 
 impl Complete {

@@ -8,14 +8,16 @@ use tokio::time::{sleep, timeout};
 use tracing::Instrument as _;
 
 use super::control::Control;
+use super::devices::{bring_back, bring_back_of};
 use super::error::{SourceError, Stop};
 use super::session::{Session, hello};
+use crate::devices::told;
 use crate::node::Node;
 use crate::owed;
 use crate::ownership::SourceEvent;
 use crate::proto::message::{SourceStand, ToDestination, ToSource};
 use crate::publish::Publisher;
-use crate::records::SourceRecord;
+use crate::records::{Detached, SourceRecord};
 use crate::vmm::Leaving;
 use vmove_node::journal::Journal;
 use vmove_node::peer::{Channel, HelloError, LinkError, LinkKind};
@@ -64,8 +66,10 @@ pub(super) async fn abort(mut session: Session, stop: Stop, mut phase: impl Undo
     }
     // The guest first: it may be waiting.
     let back = phase.bring_guest_back(&session).await;
+    let mut lacks = Vec::new();
     if back.is_ok() {
         note_resumed(&mut session);
+        lacks = bring_back(&mut session).await;
     }
     let stop = match phase.control() {
         Some(control) => last_words(&session, control, stop).await,
@@ -85,6 +89,9 @@ pub(super) async fn abort(mut session: Session, stop: Stop, mut phase: impl Undo
     let _ = written.send(());
     match (back, stop) {
         (Err(error), _) => not_back(&session, &why, &error),
+        (Ok(()), _) if !lacks.is_empty() => {
+            session.end_badly(format!("{why}; {}", told(&lacks)), GuestPlace::Source);
+        }
         (Ok(()), Stop::Refused(blockers)) => session.publisher.finish(Outcome::Refused { blockers }),
         (Ok(()), Stop::Cancelled) => {
             session.publisher.fail("Cancelled: the guest goes on at the source", GuestPlace::Source, true);
@@ -182,22 +189,30 @@ async fn tell(node: &Node, record: &SourceRecord) -> Result<(), SourceError> {
 }
 
 /// Puts back, in a new life of the daemon, what a session had done before the hand-over. Write tracking ended with the old one.
-/// The guest does not wait for the journal; the caller does, and holds the VM meanwhile.
+/// The guest does not wait for the journal; the caller does, and holds the VM meanwhile. `stopped`: QEMU is as we had left it. Otherwise the guest was
+/// let run, and only its devices are to be seen to.
 pub(crate) async fn put_back(
     node: Arc<Node>,
     mut journal: Journal<SourceRecord>,
     publisher: &Publisher,
+    stopped: bool,
 ) -> Result<(), SourceError> {
     let next = journal.record().state.step(SourceEvent::GiveUp)?;
     if let Err(error) = journal.update_owing(|r| r.enter(next)) {
         publisher.cannot_write(journal.path(), &error);
     }
     let record = journal.record().clone();
-    let back = bring_back_later(&node, &record).await;
-    if back.is_ok()
-        && let Err(error) = journal.update_owing(|r| r.to_resume = false)
-    {
-        publisher.cannot_write(journal.path(), &error);
+    let back = if stopped { bring_back_later(&node, &record).await } else { Ok(()) };
+    if back.is_ok() {
+        let lacks = bring_back_of(&node, &record).await;
+        publisher.update(|p| p.missing_devices = lacks);
+        let noted = journal.update_owing(|r| {
+            r.to_resume = false;
+            r.detached = Detached::default();
+        });
+        if let Err(error) = noted {
+            publisher.cannot_write(journal.path(), &error);
+        }
     }
     // Whatever became of the guest here: a destination that holds its state would wait for ever.
     let (written, is_written) = oneshot::channel();

@@ -15,8 +15,9 @@ use super::memory::{SourceMemory, parts_with_data};
 use super::page_service::{PageService, Terms, show_fabric};
 use super::session::Session;
 use super::warm::Warm;
+use crate::devices::way;
 use crate::node::Node;
-use crate::proto::message::{Accepted, BlockInfo, Prepare, ToDestination, ToSource};
+use crate::proto::message::{Accepted, BlockInfo, OwnedDevice, Prepare, ToDestination, ToSource};
 use crate::vmm::LeavingMonitor;
 use vmove_node::blocking::spawn_blocking;
 use vmove_node::peer::Token;
@@ -55,7 +56,7 @@ pub(super) fn prepare_message(
     vm: &VmRecord,
     spec: &MigrationSpec,
     facts: &VmFacts,
-    blocks: Vec<BlockInfo>,
+    (blocks, devices): (Vec<BlockInfo>, Vec<OwnedDevice>),
     token: Token,
     check_only: bool,
 ) -> Prepare {
@@ -75,6 +76,7 @@ pub(super) fn prepare_message(
         was_running: facts.status == "running",
         disks: crate::check::source::disks(facts),
         fabrics: node.config.dialer.fabrics(),
+        devices,
     }
 }
 
@@ -85,7 +87,10 @@ impl Guest {
         let monitor = vmm.monitor(session.vm()).await.map_err(SourceError::Monitor)?;
         let pid = session.vm().pid.unsigned_abs();
         let facts = monitor.facts(pid).await.map_err(SourceError::Monitor)?;
-        let mut blockers = crate::check::source::blockers(&facts);
+        let vm = session.vm().clone();
+        let mut blockers = crate::check::source::blockers(&facts, &vm.devices);
+        let ways = way::look(&vm, &*monitor, &facts, &session.spec().devices).await;
+        blockers.extend(ways.map_err(SourceError::Devices)?.blockers);
         let private = crate::check::source::private_ram(&*vmm, session.vm());
         blockers.extend(private.map_err(SourceError::memory("look at the guest's memory"))?);
         let mode = session.spec().mode.fixed();
@@ -119,13 +124,14 @@ impl Asking {
     pub(super) async fn ask(&mut self, session: &mut Session) -> Result<Room, Stop> {
         // Registered with the fabric once that is agreed on; what is asked here is the layout.
         let blocks = layout(session.vm())?;
+        let devices = way::owned(&session.node, session.vm()).await;
         let record = session.journal.record();
         let prepare = prepare_message(
             &session.node,
             &record.vm,
             &record.spec,
             &self.guest.facts,
-            blocks,
+            (blocks, devices),
             record.token,
             false,
         );

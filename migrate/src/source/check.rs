@@ -6,19 +6,26 @@ use tokio::time::timeout;
 
 use super::asking::{ANSWER_TIMEOUT, prepare_message};
 use super::memory::SourceMemory;
+use crate::devices::way;
 use crate::node::Node;
 use crate::proto::message::{ToDestination, ToSource};
 use vmove_node::peer::{Channel, Hello, LinkKind, PROTOCOL_VERSION, PeerTarget, SessionId, Token};
 use vmove_node::record::VmRecord;
 use vmove_types::check::{Blocker, BlockerCode, CheckReport};
+use vmove_types::device::DeviceChoice;
 use vmove_types::problem::chain;
 use vmove_types::spec::{MigrationSpec, Mode};
 
 /// What stands in the way of a VM, and the modes that are left.
-pub(crate) async fn check(node: Arc<Node>, vm: VmRecord, to: PeerTarget) -> CheckReport {
+pub(crate) async fn check(
+    node: Arc<Node>,
+    vm: VmRecord,
+    to: PeerTarget,
+    devices: Vec<DeviceChoice>,
+) -> CheckReport {
     let mut report =
         CheckReport { vm: vm.name.clone(), destination: to.to_string(), ..CheckReport::default() };
-    match look(&node, &vm, &to, &mut report).await {
+    match look(&node, &vm, &to, devices, &mut report).await {
         Ok(blockers) => report.blockers.extend(blockers),
         Err(blocker) => report.blockers.push(blocker),
     }
@@ -37,12 +44,16 @@ async fn look(
     node: &Arc<Node>,
     vm: &VmRecord,
     to: &PeerTarget,
+    devices: Vec<DeviceChoice>,
     report: &mut CheckReport,
 ) -> Result<Vec<Blocker>, Blocker> {
     let vmm = &*node.config.vmm;
     let monitor = vmm.monitor(vm).await.map_err(blocker(BlockerCode::Monitor))?;
     let facts = monitor.facts(vm.pid.unsigned_abs()).await.map_err(blocker(BlockerCode::Monitor))?;
-    report.blockers.extend(crate::check::source::blockers(&facts));
+    report.blockers.extend(crate::check::source::blockers(&facts, &vm.devices));
+    let ways = way::look(vm, &*monitor, &facts, &devices).await.map_err(blocker(BlockerCode::Monitor))?;
+    report.blockers.extend(ways.blockers);
+    report.devices = ways.ways;
     report.warnings = crate::check::source::warnings(&facts);
     if let Some(private) =
         crate::check::source::private_ram(vmm, vm).map_err(blocker(BlockerCode::RamNotShared))?
@@ -61,8 +72,9 @@ async fn look(
     };
     let stream = node.config.dialer.stream(to, &hello).await.map_err(blocker(BlockerCode::Unreachable))?;
     let mut channel: Channel<ToSource> = Channel::new(stream);
-    let spec = MigrationSpec::default();
-    let prepare = prepare_message(node, vm, &spec, &facts, infos, Token::random(), true);
+    let spec = MigrationSpec { devices, ..MigrationSpec::default() };
+    let owned = way::owned(node, vm).await;
+    let prepare = prepare_message(node, vm, &spec, &facts, (infos, owned), Token::random(), true);
     let asked = channel.send(&ToDestination::Prepare(Box::new(prepare))).await;
     asked.map_err(blocker(BlockerCode::Unreachable))?;
     let why = match timeout(ANSWER_TIMEOUT, channel.receive()).await {

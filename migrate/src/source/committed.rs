@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::aborted::{last_words, not_back, note_resumed};
 use super::control::Control;
 use super::conversation::{Heard, Serving};
+use super::devices::bring_back;
 use super::error::{SourceError, Stop};
 use super::final_pages::FinalPages;
 use super::memory::SourceMemory;
@@ -15,6 +16,7 @@ use super::page_service::{PageService, Terms};
 use super::released;
 use super::session::Session;
 use super::stopped_qemu::Kept;
+use crate::devices::told;
 use crate::history::ENDED_BY_OPERATOR;
 use crate::ownership::SourceEvent;
 use crate::proto::message::{Complete, DestinationStand, Running, SourceStand, ToDestination, ToSource};
@@ -277,8 +279,10 @@ impl Committed {
             return session.end_badly(chain(&error), GuestPlace::PausedAtSource);
         }
         let back = self.kept.bring_guest_back(&session).await;
+        let mut lacks = Vec::new();
         if back.is_ok() {
             note_resumed(&mut session);
+            lacks = bring_back(&mut session).await;
         }
         if let Some((pages, _)) = &self.serving {
             pages.memory.end_tracking();
@@ -289,7 +293,8 @@ impl Committed {
         }
         session.write_owed().await;
         match back {
-            Ok(()) => session.end_badly(stop.why(), GuestPlace::Source),
+            Ok(()) if lacks.is_empty() => session.end_badly(stop.why(), GuestPlace::Source),
+            Ok(()) => session.end_badly(format!("{}; {}", stop.why(), told(&lacks)), GuestPlace::Source),
             Err(error) => not_back(&session, &stop.why(), &error),
         }
     }

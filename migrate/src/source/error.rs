@@ -9,11 +9,14 @@ use vmove_node::peer::codec::CodecError;
 use vmove_node::peer::{LinkError, PeerTarget};
 use vmove_node::store::VmStoreError;
 use vmove_qmp::QmpError;
+use vmove_qmp::hotplug::HotplugError;
 use vmove_qmp::process::ProcessError;
 use vmove_qmp::switchover::SwitchoverError;
 use vmove_types::check::Blocker;
 use vmove_types::problem::chain;
 
+use crate::devices::detach::DetachError;
+use crate::devices::script::ScriptError;
 use crate::ownership::{IllegalStep, SourceState};
 use crate::proto::message::ToSource;
 
@@ -97,6 +100,12 @@ pub(crate) enum SourceError {
     Abandoned,
     #[error("The journal names no fabric: the guest's memory cannot be served again")]
     NoFabric,
+    #[error("The guest's devices could not be looked at")]
+    Devices(#[source] HotplugError),
+    #[error("The guest keeps its device {role}")]
+    Detach { role: String, source: DetachError },
+    #[error(transparent)]
+    Script(#[from] ScriptError),
     #[error("The guest runs at {to}, but its old QEMU could not be ended")]
     NotReleased { to: PeerTarget, source: Box<ReleaseError> },
     #[error("A task at the source ended without a result")]

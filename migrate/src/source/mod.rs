@@ -12,6 +12,8 @@ mod classify;
 mod committed;
 mod control;
 mod conversation;
+mod detach;
+mod devices;
 mod error;
 mod exposure;
 mod final_pages;

@@ -24,7 +24,7 @@ use super::session::Session;
 use crate::node::Node;
 use crate::ownership::{SourceEvent, SourceState};
 use crate::publish::Publisher;
-use crate::records::SourceRecord;
+use crate::records::{Detached, SourceRecord};
 use vmove_node::journal::Journal;
 use vmove_node::peer::{PeerTarget, SessionId, Token};
 use vmove_node::record::VmRecord;
@@ -103,6 +103,7 @@ pub(crate) async fn begin(begun: Begun) {
         freed: false,
         untold: false,
         to_resume: false,
+        detached: Detached::default(),
         report: report.clone(),
     };
     let dir = node.session_dir(id);

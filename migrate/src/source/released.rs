@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::control::Control;
+use super::devices;
 use super::error::{ReleaseError, SourceError};
 use super::session::Session;
 use super::stopped_qemu::Kept;
@@ -52,6 +53,8 @@ fn add_to_report(session: &mut Session, figures: &Complete) {
     let verify = session.spec().verify;
     let report = &mut session.report;
     figures.add_to(report);
+    devices::add_to_report(session, figures);
+    let report = &mut session.report;
     if report.pages_zero == 0 {
         report.pages_zero = figures.pages_zero;
     }
@@ -78,6 +81,7 @@ async fn release(session: &mut Session, kept: Kept) -> Result<(), ReleaseError> 
     // The VM may have come back since this session's daemon was killed: what is here now is not ours to free.
     let now = session.node.vms.get(&vm.name);
     if now.is_ok_and(|now| now.pid == vm.pid && now.pid_start == vm.pid_start) {
+        devices::give_back(session).await;
         free_files(session)?;
     }
     session.write_owing(|r| r.freed = true);

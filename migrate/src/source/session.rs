@@ -48,6 +48,12 @@ impl Session {
         &self.journal.record().vm
     }
 
+    /// Whether something is to be done in the guest before its memory is read.
+    pub(super) fn owns_devices(&self) -> bool {
+        let spec = self.spec();
+        !self.vm().devices.is_empty() || spec.quiesce.is_some() || spec.resume.is_some()
+    }
+
     pub(super) fn to(&self) -> &PeerTarget {
         &self.journal.record().to
     }

@@ -36,6 +36,11 @@ impl Warm {
         self.pages.open(session, &mut self.control).await?;
         session.ask_clock(&mut self.control).await?;
         session.report.setup_ms = session.publisher.elapsed_ms();
+        if session.owns_devices() {
+            // It is without them from then on: not before the destination is ready.
+            self.wait_prepared(session).await?;
+            self.detach_devices(session).await?;
+        }
         self.rounds(session).await?;
         if !self.prepared {
             self.wait_prepared(session).await?;

@@ -3,6 +3,7 @@
 //! [`Qemu`] does it for real. The drivers in `source` and `destination`, and what they write down, know only these traits: `tests/sim` runs
 //! them against QEMUs that are played, on a network and on disks that fail.
 
+mod plug;
 mod qemu;
 
 use std::ffi::OsString;
@@ -22,6 +23,7 @@ use vmove_qmp::switchover::SwitchoverError;
 use vmove_types::Backing;
 use vmove_types::time::Mono;
 
+pub use plug::{DeviceMonitor, InGuestError, Ran};
 pub use qemu::Qemu;
 
 /// The QEMUs of a node.
@@ -136,6 +138,14 @@ pub trait Vmm: Send + Sync + fmt::Debug {
     /// One does not end.
     async fn end_started_in(&self, vm_dir: &Path) -> Result<Vec<u32>, ProcessError>;
 
+    /// Lets a QEMU lock its guest's memory, of so many bytes, as devices of the host need it.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    fn let_lock_memory(&self, _: &VmRecord, _: u64) -> std::io::Result<()> {
+        Ok(())
+    }
+
     /// How pages are read.
     fn page_workers(&self) -> PageWorkers {
         PageWorkers::Threads
@@ -188,7 +198,7 @@ pub trait QemuHandle: Send + Sync + fmt::Debug {
 
 /// The monitor of a QEMU whose guest is to leave.
 #[async_trait]
-pub trait LeavingMonitor: Send + Sync + fmt::Debug {
+pub trait LeavingMonitor: DeviceMonitor {
     /// What QEMU and guest are made of.
     ///
     /// # Errors

@@ -14,7 +14,8 @@ use vmove_memory::{
     Process, QemuMapping, RamFile, UffdFeatures, create_uffd, discard_in_qemu, find_mappings,
     is_shared_whole, reopen_uffd, touched_in_qemu,
 };
-use vmove_qmp::confine::Confinement;
+use vmove_qmp::cmdline::with_devices;
+use vmove_qmp::confine::{Confinement, allow_locked_memory};
 use vmove_qmp::inspect::{HostQemu, InspectHostError, VmFacts, find_program};
 use vmove_qmp::process::{ProcessError, QemuProcess, log_in};
 use vmove_qmp::switchover::{
@@ -177,6 +178,10 @@ impl Vmm for Qemu {
     async fn end_started_in(&self, vm_dir: &Path) -> Result<Vec<u32>, ProcessError> {
         vmove_qmp::process::end_started_in(vm_dir).await
     }
+
+    fn let_lock_memory(&self, vm: &VmRecord, bytes: u64) -> std::io::Result<()> {
+        allow_locked_memory(vm.pid.unsigned_abs(), with_devices(bytes))
+    }
 }
 
 /// Registers QEMU's mappings, and drops the page-table entries it had before: those would never fault (hazard: stale mappings).
@@ -258,7 +263,7 @@ impl QemuHandle for Started {
 
 /// A QMP connection.
 #[derive(Debug)]
-struct Monitor {
+pub(super) struct Monitor {
     client: Client,
     /// Of a QEMU that this process started: by it the device state is loaded, and the guest's new place announced.
     destination: Option<Incoming>,
@@ -272,6 +277,10 @@ struct Incoming {
 }
 
 impl Monitor {
+    pub(super) const fn client(&self) -> &Client {
+        &self.client
+    }
+
     async fn status(&self, deadline: Duration) -> Result<String, QmpError> {
         let status = self.client.execute_raw("query-status", Value::Null, deadline).await?;
         Ok(status.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())

@@ -9,6 +9,7 @@ use vmove_types::progress::{Outcome, Progress};
 
 use crate::plan::NODES;
 use crate::world::World;
+use crate::world::cards;
 use crate::world::guest;
 use crate::world::operator::{VM, listed};
 use crate::world::status::Status;
@@ -66,7 +67,11 @@ pub fn newest_failure(world: &World) -> Option<String> {
 pub async fn look(world: &World) {
     tokio::task::yield_now().await;
     if world.violations().is_empty() {
-        let wrong = guest_is_wrong(world).into_iter().chain(left_over(world)).collect::<Vec<_>>();
+        let wrong = guest_is_wrong(world)
+            .into_iter()
+            .chain(left_over(world))
+            .chain(cards::wrong(world))
+            .collect::<Vec<_>>();
         wrong.into_iter().for_each(|what| world.violation(what));
     }
 }

@@ -21,8 +21,23 @@ pub struct Schedule {
     pub latency_ms: u64,
     /// What breaks.
     pub blows: Vec<Planned>,
+    /// The guest owns a device.
+    pub device: bool,
+    /// How it takes it to be asked for that, while blows come.
+    pub manner: Manner,
     /// Moved back when all is well again: what was left over would be in the way.
     pub and_back: bool,
+}
+
+/// How a guest takes it to be asked for its device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Manner {
+    /// It lets it go.
+    LetsGo,
+    /// It says no.
+    Refuses,
+    /// It lets it go, after so many milliseconds.
+    Late(u64),
 }
 
 /// A blow and its moment.
@@ -115,7 +130,8 @@ impl Schedule {
     /// A migration of a mode to which these blows happen.
     #[must_use]
     pub const fn with(mode: &'static str, blows: Vec<Planned>) -> Self {
-        Self { seed: 1, mode, paused: false, latency_ms: 2, blows, and_back: true }
+        let (device, manner) = (false, Manner::LetsGo);
+        Self { seed: 1, mode, paused: false, latency_ms: 2, blows, device, manner, and_back: true }
     }
 
     /// The schedule of a seed.
@@ -126,8 +142,28 @@ impl Schedule {
         let mode = rng.of(&["precopy", "postcopy", "postcopy", "hybrid", "auto"]);
         let (paused, latency_ms) = (rng.percent(8), rng.of(&[1, 2, 5, 20, 60]));
         let and_back = rng.percent(20);
-        let blows = (0..count).map(|_| Planned { when: moment(&mut rng), blow: blow(&mut rng) }).collect();
-        Self { seed, mode, paused, latency_ms, blows, and_back }
+        let mut blows: Vec<_> =
+            (0..count).map(|_| Planned { when: moment(&mut rng), blow: blow(&mut rng) }).collect();
+        // Last: what came before stays what it was for each seed.
+        let device = !paused && rng.percent(40);
+        let manner = match rng.below(20) {
+            0 => Manner::Refuses,
+            1 => Manner::Late(rng.of(&[3_000, 19_000, 25_000, 60_000])),
+            _ => Manner::LetsGo,
+        };
+        if device {
+            blows.iter_mut().for_each(|planned| later(planned, &mut rng));
+        }
+        Self { seed, mode, paused, latency_ms, blows, device, manner, and_back }
+    }
+}
+
+/// With a device there is more to do.
+fn later(planned: &mut Planned, rng: &mut Rng) {
+    if let Moment::Step(_, step) = &mut planned.when
+        && rng.percent(50)
+    {
+        *step += rng.below(STEPS / 2);
     }
 }
 

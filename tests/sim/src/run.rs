@@ -161,6 +161,7 @@ async fn settle(world: &World) {
     }
     // Words that nobody waits for, records that are owed.
     sleep(Duration::from_secs(15)).await;
+    operator::mend_devices(world).await;
     if let Some(stuck) = oracle::first_not_ended(world) {
         world.violation(format!("a migration does not end: {stuck}"));
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::plan::{Blow, DiskError, Moment, Planned, Schedule};
+use crate::plan::{Blow, DiskError, Manner, Moment, Planned, Schedule};
 use crate::run::{End, Report, run};
 
 /// A folder on tmpfs for a test of this name.
@@ -48,6 +48,84 @@ fn a_guest_moves_in_every_mode_there_and_back() {
         // And back.
         assert_eq!(report.end, End::Stayed, "{mode}");
         assert!(report.steps.iter().all(|steps| *steps > 60), "{mode}: {:?}", report.steps);
+    }
+}
+
+#[test]
+fn a_guest_with_a_device_moves_in_every_mode_there_and_back() {
+    for mode in ["precopy", "postcopy", "hybrid", "auto"] {
+        let report =
+            walk(&format!("device-{mode}"), Schedule { device: true, ..Schedule::with(mode, Vec::new()) });
+        assert_eq!(report.end, End::Stayed, "{mode}");
+    }
+}
+
+fn with_device(blows: Vec<Planned>) -> Schedule {
+    Schedule { device: true, ..Schedule::with("hybrid", blows) }
+}
+
+/// What a daemon does about a device, in the order in which it does it: it dies at each step.
+#[test]
+fn a_guest_has_its_device_wherever_a_daemon_is_killed() {
+    let steps = [
+        (DESTINATION, "devices: take"),
+        (DESTINATION, "devices: bind"),
+        (DESTINATION, "devices: hold"),
+        (SOURCE, "run a script in the guest"),
+        (SOURCE, "device_del"),
+        (SOURCE, "prepare the migration"),
+        (SOURCE, "source.jsonl: stopped"),
+        (DESTINATION, "destination.jsonl: loaded"),
+        (DESTINATION, "device_add"),
+        (DESTINATION, "destination.jsonl: complete"),
+        (SOURCE, "end QEMU"),
+        (SOURCE, "devices: return"),
+        (SOURCE, "devices: unbind"),
+        (SOURCE, "devices: forget"),
+    ];
+    for (node, step) in steps {
+        for (who, down_ms) in [(SOURCE, 20), (SOURCE, 4_000), (DESTINATION, 20), (DESTINATION, 4_000)] {
+            let name = format!("step-{node}-{who}-{down_ms}");
+            let report = walk(&name, with_device(vec![at(node, step, kill(who, down_ms))]));
+            assert_eq!(report.struck, 1, "{step} never came");
+        }
+    }
+}
+
+/// And while it is brought back: the first kill calls the migration off.
+#[test]
+fn a_guest_has_its_device_back_though_its_daemon_is_killed_again() {
+    for again in ["take up the migration", "ask QEMU for a device", "device_add", "run a script in the guest"]
+    {
+        let blows =
+            vec![at(SOURCE, "source.jsonl: stopped", kill(SOURCE, 20)), at(SOURCE, again, kill(SOURCE, 20))];
+        walk("again-device", with_device(blows));
+    }
+}
+
+#[test]
+fn a_guest_has_its_device_though_a_qemu_dies_or_the_migration_is_called_off() {
+    for step in ["device_del", "source.jsonl: stopped", "migrate"] {
+        walk("qemu-dies", with_device(vec![at(SOURCE, step, Blow::QemuDies { node: DESTINATION })]));
+        walk("cancelled", with_device(vec![at(SOURCE, step, Blow::Cancel)]));
+        walk("reset", with_device(vec![at(SOURCE, step, Blow::Reset)]));
+    }
+}
+
+#[test]
+fn a_guest_that_does_not_let_its_device_go_stays_with_it() {
+    for manner in [Manner::Refuses, Manner::Late(19_500), Manner::Late(22_000), Manner::Late(60_000)] {
+        walk("keeps", Schedule { manner, ..with_device(Vec::new()) });
+    }
+}
+
+#[test]
+fn a_device_is_given_back_once_there_is_room_for_the_ledger() {
+    for step in ["devices: return", "devices: forget"] {
+        let (error, ms) = (DiskError::NoSpace, 8_000);
+        let full =
+            Blow::Disk { node: SOURCE, error, ms, written_percent: 0, cuts_fail: false, reads_fail: false };
+        walk("ledger", with_device(vec![at(SOURCE, step, full)]));
     }
 }
 

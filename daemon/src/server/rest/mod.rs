@@ -34,6 +34,7 @@ pub fn control(app: Arc<App>) -> Router {
         .route("/v1/vms/{name}/forget", post(vms::forget))
         .route("/v1/vms/{name}/state", axum::routing::put(vms::set_state))
         .route("/v1/vms/{name}/check", get(vms::check))
+        .route("/v1/vms/{name}/devices/{role}/attach", post(vms::attach_device))
         .route("/v1/vms/{name}/tree", get(forks::tree))
         .route("/v1/children/{name}", delete(forks::kill))
         .route("/v1/vms/{name}/promote", post(forks::promote))

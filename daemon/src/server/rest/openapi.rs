@@ -29,6 +29,7 @@ use vmove_types::{check, fork_report, migration, progress, report, spec, vm};
         super::vms::forget,
         super::vms::set_state,
         super::vms::check,
+        super::vms::attach_device,
         super::forks::tree,
         super::forks::kill,
         super::forks::promote,

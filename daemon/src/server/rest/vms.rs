@@ -7,12 +7,13 @@ use axum::http::StatusCode;
 use vmove_http::{Answer, Json, Path, Query, Refusal};
 use vmove_node::registry::RegistryError;
 use vmove_types::check::CheckReport;
+use vmove_types::device::{DeviceChoice, VmDevice};
 
 use crate::server::grants::Entered;
 use crate::server::problem::IntoProblem;
 use crate::server::{App, detached};
 use vmove_types::migration::CheckQuery;
-use vmove_types::problem::Problem;
+use vmove_types::problem::{Code, Problem};
 use vmove_types::vm::{
     AdoptRequest, RunRequest, StateRequest, StopQuery, Stopped, VmDetail, VmList, VmSummary,
 };
@@ -133,5 +134,20 @@ pub async fn check(
     Query(query): Query<CheckQuery>,
 ) -> Answer<CheckReport> {
     let to = app.known.target(&query.to).map_err(IntoProblem::into_problem)?;
-    Ok(axum::Json(app.engine.check(&name, to).await.map_err(IntoProblem::into_problem)?))
+    let texts = query.devices.as_deref().unwrap_or_default().split(';').filter(|text| !text.is_empty());
+    let devices: Result<Vec<DeviceChoice>, _> = texts.map(str::parse).collect();
+    let devices = devices.map_err(|why| Problem::new(Code::BadOption, why.to_string()))?;
+    Ok(axum::Json(app.engine.check(&name, to, devices).await.map_err(IntoProblem::into_problem)?))
+}
+
+/// Gives a VM a device that its record names and that it lacks, such as after a move. One that it has stays.
+#[utoipa::path(post, path = "/v1/vms/{name}/devices/{role}/attach", operation_id = "attachDevice", tag = "vms",
+    params(("name" = String, Path, description = "Name of the VM"), ("role" = String, Path, description = "What the device is to it")),
+    responses((status = 200, body = VmDevice), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
+pub async fn attach_device(
+    State(app): State<Arc<App>>,
+    Path((name, role)): Path<(String, String)>,
+) -> Answer<VmDevice> {
+    let engine = app.engine.clone();
+    Ok(axum::Json(detached(async move { engine.attach_device(&name, &role).await }).await?))
 }

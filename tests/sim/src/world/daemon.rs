@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use tokio::time::sleep;
 use vmove_memory::MemoryError;
 use vmove_migrate::engine::{Engine, EngineConfig};
+use vmove_node::devices::Devices as _;
 use vmove_node::disk::Disk;
 use vmove_node::peer::{PROTOCOL_VERSION, PeerPolicy};
 use vmove_node::reservations::Reservations;
@@ -18,6 +19,7 @@ use vmove_types::Backing;
 use crate::life::Life;
 use crate::plan::NodeIndex;
 use crate::world::World;
+use crate::world::cards::SimDevices;
 use crate::world::disk::SimDisk;
 use crate::world::net::SimDialer;
 use crate::world::running::Daemon;
@@ -83,9 +85,10 @@ async fn boot(world: World, life: Arc<Life>) {
     }
     daemon.engine.resume_others();
     loop {
+        give_back_ownerless(&daemon).await;
         sleep(Duration::from_secs(1)).await;
         daemon.vms.write_owed();
-        end_vms_that_died(&world, &daemon);
+        end_vms_that_died(&world, &daemon).await;
     }
 }
 
@@ -96,6 +99,7 @@ fn assemble(world: &World, life: &Arc<Life>) -> anyhow::Result<Daemon> {
     let reservations = Reservations::with_free(memory_dir.clone(), free);
     disk.create_dir_all(&state_dir(node)).context("state folder")?;
     let vms = Arc::new(VmStore::open_on(Arc::clone(&disk), &state_dir(node).join("vms"))?);
+    let devices = SimDevices::new(world, life);
     let config = EngineConfig {
         node: life.name().to_owned(),
         sessions_dir: state_dir(node).join("sessions"),
@@ -105,6 +109,7 @@ fn assemble(world: &World, life: &Arc<Life>) -> anyhow::Result<Daemon> {
         confinement: Confinement::default(),
         peers: Arc::new(PeerPolicy::default()),
         vmm: Arc::new(SimVmm::new(world, life)),
+        devices: Arc::new(devices.clone()),
         disk,
         dialer: Arc::new(SimDialer::new(world, life)),
         bulk_connections: 2,
@@ -112,11 +117,17 @@ fn assemble(world: &World, life: &Arc<Life>) -> anyhow::Result<Daemon> {
         keep_migrations: 1000,
     };
     let engine = Engine::open(config, Arc::clone(&vms))?;
-    Ok(Daemon { life: Arc::clone(life), engine, vms, reservations })
+    Ok(Daemon { life: Arc::clone(life), engine, vms, reservations, devices })
+}
+
+/// As the registry does: devices of who is no VM here, and on no way here or away.
+async fn give_back_ownerless(daemon: &Daemon) {
+    let held = |vm: &str| daemon.engine.sessions().iter().any(|p| p.vm == vm && p.outcome.holds_vm());
+    daemon.devices.recover(|vm| daemon.vms.has(vm) || held(vm)).await;
 }
 
 /// As the registry does for a VM whose QEMU has ended and that no migration holds.
-fn end_vms_that_died(world: &World, daemon: &Daemon) {
+async fn end_vms_that_died(world: &World, daemon: &Daemon) {
     for vm in daemon.vms.list() {
         let ended = world.state().machine(vm.pid).is_none();
         let held = daemon.engine.sessions().iter().any(|p| p.vm == vm.name && p.outcome.holds_vm());
@@ -124,6 +135,7 @@ fn end_vms_that_died(world: &World, daemon: &Daemon) {
             for ram in &vm.ram {
                 let _ = SimDisk::new(world, &daemon.life).remove_file(&ram.path);
             }
+            let _ = daemon.devices.give_all_back(&vm.name, Duration::from_secs(1)).await;
             let _ = daemon.vms.remove(&vm.name);
         }
     }

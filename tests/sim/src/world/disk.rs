@@ -109,6 +109,12 @@ impl SimDisk {
         self.world.state().nodes[self.life.node()].disk_fault.filter(|fault| now < fault.until)
     }
 
+    /// Whether nothing can be written now.
+    #[must_use]
+    pub fn fails(&self) -> bool {
+        self.fault().is_some()
+    }
+
     /// Whether there is no room left now.
     #[must_use]
     pub fn is_full(&self) -> bool {

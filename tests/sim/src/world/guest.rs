@@ -29,12 +29,14 @@ pub struct Guest {
     pub is_lost: bool,
     /// A QEMU with one of several copies was ended by a blow: whether the guest goes on depends on which counts.
     pub may_be_lost: bool,
+    /// It was told to leave its device alone.
+    pub is_quiet: bool,
 }
 
 impl Default for Guest {
     fn default() -> Self {
         let pages = vec![0; usize::try_from(PAGES).unwrap_or(0)];
-        Self { epoch: 1, pages, written: 0, is_lost: false, may_be_lost: false }
+        Self { epoch: 1, pages, written: 0, is_lost: false, may_be_lost: false, is_quiet: false }
     }
 }
 
@@ -95,6 +97,13 @@ fn work(world: &World) -> Option<String> {
     let mut state = world.state();
     let state = &mut *state;
     for machine in state.machines.iter_mut().filter(|m| m.alive && m.status == Status::Running) {
+        if state.nodes[machine.node].card.opened_by() == Some(machine.pid) {
+            // What a device writes is seen by no tracker.
+            let page = state.rng.below(PAGES);
+            let stamp = state.guest.stamp();
+            state.guest.pages[usize::try_from(page).unwrap_or(0)] = stamp;
+            write(&machine.memory, page, stamp);
+        }
         for _ in 0..state.rng.between(1, 4) {
             let page = if state.rng.percent(70) { state.rng.below(HOT) } else { state.rng.below(PAGES) };
             let index = usize::try_from(page).unwrap_or(0);

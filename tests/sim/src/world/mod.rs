@@ -1,11 +1,13 @@
 //! What there is besides the daemons: QEMUs, the guest, disks, the network's state; and what is written down of all that happens.
 
+pub(crate) mod cards;
 pub(crate) mod daemon;
 pub(crate) mod disk;
 pub(crate) mod guest;
 pub(crate) mod journals;
 pub(crate) mod net;
 pub(crate) mod operator;
+pub(crate) mod plug;
 pub(crate) mod qemu;
 pub(crate) mod running;
 pub(crate) mod status;
@@ -20,8 +22,9 @@ use vmove_fabric::simulated::Memories;
 use vmove_node::peer::PROTOCOL_VERSION;
 
 use crate::life::Life;
-use crate::plan::{Blow, Moment, NODES, NodeIndex, Planned, Schedule};
+use crate::plan::{Blow, Manner, Moment, NODES, NodeIndex, Planned, Schedule};
 use crate::rng::Rng;
+use crate::world::cards::Card;
 use crate::world::disk::{DiskFault, Files};
 use crate::world::guest::Guest;
 use crate::world::net::Wire;
@@ -48,6 +51,8 @@ pub struct State {
     pub nodes: [Node; 2],
     pub machines: Vec<Machine>,
     pub guest: Guest,
+    /// How the guest takes it to be asked for its device now.
+    pub manner: Manner,
     pub wires: Vec<Weak<Wire>>,
     pub partition_until: Option<Instant>,
     /// Blows that have not come.
@@ -64,6 +69,8 @@ pub struct State {
 pub struct Node {
     pub files: Arc<Mutex<Files>>,
     pub disk_fault: Option<DiskFault>,
+    /// A device that VMs can have.
+    pub card: Card,
     /// The process of the daemon that there is now.
     pub life: Option<Arc<Life>>,
     /// The same, once it is reached by others.
@@ -94,13 +101,21 @@ impl World {
     /// Before anything has happened. `prints`: all that happens.
     #[must_use]
     pub fn new(schedule: Schedule, memory_dir: &Path, prints: bool) -> Self {
-        let node =
-            || Node { files: Arc::default(), disk_fault: None, life: None, daemon: None, lives: 0, steps: 0 };
+        let node = |index| Node {
+            files: Arc::default(),
+            disk_fault: None,
+            card: Card::of(index),
+            life: None,
+            daemon: None,
+            lives: 0,
+            steps: 0,
+        };
         let state = State {
             rng: Rng::new(schedule.seed),
-            nodes: [node(), node()],
+            nodes: [node(0), node(1)],
             machines: Vec::new(),
             guest: Guest::default(),
+            manner: schedule.manner,
             wires: Vec::new(),
             partition_until: None,
             blows: Vec::new(),
@@ -295,7 +310,9 @@ impl World {
 
     /// No other blows come.
     pub fn no_more_blows(&self) {
-        self.state().blows.clear();
+        let mut state = self.state();
+        state.blows.clear();
+        state.manner = Manner::LetsGo;
     }
 
     /// Whether nothing lasts any more of the blows that came.

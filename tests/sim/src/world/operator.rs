@@ -4,17 +4,21 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 use vmove_migrate::engine::Engine;
+use vmove_node::devices::Devices as _;
 use vmove_node::peer::PeerTarget;
 use vmove_node::record::{RamFileRecord, VmRecord};
 use vmove_qmp::confine::Confinement;
 use vmove_types::Backing;
+use vmove_types::device::{DeviceChoice, DeviceRequest, Identity, VmDevice};
 use vmove_types::progress::{GuestPlace, Outcome, Progress};
 use vmove_types::spec::MigrationSpec;
 
 use crate::plan::{NODES, NodeIndex};
 use crate::world::World;
+use crate::world::cards::{ID, ROLE, address};
 use crate::world::daemon;
 use crate::world::guest;
+use crate::world::plug::{PORT, QUIESCE, RESUME};
 use crate::world::qemu::{self, Ender};
 use crate::world::running::Daemon;
 use crate::world::status::Status;
@@ -61,6 +65,13 @@ pub async fn start_guest(world: &World, node: NodeIndex) -> anyhow::Result<()> {
     if !paused {
         qemu::run(world, pid);
     }
+    let device = |at: NodeIndex| VmDevice {
+        request: DeviceRequest { role: ROLE.to_owned(), address: address(at), identity: Identity::default() },
+        id: ID.to_owned(),
+        bus: PORT.to_owned(),
+        properties: std::collections::BTreeMap::new(),
+    };
+    let devices = if world.state().schedule.device { vec![device(node)] } else { Vec::new() };
     let command_line = [
         "/sim/bin/qemu-system-x86_64",
         "-machine",
@@ -84,12 +95,24 @@ pub async fn start_guest(world: &World, node: NodeIndex) -> anyhow::Result<()> {
         environment: Vec::new(),
         ram: vec![RamFileRecord { id: "ram0".to_owned(), path: ram, size: guest::bytes().0 }],
         overlays: Vec::new(),
-        devices: Vec::new(),
+        devices: devices.clone(),
         adopted: false,
         session: None,
     };
-    let entered = at(world, node, move |daemon| async move { daemon.vms.insert(record) }).await;
-    entered.ok_or_else(|| anyhow::anyhow!("the daemon is down"))??;
+    let entered = at(world, node, move |daemon| async move {
+        for device in &record.devices {
+            daemon.devices.take(VM, &device.request).await?;
+        }
+        anyhow::Ok(daemon.vms.insert(record)?)
+    });
+    entered.await.ok_or_else(|| anyhow::anyhow!("the daemon is down"))??;
+    if let Some(device) = devices.first() {
+        let mut state = world.state();
+        state.nodes[node].card.plugged = Some(pid);
+        if let Some(machine) = state.machine(pid) {
+            machine.devices.insert(device.id.clone(), device.request.address);
+        }
+    }
     Ok(())
 }
 
@@ -107,7 +130,13 @@ pub async fn migrate(world: &World, from: NodeIndex) -> bool {
     let to = NODES[1 - from];
     let target = PeerTarget { name: to.to_owned(), address: to.to_owned() };
     let mode = world.state().schedule.mode;
-    let spec = MigrationSpec { mode: mode.parse().unwrap_or_default(), ..MigrationSpec::default() };
+    let mut spec = MigrationSpec { mode: mode.parse().unwrap_or_default(), ..MigrationSpec::default() };
+    if world.state().schedule.device {
+        let identity = Identity::default();
+        let request = DeviceRequest { role: ROLE.to_owned(), address: address(1 - from), identity };
+        spec.devices.push(DeviceChoice(request));
+        (spec.quiesce, spec.resume) = (Some(QUIESCE.to_owned()), Some(RESUME.to_owned()));
+    }
     let asked =
         at(world, from, move |daemon| async move { daemon.engine.start(VM, target, spec).await }).await;
     let begun = matches!(asked, Some(Ok(_)));
@@ -176,6 +205,32 @@ pub async fn recover(world: &World) {
     }
 }
 
+/// What is to be done about devices: `vmove devices attach` where the guest lacks its own, and a start of a daemon that could not give one back.
+pub async fn mend_devices(world: &World) {
+    if !world.state().schedule.device {
+        return;
+    }
+    for (node, name) in NODES.into_iter().enumerate() {
+        let (lacks, left) = {
+            let state = world.state();
+            let machine = state.machines.iter().find(|machine| machine.alive && machine.node == node);
+            let lacks = machine.is_some_and(|machine| !machine.devices.contains_key(ID));
+            (lacks, machine.is_none() && state.nodes[node].card.claim.is_some())
+        };
+        if lacks {
+            world.note(name, "operator: devices attach");
+            let asked = at(world, node, |daemon| async move { daemon.engine.attach_device(VM, ROLE).await });
+            let done = asked.await;
+            world.note(name, format!("attached: {:?}", done.map(|done| done.map_err(|e| e.to_string()))));
+        }
+        if left {
+            world.note(name, "operator: starts vmoved again, which could not give a device back");
+            daemon::kill(world, node, Duration::from_millis(10), false);
+            sleep(Duration::from_secs(20)).await;
+        }
+    }
+}
+
 /// `vmove stop --force` on both nodes, of a guest that has died.
 pub async fn end_guest(world: &World) {
     for (node, name) in NODES.into_iter().enumerate() {
@@ -184,8 +239,10 @@ pub async fn end_guest(world: &World) {
         let ended = at(world, node, move |daemon| async move {
             let abandoned = daemon.engine.abandon(VM).await;
             of_world.note(daemon.life.name(), format!("abandoned: {}", abandoned.is_ok()));
-            let Ok(vm) = daemon.vms.get(VM) else { return };
-            qemu::end(&of_world, vm.pid, Ender::Operator);
+            if let Ok(vm) = daemon.vms.get(VM) {
+                qemu::end(&of_world, vm.pid, Ender::Operator);
+            }
+            let _ = daemon.devices.give_all_back(VM, Duration::from_secs(1)).await;
         });
         let _ = ended.await;
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncWriteExt as _, DuplexStream};
 use tokio::sync::Notify;
 use vmove_memory::{Mapping, PageIndex, PageTable, RamFile};
+use vmove_types::device::PciAddress;
 
 use crate::plan::{NODES, NodeIndex};
 use crate::world::guest::{self, PAGES};
@@ -55,6 +56,8 @@ pub struct Machine {
     pub touched: Option<PageIndex>,
     pub stage: Stage,
     pub exited: Arc<Notify>,
+    /// Devices of the node that it has plugged in, by id.
+    pub devices: BTreeMap<String, PciAddress>,
     /// By number: pages that were written since a tracker looked last.
     trackers: BTreeMap<u64, Vec<bool>>,
     last_tracker: u64,
@@ -120,6 +123,7 @@ pub fn start(
         touched: None,
         stage: Stage::None,
         exited: Arc::default(),
+        devices: BTreeMap::new(),
         trackers: BTreeMap::new(),
         last_tracker: 0,
     };
@@ -148,7 +152,10 @@ pub fn end(world: &World, pid: i32, by: Ender) {
         machine.alive = false;
         machine.stage = Stage::None;
         machine.exited.notify_waiters();
+        machine.devices.clear();
         let (node, had_newest) = (machine.node, machine.copy == Some(newest));
+        let card = &mut state.nodes[node].card;
+        card.plugged = card.plugged.filter(|by| *by != pid);
         let others = state.machines.iter().any(|m| m.alive && m.copy == Some(newest));
         let known_lost = state.guest.is_lost || state.guest.may_be_lost;
         match (had_newest, others, by) {

@@ -7,6 +7,7 @@ use vmove_node::reservations::Reservations;
 use vmove_node::store::VmStore;
 
 use crate::life::Life;
+use crate::world::cards::SimDevices;
 
 /// A daemon that is reached by others.
 #[derive(Debug, Clone)]
@@ -15,4 +16,5 @@ pub struct Daemon {
     pub engine: Arc<Engine>,
     pub vms: Arc<VmStore>,
     pub reservations: Arc<Reservations>,
+    pub devices: SimDevices,
 }

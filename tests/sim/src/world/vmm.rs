@@ -27,6 +27,7 @@ use vmove_types::Backing;
 use vmove_types::time::Mono;
 
 use crate::life::Life;
+use crate::plan::NodeIndex;
 use crate::world::disk::SimDisk;
 use crate::world::guest::{self, FIRMWARE, PAGES};
 use crate::world::qemu::{self, Ender, LOOK_INTERVAL, Stage};
@@ -239,18 +240,28 @@ impl Vmm for SimVmm {
 
 /// One QEMU, as it is reached by a life.
 #[derive(Clone, Debug)]
-struct Qemu {
+pub(super) struct Qemu {
     vmm: SimVmm,
     pid: i32,
 }
 
 impl Qemu {
-    fn world(&self) -> &World {
+    /// Its process id.
+    pub(super) const fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Where it is.
+    pub(super) fn node(&self) -> NodeIndex {
+        self.vmm.life.node()
+    }
+
+    pub(super) fn world(&self) -> &World {
         &self.vmm.world
     }
 
     /// The daemon asks something of it.
-    async fn asked(&self, what: &str) -> Result<(), QmpError> {
+    pub(super) async fn asked(&self, what: &str) -> Result<(), QmpError> {
         self.world().may(&self.vmm.life, what).await;
         guest::moment(self.world()).await;
         self.has_its_page(what).await?;
@@ -279,7 +290,7 @@ impl Qemu {
     }
 
     /// Looks at it, or changes it; nothing if it has ended.
-    fn look<T>(&self, look: impl FnOnce(&mut qemu::Machine) -> T) -> Option<T> {
+    pub(super) fn look<T>(&self, look: impl FnOnce(&mut qemu::Machine) -> T) -> Option<T> {
         self.world().state().machine(self.pid).map(look)
     }
 }

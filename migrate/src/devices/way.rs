@@ -1,0 +1,116 @@
+//! How each device of a guest would be moved, as far as the source can tell.
+
+use vmove_node::record::VmRecord;
+use vmove_qmp::hotplug::{HotplugError, Seat};
+use vmove_qmp::inspect::VmFacts;
+use vmove_types::check::{Blocker, BlockerCode, DeviceWay};
+use vmove_types::device::{DeviceChoice, VmDevice};
+use vmove_types::problem::chain;
+
+use super::FAILOVER_PAIR;
+use crate::node::Node;
+use crate::proto::message::OwnedDevice;
+use crate::vmm::DeviceMonitor;
+
+/// Linux lets a device go within so many milliseconds, as a rule.
+const UNPLUG_MS: u64 = 1000;
+/// Guest memory that crosses in a millisecond, by a network of 10 Gbit/s. Unit: bytes.
+const CROSSES_PER_MS: u64 = 1_250_000;
+/// Guest memory that is pinned in a millisecond, where it is in 4 KiB pages. Unit: bytes.
+const PINNED_PER_MS: u64 = 2_000_000;
+
+/// What there is to say of a guest's devices, and what stands in the way.
+pub(crate) struct Ways {
+    pub ways: Vec<DeviceWay>,
+    pub blockers: Vec<Blocker>,
+}
+
+/// Looks at the devices of a guest. Changes nothing.
+pub(crate) async fn look(
+    vm: &VmRecord,
+    monitor: &dyn DeviceMonitor,
+    facts: &VmFacts,
+    choices: &[DeviceChoice],
+) -> Result<Ways, HotplugError> {
+    let mut found = Ways { ways: Vec::new(), blockers: Vec::new() };
+    let memory: u64 = vm.ram.iter().map(|ram| ram.size).sum();
+    for device in &vm.devices {
+        let seat = monitor.seat(&device.id).await?;
+        let role = &device.request.role;
+        let blocker = why_not(device, seat.as_ref(), &facts.status)
+            .map(|message| Blocker::new(BlockerCode::Device, message).about(role));
+        let choice = choices.iter().find(|choice| choice.0.role == *role);
+        let mut way = DeviceWay {
+            role: role.clone(),
+            source: device.request.address.to_string(),
+            destination: choice.map(|choice| choice.0.address.to_string()),
+            ..DeviceWay::default()
+        };
+        describe(&mut way, device, blocker.as_ref(), seat.is_some(), memory);
+        found.ways.push(way);
+        found.blockers.extend(blocker);
+    }
+    Ok(found)
+}
+
+fn why_not(device: &VmDevice, seat: Option<&Seat>, status: &str) -> Option<String> {
+    let (seat, role) = (seat?, &device.request.role);
+    // Root ports are named by the operator, or by us; this is the name of the root complex itself.
+    if !seat.hotpluggable || seat.bus.starts_with("pcie.") {
+        return Some(format!(
+            "Device {role} sits on {}, from where it cannot leave while the guest runs: start the guest with it on a port with hot plug \
+             (`vmove run --device` does that)",
+            seat.bus
+        ));
+    }
+    (status != "running").then(|| {
+        format!("Device {role} cannot leave: the guest is {status}, and only one that runs can let a device go; resume it first")
+    })
+}
+
+fn describe(way: &mut DeviceWay, device: &VmDevice, blocker: Option<&Blocker>, plugged: bool, memory: u64) {
+    if let Some(blocker) = blocker {
+        "none".clone_into(&mut way.way);
+        way.message.clone_from(&blocker.message);
+        return;
+    }
+    let outage = UNPLUG_MS + memory / CROSSES_PER_MS + memory / PINNED_PER_MS;
+    way.outage_ms = Some(outage);
+    let seconds = outage.div_ceil(1000);
+    let how =
+        if plugged { "the guest is asked to let it go" } else { "the guest does not have it plugged in now" };
+    let about = format!(
+        "{how}, its memory crosses, and the other device is plugged in: without it for about {seconds} s, if the guest lets it go within \
+         a second and the network carries 10 Gbit/s"
+    );
+    (way.way, way.message) = match device.properties.get(FAILOVER_PAIR) {
+        Some(partner) => (
+            "failover".to_owned(),
+            format!("{about}; its network goes on over the partner {partner} meanwhile"),
+        ),
+        None => ("unplug".to_owned(), about),
+    };
+}
+
+/// What a destination is told of a guest's devices.
+pub(crate) async fn owned(node: &Node, vm: &VmRecord) -> Vec<OwnedDevice> {
+    if vm.devices.is_empty() {
+        return Vec::new();
+    }
+    let list = node.config.devices.list().await;
+    let list =
+        list.inspect_err(|error| tracing::warn!(error = chain(error), "models of devices are not known"));
+    let list = list.unwrap_or_default();
+    let model = |device: &VmDevice| {
+        let here = list.devices.iter().find(|here| here.address == device.request.address);
+        here.map(|here| here.model.clone()).unwrap_or_default()
+    };
+    let owned = |device: &VmDevice| OwnedDevice {
+        device: DeviceChoice(device.request.clone()),
+        id: device.id.clone(),
+        bus: device.bus.clone(),
+        properties: device.properties.clone().into_iter().collect(),
+        model: model(device),
+    };
+    vm.devices.iter().map(owned).collect()
+}
