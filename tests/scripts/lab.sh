@@ -78,11 +78,13 @@ vmove_lab() {
             # when it is asked for.
             if [ "${2:-}" = devices ]; then
                 build_lab_devices
+                build_lab_moves
                 shift 2
                 local which='' linux=()
                 if [ $# -gt 0 ] && [[ $1 != --* ]]; then which=$1 && shift; fi
                 if [[ $which == linux* ]]; then build_lab_linux && linux=(--device-linux "$LAB_LINUX"); fi
                 set -- test --hosts 2 --memory-mib 1536 --processors 2 --devices --no-check --device-programs "$(target_dir)/release/examples" \
+                    --device-moves "$(target_dir)/release" \
                     --device-guest "$LAB_DEVICE_GUEST" "${linux[@]}" --only "$which" "$@"
             fi
             # The least of moves and forks, as './run test lab' runs it.

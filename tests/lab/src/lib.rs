@@ -37,6 +37,7 @@ pub mod bench;
 pub mod check;
 pub mod client;
 pub mod compare;
+pub mod device_moves;
 pub mod devices;
 pub mod faults;
 pub mod forks;

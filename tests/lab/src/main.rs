@@ -15,7 +15,8 @@ use vmove_lab::supervisor::Lab;
 use vmove_lab::switch::rules::Rule;
 use vmove_lab::wire::{Command, Event, Request};
 use vmove_lab::{
-    agent, bench, check, client, compare, devices, faults, forks, moves, multicast, shell, sides, smoke,
+    agent, bench, check, client, compare, device_moves, devices, faults, forks, moves, multicast, shell,
+    sides, smoke,
 };
 
 /// Virtual hosts with RDMA (the kernel's soft RoCE) on one machine, joined by a switch that loses, delays, reorders,
@@ -100,6 +101,9 @@ enum What {
         /// Give virtual functions to guests by the programs of this folder
         #[arg(long, value_name = "FOLDER", requires = "device_guest")]
         device_programs: Option<PathBuf>,
+        /// Move guests that have virtual functions between the vmoved of this folder
+        #[arg(long, value_name = "FOLDER", requires = "device_guest")]
+        device_moves: Option<PathBuf>,
         /// The guest that gets them
         #[arg(long, value_name = "IMAGE")]
         device_guest: Option<PathBuf>,
@@ -234,6 +238,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             sessions,
             forks,
             device_programs,
+            device_moves,
             device_guest,
             device_linux,
             smoke,
@@ -264,11 +269,22 @@ fn run(cli: Cli) -> Result<ExitCode> {
                         "Expected part of a case's name, found {only:?}; no case has it in its name"
                     );
                 }
-                if let Some((programs, guest)) = device_programs.zip(device_guest) {
+                if let Some(guest) = device_guest {
                     let linux = device_linux.map(|initrd| (lab.places().files.join("vmlinuz"), initrd));
-                    let parts = devices::parts(&programs, &guest, linux, lab.places())?;
+                    let mut ran = 0;
+                    if let Some(programs) = device_programs {
+                        ran += devices::all(
+                            lab,
+                            &devices::parts(&programs, &guest, linux, lab.places())?,
+                            &only,
+                        )?;
+                    }
+                    if let Some(programs) = device_moves {
+                        let parts = moves::parts(&programs, &guest, lab.places())?;
+                        ran += device_moves::all(lab, &parts, &guest, &only)?;
+                    }
                     ensure!(
-                        devices::all(lab, &parts, &only)? > 0,
+                        ran > 0,
                         "Expected part of a case's name, found {only:?}; no case has it in its name"
                     );
                 }
