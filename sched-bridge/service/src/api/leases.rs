@@ -14,11 +14,12 @@ use vmove_http::{Answer, Json, Path, Query, Refusal};
 
 use super::App;
 use super::problem::{Code, Problem};
+use super::visible::visible;
 use super::vms::with_command_line;
 use crate::access::Caller;
 use crate::account::{Record, csv, json_lines};
-use crate::bridge::{BridgeError, GrantRequest, Granted, View, Wanted};
-use crate::lease::{DEFAULT_TTL_MS, Lease, LeaseId};
+use crate::bridge::{BridgeError, GrantRequest, Granted, Wanted};
+use crate::lease::{DEFAULT_TTL_MS, LeaseId};
 use crate::request_text;
 use crate::slurm::booking::BookingError;
 use crate::slurm::follower::JOBS_PREFIX;
@@ -167,12 +168,6 @@ fn without_other_holder(caller: &Caller, problem: Problem) -> Problem {
         ),
         _ => problem,
     }
-}
-
-/// A lease that the caller may see. Others are to it as if there were none.
-pub(super) fn visible<'a>(view: &'a View, caller: &Caller, id: &LeaseId) -> Result<&'a Lease, BridgeError> {
-    let lease = &view.lease(id)?.lease;
-    if caller.may_use(&lease.holder) { Ok(lease) } else { Err(BridgeError::UnknownLease(id.clone())) }
 }
 
 impl From<BookingError> for Problem {

@@ -5,6 +5,7 @@ mod nodes;
 pub mod openapi;
 pub mod plans;
 pub mod problem;
+mod visible;
 mod vms;
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use vmove_bridge_types::requests::{StartAnswer, StartRequest, StartVm, StopVms};
 use vmove_http::{Answer, Json, Path, Refusal};
 
 use super::App;
-use super::leases::visible;
 use super::problem::{Code, Problem};
+use super::visible::visible;
 use crate::access::Caller;
 use crate::lease::LeaseId;
 use crate::template::Templates;
