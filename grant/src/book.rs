@@ -79,8 +79,8 @@ impl Book {
         self.free(&grant, host.cores)?;
         self.used.retain(|_, ends_ms| *ends_ms > now_ms);
         self.used.insert(grant.serial, grant.expires_ms);
-        let taken = self.vms.entry(vm.to_owned()).insert_entry(Taken { grant });
-        Ok(&taken.into_mut().grant)
+        self.vms.remove(vm);
+        Ok(&self.vms.entry(vm.to_owned()).or_insert(Taken { grant }).grant)
     }
 
     /// Whether nobody else has what a grant gives.
