@@ -137,6 +137,7 @@ pub struct ConfigFile {
     bulk_connections: Option<u8>,
     reconnect_for: Option<String>,
     keep_migrations: Option<usize>,
+    overcommit_memory: Option<bool>,
     fork: ForkPolicy,
     qemu: QemuConfig,
     peers: PeerPolicy,
@@ -232,6 +233,8 @@ pub struct Config {
     pub reconnect_for: Duration,
     /// Migrations of the past that are remembered, 10 to 1,000,000.
     pub keep_migrations: usize,
+    /// Guests may be larger than the memory of this node: of each counts what it holds.
+    pub overcommit_memory: bool,
     /// Forks.
     pub fork: ForkPolicy,
     /// With which rights QEMUs run.
@@ -360,6 +363,7 @@ impl Config {
             bulk_connections,
             reconnect_for,
             keep_migrations,
+            overcommit_memory: file.overcommit_memory.unwrap_or(false),
             fork: checked(file.fork)?,
             qemu: file.qemu.overridden(flags.qemu)?,
             peers,

@@ -89,17 +89,7 @@ impl MemoryDir {
     /// [`MemoryError::NotEnoughMemory`] if less than `len` is free; [`MemoryError::Path`], also if the file exists, if
     /// `name` is not a plain file name, or if `len` is not a multiple of [`Backing::page_bytes`].
     pub fn create_ram_file(&self, name: &str, len: ByteLen) -> Result<RamFile> {
-        let path = self.path.join(name);
-        let invalid = |text: &str| {
-            let source = io::Error::new(io::ErrorKind::InvalidInput, text.to_owned());
-            MemoryError::path("Creating the RAM file", &path, source)
-        };
-        if Path::new(name).file_name() != Some(name.as_ref()) {
-            return Err(invalid("expected a plain file name"));
-        }
-        if len.0 == 0 || !len.0.is_multiple_of(self.backing.page_bytes()) {
-            return Err(invalid("the length must be a multiple of the page size"));
-        }
+        self.check_ram_file(name, len)?;
         let free = self.free()?;
         if len > free {
             return Err(MemoryError::NotEnoughMemory {
@@ -112,6 +102,35 @@ impl MemoryDir {
                 },
             });
         }
+        self.make_ram_file(name, len)
+    }
+
+    /// As [`Self::create_ram_file`], for who has seen to it that there is memory for what the file will hold. It may be longer than that.
+    ///
+    /// # Errors
+    /// Those of [`Self::create_ram_file`] but the first.
+    pub fn create_promised_ram_file(&self, name: &str, len: ByteLen) -> Result<RamFile> {
+        self.check_ram_file(name, len)?;
+        self.make_ram_file(name, len)
+    }
+
+    fn check_ram_file(&self, name: &str, len: ByteLen) -> Result<()> {
+        let path = self.path.join(name);
+        let invalid = |text: &str| {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, text.to_owned());
+            MemoryError::path("Creating the RAM file", &path, source)
+        };
+        if Path::new(name).file_name() != Some(name.as_ref()) {
+            return Err(invalid("expected a plain file name"));
+        }
+        if len.0 == 0 || !len.0.is_multiple_of(self.backing.page_bytes()) {
+            return Err(invalid("the length must be a multiple of the page size"));
+        }
+        Ok(())
+    }
+
+    fn make_ram_file(&self, name: &str, len: ByteLen) -> Result<RamFile> {
+        let path = self.path.join(name);
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
         let file = file.map_err(|source| MemoryError::path("Creating the RAM file", &path, source))?;
         file.set_len(len.0)

@@ -86,6 +86,7 @@ fn free_in(dir: &Path, backing: Backing) -> Result<u64, MemoryError> {
 pub struct Reservations {
     memory_dir: PathBuf,
     free: FreeMemory,
+    overcommits: bool,
     held: Mutex<Held>,
 }
 
@@ -161,7 +162,19 @@ impl Reservations {
     /// As [`Reservations::new`], where something else than the kernel says what is free.
     #[must_use]
     pub fn with_free(memory_dir: PathBuf, free: FreeMemory) -> Arc<Self> {
-        Arc::new(Self { memory_dir, free, held: Mutex::default() })
+        Arc::new(Self { memory_dir, free, overcommits: false, held: Mutex::default() })
+    }
+
+    /// As [`Reservations::new`], for a node whose operator lets guests be larger than its memory: of a guest counts what it holds.
+    #[must_use]
+    pub fn overcommitting(memory_dir: PathBuf) -> Arc<Self> {
+        Arc::new(Self { memory_dir, free: free_in, overcommits: true, held: Mutex::default() })
+    }
+
+    /// Whether of a guest counts only what it holds, not what it may come to hold.
+    #[must_use]
+    pub const fn overcommits(&self) -> bool {
+        self.overcommits
     }
 
     /// For whom there are reservations.

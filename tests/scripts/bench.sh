@@ -14,10 +14,13 @@ vmove_bench() {
     esac
     case " $* " in *" --help "* | *" -h "*) ;; *) need_root bench ;; esac
     vmove_build
-    if [ "${1:-}" = fork ]; then
-        shift
-        exec "$(target_dir)/release/fork-bench" "$@"
-    fi
+    case ${1:-} in
+        fork | pause)
+            local program=$1-bench
+            shift
+            exec "$(target_dir)/release/$program" "$@"
+            ;;
+    esac
     exec "$(target_dir)/release/bench" "$@"
 }
 

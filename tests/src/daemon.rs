@@ -459,6 +459,8 @@ pub struct MigrateReport {
     pub faults: Faults,
     pub phases: Vec<Phase>,
     #[serde(default)]
+    pub pause: Vec<Phase>,
+    #[serde(default)]
     pub verified: Option<bool>,
     #[serde(default)]
     pub scan_us_per_gib: f64,

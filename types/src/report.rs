@@ -121,6 +121,9 @@ pub struct Report {
     pub faults: FaultStats,
     /// Where the time went.
     pub phases: Vec<PhaseTime>,
+    /// What the pause consisted of: its steps from STOP to RESUME, one after the other, in milliseconds after STOP. Empty if the guest was
+    /// paused before, or the source's daemon was started anew meanwhile.
+    pub pause: Vec<PhaseTime>,
     /// `Some(true)`: every page hashed equal on both sides. `None`: not asked for.
     pub verified: Option<bool>,
     /// The guest was left paused, as asked.

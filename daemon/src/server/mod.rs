@@ -283,7 +283,11 @@ async fn assemble(
     let monitors = Arc::new(Monitors::default());
     let dialer = Arc::new(PeerDialer::new(tls, &config.nodes, fabrics.clone()));
     let peers = Arc::new(config.peers.clone().beside(&config.qemu));
-    let reservations = Reservations::new(config.memory_dir.clone());
+    let reservations = if config.overcommit_memory {
+        Reservations::overcommitting(config.memory_dir.clone())
+    } else {
+        Reservations::new(config.memory_dir.clone())
+    };
     let groups = control_groups(&config);
     let devices = LedgerDevices::open(&config.state_dir, config.qemu.owner()).with_context(|| {
         format!("Could not open the journal of devices in {}", config.state_dir.display())

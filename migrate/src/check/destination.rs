@@ -116,15 +116,17 @@ pub(crate) fn holder(id: SessionId, prepare: &Prepare) -> String {
 }
 
 /// What a guest takes here: its memory, the page maps on tmpfs, and [`OVERHEAD`]. Where its memory is locked, it takes all of that at once.
-pub(crate) fn wanted(prepare: &Prepare) -> Wanted {
+/// `held_only`: of its memory, what holds something at the source; the rest is overcommitted.
+pub(crate) fn wanted(prepare: &Prepare, held_only: bool) -> Wanted {
     let map = |size: u64, page: u64| size.div_ceil(page.max(1));
     let maps = prepare.blocks.iter().fold(0_u64, |sum, b| sum.saturating_add(map(b.size, b.page_size)));
     let host_bytes = OVERHEAD.saturating_add(maps);
-    Wanted { backing: prepare.backing, guest_bytes: prepare.guest_bytes(), host_bytes }
+    let guest_bytes = if held_only { prepare.held_bytes() } else { prepare.guest_bytes() };
+    Wanted { backing: prepare.backing, guest_bytes, host_bytes }
 }
 
 fn memory(node: &Node, id: SessionId, prepare: &Prepare) -> Result<Reservation, Blocker> {
-    let (wanted, backing) = (wanted(prepare), prepare.backing);
+    let (wanted, backing) = (wanted(prepare, node.config.reservations.overcommits()), prepare.backing);
     let fits = |rooms: &Rooms| enough(&node.config.node, &prepare.vm, wanted, rooms);
     let reserved = node.config.reservations.reserve(&holder(id, prepare), wanted, fits);
     reserved.unwrap_or_else(|e| {

@@ -131,7 +131,7 @@ pub(crate) async fn adopt(
         Ok((files, process)) => {
             let (state, id, prepare) =
                 (journal.record().state, journal.record().id, &journal.record().prepare);
-            let wanted = check::destination::wanted(prepare);
+            let wanted = check::destination::wanted(prepare, node.config.reservations.overcommits());
             let room = node.config.reservations.promised(&check::destination::holder(id, prepare), wanted);
             // Its QEMU is there.
             room.mapped();

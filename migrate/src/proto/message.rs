@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use vmove_fabric::{FabricKind, RemoteRegion};
 use vmove_types::Backing;
 
-use crate::pending::WireSet;
+use crate::pending::{PageSet, WireSet};
 use vmove_node::peer::Token;
 use vmove_types::check::Blocker;
 use vmove_types::device::DeviceChoice;
@@ -84,6 +84,17 @@ pub struct OwnedDevice {
 }
 
 impl Prepare {
+    /// Bytes of the guest's RAM that hold something at the source, in whole 2 MiB parts.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        let of = |block: &BlockInfo| {
+            let parts = block.size.div_ceil(PART_BYTES);
+            let held = PageSet::decode(&block.data, parts).map_or(parts, |set| set.count());
+            held.saturating_mul(PART_BYTES).min(block.size)
+        };
+        self.blocks.iter().fold(0, |sum, block| sum.saturating_add(of(block)))
+    }
+
     /// Bytes of the guest's RAM, as far as a number can say them.
     #[must_use]
     pub fn guest_bytes(&self) -> u64 {

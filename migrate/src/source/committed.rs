@@ -255,9 +255,9 @@ impl Committed {
     fn guest_runs_there(&mut self, session: &mut Session, running: Running) {
         self.runs_there = true;
         session.publisher.enter(Phase::Fetch);
-        let stopped_at = match &self.kept {
-            Kept::InMemory(qemu) => qemu.stopped_at,
-            Kept::Journaled => None,
+        let (stopped_at, pause) = match &mut self.kept {
+            Kept::InMemory(qemu) => (qemu.stopped_at, qemu.pause.take()),
+            Kept::Journaled => (None, None),
         };
         let offset = session.clock.offset();
         let report = &mut session.report;
@@ -265,6 +265,9 @@ impl Committed {
         if let (Some(stopped), Some(resumed)) = (stopped_at, running.resumed_at) {
             report.downtime_ms = offset.to_ours(resumed).ms_since(stopped);
             report.downtime_error_ms = offset.error as f64 / 1e6;
+            if let Some(pause) = pause {
+                report.pause = pause.end(offset.to_ours(resumed));
+            }
         }
         report.paused = running.resumed_at.is_none();
         // For a life of the daemon after this one; without it only the figures would be lost.

@@ -97,13 +97,14 @@ impl SourceMemory {
         Ok(Self { blocks, in_qemu, writes })
     }
 
-    pub(super) fn infos(&self) -> Vec<BlockInfo> {
-        let info = |b: &Block| BlockInfo {
-            id: b.id.clone(),
-            size: b.file.len().0,
-            page_size: b.page_size().bytes(),
-            // Nothing is filled for a check.
-            data: WireSet::All,
+    pub(super) fn infos(&self) -> Result<Vec<BlockInfo>, MemoryError> {
+        let info = |b: &Block| {
+            Ok(BlockInfo {
+                id: b.id.clone(),
+                size: b.file.len().0,
+                page_size: b.page_size().bytes(),
+                data: parts_with_data(&b.file)?,
+            })
         };
         self.blocks.iter().map(info).collect()
     }

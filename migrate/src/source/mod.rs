@@ -20,6 +20,7 @@ mod final_pages;
 mod gate;
 mod memory;
 mod page_service;
+mod pause;
 mod phases;
 mod registering;
 mod released;

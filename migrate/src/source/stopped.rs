@@ -10,6 +10,7 @@ use super::conversation::{Heard, Serving};
 use super::error::{SourceError, Stop};
 use super::final_pages::FinalPages;
 use super::page_service::PageService;
+use super::pause::Pause;
 use super::session::Session;
 use super::stopped_qemu::{Kept, StoppedQemu, cancel_stop};
 use crate::proto::message::{DestinationStand, Final, ToDestination, ToSource};
@@ -28,6 +29,8 @@ pub(super) struct StoppedGuest {
     /// It was not paused before.
     pub was_running: bool,
     pub last: FinalPages,
+    /// What the pause has consisted of so far.
+    pub pause: Pause,
 }
 
 /// A stopped guest that is not given up.
@@ -46,6 +49,7 @@ impl Stopped {
         let message = Final { sets: last.encode(), stopped_at: self.guest.at, mode: session.mode };
         self.control.send(&ToDestination::Stopped(message)).await?;
         last.name(&self.pages);
+        self.guest.pause.step("tell");
         session.publisher.enter(Phase::HandOver);
         loop {
             let serving = Serving::Final(&mut self.pages, &mut self.guest.last);
@@ -55,11 +59,13 @@ impl Stopped {
                 Heard::Message(other) => return Err(session.unexpected(&other)),
             }
         }
+        self.guest.pause.step("load");
         // Until QEMU has completed, a lost stream makes it run the guest on by itself: no commit before that.
         let completed = self.qemu.completed(STOP_TIMEOUT).await;
         completed.map_err(SourceError::qemu("send its device state"))?;
         // Zeros that were read in the place of what somebody had cut off are at the destination: it must not run the guest with them.
         self.pages.memory.check_whole().map_err(SourceError::memory("give the guest's memory away"))?;
+        self.guest.pause.step("complete");
         self.not_failed_meanwhile(session)
     }
 
@@ -83,8 +89,10 @@ impl Stopped {
     pub(super) fn commit(self, session: &Session) -> (Committed, Control) {
         session.publisher.enter(Phase::HandOver);
         let Self { qemu, control, pages, guest } = self;
-        let StoppedGuest { at, was_running, last } = guest;
-        let kept = Kept::InMemory(StoppedQemu { qemu, stopped_at: was_running.then_some(at) });
+        let StoppedGuest { at, was_running, last, mut pause } = guest;
+        pause.step("commit");
+        let pause = was_running.then_some(pause);
+        let kept = Kept::InMemory(StoppedQemu { qemu, stopped_at: was_running.then_some(at), pause });
         (Committed { kept, serving: Some((pages, last)), runs_there: false }, control)
     }
 }

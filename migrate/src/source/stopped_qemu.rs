@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::pause::Pause;
 use super::aborted::cancel_qemu;
 use super::error::SourceError;
 use super::memory::SourceMemory;
@@ -24,6 +25,8 @@ pub(super) struct StoppedQemu {
     pub qemu: Arc<dyn Leaving>,
     /// When it stopped the guest; `None` of one that was paused before.
     pub stopped_at: Option<Mono>,
+    /// What its pause has consisted of so far; `None` as above.
+    pub pause: Option<Pause>,
 }
 
 /// Undoes the stop of a guest that was not given up: QEMU drops its migration, so the guest runs again if it did before.

@@ -7,6 +7,7 @@ use super::control::Control;
 use super::error::{SourceError, Stop};
 use super::final_pages::FinalPages;
 use super::page_service::{PageService, while_alive};
+use super::pause::Pause;
 use super::session::Session;
 use super::stopped::{STOP_TIMEOUT, Stopped, StoppedGuest};
 use super::stopped_qemu::cancel_stop;
@@ -36,12 +37,16 @@ impl Stopping {
         let Halt { at, was_running } = self.qemu.stopped(STOP_TIMEOUT).await.map_err(stops)?;
         // Drained: nothing in QEMU writes guest memory from here on.
         self.qemu.held(STOP_TIMEOUT).await.map_err(stops)?;
+        let mut pause = Pause::since(at);
+        pause.step("drain");
         let memory = Arc::clone(&self.pages.memory);
         let scanned = while_alive(&mut self.control, spawn_blocking(move || memory.scan())).await?;
         scanned.map_err(SourceError::memory("find what the guest has written"))?;
+        pause.step("scan");
         self.pages.refresh_regions(session, &mut self.control).await?;
+        pause.step("register");
         let last = FinalPages::new(self.pages.memory.take_pending());
-        Ok(StoppedGuest { at, was_running, last })
+        Ok(StoppedGuest { at, was_running, last, pause })
     }
 
     /// The guest is stopped.

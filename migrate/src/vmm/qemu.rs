@@ -131,7 +131,8 @@ impl Vmm for Qemu {
         name: &str,
         len: ByteLen,
     ) -> Result<RamFile, MemoryError> {
-        MemoryDir::prepare(dir, backing)?.create_ram_file(name, len)
+        // Its memory was reserved when the guest was admitted.
+        MemoryDir::prepare(dir, backing)?.create_promised_ram_file(name, len)
     }
 
     fn start(

@@ -190,14 +190,14 @@ async fn prepare(
         let memory = MemoryDir::prepare(&layout.memory_dir, layout.backing)?;
         let wanted: u64 = made.iter().map(|r| r.size).sum();
         let room = reservations.room(layout.backing)?;
-        if room.left() < wanted {
+        if room.left() < wanted && !reservations.overcommits() {
             return Err(RegistryError::NoMemory { backing: layout.backing, wanted: ByteLen(wanted), room });
         }
         for spec in &made {
             // Of an earlier VM of this name, which has ended.
             starting::remove(&spec.path);
             let name = spec.path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-            memory.create_ram_file(name, ByteLen(spec.size))?;
+            memory.create_promised_ram_file(name, ByteLen(spec.size))?;
             let given = layout.confinement.give(&spec.path);
             given.map_err(|source| RegistryError::Folder { path: spec.path.clone(), source })?;
         }

@@ -11,6 +11,7 @@
 //! | [`goals`] | the promises, as ratios within one run |
 //! | [`spread`] | what several rounds say together |
 //! | [`report`], [`svg`] | tables, JSON, pictures |
+//! | [`pause`] | `./run bench pause`: how long a guest stands still, by its size |
 //! | [`fork`] | `./run bench fork`: forks, beside what QEMU alone can do |
 
 pub mod ballast;
@@ -19,6 +20,7 @@ pub mod fork;
 pub mod goals;
 pub mod measure;
 pub mod mover;
+pub mod pause;
 pub mod qemu;
 pub mod report;
 pub mod spread;
