@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use vmove_types::progress::{GuestPlace, MissingDevice, Outcome, Progress, Role};
-use vmove_types::report::{DeviceTimes, FaultStats, Report};
+use vmove_types::report::{DeviceTimes, FaultStats, PhaseTime, Report};
 
 use super::Ended;
 use super::bar::line;
@@ -268,10 +268,14 @@ fn summary(r: &Report) -> String {
     if r.faults.count > 0 {
         rows.push(("faults", faults(&r.faults)));
     }
+    let times = |all: &[PhaseTime]| {
+        all.iter().map(|p| format!("{} {}", p.name, format_ms(p.duration_ms))).collect::<Vec<_>>().join(", ")
+    };
+    if !r.pause.is_empty() {
+        rows.push(("pause", times(&r.pause)));
+    }
     if !r.phases.is_empty() {
-        let phases: Vec<String> =
-            r.phases.iter().map(|p| format!("{} {}", p.name, format_ms(p.duration_ms))).collect();
-        rows.push(("phases", phases.join(", ")));
+        rows.push(("phases", times(&r.phases)));
     }
     if let Some(quiesce) = r.quiesce_ms {
         rows.push(("quiesced", format!("in {}", format_ms(quiesce))));

@@ -13,7 +13,7 @@ use crate::sys::memory::to_usize;
 use crate::sys::shm::Shareable;
 
 /// Regions that may be registered at once. For loom as few as possible, so that a slot is reused at once.
-pub(crate) const SLOTS: usize = if cfg!(loom) { 1 } else { 4096 };
+pub(crate) const SLOTS: usize = if cfg!(loom) { 1 } else { 1 << 15 };
 /// Connections that may be open at once.
 pub(crate) const PARTICIPANTS: usize = if cfg!(loom) { 2 } else { 1024 };
 /// The bits of a key that name its slot.

@@ -55,11 +55,19 @@ impl HoleWatch {
     /// # Errors
     /// As [`Self::new`].
     pub fn look(&mut self, file: &RamFile) -> Result<Dropped> {
+        self.look_among(&file.data_extents()?)
+    }
+
+    /// As [`Self::look`], where these parts of the file had memory a moment ago.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn look_among(&mut self, data: &[ByteRange]) -> Result<Dropped> {
+        // After the parts were asked for: what was punched in between is found as replaced, which makes it be read again.
         let absent = self.without_entry()?;
-        let data = file.data_extents()?;
         let lost = subtract(&absent, &self.absent);
         // What is punched from here on has an entry, which it then loses, and is found next time.
-        let (holes, filled) = (subtract(&absent, &data), intersect(&absent, &data));
+        let (holes, filled) = (subtract(&absent, data), intersect(&absent, data));
         for range in &filled {
             self.mapping.populate_read(*range)?;
         }

@@ -155,6 +155,39 @@ fn several_blocks_and_more_than_4_gib() {
 }
 
 #[test]
+fn memory_that_comes_to_be_is_told_of_and_holes_cost_no_page_tables() {
+    thp(16, |dir| {
+        const FRESH: u64 = (2 << 30) + 5 * 4096;
+        let mut guest = Guest::start(vec![dir.file("sparse", 4 << 10)]);
+        guest.target.ask("write 0 4096 7");
+        let held = guest.files[0].data_extents().expect("extents");
+        let parts = |_| Some(held.clone());
+        let mut tracker =
+            DirtyTracker::arm_where(&guest.process, &guest.mappings, Precision::Page, parts).expect("arm");
+        let mut scan = |guest: &Guest| {
+            let held = guest.files[0].data_extents().expect("extents");
+            let mut pages = BTreeSet::new();
+            tracker.scan_held(0, &held, |run| pages.extend(run.pages().map(|p| p.0))).expect("scan");
+            pages
+        };
+        assert_eq!(scan(&guest), set([]), "nothing was written since");
+        guest.target.ask(&format!("write 0 {FRESH} 8"));
+        assert!(scan(&guest).contains(&(FRESH >> 12)), "it was never protected");
+        assert_eq!(scan(&guest), set([]), "now it is");
+        guest.target.ask(&format!("write 0 {FRESH} 9"));
+        assert!(scan(&guest).contains(&(FRESH >> 12)), "perhaps with all of its 2 MiB");
+        guest.target.ask(&format!("write 0 {FRESH} 10"));
+        guest.target.ask("write 0 4096 8");
+        assert_eq!(scan(&guest), set([1, FRESH >> 12]), "each page for itself");
+        let status = std::fs::read_to_string(guest.process.path("status")).expect("it lives");
+        let tables = status.lines().find_map(|line| line.strip_prefix("VmPTE:")).expect("VmPTE");
+        let kib: u64 = tables.trim().trim_end_matches(" kB").parse().expect("a number");
+        // 4 GiB of protected holes would have 8 MiB of page tables.
+        assert!(kib < 2048, "{kib} KiB of page tables");
+    });
+}
+
+#[test]
 fn a_range_has_one_watcher() {
     thp(4, |dir| {
         let guest = full_guest(dir, 4);

@@ -66,8 +66,8 @@ pub struct DirtyTracker {
     pagemap: Pagemap,
     mappings: Vec<QemuMapping>,
     precision: Precision,
-    /// There may be 2 MiB mappings left to take apart.
-    maybe_huge: bool,
+    /// Where 2 MiB mappings may be left to take apart: index of the mapping, and where in it.
+    maybe_huge: Vec<(usize, Hva, ByteLen)>,
 }
 
 impl DirtyTracker {
@@ -92,13 +92,31 @@ impl DirtyTracker {
     /// [`MemoryError::RangeBusy`](crate::MemoryError::RangeBusy) if another userfaultfd watches the memory; those of
     /// [`create_uffd`].
     pub fn arm(process: &Process, mappings: &[QemuMapping], precision: Precision) -> Result<Self> {
+        Self::arm_where(process, mappings, precision, |_| None)
+    }
+
+    /// As [`Self::arm`], where `held` tells which parts of a file (by its index) have memory. Only those are protected, and only those are to
+    /// be scanned ([`Self::scan_held`]). To protect a hole would cost the kernel a page table of 4 KiB for each 2 MiB of it, and every later
+    /// scan the time to read that: 2 GiB and a second for 1 TiB.
+    ///
+    /// # Errors
+    /// Those of [`Self::arm`].
+    pub fn arm_where(
+        process: &Process,
+        mappings: &[QemuMapping],
+        precision: Precision,
+        held: impl Fn(usize) -> Option<Vec<ByteRange>>,
+    ) -> Result<Self> {
         let context = FaultContext::new(create_uffd(process, UffdFeatures::DirtyTracking, Keep::OursOnly)?);
         let mut pagemap = Pagemap::open(process)?;
         context.register_write_protection(mappings)?;
         for mapping in mappings {
-            pagemap.protect(mapping.hva, mapping.len, step(mapping, precision))?;
+            for (hva, len) in parts(mapping, held(mapping.file_index).as_deref()) {
+                pagemap.protect(hva, len, step(mapping, precision))?;
+            }
         }
-        let maybe_huge = precision == Precision::Folio;
+        let all = mappings.iter().enumerate().map(|(index, m)| (index, m.hva, m.len));
+        let maybe_huge = if precision == Precision::Folio { all.collect() } else { Vec::new() };
         Ok(Self { context, pagemap, mappings: mappings.to_vec(), precision, maybe_huge })
     }
 
@@ -117,11 +135,35 @@ impl DirtyTracker {
     /// # Errors
     /// [`MemoryError::ProcessGone`](crate::MemoryError::ProcessGone), [`MemoryError::Proc`](crate::MemoryError::Proc).
     /// Pages reported before the error are protected again and are not reported twice.
-    pub fn scan_and_rearm(&mut self, file_index: usize, mut dirty: impl FnMut(PageRun)) -> Result<ScanStats> {
+    pub fn scan_and_rearm(&mut self, file_index: usize, dirty: impl FnMut(PageRun)) -> Result<ScanStats> {
+        self.scan(file_index, None, dirty)
+    }
+
+    /// As [`Self::scan_and_rearm`], where only these parts of the file have memory, in order. Elsewhere nothing can have been written: what
+    /// was, and was given back since, is found by [`HoleWatch`](super::HoleWatch). Memory that has come to be since the last scan was never
+    /// protected, and is told of.
+    ///
+    /// # Errors
+    /// Those of [`Self::scan_and_rearm`].
+    pub fn scan_held(
+        &mut self,
+        file_index: usize,
+        held: &[ByteRange],
+        dirty: impl FnMut(PageRun),
+    ) -> Result<ScanStats> {
+        self.scan(file_index, Some(held), dirty)
+    }
+
+    fn scan(
+        &mut self,
+        file_index: usize,
+        held: Option<&[ByteRange]>,
+        mut dirty: impl FnMut(PageRun),
+    ) -> Result<ScanStats> {
         let (mut stats, mut told) = (ScanStats::default(), Duration::ZERO);
         let begin = Instant::now();
-        let mut any_huge = false;
-        for mapping in self.mappings.iter().filter(|m| m.file_index == file_index) {
+        let mut fresh = Vec::new();
+        for (index, mapping) in self.mappings.iter().enumerate().filter(|(_, m)| m.file_index == file_index) {
             let mut tell = |hva: Hva, len: ByteLen| {
                 let callback = Instant::now();
                 let start = FileOffset(mapping.file_offset.0 + (hva.0 - mapping.hva.0));
@@ -131,22 +173,30 @@ impl DirtyTracker {
                 dirty(run);
                 told += callback.elapsed();
             };
-            if self.precision == Precision::Page && self.maybe_huge {
-                for (hva, len) in huge_regions(&mut self.pagemap, mapping)? {
-                    any_huge = true;
+            if self.precision == Precision::Page {
+                let (of_this, others) = self.maybe_huge.drain(..).partition(|(of, ..)| *of == index);
+                self.maybe_huge = others;
+                for (hva, len) in huge_regions(&mut self.pagemap, mapping, of_this)? {
                     self.pagemap.written_and_protect(hva, len, step(mapping, Precision::Page), &mut tell)?;
+                    // What was not written is still huge.
+                    fresh.push((index, hva, len));
                 }
             }
-            self.pagemap.written_and_protect(mapping.hva, mapping.len, mapping.len, &mut tell)?;
+            for (hva, len) in parts(mapping, held) {
+                self.pagemap.written_and_protect(hva, len, len, |hva, len| {
+                    // Memory that has come to be since the last scan may be mapped by a huge page, which was now protected as a whole.
+                    if let Some((hva, len)) = huge_part(hva, len) {
+                        fresh.push((index, hva, len));
+                    }
+                    tell(hva, len);
+                })?;
+            }
         }
-        // With several files, each has its own; they are looked for until no scan finds any.
-        self.maybe_huge &= any_huge || self.precision == Precision::Folio || self.has_other_files(file_index);
+        if self.precision == Precision::Page {
+            self.maybe_huge.extend(fresh);
+        }
         stats.took = begin.elapsed().saturating_sub(told);
         Ok(stats)
-    }
-
-    fn has_other_files(&self, file_index: usize) -> bool {
-        self.mappings.iter().any(|m| m.file_index != file_index)
     }
 
     /// Ends tracking. Where 2 MiB mappings were taken apart, [`collapse`](crate::collapse()) puts them together again.
@@ -158,13 +208,33 @@ impl DirtyTracker {
     }
 }
 
-/// 2 MiB mappings of tmpfs memory.
-fn huge_regions(pagemap: &mut Pagemap, mapping: &QemuMapping) -> Result<Vec<(Hva, ByteLen)>> {
+/// Where a mapping shows parts of its file; all of it if these are not known.
+fn parts(mapping: &QemuMapping, held: Option<&[ByteRange]>) -> Vec<(Hva, ByteLen)> {
+    let Some(held) = held else { return vec![(mapping.hva, mapping.len)] };
+    let shown = held.iter().filter_map(|part| part.intersection(mapping.file_range()));
+    shown.filter_map(|part| Some((mapping.to_hva(part.start)?, part.len))).collect()
+}
+
+/// 2 MiB mappings of tmpfs memory in some parts of it.
+fn huge_regions(
+    pagemap: &mut Pagemap,
+    mapping: &QemuMapping,
+    within: Vec<(usize, Hva, ByteLen)>,
+) -> Result<Vec<(Hva, ByteLen)>> {
     let mut regions = Vec::new();
     if mapping.page_size == PageSize::Base4K {
-        pagemap.huge(mapping.hva, mapping.len, |hva, len| regions.push((hva, len)))?;
+        for (_, hva, len) in within {
+            pagemap.huge(hva, len, |hva, len| regions.push((hva, len)))?;
+        }
     }
     Ok(regions)
+}
+
+/// The whole 2 MiB of a region that one page can map.
+fn huge_part(hva: Hva, len: ByteLen) -> Option<(Hva, ByteLen)> {
+    let huge = PageSize::Huge2M.bytes();
+    let (start, end) = (hva.0.next_multiple_of(huge), (hva.0 + len.0) / huge * huge);
+    (start < end).then(|| (Hva(start), ByteLen(end - start)))
 }
 
 /// How much to hand to the kernel at once. Protecting a part of a 2 MiB mapping makes the kernel take it apart.

@@ -1,6 +1,7 @@
 //! The table and its transitions.
 
 use std::fmt;
+use std::ops::Range;
 #[cfg(not(loom))]
 use std::path::Path;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use std::sync::Arc;
 use super::cells::Cells;
 use super::state::{DISCARDED, PageState, STATE, SUPERSEDED, WANTED};
 use super::sync::{AtomicU8, Ordering};
+use super::tally::Tally;
 use crate::error::Result;
 use crate::units::{PageIndex, PageRun};
 
@@ -18,6 +20,7 @@ use crate::units::{PageIndex, PageRun};
 /// count as [`PageState::Poisoned`] and are never changed.
 pub struct PageTable {
     cells: Cells,
+    pub(super) tally: Tally,
 }
 
 /// How many pages are in each state. A snapshot taken page by page.
@@ -55,7 +58,7 @@ impl PageTable {
     /// [`MemoryError::Path`](crate::MemoryError::Path), also if the file exists.
     #[cfg(not(loom))]
     pub fn create(path: &Path, pages: u64) -> Result<Arc<Self>> {
-        Ok(Arc::new(Self { cells: Cells::create(path, as_len(pages))? }))
+        Ok(Self::untouched(Cells::create(path, as_len(pages))?))
     }
 
     /// The table that an earlier run of the program left. Call [`Self::recover`] next, unless that program still lives.
@@ -65,7 +68,10 @@ impl PageTable {
     /// [`Self::create`].
     #[cfg(not(loom))]
     pub fn open(path: &Path) -> Result<Arc<Self>> {
-        Ok(Arc::new(Self { cells: Cells::open(path)? }))
+        let cells = Cells::open(path)?;
+        let part = |part: Range<u64>| count(slice(&cells, part)).missing();
+        let tally = Tally::found(cells.all().len() as u64, part);
+        Ok(Arc::new(Self { cells, tally }))
     }
 
     /// A new table, all [`PageState::Absent`], that ends with the process.
@@ -73,7 +79,19 @@ impl PageTable {
     /// # Errors
     /// [`MemoryError::System`](crate::MemoryError::System) if there is no memory for it.
     pub fn anonymous(pages: u64) -> Result<Arc<Self>> {
-        Ok(Arc::new(Self { cells: Cells::anonymous(as_len(pages))? }))
+        Ok(Self::untouched(Cells::anonymous(as_len(pages))?))
+    }
+
+    fn untouched(cells: Cells) -> Arc<Self> {
+        let tally = Tally::untouched(cells.all().len() as u64);
+        Arc::new(Self { cells, tally })
+    }
+
+    /// Pages that still have to be fetched, those on their way included: `counts().missing()`, without reading the table. While pages are
+    /// being marked as stale or outdated it may be more, never less.
+    #[must_use]
+    pub fn missing(&self) -> u64 {
+        self.tally.missing()
     }
 
     /// Number of pages.
@@ -115,6 +133,23 @@ impl PageTable {
         })
     }
 
+    /// As [`Self::mark_stale`] for pages whose bytes have landed or are on their way: pages that never came stay [`PageState::Absent`], whose
+    /// bytes are zero. Takes the time of what has come, not that of the run.
+    pub fn mark_outdated(&self, run: PageRun) -> u64 {
+        let mut changed = 0;
+        let all = clamped(&self.cells, run.start.0..run.start.0.saturating_add(run.len));
+        for part in self.tally.touched(all) {
+            changed += self.each(PageRun::new(PageIndex(part.start), part.end - part.start), |old| match PageState::of(old) {
+                PageState::Stale | PageState::Landed | PageState::Zero => {
+                    Some(PageState::Stale as u8 | (old & WANTED))
+                }
+                PageState::Asked => Some(old | SUPERSEDED),
+                _ => None,
+            });
+        }
+        changed
+    }
+
     /// Before the guest runs here: the bytes were written to the file by the peer itself and are final so far.
     /// `Asked`, `Mapped` and `Poisoned` pages stay. Returns how many pages changed.
     pub fn mark_landed(&self, run: PageRun) -> u64 {
@@ -147,7 +182,12 @@ impl PageTable {
     /// The first `Absent` or `Stale` page of `within`.
     #[must_use]
     pub fn find_claimable(&self, within: PageRun) -> Option<PageIndex> {
-        self.find(within, PageState::is_claimable)
+        let all = clamped(&self.cells, within.start.0..within.start.0.saturating_add(within.len));
+        let mut parts = self.tally.with_missing(all);
+        parts.find_map(|part| {
+            let run = PageRun::new(PageIndex(part.start), part.end - part.start);
+            self.find(run, PageState::is_claimable)
+        })
     }
 
     /// The longest run from the start of `within` whose pages are all in states that `wanted` accepts.
@@ -160,12 +200,7 @@ impl PageTable {
     /// How many pages are in each state. Reads the whole table: 256 KiB per GiB of 4 KiB pages.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        let mut by_state = [0; PageState::ALL.len()];
-        for cell in self.cells.all() {
-            by_state[PageState::of(cell.load(Ordering::Relaxed)) as usize] += 1;
-        }
-        let [absent, stale, asked, landed, zero, mapped, poisoned] = by_state;
-        Counts { absent, stale, asked, landed, zero, mapped, poisoned }
+        count(self.cells.all())
     }
 
     /// After the program that held the tickets died: `Asked` becomes `Stale`, flags are cleared. Returns how many
@@ -187,6 +222,7 @@ impl PageTable {
     /// `Absent` or `Stale` to `Asked`, keeping a `WANTED` flag and adding `flags`.
     pub(super) fn take(&self, page: PageIndex, flags: u8) -> bool {
         let Some(cell) = self.cell(page) else { return false };
+        self.tally.touch(page.0);
         let mut old = cell.load(Ordering::Relaxed);
         while PageState::of(old).is_claimable() {
             // AcqRel: what an earlier holder of the ticket wrote to the page is visible to us.
@@ -212,27 +248,44 @@ impl PageTable {
 
     /// Applies a transition to each page; `None` leaves it. Counts the pages that changed.
     fn each(&self, run: PageRun, next: impl Fn(u8) -> Option<u8>) -> u64 {
-        let mut changed = 0;
-        for cell in self.slice(run) {
+        let all = clamped(&self.cells, run.start.0..run.start.0.saturating_add(run.len));
+        Tally::parts(all).map(|part| self.each_of_part(part, &next)).sum()
+    }
+
+    fn each_of_part(&self, part: Range<u64>, next: impl Fn(u8) -> Option<u8>) -> u64 {
+        let (mut changed, mut fewer) = (0, 0);
+        let first = part.start;
+        for (page, cell) in (first..).zip(slice(&self.cells, part)) {
             let mut old = cell.load(Ordering::Acquire);
             while let Some(new) = next(old).filter(|&new| new != old) {
+                let (was_final, is_final) = (PageState::of(old).is_final(), PageState::of(new).is_final());
+                if changed == 0 {
+                    self.tally.touch(page);
+                }
+                if was_final && !is_final {
+                    // Before it is missing: the tally is never too small.
+                    self.tally.one_more(page);
+                }
                 // Release: the bytes were written (or the page was mapped) before the state says so.
                 match cell.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire) {
                     Ok(_) => {
                         changed += 1;
+                        fewer += u32::from(is_final && !was_final);
                         break;
                     }
-                    Err(now) => old = now,
+                    Err(now) => {
+                        fewer += u32::from(was_final && !is_final);
+                        old = now;
+                    }
                 }
             }
         }
+        self.tally.fewer(first, fewer);
         changed
     }
 
     fn slice(&self, run: PageRun) -> &[AtomicU8] {
-        let all = self.cells.all();
-        let clamp = |page: u64| usize::try_from(page).unwrap_or(usize::MAX).min(all.len());
-        &all[clamp(run.start.0)..clamp(run.start.0.saturating_add(run.len))]
+        slice(&self.cells, run.start.0..run.start.0.saturating_add(run.len))
     }
 }
 
@@ -256,6 +309,26 @@ impl fmt::Debug for PageTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PageTable").field("pages", &self.pages()).finish_non_exhaustive()
     }
+}
+
+fn count(cells: &[AtomicU8]) -> Counts {
+    let mut by_state = [0; PageState::ALL.len()];
+    for cell in cells {
+        by_state[PageState::of(cell.load(Ordering::Relaxed)) as usize] += 1;
+    }
+    let [absent, stale, asked, landed, zero, mapped, poisoned] = by_state;
+    Counts { absent, stale, asked, landed, zero, mapped, poisoned }
+}
+
+/// As much of a range as the table has.
+fn clamped(cells: &Cells, range: Range<u64>) -> Range<u64> {
+    let pages = cells.all().len() as u64;
+    range.start.min(pages)..range.end.min(pages)
+}
+
+fn slice(cells: &Cells, range: Range<u64>) -> &[AtomicU8] {
+    let range = clamped(cells, range);
+    &cells.all()[as_len(range.start)..as_len(range.end)]
 }
 
 pub(super) fn exchange(cell: &AtomicU8, old: u8, new: u8) -> bool {

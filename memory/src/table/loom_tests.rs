@@ -140,6 +140,7 @@ fn loom_stale_news_wins() {
         thread.join().expect("the news");
         assert!(matches!(landing, Landing::Ready { .. } | Landing::Superseded { .. }));
         assert_eq!(table.state(PAGE), PageState::Stale);
+        assert_eq!(table.missing(), 1);
     });
 }
 
@@ -156,5 +157,6 @@ fn loom_discard_wins() {
         }
         thread.join().expect("the discard");
         assert_eq!(table.state(PAGE), PageState::Zero);
+        assert_eq!(table.missing(), 0);
     });
 }

@@ -17,6 +17,7 @@ mod cells;
 mod core;
 mod state;
 mod sync;
+mod tally;
 mod ticket;
 
 #[cfg(test)]

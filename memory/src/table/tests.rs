@@ -257,6 +257,7 @@ proptest! {
             let counts = table.counts();
             prop_assert_eq!(counts.asked, tickets.len() as u64);
             prop_assert_eq!(counts.missing() == 0, table.all_landed(table.all()));
+            prop_assert_eq!(counts.missing(), table.missing(), "counted as it goes");
         }
     }
 }

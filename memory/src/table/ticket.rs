@@ -17,7 +17,7 @@ impl PageTable {
     /// Takes the first claimable page in `within` and the claimable ones that follow it, `max` at most.
     pub fn claim_run(self: &Arc<Self>, within: PageRun, max: u64) -> Option<RunTicket> {
         let mut from = within;
-        while let Some(start) = self.find(from, PageState::is_claimable) {
+        while let Some(start) = self.find_claimable(from) {
             let end = within.end().0.min(start.0.saturating_add(max));
             let taken = (start.0..end).take_while(|&page| self.take(PageIndex(page), 0)).count() as u64;
             if taken > 0 || max == 0 {
@@ -152,6 +152,7 @@ impl ReadTicket {
             } else if exchange(cell, old, to as u8) {
                 // The Release in `exchange` pairs with the Acquire in `PageTable::state` and `want`: who sees the
                 // new state sees the bytes. Its Acquire pairs with the flag set in `want`: who set it is told here.
+                table.tally.fewer(self.page.0, 1);
                 return Landing::Ready { wanted };
             }
         }

@@ -6,7 +6,7 @@ use vmove_qmp::access::{self, Denied};
 use vmove_qmp::cmdline::{DestinationCommand, RunLayout};
 
 use crate::node::Node;
-use crate::proto::message::{Disk, Prepare};
+use crate::proto::message::{BlockInfo, Disk, PART_BYTES, Prepare};
 use crate::vmm::Vmm;
 use vmove_node::blocking::run_blocking;
 use vmove_node::peer::{Caller, Objection, SessionId};
@@ -15,6 +15,10 @@ use vmove_types::check::{Blocker, BlockerCode};
 
 /// What a session needs beside guest memory and page maps: QEMU itself, buffers. Bytes.
 const OVERHEAD: u64 = 64 << 20;
+/// For each page with `--verify`.
+const HASH_BYTES: u64 = 8;
+/// For each 2 MiB of the guest: how it is read, what is missing of it, and QEMU's three bitmaps of written pages.
+const PART_OVERHEAD: u64 = 256;
 
 /// The memory for the guest, reserved for as long as the answer is kept; or everything that stands in the way here. Changes nothing but that
 /// empty folders and mounts for guest memory may be made.
@@ -118,9 +122,13 @@ pub(crate) fn holder(id: SessionId, prepare: &Prepare) -> String {
 /// What a guest takes here: its memory, the page maps on tmpfs, and [`OVERHEAD`]. Where its memory is locked, it takes all of that at once.
 /// `held_only`: of its memory, what holds something at the source; the rest is overcommitted.
 pub(crate) fn wanted(prepare: &Prepare, held_only: bool) -> Wanted {
-    let map = |size: u64, page: u64| size.div_ceil(page.max(1));
-    let maps = prepare.blocks.iter().fold(0_u64, |sum, b| sum.saturating_add(map(b.size, b.page_size)));
-    let host_bytes = OVERHEAD.saturating_add(maps);
+    let beside = |b: &BlockInfo| {
+        let pages = b.size.div_ceil(b.page_size.max(1));
+        let hashes = if prepare.spec.verify { pages.saturating_mul(HASH_BYTES) } else { 0 };
+        let parts = b.size.div_ceil(PART_BYTES).saturating_mul(PART_OVERHEAD);
+        pages.saturating_add(hashes).saturating_add(parts)
+    };
+    let host_bytes = prepare.blocks.iter().fold(OVERHEAD, |sum, b| sum.saturating_add(beside(b)));
     let guest_bytes = if held_only { prepare.held_bytes() } else { prepare.guest_bytes() };
     Wanted { backing: prepare.backing, guest_bytes, host_bytes }
 }

@@ -46,7 +46,7 @@ pub(super) enum FillEvent {
     Lost(PagesLost),
     /// Something failed here: no other attempt will help.
     Failed(PageError),
-    /// Nothing is missing any more (a hint: recount before acting).
+    /// Nothing is missing any more.
     NothingLeft,
 }
 
@@ -286,10 +286,8 @@ impl<'a> Worker<'a> {
     fn look_if_done(&self) {
         let fill = self.fill;
         let perhaps = fill.memory.is_serving() && !fill.told_nothing_left.load(Ordering::Relaxed);
-        // With nothing in hand and nothing to take, whatever the running count says is checked.
         if perhaps
-            && (fill.memory.left() == 0 || fill.all_named.load(Ordering::Acquire))
-            && fill.memory.recount() == 0
+            && fill.memory.left() == 0
         {
             fill.told_nothing_left.store(true, Ordering::Relaxed);
             fill.tell(FillEvent::NothingLeft);

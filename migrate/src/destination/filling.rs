@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use vmove_memory::{PageIndex, PageRun, PageState, PageTable};
+use vmove_memory::{PageIndex, PageRun};
 
 use super::block::Block;
 use super::device_state::DeviceState;
@@ -17,8 +17,7 @@ use super::monitor::Monitor;
 use super::populate::{self, Populating};
 use super::session::{Control, End, Event, PROGRESS_INTERVAL, Session, qemu_lives};
 use super::switchover::{Incoming, Switchover};
-use crate::pending::PageSet;
-use crate::proto::message::{Final, RoundDone, ToDestination, ToSource};
+use crate::proto::message::{Final, Outdated, RoundDone, ToDestination, ToSource};
 use crate::vmm::QemuHandle;
 use vmove_types::problem::chain;
 use vmove_types::progress::Phase;
@@ -85,6 +84,7 @@ impl Filling {
             match populate::start(
                 &session.files.memory,
                 &prepare.blocks,
+                &session.files.held,
                 locked,
                 session.node.config.vmm.page_workers(),
             ) {
@@ -210,6 +210,7 @@ impl Filling {
             ToDestination::RoundEnd(number) if self.round.as_ref().is_some_and(|r| r.number == number) => {
                 self.end_round(session, control).await?;
             }
+            ToDestination::Outdated(named) if self.round.is_none() => mark_outdated(session, &named)?,
             ToDestination::Stopped(last) => return Ok(Some(last)),
             ToDestination::Abort(why) => return Err(End::Aborted(why)),
             other => return Err(session.out_of_order(other.name())),
@@ -413,38 +414,29 @@ fn process_started(session: &mut Session, process: &dyn QemuHandle) -> Result<()
     })
 }
 
+/// What the source names as outdated is to be fetched again. Pages that never came stay `Absent`: their bytes here are known to be zero.
+fn mark_outdated(session: &Session, named: &[Outdated]) -> Result<(), End> {
+    let blocks = &session.files.memory.blocks;
+    for Outdated { block, part } in named {
+        let index = usize::from(*block);
+        let of = blocks.get(index).ok_or_else(|| session.out_of_order("Outdated for a RAM block that is not there"))?;
+        part.each_run(of.pages(), |run| {
+            of.table.mark_outdated(PageRun::new(PageIndex(run.start), run.end - run.start));
+        })
+        .map_err(|source| DestinationError::PageSet { block: index, source })?;
+    }
+    Ok(())
+}
+
+/// The source has named all that is outdated.
 fn apply_final_set(session: &mut Session, touched: &[(usize, PageRun)], last: &Final) -> Result<(), End> {
-    let memory = Arc::clone(&session.files.memory);
-    if last.sets.len() != memory.blocks.len() {
-        return Err(session.out_of_order("Stopped for another number of RAM blocks"));
-    }
-    for (index, (block, wire)) in memory.blocks.iter().zip(&last.sets).enumerate() {
-        let set = PageSet::decode(wire, block.pages())
-            .map_err(|source| DestinationError::PageSet { block: index, source })?;
-        for run in set.runs() {
-            // Absent pages stay so: their bytes here are known to be zero.
-            mark_old(&block.table, PageRun::new(PageIndex(run.start), run.end - run.start));
-        }
-    }
     // QEMU may have written where it had touched; what came there is fetched again.
     for (block, run) in touched {
-        memory.blocks[*block].table.mark_stale(*run);
+        session.files.memory.blocks[*block].table.mark_stale(*run);
     }
     session.write(|r| {
         r.final_applied = true;
         r.mode = Some(last.mode);
     })?;
     Ok(())
-}
-
-/// A page that the final set names: what is here is old. Pages that never came stay `Absent`, whose bytes are zero.
-fn mark_old(table: &PageTable, run: PageRun) {
-    let mut rest = run;
-    while !rest.is_empty() {
-        let blank = table.prefix(rest, |s| s == PageState::Absent);
-        let after = PageRun::new(blank.end(), rest.len - blank.len);
-        let old = table.prefix(after, |s| s != PageState::Absent);
-        table.mark_stale(old);
-        rest = PageRun::new(old.end(), after.len - old.len);
-    }
 }

@@ -33,8 +33,6 @@ pub(super) struct GuestMemory {
     serving: AtomicBool,
     /// For the thread that waits until faults may be served.
     begun: (Mutex<()>, Condvar),
-    /// Pages that still have to be fetched, once serving. May be wrong by a moment; [`Self::recount`] says exactly.
-    left: AtomicU64,
     pub landed_bytes: AtomicU64,
     pub latencies: Latencies,
     pub waiting: WaitingFaults,
@@ -81,7 +79,6 @@ impl GuestMemory {
             attached: OnceLock::new(),
             serving: AtomicBool::new(false),
             begun: (Mutex::new(()), Condvar::new()),
-            left: AtomicU64::new(0),
             landed_bytes: AtomicU64::new(0),
             latencies,
             waiting: WaitingFaults::default(),
@@ -127,7 +124,6 @@ impl GuestMemory {
 
     /// The final set has been applied: from here on pages are claimed, served and mapped.
     pub(super) fn begin_serving(&self) {
-        self.recount();
         self.serving.store(true, Ordering::Release);
         self.wake();
     }
@@ -154,25 +150,9 @@ impl GuestMemory {
         self.serving.load(Ordering::Acquire)
     }
 
-    /// Pages still to be fetched, roughly.
+    /// Pages still to be fetched, as the tables have counted them. Once serving it is 0 only if every page is here.
     pub(super) fn left(&self) -> u64 {
-        self.left.load(Ordering::Relaxed)
-    }
-
-    /// Pages still to be fetched, exactly.
-    pub(super) fn recount(&self) -> u64 {
-        let before = self.left.load(Ordering::Acquire);
-        let left = self.blocks.iter().map(|b| b.table.counts().missing()).sum();
-        // Pages that landed during the count are in both numbers: then the running one stays, and the next count corrects it.
-        let _ = self.left.compare_exchange(before, left, Ordering::AcqRel, Ordering::Relaxed);
-        left
-    }
-
-    fn fewer_left(&self, pages: u64) {
-        // Saturating: a recount in between may have counted these already.
-        let _ = self
-            .left
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| Some(left.saturating_sub(pages)));
+        self.blocks.iter().map(|block| block.table.missing()).sum()
     }
 
     /// Which page an address in QEMU belongs to.
@@ -203,7 +183,6 @@ impl GuestMemory {
     ) -> Result<bool, PageError> {
         match landing {
             Landing::Ready { wanted } => {
-                self.fewer_left(1);
                 if wanted {
                     self.map(block, PageRun::new(page, 1), events)?;
                     let now = Mono::now();

@@ -184,7 +184,7 @@ impl Owner {
         if !matches!(self.guest, Guest::Paused(_)) {
             return Ok(());
         }
-        let left = session.files.memory.recount();
+        let left = session.files.memory.left();
         if left == 0 && session.files.memory.hashes.is_none() {
             // Nothing is missing: no page needs us, and QEMU's mappings become huge by ordinary faults.
             end_page_service(session)?;
@@ -271,7 +271,7 @@ impl Owner {
         // A daemon started anew that finds Complete does not look whether the guest was resumed.
         let unsettled = !matches!(self.guest, Guest::Settled);
         let unverified = memory.hashes.is_some() && !self.hashes.are_whole();
-        if unsettled || unverified || memory.left() > 0 || memory.recount() > 0 {
+        if unsettled || unverified || memory.left() > 0 {
             return Ok(None);
         }
         let differing_pages = self.differing_pages(session).await;

@@ -64,7 +64,7 @@ impl Session {
     fn runs(&self, runs: &[WireRun]) -> Result<(), End> {
         let memory = &self.files.memory;
         let Some(fill) = self.pages.fill() else {
-            if memory.is_serving() && memory.recount() == 0 {
+            if memory.is_serving() && memory.left() == 0 {
                 // Every page was fetched before the source had named them all.
                 return Ok(());
             }

@@ -20,7 +20,7 @@ use vmove_memory::{MemoryError, PageIndex, PageRun};
 use super::block::Block;
 use super::error::PopulateError;
 use super::guest_memory::GuestMemory;
-use crate::pending::PageSet;
+use crate::pending::{PageSet, WireSet};
 use crate::proto::message::{BlockInfo, PART_BYTES};
 use crate::throttle::BULK_NICE;
 use crate::vmm::PageWorkers;
@@ -49,15 +49,16 @@ impl Populating {
 pub(super) fn start(
     memory: &Arc<GuestMemory>,
     blocks: &[BlockInfo],
+    held: &[WireSet],
     all: bool,
     workers: PageWorkers,
 ) -> Result<Populating, PopulateError> {
-    let parts = |b: &BlockInfo| match b.size.div_ceil(PART_BYTES) {
+    let parts = |(b, held): (&BlockInfo, &WireSet)| match b.size.div_ceil(PART_BYTES) {
         parts if all => Ok(PageSet::full(parts)),
-        parts => PageSet::decode(&b.data, parts)
+        parts => PageSet::decode(held, parts)
             .map_err(|source| PopulateError::PageSet { block: b.id.clone(), source }),
     };
-    let sets = blocks.iter().map(parts).collect::<Result<Vec<_>, _>>()?;
+    let sets = blocks.iter().zip(held).map(parts).collect::<Result<Vec<_>, _>>()?;
     let stop = Arc::new(AtomicBool::new(false));
     let (memory, stopped) = (Arc::clone(memory), Arc::clone(&stop));
     let (done, ended) = oneshot::channel();

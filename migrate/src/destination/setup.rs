@@ -21,6 +21,7 @@ use crate::devices::arrival;
 use crate::node::Node;
 use crate::owed;
 use crate::ownership::DestinationState;
+use crate::pending::WireSet;
 use crate::proto::message::{Accepted, Prepare, ToDestination, ToSource};
 use crate::publish::Publisher;
 use crate::records::DestinationRecord;
@@ -259,8 +260,10 @@ async fn open(
 async fn room(
     node: &Node,
     id: SessionId,
-    prepare: Prepare,
+    mut prepare: Prepare,
 ) -> Result<(VmFiles, Journal<DestinationRecord>, Accepted), OpenError> {
+    // Not in every line of the journal: for a guest of 1 TiB it is longer than all else, and lines are written while the guest stands still.
+    let held = prepare.blocks.iter_mut().map(|b| std::mem::replace(&mut b.data, WireSet::Runs(Vec::new()))).collect();
     let agreed = vmove_node::peer::negotiate(&prepare.fabrics, &node.config.dialer.fabrics())?;
     let kind = agreed.kind;
     let plan = vm_files::plan(node, &prepare)?;
@@ -309,7 +312,7 @@ async fn room(
     let journal = journal.map_err(|source| OpenError::Journal { path, source })?;
     let record = journal.record();
     let made = match take_devices(node, record.vm.as_ref()).await {
-        Ok(()) => vm_files::make(node, id, &record.prepare, plan).map_err(OpenError::from),
+        Ok(()) => vm_files::make(node, id, &record.prepare, plan, held).map_err(OpenError::from),
         Err(error) => Err(OpenError::Devices(error)),
     };
     match made {

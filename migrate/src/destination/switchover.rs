@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until};
 
 use super::device_state::DeviceState;
 use super::error::DestinationError;
@@ -71,8 +71,10 @@ impl Switchover {
 
     /// Returns the length of the device state.
     async fn until_loaded(&mut self, session: &mut Session, control: &mut Control) -> Result<u64, End> {
+        // How long the last pages are waited for, once QEMU has the device state.
+        let mut patience = Instant::now();
         loop {
-            if let Some(bytes) = self.is_loaded(session) {
+            if let Some(bytes) = self.is_loaded(session, patience) {
                 return Ok(bytes);
             }
             session.start_readers()?;
@@ -82,22 +84,20 @@ impl Switchover {
                     loaded.map_err(|source| {
                         DestinationError::DeviceState { log: self.qemu.process.log_tail(), source }
                     })?;
-                    await_last_pages(session).await;
+                    patience = Instant::now() + LAST_PAGES_TIMEOUT;
                 }
+                // The readers tell when nothing is missing any more.
                 event = session.next(control) => self.event(event?, session, control).await?,
+                () = sleep_until(patience), if patience > Instant::now() => {}
             }
         }
     }
 
-    fn is_loaded(&self, session: &Session) -> Option<u64> {
-        match self.qemu.state {
-            DeviceState::Loaded { bytes }
-                if self.mode != Mode::Precopy || session.files.memory.recount() == 0 =>
-            {
-                Some(bytes)
-            }
-            _ => None,
-        }
+    fn is_loaded(&self, session: &Session, patience: Instant) -> Option<u64> {
+        let DeviceState::Loaded { bytes } = self.qemu.state else { return None };
+        let left = session.files.memory.left();
+        let wait = left > 0 && (self.mode == Mode::Precopy || near(session, left) && Instant::now() < patience);
+        (!wait).then_some(bytes)
     }
 
     async fn event(&mut self, event: Event, session: &mut Session, control: &mut Control) -> Result<(), End> {
@@ -136,13 +136,8 @@ impl Switchover {
     }
 }
 
-/// When almost nothing is missing it is worth a moment to have it all: then the guest never faults.
-async fn await_last_pages(session: &Session) {
-    let until = Instant::now() + LAST_PAGES_TIMEOUT;
-    let memory = &session.files.memory;
+/// So little is missing that it is worth a moment to have it all: then the guest never faults.
+fn near(session: &Session, left: u64) -> bool {
     // What bulk readers move in the time at 1 GB/s.
-    let near = u64::try_from(LAST_PAGES_TIMEOUT.as_micros()).unwrap_or(0) * 1000 / session.page_bytes();
-    while memory.left() > 0 && memory.left() <= near && Instant::now() < until {
-        sleep(Duration::from_micros(200)).await;
-    }
+    left * session.page_bytes() <= u64::try_from(LAST_PAGES_TIMEOUT.as_micros()).unwrap_or(0) * 1000
 }

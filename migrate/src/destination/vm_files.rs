@@ -12,6 +12,7 @@ use super::error::VmFilesError;
 use super::guest_memory::GuestMemory;
 use crate::command::derive_command;
 use crate::node::Node;
+use crate::pending::WireSet;
 use crate::proto::message::{BlockInfo, Prepare};
 use crate::records::DestinationRecord;
 use vmove_node::disk::Disk;
@@ -27,6 +28,8 @@ pub(super) struct VmFiles {
     pub ram: Vec<RamFileRecord>,
     pub tables: Vec<PathBuf>,
     pub memory: Arc<GuestMemory>,
+    /// Which 2 MiB parts of each RAM block had memory at the source when it asked.
+    pub held: Vec<WireSet>,
     /// QEMU locks its memory as it starts, all of it.
     pub locked: bool,
     folder_is_ours: bool,
@@ -61,6 +64,7 @@ pub(super) fn make(
     id: SessionId,
     prepare: &Prepare,
     plan: Plan,
+    held: Vec<WireSet>,
 ) -> Result<VmFiles, VmFilesError> {
     let Plan { layout, ram, folder_is_ours, command } = plan;
     let (disk, vmm) = (node.disk(), &*node.config.vmm);
@@ -102,6 +106,7 @@ pub(super) fn make(
         ram,
         tables,
         memory,
+        held,
         folder_is_ours,
     })
 }
@@ -128,7 +133,7 @@ pub(super) fn find(
     let locked = command.locks_memory;
     let command = vmove_node::layout::with_environment(command.argv, &prepare.environment);
     let (ram, folder_is_ours) = (ram.to_vec(), *folder_is_ours);
-    Ok(VmFiles { layout, command, ram, tables, memory, locked, folder_is_ours })
+    Ok(VmFiles { layout, command, ram, tables, memory, held: Vec::new(), locked, folder_is_ours })
 }
 
 fn latencies(node: &Node) -> Latencies {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use vmove_fabric::{FabricKind, RemoteRegion};
 use vmove_types::Backing;
 
-use crate::pending::{PageSet, WireSet};
+use crate::pending::{PageSet, WirePart, WireSet};
 use vmove_node::peer::Token;
 use vmove_types::check::Blocker;
 use vmove_types::device::DeviceChoice;
@@ -187,11 +187,18 @@ impl WireRun {
     }
 }
 
-/// The guest has stopped: the pages whose bytes at the destination are not the final ones.
+/// Pages of one block whose bytes at the destination are not the final ones.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outdated {
+    /// Which block.
+    pub block: u16,
+    /// Which pages.
+    pub part: WirePart,
+}
+
+/// The guest has stopped: every page whose bytes at the destination are not the final ones has been named as outdated.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Final {
-    /// One set per block.
-    pub sets: Vec<WireSet>,
     /// When QEMU stopped the guest, on the source's clock.
     pub stopped_at: Mono,
     /// Mode in use. With `precopy` the destination says [`ToSource::Loaded`] only when it holds every page as well.
@@ -246,6 +253,8 @@ pub enum ToDestination {
     Runs(Vec<WireRun>),
     /// All pages of the round have been named.
     RoundEnd(u32),
+    /// Pages of the final set, before and after the guest is stopped.
+    Outdated(Vec<Outdated>),
     /// The guest is stopped.
     Stopped(Final),
     /// All pages of the final set have been named.
@@ -275,6 +284,7 @@ impl ToDestination {
             Self::Round(_) => "Round",
             Self::Runs(_) => "Runs",
             Self::RoundEnd(_) => "RoundEnd",
+            Self::Outdated(_) => "Outdated",
             Self::Stopped(_) => "Stopped",
             Self::FinalEnd => "FinalEnd",
             Self::Commit => "Commit",

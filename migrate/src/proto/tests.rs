@@ -3,11 +3,10 @@
 use proptest::prelude::*;
 use vmove_node::peer::codec::{CodecError, decode, encode, receive};
 use vmove_types::report::Report;
-use vmove_types::spec::Mode;
 use vmove_types::time::Mono;
 
-use super::message::{Complete, Counted, Final, ToDestination, ToSource};
-use crate::pending::WireSet;
+use super::message::{Complete, Counted, Outdated, ToDestination, ToSource};
+use crate::pending::{WirePart, WireSet};
 
 fn block_on<F: Future>(f: F) -> F::Output {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(f)
@@ -23,7 +22,7 @@ proptest! {
 
     #[test]
     fn a_flipped_byte_is_an_error_or_another_message(at in 0usize..1000, bit in 0u8..8) {
-        let message = ToDestination::Stopped(Final { sets: vec![WireSet::Runs(vec![(3, 4), (1, 9)])], stopped_at: Mono(77), mode: Mode::Precopy });
+        let message = ToDestination::Outdated(vec![Outdated { block: 0, part: WirePart { first: 5, pages: 40, set: WireSet::Runs(vec![(3, 4), (1, 9)]) } }]);
         let mut bytes = encode(&message).unwrap();
         let at = at % bytes.len();
         bytes[at] ^= 1 << bit;

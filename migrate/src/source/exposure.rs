@@ -84,6 +84,11 @@ impl Exposure {
         Arc::ptr_eq(&self.fabric, fabric)
     }
 
+    /// Whether what is registered is pinned, so that it may have become other memory than the file's.
+    pub(super) fn pins(&self) -> bool {
+        self.blocks.iter().any(|block| block.watch.is_some())
+    }
+
     /// The next pieces to register, of about so many bytes; at least one, if there is any.
     fn next_step(&self, bytes: u64) -> Vec<Step> {
         let mut left = bytes;

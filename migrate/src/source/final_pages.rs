@@ -11,7 +11,7 @@ use super::error::NamingError;
 use super::memory::SourceMemory;
 use super::page_service::PageService;
 use crate::page_hash::{ZERO_PAGE, page_hash};
-use crate::pending::{PageSet, WireSet};
+use crate::pending::PageSet;
 use crate::proto::message::{Hashes, ToDestination, WireRun};
 use vmove_node::blocking::spawn_blocking;
 use vmove_types::problem::chain;
@@ -22,7 +22,7 @@ const HASHES_AT_ONCE: usize = 8 << 10;
 /// The final set, and how far the destination has been told of it.
 #[derive(Debug)]
 pub(super) struct FinalPages {
-    sets: Vec<PageSet>,
+    sets: Arc<Vec<PageSet>>,
     naming: Option<Naming>,
     hashes: Option<mpsc::Receiver<Hashes>>,
     /// Pages found zero, when all have been named.
@@ -37,8 +37,8 @@ struct Naming {
 }
 
 impl FinalPages {
-    pub(super) const fn new(sets: Vec<PageSet>) -> Self {
-        Self { sets, naming: None, hashes: None, zero_pages: None }
+    pub(super) fn new(sets: Vec<PageSet>) -> Self {
+        Self { sets: Arc::new(sets), naming: None, hashes: None, zero_pages: None }
     }
 
     /// Every page: of a guest of which nobody knows any more what has crossed. The destination takes what it lacks.
@@ -46,13 +46,9 @@ impl FinalPages {
         Self::new(memory.blocks.iter().map(|b| PageSet::full(b.file.pages())).collect())
     }
 
-    pub(super) fn encode(&self) -> Vec<WireSet> {
-        self.sets.iter().map(PageSet::encode).collect()
-    }
-
     /// Begins to name the pages; [`FinalPages::next`] gives what is to be said.
     pub(super) fn name(&mut self, pages: &PageService) {
-        let (batches, task) = pages.memory.name_pages(self.sets.clone(), Arc::clone(&pages.gate));
+        let (batches, task) = pages.memory.name_pages(Arc::clone(&self.sets), Arc::clone(&pages.gate));
         self.naming = Some(Naming { batches, task });
     }
 

@@ -186,6 +186,11 @@ impl SourceMemory {
         Ok(scan)
     }
 
+    /// What is pending.
+    pub(super) fn pending(&self) -> Vec<PageSet> {
+        self.lock().pending.clone()
+    }
+
     /// Takes what is pending: it is about to be sent.
     pub(super) fn take_pending(&self) -> Vec<PageSet> {
         self.lock().pending.iter_mut().map(PageSet::take).collect()
@@ -259,7 +264,7 @@ impl SourceMemory {
     /// Names every page of the sets as zero or data, in batches, from a thread of its own; none before the gate is open to it.
     pub(super) fn name_pages(
         self: &Arc<Self>,
-        sets: Vec<PageSet>,
+        sets: Arc<Vec<PageSet>>,
         gate: Arc<Gate>,
     ) -> (mpsc::Receiver<Vec<WireRun>>, tokio::task::JoinHandle<Result<Classified, NamingError>>) {
         // Enough to keep the destination busy, few enough that a slow one holds us back.
@@ -267,7 +272,7 @@ impl SourceMemory {
         let memory = Arc::clone(self);
         let task = spawn_blocking(move || {
             let mut all = Classified::default();
-            for (index, (block, set)) in memory.blocks.iter().zip(&sets).enumerate() {
+            for (index, (block, set)) in memory.blocks.iter().zip(sets.iter()).enumerate() {
                 let extents = block.file.data_extents()?;
                 let number = u16::try_from(index).map_err(|_| NamingError::TooManyBlocks)?;
                 let mapping = &block.mapping;

@@ -19,6 +19,7 @@ mod exposure;
 mod final_pages;
 mod gate;
 mod memory;
+mod outdated;
 mod page_service;
 mod pause;
 mod phases;

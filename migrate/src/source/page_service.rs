@@ -326,6 +326,9 @@ impl PageService {
         control: &mut Control,
     ) -> Result<(), SourceError> {
         let Some(exposed) = &self.exposed else { return Ok(()) };
+        if !lock(&exposed.exposure).pins() {
+            return Ok(());
+        }
         let (exposure, memory) = (Arc::clone(&exposed.exposure), Arc::clone(&self.memory));
         let refreshing = spawn_blocking(move || {
             let mut exposure = lock(&exposure);

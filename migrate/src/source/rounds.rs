@@ -110,8 +110,9 @@ impl Warm {
             p.bytes_total = planned * page;
         });
         self.pages.refresh_regions(session, &mut self.control).await?;
+        let sets = Arc::new(sets);
         let (named, done) = loop {
-            if let Some(done) = self.try_round(number, sets.clone(), session).await? {
+            if let Some(done) = self.try_round(number, Arc::clone(&sets), session).await? {
                 break done;
             }
         };
@@ -128,7 +129,7 @@ impl Warm {
     async fn try_round(
         &mut self,
         number: u32,
-        sets: Vec<PageSet>,
+        sets: Arc<Vec<PageSet>>,
         session: &mut Session,
     ) -> Result<Option<(Classified, RoundDone)>, Stop> {
         self.control.send(&ToDestination::Round(number)).await?;

@@ -13,6 +13,7 @@ use super::page_service::PageService;
 use super::pause::Pause;
 use super::session::Session;
 use super::stopped_qemu::{Kept, StoppedQemu, cancel_stop};
+use crate::pending::PageSet;
 use crate::proto::message::{DestinationStand, Final, ToDestination, ToSource};
 use crate::vmm::Leaving;
 use vmove_types::progress::Phase;
@@ -28,6 +29,8 @@ pub(super) struct StoppedGuest {
     pub at: Mono,
     /// It was not paused before.
     pub was_running: bool,
+    /// What of that the destination has not been told to be outdated.
+    pub untold: Vec<PageSet>,
     pub last: FinalPages,
     /// What the pause has consisted of so far.
     pub pause: Pause,
@@ -46,7 +49,8 @@ impl Stopped {
     /// Goes on until the destination has the device state and QEMU here cannot run the guest on by itself.
     pub(super) async fn run(&mut self, session: &mut Session) -> Result<(), Stop> {
         let last = &mut self.guest.last;
-        let message = Final { sets: last.encode(), stopped_at: self.guest.at, mode: session.mode };
+        self.control.tell_outdated(&std::mem::take(&mut self.guest.untold)).await?;
+        let message = Final { stopped_at: self.guest.at, mode: session.mode };
         self.control.send(&ToDestination::Stopped(message)).await?;
         last.name(&self.pages);
         self.guest.pause.step("tell");
@@ -89,7 +93,7 @@ impl Stopped {
     pub(super) fn commit(self, session: &Session) -> (Committed, Control) {
         session.publisher.enter(Phase::HandOver);
         let Self { qemu, control, pages, guest } = self;
-        let StoppedGuest { at, was_running, last, mut pause } = guest;
+        let StoppedGuest { at, was_running, last, mut pause, .. } = guest;
         pause.step("commit");
         let pause = was_running.then_some(pause);
         let kept = Kept::InMemory(StoppedQemu { qemu, stopped_at: was_running.then_some(at), pause });

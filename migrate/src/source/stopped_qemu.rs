@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::pause::Pause;
 use super::aborted::cancel_qemu;
 use super::error::SourceError;
 use super::memory::SourceMemory;
+use super::pause::Pause;
 use super::session::Session;
 use crate::vmm::Leaving;
 use vmove_types::time::Mono;

@@ -30,6 +30,9 @@ impl Stopping {
     pub(super) async fn run(&mut self, session: &mut Session) -> Result<StoppedGuest, Stop> {
         let hello = session.hello(LinkKind::State, 0, session.journal.record().token);
         let to = session.node.config.dialer.stream(session.to(), &hello).await?;
+        // While the guest runs: what is told after the stop is what it writes from here on.
+        let told = self.pages.memory.pending();
+        self.control.tell_outdated(&told).await?;
         session.advance(SourceEvent::Stop)?;
         session.publisher.enter(Phase::Switchover);
         self.qemu.start(to).await.map_err(SourceError::qemu("send its device state"))?;
@@ -45,8 +48,9 @@ impl Stopping {
         pause.step("scan");
         self.pages.refresh_regions(session, &mut self.control).await?;
         pause.step("register");
-        let last = FinalPages::new(self.pages.memory.take_pending());
-        Ok(StoppedGuest { at, was_running, last, pause })
+        let sets = self.pages.memory.take_pending();
+        let untold = sets.iter().zip(&told).map(|(all, told)| all.without(told)).collect();
+        Ok(StoppedGuest { at, was_running, untold, last: FinalPages::new(sets), pause })
     }
 
     /// The guest is stopped.

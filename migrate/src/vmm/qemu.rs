@@ -391,7 +391,10 @@ impl GuestWrites for InQemu {
         // Hole watch first: a hole made after this is found, whichever way.
         let holes =
             mapped.iter().map(|m| HoleWatch::new(m.file, m.mapping)).collect::<Result<Vec<_>, _>>()?;
-        let tracker = DirtyTracker::arm(&self.process, &self.mappings, Precision::Page)?;
+        // What comes to have memory after this was never protected, and is told of.
+        let held = mapped.iter().map(|m| m.file.data_extents()).collect::<Result<Vec<_>, _>>()?;
+        let held = |index: usize| held.get(index).cloned();
+        let tracker = DirtyTracker::arm_where(&self.process, &self.mappings, Precision::Page, held)?;
         Ok(Box::new(Followed { tracker, holes }))
     }
 }
@@ -410,9 +413,10 @@ impl WriteTracker for Followed {
         file: &RamFile,
         dirty: &mut dyn FnMut(PageRun),
     ) -> Result<(), MemoryError> {
-        self.tracker.scan_and_rearm(index, &mut *dirty)?;
+        let held = file.data_extents()?;
+        self.tracker.scan_held(index, &held, &mut *dirty)?;
         // Memory given back to the host (balloon) changes without a write that is sure to be reported.
-        let dropped = self.holes[index].look(file)?;
+        let dropped = self.holes[index].look_among(&held)?;
         for range in dropped.holes.into_iter().chain(dropped.replaced) {
             dirty(file.page_size().run_of(range));
         }

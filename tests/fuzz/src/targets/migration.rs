@@ -5,9 +5,9 @@ use std::fmt::Debug;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use vmove_fabric::{FabricKind, RemoteRegion};
-use vmove_migrate::pending::{PageSet, WireSet};
+use vmove_migrate::pending::{PageSet, WirePart, WireSet};
 use vmove_migrate::proto::message::{
-    Accepted, BlockInfo, BlockRegions, Complete, Counted, DestinationStand, Disk, Final, Hashes, Prepare,
+    Accepted, BlockInfo, BlockRegions, Complete, Counted, DestinationStand, Disk, Final, Hashes, Outdated, Prepare,
     RegionPart, Regions, RoundDone, Running, SourceStand, ToDestination, ToSource, WireRun,
 };
 use vmove_node::clock::ClockOffset;
@@ -51,7 +51,14 @@ fn to_destination(bytes: &[u8]) {
             let ranges = runs.iter().filter_map(|run| run.range(PAGES));
             assert!(ranges.into_iter().all(|range| range.start < range.end && range.end <= PAGES));
         }
-        ToDestination::Stopped(last) => last.sets.iter().for_each(pages),
+        ToDestination::Outdated(named) => {
+            for Outdated { part, .. } in named {
+                let mut set = PageSet::empty(PAGES);
+                if set.insert_part(&part).is_ok() {
+                    assert!(set.runs().all(|run| run.end <= PAGES));
+                }
+            }
+        }
         _ => {}
     }
 }
@@ -67,11 +74,10 @@ pub fn to_destination_seeds() -> Vec<Vec<u8>> {
     let region = RemoteRegion { addr: 4096, len: 2 << 20, rkey: 5 };
     let part = RegionPart { start: 2 << 20, region };
     let run = WireRun { block: 0, start: 3, len: 9, zero: true };
-    let last = Final {
-        sets: vec![WireSet::All, WireSet::Runs(vec![(3, 4), (1, 9)]), WireSet::Bits(vec![5; 5])],
-        stopped_at: Mono(77),
-        mode: Mode::Hybrid,
-    };
+    let sets = [WireSet::All, WireSet::Runs(vec![(3, 4), (1, 9)]), WireSet::Bits(vec![5; 1])];
+    let outdated =
+        |set| Outdated { block: 0, part: WirePart { first: 2, pages: 64, set } };
+    let last = Final { stopped_at: Mono(77), mode: Mode::Hybrid };
     encoded(&[
         ToDestination::Prepare(Box::new(prepare())),
         ToDestination::Ping(7),
@@ -83,6 +89,7 @@ pub fn to_destination_seeds() -> Vec<Vec<u8>> {
         ToDestination::Round(1),
         ToDestination::Runs(vec![run]),
         ToDestination::RoundEnd(1),
+        ToDestination::Outdated(sets.into_iter().map(outdated).collect()),
         ToDestination::Stopped(last),
         ToDestination::FinalEnd,
         ToDestination::Commit,
