@@ -97,6 +97,8 @@ pub struct Guest {
     /// The image that `extra` names, if it is new and the guest's only device: where the guest has booted before, it is replaced by what
     /// the guest had written by then.
     pub disk: Option<PathBuf>,
+    /// What follows the accelerator's name in `-accel`, with its comma.
+    pub accel_options: &'static str,
     /// What runs in it.
     pub system: System,
 }
@@ -121,6 +123,7 @@ impl Guest {
             used_mib: 0,
             extra: Vec::new(),
             disk: None,
+            accel_options: "",
             system: System::Linux,
         })
     }
@@ -146,7 +149,8 @@ impl Guest {
         let accel = if let System::Payload { accel, .. } = &self.system { *accel } else { Accel::Tcg };
         // All that KVM may write to a guest's memory: QEMU's default has every feature for that but this.
         let cpu = if accel == Accel::Kvm { "qemu64,kvm-asyncpf-int=on" } else { "qemu64" };
-        add(&["-machine", "pc", "-accel", accel.argument(), "-cpu", cpu]);
+        let accelerator = format!("{}{}", accel.argument(), self.accel_options);
+        add(&["-machine", "pc", "-accel", &accelerator, "-cpu", cpu]);
         add(&["-m", &self.memory_mib.to_string(), "-smp", &self.config.threads.to_string()]);
         add(&["-serial", &format!("file:{serial}")]);
         if let System::Payload { image, .. } = &self.system {

@@ -359,7 +359,7 @@ impl Guest {
 /// Every byte is in the file: from here on faults are the kernel's business.
 fn end_page_service(session: &mut Session) -> Result<(), DestinationError> {
     // Threads first: one that was about to map a page would find its range gone and take QEMU for dead.
-    session.pages.end();
+    session.pages.end_for_good();
     let Some(attached) = session.files.memory.attached() else { return Ok(()) };
     attached.context.unregister(&attached.mappings).map_err(DestinationError::EndService)
 }

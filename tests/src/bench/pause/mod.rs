@@ -58,6 +58,26 @@ impl fmt::Display for Memory {
     }
 }
 
+/// How KVM tells QEMU of the pages that a guest writes. vmove needs neither, but QEMU follows all of the guest's memory while it sends device
+/// state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Writes {
+    /// In a bitmap of all of its memory, which is read while the guest stands still: QEMU's default.
+    Bitmap,
+    /// In a ring for each virtual CPU: `-accel kvm,dirty-ring-size=4096`.
+    Ring,
+}
+
+impl Writes {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Bitmap => "bitmap",
+            Self::Ring => "ring",
+        }
+    }
+}
+
 /// What is measured.
 #[derive(Debug, Clone, Serialize)]
 pub struct Case {
@@ -65,6 +85,8 @@ pub struct Case {
     pub memory: Memory,
     /// How much of it is in use.
     pub fill: Fill,
+    /// How KVM notes writes for QEMU.
+    pub writes: Writes,
     /// How it is moved: a word for `vmove migrate --mode`.
     pub mode: String,
     /// Moves.
@@ -106,7 +128,7 @@ pub fn run(case: &Case, accel: Accel) -> Result<Vec<Move>> {
     let sparse = f64::from(case.memory.0) > before;
     let config = if sparse { "overcommit-memory = true" } else { "" }.to_owned();
     let (a, b) = Node::pair(&sandbox, &NodeOptions { config, ..NodeOptions::default() })?;
-    let guest = guest(&sandbox, case.memory, accel)?;
+    let guest = guest(&sandbox, case.memory, accel, case.writes)?;
     let vm = a.run_guest(NAME, "thp", &guest)?;
     case.fill.apply(&vm, case.memory)?;
     let mut moves = Vec::new();
@@ -148,7 +170,7 @@ fn sound(node: &Node) -> Result<()> {
     }
 }
 
-fn guest(sandbox: &Sandbox, memory: Memory, accel: Accel) -> Result<Guest> {
+fn guest(sandbox: &Sandbox, memory: Memory, accel: Accel, writes: Writes) -> Result<Guest> {
     let config = Config {
         working_set_mib: 4,
         cold_mib: 4,
@@ -159,6 +181,9 @@ fn guest(sandbox: &Sandbox, memory: Memory, accel: Accel) -> Result<Guest> {
     ensure!(memory.0 >= payload::memory_mib(&config), "the guest needs {} MiB", payload::memory_mib(&config));
     let mut guest = payload::guest(sandbox.path(), accel, &config, KvmPages::None)?;
     guest.memory_mib = memory.0;
+    if accel == Accel::Kvm && writes == Writes::Ring {
+        guest.accel_options = ",dirty-ring-size=4096";
+    }
     if memory.0 > MOST_OF_40_BITS_MIB {
         ensure!(accel == Accel::Kvm, "an emulated guest has 40 address bits: at most 900 GiB; or use --accel kvm");
         guest.extra.extend(["-cpu".to_owned(), "qemu64,kvm-asyncpf-int=on,phys-bits=46".to_owned()]);

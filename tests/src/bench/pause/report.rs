@@ -39,21 +39,22 @@ impl Row {
         Some((*all.first()?, *all.get(all.len() / 2)?, *all.last()?))
     }
 
-    fn cells(&self) -> [String; 13] {
-        let mut cells: [String; 13] = std::array::from_fn(|_| "-".to_owned());
+    fn cells(&self) -> [String; 14] {
+        let mut cells: [String; 14] = std::array::from_fn(|_| "-".to_owned());
         cells[0] = self.case.memory.to_string();
         cells[1] = self.case.fill.label().to_owned();
         cells[2].clone_from(&self.case.mode);
+        self.case.writes.label().clone_into(&mut cells[3]);
         if let Some((least, median, most)) = self.spread(|m| m.downtime_ms) {
-            cells[3] = format!("{median:.1} ({least:.1}-{most:.1})");
+            cells[4] = format!("{median:.1} ({least:.1}-{most:.1})");
         }
-        for (cell, name) in cells[4..].iter_mut().zip(STEPS) {
+        for (cell, name) in cells[5..].iter_mut().zip(STEPS) {
             let of = |m: &Move| m.pause.iter().find(|s| s.name == name).map_or(0.0, |s| s.ms);
             if let Some((_, median, _)) = self.spread(of) {
                 *cell = format!("{median:.1}");
             }
         }
-        cells[12] = match &self.failure {
+        cells[13] = match &self.failure {
             Some(why) => why.replace(['\n', '|'], " "),
             None => self.spread(|m| m.used_mib).map_or_else(String::new, |(_, _, most)| format!("{most:.0} MiB in use")),
         };
@@ -64,9 +65,9 @@ impl Row {
 /// A Markdown table.
 #[must_use]
 pub fn text(rows: &[Row]) -> String {
-    let head = ["guest", "memory", "mode", "pause ms"].into_iter().chain(STEPS).chain(["note"]);
+    let head = ["guest", "memory", "mode", "KVM notes", "pause ms"].into_iter().chain(STEPS).chain(["note"]);
     let head: Vec<String> = head.map(str::to_owned).collect();
-    let mut lines: Vec<[String; 13]> = vec![std::array::from_fn(|column| head[column].clone())];
+    let mut lines: Vec<[String; 14]> = vec![std::array::from_fn(|column| head[column].clone())];
     lines.extend(rows.iter().map(Row::cells));
-    aligned(&lines, &[0, 1, 2, 12])
+    aligned(&lines, &[0, 1, 2, 3, 13])
 }
