@@ -140,7 +140,9 @@ impl PageSet {
             let found = match &self.chunks[index(chunk)] {
                 Chunk::Empty => (!present).then_some(page),
                 Chunk::Full => present.then_some(page),
-                Chunk::Bits(words, _) => next_in(&words[..], page % CHUNK, present).map(|at| chunk * CHUNK + at),
+                Chunk::Bits(words, _) => {
+                    next_in(&words[..], page % CHUNK, present).map(|at| chunk * CHUNK + at)
+                }
             };
             // The bits behind the block are 0: no page.
             match found.filter(|found| *found < end) {
@@ -544,7 +546,9 @@ mod tests {
     fn a_part_beyond_the_block_is_refused() {
         let mut set = PageSet::empty(PAGES);
         let part = |first, pages| WirePart { first, pages, set: WireSet::All };
-        assert!(set.insert_part(&part(PAGES - 1, 2)).is_err() && set.insert_part(&part(u64::MAX, 2)).is_err());
+        assert!(
+            set.insert_part(&part(PAGES - 1, 2)).is_err() && set.insert_part(&part(u64::MAX, 2)).is_err()
+        );
         assert!(set.insert_part(&part(PAGES - 1, 1)).is_ok() && set.count() == 1);
     }
 }

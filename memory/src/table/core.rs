@@ -139,12 +139,14 @@ impl PageTable {
         let mut changed = 0;
         let all = clamped(&self.cells, run.start.0..run.start.0.saturating_add(run.len));
         for part in self.tally.touched(all) {
-            changed += self.each(PageRun::new(PageIndex(part.start), part.end - part.start), |old| match PageState::of(old) {
-                PageState::Stale | PageState::Landed | PageState::Zero => {
-                    Some(PageState::Stale as u8 | (old & WANTED))
+            changed += self.each(PageRun::new(PageIndex(part.start), part.end - part.start), |old| {
+                match PageState::of(old) {
+                    PageState::Stale | PageState::Landed | PageState::Zero => {
+                        Some(PageState::Stale as u8 | (old & WANTED))
+                    }
+                    PageState::Asked => Some(old | SUPERSEDED),
+                    _ => None,
                 }
-                PageState::Asked => Some(old | SUPERSEDED),
-                _ => None,
             });
         }
         changed

@@ -286,9 +286,7 @@ impl<'a> Worker<'a> {
     fn look_if_done(&self) {
         let fill = self.fill;
         let perhaps = fill.memory.is_serving() && !fill.told_nothing_left.load(Ordering::Relaxed);
-        if perhaps
-            && fill.memory.left() == 0
-        {
+        if perhaps && fill.memory.left() == 0 {
             fill.told_nothing_left.store(true, Ordering::Relaxed);
             fill.tell(FillEvent::NothingLeft);
         }

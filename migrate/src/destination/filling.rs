@@ -419,7 +419,9 @@ fn mark_outdated(session: &Session, named: &[Outdated]) -> Result<(), End> {
     let blocks = &session.files.memory.blocks;
     for Outdated { block, part } in named {
         let index = usize::from(*block);
-        let of = blocks.get(index).ok_or_else(|| session.out_of_order("Outdated for a RAM block that is not there"))?;
+        let of = blocks
+            .get(index)
+            .ok_or_else(|| session.out_of_order("Outdated for a RAM block that is not there"))?;
         part.each_run(of.pages(), |run| {
             of.table.mark_outdated(PageRun::new(PageIndex(run.start), run.end - run.start));
         })

@@ -263,7 +263,11 @@ async fn room(
     mut prepare: Prepare,
 ) -> Result<(VmFiles, Journal<DestinationRecord>, Accepted), OpenError> {
     // Not in every line of the journal: for a guest of 1 TiB it is longer than all else, and lines are written while the guest stands still.
-    let held = prepare.blocks.iter_mut().map(|b| std::mem::replace(&mut b.data, WireSet::Runs(Vec::new()))).collect();
+    let held = prepare
+        .blocks
+        .iter_mut()
+        .map(|b| std::mem::replace(&mut b.data, WireSet::Runs(Vec::new())))
+        .collect();
     let agreed = vmove_node::peer::negotiate(&prepare.fabrics, &node.config.dialer.fabrics())?;
     let kind = agreed.kind;
     let plan = vm_files::plan(node, &prepare)?;

@@ -96,7 +96,8 @@ impl Switchover {
     fn is_loaded(&self, session: &Session, patience: Instant) -> Option<u64> {
         let DeviceState::Loaded { bytes } = self.qemu.state else { return None };
         let left = session.files.memory.left();
-        let wait = left > 0 && (self.mode == Mode::Precopy || near(session, left) && Instant::now() < patience);
+        let wait =
+            left > 0 && (self.mode == Mode::Precopy || near(session, left) && Instant::now() < patience);
         (!wait).then_some(bytes)
     }
 

@@ -60,7 +60,8 @@ async fn look(
     {
         return Err(private);
     }
-    let infos = SourceMemory::open(vmm, vm).and_then(|m| m.infos()).map_err(blocker(BlockerCode::RamNotShared))?;
+    let infos =
+        SourceMemory::open(vmm, vm).and_then(|m| m.infos()).map_err(blocker(BlockerCode::RamNotShared))?;
     let hello = Hello {
         version: PROTOCOL_VERSION,
         kind: LinkKind::Control,

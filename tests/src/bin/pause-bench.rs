@@ -11,7 +11,8 @@ use vmove_tests::guest::Accel;
 use vmove_tests::interrupt;
 use vmove_tests::places::Qemu;
 
-const PARAMETERS: &str = "two daemons on this machine, loopback TCP; the payload guest, 300 pages/s, moved to and fro";
+const PARAMETERS: &str =
+    "two daemons on this machine, loopback TCP; the payload guest, 300 pages/s, moved to and fro";
 
 /// Moves a small guest in a large address space to and fro, and says how long it stood still and why.
 #[derive(Debug, Parser)]
@@ -91,7 +92,13 @@ fn cases(arguments: &Arguments) -> Vec<Case> {
     for memory in arguments.memory.iter().copied() {
         for fill in arguments.fill.iter().copied() {
             for writes in arguments.writes.iter().copied() {
-                let case = |mode: &String| Case { memory, fill, writes, mode: mode.clone(), runs: arguments.runs.max(1) };
+                let case = |mode: &String| Case {
+                    memory,
+                    fill,
+                    writes,
+                    mode: mode.clone(),
+                    runs: arguments.runs.max(1),
+                };
                 cases.extend(arguments.mode.iter().map(case));
             }
         }

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use vmove_fabric::{FabricKind, RemoteRegion};
 use vmove_migrate::pending::{PageSet, WirePart, WireSet};
 use vmove_migrate::proto::message::{
-    Accepted, BlockInfo, BlockRegions, Complete, Counted, DestinationStand, Disk, Final, Hashes, Outdated, Prepare,
-    RegionPart, Regions, RoundDone, Running, SourceStand, ToDestination, ToSource, WireRun,
+    Accepted, BlockInfo, BlockRegions, Complete, Counted, DestinationStand, Disk, Final, Hashes, Outdated,
+    Prepare, RegionPart, Regions, RoundDone, Running, SourceStand, ToDestination, ToSource, WireRun,
 };
 use vmove_node::clock::ClockOffset;
 use vmove_node::peer::Token;
@@ -75,8 +75,7 @@ pub fn to_destination_seeds() -> Vec<Vec<u8>> {
     let part = RegionPart { start: 2 << 20, region };
     let run = WireRun { block: 0, start: 3, len: 9, zero: true };
     let sets = [WireSet::All, WireSet::Runs(vec![(3, 4), (1, 9)]), WireSet::Bits(vec![5; 1])];
-    let outdated =
-        |set| Outdated { block: 0, part: WirePart { first: 2, pages: 64, set } };
+    let outdated = |set| Outdated { block: 0, part: WirePart { first: 2, pages: 64, set } };
     let last = Final { stopped_at: Mono(77), mode: Mode::Hybrid };
     encoded(&[
         ToDestination::Prepare(Box::new(prepare())),

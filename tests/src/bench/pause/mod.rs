@@ -44,7 +44,11 @@ impl FromStr for Memory {
             None => return Err(wrong()),
         };
         let number: u32 = number.parse().map_err(|_| wrong())?;
-        number.checked_shl(shift).filter(|mib| *mib >> shift == number && *mib > 0).map(Self).ok_or_else(wrong)
+        number
+            .checked_shl(shift)
+            .filter(|mib| *mib >> shift == number && *mib > 0)
+            .map(Self)
+            .ok_or_else(wrong)
     }
 }
 
@@ -185,7 +189,10 @@ fn guest(sandbox: &Sandbox, memory: Memory, accel: Accel, writes: Writes) -> Res
         guest.accel_options = ",dirty-ring-size=4096";
     }
     if memory.0 > MOST_OF_40_BITS_MIB {
-        ensure!(accel == Accel::Kvm, "an emulated guest has 40 address bits: at most 900 GiB; or use --accel kvm");
+        ensure!(
+            accel == Accel::Kvm,
+            "an emulated guest has 40 address bits: at most 900 GiB; or use --accel kvm"
+        );
         guest.extra.extend(["-cpu".to_owned(), "qemu64,kvm-asyncpf-int=on,phys-bits=46".to_owned()]);
     }
     guest.extra.extend(["-qmp".to_owned(), format!("unix:{{vmdir}}/{},server=on,wait=off", filled::SOCKET)]);

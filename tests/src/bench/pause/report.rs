@@ -56,7 +56,9 @@ impl Row {
         }
         cells[13] = match &self.failure {
             Some(why) => why.replace(['\n', '|'], " "),
-            None => self.spread(|m| m.used_mib).map_or_else(String::new, |(_, _, most)| format!("{most:.0} MiB in use")),
+            None => self
+                .spread(|m| m.used_mib)
+                .map_or_else(String::new, |(_, _, most)| format!("{most:.0} MiB in use")),
         };
         cells
     }
