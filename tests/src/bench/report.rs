@@ -188,7 +188,7 @@ fn spread(row: &Row, figure: impl Fn(&Outcome) -> f64, digits: usize) -> String 
     format!("{own} ({least:.digits$}-{greatest:.digits$})")
 }
 
-fn shorten(text: &str, most: usize) -> String {
+pub(super) fn shorten(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
     }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{Case, Move};
-use crate::bench::report::{Setting, aligned};
+use crate::bench::report::{Setting, aligned, shorten};
 
 /// The moves of one case, or why there are none.
 #[derive(Debug, Clone, Serialize)]
@@ -55,7 +55,7 @@ impl Row {
             }
         }
         cells[13] = match &self.failure {
-            Some(why) => why.replace(['\n', '|'], " "),
+            Some(why) => shorten(&why.replace(['\n', '|'], " "), 100),
             None => self
                 .spread(|m| m.used_mib)
                 .map_or_else(String::new, |(_, _, most)| format!("{most:.0} MiB in use")),
