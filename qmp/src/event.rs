@@ -1,6 +1,7 @@
 //! Events of a QMP connection, and a stream of them.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 use vmove_types::time::Mono;
 
 use serde::Serialize;
@@ -50,6 +51,22 @@ impl Event {
     }
 }
 
+/// Names of the events in the schema that this crate was built with. A newer QEMU may have more.
+#[must_use]
+pub fn known_events() -> &'static [String] {
+    static NAMES: LazyLock<Vec<String>> = LazyLock::new(|| {
+        // The types do not list their names, but the refusal of a name that is none does: `expected one of `SHUTDOWN`, `POWERDOWN`, ...`.
+        let none = serde_json::json!({ "event": "" });
+        let told = serde_json::from_value::<qapi::qmp::Event>(none).err().map(|error| error.to_string());
+        let told = told.unwrap_or_default();
+        told.split('`')
+            .filter(|word| word.starts_with(|c: char| c.is_ascii_uppercase()))
+            .map(str::to_owned)
+            .collect()
+    });
+    &NAMES
+}
+
 /// All events from the moment of subscription on.
 #[derive(Debug)]
 pub struct Events(pub(crate) broadcast::Receiver<Arc<Event>>);
@@ -76,5 +93,16 @@ impl Events {
             broadcast::error::RecvError::Lagged(count) => EventsError::Missed(count),
             broadcast::error::RecvError::Closed => EventsError::Closed,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_events_of_the_schema_are_known_by_name() {
+        let names = super::known_events();
+        for name in ["MEMORY_FAILURE", "GUEST_PANICKED", "BLOCK_IO_ERROR", "WATCHDOG", "STOP", "RTC_CHANGE"] {
+            assert!(names.iter().any(|known| known == name), "{name} is not among {names:?}");
+        }
     }
 }

@@ -66,5 +66,5 @@ pub use client::{Client, Expectation};
 pub use cmdline::{CommandLine, RamFileSpec, RunLayout};
 
 pub use error::QmpError;
-pub use event::{Event, Events, EventsError, QemuTime};
+pub use event::{Event, Events, EventsError, QemuTime, known_events};
 pub use process::QemuProcess;

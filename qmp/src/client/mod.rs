@@ -291,6 +291,14 @@ impl Client {
         Expectation { name: name.to_owned(), receiver, hooks, id }
     }
 
+    /// Calls `heard` for each event read from now on, as long as the connection lasts. It is called by the task that reads: it must not block.
+    pub fn listen(&self, mut heard: impl FnMut(&Arc<Event>) + Send + 'static) {
+        self.shared().hooks.add(move |event| {
+            heard(event);
+            Keep::Yes
+        });
+    }
+
     /// Ends when the connection has ended, with the reason.
     pub async fn closed(&self) -> String {
         let mut closed = self.shared().closed.subscribe();

@@ -29,5 +29,7 @@ pub use destination::{Announce, Destination, DestinationOptions, Inbound, Loaded
 pub use error::SwitchoverError;
 pub use query::query_migration;
 pub use relay::{RelayStats, StateReceiver, StateSender, relay};
-pub use source::{CompletedAt, GuestState, HeldAt, Hold, Outbound, Source, SourceOptions, StoppedAt};
+pub use source::{
+    CompletedAt, GUEST_PANICKED, GuestState, HeldAt, Hold, Outbound, Source, SourceOptions, StoppedAt,
+};
 pub use status::{MigrationInfo, MigrationStatus};

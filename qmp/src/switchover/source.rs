@@ -164,7 +164,7 @@ impl Source {
         let run_state = run_state(client).await?;
         let was_running = match run_state.as_str() {
             "running" => true,
-            "paused" | "prelaunch" | "postmigrate" | "suspended" => false,
+            "paused" | "prelaunch" | "postmigrate" | "suspended" | GUEST_PANICKED => false,
             _ => return Err(SwitchoverError::RunState { run_state }),
         };
         let capabilities = Capabilities::from([
@@ -401,6 +401,9 @@ impl Source {
         }
     }
 }
+
+/// The state of a guest that has panicked, with `-action panic=pause`: it stands still. It is not moved, but a copy can be made of it.
+pub const GUEST_PANICKED: &str = "guest-panicked";
 
 /// Whoever finds the guest in `postmigrate` cannot migrate it again, and no command leads from there to `paused`.
 const PAUSE_AGAIN: [&str; 2] = ["cont", "stop"];
