@@ -1,21 +1,32 @@
 //! QMP connections of this daemon, one for each QEMU: a QMP socket serves one client at a time.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Mutex as AsyncMutex;
-use vmove_qmp::{Client, QmpError};
+use vmove_qmp::{Client, Event, QmpError};
 
 /// Long enough for a QEMU whose main loop is busy; a socket nobody listens on answers at once.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Hears of each event of each QEMU, with the path of its socket. Called where events are read: it must not block.
+pub type Listener = Box<dyn Fn(&Path, &Arc<Event>) + Send + Sync>;
+
 /// Shares one [`Client`] among everything in the daemon that talks to the same QEMU.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Monitors {
     /// Never held across a connection attempt: a QEMU that hangs must not keep others waiting.
     clients: Mutex<HashMap<PathBuf, Arc<AsyncMutex<Option<Client>>>>>,
+    listener: Arc<OnceLock<Listener>>,
+}
+
+impl fmt::Debug for Monitors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Monitors").field("clients", &self.clients).finish_non_exhaustive()
+    }
 }
 
 impl Monitors {
@@ -32,6 +43,7 @@ impl Monitors {
             return Ok(client.clone());
         }
         let client = Client::connect(path, CONNECT_TIMEOUT).await?;
+        self.listen_to(path, &client);
         Ok(slot.insert(client).clone())
     }
 
@@ -42,7 +54,25 @@ impl Monitors {
 
     /// Takes in a connection that was made elsewhere (a QEMU that was just started).
     pub async fn insert(&self, path: &Path, client: Client) {
+        self.listen_to(path, &client);
         *self.slot(path).lock().await = Some(client);
+    }
+
+    /// Has `listener` hear of all events of all QEMUs, whoever else holds their monitors. Once, before there is a connection: a second one
+    /// is not taken.
+    pub fn hear(&self, listener: Listener) {
+        let _ = self.listener.set(listener);
+    }
+
+    fn listen_to(&self, path: &Path, client: &Client) {
+        if self.listener.get().is_some() {
+            let (listener, path) = (Arc::clone(&self.listener), path.to_owned());
+            client.listen(move |event| {
+                if let Some(heard) = listener.get() {
+                    heard(&path, event);
+                }
+            });
+        }
     }
 
     /// Forgets a connection; it closes when its last user drops it.

@@ -1,10 +1,12 @@
 //! What a daemon keeps of a VM.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use vmove_types::Backing;
 use vmove_types::device::VmDevice;
+use vmove_types::vm::LABEL;
 
 /// One named file behind a part of guest RAM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,4 +54,14 @@ pub struct VmRecord {
     /// Session that brought or is bringing it, if any.
     #[serde(default)]
     pub session: Option<String>,
+}
+
+impl VmRecord {
+    /// Its labels: `VMOVE_LABEL_team=ml` is `team` with the value `ml`.
+    #[must_use]
+    pub fn labels(&self) -> BTreeMap<String, String> {
+        let label =
+            |(key, value): &(String, String)| Some((key.strip_prefix(LABEL)?.to_owned(), value.clone()));
+        self.environment.iter().filter_map(label).collect()
+    }
 }

@@ -19,6 +19,9 @@ pub struct ForkRequest {
     pub template: Option<String>,
     /// How many children, from 1 on.
     pub count: usize,
+    /// Leave the children as the guest was at that moment: loaded and paused, without a network, until `vmove resume`. Only here.
+    #[serde(default)]
+    pub paused: bool,
     /// Compare each child's memory with the template before it runs.
     #[serde(default)]
     pub verify: bool,

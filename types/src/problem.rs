@@ -102,6 +102,10 @@ pub enum Code {
     BadTemplate,
     /// The configuration does not allow it.
     Forbidden,
+    /// No hook of this name.
+    UnknownHook,
+    /// A hook of the operator forbade it; nothing was changed.
+    ForbiddenByHook,
     /// A fork failed; the parent runs.
     ForkFailed,
     /// A fork failed, and the parent could not be set running again yet.
@@ -172,9 +176,11 @@ impl ProblemCode for Code {
             Self::UnknownPath => (404, Exit::Usage),
             Self::MethodNotAllowed => (405, Exit::Usage),
             Self::ReadOnly => (403, Exit::Usage),
-            Self::UnknownVm | Self::UnknownMigration | Self::UnknownTemplate => (404, Exit::Failed),
+            Self::UnknownVm | Self::UnknownMigration | Self::UnknownTemplate | Self::UnknownHook => {
+                (404, Exit::Failed)
+            }
             Self::BadTemplate => (422, Exit::Failed),
-            Self::Forbidden | Self::GrantRefused => (403, Exit::Refused),
+            Self::Forbidden | Self::GrantRefused | Self::ForbiddenByHook => (403, Exit::Refused),
             Self::ForkFailed | Self::ParentNotBack => (500, Exit::Failed),
             Self::NameTaken
             | Self::Busy

@@ -9,6 +9,9 @@ use crate::Backing;
 use crate::device::{DeviceRequest, VmDevice};
 use crate::progress::Progress;
 
+/// Environment variables of QEMU that begin so are labels of its VM: `VMOVE_LABEL_team=ml`. They go where the VM goes, and to its children.
+pub const LABEL: &str = "VMOVE_LABEL_";
+
 /// All VMs of a node.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

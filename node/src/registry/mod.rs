@@ -3,6 +3,7 @@
 mod adopt;
 mod error;
 mod monitor;
+mod news;
 mod pause;
 mod run;
 mod show;
@@ -11,6 +12,7 @@ mod stop;
 mod supervise;
 
 pub use error::RegistryError;
+pub use news::News;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -47,6 +49,7 @@ pub struct Registry {
     groups: Arc<ControlGroups>,
     devices: Arc<dyn Devices>,
     confinement: Confinement,
+    news: news::Tell,
     state: Mutex<State>,
 }
 
@@ -100,6 +103,7 @@ impl Registry {
             groups,
             devices,
             confinement,
+            news: news::Tell::default(),
             state: Mutex::default(),
         })
     }
@@ -219,6 +223,7 @@ impl Registry {
         let new = record.clone();
         run_blocking(move || vms.insert(new)).await??;
         self.lock().ended.remove(&record.name);
+        self.news.tell(News::Started(record.clone()));
         self.watch(record);
         Ok(())
     }

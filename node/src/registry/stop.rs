@@ -9,7 +9,7 @@ use crate::oom_kills;
 use crate::record::VmRecord;
 use vmove_qmp::QemuProcess;
 
-use super::{ANSWER_TIMEOUT, Ended, Ending, REMEMBERED, Registry, RegistryError, process_of, starting};
+use super::{ANSWER_TIMEOUT, Ended, Ending, News, REMEMBERED, Registry, RegistryError, process_of, starting};
 use crate::blocking::run_blocking;
 use vmove_types::vm::Stopped;
 
@@ -51,6 +51,7 @@ impl Registry {
         let quit_timeout = if freed { STUCK_TIMEOUT } else { QUIT_TIMEOUT };
         let how = self.end_process(&record, force, quit_timeout).await?;
         self.clean_up(&record).await?;
+        self.news.tell(News::Ended { record: record.clone(), why: "on request".to_owned() });
         // What was expected of its end no longer counts.
         self.lock().ended.remove(name);
         tracing::info!(vm = %name, pid = record.pid, how, owed, "VM ended on request");
@@ -108,6 +109,8 @@ impl Registry {
         if let Err(error) = self.clean_up(record).await {
             tracing::error!(vm = %record.name, %error, "could not clean up after a QEMU that ended");
         }
+        let why = self.why_ended(&record.name).unwrap_or_else(|| "by itself".to_owned());
+        self.news.tell(News::Ended { record: record.clone(), why });
     }
 
     fn remember(&self, record: &VmRecord, why: Option<String>) {
@@ -142,6 +145,7 @@ impl Registry {
         // Before its record goes: whoever sees it ended sees why.
         self.remember(&record, Some(why.to_owned()));
         self.clean_up(&record).await?;
+        self.news.tell(News::Ended { record: record.clone(), why: why.to_owned() });
         tracing::error!(vm = %name, pid = record.pid, %why, "VM was ended");
         Ok(())
     }
