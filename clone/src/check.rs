@@ -6,6 +6,7 @@ use vmove_memory::{
 };
 use vmove_node::record::VmRecord;
 use vmove_qmp::inspect::{BlockerKind, DeviceKind, VmFacts};
+use vmove_qmp::switchover::GUEST_PANICKED;
 use vmove_types::check::{Blocker, BlockerCode};
 
 use crate::CloneError;
@@ -15,7 +16,9 @@ use crate::CloneError;
 #[must_use]
 pub fn blockers(facts: &VmFacts) -> Vec<Blocker> {
     let of_disks = |kind| matches!(kind, BlockerKind::Disk | BlockerKind::DiskSocket);
-    let fatal = facts.blockers().into_iter().filter(|b| b.fatal && !of_disks(b.kind));
+    // A guest that has panicked stands still as a paused one does, and a copy of it is what a debugger wants.
+    let panicked = |kind: BlockerKind| kind == BlockerKind::RunState && facts.status == GUEST_PANICKED;
+    let fatal = facts.blockers().into_iter().filter(|b| b.fatal && !of_disks(b.kind) && !panicked(b.kind));
     let mut found: Vec<Blocker> =
         fatal.map(|b| Blocker::new(code(b.kind), b.message).about(b.subject)).collect();
     for device in facts.devices.iter().filter(|d| d.kind == DeviceKind::Balloon) {

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use vmove_hooks::ForbiddenByHook;
 use vmove_memory::{KeepFailure, MemoryError};
 use vmove_node::blocking::spawn_blocking;
 use vmove_qmp::QmpError;
@@ -73,14 +74,12 @@ pub enum CloneError {
         first: u64,
     },
     /// The operator's hook.
-    #[error("The child-start hook {hook} of {child:?} {how}: the child was ended before its network came up")]
+    #[error("{child:?} may not run, and was ended before its network came up: {why}")]
     Hook {
         /// The child.
         child: String,
-        /// The program.
-        hook: PathBuf,
-        /// How it failed.
-        how: String,
+        /// The hook, and its reason.
+        why: ForbiddenByHook,
     },
     /// The copy of a guest's memory could not be made.
     #[error(

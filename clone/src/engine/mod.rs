@@ -9,6 +9,7 @@
 //! | `prepared` | children that are started before the fork, here and on other nodes |
 //! | `distribution` | a template's memory, from the parent's node to the hosts |
 //! | `images` | disks of children on other hosts |
+//! | `hooks` | what the operator's hooks are told of forks, and asked
 //! | `guest` | guests that fork themselves, over a virtio-serial port |
 //! | `descendants` | what came of a guest: the tree, which children live, their end |
 //! | `templates`, `promote` | templates kept by name; memory of its own for a VM |
@@ -27,6 +28,7 @@ mod formats;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod guest;
+mod hooks;
 mod host;
 mod images;
 mod message;
@@ -47,6 +49,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Semaphore;
 use vmove_fabric::{Class, Incoming};
+use vmove_hooks::Hooks;
 use vmove_node::peer::{BoxedStream, Hello, LinkKind, PeerPolicy, Status};
 use vmove_node::registry::Registry;
 use vmove_types::fork_report::ForkProgress;
@@ -55,6 +58,7 @@ pub use self::distribution::read_opening;
 pub use self::error::{
     DistributionError, DivisionError, ForkError, ImageError, PeersError, Refusal, TalkError, VerbsError,
 };
+pub use self::hooks::ChildOf;
 pub use self::options::{EngineOptions, ForkDialer, ForkPolicy};
 
 use self::children::Prepared;
@@ -89,6 +93,7 @@ pub struct ForkEngine {
     peers: Arc<Peers>,
     /// Disks of children elsewhere, and of children here whose images are elsewhere.
     images: Arc<ServedImages>,
+    hooks: Arc<Hooks>,
     state: Mutex<State>,
 }
 
@@ -149,6 +154,7 @@ impl ForkEngine {
         let (node, policy) = (options.node.clone(), options.policy.clone());
         let peer_policy = options.peers.clone();
         let saved = options.state_dir.join("templates");
+        let hooks = Arc::clone(&options.hooks);
         let images =
             ServedImages::new(&dir.join("disks"), options.reconnect_for, registry.confinement().clone());
         Ok(Arc::new(Self {
@@ -163,6 +169,7 @@ impl ForkEngine {
             guests: Guests::default(),
             peers: Peers::new(options),
             images: Arc::new(images),
+            hooks,
             state: Mutex::default(),
         }))
     }
@@ -259,8 +266,15 @@ impl ForkEngine {
     }
 
     fn update(&self, id: &str, change: impl FnOnce(&mut ForkProgress)) {
-        if let Some(progress) = self.lock().progress.iter_mut().find(|p| p.id == id) {
+        let entered = {
+            let mut state = self.lock();
+            let Some(progress) = state.progress.iter_mut().find(|p| p.id == id) else { return };
+            let left = progress.phase.clone();
             change(progress);
+            (progress.phase != left).then(|| (progress.parent.clone(), progress.phase.clone(), left))
+        };
+        if let Some((parent, phase, left)) = entered {
+            self.tell_phase(id, &parent, &phase, &left);
         }
     }
 }

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use vmove_fabric::tcp::TcpFabric;
 use vmove_fabric::{Class, Endpoint, FabricKind, Multicast};
+use vmove_hooks::Hooks;
 use vmove_node::peer::{Dialer, Hello, KnownPeers, LinkError, PeerPolicy, PeerTarget, Token};
 
 /// What forks may do, and what is done for them: `[fork]` of the daemon's configuration.
@@ -18,7 +19,7 @@ use vmove_node::peer::{Dialer, Hello, KnownPeers, LinkError, PeerPolicy, PeerTar
 pub struct ForkPolicy {
     /// Most children that one request may ask for; 0 forbids forks.
     pub max_children: usize,
-    /// Program that is run for each child before the child is.
+    /// Program that is run for each child before the child is: a hook on `child-start`, in short.
     pub child_start: Option<PathBuf>,
     /// Children that are kept prepared after a fork, for the next one.
     pub warm: usize,
@@ -110,6 +111,8 @@ pub struct EngineOptions {
     pub reconnect_for: Duration,
     /// Opens connections to other nodes.
     pub dialer: Arc<dyn ForkDialer>,
+    /// What the operator wants done before and after forks, and before a child runs.
+    pub hooks: Arc<Hooks>,
 }
 
 impl fmt::Debug for EngineOptions {

@@ -13,6 +13,8 @@ use tokio::net::{TcpListener, TcpStream};
 use vmove_clone::engine::{EngineOptions, ForkDialer, ForkEngine, ForkPolicy, read_opening};
 use vmove_fabric::tcp::{TcpFabric, TcpOptions};
 use vmove_fabric::{Class, Endpoint, Fabric, FabricKind, Multicast};
+use vmove_hooks::Hooks;
+use vmove_hooks::hooks::Settings;
 use vmove_node::control_groups::ControlGroups;
 use vmove_node::migrations::NoMigrations;
 use vmove_node::monitors::Monitors;
@@ -61,6 +63,12 @@ impl Node {
         let fabric = Arc::new(TcpFabric::new(TcpOptions::default()).unwrap());
         let qemu = vmove_skip::qemu().ok().map(|program| vec![program.into()]);
         let peers = PeerPolicy { qemu_binaries: qemu, ..PeerPolicy::default() };
+        let settings = Settings {
+            node: name.to_owned(),
+            control: dir.join("control.sock"),
+            journal: state.join("hooks"),
+        };
+        let hooks = Hooks::open(settings, Vec::new()).unwrap();
         let options = EngineOptions {
             node: name.to_owned(),
             policy,
@@ -71,6 +79,7 @@ impl Node {
             state_dir: state,
             reconnect_for: Duration::from_secs(10),
             dialer: Arc::new(PlainDialer(fabric.clone())),
+            hooks,
         };
         let engine = ForkEngine::open(options, registry.clone()).unwrap();
         tokio::spawn(serve(listener, engine.clone(), fabric));

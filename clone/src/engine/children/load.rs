@@ -1,11 +1,7 @@
-//! Loads children whose QEMUs wait: maps their memory, loads the device state, runs the operator's hook, writes the record.
+//! Loads children whose QEMUs wait: maps their memory, loads the device state, asks the operator's hooks, writes the record.
 
-use std::path::Path;
-use std::process::Stdio;
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::process::Command;
 use tokio::task::JoinSet;
 use vmove_node::blocking::{TaskFailed, run_blocking};
 use vmove_node::registry::starting;
@@ -14,12 +10,8 @@ use vmove_types::problem::chain;
 
 use super::{LoadOrder, Loaded, Prepared, Start};
 use crate::CloneError;
-use crate::child::Child;
 use crate::engine::ForkEngine;
 use crate::record::Member;
-
-/// How long the operator's hook may take.
-const HOOK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A loaded child and whether it was prepared before the fork; or index, name and error of a child that could not be loaded.
 type LoadEnd = Result<(Loaded, bool), (u32, String, CloneError)>;
@@ -102,9 +94,7 @@ impl ForkEngine {
         }
         child.load(&order.state).await?;
         let written = if order.verify { child.verify(&order.files).await? } else { Vec::new() };
-        if let Some(hook) = &self.policy.child_start {
-            run_hook(hook, child, order).await?;
-        }
+        self.ask_child_start(child, &order.fork, &order.parent).await?;
         let record = child.record();
         let member = Member {
             vm: record.name.clone(),
@@ -128,34 +118,4 @@ impl ForkEngine {
         run_blocking(move || starting::done(&vm_dir)).await.map_err(|e| task(&e))?;
         Ok(written)
     }
-}
-
-/// Runs the operator's program for a child that has not run yet.
-async fn run_hook(hook: &Path, child: &Child, order: &LoadOrder) -> Result<(), CloneError> {
-    let failed =
-        |how: String| CloneError::Hook { child: child.plan.name().to_owned(), hook: hook.to_owned(), how };
-    let mut command = Command::from(vmove_qmp::oom::command(hook));
-    command
-        .env("VMOVE_FORK", &order.fork)
-        .env("VMOVE_PARENT", &order.parent)
-        .env("VMOVE_CHILD", child.plan.name())
-        .env("VMOVE_CHILD_INDEX", child.plan.index.to_string())
-        .env("VMOVE_CHILD_DIR", &child.plan.layout.vm_dir)
-        .env("VMOVE_CHILD_PID", child.qemu.pid().to_string())
-        .env("VMOVE_CHILD_UUID", &child.plan.identity.uuid)
-        .env("VMOVE_CHILD_MACS", child.plan.identity.macs.join(" "))
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true);
-    let output = tokio::time::timeout(HOOK_TIMEOUT, command.output())
-        .await
-        .map_err(|_| failed(format!("did not end within {} s", HOOK_TIMEOUT.as_secs())))?
-        .map_err(|error| failed(format!("could not be started ({error})")))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let last = said.lines().last().unwrap_or_default();
-    Err(failed(format!("ended with {} ({last})", output.status)))
 }

@@ -18,6 +18,7 @@ use vmove_types::Backing;
 use vmove_types::fork_report::LoadWrite;
 use vmove_types::problem::{Code, chain};
 
+pub use self::run::Then;
 use super::ForkEngine;
 use super::error::ForkError;
 use crate::CloneError;

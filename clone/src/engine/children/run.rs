@@ -10,6 +10,15 @@ use super::{Loaded, Planned, Start, words};
 use crate::CloneError;
 use crate::engine::ForkEngine;
 
+/// What becomes of children that are loaded.
+#[derive(Debug, Clone, Copy)]
+pub struct Then {
+    /// Their memory was compared with the template.
+    pub verified: bool,
+    /// They stay as they are.
+    pub paused: bool,
+}
+
 impl ForkEngine {
     pub(in crate::engine) fn start_all(self: &Arc<Self>, id: &str, planned: Vec<Planned>) -> JoinSet<Start> {
         let mut tasks = JoinSet::new();
@@ -42,7 +51,7 @@ impl ForkEngine {
         id: &str,
         loaded: Vec<(Loaded, bool)>,
         begun: Mono,
-        verified: bool,
+        then: Then,
         report: &mut ForkReport,
     ) {
         self.update(id, |p| p.phase = "run".to_owned());
@@ -50,11 +59,12 @@ impl ForkEngine {
         for (mut child, was_prepared) in loaded {
             let (engine, id) = (self.clone(), id.to_owned());
             running.spawn(async move {
-                let ran = child.child.run().await;
+                let ran = if then.paused { Ok(None) } else { child.child.run().await.map(Some) };
                 engine.update(&id, |p| p.running += usize::from(ran.is_ok()));
-                engine.greet(child.child.plan.name(), ran.is_ok());
+                engine.greet(child.child.plan.name(), matches!(ran, Ok(Some(_))));
                 let network = match ran {
-                    Ok(_) => child.child.bring_up_network().await,
+                    Ok(Some(_)) => child.child.bring_up_network().await,
+                    Ok(None) => "off".to_owned(),
                     Err(_) => "none".to_owned(),
                 };
                 let plan = &child.child.plan;
@@ -64,9 +74,9 @@ impl ForkEngine {
                     node: engine.node.clone(),
                     qmp: plan.layout.qmp_socket.display().to_string(),
                     pid: child.child.record().pid,
-                    running_ms: ran.as_ref().ok().map(|at| at.ms_since(begun)),
+                    running_ms: ran.as_ref().ok().copied().flatten().map(|at| at.ms_since(begun)),
                     warm: was_prepared,
-                    verified: verified.then_some(true),
+                    verified: then.verified.then_some(true),
                     written_while_loading: child.written_while_loading,
                     network,
                     error: ran.err().map(|error| words(&error)),

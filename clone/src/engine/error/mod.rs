@@ -7,6 +7,7 @@ mod peers;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use vmove_hooks::ForbiddenByHook;
 use vmove_node::blocking::TaskFailed;
 use vmove_node::peer::codec::CodecError;
 use vmove_node::peer::{LinkError, NoCommonFabric, Objection, PeerTarget, SessionId, UnknownPeer};
@@ -36,6 +37,14 @@ pub enum ForkError {
     /// A request for no children.
     #[error("Expected at least one child, found 0; to keep a guest as it is now, see `vfork template save`")]
     NoChildren,
+    /// Children that stay paused, on other nodes.
+    #[error(
+        "Expected no nodes with paused children, found some: children that stay paused are made on the node of the parent"
+    )]
+    PausedElsewhere,
+    /// A hook of the operator.
+    #[error(transparent)]
+    Hook(#[from] ForbiddenByHook),
     /// More children than the policy allows.
     #[error("{asked} children were asked for, this node allows {allowed} (max-children in [fork])")]
     TooManyChildren {
@@ -271,7 +280,8 @@ impl ForkError {
             | Self::SetKnown(_)
             | Self::AskedItself(_)
             | Self::OwnFork { .. } => Code::BadRequest,
-            Self::NoChildren | Self::Division(_) => Code::BadOption,
+            Self::NoChildren | Self::PausedElsewhere | Self::Division(_) => Code::BadOption,
+            Self::Hook(_) => Code::ForbiddenByHook,
             Self::TooManyChildren { .. }
             | Self::TooManyPrepared { .. }
             | Self::Peers(_)

@@ -8,7 +8,7 @@ use vmove_types::fork_report::ForkReport;
 use vmove_types::time::{Mono, ms};
 
 use crate::engine::ForkEngine;
-use crate::engine::children::{LoadOrder, Start};
+use crate::engine::children::{LoadOrder, Start, Then};
 use crate::engine::error::ForkError;
 use crate::engine::message::Order;
 use vmove_types::problem::Code;
@@ -28,7 +28,8 @@ pub(super) async fn make_children(
         report.children.iter().all(|child| child.error.is_none()) && loaded.len() == order.indexes.len();
     let names: Vec<String> = loaded.iter().map(|(child, _)| child.child.plan.name().to_owned()).collect();
     if complete {
-        engine.run_all(&order.fork, loaded, begun, order.verify, &mut report).await;
+        let then = Then { verified: order.verify, paused: false };
+        engine.run_all(&order.fork, loaded, begun, then, &mut report).await;
     }
     let failed =
         report.children.iter().find_map(|child| Some(format!("{}: {}", child.name, child.error.as_ref()?)));

@@ -19,7 +19,7 @@ use vmove_types::fork_report::{ForkProgress, ForkReport, FreezeReport, FrozenDis
 use vmove_types::time::{Mono, ms};
 
 use self::called_hosts::CalledHosts;
-use super::children::{LoadOrder, Planned, Prepared, Start, discard_all, may_open};
+use super::children::{LoadOrder, Planned, Prepared, Start, Then, discard_all, may_open};
 use super::error::ForkError;
 use super::origin::Origin;
 use super::{Claim, ForkEngine, metrics};
@@ -53,6 +53,11 @@ impl ForkEngine {
         let id = request.id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string());
         let parent = parent_name(&request)?.to_owned();
         self.allowed(&id, request.count)?;
+        if request.paused && !request.nodes.is_empty() {
+            return Err(ForkError::PausedElsewhere);
+        }
+        // Before the VM is claimed: a hook may take its time.
+        self.ask_before_fork(&id, &parent, &request).await?;
         let claim = self.claim(&parent)?;
         self.begin_progress(ForkProgress {
             id: id.clone(),
@@ -66,6 +71,7 @@ impl ForkEngine {
         let ended = self.fork(&fork).instrument(span).await;
         self.end_progress(&fork.id, begun, ended.as_ref());
         metrics::count(ended.as_ref(), fork.request.count);
+        self.tell_end(&fork.id, &fork.parent, ended.as_ref());
         if ended.is_ok() {
             let wanted = fork.request.warm.unwrap_or(self.policy.warm);
             if let (Some(vm), true) = (fork.request.vm, wanted > 0) {
@@ -181,7 +187,8 @@ impl ForkEngine {
         let loaded = self.load_all(id, here.prepared, starting, &order, report).await;
         let (loaded, lost) = self.meet(id, loaded).await;
         report.children.extend(lost.into_iter().map(|(index, name, error)| self.lost(index, name, &error)));
-        self.run_all(id, loaded, fork.begun, verify, report).await;
+        let then = Then { verified: verify, paused: fork.request.paused };
+        self.run_all(id, loaded, fork.begun, then, report).await;
         drop(here.room);
         following.finish(self, id, report).await;
         Ok(())
