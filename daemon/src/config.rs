@@ -9,11 +9,14 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+pub use self::hooks::BridgeConfig;
 pub use self::qemu::{QemuFlags, qemu_user_note};
 #[cfg(feature = "verbs")]
 pub use self::rdma::OnDemand;
 pub use self::rdma::{RdmaConfig, RdmaFlags};
 pub use vmove_clone::engine::ForkPolicy;
+use vmove_hooks::config::{Hook, HookEntry, HookError};
+use vmove_hooks::signals::Sources;
 use vmove_log::LogFormat;
 use vmove_node::control_groups::GroupPolicy;
 use vmove_node::peer::{PeerPolicy, split_address};
@@ -22,9 +25,11 @@ use vmove_types::node::DEFAULT_CONTROL;
 use vmove_types::units;
 
 pub use self::grants::GrantPolicy;
+use self::hooks::SignalsConfig;
 use self::qemu::QemuConfig;
 
 mod grants;
+mod hooks;
 mod qemu;
 mod rdma;
 
@@ -144,6 +149,9 @@ pub struct ConfigFile {
     control_groups: GroupPolicy,
     grants: GrantPolicy,
     nodes: BTreeMap<String, NodeEntry>,
+    hook: Vec<HookEntry>,
+    host_signals: SignalsConfig,
+    bridge: Option<BridgeConfig>,
 }
 
 /// `[fork]`, if it is within its ranges.
@@ -247,6 +255,12 @@ pub struct Config {
     pub grants: GrantPolicy,
     /// Peers by name.
     pub nodes: BTreeMap<String, KnownNode>,
+    /// What is done by itself when something happens, in the order in which it is done.
+    pub hooks: Vec<Hook>,
+    /// Where the host tells things that hooks wait for.
+    pub signals: Sources,
+    /// The bridge that says where hooks move VMs.
+    pub bridge: Option<BridgeConfig>,
 }
 
 /// Why settings cannot be used.
@@ -282,6 +296,14 @@ pub enum ConfigError {
     /// Not all of the files.
     #[error("TLS needs --tls-cert, --tls-key and --tls-ca: {0} is missing")]
     PartialTls(&'static str),
+    /// A hook cannot be used.
+    #[error("{}{why}", path.as_ref().map(|path| format!("{}: ", path.display())).unwrap_or_default())]
+    Hook {
+        /// The file.
+        path: Option<PathBuf>,
+        /// Its place, its key, expected and found.
+        why: HookError,
+    },
     /// A value is out of range.
     #[error("{key}: {why}")]
     Value {
@@ -333,11 +355,14 @@ impl Config {
                 format!("expected {least} to {most}, found {keep_migrations}"),
             ));
         }
-        let nodes = file
+        let nodes: BTreeMap<String, KnownNode> = file
             .nodes
             .into_iter()
             .map(|(name, entry)| Ok((name, entry.checked()?)))
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<_, ConfigError>>()?;
+        let known = |node: &str| nodes.contains_key(node) || split_address(node).is_some();
+        let hooks = hooks::check(file.hook, file.fork.child_start.clone(), known, file.bridge.is_some());
+        let hooks = hooks.map_err(|why| ConfigError::Hook { path: flags.config.clone(), why })?;
         let peers = file.peers;
         if peers.accept_from.is_some() && security == Security::Insecure {
             return Err(value(
@@ -369,6 +394,9 @@ impl Config {
             peers,
             groups: file.control_groups,
             grants: file.grants.checked()?,
+            hooks,
+            signals: file.host_signals.sources(),
+            bridge: file.bridge,
             nodes,
         })
     }
@@ -454,11 +482,11 @@ pub(crate) mod tests {
         Config::merge(flags(&["--insecure"]), file(text)).unwrap()
     }
 
-    fn flags(args: &[&str]) -> Flags {
+    pub(crate) fn flags(args: &[&str]) -> Flags {
         Flags::try_parse_from(std::iter::once(&"vmoved").chain(args)).unwrap()
     }
 
-    fn file(text: &str) -> ConfigFile {
+    pub(crate) fn file(text: &str) -> ConfigFile {
         toml::from_str(text).unwrap()
     }
 

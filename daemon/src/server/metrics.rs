@@ -10,6 +10,7 @@ use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogra
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
 use vmove_clone::engine::metrics as fork;
+use vmove_hooks::metrics as hook;
 use vmove_node::latency::News;
 use vmove_types::progress::{Outcome, Progress, Role};
 use vmove_types::report::Report;
@@ -34,11 +35,13 @@ pub fn install(node: &str) -> Result<PrometheusHandle, BuildError> {
         .set_buckets_for_metric(full("vmove_migration_duration_seconds"), DURATION)?
         .set_buckets_for_metric(full("vmove_migration_fault_latency_seconds"), FAULT)?
         .set_buckets_for_metric(full(FAULT_LATENCY), FAULT)?
+        .set_buckets_for_metric(full(hook::TIME), DURATION)?
         .set_buckets_for_metric(full(fork::PARENT_PAUSE), DOWNTIME)?
         .set_buckets_for_metric(full(fork::ALL_RUNNING), DURATION)?
         .install_recorder()?;
     describe();
     fork::describe();
+    hook::describe();
     gauge!("vmove_build_info", "version" => env!("CARGO_PKG_VERSION"), "node" => node.to_owned()).set(1.0);
     Ok(handle)
 }

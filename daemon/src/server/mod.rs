@@ -7,6 +7,7 @@ mod fabric_check;
 mod fabrics;
 mod folders;
 mod grants;
+mod hooks;
 mod lock;
 mod metrics;
 mod peers;
@@ -35,6 +36,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::Instrument;
 
 use vmove_clone::engine::{EngineOptions, ForkEngine};
+use vmove_hooks::Hooks;
+use vmove_hooks::hooks::Settings;
 use vmove_migrate::engine::{Engine, EngineConfig};
 use vmove_migrate::vmm::Qemu;
 use vmove_node::blocking::run_blocking;
@@ -74,6 +77,7 @@ struct App {
     registry: Arc<Registry>,
     forks: Arc<ForkEngine>,
     grants: Option<Arc<Grants>>,
+    hooks: Arc<Hooks>,
     known: KnownPeers,
     fabrics: Arc<Fabrics>,
     dialer: Arc<PeerDialer>,
@@ -191,6 +195,7 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
     tasks.spawn(app.forks.clone().serve_disks());
     tasks.spawn(metrics::sample(app.clone(), app.metrics.clone()));
     tasks.spawn(learn_qemus());
+    hooks::start(&app, &mut tasks);
     if let Some(tls) = tls {
         tasks.spawn(reload_on_hangup(tls));
     }
@@ -271,6 +276,14 @@ fn known_peers(config: &Config) -> KnownPeers {
     KnownPeers::new(config.nodes.iter().map(|(name, node)| (name.clone(), known(node))).collect())
 }
 
+/// What is done by itself when something happens. Runs that an earlier daemon has begun are noted in the state folder.
+fn open_hooks(config: &Config) -> anyhow::Result<Arc<Hooks>> {
+    let journal = config.state_dir.join("hooks");
+    let settings = Settings { node: config.node.clone(), control: config.control.clone(), journal };
+    Hooks::open(settings, config.hooks.clone())
+        .context("Could not open the journal of hooks in the state folder")
+}
+
 /// State, engines and registry.
 async fn assemble(
     config: Config,
@@ -281,6 +294,8 @@ async fn assemble(
 ) -> anyhow::Result<Arc<App>> {
     let vms = Arc::new(VmStore::open(&config.state_dir.join("vms"))?);
     let monitors = Arc::new(Monitors::default());
+    let hooks = open_hooks(&config)?;
+    hooks::listen(&hooks, &monitors, &vms);
     let dialer = Arc::new(PeerDialer::new(tls, &config.nodes, fabrics.clone()));
     let peers = Arc::new(config.peers.clone().beside(&config.qemu));
     let reservations = if config.overcommit_memory {
@@ -309,7 +324,7 @@ async fn assemble(
         keep_migrations: config.keep_migrations,
     };
     let engine = Engine::open(settings, vms.clone())?;
-    let sessions = Sessions::new(engine.clone());
+    let sessions = Sessions::new(engine.clone(), hooks.clone());
     let registry = Registry::new(
         vms,
         monitors,
@@ -332,6 +347,7 @@ async fn assemble(
         state_dir: config.state_dir.clone(),
         reconnect_for: config.reconnect_for,
         dialer: dialer.clone(),
+        hooks: hooks.clone(),
     };
     let forks = ForkEngine::open(options, registry.clone())?;
     let probe = run_blocking(vmove_memory::DirtyTracker::supported).await;
@@ -354,6 +370,7 @@ async fn assemble(
         registry,
         forks,
         grants,
+        hooks,
         known,
         fabrics,
         dialer,

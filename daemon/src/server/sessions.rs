@@ -4,7 +4,7 @@
 //! supervision, metrics and `vmove list` only need the present. Every id enters here when it is first heard of: from a
 //! request, from a peer's greeting, or from a journal at the start.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,7 +18,9 @@ use vmove_node::peer::SessionId;
 use vmove_node::record::VmRecord;
 use vmove_types::problem::Problem;
 
+use super::hooks;
 use super::problem::IntoProblem;
+use vmove_hooks::Hooks;
 
 /// A greeting that has not become a session by then was a question (`vmove check`).
 const BECOMES_SESSION: Duration = Duration::from_secs(60);
@@ -28,11 +30,14 @@ const BECOMES_SESSION: Duration = Duration::from_secs(60);
 pub struct Sessions {
     engine: Arc<Engine>,
     ids: Mutex<HashMap<String, Instant>>,
+    hooks: Arc<Hooks>,
+    /// Those of which hooks are being told.
+    followed: Arc<Mutex<HashSet<String>>>,
 }
 
 impl Sessions {
-    pub fn new(engine: Arc<Engine>) -> Arc<Self> {
-        Arc::new(Self { engine, ids: Mutex::default() })
+    pub fn new(engine: Arc<Engine>, hooks: Arc<Hooks>) -> Arc<Self> {
+        Arc::new(Self { engine, ids: Mutex::default(), hooks, followed: Arc::default() })
     }
 
     /// Takes in what the engine took up from its journals.
@@ -47,7 +52,24 @@ impl Sessions {
 
     /// A migration that was asked for, here or by a peer.
     pub fn add(&self, id: impl Display) {
-        self.lock().insert(id.to_string(), Instant::now());
+        let id = id.to_string();
+        self.lock().insert(id.clone(), Instant::now());
+        self.tell_hooks(id);
+    }
+
+    /// Has hooks hear of a migration, to its end. A connection of one that they hear of already changes nothing.
+    fn tell_hooks(&self, id: String) {
+        let lock = |followed: &Mutex<HashSet<String>>, change: &dyn Fn(&mut HashSet<String>) -> bool| {
+            change(&mut followed.lock().unwrap_or_else(PoisonError::into_inner))
+        };
+        if !hooks::wanted(&self.hooks) || !lock(&self.followed, &|all| all.insert(id.clone())) {
+            return;
+        }
+        let (engine, hooks, followed) = (self.engine.clone(), self.hooks.clone(), Arc::clone(&self.followed));
+        tokio::spawn(async move {
+            hooks::follow(engine, hooks, id.clone()).await;
+            lock(&followed, &|all| all.remove(&id));
+        });
     }
 
     /// Snapshots of those at work, of those that hold a paused guest, and of those that ended a moment ago.

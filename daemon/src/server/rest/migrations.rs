@@ -11,6 +11,7 @@ use vmove_http::ndjson::{self, LineSender};
 use vmove_http::{Answer, Json, Path, Refusal};
 use vmove_types::progress::Progress;
 
+use crate::server::hooks::begin_migration;
 use crate::server::problem::IntoProblem;
 use crate::server::{App, detached};
 use vmove_types::migration::{MigrateRequest, MigrationList, ReclaimRequest, Taken};
@@ -27,29 +28,16 @@ pub async fn list(State(app): State<Arc<App>>) -> Answer<MigrationList> {
 
 /// Moves a VM to another node. Follow it by its events.
 #[utoipa::path(post, path = "/v1/migrations", operation_id = "startMigration", tag = "migrations", request_body = MigrateRequest,
-    responses((status = 202, body = Taken), (status = 404, body = Problem), (status = 409, body = Problem), (status = 422, body = Problem)))]
+    responses((status = 202, body = Taken), (status = 403, body = Problem), (status = 404, body = Problem), (status = 409, body = Problem), (status = 422, body = Problem)))]
 pub async fn start(
     State(app): State<Arc<App>>,
     Json(request): Json<MigrateRequest>,
 ) -> Result<(StatusCode, axum::Json<Taken>), Refusal> {
     request.options.validate().map_err(|why| Problem::new(Code::BadOption, why))?;
     let to = app.known.target(&request.to).map_err(IntoProblem::into_problem)?;
-    let (engine, forks) = (app.engine.clone(), app.forks.clone());
-    let (id, promoted) = detached(async move {
-        // After a fork a VM's memory is private, which cannot be moved: it gets a RAM file of its own first.
-        let promoted = forks.promote(request.vm.clone()).await.map_err(IntoProblem::into_problem)?;
-        let id = engine.start(&request.vm, to, request.options).await.map_err(IntoProblem::into_problem)?;
-        Ok::<_, Problem>((id, promoted))
-    })
-    .await?;
-    app.sessions.add(id);
-    let note = promoted.was_private.then(|| {
-        format!(
-            "the memory of {:?} was private since a fork: it was given memory of its own first ({:.0} ms, guest paused for {:.1} ms)",
-            promoted.vm, promoted.total_ms, promoted.pause_ms
-        )
-    });
-    Ok((StatusCode::ACCEPTED, axum::Json(Taken { id: id.to_string(), note })))
+    let (id, note) =
+        detached(async move { begin_migration(&app, &request.vm, to, request.options).await }).await?;
+    Ok((StatusCode::ACCEPTED, axum::Json(Taken { id, note })))
 }
 
 /// One migration now.

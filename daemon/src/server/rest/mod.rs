@@ -3,6 +3,7 @@
 mod devices;
 mod fabric;
 mod forks;
+mod hooks;
 mod migrations;
 mod node;
 pub mod openapi;
@@ -45,6 +46,8 @@ pub fn control(app: Arc<App>) -> Router {
         .route("/v1/templates", get(forks::templates).post(forks::save))
         .route("/v1/templates/{name}", axum::routing::delete(forks::remove))
         .route("/v1/templates/{name}/load", post(forks::load))
+        .route("/v1/hooks", get(hooks::list))
+        .route("/v1/hooks/{name}/test", post(hooks::test))
         .route("/v1/migrations", get(migrations::list).post(migrations::start))
         .route("/v1/migrations/{id}", get(migrations::show).delete(migrations::cancel))
         .route("/v1/migrations/{id}/recover", post(migrations::recover))

@@ -42,6 +42,8 @@ use vmove_types::{check, fork_report, migration, progress, report, spec, vm};
         super::forks::save,
         super::forks::load,
         super::forks::remove,
+        super::hooks::list,
+        super::hooks::test,
         super::fabric::check,
         super::migrations::list,
         super::migrations::start,
@@ -56,7 +58,7 @@ use vmove_types::{check, fork_report, migration, progress, report, spec, vm};
         fork_report::ForkReport, fork_report::ForkProgress,
         progress::Progress, progress::Outcome, report::Report, check::Blocker, check::CheckReport, spec::MigrationSpec,
     )),
-    tags((name = "node"), (name = "vms"), (name = "forks"), (name = "migrations"))
+    tags((name = "node"), (name = "vms"), (name = "forks"), (name = "hooks"), (name = "migrations"))
 )]
 struct Api;
 
