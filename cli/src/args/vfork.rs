@@ -89,6 +89,9 @@ pub struct Create {
     /// Compare each child's memory with the parent's at the fork, byte for byte, before it runs
     #[arg(long)]
     pub verify: bool,
+    /// Leave the children as the guest was, loaded and paused, without a network, until `vmove resume`
+    #[arg(long, conflicts_with = "nodes")]
+    pub paused: bool,
     /// What each child is expected to write, for the check of memory [default: 1/16 of its memory]
     #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
     pub expect_written: Option<u64>,

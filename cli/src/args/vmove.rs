@@ -82,6 +82,9 @@ pub enum Command {
     History(History),
     /// Show the node: fabrics, memory, known peers
     Node,
+    /// What the node does by itself when something happens ([[hook]] in its configuration)
+    #[command(subcommand)]
+    Hook(HookCommand),
     /// RDMA and tcp between this node and others
     #[command(subcommand)]
     Fabric(FabricCommand),
@@ -124,6 +127,40 @@ pub struct DeviceOfVm {
     pub role: String,
 }
 
+/// What `hook` does.
+#[derive(Debug, Subcommand)]
+pub enum HookCommand {
+    /// List the hooks in the order in which they run, and what came of them since vmoved was started
+    List,
+    /// Say what a hook would do for an event that is made up
+    Test(HookTest),
+}
+
+/// Arguments of `hook test`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove hook test evacuate
+  vmove hook test evacuate --vm web --event '{\"recipient\": \"hypervisor\"}'
+  vmove hook test tell-slurm --vm web --run
+
+Without --event, the conditions of the hook are taken to hold. Nothing is done without --run; with it, a program is told
+that it is a test (VMOVE_TEST=1), and a guest is really moved, forked or paused. Exit code 0 if the hook runs, 3 if it
+does not or forbids, 1 if it failed.")]
+pub struct HookTest {
+    /// Name of the hook
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Data of the event, as JSON: what QEMU or vmoved would give
+    #[arg(long, value_name = "JSON")]
+    pub event: Option<String>,
+    /// The VM that the event is about [default: each VM of the node is tried]
+    #[arg(long, value_name = "VM")]
+    pub vm: Option<String>,
+    /// Do it
+    #[arg(long)]
+    pub run: bool,
+}
+
 /// What `fabric` does.
 #[derive(Debug, Subcommand)]
 pub enum FabricCommand {
@@ -162,6 +199,9 @@ pub struct Run {
     /// Backing of guest memory
     #[arg(long, value_name = "BACKING", default_value = "thp", value_parser = ["thp", "hugetlb-2m", "hugetlb-1g"])]
     pub memory: String,
+    /// Label, by which hooks choose VMs, here and wherever the VM goes; may be repeated
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    pub labels: Vec<(String, String)>,
     /// Environment variable for QEMU, here and wherever the VM goes; may be repeated
     #[arg(long = "env", value_name = "KEY=VALUE", value_parser = key_value)]
     pub environment: Vec<(String, String)>,
@@ -420,6 +460,14 @@ pub struct History {
     /// How many at most, newest first
     #[arg(long, short = 'n', value_name = "COUNT", default_value_t = 50)]
     pub limit: usize,
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = key_value(text)?;
+    if key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+        return Ok((key, value));
+    }
+    Err(format!("expected a key of letters, digits and _, found {key:?}"))
 }
 
 fn key_value(text: &str) -> Result<(String, String), String> {

@@ -81,6 +81,7 @@ async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> 
         template: args.template,
         count: args.count,
         verify: args.verify,
+        paused: args.paused,
         id: Some(id.clone()),
         expect_written: args.expect_written,
         warm: args.warm,

@@ -4,6 +4,7 @@ mod bar;
 mod devices;
 mod fabric;
 mod follow;
+mod hooks;
 mod migrations;
 mod secrets;
 mod vms;
@@ -15,7 +16,7 @@ use vmove_client::Client;
 use vmove_types::problem::{Code, Exit};
 use vmove_types::vm::Running;
 
-use crate::args::vmove::{Cli, Command, Devices, DevicesCommand, FabricCommand};
+use crate::args::vmove::{Cli, Command, Devices, DevicesCommand, FabricCommand, HookCommand};
 use crate::failure::Failure;
 use crate::output::{End, report};
 use crate::{clusters, manual};
@@ -70,6 +71,8 @@ async fn dispatch(cli: Cli) -> Result<Ended, End> {
         Command::Forget(args) => vms::forget(&client, &args.vm, json).await?,
         Command::Check(args) => vms::check(&client, &args, json).await?,
         Command::Node => vms::node(&client, json).await?,
+        Command::Hook(HookCommand::List) => hooks::list(&client, json).await?,
+        Command::Hook(HookCommand::Test(args)) => hooks::test(&client, args, json).await?,
         Command::Fabric(FabricCommand::Check(args)) => fabric::check(&client, &args.to, json).await?,
         Command::Migrate(args) => return migrations::migrate(&client, args, json).await,
         Command::Status(args) => return migrations::status(&client, args, json).await,

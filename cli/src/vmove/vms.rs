@@ -10,7 +10,12 @@ use crate::output::{End, fields, note, say, say_json, table};
 use vmove_client::Client;
 use vmove_types::problem::Exit;
 use vmove_types::units::{format_bytes, format_ms, to_f64};
-use vmove_types::vm::{AdoptRequest, RunRequest, Running, VmDetail};
+use vmove_types::vm::{AdoptRequest, LABEL, RunRequest, Running, VmDetail};
+
+/// A label is an environment variable, which goes where the VM goes.
+fn label((key, value): (String, String)) -> (String, String) {
+    (format!("{LABEL}{key}"), value)
+}
 
 pub async fn run(client: &Client, args: Run, json: bool) -> Result<Exit, End> {
     let mut command_line = args.command_line;
@@ -32,7 +37,7 @@ pub async fn run(client: &Client, args: Run, json: bool) -> Result<Exit, End> {
         name: args.name,
         memory: args.memory,
         command_line,
-        environment: args.environment.into_iter().collect(),
+        environment: args.labels.into_iter().map(label).chain(args.environment).collect(),
         devices: args.devices,
         grant: args.grant,
     };
