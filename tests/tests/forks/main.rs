@@ -5,6 +5,7 @@ mod broken_off;
 mod by_guest;
 mod disks;
 mod disks_hosts;
+mod hooks;
 mod hosts;
 mod huge_pages;
 mod locked;
