@@ -153,7 +153,9 @@ impl Hooks {
     /// Runs it to its end, with all attempts.
     pub(crate) async fn run(self: &Arc<Self>, run: Run, node: &Arc<dyn Node>) -> HookRun {
         let Ok(_turn) = self.runs_at_once.acquire().await else { return run.kept.ended(self.never(&run)) };
-        let _at_work = self.loops.begin(&run.id, run.vm_name(), run.cause.clone());
+        // A program acts through requests of its own, which nobody can tell from others: its hook must hear of the next event all the same.
+        let acts = run.kept.hook.action.needs_vm();
+        let _at_work = acts.then(|| self.loops.begin(&run.id, run.vm_name(), run.cause.clone()));
         let (begun, waited_ms) = (Mono::now(), ms(run.event.age()));
         let hook = &run.kept.hook;
         run.kept.state().at_work += 1;
@@ -272,7 +274,6 @@ impl Hooks {
 
     /// Asks a hook that may forbid. One attempt, and no turn to wait for.
     pub(crate) async fn answer(&self, run: &Run) -> Verdict {
-        let _at_work = self.loops.begin(&run.id, run.vm_name(), run.cause.clone());
         let (begun, waited_ms) = (Mono::now(), ms(run.event.age()));
         run.kept.state().at_work += 1;
         let verdict = if run.kept.hook.dry_run { Verdict::Allowed } else { self.asked_program(run).await };
