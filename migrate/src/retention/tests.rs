@@ -3,6 +3,7 @@ use vmove_node::disk::KernelDisk;
 use super::*;
 
 use crate::proto::message::Prepare;
+use crate::records::Detached;
 use vmove_node::peer::PeerTarget;
 use vmove_node::peer::Token;
 use vmove_node::record::VmRecord;
@@ -43,6 +44,7 @@ fn at_source(dir: &Path, state: SourceState, freed: bool, untold: bool) {
         freed,
         untold,
         to_resume: false,
+        detached: Detached::default(),
         report: Report::default(),
     };
     Journal::create(&dir.join("source.jsonl"), record).unwrap();
@@ -65,6 +67,7 @@ pub(crate) fn at_destination(dir: &Path, state: DestinationState, released: bool
         was_running: true,
         disks: Vec::new(),
         fabrics: Vec::new(),
+        devices: Vec::new(),
     };
     let record = DestinationRecord {
         id: SessionId::random(),

@@ -126,6 +126,7 @@ fn prepare() -> Prepare {
         was_running: true,
         disks: vec![disk],
         fabrics: Vec::new(),
+        devices: Vec::new(),
     }
 }
 
