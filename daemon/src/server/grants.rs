@@ -176,3 +176,46 @@ fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use vmove_grant::{GrantedDevice, SecretKey};
+
+    use super::*;
+
+    #[test]
+    fn a_device_of_the_request_that_is_not_granted_is_refused() {
+        let (key, _) = SecretKey::generate().unwrap();
+        let policy = GrantPolicy { keys: vec![key.public()], required: true };
+        let dir = tempfile::tempdir().unwrap();
+        let grants = Grants::open(&policy, "n1", dir.path()).unwrap().unwrap();
+        let request = |device: &str| {
+            let granted = GrantedDevice { role: "net0".to_owned(), address: "0000:17:00.2".to_owned() };
+            let grant = Grant {
+                lease: "l".to_owned(),
+                holder: "alice".to_owned(),
+                node: "n1".to_owned(),
+                vm: "v".to_owned(),
+                serial: SecretKey::serial().unwrap(),
+                expires_ms: now_ms() + 60_000,
+                cores: 1,
+                memory_mib: 64,
+                huge_2m_mib: 0,
+                huge_1g_mib: 0,
+                devices: vec![granted],
+            };
+            RunRequest {
+                name: "v".to_owned(),
+                memory: "thp".to_owned(),
+                command_line: ["qemu", "-m", "64"].map(str::to_owned).to_vec(),
+                environment: std::collections::BTreeMap::new(),
+                devices: vec![device.parse().unwrap()],
+                grant: Some(key.sign(&grant).unwrap()),
+            }
+        };
+        let refused = grants.enter(&request("net0=0000:17:00.3")).err().unwrap();
+        assert_eq!(refused.code, Code::GrantRefused);
+        assert!(refused.to_string().contains("0000:17:00.3"), "{refused}");
+        assert!(grants.enter(&request("net0=17:00.2")).unwrap().is_some());
+    }
+}

@@ -1,10 +1,10 @@
-//! What a command line asks of the node.
+//! What a request to start a VM asks of the node.
 
 use vmove_grant::Demand;
 use vmove_types::Backing;
 use vmove_types::vm::RunRequest;
 
-/// What a VM is to be started with, as its command line says. Memory that it does not name in `-m` is counted when QEMU has started.
+/// What a VM is to be started with, as its command line and its list of devices say. Memory that it does not name in `-m` is counted when QEMU has started.
 pub fn demand(request: &RunRequest) -> Result<Demand, String> {
     let words = &request.command_line;
     let values = |names: &'static [&'static str]| {
@@ -23,7 +23,8 @@ pub fn demand(request: &RunRequest) -> Result<Demand, String> {
         Backing::Hugetlb2M => demand.huge_2m_mib = memory,
         Backing::Hugetlb1G => demand.huge_1g_mib = memory,
     }
-    demand.devices = values(&["-device", "--device"]).filter_map(host_device).collect();
+    let asked_for = request.devices.iter().map(|device| device.address.to_string());
+    demand.devices = values(&["-device", "--device"]).filter_map(host_device).chain(asked_for).collect();
     Ok(demand)
 }
 
@@ -90,15 +91,19 @@ fn host_device(value: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn of(memory: &str, line: &str) -> Result<Demand, String> {
-        demand(&RunRequest {
+    fn request(memory: &str, line: &str, devices: &[&str]) -> RunRequest {
+        RunRequest {
             name: "vm".to_owned(),
             memory: memory.to_owned(),
             command_line: line.split(' ').map(str::to_owned).collect(),
             environment: std::collections::BTreeMap::new(),
-            devices: Vec::new(),
+            devices: devices.iter().map(|device| device.parse().unwrap()).collect(),
             grant: None,
-        })
+        }
+    }
+
+    fn of(memory: &str, line: &str) -> Result<Demand, String> {
+        demand(&request(memory, line, &[]))
     }
 
     #[test]
@@ -111,6 +116,8 @@ mod tests {
         assert_eq!(of("thp", "qemu").unwrap(), Demand { cores: 1, ..Demand::default() });
         let devices = "qemu -device vfio-pci,host=01:00.0 -device virtio-net -device {\"driver\":\"vfio-pci\",\"host\":\"0000:0A:00.1\"}";
         assert_eq!(of("thp", devices).unwrap().devices, ["0000:01:00.0", "0000:0a:00.1"]);
+        let by_list = request("thp", "qemu -device vfio-pci,host=01:00.0", &["net0=0000:0A:00.1"]);
+        assert_eq!(demand(&by_list).unwrap().devices, ["0000:01:00.0", "0000:0a:00.1"]);
         for (line, words) in
             [("qemu -smp many", "number of processors"), ("qemu -m 5parsecs", "expected a size")]
         {
