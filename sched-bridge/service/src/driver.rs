@@ -144,6 +144,9 @@ pub const HERE: [&str; 3] = ["vmove", "--control", "{control}"];
 /// The same on other nodes.
 pub const BY_SSH: [&str; 7] = ["ssh", "-o", "BatchMode=yes", "{node}", "vmove", "--control", "{control}"];
 
+/// Stands in a command line for the devices that the lease has for the VM.
+const DEVICES: &str = "{devices}";
+
 /// Runs `vmove` for every request.
 #[derive(Debug, Clone)]
 pub struct VmoveCommand {
@@ -307,12 +310,9 @@ impl VmDriver for VmoveCommand {
 
     async fn start(&self, node: &NodeName, vm: &StartVm, grant: &Grant) -> Result<(), NotStarted> {
         let _permit = self.acts.acquire().await;
-        let (name, memory) = (format!("--name={}", vm.vm), format!("--memory={}", vm.memory));
-        let grant = self.signed(grant).map_err(NotStarted::Refused)?;
-        let mut arguments = vec!["run", &name, &memory];
-        arguments.extend(grant.as_deref());
-        arguments.push("--");
-        arguments.extend(vm.command_line.iter().map(String::as_str));
+        let signed = self.signed(grant).map_err(NotStarted::Refused)?;
+        let arguments = run_arguments(vm, grant, signed);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         match self.run(node, &arguments, self.time_limits.act).await {
             Ok(ended) if ended.exit_code == Some(0) => Ok(()),
             Ok(ended) => Err(NotStarted::Refused(ended.message())),
@@ -327,6 +327,20 @@ impl VmDriver for VmoveCommand {
         let ended = self.run(node, &arguments, self.time_limits.act).await.map_err(|e| e.to_string())?;
         if ended.exit_code == Some(0) { Ok(()) } else { Err(ended.message()) }
     }
+}
+
+/// What `vmove` is told to start a VM: where its command line has `{devices}`, it gets the devices of its grant, each in its role.
+fn run_arguments(vm: &StartVm, grant: &Grant, signed: Option<String>) -> Vec<String> {
+    let mut arguments =
+        vec!["run".to_owned(), format!("--name={}", vm.vm), format!("--memory={}", vm.memory)];
+    if vm.command_line.iter().any(|word| word == DEVICES) {
+        let devices = grant.devices.iter();
+        arguments.extend(devices.map(|device| format!("--device={}={}", device.role, device.address)));
+    }
+    arguments.extend(signed);
+    arguments.push("--".to_owned());
+    arguments.extend(vm.command_line.iter().filter(|word| *word != DEVICES).cloned());
+    arguments
 }
 
 /// The name under which this host publishes its inventory, unless another is given.
@@ -398,6 +412,27 @@ mod tests {
             huge_1g_mib: 0,
             devices: Vec::new(),
         }
+    }
+
+    #[test]
+    fn leased_devices_are_given_by_their_roles_where_the_command_line_asks_for_them() {
+        let device = |role: &str, address: &str| vmove_grant::GrantedDevice {
+            role: role.to_owned(),
+            address: address.to_owned(),
+        };
+        let devices = vec![device("gpu0", "0000:17:00.0"), device("nic1", "0000:18:00.2")];
+        let grant = Grant { devices, ..grant() };
+        let told = |words: &[&str]| {
+            let words = words.iter().map(|word| (*word).to_owned()).collect();
+            let vm = StartVm::by_command_line(VmName::new("v").unwrap(), words);
+            run_arguments(&vm, &grant, Some("--grant=g".to_owned())).join(" ")
+        };
+        let given = "--device=gpu0=0000:17:00.0 --device=nic1=0000:18:00.2";
+        assert_eq!(
+            told(&["qemu", "{devices}", "-S"]),
+            format!("run --name=v --memory=thp {given} --grant=g -- qemu -S")
+        );
+        assert_eq!(told(&["qemu", "-S"]), "run --name=v --memory=thp --grant=g -- qemu -S");
     }
 
     #[test]

@@ -260,7 +260,7 @@ pub struct StartVm {
     #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub vm: VmName,
     /// QEMU and its arguments, as for `vmove run`. `{vcpus}` and `{memory_mib}` stand for what the lease has for this VM; an argument
-    /// `{devices}` for `-device vfio-pci,host=ADDRESS` of each of its devices. Needs the role operator: it runs as root on the node.
+    /// `{devices}` gives it each of its devices, as `vmove run --device ROLE=ADDRESS` with the role of its grant. Needs the role operator: it runs as root on the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command_line: Vec<String>,
     /// Instead of a command line: the name of a template of the bridge.
