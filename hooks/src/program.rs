@@ -337,7 +337,7 @@ mod tests {
         let told = folder.path().join("pid");
         let arguments = script(&format!("echo $$ > {}; sleep 600", told.display()));
         let running = shell(&arguments, LONG).run();
-        assert!(tokio::time::timeout(Duration::from_secs(2), running).await.is_err());
+        tokio::time::timeout(Duration::from_secs(2), running).await.unwrap_err();
         let pid = std::fs::read_to_string(&told).unwrap();
         let until = Instant::now() + Duration::from_secs(10);
         while alive(pid.trim()) {

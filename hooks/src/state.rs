@@ -130,7 +130,7 @@ impl Kept {
                 tracing::warn!(hook = %name, run = end.id, vm = end.vm, attempts = end.attempts, said, "a hook has failed");
             }
             _ => {
-                tracing::info!(hook = %name, run = end.id, vm = end.vm, outcome, took_ms = run.took_ms, said, "hook ended")
+                tracing::info!(hook = %name, run = end.id, vm = end.vm, outcome, took_ms = run.took_ms, said, "hook ended");
             }
         }
         crate::metrics::ended(name, outcome, took);

@@ -17,7 +17,7 @@ use crate::state::Kept;
 #[derive(Debug, thiserror::Error)]
 pub enum TrialError {
     /// No such hook.
-    #[error("expected the name of a hook in the configuration of this node, found \"{found}\"{}", .near.as_ref().map(|near| format!("; did you mean \"{near}\"?")).unwrap_or_else(|| ": see `vmove hook list`".to_owned()))]
+    #[error("expected the name of a hook in the configuration of this node, found \"{found}\"{}", .near.as_ref().map_or_else(|| ": see `vmove hook list`".to_owned(), |near| format!("; did you mean \"{near}\"?")))]
     UnknownHook {
         /// What was asked for.
         found: String,

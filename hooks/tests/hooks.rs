@@ -1,4 +1,5 @@
 //! Hooks from an event to what they do, on a node that only notes it.
+#![allow(clippy::tests_outside_test_module, reason = "this whole file is a test module")]
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};

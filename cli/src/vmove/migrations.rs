@@ -364,7 +364,7 @@ mod tests {
         assert_eq!(with_reason("2", "the next would not pay"), "2 (the next would not pay)");
         let none = FaultStats { count: 3, ..FaultStats::default() };
         assert_eq!(faults(&none), "3 (none had to wait for a page to be fetched)");
-        let some = FaultStats { count: 3, fetched: 1, p50_us: 40.0, p99_us: 90.0, max_us: 95.0, ..none };
+        let some = FaultStats { count: 3, fetched: 1, p50_us: 40.0, p99_us: 90.0, max_us: 95.0 };
         assert_eq!(faults(&some), "3 (1 fetched): p50 40 us, p99 90 us, max 95 us");
     }
 
@@ -417,7 +417,7 @@ mod tests {
             plug_ms: Some(300.0),
             ..DeviceTimes::default()
         };
-        assert!(device_times(&times).contains("without it for 2.0 s"), "{}", device_times(&times));
+        assert!(device_times(&times).contains("without it for 2.00 s"), "{}", device_times(&times));
         let mut done = progress(Outcome::Done { report: Box::default() });
         assert_eq!(Exit::of_progress(&done), Exit::Done);
         done.missing_devices.push(MissingDevice {

@@ -23,7 +23,7 @@ use vmove_node::peer::{
     BoxedStream, Caller, Dialer, FabricOffer, Hello, KnownPeers, LinkError, LinkKind, PeerPolicy, PeerTarget,
     Status, Token,
 };
-use vmove_node::registry::Registry;
+use vmove_node::registry::{Means, Registry};
 use vmove_node::reservations::Reservations;
 use vmove_node::store::VmStore;
 use vmove_qmp::confine::Confinement;
@@ -52,11 +52,13 @@ impl Node {
             vms,
             monitors,
             Arc::new(NoMigrations),
-            run,
-            Reservations::new(memory.clone()),
-            ControlGroups::none(),
-            Arc::new(vmove_node::devices::NoDevices),
-            Confinement::default(),
+            Means {
+                run_dir: run,
+                reservations: Reservations::new(memory.clone()),
+                groups: ControlGroups::none(),
+                devices: Arc::new(vmove_node::devices::NoDevices),
+                confinement: Confinement::default(),
+            },
         );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

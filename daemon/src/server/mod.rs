@@ -46,7 +46,7 @@ use vmove_node::disk::KernelDisk;
 use vmove_node::files::own_dir;
 use vmove_node::monitors::Monitors;
 use vmove_node::peer::{KnownPeer, KnownPeers};
-use vmove_node::registry::Registry;
+use vmove_node::registry::{Means, Registry};
 use vmove_node::reservations::Reservations;
 use vmove_node::store::VmStore;
 
@@ -329,11 +329,13 @@ async fn assemble(
         vms,
         monitors,
         sessions.clone(),
-        config.run_dir.clone(),
-        reservations,
-        groups,
-        devices,
-        config.qemu.clone(),
+        Means {
+            run_dir: config.run_dir.clone(),
+            reservations,
+            groups,
+            devices,
+            confinement: config.qemu.clone(),
+        },
     );
     let grants = Grants::open(&config.grants, &config.node, &config.state_dir)?;
     let known = known_peers(&config);

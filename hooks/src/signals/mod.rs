@@ -53,7 +53,7 @@ pub async fn watch(hooks: Arc<Hooks>, sources: Sources) {
         }
     }
     while tasks.join_next().await.is_some() {}
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 fn map(value: Value) -> Map<String, Value> {

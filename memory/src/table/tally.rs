@@ -112,7 +112,7 @@ impl Tally {
 
 /// Pages of one part.
 fn small(pages: u64) -> u32 {
-    u32::try_from(pages).unwrap_or(u32::MAX & !TOUCHED)
+    u32::try_from(pages).unwrap_or(!TOUCHED)
 }
 
 #[cfg(test)]
@@ -128,12 +128,12 @@ mod tests {
         assert_eq!(tally.with_missing(0..pages).count(), 10);
         tally.touch(3 * PART + 7);
         tally.fewer(9 * PART, 7);
-        assert_eq!(tally.touched(0..pages).collect::<Vec<_>>(), [3 * PART..4 * PART]);
-        assert_eq!(tally.with_missing(8 * PART + 1..pages).collect::<Vec<_>>(), [8 * PART + 1..9 * PART]);
+        assert!(tally.touched(0..pages).eq(std::iter::once(3 * PART..4 * PART)));
+        assert!(tally.with_missing(8 * PART + 1..pages).eq(std::iter::once(8 * PART + 1..9 * PART)));
         tally.one_more(9 * PART + 6);
         assert_eq!((tally.missing(), tally.with_missing(9 * PART..pages).count()), (pages - 6, 1));
         let found = Tally::found(1000, |part| u64::from(part.contains(&999)));
         assert_eq!((found.missing(), found.touched(0..1000).count()), (1, 2));
-        assert_eq!(found.with_missing(0..1000).collect::<Vec<_>>(), [512..1000]);
+        assert!(found.with_missing(0..1000).eq(std::iter::once(512..1000)));
     }
 }

@@ -80,20 +80,31 @@ fn identity(record: &VmRecord) -> Identity {
     (record.name.clone(), record.pid, record.pid_start)
 }
 
+/// What a node starts VMs with.
+#[derive(Debug)]
+pub struct Means {
+    /// The folder below which VMs have their files.
+    pub run_dir: PathBuf,
+    /// The memory for them.
+    pub reservations: Arc<Reservations>,
+    /// Their control groups.
+    pub groups: Arc<ControlGroups>,
+    /// Their devices.
+    pub devices: Arc<dyn Devices>,
+    /// The rights of their QEMUs.
+    pub confinement: Confinement,
+}
+
 impl Registry {
-    /// What runs on this node by `vms`, with the folder below which its VMs have their files, the memory for them, their control groups,
-    /// their devices, and the rights that their QEMUs are started with.
+    /// What runs on this node by `vms`.
     #[must_use]
     pub fn new(
         vms: Arc<VmStore>,
         monitors: Arc<Monitors>,
         migrations: Arc<dyn Migrations>,
-        run_dir: PathBuf,
-        reservations: Arc<Reservations>,
-        groups: Arc<ControlGroups>,
-        devices: Arc<dyn Devices>,
-        confinement: Confinement,
+        means: Means,
     ) -> Arc<Self> {
+        let Means { run_dir, reservations, groups, devices, confinement } = means;
         Arc::new(Self {
             vms,
             monitors,

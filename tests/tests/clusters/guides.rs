@@ -91,7 +91,7 @@ impl Fleet {
 
 fn after<'a>(printed: &'a [(String, String)], command: &str) -> &'a str {
     let found = printed.iter().find(|(line, _)| line.starts_with(command));
-    found.map(|(_, output)| output.as_str()).unwrap_or_else(|| panic!("{command} is not in the guide"))
+    found.map_or_else(|| panic!("{command} is not in the guide"), |(_, output)| output.as_str())
 }
 
 #[test]

@@ -97,15 +97,19 @@ fn a_stale_page_is_caught_by_a_guest_that_rewrites_it() {
     let (qemu, page) = boot(&sandbox, config).expect("the guest boots");
     let ram = OpenOptions::new().read(true).write(true).open(qemu.ram()).expect("the RAM file");
     // A page of the working set that is consistent, at any version.
+    let passes = || u32::try_from(page.read().expect("a beacon").passes).expect("few passes");
+    let first_pass = FILLED + passes();
     let bytes = std::fs::read(qemu.ram()).expect("the RAM file");
+    // The guest goes on while we read, and while we search.
+    let versions = first_pass..=FILLED + passes() + 1;
     let (at, number, version) = bytes
         .chunks(PAGE_BYTES)
         .enumerate()
         .find_map(|(at, chunk)| {
             let first = u64::from_le_bytes(chunk[..8].try_into().ok()?);
-            let version = FILLED + u32::try_from(page.read()?.passes).ok()? + 1;
             (0..2048).find_map(|p| {
-                (version - 1..version + 1)
+                versions
+                    .clone()
                     .find(|v| first != 0 && expected(p, *v, 0) == first)
                     .map(|v| ((at * PAGE_BYTES) as u64, p, v))
             })

@@ -9,7 +9,7 @@ use vmove_node::control_groups::ControlGroups;
 use vmove_node::devices::Devices;
 use vmove_node::migrations::NoMigrations;
 use vmove_node::monitors::Monitors;
-use vmove_node::registry::Registry;
+use vmove_node::registry::{Means, Registry};
 use vmove_node::reservations::Reservations;
 use vmove_node::store::VmStore;
 use vmove_qmp::confine::Confinement;
@@ -73,11 +73,13 @@ impl Node {
             Arc::new(VmStore::open(&self.path("state/vms")).unwrap()),
             Arc::new(Monitors::default()),
             Arc::new(NoMigrations),
-            run,
-            Reservations::new(memory),
-            ControlGroups::none(),
-            devices,
-            Confinement::default(),
+            Means {
+                run_dir: run,
+                reservations: Reservations::new(memory),
+                groups: ControlGroups::none(),
+                devices,
+                confinement: Confinement::default(),
+            },
         )
     }
 

@@ -141,7 +141,7 @@ impl OfNode {
                 match forks.clone().remove_template(old.clone()).await {
                     Ok(_) => removed += 1,
                     Err(error) => {
-                        tracing::warn!(hook = %order.hook, template = %old, error = %error.message(), "an old template stays")
+                        tracing::warn!(hook = %order.hook, template = %old, error = %error.message(), "an old template stays");
                     }
                 }
             }

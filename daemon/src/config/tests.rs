@@ -1,0 +1,145 @@
+//! Tests of the configuration.
+
+use super::*;
+
+/// Settings of a file, without TLS.
+pub(crate) fn configured(text: &str) -> Config {
+    Config::merge(flags(&["--insecure"]), file(text)).unwrap()
+}
+
+pub(crate) fn flags(args: &[&str]) -> Flags {
+    Flags::try_parse_from(std::iter::once(&"vmoved").chain(args)).unwrap()
+}
+
+pub(crate) fn file(text: &str) -> ConfigFile {
+    toml::from_str(text).unwrap()
+}
+
+#[test]
+fn the_environment_does_not_override_the_file() {
+    let path = |name: &str| Some(PathBuf::from(name));
+    let set = || Some(OsString::from("/e"));
+    assert_eq!(control(path("/flag"), path("/file"), set()), Path::new("/flag"));
+    assert_eq!(control(None, path("/file"), set()), Path::new("/file"));
+    assert_eq!(control(None, None, set()), Path::new("/e"));
+    assert_eq!(control(None, None, Some(OsString::new())), Path::new(DEFAULT_CONTROL));
+}
+
+#[test]
+fn flags_override_the_file_and_the_file_overrides_defaults() {
+    let file =
+        file("node = 'f'\nlisten = '192.0.2.1:1'\nstate-dir = '/s'\ninsecure = true\nreconnect-for = '5m'");
+    let config = Config::merge(flags(&["--node", "a", "--fabric", "tcp"]), file).unwrap();
+    assert_eq!(config.node, "a");
+    assert_eq!(config.listen, "192.0.2.1:1".parse().unwrap());
+    assert_eq!(config.memory_dir, Path::new("/s/memory"));
+    assert_eq!(config.run_dir, Path::new("/s/run"));
+    assert_eq!(config.fabric, FabricChoice::Tcp);
+    assert_eq!(config.reconnect_for, Duration::from_secs(300));
+    assert_eq!(config.control, Path::new(DEFAULT_CONTROL));
+}
+
+#[test]
+fn exactly_one_way_of_protection_must_be_chosen() {
+    let tls = "[tls]\ncert = '/c'\nkey = '/k'\nca = '/a'";
+    let merge = |args: &[&str], text: &str| Config::merge(flags(args), file(text)).map(|c| c.security);
+    assert!(matches!(merge(&[], ""), Err(ConfigError::NoSecurity)));
+    assert!(matches!(merge(&["--insecure", "--tls-ca", "x"], ""), Err(ConfigError::BothSecurities)));
+    assert!(matches!(merge(&[], &format!("insecure = true\n{tls}")), Err(ConfigError::BothSecurities)));
+    assert!(matches!(merge(&["--tls-ca", "x"], ""), Err(ConfigError::PartialTls("--tls-cert"))));
+    assert_eq!(merge(&["--insecure"], tls).unwrap(), Security::Insecure);
+    let Security::MutualTls(files) = merge(&["--tls-ca", "/other"], tls).unwrap() else { panic!("no TLS") };
+    assert_eq!((files.ca.as_path(), files.key.as_path()), (Path::new("/other"), Path::new("/k")));
+}
+
+#[test]
+fn without_tls_only_an_address_that_was_asked_for_is_open_to_other_hosts() {
+    let listen = |args: &[&str], text: &str| Config::merge(flags(args), file(text)).unwrap().listen;
+    assert_eq!(listen(&["--insecure"], ""), "127.0.0.1:7420".parse().unwrap());
+    assert_eq!(listen(&[], "insecure = true"), "127.0.0.1:7420".parse().unwrap());
+    assert_eq!(listen(&["--insecure", "--listen", "[::]:1"], ""), "[::]:1".parse().unwrap());
+    assert_eq!(listen(&["--insecure"], "listen = '0.0.0.0:1'"), "0.0.0.0:1".parse().unwrap());
+    assert_eq!(listen(&[], "[tls]\ncert = '/c'\nkey = '/k'\nca = '/a'"), "[::]:7420".parse().unwrap());
+}
+
+#[test]
+fn nodes_are_an_address_or_a_table() {
+    let config = Config::merge(
+        flags(&["--insecure"]),
+        file("[nodes]\nb = '192.0.2.2:7420'\nc = { address = '[2001:db8::1]:7420', server-name = 'c.example' }"),
+    )
+    .unwrap();
+    assert_eq!(config.nodes["b"].address, "192.0.2.2:7420");
+    assert_eq!(config.nodes["c"].server_name.as_deref(), Some("c.example"));
+    let error = Config::merge(flags(&["--insecure"]), file("[nodes]\nb = 'noport'")).unwrap_err();
+    assert!(error.to_string().contains("found \"noport\""), "{error}");
+}
+
+#[test]
+fn a_group_that_is_none_is_refused() {
+    let merge = |text: &str| Config::merge(flags(&["--insecure"]), file(text));
+    let config = merge("[fork]\nmulticast-group = '239.1.2.3:7421'\nleaf = 'l1'").unwrap();
+    assert_eq!(config.fork.multicast_group, Some("239.1.2.3:7421".parse().unwrap()));
+    for bad in ["multicast-group = '10.0.0.1:7421'", "multicast-group = '239.1.2.3:0'", "link-mbit = 0"] {
+        let error = merge(&format!("[fork]\n{bad}")).unwrap_err().to_string();
+        assert!(error.contains("found"), "{bad}: {error}");
+    }
+}
+
+#[test]
+fn the_example_that_is_installed_can_be_used() {
+    let example = include_str!("../../dist/vmoved.toml");
+    let config = Config::merge(flags(&[]), file(example)).unwrap();
+    let defaults = Config::merge(flags(&["--insecure"]), ConfigFile::default()).unwrap();
+    assert!(matches!(&config.security, Security::MutualTls(tls) if tls.ca == Path::new("/etc/vmove/ca.pem")));
+    assert_eq!(config.listen, EVERYWHERE);
+    assert_eq!(
+        Config { security: Security::Insecure, listen: THIS_HOST, ..config },
+        defaults,
+        "the example shows the defaults"
+    );
+    // What is commented out is valid, too.
+    let uncommented: String = example
+        .lines()
+        .map(|l| {
+            l.strip_prefix("# ")
+                .filter(|l| l.split_once(" = ").is_some_and(|(key, _)| !key.contains(' ')))
+                .unwrap_or(l)
+        })
+        .map(|l| format!("{l}\n"))
+        .collect();
+    assert!(file(&uncommented).nodes.contains_key("node3"), "{uncommented}");
+}
+
+#[test]
+fn a_history_of_no_use_is_refused() {
+    let merge = |text: &str| Config::merge(flags(&["--insecure"]), file(text));
+    assert_eq!(merge("").unwrap().keep_migrations, 1000);
+    assert_eq!(merge("keep-migrations = 10").unwrap().keep_migrations, 10);
+    for bad in ["0", "9", "1000001"] {
+        let error = merge(&format!("keep-migrations = {bad}")).unwrap_err().to_string();
+        assert!(error.contains("expected 10 to 1000000") && error.contains(bad), "{error}");
+    }
+}
+
+/// `VMOVE_WRITE_MAN=1 cargo test -p vmove-daemon man_page` writes it. `vmove man` installs it with the others.
+#[test]
+fn the_checked_in_man_page_is_current() {
+    use clap::CommandFactory;
+    let mut page = Vec::new();
+    clap_mangen::Man::new(Flags::command().disable_help_subcommand(true)).render(&mut page).unwrap();
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/dist/vmoved.1");
+    if std::env::var_os("VMOVE_WRITE_MAN").is_some() {
+        std::fs::write(path, &page).unwrap();
+    }
+    assert!(
+        std::fs::read(path).unwrap_or_default() == page,
+        "{path} is out of date: run VMOVE_WRITE_MAN=1 cargo test -p vmove-daemon man_page"
+    );
+}
+
+#[test]
+fn a_misspelt_key_is_named() {
+    let error = toml::from_str::<ConfigFile>("stat-dir = '/s'").unwrap_err();
+    assert!(error.to_string().contains("stat-dir"), "{error}");
+}
