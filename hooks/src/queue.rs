@@ -93,10 +93,11 @@ impl Hooks {
         let mut cause = self.loops.cause(event, vm);
         let mut state = kept.state();
         let acts = vm.filter(|_| hook.action.needs_vm());
-        let why = if acts.is_some_and(|vm| state.acting_on.contains(&vm.name)) {
-            Not::AtWork
-        } else if cause.contains(&hook.name) {
+        // A loop is told as one, also while the action that has caused it is still at work.
+        let why = if cause.contains(&hook.name) {
             Not::Loop(cause)
+        } else if acts.is_some_and(|vm| state.acting_on.contains(&vm.name)) {
+            Not::AtWork
         } else if !state.runs.take(hook.at_most, vm.map(|vm| vm.name.as_str()), Mono::now()) {
             Not::TooOften
         } else {

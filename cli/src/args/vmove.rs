@@ -82,7 +82,7 @@ pub enum Command {
     History(History),
     /// Show the node: fabrics, memory, known peers
     Node,
-    /// What the node does by itself when something happens ([[hook]] in its configuration)
+    /// What the node does by itself when something happens (`[[hook]]` in its configuration)
     #[command(subcommand)]
     Hook(HookCommand),
     /// RDMA and tcp between this node and others
@@ -206,7 +206,7 @@ pub struct Run {
     #[arg(long = "env", value_name = "KEY=VALUE", value_parser = key_value)]
     pub environment: Vec<(String, String)>,
     /// Device of this node for the VM, its role there, and for a virtual function its addresses:
-    /// ROLE=PCI-ADDRESS[,mac=MAC][,vlan=N][,trust=on|off][,node-guid=GUID][,port-guid=GUID][,pkey=KEY]; may be repeated
+    /// `ROLE=PCI-ADDRESS[,mac=MAC][,vlan=N][,trust=on|off][,node-guid=GUID][,port-guid=GUID][,pkey=KEY]`; may be repeated
     #[arg(long = "device", value_name = "ROLE=PCI-ADDRESS[,…]")]
     pub devices: Vec<DeviceRequest>,
     /// What a bridge lets the VM have here, signed by it; vbridged gives this

@@ -15,7 +15,7 @@ const TEXTS: &[&str] = &[
     "x-migration-load-config-after-iter",
 ];
 
-/// What `device_add` takes for this device, for [`super::plug`].
+/// What `device_add` takes for this device, for [`plug`](fn@super::plug).
 #[must_use]
 pub fn properties(device: &VmDevice) -> Map<String, Value> {
     let own = [

@@ -1,6 +1,6 @@
 //! `./run bench pause`: how long a guest stands still in a move, by its size and by how much of its memory is in use.
 //!
-//! The guest is the [payload](crate::payload): a few MiB of work in an address space of any size. Its RAM file is sparse, so a terabyte
+//! The guest is the [payload]: a few MiB of work in an address space of any size. Its RAM file is sparse, so a terabyte
 //! that the guest does not use takes no memory; the rest is filled from outside, as far as there is memory for two copies.
 
 mod filled;
