@@ -26,6 +26,13 @@ struct Node {
     dir: tempfile::TempDir,
 }
 
+impl Drop for Node {
+    fn drop(&mut self) {
+        // What a VM's memory was made in, if one was started.
+        let _ = rustix::mount::unmount(self.path("memory/thp"), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
 impl Node {
     /// A node with a GPU in an IOMMU group of its own, a mediated device, and two accelerators that share a group.
     fn new() -> Self {
