@@ -10,6 +10,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -17,6 +18,8 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpid};
+
+use crate::huge_pages::Turn;
 
 const PREFIX: &str = "vmt-";
 /// Page sizes of the machine's pools of huge pages that a sandbox can enlarge.
@@ -30,6 +33,8 @@ pub struct Sandbox {
     // Short: the path of a Unix socket has at most 107 bytes.
     path: PathBuf,
     keep: bool,
+    /// Its turn at the machine's huge pages; it ends after they have been returned.
+    turn: OnceLock<Turn>,
 }
 
 impl Sandbox {
@@ -44,7 +49,9 @@ impl Sandbox {
         for number in 0..10_000 {
             let path = base.join(format!("{PREFIX}{pid}-{number}"));
             match fs::create_dir(&path) {
-                Ok(()) => return Ok(Self { path, keep: std::env::var_os(KEEP).is_some() }),
+                Ok(()) => {
+                    return Ok(Self { path, keep: std::env::var_os(KEEP).is_some(), turn: OnceLock::new() });
+                }
                 Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(e).with_context(|| format!("could not make {}", path.display())),
             }
@@ -111,11 +118,34 @@ impl Sandbox {
         Ok(path)
     }
 
-    /// Adds `bytes` to the machine's pool of pages of `size` bytes (2 MiB, 1 GiB), until the sandbox is dropped.
+    /// Adds `bytes` to the machine's pool of pages of `size` bytes (2 MiB, 1 GiB), until the sandbox is dropped. First waits for a test
+    /// that is [alone](Self::reserve_huge_pages_alone).
     ///
     /// # Errors
     /// When the machine does not have that much contiguous memory, or has no pool of this page size.
     pub fn reserve_huge_pages(&self, size: u64, bytes: u64) -> Result<()> {
+        self.take_turn(Turn::beside_others)?;
+        self.enlarge_pool(size, bytes)
+    }
+
+    /// The same for a test that takes all huge pages there are: no other sandbox has any, nor returns any, until this one is dropped. First
+    /// waits for those that have some.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn reserve_huge_pages_alone(&self, size: u64, bytes: u64) -> Result<()> {
+        self.take_turn(Turn::alone)?;
+        self.enlarge_pool(size, bytes)
+    }
+
+    fn take_turn(&self, take: fn() -> Result<Turn>) -> Result<()> {
+        if self.turn.get().is_none() {
+            let _ = self.turn.set(take()?);
+        }
+        Ok(())
+    }
+
+    fn enlarge_pool(&self, size: u64, bytes: u64) -> Result<()> {
         let pages = i64::try_from(bytes.div_ceil(size))?;
         let note = self.path.join(huge_pages_note(size));
         let before = fs::read_to_string(&note).ok().and_then(|t| t.parse::<i64>().ok()).unwrap_or(0);

@@ -53,7 +53,7 @@ fn huge_pages_that_others_take_while_a_destination_is_prepared_leave_the_guest_w
     need!(ready());
     let sandbox = Sandbox::new().expect("a sandbox");
     let mut guest = Guest::new(memory_mib(&steady()), steady()).expect("a QEMU");
-    if let Err(reason) = sandbox.reserve_huge_pages(2 << 20, 2 * guest.bytes() + (16 << 20)) {
+    if let Err(reason) = sandbox.reserve_huge_pages_alone(2 << 20, 2 * guest.bytes() + (16 << 20)) {
         return skip!("{reason:#}");
     }
     let (wrapper, waiting) = waiting_qemu(sandbox.path(), &guest.qemu);
@@ -79,7 +79,7 @@ fn huge_pages_that_others_take_in_post_copy_are_not_those_of_the_guest() {
     need!(ready());
     let sandbox = Sandbox::new().expect("a sandbox");
     let guest = Guest::new(memory_mib(&steady()), steady()).expect("a QEMU");
-    if let Err(reason) = sandbox.reserve_huge_pages(2 << 20, 2 * guest.bytes() + (16 << 20)) {
+    if let Err(reason) = sandbox.reserve_huge_pages_alone(2 << 20, 2 * guest.bytes() + (16 << 20)) {
         return skip!("{reason:#}");
     }
     let scene = Scene::in_sandbox(sandbox, "hugetlb-2m", &guest).expect("a guest");

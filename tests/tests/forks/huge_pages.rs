@@ -18,7 +18,7 @@ fn huge_pages_that_run_out_for_a_child_leave_the_parent_and_nothing_else() {
     let sandbox = Sandbox::new().expect("a sandbox");
     let mut guest = Guest::new(memory_mib(&light()), light()).expect("a QEMU");
     let bytes = guest.bytes();
-    if let Err(reason) = sandbox.reserve_huge_pages(2 << 20, 3 * bytes + (16 << 20)) {
+    if let Err(reason) = sandbox.reserve_huge_pages_alone(2 << 20, 3 * bytes + (16 << 20)) {
         return skip!("{reason:#}");
     }
     let (wrapper, waiting) = waiting_qemu(sandbox.path(), &guest.qemu);
