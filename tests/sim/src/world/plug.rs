@@ -14,7 +14,6 @@ use vmove_qmp::hotplug::{HotplugError, PlugRefusal, Port, Seat, UnplugLimits};
 use crate::plan::Manner;
 use crate::world::World;
 use crate::world::guest;
-use crate::world::qemu::Stage;
 use crate::world::status::Status;
 use crate::world::vmm::Qemu;
 
@@ -56,7 +55,7 @@ impl DeviceMonitor for Qemu {
         let has = self.look(|machine| (machine.devices.contains_key(id), machine.stage, machine.status));
         match has {
             Some((false, ..)) | None => return Err(HotplugError::NoSuchDevice { device }),
-            Some((_, Stage::None, Status::Running)) => {}
+            Some((_, stage, Status::Running)) if !stage.is_running() => {}
             Some(_) => return Err(refused("device_del", "device_del not allowed while migrating").into()),
         }
         let manner = self.world().state().manner;
@@ -103,7 +102,7 @@ impl DeviceMonitor for Qemu {
         let Some(machine) = state.machines.iter_mut().find(|m| m.alive && m.pid == pid) else {
             return Err(refused("device_add", "QEMU has ended").into());
         };
-        if machine.stage != Stage::None || machine.status == Status::InMigrate {
+        if machine.stage.is_running() || machine.status == Status::InMigrate {
             return not(PlugRefusal::Other, "device_add not allowed while migrating");
         }
         if machine.devices.contains_key(&id) {

@@ -38,6 +38,14 @@ pub enum Stage {
     Failed,
 }
 
+impl Stage {
+    /// QEMU plugs no device in or out meanwhile. It does again after a migration that broke, though nobody has cancelled that
+    /// (`migration_is_running()` of 10.0, `migration_is_idle()` of 7.2).
+    pub const fn is_running(self) -> bool {
+        matches!(self, Self::Active | Self::Stopped | Self::Drained)
+    }
+}
+
 /// One QEMU process.
 #[derive(Debug)]
 pub struct Machine {
