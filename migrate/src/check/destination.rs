@@ -251,6 +251,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::pending::PageSet;
 
     #[test]
     fn a_command_line_that_cannot_be_read_is_not_taken() {
@@ -259,6 +260,26 @@ mod tests {
         let objections = vmove_node::peer::PeerPolicy::default().objections(&line, "web", &[]);
         let codes: Vec<_> = objections.iter().map(|why| objection("b", why).code).collect();
         assert_eq!(codes, [BlockerCode::CommandLine]);
+    }
+
+    #[test]
+    fn what_vmove_keeps_of_each_page_counts_beside_the_guest() {
+        const GIB: u64 = 1 << 30;
+        let mut prepare = crate::retention::tests::prepare();
+        let mut held = PageSet::empty(1024 * GIB / PART_BYTES);
+        held.insert(0..GIB / PART_BYTES);
+        let data = held.encode();
+        prepare.blocks = vec![BlockInfo { id: "ram".to_owned(), size: 1024 * GIB, page_size: 4096, data }];
+        let host_mib = |prepare: &Prepare| wanted(prepare, false).host_bytes >> 20;
+        // A byte of each page, 256 of each 2 MiB, and QEMU.
+        assert_eq!(host_mib(&prepare), 256 + 128 + 64);
+        assert_eq!(wanted(&prepare, false).guest_bytes, 1024 * GIB);
+        assert_eq!(wanted(&prepare, true), Wanted { guest_bytes: GIB, ..wanted(&prepare, false) });
+        prepare.spec.verify = true;
+        assert_eq!(host_mib(&prepare), 256 + 128 + 64 + 2048);
+        // Huge pages are fewer.
+        prepare.blocks[0].page_size = 2 << 20;
+        assert_eq!(host_mib(&prepare), (128 + 64) + 4);
     }
 
     #[test]

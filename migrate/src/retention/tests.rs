@@ -50,8 +50,9 @@ fn at_source(dir: &Path, state: SourceState, freed: bool, untold: bool) {
     Journal::create(&dir.join("source.jsonl"), record).unwrap();
 }
 
-pub(crate) fn at_destination(dir: &Path, state: DestinationState, released: bool) {
-    let prepare = Prepare {
+/// Of a guest without memory.
+pub(crate) fn prepare() -> Prepare {
+    Prepare {
         vm: "web".to_owned(),
         source: "a".to_owned(),
         boot_id: String::new(),
@@ -68,10 +69,13 @@ pub(crate) fn at_destination(dir: &Path, state: DestinationState, released: bool
         disks: Vec::new(),
         fabrics: Vec::new(),
         devices: Vec::new(),
-    };
+    }
+}
+
+pub(crate) fn at_destination(dir: &Path, state: DestinationState, released: bool) {
     let record = DestinationRecord {
         id: SessionId::random(),
-        prepare,
+        prepare: prepare(),
         state,
         vm: Some(vm()),
         fault_fd: None,
