@@ -11,6 +11,7 @@ use tracing::Instrument as _;
 
 use crate::destination;
 use crate::engine::{Engine, EngineError, session_span};
+use crate::group::journals;
 use crate::owed;
 use crate::ownership::{DestinationState, SourceEvent, SourceState};
 use crate::publish::{Abandon, Publisher};
@@ -90,7 +91,7 @@ impl Engine {
     fn abandon_source(&self, id: SessionId) -> Result<Abandoned, (std::path::PathBuf, std::io::Error)> {
         let path = self.node.session_dir(id).join("source.jsonl");
         let journal =
-            Journal::<SourceRecord>::open_on(self.node.disk(), &path).map_err(|error| (path, error))?;
+            self.open_source(id).map_err(|error| (path, error))?;
         let state = journal.record().state;
         // Safe without its line: a daemon started anew finds neither QEMU nor the VM's record.
         let owed = write_or_owe(journal, |r| match state.step(SourceEvent::GiveUp) {
@@ -102,6 +103,11 @@ impl Engine {
             _ => r.freed = true,
         });
         Ok(Abandoned::Free { owed })
+    }
+
+    fn open_source(&self, id: SessionId) -> std::io::Result<Journal<SourceRecord>> {
+        let opened = journals::open(self.node.disk(), &self.node.config.sessions_dir, id)?;
+        opened.ok_or_else(|| std::io::ErrorKind::NotFound.into())
     }
 
     async fn abandon_destination(
@@ -144,7 +150,7 @@ impl Engine {
     pub async fn reclaim(self: &Arc<Self>, id: &str) -> Result<String, EngineError> {
         let id = self.resolve(id)?;
         let path = self.node.session_dir(id).join("source.jsonl");
-        let read = Journal::<SourceRecord>::read_begun_on(self.node.disk(), &path);
+        let read = journals::read(self.node.disk(), &self.node.config.sessions_dir, id);
         let Some(record) = read.map_err(|source| EngineError::Io { path: path.clone(), source })? else {
             return Err(EngineError::NotReclaimable(id, "the guest did not come from this node"));
         };
@@ -165,7 +171,7 @@ impl Engine {
             return Err(AbandonError::AtWork { migration: id.to_string() }.into());
         }
         let unusable = |source| EngineError::Io { path: path.clone(), source };
-        let mut journal = Journal::<SourceRecord>::open_on(self.node.disk(), &path).map_err(unusable)?;
+        let mut journal = self.open_source(id).map_err(unusable)?;
         let Ok(next) = journal.record().state.step(SourceEvent::Reclaim) else {
             return Err(EngineError::NotReclaimable(id, "it ended meanwhile"));
         };

@@ -13,6 +13,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
 use crate::destination::{self, Arrival};
+use crate::group::barrier::Membership;
+use crate::group::handles::Groups;
 use crate::history::{Moved, QemuId};
 pub use crate::node::EngineConfig;
 use crate::node::Node;
@@ -65,6 +67,12 @@ pub enum EngineError {
         "Migration {0} has handed the guest over and can no longer be cancelled: it runs at the destination"
     )]
     TooLate(SessionId),
+    /// No such group.
+    #[error("No group {0} on this node: `vmove group list` shows those there were")]
+    UnknownGroup(String),
+    /// All of its guests go forward.
+    #[error("Group {0} is decided and can no longer be cancelled: every guest goes to its destination")]
+    GroupTooLate(SessionId),
     /// The options are out of range.
     #[error("{0}")]
     BadSpec(String),
@@ -94,6 +102,8 @@ pub struct Engine {
     pub(crate) recovered: AtomicBool,
     /// Old migrations are being forgotten.
     pub(crate) forgetting: AtomicBool,
+    /// Those that move at one barrier.
+    pub(crate) groups: Groups,
 }
 
 /// What the engine keeps of a session.
@@ -123,6 +133,42 @@ impl Handle {
     }
 }
 
+/// A session that is to be begun.
+#[derive(Debug)]
+pub(crate) struct New {
+    pub(crate) id: SessionId,
+    pub(crate) vm: VmRecord,
+    pub(crate) to: PeerTarget,
+    pub(crate) spec: MigrationSpec,
+    /// The group that it is about, and its place at the barrier.
+    pub(crate) group: Option<SessionId>,
+    pub(crate) member: Option<Arc<Membership>>,
+}
+
+impl New {
+    fn handle(&self, number: usize, cancel: &CancellationToken) -> (Publisher, Handle) {
+        let (publisher, progress) =
+            Publisher::new(&self.id.to_string(), &self.vm.name, Role::Source, &self.to.name);
+        publisher.update(|p| p.group = self.group.map(|group| group.to_string()));
+        let handle = Handle {
+            vm: self.vm.name.clone(),
+            role: Role::Source,
+            token: Token::default(),
+            progress,
+            cancel: cancel.clone(),
+            abandon: publisher.abandon(),
+            arrivals: None,
+            number,
+        };
+        (publisher, handle)
+    }
+
+    fn begun(self, node: &Arc<Node>, publisher: Publisher, cancel: &CancellationToken) -> Begun {
+        let Self { id, vm, to, spec, group, member } = self;
+        Begun { node: Arc::clone(node), id, vm, to, spec, publisher, cancel: cancel.clone(), group, member }
+    }
+}
+
 impl Engine {
     /// Opens the state directory. Call [`Engine::resume_owners`] and [`Engine::resume_others`] next.
     ///
@@ -136,6 +182,7 @@ impl Engine {
             sessions: Mutex::default(),
             recovered: AtomicBool::new(false),
             forgetting: AtomicBool::new(false),
+            groups: Groups::default(),
         }))
     }
 
@@ -176,34 +223,40 @@ impl Engine {
         spec: MigrationSpec,
     ) -> Result<SessionId, EngineError> {
         spec.validate().map_err(EngineError::BadSpec)?;
-        let record = self.node.vms.get(vm)?;
+        let vm = self.node.vms.get(vm)?;
         let id = SessionId::random();
-        let (publisher, progress) = Publisher::new(&id.to_string(), vm, Role::Source, &to.name);
-        let cancel = {
+        self.begin_all(vec![New { id, vm, to, spec, group: None, member: None }], &CancellationToken::new())?;
+        Ok(id)
+    }
+
+    /// Begins sessions from here, all of them or none. What ends one before its hand-over ends all.
+    pub(crate) fn begin_all(
+        self: &Arc<Self>,
+        all: Vec<New>,
+        cancel: &CancellationToken,
+    ) -> Result<(), EngineError> {
+        let mut begun = Vec::new();
+        {
             // Looked up and entered under one lock: of two requests for a VM one is refused.
             let mut sessions = self.lock();
-            if let Some((busy, _)) = sessions.iter().find(|(_, h)| h.excludes(vm)) {
-                return Err(EngineError::Busy { vm: vm.to_owned(), session: *busy });
+            for new in &all {
+                let vm = &new.vm.name;
+                if let Some((busy, _)) = sessions.iter().find(|(_, h)| h.excludes(vm)) {
+                    return Err(EngineError::Busy { vm: vm.clone(), session: *busy });
+                }
             }
-            let number = next_number(&sessions);
-            let cancel = CancellationToken::new();
-            let handle = Handle {
-                vm: vm.to_owned(),
-                role: Role::Source,
-                token: Token::default(),
-                progress,
-                cancel: cancel.clone(),
-                abandon: publisher.abandon(),
-                arrivals: None,
-                number,
-            };
-            sessions.insert(id, handle);
-            cancel
-        };
-        let begun = Begun { node: Arc::clone(&self.node), id, vm: record, to, spec, publisher, cancel };
-        vmove_node::task::spawn(source::begin(begun).instrument(session_span(id, "source")));
+            for new in all {
+                let (publisher, handle) = new.handle(next_number(&sessions), cancel);
+                sessions.insert(new.id, handle);
+                begun.push(new.begun(&self.node, publisher, cancel));
+            }
+        }
+        for begun in begun {
+            let span = session_span(begun.id, "source");
+            vmove_node::task::spawn(source::begin(begun).instrument(span));
+        }
         self.forget_old();
-        Ok(id)
+        Ok(())
     }
 
     /// Looks for everything that stands in the way; changes nothing.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
+use crate::group::journals;
 use crate::ownership::{DestinationState, SourceState};
 use crate::proto::message::{DestinationStand, ToDestination, ToSource};
 use crate::records::{DestinationRecord, SourceRecord};
@@ -27,8 +28,7 @@ pub(crate) const ENDED_BY_OPERATOR: &str =
 pub(crate) fn moved(disk: &dyn Disk, dir: &Path) -> HashMap<QemuId, Moved> {
     let mut found = HashMap::new();
     for id in session_ids(disk, dir) {
-        let path = dir.join(id.to_string()).join("source.jsonl");
-        let Ok(record) = Journal::<SourceRecord>::read_on(disk, &path) else { continue };
+        let Ok(Some(record)) = journals::read(disk, dir, id) else { continue };
         if matches!(record.state, SourceState::Committed | SourceState::Released) {
             let qemu = (record.vm.pid, record.vm.pid_start);
             // The newest is the first.
@@ -43,7 +43,7 @@ pub(crate) fn moved(disk: &dyn Disk, dir: &Path) -> HashMap<QemuId, Moved> {
 pub(crate) fn may_have_moved(disk: &dyn Disk, dir: &Path, vm: &VmRecord, except: SessionId) -> bool {
     session_ids(disk, dir).into_iter().filter(|id| *id != except).any(|id| {
         let path = dir.join(id.to_string()).join("source.jsonl");
-        match Journal::<SourceRecord>::read_begun_on(disk, &path) {
+        match journals::read(disk, dir, id) {
             Ok(Some(record)) => {
                 let given = matches!(record.state, SourceState::Committed | SourceState::Released);
                 given && (record.vm.pid, record.vm.pid_start) == (vm.pid, vm.pid_start)
@@ -80,7 +80,7 @@ pub(crate) fn older(disk: &dyn Disk, dir: &Path, known: &[SessionId]) -> Vec<Pro
     session_ids(disk, dir)
         .into_iter()
         .filter(|id| !known.contains(id))
-        .filter_map(|id| snapshot(disk, id, &dir.join(id.to_string())))
+        .filter_map(|id| snapshot(disk, id, dir))
         .collect()
 }
 
@@ -99,9 +99,11 @@ pub(crate) fn unreadable(
     of(&id, &vm, role, &peer, "", outcome)
 }
 
-fn snapshot(disk: &dyn Disk, id: SessionId, dir: &Path) -> Option<Progress> {
+/// What the journal of a session says that no process of the daemon holds any more.
+pub(crate) fn snapshot(disk: &dyn Disk, id: SessionId, sessions_dir: &Path) -> Option<Progress> {
+    let dir = sessions_dir.join(id.to_string());
     let path = dir.join("source.jsonl");
-    match Journal::<SourceRecord>::read_begun_on(disk, &path) {
+    match journals::read(disk, sessions_dir, id) {
         Ok(Some(r)) => return Some(of_source(&r)),
         Ok(None) => {}
         Err(error) => return Some(unreadable(id, &path, Role::Source, None, &error)),
@@ -127,7 +129,8 @@ fn of_source(r: &SourceRecord) -> Progress {
         }
         _ => failed("called off: the guest stayed at the source", GuestPlace::Source),
     };
-    of(&r.id, &r.vm.name, Role::Source, &r.to.name, &r.report.mode, outcome)
+    let group = r.group.map(|group| group.to_string());
+    Progress { group, ..of(&r.id, &r.vm.name, Role::Source, &r.to.name, &r.report.mode, outcome) }
 }
 
 fn of_destination(r: &DestinationRecord) -> Progress {

@@ -33,6 +33,10 @@ pub mod engine;
 #[cfg(not(loom))]
 mod formats;
 #[cfg(not(loom))]
+mod group;
+#[cfg(not(loom))]
+pub mod groups;
+#[cfg(not(loom))]
 pub mod history;
 #[cfg(not(loom))]
 pub mod mend;

@@ -50,6 +50,9 @@ pub struct SourceRecord {
     /// What the guest was asked to do about its devices: it is undone if the guest stays.
     #[serde(default)]
     pub detached: Detached,
+    /// The group that it moves with, whose decision commits it (`group::journals`).
+    #[serde(default)]
+    pub group: Option<SessionId>,
     /// What the report is to say of the time before.
     pub report: Report,
 }

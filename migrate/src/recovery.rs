@@ -14,6 +14,7 @@ use tracing::Instrument as _;
 
 use crate::destination;
 use crate::engine::{ARRIVALS, Engine, EngineError, Handle, session_span};
+use crate::group::journals;
 use crate::history::{may_have_moved, session_ids, unreadable};
 use crate::owed;
 use crate::ownership::{DestinationState, SourceEvent, SourceState};
@@ -87,7 +88,7 @@ impl Engine {
         }
         for id in ids {
             let path = self.node.session_dir(id).join("source.jsonl");
-            match Journal::<SourceRecord>::open_begun_on(self.node.disk(), &path) {
+            match journals::open(self.node.disk(), &self.node.config.sessions_dir, id) {
                 Ok(Some(journal))
                     if matches!(journal.record().state, SourceState::Warm | SourceState::Stopped)
                         && self.node.was_ended(&journal.record().vm) =>
@@ -108,6 +109,7 @@ impl Engine {
                 }
             }
         }
+        self.resume_groups();
         let engine = Arc::clone(self);
         spawn(async move {
             for removed in removing {
@@ -167,6 +169,7 @@ impl Engine {
             _ => {}
         }
         let (publisher, progress) = Publisher::new(&r.id.to_string(), &r.vm.name, Role::Source, &r.to.name);
+        publisher.update(|p| p.group = r.group.map(|group| group.to_string()));
         self.register(r.id, &r.vm.name, Role::Source, r.token, (progress, publisher.abandon()), None);
         Some(publisher)
     }
@@ -280,7 +283,7 @@ impl Engine {
             move |source| EngineError::Io { path, source }
         };
         if let Some(journal) =
-            Journal::<SourceRecord>::open_begun_on(self.node.disk(), &path).map_err(unusable(&path))?
+            journals::open(self.node.disk(), &self.node.config.sessions_dir, id).map_err(unusable(&path))?
         {
             return self.recover_source(id, journal).await;
         }

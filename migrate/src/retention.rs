@@ -44,7 +44,11 @@ impl Engine {
     fn forget_old_now(&self) -> usize {
         let all = session_ids(self.node.disk(), &self.node.config.sessions_dir);
         let old = all.into_iter().skip(self.node.config.keep_migrations);
-        old.filter(|id| self.forget(*id)).count()
+        let forgotten = old.filter(|id| self.forget(*id)).count();
+        if forgotten > 0 {
+            self.forget_groups();
+        }
+        forgotten
     }
 
     fn forget(&self, id: SessionId) -> bool {

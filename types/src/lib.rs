@@ -16,6 +16,7 @@ pub mod check;
 pub mod device;
 pub mod fork;
 pub mod fork_report;
+pub mod group;
 pub mod hook;
 pub mod migration;
 pub mod node;

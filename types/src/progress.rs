@@ -167,6 +167,9 @@ pub struct Progress {
     pub id: String,
     /// Name of the VM.
     pub vm: String,
+    /// The group that it moves with, at the source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
     /// This daemon's side.
     pub role: Role,
     /// The other node, as it was named in the request or as it named itself.
@@ -211,6 +214,7 @@ impl Progress {
         Self {
             id: id.into(),
             vm: vm.into(),
+            group: None,
             role,
             peer: peer.into(),
             mode: None,

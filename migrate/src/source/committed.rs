@@ -265,6 +265,7 @@ impl Committed {
         if let (Some(stopped), Some(resumed)) = (stopped_at, running.resumed_at) {
             report.downtime_ms = offset.to_ours(resumed).ms_since(stopped);
             report.downtime_error_ms = offset.error as f64 / 1e6;
+            session.member.iter().for_each(|member| member.runs(offset.to_ours(resumed)));
             if let Some(pause) = pause {
                 report.pause = pause.end(offset.to_ours(resumed));
             }

@@ -28,6 +28,13 @@ pub(super) enum Heard {
     PagesRenewed,
 }
 
+/// What was waited for, or what was heard before that.
+#[derive(Debug)]
+pub(super) enum Until<T> {
+    Heard(Heard),
+    Over(T),
+}
+
 /// What was told, or is to be done meanwhile.
 enum Next {
     Message(ToSource),
@@ -44,11 +51,26 @@ impl Session {
     pub(super) async fn next(
         &mut self,
         control: &mut Control,
-        mut serving: Serving<'_>,
+        serving: Serving<'_>,
     ) -> Result<Heard, SourceError> {
+        match self.next_until(control, serving, std::future::pending::<()>()).await? {
+            Until::Heard(heard) => Ok(heard),
+            Until::Over(()) => unreachable!("it never ends"),
+        }
+    }
+
+    /// The same until something has come to its end, which is never looked at in the middle of a message.
+    pub(super) async fn next_until<T>(
+        &mut self,
+        control: &mut Control,
+        mut serving: Serving<'_>,
+        end: impl Future<Output = T>,
+    ) -> Result<Until<T>, SourceError> {
+        tokio::pin!(end);
         loop {
             let next = tokio::select! {
                 biased;
+                over = &mut end => return Ok(Until::Over(over)),
                 message = control.messages.next() => Next::Message(message?),
                 next = serving.next() => next,
                 () = control.pings.next() => Next::Ping,
@@ -56,7 +78,7 @@ impl Session {
             match next {
                 Next::Message(message) => {
                     if let Some(heard) = self.message(message, control, &mut serving).await? {
-                        return Ok(heard);
+                        return Ok(Until::Heard(heard));
                     }
                 }
                 Next::Registered(step) => {
@@ -64,7 +86,7 @@ impl Session {
                         && pages.registered(step, self, control).await?
                         && serving.is_round()
                     {
-                        return Ok(Heard::PagesRenewed);
+                        return Ok(Until::Heard(Heard::PagesRenewed));
                     }
                 }
                 Next::Tell(message) => {
@@ -147,6 +169,15 @@ impl Session {
 }
 
 impl Serving<'_> {
+    /// The same, for another look.
+    pub(super) fn again(&mut self) -> Serving<'_> {
+        match self {
+            Self::Nothing => Serving::Nothing,
+            Self::Rounds(pages) => Serving::Rounds(pages),
+            Self::Final(pages, last) => Serving::Final(pages, last),
+        }
+    }
+
     /// Never ends if there is nothing to do. Cancel-safe.
     async fn next(&mut self) -> Next {
         match self {

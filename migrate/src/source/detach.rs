@@ -25,7 +25,6 @@ impl Warm {
     /// can undo it.
     pub(super) async fn detach_devices(&mut self, session: &mut Session) -> Result<(), Stop> {
         let vm = session.vm().clone();
-        self.quiesce(session).await?;
         for device in &vm.devices {
             let role = device.request.role.clone();
             let seat = self.monitor.seat(&device.id).await;
@@ -44,7 +43,8 @@ impl Warm {
         Ok(())
     }
 
-    async fn quiesce(&mut self, session: &mut Session) -> Result<(), Stop> {
+    /// Has the guest stop what it is at, if a script was named for that.
+    pub(super) async fn quiesce(&mut self, session: &mut Session) -> Result<(), Stop> {
         let spec = session.spec();
         let limit = Duration::from_millis(spec.script_timeout_ms);
         if spec.quiesce.is_none() && spec.resume.is_none() {

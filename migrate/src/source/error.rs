@@ -38,6 +38,17 @@ impl<E: Into<SourceError>> From<E> for Stop {
 }
 
 impl Stop {
+    /// For those that are called off with it.
+    pub(super) fn why_told(&self) -> String {
+        match self {
+            Self::Refused(blockers) => {
+                let all: Vec<&str> = blockers.iter().map(|blocker| blocker.message.as_str()).collect();
+                format!("refused: {}", all.join("; "))
+            }
+            other => other.why(),
+        }
+    }
+
     /// For the operator and the destination.
     pub(super) fn why(&self) -> String {
         match self {
@@ -84,6 +95,8 @@ pub(crate) enum SourceError {
     GivenBack(PeerTarget),
     #[error("{0} gives back a guest that has run there")]
     GivenBackTooLate(PeerTarget),
+    #[error("Called off with its group: {0}")]
+    Group(String),
     #[error("The guest was not handed over within {0} ms")]
     TimedOut(u64),
     #[error("{vm} {why}")]

@@ -18,6 +18,7 @@ mod error;
 mod exposure;
 mod final_pages;
 mod gate;
+mod gathering;
 mod memory;
 mod outdated;
 mod page_service;

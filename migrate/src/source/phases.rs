@@ -10,17 +10,18 @@
 //! phase is doing at any `await`. The phase itself survives, and [`abort`] undoes it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span, info_span};
 
 use super::aborted::{Undo, Untouched, abort};
+use super::gathering::{is_committed, stop_of_group};
 use super::asking::Guest;
 use super::committed::Committed;
 use super::error::{SourceError, Stop};
 use super::session::Session;
+use crate::group::barrier::{Fate, Membership};
 use crate::node::Node;
 use crate::ownership::{SourceEvent, SourceState};
 use crate::publish::Publisher;
@@ -43,6 +44,9 @@ pub(crate) struct Begun {
     pub spec: MigrationSpec,
     pub publisher: Publisher,
     pub cancel: CancellationToken,
+    /// The group that it is about, and its place in that.
+    pub group: Option<SessionId>,
+    pub member: Option<Arc<Membership>>,
 }
 
 /// What ends the way to the hand-over from outside.
@@ -50,11 +54,14 @@ struct Limits {
     cancel: CancellationToken,
     /// When, and after how many milliseconds that is.
     deadline: Option<(Instant, u64)>,
+    /// Its place in its group: what calls one member off, calls off all.
+    member: Option<Arc<Membership>>,
 }
 
 impl Limits {
-    fn new(cancel: CancellationToken, limit: Option<Duration>, limit_ms: u64) -> Self {
-        Self { cancel, deadline: limit.map(|limit| (Instant::now() + limit, limit_ms)) }
+    fn new(cancel: CancellationToken, spec: &MigrationSpec, member: Option<Arc<Membership>>) -> Self {
+        let deadline = spec.timeout().map(|limit| (Instant::now() + limit, spec.timeout_ms));
+        Self { cancel, deadline, member }
     }
 
     /// Does some work, unless it is cut short.
@@ -68,8 +75,15 @@ impl Limits {
                 None => std::future::pending().await,
             }
         };
+        let called_off = async {
+            match &self.member {
+                Some(member) => member.called_off().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             biased;
+            why = called_off => Err(stop_of_group(why)),
             () = self.cancel.cancelled() => Err(Stop::Cancelled),
             ms = timed_out => Err(SourceError::TimedOut(ms).into()),
             result = work => result,
@@ -83,8 +97,8 @@ fn phase(name: &'static str) -> Span {
 
 /// Runs a migration from its request to its end.
 pub(crate) async fn begin(begun: Begun) {
-    let Begun { node, id, vm, to, spec, publisher, cancel } = begun;
-    let limits = Limits::new(cancel, spec.timeout(), spec.timeout_ms);
+    let Begun { node, id, vm, to, spec, publisher, cancel, group, member } = begun;
+    let limits = Limits::new(cancel, &spec, member.clone());
     let mode = spec.mode.fixed().unwrap_or(Mode::Hybrid);
     let mut report = Report::new(id.to_string(), vm.name.clone(), mode);
     report.source.clone_from(&node.config.node);
@@ -104,16 +118,23 @@ pub(crate) async fn begin(begun: Begun) {
         untold: false,
         to_resume: false,
         detached: Detached::default(),
+        group,
         report: report.clone(),
     };
     let dir = node.session_dir(id);
     let path = dir.join("source.jsonl");
     let disk = node.disk();
     match disk.create_dir_all(&dir).and_then(|()| Journal::create_on(disk, &path, record)) {
-        Ok(journal) => run(Session::new(node, journal, publisher, report, mode), &limits).await,
+        Ok(journal) => {
+            let session = Session { member, ..Session::new(node, journal, publisher, report, mode) };
+            run(session, &limits).await;
+        }
         Err(source) => {
-            let error = SourceError::Journal { path, source };
-            publisher.fail(chain(&error), GuestPlace::Source, false);
+            let error = chain(&SourceError::Journal { path, source });
+            if let Some(member) = &member {
+                member.give_up(error.clone(), false, false).await;
+            }
+            publisher.fail(error, GuestPlace::Source, false);
         }
     }
 }
@@ -144,11 +165,12 @@ async fn run(mut session: Session, limits: &Limits) {
         Ok(guest) => stopping.stopped(guest),
         Err(stop) => return undo(session, stop, stopping).await,
     };
-    if let Err(stop) = limits.run(stopped.run(&mut session).instrument(phase("Stopped"))).await {
+    if let Err(stop) = limits.run(stopped.run(&mut session).instrument(phase("Stopped"))).await
+        && !is_committed(&session, &stop).await
+    {
         return undo(session, stop, stopped).await;
     }
-    // Not without its line: a daemon started anew would have the guest go on here, while it runs there.
-    if let Err(error) = session.advance(SourceEvent::PeerLoaded) {
+    if let Err(error) = commit(&mut session) {
         session.cut_back().await;
         return undo(session, error.into(), stopped).await;
     }
@@ -156,7 +178,20 @@ async fn run(mut session: Session, limits: &Limits) {
     committed.run(session, Some(control)).instrument(phase("Committed")).await;
 }
 
+/// Not without its line: a daemon started anew would have the guest go on here, while it runs there. The line of a group is such a line.
+fn commit(session: &mut Session) -> Result<(), SourceError> {
+    match session.member {
+        Some(_) => session.advance_owing(SourceEvent::PeerLoaded),
+        None => session.advance(SourceEvent::PeerLoaded),
+    }
+}
+
 async fn undo(session: Session, stop: Stop, from: impl Undo) {
+    if let Some(member) = &session.member {
+        let refused = matches!(stop, Stop::Refused(_));
+        let fate = member.give_up(stop.why_told(), matches!(stop, Stop::Cancelled), refused).await;
+        debug_assert_eq!(fate, Fate::Stays, "a member is committed in its last phase alone");
+    }
     abort(session, stop, from).instrument(phase("Aborted")).await;
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::error::{SourceError, Stop, unexpected};
+use crate::group::barrier::Membership;
 use crate::node::Node;
 use crate::owed;
 use crate::ownership::{SourceEvent, SourceState};
@@ -30,6 +31,8 @@ pub(super) struct Session {
     pub clock: PeerClock,
     /// What the destination has told last.
     pub counted: Counted,
+    /// Its place among those that it moves with, in the process that has begun it.
+    pub member: Option<Arc<Membership>>,
 }
 
 impl Session {
@@ -41,7 +44,7 @@ impl Session {
         mode: Mode,
     ) -> Self {
         let (clock, counted) = (PeerClock::default(), Counted::default());
-        Self { node, journal, publisher, report, mode, clock, counted }
+        Self { node, journal, publisher, report, mode, clock, counted, member: None }
     }
 
     pub(super) fn vm(&self) -> &VmRecord {

@@ -70,11 +70,12 @@ impl Stopped {
         // Zeros that were read in the place of what somebody had cut off are at the destination: it must not run the guest with them.
         self.pages.memory.check_whole().map_err(SourceError::memory("give the guest's memory away"))?;
         self.guest.pause.step("complete");
-        self.not_failed_meanwhile(session)
+        self.not_failed_meanwhile(session)?;
+        self.gather(session).await
     }
 
     /// A destination that has failed since it said `Loaded` is not given the guest.
-    fn not_failed_meanwhile(&mut self, session: &Session) -> Result<(), Stop> {
+    pub(super) fn not_failed_meanwhile(&mut self, session: &Session) -> Result<(), Stop> {
         for message in self.control.look_ahead()? {
             match message {
                 failed @ ToSource::Failed(_) => return Err(session.unexpected(failed)),

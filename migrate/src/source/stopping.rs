@@ -34,6 +34,7 @@ impl Stopping {
         let told = self.pages.memory.pending();
         self.control.tell_outdated(&told).await?;
         session.advance(SourceEvent::Stop)?;
+        self.gather(session).await?;
         session.publisher.enter(Phase::Switchover);
         self.qemu.start(to).await.map_err(SourceError::qemu("send its device state"))?;
         let stops = SourceError::qemu("stop the guest");
@@ -41,6 +42,7 @@ impl Stopping {
         // Drained: nothing in QEMU writes guest memory from here on.
         self.qemu.held(STOP_TIMEOUT).await.map_err(stops)?;
         let mut pause = Pause::since(at);
+        session.member.iter().for_each(|member| member.stopped(at));
         pause.step("drain");
         let memory = Arc::clone(&self.pages.memory);
         let scanned = while_alive(&mut self.control, spawn_blocking(move || memory.scan())).await?;

@@ -12,6 +12,7 @@ use super::session::Session;
 use super::stopping::Stopping;
 use crate::proto::message::ToSource;
 use crate::vmm::{Leaving, LeavingMonitor};
+use vmove_types::group::Gate;
 use vmove_types::progress::Phase;
 
 /// QEMU answers within milliseconds unless its main loop hangs.
@@ -36,9 +37,14 @@ impl Warm {
         self.pages.open(session, &mut self.control).await?;
         session.ask_clock(&mut self.control).await?;
         session.report.setup_ms = session.publisher.elapsed_ms();
-        if session.owns_devices() {
-            // It is without them from then on: not before the destination is ready.
+        if session.owns_devices() || session.member.is_some() {
+            // It is without them from then on: not before the destination is ready, nor before those of its whole group are.
             self.wait_prepared(session).await?;
+            self.gather(session, Gate::Prepared).await?;
+        }
+        self.quiesce(session).await?;
+        self.gather(session, Gate::Quiesced).await?;
+        if session.owns_devices() {
             self.detach_devices(session).await?;
         }
         self.rounds(session).await?;
@@ -49,7 +55,8 @@ impl Warm {
                 self.rounds(session).await?;
             }
         }
-        Ok(self.pages.all_registered(session, &mut self.control).await?)
+        self.pages.all_registered(session, &mut self.control).await?;
+        self.be_ready(session).await
     }
 
     /// The next message, or that page connections were renewed.

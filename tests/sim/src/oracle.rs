@@ -11,7 +11,7 @@ use crate::plan::NODES;
 use crate::world::World;
 use crate::world::cards;
 use crate::world::guest;
-use crate::world::operator::{VM, listed};
+use crate::world::operator::{groups, home_of, listed};
 use crate::world::status::Status;
 
 /// What all daemons list; nothing if one is down.
@@ -27,12 +27,16 @@ fn all(world: &World) -> Option<Vec<(&'static str, Progress)>> {
 #[must_use]
 pub fn all_ended(world: &World) -> bool {
     all(world).is_some_and(|all| all.iter().all(|(_, progress)| progress.outcome.is_end()))
+        && groups(world).iter().all(|group| group.outcome.is_end())
 }
 
 /// One that has not.
 #[must_use]
 pub fn first_not_ended(world: &World) -> Option<String> {
     let Some(all) = all(world) else { return Some("a daemon is down".to_owned()) };
+    if let Some(group) = groups(world).iter().find(|group| !group.outcome.is_end()) {
+        return Some(format!("a group: {:?}", group.outcome));
+    }
     let open = all.iter().find(|(_, progress)| !progress.outcome.is_end())?;
     let (node, Progress { role, phase, outcome, unwritten, .. }) = open;
     Some(format!("{role:?} at {node} in {phase:?}: {outcome:?}, {unwritten:?}"))
@@ -67,8 +71,10 @@ pub fn newest_failure(world: &World) -> Option<String> {
 pub async fn look(world: &World) {
     tokio::task::yield_now().await;
     if world.violations().is_empty() {
-        let wrong = guest_is_wrong(world)
-            .into_iter()
+        let guests = world.state().guests.len();
+        let wrong = (0..guests)
+            .filter_map(|vm| guest_is_wrong(world, vm))
+            .chain(is_parted(world))
             .chain(left_over(world))
             .chain(cards::wrong(world))
             .collect::<Vec<_>>();
@@ -76,13 +82,23 @@ pub async fn look(world: &World) {
     }
 }
 
-fn guest_is_wrong(world: &World) -> Option<String> {
+/// Guests that move together are at one node, whatever broke: unless one has died, and with it its memory.
+fn is_parted(world: &World) -> Option<String> {
+    let guests: Vec<bool> =
+        world.state().guests.iter().map(|guest| guest.is_lost || guest.may_be_lost).collect();
+    let homes: Vec<_> = (0..guests.len()).map(|vm| home_of(world, vm)).collect();
+    let parted = homes.iter().any(|home| *home != homes[0]) && !guests.contains(&true);
+    parted.then(|| format!("the group is parted: {homes:?}"))
+}
+
+fn guest_is_wrong(world: &World, vm: usize) -> Option<String> {
     let (machines, newest, may_have_ended, paused) = {
         let state = world.state();
-        let machines: Vec<_> = state.machines.iter().filter(|machine| machine.alive).collect();
+        let machines: Vec<_> = state.machines.iter().filter(|m| m.alive && m.vm == vm).collect();
         let seen: Vec<_> =
             machines.iter().map(|m| (m.pid, m.node, m.status, m.copy, Arc::clone(&m.memory))).collect();
-        (seen, state.guest.epoch, state.guest.is_lost || state.guest.may_be_lost, state.schedule.paused)
+        let guest = &state.guests[vm];
+        (seen, guest.epoch, guest.is_lost || guest.may_be_lost, state.schedule.paused)
     };
     if may_have_ended && machines.is_empty() {
         return None;
@@ -98,12 +114,12 @@ fn guest_is_wrong(world: &World) -> Option<String> {
     if *copy != Some(newest) {
         return Some(format!("QEMU {pid} has copy {copy:?} of the guest, the newest is {newest}"));
     }
-    let wrong = guest::wrong_pages(world, memory);
+    let wrong = guest::wrong_pages(world, vm, memory);
     if !wrong.is_empty() {
         return Some(format!("pages {wrong:?} of the guest are not what it wrote"));
     }
     let daemon = world.state().nodes[*node].daemon.clone()?;
-    match daemon.vms.get(VM) {
+    match daemon.vms.get(guest::NAMES[vm]) {
         Ok(vm) if vm.pid == *pid => None,
         other => Some(format!("QEMU {pid} at {} is not among its VMs: {other:?}", NODES[*node])),
     }

@@ -25,6 +25,8 @@ pub struct Schedule {
     pub device: bool,
     /// How it takes it to be asked for that, while blows come.
     pub manner: Manner,
+    /// How many guests move at one barrier; the first alone may own a device.
+    pub guests: usize,
     /// Moved back when all is well again: what was left over would be in the way.
     pub and_back: bool,
 }
@@ -131,7 +133,7 @@ impl Schedule {
     #[must_use]
     pub const fn with(mode: &'static str, blows: Vec<Planned>) -> Self {
         let (device, manner) = (false, Manner::LetsGo);
-        Self { seed: 1, mode, paused: false, latency_ms: 2, blows, device, manner, and_back: true }
+        Self { seed: 1, mode, paused: false, latency_ms: 2, blows, device, manner, guests: 1, and_back: true }
     }
 
     /// The schedule of a seed.
@@ -154,7 +156,9 @@ impl Schedule {
         if device {
             blows.iter_mut().for_each(|planned| later(planned, &mut rng));
         }
-        Self { seed, mode, paused, latency_ms, blows, device, manner, and_back }
+        // What one guest alone does is half as much.
+        let guests = if rng.percent(40) { 2 } else { 1 };
+        Self { seed, mode, paused, latency_ms, blows, device, manner, guests, and_back }
     }
 }
 

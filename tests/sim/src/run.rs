@@ -10,6 +10,7 @@ use vmove_node::peer::PROTOCOL_VERSION;
 use crate::oracle;
 use crate::plan::Schedule;
 use crate::world::World;
+use crate::world::guest::Guest;
 use crate::world::daemon;
 use crate::world::operator;
 
@@ -91,7 +92,9 @@ async fn walk(world: &World) -> anyhow::Result<End> {
         daemon::start(world, node, PROTOCOL_VERSION);
     }
     sleep(LOOK_INTERVAL).await;
-    operator::start_guest(world, 0).await.context("the guest did not start")?;
+    for vm in 0..world.state().schedule.guests {
+        operator::start_guest(world, 0, vm).await.context("the guest did not start")?;
+    }
     crate::world::guest::start(world);
     world.begin_blows();
     under_blows(world).await;
@@ -111,10 +114,16 @@ async fn walk(world: &World) -> anyhow::Result<End> {
     })
 }
 
+/// Whether a guest is lost: the others are looked at all the same.
 fn is_lost(world: &World) -> bool {
+    lost(world).any(|lost| lost)
+}
+
+fn lost(world: &World) -> impl Iterator<Item = bool> {
     let state = world.state();
-    let gone = !state.machines.iter().any(|machine| machine.alive);
-    state.guest.is_lost || state.guest.may_be_lost && gone
+    let gone = |vm| !state.machines.iter().any(|machine| machine.alive && machine.vm == vm);
+    let of = |(vm, guest): (usize, &Guest)| guest.is_lost || guest.may_be_lost && gone(vm);
+    state.guests.iter().enumerate().map(of).collect::<Vec<_>>().into_iter()
 }
 
 /// Asks for a migration, again if it was called off, while blows come.
@@ -151,13 +160,18 @@ async fn settle(world: &World) {
             break;
         }
         operator::recover(world).await;
-        if is_lost(world) {
-            operator::end_guest(world).await;
+        for (vm, lost) in lost(world).enumerate() {
+            if lost {
+                operator::end_guest(world, vm).await;
+            }
         }
         sleep(LOOK_INTERVAL).await;
     }
-    if world.state().guest.may_be_lost && oracle::needs_help(world) {
-        operator::end_guest(world).await;
+    let may_be_lost: Vec<bool> = world.state().guests.iter().map(|guest| guest.may_be_lost).collect();
+    for (vm, may_be_lost) in may_be_lost.into_iter().enumerate() {
+        if may_be_lost && oracle::needs_help(world) {
+            operator::end_guest(world, vm).await;
+        }
     }
     // Words that nobody waits for, records that are owed.
     sleep(Duration::from_secs(15)).await;

@@ -228,7 +228,7 @@ pub fn wrong(world: &World) -> Vec<String> {
         return Vec::new();
     }
     let mut found = Vec::new();
-    let machine = state.machines.iter().find(|machine| machine.alive);
+    let machine = state.machines.iter().find(|machine| machine.alive && machine.vm == 0);
     for (node, name) in NODES.iter().enumerate() {
         let card = &state.nodes[node].card;
         let has = machine.filter(|machine| machine.node == node);
@@ -248,7 +248,7 @@ pub fn wrong(world: &World) -> Vec<String> {
             ));
         }
     }
-    if machine.is_some() && state.guest.is_quiet {
+    if machine.is_some() && state.guests[0].is_quiet {
         found.push("the guest was quiesced, and nobody had it resume".to_owned());
     }
     found

@@ -1,6 +1,7 @@
 //! The guest: what is in each of its pages, and which copy of it is the newest. It runs in one QEMU at a time, writes, and looks whether its memory
 //! is what it last was.
 
+use std::path::Path;
 use std::time::Duration;
 
 use vmove_memory::{ByteLen, FileOffset, Mapping, PageIndex};
@@ -68,13 +69,23 @@ pub fn read(memory: &Mapping, page: u64) -> Option<u64> {
     (first == last).then_some(first)
 }
 
+/// Names of the guests: a second one moves with the first.
+pub const NAMES: [&str; 2] = ["guest", "other"];
+
+/// The guest whose QEMU has this working folder.
+#[must_use]
+pub fn of_folder(vm_dir: &Path) -> usize {
+    NAMES.iter().position(|name| vm_dir.file_name() == Some(name.as_ref())).unwrap_or(0)
+}
+
 /// Half of the guest's pages hold something at first.
-pub fn fill(world: &World, memory: &Mapping) {
+pub fn fill(world: &World, vm: usize, memory: &Mapping) {
     let mut state = world.state();
+    let state = &mut *state;
     for page in 0..PAGES {
         if state.rng.percent(50) {
-            let stamp = state.guest.stamp();
-            state.guest.pages[usize::try_from(page).unwrap_or(0)] = stamp;
+            let stamp = state.guests[vm].stamp();
+            state.guests[vm].pages[usize::try_from(page).unwrap_or(0)] = stamp;
             write(memory, page, stamp);
         }
     }
@@ -97,11 +108,12 @@ fn work(world: &World) -> Option<String> {
     let mut state = world.state();
     let state = &mut *state;
     for machine in state.machines.iter_mut().filter(|m| m.alive && m.status == Status::Running) {
+        let guest = &mut state.guests[machine.vm];
         if state.nodes[machine.node].card.opened_by() == Some(machine.pid) {
             // What a device writes is seen by no tracker.
             let page = state.rng.below(PAGES);
-            let stamp = state.guest.stamp();
-            state.guest.pages[usize::try_from(page).unwrap_or(0)] = stamp;
+            let stamp = guest.stamp();
+            guest.pages[usize::try_from(page).unwrap_or(0)] = stamp;
             write(&machine.memory, page, stamp);
         }
         for _ in 0..state.rng.between(1, 4) {
@@ -111,13 +123,13 @@ fn work(world: &World) -> Option<String> {
                 // It waits for the page.
                 continue;
             }
-            let (found, expected) = (read(&machine.memory, page), state.guest.pages[index]);
+            let (found, expected) = (read(&machine.memory, page), guest.pages[index]);
             if found != Some(expected) {
                 return Some(format!("page {page} of the guest holds {found:?}, not {expected}"));
             }
             if state.rng.percent(60) {
-                let stamp = state.guest.stamp();
-                state.guest.pages[index] = stamp;
+                let stamp = guest.stamp();
+                guest.pages[index] = stamp;
                 write(&machine.memory, page, stamp);
                 machine.written(page);
             }
@@ -128,10 +140,10 @@ fn work(world: &World) -> Option<String> {
 
 /// Pages that are not what the guest wrote last.
 #[must_use]
-pub fn wrong_pages(world: &World, memory: &Mapping) -> Vec<u64> {
+pub fn wrong_pages(world: &World, vm: usize, memory: &Mapping) -> Vec<u64> {
     let state = world.state();
     (0..PAGES)
-        .zip(&state.guest.pages)
+        .zip(&state.guests[vm].pages)
         .filter(|(page, expected)| read(memory, *page) != Some(**expected))
         .map(|(page, _)| page)
         .collect()

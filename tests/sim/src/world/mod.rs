@@ -50,7 +50,8 @@ pub struct State {
     pub schedule: Schedule,
     pub nodes: [Node; 2],
     pub machines: Vec<Machine>,
-    pub guest: Guest,
+    /// Those that are to move together.
+    pub guests: Vec<Guest>,
     /// How the guest takes it to be asked for its device now.
     pub manner: Manner,
     pub wires: Vec<Weak<Wire>>,
@@ -114,7 +115,7 @@ impl World {
             rng: Rng::new(schedule.seed),
             nodes: [node(0), node(1)],
             machines: Vec::new(),
-            guest: Guest::default(),
+            guests: (0..schedule.guests).map(|_| Guest::default()).collect(),
             manner: schedule.manner,
             wires: Vec::new(),
             partition_until: None,

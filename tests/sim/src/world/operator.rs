@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 use vmove_migrate::engine::Engine;
+use vmove_migrate::groups::GroupMember;
 use vmove_node::devices::Devices as _;
 use vmove_node::peer::PeerTarget;
 use vmove_node::record::{RamFileRecord, VmRecord};
 use vmove_qmp::confine::Confinement;
 use vmove_types::Backing;
 use vmove_types::device::{DeviceChoice, DeviceRequest, Identity, VmDevice};
+use vmove_types::group::GroupProgress;
 use vmove_types::progress::{GuestPlace, Outcome, Progress};
 use vmove_types::spec::MigrationSpec;
 
@@ -23,8 +25,8 @@ use crate::world::qemu::{self, Ender};
 use crate::world::running::Daemon;
 use crate::world::status::Status;
 
-/// The guest's name.
-pub const VM: &str = "guest";
+/// The name of the guest that may have a device.
+const VM: &str = guest::NAMES[0];
 
 fn daemon(world: &World, node: NodeIndex) -> Option<Daemon> {
     world.state().nodes[node].daemon.clone()
@@ -45,15 +47,15 @@ where
 ///
 /// # Errors
 /// There is no room for its memory.
-pub async fn start_guest(world: &World, node: NodeIndex) -> anyhow::Result<()> {
+pub async fn start_guest(world: &World, node: NodeIndex, vm: usize) -> anyhow::Result<()> {
     let layout = vmove_node::layout::of_vm(
         &daemon::run_dir(node),
         &world.memory_dir(node),
-        VM,
+        guest::NAMES[vm],
         Backing::Thp,
         &Confinement::default(),
     );
-    let ram = layout.memory_dir.join(format!("{VM}-ram0"));
+    let ram = layout.memory_dir.join(format!("{}-ram0", guest::NAMES[vm]));
     crate::world::vmm::create_ram_file(&ram, guest::bytes())?;
     let paused = world.state().schedule.paused;
     let pid = qemu::start(world, node, &layout.vm_dir, &ram, Status::Paused)?;
@@ -61,7 +63,7 @@ pub async fn start_guest(world: &World, node: NodeIndex) -> anyhow::Result<()> {
         machine.copy = Some(1);
         std::sync::Arc::clone(&machine.memory)
     });
-    memory.iter().for_each(|memory| guest::fill(world, memory));
+    memory.iter().for_each(|memory| guest::fill(world, vm, memory));
     if !paused {
         qemu::run(world, pid);
     }
@@ -71,7 +73,7 @@ pub async fn start_guest(world: &World, node: NodeIndex) -> anyhow::Result<()> {
         bus: PORT.to_owned(),
         properties: std::collections::BTreeMap::new(),
     };
-    let devices = if world.state().schedule.device { vec![device(node)] } else { Vec::new() };
+    let devices = if world.state().schedule.device && vm == 0 { vec![device(node)] } else { Vec::new() };
     let command_line = [
         "/sim/bin/qemu-system-x86_64",
         "-machine",
@@ -85,7 +87,7 @@ pub async fn start_guest(world: &World, node: NodeIndex) -> anyhow::Result<()> {
         ),
     ];
     let record = VmRecord {
-        name: VM.to_owned(),
+        name: guest::NAMES[vm].to_owned(),
         pid,
         pid_start: u64::from(pid.unsigned_abs()),
         qmp_socket: layout.qmp_socket,
@@ -116,12 +118,21 @@ pub async fn start_guest(world: &World, node: NodeIndex) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The node whose daemon has the guest among its VMs, and no migration that holds it.
+/// The node whose daemon has all guests among its VMs, and no migration or group that holds one.
 #[must_use]
 pub fn home(world: &World) -> Option<NodeIndex> {
+    let guests = world.state().guests.len();
+    (0..NODES.len()).find(|node| (0..guests).all(|vm| home_of(world, vm) == Some(*node)))
+}
+
+/// The same for one guest.
+#[must_use]
+pub fn home_of(world: &World, vm: usize) -> Option<NodeIndex> {
     (0..NODES.len()).find(|node| {
         let Some(daemon) = daemon(world, *node) else { return false };
-        daemon.vms.get(VM).is_ok() && !daemon.engine.sessions().iter().any(|p| p.outcome.holds_vm())
+        daemon.vms.get(guest::NAMES[vm]).is_ok()
+            && !daemon.engine.sessions().iter().any(|p| p.outcome.holds_vm())
+            && daemon.engine.groups().iter().all(|group| group.outcome.is_end())
     })
 }
 
@@ -137,9 +148,20 @@ pub async fn migrate(world: &World, from: NodeIndex) -> bool {
         spec.devices.push(DeviceChoice(request));
         (spec.quiesce, spec.resume) = (Some(QUIESCE.to_owned()), Some(RESUME.to_owned()));
     }
-    let asked =
-        at(world, from, move |daemon| async move { daemon.engine.start(VM, target, spec).await }).await;
-    let begun = matches!(asked, Some(Ok(_)));
+    let guests = world.state().guests.len();
+    let asked = at(world, from, move |daemon| async move {
+        if guests == 1 {
+            return daemon.engine.start(VM, target, spec).await.is_ok();
+        }
+        let plain = MigrationSpec { mode: spec.mode, ..MigrationSpec::default() };
+        let member = |vm: usize| GroupMember {
+            vm: guest::NAMES[vm].to_owned(),
+            to: target.clone(),
+            spec: if vm == 0 { spec.clone() } else { plain.clone() },
+        };
+        daemon.engine.start_group((0..guests).map(member).collect()).await.is_ok()
+    });
+    let begun = asked.await == Some(true);
     world.note("world", format!("migrate to {to}: {begun}"));
     begun
 }
@@ -148,6 +170,12 @@ pub async fn migrate(world: &World, from: NodeIndex) -> bool {
 #[must_use]
 pub fn listed(world: &World, node: NodeIndex) -> Option<Vec<Progress>> {
     Some(daemon(world, node)?.engine.sessions())
+}
+
+/// What the nodes list of groups.
+#[must_use]
+pub fn groups(world: &World) -> Vec<GroupProgress> {
+    (0..NODES.len()).filter_map(|node| daemon(world, node)).flat_map(|daemon| daemon.engine.groups()).collect()
 }
 
 /// `vmove cancel` on both nodes, of whatever runs.
@@ -213,7 +241,7 @@ pub async fn mend_devices(world: &World) {
     for (node, name) in NODES.into_iter().enumerate() {
         let (lacks, left) = {
             let state = world.state();
-            let machine = state.machines.iter().find(|machine| machine.alive && machine.node == node);
+            let machine = state.machines.iter().find(|m| m.alive && m.vm == 0 && m.node == node);
             let lacks = machine.is_some_and(|machine| !machine.devices.contains_key(ID));
             (lacks, machine.is_none() && state.nodes[node].card.claim.is_some())
         };
@@ -232,17 +260,17 @@ pub async fn mend_devices(world: &World) {
 }
 
 /// `vmove stop --force` on both nodes, of a guest that has died.
-pub async fn end_guest(world: &World) {
+pub async fn end_guest(world: &World, vm: usize) {
     for (node, name) in NODES.into_iter().enumerate() {
         world.note(name, "operator: stop --force");
         let of_world = world.clone();
         let ended = at(world, node, move |daemon| async move {
-            let abandoned = daemon.engine.abandon(VM).await;
+            let abandoned = daemon.engine.abandon(guest::NAMES[vm]).await;
             of_world.note(daemon.life.name(), format!("abandoned: {}", abandoned.is_ok()));
-            if let Ok(vm) = daemon.vms.get(VM) {
-                qemu::end(&of_world, vm.pid, Ender::Operator);
+            if let Ok(record) = daemon.vms.get(guest::NAMES[vm]) {
+                qemu::end(&of_world, record.pid, Ender::Operator);
             }
-            let _ = daemon.devices.give_all_back(VM, Duration::from_secs(1)).await;
+            let _ = daemon.devices.give_all_back(guest::NAMES[vm], Duration::from_secs(1)).await;
         });
         let _ = ended.await;
     }

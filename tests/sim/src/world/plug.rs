@@ -122,8 +122,8 @@ impl DeviceMonitor for Qemu {
     async fn run_in_guest(&self, request: &ExecRequest) -> Result<Ran, InGuestError> {
         self.asked("run a script in the guest").await?;
         let script = request.arguments.last().map_or("", String::as_str);
-        if self.look(|machine| machine.status) == Some(Status::Running) {
-            self.world().state().guest.is_quiet = script == QUIESCE;
+        if let Some((Status::Running, vm)) = self.look(|machine| (machine.status, machine.vm)) {
+            self.world().state().guests[vm].is_quiet = script == QUIESCE;
         }
         Ok(Ran { finish: Finish::Exit(0), said: String::new() })
     }

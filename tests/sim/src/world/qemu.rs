@@ -50,6 +50,8 @@ impl Stage {
 #[derive(Debug)]
 pub struct Machine {
     pub pid: i32,
+    /// The guest that it has, or waits for.
+    pub vm: usize,
     pub node: NodeIndex,
     pub vm_dir: PathBuf,
     pub alive: bool,
@@ -120,6 +122,7 @@ pub fn start(
     let pid = world.new_pid();
     let machine = Machine {
         pid,
+        vm: guest::of_folder(vm_dir),
         node,
         vm_dir: vm_dir.to_owned(),
         alive: true,
@@ -155,8 +158,11 @@ pub enum Ender {
 pub fn end(world: &World, pid: i32, by: Ender) {
     let (node, verdict) = {
         let mut state = world.state();
-        let newest = state.guest.epoch;
-        let Some(machine) = state.machine(pid) else { return };
+        let state = &mut *state;
+        let Some(machine) = state.machines.iter_mut().find(|m| m.pid == pid && m.alive) else { return };
+        let vm = machine.vm;
+        let guest = &mut state.guests[vm];
+        let newest = guest.epoch;
         machine.alive = false;
         machine.stage = Stage::None;
         machine.exited.notify_waiters();
@@ -164,11 +170,11 @@ pub fn end(world: &World, pid: i32, by: Ender) {
         let (node, had_newest) = (machine.node, machine.copy == Some(newest));
         let card = &mut state.nodes[node].card;
         card.plugged = card.plugged.filter(|by| *by != pid);
-        let others = state.machines.iter().any(|m| m.alive && m.copy == Some(newest));
-        let known_lost = state.guest.is_lost || state.guest.may_be_lost;
+        let others = state.machines.iter().any(|m| m.alive && m.vm == vm && m.copy == Some(newest));
+        let known_lost = guest.is_lost || guest.may_be_lost;
         match (had_newest, others, by) {
-            (true, false, Ender::Blow) => state.guest.is_lost = true,
-            (true, true, Ender::Blow) => state.guest.may_be_lost = true,
+            (true, false, Ender::Blow) => guest.is_lost = true,
+            (true, true, Ender::Blow) => guest.may_be_lost = true,
             _ => {}
         }
         (node, had_newest && !others && by == Ender::Daemon && !known_lost)
@@ -190,13 +196,15 @@ pub fn kill_all_of(world: &World, node: NodeIndex) {
 pub fn run(world: &World, pid: i32) -> bool {
     let wrong = {
         let mut state = world.state();
-        let newest = state.guest.epoch;
+        let state = &mut *state;
+        let Some(vm) = state.machine(pid).map(|machine| machine.vm) else { return false };
+        let newest = state.guests[vm].epoch;
         let elsewhere = state
             .machines
             .iter()
-            .find(|m| m.alive && m.pid != pid && m.status == Status::Running)
+            .find(|m| m.alive && m.vm == vm && m.pid != pid && m.status == Status::Running)
             .map(|m| m.pid);
-        let lost = state.guest.is_lost;
+        let lost = state.guests[vm].is_lost;
         let Some(machine) = state.machine(pid) else { return false };
         if machine.status == Status::Running {
             return true;
@@ -204,7 +212,7 @@ pub fn run(world: &World, pid: i32) -> bool {
         let copy = machine.copy;
         machine.status = Status::Running;
         machine.copy = Some(newest + 1);
-        state.guest.epoch = newest + 1;
+        state.guests[vm].epoch = newest + 1;
         match elsewhere {
             Some(other) => Some(format!("two owners: QEMU {pid} runs the guest while QEMU {other} does")),
             None if copy != Some(newest) && !lost => Some(format!(

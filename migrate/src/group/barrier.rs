@@ -1,0 +1,258 @@
+//! Where the sessions of a group wait for each other, and how the group is decided.
+//!
+//! A member may be undone as long as the verdict is open. Once all have reached the last gate, one task ([`decide`]) writes the decision down, and from
+//! then on every member is committed. Between the two nobody does anything: a line that failed may be whole on the disk.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::time::sleep;
+use vmove_node::journal::Journal;
+use vmove_types::group::{Gate, GateWait, GroupReport};
+use vmove_types::time::{Mono, ms};
+
+use super::record::{CalledOff, GroupRecord, GroupState};
+use crate::owed::TRY_AGAIN;
+
+/// What becomes of all members.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Nothing yet.
+    Open,
+    /// It is being written down: nobody may go either way.
+    Deciding,
+    /// All go forward.
+    Decided,
+    /// All stay.
+    CalledOff(CalledOff),
+}
+
+/// How a member ends that cannot or shall not go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It stays, and so do all others.
+    Stays,
+    /// It was committed with the others before that: it goes forward.
+    Committed,
+}
+
+/// What is known of a member.
+#[derive(Debug, Clone, Default)]
+struct Member {
+    vm: String,
+    gate: Option<Gate>,
+    reached_at: Option<Mono>,
+    stopped_at: Option<Mono>,
+    runs_at: Option<Mono>,
+}
+
+#[derive(Debug)]
+struct Standing {
+    members: Vec<Member>,
+    verdict: Verdict,
+    waits: Vec<GateWait>,
+}
+
+/// The barrier of a group.
+#[derive(Debug)]
+pub(crate) struct Barrier {
+    standing: watch::Sender<Standing>,
+}
+
+/// A session's place at the barrier.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    barrier: Arc<Barrier>,
+    index: usize,
+}
+
+impl Barrier {
+    /// Of these VMs; the memberships are in their order.
+    pub(crate) fn new(vms: Vec<String>) -> (Arc<Self>, Vec<Membership>) {
+        let members: Vec<_> = vms.into_iter().map(|vm| Member { vm, ..Member::default() }).collect();
+        let count = members.len();
+        let standing = Standing { members, verdict: Verdict::Open, waits: Vec::new() };
+        let barrier = Arc::new(Self { standing: watch::Sender::new(standing) });
+        let all = (0..count).map(|index| Membership { barrier: Arc::clone(&barrier), index }).collect();
+        (barrier, all)
+    }
+
+    /// What becomes of all members.
+    pub(crate) fn verdict(&self) -> Verdict {
+        self.standing.borrow().verdict.clone()
+    }
+
+    /// The gate at which members wait, and for whom.
+    pub(crate) fn waits(&self) -> (Option<Gate>, Vec<String>) {
+        let standing = self.standing.borrow();
+        let furthest = standing.members.iter().filter_map(|member| member.gate).max();
+        let behind = standing.members.iter().filter(|member| member.gate < furthest);
+        let behind: Vec<String> = behind.map(|member| member.vm.clone()).collect();
+        (furthest.filter(|_| !behind.is_empty()), behind)
+    }
+
+    /// Calls the group off, unless it was decided.
+    pub(crate) async fn call_off(&self, why: CalledOff) -> Fate {
+        self.standing.send_if_modified(|standing| {
+            let open = standing.verdict == Verdict::Open;
+            if open {
+                standing.verdict = Verdict::CalledOff(why);
+            }
+            open
+        });
+        let mut standing = self.standing.subscribe();
+        let settled = standing.wait_for(|s| !matches!(s.verdict, Verdict::Open | Verdict::Deciding)).await;
+        match settled.map(|standing| standing.verdict.clone()) {
+            Ok(Verdict::Decided) => Fate::Committed,
+            // The barrier is held: its sender cannot be gone.
+            _ => Fate::Stays,
+        }
+    }
+
+    /// What is known of the way through the gates.
+    pub(crate) fn fill(&self, report: &mut GroupReport) {
+        let standing = self.standing.borrow();
+        report.waits.clone_from(&standing.waits);
+        let spread = |times: Option<Vec<Mono>>| {
+            let times = times?;
+            let (first, last) = (*times.iter().min()?, *times.iter().max()?);
+            Some((first, last))
+        };
+        let stops = spread(standing.members.iter().map(|member| member.stopped_at).collect());
+        let runs = spread(standing.members.iter().map(|member| member.runs_at).collect());
+        report.stop_spread_ms = stops.map(|(first, last)| ms(last.since(first)));
+        report.resume_spread_ms = runs.map(|(first, last)| ms(last.since(first)));
+        report.downtime_ms = stops.zip(runs).map(|((stop, _), (_, run))| run.ms_since(stop));
+    }
+}
+
+impl Membership {
+    /// It is at a gate.
+    pub(crate) fn reach(&self, gate: Gate) {
+        self.barrier.standing.send_modify(|standing| {
+            let member = &mut standing.members[self.index];
+            if member.gate < Some(gate) {
+                (member.gate, member.reached_at) = (Some(gate), Some(Mono::now()));
+            }
+            if standing.members.iter().all(|member| member.gate >= Some(gate))
+                && !standing.waits.iter().any(|wait| wait.gate == gate)
+            {
+                let now = Mono::now();
+                let waits = standing.members.iter().filter(|member| member.gate == Some(gate));
+                let waits = waits.filter_map(|member| {
+                    let ms = now.ms_since(member.reached_at?).max(0.0);
+                    Some(GateWait { gate, vm: member.vm.clone(), ms })
+                });
+                standing.waits.extend(waits.collect::<Vec<_>>());
+            }
+        });
+    }
+
+    /// Waits until every member is at a gate that this one has reached; of the last gate, until that is decided. Cancel-safe.
+    pub(crate) async fn opened(&self, gate: Gate) -> Result<(), CalledOff> {
+        let mut standing = self.barrier.standing.subscribe();
+        let is_open = |s: &Standing| match gate {
+            Gate::Loaded => s.verdict == Verdict::Decided,
+            _ => s.members.iter().all(|member| member.gate >= Some(gate)),
+        };
+        let settled = standing
+            .wait_for(|s| matches!(s.verdict, Verdict::CalledOff(_)) || is_open(s))
+            .await
+            .map(|standing| standing.verdict.clone());
+        match settled {
+            Ok(Verdict::CalledOff(why)) => Err(why),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until the group is called off. Cancel-safe.
+    pub(crate) async fn called_off(&self) -> CalledOff {
+        let mut standing = self.barrier.standing.subscribe();
+        let off = standing.wait_for(|s| matches!(s.verdict, Verdict::CalledOff(_))).await;
+        match off.map(|standing| standing.verdict.clone()) {
+            Ok(Verdict::CalledOff(why)) => why,
+            // The barrier is held: its sender cannot be gone.
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// It cannot or shall not go on: calls the group off, unless it was decided.
+    pub(crate) async fn give_up(&self, why: String, cancelled: bool, refused: bool) -> Fate {
+        let vm = (!cancelled).then(|| self.vm());
+        self.barrier.call_off(CalledOff { vm, why, cancelled, refused }).await
+    }
+
+    /// When its guest stopped.
+    pub(crate) fn stopped(&self, at: Mono) {
+        self.barrier.standing.send_modify(|s| s.members[self.index].stopped_at = Some(at));
+    }
+
+    /// When its guest ran at the destination, by the clock here.
+    pub(crate) fn runs(&self, at: Mono) {
+        self.barrier.standing.send_modify(|s| s.members[self.index].runs_at = Some(at));
+    }
+
+    fn vm(&self) -> String {
+        self.barrier.standing.borrow().members[self.index].vm.clone()
+    }
+}
+
+impl Drop for Membership {
+    /// A session that ends without a word has panicked: the others must not wait for it.
+    fn drop(&mut self) {
+        let vm = self.vm();
+        self.barrier.standing.send_if_modified(|standing| {
+            let open = standing.verdict == Verdict::Open;
+            if open {
+                let why = "its migration ended unexpectedly; see the log".to_owned();
+                standing.verdict =
+                    Verdict::CalledOff(CalledOff { vm: Some(vm), why, cancelled: false, refused: false });
+            }
+            open
+        });
+    }
+}
+
+/// Waits for the last gate and writes the decision down, or that the group was called off. `owes`: a line could not be written, and is tried again.
+pub(crate) async fn decide(
+    barrier: &Barrier,
+    journal: &mut Journal<GroupRecord>,
+    owes: impl Fn(&Journal<GroupRecord>, &std::io::Error),
+) -> Verdict {
+    let mut standing = barrier.standing.subscribe();
+    let at_the_end = |s: &Standing| s.members.iter().all(|member| member.gate == Some(Gate::Loaded));
+    // The barrier is held: its sender cannot be gone.
+    let _ = standing.wait_for(|s| matches!(s.verdict, Verdict::CalledOff(_)) || at_the_end(s)).await;
+    let deciding = barrier.standing.send_if_modified(|s| {
+        let open = s.verdict == Verdict::Open;
+        if open {
+            s.verdict = Verdict::Deciding;
+        }
+        open
+    });
+    if deciding {
+        let verdict = match journal.update(|r| r.state = GroupState::Decided) {
+            Ok(()) => Verdict::Decided,
+            Err(error) => {
+                let why = format!("could not write the decision to {}: {error}", journal.path().display());
+                // Not before nobody can find it all the same: members would run here and be committed after a restart.
+                while journal.is_unsure() {
+                    let Err(error) = journal.cut_back() else { break };
+                    owes(journal, &error);
+                    sleep(TRY_AGAIN).await;
+                }
+                Verdict::CalledOff(CalledOff { vm: None, why, cancelled: false, refused: false })
+            }
+        };
+        barrier.standing.send_modify(|s| s.verdict = verdict);
+    }
+    let verdict = barrier.verdict();
+    if let Verdict::CalledOff(why) = &verdict {
+        // Safe without its line: a daemon started anew finds no decision, and brings all back.
+        let written = journal.update_owing(|r| (r.state, r.off) = (GroupState::CalledOff, Some(why.clone())));
+        if let Err(error) = written {
+            owes(journal, &error);
+        }
+    }
+    verdict
+}
