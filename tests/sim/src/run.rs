@@ -92,7 +92,8 @@ async fn walk(world: &World) -> anyhow::Result<End> {
         daemon::start(world, node, PROTOCOL_VERSION);
     }
     sleep(LOOK_INTERVAL).await;
-    for vm in 0..world.state().schedule.guests {
+    let guests = world.state().schedule.guests;
+    for vm in 0..guests {
         operator::start_guest(world, 0, vm).await.context("the guest did not start")?;
     }
     crate::world::guest::start(world);
