@@ -90,8 +90,7 @@ impl Engine {
 
     fn abandon_source(&self, id: SessionId) -> Result<Abandoned, (std::path::PathBuf, std::io::Error)> {
         let path = self.node.session_dir(id).join("source.jsonl");
-        let journal =
-            self.open_source(id).map_err(|error| (path, error))?;
+        let journal = self.open_source(id).map_err(|error| (path, error))?;
         let state = journal.record().state;
         // Safe without its line: a daemon started anew finds neither QEMU nor the VM's record.
         let owed = write_or_owe(journal, |r| match state.step(SourceEvent::GiveUp) {

@@ -182,13 +182,18 @@ mod tests {
 
     fn group(outcome: GroupOutcome, member: Outcome) -> GroupProgress {
         let member = Progress { outcome: member, ..Progress::begun("1", "web", Role::Source, "b") };
-        GroupProgress { id: "9".to_owned(), members: vec![member], gate: None, waiting_for: Vec::new(), outcome }
+        GroupProgress {
+            id: "9".to_owned(),
+            members: vec![member],
+            gate: None,
+            waiting_for: Vec::new(),
+            outcome,
+        }
     }
 
     #[test]
     fn the_exit_code_says_whether_all_moved_or_none() {
-        let failed =
-            |guest| Outcome::Failed { error: String::new(), guest, cancelled: false };
+        let failed = |guest| Outcome::Failed { error: String::new(), guest, cancelled: false };
         let off = |refused| GroupOutcome::CalledOff { error: String::new(), cancelled: false, refused };
         assert_eq!(group(off(true), failed(GuestPlace::Source)).exit(), Exit::Refused);
         assert_eq!(group(off(false), failed(GuestPlace::Source)).exit(), Exit::Failed);

@@ -13,9 +13,7 @@ use tracing::Instrument as _;
 use crate::engine::{Engine, EngineError, New};
 use crate::group::barrier::{Barrier, Fate};
 use crate::group::handles::GroupHandle;
-use crate::group::record::{
-    CalledOff, GroupRecord, GroupState, MemberRecord, groups_dir, journal_path,
-};
+use crate::group::record::{CalledOff, GroupRecord, GroupState, MemberRecord, groups_dir, journal_path};
 use vmove_node::journal::Journal;
 use vmove_node::peer::{PeerTarget, SessionId};
 use vmove_types::group::GroupReport;
@@ -125,7 +123,8 @@ impl Engine {
     fn find_group(&self, id: &str) -> Result<(SessionId, GroupHandle), EngineError> {
         let unknown = || EngineError::UnknownGroup(id.to_owned());
         let groups = self.groups.lock();
-        let mut matching = groups.iter().filter(|(known, _)| !id.is_empty() && known.to_string().starts_with(id));
+        let mut matching =
+            groups.iter().filter(|(known, _)| !id.is_empty() && known.to_string().starts_with(id));
         let (found, handle) = matching.next().ok_or_else(unknown)?;
         if matching.next().is_some() { Err(unknown()) } else { Ok((*found, handle.clone())) }
     }
@@ -173,8 +172,11 @@ impl Engine {
             let is_old = |record: &GroupRecord| {
                 record.over && record.members.iter().all(|member| !known.contains(&member.last_session()))
             };
-            let old: Vec<SessionId> =
-                groups.iter().filter(|(_, handle)| is_old(&handle.record.borrow())).map(|(id, _)| *id).collect();
+            let old: Vec<SessionId> = groups
+                .iter()
+                .filter(|(_, handle)| is_old(&handle.record.borrow()))
+                .map(|(id, _)| *id)
+                .collect();
             groups.retain(|id, _| !old.contains(id));
             old
         };

@@ -133,7 +133,8 @@ impl Group {
                 }
                 Some(Outcome::Refused { blockers }) => {
                     let all: Vec<&str> = blockers.iter().map(|blocker| blocker.message.as_str()).collect();
-                    behind.push((index, format!("{vm} is at the source: refused: {}; {mend}", all.join("; "))));
+                    behind
+                        .push((index, format!("{vm} is at the source: refused: {}; {mend}", all.join("; "))));
                 }
                 Some(Outcome::Failed { error, guest, .. }) => {
                     let id = member.last_session();

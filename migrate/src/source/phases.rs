@@ -16,10 +16,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span, info_span};
 
 use super::aborted::{Undo, Untouched, abort};
-use super::gathering::{is_committed, stop_of_group};
 use super::asking::Guest;
 use super::committed::Committed;
 use super::error::{SourceError, Stop};
+use super::gathering::{is_committed, stop_of_group};
 use super::session::Session;
 use crate::group::barrier::{Fate, Membership};
 use crate::node::Node;

@@ -10,8 +10,8 @@ use vmove_node::peer::PROTOCOL_VERSION;
 use crate::oracle;
 use crate::plan::Schedule;
 use crate::world::World;
-use crate::world::guest::Guest;
 use crate::world::daemon;
+use crate::world::guest::Guest;
 use crate::world::operator;
 
 /// Between two looks at how far it is.

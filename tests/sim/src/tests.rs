@@ -1,5 +1,7 @@
 //! Schedules of chance, and those that have once found something.
 
+mod groups;
+
 use std::path::PathBuf;
 
 use crate::plan::{Blow, DiskError, Manner, Moment, Planned, Schedule};

@@ -175,7 +175,10 @@ pub fn listed(world: &World, node: NodeIndex) -> Option<Vec<Progress>> {
 /// What the nodes list of groups.
 #[must_use]
 pub fn groups(world: &World) -> Vec<GroupProgress> {
-    (0..NODES.len()).filter_map(|node| daemon(world, node)).flat_map(|daemon| daemon.engine.groups()).collect()
+    (0..NODES.len())
+        .filter_map(|node| daemon(world, node))
+        .flat_map(|daemon| daemon.engine.groups())
+        .collect()
 }
 
 /// `vmove cancel` on both nodes, of whatever runs.
