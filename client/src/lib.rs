@@ -36,6 +36,7 @@ pub mod bridge;
 mod connection;
 mod error;
 mod forks;
+mod groups;
 mod hooks;
 mod migrations;
 mod stream;

@@ -68,7 +68,7 @@ pub enum EngineError {
     )]
     TooLate(SessionId),
     /// No such group.
-    #[error("No group {0} on this node: `vmove group list` shows those there were")]
+    #[error("No group {0} on this node: `vmove history` shows those there were")]
     UnknownGroup(String),
     /// All of its guests go forward.
     #[error("Group {0} is decided and can no longer be cancelled: every guest goes to its destination")]

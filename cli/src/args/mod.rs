@@ -8,6 +8,7 @@ use vmove_types::node::DEFAULT_CONTROL;
 use vmove_types::units;
 
 pub mod clusters;
+mod members;
 pub mod vfork;
 pub mod vmove;
 

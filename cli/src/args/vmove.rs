@@ -6,11 +6,12 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 
 use vmove_types::device::{DeviceChoice, DeviceRequest};
-use vmove_types::spec::{Bandwidth, MigrationSpec, ModeRequest};
+use vmove_types::spec::ModeRequest;
 
 use vmove_types::units;
 
 use super::clusters::ClusterCommand;
+use super::members::{DeviceOfMember, mode_of_member, of_member};
 use super::{Completions, Global, Man, milliseconds};
 
 /// Moves running QEMU guests between nodes
@@ -312,6 +313,7 @@ pub struct Check {
   vmove migrate db --to 192.0.2.2:7420 --mode hybrid --bandwidth 10Gbit --verify
   vmove --json migrate web --to node2 | jq .downtime_ms
   vmove migrate web --to node2 --detach
+  vmove migrate rank0 rank1 rank2 --to node2
   vmove migrate sim --to node2 --device net0=0000:3b:02.4 --device gpu=0000:65:00.0 \\
         --quiesce 'systemctl stop job' --resume 'systemctl start job'
 
@@ -319,12 +321,24 @@ A device that the guest owns stays behind: the guest is asked to let it go, its 
 that --device names for the role, with the addresses (MAC, GUID, P_Key) that it had. The report says how long it was without each. If
 the migration fails before the hand-over, the guest has its devices back.
 
+Several VMs move at one barrier, as the ranks of a parallel job must: all wait until each can be stopped, are stopped together, and are
+handed over all or none. Whatever fails before that brings all of them back. Options hold for each; --to-of, --mode-of and
+--device VM:ROLE=… say what is different for one:
+  vmove migrate rank0 rank1 --to node2 --to-of rank1=node3 --mode-of rank1=precopy \\
+        --device rank0:ib0=0000:3b:00.1 --device rank1:ib0=0000:3b:00.2
+
 Ctrl-C asks for the end of the migration: the guest goes on at the source, unless it was handed over already.
 A second Ctrl-C leaves the migration running.")]
 pub struct Migrate {
-    /// Name of the VM
-    #[arg(value_name = "VM")]
-    pub vm: String,
+    /// Name of the VM; of several, all move at one barrier, or none
+    #[arg(value_name = "VM", required = true)]
+    pub vms: Vec<String>,
+    /// Another destination for one of several VMs; may be repeated
+    #[arg(long, value_name = "VM=NODE", value_parser = of_member)]
+    pub to_of: Vec<(String, String)>,
+    /// Another mode for one of several VMs; may be repeated
+    #[arg(long, value_name = "VM=MODE", value_parser = mode_of_member)]
+    pub mode_of: Vec<(String, ModeRequest)>,
     /// Where to: host:port, or a name from the daemon's configuration
     #[arg(long, value_name = "NODE")]
     pub to: String,
@@ -348,8 +362,8 @@ pub struct Migrate {
     #[arg(long, value_name = "TIME", value_parser = milliseconds)]
     pub timeout: Option<u64>,
     /// Device of the other node for a role that the guest has here; further settings replace those that the guest has; may be repeated
-    #[arg(long = "device", value_name = "ROLE=PCI-ADDRESS[,…]")]
-    pub devices: Vec<DeviceChoice>,
+    #[arg(long = "device", value_name = "[VM:]ROLE=PCI-ADDRESS[,…]")]
+    pub devices: Vec<DeviceOfMember>,
     /// Shell command to run in the guest, by its agent, before it is asked for its devices
     #[arg(long, value_name = "COMMAND")]
     pub quiesce: Option<String>,
@@ -367,36 +381,15 @@ pub struct Migrate {
     pub detach: bool,
 }
 
-impl Migrate {
-    /// The options for the daemon: what was not given keeps its default.
-    #[must_use]
-    pub fn spec(&self) -> MigrationSpec {
-        let default = MigrationSpec::default();
-        MigrationSpec {
-            mode: self.mode,
-            max_downtime_ms: self.max_downtime.unwrap_or(default.max_downtime_ms),
-            bandwidth: self.bandwidth.map(Bandwidth),
-            paused: self.paused,
-            verify: self.verify,
-            timeout_ms: self.timeout.unwrap_or(default.timeout_ms),
-            devices: self.devices.clone(),
-            quiesce: self.quiesce.clone(),
-            resume: self.resume.clone(),
-            script_timeout_ms: self.script_timeout.unwrap_or(default.script_timeout_ms),
-            unplug_timeout_ms: self.unplug_timeout.unwrap_or(default.unplug_timeout_ms),
-        }
-    }
-}
-
 /// Arguments of `status`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   vmove status
   vmove status 3f2a --follow
 
-An id may be cut short as long as it is unambiguous.")]
+The id of a group shows all its members. An id may be cut short as long as it is unambiguous.")]
 pub struct Status {
-    /// Id of a migration; without it, all that are at work
+    /// Id of a migration or a group; without it, all that are at work
     #[arg(value_name = "ID")]
     pub id: Option<String>,
     /// Wait for its end, as `vmove migrate` does; Ctrl-C only ends the waiting
@@ -409,9 +402,9 @@ pub struct Status {
 #[command(after_help = "Example:
   vmove cancel 3f2a
 
-Returns when the request is taken; see `vmove status ID --follow` for the end.")]
+Of a group, or of one of its members, all are called off. Returns when the request is taken; see `vmove status ID --follow` for the end.")]
 pub struct MigrationId {
-    /// Id of the migration, may be cut short
+    /// Id of the migration or of the group, may be cut short
     #[arg(value_name = "ID")]
     pub id: String,
 }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::io::IsTerminal;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use vmove_types::progress::{Outcome, Phase, Progress};
 
@@ -35,17 +35,27 @@ impl Bar {
             return Self(None, Furthest::default());
         }
         let bar = ProgressBar::with_draw_target(Some(STEPS), ProgressDrawTarget::stderr_with_hz(10));
-        // A template that does not parse would be a mistake of ours; the plain bar does then.
-        if let Ok(style) = ProgressStyle::with_template("{spinner} [{bar:24}] {wide_msg}") {
-            bar.set_style(style.progress_chars("=> "));
-        }
-        Self(Some(bar), Furthest::default())
+        Self(Some(styled(bar)), Furthest::default())
+    }
+
+    /// One of several, above each other.
+    pub fn within(all: &MultiProgress) -> Self {
+        Self(Some(all.add(styled(ProgressBar::new(STEPS)))), Furthest::default())
     }
 
     pub fn update(&self, progress: &Progress) {
+        self.show(progress, line(progress));
+    }
+
+    /// One of several.
+    pub fn update_named(&self, name: &str, progress: &Progress, more: &str) {
+        self.show(progress, format!("{name}: {}{more}", line(progress)));
+    }
+
+    fn show(&self, progress: &Progress, message: String) {
         if let Some(bar) = &self.0 {
             bar.set_position(self.1.with(progress.bytes_done, progress.bytes_total));
-            bar.set_message(line(progress));
+            bar.set_message(message);
             bar.tick();
         }
     }
@@ -63,6 +73,14 @@ impl Bar {
             bar.finish_and_clear();
         }
     }
+}
+
+fn styled(bar: ProgressBar) -> ProgressBar {
+    // A template that does not parse would be a mistake of ours; the plain bar does then.
+    if let Ok(style) = ProgressStyle::with_template("{spinner} [{bar:24}] {wide_msg}") {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar
 }
 
 /// Everything worth a look, in one line. The time left comes early: a narrow terminal cuts the end off.

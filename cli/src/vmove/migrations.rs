@@ -5,18 +5,23 @@ use serde_json::{Value, json};
 use vmove_types::progress::{GuestPlace, MissingDevice, Outcome, Progress, Role};
 use vmove_types::report::{DeviceTimes, FaultStats, PhaseTime, Report};
 
-use super::Ended;
 use super::bar::line;
 use super::follow::{Followed, Interrupt, follow};
+use super::{Ended, groups};
 use crate::args::vmove::{History, Migrate, Reclaim, Recover, Status};
+use crate::failure::Failure;
 use crate::output::{End, fields, note, say, say_json, table};
-use vmove_client::Client;
-use vmove_types::migration::{MigrateRequest, MigrationList, ReclaimRequest};
-use vmove_types::problem::Exit;
+use vmove_client::{Client, Error};
+use vmove_types::migration::{MigrationList, ReclaimRequest};
+use vmove_types::problem::{Code, Exit};
 use vmove_types::units::{format_bytes, format_ms, to_f64};
 
 pub async fn migrate(client: &Client, args: Migrate, json: bool) -> Result<Ended, End> {
-    let request = MigrateRequest { options: args.spec(), vm: args.vm, to: args.to };
+    let mut requests = args.requests().map_err(Failure::bad_request)?;
+    if requests.len() > 1 {
+        return groups::migrate(client, requests, args.detach, json).await;
+    }
+    let Some(request) = requests.pop() else { return Err(Failure::bad_request("expected a VM").into()) };
     let taken = client.migrate(&request).await?;
     if let Some(first) = &taken.note {
         note(&format!("vmove: {first}"));
@@ -53,10 +58,15 @@ pub async fn status(client: &Client, args: Status, json: bool) -> Result<Ended, 
         print_list(&all, "No migration is at work on this node; see `vmove history`", json)?;
         return Ok(Ended::With(Exit::Done));
     };
+    let progress = match client.migration(&id).await {
+        Err(error) if is_unknown(&error) && client.group(&id).await.is_ok() => {
+            return groups::status(client, &id, args.follow, json).await;
+        }
+        other => other?,
+    };
     if args.follow {
         return finish(client, &id, Interrupt::Leaves, json).await;
     }
-    let progress = client.migration(&id).await?;
     if json {
         say_json(&progress)?;
     } else {
@@ -66,13 +76,23 @@ pub async fn status(client: &Client, args: Status, json: bool) -> Result<Ended, 
 }
 
 pub async fn cancel(client: &Client, id: &str, json: bool) -> Result<Exit, End> {
-    let taken = client.cancel_migration(id).await?;
+    let taken = match client.cancel_migration(id).await {
+        Err(error) if is_unknown(&error) && client.group(id).await.is_ok() => {
+            return groups::cancel(client, id, json).await;
+        }
+        other => other?,
+    };
     if json {
         say_json(&taken)?;
     } else {
         say(&format!("Migration {0} is being called off; see: vmove status {0}", taken.id))?;
     }
     Ok(Exit::Done)
+}
+
+/// It may be the id of a group.
+fn is_unknown(error: &Error) -> bool {
+    matches!(error, Error::Refused(problem) if problem.code == Code::UnknownMigration)
 }
 
 pub async fn history(client: &Client, args: History, json: bool) -> Result<Exit, End> {
@@ -114,14 +134,20 @@ async fn finish(client: &Client, id: &str, interrupt: Interrupt, json: bool) -> 
         Outcome::Done { .. } | Outcome::Running | Outcome::Reconnecting { .. } => {}
         Outcome::Refused { .. } | Outcome::Failed { .. } => note(&format!("vmove: {}", describe(&progress))),
     }
-    for MissingDevice { role, why, node, mend } in &progress.missing_devices {
-        note(&format!("vmove: the guest lacks its device {role}: {why}\n  next, on {node}: {mend}"));
-    }
+    note_missing(&progress);
     Ok(Ended::With(exit))
 }
 
+/// Says which devices the guest lacks, and what to do.
+pub fn note_missing(progress: &Progress) {
+    for MissingDevice { role, why, node, mend } in &progress.missing_devices {
+        let vm = &progress.vm;
+        note(&format!("vmove: the guest {vm:?} lacks its device {role}: {why}\n  next, on {node}: {mend}"));
+    }
+}
+
 /// The one object that ends `migrate --json`: the report itself, or what went wrong.
-fn final_object(progress: &Progress, exit: Exit) -> Value {
+pub fn final_object(progress: &Progress, exit: Exit) -> Value {
     let mut object = match &progress.outcome {
         Outcome::Done { report } => {
             let mut object = serde_json::to_value(report).unwrap_or_default();
@@ -160,6 +186,8 @@ fn print_list(list: &MigrationList, none: &str, json: bool) -> Result<(), End> {
     if list.migrations.is_empty() {
         return say(none);
     }
+    // Those of a group are known by it.
+    let grouped = list.migrations.iter().any(|m| m.group.is_some());
     let rows: Vec<Vec<String>> = list
         .migrations
         .iter()
@@ -167,14 +195,19 @@ fn print_list(list: &MigrationList, none: &str, json: bool) -> Result<(), End> {
             let arrow =
                 if m.role == Role::Source { format!("to {}", m.peer) } else { format!("from {}", m.peer) };
             let mode = m.mode.clone().unwrap_or_else(|| "-".to_owned());
-            vec![m.id.clone(), m.vm.clone(), arrow, mode, format_ms(m.elapsed_ms), state(m)]
+            let mut row = vec![m.id.clone(), m.vm.clone(), arrow, mode, format_ms(m.elapsed_ms)];
+            row.extend(grouped.then(|| m.group.clone().unwrap_or_else(|| "-".to_owned())));
+            row.push(state(m));
+            row
         })
         .collect();
-    say(&table(&["ID", "VM", "PEER", "MODE", "TIME", "STATE"], &rows))
+    let head = ["ID", "VM", "PEER", "MODE", "TIME", "GROUP", "STATE"];
+    let head: Vec<&str> = head.into_iter().filter(|name| grouped || *name != "GROUP").collect();
+    say(&table(&head, &rows))
 }
 
 /// A few words.
-fn state(progress: &Progress) -> String {
+pub fn state(progress: &Progress) -> String {
     match &progress.outcome {
         Outcome::Running | Outcome::Reconnecting { .. } => line(progress),
         Outcome::Done { report } => format!("done, down {}", format_ms(report.downtime_ms)),
@@ -192,6 +225,7 @@ fn describe(progress: &Progress) -> String {
         Outcome::Running | Outcome::Reconnecting { .. } => fields(&[
             ("migration", id.clone()),
             ("vm", vm.clone()),
+            ("group", progress.group.clone().unwrap_or_else(|| "none".to_owned())),
             (if progress.role == Role::Source { "to" } else { "from" }, peer.clone()),
             ("mode", progress.mode.clone().unwrap_or_else(|| "not decided yet".to_owned())),
             ("fabric", progress.fabric.clone().unwrap_or_else(|| "not agreed on yet".to_owned())),

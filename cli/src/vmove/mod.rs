@@ -4,6 +4,7 @@ mod bar;
 mod devices;
 mod fabric;
 mod follow;
+mod groups;
 mod hooks;
 mod migrations;
 mod secrets;

@@ -27,8 +27,8 @@ impl IntoProblem for EngineError {
         let code = match &self {
             Self::Vm(inner) => inner.code(),
             Self::Busy { .. } => Code::Busy,
-            Self::UnknownSession(_) => Code::UnknownMigration,
-            Self::TooLate(_) => Code::TooLate,
+            Self::UnknownSession(_) | Self::UnknownGroup(_) => Code::UnknownMigration,
+            Self::TooLate(_) | Self::GroupTooLate(_) => Code::TooLate,
             Self::BadSpec(_) => Code::BadOption,
             Self::NothingToRecover(..) | Self::NotReclaimable(..) => Code::NothingToRecover,
             Self::Abandon(AbandonError::AtWork { .. }) => Code::Busy,

@@ -256,3 +256,90 @@ pub(crate) async fn decide(
     }
     verdict
 }
+
+#[cfg(test)]
+mod tests {
+    use vmove_node::disk::KernelDisk;
+    use vmove_node::peer::SessionId;
+
+    use super::*;
+    use crate::group::record::MemberRecord;
+
+    fn journal(dir: &std::path::Path) -> Journal<GroupRecord> {
+        let record = GroupRecord {
+            id: SessionId::random(),
+            members: Vec::<MemberRecord>::new(),
+            state: GroupState::Gathering,
+            off: None,
+            incomplete: None,
+            over: false,
+            report: GroupReport::default(),
+        };
+        Journal::create_on(&KernelDisk, &dir.join("group.jsonl"), record).unwrap()
+    }
+
+    fn two() -> (Arc<Barrier>, Membership, Membership) {
+        let (barrier, places) = Barrier::new(vec!["a".to_owned(), "b".to_owned()]);
+        let [a, b] = <[Membership; 2]>::try_from(places).unwrap();
+        (barrier, a, b)
+    }
+
+    #[tokio::test]
+    async fn a_gate_opens_when_the_last_is_there_and_says_who_waited() {
+        let (barrier, a, b) = two();
+        a.reach(Gate::Ready);
+        assert_eq!(barrier.waits(), (Some(Gate::Ready), vec!["b".to_owned()]));
+        let early = tokio::time::timeout(std::time::Duration::from_millis(20), a.opened(Gate::Ready)).await;
+        assert!(early.is_err(), "it opened before b was there");
+        b.reach(Gate::Ready);
+        a.opened(Gate::Ready).await.unwrap();
+        let mut report = GroupReport::default();
+        barrier.fill(&mut report);
+        assert_eq!((report.waits.len(), report.waits[0].vm.as_str()), (2, "a"));
+        assert!(report.waits[0].ms >= 20.0 && report.waits[1].ms < report.waits[0].ms, "{:?}", report.waits);
+    }
+
+    #[tokio::test]
+    async fn who_gives_up_before_the_decision_calls_all_off_and_after_it_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let (barrier, a, b) = two();
+        assert_eq!(a.give_up("no room".to_owned(), false, true).await, Fate::Stays);
+        let why = b.opened(Gate::Loaded).await.unwrap_err();
+        assert_eq!((why.told().as_str(), why.refused), ("a: no room", true));
+        let mut written = journal(dir.path());
+        assert!(matches!(decide(&barrier, &mut written, |_, _| ()).await, Verdict::CalledOff(_)));
+        assert_eq!(written.record().state, GroupState::CalledOff);
+
+        let dir = tempfile::tempdir().unwrap();
+        let (barrier, a, b) = two();
+        let mut written = journal(dir.path());
+        a.reach(Gate::Loaded);
+        b.reach(Gate::Loaded);
+        assert_eq!(decide(&barrier, &mut written, |_, _| ()).await, Verdict::Decided);
+        assert_eq!(a.give_up("too late".to_owned(), true, false).await, Fate::Committed);
+        b.opened(Gate::Loaded).await.unwrap();
+        drop((a, b));
+        assert_eq!(barrier.verdict(), Verdict::Decided);
+        assert_eq!(Journal::<GroupRecord>::read(written.path()).unwrap().state, GroupState::Decided);
+    }
+
+    /// Nobody goes either way while the line is being written: it may be found whole.
+    #[tokio::test]
+    async fn who_gives_up_while_it_is_being_decided_waits_for_that() {
+        let (barrier, a, _b) = two();
+        barrier.standing.send_modify(|s| s.verdict = Verdict::Deciding);
+        let giving_up = tokio::spawn(async move { a.give_up("cut".to_owned(), false, false).await });
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        assert!(!giving_up.is_finished());
+        barrier.standing.send_modify(|s| s.verdict = Verdict::Decided);
+        assert_eq!(giving_up.await.unwrap(), Fate::Committed);
+    }
+
+    #[tokio::test]
+    async fn a_member_that_ends_without_a_word_is_not_waited_for() {
+        let (_barrier, a, b) = two();
+        drop(a);
+        let why = b.opened(Gate::Prepared).await.unwrap_err();
+        assert!(why.told().contains("a: its migration ended unexpectedly"), "{}", why.told());
+    }
+}

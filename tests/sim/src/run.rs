@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::time::sleep;
 use vmove_node::peer::PROTOCOL_VERSION;
+use vmove_types::group::{GroupOutcome, GroupProgress};
 
 use crate::oracle;
 use crate::plan::Schedule;
@@ -40,6 +41,8 @@ pub struct Report {
     pub struck: usize,
     /// By the clock of the simulation.
     pub took: Duration,
+    /// Migrations by which a member of a group followed the others later.
+    pub followed: usize,
     /// How it ended.
     pub end: End,
 }
@@ -65,6 +68,7 @@ pub fn run(schedule: Schedule, memory_dir: &Path, prints: bool) -> anyhow::Resul
         let world = World::new(schedule, memory_dir, prints);
         let end = walk(&world).await;
         let steps = world.steps();
+        let followed = operator::groups(&world).iter().map(followed).sum();
         world.end();
         let end = end?;
         let schedule = world.state().schedule.clone();
@@ -76,6 +80,7 @@ pub fn run(schedule: Schedule, memory_dir: &Path, prints: bool) -> anyhow::Resul
             steps,
             struck,
             took: world.elapsed(),
+            followed,
             end,
         })
     });
@@ -113,6 +118,13 @@ async fn walk(world: &World) -> anyhow::Result<End> {
         (false, Some(0)) => End::Stayed,
         (false, _) => End::Moved,
     })
+}
+
+fn followed(group: &GroupProgress) -> usize {
+    match &group.outcome {
+        GroupOutcome::Done { report } => report.followed.len(),
+        _ => 0,
+    }
 }
 
 /// Whether a guest is lost: the others are looked at all the same.

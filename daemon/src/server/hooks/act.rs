@@ -7,9 +7,11 @@ use async_trait::async_trait;
 use serde_json::json;
 use vmove_hooks::action::{Action, ForkCount, TemplateName, Where};
 use vmove_hooks::{ActError, Event, Node, Order, Own, Vm};
+use vmove_migrate::groups::GroupMember;
 use vmove_node::peer::PeerTarget;
 use vmove_node::record::VmRecord;
 use vmove_types::fork::{ForkRequest, TemplateRequest};
+use vmove_types::group::GroupTaken;
 use vmove_types::problem::{Code, Problem};
 use vmove_types::progress::{GuestPlace, Outcome};
 use vmove_types::spec::MigrationSpec;
@@ -204,6 +206,31 @@ pub async fn begin_migration(
     to: PeerTarget,
     options: MigrationSpec,
 ) -> Result<(String, Option<String>), Problem> {
+    let note = allow_migration(app, vm, &to, &options).await?;
+    let id = app.engine.start(vm, to, options).await.map_err(IntoProblem::into_problem)?;
+    app.sessions.add(id);
+    Ok((id.to_string(), note))
+}
+
+/// The same for several VMs that move at one barrier.
+pub async fn begin_group(app: &Arc<App>, members: Vec<GroupMember>) -> Result<GroupTaken, Problem> {
+    let mut notes = Vec::new();
+    for member in &members {
+        notes.extend(allow_migration(app, &member.vm, &member.to, &member.spec).await?);
+    }
+    let begun = app.engine.start_group(members).await.map_err(IntoProblem::into_problem)?;
+    begun.members.iter().for_each(|id| app.sessions.add(id));
+    let members = begun.members.iter().map(ToString::to_string).collect();
+    Ok(GroupTaken { id: begun.id.to_string(), members, notes })
+}
+
+/// Asks hooks, and gives a VM whose memory is private since a fork memory of its own. What was done is told.
+async fn allow_migration(
+    app: &Arc<App>,
+    vm: &str,
+    to: &PeerTarget,
+    options: &MigrationSpec,
+) -> Result<Option<String>, Problem> {
     if app.hooks.wants_own(Own::BeforeMigration) {
         let record = app.registry.vms().get(vm);
         let labels = record.map(|record| record.labels()).unwrap_or_default();
@@ -213,15 +240,12 @@ pub async fn begin_migration(
     }
     // After a fork a VM's memory is private, which cannot be moved: it gets a RAM file of its own first.
     let promoted = app.forks.clone().promote(vm.to_owned()).await.map_err(IntoProblem::into_problem)?;
-    let id = app.engine.start(vm, to, options).await.map_err(IntoProblem::into_problem)?;
-    app.sessions.add(id);
-    let note = promoted.was_private.then(|| {
+    Ok(promoted.was_private.then(|| {
         format!(
             "the memory of {:?} was private since a fork: it was given memory of its own first ({:.0} ms, guest paused for {:.1} ms)",
             promoted.vm, promoted.total_ms, promoted.pause_ms
         )
-    });
-    Ok((id.to_string(), note))
+    }))
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use vmove_node::store::VmStore;
 
 use super::App;
 
-pub use act::{OfNode, begin_migration};
+pub use act::{OfNode, begin_group, begin_migration};
 pub use migrations::{follow, wanted};
 
 /// How often VMs are looked for whose monitor nobody holds: those of an earlier daemon, and those that a migration has brought.

@@ -3,6 +3,7 @@
 mod devices;
 mod fabric;
 mod forks;
+mod groups;
 mod hooks;
 mod migrations;
 mod node;
@@ -48,6 +49,9 @@ pub fn control(app: Arc<App>) -> Router {
         .route("/v1/templates/{name}/load", post(forks::load))
         .route("/v1/hooks", get(hooks::list))
         .route("/v1/hooks/{name}/test", post(hooks::test))
+        .route("/v1/groups", get(groups::list).post(groups::start))
+        .route("/v1/groups/{id}", get(groups::show).delete(groups::cancel))
+        .route("/v1/groups/{id}/events", get(groups::events))
         .route("/v1/migrations", get(migrations::list).post(migrations::start))
         .route("/v1/migrations/{id}", get(migrations::show).delete(migrations::cancel))
         .route("/v1/migrations/{id}/recover", post(migrations::recover))
@@ -67,6 +71,9 @@ pub fn public(app: Arc<App>) -> Router {
         .route("/v1/node", get(node::node))
         .route("/v1/vms", get(vms::list))
         .route("/v1/migrations", get(migrations::list))
+        .route("/v1/groups", get(groups::list))
+        .route("/v1/groups/{id}", get(groups::show))
+        .route("/v1/groups/{id}/events", get(groups::events))
         .route("/v1/migrations/{id}", get(migrations::show))
         .route("/v1/migrations/{id}/events", get(migrations::events))
         .fallback(read_only)

@@ -4,14 +4,14 @@ use axum::response::Response;
 use utoipa::OpenApi;
 
 use vmove_types::problem::{Code, Problem};
-use vmove_types::{check, fork_report, migration, progress, report, spec, vm};
+use vmove_types::{check, fork_report, group, migration, progress, report, spec, vm};
 
 /// Gathers what the handlers say of themselves.
 #[derive(Debug, OpenApi)]
 #[openapi(
     info(
         title = "vmoved",
-        description = "Control interface of vmoved, on its Unix socket. The questions `/v1/node`, `/v1/vms`, `/v1/migrations` \
+        description = "Control interface of vmoved, on its Unix socket. The questions `/v1/node`, `/v1/vms`, `/v1/migrations`, `/v1/groups` \
                        and what is below the latter are answered on the peer port, too. Refusals are `application/problem+json` \
                        with a `Problem`.",
         license(name = "MIT OR Apache-2.0")
@@ -45,6 +45,11 @@ use vmove_types::{check, fork_report, migration, progress, report, spec, vm};
         super::hooks::list,
         super::hooks::test,
         super::fabric::check,
+        super::groups::list,
+        super::groups::start,
+        super::groups::show,
+        super::groups::cancel,
+        super::groups::events,
         super::migrations::list,
         super::migrations::start,
         super::migrations::show,
@@ -56,9 +61,9 @@ use vmove_types::{check, fork_report, migration, progress, report, spec, vm};
     components(schemas(
         Problem, Code, migration::Taken, vm::Stopped,
         fork_report::ForkReport, fork_report::ForkProgress,
-        progress::Progress, progress::Outcome, report::Report, check::Blocker, check::CheckReport, spec::MigrationSpec,
+        group::GroupProgress, group::GroupReport, progress::Progress, progress::Outcome, report::Report, check::Blocker, check::CheckReport, spec::MigrationSpec,
     )),
-    tags((name = "node"), (name = "vms"), (name = "forks"), (name = "hooks"), (name = "migrations"))
+    tags((name = "node"), (name = "vms"), (name = "forks"), (name = "hooks"), (name = "migrations"), (name = "groups"))
 )]
 struct Api;
 

@@ -1,0 +1,308 @@
+//! `migrate` of several VMs, and `status` and `cancel` of a group.
+
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use indicatif::{MultiProgress, ProgressDrawTarget};
+use serde_json::{Value, json};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::Instant;
+
+use vmove_client::{Client, Stream};
+use vmove_types::group::{GroupOutcome, GroupProgress, GroupReport, GroupRequest};
+use vmove_types::migration::MigrateRequest;
+use vmove_types::problem::{Code, Exit};
+use vmove_types::progress::Outcome;
+use vmove_types::units::format_ms;
+
+use super::Ended;
+use super::bar::Bar;
+use super::follow::Interrupt;
+use super::migrations::{final_object, note_missing, state};
+use crate::failure::Failure;
+use crate::output::{End, fields, note, say, say_json, table};
+
+/// How long a daemon that went away is waited for: a restart takes up the group where it stood.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
+const RETRY_INTERVAL: Duration = Duration::from_millis(300);
+
+/// Moves several VMs at one barrier.
+pub async fn migrate(
+    client: &Client,
+    members: Vec<MigrateRequest>,
+    detach: bool,
+    json: bool,
+) -> Result<Ended, End> {
+    let taken = client.migrate_group(&GroupRequest { members }).await?;
+    taken.notes.iter().for_each(|first| note(&format!("vmove: {first}")));
+    if !detach {
+        return finish(client, &taken.id, Interrupt::Cancels, json).await;
+    }
+    if json {
+        say_json(&taken)?;
+    } else {
+        say(&format!("Group {0} is at work; follow it by: vmove status {0} --follow", taken.id))?;
+    }
+    Ok(Ended::With(Exit::Done))
+}
+
+/// Shows a group, or follows it to its end.
+pub async fn status(client: &Client, id: &str, follow: bool, json: bool) -> Result<Ended, End> {
+    if follow {
+        return finish(client, id, Interrupt::Leaves, json).await;
+    }
+    let group = client.group(id).await?;
+    if json {
+        say_json(&group)?;
+    } else {
+        say(&describe(&group))?;
+    }
+    Ok(Ended::With(Exit::Done))
+}
+
+/// Calls a group off.
+pub async fn cancel(client: &Client, id: &str, json: bool) -> Result<Exit, End> {
+    let taken = client.cancel_group(id).await?;
+    if json {
+        say_json(&taken)?;
+    } else {
+        say(&format!("Group {0} is being called off; see: vmove status {0}", taken.id))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Waits for the end and says how it was.
+async fn finish(client: &Client, id: &str, interrupt: Interrupt, json: bool) -> Result<Ended, End> {
+    let Some(group) = follow(client, id, interrupt).await? else {
+        if json {
+            say_json(&json!({ "id": id, "error": "interrupted; the group goes on" }))?;
+        }
+        return Ok(Ended::LeftRunning);
+    };
+    let exit = group.exit();
+    if json {
+        say_json(&object(&group, exit))?;
+    } else if exit == Exit::Done {
+        say(&describe(&group))?;
+    } else {
+        note(&format!("vmove: {}", describe(&group)));
+    }
+    group.members.iter().for_each(note_missing);
+    Ok(Ended::With(exit))
+}
+
+/// The one object that ends `migrate --json` of several VMs.
+fn object(group: &GroupProgress, exit: Exit) -> Value {
+    let members: Vec<Value> =
+        group.members.iter().map(|member| final_object(member, Exit::of_progress(member))).collect();
+    json!({ "id": group.id, "group": group.outcome, "members": members, "exit_code": exit.code() })
+}
+
+/// One bar for each member, above each other. Only on a terminal.
+struct Bars {
+    all: Option<MultiProgress>,
+    of: Vec<Bar>,
+}
+
+impl Bars {
+    fn new() -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        let all = terminal.then(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(10)));
+        Self { all, of: Vec::new() }
+    }
+
+    fn update(&mut self, group: &GroupProgress) {
+        let Some(all) = &self.all else { return };
+        while self.of.len() < group.members.len() {
+            self.of.push(Bar::within(all));
+        }
+        for (bar, member) in self.of.iter().zip(&group.members) {
+            let waits = match group.gate {
+                Some(gate) if !group.waiting_for.contains(&member.vm) => {
+                    format!(", {}: waits for {}", gate.as_str(), group.waiting_for.join(", "))
+                }
+                _ => String::new(),
+            };
+            bar.update_named(&member.vm, member, &waits);
+        }
+    }
+
+    fn note(&self, text: &str) {
+        match &self.all {
+            Some(all) => all.suspend(|| note(text)),
+            None => note(text),
+        }
+    }
+
+    fn clear(&self) {
+        self.of.iter().for_each(Bar::clear);
+    }
+}
+
+/// Follows a group to its end; nothing if the operator does not want to wait.
+async fn follow(client: &Client, id: &str, interrupt: Interrupt) -> Result<Option<GroupProgress>, End> {
+    let mut bars = Bars::new();
+    let ended = watch(client, id, interrupt, &mut bars).await;
+    bars.clear();
+    ended
+}
+
+async fn watch(
+    client: &Client,
+    id: &str,
+    interrupt: Interrupt,
+    bars: &mut Bars,
+) -> Result<Option<GroupProgress>, End> {
+    let mut snapshots = client.follow_group(id).await?;
+    let mut presses = signal(SignalKind::interrupt())?;
+    let mut asked = false;
+    loop {
+        tokio::select! {
+            next = snapshots.next() => match next {
+                Ok(Some(group)) if group.outcome.is_end() => return Ok(Some(group)),
+                Ok(Some(group)) => bars.update(&group),
+                Ok(None) | Err(_) => {
+                    bars.note("vmove: lost the daemon, waiting for it to return; the group is not lost");
+                    snapshots = reconnect(client, id, &mut presses).await?;
+                }
+            },
+            _ = presses.recv() => {
+                if asked || interrupt == Interrupt::Leaves {
+                    bars.note(&format!("vmove: group {id} goes on; follow it by: vmove status {id} --follow"));
+                    return Ok(None);
+                }
+                asked = true;
+                bars.note("vmove: cancelling; press Ctrl-C again to leave the group running");
+                if let Err(error) = client.cancel_group(id).await {
+                    bars.note(&format!("vmove: {}", Failure::from(error).message));
+                }
+            }
+        }
+    }
+}
+
+async fn reconnect(
+    client: &Client,
+    id: &str,
+    presses: &mut Signal,
+) -> Result<Stream<GroupProgress>, Failure> {
+    let mut until = Instant::now() + RESTART_TIMEOUT;
+    loop {
+        match client.follow_group(id).await {
+            Ok(snapshots) => return Ok(snapshots),
+            // It is back, and says no.
+            Err(error) if !error.is_unreachable() => return Err(error.into()),
+            Err(error) if Instant::now() >= until => {
+                let message = Failure::from(error).message;
+                let message = format!("{message}. Once it is back: vmove status {id} --follow");
+                return Err(Failure::new(Code::DaemonUnreachable, message));
+            }
+            Err(_) => {
+                tokio::select! {
+                    () = tokio::time::sleep(RETRY_INTERVAL) => {}
+                    _ = presses.recv() => until = Instant::now(),
+                }
+            }
+        }
+    }
+}
+
+/// All of a group, for people.
+fn describe(group: &GroupProgress) -> String {
+    let rows: Vec<Vec<String>> = group
+        .members
+        .iter()
+        .map(|member| vec![member.vm.clone(), member.id.clone(), member.peer.clone(), state(member)])
+        .collect();
+    let members = table(&["VM", "MIGRATION", "TO", "STATE"], &rows);
+    let first = match &group.outcome {
+        GroupOutcome::Gathering => gathering(group),
+        GroupOutcome::Decided => {
+            format!("Group {}: decided; every guest goes to its destination", group.id)
+        }
+        GroupOutcome::Done { report } => format!("Group {} has moved\n{}", group.id, figures(report)),
+        GroupOutcome::CalledOff { error, .. } => {
+            format!("Group {}: no guest has moved: {error}", group.id)
+        }
+        GroupOutcome::Incomplete { error } => {
+            format!("Group {} was handed over, and is not whole: {error}", group.id)
+        }
+    };
+    let blockers = group.members.iter().filter_map(|member| match &member.outcome {
+        Outcome::Refused { blockers } => Some((member, blockers)),
+        _ => None,
+    });
+    let blockers = blockers.flat_map(|(member, all)| {
+        all.iter().map(|blocker| format!("\n  {}: {}", member.vm, super::migrations::blocker_line(blocker)))
+    });
+    format!("{first}{}\n{members}", blockers.collect::<String>())
+}
+
+fn gathering(group: &GroupProgress) -> String {
+    match group.gate {
+        Some(gate) => {
+            format!("Group {}: waits at \"{}\" for {}", group.id, gate.as_str(), group.waiting_for.join(", "))
+        }
+        None => format!("Group {}: at work", group.id),
+    }
+}
+
+/// The group's own figures.
+fn figures(report: &GroupReport) -> String {
+    let mut rows = Vec::new();
+    let mut row = |name, ms: Option<f64>| rows.extend(ms.map(|ms| (name, format_ms(ms))));
+    row("time", report.total_ms);
+    row("downtime of all", report.downtime_ms);
+    row("stops within", report.stop_spread_ms);
+    row("resumes within", report.resume_spread_ms);
+    let waits: Vec<String> = report
+        .waits
+        .iter()
+        .filter(|wait| wait.ms >= 0.05)
+        .map(|wait| format!("{} at {} {}", wait.vm, wait.gate.as_str(), format_ms(wait.ms)))
+        .collect();
+    if !waits.is_empty() {
+        rows.push(("waited", waits.join(", ")));
+    }
+    if !report.followed.is_empty() {
+        rows.push(("followed later", report.followed.join(", ")));
+    }
+    fields(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use vmove_types::group::{Gate, GateWait};
+    use vmove_types::progress::{GuestPlace, Progress, Role};
+
+    use super::*;
+
+    fn group(outcome: GroupOutcome) -> GroupProgress {
+        let failed = Outcome::Failed { error: "cut".to_owned(), guest: GuestPlace::Source, cancelled: false };
+        let member = |vm: &str| Progress {
+            outcome: failed.clone(),
+            ..Progress::begun(format!("id-{vm}"), vm, Role::Source, "n2")
+        };
+        let members = vec![member("a"), member("b")];
+        GroupProgress { id: "9".to_owned(), members, gate: None, waiting_for: Vec::new(), outcome }
+    }
+
+    #[test]
+    fn the_reason_and_each_member_are_told() {
+        let error = "b: cut".to_owned();
+        let off = group(GroupOutcome::CalledOff { error, cancelled: false, refused: false });
+        let text = describe(&off);
+        assert!(text.contains("no guest has moved: b: cut") && text.contains("id-a"), "{text}");
+        let object = object(&off, off.exit());
+        assert_eq!((&object["exit_code"], &object["group"]["state"]), (&json!(1), &json!("called-off")));
+        assert_eq!(object["members"][1]["guest"], "source");
+    }
+
+    #[test]
+    fn waits_and_spreads_are_told() {
+        let waits = vec![GateWait { gate: Gate::Loaded, vm: "a".to_owned(), ms: 12.0 }];
+        let report = GroupReport { waits, stop_spread_ms: Some(3.0), ..GroupReport::default() };
+        let text = describe(&group(GroupOutcome::Done { report: Box::new(report) }));
+        assert!(text.contains("a at loaded 12.0 ms") && text.contains("3.0 ms"), "{text}");
+    }
+}
