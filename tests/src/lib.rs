@@ -23,6 +23,7 @@ pub mod disks;
 pub mod failing_writes;
 pub mod fleet;
 pub mod forks;
+pub mod groups;
 pub mod guest;
 pub mod hosts;
 pub mod huge_pages;

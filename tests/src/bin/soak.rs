@@ -13,7 +13,7 @@ use vmove_tests::blows::{self, BEYOND_TIMEOUTS, Plan, Until, deck};
 use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::guest::{Accel, Guest, failures};
 use vmove_tests::sandbox::Sandbox;
-use vmove_tests::{interrupt, payload, places};
+use vmove_tests::{groups, interrupt, payload, places};
 
 const NAME: &str = "soak";
 
@@ -25,7 +25,8 @@ const EXAMPLES: &str = "Examples:
   ./run soak --blows --moves 500 --lanes 4   five hundred, by four pairs of daemons at the same time
   ./run soak --blows --only fetch --only kill --moves 10
                                              only what is killed while pages are fetched
-  ./run soak --blows --minutes 60 --json >soak.json";
+  ./run soak --blows --minutes 60 --json >soak.json
+  ./run soak --groups 20                     two guests at one barrier, twenty times, with a blow each: both there or both back";
 
 /// Moves a guest to and fro: under load, or with blows at random moments.
 #[derive(Debug, Parser)]
@@ -38,7 +39,7 @@ struct Args {
     #[arg(long)]
     blows: bool,
     /// Decides what each step does; default: another one each time
-    #[arg(long, requires = "blows")]
+    #[arg(long)]
     seed: Option<u64>,
     /// Ends with the step that is under way after so many minutes
     #[arg(long = "minutes", value_name = "MINUTES", requires = "blows", conflicts_with_all = ["moves", "step"])]
@@ -61,6 +62,9 @@ struct Args {
     /// Print the report as one JSON object; steps are told on stderr
     #[arg(long, requires = "blows")]
     json: bool,
+    /// Move two small guests at one barrier so many times, and kill a daemon or a QEMU each time
+    #[arg(long, value_name = "TRIES", conflicts_with = "blows")]
+    groups: Option<u64>,
     /// Guest memory in MiB
     #[arg(long, default_value_t = 1024)]
     memory_mib: u32,
@@ -91,6 +95,9 @@ fn main() -> ExitCode {
     if args.blows {
         return strike(&args, &mut sandbox);
     }
+    if let Some(tries) = args.groups {
+        return strike_groups(tries, args.seed.unwrap_or_else(from_the_clock));
+    }
     let mut moves = 0;
     let result = soak(&args, &sandbox, &mut moves);
     match result {
@@ -107,11 +114,25 @@ fn main() -> ExitCode {
     }
 }
 
+fn from_the_clock() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |now| u64::from(now.subsec_nanos()))
+}
+
+fn strike_groups(tries: u64, seed: u64) -> ExitCode {
+    println!("seed {seed}");
+    match payload::ready(Accel::Tcg)
+        .and_then(|()| groups::tries(Accel::Tcg, seed, tries, |line| println!("{line}")))
+    {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("soak: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 fn strike(args: &Args, sandbox: &mut Sandbox) -> ExitCode {
-    let from_the_clock = || {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        now.map_or(0, |now| u64::from(now.subsec_nanos()))
-    };
     let plan = Plan {
         seed: args.seed.unwrap_or_else(from_the_clock),
         first: args.step.unwrap_or(0),

@@ -149,19 +149,23 @@ pub fn all() -> Vec<Combination> {
 
 /// Numbers that look random and depend on the seed only.
 #[derive(Debug)]
-struct Dice(u64);
+pub struct Dice(u64);
 
 impl Dice {
-    const fn new(seed: u64, round: u64) -> Self {
+    /// Those of a round.
+    #[must_use]
+    pub const fn new(seed: u64, round: u64) -> Self {
         Self(mix(seed).wrapping_add(mix(round ^ 0x5eed)))
     }
 
-    const fn roll(&mut self, sides: u64) -> u64 {
+    /// A number below `sides`.
+    pub const fn roll(&mut self, sides: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0) % sides
     }
 
-    fn pick<T: Copy>(&mut self, among: &[T]) -> T {
+    /// One of these.
+    pub fn pick<T: Copy>(&mut self, among: &[T]) -> T {
         among[usize::try_from(self.roll(among.len() as u64)).unwrap_or_default()]
     }
 }

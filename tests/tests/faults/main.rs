@@ -6,6 +6,7 @@ mod control_groups;
 mod crashes;
 mod errors;
 mod failing_disk;
+mod groups;
 mod huge_pages;
 mod lost_for_good;
 mod out_of_memory;
