@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::device::OwnState;
 use crate::spec::Mode;
 
 macro_rules! blocker_codes {
@@ -240,6 +241,9 @@ pub struct DeviceWay {
     pub message: String,
     /// How long the guest would be without it. Unit: milliseconds. An estimate, which knows neither the guest nor the network.
     pub outage_ms: Option<u64>,
+    /// Whether it can carry its own state (VFIO migration, version 2), and what that is worth here, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_state: Option<OwnState>,
 }
 
 #[cfg(test)]

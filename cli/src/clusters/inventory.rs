@@ -1,13 +1,26 @@
 //! `vmove inventory`.
 
-use sched_bridge::inventory::{glue2, read};
-use sched_bridge::model::NodeName;
+use std::collections::BTreeMap;
+
+use sched_bridge::inventory::{Part, glue2, read};
+use sched_bridge::model::{Node, NodeName};
+use serde::Serialize;
 
 use super::input::bridge;
 use super::show::word;
 use crate::args::clusters::InventoryArgs;
 use crate::failure::Failure;
 use crate::output::{End, say, say_either, table};
+
+/// A node, and what of it no lease can have.
+#[derive(Serialize)]
+struct Told<'a> {
+    #[serde(flatten)]
+    node: &'a Node,
+    parts: &'a [Part],
+    /// Why, by device.
+    not_leased: BTreeMap<String, String>,
+}
 
 pub async fn run(args: InventoryArgs, json: bool) -> Result<(), End> {
     let name = match args.name {
@@ -32,7 +45,11 @@ pub async fn run(args: InventoryArgs, json: bool) -> Result<(), End> {
     if args.glue2 {
         return say(&glue2(node));
     }
-    say_either(node, json, |node| {
+    let not_leased = node.devices.iter().filter_map(|device| Some((device.address, device.not_leased()?)));
+    let not_leased: BTreeMap<String, String> =
+        not_leased.map(|(address, why)| (address.to_string(), why)).collect();
+    let told = Told { node, parts: &inventory.parts, not_leased };
+    say_either(&told, json, |Told { node, parts, not_leased }| {
         let mut out = format!(
             "{}: {} {}, {} cores on {} NUMA nodes, {}\n",
             node.name,
@@ -45,11 +62,20 @@ pub async fn run(args: InventoryArgs, json: bool) -> Result<(), End> {
         let row = |d: &sched_bridge::model::Device| {
             let numa = d.numa.map_or_else(|| "-".to_owned(), |numa| numa.to_string());
             let driver = d.driver.as_deref().unwrap_or("-").to_owned();
-            vec![d.address.to_string(), word(&d.kind), d.id.to_string(), d.arch.to_string(), numa, driver]
+            let leased = if not_leased.contains_key(&d.address.to_string()) { "no" } else { "yes" };
+            let (kind, id, arch) = (word(&d.kind), d.id.to_string(), d.arch.to_string());
+            vec![d.address.to_string(), kind, id, arch, numa, driver, leased.to_owned()]
         };
         let rows: Vec<Vec<String>> = node.devices.iter().map(row).collect();
         if !rows.is_empty() {
-            out.push_str(&table(&["DEVICE", "KIND", "ID", "ARCH", "NUMA", "DRIVER"], &rows));
+            out.push_str(&table(&["DEVICE", "KIND", "ID", "ARCH", "NUMA", "DRIVER", "LEASED"], &rows));
+        }
+        for (device, why) in not_leased {
+            out.push_str(&format!("no lease has {device}: {why}\n"));
+        }
+        for part in *parts {
+            let of = part.device.map(|device| format!(" of {device}")).unwrap_or_default();
+            out.push_str(&format!("no lease has {} {}{of}: {}\n", part.kind, part.name, part.why));
         }
         for note in &inventory.notes {
             out.push_str(&format!("note: {note}\n"));

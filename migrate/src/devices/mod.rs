@@ -8,12 +8,14 @@
 //! | [`attach`] | plugging a device in, as often as it takes |
 //! | [`detach`] | having the guest let it go |
 //! | [`script`] | programs that are run in the guest before and after |
+//! | [`own_state`] | what devices say that can carry their own state |
 //! | [`arrival`] | which devices a guest gets at the destination; taken before it is touched, given back if it does not come |
 //! | [`way`] | how each device would be moved, or why not |
 
 pub(crate) mod arrival;
 pub(crate) mod attach;
 pub(crate) mod detach;
+pub(crate) mod own_state;
 pub(crate) mod script;
 pub(crate) mod way;
 

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 use super::asking::{ANSWER_TIMEOUT, prepare_message};
 use super::memory::SourceMemory;
-use crate::devices::way;
+use crate::devices::{own_state, way};
 use crate::node::Node;
 use crate::proto::message::{ToDestination, ToSource};
 use vmove_node::peer::{Channel, Hello, LinkKind, PROTOCOL_VERSION, PeerTarget, SessionId, Token};
@@ -54,6 +54,7 @@ async fn look(
     let ways = way::look(vm, &*monitor, &facts, &devices).await.map_err(blocker(BlockerCode::Monitor))?;
     report.blockers.extend(ways.blockers);
     report.devices = ways.ways;
+    own_state::add(node, vm, &mut report.devices).await;
     report.warnings = crate::check::source::warnings(&facts);
     if let Some(private) =
         crate::check::source::private_ram(vmm, vm).map_err(blocker(BlockerCode::RamNotShared))?

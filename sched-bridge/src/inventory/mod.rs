@@ -17,11 +17,13 @@
 mod files;
 mod glue2;
 mod names;
+mod parts;
 mod pci;
 mod rdma;
 
 pub use glue2::glue2;
 pub use names::{arch_name, model_name};
+pub use parts::Part;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -53,6 +55,8 @@ pub struct Inventory {
     pub node: Node,
     /// One note for each thing that is missing or unexpected: the file, what was found, what was expected.
     pub notes: Vec<String>,
+    /// Parts of devices that no lease can be for.
+    pub parts: Vec<Part>,
 }
 
 /// Reads the node whose `/sys` and `/proc` are below a root folder (`/` for this machine).
@@ -83,7 +87,8 @@ pub fn read(root: &Path, name: NodeName) -> Result<Inventory, InventoryError> {
         traits: BTreeSet::new(),
         labels: BTreeMap::new(),
     };
-    Ok(Inventory { node, notes: files.into_notes() })
+    let parts = parts::read(&files);
+    Ok(Inventory { node, notes: files.into_notes(), parts })
 }
 
 fn cpu(files: &mut Files) -> Cpu {

@@ -164,9 +164,19 @@ impl Device {
         self.ports.first().map(|port| port.link_layer)
     }
 
+    /// Why no lease can have it; nothing if one can.
+    #[must_use]
+    pub fn not_leased(&self) -> Option<String> {
+        if let Some(why) = self.kind.never_leased() {
+            return Some(why.to_owned());
+        }
+        (self.vfs_enabled > 0)
+            .then(|| format!("it has {} virtual functions, which are leased in its place", self.vfs_enabled))
+    }
+
     /// Whether a lease can have it: not a physical function with virtual functions enabled, and of a kind that requests name.
     #[must_use]
     pub fn is_grantable(&self) -> bool {
-        self.vfs_enabled == 0 && self.kind.never_leased().is_none()
+        self.not_leased().is_none()
     }
 }
