@@ -229,7 +229,7 @@ impl Pair {
         let mut command = self.here().vmove_in_background(&[&words[..], &options].concat())?;
         self.wait_for(planned.moment, &before, &mut command)?;
         let killed = self.kill(planned, &at_home)?;
-        for node in &mut self.nodes {
+        for node in self.nodes.iter_mut().filter(|node| node.pid().is_none()) {
             node.run()?;
         }
         let ended = self.wait_for_end(&mut command, killed);

@@ -32,11 +32,11 @@ impl Engine {
         let members: Vec<Progress> = record
             .members
             .iter()
-            .map(|member| {
-                self.session_now(member.last_session()).unwrap_or_else(|| {
-                    let id = member.last_session().to_string();
-                    Progress::begun(id, &member.vm, Role::Source, &member.to.name)
-                })
+            .filter_map(|member| {
+                let id = member.last_session();
+                let begun = || Progress::begun(id.to_string(), &member.vm, Role::Source, &member.to.name);
+                // Of a group of the past, a member may be forgotten.
+                self.session_now(id).or_else(|| (!record.over).then(begun))
             })
             .collect();
         let (gate, waiting_for) = match &handle.barrier {
