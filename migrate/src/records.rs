@@ -4,11 +4,11 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+pub use vmove_node::guest_devices::{Asked, Detached};
 use vmove_node::peer::{PeerTarget, SessionId, Token};
 use vmove_node::record::VmRecord;
 use vmove_types::report::Report;
 use vmove_types::spec::{MigrationSpec, Mode};
-use vmove_types::time::Mono;
 
 use crate::ownership::{DestinationState, SourceState};
 use crate::proto::message::{Complete, Prepare};
@@ -55,28 +55,6 @@ pub struct SourceRecord {
     pub group: Option<SessionId>,
     /// What the report is to say of the time before.
     pub report: Report,
-}
-
-/// What a guest was asked to do about its devices.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Detached {
-    /// A script was run in it, or was about to be: another one is to be run when it has its devices again.
-    pub quiesced: bool,
-    /// Devices that it was asked for.
-    pub asked: Vec<Asked>,
-}
-
-/// A device that a guest was asked for.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Asked {
-    /// What it is to the guest.
-    pub role: String,
-    /// When.
-    pub asked_at: Mono,
-    /// When it was away.
-    pub gone_at: Option<Mono>,
-    /// The guest has said no.
-    pub refused: bool,
 }
 
 impl SourceRecord {

@@ -7,6 +7,7 @@
 //! | [`migrations`] | what others must know of migrations: which one holds a VM, where guests went |
 //! | [`journal`], [`files`] | lines and files that survive a killed daemon |
 //! | [`devices`] | devices of the node that its VMs own |
+//! | [`guest_devices`] | devices that guests let go and get |
 //! | [`disk`] | what is below them |
 //! | [`layout`] | where a VM's files are |
 //! | [`monitors`] | one QMP connection for each QEMU |
@@ -39,6 +40,7 @@ pub mod control_groups;
 pub mod devices;
 pub mod disk;
 pub mod files;
+pub mod guest_devices;
 pub mod journal;
 pub mod latency;
 pub mod layout;

@@ -5,6 +5,7 @@ use vmove_qmp::inspect::{BlockerKind, DeviceKind, VmFacts};
 
 use crate::proto::message::Disk;
 use crate::vmm::Vmm;
+use vmove_node::guest_devices::fit::leaves_with;
 use vmove_node::record::VmRecord;
 use vmove_types::check::{Blocker, BlockerCode};
 use vmove_types::device::VmDevice;
@@ -13,13 +14,10 @@ use vmove_types::spec::Mode;
 /// Blockers that do not depend on where the guest goes. Disks are judged by the destination, which sees them or not.
 /// `owned`: devices that the guest lets go before.
 pub(crate) fn blockers(facts: &VmFacts, owned: &[VmDevice]) -> Vec<Blocker> {
-    let leaves = |b: &vmove_qmp::inspect::Blocker| match b.kind {
-        BlockerKind::OutsideWriter => owned.iter().any(|device| device.id == b.subject),
-        // QEMU's own words about devices that cannot carry their state.
-        BlockerKind::Qemu => !owned.is_empty() && b.message.to_ascii_lowercase().contains("vfio"),
-        _ => false,
-    };
-    let fatal = facts.blockers().into_iter().filter(|b| b.fatal && b.kind != BlockerKind::Disk && !leaves(b));
+    let fatal = facts
+        .blockers()
+        .into_iter()
+        .filter(|b| b.fatal && b.kind != BlockerKind::Disk && !leaves_with(b, owned));
     let mut found: Vec<Blocker> = fatal
         .map(|b| {
             let device = facts.devices.iter().find(|d| d.id == b.subject).map(|d| d.kind);

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use vmove_node::devices::{Devices, DevicesError};
+use vmove_node::guest_devices::fit::{is_like, why_not_in_place};
 use vmove_node::record::VmRecord;
 use vmove_types::check::{Blocker, BlockerCode};
 use vmove_types::device::{DeviceChoice, DeviceRequest, Identity, NodeDevice, NodeDeviceList, VmDevice};
@@ -92,32 +93,7 @@ fn judge(
         );
         return Some(blocker(role, message));
     };
-    let address = choice.address;
-    let Some(device) = list.devices.iter().find(|device| device.address == address) else {
-        let message = format!(
-            "{node} has no device {address}, which was named for {role}: `vmove devices` there lists all"
-        );
-        return Some(blocker(role, message));
-    };
-    if let Some(why) = &device.refused {
-        return Some(blocker(
-            role,
-            format!("Device {address} of {node}, named for {role}, cannot be given: {why}"),
-        ));
-    }
-    (!is_like(device, &owned.model)).then(|| {
-        let message = format!(
-            "Device {address} of {node}, named for {role}, is of model {}, the guest's is {}: the guest's driver would not know it; name one \
-             of the same model",
-            device.model, owned.model
-        );
-        blocker(role, message)
-    })
-}
-
-/// Whether it can take the place of one of this model, as far as that is known.
-fn is_like(device: &NodeDevice, model: &str) -> bool {
-    model.is_empty() || device.model == model
+    why_not_in_place(node, role, choice.address, &owned.model, list).map(|why| blocker(role, why))
 }
 
 /// Takes all of them for the guest, or none.

@@ -1,29 +1,12 @@
 //! A guest gets a device that the node holds for it.
 
-use std::time::Duration;
-
-use tokio::time::{Instant, sleep};
-use vmove_qmp::hotplug::{HotplugError, PlugRefusal, properties};
+use vmove_node::guest_devices::DeviceMonitor;
+use vmove_node::guest_devices::attach::{self, Attached};
+use vmove_node::record::VmRecord;
+use vmove_qmp::hotplug::HotplugError;
 use vmove_types::device::VmDevice;
 
-use crate::vmm::{DeviceMonitor, Vmm};
-use vmove_node::record::VmRecord;
-
-/// A QEMU that has let a device go frees it a little later.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between attempts.
-const BUSY_INTERVAL: Duration = Duration::from_millis(100);
-/// `device_add` pins all guest memory.
-const PLUG_TIMEOUT: Duration = Duration::from_secs(60);
-/// And for each GiB of that.
-const PLUG_TIMEOUT_PER_GIB: Duration = Duration::from_secs(2);
-
-/// A device that is plugged in.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Attached {
-    /// The port: another one than before, if somebody had put something else there.
-    pub bus: String,
-}
+use crate::vmm::Vmm;
 
 /// Plugs a device in that this node holds for the guest. If it is there already, this does nothing.
 pub(crate) async fn attach(
@@ -32,40 +15,5 @@ pub(crate) async fn attach(
     monitor: &dyn DeviceMonitor,
     device: &VmDevice,
 ) -> Result<Attached, HotplugError> {
-    let memory: u64 = vm.ram.iter().map(|ram| ram.size).sum();
-    if let Err(error) = vmm.let_lock_memory(vm, memory) {
-        // If the limit is too low, QEMU says so.
-        tracing::warn!(vm = vm.name, %error, "QEMU's limit of locked memory was not raised");
-    }
-    let limit = PLUG_TIMEOUT + PLUG_TIMEOUT_PER_GIB * u32::try_from(memory >> 30).unwrap_or(u32::MAX >> 8);
-    let until = Instant::now() + BUSY_TIMEOUT;
-    let mut bus = device.bus.clone();
-    loop {
-        if let Some(seat) = monitor.seat(&device.id).await? {
-            return Ok(Attached { bus: seat.bus });
-        }
-        let seated = VmDevice { bus: bus.clone(), ..device.clone() };
-        let error = match monitor.plug(&properties(&seated), limit).await {
-            Ok(_) => return Ok(Attached { bus }),
-            Err(error) => error,
-        };
-        match &error {
-            HotplugError::NotPlugged { refusal: PlugRefusal::GroupBusy, .. } if Instant::now() < until => {
-                sleep(BUSY_INTERVAL).await;
-            }
-            HotplugError::NotPlugged { refusal: PlugRefusal::PortTaken, .. } if bus == device.bus => {
-                let ports = monitor.ports().await?;
-                let free = ports.into_iter().find(|port| port.hotplug && !port.taken);
-                bus = free.ok_or(error)?.id;
-            }
-            // QEMU may have taken it all the same.
-            HotplugError::Qmp(_) => {
-                return match monitor.seat(&device.id).await {
-                    Ok(Some(seat)) => Ok(Attached { bus: seat.bus }),
-                    _ => Err(error),
-                };
-            }
-            _ => return Err(error),
-        }
-    }
+    attach::attach(vm, monitor, device, &|bytes| vmm.let_lock_memory(vm, bytes)).await
 }

@@ -1,11 +1,11 @@
 //! How each device of a guest would be moved, as far as the source can tell.
 
+use vmove_node::guest_devices::fit::{Owned, owned, why_not_leave};
 use vmove_node::record::VmRecord;
-use vmove_qmp::hotplug::{HotplugError, Seat};
+use vmove_qmp::hotplug::HotplugError;
 use vmove_qmp::inspect::VmFacts;
 use vmove_types::check::{Blocker, BlockerCode, DeviceWay};
 use vmove_types::device::{DeviceChoice, VmDevice};
-use vmove_types::problem::chain;
 
 use super::FAILOVER_PAIR;
 use crate::node::Node;
@@ -37,7 +37,7 @@ pub(crate) async fn look(
     for device in &vm.devices {
         let seat = monitor.seat(&device.id).await?;
         let role = &device.request.role;
-        let blocker = why_not(device, seat.as_ref(), &facts.status)
+        let blocker = why_not_leave(device, seat.as_ref(), &facts.status)
             .map(|message| Blocker::new(BlockerCode::Device, message).about(role));
         let choice = choices.iter().find(|choice| choice.0.role == *role);
         let mut way = DeviceWay {
@@ -51,21 +51,6 @@ pub(crate) async fn look(
         found.blockers.extend(blocker);
     }
     Ok(found)
-}
-
-fn why_not(device: &VmDevice, seat: Option<&Seat>, status: &str) -> Option<String> {
-    let (seat, role) = (seat?, &device.request.role);
-    // Root ports are named by the operator, or by us; this is the name of the root complex itself.
-    if !seat.hotpluggable || seat.bus.starts_with("pcie.") {
-        return Some(format!(
-            "Device {role} sits on {}, from where it cannot leave while the guest runs: start the guest with it on a port with hot plug \
-             (`vmove run --device` does that)",
-            seat.bus
-        ));
-    }
-    (status != "running").then(|| {
-        format!("Device {role} cannot leave: the guest is {status}, and only one that runs can let a device go; resume it first")
-    })
 }
 
 fn describe(way: &mut DeviceWay, device: &VmDevice, blocker: Option<&Blocker>, plugged: bool, memory: u64) {
@@ -93,24 +78,13 @@ fn describe(way: &mut DeviceWay, device: &VmDevice, blocker: Option<&Blocker>, p
 }
 
 /// What a destination is told of a guest's devices.
-pub(crate) async fn owned(node: &Node, vm: &VmRecord) -> Vec<OwnedDevice> {
-    if vm.devices.is_empty() {
-        return Vec::new();
-    }
-    let list = node.config.devices.list().await;
-    let list =
-        list.inspect_err(|error| tracing::warn!(error = chain(error), "models of devices are not known"));
-    let list = list.unwrap_or_default();
-    let model = |device: &VmDevice| {
-        let here = list.devices.iter().find(|here| here.address == device.request.address);
-        here.map(|here| here.model.clone()).unwrap_or_default()
+pub(crate) async fn owned_devices(node: &Node, vm: &VmRecord) -> Vec<OwnedDevice> {
+    let describe = |Owned { device, model }: Owned| OwnedDevice {
+        device: DeviceChoice(device.request),
+        id: device.id,
+        bus: device.bus,
+        properties: device.properties.into_iter().collect(),
+        model,
     };
-    let owned = |device: &VmDevice| OwnedDevice {
-        device: DeviceChoice(device.request.clone()),
-        id: device.id.clone(),
-        bus: device.bus.clone(),
-        properties: device.properties.clone().into_iter().collect(),
-        model: model(device),
-    };
-    vm.devices.iter().map(owned).collect()
+    owned(&*node.config.devices, vm).await.into_iter().map(describe).collect()
 }

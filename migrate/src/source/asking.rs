@@ -124,7 +124,7 @@ impl Asking {
     pub(super) async fn ask(&mut self, session: &mut Session) -> Result<Room, Stop> {
         // Registered with the fabric once that is agreed on; what is asked here is the layout.
         let blocks = layout(session.vm())?;
-        let devices = way::owned(&session.node, session.vm()).await;
+        let devices = way::owned_devices(&session.node, session.vm()).await;
         let record = session.journal.record();
         let prepare = prepare_message(
             &session.node,

@@ -75,7 +75,7 @@ async fn look(
     let stream = node.config.dialer.stream(to, &hello).await.map_err(blocker(BlockerCode::Unreachable))?;
     let mut channel: Channel<ToSource> = Channel::new(stream);
     let spec = MigrationSpec { devices, ..MigrationSpec::default() };
-    let owned = way::owned(node, vm).await;
+    let owned = way::owned_devices(node, vm).await;
     let prepare = prepare_message(node, vm, &spec, &facts, (infos, owned), Token::random(), true);
     let asked = channel.send(&ToDestination::Prepare(Box::new(prepare))).await;
     asked.map_err(blocker(BlockerCode::Unreachable))?;

@@ -2,22 +2,17 @@
 
 use std::time::Duration;
 
-use vmove_node::record::VmRecord;
-use vmove_qmp::hotplug::HotplugError;
-use vmove_types::device::VmDevice;
+use vmove_node::guest_devices::attach::attach_again;
 use vmove_types::problem::chain;
 use vmove_types::progress::MissingDevice;
 use vmove_types::report::DeviceTimes;
 use vmove_types::time::ms;
 
 use super::session::Session;
-use crate::devices::attach::attach;
-use crate::devices::detach::has_left;
 use crate::devices::{missing, of_role, script};
 use crate::node::Node;
 use crate::proto::message::Complete;
-use crate::records::{Asked, Detached, SourceRecord};
-use crate::vmm::DeviceMonitor;
+use crate::records::{Detached, SourceRecord};
 
 /// Gives the guest, which stays here, back what it was asked for. What it lacks then is told.
 pub(super) async fn bring_back(session: &mut Session) -> Vec<MissingDevice> {
@@ -45,9 +40,9 @@ pub(super) async fn bring_back_of(node: &Node, record: &SourceRecord) -> Vec<Mis
     let mut all = Vec::new();
     for asked in asked {
         let Some(device) = of_role(vm, &asked.role) else { continue };
-        let back = back_in(node, vm, &*monitor, device, asked).await;
-        match back {
-            Ok(()) => tracing::info!(role = asked.role, "the guest has its device"),
+        let let_lock_memory = |bytes| node.config.vmm.let_lock_memory(vm, bytes);
+        match attach_again(vm, &*monitor, device, asked, &let_lock_memory).await {
+            Ok(_) => tracing::info!(role = asked.role, "the guest has its device"),
             Err(error) => all.push(lacks(&asked.role, chain(&error))),
         }
     }
@@ -58,20 +53,6 @@ pub(super) async fn bring_back_of(node: &Node, record: &SourceRecord) -> Vec<Mis
         }
     }
     all
-}
-
-async fn back_in(
-    node: &Node,
-    vm: &VmRecord,
-    monitor: &dyn DeviceMonitor,
-    device: &VmDevice,
-    asked: &Asked,
-) -> Result<(), HotplugError> {
-    // What the guest was asked stands: it may be at it.
-    if asked.gone_at.is_none() && !asked.refused && !has_left(monitor, device).await? {
-        return Ok(());
-    }
-    attach(&*node.config.vmm, vm, monitor, device).await.map(drop)
 }
 
 /// What the destination says of them, for the report.

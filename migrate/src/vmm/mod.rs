@@ -3,7 +3,6 @@
 //! [`Qemu`] does it for real. The drivers in `source` and `destination`, and what they write down, know only these traits: `tests/sim` runs
 //! them against QEMUs that are played, on a network and on disks that fail.
 
-mod plug;
 mod qemu;
 
 use std::ffi::OsString;
@@ -23,8 +22,8 @@ use vmove_qmp::switchover::SwitchoverError;
 use vmove_types::Backing;
 use vmove_types::time::Mono;
 
-pub use plug::{DeviceMonitor, InGuestError, Ran};
 pub use qemu::Qemu;
+pub use vmove_node::guest_devices::{DeviceMonitor, InGuestError, Ran};
 
 /// The QEMUs of a node.
 #[async_trait]

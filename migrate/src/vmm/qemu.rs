@@ -7,15 +7,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokio::task::AbortHandle;
 use vmove_memory::{
     ByteLen, DirtyTracker, FaultContext, HoleWatch, Keep, MemoryDir, MemoryError, PageRun, Precision,
     Process, QemuMapping, RamFile, UffdFeatures, create_uffd, discard_in_qemu, find_mappings,
     is_shared_whole, reopen_uffd, touched_in_qemu,
 };
+use vmove_qmp::agent::ExecRequest;
 use vmove_qmp::cmdline::with_devices;
 use vmove_qmp::confine::{Confinement, allow_locked_memory};
+use vmove_qmp::hotplug::{HotplugError, Port, Seat, UnplugLimits};
 use vmove_qmp::inspect::{HostQemu, InspectHostError, VmFacts, find_program};
 use vmove_qmp::process::{ProcessError, QemuProcess, log_in};
 use vmove_qmp::switchover::{
@@ -28,8 +30,8 @@ use vmove_types::problem::chain;
 use vmove_types::time::Mono;
 
 use super::{
-    ArrivingMonitor, Attached, FaultsError, GuestWrites, Halt, Leaving, LeavingMonitor, MappedFile, NotReady,
-    QemuHandle, TakenFaults, Vmm, WriteTracker,
+    ArrivingMonitor, Attached, DeviceMonitor, FaultsError, GuestWrites, Halt, InGuestError, Leaving,
+    LeavingMonitor, MappedFile, NotReady, QemuHandle, Ran, TakenFaults, Vmm, WriteTracker,
 };
 use vmove_node::control_groups::ControlGroups;
 use vmove_node::monitors::Monitors;
@@ -264,7 +266,7 @@ impl QemuHandle for Started {
 
 /// A QMP connection.
 #[derive(Debug)]
-pub(super) struct Monitor {
+struct Monitor {
     client: Client,
     /// Of a QEMU that this process started: by it the device state is loaded, and the guest's new place announced.
     destination: Option<Incoming>,
@@ -278,13 +280,36 @@ struct Incoming {
 }
 
 impl Monitor {
-    pub(super) const fn client(&self) -> &Client {
-        &self.client
-    }
-
     async fn status(&self, deadline: Duration) -> Result<String, QmpError> {
         let status = self.client.execute_raw("query-status", Value::Null, deadline).await?;
         Ok(status.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
+    }
+}
+
+#[async_trait]
+impl DeviceMonitor for Monitor {
+    async fn seat(&self, id: &str) -> Result<Option<Seat>, HotplugError> {
+        self.client.seat(id).await
+    }
+
+    async fn ports(&self) -> Result<Vec<Port>, HotplugError> {
+        self.client.ports().await
+    }
+
+    async fn unplug(&self, id: &str, limits: UnplugLimits) -> Result<Duration, HotplugError> {
+        self.client.unplug(id, limits).await
+    }
+
+    async fn plug(
+        &self,
+        properties: &Map<String, Value>,
+        deadline: Duration,
+    ) -> Result<Duration, HotplugError> {
+        self.client.plug(properties, deadline).await
+    }
+
+    async fn run_in_guest(&self, request: &ExecRequest) -> Result<Ran, InGuestError> {
+        self.client.run_in_guest(request).await
     }
 }
 

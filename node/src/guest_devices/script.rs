@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use vmove_qmp::agent::{ExecRequest, Finish};
 
-use crate::vmm::{DeviceMonitor, InGuestError};
+use super::{DeviceMonitor, InGuestError};
 
 /// Bytes of a script's output that are looked at.
 const OUTPUT: usize = 4 << 10;
@@ -14,21 +14,41 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// Why a script did not end as it should.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ScriptError {
+#[non_exhaustive]
+pub enum ScriptError {
+    /// The guest's agent did not run it.
     #[error("{script:?} could not be run in the guest")]
-    NotRun { script: String, source: InGuestError },
+    NotRun {
+        /// The script.
+        script: String,
+        /// Why.
+        source: InGuestError,
+    },
+    /// It took too long, and may go on.
     #[error("{script:?} did not end in the guest within {limit:?}")]
-    Hangs { script: String, limit: Duration },
+    Hangs {
+        /// The script.
+        script: String,
+        /// The time that it had.
+        limit: Duration,
+    },
+    /// It did not end with 0.
     #[error("{script:?} ended in the guest with {how}: {said}")]
-    Failed { script: String, how: String, said: String },
+    Failed {
+        /// The script.
+        script: String,
+        /// Its status, or the signal.
+        how: String,
+        /// The end of what it said.
+        said: String,
+    },
 }
 
 /// Runs a script in the guest by `/bin/sh`.
-pub(crate) async fn run(
-    monitor: &dyn DeviceMonitor,
-    script: &str,
-    limit: Duration,
-) -> Result<(), ScriptError> {
+///
+/// # Errors
+/// [`ScriptError`].
+pub async fn run(monitor: &dyn DeviceMonitor, script: &str, limit: Duration) -> Result<(), ScriptError> {
     let request = ExecRequest { time: limit, output: OUTPUT, ..ExecRequest::shell(script) };
     let script = || script.to_owned();
     let ran = timeout(limit + GRACE, monitor.run_in_guest(&request)).await;

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use vmove_node::devices::{Devices, DevicesError};
 use vmove_qmp::hotplug::{HotplugError, UnplugLimits};
 use vmove_types::device::VmDevice;
 
-use crate::vmm::DeviceMonitor;
+use super::DeviceMonitor;
+use crate::devices::{Devices, DevicesError};
 
 /// QEMU closes a device a little after the guest has let it go. Until then it may write guest memory.
 const CLOSED_TIMEOUT: Duration = Duration::from_secs(10);
@@ -18,15 +18,21 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Why a device did not leave.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum DetachError {
+#[non_exhaustive]
+pub enum DetachError {
+    /// The guest, or QEMU.
     #[error(transparent)]
     Unplug(#[from] HotplugError),
+    /// QEMU may still write guest memory by it.
     #[error("The guest has let the device go, but QEMU still has it open")]
     Open(#[source] DevicesError),
 }
 
 /// Asks the guest for a device, and waits until nothing of it can write guest memory any more. Cancel-safe: what was asked stands.
-pub(crate) async fn detach(
+///
+/// # Errors
+/// [`DetachError`].
+pub async fn detach(
     monitor: &dyn DeviceMonitor,
     devices: &dyn Devices,
     vm: &str,
@@ -43,7 +49,10 @@ pub(crate) async fn detach(
 }
 
 /// Waits for a moment whether a device leaves that the guest was asked for. Whether it has left.
-pub(crate) async fn has_left(monitor: &dyn DeviceMonitor, device: &VmDevice) -> Result<bool, HotplugError> {
+///
+/// # Errors
+/// [`HotplugError`].
+pub async fn has_left(monitor: &dyn DeviceMonitor, device: &VmDevice) -> Result<bool, HotplugError> {
     let until = Instant::now() + SETTLED_TIMEOUT;
     loop {
         if monitor.seat(&device.id).await?.is_none() {

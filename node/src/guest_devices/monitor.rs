@@ -1,14 +1,13 @@
-//! What sessions ask of QEMU about devices of the host that its guest owns, and of programs inside the guest.
+//! What is asked of QEMU about devices of the host that its guest owns, and of programs inside the guest.
 
 use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::{Map, Value};
+use vmove_qmp::Client;
 use vmove_qmp::agent::{Agent, AgentError, ExecRequest, Finish, socket_of};
 use vmove_qmp::hotplug::{self, HotplugError, Port, Seat, UnplugLimits};
-
-use super::qemu::Monitor;
 
 /// Small questions.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -79,17 +78,17 @@ pub enum InGuestError {
 }
 
 #[async_trait]
-impl DeviceMonitor for Monitor {
+impl DeviceMonitor for Client {
     async fn seat(&self, id: &str) -> Result<Option<Seat>, HotplugError> {
-        hotplug::find(self.client(), id, QUESTION_TIMEOUT).await
+        hotplug::find(self, id, QUESTION_TIMEOUT).await
     }
 
     async fn ports(&self) -> Result<Vec<Port>, HotplugError> {
-        Ok(hotplug::ports(self.client(), QUESTION_TIMEOUT).await?)
+        Ok(hotplug::ports(self, QUESTION_TIMEOUT).await?)
     }
 
     async fn unplug(&self, id: &str, limits: UnplugLimits) -> Result<Duration, HotplugError> {
-        Ok(hotplug::unplug(self.client(), id, limits).await?.took)
+        Ok(hotplug::unplug(self, id, limits).await?.took)
     }
 
     async fn plug(
@@ -97,11 +96,11 @@ impl DeviceMonitor for Monitor {
         properties: &Map<String, Value>,
         deadline: Duration,
     ) -> Result<Duration, HotplugError> {
-        Ok(hotplug::plug(self.client(), properties, deadline).await?.took)
+        Ok(hotplug::plug(self, properties, deadline).await?.took)
     }
 
     async fn run_in_guest(&self, request: &ExecRequest) -> Result<Ran, InGuestError> {
-        let socket = socket_of(self.client(), QUESTION_TIMEOUT).await?.ok_or(InGuestError::NoPort)?;
+        let socket = socket_of(self, QUESTION_TIMEOUT).await?.ok_or(InGuestError::NoPort)?;
         let mut agent = Agent::connect(&socket, AGENT_TIMEOUT.min(request.time)).await?;
         let ended = agent.execute(request).await?;
         let said = if ended.err.is_empty() { &ended.out } else { &ended.err };
