@@ -4,21 +4,25 @@ use serde::{Deserialize, Serialize};
 use vmove_memory::{
     Keeper, MappingHints, MemoryError, Process, QemuMapping, RamFile, find_mappings, is_shared_whole,
 };
+use vmove_node::guest_devices::fit::leaves_with;
 use vmove_node::record::VmRecord;
 use vmove_qmp::inspect::{BlockerKind, DeviceKind, VmFacts};
 use vmove_qmp::switchover::GUEST_PANICKED;
 use vmove_types::check::{Blocker, BlockerCode};
+use vmove_types::device::VmDevice;
 
 use crate::CloneError;
 
 /// Blockers that QEMU's own account of itself shows. Disks are no blocker by where they are: children are on this host. Those that
-/// can be written are [`disk::look`](fn@crate::disk::look)'s.
+/// can be written are [`disk::look`](fn@crate::disk::look)'s. `owned`: devices that the guest lets go before.
 #[must_use]
-pub fn blockers(facts: &VmFacts) -> Vec<Blocker> {
+pub fn blockers(facts: &VmFacts, owned: &[VmDevice]) -> Vec<Blocker> {
     let of_disks = |kind| matches!(kind, BlockerKind::Disk | BlockerKind::DiskSocket);
     // A guest that has panicked stands still as a paused one does, and a copy of it is what a debugger wants.
     let panicked = |kind: BlockerKind| kind == BlockerKind::RunState && facts.status == GUEST_PANICKED;
-    let fatal = facts.blockers().into_iter().filter(|b| b.fatal && !of_disks(b.kind) && !panicked(b.kind));
+    let waived =
+        |b: &vmove_qmp::inspect::Blocker| of_disks(b.kind) || panicked(b.kind) || leaves_with(b, owned);
+    let fatal = facts.blockers().into_iter().filter(|b| b.fatal && !waived(b));
     let mut found: Vec<Blocker> =
         fatal.map(|b| Blocker::new(code(b.kind), b.message).about(b.subject)).collect();
     for device in facts.devices.iter().filter(|d| d.kind == DeviceKind::Balloon) {

@@ -12,6 +12,7 @@ use vmove_memory::{
     replace_in_qemu, touched_in_qemu,
 };
 use vmove_node::control_groups::ControlGroups;
+use vmove_node::guest_devices::fit::Owned;
 use vmove_node::layout;
 use vmove_node::record::{RamFileRecord, VmRecord};
 use vmove_qmp::access::{self, Denied};
@@ -62,6 +63,8 @@ pub struct Base {
     pub groups: Arc<ControlGroups>,
     /// With which rights their QEMUs run: those of the parent's on its node.
     pub confinement: Confinement,
+    /// Devices of its node that the guest owns.
+    pub devices: Vec<Owned>,
 }
 
 impl Base {
@@ -149,6 +152,13 @@ impl Plan {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.identity.name
+    }
+
+    /// The MAC address of its NIC of this id.
+    #[must_use]
+    pub fn mac_of(&self, id: &str) -> Option<&str> {
+        let nic = self.nics.iter().find(|nic| nic.id.as_deref() == Some(id))?;
+        nic.options.split(',').find_map(|option| option.strip_prefix("mac="))
     }
 
     /// Refuses what its QEMU could not open: files of its command line, and the images of `disks` below its overlays. Takes milliseconds.
@@ -406,7 +416,7 @@ impl Child {
         }
     }
 
-    /// Its record.
+    /// Its record, without devices of the node.
     #[must_use]
     pub fn record(&self) -> VmRecord {
         let ram = |spec: &RamFileSpec| RamFileRecord {

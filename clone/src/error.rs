@@ -8,6 +8,7 @@ use vmove_memory::{KeepFailure, MemoryError};
 use vmove_node::blocking::spawn_blocking;
 use vmove_qmp::QmpError;
 use vmove_qmp::cmdline::CommandLineError;
+use vmove_qmp::hotplug::HotplugError;
 use vmove_qmp::process::ProcessError;
 use vmove_qmp::switchover::SwitchoverError;
 use vmove_types::check::Blocker;
@@ -25,6 +26,9 @@ pub enum CloneError {
     /// Guest memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// A device that is plugged in, or is to be.
+    #[error(transparent)]
+    Hotplug(#[from] HotplugError),
     /// A QEMU's monitor.
     #[error(transparent)]
     Qmp(#[from] QmpError),

@@ -27,6 +27,20 @@ pub struct Demand {
     pub reserved: bool,
     /// Bytes of a template that is not here yet; the parent is elsewhere then.
     pub template_bytes: Option<u64>,
+    /// Guests, children and the parent, that get devices of the node: all of their memory is pinned, and so copied.
+    #[serde(default)]
+    pub pinned: Pinned,
+}
+
+/// Guests whose memory is pinned for devices of the node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pinned {
+    /// Children.
+    pub children: u64,
+    /// The parent, whose memory is private then.
+    pub parent: bool,
+    /// Bytes of the template without memory: reading what is not there for a copy gives it memory.
+    pub hole_bytes: u64,
 }
 
 impl Demand {
@@ -35,7 +49,14 @@ impl Demand {
     pub fn new(count: u64, guest_bytes: u64, written: Option<u64>, hugetlb: bool) -> Self {
         let usual = written.unwrap_or(guest_bytes / WRITTEN_PART).min(guest_bytes);
         let written_bytes = if hugetlb { guest_bytes } else { usual };
-        Self { count, guest_bytes, written_bytes, reserved: hugetlb, template_bytes: None }
+        Self {
+            count,
+            guest_bytes,
+            written_bytes,
+            reserved: hugetlb,
+            template_bytes: None,
+            pinned: Pinned::default(),
+        }
     }
 
     /// The same where the template comes from another host first: `live` bytes of it, or all of it on huge pages.
@@ -44,11 +65,28 @@ impl Demand {
         Self { template_bytes: Some(live), ..self }
     }
 
+    /// The same where so many children get devices of the node, and perhaps the parent its own back.
+    #[must_use]
+    pub const fn with_pinned(self, children: u64, parent: bool, hole_bytes: u64) -> Self {
+        Self { pinned: Pinned { children, parent, hole_bytes }, ..self }
+    }
+
+    /// What pinned guests take beyond what is expected of all. On huge pages that is counted anyway.
+    const fn pinned_bytes(&self) -> u64 {
+        let Pinned { children, parent, hole_bytes } = self.pinned;
+        if self.reserved || (children == 0 && !parent) {
+            return 0;
+        }
+        let more = self.guest_bytes.saturating_sub(self.written_bytes).saturating_mul(children);
+        let parent = if parent { self.guest_bytes } else { 0 };
+        more.saturating_add(parent).saturating_add(hole_bytes)
+    }
+
     /// Bytes of guest memory needed, on huge pages with those of the parent, or of a template that comes here.
     #[must_use]
     pub fn guest_total(&self) -> u64 {
         let holders = self.count + u64::from(self.reserved);
-        self.written_bytes.saturating_mul(holders)
+        self.written_bytes.saturating_mul(holders).saturating_add(self.pinned_bytes())
     }
 
     /// What is to be reserved for it.
@@ -91,8 +129,17 @@ impl Demand {
                 Some(_) if !self.reserved => format!("{} MiB of template + ", mib(template)),
                 _ => String::new(),
             };
+            let pinned = match self.pinned_bytes() {
+                0 => String::new(),
+                bytes => format!(
+                    " + {} MiB more, since {} children{} get devices of the node, for which all guest memory is copied and pinned",
+                    mib(bytes),
+                    self.pinned.children,
+                    if self.pinned.parent { " and the parent" } else { "" }
+                ),
+            };
             return Err(CloneError::NoRoom(format!(
-                "{count} children need {first}{count} x ({} MiB of QEMU + {} MiB that each is expected to write) = {} MiB, found {} \
+                "{count} children need {first}{count} x ({} MiB of QEMU + {} MiB that each is expected to write){pinned} = {} MiB, found {} \
                  available: take fewer children, or say by --expect-written that they write less",
                 mib(QEMU_BYTES),
                 if self.reserved { 0 } else { mib(self.written_bytes) },

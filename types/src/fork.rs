@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::device::ChildDevice;
+use crate::fork_devices::{ParentDevice, Parting};
 use crate::fork_report::ForkProgress;
 
 /// Forks a guest.
@@ -47,6 +49,39 @@ pub struct ForkRequest {
     /// On other nodes, children run only when all memory is there; without it, they run at once, and wait for what they touch.
     #[serde(default)]
     pub whole: bool,
+    /// Devices for children, in place of those of the parent: `[CHILD:]ROLE=ADDRESS[,mac=…]`. `CHILD` counts from 1: the children here first, then
+    /// those of each other node in the order of `nodes`; without it, the first child that lacks the role. A child without one goes on
+    /// without the device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<String>))]
+    pub devices: Vec<ChildDevice>,
+    /// Run in the guest by its agent (`/bin/sh -c`) before it is asked to let its devices go, such as to stop a job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quiesce: Option<String>,
+    /// Run in the guest by its agent (`/bin/sh -c`) when it has its devices again, and in each child when it has its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resume: Option<String>,
+    /// Longest time that each of the two may take. Unit: milliseconds; 1 to 600,000; default 30,000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub script_timeout_ms: Option<u64>,
+    /// Longest time that the guest may take to let a device go. Unit: milliseconds; 1,000 to 600,000; default 20,000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unplug_timeout_ms: Option<u64>,
+}
+
+impl ForkRequest {
+    /// How the guest is asked for its devices.
+    ///
+    /// # Errors
+    /// A time is out of range.
+    pub fn parting(&self) -> Result<Parting, String> {
+        Parting::of(
+            self.quiesce.as_ref(),
+            self.resume.as_ref(),
+            self.script_timeout_ms,
+            self.unplug_timeout_ms,
+        )
+    }
 }
 
 /// How a template goes to other nodes.
@@ -176,6 +211,9 @@ pub struct Promoted {
     pub pause_ms: f64,
     /// All of it, in milliseconds.
     pub total_ms: f64,
+    /// Devices that the guest was without meanwhile.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<ParentDevice>,
     /// Disks that lie over other images: those must stay, and must be where the VM is moved.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<DiskChain>,
@@ -193,7 +231,7 @@ pub struct DiskChain {
 }
 
 /// Makes a template of a guest, and writes it to disk.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TemplateRequest {
@@ -201,6 +239,33 @@ pub struct TemplateRequest {
     pub vm: String,
     /// Name of the template: as names of VMs.
     pub name: String,
+    /// Run in the guest by its agent (`/bin/sh -c`) before it is asked to let its devices go, such as to stop a job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quiesce: Option<String>,
+    /// Run in the guest by its agent (`/bin/sh -c`) when it has its devices again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resume: Option<String>,
+    /// Longest time that each of the two may take. Unit: milliseconds; 1 to 600,000; default 30,000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub script_timeout_ms: Option<u64>,
+    /// Longest time that the guest may take to let a device go. Unit: milliseconds; 1,000 to 600,000; default 20,000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unplug_timeout_ms: Option<u64>,
+}
+
+impl TemplateRequest {
+    /// How the guest is asked for its devices.
+    ///
+    /// # Errors
+    /// A time is out of range.
+    pub fn parting(&self) -> Result<Parting, String> {
+        Parting::of(
+            self.quiesce.as_ref(),
+            self.resume.as_ref(),
+            self.script_timeout_ms,
+            self.unplug_timeout_ms,
+        )
+    }
 }
 
 /// A template.
@@ -231,6 +296,15 @@ pub struct TemplateInfo {
     /// How its memory was frozen; only in the answer to a save.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub freeze: Option<crate::fork_report::FreezeReport>,
+    /// Roles of devices that its children can get.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub roles: Vec<String>,
+    /// Devices that the guest was without meanwhile; only in the answer to a save.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<ParentDevice>,
+    /// Why the script did not end as it should that was to run in the guest when it had its devices again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resume_problem: Option<String>,
 }
 
 /// Templates of a node.

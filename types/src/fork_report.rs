@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::fork_devices::{ChildDeviceReport, ParentDevice};
 use crate::report::FaultStats;
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,12 @@ pub struct ChildReport {
     pub written_while_loading: Vec<LoadWrite>,
     /// What became of its network: `none`, `up`, or why it is down.
     pub network: String,
+    /// Devices that it got.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<ChildDeviceReport>,
+    /// Why the script did not end as it should that was to run in it when it had its devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resume_problem: Option<String>,
     /// Why it did not come to be, or was ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -206,8 +213,30 @@ pub struct ForkReport {
     /// Disks of the parent that were frozen, and what it writes to since.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<FrozenDisk>,
+    /// Devices that the parent was without, and for how long. No part of that is in `parent_pause_ms`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<ParentDevice>,
+    /// How long the script took that was run in the parent before its devices left, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quiesce_ms: Option<f64>,
+    /// How long the script took that was run in the parent when it had its devices again, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resume_ms: Option<f64>,
+    /// Why that script did not end as it should.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resume_problem: Option<String>,
     /// What the operator should know.
     pub warnings: Vec<String>,
+}
+
+impl ForkReport {
+    /// Whether the parent or a child lacks a device that it should have.
+    #[must_use]
+    pub fn lacks_devices(&self) -> bool {
+        let of_children = self.children.iter().flat_map(|child| &child.devices);
+        self.devices.iter().any(|device| device.problem.is_some())
+            || of_children.into_iter().any(|device| device.problem.is_some())
+    }
 }
 
 /// How a guest's memory was frozen.
@@ -261,7 +290,7 @@ pub struct ForkProgress {
     pub id: String,
     /// Name of the guest.
     pub parent: String,
-    /// `check`, `rehome`, `freeze`, `copy`, `fetch`, `load`, `run`, `network`, `hosts`, `done` or `failed`; `unknown, see FILE` if its
+    /// `check`, `rehome`, `detach`, `freeze`, `copy`, `fetch`, `load`, `run`, `network`, `devices`, `hosts`, `done` or `failed`; `unknown, see FILE` if its
     /// journal cannot be read, and then the numbers mean nothing.
     pub phase: String,
     /// Children asked for.

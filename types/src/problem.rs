@@ -110,6 +110,8 @@ pub enum Code {
     ForkFailed,
     /// A fork failed, and the parent could not be set running again yet.
     ParentNotBack,
+    /// A fork failed, and the parent lacks a device that it had: the message has the command that gives it back.
+    DeviceMissing,
     /// This QEMU could never be moved.
     NotMovable,
     /// It was adopted, and this is not done to adopted ones.
@@ -182,6 +184,7 @@ impl ProblemCode for Code {
             Self::BadTemplate => (422, Exit::Failed),
             Self::Forbidden | Self::GrantRefused | Self::ForbiddenByHook => (403, Exit::Refused),
             Self::ForkFailed | Self::ParentNotBack => (500, Exit::Failed),
+            Self::DeviceMissing => (500, Exit::NeedsRecovery),
             Self::NameTaken
             | Self::Busy
             | Self::TooLate

@@ -4,6 +4,7 @@ use clap::{Args, Parser, Subcommand};
 use vmove_spread::simulate::SimulateArguments;
 
 use super::{Completions, Global, Man};
+use vmove_types::device::ChildDevice;
 use vmove_types::fork::ForkWay;
 use vmove_types::units;
 
@@ -73,6 +74,11 @@ pub enum Command {
   vfork --json create web --count 4 --verify | jq '.children[].name'
   vfork create --template golden --count 8
   vfork create web --count 12 --to node2,node3 --here 4
+  vfork create sim --count 2 --device nic=0000:3b:02.4 --device nic=0000:3b:02.5,mac=52:54:00:12:34:56 \\
+        --quiesce 'systemctl stop job' --resume 'systemctl start job'
+
+A VM that owns devices of the node is asked to let them go for the moment of the fork, and has them back at once; the report says for how
+long it was without each. A child has devices if --device names some for it. Its MAC address and GUIDs are its own.
 
 Children are VMs named VM.1, VM.2, and so on. Each has a VM Generation ID, a UUID and MAC addresses of its own; its network is
 off until its NICs were replaced.")]
@@ -110,6 +116,29 @@ pub struct Create {
     /// On other nodes, run children only when all memory is there, instead of at once
     #[arg(long, requires = "nodes")]
     pub whole: bool,
+    /// Device for a child in place of the parent's of that role: for the first child that lacks one, or for child K, counted from 1, those
+    /// here first, then those of each node of --to; may be repeated
+    #[arg(long = "device", value_name = "[K:]ROLE=PCI-ADDRESS[,mac=…]")]
+    pub devices: Vec<ChildDevice>,
+    #[command(flatten)]
+    pub parting: Parting,
+}
+
+/// How a guest is asked for its devices.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Parting {
+    /// Shell command to run in the guest, by its agent, before it is asked for its devices
+    #[arg(long, value_name = "COMMAND")]
+    pub quiesce: Option<String>,
+    /// Shell command to run in the guest, and in each child, by its agent, when it has its devices
+    #[arg(long, value_name = "COMMAND")]
+    pub resume: Option<String>,
+    /// Longest time for each of these two [default: 30s]
+    #[arg(long, value_name = "TIME", value_parser = super::milliseconds)]
+    pub script_timeout: Option<u64>,
+    /// Longest time for the guest to let a device go [default: 20s]
+    #[arg(long, value_name = "TIME", value_parser = super::milliseconds)]
+    pub unplug_timeout: Option<u64>,
 }
 
 /// How memory goes to other nodes.
@@ -231,6 +260,8 @@ pub struct Save {
     /// Name of the template
     #[arg(value_name = "NAME")]
     pub name: String,
+    #[command(flatten)]
+    pub parting: Parting,
 }
 
 /// A template.

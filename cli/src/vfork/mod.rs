@@ -1,5 +1,6 @@
 //! The `vfork` command.
 
+mod devices;
 mod progress;
 
 use std::process::ExitCode;
@@ -89,6 +90,11 @@ async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> 
         here: args.here,
         way: args.way.asked(),
         whole: args.whole,
+        devices: args.devices,
+        quiesce: args.parting.quiesce,
+        resume: args.parting.resume,
+        script_timeout_ms: args.parting.script_timeout,
+        unplug_timeout_ms: args.parting.unplug_timeout,
     };
     let done = tokio::select! {
         done = client.fork(&request) => done?,
@@ -103,13 +109,14 @@ async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> 
     for warning in &done.warnings {
         note(&format!("vfork: {warning}"));
     }
+    devices::warn(&done);
     let lost: usize = done.hosts.iter().map(|host| host.children - host.running).sum();
     if failed + lost > 0 {
         let all = done.children.len() + lost;
         note(&format!("vfork: {} of {all} children did not come to be", failed + lost));
         return Ok(Exit::Failed);
     }
-    Ok(Exit::Done)
+    Ok(if done.lacks_devices() { Exit::NeedsRecovery } else { Exit::Done })
 }
 
 fn describe(done: &ForkReport) -> String {
@@ -135,6 +142,7 @@ fn describe(done: &ForkReport) -> String {
             format_ms(first)
         ));
     }
+    text.push_str(&devices::describe(done));
     text.push_str(&describe_freeze(&done.parent, done.freeze.as_ref()));
     for disk in &done.disks {
         text.push_str(&format!(
@@ -365,16 +373,27 @@ async fn promote(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
         say(&format!("{:?} had memory of its own already", done.vm))?;
     }
     if !json {
+        let away = devices::describe_away(&done.vm, &done.devices);
+        if !away.is_empty() {
+            say(away.trim_end())?;
+        }
         for disk in &done.disks {
             let files: Vec<_> = disk.files.iter().map(|file| file.display().to_string()).collect();
             say(&format!("Disk {} is {}", disk.device, files.join(" over ")))?;
         }
     }
-    Ok(Exit::Done)
+    Ok(devices::exit(&done.devices))
 }
 
 async fn save(client: &Client, args: Save, json: bool) -> Result<Exit, End> {
-    let request = TemplateRequest { vm: args.vm, name: args.name };
+    let request = TemplateRequest {
+        vm: args.vm,
+        name: args.name,
+        quiesce: args.parting.quiesce,
+        resume: args.parting.resume,
+        script_timeout_ms: args.parting.script_timeout,
+        unplug_timeout_ms: args.parting.unplug_timeout,
+    };
     let saved = client.save_template(&request).await?;
     if json {
         say_json(&saved)?;
@@ -386,12 +405,13 @@ async fn save(client: &Client, args: Save, json: bool) -> Result<Exit, End> {
             saved.vm,
             format_ms(saved.parent_pause_ms.unwrap_or(0.0))
         ))?;
-        let said = describe_freeze(&saved.vm, saved.freeze.as_ref());
+        let said = devices::describe_away(&saved.vm, &saved.devices)
+            + &describe_freeze(&saved.vm, saved.freeze.as_ref());
         if !said.is_empty() {
             say(said.trim_end())?;
         }
     }
-    Ok(Exit::Done)
+    Ok(devices::exit(&saved.devices))
 }
 
 async fn load(client: &Client, name: &str, json: bool) -> Result<Exit, End> {

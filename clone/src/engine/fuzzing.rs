@@ -116,6 +116,11 @@ fn order() -> Order {
             OrderDisk { disk: disk(), layers: Sights::None("nowhere".to_owned()) },
         ],
         no_export: None,
+        devices: Some(
+            r#"{"children":[[{"request":{"role":"nic","address":"0000:01:10.0"},"id":"vmove-nic","bus":"p"}],[],[]],"models":{"nic":"8086:10ca"},
+            "parting":{"quiesce":null,"resume":"true","script_timeout_ms":30000,"unplug_timeout_ms":20000}}"#
+                .to_owned(),
+        ),
     }
 }
 

@@ -255,6 +255,8 @@ pub struct Order {
     pub disks: Vec<OrderDisk>,
     /// Why the parent's node cannot serve their images; `None`: it can.
     pub no_export: Option<String>,
+    /// Devices of the host that the children get, as JSON; `None`: none.
+    pub devices: Option<String>,
 }
 
 /// What a host needs to fetch the template.

@@ -6,6 +6,7 @@
 //! | `host` | a child's host: what it does when a parent's node orders children |
 //! | `origin` | where children come from: a guest or a template, looked at |
 //! | `children` | children on this node: planned, started, loaded, run |
+//! | `devices` | devices of the node: away from the parent for the freeze, and those of children |
 //! | `prepared` | children that are started before the fork, here and on other nodes |
 //! | `distribution` | a template's memory, from the parent's node to the hosts |
 //! | `images` | disks of children on other hosts |
@@ -21,6 +22,7 @@
 
 mod children;
 mod descendants;
+mod devices;
 mod distribution;
 mod error;
 #[cfg(test)]
@@ -218,6 +220,14 @@ impl ForkEngine {
             return Err(ForkError::Busy(name.to_owned()));
         }
         Ok(Claim { engine: self.clone(), name: name.to_owned() })
+    }
+
+    /// Refuses while a fork or a promotion is at work on a VM.
+    ///
+    /// # Errors
+    /// [`ForkError::Busy`].
+    pub fn not_at_work(&self, name: &str) -> Result<(), ForkError> {
+        if self.lock().claimed.contains(name) { Err(ForkError::Busy(name.to_owned())) } else { Ok(()) }
     }
 
     /// Says of children that their memory is still on its way from `node`.

@@ -4,13 +4,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vmove_node::blocking::run_blocking;
+use vmove_node::guest_devices::DeviceMonitor;
+use vmove_node::guest_devices::fit::{owned, why_not_leave};
 use vmove_node::record::VmRecord;
 use vmove_qmp::Client;
 use vmove_qmp::confine::Confinement;
 use vmove_qmp::inspect::VmFacts;
 use vmove_types::Backing;
+use vmove_types::check::{Blocker, BlockerCode};
 
 use super::ForkEngine;
+use super::devices::Away;
 use super::distribution::allocated;
 use super::error::ForkError;
 use super::message::Kind;
@@ -115,6 +119,22 @@ impl Origin {
         matches!(self, Self::Guest(_, ram) if ram.way == Way::WriteProtected)
     }
 
+    /// Whether the guest has devices to get back: all of its memory is pinned then, and copied where it is private.
+    pub fn is_pinned_again(&self) -> bool {
+        matches!(self, Self::Guest(guest, ram) if ram.way == Way::Remapped && !guest.record.devices.is_empty())
+    }
+
+    /// Bytes of the guest that have no memory yet.
+    pub fn hole_bytes(&self) -> u64 {
+        let files: Vec<&Path> = match self {
+            Self::Guest(guest, _) => guest.record.ram.iter().map(|ram| ram.path.as_path()).collect(),
+            Self::Template(template, _) => {
+                template.manifest().ram.iter().map(|ram| ram.file.as_path()).collect()
+            }
+        };
+        self.guest_bytes().saturating_sub(allocated(&files).0)
+    }
+
     pub fn rehomed_ms(&self) -> Option<f64> {
         if let Self::Guest(guest, _) = self { guest.rehomed_ms } else { None }
     }
@@ -132,10 +152,11 @@ impl ForkEngine {
     pub(super) async fn guest(
         self: &Arc<Self>,
         id: &str,
-        name: &str,
+        away: &mut Away,
     ) -> Result<(Guest, Arc<GuestRam>), ForkError> {
-        let mut guest = self.look(name).await?;
+        let mut guest = self.look(&away.vm).await?;
         if self.members.get(&guest.record).is_some_and(|m| !m.private.is_empty()) {
+            self.detach_devices(away, &guest.record, &guest.client).await?;
             self.update(id, |p| p.phase = "rehome".to_owned());
             let done = self.rehome(&guest.record, &guest.client, &guest.facts).await?;
             guest.rehomed_ms = Some(done.total_ms);
@@ -150,7 +171,13 @@ impl ForkEngine {
         self.registry.not_in_session(name)?;
         let record = self.registry.vms().get(name)?;
         let (client, facts) = self.registry.inspect(&record).await?;
-        let mut blockers = check::blockers(&facts);
+        let mut blockers = check::blockers(&facts, &record.devices);
+        for device in &record.devices {
+            let seat = client.seat(&device.id).await.map_err(CloneError::from)?;
+            let why = why_not_leave(device, seat.as_ref(), &facts.status);
+            blockers
+                .extend(why.map(|why| Blocker::new(BlockerCode::Device, why).about(&device.request.role)));
+        }
         let (disks, more) = disk::look(&client, &record, &facts).await?;
         blockers.extend(more);
         if !blockers.is_empty() {
@@ -160,6 +187,7 @@ impl ForkEngine {
             command_line: record.command_line.clone(),
             environment: record.environment.clone(),
             disks,
+            devices: owned(&**self.registry.devices(), &record).await,
             confinement: Confinement::of_process(record.pid.unsigned_abs())
                 .unwrap_or_else(|| self.registry.confinement().clone()),
             ..self.base(&facts.machine, record.backing)
@@ -174,6 +202,7 @@ impl ForkEngine {
             command_line: manifest.command_line.clone(),
             environment: manifest.environment.clone(),
             disks: manifest.disks.clone(),
+            devices: manifest.devices.clone(),
             ..self.base(&manifest.machine, manifest.backing)
         };
         Ok(Origin::Template(Box::new(template), Box::new(base)))
@@ -193,6 +222,7 @@ impl ForkEngine {
             overlay_dir: self.policy.overlay_dir.clone(),
             groups: self.registry.groups().clone(),
             confinement: self.registry.confinement().clone(),
+            devices: Vec::new(),
         }
     }
 }

@@ -11,8 +11,10 @@ use vmove_qmp::Client;
 use vmove_qmp::inspect::VmFacts;
 
 use super::ForkEngine;
+use super::devices::Returned;
 use super::error::ForkError;
 use vmove_types::fork::{DiskChain, Promoted};
+use vmove_types::fork_devices::Parting;
 
 impl ForkEngine {
     /// Gives a VM memory of its own, if it has none.
@@ -26,7 +28,11 @@ impl ForkEngine {
         let private = self.members.get(&record).is_some_and(|m| !m.private.is_empty());
         let (client, facts) = self.registry.inspect(&record).await?;
         let disks = disk::chains(&client).await?;
-        let done = if private { self.rehome(&record, &client, &facts).await? } else { Rehomed::default() };
+        let (done, returned) = if private {
+            self.rehome_without_devices(&record, &client, &facts).await?
+        } else {
+            (Rehomed::default(), Returned::default())
+        };
         Ok(Promoted {
             vm: name,
             was_private: private,
@@ -34,6 +40,7 @@ impl ForkEngine {
             rounds: done.rounds,
             pause_ms: done.pause_ms,
             total_ms: done.total_ms,
+            devices: returned.devices,
             disks: disks
                 .into_iter()
                 .map(|chain| DiskChain { device: chain.device, files: chain.files })
@@ -41,7 +48,27 @@ impl ForkEngine {
         })
     }
 
-    /// Memory of its own for a VM that is known to have none. The caller has claimed it.
+    /// The same once the guest has let its devices go, which it gets back.
+    async fn rehome_without_devices(
+        self: &Arc<Self>,
+        record: &VmRecord,
+        client: &Client,
+        facts: &VmFacts,
+    ) -> Result<(Rehomed, Returned), ForkError> {
+        let id = uuid::Uuid::new_v4().simple().to_string();
+        let mut away = self.stays_with_devices(&id, &record.name, Parting::default());
+        let done = match self.detach_devices(&mut away, record, client).await {
+            Ok(()) => self.rehome(record, client, facts).await,
+            Err(error) => Err(error),
+        };
+        match done {
+            Ok(done) => Ok((done, self.return_devices(away).await)),
+            Err(error) => Err(self.return_after(away, &id, error).await),
+        }
+    }
+
+    /// Memory of its own for a VM that is known to have none, and has no device of the node plugged in: what such a device writes is not seen, and
+    /// its mapping would stay as it was. The caller has claimed it.
     pub(super) async fn rehome(
         &self,
         record: &VmRecord,

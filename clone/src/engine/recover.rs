@@ -46,6 +46,8 @@ impl ForkEngine {
             }
         }
         self.recover_hosted();
+        // Once these hold their VMs.
+        self.recover_devices();
     }
 
     /// Keeps other forks away from VMs.

@@ -4,12 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::CloneError;
+use crate::freeze::Frozen;
 use crate::template::{self, Saved, Template};
 use vmove_node::store::check_name;
 use vmove_qmp::inspect::inspect_binary;
 use vmove_types::time::ms;
 
 use super::ForkEngine;
+use super::devices::Away;
 use super::error::ForkError;
 use vmove_node::blocking::run_blocking;
 use vmove_types::fork::{Removed, TemplateInfo, TemplateList, TemplateRequest};
@@ -24,7 +26,8 @@ impl ForkEngine {
     /// # Errors
     /// [`ForkError`].
     pub async fn save_template(self: Arc<Self>, request: TemplateRequest) -> Result<TemplateInfo, ForkError> {
-        let TemplateRequest { vm, name } = request;
+        let parting = request.parting().map_err(ForkError::Parting)?;
+        let TemplateRequest { vm, name, .. } = request;
         check_name(&name)?;
         let _claim = self.claim(&vm)?;
         let _name = if name == vm { None } else { Some(self.claim(&name)?) };
@@ -33,8 +36,12 @@ impl ForkEngine {
             return Err(ForkError::TemplateExists(name));
         }
         let id = uuid::Uuid::new_v4().simple().to_string();
-        let (guest, ram) = self.guest(&id, &vm).await?;
-        let frozen = self.freeze(&id, &guest, ram, Some(name.clone()), Vec::new()).await?;
+        let mut away = self.stays_with_devices(&id, &vm, parting);
+        let frozen = match self.freeze_without_devices(&id, &name, &mut away).await {
+            Ok(frozen) => frozen,
+            Err(error) => return Err(self.return_after(away, &id, error).await),
+        };
+        let returned = self.return_devices(away).await;
         let (pause_ms, freeze) = (ms(frozen.pause), frozen.freeze);
         let (template, journal) = (frozen.template, frozen.journal);
         let work = move || {
@@ -50,7 +57,20 @@ impl ForkEngine {
         tracing::info!(template = %name, vm = %vm, bytes = saved.bytes, pause_ms, "template saved");
         let mut info = info(&saved.manifest, true, Some(&saved));
         (info.parent_pause_ms, info.freeze) = (Some(pause_ms), Some(freeze));
+        (info.devices, info.resume_problem) = (returned.devices, returned.resume_problem);
         Ok(info)
+    }
+
+    /// Freezes a guest for a template, once it has let its devices go.
+    async fn freeze_without_devices(
+        self: &Arc<Self>,
+        id: &str,
+        name: &str,
+        away: &mut Away,
+    ) -> Result<Frozen, ForkError> {
+        let (guest, ram) = self.guest(id, away).await?;
+        self.detach_devices(away, &guest.record, &guest.client).await?;
+        self.freeze(id, &guest, ram, Some(name.to_owned()), Vec::new()).await
     }
 
     /// Brings a template from disk into memory.
@@ -154,6 +174,9 @@ fn info(manifest: &template::Manifest, loaded: bool, saved: Option<&Saved>) -> T
         disk_bytes: saved.map_or(0, |s| s.bytes),
         parent_pause_ms: None,
         freeze: None,
+        roles: manifest.devices.iter().map(|one| one.device.request.role.clone()).collect(),
+        devices: Vec::new(),
+        resume_problem: None,
     }
 }
 

@@ -28,6 +28,7 @@ use vmove_memory::{
     ByteLen, Injector, Kept, MemoryDir, Process, QemuMapping, RamFile, Replacement, Sharing, descriptors_of,
     is_shared_whole, replace_in_qemu,
 };
+use vmove_node::guest_devices::fit::Owned;
 use vmove_node::journal::Journal;
 use vmove_node::layout;
 use vmove_types::time::{Mono, ms};
@@ -77,6 +78,8 @@ pub struct Freeze<'a> {
     pub name: Option<String>,
     /// Names of the children that are to come.
     pub children: Vec<String>,
+    /// Devices of its node that it owns: none of them is plugged in.
+    pub devices: &'a [Owned],
     /// Its disks that are written.
     pub disks: &'a [Disk],
     /// Folder for overlays; `None` for that of each image.
@@ -182,6 +185,7 @@ fn manifest(order: &Freeze<'_>) -> Manifest {
         command_line: order.vm.command_line.clone(),
         environment: order.vm.environment.clone(),
         disks: order.disks.to_vec(),
+        devices: order.devices.to_vec(),
         ram: Vec::new(),
         state_bytes: 0,
         state_checksum: 0,

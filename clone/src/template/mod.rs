@@ -14,6 +14,7 @@ use vmove_types::Backing;
 use serde::{Deserialize, Serialize};
 use vmove_memory::{MemoryDir, RamFile};
 use vmove_node::files::write_atomically;
+use vmove_node::guest_devices::fit::Owned;
 use vmove_node::layout::memory_dir;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
@@ -69,6 +70,9 @@ pub struct Manifest {
     /// Disks that the guest could write: their images are part of what was frozen, and stay where they are.
     #[serde(default)]
     pub disks: Vec<Disk>,
+    /// Devices of its node that the guest had: its children can get such.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<Owned>,
     /// RAM blocks.
     pub ram: Vec<TemplateRam>,
     /// Bytes of device state.

@@ -55,6 +55,9 @@ pub enum BadRequest {
     /// Its role.
     #[error("{0:?} is not a role; expected a letter, then up to 31 letters, digits, '-' or '_'")]
     Role(String),
+    /// Which child of a fork is to have it.
+    #[error("{0:?} is not the number of a child; expected a number from 1 on, as in 2:net0=0000:17:00.2")]
+    Child(String),
     /// Its address.
     #[error(transparent)]
     Address(#[from] BadAddress),

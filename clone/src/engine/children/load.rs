@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::task::JoinSet;
 use vmove_node::blocking::{TaskFailed, run_blocking};
+use vmove_node::record::VmRecord;
 use vmove_node::registry::starting;
 use vmove_types::fork_report::{ForkReport, LoadWrite};
 use vmove_types::problem::chain;
@@ -95,7 +96,8 @@ impl ForkEngine {
         child.load(&order.state).await?;
         let written = if order.verify { child.verify(&order.files).await? } else { Vec::new() };
         self.ask_child_start(child, &order.fork, &order.parent).await?;
-        let record = child.record();
+        let devices = order.devices.get(&child.plan.index).cloned().unwrap_or_default();
+        let record = VmRecord { devices, ..child.record() };
         let member = Member {
             vm: record.name.clone(),
             pid: record.pid,

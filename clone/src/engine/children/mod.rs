@@ -5,6 +5,7 @@
 mod load;
 mod run;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use vmove_node::registry::starting::{self, Note};
 use vmove_node::reservations::Reservation;
 use vmove_qmp::QemuProcess;
 use vmove_types::Backing;
+use vmove_types::device::VmDevice;
 use vmove_types::fork_report::LoadWrite;
 use vmove_types::problem::{Code, chain};
 
@@ -171,6 +173,8 @@ pub struct LoadOrder {
     pub verify: bool,
     /// Answers the children's faults, as long as the template is on its way.
     pub service: Option<Arc<PageService>>,
+    /// Devices of the node that are theirs, by number: plugged in later.
+    pub devices: BTreeMap<u32, Vec<VmDevice>>,
 }
 
 /// A child that is complete and stands still.

@@ -9,12 +9,17 @@ use std::time::Duration;
 
 use vmove_hooks::ForbiddenByHook;
 use vmove_node::blocking::TaskFailed;
+use vmove_node::devices::DevicesError;
+use vmove_node::guest_devices::detach::DetachError;
+use vmove_node::guest_devices::script::ScriptError;
+use vmove_node::guest_devices::told;
 use vmove_node::peer::codec::CodecError;
 use vmove_node::peer::{LinkError, NoCommonFabric, Objection, PeerTarget, SessionId, UnknownPeer};
 use vmove_node::registry::RegistryError;
 use vmove_node::store::VmStoreError;
 use vmove_types::fork_report::ForkFailure;
 use vmove_types::problem::{Code, ProblemCode, chain};
+use vmove_types::progress::MissingDevice;
 
 pub use self::distribution::{DistributionError, VerbsError};
 pub use self::images::ImageError;
@@ -127,6 +132,41 @@ pub enum ForkError {
     /// A task broke off.
     #[error(transparent)]
     Task(#[from] TaskFailed),
+
+    /// Times that a guest is given for its devices.
+    #[error("{0}")]
+    Parting(String),
+    /// A template is asked for what only a guest can do.
+    #[error(
+        "Expected no --quiesce with a template, found {0:?}: nothing runs in a template; --resume runs in the children"
+    )]
+    QuiesceTemplate(String),
+    /// Devices of this node.
+    #[error(transparent)]
+    Devices(#[from] DevicesError),
+    /// A guest did not let a device go.
+    #[error("The guest did not let its device {role} go")]
+    Detach {
+        /// What it is to the guest.
+        role: String,
+        /// Why.
+        #[source]
+        source: DetachError,
+    },
+    /// A program in the guest.
+    #[error(transparent)]
+    Script(#[from] ScriptError),
+    /// It failed, and the guest lacks devices that it had.
+    #[error("{}; {}", chain(&**.source), told(.missing))]
+    DevicesMissing {
+        /// The devices.
+        missing: Vec<MissingDevice>,
+        /// Why it failed.
+        source: Box<ForkError>,
+    },
+    /// What another node orders of devices.
+    #[error("The devices that the parent's node orders cannot be read")]
+    OrderOfDevices(#[source] serde_json::Error),
 
     /// This node cannot take part in forks between nodes.
     #[error(transparent)]
@@ -278,9 +318,16 @@ impl ForkError {
             | Self::IdTaken(_)
             | Self::NoSingleParent
             | Self::SetKnown(_)
+            | Self::OrderOfDevices(_)
             | Self::AskedItself(_)
             | Self::OwnFork { .. } => Code::BadRequest,
-            Self::NoChildren | Self::PausedElsewhere | Self::Division(_) => Code::BadOption,
+            Self::NoChildren
+            | Self::PausedElsewhere
+            | Self::Division(_)
+            | Self::Parting(_)
+            | Self::QuiesceTemplate(_) => Code::BadOption,
+            Self::Devices(error) => error.code(),
+            Self::DevicesMissing { .. } => Code::DeviceMissing,
             Self::Hook(_) => Code::ForbiddenByHook,
             Self::TooManyChildren { .. }
             | Self::TooManyPrepared { .. }
@@ -309,6 +356,8 @@ impl ForkError {
             Self::Host { .. }
             | Self::NoVerbs(_)
             | Self::ParentLost(_)
+            | Self::Detach { .. }
+            | Self::Script(_)
             | Self::GivenUp(_)
             | Self::Incomplete { .. }
             | Self::Images(_)

@@ -151,6 +151,7 @@ impl HostPart {
             self.end(&service, &error).await;
             return self.ended(Ok(report), error).await;
         }
+        self.plug(&status, &mut report).await;
         self.done(begin, &mut report, &status, template_ms, Some(service.faults())).await;
         Ok(report)
     }

@@ -30,12 +30,15 @@ use vmove_types::time::{Mono, ms};
 use self::make_children::make_children;
 pub(super) use self::record::HostRecord;
 use super::ForkEngine;
-use super::children::{LoadOrder, Planned, Start, discard_all, discard_started, may_open, with_prepared};
+use super::children::{
+    LoadOrder, Planned, Prepared, Start, discard_all, discard_started, may_open, with_prepared,
+};
+use super::devices::{ChildDevices, HostDevices};
 use super::error::{ForkError, TalkError};
 use super::images::{self, RelayInUse};
 use super::message::{At, Begin, Done, Order, Phase, Reached, Taken, ToHost, ToParent};
 use super::unreadable::Unreadable;
-use crate::child::Base;
+use crate::child::{Base, Plan};
 use crate::disk::Images;
 use crate::identity::child_name;
 use crate::room::Demand;
@@ -66,6 +69,8 @@ struct HostPart {
     sockets: Option<RelayInUse>,
     /// Memory for the template and the children, until all is there.
     room: Option<Reservation>,
+    /// Devices of the children.
+    devices: Option<ChildDevices>,
 }
 
 impl ForkEngine {
@@ -107,6 +112,7 @@ impl ForkEngine {
             waiting: Vec::new(),
             sockets: None,
             room: None,
+            devices: None,
         };
         let span = tracing::info_span!("fork_host", id = %id);
         match part.run().instrument(span).await {
@@ -180,6 +186,14 @@ impl ForkEngine {
 
 impl HostPart {
     async fn run(mut self) -> Result<ForkReport, ForkError> {
+        let done = self.run_until_released().await;
+        if let Some(devices) = &self.devices {
+            self.engine.give_back_unused(devices).await;
+        }
+        done
+    }
+
+    async fn run_until_released(&mut self) -> Result<ForkReport, ForkError> {
         let id = self.order.fork.clone();
         let asked = self.asked().await;
         let starting = match asked {
@@ -216,7 +230,9 @@ impl HostPart {
         let (images, reached) = self.reach().await?;
         let disks = order.disks.iter().map(|ordered| ordered.disk.clone()).collect();
         let base = Base { disks, images, overlay_dir: engine.policy.overlay_dir.clone(), ..base };
-        let demand = self.demand(base.backing);
+        let pinned = HostDevices::read(order.devices.as_ref(), count)?.pinned();
+        let holes = order.guest_bytes.saturating_sub(order.live_bytes);
+        let demand = self.demand(base.backing).with_pinned(pinned, false, holes);
         let whole = demand.with_template(order.live_bytes);
         let room = engine.room_for(&order.fork, &order.parent, whole, base.backing).await?;
         let taken = Taken { disks: reached, ..self.choose(demand, base.backing, &room).await? };
@@ -227,7 +243,15 @@ impl HostPart {
             discard_all(prepared).await;
             return Err(error);
         }
+        let devices = match self.take_devices(&planned, &prepared).await {
+            Ok(devices) => devices,
+            Err(error) => {
+                discard_all(prepared).await;
+                return Err(error);
+            }
+        };
         let (id, engine) = (order.fork.clone(), engine.clone());
+        self.devices = Some(devices);
         self.taken = Some(taken.clone());
         self.room = Some(room);
         if let Err(error) = self.channel.send(&ToParent::Accepted(taken)).await {
@@ -241,6 +265,29 @@ impl HostPart {
         }
         // QEMUs start while the parent is being frozen and its memory is on its way.
         Ok(with_prepared(engine.start_all(&id, planned), prepared))
+    }
+
+    /// Takes the devices of the children, whose names are taken.
+    async fn take_devices(
+        &self,
+        planned: &[Planned],
+        prepared: &[Prepared],
+    ) -> Result<ChildDevices, ForkError> {
+        let order = &self.order;
+        let ordered = HostDevices::read(order.devices.as_ref(), order.indexes.len())?;
+        let mut plans: Vec<&Plan> = prepared.iter().map(|one| &one.child.plan).collect();
+        plans.extend(planned.iter().map(|one| &one.plan));
+        // As their numbers are in the order.
+        plans.sort_by_key(|plan| order.indexes.iter().position(|index| *index == plan.index));
+        self.engine.take_for_children(&order.fork, &plans, ordered).await
+    }
+
+    /// Plugs in what the children get. All of their memory is there.
+    async fn plug(&mut self, status: &HostStatus, report: &mut ForkReport) {
+        let Some(devices) = self.devices.take() else { return };
+        let engine = self.engine.clone();
+        self.alive_during(status, engine.plug_children(&devices, &mut report.children)).await;
+        self.devices = Some(devices);
     }
 
     /// How children would get at the images of their disks.
@@ -412,6 +459,7 @@ impl HostPart {
                 return Err(error);
             }
         };
+        self.plug(&status, &mut report).await;
         self.done(begin, &mut report, &status, template_ms, None).await;
         Ok((report, host))
     }
@@ -447,6 +495,7 @@ impl HostPart {
             state: begin.state.clone().into(),
             verify: self.order.verify,
             service: None,
+            devices: self.devices.as_ref().map(ChildDevices::by_index).unwrap_or_default(),
         }
     }
 

@@ -18,6 +18,7 @@ use super::Fork;
 use super::divide::{Division, divide};
 use crate::disk::{self, Disk};
 use crate::engine::ForkEngine;
+use crate::engine::devices::Dealt;
 use crate::engine::error::{ForkError, ImageError, TalkError};
 use crate::engine::images::{Proofs, find_server, prove};
 use crate::engine::message::{Order, OrderDisk, Taken, ToHost, ToParent};
@@ -116,6 +117,7 @@ impl ForkEngine {
     pub(super) async fn call_hosts(
         self: &Arc<Self>,
         fork: &Fork,
+        dealt: &Dealt,
         outline: impl FnOnce() -> Outline + Send,
     ) -> Result<CalledHosts, ForkError> {
         let request = &fork.request;
@@ -135,6 +137,12 @@ impl ForkEngine {
         }
         let (disks, proofs) = self.order_disks(&outline).await?;
         let mut orders = self.orders(fork, &outline, &division);
+        let mut place = division.here;
+        for order in &mut orders {
+            let next = place + order.indexes.len();
+            order.devices = dealt.order(place..next);
+            place = next;
+        }
         called.numbers = orders.iter().flat_map(|order| order.indexes.clone()).collect();
         for order in orders.iter_mut().filter(|_| !disks.is_empty()) {
             order.disks.clone_from(&disks);
@@ -242,6 +250,7 @@ impl ForkEngine {
                 group: self.peers.group().ok(),
                 disks: Vec::new(),
                 no_export: None,
+                devices: None,
             }
         };
         division.away.iter().map(order).collect()

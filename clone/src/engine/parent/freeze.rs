@@ -56,6 +56,7 @@ impl ForkEngine {
             journal: &journal,
             name,
             children,
+            devices: &guest.base.devices,
             disks: &guest.base.disks,
             overlay_dir: self.policy.overlay_dir.as_deref(),
         };

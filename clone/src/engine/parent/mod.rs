@@ -15,16 +15,20 @@ use vmove_node::journal::Journal;
 use vmove_node::reservations::Reservation;
 use vmove_types::Backing;
 use vmove_types::fork::ForkRequest;
+use vmove_types::fork_devices::Parting;
 use vmove_types::fork_report::{ForkProgress, ForkReport, FreezeReport, FrozenDisk, Multicast};
 use vmove_types::time::{Mono, ms};
 
 use self::called_hosts::CalledHosts;
+use self::divide::divide;
 use super::children::{LoadOrder, Planned, Prepared, Start, Then, discard_all, may_open};
+use super::devices::{Away, ChildDevices, Dealt, deal};
 use super::error::ForkError;
 use super::origin::Origin;
 use super::{Claim, ForkEngine, metrics};
 use crate::CloneError;
 use crate::check::GuestRam;
+use crate::child::Plan;
 use crate::record::{ForkPhase, ForkRecord};
 use crate::room::Demand;
 use crate::template::Template;
@@ -39,6 +43,7 @@ struct Fork {
     /// The guest or the template.
     parent: String,
     request: ForkRequest,
+    parting: Parting,
     begun: Mono,
 }
 
@@ -56,6 +61,7 @@ impl ForkEngine {
         if request.paused && !request.nodes.is_empty() {
             return Err(ForkError::PausedElsewhere);
         }
+        let parting = parting(&request)?;
         // Before the VM is claimed: a hook may take its time.
         self.ask_before_fork(&id, &parent, &request).await?;
         let claim = self.claim(&parent)?;
@@ -66,7 +72,7 @@ impl ForkEngine {
             children: request.count,
             ..ForkProgress::default()
         })?;
-        let fork = Fork { id, parent, request, begun };
+        let fork = Fork { id, parent, request, parting, begun };
         let span = tracing::info_span!("fork", id = %fork.id);
         let ended = self.fork(&fork).instrument(span).await;
         self.end_progress(&fork.id, begun, ended.as_ref());
@@ -81,34 +87,68 @@ impl ForkEngine {
         ended
     }
 
-    /// The steps of a fork: check, call hosts, freeze, make children, report.
+    /// The steps of a fork: check, call hosts, freeze, make children, report. The parent is without its devices from before the freeze until
+    /// after it.
     async fn fork(self: &Arc<Self>, fork: &Fork) -> Result<ForkReport, ForkError> {
-        let origin = self.check(fork).await?;
-        let mut hosts = self.call_hosts(fork, || origin.outline()).await?;
-        let here = self.plan_here(fork, &origin, &hosts).await?;
-
-        let mut report = first_report(fork, &origin);
-        let guest = origin.private();
-        let freezing = self.freeze_origin(&fork.id, origin, here.names());
-        let source = match hosts.alive_during(freezing).await {
-            Ok(source) => source,
-            Err(error) => {
-                discard_all(here.prepared).await;
-                return Err(error);
-            }
+        let mut away = self.stays_with_devices(&fork.id, &fork.parent, fork.parting.clone());
+        let ready = match self.until_frozen(fork, &mut away).await {
+            Ok(ready) => ready,
+            Err(error) => return Err(self.return_after(away, &fork.id, error).await),
         };
-
-        self.make_children(fork, here, hosts, &source, guest, &mut report).await?;
+        // At once: the parent does without them meanwhile.
+        let engine = self.clone();
+        let returning = tokio::spawn(async move { engine.return_devices(away).await }.in_current_span());
+        let Ready { here, hosts, source, guest, mut report } = ready;
+        let made = self.make_children(fork, here, hosts, &source, guest, &mut report).await;
+        match returning.await {
+            Ok(returned) => returned.report(&mut report),
+            Err(error) => tracing::error!(%error, "a task that gives a guest its devices back failed"),
+        }
+        made?;
         self.close(fork, source, &mut report).await;
         Ok(report)
     }
 
+    /// Up to the moment from which the guest goes on, and children can be made.
+    async fn until_frozen(self: &Arc<Self>, fork: &Fork, away: &mut Away) -> Result<Ready, ForkError> {
+        let origin = self.check(fork, away).await?;
+        let dealt = self.deal(fork, &origin)?;
+        let mut hosts = self.call_hosts(fork, &dealt, || origin.outline()).await?;
+        let here = self.plan_here(fork, &origin, &hosts, &dealt).await?;
+
+        let report = first_report(fork, &origin);
+        let guest = origin.private();
+        let freezing = self.freeze_origin(&fork.id, origin, here.names(), away);
+        match hosts.alive_during(freezing).await {
+            Ok(source) => Ok(Ready { here, hosts, source, guest, report }),
+            Err(error) => {
+                discard_all(here.prepared).await;
+                drop(here.planned);
+                self.give_back_unused(&here.devices).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Which child gets which device.
+    fn deal(&self, fork: &Fork, origin: &Origin) -> Result<Dealt, ForkError> {
+        let request = &fork.request;
+        let division = divide(request.count, request.here, &request.nodes, &self.node)?;
+        let away = division.away.iter().flat_map(|(node, count)| std::iter::repeat_n(node.clone(), *count));
+        let nodes: Vec<String> = std::iter::repeat_n(self.node.clone(), division.here).chain(away).collect();
+        // Nothing can be run in children that stay paused.
+        let resume = fork.parting.resume.clone().filter(|_| !request.paused);
+        let parting = Parting { resume, ..fork.parting.clone() };
+        deal(&origin.base().devices, &request.devices, &nodes, parting)
+            .map_err(|wrong| CloneError::Refused(wrong).into())
+    }
+
     /// Looks at what is to be forked, and refuses it with everything that is in the way.
-    async fn check(self: &Arc<Self>, fork: &Fork) -> Result<Origin, ForkError> {
+    async fn check(self: &Arc<Self>, fork: &Fork, away: &mut Away) -> Result<Origin, ForkError> {
         if let Some(template) = &fork.request.template {
             return self.template_origin(template);
         }
-        let (guest, ram) = self.guest(&fork.id, &fork.parent).await?;
+        let (guest, ram) = self.guest(&fork.id, away).await?;
         Ok(Origin::Guest(Box::new(guest), ram))
     }
 
@@ -118,12 +158,15 @@ impl ForkEngine {
         fork: &Fork,
         origin: &Origin,
         hosts: &CalledHosts,
+        dealt: &Dealt,
     ) -> Result<ChildrenHere, ForkError> {
         let (base, count) = (origin.base(), hosts.here);
+        let devices = dealt.here(count);
         let hugetlb = base.backing != Backing::Thp;
         let demand = Demand::new(count as u64, origin.guest_bytes(), fork.request.expect_written, hugetlb);
         // Beside the guest, which keeps its file.
         let demand = if origin.is_copied() { demand.with_template(origin.guest_bytes()) } else { demand };
+        let demand = demand.with_pinned(devices.pinned(), origin.is_pinned_again(), origin.hole_bytes());
         let room = self.room_for(&fork.id, &fork.parent, demand, base.backing).await?;
         let mut prepared = self.take_prepared(&fork.parent, count);
         self.drop_outdated(&mut prepared, &base.disks);
@@ -138,11 +181,18 @@ impl ForkEngine {
             self.give_back(&fork.parent, prepared);
             return Err(error);
         }
-        self.update(&fork.id, |p| {
-            p.phase = "freeze".to_owned();
-            p.prepared = prepared.len();
-        });
-        Ok(ChildrenHere { prepared, planned, room })
+        let mut plans: Vec<&Plan> = prepared.iter().map(|one| &one.child.plan).collect();
+        plans.extend(planned.iter().map(|one| &one.plan));
+        plans.sort_by_key(|plan| plan.index);
+        let devices = match self.take_for_children(&fork.id, &plans, devices).await {
+            Ok(devices) => devices,
+            Err(error) => {
+                self.give_back(&fork.parent, prepared);
+                return Err(error);
+            }
+        };
+        self.update(&fork.id, |p| p.prepared = prepared.len());
+        Ok(ChildrenHere { prepared, planned, devices, room })
     }
 
     /// What children are loaded from: the guest as it is now, or the template.
@@ -151,9 +201,17 @@ impl ForkEngine {
         id: &str,
         origin: Origin,
         children: Vec<String>,
+        away: &mut Away,
     ) -> Result<FrozenOrigin, ForkError> {
         match origin {
-            Origin::Guest(guest, ram) => self.freeze_for(id, &guest, ram, children).await,
+            Origin::Guest(guest, ram) => {
+                if !guest.record.devices.is_empty() {
+                    self.update(id, |p| p.phase = "detach".to_owned());
+                }
+                self.detach_devices(away, &guest.record, &guest.client).await?;
+                self.update(id, |p| p.phase = "freeze".to_owned());
+                self.freeze_for(id, &guest, ram, children).await
+            }
             Origin::Template(template, _) => frozen_template(*template).await,
         }
     }
@@ -182,6 +240,7 @@ impl ForkEngine {
             state: source.state.clone(),
             verify,
             service: None,
+            devices: here.devices.by_index(),
         });
         let following = hosts.make_children(self, id, source, guest, fork.begun);
         let loaded = self.load_all(id, here.prepared, starting, &order, report).await;
@@ -189,6 +248,9 @@ impl ForkEngine {
         report.children.extend(lost.into_iter().map(|(index, name, error)| self.lost(index, name, &error)));
         let then = Then { verified: verify, paused: fork.request.paused };
         self.run_all(id, loaded, fork.begun, then, report).await;
+        self.update(id, |p| p.phase = "devices".to_owned());
+        self.plug_children(&here.devices, &mut report.children).await;
+        self.give_back_unused(&here.devices).await;
         drop(here.room);
         following.finish(self, id, report).await;
         Ok(())
@@ -272,10 +334,21 @@ impl ForkEngine {
     }
 }
 
+/// The guest is frozen: children can be made of it.
+struct Ready {
+    here: ChildrenHere,
+    hosts: CalledHosts,
+    source: FrozenOrigin,
+    guest: Option<Arc<GuestRam>>,
+    report: ForkReport,
+}
+
 /// The children of a fork that are to be on the parent's node.
 struct ChildrenHere {
     prepared: Vec<Prepared>,
     planned: Vec<Planned>,
+    /// Their devices.
+    devices: ChildDevices,
     /// Memory for them, until they run.
     room: Reservation,
 }
@@ -316,6 +389,14 @@ fn first_report(fork: &Fork, origin: &Origin) -> ForkReport {
         fabric: "local".to_owned(),
         rehomed_ms: origin.rehomed_ms(),
         ..ForkReport::default()
+    }
+}
+
+/// How the guest is asked for its devices.
+fn parting(request: &ForkRequest) -> Result<Parting, ForkError> {
+    match (&request.template, &request.quiesce) {
+        (Some(_), Some(script)) => Err(ForkError::QuiesceTemplate(script.clone())),
+        _ => request.parting().map_err(ForkError::Parting),
     }
 }
 

@@ -149,5 +149,6 @@ pub async fn attach_device(
     Path((name, role)): Path<(String, String)>,
 ) -> Answer<VmDevice> {
     let engine = app.engine.clone();
+    app.forks.not_at_work(&name).map_err(IntoProblem::into_problem)?;
     Ok(axum::Json(detached(async move { engine.attach_device(&name, &role).await }).await?))
 }
