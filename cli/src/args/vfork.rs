@@ -120,6 +120,7 @@ pub struct Create {
     /// here first, then those of each node of --to; may be repeated
     #[arg(long = "device", value_name = "[K:]ROLE=PCI-ADDRESS[,mac=…]")]
     pub devices: Vec<ChildDevice>,
+    /// How the guest is asked for its devices.
     #[command(flatten)]
     pub parting: Parting,
 }
@@ -260,6 +261,7 @@ pub struct Save {
     /// Name of the template
     #[arg(value_name = "NAME")]
     pub name: String,
+    /// How the guest is asked for its devices.
     #[command(flatten)]
     pub parting: Parting,
 }

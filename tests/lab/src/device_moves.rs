@@ -13,22 +13,22 @@ use crate::moves::{self, Moves};
 use crate::supervisor::Lab;
 
 /// Virtual functions of each card.
-const FUNCTIONS: usize = 4;
+pub(crate) const FUNCTIONS: usize = 4;
 /// The card of each host.
 const CARD: &str = "0000:01:00.0";
 /// The guest's address, wherever it is.
-const MAC: &str = "52:54:00:79:00:99";
+pub(crate) const MAC: &str = "52:54:00:79:00:99";
 /// Name of the guest.
-const NAME: &str = "g";
+pub(crate) const NAME: &str = "g";
 
 /// Where function `index` of a host is.
-fn function(index: usize) -> String {
+pub(crate) fn function(index: usize) -> String {
     format!("0000:01:10.{}", index * 2)
 }
 
-struct DeviceMoves<'a> {
-    moves: Moves<'a>,
-    guest: PathBuf,
+pub(crate) struct DeviceMoves<'a> {
+    pub(crate) moves: Moves<'a>,
+    pub(crate) guest: PathBuf,
 }
 
 /// What the guest has counted.
@@ -48,7 +48,7 @@ struct Counts {
 /// # Errors
 /// The first case that does not end as it should.
 pub fn all(lab: &Lab, parts: &moves::Parts, guest: &Path, only: &str) -> Result<usize> {
-    let all = DeviceMoves { moves: Moves::new(lab, parts), guest: guest.canonicalize()? };
+    let all = DeviceMoves::new(lab, parts, guest)?;
     let ran = Cell::new(0);
     let case = |name: &str, case: &dyn Fn() -> Result<()>| {
         if !name.contains(only) {
@@ -73,8 +73,14 @@ pub fn all(lab: &Lab, parts: &moves::Parts, guest: &Path, only: &str) -> Result<
     Ok(ran.get())
 }
 
+impl<'a> DeviceMoves<'a> {
+    pub(crate) fn new(lab: &'a Lab, parts: &moves::Parts, guest: &Path) -> Result<Self> {
+        Ok(Self { moves: Moves::new(lab, parts), guest: guest.canonicalize()? })
+    }
+}
+
 impl DeviceMoves<'_> {
-    fn make_functions(&self, host: usize) -> Result<()> {
+    pub(crate) fn make_functions(&self, host: usize) -> Result<()> {
         let make = format!(
             "for m in igb igbvf vfio-pci; do modprobe $m; done; ip link set eth1 up; \
              echo {FUNCTIONS} >/sys/bus/pci/devices/{CARD}/sriov_numvfs; sleep 1"
@@ -83,7 +89,7 @@ impl DeviceMoves<'_> {
     }
 
     /// Ends the VMs of a host by its daemon, which gives all functions back.
-    fn end(&self, host: usize) -> Result<()> {
+    pub(crate) fn end(&self, host: usize) -> Result<()> {
         let vmove = self.moves.vmove("");
         self.moves.must(
             host,
@@ -96,7 +102,7 @@ impl DeviceMoves<'_> {
     }
 
     /// Waits until a driver has function `index`.
-    fn driver_is(&self, host: usize, index: usize, driver: &str) -> Result<()> {
+    pub(crate) fn driver_is(&self, host: usize, index: usize, driver: &str) -> Result<()> {
         let wait = format!(
             "for i in $(seq 150); do [ $(basename $(readlink /sys/bus/pci/devices/{}/driver || echo none)) = {driver} ] && exit 0; \
              sleep 0.1; done; readlink /sys/bus/pci/devices/{0}/driver; exit 1",
@@ -116,11 +122,11 @@ impl DeviceMoves<'_> {
     }
 
     /// Somebody on h2 who answers.
-    fn neighbour(&self) -> Result<()> {
+    pub(crate) fn neighbour(&self) -> Result<()> {
         self.run(2, "n", 3, "52:54:00:79:00:88", "quiet")
     }
 
-    fn guest(&self, words: &str) -> Result<()> {
+    pub(crate) fn guest(&self, words: &str) -> Result<()> {
         self.run(1, NAME, 0, MAC, words)?;
         self.works(1)
     }

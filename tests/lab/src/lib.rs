@@ -17,6 +17,7 @@
 //! | [`moves`] | real daemons move guests, also with wrong addresses and keys, ports that are down, and killed daemons |
 //! | [`forks`] | the same daemons fork it to other hosts |
 //! | [`devices`] | guests that own virtual functions of a card |
+//! | [`device_forks`] | the same for forks: each child gets a function of a card |
 //! | [`smoke`] | the least of both, for every test run |
 //! | [`mod@multicast`] | datagrams from one host to two |
 //!
@@ -37,6 +38,7 @@ pub mod bench;
 pub mod check;
 pub mod client;
 pub mod compare;
+pub mod device_forks;
 pub mod device_moves;
 pub mod devices;
 pub mod faults;

@@ -15,8 +15,8 @@ use vmove_lab::supervisor::Lab;
 use vmove_lab::switch::rules::Rule;
 use vmove_lab::wire::{Command, Event, Request};
 use vmove_lab::{
-    agent, bench, check, client, compare, device_moves, devices, faults, forks, moves, multicast, shell,
-    sides, smoke,
+    agent, bench, check, client, compare, device_forks, device_moves, devices, faults, forks, moves,
+    multicast, shell, sides, smoke,
 };
 
 /// Virtual hosts with RDMA (the kernel's soft RoCE) on one machine, joined by a switch that loses, delays, reorders,
@@ -282,6 +282,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
                     if let Some(programs) = device_moves {
                         let parts = moves::parts(&programs, &guest, lab.places())?;
                         ran += device_moves::all(lab, &parts, &guest, &only)?;
+                        ran += device_forks::all(lab, &parts, &guest, &only)?;
                     }
                     ensure!(
                         ran > 0,

@@ -130,7 +130,8 @@ impl OfNode {
     ) -> Result<String, ActError> {
         let forks = &self.0.forks;
         let template = name.at(&order.vm, &now());
-        let request = TemplateRequest { vm: order.vm.clone(), name: template.clone() };
+        let request =
+            TemplateRequest { vm: order.vm.clone(), name: template.clone(), ..TemplateRequest::default() };
         let saved =
             forks.clone().save_template(request).await.map_err(|error| act_error(error.into_problem()))?;
         let mut removed = 0;
