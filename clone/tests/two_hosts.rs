@@ -4,10 +4,14 @@
 mod node;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use node::Node;
+use node::devices::Shelf;
 use vmove_clone::engine::ForkPolicy;
+use vmove_node::devices::Devices;
+use vmove_types::device::VmDevice;
 use vmove_types::fork::ForkRequest;
 use vmove_types::fork_report::ForkReport;
 use vmove_types::problem::Code;
@@ -186,4 +190,103 @@ async fn a_host_that_refuses_says_why_and_the_guest_runs_on() {
     }
     counts(&first, "web").await;
     first.registry.stop("web", true).await.unwrap();
+}
+
+/// A guest `web` that is to have a device, which is not plugged in: QEMU has no such device.
+async fn guest_with_device(node: &Node, program: &str, dir: &Path) {
+    node.registry.run(guest(program, dir)).await.unwrap();
+    let request = "nic=77:00.0,mac=52:54:00:00:00:01,vlan=7".parse().unwrap();
+    node.registry.devices().take("web", &request).await.unwrap();
+    let device = VmDevice {
+        request,
+        id: "vmove-nic".to_owned(),
+        bus: "pci.0".to_owned(),
+        properties: std::collections::BTreeMap::new(),
+    };
+    let mut record = node.registry.vms().get("web").unwrap();
+    record.devices.push(device);
+    node.registry.vms().put(record).unwrap();
+}
+
+fn claims(node: &Node) -> Vec<String> {
+    let mut all: Vec<String> = node
+        .registry
+        .devices()
+        .claims()
+        .into_iter()
+        .map(|claim| format!("{} {}={}", claim.vm, claim.request.role, claim.request.address))
+        .collect();
+    all.sort();
+    all
+}
+
+fn with_devices(devices: &[&str], nodes: Vec<String>) -> ForkRequest {
+    ForkRequest {
+        vm: Some("web".to_owned()),
+        count: 2,
+        nodes,
+        devices: devices.iter().map(|text| text.parse().unwrap()).collect(),
+        ..ForkRequest::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn children_own_devices_of_their_hosts_and_give_them_back() {
+    let program = vmove_skip::need!(vmove_skip::qemu());
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = || -> Arc<dyn Devices> { Arc::new(Shelf::default()) };
+    let (first, second) = (
+        Node::start_with("n1", dir.path(), ForkPolicy::default(), shelf()).await,
+        Node::start_with("n2", dir.path(), ForkPolicy::default(), shelf()).await,
+    );
+    guest_with_device(&first, &program, dir.path()).await;
+    let parents = vec!["web nic=0000:77:00.0".to_owned()];
+
+    // What cannot be had is refused before anything is done, and what was taken before is given back.
+    for (devices, code, words) in [
+        (&["nic=77:00.0"][..], Code::NotMovable, "VM \"web\" has it"),
+        (&["gpu=77:00.1"], Code::NotMovable, "owns no device gpu"),
+        (&["nic=77:00.1,mac=52:54:00:00:00:01"], Code::NotMovable, "of the parent's device nic"),
+        (&["nic=77:00.1", "nic=77:00.7"], Code::DeviceUnavailable, "its driver refuses"),
+    ] {
+        let error = first.engine.clone().create(with_devices(devices, Vec::new())).await.unwrap_err();
+        assert_eq!(error.code(), code, "{}", error.message());
+        assert!(error.message().contains(words), "{}", error.message());
+        assert_eq!(claims(&first), parents);
+        assert_eq!(first.registry.count(), 1);
+    }
+
+    // One child here and one there, each with the device of its node at the same address.
+    let nodes = vec!["n1".to_owned(), second.address.to_string()];
+    let report = fork(&first, with_devices(&["nic=77:00.1", "2:nic=77:00.1"], nodes)).await;
+    assert_eq!(claims(&first), [&parents[0], "web.1 nic=0000:77:00.1"]);
+    assert_eq!(claims(&second), ["web.2 nic=0000:77:00.1"]);
+    assert!(report.lacks_devices(), "QEMU has no such device: {report:?}");
+    let mut macs = vec!["52:54:00:00:00:01".to_owned()];
+    for (node, child) in [(&first, &report.children[0]), (&second, &report.children[1])] {
+        let (told, record) = (&child.devices[0], node.registry.vms().get(&child.name).unwrap());
+        let identity = record.devices[0].request.identity;
+        assert_eq!((told.mac.clone(), identity.vlan), (identity.mac.map(|mac| mac.to_string()), Some(7)));
+        assert_eq!(told.mend.as_deref(), Some(&*format!("vmove devices attach {} nic", child.name)));
+        assert!(told.problem.as_ref().is_some_and(|why| why.contains("vmove-nic")), "{told:?}");
+        macs.extend(told.mac.clone());
+        counts(node, &child.name).await;
+    }
+    macs.sort();
+    macs.dedup();
+    assert_eq!(macs.len(), 3, "{macs:?}");
+
+    // On the other host one cannot be taken: that host has no child, and keeps nothing.
+    let nodes = vec![second.address.to_string()];
+    let error =
+        first.engine.clone().create(with_devices(&["nic=77:00.2", "nic=77:00.7"], nodes)).await.unwrap_err();
+    assert_eq!(error.code(), Code::DeviceUnavailable, "{}", error.message());
+    assert_eq!(claims(&second), ["web.2 nic=0000:77:00.1"]);
+
+    for child in ["web.1", "web.2"] {
+        first.engine.clone().kill(child.to_owned()).await.unwrap_or_else(|e| panic!("{}", e.message()));
+    }
+    assert_eq!((claims(&first), claims(&second)), (parents, Vec::new()));
+    first.registry.stop("web", true).await.unwrap();
+    assert!(claims(&first).is_empty());
 }

@@ -1,5 +1,7 @@
 //! A node without a daemon: a fork engine that other nodes reach by plain TCP.
 
+pub mod devices;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,6 +18,7 @@ use vmove_fabric::{Class, Endpoint, Fabric, FabricKind, Multicast};
 use vmove_hooks::Hooks;
 use vmove_hooks::hooks::Settings;
 use vmove_node::control_groups::ControlGroups;
+use vmove_node::devices::Devices;
 use vmove_node::migrations::NoMigrations;
 use vmove_node::monitors::Monitors;
 use vmove_node::peer::hello::{answer, read_answer};
@@ -41,6 +44,11 @@ pub struct Node {
 impl Node {
     /// A node whose files are in `dir`.
     pub async fn start(name: &str, dir: &Path, policy: ForkPolicy) -> Self {
+        Self::start_with(name, dir, policy, Arc::new(vmove_node::devices::NoDevices)).await
+    }
+
+    /// The same with devices.
+    pub async fn start_with(name: &str, dir: &Path, policy: ForkPolicy, devices: Arc<dyn Devices>) -> Self {
         let dir = dir.join(name);
         let (run, memory, state) = (dir.join("run"), dir.join("memory"), dir.join("state"));
         for folder in [&run, &memory, &state] {
@@ -56,7 +64,7 @@ impl Node {
                 run_dir: run,
                 reservations: Reservations::new(memory.clone()),
                 groups: ControlGroups::none(),
-                devices: Arc::new(vmove_node::devices::NoDevices),
+                devices,
                 confinement: Confinement::default(),
             },
         );
