@@ -1,6 +1,6 @@
 //! Devices of the node in forks: the parent is without them while its memory is frozen or mapped anew, and each child gets its own.
 //!
-//! What a device writes goes past page tables: while one is plugged in, memory can be neither frozen nor given a new mapping (hazards 16 and 17).
+//! What a device writes goes past page tables: while one is plugged in, memory can be neither frozen nor given a new mapping (hazards 16 and 18).
 //!
 //! | Module | Owns |
 //! |---|---|
