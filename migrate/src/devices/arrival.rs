@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use vmove_node::devices::{Devices, DevicesError};
-use vmove_node::guest_devices::fit::{is_like, why_not_in_place};
+use vmove_node::guest_devices::fit::{is_like, why_not_given, why_not_in_place};
 use vmove_node::record::VmRecord;
 use vmove_types::check::{Blocker, BlockerCode};
 use vmove_types::device::{DeviceChoice, DeviceRequest, Identity, NodeDevice, NodeDeviceList, VmDevice};
@@ -63,7 +63,12 @@ pub(crate) async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
         }
     };
     let name = &node.config.node;
-    found.extend(prepare.devices.iter().filter_map(|owned| judge(name, &prepare.spec.devices, owned, &list)));
+    found.extend(
+        prepare
+            .devices
+            .iter()
+            .filter_map(|owned| judge(name, (&prepare.vm, &prepare.spec.devices), owned, &list)),
+    );
     found
 }
 
@@ -73,13 +78,15 @@ fn blocker(role: &str, message: String) -> Blocker {
 
 fn judge(
     node: &str,
-    choices: &[DeviceChoice],
+    (vm, choices): (&str, &[DeviceChoice]),
     owned: &OwnedDevice,
     list: &NodeDeviceList,
 ) -> Option<Blocker> {
     let role = &owned.device.0.role;
     let Some(DeviceChoice(choice)) = choices.iter().find(|choice| choice.0.role == *role) else {
-        let fits = |device: &&NodeDevice| is_like(device, &owned.model) && device.refused.is_none();
+        let fits = |device: &&NodeDevice| {
+            is_like(device, &owned.model) && why_not_given(device, vm).is_none()
+        };
         let free: Vec<String> =
             list.devices.iter().filter(fits).map(|device| device.address.to_string()).take(8).collect();
         let free = if free.is_empty() {
@@ -93,7 +100,7 @@ fn judge(
         );
         return Some(blocker(role, message));
     };
-    why_not_in_place(node, role, choice.address, &owned.model, list).map(|why| blocker(role, why))
+    why_not_in_place(node, vm, role, choice.address, &owned.model, list).map(|why| blocker(role, why))
 }
 
 /// Takes all of them for the guest, or none.
@@ -154,8 +161,14 @@ mod tests {
             }))
             .unwrap()
         };
+        let of_vm = |address: &str, vm: &str| {
+            let owner = Some(DeviceOwner { vm: vm.to_owned(), role: "net0".to_owned(), held: true });
+            NodeDevice { owner, ..device(address, "8086:10ca", None) }
+        };
         let list = NodeDeviceList {
             devices: vec![
+                of_vm("0000:01:11.2", "other"),
+                of_vm("0000:01:11.0", "g"),
                 device("0000:01:10.0", "8086:10ca", None),
                 device("0000:01:10.2", "8086:10ca", Some("its IOMMU group 4 also holds 0000:01:10.4")),
                 device("0000:02:00.0", "10de:1234", None),
@@ -171,11 +184,13 @@ mod tests {
         };
         let judged = |choice: Option<&str>| {
             let choices: Vec<DeviceChoice> = choice.map(|text| text.parse().unwrap()).into_iter().collect();
-            judge("b", &choices, &owned, &list).map(|blocker| blocker.message)
+            judge("b", ("g", &choices), &owned, &list).map(|blocker| blocker.message)
         };
         assert_eq!(judged(Some("net0=0000:01:10.0")), None);
+        assert_eq!(judged(Some("net0=0000:01:11.0")), None, "what it has itself");
         for (choice, words) in [
-            (None, "free on b: 0000:01:10.0"),
+            (None, "free on b: 0000:01:11.0, 0000:01:10.0"),
+            (Some("net0=0000:01:11.2"), "VM \"other\" has it as net0"),
             (Some("net0=0000:01:10.6"), "b has no device 0000:01:10.6"),
             (Some("net0=0000:01:10.2"), "also holds"),
             (Some("net0=0000:02:00.0"), "is of model 10de:1234, the guest's is 8086:10ca"),

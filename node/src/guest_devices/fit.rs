@@ -63,10 +63,23 @@ pub fn why_not_leave(device: &VmDevice, seat: Option<&Seat>, status: &str) -> Op
     })
 }
 
-/// Why a device of `node`, which has these, cannot take the place of one of this model; `None` if it can.
+/// Why a device cannot be given to a VM: of itself, or because another VM has it; `None` if it can. What an earlier try of this VM has left
+/// is its own.
+#[must_use]
+pub fn why_not_given(device: &NodeDevice, vm: &str) -> Option<String> {
+    let other = || device.owner.as_ref().filter(|owner| owner.vm != vm);
+    device.refused.clone().or_else(|| {
+        other().map(|owner| {
+            format!("VM {:?} has it as {}; name another device, or end that VM first", owner.vm, owner.role)
+        })
+    })
+}
+
+/// Why a device of `node`, which has these, cannot take the place of one of this model for a VM; `None` if it can.
 #[must_use]
 pub fn why_not_in_place(
     node: &str,
+    vm: &str,
     role: &str,
     address: PciAddress,
     model: &str,
@@ -77,7 +90,7 @@ pub fn why_not_in_place(
             "{node} has no device {address}, which was named for {role}: `vmove devices` there lists all"
         ));
     };
-    if let Some(why) = &device.refused {
+    if let Some(why) = why_not_given(device, vm) {
         return Some(format!("Device {address} of {node}, named for {role}, cannot be given: {why}"));
     }
     (!is_like(device, model)).then(|| {

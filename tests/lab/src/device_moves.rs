@@ -259,7 +259,7 @@ impl DeviceMoves<'_> {
             match blow {
                 "source" => self.kill_daemon(1)?,
                 "destination" => self.kill_daemon(2)?,
-                _ => drop(self.moves.must(2, "kill -KILL $(pgrep -f incoming)")?),
+                _ => drop(self.moves.must(2, "kill -KILL $(pgrep -f '[i]ncoming')")?),
             }
             if blow != "source" {
                 let done = collect(&moving).context("h1 went away")?;

@@ -138,7 +138,8 @@ impl ForkEngine {
         let why_not = |device: &VmDevice| {
             let role = &device.request.role;
             let model = of.models.get(role).map_or("", String::as_str);
-            let why = why_not_in_place(&self.node, role, device.request.address, model, &list)?;
+            // A child has nothing yet.
+            let why = why_not_in_place(&self.node, "", role, device.request.address, model, &list)?;
             Some(Blocker::new(BlockerCode::Device, why).about(role))
         };
         Ok(of.children.iter().flatten().filter_map(why_not).collect())
