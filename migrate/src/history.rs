@@ -18,7 +18,7 @@ use vmove_node::peer::BoxedStream;
 use vmove_node::peer::Channel;
 use vmove_node::peer::SessionId;
 use vmove_node::record::VmRecord;
-use vmove_types::progress::{GuestPlace, Outcome, Phase, Progress, Role};
+use vmove_types::progress::{GuestPlace, MissingDevice, Outcome, Phase, Progress, Role};
 
 /// What is said of a session whose stopped guest was ended at the source.
 pub(crate) const ENDED_BY_OPERATOR: &str =
@@ -130,7 +130,8 @@ fn of_source(r: &SourceRecord) -> Progress {
         _ => failed("called off: the guest stayed at the source", GuestPlace::Source),
     };
     let group = r.group.map(|group| group.to_string());
-    Progress { group, ..of(&r.id, &r.vm.name, Role::Source, &r.to.name, &r.report.mode, outcome) }
+    let ended = Progress { group, ..of(&r.id, &r.vm.name, Role::Source, &r.to.name, &r.report.mode, outcome) };
+    lacking(ended, &r.missing)
 }
 
 fn of_destination(r: &DestinationRecord) -> Progress {
@@ -166,7 +167,13 @@ fn of_destination(r: &DestinationRecord) -> Progress {
             cancelled: false,
         },
     };
-    of(&r.id, &r.prepare.vm, Role::Destination, &r.prepare.source, "", outcome)
+    lacking(of(&r.id, &r.prepare.vm, Role::Destination, &r.prepare.source, "", outcome), &r.missing)
+}
+
+/// Of a guest that lacks these devices.
+fn lacking(mut progress: Progress, missing: &[MissingDevice]) -> Progress {
+    progress.missing_devices = missing.to_vec();
+    progress
 }
 
 fn of(id: &SessionId, vm: &str, role: Role, peer: &str, mode: &str, outcome: Outcome) -> Progress {
@@ -215,7 +222,28 @@ pub(crate) async fn answer_for_ended(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::devices::missing;
     use crate::proto::message::{Complete, Counted, SourceStand};
+
+    #[test]
+    fn devices_that_a_guest_lacks_stay_in_the_history() {
+        let lacks = vec![missing("b", "web", "net0", "it is gone".to_owned())];
+        for side in ["source.jsonl", "destination.jsonl"] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join(side);
+            if side == "source.jsonl" {
+                crate::retention::tests::at_source(dir.path(), SourceState::Aborted, false, false);
+                let mut journal = Journal::<SourceRecord>::open(&path).unwrap();
+                journal.update(|r| r.are_back(&lacks)).unwrap();
+            } else {
+                crate::retention::tests::at_destination(dir.path(), DestinationState::Complete, true);
+                let mut journal = Journal::<DestinationRecord>::open(&path).unwrap();
+                journal.update(|r| r.missing.clone_from(&lacks)).unwrap();
+            }
+            let told = snapshot(&vmove_node::disk::KernelDisk, SessionId::random(), dir.path()).unwrap();
+            assert_eq!(told.missing_devices, lacks, "{side}");
+        }
+    }
 
     /// The connection broke when the last page was here, and the session there has ended since.
     #[tokio::test]

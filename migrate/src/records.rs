@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 pub use vmove_node::guest_devices::{Asked, Detached};
 use vmove_node::peer::{PeerTarget, SessionId, Token};
 use vmove_node::record::VmRecord;
+use vmove_types::progress::MissingDevice;
 use vmove_types::report::Report;
 use vmove_types::spec::{MigrationSpec, Mode};
 
@@ -53,6 +54,9 @@ pub struct SourceRecord {
     /// The group that it moves with, whose decision commits it (`group::journals`).
     #[serde(default)]
     pub group: Option<SessionId>,
+    /// Devices that the guest lacks since then, here or at the destination.
+    #[serde(default)]
+    pub missing: Vec<MissingDevice>,
     /// What the report is to say of the time before.
     pub report: Report,
 }
@@ -61,6 +65,12 @@ impl SourceRecord {
     /// The guest was asked for devices, or was quiesced, and is not known to be as before.
     pub(crate) fn owes_devices(&self) -> bool {
         self.detached != Detached::default()
+    }
+
+    /// The guest, which stays, has got back its devices but for these.
+    pub(crate) fn are_back(&mut self, but_for: &[MissingDevice]) {
+        self.detached = Detached::default();
+        self.missing = but_for.to_vec();
     }
 
     /// Notes a state, and what is to be done in it, should this process be killed at once.
@@ -108,6 +118,9 @@ pub struct DestinationRecord {
     /// The VM's folder was made for this session. Otherwise an earlier VM of that name has left its log there, which stays.
     #[serde(default)]
     pub folder_is_ours: bool,
+    /// Devices that the guest lacks here.
+    #[serde(default)]
+    pub missing: Vec<MissingDevice>,
 }
 
 impl DestinationRecord {

@@ -155,13 +155,14 @@ impl Owner {
     }
 
     /// What came of the devices.
-    fn given(&mut self, session: &Session, given: Given) {
+    fn given(&mut self, session: &mut Session, given: Given) {
         let Given { devices, script, vm } = given;
         let (name, of) = (&session.node.config.node, &session.journal.record().prepare.vm);
         let lacks = devices.iter().filter_map(|end| Some(missing(name, of, &end.role, end.problem.clone()?)));
         let lacks: Vec<_> = lacks.collect();
         if !lacks.is_empty() {
             tracing::error!("{}", told(&lacks));
+            session.write_owing(|r| r.missing.clone_from(&lacks));
         }
         session.publisher.update(|p| p.missing_devices = lacks);
         if let Some(figures) = &mut self.figures {

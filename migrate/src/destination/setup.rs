@@ -309,6 +309,7 @@ async fn room(
         complete: None,
         to_remove: false,
         folder_is_ours: plan.folder_is_ours,
+        missing: Vec::new(),
     };
     let (dir, disk) = (node.session_dir(id), node.disk());
     let path = dir.join("destination.jsonl");

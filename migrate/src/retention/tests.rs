@@ -28,7 +28,7 @@ fn vm() -> VmRecord {
     }
 }
 
-fn at_source(dir: &Path, state: SourceState, freed: bool, untold: bool) {
+pub(crate) fn at_source(dir: &Path, state: SourceState, freed: bool, untold: bool) {
     let record = SourceRecord {
         id: SessionId::random(),
         vm: vm(),
@@ -45,6 +45,7 @@ fn at_source(dir: &Path, state: SourceState, freed: bool, untold: bool) {
         untold,
         to_resume: false,
         detached: Detached::default(),
+        missing: Vec::new(),
         report: Report::default(),
     };
     Journal::create(&dir.join("source.jsonl"), record).unwrap();
@@ -87,6 +88,7 @@ pub(crate) fn at_destination(dir: &Path, state: DestinationState, released: bool
         complete: None,
         to_remove: false,
         folder_is_ours: false,
+        missing: Vec::new(),
     };
     Journal::create(&dir.join("destination.jsonl"), record).unwrap();
 }

@@ -17,7 +17,7 @@ use crate::owed;
 use crate::ownership::SourceEvent;
 use crate::proto::message::{SourceStand, ToDestination, ToSource};
 use crate::publish::Publisher;
-use crate::records::{Detached, SourceRecord};
+use crate::records::SourceRecord;
 use crate::vmm::Leaving;
 use vmove_node::journal::Journal;
 use vmove_node::peer::{Channel, HelloError, LinkError, LinkKind};
@@ -205,11 +205,11 @@ pub(crate) async fn put_back(
     let back = if stopped { bring_back_later(&node, &record).await } else { Ok(()) };
     if back.is_ok() {
         let lacks = bring_back_of(&node, &record).await;
-        publisher.update(|p| p.missing_devices = lacks);
         let noted = journal.update_owing(|r| {
             r.to_resume = false;
-            r.detached = Detached::default();
+            r.are_back(&lacks);
         });
+        publisher.update(|p| p.missing_devices = lacks);
         if let Err(error) = noted {
             publisher.cannot_write(journal.path(), &error);
         }

@@ -19,7 +19,7 @@ pub(super) async fn bring_back(session: &mut Session) -> Vec<MissingDevice> {
     let record = session.journal.record().clone();
     let missing = bring_back_of(&session.node, &record).await;
     if record.detached != Detached::default() {
-        session.write_owing(|r| r.detached = Detached::default());
+        session.write_owing(|r| r.are_back(&missing));
     }
     session.publisher.update(|p| p.missing_devices.clone_from(&missing));
     missing
@@ -83,6 +83,9 @@ pub(super) fn add_to_report(session: &mut Session, figures: &Complete) {
         .iter()
         .filter_map(|end| end.problem.as_ref().map(|why| missing(&name, &vm, &end.role, why.clone())));
     let lacks: Vec<MissingDevice> = lacks.collect();
+    if !lacks.is_empty() {
+        session.write_owing(|r| r.missing.clone_from(&lacks));
+    }
     session.publisher.update(|p| p.missing_devices = lacks);
     if let Some(script) = &figures.script {
         session.report.resume_ms = Some(script.ms);

@@ -119,6 +119,7 @@ pub(crate) async fn begin(begun: Begun) {
         to_resume: false,
         detached: Detached::default(),
         group,
+        missing: Vec::new(),
         report: report.clone(),
     };
     let dir = node.session_dir(id);
