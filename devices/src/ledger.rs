@@ -141,7 +141,8 @@ impl Ledger {
     }
 
     /// Gives a device to a VM: checks it, sets its addresses and hands it to `vfio-pci`. If anything fails it is as it was before, or the
-    /// claim stays for [`Ledger::recover`]. Asked again for what the VM has, it changes nothing.
+    /// claim stays for [`Ledger::recover`]. Asked again for what the VM has, it changes nothing,
+    /// unless somebody has taken that off `vfio-pci`, or made it anew: then it is given once more.
     ///
     /// # Errors
     /// [`Cause::Taken`], [`Cause::RoleTaken`], what [`check`] and [`vf::apply`] and [`bind::bind`] give, and [`Cause::Journal`].
@@ -152,7 +153,7 @@ impl Ledger {
             && claim.request == *request
             && claim.step == Step::Held
         {
-            return Ok(claim.clone());
+            return self.renew(claim.clone());
         }
         self.is_free(vm, request).map_err(failed)?;
         let device = list::read(&self.sys, address)?;
@@ -189,6 +190,27 @@ impl Ledger {
             return Err(error);
         }
         Ok(Claim { step: Step::Held, ..claim })
+    }
+
+    /// Sees to it that what a VM has can be plugged in.
+    fn renew(&mut self, claim: Claim) -> Result<Claim, DeviceError> {
+        let address = claim.request.address;
+        let device = list::read(&self.sys, address)?;
+        let is_bound = device.driver.as_deref().is_some_and(bind::is_vfio);
+        if claim.taken_in || (is_bound && device.group == Some(claim.group)) {
+            return Ok(claim);
+        }
+        let failed = |cause: Cause| cause.of(address, Act::Take);
+        let group = check(&self.sys, &NodeDevices::read(&self.sys), &device).map_err(failed)?;
+        let claim = Claim { group, ..claim };
+        self.note(address, |claims| {
+            let ours = claims.iter_mut().filter(|known| known.request.address == address);
+            ours.for_each(|known| known.group = group);
+        })?;
+        vf::apply(&self.sys, &*self.functions, &device, &claim.request.identity)?;
+        bind::bind(&self.sys, address)?;
+        self.let_open(group, self.user).map_err(failed)?;
+        Ok(claim)
     }
 
     /// Notes a device that the QEMU of a VM has already, which somebody else started. Nothing of it is changed, also not when it is given

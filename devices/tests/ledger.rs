@@ -290,3 +290,17 @@ fn a_device_that_a_foreign_qemu_has_is_noted_and_left_alone() {
     ledger.forget("a").unwrap();
     assert!(ledger.claims().is_empty());
 }
+
+#[test]
+fn a_device_that_somebody_took_off_vfio_is_given_once_more() {
+    let node = Node::new(IGB);
+    let mut ledger = node.ledger();
+    ledger.take("a", &request(NET)).unwrap();
+    vmove_devices::bind::unbind(&node.kernel.sys(), VF.parse().unwrap(), Some("igbvf"), None).unwrap();
+    assert_eq!(node.driver(VF).as_deref(), Some("igbvf"));
+    ledger.take("a", &request(NET)).unwrap();
+    assert_eq!(node.driver(VF).as_deref(), Some("vfio-pci"));
+    assert_eq!(node.ledger().claims().len(), 1);
+    ledger.give_back("a", "net0", NOW).unwrap();
+    assert_eq!(node.driver(VF).as_deref(), Some("igbvf"));
+}
