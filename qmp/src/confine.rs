@@ -203,6 +203,9 @@ pub enum LockedMemory {
     All,
 }
 
+/// `CAP_IPC_LOCK`, whose owner no limit of locked memory holds for.
+const IPC_LOCK: u64 = 1 << 14;
+
 /// Raises the limit of locked memory of a QEMU that runs, if it is lower: before a device of the host is plugged in.
 ///
 /// # Errors
@@ -217,7 +220,13 @@ pub fn allow_locked_memory(pid: u32, bytes: u64) -> std::io::Result<()> {
     if soft == "unlimited" || soft.parse::<u64>().is_ok_and(|soft| soft >= bytes) {
         return Ok(());
     }
-    prlimit(Some(pid), Resource::Memlock, Rlimit { current: Some(bytes), maximum: Some(bytes) })?;
+    let raised = prlimit(Some(pid), Resource::Memlock, Rlimit { current: Some(bytes), maximum: Some(bytes) });
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()))?;
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let capabilities = capabilities.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).unwrap_or(0);
+    if capabilities & IPC_LOCK == 0 {
+        raised?;
+    }
     Ok(())
 }
 

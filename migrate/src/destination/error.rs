@@ -40,6 +40,11 @@ pub(super) enum DestinationError {
     HugePages { shortage: Shortage, source: Box<DestinationError> },
     #[error("QEMU did not start at the destination")]
     Launch(#[source] LaunchError),
+    #[error(
+        "The destination QEMU may not lock the {mib} MiB of the guest's memory, as it must for a device: vmoved there lacks CAP_SYS_RESOURCE, by which \
+         it raises that limit (RLIMIT_MEMLOCK); give it that, or start it with `ulimit -l unlimited` (LimitMEMLOCK=infinity)"
+    )]
+    LockedMemory { mib: u64, source: io::Error },
     #[error("The destination QEMU did not load the device state; its log says: {log}")]
     DeviceState { log: String, source: DeviceStateError },
     #[error("This daemon was started anew, and the source has not dialled yet")]

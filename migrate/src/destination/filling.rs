@@ -380,6 +380,7 @@ impl Ready {
                 (vm.pid, vm.pid_start) = (pid, start);
             }
         })?;
+        let_lock_memory(session)?;
         if let Some(attached) = launched.attached {
             session.files.memory.attach(attached);
         }
@@ -391,6 +392,16 @@ impl Ready {
         };
         Ok(Self { qemu, touched: launched.touched })
     }
+}
+
+/// A guest that is to have devices gives its own up only for a QEMU that may pin its memory.
+fn let_lock_memory(session: &Session) -> Result<(), DestinationError> {
+    let Some(vm) = session.journal.record().vm.as_ref().filter(|vm| !vm.devices.is_empty()) else {
+        return Ok(());
+    };
+    let bytes = vm.ram.iter().map(|ram| ram.size).sum();
+    let raised = session.node.config.vmm.let_lock_memory(vm, bytes);
+    raised.map_err(|source| DestinationError::LockedMemory { mib: bytes >> 20, source })
 }
 
 async fn populated(populating: &mut Option<Populating>) -> Result<(), PopulateError> {
