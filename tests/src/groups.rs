@@ -8,7 +8,8 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::blows::deck::Dice;
@@ -288,8 +289,7 @@ impl Pair {
             Victim::QemuThere => qemu_pids(self.there()),
         };
         let Some(pid) = pids.into_iter().nth(planned.which) else { return Ok(false) };
-        let pid = Pid::from_raw(pid).context("a process id")?;
-        Ok(kill_process(pid, Signal::KILL).is_ok())
+        Ok(kill(Pid::from_raw(pid), Signal::SIGKILL).is_ok())
     }
 
     /// Waits until nothing is at work on either node.

@@ -81,7 +81,7 @@ fn a_member_that_is_refused_or_lost_keeps_all_at_the_source() {
         .here()
         .rest("POST", "/v1/groups", &json!({ "members": [{ "vm": "rank0", "to": "b" }] }))
         .expect("an answer");
-    assert!(status == 422 && refused.to_string().contains("two VMs or more"), "{status} {refused}");
+    assert!(status == 400 && refused.to_string().contains("two VMs or more"), "{status} {refused}");
 }
 
 /// By the id of one member, while the other is at work too; and then by that of the group.
