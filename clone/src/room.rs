@@ -207,6 +207,20 @@ mod tests {
     }
 
     #[test]
+    fn guests_that_get_devices_take_all_of_their_memory() {
+        // Two of three children, the parent, and what the template had no memory for.
+        let demand = Demand::new(3, GIB, None, false).with_pinned(2, true, GIB / 2);
+        let wanted = 3 * (32 << 20) + (64 << 20) + 3 * GIB + GIB / 2;
+        demand.fits(&rooms(u64::MAX, wanted)).unwrap();
+        let error = demand.fits(&rooms(u64::MAX, wanted - 1)).unwrap_err().to_string();
+        assert!(error.contains("2 children and the parent get devices"), "{error}");
+        let same = Demand::new(3, GIB, None, false).with_pinned(0, false, GIB);
+        assert_eq!(same.guest_total(), Demand::new(3, GIB, None, false).guest_total());
+        let huge = Demand::new(3, GIB, None, true);
+        assert_eq!(huge.with_pinned(3, true, GIB).guest_total(), huge.guest_total(), "counted anyway");
+    }
+
+    #[test]
     fn numbers_beyond_all_bounds_do_not_wrap() {
         let error =
             Demand::new(u64::MAX, GIB, None, false).fits(&rooms(u64::MAX - 1, u64::MAX - 1)).unwrap_err();

@@ -16,8 +16,8 @@ use crate::supervisor::Lab;
 
 /// Forks whose pauses are compared.
 const ROUNDS: usize = 3;
-/// Moments at which the daemon is killed, in milliseconds after the fork was asked for.
-const KILLS: [u64; 8] = [150, 400, 700, 1000, 1400, 1900, 2500, 3500];
+/// Phases of a fork in which the daemon is killed. The second and later forks begin with memory of its own for the parent.
+const KILLS: [&str; 4] = ["detach", "load", "rehome", "devices"];
 /// For a guest to have its function and to work with it.
 const WORKS_TIMEOUT: Duration = Duration::from_secs(90);
 
@@ -331,26 +331,27 @@ impl DeviceForks<'_> {
         self.works(1, NAME, 1).map(drop)
     }
 
-    /// Killed after times that grow: the parent has its function, and each other one is that of a child that works, or the host's.
+    /// Killed in one phase after another: the parent has its function, and each other one is that of a child that works, or the host's.
     fn killed(&self) -> Result<()> {
         self.base.guest("")?;
         let mut there = Vec::new();
-        for wait in KILLS {
+        for phase in KILLS {
             let fork = self.vfork(&format!("create {NAME} --count 3 {}", Self::devices()));
             let kill = format!(
-                "({fork} >/dev/null 2>&1 &); sleep {}; kill -KILL $(cat /run/vmoved.pid); sleep 0.2",
-                Duration::from_millis(wait).as_secs_f64()
+                "({fork} >/dev/null 2>&1 &); for i in $(seq 1200); do {} | grep -q '\"phase\":\"{phase}\"' && break; done; \
+                 {0} | grep -o '\"phase\":\"[a-z]*\"'; kill -KILL $(cat /run/vmoved.pid); sleep 0.2",
+                self.vfork("--json list")
             );
-            self.must(1, &kill)?;
+            let seen = self.must(1, &kill)?;
             self.base.moves.start(1, "")?;
-            let children = self.settled().with_context(|| format!("killed after {wait} ms"))?;
+            let children = self.settled().with_context(|| format!("killed in {phase}"))?;
+            println!("  killed in {phase} ({}): {} of 3 children are there", seen.trim(), children.len());
             there.push(children.len());
             for name in &children {
                 self.stop(1, name)?;
             }
             (1..FUNCTIONS).try_for_each(|index| self.base.driver_is(1, index, "igbvf"))?;
         }
-        println!("  killed after {KILLS:?} ms: {there:?} of 3 children came to be");
         ensure!(there.contains(&0), "no kill came before the children: {there:?}");
         Ok(())
     }
