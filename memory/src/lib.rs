@@ -5,6 +5,7 @@
 //! - [`uffd`]: faults of the guest, and mapping pages in answer to them.
 //! - [`dirty`]: which pages the guest wrote since the last look.
 //! - [`keep`]: memory copied as it was at one moment, while its process writes on.
+//! - [`own_file`]: private memory moved to a file that the process shares, while it runs.
 //! - [`table`]: where each page of a destination stands.
 //! - [`mod@collapse`], [`memdir`]: huge pages, and the directories that hold RAM files.
 //!
@@ -45,6 +46,7 @@ mod error;
 pub mod keep;
 mod maps;
 pub mod memdir;
+pub mod own_file;
 mod pagemap;
 mod process;
 mod qemu_mapping;
@@ -71,6 +73,7 @@ pub use error::{MemoryError, Result};
 pub use keep::{KeepFailure, Keeper, Kept};
 pub use maps::MapEntry;
 pub use memdir::MemoryDir;
+pub use own_file::{Moved, Mover, OwnFile, PrivatePart, Standing};
 pub use process::Process;
 pub use qemu_mapping::QemuMapping;
 pub use ram::{Mapping, RamFile, find_mappings, is_shared_whole};

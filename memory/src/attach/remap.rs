@@ -11,7 +11,7 @@ use super::Injector;
 use crate::error::{MemoryError, Result};
 use crate::process::Process;
 use crate::qemu_mapping::QemuMapping;
-use crate::units::{Hva, PageSize};
+use crate::units::{ByteLen, Hva, PageSize};
 
 /// Whether writes through a mapping reach the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,35 +114,53 @@ fn replace(
 ) -> Result<()> {
     let mut aside = Vec::new();
     for one in replacements {
-        let flags = flags(one);
-        let prot = word(libc::PROT_READ | libc::PROT_WRITE);
-        let args = [0, one.at.len.0, prot, flags, word(one.fd_in_qemu), one.at.file_offset.0];
-        match injector.syscall(libc::SYS_mmap, args) {
+        match map_aside(injector, one) {
             Ok(at) => aside.push(at),
             Err(error) => {
                 // Nothing has been replaced yet, and nothing will be.
                 for (at, one) in aside.iter().zip(replacements) {
-                    injector.syscall(libc::SYS_munmap, [*at, one.at.len.0, 0, 0, 0, 0])?;
+                    unmap(injector, *at, one.at.len)?;
                 }
                 return Err(error);
             }
         }
     }
     for (at, one) in aside.iter().zip(replacements) {
-        let len = one.at.len.0;
-        let how = word(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
-        injector.syscall(libc::SYS_mremap, [*at, len, len, how, one.at.hva.0, 0])?;
-        for advice in &one.hints.advice {
-            // A hint that this kind of mapping cannot take (merging of shared pages) is none.
-            let taken = injector.syscall(libc::SYS_madvise, [one.at.hva.0, len, word(*advice), 0, 0, 0]);
-            match taken {
-                Err(MemoryError::Remote { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {}
-                other => drop(other?),
-            }
-        }
+        move_over(injector, *at, one.at.len, one.at.hva)?;
+        advise(injector, one.at.hva.0, one.at.len, &one.hints)?;
     }
     for (new, old) in descriptors {
         injector.syscall(libc::SYS_dup3, [word(*new), word(*old), word(libc::O_CLOEXEC), 0, 0, 0])?;
+    }
+    Ok(())
+}
+
+/// Makes the new mapping, at an address where nothing is. Returns the address.
+pub(crate) fn map_aside(injector: &mut Injector, one: &Replacement) -> Result<u64> {
+    let prot = word(libc::PROT_READ | libc::PROT_WRITE);
+    let args = [0, one.at.len.0, prot, flags(one), word(one.fd_in_qemu), one.at.file_offset.0];
+    injector.syscall(libc::SYS_mmap, args)
+}
+
+/// Moves a mapping that was made aside, or a part of it, over what is mapped at `to`, in one step.
+pub(crate) fn move_over(injector: &mut Injector, aside: u64, len: ByteLen, to: Hva) -> Result<()> {
+    let how = word(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
+    injector.syscall(libc::SYS_mremap, [aside, len.0, len.0, how, to.0, 0]).map(drop)
+}
+
+/// Takes a mapping that was made aside away again.
+pub(crate) fn unmap(injector: &mut Injector, at: u64, len: ByteLen) -> Result<()> {
+    injector.syscall(libc::SYS_munmap, [at, len.0, 0, 0, 0, 0]).map(drop)
+}
+
+/// Asks of the kernel what was asked for the mapping before.
+pub(crate) fn advise(injector: &mut Injector, at: u64, len: ByteLen, hints: &MappingHints) -> Result<()> {
+    for advice in &hints.advice {
+        // A hint that this kind of mapping cannot take (merging of shared pages) is none.
+        match injector.syscall(libc::SYS_madvise, [at, len.0, word(*advice), 0, 0, 0]) {
+            Err(MemoryError::Remote { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {}
+            other => drop(other?),
+        }
     }
     Ok(())
 }

@@ -1,0 +1,230 @@
+//! Memory of a real process that writes while its memory is moved to a file of its own.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Mover, OwnFile, PrivatePart, Standing};
+use crate::testing::ram::{Dir, Guest, on_both};
+use crate::{
+    ByteLen, ByteRange, FileOffset, Hva, MappingHints, Process, QemuMapping, RamFile, Replacement, Sharing,
+    descriptors_of, is_shared_whole, replace_in_qemu,
+};
+
+const MIB: u64 = 1 << 20;
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A process whose memory is private since a moment ago: its file does not change any more.
+struct Stage {
+    guest: Guest,
+    process: Arc<Process>,
+    home: RamFile,
+    private: Vec<QemuMapping>,
+}
+
+fn content(file: &RamFile) -> Vec<u8> {
+    let mapping = file.map().expect("map");
+    let mut bytes = vec![0; file.len().as_usize()];
+    for extent in file.data_extents().expect("extents") {
+        let part = &mut bytes[ByteLen(extent.start.0).as_usize()..][..extent.len.as_usize()];
+        mapping.copy_out(extent.start, part).expect("in range");
+    }
+    bytes
+}
+
+fn word(bytes: &[u8], at: u64) -> u64 {
+    let at = ByteLen(at).as_usize();
+    u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight"))
+}
+
+impl Stage {
+    /// 32 MiB, of which the last 8 are a hole.
+    fn new(dir: &Dir, map: &str) -> Self {
+        let (ram, home) = (dir.file(&format!("ram-{map}"), 32), dir.file(&format!("home-{map}"), 32));
+        let mut guest = Guest::start_with(map, vec![ram]);
+        guest.target.ask("touch-all 0 4096");
+        let hole = ByteRange::new(FileOffset(24 * MIB), ByteLen(8 * MIB));
+        guest.files[0].punch(hole).expect("punch");
+        // So that the process has a descriptor of it.
+        guest.target.ask(&format!("map-small {}", home.path().display()));
+        let process = Arc::new(Process::open(guest.target.pid()).expect("it runs"));
+        let fd_in_qemu = descriptors_of(&process, guest.files[0].identity()).expect("fds")[0];
+        let freeze = |at: &QemuMapping| Replacement {
+            at: *at,
+            fd_in_qemu,
+            sharing: Sharing::Private,
+            hints: MappingHints::read(&process, at.hva).expect("smaps"),
+        };
+        let all: Vec<_> = guest.mappings.iter().map(freeze).collect();
+        replace_in_qemu(&process, &all, &[]).expect("private");
+        let private = guest.mappings.iter().map(|at| QemuMapping { shared: false, ..*at }).collect();
+        Self { guest, process, home, private }
+    }
+
+    fn fill(&self) {
+        let (from, to) = (self.guest.files[0].map().expect("map"), self.home.map().expect("map"));
+        for extent in self.guest.files[0].data_extents().expect("extents") {
+            let mut bytes = vec![0; extent.len.as_usize()];
+            from.copy_out(extent.start, &mut bytes).expect("in range");
+            to.copy_in(extent.start, &bytes).expect("in range");
+        }
+    }
+
+    fn mover(&self, parts: &[QemuMapping], strays: &[(Hva, ByteLen)]) -> Mover {
+        let fd_in_qemu = descriptors_of(&self.process, self.home.identity()).expect("fds")[0];
+        let file = RamFile::open(self.home.path()).expect("home");
+        let own = OwnFile { mapping: file.map().expect("map"), file, fd_in_qemu };
+        let part = |at: &QemuMapping| PrivatePart { at: *at, hints: MappingHints::default(), filled: true };
+        let parts: Vec<_> = parts.iter().map(part).collect();
+        Mover::new(Arc::clone(&self.process), &parts, vec![own], strays).expect("this kernel can")
+    }
+
+    /// What of the guest's memory lies where it did and is still private.
+    fn standing(&self) -> Standing {
+        let home = RamFile::open(self.home.path()).expect("home");
+        Standing::read(&self.process, &self.private, &[home]).expect("mapped")
+    }
+
+    /// Writes to every other page while `work` is done. Returns what was written, by offset.
+    fn written_during<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> (HashMap<u64, u64>, T) {
+        assert_eq!(self.guest.target.ask("writer 0 8192"), "ok");
+        let done = work(self);
+        let deadline = Instant::now() + TIMEOUT;
+        while self.guest.target.ask("writer-done") != "true" {
+            assert!(Instant::now() < deadline, "the writer hangs");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let pair = |entry: &str| {
+            let (at, value) = entry.split_once(':')?;
+            Some((at.parse().ok()?, value.parse().ok()?))
+        };
+        let written = self.guest.target.ask("writer-end");
+        (written.split(' ').filter_map(pair).collect(), done)
+    }
+
+    /// Pages of which `bytes` has not what the process wrote there, or what was there before.
+    fn wrong(&self, bytes: &[u8], written: &HashMap<u64, u64>) -> usize {
+        let before = |at| if at < 24 * MIB { at + 1 } else { 0 };
+        let pages = (0..32 * MIB).step_by(4096);
+        pages.filter(|at| word(bytes, *at) != written.get(at).copied().unwrap_or_else(|| before(*at))).count()
+    }
+}
+
+/// Also seen to fail: what is written to a piece that is not protected while it is copied is lost.
+#[test]
+fn nothing_is_lost_of_what_a_process_writes_while_its_memory_is_moved() {
+    on_both(128, |dir| {
+        for map in ["map", "map-small"] {
+            for unprotected in [false, true] {
+                let mut stage = Stage::new(dir, map);
+                stage.fill();
+                let (written, moved) = stage.written_during(|stage| {
+                    let mut mover = stage.mover(&stage.private, &[]);
+                    mover.unprotected = unprotected;
+                    while mover.step().expect("moved") {}
+                    mover.moved()
+                });
+                eprintln!("{map}: {moved:?}");
+                assert!(stage.standing().is_shared(), "all of it is the file");
+                assert_eq!(moved.pieces, 16);
+                assert!(moved.longest > Duration::ZERO && moved.waited <= moved.longest * 32, "{moved:?}");
+                let wrong = stage.wrong(&content(&stage.home), &written);
+                assert_eq!(wrong > 0, unprotected, "{map}: {wrong} pages are not as they should be");
+                // What it wrote before was no page of the file's: only that was copied from it.
+                assert!(moved.own.0 > 0 && moved.own.0 <= 32 * MIB, "{moved:?}");
+                for file in [stage.guest.files[0].path(), stage.home.path()] {
+                    std::fs::remove_file(file).expect("file");
+                }
+                // The template is as it was.
+                let before = content(&stage.guest.files[0]);
+                assert_eq!(stage.wrong(&before, &HashMap::new()), 0);
+            }
+        }
+    });
+}
+
+/// A page is copied from the process only if it is its own, also where it was never mapped or is a hole.
+#[test]
+fn only_pages_of_ones_own_are_copied_from_the_process() {
+    let dir = vmove_skip::need!(Dir::new(crate::Backing::Thp, 128));
+    let mut stage = Stage::new(&dir, "map");
+    stage.fill();
+    for at in [0, 5 * MIB + 4096, 30 * MIB] {
+        stage.guest.writes(at, 7);
+    }
+    assert_eq!(stage.guest.reads(8 * MIB), 8 * MIB + 1);
+    let mut mover = stage.mover(&stage.private, &[]);
+    while mover.step().expect("moved") {}
+    assert_eq!(mover.moved().own, ByteLen(3 * 4096), "{:?}", mover.moved());
+    let written = [0, 5 * MIB + 4096, 30 * MIB].map(|at| (at, 7)).into();
+    assert_eq!(stage.wrong(&content(&stage.home), &written), 0);
+    assert_eq!(stage.guest.reads(30 * MIB), 7);
+}
+
+/// As after the death of a daemon: what was moved is the file's, the rest private; and both are whole.
+#[test]
+fn a_move_that_is_cut_off_loses_nothing_and_is_taken_up() {
+    on_both(128, |dir| {
+        let mut stage = Stage::new(dir, "map");
+        stage.fill();
+        let (written, left) = stage.written_during(|stage| {
+            let mut mover = stage.mover(&stage.private, &[]);
+            assert!(mover.step().expect("moved"), "one batch of two");
+            drop(mover);
+            stage.standing().private
+        });
+        assert_eq!(left.iter().map(|part| part.len.0).sum::<u64>(), 16 * MIB, "{left:?}");
+        // Counting would take the other mapping of the file for what is still private.
+        assert!(is_shared_whole(&stage.process, &[&stage.home]).expect("maps"));
+        for at in (0..32 * MIB).step_by(4096) {
+            let before = if at < 24 * MIB { at + 1 } else { 0 };
+            assert_eq!(stage.guest.reads(at), written.get(&at).copied().unwrap_or(before), "at {at}");
+        }
+        let strays = stage.standing().strays;
+        assert_eq!(strays.iter().map(|stray| stray.1.0).sum::<u64>(), 32 * MIB, "{strays:?}");
+        let mut mover = stage.mover(&left, &strays);
+        while mover.step().expect("moved") {}
+        assert_eq!(stage.standing(), Standing::default(), "what was left aside is gone");
+        let bytes = content(&stage.home);
+        assert_eq!(stage.wrong(&bytes, &written), 0);
+        // It is the file's from now on.
+        stage.guest.writes(3 * MIB, 99);
+        let mut seen = [0; 8];
+        if stage.home.page_size() == crate::PageSize::Base4K {
+            File::open(stage.home.path()).expect("home").read_exact_at(&mut seen, 3 * MIB).expect("read");
+            assert_eq!(u64::from_ne_bytes(seen), 99);
+        }
+    });
+}
+
+/// Nobody waits for ever for memory whose move has failed.
+#[test]
+fn a_move_that_fails_lets_writers_go_on() {
+    let dir = vmove_skip::need!(Dir::new(crate::Backing::Thp, 128));
+    let mut stage = Stage::new(&dir, "map");
+    let (written, error) = stage.written_during(|stage| {
+        let mut mover = stage.mover(&stage.private, &[]);
+        // It cannot be mapped: there is no such descriptor.
+        mover.files[0].fd_in_qemu = 1_000_000;
+        mover.step().expect_err("no descriptor")
+    });
+    assert!(error.to_string().contains("mmap"), "{error}");
+    assert_eq!(stage.standing().private.iter().map(|part| part.len.0).sum::<u64>(), 32 * MIB);
+    for (at, value) in written {
+        assert_eq!(stage.guest.reads(at), value);
+    }
+    // The same, in the middle of a batch: a file that cannot hold what is to be copied there.
+    let (written, error) = stage.written_during(|stage| {
+        let mut mover = stage.mover(&stage.private, &[]);
+        let short = dir.file("short", 2);
+        mover.files[0].mapping = short.map().expect("map");
+        mover.step().expect_err("too short")
+    });
+    assert!(error.to_string().contains("guest RAM"), "{error}");
+    // Its first piece was moved.
+    for (at, value) in written.into_iter().filter(|(at, _)| *at >= 2 * MIB) {
+        assert_eq!(stage.guest.reads(at), value);
+    }
+}
