@@ -203,14 +203,9 @@ pub struct Promoted {
     pub vm: String,
     /// False if it had memory of its own already.
     pub was_private: bool,
-    /// Bytes copied.
-    pub bytes: u64,
-    /// Rounds while the guest ran.
-    pub rounds: u32,
-    /// How long the guest stood still, in milliseconds.
-    pub pause_ms: f64,
-    /// All of it, in milliseconds.
-    pub total_ms: f64,
+    /// How it went; absent if it had memory of its own already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_memory: Option<crate::fork_report::OwnMemory>,
     /// Devices that the guest was without meanwhile.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<ParentDevice>,
@@ -305,6 +300,12 @@ pub struct TemplateInfo {
     /// Why the script did not end as it should that was to run in the guest when it had its devices again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resume_problem: Option<String>,
+    /// How it was given memory of its own afterwards; only in the answer to a save.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_memory: Option<crate::fork_report::OwnMemory>,
+    /// What the operator should know; only in the answer to a save.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// Templates of a node.

@@ -207,9 +207,18 @@ pub struct ForkReport {
     /// How the parent's memory was frozen; absent for a template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub freeze: Option<FreezeReport>,
-    /// The parent was given memory of its own first, since it had been forked before. Milliseconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rehomed_ms: Option<f64>,
+    /// The parent was given memory of its own before this fork, since an earlier one had left it none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_memory_before: Option<OwnMemory>,
+    /// The parent was given memory of its own after this fork, so that it can be moved and forked again. Absent for a template, where
+    /// memory was copied instead (`freeze`), where it could not be done (see `warnings`), and for a guest that asked for the fork, which is
+    /// answered first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_memory: Option<OwnMemory>,
+    /// How long the parent stood still for this fork in all steps together, in milliseconds: `parent_pause_ms`, and what it was stopped or
+    /// had to wait while it was given memory of its own. What it waited counts fully even if only one of its processors did.
+    #[serde(default)]
+    pub parent_stood_still_ms: f64,
     /// Disks of the parent that were frozen, and what it writes to since.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<FrozenDisk>,
@@ -256,6 +265,34 @@ pub struct FreezeReport {
     pub kept_bytes: u64,
     /// From the guest's RESUME until the copy was whole, in milliseconds.
     pub whole_ms: f64,
+}
+
+/// A VM was given memory of its own after a fork, while it ran.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct OwnMemory {
+    /// Bytes copied from the template.
+    pub template_bytes: u64,
+    /// Bytes copied that the guest had written since the fork.
+    pub own_bytes: u64,
+    /// How often somebody (the guest, QEMU, the kernel for them) waited for the 2 MiB, or the huge page, that was being moved.
+    pub waits: u64,
+    /// How long all of them waited together, in milliseconds, at most.
+    pub waited_ms: f64,
+    /// The longest of these times, at most.
+    pub longest_wait_ms: f64,
+    /// How long the guest was stopped for it, in milliseconds: only if a disk uses direct I/O.
+    pub pause_ms: f64,
+    /// All of it, in milliseconds.
+    pub total_ms: f64,
+}
+
+impl OwnMemory {
+    /// How long the guest stood still for it, at most, in milliseconds.
+    #[must_use]
+    pub fn stood_still_ms(&self) -> f64 {
+        self.pause_ms + self.waited_ms
+    }
 }
 
 /// How far a copy of a guest's memory has come.

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use vmove_client::Client;
 use vmove_spread::simulate::{SimulateArguments, SimulateError};
 use vmove_types::fork::{ForkNode, ForkRequest, TemplateRequest, WarmRequest};
-use vmove_types::fork_report::{ForkProgress, ForkReport, FreezeReport, HostReport, LoadWrite};
+use vmove_types::fork_report::{ForkProgress, ForkReport, FreezeReport, HostReport, LoadWrite, OwnMemory};
 use vmove_types::problem::{Code, Exit, Problem};
 use vmove_types::units::{format_bytes, format_ms};
 
@@ -135,11 +135,11 @@ fn describe(done: &ForkReport) -> String {
     let mut text = table(&["CHILD", "NODE", "PID", "NETWORK", "STATE"], &rows);
     text.push_str(&describe_verified(done));
     text.push_str(&describe_hosts(done));
-    if let Some(first) = done.rehomed_ms {
+    if let Some(first) = done.own_memory_before {
         text.push_str(&format!(
             "{} had been forked before: it got memory of its own first, in {}\n",
             done.parent,
-            format_ms(first)
+            format_ms(first.total_ms)
         ));
     }
     text.push_str(&devices::describe(done));
@@ -152,12 +152,28 @@ fn describe(done: &ForkReport) -> String {
             disk.base.display()
         ));
     }
+    text.push_str(&describe_own_memory(&done.parent, done.own_memory.as_ref()));
     text.push_str(&format!(
         "{} stood still for {}; all children ran after {}\n",
         done.parent,
-        format_ms(done.parent_pause_ms),
+        format_ms(done.parent_stood_still_ms),
         format_ms(done.all_running_ms)
     ));
+    text
+}
+
+/// What it took to make the guest as it was.
+fn describe_own_memory(vm: &str, own: Option<&OwnMemory>) -> String {
+    let Some(own) = own else { return String::new() };
+    let copied = format_bytes(own.template_bytes + own.own_bytes);
+    let mut text = format!(
+        "{vm} has memory of its own again and can be forked and moved: {copied} copied in {} while it ran",
+        format_ms(own.total_ms)
+    );
+    if own.stood_still_ms() > 0.0 {
+        text.push_str(&format!("; it stood still for {} of that, at most", format_ms(own.stood_still_ms())));
+    }
+    text.push('\n');
     text
 }
 
@@ -360,14 +376,13 @@ async fn promote(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
     let done = client.promote(vm).await?;
     if json {
         say_json(&done)?;
-    } else if done.was_private {
+    } else if let Some(own) = done.own_memory {
         say(&format!(
-            "{:?} has memory of its own: {} copied in {} rounds and {}, paused for {}",
+            "{:?} has memory of its own: {} copied in {}; it stood still for {}",
             done.vm,
-            format_bytes(done.bytes),
-            done.rounds,
-            format_ms(done.total_ms),
-            format_ms(done.pause_ms)
+            format_bytes(own.template_bytes + own.own_bytes),
+            format_ms(own.total_ms),
+            format_ms(own.stood_still_ms())
         ))?;
     } else {
         say(&format!("{:?} had memory of its own already", done.vm))?;
@@ -405,11 +420,18 @@ async fn save(client: &Client, args: Save, json: bool) -> Result<Exit, End> {
             saved.vm,
             format_ms(saved.parent_pause_ms.unwrap_or(0.0))
         ))?;
+        let own = describe_own_memory(&saved.vm, saved.own_memory.as_ref());
+        if !own.is_empty() {
+            say(own.trim_end())?;
+        }
         let said = devices::describe_away(&saved.vm, &saved.devices)
             + &describe_freeze(&saved.vm, saved.freeze.as_ref());
         if !said.is_empty() {
             say(said.trim_end())?;
         }
+    }
+    for warning in &saved.warnings {
+        note(&format!("vfork: {warning}"));
     }
     Ok(devices::exit(&saved.devices))
 }

@@ -48,6 +48,7 @@ mod unreadable;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use vmove_fabric::{Class, Incoming};
@@ -74,6 +75,8 @@ use crate::record::Members;
 
 /// Forks that are remembered for whoever asks how they went.
 const REMEMBERED: usize = 64;
+/// Between looks whether a VM has been given memory of its own.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// All forks of a node.
 #[derive(Debug)]
@@ -103,6 +106,8 @@ pub struct ForkEngine {
 struct State {
     /// VMs and templates that a fork or a promotion is at work on.
     claimed: HashSet<String>,
+    /// Those of them whose fork has been answered already, and which are given memory of their own: whoever comes next waits.
+    coming_home: HashSet<String>,
     /// Children whose memory is still on its way, and the node that it comes from.
     fetching: HashMap<String, String>,
     /// Prepared children by the name of their parent.
@@ -126,7 +131,9 @@ struct Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.engine.lock().claimed.remove(&self.name);
+        let mut state = self.engine.lock();
+        state.claimed.remove(&self.name);
+        state.coming_home.remove(&self.name);
     }
 }
 
@@ -228,6 +235,14 @@ impl ForkEngine {
     /// [`ForkError::Busy`].
     pub fn not_at_work(&self, name: &str) -> Result<(), ForkError> {
         if self.lock().claimed.contains(name) { Err(ForkError::Busy(name.to_owned())) } else { Ok(()) }
+    }
+
+    /// As [`Self::claim`], but waits for a VM that is being given memory of its own after a fork.
+    async fn claim_at_home(self: &Arc<Self>, name: &str) -> Result<Claim, ForkError> {
+        while self.lock().coming_home.contains(name) {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        self.claim(name)
     }
 
     /// Says of children that their memory is still on its way from `node`.

@@ -12,12 +12,14 @@ use vmove_qmp::confine::Confinement;
 use vmove_qmp::inspect::VmFacts;
 use vmove_types::Backing;
 use vmove_types::check::{Blocker, BlockerCode};
+use vmove_types::fork_report::OwnMemory;
 
 use super::ForkEngine;
 use super::devices::Away;
 use super::distribution::allocated;
 use super::error::ForkError;
 use super::message::Kind;
+use super::promote::Forked;
 use crate::CloneError;
 use crate::check::{self, GuestRam, Way};
 use crate::child::Base;
@@ -30,8 +32,8 @@ pub struct Guest {
     pub client: Client,
     pub facts: VmFacts,
     pub base: Base,
-    /// How long it took to give it memory of its own first, in milliseconds, if it had none.
-    pub rehomed_ms: Option<f64>,
+    /// How it was given memory of its own first, if it had none.
+    pub own_memory_before: Option<OwnMemory>,
 }
 
 /// What is to be forked, as far as another host must know it beforehand.
@@ -63,6 +65,16 @@ impl Outline {
 }
 
 impl Guest {
+    /// What is needed of it, if its memory becomes private and it can be given memory of its own at once. While a device is plugged in it
+    /// cannot: the device reaches the pages that were pinned. Such a guest gets it when it next lets its devices go.
+    pub fn forked(&self, ram: &GuestRam) -> Option<Forked> {
+        (ram.way == Way::Remapped && self.record.devices.is_empty()).then(|| Forked {
+            record: self.record.clone(),
+            client: self.client.clone(),
+            facts: self.facts.clone(),
+        })
+    }
+
     /// What another host must know.
     pub fn outline(&self) -> Outline {
         let files: Vec<&Path> = self.record.ram.iter().map(|ram| ram.path.as_path()).collect();
@@ -135,8 +147,13 @@ impl Origin {
         self.guest_bytes().saturating_sub(allocated(&files).0)
     }
 
-    pub fn rehomed_ms(&self) -> Option<f64> {
-        if let Self::Guest(guest, _) = self { guest.rehomed_ms } else { None }
+    pub fn own_memory_before(&self) -> Option<OwnMemory> {
+        if let Self::Guest(guest, _) = self { guest.own_memory_before } else { None }
+    }
+
+    /// See [`Guest::forked`].
+    pub fn forked(&self) -> Option<Forked> {
+        if let Self::Guest(guest, ram) = self { guest.forked(ram) } else { None }
     }
 
     pub fn guest_bytes(&self) -> u64 {
@@ -148,7 +165,7 @@ impl Origin {
 }
 
 impl ForkEngine {
-    /// Looks at a guest and its memory; gives it memory of its own first, if it was forked before.
+    /// Looks at a guest and its memory; gives it memory of its own first, if an earlier fork has left it none.
     pub(super) async fn guest(
         self: &Arc<Self>,
         id: &str,
@@ -158,8 +175,7 @@ impl ForkEngine {
         if self.members.get(&guest.record).is_some_and(|m| !m.private.is_empty()) {
             self.detach_devices(away, &guest.record, &guest.client).await?;
             self.update(id, |p| p.phase = "rehome".to_owned());
-            let done = self.rehome(&guest.record, &guest.client, &guest.facts).await?;
-            guest.rehomed_ms = Some(done.total_ms);
+            guest.own_memory_before = self.rehome(&guest.record, &guest.client, &guest.facts).await?;
         }
         let record = guest.record.clone();
         let ram = run_blocking(move || GuestRam::open(&record)).await??;
@@ -192,7 +208,7 @@ impl ForkEngine {
                 .unwrap_or_else(|| self.registry.confinement().clone()),
             ..self.base(&facts.machine, record.backing)
         };
-        Ok(Guest { record, client, facts, base, rehomed_ms: None })
+        Ok(Guest { record, client, facts, base, own_memory_before: None })
     }
 
     pub(super) fn template_origin(&self, name: &str) -> Result<Origin, ForkError> {

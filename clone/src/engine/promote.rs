@@ -1,45 +1,48 @@
-//! `vfork promote`, and what `vmove migrate` does first.
+//! Memory of its own for a VM whose memory is private since a fork: right after the fork, and by `vfork promote`.
 
 use std::sync::Arc;
 
-use crate::check;
+use crate::CloneError;
 use crate::disk;
-use crate::rehome::{self, Rehomed};
+use crate::rehome::Rehome;
 use vmove_node::blocking::run_blocking;
 use vmove_node::record::VmRecord;
+use vmove_node::reservations::{Reservation, Wanted};
 use vmove_qmp::Client;
 use vmove_qmp::inspect::VmFacts;
+use vmove_types::Backing;
 
 use super::ForkEngine;
 use super::devices::Returned;
 use super::error::ForkError;
 use vmove_types::fork::{DiskChain, Promoted};
 use vmove_types::fork_devices::Parting;
+use vmove_types::fork_report::OwnMemory;
+
+/// A guest that was forked, and whose memory is private since.
+#[derive(Debug, Clone)]
+pub(super) struct Forked {
+    pub(super) record: VmRecord,
+    pub(super) client: Client,
+    pub(super) facts: VmFacts,
+}
 
 impl ForkEngine {
     /// Gives a VM memory of its own, if it has none.
     ///
     /// # Errors
-    /// [`ForkError`]: its memory is what it was then.
+    /// [`ForkError`]: the guest runs on with what it has.
     pub async fn promote(self: Arc<Self>, name: String) -> Result<Promoted, ForkError> {
-        let _claim = self.claim(&name)?;
+        let _claim = self.claim_at_home(&name).await?;
         self.registry.not_in_session(&name)?;
         let record = self.registry.vms().get(&name)?;
-        let private = self.members.get(&record).is_some_and(|m| !m.private.is_empty());
         let (client, facts) = self.registry.inspect(&record).await?;
         let disks = disk::chains(&client).await?;
-        let (done, returned) = if private {
-            self.rehome_without_devices(&record, &client, &facts).await?
-        } else {
-            (Rehomed::default(), Returned::default())
-        };
+        let (own_memory, returned) = self.rehome_without_devices(&record, &client, &facts).await?;
         Ok(Promoted {
             vm: name,
-            was_private: private,
-            bytes: done.bytes,
-            rounds: done.rounds,
-            pause_ms: done.pause_ms,
-            total_ms: done.total_ms,
+            was_private: own_memory.is_some(),
+            own_memory,
             devices: returned.devices,
             disks: disks
                 .into_iter()
@@ -54,7 +57,10 @@ impl ForkEngine {
         record: &VmRecord,
         client: &Client,
         facts: &VmFacts,
-    ) -> Result<(Rehomed, Returned), ForkError> {
+    ) -> Result<(Option<OwnMemory>, Returned), ForkError> {
+        if self.members.get(record).is_none_or(|member| member.private.is_empty()) {
+            return Ok((None, Returned::default()));
+        }
         let id = uuid::Uuid::new_v4().simple().to_string();
         let mut away = self.stays_with_devices(&id, &record.name, Parting::default());
         let done = match self.detach_devices(&mut away, record, client).await {
@@ -67,27 +73,77 @@ impl ForkEngine {
         }
     }
 
-    /// Memory of its own for a VM that is known to have none, and has no device of the node plugged in: what such a device writes is not seen, and
-    /// its mapping would stay as it was. The caller has claimed it.
+    /// Memory of its own for a VM that has none; `None` if it has. The caller has claimed it, and no device of the node is plugged in: what
+    /// such a device writes is not seen, and its mapping would stay as it was.
     pub(super) async fn rehome(
         &self,
         record: &VmRecord,
         client: &Client,
         facts: &VmFacts,
-    ) -> Result<Rehomed, ForkError> {
-        let Some(mut member) = self.members.get(record) else { return Ok(Rehomed::default()) };
+    ) -> Result<Option<OwnMemory>, ForkError> {
+        let Some(mut member) = self.members.get(record).filter(|m| !m.private.is_empty()) else {
+            return Ok(None);
+        };
+        let rehome = Rehome::look(record, &member.private).await?;
         // It may have been done before, and that could not be written down.
-        let looked_at = record.clone();
-        let private = run_blocking(move || check::is_private(&looked_at)).await??;
-        let done = if private {
-            rehome::rehome(record, &member.private, client, facts).await?
+        let done = if rehome.is_done() {
+            None
         } else {
-            Rehomed::default()
+            let room = self.room_of_its_own(record, rehome.needed()?).await?;
+            let done = rehome.run(client, facts).await?;
+            drop(room);
+            Some(done)
         };
         member.private = Vec::new();
         self.members.put(&member)?;
-        tracing::info!(vm = %record.name, bytes = done.bytes, rounds = done.rounds, pause_ms = done.pause_ms,
-            total_ms = done.total_ms, "memory of its own again");
+        tracing::info!(vm = %record.name, ?done, "memory of its own again");
         Ok(done)
+    }
+
+    /// As [`Self::rehome`], right after a fork. Says why if it cannot be done: then it is done when the guest is next forked or moved.
+    pub(super) async fn rehome_after_fork(
+        &self,
+        fork: &str,
+        guest: &Forked,
+    ) -> (Option<OwnMemory>, Option<String>) {
+        self.update(fork, |p| p.phase = "rehome".to_owned());
+        match self.rehome(&guest.record, &guest.client, &guest.facts).await {
+            Ok(done) => (done, None),
+            Err(error) => {
+                let (vm, why) = (&guest.record.name, error.message());
+                tracing::warn!(%fork, %vm, %why, "the guest has no memory of its own after a fork");
+                let warning = format!(
+                    "{vm} runs on with private memory, over that of its children; it gets memory of its own when it is next forked or \
+                     moved, or by `vfork promote {vm}`. Now it could not: {why}"
+                );
+                (None, Some(warning))
+            }
+        }
+    }
+
+    async fn room_of_its_own(&self, record: &VmRecord, needed: u64) -> Result<Reservation, ForkError> {
+        let reservations = self.registry.reservations().clone();
+        let holder = format!("memory of its own for {:?}", record.name);
+        let (backing, files) = (record.backing, record.ram.iter().map(|ram| ram.path.clone()).collect());
+        let wanted = Wanted { backing, guest_bytes: needed, host_bytes: 0 };
+        let work = move || {
+            let fits = |rooms: &vmove_node::reservations::Rooms| {
+                let mib = needed.div_ceil(1 << 20);
+                let (what, hint) = match backing {
+                    Backing::Thp => ("memory", "free some, or end children that share its memory as it was"),
+                    _ => ("free huge pages", "reserve more with vm.nr_hugepages"),
+                };
+                if needed <= rooms.guest.left() {
+                    return Ok(());
+                }
+                let text =
+                    format!("memory of its own needs {mib} MiB of {what}, found {}: {hint}", rooms.guest);
+                Err(CloneError::NoRoom(text))
+            };
+            let reserved = reservations.reserve(&holder, wanted, fits).map_err(CloneError::from)??;
+            reserved.in_files(files);
+            Ok::<_, CloneError>(reserved)
+        };
+        Ok(run_blocking(work).await??)
     }
 }

@@ -11,6 +11,7 @@ use vmove_qmp::inspect::inspect_binary;
 use vmove_types::time::ms;
 
 use super::ForkEngine;
+use super::promote::Forked;
 use super::devices::Away;
 use super::error::ForkError;
 use vmove_node::blocking::run_blocking;
@@ -29,7 +30,7 @@ impl ForkEngine {
         let parting = request.parting().map_err(ForkError::Parting)?;
         let TemplateRequest { vm, name, .. } = request;
         check_name(&name)?;
-        let _claim = self.claim(&vm)?;
+        let _claim = self.claim_at_home(&vm).await?;
         let _name = if name == vm { None } else { Some(self.claim(&name)?) };
         let dir = self.saved_dir(&name);
         if dir.exists() || self.in_memory(&name).is_some() {
@@ -37,7 +38,7 @@ impl ForkEngine {
         }
         let id = uuid::Uuid::new_v4().simple().to_string();
         let mut away = self.stays_with_devices(&id, &vm, parting);
-        let frozen = match self.freeze_without_devices(&id, &name, &mut away).await {
+        let (frozen, forked) = match self.freeze_without_devices(&id, &name, &mut away).await {
             Ok(frozen) => frozen,
             Err(error) => return Err(self.return_after(away, &id, error).await),
         };
@@ -51,13 +52,21 @@ impl ForkEngine {
             }
             saved
         };
-        let saved = run_blocking(work).await?;
+        let own_memory = async {
+            match &forked {
+                Some(forked) => self.rehome_after_fork(&id, forked).await,
+                None => (None, None),
+            }
+        };
+        // At the same time: a disk may need long for what memory does in a moment.
+        let (saved, (own_memory, warning)) = tokio::join!(run_blocking(work), own_memory);
         self.end_journal(&vm, journal).await;
-        let saved = saved?;
+        let saved = saved??;
         tracing::info!(template = %name, vm = %vm, bytes = saved.bytes, pause_ms, "template saved");
         let mut info = info(&saved.manifest, true, Some(&saved));
         (info.parent_pause_ms, info.freeze) = (Some(pause_ms), Some(freeze));
         (info.devices, info.resume_problem) = (returned.devices, returned.resume_problem);
+        (info.own_memory, info.warnings) = (own_memory, warning.into_iter().collect());
         Ok(info)
     }
 
@@ -67,10 +76,11 @@ impl ForkEngine {
         id: &str,
         name: &str,
         away: &mut Away,
-    ) -> Result<Frozen, ForkError> {
+    ) -> Result<(Frozen, Option<Forked>), ForkError> {
         let (guest, ram) = self.guest(id, away).await?;
         self.detach_devices(away, &guest.record, &guest.client).await?;
-        self.freeze(id, &guest, ram, Some(name.to_owned()), Vec::new()).await
+        let forked = guest.forked(&ram);
+        Ok((self.freeze(id, &guest, ram, Some(name.to_owned()), Vec::new()).await?, forked))
     }
 
     /// Brings a template from disk into memory.
@@ -177,6 +187,8 @@ fn info(manifest: &template::Manifest, loaded: bool, saved: Option<&Saved>) -> T
         roles: manifest.devices.iter().map(|one| one.device.request.role.clone()).collect(),
         devices: Vec::new(),
         resume_problem: None,
+        own_memory: None,
+        warnings: Vec::new(),
     }
 }
 

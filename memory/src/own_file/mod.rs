@@ -165,7 +165,13 @@ impl Mover {
         let mut injector = Injector::attach(&self.process)?;
         let done = self.move_batch(&mut injector, &batch);
         injector.release()?;
-        done.map(|()| !self.batches.is_empty())
+        done.map(|()| self.is_left())
+    }
+
+    /// Something is left to be moved.
+    #[must_use]
+    pub const fn is_left(&self) -> bool {
+        !self.batches.is_empty()
     }
 
     /// What was moved so far.

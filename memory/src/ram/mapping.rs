@@ -135,6 +135,20 @@ impl Mapping {
         self.check_whole()
     }
 
+    /// Copies a range of another file's mapping to the same place here, which should have been populated.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`].
+    pub fn copy_from(&self, source: &Self, range: ByteRange) -> Result<()> {
+        let len = range.len.as_usize();
+        let (from, to) = (source.at(range.start, len)?, self.at(range.start, len)?);
+        // SAFETY: rules 1 and 2; two mappings do not overlap, and one does not overlap itself at the same place without being equal,
+        // which `ptr::copy` allows.
+        unsafe { ptr::copy(from, to, len) };
+        source.check_whole()?;
+        self.check_whole()
+    }
+
     /// True if every byte of the page is zero. Stops at the first that is not. May allocate (see the type).
     ///
     /// # Errors

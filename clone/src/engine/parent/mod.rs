@@ -25,6 +25,7 @@ use super::children::{LoadOrder, Planned, Prepared, Start, Then, discard_all, ma
 use super::devices::{Away, ChildDevices, Dealt, deal};
 use super::error::ForkError;
 use super::origin::Origin;
+use super::promote::Forked;
 use super::{Claim, ForkEngine, metrics};
 use crate::CloneError;
 use crate::check::GuestRam;
@@ -64,7 +65,7 @@ impl ForkEngine {
         let parting = parting(&request)?;
         // Before the VM is claimed: a hook may take its time.
         self.ask_before_fork(&id, &parent, &request).await?;
-        let claim = self.claim(&parent)?;
+        let claim = self.claim_at_home(&parent).await?;
         self.begin_progress(ForkProgress {
             id: id.clone(),
             parent: parent.clone(),
@@ -74,32 +75,36 @@ impl ForkEngine {
         })?;
         let fork = Fork { id, parent, request, parting, begun };
         let span = tracing::info_span!("fork", id = %fork.id);
-        let ended = self.fork(&fork).instrument(span).await;
+        let mut left = None;
+        let ended = self.fork(&fork, &mut left).instrument(span).await;
         self.end_progress(&fork.id, begun, ended.as_ref());
         metrics::count(ended.as_ref(), fork.request.count);
         self.tell_end(&fork.id, &fork.parent, ended.as_ref());
         if ended.is_ok() {
             let wanted = fork.request.warm.unwrap_or(self.policy.warm);
-            if let (Some(vm), true) = (fork.request.vm, wanted > 0) {
-                self.prepare_for_next(claim, vm, wanted);
-            }
+            let wanted = fork.request.vm.filter(|_| wanted > 0).map(|vm| (vm, wanted));
+            self.go_on(claim, fork.id, left, wanted);
         }
         ended
     }
 
     /// The steps of a fork: check, call hosts, freeze, make children, report. The parent is without its devices from before the freeze until
     /// after it.
-    async fn fork(self: &Arc<Self>, fork: &Fork) -> Result<ForkReport, ForkError> {
+    async fn fork(self: &Arc<Self>, fork: &Fork, left: &mut Option<Forked>) -> Result<ForkReport, ForkError> {
         let mut away = self.stays_with_devices(&fork.id, &fork.parent, fork.parting.clone());
-        let ready = match self.until_frozen(fork, &mut away).await {
+        let mut ready = match self.until_frozen(fork, &mut away).await {
             Ok(ready) => ready,
             Err(error) => return Err(self.return_after(away, &fork.id, error).await),
         };
+        if self.guests.asked_for(&fork.id) {
+            // The guest waits for its answer.
+            *left = ready.forked.take();
+        }
         // At once: the parent does without them meanwhile.
         let engine = self.clone();
         let returning = tokio::spawn(async move { engine.return_devices(away).await }.in_current_span());
-        let Ready { here, hosts, source, guest, mut report } = ready;
-        let made = self.make_children(fork, here, hosts, &source, guest, &mut report).await;
+        let Ready { here, hosts, source, guest, forked, mut report } = ready;
+        let made = self.make_children(fork, here, hosts, &source, (guest, forked), &mut report).await;
         match returning.await {
             Ok(returned) => returned.report(&mut report),
             Err(error) => tracing::error!(%error, "a task that gives a guest its devices back failed"),
@@ -117,10 +122,10 @@ impl ForkEngine {
         let here = self.plan_here(fork, &origin, &hosts, &dealt).await?;
 
         let report = first_report(fork, &origin);
-        let guest = origin.private();
+        let (guest, forked) = (origin.private(), origin.forked());
         let freezing = self.freeze_origin(&fork.id, origin, here.names(), away);
         match hosts.alive_during(freezing).await {
-            Ok(source) => Ok(Ready { here, hosts, source, guest, report }),
+            Ok(source) => Ok(Ready { here, hosts, source, guest, forked, report }),
             Err(error) => {
                 discard_all(here.prepared).await;
                 drop(here.planned);
@@ -223,7 +228,7 @@ impl ForkEngine {
         here: ChildrenHere,
         hosts: CalledHosts,
         source: &FrozenOrigin,
-        guest: Option<Arc<GuestRam>>,
+        (guest, forked): (Option<Arc<GuestRam>>, Option<Forked>),
         report: &mut ForkReport,
     ) -> Result<(), ForkError> {
         let (id, verify) = (fork.id.as_str(), fork.request.verify);
@@ -251,8 +256,18 @@ impl ForkEngine {
         self.update(id, |p| p.phase = "devices".to_owned());
         self.plug_children(&here.devices, &mut report.children).await;
         self.give_back_unused(&here.devices).await;
+        let own_memory = async {
+            match forked {
+                Some(forked) => self.rehome_after_fork(id, &forked).await,
+                None => (None, None),
+            }
+        };
+        // What the children here are expected to write is kept for them.
+        let (own_memory, warning) =
+            tokio::join!(own_memory, async { following.finish(self, id, report).await }).0;
         drop(here.room);
-        following.finish(self, id, report).await;
+        report.own_memory = own_memory;
+        report.warnings.extend(warning);
         Ok(())
     }
 
@@ -262,6 +277,9 @@ impl ForkEngine {
         self.images.settle_fork(&fork.id);
         self.tidy(&fork.parent, source).await;
         report.children.sort_by_key(|child| child.index);
+        let waited = [report.own_memory_before, report.own_memory].into_iter().flatten();
+        report.parent_stood_still_ms =
+            report.parent_pause_ms + waited.map(|own| own.stood_still_ms()).sum::<f64>();
         report.complete_ms = ms(Mono::now().since(fork.begun));
         let lost: usize = report.hosts.iter().map(|host| host.children - host.running).sum();
         let failed = lost + report.children.iter().filter(|c| c.error.is_some()).count();
@@ -322,11 +340,27 @@ impl ForkEngine {
         });
     }
 
-    /// Prepares children for the next fork, with the claim on the VM kept meanwhile.
-    fn prepare_for_next(self: &Arc<Self>, claim: Claim, vm: String, wanted: usize) {
+    /// What is done after a fork was answered, with the claim on the VM kept meanwhile: memory of its own for a guest that has asked for
+    /// the fork, children prepared for the next one.
+    fn go_on(
+        self: &Arc<Self>,
+        claim: Claim,
+        fork: String,
+        left: Option<Forked>,
+        wanted: Option<(String, usize)>,
+    ) {
+        if left.is_some() {
+            self.lock().coming_home.insert(claim.name.clone());
+        }
         let engine = self.clone();
         tokio::spawn(async move {
-            if let Err(error) = engine.prepare_here(&vm, wanted).await {
+            if let Some(forked) = left {
+                engine.rehome_after_fork(&fork, &forked).await;
+                engine.update(&fork, |p| p.phase = "done".to_owned());
+            }
+            if let Some((vm, wanted)) = wanted
+                && let Err(error) = engine.prepare_here(&vm, wanted).await
+            {
                 tracing::warn!(vm = %vm, why = %error.message(), "no children could be prepared for the next fork");
             }
             drop(claim);
@@ -340,6 +374,7 @@ struct Ready {
     hosts: CalledHosts,
     source: FrozenOrigin,
     guest: Option<Arc<GuestRam>>,
+    forked: Option<Forked>,
     report: ForkReport,
 }
 
@@ -387,7 +422,7 @@ fn first_report(fork: &Fork, origin: &Origin) -> ForkReport {
         warnings: if origin.base().locks_memory() { vec![NOT_LOCKED.to_owned()] } else { Vec::new() },
         multicast: Multicast::default(),
         fabric: "local".to_owned(),
-        rehomed_ms: origin.rehomed_ms(),
+        own_memory_before: origin.own_memory_before(),
         ..ForkReport::default()
     }
 }

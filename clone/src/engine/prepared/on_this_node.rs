@@ -21,7 +21,7 @@ impl ForkEngine {
     /// # Errors
     /// [`ForkError`]. Those that could be prepared stay.
     pub async fn prepare(self: Arc<Self>, vm: String, request: WarmRequest) -> Result<Warm, ForkError> {
-        let _claim = self.claim(&vm)?;
+        let _claim = self.claim_at_home(&vm).await?;
         let WarmRequest { count, nodes } = request;
         self.allowed_prepared(count)?;
         let (own, others): (Vec<_>, Vec<_>) = nodes.iter().partition(|node| **node == self.node);

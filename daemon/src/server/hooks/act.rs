@@ -241,10 +241,12 @@ async fn allow_migration(
     }
     // After a fork a VM's memory is private, which cannot be moved: it gets a RAM file of its own first.
     let promoted = app.forks.clone().promote(vm.to_owned()).await.map_err(IntoProblem::into_problem)?;
-    Ok(promoted.was_private.then(|| {
+    Ok(promoted.own_memory.map(|own| {
         format!(
-            "the memory of {:?} was private since a fork: it was given memory of its own first ({:.0} ms, guest paused for {:.1} ms)",
-            promoted.vm, promoted.total_ms, promoted.pause_ms
+            "the memory of {:?} was private since a fork: it was given memory of its own first ({:.0} ms, guest stood still for {:.1} ms)",
+            promoted.vm,
+            own.total_ms,
+            own.stood_still_ms()
         )
     }))
 }

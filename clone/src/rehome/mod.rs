@@ -1,0 +1,180 @@
+//! Memory of its own for a guest whose memory is private since a fork: its parent, or a child.
+//!
+//! ```text
+//! guest's memory   private, over the template --------------------------------> pieces of it shared --> shared, its own file
+//! its RAM file     filled from the template, which never changes (`fill`)       takes the pages that the guest has written
+//! ```
+//!
+//! The guest runs all the while. First the file is filled, which no write of the guest can disturb. Then memory is moved over piece by
+//! piece ([`Mover`]): who writes to the piece under work waits for some 0.1 ms. So it takes as long as one copy of what is not
+//! zero, however much the guest writes meanwhile. A guest whose disks write to its memory past the page table (direct I/O) is stopped
+//! and drained for a few pieces at a time.
+//!
+//! QEMU's own descriptor names the RAM file all along, so that afterwards everything is as if the guest had never been forked: it can be
+//! moved, forked again, and has huge pages. Whatever fails, or whoever dies, in the middle: the guest runs on with all of its memory,
+//! some of it private; the next attempt goes on from there.
+
+mod fill;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use vmove_fabric::ThreadOptions;
+use vmove_memory::{
+    Injector, Moved, Mover, OwnFile, PrivatePart, Process, QemuMapping, RamFile, Standing, descriptors_of,
+};
+use vmove_node::record::VmRecord;
+use vmove_qmp::Client;
+use vmove_qmp::inspect::{DeviceKind, VmFacts};
+use vmove_types::fork_report::OwnMemory;
+use vmove_types::time::{Mono, ms};
+
+use self::fill::Frozen;
+use crate::CloneError;
+use crate::check::{hints_of, open_files};
+use crate::error::blocking;
+
+/// `stop` drains the disks.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a guest with direct I/O is stopped at a time, besides what QEMU needs for it.
+const STOPPED: Duration = Duration::from_millis(2);
+
+/// What is to be moved, looked at. Nothing is changed yet.
+#[derive(Debug)]
+pub struct Rehome {
+    name: String,
+    process: Arc<Process>,
+    files: Vec<RamFile>,
+    mappings: Vec<QemuMapping>,
+    standing: Standing,
+    frozen: Vec<Option<Frozen>>,
+}
+
+impl Rehome {
+    /// Looks at the guest of `vm`, whose memory was mapped privately at `private`.
+    ///
+    /// # Errors
+    /// [`CloneError`].
+    pub async fn look(vm: &VmRecord, private: &[QemuMapping]) -> Result<Self, CloneError> {
+        let (vm, mappings) = (vm.clone(), private.to_vec());
+        blocking(move || {
+            let process = Arc::new(Process::reopen(vm.pid.unsigned_abs(), vm.pid_start)?);
+            let files = open_files(&vm)?;
+            let standing = Standing::read(&process, &mappings, &files)?;
+            let frozen = fill::frozen(&process, &standing)?;
+            Ok(Self { name: vm.name, process, files, mappings, standing, frozen })
+        })
+        .await
+    }
+
+    /// Nothing is left to do.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.standing.is_shared() && self.standing.strays.is_empty()
+    }
+
+    /// Memory that it takes beside what is there, in bytes.
+    ///
+    /// # Errors
+    /// [`CloneError::Memory`].
+    pub fn needed(&self) -> Result<u64, CloneError> {
+        fill::needed(&self.standing, &self.frozen)
+    }
+
+    /// Moves it.
+    ///
+    /// # Errors
+    /// [`CloneError`]; the guest runs on, with memory that is still private, or some of it.
+    pub async fn run(self, client: &Client, facts: &VmFacts) -> Result<OwnMemory, CloneError> {
+        let begun = Instant::now();
+        let discards = |kind| matches!(kind, DeviceKind::Balloon | DeviceKind::VirtioMem);
+        if let Some(device) = facts.devices.iter().find(|d| discards(d.kind)) {
+            return Err(CloneError::Task(format!(
+                "device {} ({}) gives memory back while it is being copied: detach it (device_del) first",
+                device.id, device.driver
+            )));
+        }
+        // A page that a disk has pinned changes unseen.
+        let drained = facts.status == "running" && facts.has_direct_io();
+        let (mover, template_bytes) = blocking(move || self.fill()).await?;
+        let filled = begun.elapsed();
+        let (moved, pause) = match drained {
+            false => (urgently(mover, |_| true).await?.moved(), Duration::ZERO),
+            true => move_stopped(client, mover).await?,
+        };
+        let total = begun.elapsed();
+        tracing::debug!(?moved, filled_ms = ms(filled), total_ms = ms(total), "memory of its own");
+        Ok(OwnMemory {
+            template_bytes,
+            own_bytes: moved.own.0,
+            waits: moved.waits,
+            waited_ms: ms(moved.waited),
+            longest_wait_ms: if moved.waits > 0 { ms(moved.longest) } else { 0.0 },
+            pause_ms: ms(pause),
+            total_ms: ms(total),
+        })
+    }
+
+    /// Fills the files from the template, and prepares the move.
+    fn fill(self) -> Result<(Mover, u64), CloneError> {
+        Injector::prepare(&self.process)?;
+        let hints = hints_of(&self.process, &self.mappings)?;
+        let mut own = Vec::new();
+        for file in self.files {
+            let held = descriptors_of(&self.process, file.identity())?;
+            let fd_in_qemu = held.first().copied().ok_or_else(|| {
+                CloneError::Task(format!(
+                    "QEMU of {:?} holds no descriptor of {}",
+                    self.name,
+                    file.path().display()
+                ))
+            })?;
+            own.push(OwnFile { mapping: file.map()?, file, fd_in_qemu });
+        }
+        let copied = fill::fill(&self.standing, &self.frozen, &own)?;
+        let mut parts = Vec::new();
+        for (part, frozen) in self.standing.private.iter().zip(&self.frozen) {
+            let of = self.mappings.iter().position(|m| m.hva <= part.hva && part.hva < m.end());
+            let hints = of.map(|index| hints[index].clone()).unwrap_or_default();
+            parts.push(PrivatePart { at: *part, hints, filled: frozen.is_some() });
+        }
+        Ok((Mover::new(self.process, &parts, own, &self.standing.strays)?, copied))
+    }
+}
+
+/// Runs the mover as long as `go_on` says and something is left, on a thread that is not held up by others: guests wait for it.
+async fn urgently(
+    mut mover: Mover,
+    go_on: impl Fn(&Mover) -> bool + Send + 'static,
+) -> Result<Mover, CloneError> {
+    let (tell, told) = tokio::sync::oneshot::channel();
+    let work = move || {
+        let done = loop {
+            match mover.step() {
+                Ok(true) if go_on(&mover) => {}
+                Ok(_) => break Ok(mover),
+                Err(error) => break Err(error),
+            }
+        };
+        let _ = tell.send(done);
+    };
+    let thread = ThreadOptions::urgent("vmove-own").spawn(move |_| work());
+    thread.map_err(|e| CloneError::Task(format!("no thread to move memory: {e}")))?;
+    told.await.map_err(|e| CloneError::Task(e.to_string())).and_then(|done| Ok(done?))
+}
+
+/// A few pieces at a time, with the guest stopped and drained.
+async fn move_stopped(client: &Client, mut mover: Mover) -> Result<(Moved, Duration), CloneError> {
+    let mut pause = Duration::ZERO;
+    while mover.is_left() {
+        let stopped = Mono::now();
+        client.execute_raw("stop", Value::Null, COMMAND_TIMEOUT).await?;
+        let until = Instant::now() + STOPPED;
+        let moved = urgently(mover, move |_| Instant::now() < until).await;
+        client.execute_raw("cont", Value::Null, COMMAND_TIMEOUT).await?;
+        pause += Mono::now().since(stopped);
+        mover = moved?;
+    }
+    Ok((mover.moved(), pause))
+}
