@@ -106,6 +106,9 @@ pub struct Member {
     /// Its memory, where that is private: what the guest has written is in none of its RAM files. Empty once it has memory
     /// of its own.
     pub private: Vec<QemuMapping>,
+    /// It is stopped for moments while its memory is moved, and is to be set running if that is cut off.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stopped_to_move: bool,
     /// Its parent's guest asked for it: it counts among what all guests may take of this host.
     #[serde(default)]
     pub by_guest: bool,
@@ -173,6 +176,7 @@ impl Members {
             fork: fork.to_owned(),
             node: None,
             private: private.to_vec(),
+            stopped_to_move: false,
             by_guest,
         })
     }
@@ -215,6 +219,7 @@ mod tests {
             fork: "f".to_owned(),
             node: None,
             private: Vec::new(),
+            stopped_to_move: false,
             by_guest: false,
         };
         members.put(&member).unwrap();

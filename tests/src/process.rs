@@ -155,10 +155,26 @@ pub fn resident_bytes(pid: i32) -> Option<u64> {
 /// When it has no such mapping.
 pub fn ram_in(pid: i32, bytes: u64) -> Result<u64> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    let found = maps.lines().filter_map(addresses).find(|(start, end)| end - start == bytes);
-    found
-        .map(|(start, _)| start)
-        .with_context(|| format!("no mapping of {bytes} bytes in process {pid}: {maps}"))
+    let all: Vec<(u64, u64)> = maps.lines().filter_map(addresses).collect();
+    let whole = all.iter().find(|(start, end)| end - start == bytes).map(|(start, _)| *start);
+    // While a guest gets memory of its own, a part of it is private and the rest is shared.
+    let pieces = || {
+        all.iter().enumerate().find_map(|(first, (start, _))| adds_up(&all[first..], bytes).then_some(*start))
+    };
+    whole.or_else(pieces).with_context(|| format!("no mapping of {bytes} bytes in process {pid}: {maps}"))
+}
+
+/// Whether the first of these ranges and those right behind it are so many bytes together.
+fn adds_up(ranges: &[(u64, u64)], bytes: u64) -> bool {
+    let start = ranges[0].0;
+    let mut end = start;
+    for range in ranges.iter().take_while(|range| range.0 - start < bytes) {
+        if range.0 != end {
+            return false;
+        }
+        end = range.1;
+    }
+    end - start == bytes
 }
 
 /// The address range at the beginning of a line about a mapping, in `maps` and `smaps` of proc(5).

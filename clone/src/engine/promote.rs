@@ -1,6 +1,7 @@
 //! Memory of its own for a VM whose memory is private since a fork: right after the fork, and by `vfork promote`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::CloneError;
 use crate::disk;
@@ -18,6 +19,9 @@ use super::error::ForkError;
 use vmove_types::fork::{DiskChain, Promoted};
 use vmove_types::fork_devices::Parting;
 use vmove_types::fork_report::OwnMemory;
+
+/// For `cont`, on a machine that is busy.
+const RESUME_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A guest that was forked, and whose memory is private since.
 #[derive(Debug, Clone)]
@@ -38,10 +42,11 @@ impl ForkEngine {
         let record = self.registry.vms().get(&name)?;
         let (client, facts) = self.registry.inspect(&record).await?;
         let disks = disk::chains(&client).await?;
+        let was_private = self.members.get(&record).is_some_and(|m| !m.private.is_empty());
         let (own_memory, returned) = self.rehome_without_devices(&record, &client, &facts).await?;
         Ok(Promoted {
             vm: name,
-            was_private: own_memory.is_some(),
+            was_private,
             own_memory,
             devices: returned.devices,
             disks: disks
@@ -90,11 +95,19 @@ impl ForkEngine {
             None
         } else {
             let room = self.room_of_its_own(record, rehome.needed()?).await?;
-            let done = rehome.run(client, facts).await?;
+            if Rehome::stops(facts) {
+                member.stopped_to_move = true;
+                self.members.put(&member)?;
+            }
+            let done = rehome.run(client, facts).await;
             drop(room);
-            Some(done)
+            if member.stopped_to_move && done.is_err() {
+                member.stopped_to_move = false;
+                self.members.put(&member)?;
+            }
+            Some(done?)
         };
-        member.private = Vec::new();
+        (member.private, member.stopped_to_move) = (Vec::new(), false);
         self.members.put(&member)?;
         tracing::info!(vm = %record.name, ?done, "memory of its own again");
         Ok(done)
@@ -117,6 +130,28 @@ impl ForkEngine {
                      moved, or by `vfork promote {vm}`. Now it could not: {why}"
                 );
                 (None, Some(warning))
+            }
+        }
+    }
+
+    /// Sets VMs running whose memory an earlier life of the daemon was moving while it had them stopped for a moment.
+    pub(super) async fn resume_stopped(&self) {
+        for mut member in self.members.list().into_iter().filter(|member| member.stopped_to_move) {
+            let Ok(record) = self.registry.vms().get(&member.vm) else { continue };
+            if self.members.get(&record).is_none() {
+                continue;
+            }
+            member.stopped_to_move = false;
+            let resumed = async {
+                let client = self.registry.monitor(&record).await?;
+                client
+                    .execute_raw("cont", serde_json::Value::Null, RESUME_TIMEOUT)
+                    .await
+                    .map_err(CloneError::from)?;
+                Ok::<_, ForkError>(self.members.put(&member)?)
+            };
+            if let Err(error) = resumed.await {
+                tracing::error!(vm = %member.vm, why = %error.message(), "a VM may be paused since its memory was moved: `vmove resume` sets it running");
             }
         }
     }

@@ -13,6 +13,7 @@ use crate::template::Template;
 use vmove_node::journal::Journal;
 
 use super::error::ForkError;
+use super::promote::Forked;
 use super::unreadable::Unreadable;
 use super::{Claim, ForkEngine};
 use vmove_node::registry::process_of;
@@ -32,6 +33,7 @@ impl ForkEngine {
     pub async fn recover(self: &Arc<Self>) {
         // First: QEMUs whose disks are elsewhere may not answer before.
         self.recover_disks().await;
+        self.resume_stopped().await;
         let entries = std::fs::read_dir(&self.journals).into_iter().flatten().flatten();
         let paths = entries.map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "jsonl"));
         for path in paths {
@@ -114,8 +116,21 @@ impl ForkEngine {
             tracing::warn!(fork = %record.id, %error, "something of a fork is left");
         }
         self.until_written(&record.vm.name).await;
+        self.rehome_after_broken_off(&record).await;
         let _ = std::fs::remove_file(journal.path());
         Ok(())
+    }
+
+    /// A parent whose fork was broken off when its memory was private already: it is to be as it was.
+    async fn rehome_after_broken_off(&self, record: &ForkRecord) {
+        let Ok(vm) = self.registry.vms().get(&record.vm.name) else { return };
+        if record.way != Way::Remapped || (vm.pid, vm.pid_start) != (record.vm.pid, record.vm.pid_start) {
+            return;
+        }
+        if let Ok((client, facts)) = self.registry.inspect(&vm).await {
+            // What failed is logged, and tried again when the guest is next forked or moved.
+            let _ = self.rehome_after_fork(&record.id, &Forked { record: vm, client, facts }).await;
+        }
     }
 
     async fn bring_back(

@@ -82,6 +82,12 @@ impl Rehome {
         fill::needed(&self.standing, &self.frozen)
     }
 
+    /// Whether the guest is stopped for moments meanwhile: a page that a disk has pinned changes unseen.
+    #[must_use]
+    pub fn stops(facts: &VmFacts) -> bool {
+        facts.status == "running" && facts.has_direct_io()
+    }
+
     /// Moves it.
     ///
     /// # Errors
@@ -95,8 +101,7 @@ impl Rehome {
                 device.id, device.driver
             )));
         }
-        // A page that a disk has pinned changes unseen.
-        let drained = facts.status == "running" && facts.has_direct_io();
+        let drained = Self::stops(facts);
         let (mover, template_bytes) = blocking(move || self.fill()).await?;
         let filled = begun.elapsed();
         let (moved, pause) = match drained {

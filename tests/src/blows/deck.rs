@@ -28,7 +28,7 @@ pub enum Moment {
     Complete,
     /// The guest is being forked on its host.
     Fork,
-    /// The guest is being given memory of its own after a fork.
+    /// A child is being given memory of its own.
     Promote,
 }
 

@@ -14,7 +14,7 @@ use super::harm::{Harm, Kind};
 use super::operator::{Settled, end_everything, settle_at_rest};
 use super::patience::Patience;
 use super::strike::{Lengths, Struck, strike};
-use crate::forks::{done, journals, vfork};
+use crate::forks::{done, journals, names, vfork};
 use crate::scene::NAME;
 
 /// For a fork to be finished or undone.
@@ -25,12 +25,12 @@ const END_TIMEOUT: Duration = Duration::from_secs(120);
 /// # Errors
 /// The harm.
 pub fn step(field: &mut Field, card: &Card, lengths: &Lengths) -> Result<Option<(Struck, Settled)>> {
-    if card.moment == Moment::Promote {
-        done(field.source(), &["create", NAME, "--count", "1"])?;
-        end_children(field)?;
-    }
     let request: Vec<String> = match card.moment {
-        Moment::Promote => ["promote", NAME].map(str::to_owned).into(),
+        Moment::Promote => {
+            let answer = done(field.source(), &["create", NAME, "--count", "1"])?;
+            let child = names(&answer).into_iter().next().context("no child was made")?;
+            vec!["promote".to_owned(), child]
+        }
         _ => ["create", NAME, "--count", &card.children.to_string()].map(str::to_owned).into(),
     };
     let asking = ask(field, request)?;
@@ -120,7 +120,7 @@ fn end_children(field: &Field) -> Result<()> {
     }
 }
 
-/// After a fork the guest's memory is private: it is given memory of its own, if it was forked at all.
+/// A guest whose fork was broken off may be left with private memory: it is given memory of its own.
 fn own_memory(field: &Field) -> Result<()> {
     end_children(field)?;
     if !is_private(field)? {

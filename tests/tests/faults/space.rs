@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use vmove_skip::need;
 use vmove_tests::beacon;
 use vmove_tests::daemon::Node;
-use vmove_tests::forks::{done, vfork};
+use vmove_tests::forks::{done, names, vfork};
 use vmove_tests::guest::Guest;
 use vmove_tests::proxy::{Direction, Fault, Rule};
 use vmove_tests::sandbox::{Sandbox, qemu_in};
@@ -352,9 +352,10 @@ fn memory_of_its_own_that_could_not_be_noted_is_noted_later() {
     need!(ready());
     let mut scene = tight().expect("a guest");
     step(&mut scene, "promote", |scene| {
-        done(&scene.a, &["create", NAME, "--count", "1"])?;
+        let answer = done(&scene.a, &["create", NAME, "--count", "1"])?;
+        let child = names(&answer).remove(0);
         fill(&scene.a, "state")?;
-        let refused = vfork(&scene.a, &["promote", NAME])?;
+        let refused = vfork(&scene.a, &["promote", &child])?;
         ensure!(
             refused.code == 1 && refused.said.contains("No space left"),
             "{} {}",
@@ -363,9 +364,9 @@ fn memory_of_its_own_that_could_not_be_noted_is_noted_later() {
         );
         scene.alive_at(&scene.a)?;
         free(&scene.a, "state")?;
-        let promoted = done(&scene.a, &["promote", NAME])?;
+        let promoted = done(&scene.a, &["promote", &child])?;
         ensure!(promoted["was_private"] == true, "{promoted}");
-        ensure!(done(&scene.a, &["promote", NAME])?["was_private"] == false, "it was not noted");
+        ensure!(done(&scene.a, &["promote", &child])?["was_private"] == false, "it was not noted");
         scene.alive_at(&scene.a)?;
         scene.unharmed()
     });

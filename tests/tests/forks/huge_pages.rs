@@ -64,7 +64,7 @@ fn huge_pages_that_run_out_for_a_child_leave_the_parent_and_nothing_else() {
     let left: Vec<PathBuf> = vmove_tests::beacon::ram_files(&node.memory());
     assert_eq!(left, node.vm(NAME).expect("it is there").ram_files());
 
-    // With enough of them it is forked. First the parent gets memory of its own, beside which the old is still needed for a moment.
+    // With enough of them it is forked. First the parent gets memory of its own, if it has none.
     let answer = std::thread::scope(|scope| {
         let forking = scope.spawn(|| done(&node, &["create", NAME, "--count", "1", "--verify"]));
         until("the child's QEMU is about to start, or there is none", || {

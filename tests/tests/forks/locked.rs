@@ -65,7 +65,7 @@ fn a_locked_guest_under_load_is_copied_and_can_be_forked_again() {
         assert_eq!(count("pages_by_faults") + count("pages_by_copy"), pages, "each once: {freeze}");
         assert!(count("pages_by_faults") > 0, "it wrote meanwhile: {freeze}");
         assert!(count("kept_bytes") > 0 && count("kept_bytes") <= pages << 12, "{freeze}");
-        assert!(answer.get("rehomed_ms").is_none(), "the parent kept its own memory: {answer}");
+        assert!(answer.get("own_memory").is_none(), "the parent kept its own memory: {answer}");
         let warning = answer["warnings"][0].as_str().unwrap_or_default();
         assert!(warning.contains("not locked"), "{answer}");
         let boot = parent.sound(&a, NAME).expect("the parent is sound").boot;

@@ -1,5 +1,6 @@
 //! Guests that are forked on one host and to others.
 
+mod again;
 mod before_memory;
 mod broken_off;
 mod by_guest;

@@ -107,6 +107,7 @@ impl ForkEngine {
             fork: order.fork.clone(),
             node: None,
             private: child.mappings.clone(),
+            stopped_to_move: false,
             by_guest: self.guests.asked_for(&order.fork),
         };
         let members = Arc::clone(&self.members);

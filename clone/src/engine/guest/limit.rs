@@ -80,6 +80,7 @@ mod tests {
             fork: fork.to_owned(),
             node: None,
             private: Vec::new(),
+            stopped_to_move: false,
             by_guest,
         }
     }

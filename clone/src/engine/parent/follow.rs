@@ -385,6 +385,7 @@ impl Work {
             index: child.index,
             fork: self.id.clone(),
             private: Vec::new(),
+            stopped_to_move: false,
             by_guest: false,
             node: Some(child.node.clone()),
         };

@@ -85,7 +85,6 @@ fn fork(node: &Node, parent: &Parent, count: usize, prepared: bool, times: &mut 
     times.seen_ms.push(seen);
     times.pause_ms.push(pause);
     end(node, &answer)?;
-    done(node, &["promote", &parent.name])?;
     Ok(errors)
 }
 
@@ -137,7 +136,6 @@ pub fn saves(node: &Node, parent: &Parent, rounds: usize) -> Result<Vec<f64>> {
         eprintln!("{}, template save: parent {pause:.1} ms", parent.name);
         pauses.push(pause);
         done(node, &["template", "rm", &name])?;
-        done(node, &["promote", &parent.name])?;
     }
     Ok(pauses)
 }
