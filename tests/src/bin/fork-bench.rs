@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use vmove_tests::bench::fork::qemu::Recipe;
 use vmove_tests::bench::fork::report::Report;
-use vmove_tests::bench::fork::{goals, guest, hosts, local, memory, qemu};
+use vmove_tests::bench::fork::{again, goals, guest, hosts, local, memory, qemu};
 use vmove_tests::bench::report::Setting;
 use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::forks::Parent;
@@ -34,13 +34,16 @@ struct Arguments {
     /// Children of the 256 MiB guest
     #[arg(long, default_value_t = 100)]
     many: usize,
-    /// Rounds of each measurement; the median counts [0: other hosts only, once]
+    /// Rounds of each measurement; the median counts [0: only forks of one guest, and other hosts, once]
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Children for which all ways stand side by side: QEMU's saving, copying and loading takes them long, and some 1.3 GiB
     /// for each [0: without QEMU's ways]
     #[arg(long, default_value_t = 8)]
     qemu_children: usize,
+    /// Forks of one busy guest, one each second, and its migrations right after a fork [0: none]
+    #[arg(long, default_value_t = 10)]
+    repeat: usize,
     /// Other hosts, each in a network namespace of its own [0: none]
     #[arg(long, default_value_t = 4)]
     hosts: u8,
@@ -96,6 +99,14 @@ fn measure(arguments: &Arguments, report: &mut Report) -> Result<()> {
         ours(arguments, &sandbox, report)?;
         write(arguments, report)?;
         theirs(arguments, &sandbox, report)?;
+        write(arguments, report)?;
+    }
+    if arguments.repeat > 0 {
+        let sandbox = Sandbox::new()?;
+        let (a, b) = Node::pair(&sandbox, &NodeOptions::default())?;
+        let parent = Parent::start(&a, "busy", "thp", again::guest(BIG.0, BIG.1)?)?;
+        let rounds = arguments.rounds.max(1);
+        report.again = Some(again::series(&a, &b, &parent, arguments.repeat, rounds)?);
         write(arguments, report)?;
     }
     if arguments.hosts > 0 {

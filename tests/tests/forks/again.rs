@@ -152,12 +152,12 @@ fn without_room_for_a_copy_the_parent_stays_private_until_there_is() {
     need!(ready());
     let sandbox = Sandbox::new().expect("a sandbox");
     let bytes = u64::from(memory_mib(&busy())) << 20;
-    sandbox.mount_small("a/mem/thp", 2 * bytes).expect("a small folder of memory");
+    sandbox.mount_small("a/mem/thp", 2 * bytes - (32 << 20)).expect("a small folder of memory");
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o711);
     std::fs::set_permissions(sandbox.path().join("a/mem/thp"), open).expect("for QEMU's user");
     let node = Node::start(&sandbox, "a", NodeOptions::default()).expect("a daemon");
     let parent = start(&node);
-    let expected = (bytes / 2).to_string();
+    let expected = (bytes / 8 * 7).to_string();
     let request = ["create", NAME, "--count", "1", "--expect-written", &expected];
     let answer = done(&node, &request).expect("a child");
     let warning = answer["warnings"][0].as_str().unwrap_or_default();

@@ -1,5 +1,6 @@
 //! The promises about forks. Each is about a fork of one size; other sizes are reported and not judged.
 
+use super::again::{Again, Series};
 use super::local::{Forks, Times};
 use super::report::Report;
 use crate::bench::goals::Goal;
@@ -33,6 +34,9 @@ pub fn judge(report: &Report) -> Vec<Goal> {
         let promise = "`template save` of 1024 MiB (thp): pause in ms";
         goals.push(Goal::median_at_most(PAUSE_MS, spread, promise));
     }
+    if let Some(series) = &report.again {
+        forked_again(&mut goals, series);
+    }
     if let Some(memory) = &report.memory {
         let promise = format!("{} idle children: templates / the guest's memory", memory.children.len());
         goals.push(Goal::at_most(TEMPLATES, memory.template_mib / memory.guest_mib, promise));
@@ -48,6 +52,33 @@ pub fn judge(report: &Report) -> Vec<Goal> {
         }
     }
     goals
+}
+
+/// How much longer a fork may take than the first, and a migration right after a fork than one without it.
+const AGAIN: f64 = 1.5;
+const MOVED: f64 = 1.2;
+/// Most work that a guest of 1 GiB may lose by a fork, in milliseconds.
+const LOST_MS: f64 = 150.0;
+
+fn forked_again(goals: &mut Vec<Goal>, series: &Series) {
+    let what = format!("{} MiB, forked {} times, one each second", series.memory_mib, series.forks.len());
+    let worst = |of: fn(&Again) -> f64| series.forks.iter().map(of).fold(0.0, f64::max);
+    if let Some(first) = series.forks.first() {
+        let ratio = worst(|fork| fork.answered_ms) / first.answered_ms;
+        goals.push(Goal::at_most(AGAIN, ratio, format!("{what}: longest / first")));
+        let ratio = worst(|fork| fork.all_running_ms) / first.all_running_ms;
+        goals.push(Goal::at_most(AGAIN, ratio, format!("{what}: longest until the child runs / first")));
+        let still = worst(|fork| fork.stood_still_ms);
+        goals.push(Goal::at_most(PAUSE_MS, still, format!("{what}: most that it stood still, in ms")));
+        let lost = worst(|fork| fork.lost_work_ms);
+        goals.push(Goal::at_most(LOST_MS, lost, format!("{what}: most work lost, in ms")));
+    }
+    if let (Some(without), Some(with)) =
+        (Spread::of(&series.moves_ms), Spread::of(&series.moves_after_fork_ms))
+    {
+        let promise = format!("{what}: migration right after a fork / without one (medians)");
+        goals.push(Goal::at_most(MOVED, with.median / without.median, promise));
+    }
 }
 
 fn forked(goals: &mut Vec<Goal>, forks: &Forks, how: &str, times: &Times, limit: Option<f64>) {

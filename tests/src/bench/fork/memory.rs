@@ -105,10 +105,10 @@ impl Memory {
         self.template_mib + self.own_mib()
     }
 
-    /// The same with the parent and the daemon: the total for the host.
+    /// The same with the parent, whose memory is its own, and the daemon: the total for the host.
     #[must_use]
     pub fn all_mib(&self) -> f64 {
-        self.sum_mib() + self.parent.own_mib() + self.daemon_mib
+        self.sum_mib() + self.parent.pss_mib + self.daemon_mib
     }
 }
 

@@ -4,12 +4,14 @@
 //! | Module | Owns |
 //! |---|---|
 //! | [`local`] | forks on one host, with and without prepared QEMUs; `template save` |
+//! | [`again`] | one guest forked again and again, its lost work, and its migration right after a fork |
 //! | [`memory`] | memory of idle children, of each and in total |
 //! | [`qemu`] | the same with QEMU alone: state saved, copied and loaded; VM templating |
 //! | [`hosts`] | forks to other hosts, and the traffic on the parent's link |
 //! | [`goals`] | the promises |
 //! | [`report`] | tables, JSON |
 
+pub mod again;
 pub mod goals;
 pub mod hosts;
 pub mod local;

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use super::again::Series;
 use super::hosts::Spreading;
 use super::local::{Forks, Times};
 use super::memory::{Memory, Share};
@@ -25,6 +26,8 @@ pub struct Report {
     pub forks: Vec<Forks>,
     /// Pauses of the 1 GiB guest while it was saved as a template, by round.
     pub saves_ms: Vec<f64>,
+    /// Forks of one guest, one each second.
+    pub again: Option<Series>,
     /// Memory of idle children.
     pub memory: Option<Memory>,
     /// The same with QEMU alone.
@@ -38,11 +41,12 @@ impl Report {
     #[must_use]
     pub const fn new(setting: Setting) -> Self {
         Self {
-            schema: 2,
+            schema: 3,
             setting,
             goals: Vec::new(),
             forks: Vec::new(),
             saves_ms: Vec::new(),
+            again: None,
             memory: None,
             qemu: Vec::new(),
             hosts: Vec::new(),
@@ -53,6 +57,7 @@ impl Report {
     #[must_use]
     pub fn guest_errors(&self) -> u64 {
         let forks: u64 = self.forks.iter().map(|forks| forks.guest_errors).sum();
+        let forks = forks + self.again.as_ref().map_or(0, |series| series.guest_errors);
         forks + self.memory.as_ref().map_or(0, |memory| memory.guest_errors)
     }
 
@@ -67,6 +72,7 @@ impl Report {
             }
         };
         part("Forks on one host", &self.local());
+        part("One guest forked again and again", &self.again.as_ref().map_or_else(String::new, again));
         part("fork against the same with QEMU alone", &self.beside());
         part("Memory of idle children, in MiB", &self.memory.as_ref().map_or_else(String::new, memory));
         part("Forks to other hosts, one child on each", &self.away());
@@ -150,6 +156,34 @@ impl Report {
         }
         if lines.len() < 2 { String::new() } else { aligned(&lines, &[1]) }
     }
+}
+
+/// One row for each fork, then the migrations.
+fn again(series: &Series) -> String {
+    let head = ["fork", "running ms", "answered ms", "stood still ms", "lost work ms", "longest stall ms"];
+    let mut lines = vec![head.map(str::to_owned)];
+    for (number, fork) in (1..).zip(&series.forks) {
+        lines.push([
+            number.to_string(),
+            format!("{:.0}", fork.all_running_ms),
+            format!("{:.0}", fork.answered_ms),
+            format!("{:.1} ({:.1} of it frozen)", fork.stood_still_ms, fork.pause_ms),
+            format!("{:.0}", fork.lost_work_ms),
+            format!("{:.1}", fork.longest_stall_ms),
+        ]);
+    }
+    let mut text = aligned(&lines, &[]);
+    let _ = writeln!(
+        text,
+        "\n{} MiB, {} MiB of them written, {:.0} pages/s; one child each, one fork each second. Migration (hybrid): {} ms; right \
+         after a fork: {} ms.",
+        series.memory_mib,
+        series.live_mib,
+        series.pages_per_second,
+        figures(&series.moves_ms, 0),
+        figures(&series.moves_after_fork_ms, 0)
+    );
+    text
 }
 
 fn ways(forks: &Forks) -> [(&'static str, &Times); 2] {
