@@ -19,7 +19,7 @@ pub fn describe() {
     describe_histogram!(
         PARENT_PAUSE,
         Unit::Seconds,
-        "How long the parent of a fork stood still, from its STOP to its RESUME; not of templates."
+        "How long the parent of a fork stood still, in all steps; not of templates."
     );
     describe_histogram!(ALL_RUNNING, Unit::Seconds, "From the request for a fork until its last child ran.");
     for outcome in ["done", "failed"] {
@@ -42,7 +42,7 @@ pub(super) fn count(ended: Result<&ForkReport, &ForkError>, children: usize) {
     counter!(CHILDREN, "outcome" => "running").increment(running as u64);
     counter!(CHILDREN, "outcome" => "failed").increment(children.saturating_sub(running) as u64);
     if report.freeze.is_some() {
-        histogram!(PARENT_PAUSE).record(report.parent_pause_ms / 1e3);
+        histogram!(PARENT_PAUSE).record(report.parent_stood_still_ms / 1e3);
     }
     if running > 0 {
         histogram!(ALL_RUNNING).record(report.all_running_ms / 1e3);

@@ -12,7 +12,7 @@ use crate::daemon::Node;
 use crate::forks::{Parent, done};
 use crate::guest::Guest;
 use crate::sampler::{Measure, Sampler, now};
-use crate::scene::vmove;
+use crate::scene::{STEP_TIMEOUT, vmove};
 
 /// From one fork to the next.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -126,6 +126,21 @@ fn forks(node: &Node, parent: &Parent, count: usize, series: &mut Series) -> Res
     Ok(())
 }
 
+/// Waits until the guest works at a node, and has found no error so far.
+fn works_on(node: &Node, parent: &Parent) -> Result<()> {
+    let first = parent.beacon(node, &parent.name)?;
+    let deadline = Instant::now() + STEP_TIMEOUT;
+    loop {
+        let beacon = parent.beacon(node, &parent.name)?;
+        ensure!(beacon.errors == 0, "{} found wrong memory: {}", parent.name, beacon.verdict());
+        if beacon.beats > first.beats + 50 {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "{} stands still: {beacon:?}", parent.name);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Moves the guest. Milliseconds from the start of the command to its end.
 fn moved(from: &Node, to: &Node, parent: &Parent) -> Result<f64> {
     let begun = Instant::now();
@@ -133,6 +148,6 @@ fn moved(from: &Node, to: &Node, parent: &Parent) -> Result<f64> {
     let took = ms(begun);
     ensure!(end.code == 0, "{} does not move: {} {}", parent.name, end.answer, end.said);
     eprintln!("{} moved from {} to {}: {took:.0} ms", parent.name, from.name(), to.name());
-    parent.sound(to, &parent.name)?;
+    works_on(to, parent)?;
     Ok(took)
 }
