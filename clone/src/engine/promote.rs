@@ -8,6 +8,7 @@ use crate::disk;
 use crate::rehome::Rehome;
 use vmove_node::blocking::run_blocking;
 use vmove_node::record::VmRecord;
+use vmove_node::registry::process_of;
 use vmove_node::reservations::{Reservation, Wanted};
 use vmove_qmp::Client;
 use vmove_qmp::inspect::VmFacts;
@@ -122,6 +123,8 @@ impl ForkEngine {
         self.update(fork, |p| p.phase = "rehome".to_owned());
         match self.rehome(&guest.record, &guest.client, &guest.facts).await {
             Ok(done) => (done, None),
+            // Then nothing is left to be said of its memory.
+            Err(_) if process_of(&guest.record).is_none() => (None, None),
             Err(error) => {
                 let (vm, why) = (&guest.record.name, error.message());
                 tracing::warn!(%fork, %vm, %why, "the guest has no memory of its own after a fork");
