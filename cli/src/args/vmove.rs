@@ -503,8 +503,9 @@ mod tests {
             parse(&["migrate", "my vm", "--to", "b", "--bandwidth", "10Gbit", "--max-downtime", "50ms"])
                 .unwrap();
         let Command::Migrate(migrate) = cli.command else { panic!("{cli:?}") };
-        let spec = migrate.spec();
-        assert_eq!(spec.bandwidth, Some(Bandwidth(1_250_000_000)));
+        let [request] = &migrate.requests().unwrap()[..] else { panic!("{migrate:?}") };
+        let spec = &request.options;
+        assert_eq!(spec.bandwidth.map(|bandwidth| bandwidth.0), Some(1_250_000_000));
         assert_eq!((spec.max_downtime_ms, spec.timeout_ms), (50, 120_000));
         assert_eq!(spec.mode, ModeRequest::Auto);
         assert_eq!(parse(&["migrate", "a", "--to", "b", "--timeout", "0"]).map(|_| ()).ok(), Some(()));
