@@ -46,6 +46,7 @@ pub(crate) fn at_source(dir: &Path, state: SourceState, freed: bool, untold: boo
         to_resume: false,
         detached: Detached::default(),
         missing: Vec::new(),
+        group: None,
         report: Report::default(),
     };
     Journal::create(&dir.join("source.jsonl"), record).unwrap();
