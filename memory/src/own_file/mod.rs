@@ -19,6 +19,9 @@
 //! before, or be sure that there is none.
 
 mod pieces;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod qemu_tests;
 mod standing;
 
 #[cfg(test)]

@@ -67,7 +67,7 @@ pub(super) fn own_runs(pagemap: &File, piece: &QemuMapping) -> Result<Vec<(Hva, 
             .map_err(|source| MemoryError::Proc { path: "/proc/PID/pagemap".into(), source })?;
         for (number, entry) in (0..).zip(entries.chunks_exact(8)) {
             let hva = Hva(at.0 + number * PAGE);
-            if (hva.0 - piece.hva.0) % step == 0
+            if (hva.0 - piece.hva.0).is_multiple_of(step)
                 && is_own(u64::from_ne_bytes(entry.try_into().unwrap_or_default()))
             {
                 add(&mut runs, hva, ByteLen(step));
@@ -121,7 +121,7 @@ mod tests {
             at = piece.end();
         }
         assert_eq!(at, part.at.end());
-        assert!(all[1..].iter().all(|piece| piece.hva.0 % (2 << 20) == 0));
+        assert!(all[1..].iter().all(|piece| piece.hva.0.is_multiple_of(2 << 20)));
         for batch in batches(&part) {
             assert_eq!(batch.whole.hva, batch.pieces[0].hva);
             assert_eq!(Some(batch.whole.end()), batch.pieces.last().map(|piece| piece.end()));
