@@ -25,6 +25,7 @@ const EXIT_CODES: &str = "Exit codes:
   1  failed, or a child did not come to be; the parent runs
   2  wrong usage
   3  refused by the check or by the configuration; nothing was changed
+  4  the parent or a child lacks a device, and needs the command that is named
   5  the daemon cannot be reached
 
 Environment:
