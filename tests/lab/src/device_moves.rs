@@ -1,6 +1,9 @@
 //! Guests that own virtual functions are moved between two hosts by real daemons: the function stays, and the guest gets one of the other host with
 //! the same address. Whatever breaks before the hand-over, the guest has its function back.
 
+mod blows;
+mod refusals;
+
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -43,11 +46,11 @@ struct Counts {
     mac: String,
 }
 
-/// Runs every case, or those whose name contains `only`, and tells how many.
+/// Runs every case, or those whose name contains `only`, and tells how many. `count`: moves of the case that goes to and fro.
 ///
 /// # Errors
 /// The first case that does not end as it should.
-pub fn all(lab: &Lab, parts: &moves::Parts, guest: &Path, only: &str) -> Result<usize> {
+pub fn all(lab: &Lab, parts: &moves::Parts, guest: &Path, count: usize, only: &str) -> Result<usize> {
     let all = DeviceMoves::new(lab, parts, guest)?;
     let ran = Cell::new(0);
     let case = |name: &str, case: &dyn Fn() -> Result<()>| {
@@ -70,6 +73,11 @@ pub fn all(lab: &Lab, parts: &moves::Parts, guest: &Path, only: &str) -> Result<
     case("functions_that_cannot_be_had_are_refused_by_name", &|| all.refused())?;
     case("a_guest_has_its_function_back_whatever_is_killed", &|| all.killed_before())?;
     case("a_guest_gets_its_function_though_a_daemon_is_killed", &|| all.killed_after())?;
+    case("a_guest_moves_to_and_fro_whatever_is_killed", &|| all.to_and_fro(count))?;
+    case("what_a_device_needs_is_looked_at_before_the_guest_is_asked", &|| all.needs())?;
+    case("a_guest_that_ended_without_its_function_gets_it_by_one_command", &|| all.mended())?;
+    case("a_device_that_somebody_plugs_in_meanwhile_calls_the_move_off", &|| all.foreign_device())?;
+    case("a_guest_whose_agent_is_silent_keeps_its_function", &|| all.silent_agent())?;
     Ok(ran.get())
 }
 
@@ -238,11 +246,14 @@ impl DeviceMoves<'_> {
             let said = self.fails(3, &more)?;
             ensure!(said.contains(words), "{said}");
         }
-        self.moves.must(2, "ip link set eth1 down")?;
+        // A card that was down has its functions reset, and the neighbour's driver knows nothing of that.
+        let vmove = self.moves.vmove("stop --force n");
+        self.moves.must(2, &format!("{vmove}; ip link set eth1 down"))?;
         let said = self.fails(3, &format!("--device net0={}", function(1)));
         self.moves.must(2, "ip link set eth1 up; sleep 1")?;
         ensure!(said?.contains("down"), "the state of the physical function is not told");
         self.driver_is(2, 1, "igbvf")?;
+        self.neighbour()?;
         self.works(1)
     }
 

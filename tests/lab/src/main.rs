@@ -89,7 +89,7 @@ enum What {
         /// The guest that is moved
         #[arg(long, value_name = "IMAGE")]
         guest: Option<PathBuf>,
-        /// How often it is moved to and fro in the case that looks for leaks
+        /// How often a guest is moved to and fro in the cases that look for leaks and for what kills leave behind
         #[arg(long, default_value_t = 20)]
         sessions: usize,
         /// Fork it from h1 to h2 and h3, too
@@ -281,7 +281,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
                     }
                     if let Some(programs) = device_moves {
                         let parts = moves::parts(&programs, &guest, lab.places())?;
-                        ran += device_moves::all(lab, &parts, &guest, &only)?;
+                        ran += device_moves::all(lab, &parts, &guest, sessions, &only)?;
                         ran += device_forks::all(lab, &parts, &guest, &only)?;
                     }
                     ensure!(

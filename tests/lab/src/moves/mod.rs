@@ -112,6 +112,11 @@ impl<'a> Moves<'a> {
 
     /// Starts the daemon of a host, and waits until it answers.
     pub(crate) fn start(&self, host: usize, flags: &str) -> Result<()> {
+        self.start_by(host, "ulimit -l unlimited;", flags)
+    }
+
+    /// The same by a shell's words before its own.
+    pub(crate) fn start_by(&self, host: usize, by: &str, flags: &str) -> Result<()> {
         let vmoved = self.parts.programs.join("vmoved");
         let (vmoved, ready) = (vmoved.display(), self.vmove("node"));
         // As on other nodes, QEMU is in PATH: then the daemon asks it what it is before a guest comes.
@@ -119,13 +124,19 @@ impl<'a> Moves<'a> {
         self.must(
             host,
             &format!(
-                "mkdir -p /run/vm; ulimit -l unlimited; PATH={qemus}:$PATH setsid {vmoved} --node h{host} --listen 0.0.0.0:{PORT} \
+                "mkdir -p /run/vm; export PATH={qemus}:$PATH; {by} setsid {vmoved} --node h{host} --listen 0.0.0.0:{PORT} \
                  --control /run/vm/c.sock --state-dir /run/vm --insecure {flags} >>/run/lab/vmoved.log 2>&1 </dev/null & \
                  echo $! >/run/vmoved.pid; for i in $(seq 300); do {ready} >/dev/null 2>&1 && exit 0; sleep 0.1; done; \
                  tail -5 /run/lab/vmoved.log; exit 1"
             ),
         )
         .map(drop)
+    }
+
+    /// Ends the daemon of a host; its guests run on.
+    pub(crate) fn stop_daemon(&self, host: usize) -> Result<()> {
+        let wait = "for i in $(seq 100); do kill -0 $(cat /run/vmoved.pid) 2>/dev/null || exit 0; sleep 0.1; done; exit 1";
+        self.must(host, &format!("kill $(cat /run/vmoved.pid); {wait}")).map(drop)
     }
 
     /// Ends daemon and guests of a host, and looks whether the kernel still has something of them.

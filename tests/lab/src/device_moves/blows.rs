@@ -1,0 +1,251 @@
+//! A guest with a function moves to and fro, and half of the times a daemon or the QEMU that is to have it is killed, at each step in turn.
+//! After each move exactly one function is the guest's, and works.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::{DeviceMoves, FUNCTIONS, NAME, function};
+use crate::check::{collect, shell};
+use crate::moves::{self, COMMAND_TIMEOUT_MS};
+
+/// Who is killed.
+#[derive(Debug, Clone, Copy)]
+enum Victim {
+    Source,
+    Destination,
+    /// The QEMU that waits for the guest.
+    Qemu,
+}
+
+/// When somebody is killed: as soon as this shows.
+#[derive(Debug, Clone, Copy)]
+enum Moment {
+    /// In the journal of the source.
+    Source(&'static str),
+    /// In the journal of the destination.
+    Destination(&'static str),
+    /// The destination's QEMU opens the function.
+    Plug,
+}
+
+/// One each of all that can happen before the hand-over, in it, and after it. After it the guest's QEMU is not killed: that would end the guest.
+const BLOWS: [(&str, Moment, Victim); 18] = {
+    use Moment::{Destination as D, Plug, Source as S};
+    use Victim::{Destination, Qemu, Source};
+    [
+        ("take", D("\"state\":\"filling\""), Destination),
+        ("unplug", S("\"asked\":\\[{"), Source),
+        ("away", S("\"gone_at\":[0-9]"), Destination),
+        ("plug", Plug, Destination),
+        ("unplug", S("\"asked\":\\[{"), Qemu),
+        ("stop", S("\"state\":\"stopped\""), Source),
+        ("given", D("\"state\":\"owner\""), Destination),
+        ("plugged", D("\"state\":\"complete\""), Source),
+        ("take", D("\"state\":\"filling\""), Source),
+        ("unplug", S("\"asked\":\\[{"), Destination),
+        ("away", S("\"gone_at\":[0-9]"), Source),
+        ("plug", Plug, Source),
+        ("away", S("\"gone_at\":[0-9]"), Qemu),
+        ("stop", S("\"state\":\"stopped\""), Destination),
+        ("given", D("\"state\":\"owner\""), Source),
+        ("plugged", D("\"state\":\"complete\""), Destination),
+        ("return", S("\"state\":\"released\""), Source),
+        ("return", S("\"state\":\"released\""), Destination),
+    ]
+};
+
+/// Until a blow falls. One that has no moment, since the move was over, is told.
+const MOMENT_SECONDS: u32 = 120;
+/// Until all is settled after a move: two daemons may have to find each other again.
+const SETTLED: Duration = Duration::from_secs(150);
+
+/// What the moves came to.
+#[derive(Debug, Default)]
+struct Tally {
+    moved: usize,
+    stayed: usize,
+    blows: usize,
+    missed: usize,
+    outages: Vec<f64>,
+}
+
+impl DeviceMoves<'_> {
+    pub(super) fn to_and_fro(&self, count: usize) -> Result<()> {
+        self.guest("")?;
+        let (mut at, mut tally) = (1, Tally::default());
+        for turn in 0..count {
+            let blow = (turn % 2 == 1).then(|| BLOWS[turn / 2 % BLOWS.len()]);
+            let mode = ["hybrid", "postcopy", "precopy"][turn / 2 % 3];
+            let begun = Instant::now();
+            let now = self
+                .one(at, turn, mode, blow, &mut tally)
+                .with_context(|| format!("move {turn}, {mode}, {blow:?}"))?;
+            println!(
+                "  {turn}: h{at} {} h{now}, {mode}{}, {:.1} s",
+                if now == at { "stays on" } else { "to" },
+                blow.map_or(String::new(), |(step, _, victim)| format!(", {victim:?} killed at {step}")),
+                begun.elapsed().as_secs_f64()
+            );
+            *(if now == at { &mut tally.stayed } else { &mut tally.moved }) += 1;
+            at = now;
+        }
+        tally.outages.sort_by(f64::total_cmp);
+        let Tally { moved, stayed, blows, missed, outages } = &tally;
+        println!(
+            "  {count} moves: {moved} moved, {stayed} stayed; {blows} blows fell, {missed} had no moment"
+        );
+        if let [least, .., most] = outages[..] {
+            println!(
+                "  without its function, undisturbed: {:.0} ms ({least:.0} to {most:.0})",
+                outages[outages.len() / 2]
+            );
+        }
+        ensure!(missed * 4 <= count, "too few blows fell: {missed} of {} had no moment", count / 2);
+        Ok(())
+    }
+
+    /// One move from a host to the other; the host that the guest is on then.
+    fn one(
+        &self,
+        from: usize,
+        turn: usize,
+        mode: &str,
+        blow: Option<(&str, Moment, Victim)>,
+        tally: &mut Tally,
+    ) -> Result<usize> {
+        let (to, gets) = (3 - from, turn % (FUNCTIONS - 1));
+        let limit = if mode == "precopy" { " --max-downtime 60s" } else { "" };
+        // Slow enough for something to happen meanwhile.
+        let pace = if blow.is_some() { " --bandwidth 4MiB" } else { " --verify" };
+        let words = format!("--mode {mode} --device net0={}{limit}{pace}", function(gets));
+        let words = self.moves.migrate_words(NAME, to, &words);
+        let Some((_, moment, victim)) = blow else {
+            let report = moves::report(&self.moves.must(from, &words)?)?;
+            ensure!(report["verified"] == true, "{report}");
+            let times = ["unplug_ms", "away_ms", "plug_ms"].map(|key| report["devices"][0][key].as_f64());
+            tally.outages.push(times.into_iter().sum::<Option<f64>>().with_context(|| report.to_string())?);
+            self.settled(to)?;
+            return Ok(to);
+        };
+        for host in [from, to] {
+            self.moves.must(host, "touch /run/blow; sleep 0.02")?;
+        }
+        let moving = self.moves.lab.exec(from, shell(&words, COMMAND_TIMEOUT_MS))?;
+        let (seer, look) = match moment {
+            Moment::Source(text) => (from, in_journal("source", text)),
+            Moment::Destination(text) => (to, in_journal("destination", text)),
+            Moment::Plug => (
+                to,
+                "for p in $(pgrep -f '[i]ncoming'); do ls -l /proc/$p/fd; done 2>/dev/null | grep -q 'vfio/[0-9]'".to_owned(),
+            ),
+        };
+        let over = format!("[ $(($(date +%s) - begun)) -gt {MOMENT_SECONDS} ] && exit 7");
+        let seen =
+            self.moves.host(seer, &format!("begun=$(date +%s); until {look}; do {over}; done; true"))?;
+        ensure!([0, 7].contains(&seen.status), "{}", seen.text);
+        let falls = seen.status == 0;
+        *(if falls { &mut tally.blows } else { &mut tally.missed }) += 1;
+        let restarted = match victim {
+            _ if !falls => None,
+            Victim::Source => Some(from),
+            Victim::Destination => Some(to),
+            Victim::Qemu => None,
+        };
+        if let Some(host) = restarted {
+            self.kill_daemon(host)?;
+            self.moves.must(host, "sleep 0.3")?;
+            self.moves.start(host, "")?;
+        } else if falls {
+            // It may have ended by itself.
+            self.moves.must(to, "kill -KILL $(pgrep -f '[i]ncoming') || true")?;
+        }
+        let done = collect(&moving).context("the source went away")?;
+        self.place()
+            .and_then(|now| self.settled(now).map(|()| now))
+            .with_context(|| format!("`vmove migrate` ended with {}: {}", done.status, done.text.trim()))
+    }
+
+    /// The host that has the guest, once no migration is under way.
+    fn place(&self) -> Result<usize> {
+        let begun = Instant::now();
+        loop {
+            let mut has = Vec::new();
+            let mut busy = String::new();
+            for host in [1, 2] {
+                let status = self.moves.host(host, &self.moves.vmove("status --json"))?.text;
+                if ["running", "reconnecting"]
+                    .iter()
+                    .any(|state| status.contains(&format!("\"state\":\"{state}\"")))
+                {
+                    busy.push_str(&status);
+                }
+                let list = self.moves.host(host, &self.moves.vmove("--json list"))?.text;
+                if list.contains(&format!("\"name\":\"{NAME}\"")) {
+                    has.push(host);
+                }
+            }
+            match has[..] {
+                [host] if busy.is_empty() => return Ok(host),
+                _ if begun.elapsed() < SETTLED => std::thread::sleep(Duration::from_millis(300)),
+                _ => bail!("the guest is on {has:?}; under way: {busy}"),
+            }
+        }
+    }
+
+    /// The guest works on this host with exactly one function, which is its own, and nothing is left on the other.
+    fn settled(&self, place: usize) -> Result<()> {
+        let begun = Instant::now();
+        while let Err(error) = self.is_clean(place) {
+            ensure!(begun.elapsed() < SETTLED, "{error:#}");
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        self.works(place)
+    }
+
+    fn is_clean(&self, place: usize) -> Result<()> {
+        for host in [1, 2] {
+            let said = self.moves.must(host, &self.moves.vmove("--json devices"))?;
+            let list: Value = serde_json::from_str(said.trim())?;
+            let all = list["devices"].as_array().context("no devices")?;
+            let functions: Vec<_> = all
+                .iter()
+                .filter(|device| (0..FUNCTIONS).any(|index| device["address"] == function(index)))
+                .collect();
+            ensure!(functions.len() == FUNCTIONS, "h{host}: {said}");
+            let owned = functions.iter().filter(|device| device["owner"]["vm"] == NAME);
+            let wanted = usize::from(host == place);
+            ensure!(owned.count() == wanted, "h{host}: expected {wanted} functions of {NAME}: {said}");
+            let held = |device: &&&Value| device["driver"] == "vfio-pci" && device["owner"]["held"] == true;
+            let free = |device: &&&Value| device["driver"] == "igbvf" && device["owner"].is_null();
+            // The neighbour has one.
+            let expected = wanted + usize::from(host == 2);
+            ensure!(
+                functions.iter().filter(held).count() == expected
+                    && functions.iter().filter(free).count() == FUNCTIONS - expected,
+                "h{host}: {said}"
+            );
+            let qemus = self.moves.must(host, "pgrep -c qemu-system || true")?;
+            ensure!(
+                qemus.trim() == expected.to_string(),
+                "h{host} has {} QEMUs, not {expected}",
+                qemus.trim()
+            );
+            let memory = self.moves.must(host, "find /run/vm/memory -type f -size +60M | wc -l")?;
+            ensure!(
+                memory.trim() == expected.to_string(),
+                "h{host} has {} RAM files, not {expected}",
+                memory.trim()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Whether a journal that was written to since the file `/run/blow` has this.
+fn in_journal(side: &str, text: &str) -> String {
+    format!(
+        "find /run/vm/sessions -name {side}.jsonl -newer /run/blow 2>/dev/null | xargs -r grep -qs '{text}'"
+    )
+}
