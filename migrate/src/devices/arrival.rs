@@ -142,6 +142,8 @@ pub(crate) async fn give_back(devices: &dyn Devices, vm: &VmRecord, later: Optio
 
 #[cfg(test)]
 mod tests {
+    use vmove_types::device::DeviceOwner;
+
     use super::*;
 
     #[test]
