@@ -267,7 +267,7 @@ impl DeviceForks<'_> {
                 ),
                 "of child 1".to_owned(),
             ),
-            (format!("--device net0={}", function(0)), "cannot be given".to_owned()),
+            (format!("--device net0={}", function(0)), format!("VM \"{NAME}\" has it")),
             ("--device net0=0000:09:00.0".to_owned(), "has no device 0000:09:00.0".to_owned()),
             ("--device net0=0000:00:03.0".to_owned(), "0000:00:03.0".to_owned()),
         ] {
