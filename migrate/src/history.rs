@@ -130,7 +130,8 @@ fn of_source(r: &SourceRecord) -> Progress {
         _ => failed("called off: the guest stayed at the source", GuestPlace::Source),
     };
     let group = r.group.map(|group| group.to_string());
-    let ended = Progress { group, ..of(&r.id, &r.vm.name, Role::Source, &r.to.name, &r.report.mode, outcome) };
+    let ended =
+        Progress { group, ..of(&r.id, &r.vm.name, Role::Source, &r.to.name, &r.report.mode, outcome) };
     lacking(ended, &r.missing)
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, posix_fallocate};
+use nix::fcntl::posix_fallocate;
 
 use crate::sandbox::Sandbox;
 
@@ -20,27 +20,6 @@ pub fn free_huge_pages() -> u64 {
         std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
     };
     read("free_hugepages").saturating_sub(read("resv_hugepages"))
-}
-
-/// A test's turn at the huge pages. Tests that need some have it at the same time; one that takes all of them has it alone, since pages that
-/// another test gives back would be there for the guest that shall find none.
-#[derive(Debug)]
-pub(crate) struct Turn(#[expect(dead_code, reason = "held")] Flock<File>);
-
-impl Turn {
-    pub(crate) fn beside_others() -> Result<Self> {
-        Self::take(FlockArg::LockShared)
-    }
-
-    pub(crate) fn alone() -> Result<Self> {
-        Self::take(FlockArg::LockExclusive)
-    }
-
-    fn take(how: FlockArg) -> Result<Self> {
-        let path = std::env::temp_dir().join("vmove-huge-pages-turn.lock");
-        let file = File::create(&path).with_context(|| path.display().to_string())?;
-        Ok(Self(Flock::lock(file, how).map_err(|(_, error)| error)?))
-    }
 }
 
 /// Has huge pages that nobody else has, until this is dropped.

@@ -27,6 +27,7 @@ pub mod groups;
 pub mod guest;
 pub mod hosts;
 pub mod huge_pages;
+mod huge_pages_turn;
 pub mod initramfs;
 pub mod interrupt;
 pub mod kvm_device;

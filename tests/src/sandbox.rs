@@ -19,7 +19,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpid};
 
-use crate::huge_pages::Turn;
+use crate::huge_pages_turn::Turn;
 
 const PREFIX: &str = "vmt-";
 /// Page sizes of the machine's pools of huge pages that a sandbox can enlarge.

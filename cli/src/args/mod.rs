@@ -9,6 +9,7 @@ use vmove_types::units;
 
 pub mod clusters;
 mod members;
+mod requests;
 pub mod vfork;
 pub mod vmove;
 

@@ -18,7 +18,7 @@ use vmove_types::units::format_ms;
 use super::Ended;
 use super::bar::Bar;
 use super::follow::Interrupt;
-use super::migrations::{final_object, note_missing, state};
+use super::progress_text::{blocker_line, final_object, note_missing, state};
 use crate::failure::Failure;
 use crate::output::{End, fields, note, say, say_json, table};
 
@@ -233,7 +233,7 @@ fn describe(group: &GroupProgress) -> String {
         _ => None,
     });
     let blockers = blockers.flat_map(|(member, all)| {
-        all.iter().map(|blocker| format!("\n  {}: {}", member.vm, super::migrations::blocker_line(blocker)))
+        all.iter().map(|blocker| format!("\n  {}: {}", member.vm, blocker_line(blocker)))
     });
     format!("{first}{}\n{members}", blockers.collect::<String>())
 }

@@ -7,6 +7,7 @@ mod follow;
 mod groups;
 mod hooks;
 mod migrations;
+mod progress_text;
 mod secrets;
 mod vms;
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::bar::line;
-use super::migrations::blocker_line;
+use super::progress_text::blocker_line;
 use super::secrets;
 use crate::args::vmove::{Adopt, Check, Run, Stop};
 use crate::output::{End, fields, note, say, say_json, table};

@@ -11,9 +11,9 @@ use vmove_qmp::inspect::inspect_binary;
 use vmove_types::time::ms;
 
 use super::ForkEngine;
-use super::promote::Forked;
 use super::devices::Away;
 use super::error::ForkError;
+use super::promote::Forked;
 use vmove_node::blocking::run_blocking;
 use vmove_types::fork::{Removed, TemplateInfo, TemplateList, TemplateRequest};
 

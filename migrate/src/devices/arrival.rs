@@ -84,9 +84,8 @@ fn judge(
 ) -> Option<Blocker> {
     let role = &owned.device.0.role;
     let Some(DeviceChoice(choice)) = choices.iter().find(|choice| choice.0.role == *role) else {
-        let fits = |device: &&NodeDevice| {
-            is_like(device, &owned.model) && why_not_given(device, vm).is_none()
-        };
+        let fits =
+            |device: &&NodeDevice| is_like(device, &owned.model) && why_not_given(device, vm).is_none();
         let free: Vec<String> =
             list.devices.iter().filter(fits).map(|device| device.address.to_string()).take(8).collect();
         let free = if free.is_empty() {

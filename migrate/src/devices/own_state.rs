@@ -68,7 +68,7 @@ mod tests {
         }
     }
 
-    fn told(way: &str, own_state: serde_json::Value) -> DeviceWay {
+    fn told(way: &str, own_state: &serde_json::Value) -> DeviceWay {
         let list = json!({ "parts": [], "devices": [{
             "address": "0000:3b:00.1", "kind": "nic", "model": "15b3:101e", "moves": "unplug", "own_state": own_state,
         }]});
@@ -87,13 +87,13 @@ mod tests {
     #[test]
     fn what_qemu_could_do_with_a_devices_state_is_told_and_what_happens_instead() {
         let state = |stop_copy: bool| json!({ "stop_copy": stop_copy, "p2p": false, "pre_copy": false, "logs_writes": true, "words": "QEMU alone could" });
-        let way = told("unplug", state(true));
+        let way = told("unplug", &state(true));
         assert_eq!(
             way.message,
             "Because. QEMU alone could; so the guest is asked to let it go, like any other"
         );
         assert!(way.own_state.is_some());
-        assert!(told("none", state(true)).message.contains("QEMU's own migration, or shut down"));
-        assert_eq!(told("unplug", serde_json::Value::Null).message, "Because");
+        assert!(told("none", &state(true)).message.contains("QEMU's own migration, or shut down"));
+        assert_eq!(told("unplug", &serde_json::Value::Null).message, "Because");
     }
 }

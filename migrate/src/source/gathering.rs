@@ -131,7 +131,7 @@ async fn wait_for(
     tokio::pin!(until);
     loop {
         match session.next_until(control, serving.again(), &mut until).await? {
-            Until::Over(waited) => return waited.map_err(stop_of_group),
+            Until::Over(waited) => return waited.map_err(|why| stop_of_group(&why)),
             Until::Heard(heard) => look_at(session, &heard)?,
         }
     }
@@ -145,7 +145,7 @@ async fn over(limit: Option<Duration>) {
 }
 
 /// How a member ends that is called off with its group.
-pub(super) fn stop_of_group(why: CalledOff) -> Stop {
+pub(super) fn stop_of_group(why: &CalledOff) -> Stop {
     if why.cancelled { Stop::Cancelled } else { SourceError::Group(why.told()).into() }
 }
 

@@ -83,7 +83,7 @@ impl Limits {
         };
         tokio::select! {
             biased;
-            why = called_off => Err(stop_of_group(why)),
+            why = called_off => Err(stop_of_group(&why)),
             () = self.cancel.cancelled() => Err(Stop::Cancelled),
             ms = timed_out => Err(SourceError::TimedOut(ms).into()),
             result = work => result,

@@ -1,0 +1,85 @@
+//! What the options of `migrate` come to: a request for each VM.
+
+use vmove_types::migration::MigrateRequest;
+use vmove_types::spec::{Bandwidth, MigrationSpec};
+
+use super::vmove::Migrate;
+
+impl Migrate {
+    /// One request for each VM: what was not given keeps its default.
+    ///
+    /// # Errors
+    /// An option is about a VM that is not among them, or about none though there are several.
+    pub fn requests(&self) -> Result<Vec<MigrateRequest>, String> {
+        let named = self.to_of.iter().map(|(vm, _)| vm).chain(self.mode_of.iter().map(|(vm, _)| vm));
+        let named = named.chain(self.devices.iter().filter_map(|device| device.vm.as_ref()));
+        if let Some(stranger) = named.into_iter().find(|vm| !self.vms.contains(vm)) {
+            return Err(format!("expected one of {}, found \"{stranger}\"", self.vms.join(", ")));
+        }
+        if let Some(device) = self.devices.iter().find(|device| device.vm.is_none() && self.vms.len() > 1) {
+            let (vm, choice) = (&self.vms[0], &device.choice.0);
+            return Err(format!(
+                "expected --device VM:ROLE=PCI-ADDRESS for several VMs, such as {vm}:{choice}; found {choice}"
+            ));
+        }
+        Ok(self.vms.iter().map(|vm| self.request(vm)).collect())
+    }
+
+    fn request(&self, vm: &str) -> MigrateRequest {
+        let default = MigrationSpec::default();
+        let of = |about: &String| about == vm;
+        let devices = self.devices.iter().filter(|device| device.vm.as_ref().is_none_or(of));
+        let options = MigrationSpec {
+            mode: self.mode_of.iter().find(|(about, _)| of(about)).map_or(self.mode, |(_, mode)| *mode),
+            max_downtime_ms: self.max_downtime.unwrap_or(default.max_downtime_ms),
+            bandwidth: self.bandwidth.map(Bandwidth),
+            paused: self.paused,
+            verify: self.verify,
+            timeout_ms: self.timeout.unwrap_or(default.timeout_ms),
+            devices: devices.map(|device| device.choice.clone()).collect(),
+            quiesce: self.quiesce.clone(),
+            resume: self.resume.clone(),
+            script_timeout_ms: self.script_timeout.unwrap_or(default.script_timeout_ms),
+            unplug_timeout_ms: self.unplug_timeout.unwrap_or(default.unplug_timeout_ms),
+        };
+        let to = self.to_of.iter().find(|(about, _)| of(about)).map_or(&self.to, |(_, to)| to);
+        MigrateRequest { vm: vm.to_owned(), to: to.clone(), options }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use vmove_types::spec::ModeRequest;
+
+    use super::*;
+    use crate::args::vmove::{Cli, Command};
+
+    fn migrate(words: &str) -> Migrate {
+        let all = ["vmove", "migrate"].into_iter().chain(words.split_whitespace());
+        match Cli::try_parse_from(all).unwrap().command {
+            Command::Migrate(args) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_different_for_one_of_several_is_its_own() {
+        let args = migrate(
+            "a b --to n --mode hybrid --mode-of b=precopy --to-of b=m --device a:ib0=3b:00.1 --device b:ib0=3b:00.1",
+        );
+        let all = args.requests().unwrap();
+        let told: Vec<_> = all.iter().map(|r| (r.vm.as_str(), r.to.as_str(), r.options.mode)).collect();
+        assert_eq!(told, [("a", "n", ModeRequest::Hybrid), ("b", "m", ModeRequest::Precopy)]);
+        assert!(all.iter().all(|request| request.options.devices.len() == 1));
+        migrate("a --to n --device ib0=3b:00.1").requests().unwrap();
+    }
+
+    #[test]
+    fn what_is_about_nobody_is_refused() {
+        let why = |words| migrate(words).requests().unwrap_err();
+        assert!(why("a b --to n --mode-of c=precopy").contains("expected one of a, b, found \"c\""));
+        assert!(why("a b --to n --device ib0=3b:00.1").contains("such as a:ib0="));
+    }
+}

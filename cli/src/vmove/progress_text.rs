@@ -1,0 +1,353 @@
+//! How a migration is told: its state, its report, what is in its way.
+
+use serde_json::{Value, json};
+
+use vmove_types::migration::MigrationList;
+use vmove_types::problem::Exit;
+use vmove_types::progress::{GuestPlace, MissingDevice, Outcome, Progress, Role};
+use vmove_types::report::{DeviceTimes, FaultStats, PhaseTime, Report};
+use vmove_types::units::{format_bytes, format_ms, to_f64};
+
+use super::bar::line;
+use crate::output::{End, fields, note, say, say_json, table};
+
+/// Says which devices the guest lacks, and what to do.
+pub fn note_missing(progress: &Progress) {
+    for MissingDevice { role, why, node, mend } in &progress.missing_devices {
+        let vm = &progress.vm;
+        note(&format!("vmove: the guest {vm:?} lacks its device {role}: {why}\n  next, on {node}: {mend}"));
+    }
+}
+
+/// The one object that ends `migrate --json`: the report itself, or what went wrong.
+pub fn final_object(progress: &Progress, exit: Exit) -> Value {
+    let mut object = match &progress.outcome {
+        Outcome::Done { report } => {
+            let mut object = serde_json::to_value(report).unwrap_or_default();
+            add_missing(&mut object, progress);
+            return object;
+        }
+        Outcome::Running | Outcome::Reconnecting { .. } => json!({ "error": "not finished", "guest": null }),
+        Outcome::Refused { blockers } => json!({
+            "error": format!("Refused: {}", blockers.iter().map(|b| b.message.as_str()).collect::<Vec<_>>().join("; ")),
+            "blockers": blockers,
+            "guest": GuestPlace::Source,
+        }),
+        Outcome::Failed { error, guest, cancelled } => {
+            json!({ "error": error, "guest": guest, "cancelled": cancelled })
+        }
+    };
+    object["id"] = json!(progress.id);
+    object["vm"] = json!(progress.vm);
+    object["phase"] = json!(progress.phase);
+    object["exit_code"] = json!(exit.code());
+    add_missing(&mut object, progress);
+    object
+}
+
+/// Devices that the guest lacks, if it does.
+fn add_missing(object: &mut Value, progress: &Progress) {
+    if !progress.missing_devices.is_empty() {
+        object["missing_devices"] = json!(progress.missing_devices);
+    }
+}
+
+pub fn print_list(list: &MigrationList, none: &str, json: bool) -> Result<(), End> {
+    if json {
+        return say_json(list);
+    }
+    if list.migrations.is_empty() {
+        return say(none);
+    }
+    // Those of a group are known by it.
+    let grouped = list.migrations.iter().any(|m| m.group.is_some());
+    let rows: Vec<Vec<String>> = list
+        .migrations
+        .iter()
+        .map(|m| {
+            let arrow =
+                if m.role == Role::Source { format!("to {}", m.peer) } else { format!("from {}", m.peer) };
+            let mode = m.mode.clone().unwrap_or_else(|| "-".to_owned());
+            let mut row = vec![m.id.clone(), m.vm.clone(), arrow, mode, format_ms(m.elapsed_ms)];
+            row.extend(grouped.then(|| m.group.clone().unwrap_or_else(|| "-".to_owned())));
+            row.push(state(m));
+            row
+        })
+        .collect();
+    let head = ["ID", "VM", "PEER", "MODE", "TIME", "GROUP", "STATE"];
+    let head: Vec<&str> = head.into_iter().filter(|name| grouped || *name != "GROUP").collect();
+    say(&table(&head, &rows))
+}
+
+/// A few words.
+pub fn state(progress: &Progress) -> String {
+    match &progress.outcome {
+        Outcome::Running | Outcome::Reconnecting { .. } => line(progress),
+        Outcome::Done { report } => format!("done, down {}", format_ms(report.downtime_ms)),
+        Outcome::Refused { blockers } => format!("refused, {} in the way", blockers.len()),
+        Outcome::Failed { cancelled: true, guest, .. } => format!("cancelled, {}", place(*guest)),
+        Outcome::Failed { guest, .. } => format!("failed, {}", place(*guest)),
+    }
+}
+
+/// All of it, for one migration.
+pub fn describe(progress: &Progress) -> String {
+    let Progress { id, vm, peer, .. } = progress;
+    match &progress.outcome {
+        Outcome::Done { report } => summary(report),
+        Outcome::Running | Outcome::Reconnecting { .. } => fields(&[
+            ("migration", id.clone()),
+            ("vm", vm.clone()),
+            ("group", progress.group.clone().unwrap_or_else(|| "none".to_owned())),
+            (if progress.role == Role::Source { "to" } else { "from" }, peer.clone()),
+            ("mode", progress.mode.clone().unwrap_or_else(|| "not decided yet".to_owned())),
+            ("fabric", progress.fabric.clone().unwrap_or_else(|| "not agreed on yet".to_owned())),
+            ("time", format_ms(progress.elapsed_ms)),
+            ("state", line(progress)),
+        ]),
+        Outcome::Refused { blockers } => {
+            let mut out = format!("{vm:?} cannot move to {peer} as asked; nothing was changed:");
+            for blocker in blockers {
+                out.push_str(&format!("\n  {}", blocker_line(blocker)));
+            }
+            out
+        }
+        Outcome::Failed { error, guest, cancelled } => {
+            let what = if *cancelled { "was cancelled" } else { "failed" };
+            let next = match guest {
+                GuestPlace::PausedAtSource | GuestPlace::PausedAtDestination => {
+                    format!("\n  next: vmove recover {id}, on the node that has the guest")
+                }
+                GuestPlace::Source | GuestPlace::Destination | GuestPlace::Unknown => String::new(),
+            };
+            format!(
+                "Migration {id} of {vm:?} {what} in phase {}: {error}\n  the guest {}{next}",
+                progress.phase.as_str(),
+                place(*guest)
+            )
+        }
+    }
+}
+
+/// One blocker for people: `code (subject): message [only for modes]`.
+pub fn blocker_line(blocker: &vmove_types::check::Blocker) -> String {
+    let subject = blocker.subject.as_ref().map(|s| format!(" ({s})")).unwrap_or_default();
+    let modes = if blocker.modes.is_empty() {
+        String::new()
+    } else {
+        format!(" [only {}]", blocker.modes.join(", "))
+    };
+    format!("{}{subject}: {}{modes}", blocker.code, blocker.message)
+}
+
+fn place(guest: GuestPlace) -> &'static str {
+    match guest {
+        GuestPlace::Source => "is at the source, as before",
+        GuestPlace::Destination => "belongs to the destination",
+        GuestPlace::PausedAtSource => "is paused at the source",
+        GuestPlace::PausedAtDestination => "is paused at the destination",
+        GuestPlace::Unknown => "is unknown",
+    }
+}
+
+/// The figures of a finished migration.
+pub fn summary(r: &Report) -> String {
+    let memory = r.pages_total.saturating_mul(r.page_size);
+    let share = if memory > 0 { 100.0 * to_f64(r.bytes_sent) / to_f64(memory) } else { 0.0 };
+    let zero = format_bytes(r.pages_zero.saturating_mul(r.page_size));
+    let mut rows = vec![
+        ("moved", format!("{:?} from {} to {} in {}", r.vm, r.source, r.destination, format_ms(r.total_ms))),
+        ("downtime", if r.paused { "left paused, as asked".to_owned() } else { downtime(r) }),
+        ("mode", format!("{} ({})", r.mode, r.mode_reason)),
+        ("fabric", format!("{} ({}), memory {}", r.fabric, r.fabric_reason, r.memory)),
+        (
+            "sent",
+            format!(
+                "{} for {} of guest memory ({share:.1} %), of which {zero} were zero",
+                format_bytes(r.bytes_sent),
+                format_bytes(memory)
+            ),
+        ),
+    ];
+    if !r.rounds.is_empty() {
+        rows.push(("rounds", with_reason(&r.rounds.len().to_string(), &r.rounds_reason)));
+    }
+    if r.faults.count > 0 {
+        rows.push(("faults", faults(&r.faults)));
+    }
+    let times = |all: &[PhaseTime]| {
+        all.iter().map(|p| format!("{} {}", p.name, format_ms(p.duration_ms))).collect::<Vec<_>>().join(", ")
+    };
+    if !r.pause.is_empty() {
+        rows.push(("pause", times(&r.pause)));
+    }
+    if !r.phases.is_empty() {
+        rows.push(("phases", times(&r.phases)));
+    }
+    if let Some(quiesce) = r.quiesce_ms {
+        rows.push(("quiesced", format!("in {}", format_ms(quiesce))));
+    }
+    rows.extend(r.devices.iter().map(|device| ("device", device_times(device))));
+    if let Some(resume) = r.resume_ms {
+        let problem = r.resume_problem.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+        rows.push(("resumed", format!("in {}{problem}", format_ms(resume))));
+    }
+    if let Some(verified) = r.verified {
+        rows.push((
+            "verified",
+            if verified { "every page is equal on both sides" } else { "PAGES DIFFER" }.to_owned(),
+        ));
+    }
+    if r.recoveries > 0 {
+        rows.push(("recovered", format!("{} times from a lost peer or daemon", r.recoveries)));
+    }
+    rows.push(("migration", r.id.clone()));
+    fields(&rows)
+}
+
+/// `what (why)`, or `what` if nobody has said why.
+fn with_reason(what: &str, why: &str) -> String {
+    if why.is_empty() { what.to_owned() } else { format!("{what} ({why})") }
+}
+
+/// Only those for which a page had to be fetched have waited for a time that is measured.
+fn faults(f: &FaultStats) -> String {
+    if f.fetched == 0 {
+        return format!("{} (none had to wait for a page to be fetched)", f.count);
+    }
+    format!(
+        "{} ({} fetched): p50 {:.0} us, p99 {:.0} us, max {:.0} us",
+        f.count, f.fetched, f.p50_us, f.p99_us, f.max_us
+    )
+}
+
+/// How long the guest was without a device.
+fn device_times(times: &DeviceTimes) -> String {
+    let DeviceTimes { role, source, destination, unplug_ms, away_ms, plug_ms, problem, left_at_source } =
+        times;
+    let mut out = format!("{role}: {source}, now {destination}; unplug {}", format_ms(*unplug_ms));
+    if let (Some(away), Some(plug)) = (away_ms, plug_ms) {
+        let all = format_ms(unplug_ms + away + plug);
+        out.push_str(&format!(
+            ", away {}, plug {}: without it for {all}",
+            format_ms(*away),
+            format_ms(*plug)
+        ));
+    }
+    for problem in [problem, left_at_source].into_iter().flatten() {
+        out.push_str(&format!("; {problem}"));
+    }
+    out
+}
+
+fn downtime(r: &Report) -> String {
+    let error = if r.downtime_error_ms > 0.0 {
+        format!(" (+/- {})", format_ms(r.downtime_error_ms))
+    } else {
+        String::new()
+    };
+    format!("{}{error}", format_ms(r.downtime_ms))
+}
+
+#[cfg(test)]
+mod tests {
+    use vmove_types::check::{Blocker, BlockerCode};
+    use vmove_types::progress::Phase;
+
+    use super::*;
+
+    fn progress(outcome: Outcome) -> Progress {
+        Progress {
+            phase: Phase::Switchover,
+            elapsed_ms: 1.0,
+            outcome,
+            ..Progress::begun("42", "two words", Role::Source, "b")
+        }
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_shown_as_nothing() {
+        assert_eq!(with_reason("1", ""), "1");
+        assert_eq!(with_reason("2", "the next would not pay"), "2 (the next would not pay)");
+        let none = FaultStats { count: 3, ..FaultStats::default() };
+        assert_eq!(faults(&none), "3 (none had to wait for a page to be fetched)");
+        let some = FaultStats { count: 3, fetched: 1, p50_us: 40.0, p99_us: 90.0, max_us: 95.0 };
+        assert_eq!(faults(&some), "3 (1 fetched): p50 40 us, p99 90 us, max 95 us");
+    }
+
+    #[test]
+    fn success_ends_with_the_report_itself() {
+        let report = Report { id: "42".to_owned(), downtime_ms: 5.5, ..Report::default() };
+        let object = final_object(&progress(Outcome::Done { report: Box::new(report) }), Exit::Done);
+        for key in [
+            "id",
+            "vm",
+            "mode",
+            "mode_reason",
+            "fabric",
+            "memory",
+            "total_ms",
+            "downtime_ms",
+            "setup_ms",
+            "rounds",
+            "bytes_sent",
+            "pages_total",
+            "pages_zero",
+            "faults",
+            "phases",
+            "verified",
+        ] {
+            assert!(object.get(key).is_some(), "{key}");
+        }
+        assert_eq!(object["downtime_ms"], 5.5);
+    }
+
+    #[test]
+    fn failure_ends_with_error_place_and_id() {
+        let outcome =
+            Outcome::Failed { error: "cut".to_owned(), guest: GuestPlace::PausedAtSource, cancelled: false };
+        let failed = progress(outcome);
+        let object = final_object(&failed, Exit::of(&failed.outcome));
+        assert_eq!(object["error"], "cut");
+        assert_eq!(object["guest"], "paused-at-source");
+        assert_eq!(object["id"], "42");
+        assert_eq!(object["exit_code"], 4);
+        assert!(describe(&failed).contains("vmove recover 42"));
+    }
+
+    #[test]
+    fn a_guest_that_lacks_a_device_is_told_with_the_command_that_mends_it() {
+        let times = DeviceTimes {
+            role: "net0".to_owned(),
+            unplug_ms: 200.0,
+            away_ms: Some(1500.0),
+            plug_ms: Some(300.0),
+            ..DeviceTimes::default()
+        };
+        assert!(device_times(&times).contains("without it for 2.00 s"), "{}", device_times(&times));
+        let mut done = progress(Outcome::Done { report: Box::default() });
+        assert_eq!(Exit::of_progress(&done), Exit::Done);
+        done.missing_devices.push(MissingDevice {
+            role: "net0".to_owned(),
+            why: "its group is busy".to_owned(),
+            node: "b".to_owned(),
+            mend: "vmove devices attach web net0".to_owned(),
+        });
+        assert_eq!(Exit::of_progress(&done), Exit::NeedsRecovery);
+        let object = final_object(&done, Exit::NeedsRecovery);
+        assert_eq!(object["missing_devices"][0]["mend"], "vmove devices attach web net0");
+    }
+
+    #[test]
+    fn every_blocker_is_told() {
+        let blockers = vec![
+            Blocker::new(BlockerCode::Vfio, "a device").about("hostdev0"),
+            Blocker::new(BlockerCode::NoPagemapScan, "old kernel")
+                .only_for(&[vmove_types::spec::Mode::Precopy]),
+        ];
+        let refused = progress(Outcome::Refused { blockers });
+        let text = describe(&refused);
+        assert!(text.contains("vfio (hostdev0): a device") && text.contains("[only precopy]"), "{text}");
+        assert_eq!(final_object(&refused, Exit::Refused)["blockers"].as_array().unwrap().len(), 2);
+    }
+}
