@@ -230,18 +230,20 @@ mod tests {
     fn devices_that_a_guest_lacks_stay_in_the_history() {
         let lacks = vec![missing("b", "web", "net0", "it is gone".to_owned())];
         for side in ["source.jsonl", "destination.jsonl"] {
-            let dir = tempfile::tempdir().unwrap();
-            let path = dir.path().join(side);
+            let (sessions, id) = (tempfile::tempdir().unwrap(), SessionId::random());
+            let dir = sessions.path().join(id.to_string());
+            std::fs::create_dir(&dir).unwrap();
+            let path = dir.join(side);
             if side == "source.jsonl" {
-                crate::retention::tests::at_source(dir.path(), SourceState::Aborted, false, false);
+                crate::retention::tests::at_source(&dir, SourceState::Aborted, false, false);
                 let mut journal = Journal::<SourceRecord>::open(&path).unwrap();
                 journal.update(|r| r.are_back(&lacks)).unwrap();
             } else {
-                crate::retention::tests::at_destination(dir.path(), DestinationState::Complete, true);
+                crate::retention::tests::at_destination(&dir, DestinationState::Complete, true);
                 let mut journal = Journal::<DestinationRecord>::open(&path).unwrap();
                 journal.update(|r| r.missing.clone_from(&lacks)).unwrap();
             }
-            let told = snapshot(&vmove_node::disk::KernelDisk, SessionId::random(), dir.path()).unwrap();
+            let told = snapshot(&vmove_node::disk::KernelDisk, id, sessions.path()).unwrap();
             assert_eq!(told.missing_devices, lacks, "{side}");
         }
     }

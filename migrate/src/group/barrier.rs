@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use tokio::sync::watch;
 use tokio::time::sleep;
 use vmove_node::journal::Journal;
 use vmove_types::group::{Gate, GateWait, GroupReport};
 use vmove_types::time::{Mono, ms};
 
+use super::board::Board;
 use super::record::{CalledOff, GroupRecord, GroupState};
 use crate::owed::TRY_AGAIN;
 
@@ -53,10 +53,23 @@ struct Standing {
     waits: Vec<GateWait>,
 }
 
+impl Standing {
+    /// Calls the group off, unless it was decided.
+    fn call_off(&mut self, why: CalledOff) {
+        if self.verdict == Verdict::Open {
+            self.verdict = Verdict::CalledOff(why);
+        }
+    }
+
+    fn off(&self) -> Option<CalledOff> {
+        if let Verdict::CalledOff(why) = &self.verdict { Some(why.clone()) } else { None }
+    }
+}
+
 /// The barrier of a group.
 #[derive(Debug)]
 pub(crate) struct Barrier {
-    standing: watch::Sender<Standing>,
+    standing: Board<Standing>,
 }
 
 /// A session's place at the barrier.
@@ -72,19 +85,19 @@ impl Barrier {
         let members: Vec<_> = vms.into_iter().map(|vm| Member { vm, ..Member::default() }).collect();
         let count = members.len();
         let standing = Standing { members, verdict: Verdict::Open, waits: Vec::new() };
-        let barrier = Arc::new(Self { standing: watch::Sender::new(standing) });
+        let barrier = Arc::new(Self { standing: Board::new(standing) });
         let all = (0..count).map(|index| Membership { barrier: Arc::clone(&barrier), index }).collect();
         (barrier, all)
     }
 
     /// What becomes of all members.
     pub(crate) fn verdict(&self) -> Verdict {
-        self.standing.borrow().verdict.clone()
+        self.standing.look().verdict.clone()
     }
 
     /// The gate at which members wait, and for whom.
     pub(crate) fn waits(&self) -> (Option<Gate>, Vec<String>) {
-        let standing = self.standing.borrow();
+        let standing = self.standing.look();
         let furthest = standing.members.iter().filter_map(|member| member.gate).max();
         let behind = standing.members.iter().filter(|member| member.gate < furthest);
         let behind: Vec<String> = behind.map(|member| member.vm.clone()).collect();
@@ -93,25 +106,18 @@ impl Barrier {
 
     /// Calls the group off, unless it was decided.
     pub(crate) async fn call_off(&self, why: CalledOff) -> Fate {
-        self.standing.send_if_modified(|standing| {
-            let open = standing.verdict == Verdict::Open;
-            if open {
-                standing.verdict = Verdict::CalledOff(why);
-            }
-            open
-        });
-        let mut standing = self.standing.subscribe();
-        let settled = standing.wait_for(|s| !matches!(s.verdict, Verdict::Open | Verdict::Deciding)).await;
-        match settled.map(|standing| standing.verdict.clone()) {
-            Ok(Verdict::Decided) => Fate::Committed,
-            // The barrier is held: its sender cannot be gone.
-            _ => Fate::Stays,
-        }
+        self.standing.change(|standing| standing.call_off(why));
+        let settled = |s: &Standing| match s.verdict {
+            Verdict::Open | Verdict::Deciding => None,
+            Verdict::Decided => Some(Fate::Committed),
+            Verdict::CalledOff(_) => Some(Fate::Stays),
+        };
+        self.standing.find(settled).await
     }
 
     /// What is known of the way through the gates.
     pub(crate) fn fill(&self, report: &mut GroupReport) {
-        let standing = self.standing.borrow();
+        let standing = self.standing.look();
         report.waits.clone_from(&standing.waits);
         let spread = |times: Option<Vec<Mono>>| {
             let times = times?;
@@ -129,7 +135,7 @@ impl Barrier {
 impl Membership {
     /// It is at a gate.
     pub(crate) fn reach(&self, gate: Gate) {
-        self.barrier.standing.send_modify(|standing| {
+        self.barrier.standing.change(|standing| {
             let member = &mut standing.members[self.index];
             if member.gate < Some(gate) {
                 (member.gate, member.reached_at) = (Some(gate), Some(Mono::now()));
@@ -150,30 +156,17 @@ impl Membership {
 
     /// Waits until every member is at a gate that this one has reached; of the last gate, until that is decided. Cancel-safe.
     pub(crate) async fn opened(&self, gate: Gate) -> Result<(), CalledOff> {
-        let mut standing = self.barrier.standing.subscribe();
         let is_open = |s: &Standing| match gate {
             Gate::Loaded => s.verdict == Verdict::Decided,
             _ => s.members.iter().all(|member| member.gate >= Some(gate)),
         };
-        let settled = standing
-            .wait_for(|s| matches!(s.verdict, Verdict::CalledOff(_)) || is_open(s))
-            .await
-            .map(|standing| standing.verdict.clone());
-        match settled {
-            Ok(Verdict::CalledOff(why)) => Err(why),
-            _ => Ok(()),
-        }
+        let settled = |s: &Standing| s.off().map(Err).or_else(|| is_open(s).then_some(Ok(())));
+        self.barrier.standing.find(settled).await
     }
 
     /// Waits until the group is called off. Cancel-safe.
     pub(crate) async fn called_off(&self) -> CalledOff {
-        let mut standing = self.barrier.standing.subscribe();
-        let off = standing.wait_for(|s| matches!(s.verdict, Verdict::CalledOff(_))).await;
-        match off.map(|standing| standing.verdict.clone()) {
-            Ok(Verdict::CalledOff(why)) => why,
-            // The barrier is held: its sender cannot be gone.
-            _ => std::future::pending().await,
-        }
+        self.barrier.standing.find(Standing::off).await
     }
 
     /// It cannot or shall not go on: calls the group off, unless it was decided.
@@ -184,16 +177,16 @@ impl Membership {
 
     /// When its guest stopped.
     pub(crate) fn stopped(&self, at: Mono) {
-        self.barrier.standing.send_modify(|s| s.members[self.index].stopped_at = Some(at));
+        self.barrier.standing.change(|s| s.members[self.index].stopped_at = Some(at));
     }
 
     /// When its guest ran at the destination, by the clock here.
     pub(crate) fn runs(&self, at: Mono) {
-        self.barrier.standing.send_modify(|s| s.members[self.index].runs_at = Some(at));
+        self.barrier.standing.change(|s| s.members[self.index].runs_at = Some(at));
     }
 
     fn vm(&self) -> String {
-        self.barrier.standing.borrow().members[self.index].vm.clone()
+        self.barrier.standing.look().members[self.index].vm.clone()
     }
 }
 
@@ -201,15 +194,9 @@ impl Drop for Membership {
     /// A session that ends without a word has panicked: the others must not wait for it.
     fn drop(&mut self) {
         let vm = self.vm();
-        self.barrier.standing.send_if_modified(|standing| {
-            let open = standing.verdict == Verdict::Open;
-            if open {
-                let why = "its migration ended unexpectedly; see the log".to_owned();
-                standing.verdict =
-                    Verdict::CalledOff(CalledOff { vm: Some(vm), why, cancelled: false, refused: false });
-            }
-            open
-        });
+        let why = "its migration ended unexpectedly; see the log".to_owned();
+        let off = CalledOff { vm: Some(vm), why, cancelled: false, refused: false };
+        self.barrier.standing.change(|standing| standing.call_off(off));
     }
 }
 
@@ -219,11 +206,9 @@ pub(crate) async fn decide(
     journal: &mut Journal<GroupRecord>,
     owes: impl Fn(&Journal<GroupRecord>, &std::io::Error),
 ) -> Verdict {
-    let mut standing = barrier.standing.subscribe();
     let at_the_end = |s: &Standing| s.members.iter().all(|member| member.gate == Some(Gate::Loaded));
-    // The barrier is held: its sender cannot be gone.
-    let _ = standing.wait_for(|s| matches!(s.verdict, Verdict::CalledOff(_)) || at_the_end(s)).await;
-    let deciding = barrier.standing.send_if_modified(|s| {
+    barrier.standing.find(|s| (s.off().is_some() || at_the_end(s)).then_some(())).await;
+    let deciding = barrier.standing.change(|s| {
         let open = s.verdict == Verdict::Open;
         if open {
             s.verdict = Verdict::Deciding;
@@ -244,7 +229,7 @@ pub(crate) async fn decide(
                 Verdict::CalledOff(CalledOff { vm: None, why, cancelled: false, refused: false })
             }
         };
-        barrier.standing.send_modify(|s| s.verdict = verdict);
+        barrier.standing.change(|s| s.verdict = verdict);
     }
     let verdict = barrier.verdict();
     if let Verdict::CalledOff(why) = &verdict {
@@ -327,11 +312,11 @@ mod tests {
     #[tokio::test]
     async fn who_gives_up_while_it_is_being_decided_waits_for_that() {
         let (barrier, a, _b) = two();
-        barrier.standing.send_modify(|s| s.verdict = Verdict::Deciding);
+        barrier.standing.change(|s| s.verdict = Verdict::Deciding);
         let giving_up = tokio::spawn(async move { a.give_up("cut".to_owned(), false, false).await });
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         assert!(!giving_up.is_finished());
-        barrier.standing.send_modify(|s| s.verdict = Verdict::Decided);
+        barrier.standing.change(|s| s.verdict = Verdict::Decided);
         assert_eq!(giving_up.await.unwrap(), Fate::Committed);
     }
 

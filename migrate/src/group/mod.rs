@@ -4,6 +4,7 @@
 //! group's journal says, whose line `decided` commits every member at once; [`journals`] reads a member's journal with that in mind.
 
 pub(crate) mod barrier;
+mod board;
 pub(crate) mod handles;
 pub(crate) mod journals;
 pub(crate) mod record;
