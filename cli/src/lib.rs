@@ -9,7 +9,8 @@
 //!
 //! let cli = Cli::try_parse_from(["vmove", "migrate", "web", "--to", "node2", "--max-downtime", "50ms"])?;
 //! let Command::Migrate(migrate) = cli.command else { panic!("another command") };
-//! assert_eq!(migrate.spec().max_downtime_ms, 50);
+//! let requests = migrate.requests().expect("options that fit together");
+//! assert_eq!(requests[0].options.max_downtime_ms, 50);
 //! # Ok::<(), clap::Error>(())
 //! ```
 #![forbid(unsafe_code)]

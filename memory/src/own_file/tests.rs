@@ -112,35 +112,41 @@ impl Stage {
     }
 }
 
-/// Also seen to fail: what is written to a piece that is not protected while it is copied is lost.
+/// Moves memory that a process writes to meanwhile. Gives the number of pages that are wrong afterwards.
+fn wrong_after_a_move(dir: &Dir, map: &str, unprotected: bool) -> usize {
+    let mut stage = Stage::new(dir, map);
+    stage.fill();
+    let (written, moved) = stage.written_during(|stage| {
+        let mut mover = stage.mover(&stage.private, &[]);
+        mover.unprotected = unprotected;
+        while mover.step().expect("moved") {}
+        mover.moved()
+    });
+    eprintln!("{map}: {moved:?}");
+    assert!(stage.standing().is_shared(), "all of it is the file");
+    assert_eq!(moved.pieces, 16);
+    assert!(moved.longest > Duration::ZERO && moved.waited <= moved.longest * 32, "{moved:?}");
+    // What it wrote before was no page of the file's: only that was copied from it.
+    assert!(moved.own.0 > 0 && moved.own.0 <= 32 * MIB, "{moved:?}");
+    let wrong = stage.wrong(&content(&stage.home), &written);
+    // The template is as it was.
+    let before = content(&stage.guest.files[0]);
+    assert_eq!(stage.wrong(&before, &HashMap::new()), 0);
+    for file in [stage.guest.files[0].path(), stage.home.path()] {
+        std::fs::remove_file(file).expect("file");
+    }
+    wrong
+}
+
+/// Also seen to fail: what is written to a piece that is not protected while it is copied is lost. The process writes for 100 ms, and on a
+/// busy machine it may be done before the first piece is moved: then it is tried again.
 #[test]
 fn nothing_is_lost_of_what_a_process_writes_while_its_memory_is_moved() {
     on_both(128, |dir| {
         for map in ["map", "map-small"] {
-            for unprotected in [false, true] {
-                let mut stage = Stage::new(dir, map);
-                stage.fill();
-                let (written, moved) = stage.written_during(|stage| {
-                    let mut mover = stage.mover(&stage.private, &[]);
-                    mover.unprotected = unprotected;
-                    while mover.step().expect("moved") {}
-                    mover.moved()
-                });
-                eprintln!("{map}: {moved:?}");
-                assert!(stage.standing().is_shared(), "all of it is the file");
-                assert_eq!(moved.pieces, 16);
-                assert!(moved.longest > Duration::ZERO && moved.waited <= moved.longest * 32, "{moved:?}");
-                let wrong = stage.wrong(&content(&stage.home), &written);
-                assert_eq!(wrong > 0, unprotected, "{map}: {wrong} pages are not as they should be");
-                // What it wrote before was no page of the file's: only that was copied from it.
-                assert!(moved.own.0 > 0 && moved.own.0 <= 32 * MIB, "{moved:?}");
-                for file in [stage.guest.files[0].path(), stage.home.path()] {
-                    std::fs::remove_file(file).expect("file");
-                }
-                // The template is as it was.
-                let before = content(&stage.guest.files[0]);
-                assert_eq!(stage.wrong(&before, &HashMap::new()), 0);
-            }
+            assert_eq!(wrong_after_a_move(dir, map, false), 0, "{map}: pages are not as they should be");
+            let lost = (0..20).any(|_| wrong_after_a_move(dir, map, true) > 0);
+            assert!(lost, "{map}: nothing is lost without the protection");
         }
     });
 }
