@@ -5,10 +5,13 @@
 //! its RAM file     filled from the template, which never changes (`fill`)       takes the pages that the guest has written
 //! ```
 //!
-//! The guest runs all the while. First the file is filled, which no write of the guest can disturb. Then memory is moved over piece by
-//! piece ([`Mover`]): who writes to the piece under work waits for some 0.1 ms. So it takes as long as one copy of what is not
-//! zero, however much the guest writes meanwhile. A guest whose disks write to its memory past the page table (direct I/O) is stopped
-//! and drained for a few pieces at a time.
+//! First the file is filled, which no write of the guest can disturb: it runs. Then memory is moved over piece by piece ([`Mover`]), a few
+//! pieces at a time, for which the guest is stopped and drained. So it takes as long as one copy of what is not zero, however much the guest
+//! writes in between.
+//!
+//! Why it is stopped: the mapping of a piece is replaced by a system call of QEMU's own thread. If the daemon is killed at that moment, the
+//! call is made after the protection of the piece has ended, and what the guest wrote in between would be lost. Disks with direct I/O write
+//! past the protection, besides.
 //!
 //! QEMU's own descriptor names the RAM file all along, so that afterwards everything is as if the guest had never been forked: it can be
 //! moved, forked again, and has huge pages. Whatever fails, or whoever dies, in the middle: the guest runs on with all of its memory,
@@ -37,7 +40,7 @@ use crate::error::blocking;
 
 /// `stop` drains the disks.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a guest with direct I/O is stopped at a time, besides what QEMU needs for it.
+/// How long a guest is stopped at a time, besides what QEMU needs for it.
 const STOPPED: Duration = Duration::from_millis(2);
 
 /// What is to be moved, looked at. Nothing is changed yet.
@@ -82,10 +85,10 @@ impl Rehome {
         fill::needed(&self.standing, &self.frozen)
     }
 
-    /// Whether the guest is stopped for moments meanwhile: a page that a disk has pinned changes unseen.
+    /// Whether the guest is stopped for moments meanwhile.
     #[must_use]
     pub fn stops(facts: &VmFacts) -> bool {
-        facts.status == "running" && facts.has_direct_io()
+        facts.status == "running"
     }
 
     /// Moves it.
