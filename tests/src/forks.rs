@@ -126,8 +126,16 @@ impl Parent {
     pub fn sound(&self, node: &Node, name: &str) -> Result<Beacon> {
         let config = &self.guest.config;
         let pages = u64::from(config.working_pages()) + u64::from(config.cold_pages());
-        let vm = node.vm(name)?;
-        ensure!(vm.status == "running", "expected {name} to run, found {}", vm.status);
+        // It may be stopped for the moments in which it gets memory of its own.
+        let until = Instant::now() + STEP_TIMEOUT;
+        let vm = loop {
+            let vm = node.vm(name)?;
+            if vm.status == "running" {
+                break vm;
+            }
+            ensure!(Instant::now() < until, "expected {name} to run, found {}", vm.status);
+            std::thread::sleep(Duration::from_millis(10));
+        };
         let page = self.page(&vm)?;
         let first = page.read().with_context(|| format!("no beacon in {name}"))?;
         let deadline = Instant::now() + STEP_TIMEOUT;
