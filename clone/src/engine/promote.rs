@@ -96,11 +96,11 @@ impl ForkEngine {
             None
         } else {
             let room = self.room_of_its_own(record, rehome.needed()?).await?;
-            if Rehome::stops(facts) {
-                member.stopped_to_move = true;
-                self.members.put(&member)?;
-            }
-            let done = rehome.run(client, facts).await;
+            let note = |stops| {
+                member.stopped_to_move = stops;
+                self.members.put(&member).map_err(CloneError::from)
+            };
+            let done = rehome.run(&self.registry, client, facts, note).await;
             drop(room);
             if member.stopped_to_move && done.is_err() {
                 member.stopped_to_move = false;

@@ -26,7 +26,7 @@ use vmove_types::Backing;
 use tokio::io::AsyncReadExt;
 use vmove_memory::{
     ByteLen, Injector, Kept, MemoryDir, Process, QemuMapping, RamFile, Replacement, Sharing, descriptors_of,
-    is_shared_whole, replace_in_qemu,
+    is_shared_whole, replace_in_qemu, unmap_strays,
 };
 use vmove_node::guest_devices::fit::Owned;
 use vmove_node::journal::Journal;
@@ -473,6 +473,8 @@ async fn settle_memory(record: &ForkRecord, client: &Client) -> Result<Undone, C
         // Not even the names were made.
         return Ok(Undone::Shared);
     }
+    let identities: Vec<(u64, u64)> = record.files.iter().map(|file| file.identity).collect();
+    unmap_strays(&process, &identities, &record.mappings)?;
     let shared = is_shared_whole(&process, &frozen.iter().collect::<Vec<_>>())?;
     let held: Vec<Vec<i32>> =
         record.files.iter().map(|f| descriptors_of(&process, f.identity)).collect::<Result<_, _>>()?;

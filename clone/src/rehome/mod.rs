@@ -28,6 +28,7 @@ use vmove_memory::{
     Injector, Moved, Mover, OwnFile, PrivatePart, Process, QemuMapping, RamFile, Standing, descriptors_of,
 };
 use vmove_node::record::VmRecord;
+use vmove_node::registry::Registry;
 use vmove_qmp::Client;
 use vmove_qmp::inspect::{DeviceKind, VmFacts};
 use vmove_types::fork_report::OwnMemory;
@@ -85,17 +86,18 @@ impl Rehome {
         fill::needed(&self.standing, &self.frozen)
     }
 
-    /// Whether the guest is stopped for moments meanwhile.
-    #[must_use]
-    pub fn stops(facts: &VmFacts) -> bool {
-        facts.status == "running"
-    }
-
-    /// Moves it.
+    /// Moves it. `note` writes down whether the guest is to be set running if this daemon ends while it is stopped; it is called whenever
+    /// that has changed, before the guest is stopped. Nothing is noted at first.
     ///
     /// # Errors
     /// [`CloneError`]; the guest runs on, with memory that is still private, or some of it.
-    pub async fn run(self, client: &Client, facts: &VmFacts) -> Result<OwnMemory, CloneError> {
+    pub async fn run(
+        self,
+        registry: &Registry,
+        client: &Client,
+        facts: &VmFacts,
+        note: impl FnMut(bool) -> Result<(), CloneError> + Send,
+    ) -> Result<OwnMemory, CloneError> {
         let begun = Instant::now();
         let discards = |kind| matches!(kind, DeviceKind::Balloon | DeviceKind::VirtioMem);
         if let Some(device) = facts.devices.iter().find(|d| discards(d.kind)) {
@@ -104,13 +106,10 @@ impl Rehome {
                 device.id, device.driver
             )));
         }
-        let drained = Self::stops(facts);
+        let name = self.name.clone();
         let (mover, template_bytes) = blocking(move || self.fill()).await?;
         let filled = begun.elapsed();
-        let (moved, pause) = match drained {
-            false => (urgently(mover, |_| true).await?.moved(), Duration::ZERO),
-            true => move_stopped(client, mover).await?,
-        };
+        let (moved, pause) = move_stopped(registry, &name, client, mover, note).await?;
         let total = begun.elapsed();
         tracing::debug!(?moved, filled_ms = ms(filled), total_ms = ms(total), "memory of its own");
         Ok(OwnMemory {
@@ -172,17 +171,40 @@ async fn urgently(
     told.await.map_err(|e| CloneError::Task(e.to_string())).and_then(|done| Ok(done?))
 }
 
-/// A few pieces at a time, with the guest stopped and drained.
-async fn move_stopped(client: &Client, mut mover: Mover) -> Result<(Moved, Duration), CloneError> {
-    let mut pause = Duration::ZERO;
+/// A few pieces at a time. A guest that runs is stopped and drained meanwhile.
+async fn move_stopped(
+    registry: &Registry,
+    name: &str,
+    client: &Client,
+    mut mover: Mover,
+    mut note: impl FnMut(bool) -> Result<(), CloneError> + Send,
+) -> Result<(Moved, Duration), CloneError> {
+    let (mut pause, mut noted) = (Duration::ZERO, false);
     while mover.is_left() {
+        // Somebody who pauses the guest meanwhile wants it to stay so.
+        let held = registry.hold_running(name).await;
+        let runs = runs(client).await?;
+        if runs != noted {
+            note(runs)?;
+            noted = runs;
+        }
         let stopped = Mono::now();
-        client.execute_raw("stop", Value::Null, COMMAND_TIMEOUT).await?;
+        if runs {
+            client.execute_raw("stop", Value::Null, COMMAND_TIMEOUT).await?;
+        }
         let until = Instant::now() + STOPPED;
         let moved = urgently(mover, move |_| Instant::now() < until).await;
-        client.execute_raw("cont", Value::Null, COMMAND_TIMEOUT).await?;
-        pause += Mono::now().since(stopped);
+        if runs {
+            client.execute_raw("cont", Value::Null, COMMAND_TIMEOUT).await?;
+            pause += Mono::now().since(stopped);
+        }
+        drop(held);
         mover = moved?;
     }
     Ok((mover.moved(), pause))
+}
+
+async fn runs(client: &Client) -> Result<bool, CloneError> {
+    let status = client.execute_raw("query-status", Value::Null, COMMAND_TIMEOUT).await?;
+    Ok(status.get("running").and_then(Value::as_bool) == Some(true))
 }

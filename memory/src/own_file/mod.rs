@@ -34,7 +34,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use self::standing::Standing;
+pub use self::standing::{Standing, unmap_strays};
 
 use self::pieces::{Batch, batches, own_runs};
 use crate::attach::{
@@ -132,13 +132,7 @@ impl Mover {
             File::open(&path).map_err(|source| MemoryError::Proc { path, source })
         };
         let (pagemap, memory) = (open("pagemap")?, open("mem")?);
-        if !strays.is_empty() {
-            let mut injector = Injector::attach(&process)?;
-            for (hva, len) in strays {
-                unmap(&mut injector, hva.0, *len)?;
-            }
-            injector.release()?;
-        }
+        standing::unmap_all(&process, strays)?;
         // Ours only: writers must go on if we die.
         let remote = create_uffd(&process, UffdFeatures::WriteProtection, Keep::OursOnly)?;
         let mut batches: Vec<Batch> = parts.iter().flat_map(batches).collect();

@@ -1,5 +1,6 @@
 //! How far memory has been moved: what is mapped where it lies.
 
+use crate::attach::{Injector, unmap};
 use crate::error::{MemoryError, Result};
 use crate::maps::MapEntry;
 use crate::process::Process;
@@ -12,7 +13,7 @@ use crate::units::{ByteLen, ByteRange, FileOffset, Hva};
 pub struct Standing {
     /// What is still private, in address order.
     pub private: Vec<QemuMapping>,
-    /// Mappings of the files elsewhere: an attempt that was cut off has left them.
+    /// Mappings elsewhere, of the files or of what is still mapped privately: an attempt that was cut off has left them.
     pub strays: Vec<(Hva, ByteLen)>,
 }
 
@@ -33,11 +34,9 @@ impl Standing {
                 return Err(MemoryError::NotMapped { pid: process.pid(), path: file.path().to_owned() });
             }
         }
-        let of_files = |e: &&MapEntry| files.iter().any(|file| file.identity() == (e.dev, e.inode));
-        let elsewhere =
-            |e: &&MapEntry| !mappings.iter().any(|m| m.hva < Hva(e.hva.0 + e.len.0) && e.hva < m.end());
-        let strays = maps.iter().filter(of_files).filter(elsewhere);
-        standing.strays = strays.map(|e| (e.hva, e.len)).collect();
+        let mut of: Vec<(u64, u64)> = files.iter().map(RamFile::identity).collect();
+        of.extend(maps.iter().filter(|e| e.inode != 0 && lies_in(e, mappings)).map(|e| (e.dev, e.inode)));
+        standing.strays = strays_in(&maps, &of, mappings);
         Ok(standing)
     }
 
@@ -68,6 +67,39 @@ impl Standing {
         }
         shared
     }
+}
+
+fn lies_in(entry: &MapEntry, mappings: &[QemuMapping]) -> bool {
+    mappings.iter().any(|m| m.hva < Hva(entry.hva.0 + entry.len.0) && entry.hva < m.end())
+}
+
+/// Where files (by device and inode) are mapped besides `mappings`.
+pub(crate) fn strays_in(
+    maps: &[MapEntry],
+    files: &[(u64, u64)],
+    mappings: &[QemuMapping],
+) -> Vec<(Hva, ByteLen)> {
+    let of_files = |e: &&MapEntry| files.contains(&(e.dev, e.inode));
+    maps.iter().filter(of_files).filter(|e| !lies_in(e, mappings)).map(|e| (e.hva, e.len)).collect()
+}
+
+/// Takes away where files (by device and inode) are mapped besides `mappings`: what was mapped aside and not moved into its place, since
+/// whoever did it died in between. It would keep the file's memory, and huge pages reserved for it, as long as the process lives.
+///
+/// # Errors
+/// Those of [`Process::maps`] and [`Injector::attach`]; [`MemoryError::Remote`].
+pub fn unmap_strays(process: &Process, files: &[(u64, u64)], mappings: &[QemuMapping]) -> Result<()> {
+    unmap_all(process, &strays_in(&process.maps()?, files, mappings))
+}
+
+pub(super) fn unmap_all(process: &Process, strays: &[(Hva, ByteLen)]) -> Result<()> {
+    if strays.is_empty() {
+        return Ok(());
+    }
+    let mut injector = Injector::attach(process)?;
+    let done = strays.iter().try_for_each(|(hva, len)| unmap(&mut injector, hva.0, *len));
+    injector.release()?;
+    done
 }
 
 /// Adds what is private of a mapping. Returns how much of it is mapped as it should be.

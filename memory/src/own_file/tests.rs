@@ -6,10 +6,11 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Mover, OwnFile, PrivatePart, Standing};
+use super::{Mover, OwnFile, PrivatePart, Standing, unmap_strays};
+use crate::attach::map_aside;
 use crate::testing::ram::{Dir, Guest, on_both};
 use crate::{
-    ByteLen, ByteRange, FileOffset, Hva, MappingHints, Process, QemuMapping, RamFile, Replacement, Sharing,
+    ByteLen, ByteRange, FileOffset, Hva, Injector, MappingHints, Process, QemuMapping, RamFile, Replacement, Sharing,
     descriptors_of, is_shared_whole, replace_in_qemu,
 };
 
@@ -233,4 +234,36 @@ fn a_move_that_fails_lets_writers_go_on() {
     for (at, value) in written.into_iter().filter(|(at, _)| *at >= 2 * MIB) {
         assert_eq!(stage.guest.reads(at), value);
     }
+}
+
+/// As after the death of a daemon in the middle of a fork: the frozen file is mapped aside, which would keep all of it for good.
+#[test]
+fn what_a_broken_off_fork_has_mapped_aside_is_taken_away() {
+    on_both(128, |dir| {
+        let mut stage = Stage::new(dir, "map");
+        let template = stage.guest.files[0].identity();
+        let left_aside = || {
+            let one = Replacement {
+                at: stage.private[0],
+                fd_in_qemu: descriptors_of(&stage.process, template).expect("fds")[0],
+                sharing: Sharing::Private,
+                hints: MappingHints::default(),
+            };
+            let mut injector = Injector::attach(&stage.process).expect("attached");
+            map_aside(&mut injector, &one).expect("mapped");
+            injector.release().expect("released");
+        };
+        // The process had to map its new file to have a descriptor of it.
+        assert_eq!(stage.standing().strays.len(), 1);
+        left_aside();
+        let strays = stage.standing().strays;
+        assert_eq!(strays.len(), 2, "{strays:?}");
+        drop(stage.mover(&stage.private, &strays));
+        assert_eq!(stage.standing().strays, [], "before memory is moved");
+        left_aside();
+        assert_eq!(stage.standing().strays.len(), 1);
+        unmap_strays(&stage.process, &[template], &stage.private).expect("unmapped");
+        assert_eq!(stage.standing().strays, [], "when a fork is undone");
+        assert_eq!(stage.guest.reads(5 * MIB), 5 * MIB + 1, "its own memory stays");
+    });
 }

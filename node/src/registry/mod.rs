@@ -61,6 +61,8 @@ struct State {
     watched: HashSet<Identity>,
     /// VMs that are being ended on request or cleaned up after: one task at a time does that.
     ending: HashSet<String>,
+    /// Locks of those who stop or resume a VM (see `pause`).
+    stopping: BTreeMap<String, Arc<tokio::sync::Mutex<()>>>,
     /// VMs whose QEMU has ended by itself, until their name is used again.
     ended: BTreeMap<String, Ended>,
 }
