@@ -172,3 +172,30 @@ fn without_room_for_a_copy_the_parent_stays_private_until_there_is() {
     assert_eq!(is_private(&node), false);
     parent.all_sound(&on(&node, &names(&answer), Some(NAME))).expect("sound");
 }
+
+/// While its memory is moved a guest is stopped for moments, and set running again. Not if somebody has paused it meanwhile.
+#[test]
+fn a_guest_that_is_paused_while_it_gets_memory_of_its_own_stays_paused() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let node = Node::start(&sandbox, "a", NodeOptions::default()).expect("a daemon");
+    let parent = start(&node);
+    let (vm, bytes) = (node.vm(NAME).expect("it is listed"), parent.guest.bytes());
+    for round in 0..4 {
+        let answer = std::thread::scope(|scope| {
+            let forking = scope.spawn(|| done(&node, &["create", NAME, "--count", "1"]));
+            until("its memory is private", || shared_and_private(&vm, bytes).1 == bytes);
+            until("some of its memory is shared again", || shared_and_private(&vm, bytes).0 > 0);
+            std::thread::sleep(Duration::from_millis(round));
+            vmove(&node, &["pause", NAME]).expect("paused");
+            forking.join().expect("vfork was waited for").expect("a child")
+        });
+        assert_eq!(shared_and_private(&vm, bytes), (bytes, 0), "{answer}");
+        assert_eq!(node.vm(NAME).expect("it is listed").status, "paused", "{answer}");
+        vmove(&node, &["resume", NAME]).expect("it runs");
+        for child in names(&answer) {
+            done(&node, &["kill", &child]).expect("it ends");
+        }
+    }
+    parent.sound(&node, NAME).expect("sound");
+}
