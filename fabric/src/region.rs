@@ -321,3 +321,44 @@ impl std::fmt::Debug for LocalSlice {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Nothing;
+    impl Registration for Nothing {}
+
+    /// As in `table/bounds_tests.rs`, for the local end.
+    #[test]
+    fn no_piece_reaches_beyond_its_region() {
+        let mut bytes = vec![7_u8; 4096];
+        for len in [1_usize, 2, 3, 4095, 4096] {
+            let start = NonNull::from(&mut bytes[..len]).cast::<u8>();
+            // SAFETY: rule 1: `bytes` outlives the region, and nothing else uses it.
+            let area = unsafe { MemoryArea::new(start, len as u64) };
+            let remote = RemoteRegion { addr: 0, len: len as u64, rkey: 1 };
+            let region = Region::new(area, Access::LOCAL, remote, 1, false, Box::new(Nothing));
+            let near = |edge: u64| (edge.saturating_sub(2)..=edge).chain(edge..edge.saturating_add(3));
+            for offset in [0, len as u64, 1 << 32, u64::MAX].into_iter().flat_map(near) {
+                for count in [0, 1, 2, 3, 4094, 4095, 4096, 4097] {
+                    let fits = u128::from(offset) + u128::from(count) <= len as u128;
+                    let local = region.local(offset, count);
+                    assert_eq!(local.is_some(), fits && count > 0, "{count} at {offset} of {len}");
+                    assert!(
+                        local.is_none_or(|local| local.addr as u64 - start.addr().get() as u64 == offset)
+                    );
+                    let mut to = vec![0; count as usize];
+                    assert_eq!(region.read_at(offset, &mut to), fits, "{count} at {offset} of {len}");
+                    assert!(!fits || to.iter().all(|byte| *byte == 7));
+                    assert_eq!(region.is_zero_at(offset, to.len()), fits.then_some(count == 0));
+                    assert_eq!(region.checksum_at(offset, to.len(), 0).is_some(), fits);
+                }
+                let inside = offset < len as u64;
+                assert_eq!(region.remote().at(offset).map(|at| at.addr), inside.then_some(offset));
+            }
+        }
+    }
+}

@@ -21,6 +21,9 @@
 //! `loom_tests` runs this code, not a model of it, in every order that loom knows. What that shows and what it cannot
 //! show stands there.
 
+#[cfg(test)]
+#[cfg(not(loom))]
+mod bounds_tests;
 mod layout;
 mod regions;
 mod section;

@@ -10,8 +10,8 @@ use super::{Mover, OwnFile, PrivatePart, Standing, unmap_strays};
 use crate::attach::map_aside;
 use crate::testing::ram::{Dir, Guest, on_both};
 use crate::{
-    ByteLen, ByteRange, FileOffset, Hva, Injector, MappingHints, Process, QemuMapping, RamFile, Replacement, Sharing,
-    descriptors_of, is_shared_whole, replace_in_qemu,
+    ByteLen, ByteRange, FileOffset, Hva, Injector, MappingHints, Process, QemuMapping, RamFile, Replacement,
+    Sharing, descriptors_of, is_shared_whole, replace_in_qemu,
 };
 
 const MIB: u64 = 1 << 20;

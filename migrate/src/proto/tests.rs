@@ -5,7 +5,7 @@ use vmove_node::peer::codec::{CodecError, decode, encode, receive};
 use vmove_types::report::Report;
 use vmove_types::time::Mono;
 
-use super::message::{Complete, Counted, Outdated, ToDestination, ToSource};
+use super::message::{Complete, Counted, Outdated, ToDestination, ToSource, WireRun};
 use crate::pending::{WirePart, WireSet};
 
 fn block_on<F: Future>(f: F) -> F::Output {
@@ -64,4 +64,39 @@ fn figures_of_a_peer_that_cannot_be_are_as_large_as_can_be() {
     let mut report = Report::default();
     complete.add_to(&mut report);
     assert_eq!(report.bytes_sent, u64::MAX);
+}
+
+/// Pages as a peer names them never lie outside of the block: each way in which a run, or two of them in a part, can lie at the edges of a
+/// block and of 64 bits, against the same said with 128 bits, which cannot overflow.
+#[test]
+fn no_run_of_pages_reaches_beyond_its_block() {
+    let near = |edge: u64| [edge.saturating_sub(1), edge, edge.saturating_add(1)];
+    let numbers = |pages: u64| [0, 1, pages, 1 << 63, u64::MAX].into_iter().flat_map(near);
+    let (mut taken, mut refused) = (0, 0);
+    for pages in [0, 1, 2, 64, 65, 1 << 40, u64::MAX] {
+        for (start, len) in numbers(pages).flat_map(|start| numbers(pages).map(move |len| (start, len))) {
+            let fits = len > 0 && u128::from(start) + u128::from(len) <= u128::from(pages);
+            let found = WireRun { block: 0, start, len, zero: false }.range(pages);
+            assert_eq!(found, fits.then(|| start..start + len), "{start}+{len} of {pages}");
+            for (first, within) in numbers(pages).flat_map(|first| [pages, len, 3].map(|n| (first, n))) {
+                let set = WireSet::Runs(vec![(start, len), (1, 1)]);
+                let part = WirePart { first, pages: within, set };
+                let mut told = Vec::new();
+                let answer = part.each_run(pages, |run| told.push(run));
+                let end = u128::from(start) + u128::from(len) + 2;
+                let fits = len > 0
+                    && end <= u128::from(within)
+                    && u128::from(first) + u128::from(within) <= u128::from(pages);
+                assert_eq!(answer.is_ok(), fits, "{part:?} of {pages}");
+                // What was told before a mistake was found lies inside, too.
+                assert!(
+                    told.iter().all(|run| run.start < run.end && run.end <= pages),
+                    "{part:?} of {pages}"
+                );
+                taken += u32::from(fits);
+                refused += u32::from(!fits);
+            }
+        }
+    }
+    assert!(taken > 50 && refused > 1000, "{taken} {refused}");
 }

@@ -75,4 +75,40 @@ mod tests {
         assert!(parts.len() <= MOST, "{}", parts.len());
         assert!(data.iter().all(|d| part_at(&parts, d.ram, d.start).is_some()));
     }
+
+    /// Every part that another node may give, at the edges of a block and of 64 bits: what is taken lies inside, against the same said with
+    /// 128 bits, which cannot overflow.
+    #[test]
+    fn no_part_of_another_node_reaches_beyond_its_block() {
+        let chunk = u64::from(vmove_spread::CHUNK);
+        let top = u64::MAX - u64::MAX % chunk;
+        let starts = [0, 1, chunk, 2 * chunk, top - chunk, top, u64::MAX];
+        let lens = [0, 1, chunk - 1, chunk, chunk + 1, 2 * chunk, u64::MAX - chunk, u64::MAX];
+        let blocks = [0, chunk - 1, chunk, 2 * chunk, 3 * chunk, top, u64::MAX];
+        let all: Vec<_> = [0, 1]
+            .into_iter()
+            .flat_map(|ram| starts.map(|start| (ram, start)))
+            .flat_map(|(ram, start)| lens.map(|len| part(ram, start, len)))
+            .collect();
+        let end = |part: &RamPart| u128::from(part.start) + u128::from(part.len);
+        let mut taken = 0;
+        let pairs: Vec<_> = all.iter().flat_map(|a| all.iter().map(move |b| (*a, *b))).collect();
+        for (block, (first, second)) in
+            blocks.into_iter().flat_map(|block| pairs.iter().map(move |pair| (block, pair)))
+        {
+            let inside = |part: &RamPart| {
+                part.ram == 0 && part.len > 0 && part.start % chunk == 0 && end(part) <= u128::from(block)
+            };
+            let expected = inside(first) && inside(second) && end(first) <= u128::from(second.start);
+            let parts = [*first, *second];
+            assert_eq!(lie_in(&parts, &[block]), expected, "{parts:?} of {block}");
+            if expected {
+                taken += 1;
+                assert_eq!(part_at(&parts, 0, first.start), Some((0, 0)));
+                assert_eq!(part_at(&parts, 0, second.end() - 1), Some((1, second.len - 1)));
+                assert_eq!(part_at(&parts, 0, second.end()), None);
+            }
+        }
+        assert!(taken > 20, "{taken}");
+    }
 }
