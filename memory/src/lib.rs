@@ -73,7 +73,7 @@ pub use error::{MemoryError, Result};
 pub use keep::{KeepFailure, Keeper, Kept};
 pub use maps::MapEntry;
 pub use memdir::MemoryDir;
-pub use own_file::{Moved, Mover, OwnFile, PrivatePart, Standing, unmap_strays};
+pub use own_file::{Moved, Mover, OwnFile, PrivatePart, STAND_BY, Standing, stand_by, unmap_strays};
 pub use process::Process;
 pub use qemu_mapping::QemuMapping;
 pub use ram::{Mapping, RamFile, find_mappings, is_shared_whole};

@@ -98,6 +98,8 @@ pub struct ForkEngine {
     peers: Arc<Peers>,
     /// Disks of children elsewhere, and of children here whose images are elsewhere.
     images: Arc<ServedImages>,
+    /// See [`EngineOptions::standby`].
+    standby: Option<PathBuf>,
     hooks: Arc<Hooks>,
     state: Mutex<State>,
 }
@@ -176,6 +178,7 @@ impl ForkEngine {
             saved,
             at_work: Arc::new(Semaphore::new(2 * cores)),
             guests: Guests::default(),
+            standby: options.standby.clone(),
             peers: Peers::new(options),
             images: Arc::new(images),
             hooks,

@@ -111,6 +111,9 @@ pub struct EngineOptions {
     pub reconnect_for: Duration,
     /// Opens connections to other nodes.
     pub dialer: Arc<dyn ForkDialer>,
+    /// A program that calls [`vmove_memory::stand_by`] when its first argument is [`vmove_memory::STAND_BY`]: then a guest runs while it
+    /// gets memory of its own. Without it, the guest is stopped for a few pieces at a time.
+    pub standby: Option<PathBuf>,
     /// What the operator wants done before and after forks, and before a child runs.
     pub hooks: Arc<Hooks>,
 }

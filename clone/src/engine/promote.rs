@@ -100,7 +100,7 @@ impl ForkEngine {
                 member.stopped_to_move = stops;
                 self.members.put(&member).map_err(CloneError::from)
             };
-            let done = rehome.run(&self.registry, client, facts, note).await;
+            let done = rehome.run(&self.registry, client, facts, self.standby.as_deref(), note).await;
             drop(room);
             if member.stopped_to_move && done.is_err() {
                 member.stopped_to_move = false;

@@ -5,13 +5,10 @@
 //! its RAM file     filled from the template, which never changes (`fill`)       takes the pages that the guest has written
 //! ```
 //!
-//! First the file is filled, which no write of the guest can disturb: it runs. Then memory is moved over piece by piece ([`Mover`]), a few
-//! pieces at a time, for which the guest is stopped and drained. So it takes as long as one copy of what is not zero, however much the guest
-//! writes in between.
-//!
-//! Why it is stopped: the mapping of a piece is replaced by a system call of QEMU's own thread. If the daemon is killed at that moment, the
-//! call is made after the protection of the piece has ended, and what the guest wrote in between would be lost. Disks with direct I/O write
-//! past the protection, besides.
+//! The guest runs all the while. First the file is filled, which no write of the guest can disturb. Then memory is moved over piece by
+//! piece ([`Mover`]): who writes to the piece under work waits for some 0.1 ms. So it takes as long as one copy of what is not
+//! zero, however much the guest writes meanwhile. A guest whose disks write to its memory past the page table (direct I/O) is stopped
+//! and drained for a few pieces at a time; so is each guest where nothing can stand by for a daemon that is killed in the middle.
 //!
 //! QEMU's own descriptor names the RAM file all along, so that afterwards everything is as if the guest had never been forked: it can be
 //! moved, forked again, and has huge pages. Whatever fails, or whoever dies, in the middle: the guest runs on with all of its memory,
@@ -19,6 +16,7 @@
 
 mod fill;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -86,7 +84,8 @@ impl Rehome {
         fill::needed(&self.standing, &self.frozen)
     }
 
-    /// Moves it. `note` writes down whether the guest is to be set running if this daemon ends while it is stopped; it is called whenever
+    /// Moves it: while the guest runs, if there is a program to stand by (see [`Mover::with_standby`]) and no disk with direct I/O. Else the
+    /// guest is stopped for a few pieces at a time. `note` writes down whether the guest is to be set running if this daemon ends while it is stopped; it is called whenever
     /// that has changed, before the guest is stopped. Nothing is noted at first.
     ///
     /// # Errors
@@ -96,6 +95,7 @@ impl Rehome {
         registry: &Registry,
         client: &Client,
         facts: &VmFacts,
+        standby: Option<&Path>,
         note: impl FnMut(bool) -> Result<(), CloneError> + Send,
     ) -> Result<OwnMemory, CloneError> {
         let begun = Instant::now();
@@ -109,7 +109,15 @@ impl Rehome {
         let name = self.name.clone();
         let (mover, template_bytes) = blocking(move || self.fill()).await?;
         let filled = begun.elapsed();
-        let (moved, pause) = move_stopped(registry, &name, client, mover, note).await?;
+        // A page that a disk has pinned changes unseen.
+        let mover = match standby.filter(|_| !facts.has_direct_io()) {
+            Some(program) => mover.with_standby(program)?,
+            None => mover,
+        };
+        let (moved, pause) = match mover.may_run() {
+            true => (urgently(mover, |_| true).await?.moved(), Duration::ZERO),
+            false => move_stopped(registry, &name, client, mover, note).await?,
+        };
         let total = begun.elapsed();
         tracing::debug!(?moved, filled_ms = ms(filled), total_ms = ms(total), "memory of its own");
         Ok(OwnMemory {

@@ -89,6 +89,7 @@ impl Node {
             state_dir: state,
             reconnect_for: Duration::from_secs(10),
             dialer: Arc::new(PlainDialer(fabric.clone())),
+            standby: None,
             hooks,
         };
         let engine = ForkEngine::open(options, registry.clone()).unwrap();

@@ -349,6 +349,8 @@ async fn assemble(
         state_dir: config.state_dir.clone(),
         reconnect_for: config.reconnect_for,
         dialer: dialer.clone(),
+        // The program that runs, also when an update has put another in its place.
+        standby: Some("/proc/self/exe".into()),
         hooks: hooks.clone(),
     };
     let forks = ForkEngine::open(options, registry.clone())?;

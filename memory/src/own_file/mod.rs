@@ -13,7 +13,8 @@
 //!
 //! The userfaultfd is made inside the process and kept by us alone. If we die, protection ends and writers go on; what was moved is the
 //! file's, the rest is private as before, and both are whole. What may be left is a mapping of the file, made aside for the pieces that
-//! were next: [`Mover::new`] takes it away.
+//! were next: [`Mover::new`] takes it away. Protection must not end before the call that maps the piece under work was made, though:
+//! [`Mover::with_standby`] sees to that. Without it, stop the guest while memory is moved.
 //!
 //! Memory that a device writes to past the page table (direct I/O that is under way) would lose what it writes: stop and drain the guest
 //! before, or be sure that there is none.
@@ -22,6 +23,7 @@ mod pieces;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod qemu_tests;
+mod standby;
 mod standing;
 
 #[cfg(test)]
@@ -31,12 +33,15 @@ mod tests;
 use std::fs::File;
 use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use self::standby::{STAND_BY, stand_by};
 pub use self::standing::{Standing, unmap_strays};
 
 use self::pieces::{Batch, batches, own_runs};
+use self::standby::Standby;
 use crate::attach::{
     Injector, Keep, MappingHints, Replacement, Sharing, advise, create_uffd, map_aside, move_over, unmap,
 };
@@ -102,6 +107,7 @@ pub struct Mover {
     events: EventBatch,
     part: Vec<u8>,
     moved: Moved,
+    standby: Option<Standby>,
     /// The mistake that tests look for.
     #[cfg(test)]
     unprotected: bool,
@@ -147,9 +153,20 @@ impl Mover {
             events: EventBatch::new(EVENTS),
             part: vec![0; ByteLen(PART).as_usize()],
             moved: Moved::default(),
+            standby: None,
             #[cfg(test)]
             unprotected: false,
         })
+    }
+
+    /// With a second process, which keeps protection up for a moment if this one is killed: then the process may run while it is moved.
+    /// `program` calls [`stand_by`] when its first argument is [`STAND_BY`].
+    ///
+    /// # Errors
+    /// [`MemoryError::System`] if it cannot be started.
+    pub fn with_standby(mut self, program: &Path) -> Result<Self> {
+        self.standby = Some(Standby::start(program, self.context.as_fd())?);
+        Ok(self)
     }
 
     /// Moves the next few pieces: 2 ms or so, for which one thread of the process that sleeps anyway is held. False when none is left.
@@ -160,9 +177,18 @@ impl Mover {
         let Some(batch) = self.batches.pop() else { return Ok(false) };
         // First of all: a thread that waits for one of our pieces could not be stopped.
         let mut injector = Injector::attach(&self.process)?;
+        if let Some(standby) = &mut self.standby {
+            standby.holding(self.process.pid(), injector.thread())?;
+        }
         let done = self.move_batch(&mut injector, &batch);
         injector.release()?;
         done.map(|()| self.is_left())
+    }
+
+    /// The process may run while it is moved, as far as our own end goes.
+    #[must_use]
+    pub const fn may_run(&self) -> bool {
+        self.standby.is_some()
     }
 
     /// Something is left to be moved.

@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::standby::stand_by;
 use super::{Mover, OwnFile, PrivatePart, Standing, unmap_strays};
 use crate::attach::map_aside;
 use crate::testing::ram::{Dir, Guest, on_both};
@@ -266,4 +268,74 @@ fn what_a_broken_off_fork_has_mapped_aside_is_taken_away() {
         assert_eq!(stage.standing().strays, [], "when a fork is undone");
         assert_eq!(stage.guest.reads(5 * MIB), 5 * MIB + 1, "its own memory stays");
     });
+}
+
+#[test]
+#[ignore = "a process of another test"]
+fn stand_by_child() {
+    let _ = stand_by();
+}
+
+/// A program that stands by: this test binary, which must not print to the userfaultfd.
+fn standby_program(dir: &Path) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let (program, tests) = (dir.join("stand-by"), std::env::current_exe().expect("our binary"));
+    let name = "own_file::tests::stand_by_child";
+    let line = format!("exec {tests:?} {name} --exact --ignored --nocapture 3>&1 >/dev/null");
+    std::fs::write(&program, format!("#!/bin/sh\n{line}\n")).expect("a script");
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).expect("a program");
+    program
+}
+
+/// A writer meets a protected piece, and whoever moves it is killed while the thread that it holds has yet to make its call. Gives how soon
+/// the writer goes on, and whether that was before the thread had come to rest.
+fn killed_in_a_move(dir: &Dir, map: &str, program: Option<&Path>) -> (Duration, bool) {
+    let mut stage = Stage::new(dir, map);
+    let mut mover = stage.mover(&stage.private, &[]);
+    if let Some(program) = program {
+        mover = mover.with_standby(program).expect("it starts");
+    }
+    let piece = QemuMapping { len: ByteLen(2 * MIB), ..stage.private[0] };
+    mover.context.register_write_protection(&[piece]).expect("registered");
+    let tid: u32 = stage.guest.target.ask("busy").parse().expect("a thread");
+    let mut standby = mover.standby.take();
+    if let Some(standby) = &mut standby {
+        standby.holding(stage.process.pid(), tid).expect("it lives");
+    }
+    mover.context.protect(piece.hva, piece.len).expect("protected");
+    assert_eq!(stage.guest.target.ask("later-write 0 4096 7"), "ok");
+    assert_eq!(stage.guest.target.reply_within(Duration::from_millis(100)), None, "it waits");
+    // As the kernel does it when we are killed.
+    let killed = Instant::now();
+    if let Some(standby) = &mut standby {
+        standby.tell = None;
+    }
+    drop(mover);
+    let early = stage.guest.target.reply_within(Duration::from_millis(300));
+    assert_eq!(stage.guest.target.ask("rest"), "ok");
+    let answer = early.clone().or_else(|| stage.guest.target.reply_within(TIMEOUT));
+    assert_eq!(answer.as_deref(), Some("done 4096 7"));
+    drop(standby);
+    (killed.elapsed(), early.is_some())
+}
+
+/// The call that a held thread makes late must find the piece as it was protected, or what was written in between is lost.
+#[test]
+fn protection_outlives_whoever_moves_until_the_held_thread_rests() {
+    let dir = vmove_skip::need!(Dir::new(crate::Backing::Thp, 128));
+    let scripts = tempfile::tempdir().expect("a folder");
+    let program = standby_program(scripts.path());
+    let (after, early) = killed_in_a_move(&dir, "map", Some(&program));
+    assert!(!early, "protection ended after {after:?}, before the thread had made its call");
+    assert!(after < Duration::from_millis(1500), "by the thread, and not by patience: {after:?}");
+    let (_, early) = killed_in_a_move(&dir, "map-private", None);
+    assert!(early, "nothing keeps it up without the second process: then this test shows nothing");
+    // It is not in the way of a move that comes to its end.
+    let mut stage = Stage::new(&dir, "map-small");
+    stage.fill();
+    let (written, ()) = stage.written_during(|stage| {
+        let mut mover = stage.mover(&stage.private, &[]).with_standby(&program).expect("it starts");
+        while mover.step().expect("moved") {}
+    });
+    assert_eq!(stage.wrong(&content(&stage.home), &written), 0);
 }

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::io::BufRead;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
 /// One mapped file.
@@ -126,6 +127,7 @@ fn drop_privileges() -> String {
 pub fn obey() {
     let mut maps: Vec<Map> = Vec::new();
     let mut pinned: Option<io_uring::IoUring> = None;
+    let mut busy: Option<Arc<AtomicBool>> = None;
     let mut writing: Option<JoinHandle<HashMap<usize, u64>>> = None;
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split(' ').collect();
@@ -218,6 +220,25 @@ pub fn obey() {
             "writer-end" => {
                 let written = writing.take().expect("a writer").join().expect("the writer");
                 written.iter().map(|(at, value)| format!("{at}:{value}")).collect::<Vec<_>>().join(" ")
+            }
+            // Gives its thread, which does not sleep until "rest".
+            "busy" => {
+                let (tell, told) = std::sync::mpsc::channel();
+                let rest = Arc::new(AtomicBool::new(false));
+                busy = Some(Arc::clone(&rest));
+                thread::spawn(move || {
+                    // SAFETY: has no arguments and changes nothing.
+                    tell.send(unsafe { libc::gettid() }).expect("asked");
+                    while !rest.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                    thread::park();
+                });
+                told.recv().expect("a thread").to_string()
+            }
+            "rest" => {
+                busy.take().expect("a busy thread").store(true, Ordering::Relaxed);
+                "ok".to_owned()
             }
             "drop-privileges" => drop_privileges(),
             other => format!("unknown command {other}"),

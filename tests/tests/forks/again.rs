@@ -7,6 +7,7 @@ use serde_json::Value;
 use vmove_guest::config::{Config, Rate};
 use vmove_skip::need;
 use vmove_tests::daemon::{Node, NodeOptions, Vm};
+use vmove_tests::disks;
 use vmove_tests::fleet::until;
 use vmove_tests::forks::{ForkPhase, Parent, done, journals, kill_in_fork_after, names, on, template_files};
 use vmove_tests::guest::Guest;
@@ -73,6 +74,7 @@ fn a_busy_guest_is_forked_again_and_again() {
         // It never had to be made ready first.
         assert!(answer["own_memory_before"].is_null(), "{answer}");
         assert!(number(&own["template_bytes"]) > 0.0 && number(&own["own_bytes"]) > 0.0, "{answer}");
+        assert_eq!(own["pause_ms"], 0.0, "it ran all the while: {answer}");
         let all = number(&answer["parent_pause_ms"]) + number(&own["pause_ms"]) + number(&own["waited_ms"]);
         assert!((number(&answer["parent_stood_still_ms"]) - all).abs() < 1e-6, "all is told of: {answer}");
         assert_eq!(is_private(&node), false);
@@ -173,13 +175,17 @@ fn without_room_for_a_copy_the_parent_stays_private_until_there_is() {
     parent.all_sound(&on(&node, &names(&answer), Some(NAME))).expect("sound");
 }
 
-/// While its memory is moved a guest is stopped for moments, and set running again. Not if somebody has paused it meanwhile.
+/// While its memory is moved, a guest with direct I/O is stopped for moments, and set running again. Not if somebody has paused it meanwhile.
 #[test]
 fn a_guest_that_is_paused_while_it_gets_memory_of_its_own_stays_paused() {
     need!(ready());
     let sandbox = Sandbox::new().expect("a sandbox");
     let node = Node::start(&sandbox, "a", NodeOptions::default()).expect("a daemon");
-    let parent = start(&node);
+    let image = sandbox.path().join("disk.raw");
+    disks::blank(&image, 16 << 20).expect("a disk");
+    let mut guest = Guest::new(memory_mib(&busy()), busy()).expect("a QEMU");
+    guest.extra.extend(disks::drive(&image, "raw", ",cache=none"));
+    let parent = Parent::start(&node, NAME, "thp", guest).expect("the guest runs");
     let (vm, bytes) = (node.vm(NAME).expect("it is listed"), parent.guest.bytes());
     for round in 0..4 {
         let answer = std::thread::scope(|scope| {
@@ -192,6 +198,10 @@ fn a_guest_that_is_paused_while_it_gets_memory_of_its_own_stays_paused() {
         });
         assert_eq!(shared_and_private(&vm, bytes), (bytes, 0), "{answer}");
         assert_eq!(node.vm(NAME).expect("it is listed").status, "paused", "{answer}");
+        assert!(
+            answer["own_memory"]["pause_ms"].as_f64() > Some(0.0),
+            "it was stopped for moments: {answer}"
+        );
         vmove(&node, &["resume", NAME]).expect("it runs");
         for child in names(&answer) {
             done(&node, &["kill", &child]).expect("it ends");
