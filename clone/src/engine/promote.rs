@@ -98,7 +98,7 @@ impl ForkEngine {
             let room = self.room_of_its_own(record, rehome.needed()?).await?;
             let note = |stops| {
                 member.stopped_to_move = stops;
-                self.members.put(&member).map_err(CloneError::from)
+                self.members.put(&member)
             };
             let done = rehome.run(&self.registry, client, facts, self.standby.as_deref(), note).await;
             drop(room);

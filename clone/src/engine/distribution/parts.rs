@@ -97,7 +97,10 @@ mod tests {
             blocks.into_iter().flat_map(|block| pairs.iter().map(move |pair| (block, pair)))
         {
             let inside = |part: &RamPart| {
-                part.ram == 0 && part.len > 0 && part.start % chunk == 0 && end(part) <= u128::from(block)
+                part.ram == 0
+                    && part.len > 0
+                    && part.start.is_multiple_of(chunk)
+                    && end(part) <= u128::from(block)
             };
             let expected = inside(first) && inside(second) && end(first) <= u128::from(second.start);
             let parts = [*first, *second];
