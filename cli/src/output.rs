@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use clap::Parser;
 use serde::Serialize;
 use serde_json::json;
 use unicode_width::UnicodeWidthStr;
@@ -51,6 +52,21 @@ pub fn note(text: &str) {
 pub fn say_json<T: Serialize>(value: &T) -> Result<(), End> {
     let text = serde_json::to_string(value).map_err(|e| Problem::from_error(Code::Internal, &e))?;
     say(&text)
+}
+
+/// Parses the arguments of this process. Gives the exit code if they cannot be used, which was said then: to programs as JSON.
+pub fn parse<C: Parser>(program: &str) -> Result<C, ExitCode> {
+    let wrong = match C::try_parse() {
+        Ok(command) => return Ok(command),
+        Err(wrong) => wrong,
+    };
+    // Help and versions are what was asked for.
+    if !wrong.use_stderr() || !std::env::args_os().any(|argument| argument == "--json") {
+        wrong.exit();
+    }
+    let text = wrong.to_string();
+    let text = text.trim_end().trim_start_matches("error: ");
+    Err(report(program, &Failure::bad_request(text), true))
 }
 
 /// Says why a command failed: for people always, for programs when they asked.

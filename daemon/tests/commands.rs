@@ -57,6 +57,19 @@ fn an_unknown_vm_or_migration_is_named() {
 }
 
 #[test]
+fn a_command_line_that_is_wrong_is_told_as_json_to_programs() {
+    let node = Node::start();
+    for args in [&["bogus"][..], &["migrate"], &["list", "--no-such-option"]] {
+        let problem = node.problem(args, 2);
+        assert_eq!((problem["code"].as_str(), problem["exit_code"].as_i64()), (Some("bad-request"), Some(2)));
+        assert!(!problem["error"].as_str().unwrap().starts_with("error:"), "{problem}");
+    }
+    assert!(node.vmove(&["bogus"]).expect(2).out.is_empty(), "people read it on standard error");
+    // Help is no mistake.
+    assert!(Ended::of(&mut node.command(&["--json", "--help"])).expect(0).out.contains("Usage"));
+}
+
+#[test]
 fn an_empty_node_answers_in_both_forms() {
     let node = Node::start();
     assert_eq!(node.ask(&["list"]), serde_json::json!({ "vms": [] }));

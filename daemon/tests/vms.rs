@@ -389,12 +389,24 @@ fn a_vm_moves_there_and_back() {
     assert_eq!((report["mode"].clone(), report["verified"].clone()), ("hybrid".into(), true.into()));
     assert!(!alive(pid_of(&before)) && !ram_of(&before).exists());
     assert_eq!(a.ask(&["list"])["vms"], serde_json::json!([]));
+    let gone = a.problem(&["pause", NAME], 1);
+    let message = gone["error"].as_str().unwrap();
+    assert_eq!(gone["code"], "unknown-vm");
+    assert!(message.contains(&format!("moved to {}", b.listen)), "{message}");
     assert_eq!(status(&b, NAME), "running");
 
     let id = b.ask(&["migrate", NAME, "--to", &a.listen.to_string(), "--detach"])["id"]
         .as_str()
         .unwrap()
         .to_owned();
+    let followed = b.vmove(&["status", &id[..8], "--follow"]).expect(0);
+    assert!(followed.out.contains("downtime"), "{followed:#?}");
+    // It may have ended before it could be followed.
+    let lines = followed.err.lines().filter(|line| line.starts_with(&format!("{NAME}: "))).count();
+    assert!(
+        lines > 0 || followed.err.is_empty(),
+        "one line a phase where there is no terminal: {followed:#?}"
+    );
     let report = b.ask(&["status", &id[..8], "--follow"]);
     assert_eq!(report["id"].as_str().unwrap(), id);
     unharmed(&a, NAME);

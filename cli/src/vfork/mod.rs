@@ -6,7 +6,6 @@ mod progress;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
 use tokio::time::Instant;
 use vmove_client::Client;
 use vmove_spread::simulate::{SimulateArguments, SimulateError};
@@ -18,7 +17,7 @@ use vmove_types::units::{format_bytes, format_ms};
 use crate::args::vfork::{Cli, Command, Create, Join, Save, Template, Warm};
 use crate::failure::Failure;
 use crate::manual;
-use crate::output::{End, note, report, say, say_json, table};
+use crate::output::{End, note, parse, report, say, say_json, table};
 
 /// How often progress is asked for.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -28,7 +27,10 @@ const OTHER_NODES_INTERVAL: Duration = Duration::from_secs(1);
 /// Runs `vfork` with the arguments of this process.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli: Cli = match parse("vfork") {
+        Ok(cli) => cli,
+        Err(exit) => return exit,
+    };
     let json = cli.global.json;
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -1,7 +1,8 @@
-//! The progress bar. Only on a terminal.
+//! The progress bar: on a terminal. Elsewhere lines, for those who asked for them.
 
 use std::cell::Cell;
 use std::io::IsTerminal;
+use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -9,9 +10,31 @@ use vmove_types::progress::{Outcome, Phase, Progress};
 
 use vmove_types::units::{format_bytes, format_ms, format_rate};
 
-/// A bar on standard error, or nothing when that is no terminal.
-#[derive(Debug)]
-pub struct Bar(Option<ProgressBar>, Furthest);
+/// A bar on standard error; when that is no terminal, lines or nothing.
+#[derive(Debug, Default)]
+pub struct Bar {
+    bar: Option<ProgressBar>,
+    furthest: Furthest,
+    lines: Option<Lines>,
+}
+
+/// What was said last, and when.
+#[derive(Debug, Default)]
+struct Lines(Cell<Option<(Phase, Instant)>>);
+
+/// How often a line says how far it is.
+const LINES_INTERVAL: Duration = Duration::from_secs(5);
+
+impl Lines {
+    /// A line is due: there is something new, or time has passed.
+    fn are_due(&self, phase: Phase, now: Instant) -> bool {
+        let due = self.0.get().is_none_or(|(last, at)| last != phase || now - at >= LINES_INTERVAL);
+        if due {
+            self.0.set(Some((phase, now)));
+        }
+        due
+    }
+}
 
 /// Steps of the bar.
 const STEPS: u64 = 1000;
@@ -30,17 +53,24 @@ impl Furthest {
 }
 
 impl Bar {
+    /// For somebody who asked to see it: lines where there is no terminal.
+    pub fn or_lines() -> Self {
+        let mut bar = Self::new();
+        bar.lines = bar.bar.is_none().then(Lines::default);
+        bar
+    }
+
     pub fn new() -> Self {
         if !std::io::stderr().is_terminal() {
-            return Self(None, Furthest::default());
+            return Self::default();
         }
         let bar = ProgressBar::with_draw_target(Some(STEPS), ProgressDrawTarget::stderr_with_hz(10));
-        Self(Some(styled(bar)), Furthest::default())
+        Self { bar: Some(styled(bar)), ..Self::default() }
     }
 
     /// One of several, above each other.
     pub fn within(all: &MultiProgress) -> Self {
-        Self(Some(all.add(styled(ProgressBar::new(STEPS)))), Furthest::default())
+        Self { bar: Some(all.add(styled(ProgressBar::new(STEPS)))), ..Self::default() }
     }
 
     pub fn update(&self, progress: &Progress) {
@@ -53,8 +83,11 @@ impl Bar {
     }
 
     fn show(&self, progress: &Progress, message: String) {
-        if let Some(bar) = &self.0 {
-            bar.set_position(self.1.with(progress.bytes_done, progress.bytes_total));
+        if self.lines.as_ref().is_some_and(|lines| lines.are_due(progress.phase, Instant::now())) {
+            crate::output::note(&format!("{}: {message}", progress.vm));
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(self.furthest.with(progress.bytes_done, progress.bytes_total));
             bar.set_message(message);
             bar.tick();
         }
@@ -62,14 +95,14 @@ impl Bar {
 
     /// Prints a line above the bar, or on standard error.
     pub fn note(&self, text: &str) {
-        match &self.0 {
+        match &self.bar {
             Some(bar) => bar.suspend(|| crate::output::note(text)),
             None => crate::output::note(text),
         }
     }
 
     pub fn clear(&self) {
-        if let Some(bar) = &self.0 {
+        if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
     }
@@ -128,6 +161,15 @@ mod tests {
         assert_eq!(bar.with(60, 1000), 500);
         assert_eq!(bar.with(900, 1000), 900);
         assert_eq!(bar.with(u64::MAX, u64::MAX), STEPS);
+    }
+
+    #[test]
+    fn without_a_terminal_each_phase_and_each_few_seconds_have_a_line() {
+        let (lines, begun) = (Lines::default(), Instant::now());
+        let due = |phase, seconds| lines.are_due(phase, begun + Duration::from_secs(seconds));
+        assert!(due(Phase::Check, 0) && !due(Phase::Check, 1), "once");
+        assert!(due(Phase::Rounds, 1) && !due(Phase::Rounds, 5));
+        assert!(due(Phase::Rounds, 6) && !due(Phase::Rounds, 10) && due(Phase::Rounds, 11));
     }
 
     #[test]

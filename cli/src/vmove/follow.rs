@@ -42,8 +42,9 @@ pub enum Followed {
 }
 
 /// Follows a migration until it ends, showing its progress.
-pub async fn follow(client: &Client, id: &str, interrupt: Interrupt) -> Result<Followed, End> {
-    let bar = Bar::new();
+pub async fn follow(client: &Client, id: &str, interrupt: Interrupt, json: bool) -> Result<Followed, End> {
+    // Whoever only looks on has asked to see it.
+    let bar = if interrupt == Interrupt::Leaves && !json { Bar::or_lines() } else { Bar::new() };
     let ended = watch(client, id, interrupt, &bar).await;
     bar.clear();
     ended

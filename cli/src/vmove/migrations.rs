@@ -113,7 +113,7 @@ fn started(id: &str, json: bool) -> Result<Ended, End> {
 
 /// Waits for the end and says how it was.
 async fn finish(client: &Client, id: &str, interrupt: Interrupt, json: bool) -> Result<Ended, End> {
-    let progress = match follow(client, id, interrupt).await? {
+    let progress = match follow(client, id, interrupt, json).await? {
         Followed::Ended(progress) => progress,
         Followed::Left => {
             if json {

@@ -13,14 +13,14 @@ mod vms;
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use vmove_client::Client;
 use vmove_types::problem::{Code, Exit};
+use vmove_types::progress::{Outcome, Progress, Role};
 use vmove_types::vm::Running;
 
 use crate::args::vmove::{Cli, Command, Devices, DevicesCommand, FabricCommand, HookCommand};
 use crate::failure::Failure;
-use crate::output::{End, report};
+use crate::output::{End, parse, report};
 use crate::{clusters, manual};
 
 /// Exit code after a second Ctrl-C: the migration goes on, so none of the others would be true.
@@ -38,13 +38,23 @@ enum Ended {
 /// Runs `vmove` with the arguments of this process.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli: Cli = match parse("vmove") {
+        Ok(cli) => cli,
+        Err(exit) => return exit,
+    };
     let json = cli.global.json;
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return report("vmove", &Failure::new(Code::Internal, error.to_string()), json),
     };
-    let ended = runtime.block_on(dispatch(cli));
+    let client = Client::connect(&cli.global.control);
+    let ended = runtime.block_on(async {
+        let ended = dispatch(&client, cli).await;
+        match ended {
+            Err(End::Failed(failure)) => Err(End::Failed(where_it_went(&client, failure).await)),
+            other => other,
+        }
+    });
     // A pending read of a terminal must not hold the end up.
     runtime.shutdown_background();
     match ended {
@@ -55,33 +65,49 @@ pub fn main() -> ExitCode {
     }
 }
 
-async fn dispatch(cli: Cli) -> Result<Ended, End> {
-    let client = Client::connect(&cli.global.control);
+/// Adds to the failure that a VM is not here where it went, if this node remembers that.
+async fn where_it_went(client: &Client, mut failure: Failure) -> Failure {
+    if failure.code != Code::UnknownVm.word() {
+        return failure;
+    }
+    let Ok(known) = client.migrations().await else { return failure };
+    let is_meant = |m: &&Progress| failure.message.contains(&format!("{:?}", m.vm));
+    // The newest comes first: it may have come back and gone elsewhere.
+    let newest = known.migrations.iter().filter(is_meant).find(|m| matches!(m.outcome, Outcome::Done { .. }));
+    if let Some(Progress { vm, peer, id, .. }) = newest.filter(|m| m.role == Role::Source) {
+        failure.message = format!(
+            "{vm:?} is not on this node any more: it moved to {peer} (migration {id}). Ask vmoved there"
+        );
+    }
+    failure
+}
+
+async fn dispatch(client: &Client, cli: Cli) -> Result<Ended, End> {
     let json = cli.global.json;
     let exit = match cli.command {
-        Command::Run(args) => vms::run(&client, args, json).await?,
-        Command::Adopt(args) => vms::adopt(&client, args, json).await?,
-        Command::List => vms::list(&client, json).await?,
-        Command::Devices(Devices { command: None }) => devices::list(&client, json).await?,
+        Command::Run(args) => vms::run(client, args, json).await?,
+        Command::Adopt(args) => vms::adopt(client, args, json).await?,
+        Command::List => vms::list(client, json).await?,
+        Command::Devices(Devices { command: None }) => devices::list(client, json).await?,
         Command::Devices(Devices { command: Some(DevicesCommand::Attach(args)) }) => {
-            devices::attach(&client, &args, json).await?
+            devices::attach(client, &args, json).await?
         }
-        Command::Show(args) => vms::show(&client, &args.vm, json).await?,
-        Command::Stop(args) => vms::stop(&client, &args, json).await?,
-        Command::Pause(args) => vms::set_state(&client, &args.vm, Running::Paused, json).await?,
-        Command::Resume(args) => vms::set_state(&client, &args.vm, Running::Running, json).await?,
-        Command::Forget(args) => vms::forget(&client, &args.vm, json).await?,
-        Command::Check(args) => vms::check(&client, &args, json).await?,
-        Command::Node => vms::node(&client, json).await?,
-        Command::Hook(HookCommand::List) => hooks::list(&client, json).await?,
-        Command::Hook(HookCommand::Test(args)) => hooks::test(&client, args, json).await?,
-        Command::Fabric(FabricCommand::Check(args)) => fabric::check(&client, &args.to, json).await?,
-        Command::Migrate(args) => return migrations::migrate(&client, args, json).await,
-        Command::Status(args) => return migrations::status(&client, args, json).await,
-        Command::Recover(args) => return migrations::recover(&client, args, json).await,
-        Command::Reclaim(args) => return migrations::reclaim(&client, args, json).await,
-        Command::Cancel(args) => migrations::cancel(&client, &args.id, json).await?,
-        Command::History(args) => migrations::history(&client, args, json).await?,
+        Command::Show(args) => vms::show(client, &args.vm, json).await?,
+        Command::Stop(args) => vms::stop(client, &args, json).await?,
+        Command::Pause(args) => vms::set_state(client, &args.vm, Running::Paused, json).await?,
+        Command::Resume(args) => vms::set_state(client, &args.vm, Running::Running, json).await?,
+        Command::Forget(args) => vms::forget(client, &args.vm, json).await?,
+        Command::Check(args) => vms::check(client, &args, json).await?,
+        Command::Node => vms::node(client, json).await?,
+        Command::Hook(HookCommand::List) => hooks::list(client, json).await?,
+        Command::Hook(HookCommand::Test(args)) => hooks::test(client, args, json).await?,
+        Command::Fabric(FabricCommand::Check(args)) => fabric::check(client, &args.to, json).await?,
+        Command::Migrate(args) => return migrations::migrate(client, args, json).await,
+        Command::Status(args) => return migrations::status(client, args, json).await,
+        Command::Recover(args) => return migrations::recover(client, args, json).await,
+        Command::Reclaim(args) => return migrations::reclaim(client, args, json).await,
+        Command::Cancel(args) => migrations::cancel(client, &args.id, json).await?,
+        Command::History(args) => migrations::history(client, args, json).await?,
         Command::Cluster(command) => {
             clusters::run(command, json).await?;
             Exit::Done
