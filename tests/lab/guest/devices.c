@@ -2,11 +2,16 @@
  * by ACPI, takes new ones, and goes over its memory all the while.
  *
  * Loaded by QEMU's -kernel as a multiboot image at 1 MiB; no paging, no interrupts. Machine q35, devices on root ports. Words of
- * -append: "stubborn" never lets a device go; "quiet" answers frames but sends none by itself.
+ * -append: "stubborn" never lets a device go; "quiet" answers frames but sends none by itself; "job0" and "job1" are the two ranks of
+ * a parallel job, which count together.
  *
  * It tells what happens on the debug port, a line each, and keeps its counts in the page at STATE, where the host can read them in
  * the guest's RAM file. What it sends are frames of type 0x88b5: a "ping" to everybody, a "pong" to whoever pinged; every byte of
  * them follows from their number and is checked in the memory that the device wrote it to.
+ *
+ * The job: each rank has a value, and a step makes a new one of both ranks' values. Nobody begins a step before it has the other's value
+ * of it, so a frame that is not repeated, or a rank that is not there, holds both up; the results of the last steps can be read by the
+ * host. A frame of the job ("step") has the rank, its value of this step and its value of the one before in its first bytes.
  */
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -19,6 +24,11 @@ enum {
     AREA = 0x1000000,
     PAGES_A_TURN = 16,
     TURNS_A_PING = 64,
+    TURNS_A_TELLING = 16,
+    RESULTS = 64,
+    PING = 1,
+    PONG = 2,
+    STEP = 3,
     /* ACPI's registers for PCI hot plug on q35. */
     ACPI_UP = 0xcc0,
     ACPI_DOWN = 0xcc4,
@@ -55,6 +65,11 @@ struct state {
     u32 sent, received, wrong; /* frames */
     u32 last_buffer, last_number, last_length; /* where the device wrote the last good frame */
     u8 mac[8]; /* of the first card */
+    u32 step;  /* of the job, which is under way */
+    u32 unused;
+    struct {
+        u32 step, value; /* with which it began */
+    } results[RESULTS];
 };
 #define state (*(volatile struct state *)STATE)
 
@@ -63,6 +78,11 @@ struct frame {
     u8 magic[4];
     u32 kind, number;
     u8 bytes[FRAME - 26];
+} __attribute__((packed));
+
+/* The first bytes of a frame of the job. */
+struct telling {
+    u32 rank, value, before;
 } __attribute__((packed));
 
 struct descriptor {
@@ -78,6 +98,8 @@ struct card {
 
 static struct card cards[CARDS];
 static u32 number, stubborn, quiet;
+/* The job: which rank this is, if any, and its value of this step and of the one before. */
+static u32 in_job, rank, value, before;
 
 static void out8(u16 port, u8 value) { __asm__ volatile("outb %0, %1" ::"a"(value), "Nd"(port)); }
 static void out32(u16 port, u32 value) { __asm__ volatile("outl %0, %1" ::"a"(value), "Nd"(port)); }
@@ -268,6 +290,7 @@ static void send(struct card *card, const u8 *to, u32 kind, u32 as) {
     frame->magic[0] = 'V', frame->magic[1] = 'M', frame->magic[2] = 'D', frame->magic[3] = 'V';
     frame->kind = kind, frame->number = as;
     for (u32 i = 0; i < sizeof frame->bytes; i++) frame->bytes[i] = byte_of(as, i);
+    if (kind == STEP) *(struct telling *)frame->bytes = (struct telling){rank, value, before};
     card->tx[slot].word[0] = (u32)frame;
     card->tx[slot].word[1] = 0;
     card->tx[slot].word[2] = 0x2b300000 | FRAME; /* advanced data descriptor, whole frame, report it */
@@ -283,6 +306,29 @@ static int is_own(const struct card *card, const struct frame *frame) {
     return 1;
 }
 
+static void begin_step(u32 step, u32 with) {
+    u32 at = step % RESULTS;
+    before = value;
+    value = with;
+    state.results[at].step = ~0u;
+    state.results[at].value = with;
+    state.results[at].step = step;
+    state.step = step;
+}
+
+/* What the other rank tells. It may be a step behind us, since it lacks a frame, or ahead, since we do. */
+static void hear(u32 of, const struct telling *told) {
+    u32 theirs = told->value, step = state.step;
+    if (!in_job || told->rank == rank || of < step) return;
+    if (of > step + 1) {
+        state.wrong++;
+        say("the other rank went on without this one\n");
+        return;
+    }
+    if (of == step + 1) theirs = told->before;
+    begin_step(step + 1, rank == 0 ? value * 1664525 + theirs + step : value * 22695477 + (theirs ^ step));
+}
+
 static void receive(struct card *card) {
     for (u32 turn = 0; turn < RING; turn++) {
         u32 slot = card->rx_next % RING, length, good;
@@ -292,13 +338,18 @@ static void receive(struct card *card) {
         /* The card also gives frames to everybody back to whoever sent them. */
         if (frame->type[0] == 0x88 && frame->type[1] == 0xb5 && !is_own(card, frame)) {
             good = length >= FRAME && frame->magic[0] == 'V' && frame->magic[1] == 'M' && frame->magic[2] == 'D' && frame->magic[3] == 'V';
-            for (u32 i = 0; good && i < sizeof frame->bytes; i++) good = frame->bytes[i] == byte_of(frame->number, i);
+            for (u32 i = frame->kind == STEP ? sizeof(struct telling) : 0; good && i < sizeof frame->bytes; i++)
+                good = frame->bytes[i] == byte_of(frame->number, i);
             if (good) {
                 state.received++;
-                state.last_buffer = (u32)frame;
-                state.last_number = frame->number;
-                state.last_length = length;
-                if (frame->kind == 1) send(card, frame->from, 2, frame->number);
+                if (frame->kind == STEP) {
+                    hear(frame->number, (const struct telling *)frame->bytes);
+                } else {
+                    state.last_buffer = (u32)frame;
+                    state.last_number = frame->number;
+                    state.last_length = length;
+                }
+                if (frame->kind == PING) send(card, frame->from, PONG, frame->number);
             } else {
                 state.wrong++;
                 say("wrong frame\n");
@@ -359,6 +410,9 @@ void main(u32 *multiboot) {
     stubborn = (u32)has_word(words, "stubborn");
     quiet = (u32)has_word(words, "quiet");
     memset((void *)STATE, 0, 4096);
+    in_job = (u32)(has_word(words, "job0") || has_word(words, "job1"));
+    rank = (u32)has_word(words, "job1");
+    if (in_job) begin_step(1, 17 + rank * 6);
     state.magic = 0x56444d56;
     say("guest up\n");
     look();
@@ -368,7 +422,8 @@ void main(u32 *multiboot) {
         for (u32 i = 0; i < CARDS; i++) {
             if (!cards[i].used) continue;
             receive(&cards[i]);
-            if (!quiet && turn % TURNS_A_PING == 0) send(&cards[i], everybody, 1, number++);
+            if (!quiet && turn % TURNS_A_PING == 0) send(&cards[i], everybody, PING, number++);
+            if (in_job && turn % TURNS_A_TELLING == 0) send(&cards[i], everybody, STEP, state.step);
         }
     }
 }

@@ -2,6 +2,8 @@
 //! the same address. Whatever breaks before the hand-over, the guest has its function back.
 
 mod blows;
+mod groups;
+mod ratios;
 mod refusals;
 
 use std::cell::Cell;
@@ -21,6 +23,8 @@ pub(crate) const FUNCTIONS: usize = 4;
 const CARD: &str = "0000:01:00.0";
 /// The guest's address, wherever it is.
 pub(crate) const MAC: &str = "52:54:00:79:00:99";
+/// Where guests keep their counts.
+const STATE: usize = 2 << 20;
 /// Name of the guest.
 pub(crate) const NAME: &str = "g";
 
@@ -32,6 +36,8 @@ pub(crate) fn function(index: usize) -> String {
 pub(crate) struct DeviceMoves<'a> {
     pub(crate) moves: Moves<'a>,
     pub(crate) guest: PathBuf,
+    /// Plays a guest's agent.
+    agent: PathBuf,
 }
 
 /// What the guest has counted.
@@ -78,12 +84,16 @@ pub fn all(lab: &Lab, parts: &moves::Parts, guest: &Path, count: usize, only: &s
     case("a_guest_that_ended_without_its_function_gets_it_by_one_command", &|| all.mended())?;
     case("a_device_that_somebody_plugs_in_meanwhile_calls_the_move_off", &|| all.foreign_device())?;
     case("a_guest_whose_agent_is_silent_keeps_its_function", &|| all.silent_agent())?;
+    case("a_guest_whose_agent_lies_keeps_its_function", &|| all.lying_agent())?;
+    case("two_guests_of_a_job_are_both_here_or_both_there", &|| all.group())?;
+    case("ratios_of_a_move_with_a_function", &|| all.ratios())?;
     Ok(ran.get())
 }
 
 impl<'a> DeviceMoves<'a> {
     pub(crate) fn new(lab: &'a Lab, parts: &moves::Parts, guest: &Path) -> Result<Self> {
-        Ok(Self { moves: Moves::new(lab, parts), guest: guest.canonicalize()? })
+        let agent = lab.places().source.join("tests/lab/host/agent").canonicalize()?;
+        Ok(Self { moves: Moves::new(lab, parts), guest: guest.canonicalize()?, agent })
     }
 }
 
@@ -139,17 +149,21 @@ impl DeviceMoves<'_> {
         self.works(1)
     }
 
-    fn counts(&self, host: usize) -> Result<Counts> {
-        let text = self.moves.must(
-            host,
-            &format!("od -An -v -tu4 -w4 -j 2097152 -N 56 $(find /run/vm/memory -type f -path '*{NAME}*ram*' | head -1)"),
-        )?;
-        let words: Vec<u64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+    /// So many words of a guest's page of counts, from word `first` on, as its RAM file has them.
+    fn words(&self, host: usize, name: &str, first: usize, count: usize) -> Result<Vec<u64>> {
+        let (at, length) = (STATE + first * 4, count * 4);
+        let file = format!("$(find /run/vm/memory -type f -name '{name}.*' | head -1)");
+        let text = self.moves.must(host, &format!("od -An -v -tu4 -w4 -j {at} -N {length} {file}"))?;
+        Ok(text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?)
+    }
+
+    fn counts(&self, host: usize, name: &str) -> Result<Counts> {
+        let words = self.words(host, name, 0, 14)?;
         let [magic, passes, damaged, cards, _, _, sent, received, wrong, _, _, _, low, high] = words[..]
         else {
-            anyhow::bail!("{text}");
+            anyhow::bail!("{words:?}");
         };
-        ensure!(magic == 0x5644_4d56, "no counts of a guest in its RAM file: {text}");
+        ensure!(magic == 0x5644_4d56, "no counts of a guest in its RAM file: {words:?}");
         let mac = (low | high << 32).to_le_bytes()[..6]
             .iter()
             .map(|byte| format!("{byte:02x}"))
@@ -157,27 +171,30 @@ impl DeviceMoves<'_> {
         Ok(Counts { passes, damaged, cards, sent, received, wrong, mac: mac.join(":") })
     }
 
-    /// The guest goes over its memory, and its function, which has its address, sends and receives; all that it finds is right.
     fn works(&self, host: usize) -> Result<()> {
+        self.works_as(host, NAME, Some(MAC))
+    }
+
+    /// The guest goes over its memory, and its function, which has its address, sends and receives; all that it finds is right. One without an
+    /// address has no function.
+    fn works_as(&self, host: usize, name: &str, mac: Option<&str>) -> Result<()> {
         let begun = Instant::now();
         let mut before: Option<Counts> = None;
         loop {
-            let now = self.counts(host);
+            let now = self.counts(host, name);
             if let Ok(now) = &now {
-                ensure!(now.damaged == 0 && now.wrong == 0, "on h{host}: {now:?}");
+                ensure!(now.damaged == 0 && now.wrong == 0, "{name} on h{host}: {now:?}");
                 let more = |before: &Counts| {
-                    now.passes > before.passes
-                        && now.sent > before.sent + 4
-                        && now.received > before.received + 4
+                    let frames =
+                        mac.is_none() || now.sent > before.sent + 4 && now.received > before.received + 4;
+                    now.passes > before.passes && frames
                 };
-                if before.as_ref().is_some_and(more) && now.cards == 1 && now.mac == MAC {
+                let has_its_function = mac.map_or(now.cards == 0, |mac| now.cards == 1 && now.mac == mac);
+                if before.as_ref().is_some_and(more) && has_its_function {
                     return Ok(());
                 }
             }
-            ensure!(
-                begun.elapsed() < Duration::from_secs(90),
-                "the guest on h{host}: {before:?}, then {now:?}"
-            );
+            ensure!(begun.elapsed() < Duration::from_secs(90), "{name} on h{host}: {before:?}, then {now:?}");
             if before.is_none() {
                 before = now.ok();
             }

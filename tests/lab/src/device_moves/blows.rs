@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::{DeviceMoves, FUNCTIONS, NAME, function};
-use crate::check::{collect, shell};
+use super::{DeviceMoves, FUNCTIONS, MAC, NAME, function};
+use crate::check::{Done, collect, shell};
 use crate::moves::{self, COMMAND_TIMEOUT_MS};
 
 /// Who is killed.
 #[derive(Debug, Clone, Copy)]
-enum Victim {
+pub(super) enum Victim {
     Source,
     Destination,
     /// The QEMU that waits for the guest.
@@ -21,7 +21,7 @@ enum Victim {
 
 /// When somebody is killed: as soon as this shows.
 #[derive(Debug, Clone, Copy)]
-enum Moment {
+pub(super) enum Moment {
     /// In the journal of the source.
     Source(&'static str),
     /// In the journal of the destination.
@@ -31,7 +31,7 @@ enum Moment {
 }
 
 /// One each of all that can happen before the hand-over, in it, and after it. After it the guest's QEMU is not killed: that would end the guest.
-const BLOWS: [(&str, Moment, Victim); 18] = {
+pub(super) const BLOWS: [(&str, Moment, Victim); 18] = {
     use Moment::{Destination as D, Plug, Source as S};
     use Victim::{Destination, Qemu, Source};
     [
@@ -59,7 +59,7 @@ const BLOWS: [(&str, Moment, Victim); 18] = {
 /// Until a blow falls. One that has no moment, since the move was over, is told.
 const MOMENT_SECONDS: u32 = 120;
 /// Until all is settled after a move: two daemons may have to find each other again.
-const SETTLED: Duration = Duration::from_secs(150);
+pub(super) const SETTLED: Duration = Duration::from_secs(150);
 
 /// What the moves came to.
 #[derive(Debug, Default)]
@@ -129,10 +129,27 @@ impl DeviceMoves<'_> {
             self.settled(to)?;
             return Ok(to);
         };
+        let (fell, done) = self.struck(from, to, &words, moment, victim)?;
+        *(if fell { &mut tally.blows } else { &mut tally.missed }) += 1;
+        self.place(&[NAME])
+            .and_then(|now| self.settled(now).map(|()| now))
+            .with_context(|| format!("`vmove migrate` ended with {}: {}", done.status, done.text.trim()))
+    }
+
+    /// Runs a command that moves something, kills somebody as soon as the moment has come, and starts the daemon again that was killed. Whether the
+    /// moment came, and how the command ended.
+    pub(super) fn struck(
+        &self,
+        from: usize,
+        to: usize,
+        words: &str,
+        moment: Moment,
+        victim: Victim,
+    ) -> Result<(bool, Done)> {
         for host in [from, to] {
             self.moves.must(host, "touch /run/blow; sleep 0.02")?;
         }
-        let moving = self.moves.lab.exec(from, shell(&words, COMMAND_TIMEOUT_MS))?;
+        let moving = self.moves.lab.exec(from, shell(words, COMMAND_TIMEOUT_MS))?;
         let (seer, look) = match moment {
             Moment::Source(text) => (from, in_journal("source", text)),
             Moment::Destination(text) => (to, in_journal("destination", text)),
@@ -146,7 +163,6 @@ impl DeviceMoves<'_> {
             self.moves.host(seer, &format!("begun=$(date +%s); until {look}; do {over}; done; true"))?;
         ensure!([0, 7].contains(&seen.status), "{}", seen.text);
         let falls = seen.status == 0;
-        *(if falls { &mut tally.blows } else { &mut tally.missed }) += 1;
         let restarted = match victim {
             _ if !falls => None,
             Victim::Source => Some(from),
@@ -158,17 +174,14 @@ impl DeviceMoves<'_> {
             self.moves.must(host, "sleep 0.3")?;
             self.moves.start(host, "")?;
         } else if falls {
-            // It may have ended by itself.
-            self.moves.must(to, "kill -KILL $(pgrep -f '[i]ncoming') || true")?;
+            // One of them. It may have ended by itself.
+            self.moves.must(to, "kill -KILL $(pgrep -f '[i]ncoming' | head -1) || true")?;
         }
-        let done = collect(&moving).context("the source went away")?;
-        self.place()
-            .and_then(|now| self.settled(now).map(|()| now))
-            .with_context(|| format!("`vmove migrate` ended with {}: {}", done.status, done.text.trim()))
+        Ok((falls, collect(&moving).context("the source went away")?))
     }
 
-    /// The host that has the guest, once no migration is under way.
-    fn place(&self) -> Result<usize> {
+    /// The host that has these guests, all of them, once no migration is under way.
+    pub(super) fn place(&self, names: &[&str]) -> Result<usize> {
         let begun = Instant::now();
         loop {
             let mut has = Vec::new();
@@ -182,29 +195,38 @@ impl DeviceMoves<'_> {
                     busy.push_str(&status);
                 }
                 let list = self.moves.host(host, &self.moves.vmove("--json list"))?.text;
-                if list.contains(&format!("\"name\":\"{NAME}\"")) {
-                    has.push(host);
-                }
+                has.extend(
+                    names
+                        .iter()
+                        .filter(|name| list.contains(&format!("\"name\":\"{name}\"")))
+                        .map(|name| (host, *name)),
+                );
             }
+            let together = has.len() == names.len() && has.iter().all(|(host, _)| *host == has[0].0);
             match has[..] {
-                [host] if busy.is_empty() => return Ok(host),
+                [(host, _), ..] if together && busy.is_empty() => return Ok(host),
                 _ if begun.elapsed() < SETTLED => std::thread::sleep(Duration::from_millis(300)),
-                _ => bail!("the guest is on {has:?}; under way: {busy}"),
+                _ => bail!("guests are on {has:?}; under way: {busy}"),
             }
         }
     }
 
     /// The guest works on this host with exactly one function, which is its own, and nothing is left on the other.
     fn settled(&self, place: usize) -> Result<()> {
+        self.settled_all(place, &[(NAME, MAC)])
+    }
+
+    /// The same for several guests and their addresses.
+    pub(super) fn settled_all(&self, place: usize, guests: &[(&str, &str)]) -> Result<()> {
         let begun = Instant::now();
-        while let Err(error) = self.is_clean(place) {
+        while let Err(error) = self.is_clean(place, guests) {
             ensure!(begun.elapsed() < SETTLED, "{error:#}");
             std::thread::sleep(Duration::from_millis(500));
         }
-        self.works(place)
+        guests.iter().try_for_each(|(name, mac)| self.works_as(place, name, Some(mac)))
     }
 
-    fn is_clean(&self, place: usize) -> Result<()> {
+    fn is_clean(&self, place: usize, guests: &[(&str, &str)]) -> Result<()> {
         for host in [1, 2] {
             let said = self.moves.must(host, &self.moves.vmove("--json devices"))?;
             let list: Value = serde_json::from_str(said.trim())?;
@@ -214,13 +236,15 @@ impl DeviceMoves<'_> {
                 .filter(|device| (0..FUNCTIONS).any(|index| device["address"] == function(index)))
                 .collect();
             ensure!(functions.len() == FUNCTIONS, "h{host}: {said}");
-            let owned = functions.iter().filter(|device| device["owner"]["vm"] == NAME);
             let wanted = usize::from(host == place);
-            ensure!(owned.count() == wanted, "h{host}: expected {wanted} functions of {NAME}: {said}");
+            for (name, _) in guests {
+                let owned = functions.iter().filter(|device| device["owner"]["vm"] == *name);
+                ensure!(owned.count() == wanted, "h{host}: expected {wanted} functions of {name}: {said}");
+            }
             let held = |device: &&&Value| device["driver"] == "vfio-pci" && device["owner"]["held"] == true;
             let free = |device: &&&Value| device["driver"] == "igbvf" && device["owner"].is_null();
             // The neighbour has one.
-            let expected = wanted + usize::from(host == 2);
+            let expected = wanted * guests.len() + usize::from(host == 2);
             ensure!(
                 functions.iter().filter(held).count() == expected
                     && functions.iter().filter(free).count() == FUNCTIONS - expected,

@@ -53,7 +53,7 @@ impl DeviceMoves<'_> {
         self.kill_daemon(2)?;
         self.moves.must(2, "sleep 0.3")?;
         self.moves.start(2, "")?;
-        let history = self.moves.must(2, &self.moves.vmove("status --json"))?;
+        let history = self.moves.must(2, &self.moves.vmove("--json history"))?;
         ensure!(history.contains(&mend), "the history does not say what is missing: {history}");
         for _ in 0..2 {
             self.moves.must(2, &self.moves.vmove(&mend))?;
@@ -110,17 +110,22 @@ impl DeviceMoves<'_> {
         self.moves.must(1, &given).map(drop)
     }
 
-    /// A port for an agent, and nobody in the guest who reads it.
-    pub(super) fn silent_agent(&self) -> Result<()> {
+    /// A guest with a port for an agent.
+    fn guest_with_port(&self, words: &str) -> Result<()> {
         let (qemu, guest) = (self.moves.parts.qemu.display(), self.guest.display());
         let line = format!(
             "run --name {NAME} --device net0={},mac={MAC} -- {qemu} -machine q35 -accel tcg -m 64 -nodefaults -display none -kernel {guest} \
-             -debugcon file:{{vmdir}}/debug -device virtio-serial -chardev socket,id=qga,path={{vmdir}}/qga.sock,server=on,wait=off \
-             -device virtserialport,chardev=qga,name=org.qemu.guest_agent.0",
+             -append '{words}' -debugcon file:{{vmdir}}/debug -device virtio-serial \
+             -chardev socket,id=qga,path={{vmdir}}/qga.sock,server=on,wait=off -device virtserialport,chardev=qga,name=org.qemu.guest_agent.0",
             function(0)
         );
         self.moves.must(1, &self.moves.vmove(&line))?;
-        self.works(1)?;
+        self.works(1)
+    }
+
+    /// A port for an agent, and nobody in the guest who reads it.
+    pub(super) fn silent_agent(&self) -> Result<()> {
+        self.guest_with_port("")?;
         let words = format!("--script-timeout 4s --device net0={}", function(1));
         let said = self.fails(1, &format!("--quiesce true {words}"))?;
         ensure!(
@@ -135,5 +140,55 @@ impl DeviceMoves<'_> {
         println!("  {problem}");
         self.works(2)?;
         self.driver_is(1, 0, "igbvf").and(self.driver_is(2, 1, "vfio-pci"))
+    }
+    /// An agent is the guest's: what it says is a claim. One says that the script ended well, and the guest keeps the device all the same; others say
+    /// what can be no answer.
+    pub(super) fn lying_agent(&self) -> Result<()> {
+        self.guest_with_port("stubborn")?;
+        let moves = format!(
+            "--quiesce unload-driver --resume load-driver --script-timeout 10s --unplug-timeout 6s --device net0={}",
+            function(1)
+        );
+        for (lie, words) in [
+            ("well", "did not release device"),
+            ("garbage", "is invalid"),
+            ("another", "expected exitcode or signal"),
+            ("flood", "more than"),
+        ] {
+            let asked = self.played_agent(lie, || {
+                let said = self.fails(1, &moves)?;
+                ensure!(said.contains(words), "{lie}: {said}");
+                Ok(())
+            })?;
+            // It was asked to stop the guest's work, and in the end to go on with it, whatever it had said.
+            ensure!(
+                asked.starts_with("unload-driver") && asked.trim_end().ends_with("load-driver"),
+                "{lie}: asked for {asked:?}"
+            );
+            ensure!(asked.lines().any(|line| line == "load-driver"), "{lie}: asked for {asked:?}");
+            self.driver_is(2, 1, "igbvf").and(self.driver_is(1, 0, "vfio-pci"))?;
+            self.works(1).with_context(|| format!("after an agent that lies ({lie})"))?;
+        }
+        Ok(())
+    }
+
+    /// Plays the guest's agent while something is done, in place of QEMU's end of its port; the scripts that it was asked to run.
+    fn played_agent(&self, lie: &str, act: impl FnOnce() -> Result<()>) -> Result<String> {
+        let (agent, port) = (self.agent.display(), format!("/run/vm/run/{NAME}/qga.sock"));
+        self.moves.must(
+            1,
+            &format!(
+                "mv {port} {port}.qemu; setsid {agent} {port} /run/agent-asked {lie} >/run/lab/agent.log 2>&1 </dev/null & \
+                 echo $! >/run/agent.pid; for i in $(seq 100); do [ -S {port} ] && exit 0; sleep 0.1; done; cat /run/lab/agent.log; exit 1"
+            ),
+        )?;
+        let done = act();
+        let asked = self.moves.must(
+            1,
+            &format!(
+                "kill $(cat /run/agent.pid); mv {port}.qemu {port}; cat /run/agent-asked; rm /run/agent-asked"
+            ),
+        );
+        done.and(asked)
     }
 }

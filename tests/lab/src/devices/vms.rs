@@ -128,6 +128,19 @@ impl Devices<'_> {
         self.must(1, &self.vmove(&format!("run --name partner {device} -- {}", self.line()))).map(drop)
     }
 
+    /// What `vmove check` says of the VM's function, without one of the other host and with one.
+    fn checks(&self) -> Result<()> {
+        let check = self.vmove(&format!("check web --to {}:7700", address(2)));
+        let said = self.must(1, &format!("{check} 2>&1; echo ended $?"))?;
+        ensure!(said.contains("free on h2: ") && said.contains("ended 3"), "{said}");
+        let said = self.must(1, &format!("{check} --device net0={} 2>&1; echo ended $?", function(2)))?;
+        ensure!(
+            said.contains("unplug") && said.contains("without it for about") && said.contains("ended 0"),
+            "{said}"
+        );
+        Ok(())
+    }
+
     pub(super) fn run_and_stop(&self) -> Result<()> {
         self.with_daemon(|| {
             self.partner()?;
@@ -153,13 +166,11 @@ impl Devices<'_> {
                 ),
             )?;
             ensure!(said.contains("VM \"web\" has it as \"net0\""), "{said}");
-            // A guest that has one cannot be moved yet; which device and what to do is said.
+            // To move it, one of the other host is needed: which are free there is said, and with one what the guest will feel.
             self.daemon(2)?;
-            let check = self.vmove(&format!("check web --to {}:7700", address(2)));
-            let said = self.must(1, &format!("{check} 2>&1 | cat"));
+            let said = self.checks();
             self.end_daemon(2)?;
-            let said = said?;
-            ensure!(said.contains("vmove-net0"), "{said}");
+            said?;
             self.is_given(0)?;
             self.must(1, &self.vmove("stop web"))?;
             self.is_back(0)?;
