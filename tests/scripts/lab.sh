@@ -144,16 +144,23 @@ lab_compile() {
 
 # Sets LAB_LINUX: an initramfs with the driver of the virtual functions. Its kernel is that of the hosts.
 build_lab_linux() {
-    local work=$CACHE/lab/linux version
+    local work=$CACHE/lab/linux version module file
     version=$(cat "$CACHE/lab/kernel-version")
     LAB_LINUX=$CACHE/lab/device-linux.img
     rm -rf "$work"
-    mkdir -p "$work"/{bin,proc,sys,dev}
+    mkdir -p "$work"/{bin,modules,proc,sys,dev}
     cp "$CACHE/busybox/bin/busybox" "$work/bin/busybox"
     ln -s busybox "$work/bin/sh"
+    ln -s busybox "$work/bin/cat"
     cp "$ROOT/tests/lab/guest/linux-init" "$work/init"
     chmod +x "$work/init"
-    xz -dc "$(find "$CACHE/lab/root/usr/lib/modules/$version" -name 'igbvf.ko.xz')" >"$work/igbvf.ko"
+    # A failover pair is of a virtio card and a function.
+    for module in virtio_pci virtio_net igbvf; do
+        lab_kmod modprobe -d "$CACHE/lab/root/usr" -S "$version" --show-depends "$module" | sed -n 's/^insmod \([^ ]*\).*/\1/p'
+    done | awk '!seen[$0]++' | while read -r file; do
+        xz -dc "$file" >"$work/modules/$(basename "$file" .xz)"
+        basename "$file" .xz >>"$work/modules/order"
+    done
     (cd "$work" && find . | "$CACHE/busybox/bin/busybox" cpio -o -H newc 2>/dev/null | gzip -1) >"$LAB_LINUX.new"
     mv "$LAB_LINUX.new" "$LAB_LINUX"
     rm -rf "$work"

@@ -2,6 +2,7 @@
 //! the same address. Whatever breaks before the hand-over, the guest has its function back.
 
 mod blows;
+mod failover;
 mod groups;
 mod ratios;
 mod refusals;
@@ -14,6 +15,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::check::collect;
+use crate::moves::vhost::AS_ROOT;
 use crate::moves::{self, Moves};
 use crate::supervisor::Lab;
 
@@ -52,11 +54,18 @@ struct Counts {
     mac: String,
 }
 
-/// Runs every case, or those whose name contains `only`, and tells how many. `count`: moves of the case that goes to and fro.
+/// Runs every case, or those whose name contains `only`, and tells how many. `linux`: kernel and initramfs of a guest. `count`: moves of the case that goes to and fro.
 ///
 /// # Errors
 /// The first case that does not end as it should.
-pub fn all(lab: &Lab, parts: &moves::Parts, guest: &Path, count: usize, only: &str) -> Result<usize> {
+pub fn all(
+    lab: &Lab,
+    parts: &moves::Parts,
+    guest: &Path,
+    linux: Option<&(PathBuf, PathBuf)>,
+    count: usize,
+    only: &str,
+) -> Result<usize> {
     let all = DeviceMoves::new(lab, parts, guest)?;
     let ran = Cell::new(0);
     let case = |name: &str, case: &dyn Fn() -> Result<()>| {
@@ -67,7 +76,9 @@ pub fn all(lab: &Lab, parts: &moves::Parts, guest: &Path, count: usize, only: &s
             (1..=2).try_for_each(|host| all.make_functions(host))?;
         }
         let begin = Instant::now();
-        let started = all.moves.start(1, "").and_then(|()| all.moves.start(2, ""));
+        // QEMU makes the tap of a guest with Linux itself.
+        let flags = if name.starts_with("linux") { AS_ROOT } else { "" };
+        let started = all.moves.start(1, flags).and_then(|()| all.moves.start(2, flags));
         let result = started.and_then(|()| all.neighbour()).and_then(|()| case());
         let ended = all.end(1).and(all.end(2));
         result.and(ended).with_context(|| format!("case {name}"))?;
@@ -87,6 +98,9 @@ pub fn all(lab: &Lab, parts: &moves::Parts, guest: &Path, count: usize, only: &s
     case("a_guest_whose_agent_lies_keeps_its_function", &|| all.lying_agent())?;
     case("two_guests_of_a_job_are_both_here_or_both_there", &|| all.group())?;
     case("ratios_of_a_move_with_a_function", &|| all.ratios())?;
+    if let Some(linux) = linux {
+        case("linux_keeps_a_connection_while_its_function_is_away", &|| all.failover(linux))?;
+    }
     Ok(ran.get())
 }
 

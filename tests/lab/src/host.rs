@@ -70,6 +70,12 @@ impl Places {
         self.state.join(format!("h{number}.card"))
     }
 
+    /// Socket on which QEMU connects host `number` itself to the cards' switch, beside its card.
+    #[must_use]
+    pub fn beside_card(&self, number: usize) -> PathBuf {
+        self.state.join(format!("h{number}.beside"))
+    }
+
     /// Socket of the agent's port.
     #[must_use]
     pub fn port(&self, number: usize) -> PathBuf {
@@ -202,6 +208,14 @@ fn arguments(places: &Places, shape: &Shape, number: usize, program: &Path) -> R
             format!("stream,id=card,server=off,addr.type=unix,addr.path={}", text(&places.card(number))?),
         );
         add("-device", format!("igb,bus=card-port,netdev=card,mac=52:54:00:78:00:{number:02x},romfile="));
+        add(
+            "-netdev",
+            format!(
+                "stream,id=beside,server=off,addr.type=unix,addr.path={}",
+                text(&places.beside_card(number))?
+            ),
+        );
+        add("-device", format!("virtio-net-pci,netdev=beside,mac=52:54:00:76:00:{number:02x},romfile="));
     }
     all.extend(share("root", "/", ",readonly=on"));
     all.extend(share("tools", &text(&places.files.join("root"))?, ",readonly=on"));

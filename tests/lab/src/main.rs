@@ -275,13 +275,13 @@ fn run(cli: Cli) -> Result<ExitCode> {
                     if let Some(programs) = device_programs {
                         ran += devices::all(
                             lab,
-                            &devices::parts(&programs, &guest, linux, lab.places())?,
+                            &devices::parts(&programs, &guest, linux.clone(), lab.places())?,
                             &only,
                         )?;
                     }
                     if let Some(programs) = device_moves {
                         let parts = moves::parts(&programs, &guest, lab.places())?;
-                        ran += device_moves::all(lab, &parts, &guest, sessions, &only)?;
+                        ran += device_moves::all(lab, &parts, &guest, linux.as_ref(), sessions, &only)?;
                         ran += device_forks::all(lab, &parts, &guest, &only)?;
                     }
                     ensure!(

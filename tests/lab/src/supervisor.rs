@@ -58,7 +58,9 @@ impl Lab {
         std::fs::create_dir_all(&places.state)?;
         let wires: Vec<PathBuf> = (1..=shape.hosts).map(|number| places.wire(number)).collect();
         let switch = Switch::start(&wires)?;
-        let cards: Vec<PathBuf> = (1..=shape.hosts).map(|number| places.card(number)).collect();
+        let cards = (1..=shape.hosts).map(|number| places.card(number));
+        let cards: Vec<PathBuf> =
+            cards.chain((1..=shape.hosts).map(|number| places.beside_card(number))).collect();
         let cards = shape.devices.then(|| Switch::start(&cards)).transpose()?;
         let program = std::env::current_exe()?;
         let mut lab =
@@ -228,9 +230,13 @@ impl Lab {
         self.stop();
         let places = &self.places;
         for number in 1..=self.hosts.len().max(1) {
-            for path in
-                [places.wire(number), places.card(number), places.port(number), places.terminal(number)]
-            {
+            for path in [
+                places.wire(number),
+                places.card(number),
+                places.beside_card(number),
+                places.port(number),
+                places.terminal(number),
+            ] {
                 let _ = std::fs::remove_file(path);
             }
         }

@@ -73,14 +73,14 @@ impl DeviceMoves<'_> {
         );
         self.moves.must(1, &self.moves.vmove(&line))?;
         self.works(1)?;
-        let more = format!("--mode hybrid --bandwidth 1MiB --device net0={}", function(1));
-        let moving = self.moves.moving_of(NAME, &more, "rounds")?;
         let taken = format!(
             "d=/sys/bus/pci/devices/{}; echo vfio-pci >$d/driver_override; echo {0} >$d/driver/unbind; echo {0} >/sys/bus/pci/drivers_probe; \
              chmod 666 /dev/vfio/$(basename $(readlink $d/iommu_group))",
             function(2)
         );
         self.moves.must(1, &taken)?;
+        let more = format!("--mode hybrid --bandwidth 1MiB --device net0={}", function(1));
+        let moving = self.moves.moving_of(NAME, &more, "rounds")?;
         let plug = format!(
             "import json, socket\n\
              s = socket.socket(socket.AF_UNIX); s.connect('/run/vm/run/{NAME}/other.sock'); f = s.makefile('rw')\n\
@@ -97,6 +97,8 @@ impl DeviceMoves<'_> {
         let plugged = self.moves.must(1, &format!("python3 -c \"{plug}\""))?;
         println!("  {}", plugged.trim());
         ensure!(plugged.contains("return"), "{plugged}");
+        let during = self.moves.must(1, &self.moves.vmove("status --json"))?;
+        ensure!(during.contains("\"phase\":\"rounds\""), "it came too late to disturb the move: {during}");
         let done = collect(&moving).context("h1 went away")?;
         ensure!(done.status == 1, "ended with {}: {}", done.status, done.text);
         println!("  {}", done.text.lines().last().unwrap_or_default());

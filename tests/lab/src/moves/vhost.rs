@@ -33,7 +33,7 @@ pub(crate) fn all(moves: &Moves<'_>, case: &RunCase<'_>) -> Result<()> {
 pub(crate) struct Vhost<'a>(pub(crate) &'a Moves<'a>);
 
 /// QEMU makes the tap of each guest and child itself, which takes the rights of root.
-const AS_ROOT: &str = "--qemu-user root";
+pub(crate) const AS_ROOT: &str = "--qemu-user root";
 
 /// Flags of the daemons for the case of this name.
 pub(crate) fn flags_for(case: &str) -> &'static str {
