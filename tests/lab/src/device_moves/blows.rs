@@ -57,7 +57,7 @@ pub(super) const BLOWS: [(&str, Moment, Victim); 18] = {
 };
 
 /// Until a blow falls. One that has no moment, since the move was over, is told.
-const MOMENT_SECONDS: u32 = 120;
+const MOMENT_SECONDS: u32 = 75;
 /// Until all is settled after a move: two daemons may have to find each other again.
 pub(super) const SETTLED: Duration = Duration::from_secs(150);
 
@@ -147,7 +147,7 @@ impl DeviceMoves<'_> {
         victim: Victim,
     ) -> Result<(bool, Done)> {
         for host in [from, to] {
-            self.moves.must(host, "touch /run/blow; sleep 0.02")?;
+            self.moves.must(host, "ls /run/vm/sessions >/run/known-sessions || true")?;
         }
         let moving = self.moves.lab.exec(from, shell(words, COMMAND_TIMEOUT_MS))?;
         let (seer, look) = match moment {
@@ -267,9 +267,11 @@ impl DeviceMoves<'_> {
     }
 }
 
-/// Whether a journal that was written to since the file `/run/blow` has this.
+/// Whether the journal of a session that began since the file `/run/known-sessions` was written has this.
 fn in_journal(side: &str, text: &str) -> String {
-    format!(
-        "find /run/vm/sessions -name {side}.jsonl -newer /run/blow 2>/dev/null | xargs -r grep -qs '{text}'"
-    )
+    let journals = format!(
+        "$(ls /run/vm/sessions | grep -vxFf /run/known-sessions | sed 's|.*|/run/vm/sessions/&/{side}.jsonl|')"
+    );
+    // Without a file it would read what it is given.
+    format!("grep -qs '{text}' /dev/null {journals}")
 }
