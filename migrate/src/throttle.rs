@@ -30,9 +30,17 @@ impl Throttle {
         Self { bytes_per_s: limit.map(|b| b.0.max(1)), next: AtomicU64::new(0) }
     }
 
-    /// Books `bytes` and returns how long to wait before they may be asked for.
-    pub fn book(&self, bytes: u64) -> Duration {
-        let Some(rate) = self.bytes_per_s else { return Duration::ZERO };
+    /// How long to wait until the next read may begin. Several readers that ask at once may all begin: what they book is waited for afterwards.
+    pub fn free_in(&self) -> Duration {
+        if self.bytes_per_s.is_none() {
+            return Duration::ZERO;
+        }
+        Duration::from_nanos(self.next.load(Ordering::Relaxed).saturating_sub(Mono::now().0))
+    }
+
+    /// Books `bytes` that have been asked for.
+    pub fn book(&self, bytes: u64) {
+        let Some(rate) = self.bytes_per_s else { return };
         let now = Mono::now().0;
         let cost = u64::try_from(u128::from(bytes) * 1_000_000_000 / u128::from(rate)).unwrap_or(u64::MAX);
         let burst = u64::try_from(BURST.as_nanos()).unwrap_or(0);
@@ -47,7 +55,7 @@ impl Throttle {
                 Ordering::Relaxed,
                 Ordering::Relaxed,
             ) {
-                Ok(_) => return Duration::from_nanos(from.saturating_sub(now)),
+                Ok(_) => return,
                 Err(seen) => next = seen,
             }
         }
@@ -61,17 +69,25 @@ mod tests {
     #[test]
     fn no_limit_never_waits() {
         let t = Throttle::new(None);
-        assert_eq!(t.book(u64::MAX), Duration::ZERO);
+        t.book(u64::MAX);
+        assert_eq!(t.free_in(), Duration::ZERO);
     }
 
     #[test]
     fn the_waits_add_up_to_the_rate() {
         let t = Throttle::new(Some(Bandwidth(100 << 20)));
-        let mut last = Duration::ZERO;
         for _ in 0..100 {
-            last = t.book(1 << 20);
+            t.book(1 << 20);
         }
-        // 100 MiB at 100 MiB/s: the last one waits for about a second, less the burst.
-        assert!((Duration::from_millis(900)..Duration::from_millis(1000)).contains(&last), "{last:?}");
+        // 100 MiB at 100 MiB/s: the next one waits for about a second, less the burst.
+        assert!((Duration::from_millis(900)..Duration::from_millis(1000)).contains(&t.free_in()));
+    }
+
+    #[test]
+    fn a_low_rate_is_kept_however_large_a_read_is() {
+        let t = Throttle::new(Some(Bandwidth(1 << 20)));
+        assert_eq!(t.free_in(), Duration::ZERO);
+        t.book(4 << 20);
+        assert!((Duration::from_millis(3900)..Duration::from_millis(4000)).contains(&t.free_in()));
     }
 }

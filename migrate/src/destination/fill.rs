@@ -27,6 +27,8 @@ const WARM: Shape = Shape { bytes: 1 << 20, depth: 4 };
 const SERVING: Shape = Shape { bytes: 256 << 10, depth: 2 };
 /// Hints from the fault thread that have not been followed. More are dropped: a hint only changes the order.
 const HINTS: usize = 64;
+/// How long a reader waits for an answer, or for bandwidth, before it looks around.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// How long an idle reader sleeps before it looks around: hints come without a word.
 const IDLE_INTERVAL: Duration = Duration::from_millis(2);
 /// The same before the guest's faults are served. Whatever there is to do is told, and QEMU, which starts meanwhile, needs the
@@ -185,7 +187,7 @@ async fn read_in_turns(fill: Arc<Fill>, endpoint: Box<dyn Endpoint>) {
     while !fill.stopping() {
         match worker.turn() {
             Ok(Turn::Worked) => tokio::task::yield_now().await,
-            Ok(Turn::Waits | Turn::Idle) => tokio::time::sleep(IDLE_INTERVAL).await,
+            Ok(Turn::Waits(_) | Turn::Idle) => tokio::time::sleep(IDLE_INTERVAL).await,
             Err(event) => return fill.tell(event),
         }
     }
@@ -210,8 +212,8 @@ impl Piece {
 /// What came of a turn.
 enum Turn {
     Worked,
-    /// Reads are under way.
-    Waits,
+    /// Reads are under way, or the bandwidth is used up: for so long at most.
+    Waits(Duration),
     /// There is nothing to do.
     Idle,
 }
@@ -254,7 +256,8 @@ impl<'a> Worker<'a> {
             }
             match self.turn()? {
                 Turn::Worked => {}
-                Turn::Waits => self.endpoint.wait(Some(Duration::from_millis(100)))?,
+                Turn::Waits(longest) if self.in_flight > 0 => self.endpoint.wait(Some(longest))?,
+                Turn::Waits(longest) => std::thread::sleep(longest),
                 Turn::Idle => {
                     let fill = self.fill;
                     fill.queue.wait(|| {
@@ -275,11 +278,15 @@ impl<'a> Worker<'a> {
         if posted || got > 0 {
             return Ok(Turn::Worked);
         }
-        if self.in_flight > 0 {
-            return Ok(Turn::Waits);
+        if self.in_flight == 0 {
+            self.look_if_done();
         }
-        self.look_if_done();
-        Ok(Turn::Idle)
+        let held_back = self.fill.throttle.free_in();
+        Ok(match (held_back.is_zero(), self.in_flight) {
+            (true, 0) => Turn::Idle,
+            (true, _) => Turn::Waits(LOOK_INTERVAL),
+            (false, _) => Turn::Waits(held_back.min(LOOK_INTERVAL)),
+        })
     }
 
     /// Nothing to do: perhaps everything is done.
@@ -296,6 +303,10 @@ impl<'a> Worker<'a> {
     fn post(&mut self) -> Result<bool, FillEvent> {
         let shape = self.fill.shape();
         if self.in_flight >= shape.depth.min(self.slots.len()) {
+            return Ok(false);
+        }
+        // Before pages are claimed: a fault on one of them waits until it is here.
+        if !self.fill.throttle.free_in().is_zero() {
             return Ok(false);
         }
         let Some(free) = self.slots.iter().position(Vec::is_empty) else { return Ok(false) };
@@ -329,11 +340,7 @@ impl<'a> Worker<'a> {
                 self.segments.push(segment);
             }
         }
-        let wait = self.fill.throttle.book(bytes);
-        if !wait.is_zero() {
-            // Answers that are under way are taken in later; the pause is at most a few reads' worth.
-            std::thread::sleep(wait.min(Duration::from_millis(200)));
-        }
+        self.fill.throttle.book(bytes);
         // A huge page is a read by itself.
         let old = match pieces {
             [piece] if piece.old && self.fill.memory.comparing.pays() => {
