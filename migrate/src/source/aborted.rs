@@ -113,7 +113,10 @@ pub(super) fn not_back(session: &Session, why: &str, error: &SourceError) {
 
 /// A connection that broke may have left the destination's reason unread.
 pub(super) async fn last_words(session: &Session, control: &mut Control, stop: Stop) -> Stop {
-    let Stop::Failed(_) = stop else { return stop };
+    match &stop {
+        Stop::Failed(error) if !error.is_ours() => {}
+        _ => return stop,
+    }
     let unread = async {
         loop {
             match control.receive().await {

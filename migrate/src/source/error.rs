@@ -157,6 +157,18 @@ pub(crate) enum FabricFailure {
 }
 
 impl SourceError {
+    /// It came about on this side alone. What the destination says then is what it saw of that.
+    pub(super) fn is_ours(&self) -> bool {
+        matches!(
+            self,
+            Self::Qemu { source: SwitchoverError::Qmp { .. }, .. }
+                | Self::Memory { .. }
+                | Self::Journal { .. }
+                | Self::Detach { .. }
+                | Self::Script(_)
+        )
+    }
+
     /// For `map_err`: what was being done with memory.
     pub(super) fn memory(act: &'static str) -> impl Fn(MemoryError) -> Self + Copy {
         move |source| Self::Memory { act, source }
