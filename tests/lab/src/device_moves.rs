@@ -208,7 +208,11 @@ impl DeviceMoves<'_> {
                     return Ok(());
                 }
             }
-            ensure!(begun.elapsed() < Duration::from_secs(90), "{name} on h{host}: {before:?}, then {now:?}");
+            ensure!(
+                begun.elapsed() < Duration::from_secs(90),
+                "{name} on h{host}: {before:?}, then {now:?}; {}",
+                self.addresses()
+            );
             if before.is_none() {
                 before = now.ok();
             }
