@@ -184,8 +184,7 @@ impl DeviceMoves<'_> {
     pub(super) fn place(&self, names: &[&str]) -> Result<usize> {
         let begun = Instant::now();
         loop {
-            let mut has = Vec::new();
-            let mut busy = String::new();
+            let (mut has, mut busy, mut lists) = (Vec::new(), String::new(), String::new());
             for host in [1, 2] {
                 let status = self.moves.host(host, &self.moves.vmove("status --json"))?.text;
                 if ["running", "reconnecting"]
@@ -195,6 +194,7 @@ impl DeviceMoves<'_> {
                     busy.push_str(&status);
                 }
                 let list = self.moves.host(host, &self.moves.vmove("--json list"))?.text;
+                lists.push_str(list.trim());
                 has.extend(
                     names
                         .iter()
@@ -206,7 +206,7 @@ impl DeviceMoves<'_> {
             match has[..] {
                 [(host, _), ..] if together && busy.is_empty() => return Ok(host),
                 _ if begun.elapsed() < SETTLED => std::thread::sleep(Duration::from_millis(300)),
-                _ => bail!("guests are on {has:?}; under way: {busy}"),
+                _ => bail!("guests are on {has:?}; under way: {busy}; {lists}"),
             }
         }
     }
