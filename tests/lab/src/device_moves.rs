@@ -223,10 +223,12 @@ impl DeviceMoves<'_> {
     /// What the physical functions and the neighbour say, for a guest that does not work.
     fn addresses(&self) -> String {
         let of_host = |host| {
-            let said = self.moves.host(host, "ip link show eth1 | grep 'vf '");
-            format!("functions of h{host}: {}", said.map_or_else(|error| error.to_string(), |done| done.text))
+            let said =
+                self.moves.host(host, "ip link show eth1; dmesg | grep -E 'igb|eth1|vfio' | tail -n 12");
+            format!("card of h{host}: {}", said.map_or_else(|error| error.to_string(), |done| done.text))
         };
-        format!("{}; {}; neighbour {:?}", of_host(1), of_host(2), self.counts(2, "n"))
+        let cards = self.moves.lab.cards().map_or_else(String::new, crate::switch::Switch::stats);
+        format!("{}; {}; neighbour {:?}; {cards}", of_host(1), of_host(2), self.counts(2, "n"))
     }
 
     fn every_mode(&self) -> Result<()> {
