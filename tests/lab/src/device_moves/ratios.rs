@@ -5,9 +5,10 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::{DeviceMoves, MAC, NAME, function};
+use crate::moves;
 
 /// Moves of each guest in each mode.
-const ROUNDS: usize = 6;
+const ROUNDS: usize = 5;
 /// The guest without a function.
 const PLAIN: &str = "p";
 /// What the outage may be of a move alone, and the guest's downtime of that without a function.
@@ -119,6 +120,11 @@ impl DeviceMoves<'_> {
             figures.outage.push(ms(device, "unplug_ms")? + ms(device, "away_ms")? + ms(device, "plug_ms")?);
             figures.down.push(ms(&report, "downtime_ms")?);
             figures.whole.push(ms(&report, "total_ms")?);
+            println!(
+                "  {mode} {round}: unplug {unplug:.0}, plug {plug:.0}; without a function {}; with one {}, {device}",
+                moves::figures(&plain),
+                moves::figures(&report)
+            );
             self.works(to)?;
         }
         Ok(figures)
