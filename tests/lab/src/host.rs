@@ -138,6 +138,16 @@ pub fn start(places: &Places, shape: &Shape, number: usize, program: &Path) -> R
         .with_context(|| format!("could not start {}", places.qemu.display()))
 }
 
+/// Tells the host's kernel how fast its clock ticks, which is as this machine's does. On a busy machine it would measure wrongly, and then live
+/// several times too fast.
+fn ticks() -> String {
+    let machine = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = machine.lines().find(|line| line.starts_with("bogomips"));
+    // Two of them are one tick.
+    let rate = line.and_then(|line| line.split(':').nth(1)?.trim().parse::<f64>().ok());
+    rate.map_or_else(String::new, |rate| format!("tsc_early_khz={:.0} ", rate * 500.0))
+}
+
 fn arguments(places: &Places, shape: &Shape, number: usize, program: &Path) -> Result<Vec<String>> {
     let text = |path: &Path| path.to_str().map(str::to_owned).context("a path that is not UTF-8");
     let share = |tag: &str, path: &str, more: &str| {
@@ -151,7 +161,8 @@ fn arguments(places: &Places, shape: &Shape, number: usize, program: &Path) -> R
     let append = format!(
         // The clock options spare seconds of calibration; the rest makes an emulated processor faster.
         "console=ttyS0 quiet panic=-1 mitigations=off nokaslr no_timer_check tsc=reliable random.trust_cpu=on \
-         cryptomgr.notests {}lab.number={number} lab.rdma={} lab.program={} lab.start={}",
+         cryptomgr.notests {}{}lab.number={number} lab.rdma={} lab.program={} lab.start={}",
+        ticks(),
         // Without 'nopt' the kernel could let devices pass its IOMMU by.
         if shape.devices { "intel_iommu=on iommu=nopt " } else { "" },
         u8::from(shape.rdma),
