@@ -69,7 +69,7 @@ impl DeviceMoves<'_> {
         self.works_as(1, PLAIN, None)?;
         self.works(1)?;
         let mut missed = Vec::new();
-        for mode in ["hybrid"] {
+        for mode in ["hybrid", "postcopy"] {
             let figures = self.measured(mode)?;
             let allowed = figures.unplug.median() + figures.plug.median() + BARS.0 * figures.plain.median();
             let (outage, still) =
