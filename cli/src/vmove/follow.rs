@@ -19,7 +19,7 @@ use crate::failure::Failure;
 /// A request to call a migration off, which is answered when the session has decided.
 type Cancelling = JoinHandle<Result<Taken, Error>>;
 
-/// How long a daemon that went away is waited for: a restart takes up the migration where it stood.
+/// How long a daemon that went away is waited for: a restart takes up what it did where that stood.
 const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
 const RETRY_INTERVAL: Duration = Duration::from_millis(300);
 
@@ -62,7 +62,7 @@ async fn watch(client: &Client, id: &str, interrupt: Interrupt, bar: &Bar) -> Re
                 Ok(Some(progress)) => bar.update(&progress),
                 Ok(None) | Err(_) => {
                     bar.note("vmove: lost the daemon, waiting for it to return; the migration is not lost");
-                    snapshots = reconnect(client, id, &mut presses).await?;
+                    snapshots = reconnect(|| client.follow_migration(id), id, &mut presses).await?;
                 }
             },
             _ = presses.recv() => {
@@ -95,10 +95,15 @@ async fn answered(cancelling: &mut Option<Cancelling>) -> Result<(), Failure> {
     }
 }
 
-async fn reconnect(client: &Client, id: &str, presses: &mut Signal) -> Result<Stream<Progress>, Failure> {
+/// Follows it again once its daemon is back; `id` is of a migration or of a group. Ctrl-C ends the waiting.
+pub(super) async fn reconnect<T>(
+    again: impl AsyncFn() -> Result<Stream<T>, Error>,
+    id: &str,
+    presses: &mut Signal,
+) -> Result<Stream<T>, Failure> {
     let mut until = Instant::now() + RESTART_TIMEOUT;
     loop {
-        match client.follow_migration(id).await {
+        match again().await {
             Ok(snapshots) => return Ok(snapshots),
             // It is back, and says no.
             Err(error) if !error.is_unreachable() => return Err(error.into()),

@@ -1,30 +1,24 @@
 //! `migrate` of several VMs, and `status` and `cancel` of a group.
 
 use std::io::IsTerminal as _;
-use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressDrawTarget};
 use serde_json::{Value, json};
-use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::time::Instant;
+use tokio::signal::unix::{SignalKind, signal};
 
-use vmove_client::{Client, Stream};
+use vmove_client::Client;
 use vmove_types::group::{GroupOutcome, GroupProgress, GroupReport, GroupRequest};
 use vmove_types::migration::MigrateRequest;
-use vmove_types::problem::{Code, Exit};
+use vmove_types::problem::Exit;
 use vmove_types::progress::Outcome;
 use vmove_types::units::format_ms;
 
 use super::Ended;
 use super::bar::Bar;
-use super::follow::Interrupt;
+use super::follow::{Interrupt, reconnect};
 use super::progress_text::{blocker_line, final_object, note_missing, state};
 use crate::failure::Failure;
 use crate::output::{End, fields, note, say, say_json, table};
-
-/// How long a daemon that went away is waited for: a restart takes up the group where it stood.
-const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
-const RETRY_INTERVAL: Duration = Duration::from_millis(300);
 
 /// Moves several VMs at one barrier.
 pub async fn migrate(
@@ -163,7 +157,7 @@ async fn watch(
                 Ok(Some(group)) => bars.update(&group),
                 Ok(None) | Err(_) => {
                     bars.note("vmove: lost the daemon, waiting for it to return; the group is not lost");
-                    snapshots = reconnect(client, id, &mut presses).await?;
+                    snapshots = reconnect(|| client.follow_group(id), id, &mut presses).await?;
                 }
             },
             _ = presses.recv() => {
@@ -175,32 +169,6 @@ async fn watch(
                 bars.note("vmove: cancelling; press Ctrl-C again to leave the group running");
                 if let Err(error) = client.cancel_group(id).await {
                     bars.note(&format!("vmove: {}", Failure::from(error).message));
-                }
-            }
-        }
-    }
-}
-
-async fn reconnect(
-    client: &Client,
-    id: &str,
-    presses: &mut Signal,
-) -> Result<Stream<GroupProgress>, Failure> {
-    let mut until = Instant::now() + RESTART_TIMEOUT;
-    loop {
-        match client.follow_group(id).await {
-            Ok(snapshots) => return Ok(snapshots),
-            // It is back, and says no.
-            Err(error) if !error.is_unreachable() => return Err(error.into()),
-            Err(error) if Instant::now() >= until => {
-                let message = Failure::from(error).message;
-                let message = format!("{message}. Once it is back: vmove status {id} --follow");
-                return Err(Failure::new(Code::DaemonUnreachable, message));
-            }
-            Err(_) => {
-                tokio::select! {
-                    () = tokio::time::sleep(RETRY_INTERVAL) => {}
-                    _ = presses.recv() => until = Instant::now(),
                 }
             }
         }
