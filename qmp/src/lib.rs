@@ -63,7 +63,7 @@ pub mod process;
 pub mod switchover;
 
 pub use client::{Client, Expectation};
-pub use cmdline::{CommandLine, RamFileSpec, RunLayout};
+pub use cmdline::{CommandLine, CommandLineError, RamFileSpec, RunLayout};
 
 pub use error::QmpError;
 pub use event::{Event, Events, EventsError, QemuTime, known_events};

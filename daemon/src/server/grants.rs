@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use vmove_grant::{Book, Grant, GrantError, Host};
 use vmove_node::registry::Registry;
-use vmove_types::problem::{Code, Problem};
+use vmove_types::problem::{Code, Problem, chain};
 use vmove_types::vm::{RunRequest, VmDetail};
 
 use crate::config::GrantPolicy;
@@ -77,7 +77,7 @@ impl Grants {
             }
             return Ok(None);
         };
-        let demand = demand(request).map_err(Problem::bad_request)?;
+        let demand = demand(request).map_err(|error| Problem::bad_request(chain(&error)))?;
         let mut kept = self.kept();
         let mut book = kept.book.clone();
         if kept.starting.contains(&request.name) || book.vms().contains_key(&request.name) {

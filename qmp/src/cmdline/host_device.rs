@@ -58,11 +58,7 @@ impl CommandLine {
         let (found, kept) =
             std::mem::take(&mut self.items).into_iter().partition::<Vec<_>, _>(is_host_device);
         self.items = kept;
-        let mediated: Vec<Obstacle> = found.iter().filter_map(mediated).collect();
-        if !mediated.is_empty() {
-            return Err(CommandLineError::NotMovable(mediated));
-        }
-        found.into_iter().map(read).collect()
+        read_all(found)
     }
 
     /// Gives each device its role, QEMU's id and a port, and adds the ports that are lacking. `own` are those that the command line named,
@@ -218,9 +214,30 @@ fn seated(request: DeviceRequest) -> VmDevice {
     VmDevice { id: VmDevice::id_of(&request.role), bus: String::new(), properties: BTreeMap::new(), request }
 }
 
+fn driver(item: &Item) -> Option<String> {
+    (item.name() == "device").then(|| item.options().ok()?.get("driver", true)).flatten()
+}
+
 fn is_host_device(item: &Item) -> bool {
-    let driver = (item.name() == "device").then(|| item.options().ok()?.get("driver", true)).flatten();
-    driver.as_deref() == Some(DRIVER)
+    driver(item).as_deref() == Some(DRIVER)
+}
+
+/// Whether it gives the guest a device of the host, also by a variant of the driver from which it could not be unplugged.
+pub(super) fn passes_through(item: &Item) -> bool {
+    driver(item).is_some_and(|driver| driver.starts_with(DRIVER))
+}
+
+/// Where these devices of the host are.
+pub(super) fn addresses(items: Vec<Item>) -> Result<Vec<PciAddress>, CommandLineError> {
+    Ok(read_all(items)?.into_iter().map(|device| device.address).collect())
+}
+
+fn read_all(items: Vec<Item>) -> Result<Vec<HostDevice>, CommandLineError> {
+    let mediated: Vec<Obstacle> = items.iter().filter_map(mediated).collect();
+    if !mediated.is_empty() {
+        return Err(CommandLineError::NotMovable(mediated));
+    }
+    items.into_iter().map(read).collect()
 }
 
 /// A part of a device that a vendor's driver makes: QEMU names it by a path.

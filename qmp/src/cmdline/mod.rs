@@ -21,6 +21,7 @@ mod size;
 mod table;
 #[cfg(test)]
 mod tests;
+mod wanted;
 
 use std::{
     ffi::{OsStr, OsString},
@@ -37,6 +38,7 @@ pub use opened::{Opened, Tap};
 pub use policy::Forbidden;
 pub use ram::{RamBackend, RamKind, RamUse};
 pub use rights::with_devices;
+pub use wanted::Wanted;
 
 use options::Options;
 
