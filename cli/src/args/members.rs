@@ -2,8 +2,19 @@
 
 use std::str::FromStr;
 
-use vmove_types::device::DeviceChoice;
+use vmove_types::device::{BadRequest, DeviceChoice};
 use vmove_types::spec::ModeRequest;
+
+/// What is said about a member cannot be read.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadMember {
+    #[error("expected VM=…, found {0:?}")]
+    Nobody(String),
+    #[error(transparent)]
+    Device(#[from] BadRequest),
+    #[error("{0}")]
+    Mode(String),
+}
 
 /// A device for a role of a VM; of the only VM if it names none.
 #[derive(Debug, Clone)]
@@ -13,30 +24,29 @@ pub struct DeviceOfMember {
 }
 
 impl FromStr for DeviceOfMember {
-    type Err = String;
+    type Err = BadMember;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, BadMember> {
         let (vm, choice) = match text.split_once('=').and_then(|(head, _)| head.split_once(':')) {
             Some((vm, _)) => (Some(vm.to_owned()), &text[vm.len() + 1..]),
             None => (None, text),
         };
-        let choice = choice.parse().map_err(|error| format!("{error}"))?;
-        Ok(Self { vm, choice })
+        Ok(Self { vm, choice: choice.parse()? })
     }
 }
 
 /// `VM=SOMETHING`.
-pub fn of_member(text: &str) -> Result<(String, String), String> {
+pub fn of_member(text: &str) -> Result<(String, String), BadMember> {
     match text.split_once('=') {
         Some((vm, what)) if !vm.is_empty() && !what.is_empty() => Ok((vm.to_owned(), what.to_owned())),
-        _ => Err(format!("expected VM=…, found \"{text}\"")),
+        _ => Err(BadMember::Nobody(text.to_owned())),
     }
 }
 
 /// `VM=MODE`.
-pub fn mode_of_member(text: &str) -> Result<(String, ModeRequest), String> {
+pub fn mode_of_member(text: &str) -> Result<(String, ModeRequest), BadMember> {
     let (vm, mode) = of_member(text)?;
-    Ok((vm, mode.parse()?))
+    Ok((vm, mode.parse().map_err(BadMember::Mode)?))
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use vmove_node::devices::Devices;
 use vmove_node::guest_devices::detach::{DetachError, detach};
 use vmove_node::guest_devices::{Asked, Detached, DeviceMonitor, missing, script};
 use vmove_node::record::VmRecord;
+use vmove_node::registry::RegistryError;
 use vmove_qmp::hotplug::HotplugError;
 use vmove_types::device::VmDevice;
 use vmove_types::fork_devices::{ParentDevice, Parting};
@@ -190,7 +191,7 @@ impl ForkEngine {
         }
         let (vm, monitor) = match self.reached(name).await {
             Ok(reached) => reached,
-            Err(why) => return self.none_returned(owed, name, &detached, &why),
+            Err(error) => return self.none_returned(owed, name, &detached, &chain(&error)),
         };
         let parting = owed.record().parting;
         let mut returned = give_back(&self.node, &vm, &monitor, &detached, &parting).await;
@@ -200,9 +201,9 @@ impl ForkEngine {
         returned
     }
 
-    async fn reached(&self, name: &str) -> Result<(VmRecord, vmove_qmp::Client), String> {
-        let vm = self.registry.vms().get(name).map_err(|error| chain(&error))?;
-        let monitor = self.registry.monitor(&vm).await.map_err(|error| chain(&error))?;
+    async fn reached(&self, name: &str) -> Result<(VmRecord, vmove_qmp::Client), RegistryError> {
+        let vm = self.registry.vms().get(name)?;
+        let monitor = self.registry.monitor(&vm).await?;
         Ok((vm, monitor))
     }
 

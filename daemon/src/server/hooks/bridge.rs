@@ -1,5 +1,6 @@
 //! Moves a VM to where the bridge says: by a plan that empties this node.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use vmove_bridge_types::plan::{PlanRequest, PlanState, StepState};
@@ -18,7 +19,7 @@ static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 pub async fn migrate(app: &Arc<App>, order: &Order) -> Result<String, ActError> {
     let failed = |why: String| ActError::Failed(why);
     let config = app.config.bridge.as_ref().ok_or_else(|| failed("there is no [bridge]".to_owned()))?;
-    let bridge = connect(config).await.map_err(failed)?;
+    let bridge = connect(config).await.map_err(|error| failed(chain(&error)))?;
     let _turn = TURN.lock().await;
     if app.registry.vms().get(&order.vm).is_err() {
         return Ok("the bridge has moved it already, with the others".to_owned());
@@ -50,18 +51,29 @@ pub async fn migrate(app: &Arc<App>, order: &Order) -> Result<String, ActError> 
     }
 }
 
-async fn connect(config: &BridgeConfig) -> Result<Bridge, String> {
-    let endpoint: Endpoint = config.at.parse().map_err(|error| format!("bridge.at: {error}"))?;
+/// Why the bridge cannot be asked at all.
+#[derive(Debug, thiserror::Error)]
+enum ConnectError {
+    #[error("bridge.at")]
+    Endpoint(#[source] vmove_http::client::BadEndpoint),
+    #[error("could not read {}", path.display())]
+    Token { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Authority(vmove_client::bridge::TlsError),
+}
+
+async fn connect(config: &BridgeConfig) -> Result<Bridge, ConnectError> {
+    let endpoint: Endpoint = config.at.parse().map_err(ConnectError::Endpoint)?;
     let token = match &config.token_file {
         Some(path) => {
             let read = tokio::fs::read_to_string(path).await;
-            Some(read.map_err(|error| format!("could not read {}: {error}", path.display()))?)
+            Some(read.map_err(|source| ConnectError::Token { path: path.clone(), source })?)
         }
         None => None,
     };
     let bridge = Bridge::connect(endpoint, token.as_deref().map(str::trim));
     match &config.ca {
-        Some(ca) => bridge.with_authority(ca).map_err(|error| chain(&error)),
+        Some(ca) => bridge.with_authority(ca).map_err(ConnectError::Authority),
         None => Ok(bridge),
     }
 }
