@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::device::ChildDevice;
-use crate::fork_devices::{ParentDevice, Parting};
+use crate::fork_devices::{ParentDevice, PartingRequest};
 use crate::fork_report::ForkProgress;
 
 /// Forks a guest.
@@ -55,33 +55,9 @@ pub struct ForkRequest {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schema(value_type = Vec<String>))]
     pub devices: Vec<ChildDevice>,
-    /// Run in the guest by its agent (`/bin/sh -c`) before it is asked to let its devices go, such as to stop a job.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub quiesce: Option<String>,
-    /// Run in the guest by its agent (`/bin/sh -c`) when it has its devices again, and in each child when it has its own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resume: Option<String>,
-    /// Longest time that each of the two may take. Unit: milliseconds; 1 to 600,000; default 30,000.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub script_timeout_ms: Option<u64>,
-    /// Longest time that the guest may take to let a device go. Unit: milliseconds; 1,000 to 600,000; default 20,000.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub unplug_timeout_ms: Option<u64>,
-}
-
-impl ForkRequest {
     /// How the guest is asked for its devices.
-    ///
-    /// # Errors
-    /// A time is out of range.
-    pub fn parting(&self) -> Result<Parting, String> {
-        Parting::of(
-            self.quiesce.as_ref(),
-            self.resume.as_ref(),
-            self.script_timeout_ms,
-            self.unplug_timeout_ms,
-        )
-    }
+    #[serde(flatten)]
+    pub parting: PartingRequest,
 }
 
 /// How a template goes to other nodes.
@@ -234,33 +210,9 @@ pub struct TemplateRequest {
     pub vm: String,
     /// Name of the template: as names of VMs.
     pub name: String,
-    /// Run in the guest by its agent (`/bin/sh -c`) before it is asked to let its devices go, such as to stop a job.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub quiesce: Option<String>,
-    /// Run in the guest by its agent (`/bin/sh -c`) when it has its devices again.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resume: Option<String>,
-    /// Longest time that each of the two may take. Unit: milliseconds; 1 to 600,000; default 30,000.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub script_timeout_ms: Option<u64>,
-    /// Longest time that the guest may take to let a device go. Unit: milliseconds; 1,000 to 600,000; default 20,000.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub unplug_timeout_ms: Option<u64>,
-}
-
-impl TemplateRequest {
     /// How the guest is asked for its devices.
-    ///
-    /// # Errors
-    /// A time is out of range.
-    pub fn parting(&self) -> Result<Parting, String> {
-        Parting::of(
-            self.quiesce.as_ref(),
-            self.resume.as_ref(),
-            self.script_timeout_ms,
-            self.unplug_timeout_ms,
-        )
-    }
+    #[serde(flatten)]
+    pub parting: PartingRequest,
 }
 
 /// A template.
@@ -322,4 +274,31 @@ pub struct TemplateList {
 pub struct Removed {
     /// Its name.
     pub name: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `deny_unknown_fields` beside a flattened part: a misspelt field must not be taken for one that was left out.
+    #[test]
+    fn how_devices_are_asked_for_stands_beside_the_other_fields_and_no_other_is_taken() {
+        let text = r#"{"vm":"web","count":2,"quiesce":"stop","unplug_timeout_ms":5000}"#;
+        let fork: ForkRequest = serde_json::from_str(text).unwrap();
+        assert_eq!(
+            (fork.parting.quiesce.as_deref(), fork.parting.unplug_timeout_ms),
+            (Some("stop"), Some(5000))
+        );
+        assert_eq!(
+            serde_json::from_str::<ForkRequest>(&serde_json::to_string(&fork).unwrap()).unwrap(),
+            fork
+        );
+        let save =
+            serde_json::from_str::<TemplateRequest>(r#"{"vm":"web","name":"t","resume":"go"}"#).unwrap();
+        assert_eq!(save.parting.resume.as_deref(), Some("go"));
+        let wrong =
+            serde_json::from_str::<ForkRequest>(r#"{"vm":"web","count":2,"quiesc":"stop"}"#).unwrap_err();
+        assert!(wrong.to_string().contains("unknown field `quiesc`"), "{wrong}");
+        serde_json::from_str::<TemplateRequest>(r#"{"vm":"web","name":"t","parting":{}}"#).unwrap_err();
+    }
 }

@@ -24,28 +24,41 @@ impl Default for Parting {
     }
 }
 
-impl Parting {
-    /// As a request has it: what it leaves out is as for migrations.
+/// How a request has a guest asked for its devices. What it leaves out is as for migrations.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct PartingRequest {
+    /// Run in the guest by its agent (`/bin/sh -c`) before it is asked to let its devices go, such as to stop a job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quiesce: Option<String>,
+    /// Run in the guest by its agent (`/bin/sh -c`) when it has its devices again, and in each child when it has its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resume: Option<String>,
+    /// Longest time that each of the two may take. Unit: milliseconds; 1 to 600,000; default 30,000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub script_timeout_ms: Option<u64>,
+    /// Longest time that the guest may take to let a device go. Unit: milliseconds; 1,000 to 600,000; default 20,000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unplug_timeout_ms: Option<u64>,
+}
+
+impl PartingRequest {
+    /// With what it leaves out.
     ///
     /// # Errors
     /// A time is out of range.
-    pub fn of(
-        quiesce: Option<&String>,
-        resume: Option<&String>,
-        script_timeout_ms: Option<u64>,
-        unplug_timeout_ms: Option<u64>,
-    ) -> Result<Self, String> {
+    pub fn parting(&self) -> Result<Parting, String> {
         let usual = MigrationSpec::default();
         let asked = MigrationSpec {
-            quiesce: quiesce.cloned(),
-            resume: resume.cloned(),
-            script_timeout_ms: script_timeout_ms.unwrap_or(usual.script_timeout_ms),
-            unplug_timeout_ms: unplug_timeout_ms.unwrap_or(usual.unplug_timeout_ms),
+            quiesce: self.quiesce.clone(),
+            resume: self.resume.clone(),
+            script_timeout_ms: self.script_timeout_ms.unwrap_or(usual.script_timeout_ms),
+            unplug_timeout_ms: self.unplug_timeout_ms.unwrap_or(usual.unplug_timeout_ms),
             ..usual
         };
         asked.validate()?;
         let MigrationSpec { quiesce, resume, script_timeout_ms, unplug_timeout_ms, .. } = asked;
-        Ok(Self { quiesce, resume, script_timeout_ms, unplug_timeout_ms })
+        Ok(Parting { quiesce, resume, script_timeout_ms, unplug_timeout_ms })
     }
 }
 

@@ -6,6 +6,7 @@ use vmove_spread::simulate::SimulateArguments;
 use super::{Completions, Global, Man};
 use vmove_types::device::ChildDevice;
 use vmove_types::fork::ForkWay;
+use vmove_types::fork_devices::PartingRequest;
 use vmove_types::units;
 
 /// Forks running QEMU guests: one parent, any number of children
@@ -141,6 +142,18 @@ pub struct Parting {
     /// Longest time for the guest to let a device go [default: 20s]
     #[arg(long, value_name = "TIME", value_parser = super::milliseconds)]
     pub unplug_timeout: Option<u64>,
+}
+
+impl Parting {
+    /// As a request has it.
+    pub fn request(self) -> PartingRequest {
+        PartingRequest {
+            quiesce: self.quiesce,
+            resume: self.resume,
+            script_timeout_ms: self.script_timeout,
+            unplug_timeout_ms: self.unplug_timeout,
+        }
+    }
 }
 
 /// How memory goes to other nodes.

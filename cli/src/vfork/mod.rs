@@ -93,10 +93,7 @@ async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> 
         way: args.way.asked(),
         whole: args.whole,
         devices: args.devices,
-        quiesce: args.parting.quiesce,
-        resume: args.parting.resume,
-        script_timeout_ms: args.parting.script_timeout,
-        unplug_timeout_ms: args.parting.unplug_timeout,
+        parting: args.parting.request(),
     };
     let done = tokio::select! {
         done = client.fork(&request) => done?,
@@ -169,11 +166,14 @@ fn describe_own_memory(vm: &str, own: Option<&OwnMemory>) -> String {
     let Some(own) = own else { return String::new() };
     let copied = format_bytes(own.template_bytes + own.own_bytes);
     let mut text = format!(
-        "{vm} has memory of its own again and can be forked and moved: {copied} copied in {} while it ran",
+        "{vm} has memory of its own again and can be forked and moved: {copied} copied in {}",
         format_ms(own.total_ms)
     );
     if own.stood_still_ms() > 0.0 {
-        text.push_str(&format!("; it stood still for {} of that, at most", format_ms(own.stood_still_ms())));
+        text.push_str(&format!(
+            "; it stood still for {} of that, at most, a few milliseconds at a time",
+            format_ms(own.stood_still_ms())
+        ));
     }
     text.push('\n');
     text
@@ -403,14 +403,7 @@ async fn promote(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
 }
 
 async fn save(client: &Client, args: Save, json: bool) -> Result<Exit, End> {
-    let request = TemplateRequest {
-        vm: args.vm,
-        name: args.name,
-        quiesce: args.parting.quiesce,
-        resume: args.parting.resume,
-        script_timeout_ms: args.parting.script_timeout,
-        unplug_timeout_ms: args.parting.unplug_timeout,
-    };
+    let request = TemplateRequest { vm: args.vm, name: args.name, parting: args.parting.request() };
     let saved = client.save_template(&request).await?;
     if json {
         say_json(&saved)?;

@@ -27,7 +27,7 @@ impl ForkEngine {
     /// # Errors
     /// [`ForkError`].
     pub async fn save_template(self: Arc<Self>, request: TemplateRequest) -> Result<TemplateInfo, ForkError> {
-        let parting = request.parting().map_err(ForkError::Parting)?;
+        let parting = request.parting.parting().map_err(ForkError::Parting)?;
         let TemplateRequest { vm, name, .. } = request;
         check_name(&name)?;
         let _claim = self.claim_at_home(&vm).await?;

@@ -429,9 +429,9 @@ fn first_report(fork: &Fork, origin: &Origin) -> ForkReport {
 
 /// How the guest is asked for its devices.
 fn parting(request: &ForkRequest) -> Result<Parting, ForkError> {
-    match (&request.template, &request.quiesce) {
+    match (&request.template, &request.parting.quiesce) {
         (Some(_), Some(script)) => Err(ForkError::QuiesceTemplate(script.clone())),
-        _ => request.parting().map_err(ForkError::Parting),
+        _ => request.parting.parting().map_err(ForkError::Parting),
     }
 }
 
