@@ -50,6 +50,7 @@ fn one(sys: &Sys, all: &NodeDevices, device: &Device, claims: &[Claim]) -> NodeD
             vm: claim.vm.clone(),
             role: claim.request.role.clone(),
             held: claim.step == Step::Held,
+            lease: None,
         }),
         refused: if claim.is_some() { None } else { refused(sys, all, device) },
         moves: MOVES.to_owned(),

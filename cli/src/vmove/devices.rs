@@ -60,8 +60,12 @@ fn row(device: &NodeDevice) -> Vec<String> {
         (None, None) => device.kind.clone(),
     };
     let owner = device.owner.as_ref().map(|owner| {
-        let on_its_way = if owner.held { "" } else { " (on its way)" };
-        format!("{} as {}{on_its_way}", owner.vm, owner.role)
+        let how = match (&owner.lease, owner.held) {
+            (Some(lease), _) => format!(" (lease {lease})"),
+            (None, false) => " (on its way)".to_owned(),
+            (None, true) => String::new(),
+        };
+        format!("{} as {}{how}", owner.vm, owner.role)
     });
     let given = match (&device.refused, &device.owner) {
         (Some(why), _) => format!("no: {why}"),

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use vmove_grant::{Book, Grant, GrantError, Host};
 use vmove_node::registry::Registry;
+use vmove_types::device::PciAddress;
 use vmove_types::problem::{Code, Problem, chain};
 use vmove_types::vm::{RunRequest, VmDetail};
 
@@ -21,6 +22,7 @@ use self::demand::demand;
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The book of this node, and whose grants it takes.
+#[derive(Debug)]
 pub struct Grants {
     host: Host,
     required: bool,
@@ -28,11 +30,20 @@ pub struct Grants {
     book: Mutex<Kept>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Kept {
     book: Book,
     /// VMs that are being started: the registry does not list them yet.
     starting: BTreeSet<String>,
+}
+
+/// A device that a VM of this node was granted.
+#[derive(Debug)]
+pub struct LeasedDevice {
+    pub vm: String,
+    pub role: String,
+    pub lease: String,
+    pub holder: String,
 }
 
 /// A VM that is being started into its grant. Dropped before [`Entered::started`], it gives the grant's share back.
@@ -107,6 +118,16 @@ impl Grants {
     /// The lease into whose grant a VM was started.
     pub fn lease_of(&self, vm: &str) -> Option<String> {
         self.kept().book.vms().get(vm).map(|taken| taken.grant.lease.clone())
+    }
+
+    /// The VM that was granted a device, and by which lease.
+    pub fn holder_of(&self, address: PciAddress) -> Option<LeasedDevice> {
+        self.kept().book.vms().iter().find_map(|(vm, taken)| {
+            let granted = &taken.grant.devices;
+            let device = granted.iter().find(|granted| granted.address.parse() == Ok(address))?;
+            let (lease, holder) = (taken.grant.lease.clone(), taken.grant.holder.clone());
+            Some(LeasedDevice { vm: vm.clone(), role: device.role.clone(), lease, holder })
+        })
     }
 
     /// A VM has ended, or has not started: what it had is free.

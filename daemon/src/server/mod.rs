@@ -52,7 +52,7 @@ use vmove_node::store::VmStore;
 
 use crate::config::{Config, Flags, KnownNode, Security, qemu_user_note};
 use crate::leaf_switches;
-use devices::LedgerDevices;
+use devices::{LeasedDevices, LedgerDevices};
 use dialer::PeerDialer;
 use fabrics::Fabrics;
 use grants::Grants;
@@ -307,6 +307,8 @@ async fn assemble(
     let devices = LedgerDevices::open(&config.state_dir, config.qemu.owner()).with_context(|| {
         format!("Could not open the journal of devices in {}", config.state_dir.display())
     })?;
+    let grants = Grants::open(&config.grants, &config.node, &config.state_dir)?;
+    let devices = LeasedDevices::beside(devices, grants.as_ref());
     let settings = EngineConfig {
         node: config.node.clone(),
         sessions_dir: config.state_dir.join("sessions"),
@@ -337,7 +339,6 @@ async fn assemble(
             confinement: config.qemu.clone(),
         },
     );
-    let grants = Grants::open(&config.grants, &config.node, &config.state_dir)?;
     let known = known_peers(&config);
     let options = EngineOptions {
         node: config.node.clone(),

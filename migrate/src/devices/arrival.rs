@@ -163,7 +163,7 @@ mod tests {
             .unwrap()
         };
         let of_vm = |address: &str, vm: &str| {
-            let owner = Some(DeviceOwner { vm: vm.to_owned(), role: "net0".to_owned(), held: true });
+            let owner = Some(DeviceOwner { vm: vm.to_owned(), role: "net0".to_owned(), held: true, lease: None });
             NodeDevice { owner, ..device(address, "8086:10ca", None) }
         };
         let list = NodeDeviceList {

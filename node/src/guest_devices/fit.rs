@@ -69,8 +69,14 @@ pub fn why_not_leave(device: &VmDevice, seat: Option<&Seat>, status: &str) -> Op
 pub fn why_not_given(device: &NodeDevice, vm: &str) -> Option<String> {
     let other = || device.owner.as_ref().filter(|owner| owner.vm != vm);
     device.refused.clone().or_else(|| {
-        other().map(|owner| {
-            format!("VM {:?} has it as {}; name another device, or end that VM first", owner.vm, owner.role)
+        other().map(|owner| match &owner.lease {
+            Some(lease) => format!(
+                "lease {lease} holds it for VM {:?}, as {}; name another device, or release that lease first",
+                owner.vm, owner.role
+            ),
+            None => {
+                format!("VM {:?} has it as {}; name another device, or end that VM first", owner.vm, owner.role)
+            }
         })
     })
 }

@@ -77,8 +77,11 @@ pub struct DeviceOwner {
     pub vm: String,
     /// What it is to the VM.
     pub role: String,
-    /// Whether it is all the VM's: otherwise it is on its way to it, or back.
+    /// Whether it is all the VM's: otherwise it is on its way to it, or back, or leased for it.
     pub held: bool,
+    /// The lease that has it for the VM, and whose that is (`train-17 of alice`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<String>,
 }
 
 /// What a device says of its own state.

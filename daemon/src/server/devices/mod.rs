@@ -1,7 +1,10 @@
 //! The devices of this node that VMs have: the ledger, off the threads of requests.
 
+mod leased;
 #[cfg(test)]
 mod tests;
+
+pub use leased::LeasedDevices;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use vmove_node::control_groups::ControlGroups;
 use vmove_node::devices::Devices;
+use vmove_node::guest_devices::fit::why_not_in_place;
 use vmove_node::migrations::NoMigrations;
 use vmove_node::monitors::Monitors;
 use vmove_node::registry::{Means, Registry};
@@ -17,6 +18,7 @@ use vmove_types::problem::Code;
 use vmove_types::vm::RunRequest;
 
 use super::*;
+use crate::server::grants::Grants;
 
 /// A domain that this machine does not have.
 const DEVICE: &str = "ffff:3b:00.0";
@@ -227,4 +229,45 @@ async fn a_device_that_was_taken_in_stays_as_it_is() {
     devices.take_in("legacy", &request()).await.unwrap();
     devices.forget("legacy").await.unwrap();
     assert!(node.devices().claims().is_empty());
+}
+
+/// As forks, migrations and starts ask for devices: one that a lease holds for another VM is refused by the lease's name.
+#[tokio::test]
+async fn what_a_lease_holds_is_given_to_no_other_vm() {
+    let node = Node::new();
+    let (key, _) = vmove_grant::SecretKey::generate().unwrap();
+    let policy = crate::config::GrantPolicy { keys: vec![key.public()], required: false };
+    let grants = Grants::open(&policy, "n1", &node.path("state")).unwrap().unwrap();
+    let devices = LeasedDevices::beside(node.devices(), Some(&grants));
+    let device = vmove_grant::GrantedDevice { role: "gpu".to_owned(), address: DEVICE.to_owned() };
+    let grant = vmove_grant::Grant {
+        lease: "train-17".to_owned(),
+        holder: "alice".to_owned(),
+        node: "n1".to_owned(),
+        vm: "web".to_owned(),
+        serial: 1,
+        expires_ms: u64::MAX,
+        cores: 1,
+        memory_mib: 64,
+        huge_2m_mib: 0,
+        huge_1g_mib: 0,
+        devices: vec![device],
+    };
+    let entering = RunRequest { grant: Some(key.sign(&grant).unwrap()), ..run_request("qemu -m 64", vec![]) };
+    let entered = grants.enter(&entering).unwrap().unwrap();
+
+    let refused = devices.take("web-1", &request()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::DeviceUnavailable);
+    assert!(refused.to_string().contains("lease train-17 of alice for VM \"web\""), "{refused}");
+    let address = DEVICE.parse().unwrap();
+    let list = devices.list().await.unwrap();
+    let why = why_not_in_place("n1", "", "gpu", address, "10de:20b0", &list).unwrap();
+    assert!(why.contains("lease train-17 of alice holds it for VM \"web\""), "{why}");
+    assert_eq!(node.driver(), OWN_DRIVER, "nothing was changed");
+    devices.take("web", &request()).await.unwrap();
+    devices.give_back("web", "gpu", Duration::ZERO).await.unwrap();
+
+    // The VM did not start: its lease's share is free.
+    drop(entered);
+    devices.take("web-1", &request()).await.unwrap();
 }
