@@ -180,7 +180,7 @@ impl Engine {
         let (publisher, progress) = Publisher::new(&id.to_string(), &vm, Role::Source, &record.to.name);
         self.register(id, &vm, Role::Source, record.token, (progress, publisher.abandon()), None);
         if let Err(error) =
-            source::put_back(Arc::clone(&self.node), journal, &publisher, true).instrument(span).await
+            source::put_back(Arc::clone(&self.node), journal, &publisher, true, None).instrument(span).await
         {
             let error = chain(&error);
             publisher.fail(&error, GuestPlace::PausedAtSource, false);

@@ -4,6 +4,7 @@
 //! Guests that run here and lack pages come first: they may be frozen until somebody fetches those. Nothing that may take long (a QEMU
 //! whose monitor hangs, one that is to be ended) is waited for: each session is settled by a task of its own, and holds its VM meanwhile.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,6 +16,7 @@ use tracing::Instrument as _;
 use crate::destination;
 use crate::engine::{ARRIVALS, Engine, EngineError, Handle, session_span};
 use crate::group::journals;
+use crate::group::resuming::{ResumePlace, places};
 use crate::history::{may_have_moved, session_ids, unreadable};
 use crate::owed;
 use crate::ownership::{DestinationState, SourceEvent, SourceState};
@@ -86,6 +88,7 @@ impl Engine {
                 _ => self.tidy(journal.record()),
             }
         }
+        let mut sources = Vec::new();
         for id in ids {
             let path = self.node.session_dir(id).join("source.jsonl");
             match journals::open(self.node.disk(), &self.node.config.sessions_dir, id) {
@@ -96,10 +99,8 @@ impl Engine {
                     session_span(id, "source").in_scope(|| self.call_off(journal));
                 }
                 Ok(Some(journal)) => {
-                    if let Some(publisher) = self.enter_source(journal.record()) {
-                        let span = session_span(id, "source");
-                        spawn(Arc::clone(self).settle_source(journal, publisher).instrument(span));
-                    }
+                    let publisher = self.enter_source(journal.record());
+                    sources.extend(publisher.map(|publisher| (journal, publisher)));
                 }
                 Ok(None) => {}
                 Err(error) => {
@@ -109,6 +110,7 @@ impl Engine {
                 }
             }
         }
+        self.settle_sources(sources);
         self.resume_groups();
         let engine = Arc::clone(self);
         spawn(async move {
@@ -174,7 +176,26 @@ impl Engine {
         Some(publisher)
     }
 
-    async fn settle_source(self: Arc<Self>, journal: Journal<SourceRecord>, publisher: Publisher) {
+    /// Those that moved in one group wait for each other's devices, as before.
+    fn settle_sources(self: &Arc<Self>, sources: Vec<(Journal<SourceRecord>, Publisher)>) {
+        let mut counts = BTreeMap::<SessionId, usize>::new();
+        let groups = sources.iter().filter_map(|(journal, _)| journal.record().group);
+        groups.for_each(|group| *counts.entry(group).or_default() += 1);
+        let mut free: BTreeMap<_, _> =
+            counts.into_iter().map(|(group, count)| (group, places(count))).collect();
+        for (journal, publisher) in sources {
+            let resume = journal.record().group.and_then(|group| free.get_mut(&group)?.pop());
+            let span = session_span(journal.record().id, "source");
+            spawn(Arc::clone(self).settle_source(journal, publisher, resume).instrument(span));
+        }
+    }
+
+    async fn settle_source(
+        self: Arc<Self>,
+        journal: Journal<SourceRecord>,
+        publisher: Publisher,
+        resume: Option<Arc<ResumePlace>>,
+    ) {
         let r = journal.record().clone();
         let stopped = r.state != SourceState::Aborted || r.to_resume && self.is_stopped(&r).await;
         if !stopped && !r.owes_devices() {
@@ -187,13 +208,14 @@ impl Engine {
         }
         tracing::info!(vm = r.vm.name, state = %r.state, "taking up a migration from here");
         if matches!(r.state, SourceState::Committed | SourceState::Released) {
-            return source::go_on(Arc::clone(&self.node), journal, publisher).await;
+            return source::go_on(Arc::clone(&self.node), journal, publisher, resume).await;
         }
         if may_have_moved(self.node.disk(), &self.node.config.sessions_dir, &r.vm, r.id) {
             let why = "Another migration has given this guest away, or its journal cannot be read: it is not resumed here";
             return publisher.fail(why, GuestPlace::PausedAtSource, false);
         }
-        match source::put_back(Arc::clone(&self.node), journal, &publisher, stopped).await {
+        match source::put_back(Arc::clone(&self.node), journal, &publisher, stopped, resume.as_deref()).await
+        {
             Ok(()) => publisher.fail(
                 publisher.with_missing(
                     "The daemon was started anew before the hand-over: the guest goes on at the source",
@@ -325,7 +347,7 @@ impl Engine {
         }
         if let Some(publisher) = self.enter_source(r) {
             let span = session_span(id, "source");
-            spawn(Arc::clone(self).settle_source(journal, publisher).instrument(span));
+            spawn(Arc::clone(self).settle_source(journal, publisher, None).instrument(span));
         }
         Ok(())
     }

@@ -136,6 +136,9 @@ pub struct Report {
     pub quiesce_ms: Option<f64>,
     /// How long the script took that was run in the guest when it had its devices again.
     pub resume_ms: Option<f64>,
+    /// How long that script waited until all guests of its group had their devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resume_waited_ms: Option<f64>,
     /// Why that script did not end as it should.
     pub resume_problem: Option<String>,
 }

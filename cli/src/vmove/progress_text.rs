@@ -190,7 +190,8 @@ pub fn summary(r: &Report) -> String {
     rows.extend(r.devices.iter().map(|device| ("device", device_times(device))));
     if let Some(resume) = r.resume_ms {
         let problem = r.resume_problem.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
-        rows.push(("resumed", format!("in {}{problem}", format_ms(resume))));
+        let waited = r.resume_waited_ms.map(|ms| format!(", waited {} for its group", format_ms(ms)));
+        rows.push(("resumed", format!("in {}{}{problem}", format_ms(resume), waited.unwrap_or_default())));
     }
     if let Some(verified) = r.verified {
         rows.push((

@@ -97,6 +97,7 @@ impl Complete {
             ToDestination::Ping(token) => control.send(&ToSource::Pong { token, now: Mono::now() }).await?,
             // Said again, or on their way when the last page had been fetched.
             ToDestination::Commit
+            | ToDestination::AllAttached
             | ToDestination::Regions(_)
             | ToDestination::Runs(_)
             | ToDestination::FinalEnd

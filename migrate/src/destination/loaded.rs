@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::devices::Giving;
 use super::error::DestinationError;
 use super::monitor::{Connecting, Monitor};
 use super::owner::{Guest, Owner};
@@ -225,7 +224,7 @@ impl Loaded {
             Reached::Yes(monitor) => Guest::Paused(monitor),
             Reached::NotYet(connecting) => Guest::PausedUnreached(connecting),
         };
-        Owner { process, guest, state_bytes, hashes, figures: None, tried: None, giving: Giving::NotYet }
+        Owner::new(process, guest, state_bytes, hashes)
     }
 }
 

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::block::Block;
 use super::complete::{Complete, make_huge};
-use super::devices::{Given, Giving};
+use super::devices::{Given, Giving, Next, Others, Script};
 use super::error::DestinationError;
 use super::guest_memory::ReadElsewhere;
 use super::monitor::{Connecting, Monitor, Resumed, Resuming, Wish};
@@ -35,7 +36,9 @@ pub(super) struct Owner {
     /// When it was last tried to write that down.
     pub tried: Option<Instant>,
     /// Devices of this node that it is to have.
-    pub giving: Giving,
+    giving: Giving,
+    /// What is known of the other guests of its group.
+    others: watch::Sender<Others>,
 }
 
 /// Whether the guest runs here.
@@ -62,6 +65,16 @@ enum News {
 }
 
 impl Owner {
+    pub(super) fn new(
+        process: Arc<dyn QemuHandle>,
+        guest: Guest,
+        state_bytes: u64,
+        hashes: SourceHashes,
+    ) -> Self {
+        let (giving, others) = (Giving::NotYet, watch::Sender::new(Others::Unknown));
+        Self { process, guest, state_bytes, hashes, figures: None, tried: None, giving, others }
+    }
+
     /// Goes on until every page is here, over as many connections as it takes. `None` if the session has ended.
     pub(super) async fn run(
         mut self,
@@ -90,7 +103,10 @@ impl Owner {
                     Waited::DaemonEnds => return None,
                 },
             };
-            let end = match self.until_whole(session, &mut open).await {
+            self.hear_of_others(Others::Awaited);
+            let whole = self.until_whole(session, &mut open).await;
+            self.hear_of_others(Others::Unknown);
+            let end = match whole {
                 Ok(figures) => return Some((self.complete(session, figures), open)),
                 Err(end) => end,
             };
@@ -104,11 +120,23 @@ impl Owner {
         }
     }
 
+    /// Once all have their devices, no connection that comes or goes changes that.
+    fn hear_of_others(&self, news: Others) {
+        self.others.send_if_modified(|known| {
+            let changes = *known != Others::HaveDevices && *known != news;
+            if changes {
+                *known = news;
+            }
+            changes
+        });
+    }
+
     async fn until_whole(
         &mut self,
         session: &mut Session,
         control: &mut Control,
     ) -> Result<message::Complete, End> {
+        let mut is_told = false;
         loop {
             self.begin_to_run(session)?;
             if !matches!(self.guest, Guest::Resuming(_)) {
@@ -125,7 +153,13 @@ impl Owner {
                     News::Answers(monitor) => self.connected(session, monitor),
                     News::Runs(resumed) => self.runs(session, control, resumed).await?,
                 },
-                given = self.giving.done() => self.given(session, given),
+                next = self.giving.next(is_told) => match next {
+                    Next::Attached => {
+                        control.send(&ToSource::Attached).await?;
+                        is_told = true;
+                    }
+                    Next::Done(given) => self.given(session, given),
+                },
                 event = session.next(control) => self.event(event?, session, control).await?,
             }
         }
@@ -140,8 +174,10 @@ impl Owner {
             let record = session.journal.record();
             let spec = &record.prepare.spec;
             let limit = Duration::from_millis(spec.script_timeout_ms);
+            let others = record.prepare.in_group.then(|| self.others.subscribe());
             // One that does not run runs nothing.
-            let script = spec.resume.clone().filter(|_| record.is_to_run()).map(|script| (script, limit));
+            let script = spec.resume.clone().filter(|_| record.is_to_run());
+            let script = script.map(|text| Script { text, limit, others });
             match record.vm.clone() {
                 Some(vm) if !vm.devices.is_empty() || script.is_some() => {
                     // What is pinned cannot be made huge any more.
@@ -248,6 +284,7 @@ impl Owner {
         match message {
             // Said again.
             ToDestination::Commit => {}
+            ToDestination::AllAttached => self.hear_of_others(Others::HaveDevices),
             ToDestination::Resume(stand) => {
                 control.send(&ToSource::Resume(DestinationStand::Owner)).await?;
                 self.hashes = SourceHashes::default();

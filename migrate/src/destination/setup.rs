@@ -6,7 +6,6 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::devices::Giving;
 use super::error::{DestinationError, OpenError};
 use super::loaded::{Loaded, Reached};
 use super::monitor::Connecting;
@@ -145,15 +144,7 @@ pub(crate) async fn adopt(
             if state.may_run() {
                 session.publisher.enter(Phase::Fetch);
                 let guest = Guest::Unknown(connecting);
-                let owner = Owner {
-                    process,
-                    guest,
-                    state_bytes,
-                    hashes,
-                    figures: None,
-                    tried: None,
-                    giving: Giving::NotYet,
-                };
+                let owner = Owner::new(process, guest, state_bytes, hashes);
                 phases::run_from_owner(&mut session, owner, None).await;
             } else {
                 session.publisher.enter(Phase::HandOver);

@@ -12,6 +12,7 @@ use vmove_types::time::{Mono, ms};
 
 use super::board::Board;
 use super::record::{CalledOff, GroupRecord, GroupState};
+use super::resuming::{ResumePlace, places};
 use crate::owed::TRY_AGAIN;
 
 /// What becomes of all members.
@@ -77,6 +78,7 @@ pub(crate) struct Barrier {
 pub(crate) struct Membership {
     barrier: Arc<Barrier>,
     index: usize,
+    resume: Arc<ResumePlace>,
 }
 
 impl Barrier {
@@ -86,7 +88,8 @@ impl Barrier {
         let count = members.len();
         let standing = Standing { members, verdict: Verdict::Open, waits: Vec::new() };
         let barrier = Arc::new(Self { standing: Board::new(standing) });
-        let all = (0..count).map(|index| Membership { barrier: Arc::clone(&barrier), index }).collect();
+        let member = |(index, resume)| Membership { barrier: Arc::clone(&barrier), index, resume };
+        let all = places(count).into_iter().enumerate().map(member).collect();
         (barrier, all)
     }
 
@@ -173,6 +176,11 @@ impl Membership {
     pub(crate) async fn give_up(&self, why: String, cancelled: bool, refused: bool) -> Fate {
         let vm = (!cancelled).then(|| self.vm());
         self.barrier.call_off(CalledOff { vm, why, cancelled, refused }).await
+    }
+
+    /// Where its script waits for the devices of the others.
+    pub(crate) fn resume_place(&self) -> Arc<ResumePlace> {
+        Arc::clone(&self.resume)
     }
 
     /// When its guest stopped.

@@ -66,6 +66,9 @@ pub struct Prepare {
     /// Devices of the source that the guest owns. In their place it gets those that the options name.
     #[serde(default)]
     pub devices: Vec<OwnedDevice>,
+    /// It moves with others: its script waits until all of them have their devices.
+    #[serde(default)]
+    pub in_group: bool,
 }
 
 /// A device of the source that the guest owns.
@@ -261,6 +264,8 @@ pub enum ToDestination {
     FinalEnd,
     /// The source has durably given the guest up.
     Commit,
+    /// Every guest of the group has its devices: the script may be run. Answer to [`ToSource::Attached`].
+    AllAttached,
     /// The guest stays at the source: drop everything.
     Abort(String),
     /// For `--verify`.
@@ -288,6 +293,7 @@ impl ToDestination {
             Self::Stopped(_) => "Stopped",
             Self::FinalEnd => "FinalEnd",
             Self::Commit => "Commit",
+            Self::AllAttached => "AllAttached",
             Self::Abort(_) => "Abort",
             Self::Hashes(_) => "Hashes",
             Self::HashesEnd => "HashesEnd",
@@ -371,6 +377,9 @@ pub struct ScriptEnd {
     pub ms: f64,
     /// Why it did not end as it should.
     pub problem: Option<String>,
+    /// How long it waited for the devices of the group's other guests, in milliseconds.
+    #[serde(default)]
+    pub waited_ms: Option<f64>,
 }
 
 impl Complete {
@@ -411,6 +420,8 @@ pub enum ToSource {
     Loaded,
     /// The guest is the destination's.
     Running(Running),
+    /// The guest has its devices, and a script waits for those of its group. Said again over each new connection.
+    Attached,
     /// Now and then.
     Progress(Counted),
     /// Every page is there.
@@ -442,6 +453,7 @@ impl ToSource {
             Self::RoundDone(_) => "RoundDone",
             Self::Loaded => "Loaded",
             Self::Running(_) => "Running",
+            Self::Attached => "Attached",
             Self::Progress(_) => "Progress",
             Self::Complete(_) => "Complete",
             Self::Failed(_) => "Failed",

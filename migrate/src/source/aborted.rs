@@ -12,6 +12,7 @@ use super::devices::{bring_back, bring_back_of};
 use super::error::{SourceError, Stop};
 use super::session::{Session, hello};
 use crate::devices::told;
+use crate::group::resuming::ResumePlace;
 use crate::node::Node;
 use crate::owed;
 use crate::ownership::SourceEvent;
@@ -199,6 +200,7 @@ pub(crate) async fn put_back(
     mut journal: Journal<SourceRecord>,
     publisher: &Publisher,
     stopped: bool,
+    resume: Option<&ResumePlace>,
 ) -> Result<(), SourceError> {
     let next = journal.record().state.step(SourceEvent::GiveUp)?;
     if let Err(error) = journal.update_owing(|r| r.enter(next)) {
@@ -207,7 +209,7 @@ pub(crate) async fn put_back(
     let record = journal.record().clone();
     let back = if stopped { bring_back_later(&node, &record).await } else { Ok(()) };
     if back.is_ok() {
-        let lacks = bring_back_of(&node, &record).await;
+        let lacks = bring_back_of(&node, &record, resume).await;
         let noted = journal.update_owing(|r| {
             r.to_resume = false;
             r.are_back(&lacks);

@@ -77,6 +77,7 @@ pub(super) fn prepare_message(
         disks: crate::check::source::disks(facts),
         fabrics: node.config.dialer.fabrics(),
         devices,
+        in_group: false,
     }
 }
 
@@ -126,7 +127,7 @@ impl Asking {
         let blocks = layout(session.vm())?;
         let devices = way::owned_devices(&session.node, session.vm()).await;
         let record = session.journal.record();
-        let prepare = prepare_message(
+        let mut prepare = prepare_message(
             &session.node,
             &record.vm,
             &record.spec,
@@ -135,6 +136,7 @@ impl Asking {
             record.token,
             false,
         );
+        prepare.in_group = session.member.is_some();
         self.control.send(&ToDestination::Prepare(Box::new(prepare))).await?;
         let answer = timeout(ANSWER_TIMEOUT, session.next(&mut self.control, Serving::Nothing)).await;
         let no_answer =

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::aborted::{last_words, not_back, note_resumed};
 use super::control::Control;
-use super::conversation::{Heard, Serving};
+use super::conversation::{Heard, Serving, Until};
 use super::devices::bring_back;
 use super::error::{SourceError, Stop};
 use super::final_pages::FinalPages;
@@ -17,6 +17,7 @@ use super::released;
 use super::session::Session;
 use super::stopped_qemu::Kept;
 use crate::devices::told;
+use crate::group::resuming::ResumePlace;
 use crate::history::ENDED_BY_OPERATOR;
 use crate::ownership::SourceEvent;
 use crate::proto::message::{Complete, DestinationStand, Running, SourceStand, ToDestination, ToSource};
@@ -40,6 +41,8 @@ pub(super) struct Committed {
     pub serving: Option<(PageService, FinalPages)>,
     /// The destination has said that the guest runs there.
     pub runs_there: bool,
+    /// It waits, over this connection, for the word that those have their devices that the guest moves with.
+    pub awaits_others: bool,
 }
 
 /// How a conversation ended without the destination being whole.
@@ -78,7 +81,7 @@ type Whole = (Box<Complete>, Control);
 impl Committed {
     /// Of a session that had committed before this daemon was started anew, or that had stopped trying.
     pub(super) const fn journaled() -> Self {
-        Self { kept: Kept::Journaled, serving: None, runs_there: false }
+        Self { kept: Kept::Journaled, serving: None, runs_there: false, awaits_others: false }
     }
 
     /// Stays until the destination is whole, over as many connections as it takes. `control`: the one over which it is told first.
@@ -189,6 +192,8 @@ impl Committed {
     }
 
     async fn take_up(&mut self, session: &mut Session, control: &mut Control) -> Result<Box<Complete>, Why> {
+        // It says so again.
+        self.awaits_others = false;
         control.send(&ToDestination::Resume(SourceStand::Committed)).await?;
         let answer = timeout(ANSWER_TIMEOUT, self.answer(session, control)).await;
         let no_answer =
@@ -228,9 +233,17 @@ impl Committed {
                 Some((pages, last)) => Serving::Final(pages, last),
                 None => Serving::Nothing,
             };
-            let heard = session.next(control, serving).await?;
-            if let Some(Answer::Whole(figures)) = self.heard(session, heard)? {
-                return Ok(figures);
+            let others = others_have_devices(session.resume.clone(), self.awaits_others);
+            match session.next_until(control, serving, others).await? {
+                Until::Over(()) => {
+                    control.send(&ToDestination::AllAttached).await?;
+                    self.awaits_others = false;
+                }
+                Until::Heard(heard) => {
+                    if let Some(Answer::Whole(figures)) = self.heard(session, heard)? {
+                        return Ok(figures);
+                    }
+                }
             }
         }
     }
@@ -239,6 +252,10 @@ impl Committed {
         let Heard::Message(message) = heard else { return Ok(None) };
         match message {
             ToSource::Running(running) => self.guest_runs_there(session, running),
+            ToSource::Attached => {
+                session.has_devices();
+                self.awaits_others = true;
+            }
             ToSource::Complete(figures) => return Ok(Some(Answer::Whole(figures))),
             ToSource::Resume(DestinationStand::Gone) => return Err(Why::GivenBack),
             ToSource::Resume(stand) => return Ok(Some(Answer::Stand(stand))),
@@ -301,6 +318,15 @@ impl Committed {
             Ok(()) => session.end_badly(format!("{}; {}", stop.why(), told(&lacks)), GuestPlace::Source),
             Err(error) => not_back(&session, &stop.why(), &error),
         }
+    }
+}
+
+/// Waits until they have, if somebody wants to know: never ends otherwise. At once if there are none. Cancel-safe.
+async fn others_have_devices(place: Option<Arc<ResumePlace>>, asked: bool) {
+    match place {
+        _ if !asked => std::future::pending().await,
+        Some(place) => place.all_have_devices().await,
+        None => {}
     }
 }
 

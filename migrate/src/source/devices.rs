@@ -10,14 +10,18 @@ use vmove_types::time::ms;
 
 use super::session::Session;
 use crate::devices::{missing, of_role, script};
+use crate::group::resuming::ResumePlace;
 use crate::node::Node;
 use crate::proto::message::Complete;
 use crate::records::{Detached, SourceRecord};
 
+/// For the devices of a group's other guests, when it has come back.
+const OTHERS_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Gives the guest, which stays here, back what it was asked for. What it lacks then is told.
 pub(super) async fn bring_back(session: &mut Session) -> Vec<MissingDevice> {
     let record = session.journal.record().clone();
-    let missing = bring_back_of(&session.node, &record).await;
+    let missing = bring_back_of(&session.node, &record, session.resume.as_deref()).await;
     if record.detached != Detached::default() {
         session.write_owing(|r| r.are_back(&missing));
     }
@@ -26,7 +30,11 @@ pub(super) async fn bring_back(session: &mut Session) -> Vec<MissingDevice> {
 }
 
 /// The same by the journal alone.
-pub(super) async fn bring_back_of(node: &Node, record: &SourceRecord) -> Vec<MissingDevice> {
+pub(super) async fn bring_back_of(
+    node: &Node,
+    record: &SourceRecord,
+    resume: Option<&ResumePlace>,
+) -> Vec<MissingDevice> {
     let Detached { quiesced, asked } = &record.detached;
     if asked.is_empty() && !quiesced {
         return Vec::new();
@@ -46,13 +54,23 @@ pub(super) async fn bring_back_of(node: &Node, record: &SourceRecord) -> Vec<Mis
             Err(error) => all.push(lacks(&asked.role, chain(&error))),
         }
     }
-    if let Some(resume) = record.spec.resume.as_ref().filter(|_| *quiesced) {
+    if let Some(words) = record.spec.resume.as_ref().filter(|_| *quiesced) {
+        wait_for_others(&vm.name, resume).await;
         let limit = Duration::from_millis(record.spec.script_timeout_ms);
-        if let Err(error) = script::run(&*monitor, resume, limit).await {
+        if let Err(error) = script::run(&*monitor, words, limit).await {
             tracing::warn!(vm = vm.name, error = chain(&error), "the guest was not told that it stays");
         }
     }
     all
+}
+
+/// Waits for the devices of those that it was to move with.
+async fn wait_for_others(vm: &str, resume: Option<&ResumePlace>) {
+    let Some(place) = resume else { return };
+    place.has_devices();
+    if tokio::time::timeout(OTHERS_TIMEOUT, place.all_have_devices()).await.is_err() {
+        tracing::warn!(vm, "the guest is told that it stays, though not all of its group have their devices");
+    }
 }
 
 /// What the destination says of them, for the report.
@@ -89,6 +107,7 @@ pub(super) fn add_to_report(session: &mut Session, figures: &Complete) {
     session.publisher.update(|p| p.missing_devices = lacks);
     if let Some(script) = &figures.script {
         session.report.resume_ms = Some(script.ms);
+        session.report.resume_waited_ms = script.waited_ms;
         session.report.resume_problem.clone_from(&script.problem);
     }
 }

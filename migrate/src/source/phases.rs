@@ -22,6 +22,7 @@ use super::error::{SourceError, Stop};
 use super::gathering::{is_committed, stop_of_group};
 use super::session::Session;
 use crate::group::barrier::{Fate, Membership};
+use crate::group::resuming::ResumePlace;
 use crate::node::Node;
 use crate::ownership::{SourceEvent, SourceState};
 use crate::publish::Publisher;
@@ -127,7 +128,8 @@ pub(crate) async fn begin(begun: Begun) {
     let disk = node.disk();
     match disk.create_dir_all(&dir).and_then(|()| Journal::create_on(disk, &path, record)) {
         Ok(journal) => {
-            let session = Session { member, ..Session::new(node, journal, publisher, report, mode) };
+            let resume = member.as_ref().map(|member| member.resume_place());
+            let session = Session { member, resume, ..Session::new(node, journal, publisher, report, mode) };
             run(session, &limits).await;
         }
         Err(source) => {
@@ -197,7 +199,12 @@ async fn undo(session: Session, stop: Stop, from: impl Undo) {
 }
 
 /// Takes up a session that had committed before this daemon was started anew, or that had stopped trying.
-pub(crate) async fn go_on(node: Arc<Node>, journal: Journal<SourceRecord>, publisher: Publisher) {
+pub(crate) async fn go_on(
+    node: Arc<Node>,
+    journal: Journal<SourceRecord>,
+    publisher: Publisher,
+    resume: Option<Arc<ResumePlace>>,
+) {
     let mut report = journal.record().report.clone();
     report.recoveries += 1;
     let mode = match report.mode.as_str() {
@@ -205,7 +212,7 @@ pub(crate) async fn go_on(node: Arc<Node>, journal: Journal<SourceRecord>, publi
         "postcopy" => Mode::Postcopy,
         _ => Mode::Hybrid,
     };
-    let mut session = Session::new(node, journal, publisher, report, mode);
+    let mut session = Session { resume, ..Session::new(node, journal, publisher, report, mode) };
     // It is in this state: the line has only the report.
     if let Err(error) = session.advance_owing(SourceEvent::PeerLoaded) {
         return session.end_badly(chain(&error), GuestPlace::PausedAtSource);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::error::{SourceError, Stop, unexpected};
 use crate::group::barrier::Membership;
+use crate::group::resuming::ResumePlace;
 use crate::node::Node;
 use crate::owed;
 use crate::ownership::{SourceEvent, SourceState};
@@ -33,6 +34,8 @@ pub(super) struct Session {
     pub counted: Counted,
     /// Its place among those that it moves with, in the process that has begun it.
     pub member: Option<Arc<Membership>>,
+    /// Where its script waits for the devices of those that it moves with.
+    pub resume: Option<Arc<ResumePlace>>,
 }
 
 impl Session {
@@ -44,7 +47,12 @@ impl Session {
         mode: Mode,
     ) -> Self {
         let (clock, counted) = (PeerClock::default(), Counted::default());
-        Self { node, journal, publisher, report, mode, clock, counted, member: None }
+        Self { node, journal, publisher, report, mode, clock, counted, member: None, resume: None }
+    }
+
+    /// Its guest has its devices, or it is known that it does not get them.
+    pub(super) fn has_devices(&self) {
+        self.resume.iter().for_each(|place| place.has_devices());
     }
 
     pub(super) fn vm(&self) -> &VmRecord {

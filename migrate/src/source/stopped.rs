@@ -98,7 +98,7 @@ impl Stopped {
         pause.step("commit");
         let pause = was_running.then_some(pause);
         let kept = Kept::InMemory(StoppedQemu { qemu, stopped_at: was_running.then_some(at), pause });
-        (Committed { kept, serving: Some((pages, last)), runs_there: false }, control)
+        (Committed { kept, serving: Some((pages, last)), ..Committed::journaled() }, control)
     }
 }
 

@@ -43,6 +43,8 @@ pub struct Report {
     pub took: Duration,
     /// Migrations by which a member of a group followed the others later.
     pub followed: usize,
+    /// How often a guest was told to go on though another of its group lacked its device.
+    pub early_resumes: usize,
     /// How it ended.
     pub end: End,
 }
@@ -81,6 +83,7 @@ pub fn run(schedule: Schedule, memory_dir: &Path, prints: bool) -> anyhow::Resul
             struck,
             took: world.elapsed(),
             followed,
+            early_resumes: world.state().early_resumes,
             end,
         })
     });

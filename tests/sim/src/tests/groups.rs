@@ -25,6 +25,27 @@ fn a_group_moves_in_every_mode_there_and_back() {
     }
 }
 
+/// One guest owns a device, the other none: its script is not run before the first has its own, wherever they are, and whoever was killed.
+#[test]
+fn no_guest_of_a_group_is_told_to_go_on_before_all_have_their_devices() {
+    for mode in ["precopy", "postcopy", "hybrid"] {
+        for blow in [
+            None,
+            Some(at(SOURCE, "source.jsonl: stopped", Blow::Cancel)),
+            Some(at(DESTINATION, "device_add", kill(DESTINATION, 3_000))),
+            Some(at(DESTINATION, "device_add", kill(SOURCE, 3_000))),
+            Some(at(DESTINATION, "run a script in the guest", kill(SOURCE, 3_000))),
+            Some(at(DESTINATION, "destination.jsonl: complete", kill(SOURCE, 20))),
+            Some(at(DESTINATION, "device_add", Blow::Partition { ms: 5_000 })),
+        ] {
+            let blows = blow.into_iter().collect();
+            let schedule = Schedule { device: true, and_back: false, ..two(mode, blows) };
+            let report = walk("together", schedule);
+            assert_eq!(report.early_resumes, 0, "{:#?}", report.schedule);
+        }
+    }
+}
+
 /// What the daemons write and ask for on the way, in the order in which they do it: one of them dies at each step.
 #[test]
 fn a_group_is_not_parted_wherever_a_daemon_is_killed() {

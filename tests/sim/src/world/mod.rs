@@ -60,6 +60,8 @@ pub struct State {
     blows: Vec<Planned>,
     /// How many have.
     pub struck: usize,
+    /// How often a guest was told to go on though another of its group lacked its device.
+    pub early_resumes: usize,
     violations: Vec<String>,
     log: Log,
     next_pid: i32,
@@ -121,6 +123,7 @@ impl World {
             partition_until: None,
             blows: Vec::new(),
             struck: 0,
+            early_resumes: 0,
             violations: Vec::new(),
             log: Log { hash: 0xcbf2_9ce4_8422_2325, prints },
             next_pid: 1000,

@@ -153,7 +153,7 @@ pub async fn migrate(world: &World, from: NodeIndex) -> bool {
         if guests == 1 {
             return daemon.engine.start(VM, target, spec).await.is_ok();
         }
-        let plain = MigrationSpec { mode: spec.mode, ..MigrationSpec::default() };
+        let plain = MigrationSpec { devices: Vec::new(), ..spec.clone() };
         let member = |vm: usize| GroupMember {
             vm: guest::NAMES[vm].to_owned(),
             to: target.clone(),

@@ -12,10 +12,12 @@ use vmove_qmp::agent::{ExecRequest, Finish};
 use vmove_qmp::hotplug::{HotplugError, PlugRefusal, Port, Seat, UnplugLimits};
 
 use crate::plan::Manner;
-use crate::world::World;
+use crate::world::cards::ID;
 use crate::world::guest;
+use crate::world::qemu::Machine;
 use crate::world::status::Status;
 use crate::world::vmm::Qemu;
+use crate::world::{State, World};
 
 /// The port that devices are plugged into.
 pub const PORT: &str = "vmove-port0";
@@ -123,10 +125,20 @@ impl DeviceMonitor for Qemu {
         self.asked("run a script in the guest").await?;
         let script = request.arguments.last().map_or("", String::as_str);
         if let Some((Status::Running, vm)) = self.look(|machine| (machine.status, machine.vm)) {
-            self.world().state().guests[vm].is_quiet = script == QUIESCE;
+            let mut state = self.world().state();
+            state.guests[vm].is_quiet = script == QUIESCE;
+            if script == RESUME && lacks_device(&state, self.node()) {
+                state.early_resumes += 1;
+            }
         }
         Ok(Ran { finish: Finish::Exit(0), said: String::new() })
     }
+}
+
+/// Whether the guest that owns a device lacks it on this node.
+fn lacks_device(state: &State, node: usize) -> bool {
+    let has = |machine: &Machine| machine.alive && machine.vm == 0 && machine.node == node;
+    !state.machines.iter().any(|machine| has(machine) && machine.devices.contains_key(ID))
 }
 
 /// The guest lets a device go, whether or not somebody still waits for that.
