@@ -90,6 +90,9 @@ pub struct BlueprintArgs {
     /// Time to live of the leases without a heartbeat
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = milliseconds)]
     pub ttl: u64,
+    /// Have plans move its VMs at one barrier, all of a node or none; those with devices always do
+    #[arg(long)]
+    pub together: bool,
     /// Program of an adapter that the blueprint names; may be repeated
     #[arg(long, value_name = "NAME=COMMAND", value_parser = key_value)]
     pub adapter: Vec<(String, String)>,
@@ -217,6 +220,9 @@ pub struct PlaceArgs {
     /// Time to live of the lease without a heartbeat
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = milliseconds)]
     pub ttl: u64,
+    /// Have plans move its VMs at one barrier, all of a node or none; those with devices always do
+    #[arg(long)]
+    pub together: bool,
     /// Id of the lease: a repeated command with the same id returns the same lease
     #[arg(long, value_name = "ID")]
     pub id: Option<String>,

@@ -154,6 +154,7 @@ async fn start_all(
                 id: Some(id.clone()),
                 holder: args.holder.clone(),
                 ttl_ms: Some(args.ttl),
+                together: args.together,
                 what_if: false,
                 explain: false,
                 request: Some(request.clone()),

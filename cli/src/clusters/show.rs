@@ -5,7 +5,7 @@ use sched_bridge::model::{Assignment, Device, DeviceKind};
 use sched_bridge::place::{Explanation, NodeVerdict, Score, Verdict};
 use serde::Serialize;
 use serde_json::Value;
-use vmove_bridge_types::plan::{Plan, PlanState, PlanStep, StepState};
+use vmove_bridge_types::plan::{DeviceOutage, Plan, PlanState, PlanStep, StepState};
 use vmove_bridge_types::requests::{
     LeaseInfo, LeaseList, NodeDetail, NodeList, NodeSummary, PlanList, StartedVm,
 };
@@ -166,6 +166,8 @@ pub fn plan(plan: &Plan) -> String {
             step.from.to_string(),
             step.to.node.to_string(),
             format!("{} MiB", step.memory_mib),
+            step.group.map_or_else(|| "-".to_owned(), |group| group.to_string()),
+            outages(step),
             state,
         ]
     };
@@ -181,8 +183,19 @@ pub fn plan(plan: &Plan) -> String {
         plan.purpose,
         plan.hops.before,
         plan.hops.after,
-        table(&["VM", "FROM", "TO", "MEMORY", "STATE"], &rows)
+        table(&["VM", "FROM", "TO", "MEMORY", "BARRIER", "WITHOUT DEVICES", "STATE"], &rows)
     )
+}
+
+/// For how long it is predicted to be without its devices.
+fn outages(step: &PlanStep) -> String {
+    let outage =
+        |outage: &DeviceOutage| format!("{} {:.1} s", outage.device, outage.outage_ms as f64 / 1000.0);
+    if step.outages.is_empty() {
+        "-".to_owned()
+    } else {
+        step.outages.iter().map(outage).collect::<Vec<_>>().join(", ")
+    }
 }
 
 /// The word by which JSON tells one state from another.

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::process::Command;
 use tokio::sync::Semaphore;
 use vmove_bridge_types::requests::StartVm;
-use vmove_grant::{Grant, SecretKey};
+use vmove_grant::{Grant, GrantedDevice, SecretKey};
 
 use crate::program::{self, ProgramError};
 
@@ -24,6 +24,17 @@ const MOST_ACTS: usize = 32;
 
 /// The clocks of a node and of the bridge may differ by so much.
 const GRANT_SLACK: Duration = Duration::from_secs(60);
+
+/// A VM that is to leave a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmMove {
+    /// The VM.
+    pub vm: VmName,
+    /// Its destination.
+    pub to: NodeName,
+    /// What it gets there in place of the devices that it owns.
+    pub devices: Vec<GrantedDevice>,
+}
 
 /// How a migration ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,8 +111,14 @@ pub trait VmDriver: std::fmt::Debug + Send + Sync {
     /// Whether the daemon of a node can be reached.
     fn reach(&self, node: &NodeName) -> Reach;
 
-    /// Migrates a VM and waits for the end.
-    async fn migrate(&self, vm: &VmName, from: &NodeName, to: &NodeName) -> MigrationEnd;
+    /// Migrates a VM, or several at one barrier, and waits for the end: that of each, in their order.
+    async fn migrate(&self, from: &NodeName, moves: &[VmMove]) -> Vec<MigrationEnd>;
+
+    /// The devices that VMs on a node own, by VM.
+    ///
+    /// # Errors
+    /// The message of its daemon, or why it does not answer.
+    async fn owned(&self, node: &NodeName) -> Result<BTreeMap<String, Vec<GrantedDevice>>, String>;
 
     /// The VMs on a node, by name.
     ///
@@ -224,6 +241,27 @@ impl VmoveCommand {
         Ok(Some(format!("--grant={text}")))
     }
 
+    fn migrate_arguments(&self, moves: &[VmMove]) -> Vec<String> {
+        let address = |to: &NodeName| {
+            let address = self.daemons.get(to).and_then(|daemon| daemon.address.clone());
+            address.unwrap_or_else(|| to.to_string())
+        };
+        let mut arguments = vec!["migrate".to_owned()];
+        arguments.extend(moves.first().map(|first| format!("--to={}", address(&first.to))));
+        for one in moves {
+            let is_alone = moves.len() == 1;
+            arguments.extend((!is_alone).then(|| format!("--to-of={}={}", one.vm, address(&one.to))));
+            let of = if is_alone { String::new() } else { format!("{}:", one.vm) };
+            let devices = one.devices.iter();
+            arguments
+                .extend(devices.map(|device| format!("--device={of}{}={}", device.role, device.address)));
+        }
+        arguments.extend(self.options.iter().cloned());
+        arguments.push("--".to_owned());
+        arguments.extend(moves.iter().map(|one| one.vm.to_string()));
+        arguments
+    }
+
     async fn run(&self, node: &NodeName, arguments: &[&str], limit: Duration) -> Result<Ended, ProgramError> {
         if self.reach(node) == Reach::Not {
             let reason = io::Error::other(format!(
@@ -271,27 +309,37 @@ impl VmDriver for VmoveCommand {
         }
     }
 
-    async fn migrate(&self, vm: &VmName, from: &NodeName, to: &NodeName) -> MigrationEnd {
-        let address = self.daemons.get(to).and_then(|daemon| daemon.address.clone());
-        let address = address.unwrap_or_else(|| to.to_string());
-        let address = format!("--to={address}");
-        let mut arguments = vec!["migrate", &address];
-        arguments.extend(self.options.iter().map(String::as_str));
-        arguments.extend(["--", vm.as_str()]);
+    async fn migrate(&self, from: &NodeName, moves: &[VmMove]) -> Vec<MigrationEnd> {
+        let arguments = self.migrate_arguments(moves);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let all = |end: MigrationEnd| vec![end; moves.len()];
         let ended = match self.run(from, &arguments, self.time_limits.migrate).await {
             Ok(ended) => ended,
-            Err(error @ ProgramError::TimedOut { .. }) => return MigrationEnd::Unknown(error.to_string()),
-            Err(error) => return MigrationEnd::Stayed(error.to_string()),
+            Err(error @ ProgramError::TimedOut { .. }) => {
+                return all(MigrationEnd::Unknown(error.to_string()));
+            }
+            Err(error) => return all(MigrationEnd::Stayed(error.to_string())),
         };
-        match ended.exit_code {
-            Some(0) => MigrationEnd::Arrived {
-                total_ms: rounded(&ended.answer["total_ms"], 1.0),
-                downtime_us: rounded(&ended.answer["downtime_ms"], 1000.0),
-            },
-            // 1: failed, the VM runs at the source; 2: wrong usage; 3: refused by the check.
-            Some(1..=3) => MigrationEnd::Stayed(ended.message()),
-            _ => MigrationEnd::Unknown(ended.message()),
+        match moves {
+            [_] => vec![end_of(ended.exit_code, &ended.answer, ended.message())],
+            _ => ends_of_group(moves, ended.exit_code, &ended.answer, &ended.message()),
         }
+    }
+
+    async fn owned(&self, node: &NodeName) -> Result<BTreeMap<String, Vec<GrantedDevice>>, String> {
+        let _permit = self.looks.acquire().await;
+        let listed = self.run(node, &["devices"], self.time_limits.look).await.map_err(|e| e.to_string())?;
+        let Some(devices) = listed.answer["devices"].as_array().filter(|_| listed.exit_code == Some(0))
+        else {
+            return Err(format!("node {node} does not list its devices: {}", listed.stderr));
+        };
+        let mut owned = BTreeMap::<String, Vec<GrantedDevice>>::new();
+        for device in devices.iter().filter(|device| device["owner"]["held"] == true) {
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let (vm, role) = (text(&device["owner"]["vm"]), text(&device["owner"]["role"]));
+            owned.entry(vm).or_default().push(GrantedDevice { role, address: text(&device["address"]) });
+        }
+        Ok(owned)
     }
 
     async fn list(&self, node: &NodeName) -> Result<BTreeMap<String, ListedVm>, String> {
@@ -327,6 +375,37 @@ impl VmDriver for VmoveCommand {
         let ended = self.run(node, &arguments, self.time_limits.act).await.map_err(|e| e.to_string())?;
         if ended.exit_code == Some(0) { Ok(()) } else { Err(ended.message()) }
     }
+}
+
+/// How the migration of one VM ended, by what `vmove migrate` says of it.
+fn end_of(exit_code: Option<i32>, told: &Value, message: String) -> MigrationEnd {
+    match exit_code {
+        Some(0) => MigrationEnd::Arrived {
+            total_ms: rounded(&told["total_ms"], 1.0),
+            downtime_us: rounded(&told["downtime_ms"], 1000.0),
+        },
+        // 1: failed, the VM runs at the source; 2: wrong usage; 3: refused by the check.
+        Some(1..=3) => MigrationEnd::Stayed(message),
+        _ => MigrationEnd::Unknown(message),
+    }
+}
+
+/// The same for each of several. What is not told of one is as it is told of all.
+fn ends_of_group(
+    moves: &[VmMove],
+    exit_code: Option<i32>,
+    answer: &Value,
+    message: &str,
+) -> Vec<MigrationEnd> {
+    let why = answer["group"]["error"].as_str().unwrap_or(message);
+    let end = |one: &VmMove| {
+        let members = answer["members"].as_array().into_iter().flatten();
+        let own = members.clone().find(|member| member["vm"] == one.vm.as_str());
+        let code = own.and_then(|own| own["exit_code"].as_i64()).and_then(|code| i32::try_from(code).ok());
+        let all_or_none = exit_code.filter(|code| (0..=3).contains(code));
+        end_of(all_or_none.or(code), own.unwrap_or(&Value::Null), why.to_owned())
+    };
+    moves.iter().map(end).collect()
 }
 
 /// What `vmove` is told to start a VM: where its command line has `{devices}`, it gets the devices of its grant, each in its role.
@@ -452,6 +531,43 @@ mod tests {
         assert_eq!(Grant { serial: 0, expires_ms: 0, ..one }, grant());
     }
 
+    #[test]
+    fn several_vms_are_told_apart_and_what_is_said_of_each_is_heard() {
+        let device = GrantedDevice { role: "net0".to_owned(), address: "0000:09:00.5".to_owned() };
+        let moves = [("a", "n2", vec![device]), ("b", "n3", Vec::new())].map(|(vm, to, devices)| VmMove {
+            vm: VmName::new(vm).unwrap(),
+            to: NodeName::new(to).unwrap(),
+            devices,
+        });
+        let driver =
+            VmoveCommand::new(None, vec!["--verify".to_owned()], BTreeMap::new(), TimeLimits::default());
+        assert_eq!(
+            driver.migrate_arguments(&moves).join(" "),
+            "migrate --to=n2 --to-of=a=n2 --device=a:net0=0000:09:00.5 --to-of=b=n3 --verify -- a b"
+        );
+        assert_eq!(
+            driver.migrate_arguments(&moves[..1]).join(" "),
+            "migrate --to=n2 --device=net0=0000:09:00.5 --verify -- a"
+        );
+        let members = serde_json::json!([
+            { "vm": "b", "exit_code": 1 }, { "vm": "a", "exit_code": 0, "total_ms": 9.6, "downtime_ms": 2.5 },
+        ]);
+        let answer = |error: &str| serde_json::json!({ "group": { "error": error }, "members": members });
+        let arrived = MigrationEnd::Arrived { total_ms: 10, downtime_us: 2500 };
+        let stayed = |why: &str| MigrationEnd::Stayed(why.to_owned());
+        assert_eq!(ends_of_group(&moves, Some(0), &answer(""), "")[0], arrived);
+        assert_eq!(
+            ends_of_group(&moves, Some(1), &answer("b: cut"), ""),
+            [stayed("b: cut"), stayed("b: cut")]
+        );
+        assert_eq!(
+            ends_of_group(&moves, Some(4), &answer("b is at the source"), ""),
+            [arrived, stayed("b is at the source")]
+        );
+        let lost = ends_of_group(&moves, None, &Value::Null, "killed");
+        assert_eq!(lost, vec![MigrationEnd::Unknown("killed".to_owned()); 2]);
+    }
+
     #[tokio::test]
     async fn arguments_pass_through_a_shell_unchanged() {
         let dir = tempfile::tempdir().unwrap();
@@ -519,8 +635,9 @@ mod tests {
         let vm = VmName::new("v").unwrap();
         let message = driver.list(&n1).await.unwrap_err();
         assert_eq!(message, "sh for node n1 has not ended within 0.2 s and was killed");
-        let end = driver.migrate(&vm, &n1, &n2).await;
-        assert!(matches!(&end, MigrationEnd::Unknown(reason) if reason.contains("was killed")), "{end:?}");
+        let end = driver.migrate(&n1, &[VmMove { vm: vm.clone(), to: n2, devices: Vec::new() }]).await;
+        let [MigrationEnd::Unknown(reason)] = &end[..] else { panic!("{end:?}") };
+        assert!(reason.contains("was killed"), "{reason}");
         let vm = StartVm::by_command_line(vm, vec!["qemu".to_owned()]);
         let error = driver.start(&n1, &vm, &grant()).await.unwrap_err();
         assert!(matches!(&error, NotStarted::Unknown(_)), "{error}");

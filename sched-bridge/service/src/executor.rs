@@ -5,7 +5,7 @@
 //! moving, the VM is migrated, the source is given back, the step is marked as done. For a step that is found marked as moving, the
 //! VM's node tells how it ended.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,10 +16,11 @@ use tokio::task::JoinSet;
 use tracing::Instrument;
 
 use crate::bridge::{Arrival, Bridge, BridgeError};
-use crate::driver::{MigrationEnd, VmDriver};
+use crate::driver::{MigrationEnd, VmDriver, VmMove};
 use crate::lease::LeaseId;
 use crate::metrics;
 use crate::planner;
+use crate::together::in_their_roles;
 use vmove_bridge_types::plan::{Plan, PlanState, PlanStep, Runner, StepState};
 
 /// A run writes a heartbeat so often.
@@ -163,24 +164,33 @@ impl Run {
     }
 }
 
+/// Steps that go at one barrier, or one that goes alone.
+type Unit = Vec<usize>;
+
 async fn run_steps(run: &Arc<Run>, limits: Limits) -> Result<(), String> {
-    let mut running: JoinSet<(usize, Result<(), String>)> = JoinSet::new();
-    let mut begun = std::collections::BTreeSet::new();
+    let mut running: JoinSet<(Unit, Result<(), String>)> = JoinSet::new();
+    let mut begun = BTreeSet::new();
     let mut failed: Option<String> = None;
     loop {
         if failed.is_none() {
-            for step in startable(run, &begun, limits).await {
-                begun.insert(step);
+            for unit in startable(run, &begun, limits).await {
+                begun.extend(unit.iter().copied());
                 let run = Arc::clone(run);
-                running.spawn(async move { (step, run_step(&run, step).await) }.in_current_span());
+                running.spawn(
+                    async move {
+                        let ended = run_unit(&run, &unit).await;
+                        (unit, ended)
+                    }
+                    .in_current_span(),
+                );
             }
         }
         match running.join_next().await {
-            Some(Ok((step, Ok(())))) => drop(begun.remove(&step)),
-            Some(Ok((step, Err(reason)))) => {
-                begun.remove(&step);
-                let vm = run.plan.lock().await.steps[step].vm.clone();
-                failed.get_or_insert_with(|| format!("step {} (VM {vm}): {reason}", step + 1));
+            Some(Ok((unit, ended))) => {
+                begun.retain(|step| !unit.contains(step));
+                if let Err(reason) = ended {
+                    failed = failed.or(Some(reason));
+                }
             }
             Some(Err(error)) => drop(failed.get_or_insert_with(|| format!("a step panicked: {error}"))),
             None => break,
@@ -195,62 +205,104 @@ async fn run_steps(run: &Arc<Run>, limits: Limits) -> Result<(), String> {
     }
 }
 
-/// Steps that can begin while others run.
-async fn startable(run: &Run, begun: &std::collections::BTreeSet<usize>, limits: Limits) -> Vec<usize> {
+/// Steps that can begin while others run. A group counts once on each node and uplink that it loads: its members go side by side.
+async fn startable(run: &Run, begun: &BTreeSet<usize>, limits: Limits) -> Vec<Unit> {
     let plan = run.plan.lock().await;
     let Ok(view) = run.bridge.view() else { return Vec::new() };
     let topology = view.fleet().topology();
     let mut busy: BTreeMap<String, usize> = BTreeMap::new();
-    // What a step loads, with the limit of each.
-    let loads = |step: &PlanStep| {
-        let leaf = |node: &NodeName| topology.leaf_of(node.as_str());
-        let (from, to) = (leaf(&step.from), leaf(&step.to.node));
-        let nodes = [&step.from, &step.to.node].map(|node| (format!("node {node}"), limits.per_node));
-        let uplinks = [from, to].into_iter().flatten().filter(|_| from != to);
-        let uplinks =
-            uplinks.map(|leaf| (format!("uplink {}", topology.switch(leaf).name), limits.per_uplink));
-        nodes.into_iter().chain(uplinks).collect::<Vec<_>>()
+    // What a unit loads, with the limit of each.
+    let loads = |unit: &[usize]| {
+        let mut loads = BTreeMap::new();
+        for step in unit.iter().map(|at| &plan.steps[*at]) {
+            let leaf = |node: &NodeName| topology.leaf_of(node.as_str());
+            let (from, to) = (leaf(&step.from), leaf(&step.to.node));
+            loads.extend([&step.from, &step.to.node].map(|node| (format!("node {node}"), limits.per_node)));
+            let uplinks = [from, to].into_iter().flatten().filter(|_| from != to);
+            loads.extend(
+                uplinks.map(|leaf| (format!("uplink {}", topology.switch(leaf).name), limits.per_uplink)),
+            );
+        }
+        loads
     };
-    for step in begun {
-        for (what, _) in loads(&plan.steps[*step]) {
+    let units = units(&plan);
+    for unit in units.iter().filter(|unit| unit.iter().any(|step| begun.contains(step))) {
+        for what in loads(unit).into_keys() {
             *busy.entry(what).or_default() += 1;
         }
     }
     let mut start = Vec::new();
-    for (at, step) in plan.steps.iter().enumerate() {
-        let waits = plan.before(at).any(|earlier| !plan.steps[earlier].is_done());
-        if step.is_done() || begun.contains(&at) || waits {
+    for unit in units {
+        let waits = |at: &usize| plan.before(*at).any(|earlier| !plan.steps[earlier].is_done());
+        if unit.iter().any(|at| begun.contains(at) || waits(at)) {
             continue;
         }
-        let loads = loads(step);
+        let loads = loads(&unit);
         if loads.iter().all(|(what, most)| busy.get(what).copied().unwrap_or(0) < *most) {
-            for (what, _) in loads {
+            for what in loads.into_keys() {
                 *busy.entry(what).or_default() += 1;
             }
-            start.push(at);
+            start.push(unit);
         }
     }
     start
 }
 
-async fn run_step(run: &Run, at: usize) -> Result<(), String> {
-    let step = run.plan.lock().await.steps[at].clone();
-    let span = tracing::info_span!("step", vm = %step.vm, from = %step.from, to = %step.to.node);
-    run_step_of(run, at, step).instrument(span).await
+/// The steps that are left, each with those that it goes with.
+fn units(plan: &Plan) -> Vec<Unit> {
+    let mut units: Vec<Unit> = Vec::new();
+    for (at, step) in plan.steps.iter().enumerate().filter(|(_, step)| !step.is_done()) {
+        let same = |unit: &&mut Unit| step.group.is_some() && plan.steps[unit[0]].group == step.group;
+        match units.iter_mut().find(same) {
+            Some(unit) => unit.push(at),
+            None => units.push(vec![at]),
+        }
+    }
+    units
 }
 
-async fn run_step_of(run: &Run, at: usize, step: PlanStep) -> Result<(), String> {
-    let ended = match step.state {
-        StepState::Done { .. } => return Ok(()),
-        // An earlier run began it.
-        StepState::Moving => wait_for_end(run, &step).await?,
-        StepState::Pending | StepState::Failed { .. } => None,
+/// Runs steps at one barrier. The first that fails is told.
+async fn run_unit(run: &Run, unit: &[usize]) -> Result<(), String> {
+    let steps: Vec<PlanStep> = {
+        let plan = run.plan.lock().await;
+        unit.iter().map(|at| plan.steps[*at].clone()).collect()
     };
-    let ended = match ended {
-        Some(ended) => ended,
-        None => migrate(run, at, &step).await?,
-    };
-    let (state, arrival, result) = match ended {
+    let Some(first) = steps.first() else { return Ok(()) };
+    let vms = steps.iter().map(|step| step.vm.as_str()).collect::<Vec<_>>().join(", ");
+    let span = tracing::info_span!("step", vm = vms, from = %first.from, to = %first.to.node);
+    let ended = run_unit_of(run, unit, &steps).instrument(span).await;
+    ended.map_err(|reason| match unit {
+        [at] => format!("step {} (VM {vms}): {reason}", at + 1),
+        _ => format!("VMs {vms}, which move at one barrier: {reason}"),
+    })
+}
+
+async fn run_unit_of(run: &Run, unit: &[usize], steps: &[PlanStep]) -> Result<(), String> {
+    let mut ends: Vec<Option<MigrationEnd>> = Vec::new();
+    for step in steps {
+        ends.push(match step.state {
+            // An earlier run began it.
+            StepState::Moving => wait_for_end(run, step).await?,
+            _ => None,
+        });
+    }
+    let left: Vec<usize> = (0..unit.len()).filter(|index| ends[*index].is_none()).collect();
+    if !left.is_empty() {
+        let of = |index: &usize| (unit[*index], &steps[*index]);
+        let ended = migrate(run, &left.iter().map(of).collect::<Vec<_>>()).await?;
+        left.into_iter().zip(ended).for_each(|(index, end)| ends[index] = Some(end));
+    }
+    let mut first = Ok(());
+    for ((at, step), end) in unit.iter().zip(steps).zip(ends.into_iter().flatten()) {
+        let settled = settle(run, *at, step, end).await;
+        first = first.and(settled);
+    }
+    first
+}
+
+/// Records how one ended.
+async fn settle(run: &Run, at: usize, step: &PlanStep, end: MigrationEnd) -> Result<(), String> {
+    let (state, arrival, result) = match end {
         MigrationEnd::Arrived { total_ms, downtime_us } => {
             metrics::move_ended("arrived");
             (StepState::Done { total_ms, downtime_us }, Arrival::Arrived, Ok(()))
@@ -264,27 +316,69 @@ async fn run_step_of(run: &Run, at: usize, step: PlanStep) -> Result<(), String>
     run.bridge.settle_move(&step.vm, &step.to.node, arrival).await.map_err(|e| e.to_string())?;
     run.mark(at, state).await?;
     match &result {
-        Ok(()) => tracing::info!("the VM has arrived"),
-        Err(reason) => tracing::warn!(reason, "the VM has stayed on its source"),
+        Ok(()) => tracing::info!(vm = %step.vm, "the VM has arrived"),
+        Err(reason) => tracing::warn!(vm = %step.vm, reason, "the VM has stayed on its source"),
     }
     result
 }
 
-/// Leases the destination, and migrates the VM of step `at`.
-async fn migrate(run: &Run, at: usize, step: &PlanStep) -> Result<MigrationEnd, String> {
-    run.bridge.reserve_move(&step.to).await.map_err(|e| e.to_string())?;
-    run.mark(at, StepState::Moving).await?;
-    if !may_run(run, step).await? {
-        // Only its place moves.
-        return Ok(MigrationEnd::Arrived { total_ms: 0, downtime_us: 0 });
-    }
-    match run.driver.migrate(&step.vm, &step.from, &step.to.node).await {
-        // The command was killed, or lost its daemon: the VM's node tells how it ended.
-        MigrationEnd::Unknown(reason) => {
-            Ok(wait_for_end(run, step).await?.unwrap_or(MigrationEnd::Stayed(reason)))
+/// Leases the destinations, and migrates the VMs of these steps, which leave one node.
+async fn migrate(run: &Run, steps: &[(usize, &PlanStep)]) -> Result<Vec<MigrationEnd>, String> {
+    for (at, step) in steps {
+        if let Err(error) = run.bridge.reserve_move(&step.to).await {
+            give_back_places(run, steps).await;
+            return Err(error.to_string());
         }
-        ended => Ok(ended),
+        run.mark(*at, StepState::Moving).await?;
     }
+    // Only the place of a VM that does not run moves.
+    let mut ends = vec![MigrationEnd::Arrived { total_ms: 0, downtime_us: 0 }; steps.len()];
+    let mut running = Vec::new();
+    for (index, (_, step)) in steps.iter().enumerate() {
+        if may_run(run, step).await? {
+            running.push(index);
+        }
+    }
+    let Some(from) = running.first().map(|index| steps[*index].1.from.clone()) else { return Ok(ends) };
+    let moved: Vec<&PlanStep> = running.iter().map(|index| steps[*index].1).collect();
+    let moves = moves_of(run, &from, &moved).await?;
+    for (index, end) in running.into_iter().zip(run.driver.migrate(&from, &moves).await) {
+        ends[index] = match end {
+            // The command was killed, or lost its daemon: the VM's node tells how it ended.
+            MigrationEnd::Unknown(reason) => {
+                wait_for_end(run, steps[index].1).await?.unwrap_or(MigrationEnd::Stayed(reason))
+            }
+            ended => ended,
+        };
+    }
+    Ok(ends)
+}
+
+/// None of them was begun: those that have a place at their destination give it back.
+async fn give_back_places(run: &Run, steps: &[(usize, &PlanStep)]) {
+    for (at, step) in steps {
+        let back = run.bridge.settle_move(&step.vm, &step.to.node, Arrival::Stayed).await;
+        let marked = run.mark(*at, StepState::Pending).await;
+        if let Err(error) = back.map_err(|error| error.to_string()).and(marked) {
+            tracing::warn!(error, vm = %step.vm, "its place at the destination is not given back yet");
+        }
+    }
+}
+
+/// Where VMs go, each with the devices that its lease has there, in the roles that it knows.
+async fn moves_of(run: &Run, from: &NodeName, steps: &[&PlanStep]) -> Result<Vec<VmMove>, String> {
+    let view = run.bridge.view().map_err(|e| e.to_string())?;
+    let home = |step: &PlanStep| {
+        view.lease_of(&step.vm).ok()?.lease.home(&step.vm).map(|home| home.assignment.clone())
+    };
+    let any = steps.iter().any(|step| home(step).is_some_and(|home| !home.devices.is_empty()));
+    let owned = if any { run.driver.owned(from).await? } else { BTreeMap::new() };
+    let one = |step: &&PlanStep| {
+        let roles = owned.get(step.vm.as_str()).zip(home(step));
+        let devices = roles.map(|(owned, home)| in_their_roles(owned, &home, &step.to)).unwrap_or_default();
+        VmMove { vm: step.vm.clone(), to: step.to.node.clone(), devices }
+    };
+    Ok(steps.iter().map(one).collect())
 }
 
 /// Whether a VM runs on its source, or might.

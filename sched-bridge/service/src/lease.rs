@@ -31,6 +31,9 @@ pub struct Lease {
     pub held: Vec<Held>,
     /// Time to live without a heartbeat. Unit: milliseconds.
     pub ttl_ms: u64,
+    /// Its VMs move at one barrier, though they own no devices.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub together: bool,
     /// Heartbeats so far.
     #[serde(default)]
     pub beats: u64,

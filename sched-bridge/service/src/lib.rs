@@ -33,6 +33,7 @@
 //!     holder: "alice".to_owned(),
 //!     wanted: Wanted::Cluster(Box::new(ClusterRequest::new(ClusterName::new("shop")?, vec![group]))),
 //!     ttl_ms: 60_000,
+//!     together: false,
 //! };
 //! let granted = bridge.grant(request).await?;
 //! assert_eq!(granted.lease.nodes(), [NodeName::new("n1")?]);
@@ -66,4 +67,5 @@ pub mod store;
 pub mod template;
 #[cfg(test)]
 mod testing;
+mod together;
 pub mod vms;

@@ -10,6 +10,7 @@ use sched_bridge::place::{Alternative, ClusterRequest, VmGroup};
 use crate::bridge::{Bridge, BridgeError, View};
 use crate::lease::{Held, Lease, LeaseId, Part};
 use crate::request_text;
+use crate::together;
 use vmove_bridge_types::plan::{HopsGain, Plan, PlanRequest, PlanState, PlanStep, StepState};
 
 /// Makes a plan, without storing it.
@@ -113,9 +114,11 @@ fn draft(view: &View, id: LeaseId, request: &PlanRequest, made_wall_ms: u64) -> 
         to: step.to,
         memory_mib: step.memory.0,
         spare: step.spare,
+        group: None,
+        outages: Vec::new(),
         state: StepState::Pending,
     };
-    Ok(Plan {
+    let mut plan = Plan {
         id,
         purpose,
         made_wall_ms,
@@ -125,7 +128,9 @@ fn draft(view: &View, id: LeaseId, request: &PlanRequest, made_wall_ms: u64) -> 
         notes,
         state: PlanState::Planned,
         runner: None,
-    })
+    };
+    together::arrange(view, &mut plan);
+    Ok(plan)
 }
 
 fn refusal(error: PlanError) -> BridgeError {

@@ -18,11 +18,11 @@ use tempfile::TempDir;
 
 use crate::bridge::{Bridge, GrantRequest, Wanted};
 use crate::clock::{Clock, Stamp};
-use crate::driver::{ListedVm, MigrationEnd, NotStarted, Reach, VmDriver};
+use crate::driver::{ListedVm, MigrationEnd, NotStarted, Reach, VmDriver, VmMove};
 use crate::lease::LeaseId;
 use crate::store::{Embedded, Store};
 use vmove_bridge_types::requests::StartVm;
-use vmove_grant::Grant;
+use vmove_grant::{Grant, GrantedDevice};
 
 /// However busy the machine is, what must happen has happened by then.
 pub const DEADLINE: Duration = Duration::from_secs(120);
@@ -173,13 +173,25 @@ pub fn two_leaves(first: &[&str], second: &[&str]) -> Topology {
 /// A request of alice for resources that she has chosen, with a time to live of 3 s.
 pub fn exactly(id: &str, assignments: Vec<Assignment>) -> GrantRequest {
     let wanted = Wanted::Assignments(ClusterName::new(id).unwrap(), assignments);
-    GrantRequest { id: id.parse().unwrap(), holder: "alice".to_owned(), wanted, ttl_ms: 3000 }
+    GrantRequest {
+        id: id.parse().unwrap(),
+        holder: "alice".to_owned(),
+        wanted,
+        ttl_ms: 3000,
+        together: false,
+    }
 }
 
 /// A request of alice for `vms` VMs with 8 GPUs each, with a time to live of a minute.
 pub fn whole_nodes(id: &str, vms: u32) -> GrantRequest {
     let wanted = Wanted::Cluster(Box::new(cluster_of_whole_nodes(id, vms)));
-    GrantRequest { id: id.parse().unwrap(), holder: "alice".to_owned(), wanted, ttl_ms: 60_000 }
+    GrantRequest {
+        id: id.parse().unwrap(),
+        holder: "alice".to_owned(),
+        wanted,
+        ttl_ms: 60_000,
+        together: false,
+    }
 }
 
 /// A cluster of `vms` VMs with 8 GPUs each.
@@ -189,6 +201,24 @@ pub fn cluster_of_whole_nodes(name: &str, vms: u32) -> ClusterRequest {
     let needs = Alternative { vcpus: 8, memory, devices: vec![gpus], ..Alternative::default() };
     let group = VmGroup { name: "vm".to_owned(), count: vms, alternatives: vec![needs] };
     ClusterRequest::new(ClusterName::new(name).unwrap(), vec![group])
+}
+
+/// A request of alice for `vms` VMs on one node, each with one GPU that the bridge chooses.
+pub fn gpus_on(id: &str, node: &str, vms: u32) -> GrantRequest {
+    let mut request = cluster_of_whole_nodes(id, vms);
+    for needs in request.groups.iter_mut().flat_map(|group| &mut group.alternatives) {
+        needs.vcpus = 1;
+        needs.devices.iter_mut().for_each(|device| device.count = 1);
+    }
+    request.groups.iter_mut().for_each(|group| group.name = format!("{id}-{node}"));
+    let wanted = Wanted::Cluster(Box::new(request));
+    GrantRequest {
+        id: id.parse().unwrap(),
+        holder: "alice".to_owned(),
+        wanted,
+        ttl_ms: 60_000,
+        together: false,
+    }
 }
 
 /// Where VMs run, and which commands fail.
@@ -204,6 +234,8 @@ pub struct World {
     pub unstoppable: BTreeSet<String>,
     /// Nodes that never list their VMs.
     pub hanging: BTreeSet<NodeName>,
+    /// Devices of VMs, by their roles.
+    pub devices: BTreeMap<String, Vec<GrantedDevice>>,
     migrating: usize,
     /// Most migrations at once so far.
     pub most_migrating: usize,
@@ -241,26 +273,33 @@ impl VmDriver for FakeDriver {
         Reach::Known
     }
 
-    async fn migrate(&self, vm: &VmName, from: &NodeName, to: &NodeName) -> MigrationEnd {
+    async fn migrate(&self, from: &NodeName, moves: &[VmMove]) -> Vec<MigrationEnd> {
+        let names: Vec<String> = moves.iter().map(|one| one.vm.to_string()).collect();
         {
             let mut world = self.world();
-            assert_eq!(
-                world.running.get(vm.as_str()),
-                Some(from),
-                "{vm} is not on the source of its migration"
-            );
+            for vm in &names {
+                assert_eq!(world.running.get(vm), Some(from), "{vm} is not on the source of its migration");
+            }
             world.migrating += 1;
             world.most_migrating = world.most_migrating.max(world.migrating);
-            world.log.push(vm.to_string());
+            world.log.push(names.join("+"));
         }
         tokio::time::sleep(self.migration_time).await;
         let mut world = self.world();
         world.migrating -= 1;
-        if world.failing.contains(vm.as_str()) {
-            return MigrationEnd::Stayed("refused: a passthrough device".to_owned());
+        if names.iter().any(|vm| world.failing.contains(vm)) {
+            let stayed = MigrationEnd::Stayed("refused: a passthrough device".to_owned());
+            return vec![stayed; moves.len()];
         }
-        world.running.insert(vm.to_string(), to.clone());
-        MigrationEnd::Arrived { total_ms: 10, downtime_us: 500 }
+        for one in moves {
+            world.running.insert(one.vm.to_string(), one.to.clone());
+            world.devices.insert(one.vm.to_string(), one.devices.clone());
+        }
+        vec![MigrationEnd::Arrived { total_ms: 10, downtime_us: 500 }; moves.len()]
+    }
+
+    async fn owned(&self, _: &NodeName) -> Result<BTreeMap<String, Vec<GrantedDevice>>, String> {
+        Ok(self.world().devices.clone())
     }
 
     async fn list(&self, node: &NodeName) -> Result<BTreeMap<String, ListedVm>, String> {

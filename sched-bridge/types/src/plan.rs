@@ -116,8 +116,25 @@ pub struct PlanStep {
     /// The destination is a spare place, because VMs wait for each other's places; a later step moves the VM on.
     #[serde(default)]
     pub spare: bool,
+    /// Steps of the same number move at one barrier: all of them, or none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<usize>,
+    /// How long the VM is predicted to be without its devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outages: Vec<DeviceOutage>,
     /// Its state.
     pub state: StepState,
+}
+
+/// How long a VM is predicted to be without a device: until the guest, and those that move with it, have let theirs go, their memory has crossed
+/// a network of 10 Gbit/s, and QEMU has pinned it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct DeviceOutage {
+    /// The address of the device at the source.
+    pub device: String,
+    /// Unit: milliseconds.
+    pub outage_ms: u64,
 }
 
 /// State of a step.

@@ -50,6 +50,9 @@ pub struct LeaseRequest {
     /// Time to live without a heartbeat. Unit: milliseconds. Default: 60 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_ms: Option<u64>,
+    /// Plans move its VMs at one barrier, all of a node or none, as they do those with devices.
+    #[serde(default)]
+    pub together: bool,
     /// Only answer where it would be placed; lease nothing.
     #[serde(default)]
     pub what_if: bool,

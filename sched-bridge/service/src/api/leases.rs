@@ -76,6 +76,7 @@ pub async fn grant(
         holder: request.holder,
         wanted,
         ttl_ms: request.ttl_ms.unwrap_or(DEFAULT_TTL_MS),
+        together: request.together,
     };
     // Finished even if the client hangs up, so that its repeated request finds the lease.
     let work = {

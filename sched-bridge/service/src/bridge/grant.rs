@@ -24,6 +24,8 @@ pub struct GrantRequest {
     pub wanted: Wanted,
     /// Time to live without a heartbeat. Unit: milliseconds.
     pub ttl_ms: u64,
+    /// Its VMs move together, though they own no devices.
+    pub together: bool,
 }
 
 /// What a lease is to contain.
@@ -155,6 +157,7 @@ impl Bridge {
             request: cluster_request,
             held: assignments.into_iter().map(held).collect(),
             ttl_ms: request.ttl_ms,
+            together: request.together,
             beats: 0,
             granted: now.clone(),
             counted: now,

@@ -8,7 +8,9 @@ use sched_bridge::model::{NodeName, NodeState};
 
 use crate::bridge::BridgeError;
 use crate::planner::{make_and_keep, make_plan};
-use crate::testing::{FakeDriver, TestBridge, exactly, id, name, one_gpu, scene, two_leaves, whole_nodes};
+use crate::testing::{
+    FakeDriver, TestBridge, exactly, gpus_on, id, name, one_gpu, scene, two_leaves, whole_nodes,
+};
 use vmove_bridge_types::plan::{HopsGain, Plan, PlanRequest, PlanState, PlanStep, Runner, StepState};
 
 /// The lease says where the VMs run.
@@ -63,6 +65,43 @@ async fn a_failure_stops_a_plan_and_running_it_again_continues() {
     driver.world().failing.clear();
     assert_eq!(run_with(&bridge, &driver, &plan).await.state, PlanState::Done);
     assert_lease_follows(&bridge, &driver);
+}
+
+/// Two VMs with a GPU each leave a node as one: one that fails keeps both, and nothing is taken at their destinations.
+#[tokio::test]
+async fn vms_of_a_lease_with_devices_move_as_one_and_a_failure_of_one_keeps_all() {
+    let bridge = TestBridge::empty().await;
+    bridge.put_nodes(&["n0", "n1", "n2"], 8).await;
+    bridge.put_topology(&two_leaves(&["n0"], &["n1", "n2"])).await.unwrap();
+    let granted = bridge.grant(gpus_on("vc", "n0", 2)).await.unwrap();
+    let driver = FakeDriver::default().with_migration_time(Duration::from_millis(20));
+    let homes: Vec<_> = granted.lease.held.iter().map(|held| held.assignment.clone()).collect();
+    driver.start_all(&homes);
+    for home in &homes {
+        let address = home.devices[0].address.to_string();
+        let device = vmove_grant::GrantedDevice { role: "gpu0".to_owned(), address };
+        driver.world().devices.insert(home.vm.to_string(), vec![device]);
+    }
+    let plan = evacuation_of(&bridge, 0).await;
+    let second = homes[1].vm.to_string();
+    driver.world().failing.insert(second.clone());
+    let stopped = run_with(&bridge, &driver, &plan).await;
+    let PlanState::Stopped { reason } = &stopped.state else { panic!("{stopped:?}") };
+    assert!(reason.contains("which move at one barrier") && reason.contains(&second), "{reason}");
+    assert!(stopped.steps.iter().all(|step| matches!(step.state, StepState::Failed { .. })), "{stopped:?}");
+    assert_lease_follows(&bridge, &driver);
+
+    driver.world().failing.clear();
+    let done = run_with(&bridge, &driver, &plan).await;
+    assert_eq!(done.state, PlanState::Done);
+    assert_lease_follows(&bridge, &driver);
+    let world = driver.world();
+    assert!(world.log.iter().all(|moved| moved.contains('+')), "{:?}", world.log);
+    for step in &done.steps {
+        let given = &world.devices[step.vm.as_str()];
+        let leased = step.to.devices[0].address.to_string();
+        assert_eq!((given.len(), given[0].role.as_str(), &given[0].address), (1, "gpu0", &leased));
+    }
 }
 
 #[tokio::test]
@@ -121,6 +160,8 @@ async fn as_many_at_once_as_nodes_and_uplinks_bear() {
             to: one_gpu(vm.vm.as_str(), &format!("n{}", at + 1), 0),
             memory_mib: 1,
             spare: false,
+            group: None,
+            outages: Vec::new(),
             state: StepState::Pending,
         };
         let plan = Plan {

@@ -238,7 +238,13 @@ fn whole_node(node: &Node) -> Option<GrantRequest> {
         shares: node.numa.iter().map(share).collect(),
     };
     let wanted = Wanted::Assignments(ClusterName::new("slurm").ok()?, vec![everything]);
-    Some(GrantRequest { id: id.parse().ok()?, holder: JOBS_HOLDER.to_owned(), wanted, ttl_ms: MAX_TTL_MS })
+    Some(GrantRequest {
+        id: id.parse().ok()?,
+        holder: JOBS_HOLDER.to_owned(),
+        wanted,
+        ttl_ms: MAX_TTL_MS,
+        together: false,
+    })
 }
 
 /// Logs an error, but not again while it stays the same.
