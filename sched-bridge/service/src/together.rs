@@ -107,11 +107,9 @@ pub fn in_their_roles(owned: &[GrantedDevice], from: &Assignment, to: &Assignmen
 #[cfg(test)]
 mod tests {
     use sched_bridge::model::DeviceKind;
-    use vmove_bridge_types::plan::PlanRequest;
 
     use super::*;
-    use crate::planner::make_plan;
-    use crate::testing::{TestBridge, gpus_on, one_gpu, two_leaves};
+    use crate::testing::one_gpu;
 
     #[test]
     fn a_role_keeps_its_kind_and_its_place_among_those_of_the_kind() {
@@ -132,20 +130,5 @@ mod tests {
             [device("net0", "0000:03:00.1"), device("gpu1", "0000:02:00.0"), device("mine", "0000:44:00.0")];
         let there = in_their_roles(&owned, &from, &to);
         assert_eq!(there, [device("net0", "0000:09:00.5"), device("gpu1", "0000:0b:00.0")]);
-    }
-
-    #[tokio::test]
-    async fn vms_of_a_lease_with_devices_leave_a_node_at_one_barrier_and_the_outage_is_predicted() {
-        let bridge = TestBridge::empty().await;
-        bridge.put_nodes(&["n0", "n1", "n2"], 8).await;
-        bridge.put_topology(&two_leaves(&["n0"], &["n1", "n2"])).await.unwrap();
-        let granted = bridge.grant(gpus_on("vc", "n0", 2)).await.unwrap();
-        assert!(granted.lease.held.iter().all(|held| held.assignment.node.as_str() == "n0"), "{granted:?}");
-        let plan = make_plan(&bridge, &PlanRequest::Evacuate { node: "n0".to_owned() }).await.unwrap();
-        let groups: Vec<_> = plan.steps.iter().map(|step| step.group).collect();
-        assert_eq!(groups, [Some(1), Some(1)], "{plan:?}");
-        let outage = &plan.steps[0].outages;
-        assert_eq!(outage.len(), 1);
-        assert!(outage[0].outage_ms > UNPLUG_MS, "{outage:?}");
     }
 }

@@ -67,6 +67,21 @@ async fn a_failure_stops_a_plan_and_running_it_again_continues() {
     assert_lease_follows(&bridge, &driver);
 }
 
+#[tokio::test]
+async fn vms_of_a_lease_with_devices_leave_a_node_at_one_barrier_and_the_outage_is_predicted() {
+    let bridge = TestBridge::empty().await;
+    bridge.put_nodes(&["n0", "n1", "n2"], 8).await;
+    bridge.put_topology(&two_leaves(&["n0"], &["n1", "n2"])).await.unwrap();
+    let granted = bridge.grant(gpus_on("vc", "n0", 2)).await.unwrap();
+    assert!(granted.lease.held.iter().all(|held| held.assignment.node.as_str() == "n0"), "{granted:?}");
+    let plan = make_plan(&bridge, &PlanRequest::Evacuate { node: "n0".to_owned() }).await.unwrap();
+    let groups: Vec<_> = plan.steps.iter().map(|step| step.group).collect();
+    assert_eq!(groups, [Some(1), Some(1)], "{plan:?}");
+    let outage = &plan.steps[0].outages;
+    assert_eq!(outage.len(), 1);
+    assert!(outage[0].outage_ms > 1000, "{outage:?}");
+}
+
 /// Two VMs with a GPU each leave a node as one: one that fails keeps both, and nothing is taken at their destinations.
 #[tokio::test]
 async fn vms_of_a_lease_with_devices_move_as_one_and_a_failure_of_one_keeps_all() {
