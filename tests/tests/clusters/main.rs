@@ -1,5 +1,6 @@
 //! Virtual clusters: a bridge with several daemons, and the commands that use the bridge.
 
+mod barriers;
 mod blueprints;
 mod commands;
 mod guides;
