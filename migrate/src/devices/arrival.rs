@@ -163,7 +163,8 @@ mod tests {
             .unwrap()
         };
         let of_vm = |address: &str, vm: &str| {
-            let owner = Some(DeviceOwner { vm: vm.to_owned(), role: "net0".to_owned(), held: true, lease: None });
+            let owner =
+                Some(DeviceOwner { vm: vm.to_owned(), role: "net0".to_owned(), held: true, lease: None });
             NodeDevice { owner, ..device(address, "8086:10ca", None) }
         };
         let list = NodeDeviceList {

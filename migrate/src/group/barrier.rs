@@ -252,13 +252,19 @@ pub(crate) async fn decide(
 
 #[cfg(test)]
 mod tests {
-    use vmove_node::disk::KernelDisk;
+    use std::path::Path;
+
+    use vmove_node::disk::{DirEntry, Disk, DiskFile, KernelDisk};
     use vmove_node::peer::SessionId;
 
     use super::*;
     use crate::group::record::MemberRecord;
 
-    fn journal(dir: &std::path::Path) -> Journal<GroupRecord> {
+    fn journal(dir: &Path) -> Journal<GroupRecord> {
+        journal_on(&KernelDisk, dir)
+    }
+
+    fn journal_on(disk: &dyn Disk, dir: &Path) -> Journal<GroupRecord> {
         let record = GroupRecord {
             id: SessionId::random(),
             members: Vec::<MemberRecord>::new(),
@@ -268,7 +274,90 @@ mod tests {
             over: false,
             report: GroupReport::default(),
         };
-        Journal::create_on(&KernelDisk, &dir.join("group.jsonl"), record).unwrap()
+        Journal::create_on(disk, &dir.join("group.jsonl"), record).unwrap()
+    }
+
+    /// A file on a disk that says that it could not write the decision when it has, and does not take it back at first.
+    #[derive(Debug)]
+    struct Stubborn {
+        file: Box<dyn DiskFile>,
+        refused_cuts: usize,
+    }
+
+    /// Whose files are such.
+    #[derive(Debug)]
+    struct StubbornDisk;
+
+    impl Disk for StubbornDisk {
+        fn create(&self, path: &Path) -> std::io::Result<Box<dyn DiskFile>> {
+            Ok(Box::new(Stubborn { file: KernelDisk.create(path)?, refused_cuts: 5 }))
+        }
+
+        fn append(&self, path: &Path) -> std::io::Result<Box<dyn DiskFile>> {
+            KernelDisk.append(path)
+        }
+
+        fn read(&self, path: &Path) -> std::io::Result<Vec<u8>> {
+            KernelDisk.read(path)
+        }
+
+        fn rename(&self, from: &Path, to: &Path) -> std::io::Result<()> {
+            KernelDisk.rename(from, to)
+        }
+
+        fn remove_file(&self, path: &Path) -> std::io::Result<()> {
+            KernelDisk.remove_file(path)
+        }
+
+        fn create_dir_all(&self, path: &Path) -> std::io::Result<()> {
+            KernelDisk.create_dir_all(path)
+        }
+
+        fn remove_dir_all(&self, path: &Path) -> std::io::Result<()> {
+            KernelDisk.remove_dir_all(path)
+        }
+
+        fn list(&self, path: &Path) -> std::io::Result<Vec<DirEntry>> {
+            KernelDisk.list(path)
+        }
+
+        fn exists(&self, path: &Path) -> bool {
+            KernelDisk.exists(path)
+        }
+
+        fn sync_dir(&self, path: &Path) -> std::io::Result<()> {
+            KernelDisk.sync_dir(path)
+        }
+    }
+
+    impl std::io::Write for Stubborn {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.file.write_all(bytes)?;
+            let decides = String::from_utf8_lossy(bytes).contains("\"decided\"");
+            if decides { Err(std::io::Error::other("no answer")) } else { Ok(bytes.len()) }
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            self.file.flush()
+        }
+    }
+
+    impl DiskFile for Stubborn {
+        fn cut(&mut self, bytes: u64) -> std::io::Result<()> {
+            if self.refused_cuts > 0 {
+                self.refused_cuts -= 1;
+                return Err(std::io::Error::other("no answer"));
+            }
+            self.file.cut(bytes)
+        }
+
+        fn bytes(&self) -> std::io::Result<u64> {
+            self.file.bytes()
+        }
+
+        fn sync(&self) -> std::io::Result<()> {
+            self.file.sync()
+        }
     }
 
     fn two() -> (Arc<Barrier>, Membership, Membership) {
@@ -326,6 +415,24 @@ mod tests {
         assert!(!giving_up.is_finished());
         barrier.standing.change(|s| s.verdict = Verdict::Decided);
         assert_eq!(giving_up.await.unwrap(), Fate::Committed);
+    }
+
+    /// Whoever is told that the group is called off lets its guest run, and a daemon that is killed then believes what it finds.
+    #[tokio::test(start_paused = true)]
+    async fn nobody_goes_back_before_the_line_of_a_decision_that_failed_is_cut_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let (barrier, a, b) = two();
+        let mut written = journal_on(&StubbornDisk, dir.path());
+        let path = written.path().to_owned();
+        a.reach(Gate::Loaded);
+        b.reach(Gate::Loaded);
+        let going_back = async {
+            b.called_off().await;
+            Journal::<GroupRecord>::read(&path).unwrap().state
+        };
+        let (verdict, found) = tokio::join!(decide(&barrier, &mut written, |_, _| ()), going_back);
+        assert!(matches!(verdict, Verdict::CalledOff(_)));
+        assert_ne!(found, GroupState::Decided, "a guest runs here, and its group is decided");
     }
 
     #[tokio::test]
