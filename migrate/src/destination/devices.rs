@@ -61,7 +61,7 @@ pub(super) enum Next {
     /// The guest has its devices, and a script waits for those of others.
     Attached,
     /// Nothing is left to do.
-    Done(Given),
+    Done(Box<Given>),
 }
 
 /// What came of them.
@@ -116,10 +116,10 @@ impl Giving {
             Ok(_) = attached.wait_for(|attached| *attached), if !is_told => return Next::Attached,
         };
         *self = Self::Done;
-        Next::Done(given.unwrap_or_else(|error| {
+        Next::Done(Box::new(given.unwrap_or_else(|error| {
             tracing::error!(%error, "the guest's devices were not seen to");
             Given::default()
-        }))
+        })))
     }
 }
 
@@ -212,7 +212,7 @@ mod tests {
         let mut waiting = tokio::spawn(wait_for_others(known.subscribe(), limit));
         assert!(timeout(limit * 10, &mut waiting).await.is_err(), "a source that is there is waited for");
         known.send_replace(Others::Unknown);
-        assert!(timeout(limit / 2, &mut waiting).await.is_err());
+        timeout(limit / 2, &mut waiting).await.unwrap_err();
         known.send_replace(Others::Awaited);
         assert!(timeout(limit * 10, &mut waiting).await.is_err(), "it is back");
         known.send_replace(Others::HaveDevices);

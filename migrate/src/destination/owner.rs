@@ -158,7 +158,7 @@ impl Owner {
                         control.send(&ToSource::Attached).await?;
                         is_told = true;
                     }
-                    Next::Done(given) => self.given(session, given),
+                    Next::Done(given) => self.given(session, *given),
                 },
                 event = session.next(control) => self.event(event?, session, control).await?,
             }

@@ -75,7 +75,10 @@ pub fn why_not_given(device: &NodeDevice, vm: &str) -> Option<String> {
                 owner.vm, owner.role
             ),
             None => {
-                format!("VM {:?} has it as {}; name another device, or end that VM first", owner.vm, owner.role)
+                format!(
+                    "VM {:?} has it as {}; name another device, or end that VM first",
+                    owner.vm, owner.role
+                )
             }
         })
     })

@@ -96,6 +96,7 @@ pub fn to_destination_seeds() -> Vec<Vec<u8>> {
         ToDestination::Hashes(Hashes { block: 0, start: 5, hashes: vec![1, u64::MAX] }),
         ToDestination::HashesEnd,
         ToDestination::Released,
+        ToDestination::AllAttached,
         ToDestination::Resume(SourceStand::Committed),
     ])
 }
@@ -127,6 +128,7 @@ fn prepare() -> Prepare {
         disks: vec![disk],
         fabrics: Vec::new(),
         devices: Vec::new(),
+        in_group: true,
     }
 }
 
@@ -172,6 +174,7 @@ fn to_source_seeds() -> Vec<Vec<u8>> {
         ToSource::Prepared,
         ToSource::RoundDone(RoundDone { round: 1, bytes: 2, micros: 3 }),
         ToSource::Loaded,
+        ToSource::Attached,
         ToSource::Running(Running { resumed_at: Some(Mono(5)), pages_left: 9 }),
         ToSource::Progress(counted),
         ToSource::Complete(Box::new(Complete { counted, differing_pages: Some(0), ..Complete::default() })),
