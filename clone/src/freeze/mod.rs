@@ -52,6 +52,8 @@ use vmove_types::fork_report::FreezeReport;
 
 /// For what takes milliseconds, on a machine that is busy.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a QEMU may take to end after its monitor was closed.
+const GONE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Open files given to QEMU are this many milliseconds old at most when it must have taken them.
 const DESCRIPTOR_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -160,6 +162,12 @@ async fn give_up(mut journal: Journal<ForkRecord>, client: &Client, error: Clone
         Some(_) => undo(&mut journal, client).await.err(),
         None => None,
     };
+    // A QEMU that is killed closes its monitor before it is gone.
+    let until = tokio::time::Instant::now() + GONE_TIMEOUT;
+    let has_time = || tokio::time::Instant::now() < until;
+    while undone.is_some() && client.is_closed() && process_of(&vm).is_some() && has_time() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     let log = vmove_qmp::process::log_in(&vm.vm_dir);
     let why = match undone {
         _ if process_of(&vm).is_none() => {

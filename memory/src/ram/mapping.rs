@@ -235,10 +235,12 @@ impl Mapping {
     /// to holes.
     ///
     /// # Errors
-    /// As [`Self::populate`].
+    /// As [`Self::populate`]; [`MemoryError::Broken`] for `EFAULT`, with which the kernel says that the file has no such page.
     pub fn populate_read(&self, range: ByteRange) -> Result<()> {
-        self.advise(range, Advice::LinuxPopulateRead)
-            .map_err(|source| MemoryError::system("MADV_POPULATE_READ on guest RAM", source))
+        self.advise(range, Advice::LinuxPopulateRead).map_err(|source| match source.raw_os_error() {
+            Some(libc::EFAULT) => MemoryError::Broken { path: self.path.clone() },
+            _ => MemoryError::system("MADV_POPULATE_READ on guest RAM", source),
+        })
     }
 
     /// Drops our own page-table entries for the range; the file keeps its bytes.
