@@ -261,7 +261,10 @@ mod tests {
         let stopped: Plan = serde_json::from_value(text).unwrap();
         let text = plan(&stopped);
         assert!(text.starts_with("plan p1: evacuate n1, stopped: a step failed; hops 4 -> 2\n"), "{text}");
-        assert!(text.ends_with("web-0  n1    n2  64 MiB  -        -                failed: no room\n"), "{text}");
+        assert!(
+            text.ends_with("web-0  n1    n2  64 MiB  -        -                failed: no room\n"),
+            "{text}"
+        );
         assert!(plans(&PlanList { plans: vec![stopped] }).ends_with("p1    evacuate n1  0/1    stopped\n"));
     }
 
