@@ -4,26 +4,28 @@ use super::TopologyError;
 
 /// Most names in one list.
 const MOST: usize = 1 << 20;
+/// Most bytes that they may take together.
+const MOST_BYTES: usize = 32 << 20;
 
 /// All names of a hostlist. Numbers keep their leading zeros.
 ///
 /// # Errors
 /// Brackets that do not match, invalid or empty ranges, empty names; with `line` in the message.
 pub fn expand(text: &str, line: usize) -> Result<Vec<String>, TopologyError> {
-    let mut names = Vec::new();
+    let (mut names, mut bytes) = (Vec::new(), 0);
     for item in split(text, line)? {
+        let before = names.len();
         let mut partial = vec![String::new()];
         let mut rest = item;
         while let Some(open) = rest.find('[') {
             let (literal, bracket) = rest.split_at(open);
             let close = bracket.find(']').ok_or_else(|| unclosed(text, line))?;
             let numbers = numbers(&bracket[1..close], text, line)?;
-            if partial.len().saturating_mul(numbers.len()) > MOST {
-                return Err(TopologyError::syntax(
-                    line,
-                    format!("{text:?} contains too many names"),
-                    format!("at most {MOST}"),
-                ));
+            let longest = |all: &[String]| all.iter().map(String::len).max().unwrap_or(0);
+            let count = partial.len().saturating_mul(numbers.len());
+            let bytes = longest(&partial) + literal.len() + longest(&numbers) + bracket.len() - close;
+            if count > MOST || count.saturating_mul(bytes) > MOST_BYTES {
+                return Err(too_many(text, line));
             }
             partial = partial
                 .iter()
@@ -49,15 +51,22 @@ pub fn expand(text: &str, line: usize) -> Result<Vec<String>, TopologyError> {
             ));
         }
         names.append(&mut partial);
-        if names.len() > MOST {
-            return Err(TopologyError::syntax(
-                line,
-                format!("{text:?} contains too many names"),
-                format!("at most {MOST}"),
-            ));
+        bytes += names[before..].iter().map(String::len).sum::<usize>();
+        if names.len() > MOST || bytes > MOST_BYTES {
+            return Err(too_many(text, line));
         }
     }
     Ok(names)
+}
+
+/// Of the text only the beginning is told: it may be long itself.
+fn too_many(text: &str, line: usize) -> TopologyError {
+    let begin: String = text.chars().take(80).collect();
+    TopologyError::syntax(
+        line,
+        format!("the list that begins with {begin:?} contains too many names, or too long ones"),
+        format!("at most {MOST} names, and {} MiB", MOST_BYTES >> 20),
+    )
 }
 
 fn unclosed(text: &str, line: usize) -> TopologyError {
@@ -203,6 +212,8 @@ mod tests {
             ("", "empty name"),
             ("n[0-99999999]", "too many"),
             ("n[1-1000]n[1-1000]n[1-1000]", "too many"),
+            (&format!("{}[1-1000000]", "n".repeat(200)), "too long"),
+            (&format!("[1-9999]{}", "n".repeat(20_000)), "too long"),
         ] {
             let error = expand(list, 7).unwrap_err();
             assert_eq!(error.line(), 7);
