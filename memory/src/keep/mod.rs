@@ -88,6 +88,8 @@ pub struct Keeper {
     stored: AtomicU64,
     by_faults: AtomicU64,
     by_copy: AtomicU64,
+    /// Odd while events are read and acted upon.
+    turns: AtomicU64,
     /// The mistake that tests look for.
     #[cfg(test)]
     lift_first: std::sync::atomic::AtomicBool,
@@ -154,6 +156,7 @@ impl Keeper {
             stored: AtomicU64::new(0),
             by_faults: AtomicU64::new(0),
             by_copy: AtomicU64::new(0),
+            turns: AtomicU64::new(0),
             #[cfg(test)]
             lift_first: std::sync::atomic::AtomicBool::new(false),
         })
@@ -185,6 +188,8 @@ impl Keeper {
             if told || self.failure.get().is_some() {
                 return;
             }
+            // Before they are read: memory may be discarded as soon as its event was (see `heard`).
+            self.turns.fetch_add(1, Ordering::SeqCst);
             if let Err(error) = self.context.read_events(&mut events) {
                 return self.fail(KeepFailure::Other(error.to_string()));
             }
@@ -197,6 +202,7 @@ impl Keeper {
                     UffdEvent::Remove { hva, .. } => return self.fail(KeepFailure::Discarded(hva)),
                 }
             }
+            self.turns.fetch_add(1, Ordering::SeqCst);
         }
     }
 
@@ -219,8 +225,20 @@ impl Keeper {
         while self.failure.get().is_none() && !self.files.iter().all(|copied| copied.pieces.all_kept()) {
             std::thread::sleep(PIECE_CHECK_INTERVAL);
         }
+        self.heard();
         self.end();
         self.failure.get().map_or_else(|| Ok(self.kept()), |why| Err(why.clone()))
+    }
+
+    /// Waits until whoever serves has acted on the events that it has read: what was discarded since may be in the copy as zeros.
+    fn heard(&self) {
+        let seen = self.turns.load(Ordering::SeqCst);
+        while !seen.is_multiple_of(2)
+            && self.turns.load(Ordering::SeqCst) == seen
+            && self.failure.get().is_none()
+        {
+            std::thread::sleep(PIECE_CHECK_INTERVAL);
+        }
     }
 
     /// How far it has come.
