@@ -98,8 +98,9 @@ fn write_pinned(ring: &mut io_uring::IoUring, map: Map, offset: usize, value: u6
     Ok(ring.completion().next().map_or(-1, |done| done.result()))
 }
 
-/// Writes to each page once, in a scattered order, within about 100 ms.
-fn write_each_page_once(map: Map, page: usize) -> HashMap<usize, u64> {
+/// Writes to each page once, in a scattered order, within about 100 ms. Tells `begun` after the first pages, so that something is written
+/// before anyone looks, however busy the machine is.
+fn write_each_page_once(map: Map, page: usize, begun: &std::sync::mpsc::Sender<()>) -> HashMap<usize, u64> {
     let pages = map.len / page;
     let pause = std::time::Duration::from_millis(100) / u32::try_from(pages).expect("few");
     let begin = std::time::Instant::now();
@@ -112,6 +113,9 @@ fn write_each_page_once(map: Map, page: usize) -> HashMap<usize, u64> {
             let offset = i * 4093 % pages * page;
             let value = i as u64 + 1_000_000;
             map.word(offset).store(value, Ordering::Release);
+            if i == 64.min(pages - 1) {
+                begun.send(()).expect("waited for");
+            }
             (offset, value)
         })
         .collect()
@@ -213,7 +217,9 @@ pub fn obey() {
             "punch" => punch(map(), number(2), number(3)),
             "writer" => {
                 let (map, page) = (map(), number(2));
-                writing = Some(thread::spawn(move || write_each_page_once(map, page)));
+                let (tell, told) = std::sync::mpsc::channel();
+                writing = Some(thread::spawn(move || write_each_page_once(map, page, &tell)));
+                told.recv().expect("it writes");
                 "ok".to_owned()
             }
             "writer-done" => writing.as_ref().is_none_or(JoinHandle::is_finished).to_string(),

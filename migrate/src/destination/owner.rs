@@ -339,9 +339,7 @@ impl Owner {
             }
             let named: u64 = theirs.iter().map(|h| h.hashes.len() as u64).sum();
             let pages: u64 = memory.blocks.iter().map(Block::pages).sum();
-            let differing: u64 =
-                theirs.iter().map(|h| hashes.differing(usize::from(h.block), h.start, &h.hashes)).sum();
-            Some(differing + pages.saturating_sub(named))
+            Some(hashes.differing(&theirs) + pages.saturating_sub(named))
         };
         vmove_node::blocking::spawn_blocking(compare).await.ok().flatten()
     }

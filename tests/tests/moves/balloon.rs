@@ -70,7 +70,7 @@ fn a_guest_that_gives_memory_back_moves_and_is_verified() {
         scene.handed_over(&id).expect("it runs there");
         give_back(&scene.b, guest.memory_mib, given + 40, given + 16);
         let end = scene.end(&id).expect("an end");
-        assert_eq!(end.code, 0, "{mode}: {} {}", end.answer, end.error());
+        assert_eq!(end.code, 0, "{mode}: {} {}\nb: {}", end.answer, end.error(), scene.b.log());
         assert_eq!(end.answer["verified"], true, "{mode}: {}", end.answer);
         scene.arrived().expect("its memory is right");
     }
