@@ -4,6 +4,7 @@
 mod blows;
 mod failover;
 mod groups;
+mod leased;
 mod ratios;
 mod refusals;
 
@@ -97,6 +98,7 @@ pub fn all(
     case("a_guest_whose_agent_is_silent_keeps_its_function", &|| all.silent_agent())?;
     case("a_guest_whose_agent_lies_keeps_its_function", &|| all.lying_agent())?;
     case("two_guests_of_a_job_are_both_here_or_both_there", &|| all.group())?;
+    case("a_leased_function_is_given_moved_and_kept_by_the_bridge", &|| all.leased())?;
     case("ratios_of_a_move_with_a_function", &|| all.ratios())?;
     if let Some(linux) = linux {
         case("linux_keeps_a_connection_while_its_function_is_away", &|| all.failover(linux))?;
@@ -287,6 +289,8 @@ impl DeviceMoves<'_> {
             ("--device net0=0000:09:00.0".to_owned(), "has no device 0000:09:00.0"),
             (format!("--device net0={}", function(3)), "cannot be given"),
             ("--device net0=0000:00:03.0".to_owned(), "0000:00:03.0"),
+            // The chipset's functions are one group: nobody can have one of them alone.
+            ("--device net0=0000:00:1f.2".to_owned(), "also holds 0000:00:1f.0"),
             (format!("--device net0={} --device gpu={}", function(1), function(2)), "owns no device gpu"),
         ] {
             let said = self.fails(3, &more)?;

@@ -248,9 +248,9 @@ pub async fn renew(
     Ok(axum::Json(app.bridge.info(&renewed)))
 }
 
-/// Releases a lease. The answer is its accounting record.
+/// Releases a lease. The answer is its accounting record. Refused (409) while one of its VMs is moved by a plan.
 #[utoipa::path(delete, path = "/v1/leases/{id}", operation_id = "releaseLease", tag = "leases", params(("id" = String, Path, description = "Id of the lease")),
-    responses((status = 200, body = Record), (status = 404, body = Problem), (status = "5XX", body = Problem)))]
+    responses((status = 200, body = Record), (status = 404, body = Problem), (status = 409, body = Problem), (status = "5XX", body = Problem)))]
 pub async fn release(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,

@@ -83,7 +83,9 @@ pub enum BridgeError {
     #[error("{0}")]
     Invalid(String),
     /// The VM is being moved already.
-    #[error("VM {vm} is being moved to {to}: wait until the migration ends (`vmove plan list` shows it)")]
+    #[error(
+        "VM {vm} is being moved to {to}: wait for its plan (`vmove plan list`), or end it by `vmove plan run` if it has stopped"
+    )]
     Moving {
         /// The VM.
         vm: VmName,

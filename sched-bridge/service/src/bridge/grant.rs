@@ -233,10 +233,11 @@ impl Bridge {
         .await
     }
 
-    /// Ends a lease for its holder.
+    /// Ends a lease for its holder. Not while one of its VMs is moved by a plan: when the plan has ended, or was run to its end by another bridge, the
+    /// lease can be released.
     ///
     /// # Errors
-    /// There is no such lease, or the store does not answer.
+    /// There is no such lease, a VM of it is being moved, or the store does not answer.
     pub async fn release(&self, id: &LeaseId) -> Result<Record, BridgeError> {
         self.release_if(id, |_| true).await
     }
@@ -251,6 +252,12 @@ impl Bridge {
             .change(|view| match (view.lease(id), ended.take()) {
                 (Ok(entry), None) if !may(&entry.lease.holder) => Err(BridgeError::UnknownLease(id.clone())),
                 (Ok(entry), _) => {
+                    // Its devices on both nodes are the VM's until it is known where it ended: nobody else may have them before.
+                    let moving = entry.lease.held.iter().find(|held| held.part == Part::Incoming);
+                    if let Some(Held { assignment, .. }) = moving {
+                        let (vm, to) = (assignment.vm.clone(), assignment.node.clone());
+                        return Err(BridgeError::Moving { vm, to });
+                    }
                     let now = self.clock.stamp();
                     let (txn, record) = end_lease(&entry.lease, entry.revision, End::Released, &now);
                     ended = Some(record.clone());

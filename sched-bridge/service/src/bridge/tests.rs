@@ -153,6 +153,9 @@ async fn a_move_holds_both_places_and_settles_on_one() {
     bridge.reserve_move(&to).await.unwrap();
     assert!(bridge.grant(exactly("b", vec![one_gpu("b-0", "n1", 0)])).await.is_err(), "its home is held");
     assert!(bridge.grant(exactly("b", vec![one_gpu("b-0", "n2", 0)])).await.is_err(), "and where it goes");
+    // Nor is its lease ended, from which others could have either.
+    let refused = bridge.release(&id("a")).await.unwrap_err();
+    assert!(refused.to_string().contains("VM a-0 is being moved to n2"), "{refused}");
     // On the move, it is missed nowhere.
     let known = BTreeSet::from(["a-0".to_owned()]);
     assert!(bridge.vms_listed(&name("n1"), &BTreeSet::new(), &known).await.unwrap().is_empty());

@@ -39,7 +39,7 @@ impl DeviceMoves<'_> {
         result.and(ended)
     }
 
-    fn host_program(&self, name: &str) -> String {
+    pub(super) fn host_program(&self, name: &str) -> String {
         self.moves.lab.places().source.join("tests/lab/host").join(name).display().to_string()
     }
 

@@ -84,8 +84,9 @@ impl DeviceMoves<'_> {
         loop {
             let of_each =
                 RANKS.iter().map(|(name, _)| self.results(host, name)).collect::<Result<Vec<_>>>()?;
-            let least = of_each.iter().filter_map(|all| all.iter().map(|(step, _)| *step).max()).min();
-            let least = least.context("a rank has no results")?;
+            // None yet counts as none.
+            let newest = |all: &Vec<(u32, u32)>| all.iter().map(|(step, _)| *step).max().unwrap_or(0);
+            let least = of_each.iter().map(newest).min().unwrap_or(0);
             if least >= before + ENOUGH {
                 let expected = job(of_each.iter().flatten().map(|(step, _)| *step).max().unwrap_or(1));
                 for (rank, results) in of_each.iter().enumerate() {
