@@ -165,15 +165,45 @@ impl DeviceMoves<'_> {
         let words = format!("create {vm} --count 2 --device 1:vf0={} 2>>/run/lab/vfork.log", child.function);
         let report = self.moves.must(host, &format!("{vfork} {words}"))?;
         ensure!(report.contains("parent_stood_still_ms"), "{report}");
-        self.is_at(parent)?;
-        self.is_at(&child)?;
-        self.works_as(host, &format!("{vm}.2"), None)?;
+        self.has_function(host, vm, Some(&parent.mac()?))?;
+        self.has_function(host, &child.vm, Some(&child.mac()?))?;
+        self.has_function(host, &format!("{vm}.2"), None)?;
         for number in 1..=2 {
             self.moves.must(host, &self.moves.vmove(&format!("stop --force {vm}.{number}")))?;
         }
         self.is_free(&child)?;
         println!("  forked: its parent has {} again, a child had {}", parent.function, child.function);
         Ok(())
+    }
+
+    /// As [`DeviceMoves::works_as`] for guests of a fork: what they have in memory is read from their QEMUs.
+    fn has_function(&self, host: usize, vm: &str, mac: Option<&str>) -> Result<()> {
+        let count = format!(
+            "{} counts $({} | tr '{{' '\\n' | grep '\"name\":\"{vm}\"' | grep -o '\"pid\":[0-9]*' | cut -d: -f2)",
+            self.host_program("guests"),
+            self.moves.vmove("--json list")
+        );
+        let (begun, mut before) = (Instant::now(), None);
+        loop {
+            let said = self.moves.host(host, &count)?.text;
+            let now: Value = serde_json::from_str(said.trim()).unwrap_or_default();
+            let number = |counts: &Value, key: &str| counts[0][key].as_u64().unwrap_or(0);
+            let more = |before: &Value, key| number(&now, key) > number(before, key);
+            let works = before.as_ref().is_some_and(|before| {
+                more(before, "passes") && (mac.is_none() || more(before, "sent") && more(before, "received"))
+            });
+            let its = mac
+                .map_or(number(&now, "cards") == 0, |mac| now[0]["mac"] == mac && number(&now, "cards") == 1);
+            ensure!(number(&now, "damaged") == 0 && number(&now, "wrong") == 0, "{vm} on h{host}: {said}");
+            if works && its {
+                return Ok(());
+            }
+            ensure!(begun.elapsed() < SOON, "{vm} on h{host}: {said}, before that {before:?}");
+            if now.is_array() && before.is_none() {
+                before = Some(now);
+            }
+            std::thread::sleep(Duration::from_millis(300));
+        }
     }
 
     /// A plan that has the guest leave its host; the plan's id.
