@@ -290,7 +290,7 @@ impl DeviceMoves<'_> {
             (format!("--device net0={}", function(3)), "cannot be given"),
             ("--device net0=0000:00:03.0".to_owned(), "0000:00:03.0"),
             // The chipset's functions are one group: nobody can have one of them alone.
-            ("--device net0=0000:00:1f.2".to_owned(), "also holds 0000:00:1f.0"),
+            ("--device net0=0000:00:1f.2".to_owned(), "also holds 0000:00:1f.3"),
             (format!("--device net0={} --device gpu={}", function(1), function(2)), "owns no device gpu"),
         ] {
             let said = self.fails(3, &more)?;
