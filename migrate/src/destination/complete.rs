@@ -9,6 +9,7 @@ use vmove_memory::{PageSize, Process, RemoteUffd, close_in_qemu, collapse, fill_
 use super::error::DestinationError;
 use super::session::{Control, End, Event, Session};
 use crate::proto::message::{self, DestinationStand, SourceStand, ToDestination, ToSource};
+use crate::vmm::Attached;
 use vmove_node::record::VmRecord;
 use vmove_types::problem::chain;
 use vmove_types::progress::Outcome;
@@ -29,9 +30,7 @@ impl Complete {
     /// answered from the journal.
     pub(super) async fn run(self, session: &mut Session, mut control: Control) {
         let told = control.send(&ToSource::Complete(self.figures.clone())).await;
-        if !self.is_huge {
-            drop(make_huge(session));
-        }
+        drop(settle_memory(session, !self.is_huge, true));
         let end = match told {
             Ok(()) => self.until_released(session, &mut control).await,
             Err(error) => Err(error.into()),
@@ -116,9 +115,10 @@ impl Complete {
     }
 }
 
-/// Turns 4 KiB mappings into 2 MiB ones, closes the fault descriptor in QEMU, and has locked memory mapped as a whole again, in the
-/// background. Once, and before guest memory is pinned for a device.
-pub(super) fn make_huge(session: &Session) -> Option<JoinHandle<()>> {
+/// In the background: `close` closes the fault descriptor in QEMU, `huge` turns 4 KiB mappings into 2 MiB ones, and has locked memory mapped as
+/// a whole again. Huge once, and before guest memory is pinned for a device. Closed only when the journal says that the guest is whole: before
+/// that, a daemon started anew needs the descriptor to take the session up.
+pub(super) fn settle_memory(session: &Session, huge: bool, close: bool) -> Option<JoinHandle<()>> {
     let record = session.journal.record();
     let (Some(vm), Some(fault_fd)) = (&record.vm, record.fault_fd) else { return None };
     let (pid, start) = (vm.pid.unsigned_abs(), vm.pid_start);
@@ -127,10 +127,11 @@ pub(super) fn make_huge(session: &Session) -> Option<JoinHandle<()>> {
     Some(vmove_node::blocking::spawn_blocking(move || {
         let Ok(process) = Process::reopen(pid, start) else { return };
         let Some(attached) = memory.attached() else { return };
-        // A second descriptor of the same context: ours ends with the session, QEMU's must be closed in QEMU.
-        let Ok(fd) = attached.context.as_fd().try_clone_to_owned() else { return };
-        if let Err(error) = close_in_qemu(&process, RemoteUffd { fd, fd_in_qemu: Some(fault_fd) }) {
-            tracing::warn!(error = chain(&error), "the fault descriptor stays open in QEMU; it does no harm");
+        if close {
+            close_descriptor(&process, attached, fault_fd);
+        }
+        if !huge {
+            return;
         }
         let small = |file: usize| memory.blocks[file].page_size == PageSize::Base4K;
         for mapping in attached.mappings.iter().filter(|m| small(m.file_index)) {
@@ -142,7 +143,16 @@ pub(super) fn make_huge(session: &Session) -> Option<JoinHandle<()>> {
         if let Err(error) = filled {
             tracing::warn!(pid, error = chain(&error), "locked memory gets mapped only as it is touched");
         }
+        tracing::info!(pid, "guest memory is settled: mappings are huge where they can be");
     }))
+}
+
+/// A second descriptor of the same context: ours ends with the session, QEMU's must be closed in QEMU.
+fn close_descriptor(process: &Process, attached: &Attached, fault_fd: i32) {
+    let Ok(fd) = attached.context.as_fd().try_clone_to_owned() else { return };
+    if let Err(error) = close_in_qemu(process, RemoteUffd { fd, fd_in_qemu: Some(fault_fd) }) {
+        tracing::warn!(error = chain(&error), "the fault descriptor stays open in QEMU; it does no harm");
+    }
 }
 
 /// The source has freed its side, or was lost after it had heard that it may.

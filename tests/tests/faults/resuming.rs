@@ -8,9 +8,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use vmove_skip::need;
 use vmove_tests::blows::moment::journaled;
+use vmove_tests::guest::Guest;
 use vmove_tests::proxy::Fault;
 use vmove_tests::sandbox::qemu_in;
-use vmove_tests::scene::{Scene, ready};
+use vmove_tests::scene::{NAME, Scene, memory_mib, ready, steady};
 
 use crate::space::commit;
 use crate::waits::{status, until};
@@ -72,4 +73,35 @@ fn a_source_is_heard_while_qemu_is_told_to_run_the_guest() {
     let scene = Scene::behind_proxy().expect("a guest");
     let done = lost_while_qemu_is_told(&scene);
     done.unwrap_or_else(|e| panic!("{e:#}\na: {}\nb: {}", scene.a.log(), scene.b.log()));
+}
+
+/// Every page is here, and the guest is waited for: its agent, which does not answer, is to run a script, as it would wait for its devices.
+/// What the daemon needs to take the session up must still be there.
+#[test]
+fn a_destination_killed_while_the_guest_is_waited_for_takes_it_up() {
+    need!(ready());
+    let port = [
+        "-device",
+        "virtio-serial-pci",
+        "-chardev",
+        "socket,id=qga,path={vmdir}/qga.sock,server=on,wait=off",
+        "-device",
+        "virtserialport,chardev=qga,name=org.qemu.guest_agent.0",
+    ];
+    let mut guest = Guest::new(memory_mib(&steady()), steady()).expect("a QEMU");
+    guest.extra = port.map(str::to_owned).to_vec();
+    let mut scene = Scene::with(NAME, "thp", &guest).expect("a scene");
+    let id = scene
+        .start(&["--mode", "postcopy", "--resume", "true", "--script-timeout", "30s"])
+        .expect("it begins");
+    scene.handed_over(&id).expect("it runs there");
+    until("mappings are made huge", || Ok(scene.b.log().contains("guest memory is settled")))
+        .unwrap_or_else(|e| panic!("{e:#}\nb: {}", scene.b.log()));
+    scene.b.crash();
+    assert_eq!(journaled(&scene.b, &id, "destination.jsonl"), "owner", "the script is over");
+    scene.b.run().expect("it starts again");
+    let end = scene.end(&id).expect("it ends");
+    assert_eq!(end.code, 0, "{} {}\nb: {}", end.answer, end.said, scene.b.log());
+    assert!(end.answer["resume_problem"].is_string(), "{}", end.answer);
+    scene.arrived().expect("it is whole");
 }
