@@ -113,7 +113,7 @@ fn write_each_page_once(map: Map, page: usize, begun: &std::sync::mpsc::Sender<(
             let offset = i * 4093 % pages * page;
             let value = i as u64 + 1_000_000;
             map.word(offset).store(value, Ordering::Release);
-            if i == 64.min(pages - 1) {
+            if i == (pages / 8).min(64) {
                 begun.send(()).expect("waited for");
             }
             (offset, value)
