@@ -126,22 +126,18 @@ impl Parent {
     pub fn sound(&self, node: &Node, name: &str) -> Result<Beacon> {
         let config = &self.guest.config;
         let pages = u64::from(config.working_pages()) + u64::from(config.cold_pages());
-        // It may be stopped for the moments in which it gets memory of its own, and the file for that is mapped beside what it has.
+        // It may be stopped for the moments in which it gets memory of its own.
         let until = Instant::now() + STEP_TIMEOUT;
-        let (vm, page, first) = loop {
+        let vm = loop {
             let vm = node.vm(name)?;
-            let page = self.page(&vm)?;
-            match page.read() {
-                Some(first) if vm.status == "running" => break (vm, page, first),
-                beacon => ensure!(
-                    Instant::now() < until,
-                    "expected {name} to run, found {} and {beacon:?} in {}",
-                    vm.status,
-                    std::fs::read_to_string(format!("/proc/{}/maps", vm.pid)).unwrap_or_default()
-                ),
+            if vm.status == "running" {
+                break vm;
             }
+            ensure!(Instant::now() < until, "expected {name} to run, found {}", vm.status);
             std::thread::sleep(Duration::from_millis(10));
         };
+        let page = self.page(&vm)?;
+        let first = page.read().with_context(|| format!("no beacon in {name}"))?;
         let deadline = Instant::now() + STEP_TIMEOUT;
         loop {
             let now = page.read().with_context(|| format!("the beacon of {name} is gone"))?;

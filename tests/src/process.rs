@@ -155,24 +155,39 @@ pub fn resident_bytes(pid: i32) -> Option<u64> {
 /// When it has no such mapping.
 pub fn ram_in(pid: i32, bytes: u64) -> Result<u64> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    let all: Vec<(u64, u64)> = maps.lines().filter_map(addresses).collect();
-    let whole = all.iter().find(|(start, end)| end - start == bytes).map(|(start, _)| *start);
-    // While a guest gets memory of its own, a part of it is private and the rest is shared.
-    let pieces = || {
-        all.iter().enumerate().find_map(|(first, (start, _))| adds_up(&all[first..], bytes).then_some(*start))
-    };
+    let all: Vec<Range> = maps.lines().filter_map(Range::of).collect();
+    let whole = all.iter().find(|range| range.end - range.start == bytes).map(|range| range.start);
+    // While a guest gets memory of its own, a part of it is private and the rest is shared. Huge pages of the machine stay in pieces.
+    let pieces = || (0..all.len()).find(|first| adds_up(&all[*first..], bytes)).map(|first| all[first].start);
     whole.or_else(pieces).with_context(|| format!("no mapping of {bytes} bytes in process {pid}: {maps}"))
 }
 
-/// Whether the first of these ranges and those right behind it are so many bytes together.
-fn adds_up(ranges: &[(u64, u64)], bytes: u64) -> bool {
-    let start = ranges[0].0;
+/// A line of `maps`.
+struct Range {
+    start: u64,
+    end: u64,
+    /// In its file.
+    offset: u64,
+}
+
+impl Range {
+    fn of(line: &str) -> Option<Self> {
+        let (start, end) = addresses(line)?;
+        let offset = u64::from_str_radix(line.split_ascii_whitespace().nth(2)?, 16).ok()?;
+        Some(Self { start, end, offset })
+    }
+}
+
+/// Whether the first of these ranges and those right behind it are so many bytes together, each where a file of that size has it: what happens to
+/// lie beside guest memory does not count.
+fn adds_up(ranges: &[Range], bytes: u64) -> bool {
+    let start = ranges[0].start;
     let mut end = start;
-    for range in ranges.iter().take_while(|range| range.0 - start < bytes) {
-        if range.0 != end {
+    for range in ranges.iter().take_while(|range| range.start - start < bytes) {
+        if range.start != end || range.offset != range.start - start {
             return false;
         }
-        end = range.1;
+        end = range.end;
     }
     end - start == bytes
 }
@@ -196,6 +211,20 @@ mod tests {
         kill(pid, None).expect("it is alive");
         drop(child);
         kill(pid, None).expect_err("it is gone");
+    }
+
+    #[test]
+    fn what_lies_beside_guest_memory_is_none_of_it() {
+        let ram = ["2000-3000 rw-s 00000000", "3000-4000 rw-p 00001000", "4000-6000 rw-s 00002000"];
+        let maps = ["1000-2000 rw-p 00000000"].into_iter().chain(ram);
+        let all: Vec<Range> = maps.filter_map(Range::of).collect();
+        let is_ram = |first: &usize| adds_up(&all[*first..], 0x4000);
+        assert_eq!((0..4).filter(is_ram).collect::<Vec<_>>(), [1]);
+        // Three of the pieces and what lies before them are as long.
+        let one_by_one = ["2000-3000 rw-s 00000000", "3000-4000 rw-s 00001000", "4000-5000 rw-s 00002000"];
+        let beside: Vec<Range> =
+            ["1000-2000 rw-p 00000000"].into_iter().chain(one_by_one).filter_map(Range::of).collect();
+        assert!(!adds_up(&beside, 0x4000));
     }
 
     #[test]

@@ -60,12 +60,15 @@ fn a_guest_that_gives_memory_back_moves_and_is_verified() {
         let mut given = 0;
         if mode == "hybrid" {
             scene.reach(&id, "rounds").expect("rounds");
-            given = 40;
-            give_back(&scene.a, guest.memory_mib, given, given - 4);
-            let after = scene.ram_bytes_at(&scene.a).expect("its RAM file");
-            eprintln!("{} MiB of {} MiB were given back", (before - after) >> 20, before >> 20);
-            // Not all of it: the kernel keeps a huge page while somebody reads a part of it, and a read of a hole fills it.
-            assert!(after + (1 << 20) < before, "{before} bytes, then {after}");
+            // Not all of it leaves the file: the kernel keeps a huge page while somebody reads a part of it. Seen: 23 to 39 MiB of 40, once 7.
+            let mut after = before;
+            while after + (10 << 20) >= before && given < 60 {
+                given += if given == 0 { 40 } else { 20 };
+                give_back(&scene.a, guest.memory_mib, given, given - 4);
+                after = scene.ram_bytes_at(&scene.a).expect("its RAM file");
+                eprintln!("{} MiB of {} MiB were given back", (before - after) >> 20, before >> 20);
+            }
+            assert!(after + (10 << 20) < before, "{before} bytes, then {after}");
         }
         scene.handed_over(&id).expect("it runs there");
         give_back(&scene.b, guest.memory_mib, given + 40, given + 16);
