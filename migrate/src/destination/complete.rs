@@ -7,6 +7,7 @@ use tokio::task::JoinHandle;
 use vmove_memory::{PageSize, Process, RemoteUffd, close_in_qemu, collapse, fill_locked_in_qemu};
 
 use super::error::DestinationError;
+use super::guest_memory::GuestMemory;
 use super::session::{Control, End, Event, Session};
 use crate::proto::message::{self, DestinationStand, SourceStand, ToDestination, ToSource};
 use crate::vmm::Attached;
@@ -30,7 +31,7 @@ impl Complete {
     /// answered from the journal.
     pub(super) async fn run(self, session: &mut Session, mut control: Control) {
         let told = control.send(&ToSource::Complete(self.figures.clone())).await;
-        drop(settle_memory(session, !self.is_huge, true));
+        drop(close_descriptor(session, self.is_huge));
         let end = match told {
             Ok(()) => self.until_released(session, &mut control).await,
             Err(error) => Err(error.into()),
@@ -115,44 +116,57 @@ impl Complete {
     }
 }
 
-/// In the background: `close` closes the fault descriptor in QEMU, `huge` turns 4 KiB mappings into 2 MiB ones, and has locked memory mapped as
-/// a whole again. Huge once, and before guest memory is pinned for a device. Closed only when the journal says that the guest is whole: before
-/// that, a daemon started anew needs the descriptor to take the session up.
-pub(super) fn settle_memory(session: &Session, huge: bool, close: bool) -> Option<JoinHandle<()>> {
-    let record = session.journal.record();
-    let (Some(vm), Some(fault_fd)) = (&record.vm, record.fault_fd) else { return None };
+/// Turns 4 KiB mappings into 2 MiB ones, and has locked memory mapped as a whole again, in the background. Once, and before guest memory is
+/// pinned for a device.
+pub(super) fn make_huge(session: &Session) -> Option<JoinHandle<()>> {
+    let locked = session.files.locked;
+    in_background(session, move |process, memory, attached| huge(process, memory, attached, locked))
+}
+
+/// Closes the fault descriptor in QEMU, and makes mappings huge that are not yet, in the background. Only when the journal says that the guest
+/// is whole: before that, a daemon started anew needs the descriptor to take the session up.
+fn close_descriptor(session: &Session, is_huge: bool) -> Option<JoinHandle<()>> {
+    let (fault_fd, locked) = (session.journal.record().fault_fd, session.files.locked);
+    in_background(session, move |process, memory, attached| {
+        // A second descriptor of the same context: ours ends with the session, QEMU's must be closed in QEMU.
+        let Ok(fd) = attached.context.as_fd().try_clone_to_owned() else { return };
+        if let Err(error) = close_in_qemu(process, RemoteUffd { fd, fd_in_qemu: fault_fd }) {
+            tracing::warn!(error = chain(&error), "the fault descriptor stays open in QEMU; it does no harm");
+        }
+        if !is_huge {
+            huge(process, memory, attached, locked);
+        }
+    })
+}
+
+fn in_background(
+    session: &Session,
+    work: impl FnOnce(&Process, &GuestMemory, &Attached) + Send + 'static,
+) -> Option<JoinHandle<()>> {
+    let vm = session.journal.record().vm.as_ref()?;
     let (pid, start) = (vm.pid.unsigned_abs(), vm.pid_start);
-    let (memory, locked) = (Arc::clone(&session.files.memory), session.files.locked);
+    let memory = Arc::clone(&session.files.memory);
     memory.attached()?;
     Some(vmove_node::blocking::spawn_blocking(move || {
         let Ok(process) = Process::reopen(pid, start) else { return };
-        let Some(attached) = memory.attached() else { return };
-        if close {
-            close_descriptor(&process, attached, fault_fd);
+        if let Some(attached) = memory.attached() {
+            work(&process, &memory, attached);
         }
-        if !huge {
-            return;
-        }
-        let small = |file: usize| memory.blocks[file].page_size == PageSize::Base4K;
-        for mapping in attached.mappings.iter().filter(|m| small(m.file_index)) {
-            if let Err(error) = collapse(&process, mapping.hva, mapping.len) {
-                tracing::debug!(error = chain(&error), "guest memory keeps 4 KiB mappings");
-            }
-        }
-        let filled = if locked { fill_locked_in_qemu(&process, &attached.mappings) } else { Ok(()) };
-        if let Err(error) = filled {
-            tracing::warn!(pid, error = chain(&error), "locked memory gets mapped only as it is touched");
-        }
-        tracing::info!(pid, "guest memory is settled: mappings are huge where they can be");
     }))
 }
 
-/// A second descriptor of the same context: ours ends with the session, QEMU's must be closed in QEMU.
-fn close_descriptor(process: &Process, attached: &Attached, fault_fd: i32) {
-    let Ok(fd) = attached.context.as_fd().try_clone_to_owned() else { return };
-    if let Err(error) = close_in_qemu(process, RemoteUffd { fd, fd_in_qemu: Some(fault_fd) }) {
-        tracing::warn!(error = chain(&error), "the fault descriptor stays open in QEMU; it does no harm");
+fn huge(process: &Process, memory: &GuestMemory, attached: &Attached, locked: bool) {
+    let small = |file: usize| memory.blocks[file].page_size == PageSize::Base4K;
+    for mapping in attached.mappings.iter().filter(|m| small(m.file_index)) {
+        if let Err(error) = collapse(process, mapping.hva, mapping.len) {
+            tracing::debug!(error = chain(&error), "guest memory keeps 4 KiB mappings");
+        }
     }
+    let filled = if locked { fill_locked_in_qemu(process, &attached.mappings) } else { Ok(()) };
+    if let Err(error) = filled {
+        tracing::warn!(error = chain(&error), "locked memory gets mapped only as it is touched");
+    }
+    tracing::info!("guest memory is settled: mappings are huge where they can be");
 }
 
 /// The source has freed its side, or was lost after it had heard that it may.

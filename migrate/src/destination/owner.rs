@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::block::Block;
-use super::complete::{Complete, settle_memory};
+use super::complete::{Complete, make_huge};
 use super::devices::{Given, Giving, Next, Others, Script};
 use super::error::DestinationError;
 use super::guest_memory::ReadElsewhere;
@@ -181,7 +181,7 @@ impl Owner {
             match record.vm.clone() {
                 Some(vm) if !vm.devices.is_empty() || script.is_some() => {
                     // What is pinned cannot be made huge any more.
-                    let first = settle_memory(session, true, false);
+                    let first = make_huge(session);
                     self.giving.begin(&session.node, &vm, script, first);
                 }
                 _ => self.giving = Giving::Done,
