@@ -3,12 +3,13 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use crate::device_moves::by_memory::WORKS_TIMEOUT;
 use crate::device_moves::{DeviceMoves, FUNCTIONS, MAC, NAME, function};
 use crate::host::address;
 use crate::moves::{self, PORT};
@@ -18,13 +19,9 @@ use crate::supervisor::Lab;
 const ROUNDS: usize = 3;
 /// Phases of a fork in which the daemon is killed. The second and later forks begin with memory of its own for the parent.
 const KILLS: [&str; 4] = ["detach", "load", "rehome", "devices"];
-/// For a guest to have its function and to work with it.
-const WORKS_TIMEOUT: Duration = Duration::from_secs(90);
 
 struct DeviceForks<'a> {
     base: DeviceMoves<'a>,
-    /// Reads what guests have counted.
-    guests: PathBuf,
 }
 
 /// Runs every case, or those whose name contains `only`, and tells how many.
@@ -32,8 +29,7 @@ struct DeviceForks<'a> {
 /// # Errors
 /// The first case that does not end as it should.
 pub fn all(lab: &Lab, parts: &moves::Parts, guest: &Path, only: &str) -> Result<usize> {
-    let guests = lab.places().source.join("tests/lab/host/guests").canonicalize()?;
-    let all = DeviceForks { base: DeviceMoves::new(lab, parts, guest)?, guests };
+    let all = DeviceForks { base: DeviceMoves::new(lab, parts, guest)? };
     let ran = Cell::new(0);
     let case = |name: &str, case: &dyn Fn() -> Result<()>| {
         if !name.contains(only) {
@@ -59,26 +55,9 @@ pub fn all(lab: &Lab, parts: &moves::Parts, guest: &Path, only: &str) -> Result<
     Ok(ran.get())
 }
 
-/// What a guest has counted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Counts {
-    passes: u64,
-    damaged: u64,
-    cards: u64,
-    sent: u64,
-    received: u64,
-    wrong: u64,
-    mac: String,
-}
-
 impl DeviceForks<'_> {
     fn must(&self, host: usize, text: &str) -> Result<String> {
         self.base.moves.must(host, text)
-    }
-
-    fn json(&self, host: usize, words: &str) -> Result<Value> {
-        let said = self.must(host, &self.base.moves.vmove(&format!("--json {words}")))?;
-        serde_json::from_str(said.trim()).with_context(|| said.clone())
     }
 
     fn vfork(&self, words: &str) -> String {
@@ -91,24 +70,9 @@ impl DeviceForks<'_> {
         serde_json::from_str(said.trim()).with_context(|| said.clone())
     }
 
-    /// Names and processes of the VMs of a host.
-    fn vms(&self, host: usize) -> Result<Vec<(String, u64)>> {
-        let list = self.json(host, "list")?;
-        let vms = list["vms"].as_array().with_context(|| list.to_string())?.clone();
-        let there = vms.iter().filter(|vm| vm["status"] != "ended");
-        let one = |vm: &Value| Some((vm["name"].as_str()?.to_owned(), vm["pid"].as_u64()?));
-        Ok(there.filter_map(one).collect())
-    }
-
-    fn pid(&self, host: usize, name: &str) -> Result<u64> {
-        let vms = self.vms(host)?;
-        let found = vms.iter().find(|(vm, _)| vm == name);
-        found.map(|(_, pid)| *pid).with_context(|| format!("no {name} among {vms:?}"))
-    }
-
     /// Ends the VMs of a host, children first, and looks that all functions are back.
     fn end(&self, host: usize) -> Result<()> {
-        for (name, _) in self.vms(host)?.iter().filter(|(name, _)| name.contains('.')) {
+        for (name, _) in self.base.vms(host)?.iter().filter(|(name, _)| name.contains('.')) {
             self.must(host, &self.base.moves.vmove(&format!("stop --force {name}")))?;
         }
         self.must(
@@ -122,48 +86,6 @@ impl DeviceForks<'_> {
         self.must(host, &self.base.moves.vmove(&format!("stop --force {name}"))).map(drop)
     }
 
-    fn counts(&self, host: usize, name: &str) -> Result<Counts> {
-        let pid = self.pid(host, name)?;
-        let said = self.must(host, &format!("{} counts {pid}", self.guests.display()))?;
-        let all: Value = serde_json::from_str(said.trim()).with_context(|| said.clone())?;
-        let of = &all[0];
-        let count = |key: &str| of[key].as_u64().with_context(|| said.clone());
-        Ok(Counts {
-            passes: count("passes")?,
-            damaged: count("damaged")?,
-            cards: count("cards")?,
-            sent: count("sent")?,
-            received: count("received")?,
-            wrong: count("wrong")?,
-            mac: of["mac"].as_str().unwrap_or_default().to_owned(),
-        })
-    }
-
-    /// The guest goes over its memory, and its functions, so many, send and receive; all that it finds is right. Its first function's address.
-    fn works(&self, host: usize, name: &str, cards: u64) -> Result<String> {
-        let begun = Instant::now();
-        let mut before: Option<Counts> = None;
-        loop {
-            let now = self.counts(host, name);
-            if let Ok(now) = &now {
-                ensure!(now.damaged == 0 && now.wrong == 0, "{name} on h{host}: {now:?}");
-                let more = |before: &Counts| {
-                    let frames =
-                        cards == 0 || (now.sent > before.sent + 4 && now.received > before.received + 4);
-                    now.passes > before.passes && frames
-                };
-                if before.as_ref().is_some_and(more) && now.cards == cards {
-                    return Ok(now.mac.clone());
-                }
-            }
-            ensure!(begun.elapsed() < WORKS_TIMEOUT, "{name} on h{host}: {before:?}, then {now:?}");
-            if before.is_none() {
-                before = now.ok();
-            }
-            std::thread::sleep(Duration::from_millis(300));
-        }
-    }
-
     /// A VM like the guest without a function.
     fn plain(&self, name: &str) -> Result<()> {
         let (qemu, guest) = (self.base.moves.parts.qemu.display(), self.base.guest.display());
@@ -172,7 +94,7 @@ impl DeviceForks<'_> {
              -device pcie-root-port,id=rp1,chassis=1,slot=1 -debugcon file:{{vmdir}}/debug"
         );
         self.must(1, &self.base.moves.vmove(&line))?;
-        self.works(1, name, 0).map(drop)
+        self.base.works_by_memory(1, name, 0).map(drop)
     }
 
     /// Children 1 to 3 of the guest get the other functions of the host.
@@ -182,7 +104,7 @@ impl DeviceForks<'_> {
 
     /// Who has function `index`.
     fn owner(&self, host: usize, index: usize) -> Result<Value> {
-        let all = self.json(host, "devices")?;
+        let all = self.base.json(host, "devices")?;
         let devices = all["devices"].as_array().with_context(|| all.to_string())?;
         let found = devices.iter().find(|device| device["address"] == function(index));
         Ok(found.with_context(|| all.to_string())?["owner"]["vm"].clone())
@@ -219,26 +141,26 @@ impl DeviceForks<'_> {
             "{promoted}"
         );
         println!("  promoted child: {}", promoted["devices"][0]);
-        self.works(1, &format!("{NAME}.1"), 1)?;
+        self.base.works_by_memory(1, &format!("{NAME}.1"), 1)?;
         self.stop(1, &format!("{NAME}.1"))?;
         self.base.driver_is(1, 1, "igbvf")?;
-        self.works(1, NAME, 1).map(drop)
+        self.base.works_by_memory(1, NAME, 1).map(drop)
     }
 
     /// Four guests with a function each work, with four addresses, all of them on the wire.
     fn judge(&self, report: &Value) -> Result<()> {
         let mut macs = BTreeSet::from([MAC.to_owned()]);
-        ensure!(self.works(1, NAME, 1)? == MAC, "the parent has another address");
+        ensure!(self.base.works_by_memory(1, NAME, 1)? == MAC, "the parent has another address");
         for child in 1..=3 {
             let (name, told) = (format!("{NAME}.{child}"), &report["children"][child - 1]);
-            let mac = self.works(1, &name, 1)?;
+            let mac = self.base.works_by_memory(1, &name, 1)?;
             ensure!(told["devices"][0]["mac"] == mac.as_str(), "{mac}: {told}");
             ensure!(self.owner(1, child)? == name.as_str(), "function {child} is not that of {name}");
             self.base.driver_is(1, child, "vfio-pci")?;
             macs.insert(mac);
         }
         ensure!(macs.len() == 4, "{macs:?}");
-        let said = self.must(2, &format!("{} senders eth1 4", self.guests.display()))?;
+        let said = self.must(2, &format!("{} senders eth1 4", self.base.host_program("guests")))?;
         let seen: BTreeSet<String> = serde_json::from_str(said.trim()).with_context(|| said.clone())?;
         ensure!(macs.is_subset(&seen), "{macs:?} are not all among the senders {seen:?}");
         println!("  on the wire: {}", macs.into_iter().collect::<Vec<_>>().join(", "));
@@ -275,7 +197,7 @@ impl DeviceForks<'_> {
             ensure!(said.contains(&words), "{said}");
             (1..FUNCTIONS).try_for_each(|index| self.base.driver_is(1, index, "igbvf"))?;
         }
-        self.works(1, NAME, 1).map(drop)
+        self.base.works_by_memory(1, NAME, 1).map(drop)
     }
 
     fn stubborn(&self) -> Result<()> {
@@ -284,8 +206,8 @@ impl DeviceForks<'_> {
             self.fails(1, &format!("{NAME} --count 1 --unplug-timeout 6s --device net0={}", function(1)))?;
         ensure!(said.contains("did not let its device net0 go"), "{said}");
         self.base.driver_is(1, 1, "igbvf").and(self.base.driver_is(1, 0, "vfio-pci"))?;
-        ensure!(self.vms(1)?.iter().all(|(name, _)| name == NAME), "a child is there");
-        self.works(1, NAME, 1).map(drop)
+        ensure!(self.base.vms(1)?.iter().all(|(name, _)| name == NAME), "a child is there");
+        self.base.works_by_memory(1, NAME, 1).map(drop)
     }
 
     fn template(&self) -> Result<()> {
@@ -295,11 +217,11 @@ impl DeviceForks<'_> {
         )?;
         ensure!(saved["roles"] == serde_json::json!(["net0"]), "{saved}");
         println!("  parent: {}", saved["devices"][0]);
-        self.works(1, NAME, 1)?;
+        self.base.works_by_memory(1, NAME, 1)?;
         let report = self.forked(&format!("--template t --count 2 --device 2:net0={}", function(1)))?;
         ensure!(report["children"][0]["devices"].is_null(), "{report}");
-        self.works(1, "t.1", 0)?;
-        let mac = self.works(1, "t.2", 1)?;
+        self.base.works_by_memory(1, "t.1", 0)?;
+        let mac = self.base.works_by_memory(1, "t.2", 1)?;
         ensure!(mac != MAC && report["children"][1]["devices"][0]["mac"] == mac.as_str(), "{mac}: {report}");
         Ok(())
     }
@@ -313,19 +235,19 @@ impl DeviceForks<'_> {
             function(1)
         ))?;
         println!("  {}", report["children"]);
-        ensure!(self.works(1, NAME, 1)? == MAC, "the parent has another address");
+        ensure!(self.base.works_by_memory(1, NAME, 1)? == MAC, "the parent has another address");
         let mut macs = BTreeSet::from([MAC.to_owned()]);
         for child in report["children"].as_array().context("no children")? {
             let host = if child["node"] == to.as_str() { 2 } else { 1 };
             let name = child["name"].as_str().context("no name")?;
-            macs.insert(self.works(host, name, 1)?);
+            macs.insert(self.base.works_by_memory(host, name, 1)?);
             ensure!(self.owner(host, 1)? == name, "{report}");
         }
         ensure!(macs.len() == 3, "{macs:?}");
         // One that is not there: that host takes no part, the others do.
         let said = self.fails(3, &format!("{NAME} --count 1 --to {to} --device net0=0000:09:00.0"))?;
         ensure!(said.contains("h2 has no device 0000:09:00.0"), "{said}");
-        self.works(1, NAME, 1).map(drop)
+        self.base.works_by_memory(1, NAME, 1).map(drop)
     }
 
     /// Killed in one phase after another: the parent has its function, and each other one is that of a child that works, or the host's.
@@ -355,19 +277,19 @@ impl DeviceForks<'_> {
 
     /// Waits until the parent and all children that there are work with the function that is theirs alone; the children.
     fn settled(&self) -> Result<Vec<String>> {
-        ensure!(self.works(1, NAME, 1)? == MAC, "the parent has another address");
+        ensure!(self.base.works_by_memory(1, NAME, 1)? == MAC, "the parent has another address");
         ensure!(self.owner(1, 0)? == NAME, "function 0 is not the parent's");
         let begun = Instant::now();
         loop {
             let children: Vec<String> =
-                self.vms(1)?.into_iter().map(|(name, _)| name).filter(|name| name != NAME).collect();
+                self.base.vms(1)?.into_iter().map(|(name, _)| name).filter(|name| name != NAME).collect();
             let owners: Vec<Value> =
                 (1..FUNCTIONS).map(|index| self.owner(1, index)).collect::<Result<_>>()?;
             let owned = |name: &String| owners.iter().filter(|owner| *owner == name.as_str()).count() == 1;
             let free = owners.iter().filter(|owner| owner.is_null()).count();
             if children.iter().all(owned) && free + children.len() == owners.len() {
                 for name in &children {
-                    self.works(1, name, 1)?;
+                    self.base.works_by_memory(1, name, 1)?;
                 }
                 return Ok(children);
             }

@@ -2,6 +2,7 @@
 //! the same address. Whatever breaks before the hand-over, the guest has its function back.
 
 mod blows;
+pub(crate) mod by_memory;
 mod failover;
 mod groups;
 mod leased;
@@ -39,8 +40,6 @@ pub(crate) fn function(index: usize) -> String {
 pub(crate) struct DeviceMoves<'a> {
     pub(crate) moves: Moves<'a>,
     pub(crate) guest: PathBuf,
-    /// Plays a guest's agent.
-    agent: PathBuf,
 }
 
 /// What the guest has counted.
@@ -108,12 +107,16 @@ pub fn all(
 
 impl<'a> DeviceMoves<'a> {
     pub(crate) fn new(lab: &'a Lab, parts: &moves::Parts, guest: &Path) -> Result<Self> {
-        let agent = lab.places().source.join("tests/lab/host/agent").canonicalize()?;
-        Ok(Self { moves: Moves::new(lab, parts), guest: guest.canonicalize()?, agent })
+        Ok(Self { moves: Moves::new(lab, parts), guest: guest.canonicalize()? })
     }
 }
 
 impl DeviceMoves<'_> {
+    /// A program that runs in the hosts.
+    pub(crate) fn host_program(&self, name: &str) -> String {
+        self.moves.lab.places().source.join("tests/lab/host").join(name).display().to_string()
+    }
+
     pub(crate) fn make_functions(&self, host: usize) -> Result<()> {
         let make = format!(
             "for m in igb igbvf vfio-pci; do modprobe $m; done; ip link set eth1 up; \

@@ -39,10 +39,6 @@ impl DeviceMoves<'_> {
         result.and(ended)
     }
 
-    pub(super) fn host_program(&self, name: &str) -> String {
-        self.moves.lab.places().source.join("tests/lab/host").join(name).display().to_string()
-    }
-
     fn with_connection(&self, kernel: &std::path::Path, initrd: &std::path::Path) -> Result<()> {
         let (qemu, kernel, initrd) = (self.moves.parts.qemu.display(), kernel.display(), initrd.display());
         // The function's address is that of the pair.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::{DeviceMoves, FUNCTIONS, function};
@@ -13,7 +13,7 @@ use crate::moves::{COMMAND_TIMEOUT_MS, PORT};
 const LEASE: &str = "job";
 /// Where the daemon of h2 is reached from other hosts, as `ssh -L` would bring it.
 const FORWARDED: u16 = 7421;
-/// For the bridge to answer, and for a plan to begin to move a guest.
+/// For the bridge to answer.
 const SOON: Duration = Duration::from_secs(60);
 
 /// The guest of the lease: its name, its host, and its function there.
@@ -25,10 +25,14 @@ struct Place {
 }
 
 impl Place {
+    fn index(&self) -> Result<usize> {
+        let index = (0..FUNCTIONS).find(|index| function(*index) == self.function);
+        index.with_context(|| format!("{} is no function", self.function))
+    }
+
     /// The address that the card gives the function.
     fn mac(&self) -> Result<String> {
-        let index = (0..FUNCTIONS).find(|index| function(*index) == self.function);
-        Ok(mac(self.host, index.with_context(|| format!("{} is no function", self.function))?))
+        Ok(mac(self.host, self.index()?))
     }
 }
 
@@ -153,8 +157,7 @@ impl DeviceMoves<'_> {
     }
 
     fn is_free(&self, place: &Place) -> Result<()> {
-        let index = (0..FUNCTIONS).find(|index| function(*index) == place.function).context("no function")?;
-        self.driver_is(place.host, index, "igbvf")
+        self.driver_is(place.host, place.index()?, "igbvf")
     }
 
     /// The parent has its leased function again, the first child another one, and the second none.
@@ -165,45 +168,17 @@ impl DeviceMoves<'_> {
         let words = format!("create {vm} --count 2 --device 1:vf0={} 2>>/run/lab/vfork.log", child.function);
         let report = self.moves.must(host, &format!("{vfork} {words}"))?;
         ensure!(report.contains("parent_stood_still_ms"), "{report}");
-        self.has_function(host, vm, Some(&parent.mac()?))?;
-        self.has_function(host, &child.vm, Some(&child.mac()?))?;
-        self.has_function(host, &format!("{vm}.2"), None)?;
+        for place in [parent, &child] {
+            let has = self.works_by_memory(host, &place.vm, 1)?;
+            ensure!(has == place.mac()?, "{place:?} has {has}");
+        }
+        self.works_by_memory(host, &format!("{vm}.2"), 0)?;
         for number in 1..=2 {
             self.moves.must(host, &self.moves.vmove(&format!("stop --force {vm}.{number}")))?;
         }
         self.is_free(&child)?;
         println!("  forked: its parent has {} again, a child had {}", parent.function, child.function);
         Ok(())
-    }
-
-    /// As [`DeviceMoves::works_as`] for guests of a fork: what they have in memory is read from their QEMUs.
-    fn has_function(&self, host: usize, vm: &str, mac: Option<&str>) -> Result<()> {
-        let count = format!(
-            "{} counts $({} | tr '{{' '\\n' | grep '\"name\":\"{vm}\"' | grep -o '\"pid\":[0-9]*' | cut -d: -f2)",
-            self.host_program("guests"),
-            self.moves.vmove("--json list")
-        );
-        let (begun, mut before) = (Instant::now(), None);
-        loop {
-            let said = self.moves.host(host, &count)?.text;
-            let now: Value = serde_json::from_str(said.trim()).unwrap_or_default();
-            let number = |counts: &Value, key: &str| counts[0][key].as_u64().unwrap_or(0);
-            let more = |before: &Value, key| number(&now, key) > number(before, key);
-            let works = before.as_ref().is_some_and(|before| {
-                more(before, "passes") && (mac.is_none() || more(before, "sent") && more(before, "received"))
-            });
-            let its = mac
-                .map_or(number(&now, "cards") == 0, |mac| now[0]["mac"] == mac && number(&now, "cards") == 1);
-            ensure!(number(&now, "damaged") == 0 && number(&now, "wrong") == 0, "{vm} on h{host}: {said}");
-            if works && its {
-                return Ok(());
-            }
-            ensure!(begun.elapsed() < SOON, "{vm} on h{host}: {said}, before that {before:?}");
-            if now.is_array() && before.is_none() {
-                before = Some(now);
-            }
-            std::thread::sleep(Duration::from_millis(300));
-        }
     }
 
     /// A plan that has the guest leave its host; the plan's id.
@@ -221,18 +196,7 @@ impl DeviceMoves<'_> {
         let plan = self.evacuation(second)?;
         let words = self.bridge_words(&format!("plan run {plan}"));
         let running = self.moves.lab.exec(1, shell(&words, COMMAND_TIMEOUT_MS))?;
-        let begun = Instant::now();
-        while !self
-            .moves
-            .host(second.host, &self.moves.vmove("status --json"))?
-            .text
-            .contains("\"phase\":\"rounds\"")
-        {
-            if begun.elapsed() > SOON {
-                bail!("the guest does not move");
-            }
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        self.moves.until_in_phase(second.host, &running, "rounds")?;
         let refused = self.moves.host(1, &self.bridge_words(&format!("lease release {LEASE}")))?;
         let expected = format!("VM {} is being moved to h{}", first.vm, first.host);
         ensure!(

@@ -176,7 +176,7 @@ impl DeviceMoves<'_> {
 
     /// Plays the guest's agent while something is done, in place of QEMU's end of its port; the scripts that it was asked to run.
     fn played_agent(&self, lie: &str, act: impl FnOnce() -> Result<()>) -> Result<String> {
-        let (agent, port) = (self.agent.display(), format!("/run/vm/run/{NAME}/qga.sock"));
+        let (agent, port) = (self.host_program("agent"), format!("/run/vm/run/{NAME}/qga.sock"));
         self.moves.must(
             1,
             &format!(

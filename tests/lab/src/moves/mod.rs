@@ -228,19 +228,26 @@ impl<'a> Moves<'a> {
     /// The same for another guest.
     pub(crate) fn moving_of(&self, name: &str, more: &str, phase: &str) -> Result<Receiver<Event>> {
         let moving = self.lab.exec(1, shell(&self.migrate_words(name, 2, more), COMMAND_TIMEOUT_MS))?;
+        self.until_in_phase(1, &moving, phase)?;
+        Ok(moving)
+    }
+
+    /// Waits until a migration of this host is in this phase, which `moving` has begun.
+    pub(crate) fn until_in_phase(&self, host: usize, moving: &Receiver<Event>, phase: &str) -> Result<()> {
         let begun = Instant::now();
-        while !self.host(1, &self.vmove("status --json"))?.text.contains(&format!("\"phase\":\"{phase}\"")) {
+        while !self.host(host, &self.vmove("status --json"))?.text.contains(&format!("\"phase\":\"{phase}\""))
+        {
             ensure!(begun.elapsed() < Duration::from_secs(60), "phase {phase} never came");
             match moving.try_recv() {
                 Err(_) => {}
                 // A warning: the report and the end are still to come.
                 Ok(Event::Err(warning)) => eprint!("  {warning}"),
                 Ok(last) => {
-                    bail!("the migration ended before phase {phase} was seen: {}", rest(last, &moving))
+                    bail!("the migration ended before phase {phase} was seen: {}", rest(last, moving))
                 }
             }
         }
-        Ok(moving)
+        Ok(())
     }
 
     /// The RDMA path, and nothing else, is cut when the migration is in this phase.
