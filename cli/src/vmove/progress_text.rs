@@ -115,9 +115,13 @@ pub fn describe(progress: &Progress) -> String {
         Outcome::Failed { error, guest, cancelled } => {
             let what = if *cancelled { "was cancelled" } else { "failed" };
             let next = match guest {
-                GuestPlace::PausedAtSource | GuestPlace::PausedAtDestination => {
+                GuestPlace::PausedAtSource => {
                     format!("\n  next: vmove recover {id}, on the node that has the guest")
                 }
+                GuestPlace::PausedAtDestination => format!(
+                    "\n  next: vmove recover {id}, on the node that has the guest\n  \
+                     if its QEMU has ended there: vmove reclaim {id} --guest-is-lost, on the source, runs the copy that was stopped there"
+                ),
                 GuestPlace::Source | GuestPlace::Destination | GuestPlace::Unknown => String::new(),
             };
             format!(
@@ -145,7 +149,7 @@ fn place(guest: GuestPlace) -> &'static str {
         GuestPlace::Source => "is at the source, as before",
         GuestPlace::Destination => "belongs to the destination",
         GuestPlace::PausedAtSource => "is paused at the source",
-        GuestPlace::PausedAtDestination => "is paused at the destination",
+        GuestPlace::PausedAtDestination => "is paused at the destination, or has ended there",
         GuestPlace::Unknown => "is unknown",
     }
 }
@@ -314,6 +318,10 @@ mod tests {
         assert_eq!(object["id"], "42");
         assert_eq!(object["exit_code"], 4);
         assert!(describe(&failed).contains("vmove recover 42"));
+        assert!(!describe(&failed).contains("reclaim"), "its only copy is at the source");
+        let guest = GuestPlace::PausedAtDestination;
+        let failed = progress(Outcome::Failed { error: "cut".to_owned(), guest, cancelled: false });
+        assert!(describe(&failed).contains("vmove reclaim 42 --guest-is-lost"), "{}", describe(&failed));
     }
 
     #[test]

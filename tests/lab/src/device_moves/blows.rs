@@ -162,7 +162,7 @@ impl DeviceMoves<'_> {
         let seen =
             self.moves.host(seer, &format!("begun=$(date +%s); until {look}; do {over}; done; true"))?;
         ensure!([0, 7].contains(&seen.status), "{}", seen.text);
-        let falls = seen.status == 0;
+        let mut falls = seen.status == 0;
         let restarted = match victim {
             _ if !falls => None,
             Victim::Source => Some(from),
@@ -174,10 +174,23 @@ impl DeviceMoves<'_> {
             self.moves.must(host, "sleep 0.3")?;
             self.moves.start(host, "")?;
         } else if falls {
-            // One of them. It may have ended by itself.
-            self.moves.must(to, "kill -KILL $(pgrep -f '[i]ncoming' | head -1) || true")?;
+            falls = self.kill_waiting_qemu(to)?;
         }
         Ok((falls, collect(&moving).context("the source went away")?))
+    }
+
+    /// Kills a QEMU that waits for its guest, unless the guest has just become its own: then this would end the guest. Whether it was killed.
+    ///
+    /// It is stopped before the journal is read, so that the guest cannot be handed over between the two.
+    fn kill_waiting_qemu(&self, host: usize) -> Result<bool> {
+        let owner = in_journal("destination", "\"state\":\"owner\"");
+        let script = format!(
+            "q=$(pgrep -f '[i]ncoming' | head -1); [ -n \"$q\" ] || exit 7; kill -STOP $q || exit 7; sleep 0.3; \
+             if {owner}; then kill -CONT $q; exit 7; fi; kill -KILL $q"
+        );
+        let done = self.moves.host(host, &script)?;
+        ensure!([0, 7].contains(&done.status), "{}", done.text);
+        Ok(done.status == 0)
     }
 
     /// The host that has these guests, all of them, once no migration is under way.
