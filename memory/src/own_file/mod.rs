@@ -1,7 +1,8 @@
 //! Private memory of a running process, moved to a file that the process then maps shared: piece by piece, while it runs.
 //!
 //! What the process has not written since its memory became private is in the file already (whoever made the file has copied it
-//! from the frozen one). Its own pages are still to be copied. For each piece of 2 MiB, or one huge page:
+//! from the frozen one). Its own pages are still to be copied. For each piece of 2 MiB, or one huge page (more of
+//! them in a guest with very many):
 //!
 //! ```text
 //! write-protect the piece --> copy the process's own pages to the file --> map the file over it --> wake
@@ -40,7 +41,7 @@ use std::time::{Duration, Instant};
 pub use self::standby::{STAND_BY, stand_by};
 pub use self::standing::{Standing, unmap_strays};
 
-use self::pieces::{Batch, batches, own_runs};
+use self::pieces::{Batch, PieceSize, batches, own_runs};
 use self::standby::Standby;
 use crate::attach::{
     Injector, Keep, MappingHints, Replacement, Sharing, advise, create_uffd, map_aside, move_over, unmap,
@@ -50,7 +51,7 @@ use crate::process::Process;
 use crate::qemu_mapping::QemuMapping;
 use crate::ram::{Mapping, RamFile};
 use crate::uffd::{EventBatch, FaultContext, UffdEvent, UffdFeatures};
-use crate::units::{ByteLen, ByteRange, FileOffset, Hva, PageSize};
+use crate::units::{ByteLen, ByteRange, FileOffset, Hva};
 
 /// Bytes copied at once.
 const PART: u64 = 2 << 20;
@@ -133,6 +134,16 @@ impl Mover {
         files: Vec<OwnFile>,
         strays: &[(Hva, ByteLen)],
     ) -> Result<Self> {
+        Self::in_pieces(process, parts, files, strays, PieceSize::allowed())
+    }
+
+    fn in_pieces(
+        process: Arc<Process>,
+        parts: &[PrivatePart],
+        files: Vec<OwnFile>,
+        strays: &[(Hva, ByteLen)],
+        size: PieceSize,
+    ) -> Result<Self> {
         let open = |name: &str| {
             let path = process.path(name);
             File::open(&path).map_err(|source| MemoryError::Proc { path, source })
@@ -141,7 +152,7 @@ impl Mover {
         standing::unmap_all(&process, strays)?;
         // Ours only: writers must go on if we die.
         let remote = create_uffd(&process, UffdFeatures::WriteProtection, Keep::OursOnly)?;
-        let mut batches: Vec<Batch> = parts.iter().flat_map(batches).collect();
+        let mut batches: Vec<Batch> = batches(parts, size);
         batches.reverse();
         Ok(Self {
             process,
@@ -309,9 +320,4 @@ const fn rest_of(whole: QemuMapping, done: ByteLen) -> QemuMapping {
         file_offset: FileOffset(whole.file_offset.0 + done.0),
         ..whole
     }
-}
-
-/// Bytes of the pieces of a mapping.
-const fn piece_bytes(page: PageSize) -> u64 {
-    if page.bytes() > PART { page.bytes() } else { PART }
 }

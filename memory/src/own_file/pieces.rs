@@ -3,11 +3,11 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use super::{PrivatePart, piece_bytes};
+use super::{PART, PrivatePart};
 use crate::attach::MappingHints;
 use crate::error::{MemoryError, Result};
 use crate::qemu_mapping::QemuMapping;
-use crate::units::{ByteLen, FileOffset, Hva};
+use crate::units::{ByteLen, FileOffset, Hva, PageSize};
 
 /// Pieces that are moved while one thread is held.
 const BATCH: usize = 8;
@@ -25,6 +25,51 @@ const PLACE: u64 = (1 << 55) - 1;
 /// swapped page looks like this.
 const MARK: u64 = 31 | (1 << 5);
 
+/// How many mappings the kernel allows a process (`vm.max_map_count`, Documentation/admin-guide/sysctl/vm.rst).
+const MAX_MAPPINGS: &str = "/proc/sys/vm/max_map_count";
+/// The kernel's own default.
+const USUAL_MAX_MAPPINGS: u64 = 65_530;
+/// The part of these that pieces may take. QEMU has its own, and an attempt that was cut off has left some.
+const PIECES_SHARE: u64 = 4;
+
+/// How long pieces are.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum PieceSize {
+    /// 2 MiB, or as many huge pages as are needed so that there are at most so many pieces of them in all. The kernel does not join mappings of
+    /// hugetlbfs that lie beside each other, so each piece stays a mapping of its own, and with too many the move would fail half-way.
+    AtMost(u64),
+    /// The same for all.
+    #[cfg(test)]
+    #[cfg_attr(loom, expect(dead_code, reason = "no process is moved there"))]
+    Bytes(u64),
+}
+
+impl PieceSize {
+    /// As this kernel allows.
+    pub(super) fn allowed() -> Self {
+        let told = std::fs::read_to_string(MAX_MAPPINGS).ok().and_then(|text| text.trim().parse().ok());
+        Self::AtMost(told.unwrap_or(USUAL_MAX_MAPPINGS) / PIECES_SHARE)
+    }
+
+    /// Bytes of a piece of this part.
+    fn of(self, part: &PrivatePart, all: &[PrivatePart]) -> u64 {
+        let most = match self {
+            Self::AtMost(most) => most,
+            #[cfg(test)]
+            Self::Bytes(bytes) => return bytes,
+        };
+        let page = part.at.page_size;
+        if page == PageSize::Base4K {
+            return PART;
+        }
+        // Each part may end in the middle of a piece.
+        let huge = || all.iter().filter(|other| other.at.page_size != PageSize::Base4K);
+        let pieces = most.saturating_sub(2 * huge().count() as u64).max(1);
+        let bytes: u64 = huge().map(|other| other.at.len.0).sum();
+        bytes.div_ceil(pieces).next_multiple_of(page.bytes()).max(page.bytes())
+    }
+}
+
 /// Pieces beside each other.
 #[derive(Debug)]
 pub(super) struct Batch {
@@ -34,9 +79,13 @@ pub(super) struct Batch {
     pub(super) filled: bool,
 }
 
-/// A part, cut at addresses where huge pages begin.
-pub(super) fn batches(part: &PrivatePart) -> Vec<Batch> {
-    let size = piece_bytes(part.at.page_size);
+/// Parts, cut at addresses where pieces begin.
+pub(super) fn batches(parts: &[PrivatePart], size: PieceSize) -> Vec<Batch> {
+    parts.iter().flat_map(|part| cut(part, size.of(part, parts))).collect()
+}
+
+/// A part in pieces of `size` bytes.
+fn cut(part: &PrivatePart, size: u64) -> Vec<Batch> {
     let mut pieces = Vec::new();
     let mut at = part.at.hva;
     while at < part.at.end() {
@@ -113,7 +162,8 @@ mod tests {
     #[test]
     fn pieces_begin_where_huge_pages_do_and_cover_everything_once() {
         let part = part(0x7f00_0010_3000, (40 << 20) + 0x5000, PageSize::Base4K);
-        let all: Vec<QemuMapping> = batches(&part).into_iter().flat_map(|batch| batch.pieces).collect();
+        let cut = |part: PrivatePart| batches(&[part], PieceSize::AtMost(1000));
+        let all: Vec<QemuMapping> = cut(part.clone()).into_iter().flat_map(|batch| batch.pieces).collect();
         let mut at = part.at.hva;
         for piece in &all {
             assert_eq!(piece.hva, at);
@@ -122,15 +172,29 @@ mod tests {
         }
         assert_eq!(at, part.at.end());
         assert!(all[1..].iter().all(|piece| piece.hva.0.is_multiple_of(2 << 20)));
-        for batch in batches(&part) {
+        for batch in cut(part) {
             assert_eq!(batch.whole.hva, batch.pieces[0].hva);
             assert_eq!(Some(batch.whole.end()), batch.pieces.last().map(|piece| piece.end()));
         }
-        assert_eq!(batches(&part_of_gigabytes()).iter().map(|b| b.pieces.len()).sum::<usize>(), 3);
+        assert_eq!(count(&[self::part(0x7f00_0000_0000, 3 << 30, PageSize::Huge1G)], 1000), 3);
     }
 
-    fn part_of_gigabytes() -> PrivatePart {
-        part(0x7f00_0000_0000, 3 << 30, PageSize::Huge1G)
+    fn count(parts: &[PrivatePart], most: u64) -> u64 {
+        batches(parts, PieceSize::AtMost(most)).iter().map(|batch| batch.pieces.len() as u64).sum()
+    }
+
+    #[test]
+    fn a_large_guest_on_huge_pages_has_no_more_mappings_than_the_kernel_allows() {
+        let most = USUAL_MAX_MAPPINGS / PIECES_SHARE;
+        // A TiB has 524,288 pages of 2 MiB.
+        let halves = [0x10_0000_0000, 0x1f0_0020_0000].map(|hva| part(hva, 512 << 30, PageSize::Huge2M));
+        assert!(count(&halves, most) <= most, "{}", count(&halves, most));
+        assert!(batches(&halves, PieceSize::AtMost(most)).iter().all(|batch| {
+            batch.pieces.iter().all(|piece| piece.hva.0.is_multiple_of(2 << 20) && piece.len.0 % (2 << 20) == 0)
+        }));
+        // Few pages are moved one by one, and the kernel joins mappings of small ones.
+        assert_eq!(count(&[part(0x4000_0000, 1 << 30, PageSize::Huge2M)], most), 512);
+        assert_eq!(count(&[part(0x4000_0000, 1 << 40, PageSize::Base4K)], most), 1 << 19);
     }
 
     #[test]
