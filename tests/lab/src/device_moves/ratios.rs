@@ -69,8 +69,9 @@ impl DeviceMoves<'_> {
         self.works_as(1, PLAIN, None)?;
         self.works(1)?;
         let mut missed = Vec::new();
-        for mode in ["hybrid", "postcopy"] {
-            let figures = self.measured(mode)?;
+        // Of a number of moves that is odd, those of the next mode begin at the other host.
+        for (mode, first) in [("hybrid", 1), ("postcopy", 1 + ROUNDS % 2)] {
+            let figures = self.measured(mode, first)?;
             let allowed = figures.unplug.median() + figures.plug.median() + BARS.0 * figures.plain.median();
             let (outage, still) =
                 (figures.outage.median() / allowed, figures.down.median() / figures.plain_down.median());
@@ -99,11 +100,12 @@ impl DeviceMoves<'_> {
         Ok(())
     }
 
-    /// Both guests go to and fro in turns; in between the device alone leaves and comes back.
-    fn measured(&self, mode: &str) -> Result<Figures> {
+    /// Both guests, which are on the host `first`, go to and fro in turns; in between the device alone leaves and comes back.
+    fn measured(&self, mode: &str, first: usize) -> Result<Figures> {
         let mut figures = Figures::default();
         for round in 0..ROUNDS {
-            let (from, to) = if round % 2 == 0 { (1, 2) } else { (2, 1) };
+            let from = if round % 2 == 0 { first } else { 3 - first };
+            let to = 3 - from;
             let ms = |report: &Value, key: &str| {
                 report[key].as_f64().with_context(|| format!("no {key} in {report}"))
             };
