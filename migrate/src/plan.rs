@@ -13,6 +13,9 @@ const MAX_ROUNDS: u32 = 30;
 /// `precopy` has promised not to fall back: it goes on trying while the guest may calm down.
 const MAX_STUBBORN_ROUNDS: u32 = 60;
 
+/// Rounds after which pre-copy says that it does not converge.
+const ROUNDS_TO_TELL: u32 = 2;
+
 /// A guest that was watched for a while goes on writing other pages at that rate for at most this many times as long.
 const BELIEVED: f64 = 4.0;
 
@@ -74,6 +77,23 @@ pub fn next(mode: Mode, max_downtime_ms: f64, s: Standing) -> Next {
     }
 }
 
+/// What is told of pre-copy that goes on though its last round gained nothing and what is left takes longer than is allowed. It may still
+/// end if the guest calms down.
+#[must_use]
+pub fn not_converging(max_downtime_ms: f64, s: Standing) -> Option<String> {
+    let left_ms = s.left_ms();
+    let pays = (s.left_bytes as f64) < PAYS * s.last_bytes as f64;
+    (s.rounds >= ROUNDS_TO_TELL && !pays && left_ms > max_downtime_ms).then(|| {
+        format!(
+            "does not converge: {} left after {} rounds, which take {left_ms:.0} ms, and {max_downtime_ms} ms are allowed. \
+             It is tried for {MAX_STUBBORN_ROUNDS} rounds, in case the guest calms down; --mode hybrid or --max-downtime {:.0}ms would end it",
+            size(s.left_bytes),
+            s.rounds,
+            left_ms.ceil() + 1.0
+        )
+    })
+}
+
 /// Whether pre-copy stops the guest for all that is left rather than begin with a round. It does if that is allowed, and if most
 /// of what a round would send would be written again: then the round costs its time and gains nothing. Says why.
 ///
@@ -107,6 +127,40 @@ pub fn could_shrink(dirty_bytes_per_s: f64, link_bytes_per_s: f64) -> bool {
     dirty_bytes_per_s < PAYS * link_bytes_per_s
 }
 
+/// How the rate of a link is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkKnown {
+    /// By what crossed in this migration.
+    Measured,
+    /// By what the last migration to the same node measured.
+    Before,
+    /// It is the limit that the operator set (`--bandwidth`).
+    Limit,
+    /// It is not.
+    Assumed,
+}
+
+/// The rate of a link.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Link {
+    /// Page payload per second.
+    pub bytes_per_s: f64,
+    /// How that is known.
+    pub known: LinkKnown,
+}
+
+impl Link {
+    fn told(self) -> String {
+        let rate = rate(self.bytes_per_s);
+        match self.known {
+            LinkKnown::Measured => format!("link moves {rate}"),
+            LinkKnown::Before => format!("link moved {rate} in the last migration to this node"),
+            LinkKnown::Limit => format!("link may be used for {rate}"),
+            LinkKnown::Assumed => format!("link is not measured, {rate} assumed"),
+        }
+    }
+}
+
 /// What `auto` knows when it chooses.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Outlook {
@@ -114,8 +168,8 @@ pub struct Outlook {
     pub content_bytes: u64,
     /// Bytes per second that the guest dirties, over the sample.
     pub dirty_bytes_per_s: f64,
-    /// Link.
-    pub link_bytes_per_s: f64,
+    /// What moves the memory.
+    pub link: Link,
     /// The operator's limit.
     pub max_downtime_ms: f64,
     /// The kernel can track writes.
@@ -134,10 +188,10 @@ pub fn choose(o: Outlook) -> (Mode, String) {
             "this kernel cannot track writes (PAGEMAP_SCAN, Linux 6.7): post-copy is what remains".to_owned(),
         );
     }
-    let r = o.dirty_bytes_per_s / o.link_bytes_per_s.max(1.0);
-    let facts =
-        format!("guest dirties {}, link moves {}", rate(o.dirty_bytes_per_s), rate(o.link_bytes_per_s));
-    let full_ms = o.content_bytes as f64 / o.link_bytes_per_s.max(1.0) * 1e3;
+    let link = o.link.bytes_per_s.max(1.0);
+    let r = o.dirty_bytes_per_s / link;
+    let facts = format!("guest dirties {}, {}", rate(o.dirty_bytes_per_s), o.link.told());
+    let full_ms = o.content_bytes as f64 / link * 1e3;
     // After three rounds what is left is content * r^3; the pause must hold it.
     let left_ms = full_ms * r.powi(3);
     if r <= 0.25 && left_ms <= 0.5 * o.max_downtime_ms {
@@ -225,6 +279,23 @@ mod tests {
     }
 
     #[test]
+    fn precopy_tells_of_rounds_in_vain_after_two_of_them() {
+        let told = not_converging(100.0, at(2, 400_000_000, 400_000_000)).expect("it is told");
+        assert!(told.contains("does not converge") && told.contains("--max-downtime 201ms"), "{told}");
+        assert_eq!(not_converging(100.0, at(1, 400_000_000, 400_000_000)), None, "too early");
+        assert_eq!(not_converging(300.0, at(2, 400_000_000, 400_000_000)), None, "it is allowed");
+        assert_eq!(not_converging(100.0, at(2, 800_000_000, 400_000_000)), None, "it shrinks");
+    }
+
+    #[test]
+    fn auto_says_how_it_knows_the_link() {
+        let told = |known| Link { bytes_per_s: 1e9, known }.told();
+        assert!(told(LinkKnown::Measured).contains("moves 1.00 GB/s"));
+        assert!(told(LinkKnown::Before).contains("last migration"));
+        assert!(told(LinkKnown::Assumed).contains("assumed"));
+    }
+
+    #[test]
     fn a_round_that_would_gain_nothing_is_not_begun() {
         let ms = Duration::from_millis;
         let stops = |limit, left, dirty, watched| stop_at_once(limit, at(0, 0, left), dirty, watched);
@@ -246,7 +317,7 @@ mod tests {
         let o = |dirty: f64, can_track| Outlook {
             content_bytes: 1 << 30,
             dirty_bytes_per_s: dirty,
-            link_bytes_per_s: LINK,
+            link: Link { bytes_per_s: LINK, known: LinkKnown::Measured },
             max_downtime_ms: 300.0,
             can_track,
         };

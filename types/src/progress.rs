@@ -197,6 +197,9 @@ pub struct Progress {
     pub fabric: Option<String>,
     /// Estimated milliseconds to the end, where that can be said.
     pub eta_ms: Option<f64>,
+    /// What goes wrong though the session goes on, and what would help.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
     /// A file that it could not write, why, and since when: it tries again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unwritten: Option<String>,
@@ -228,6 +231,7 @@ impl Progress {
             round: 0,
             fabric: None,
             eta_ms: None,
+            warning: None,
             unwritten: None,
             missing_devices: Vec::new(),
             outcome: Outcome::Running,

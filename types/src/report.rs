@@ -101,6 +101,9 @@ pub struct Report {
     pub rounds: Vec<RoundStats>,
     /// Why the rounds ended.
     pub rounds_reason: String,
+    /// What the rounds measured of the link, in bytes of page payload per second: the next `auto` to this node may count on it. `None`: too
+    /// little crossed in rounds to say so, or `--bandwidth` held them back.
+    pub link_bytes_per_s: Option<f64>,
     /// Bytes on the wire for pages and device state, headers included, both directions.
     pub bytes_sent: u64,
     /// Device state alone.

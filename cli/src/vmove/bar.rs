@@ -16,6 +16,7 @@ pub struct Bar {
     bar: Option<ProgressBar>,
     furthest: Furthest,
     lines: Option<Lines>,
+    warned: Cell<bool>,
 }
 
 /// What was said last, and when.
@@ -83,6 +84,9 @@ impl Bar {
     }
 
     fn show(&self, progress: &Progress, message: String) {
+        if let Some(warning) = progress.warning.as_ref().filter(|_| !self.warned.replace(true)) {
+            self.note(&format!("vmove: {}: {warning}", progress.vm));
+        }
         if self.lines.as_ref().is_some_and(|lines| lines.are_due(progress.phase, Instant::now())) {
             crate::output::note(&format!("{}: {message}", progress.vm));
         }

@@ -11,6 +11,7 @@ use super::aborted::Undo;
 use super::control::Control;
 use super::conversation::{Heard, Serving};
 use super::error::{SourceError, Stop};
+use super::link_rate::LinkRate;
 use super::memory::{SourceMemory, parts_with_data};
 use super::page_service::{PageService, Terms, show_fabric};
 use super::session::Session;
@@ -159,7 +160,8 @@ impl Asking {
     pub(super) fn accepted(self, room: Room) -> Warm {
         let pages = PageService::new(Terms::from(&room.accepted), room.memory);
         let Guest { monitor, direct_io, .. } = self.guest;
-        Warm { monitor, direct_io, control: self.control, pages, prepared: false }
+        let link_rate = LinkRate::default();
+        Warm { monitor, direct_io, control: self.control, pages, link_rate, prepared: false }
     }
 }
 

@@ -19,6 +19,7 @@ mod exposure;
 mod final_pages;
 mod gate;
 mod gathering;
+mod link_rate;
 mod memory;
 mod outdated;
 mod page_service;

@@ -46,7 +46,7 @@ impl Warm {
             session.report.rounds_reason = why;
             return self.wait_prepared(session).await;
         }
-        let mut link = sample.map_or(0.0, |sample| sample.link_bytes_per_s);
+        let mut link = sample.map_or(0.0, |sample| sample.link.bytes_per_s);
         loop {
             let sets = self.pages.memory.take_pending();
             let (done, planned) = self.round(sets, session).await?;
@@ -68,7 +68,10 @@ impl Warm {
                 link_bytes_per_s: if link > 0.0 { link } else { 1e9 },
             };
             match plan::next(session.mode, max_downtime_ms(session), standing) {
-                Next::Round => {}
+                Next::Round => {
+                    let warning = plan::not_converging(max_downtime_ms(session), standing);
+                    session.publisher.update(|p| p.warning = warning);
+                }
                 Next::Stop(why) => {
                     session.report.rounds_reason = why;
                     return Ok(());
@@ -116,6 +119,8 @@ impl Warm {
                 break done;
             }
         };
+        self.link_rate.add(&done);
+        session.report.link_bytes_per_s = self.link_rate.to_remember(session.spec().bandwidth);
         session.report.rounds.push(RoundStats {
             pages: named.pages,
             zero: named.zero,

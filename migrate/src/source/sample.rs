@@ -1,31 +1,31 @@
 //! What the guest writes and what the link carries, watched for a moment before it is decided how to go on.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::error::{SourceError, Stop};
+use super::link_rate;
+use super::page_service::while_alive;
 use super::session::Session;
 use super::warm::Warm;
 use crate::pending::PageSet;
-use crate::plan::{self, Outlook, Standing};
+use crate::plan::{self, Link, LinkKnown, Outlook, Standing};
+use vmove_node::blocking::spawn_blocking;
 use vmove_types::report::RoundStats;
 use vmove_types::spec::Mode;
 
 /// Sent first, and from then on twice as much each time: a slow link is known soon, and a fast one is not left idle.
 const FIRST_PART: u64 = 1 << 20;
-/// With less than this sent, a link's rate is not known.
-const LEAST_SENT: u64 = 1 << 20;
 /// The guest's writes are watched for at least this long.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
-/// Of a link over which nothing was sent.
-const UNKNOWN_LINK: f64 = 1e9;
 
 /// What was seen.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sample {
-    /// Page payload per second.
-    pub link_bytes_per_s: f64,
+    /// What moves the memory.
+    pub link: Link,
     /// Bytes of pages that the guest wrote while it was watched, each page counted once.
     dirty_bytes: u64,
     watched: Duration,
@@ -43,21 +43,21 @@ impl Warm {
         let page = self.pages.memory.page_bytes();
         let before = session.report.rounds.len();
         let looks = SourceError::memory("look at what the guest holds");
-        let (mut part, mut bytes, mut micros, mut from) = (FIRST_PART, 0, 0, (0, 0));
+        let remembered = self.measured_before(session).await?;
+        let (mut part, mut from) = (FIRST_PART, (0, 0));
         let sample = loop {
             let sets = self.pages.memory.take_content((part / page).max(1), &mut from).map_err(looks)?;
             let is_last = sets.iter().all(PageSet::is_empty);
             if is_last {
                 tokio::time::sleep(SAMPLE_INTERVAL.saturating_sub(begun.elapsed())).await;
             } else {
-                let (done, _) = self.round(sets, session).await?;
-                (bytes, micros, part) = (bytes + done.bytes, micros + done.micros, part * 2);
-                if begun.elapsed() < SAMPLE_INTERVAL || bytes < LEAST_SENT {
+                self.round(sets, session).await?;
+                part *= 2;
+                if begun.elapsed() < SAMPLE_INTERVAL || self.link_rate.measured().is_none() {
                     continue;
                 }
             }
-            let link =
-                if micros > 0 && bytes > 0 { bytes as f64 / micros as f64 * 1e6 } else { UNKNOWN_LINK };
+            let link = self.link_rate.link(session.spec().bandwidth, remembered);
             let mut sample = self.seen_since(begun, link, session).await?;
             // More would be sent in vain, and take from what starts QEMU there.
             if !self.prepared && stops_at_once(session, &sample).is_some() {
@@ -78,7 +78,7 @@ impl Warm {
     async fn seen_since(
         &mut self,
         begun: Instant,
-        link_bytes_per_s: f64,
+        link: Link,
         session: &Session,
     ) -> Result<Sample, Stop> {
         self.scan(session).await?;
@@ -86,11 +86,21 @@ impl Warm {
             self.pages.memory.seen().map_err(SourceError::memory("look at what the guest holds"))?;
         let page = self.pages.memory.page_bytes();
         Ok(Sample {
-            link_bytes_per_s,
+            link,
             dirty_bytes: dirty_pages * page,
             watched: begun.elapsed(),
             left_bytes: left_pages * page,
         })
+    }
+
+    /// What the last migration to this node measured, in bytes per second.
+    async fn measured_before(&mut self, session: &Session) -> Result<Option<f64>, Stop> {
+        let (node, to) = (Arc::clone(&session.node), session.to().clone());
+        let fabric = session.report.fabric.clone();
+        let look = move || {
+            link_rate::measured_before(node.disk(), &node.config.sessions_dir, &to.name, &fabric)
+        };
+        Ok(while_alive(&mut self.control, spawn_blocking(look)).await.map_err(SourceError::from)?)
     }
 
     /// Chooses a mode by what is seen, where the kernel can watch a guest's writes.
@@ -102,7 +112,7 @@ impl Warm {
             content_bytes,
             dirty_bytes_per_s: sample
                 .map_or(0.0, |s| s.dirty_bytes as f64 / s.watched.as_secs_f64().max(1e-3)),
-            link_bytes_per_s: sample.map_or(0.0, |s| s.link_bytes_per_s),
+            link: sample.map_or(Link { bytes_per_s: 0.0, known: LinkKnown::Assumed }, |s| s.link),
             max_downtime_ms: max_downtime_ms(session),
             can_track,
         });
@@ -118,7 +128,7 @@ pub(super) fn stops_at_once(session: &Session, sample: &Sample) -> Option<String
         rounds: 0,
         last_bytes: 0,
         left_bytes: sample.left_bytes,
-        link_bytes_per_s: sample.link_bytes_per_s,
+        link_bytes_per_s: sample.link.bytes_per_s,
     };
     let stops = || plan::stop_at_once(max_downtime_ms(session), left, sample.dirty_bytes, sample.watched);
     (session.mode == Mode::Precopy).then(stops).flatten()

@@ -7,6 +7,7 @@ use super::aborted::Undo;
 use super::control::Control;
 use super::conversation::{Heard, Serving};
 use super::error::{SourceError, Stop};
+use super::link_rate::LinkRate;
 use super::page_service::PageService;
 use super::session::Session;
 use super::stopping::Stopping;
@@ -26,6 +27,8 @@ pub(super) struct Warm {
     pub direct_io: bool,
     pub control: Control,
     pub pages: PageService,
+    /// By the rounds so far.
+    pub link_rate: LinkRate,
     /// The destination has a QEMU that waits for the device state.
     pub prepared: bool,
 }

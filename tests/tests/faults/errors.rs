@@ -434,6 +434,9 @@ fn a_guest_too_busy_for_precopy_stays_and_may_go_by_another_mode() {
     let slowly = ["--mode", "precopy", "--bandwidth", "1Gbit", "--max-downtime", "1ms"];
     let end = scene.migrate_to("b", &slowly).expect("it ends");
     failed_at_source(&end, &[NAME, "does not converge", "--mode hybrid", "--max-downtime"]);
+    // It was told long before.
+    let early = end.said.find("after 2 rounds").expect("the warning");
+    assert!(end.said[early..].contains("after 60 rounds"), "{}", end.said);
     assert_eq!(end.answer["phase"], "rounds", "{}", end.answer);
     scene.unharmed().expect("the guest goes on");
     scene.moves_now().expect("another mode does it");

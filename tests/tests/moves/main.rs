@@ -1,6 +1,7 @@
 //! Migrations between two daemons, and the kinds of guests that can move. Run these tests one after the other: parallel tests would
 //! distort some of the figures.
 
+mod auto;
 mod balloon;
 mod blockers;
 mod confined;
