@@ -31,6 +31,7 @@ use vmove_bridge_types::requests::{
     AccountQuery, BridgeInfo, LeaseAnswer, LeaseInfo, LeaseList, LeaseRequest, NodeDetail, NodeList,
     NodeStateRequest, PlanList, StartAnswer, StartRequest, StopVms, TopologyText,
 };
+use vmove_bridge_types::types::TypeList;
 use vmove_http::client::encoded;
 pub use vmove_http::tls::TlsError;
 
@@ -104,6 +105,11 @@ impl Bridge {
     pub async fn leases(&self, holder: Option<&str>) -> Result<LeaseList, Error> {
         let query = holder.map(|holder| format!("?holder={}", encoded(holder))).unwrap_or_default();
         self.0.get(&format!("/v1/leases{query}")).await
+    }
+
+    /// The instance types, keys and aliases that requests may name.
+    pub async fn types(&self) -> Result<TypeList, Error> {
+        self.0.get("/v1/types").await
     }
 
     /// Places a virtual cluster and leases what it needs, or only tells where it would be placed.

@@ -179,7 +179,7 @@ pub struct TopologyArgs {
 #[derive(Debug, Args)]
 pub struct RequestArgs {
     /// File with the request; - is standard input
-    #[arg(value_name = "FILE", required_unless_present = "text")]
+    #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// The request itself, as an instance type string: "cg1.small; xpus=2"
     #[arg(long, value_name = "TEXT", conflicts_with = "file")]
@@ -200,6 +200,8 @@ pub struct RequestArgs {
 #[command(after_help = "Examples:
   vmove place cluster.toml --holder alice
   vmove place --text \"cg1.large; xpus=4\" --count 8 --cluster train --what-if --explain
+  vmove place --text \"m1.xlarge; xpu_arch=fermi; xpus>=3 OR p7f.grande\" --cluster mixed
+  vmove place --types
   vmove --json place cluster.yaml --holder job-17 --ttl 300s --id job-17 | jq -r .lease.id
   vmove place cluster.yaml --run --template small --field disk=alice.qcow2
   vmove place cluster.yaml --run -- qemu-system-x86_64 -accel kvm -smp {vcpus} -m {memory_mib} {devices}
@@ -229,7 +231,10 @@ pub struct PlaceArgs {
     /// Only show where it would be placed; lease nothing
     #[arg(long)]
     pub what_if: bool,
-    /// Explain for every node why it was chosen, not needed or ruled out; lease nothing
+    /// List the instance types that requests may name
+    #[arg(long, conflicts_with_all = ["file", "text", "what_if", "explain", "run", "id"])]
+    pub types: bool,
+    /// Explain for every node why it was chosen, not needed or ruled out, and what is the nearest that would fit; lease nothing
     #[arg(long)]
     pub explain: bool,
     /// Start all VMs on their nodes, by a template of the bridge or by the command line behind `--`; if one does not start, none is left

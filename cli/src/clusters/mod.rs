@@ -13,6 +13,7 @@ mod plan;
 mod request;
 mod show;
 mod topology;
+mod types;
 
 use crate::args::clusters::ClusterCommand;
 use crate::output::End;

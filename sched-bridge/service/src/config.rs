@@ -22,6 +22,7 @@ use crate::access::{Access, Caller, Role, Token};
 use crate::bridge::Retention;
 use crate::driver::{DaemonAddress, TimeLimits};
 use crate::executor::Limits;
+use crate::instance_types::InstanceTypes;
 use crate::slurm::follower::{JOBS_HOLDER, SlurmFollower};
 use crate::slurm::{DEFAULT_TIME_LIMIT, Slurm};
 use crate::store::{Embedded, Etcd, Store, etcd::DEFAULT_MAX_TXN_OPS};
@@ -98,6 +99,8 @@ struct File {
     account: Account,
     /// Command lines of VMs that anybody with a lease may use.
     templates: BTreeMap<String, Template>,
+    /// Files with instance types, keys and aliases; `*` stands for any text.
+    instance_types: Vec<String>,
     slurm: Option<SlurmCluster>,
     /// File of the key that signs grants; made if it is not there.
     grant_key: Option<PathBuf>,
@@ -266,6 +269,8 @@ pub struct Config {
     pub retention: Option<Retention>,
     /// Command lines of VMs that anybody with a lease may use.
     pub templates: Templates,
+    /// Instance types that requests may name.
+    pub types: Arc<InstanceTypes>,
     /// Daemons of nodes.
     pub daemons: BTreeMap<NodeName, DaemonAddress>,
     /// Signs what VMs may have on their nodes.
@@ -316,6 +321,7 @@ impl Config {
             options: file.moves.options,
             limits: Limits { per_node: file.moves.per_node, per_uplink: file.moves.per_uplink },
             templates: Templates::new(file.templates)?,
+            types: Arc::new(InstanceTypes::read(file.instance_types)?),
             daemons: file.daemons,
             grant_key: file.grant_key.as_deref().map(grant_key).transpose()?,
         })

@@ -53,6 +53,7 @@ pub mod clock;
 pub mod config;
 pub mod driver;
 pub mod executor;
+pub mod instance_types;
 pub mod keys;
 pub mod lease;
 pub mod listing;

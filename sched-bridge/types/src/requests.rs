@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use sched_bridge::model::{Assignment, ClusterName, Node, NodeName, NodeState, VmName};
-use sched_bridge::place::{ClusterRequest, Explanation, Placement};
+use sched_bridge::place::{ClusterRequest, Explanation, Nearest, Placement};
 use serde::{Deserialize, Serialize};
 
 use crate::lease::{Held, LeaseId, Usage};
@@ -126,6 +126,14 @@ pub struct LeaseAnswer {
     /// Why there is no placement. Only with `explain`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
+    /// With which changes it would fit, the nearest first; each was tried. Only with `explain`; other refusals have it in the details of the
+    /// problem.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<Object>))]
+    pub nearest: Option<Nearest>,
+    /// What of the request's text is left to whoever starts the VMs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// The VMs that run, if they were to be started.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vms: Vec<StartedVm>,

@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use sched_bridge::model::{Assignment, ClusterName, NodeName, NodeState, VmName};
-use sched_bridge::place::{ClusterRequest, Explanation, Options, PlaceError, Placement, explain, place};
+use sched_bridge::place::{
+    ClusterRequest, Explanation, Nearest, Options, PlaceError, Placement, explain, nearest, place,
+};
 use tokio::time::Instant;
 
 use super::transactions::{end_lease, grant_lease, update_lease};
@@ -93,6 +95,28 @@ impl Bridge {
                 "the placement could not be explained ({error}): please report this request"
             ))),
         }
+    }
+
+    /// With which changes a request that does not fit would fit. Placements are tried until `until`.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn nearest(
+        &self,
+        request: ClusterRequest,
+        until: std::time::Instant,
+    ) -> Result<Nearest, BridgeError> {
+        let view = self.view_since(Instant::now()).await?;
+        let work = move || {
+            let (fleet, occupancy) = (Arc::clone(view.fleet()), view.occupancy());
+            // Whoever applies the next change to the view need not copy it.
+            drop(view);
+            let mut may_go_on = || std::time::Instant::now() < until;
+            nearest(&fleet, &occupancy, &request, &Options::default(), &mut may_go_on)
+        };
+        tokio::task::spawn_blocking(work).await.map_err(|error| {
+            BridgeError::Invalid(format!("no change could be tried ({error}): please report this request"))
+        })
     }
 
     /// Grants a lease: all of it or nothing.
