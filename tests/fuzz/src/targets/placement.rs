@@ -180,9 +180,10 @@ pub const REQUESTS: Target = Target {
     mutations: 150_000,
 };
 
-const REQUEST_TEXTS: [&str; 7] = [
+const REQUEST_TEXTS: [&str; 8] = [
     "0cg1.small; xpus>=2; xpu_arch=fermi; cpu_features=SSE4.2,CLMUL; (vcpus=4..8 OR hcas=1); trait:X=required; label:zone!=a",
     "1{\"name\":\"f\",\"vcpus\":4,\"ram\":8192,\"properties\":{\"hw:cpu_policy\":\"dedicated\",\"gpus\":\"2\",\"capabilities:cpu_info:features\":\"<all-in> a b\",\"pci_passthrough:alias\":\"h100:2\"}}",
+    "6[types.a]\nrequest = \"m1.large; xpus=2; k=fast\"\n[types.b]\nrequest = \"a; (vcpus=2 OR vcpus=4)\"\n[keys.k]\nvalues = { fast = \"net_mbps>=100\" }\n[keys.r]\nlabel = \"rack\"\n[aliases.x]\ncounts = \"xpus\"\nwith = \"xpu_arch=ada\"\n",
     "1{\"vcpus\":1,\"ram\":512,\"properties\":\"hw:mem_page_size='large', gpus='<or> 1 <or> 2'\"}",
     "2name = 'cfd'\nnear = { node = 's1', max_hops = 3 }\n[compactness]\nmode = 'required'\nlevel = 'leaf'\n[anti_affinity]\nlevel = 'node'\nat_most = 8\n[[vms]]\nname = 'w'\ncount = 16\nrequest = 'm1.large; xpus=1'\n",
     "3name: c\nvms:\n- {count: 2, request: m1.small}\n- name: x\n  extra_specs: {gpus: '2'}\n",
@@ -203,7 +204,9 @@ fn request(bytes: &[u8]) {
         5 => return planned(text, blueprint::Language::Xml, &catalog),
         _ => {
             let file = Source { name: Some("types.toml".to_owned()), text: text.to_owned() };
-            return drop(Catalog::read(&[file]).map_err(|mistakes| assert!(!mistakes.to_string().is_empty())));
+            return drop(
+                Catalog::read(&[file]).map_err(|mistakes| assert!(!mistakes.to_string().is_empty())),
+            );
         }
     };
     drop(refused.map_err(|error| error.to_string()));
