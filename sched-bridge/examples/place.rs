@@ -7,8 +7,8 @@ use std::error::Error;
 use sched_bridge::model::{Fleet, MemoryMib, Node, NodeName, Occupancy};
 use sched_bridge::moves::{Resident, evacuate};
 use sched_bridge::place::{Options, Verdict, explain, place};
-use sched_bridge::request::cluster::{Language, read};
 use sched_bridge::request::Catalog;
+use sched_bridge::request::cluster::{Language, read};
 use sched_bridge::topology::{Format, import};
 
 const NETWORK: &str = "

@@ -74,7 +74,8 @@ fn the_strings_of_the_heterogeneous_openstack() {
 #[test]
 fn operators_define_types_keys_and_aliases() {
     let catalog = read(SITE).unwrap();
-    let one = |text: &str| alternatives(text, &catalog).unwrap_or_else(|error| panic!("{text}: {error}")).remove(0);
+    let one =
+        |text: &str| alternatives(text, &catalog).unwrap_or_else(|error| panic!("{text}: {error}")).remove(0);
     let large = one("g1.large; cpu_features=sse4_2");
     assert_eq!((large.vcpus, gpus(&large), large.devices.len()), (4, 2, 2));
     // Features are added.
@@ -162,13 +163,22 @@ fn bad_definitions() {
         .collect();
     let long = format!("[types.a]\nrequest = \"{}\"", "m1.small OR ".repeat(5000));
     for (text, words) in [
-        ("[types.a]\nrequest = \"b\"\n[types.b]\nrequest = \"c\"\n[types.c]\nrequest = \"a; vcpus=2\"\n", "it stands for itself: a -> b -> c -> a; expected no circle"),
+        (
+            "[types.a]\nrequest = \"b\"\n[types.b]\nrequest = \"c\"\n[types.c]\nrequest = \"a; vcpus=2\"\n",
+            "it stands for itself: a -> b -> c -> a; expected no circle",
+        ),
         ("[types.a]\nrequest = \"a\"\n", "a -> a"),
         ("[types.\"m1.tiny\"]\nrequest = \"cg1.tiny\"\n", "m1.tiny -> cg1.tiny -> m1.tiny"),
-        ("[types.a]\nrequest = \"nothing\"\n", "site.toml:1: type \"a\": instance type a, column 1: unknown instance type \"nothing\""),
+        (
+            "[types.a]\nrequest = \"nothing\"\n",
+            "site.toml:1: type \"a\": instance type a, column 1: unknown instance type \"nothing\"",
+        ),
         ("[types.a]\nrequest = \"xpu_arch!=fermi\"\n", "no cores, no memory and no devices"),
         ("[types.a]\nrequest = \"vcpus=4..2; memory_mb=1\"\n", "vcpus=4..2 is an empty range"),
-        ("[types.a]\nrequest = \"vcpus>=4; vcpus<=2; memory_mb=1\"\n", "must be 4..18446744073709551615 and 0..2"),
+        (
+            "[types.a]\nrequest = \"vcpus>=4; vcpus<=2; memory_mb=1\"\n",
+            "must be 4..18446744073709551615 and 0..2",
+        ),
         ("[types.a]\nrequest = 3\n", "site.toml:1: type \"a\": invalid type: integer"),
         ("[types.a]\nrequests = \"m1.small\"\n", "unknown field `requests`"),
         ("[types.a]\n", "missing field `request`"),
@@ -177,7 +187,10 @@ fn bad_definitions() {
         ("[keys.a]\n", "0 of key, label, trait and values"),
         ("[keys.a]\nkey = \"colour\"\n", "key = \"colour\"; expected one of instance_type"),
         ("[keys.a]\nkey = \"flavor\"\n", "key = \"flavor\""),
-        ("[keys.a]\nvalues = { x = \"m1.small\" }\n", "value \"x\", definition: \"m1.small\", which is no condition"),
+        (
+            "[keys.a]\nvalues = { x = \"m1.small\" }\n",
+            "value \"x\", definition: \"m1.small\", which is no condition",
+        ),
         ("[keys.a]\nvalues = { x = \"b=1\" }\n", "unknown key \"b\""),
         ("[keys.a]\nvalues = { \"x y\" = \"xpus=1\" }\n", "a word without spaces"),
         ("[keys.a]\nlabel = \"\"\n", "a name without spaces"),
@@ -191,7 +204,12 @@ fn bad_definitions() {
         (&long, "expected at most 16384"),
     ] {
         let error = read(text).expect_err(&text[..text.len().min(200)]);
-        assert!(error.contains(words), "{}: {}", &text[..text.len().min(200)], &error[..error.len().min(2000)]);
+        assert!(
+            error.contains(words),
+            "{}: {}",
+            &text[..text.len().min(200)],
+            &error[..error.len().min(2000)]
+        );
     }
 }
 

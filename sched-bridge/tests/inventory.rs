@@ -155,7 +155,9 @@ fn glue2_names_cpus_and_accelerators() {
 fn vms_on_a_dgx_get_neighbours() {
     let fleet = Fleet::new(vec![inventory(DGX).node], Topology::default()).unwrap();
     let used = Occupancy::new(&fleet);
-    let expr = instance::parse("vcpus=4; memory_mb=16K; gpus=1; hcas=1; gpu_hca_affinity=root", &Catalog::default()).unwrap();
+    let expr =
+        instance::parse("vcpus=4; memory_mb=16K; gpus=1; hcas=1; gpu_hca_affinity=root", &Catalog::default())
+            .unwrap();
     let alternatives = lower::alternatives(&expr, &Catalog::default()).unwrap();
     assert_eq!(alternatives[0].affinity, Affinity::SameRoot);
     let group = VmGroup { name: "vm".to_owned(), count: 8, alternatives };

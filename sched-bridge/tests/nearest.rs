@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 use sched_bridge::model::{
-    Assignment, ClusterName, Device, DeviceKind, Fleet, Granted, MemoryMib, Node, NodeName, NodeState, NumaId,
-    NumaShare, Occupancy, VmName,
+    Assignment, ClusterName, Device, DeviceKind, Fleet, Granted, MemoryMib, Node, NodeName, NodeState,
+    NumaId, NumaShare, Occupancy, VmName,
 };
 use sched_bridge::place::{
     AntiAffinity, Change, ClusterRequest, Domain, Mode, Nearest, Options, VmGroup, nearest, place,
@@ -70,10 +70,7 @@ fn fewer_devices_vms_cores_or_less_memory() {
     let found = tried(&fleet, &used, &request(1, "vcpus=1; memory_mb=64; gpus=4"));
     assert_eq!(texts(&found), ["fits with 3 GPUs instead of 4 on n2"]);
     let found = tried(&fleet, &used, &request(8, "vcpus=1; memory_mb=64; gpus=1"));
-    assert_eq!(
-        texts(&found),
-        ["fits 6 of 8 VMs on n1, n2, n3", "fits with no GPUs instead of 1 on n1"]
-    );
+    assert_eq!(texts(&found), ["fits 6 of 8 VMs on n1, n2, n3", "fits with no GPUs instead of 1 on n1"]);
     let found = tried(&fleet, &used, &request(1, "vcpus=9; memory_mb=64"));
     assert_eq!(texts(&found), ["fits with 8 cores instead of 9 on n1"]);
     let found = tried(&fleet, &used, &request(1, "vcpus=1; memory_mb=8192"));
@@ -96,10 +93,14 @@ fn limits_of_distance() {
     assert_eq!(found.fits[1].text, "fits 4 of 6 VMs on n1, n2");
     (wanted.compactness.mode, wanted.compactness.level) = (Mode::Required, Some(Domain::LEAF));
     wanted.compactness.max_hops = None;
-    assert!(tried(&fleet, &used, &wanted).fits[0].text.starts_with("fits with max_hops 3 instead of level leaf"));
+    assert!(
+        tried(&fleet, &used, &wanted).fits[0].text.starts_with("fits with max_hops 3 instead of level leaf")
+    );
     let mut wanted = request(6, "vcpus=1; memory_mb=64; gpus=1");
     wanted.compactness.max_leaf_switches = Some(1);
-    assert!(texts(&tried(&fleet, &used, &wanted))[0].starts_with("fits with max_leaf_switches 2 instead of 1"));
+    assert!(
+        texts(&tried(&fleet, &used, &wanted))[0].starts_with("fits with max_leaf_switches 2 instead of 1")
+    );
     let mut wanted = request(6, "vcpus=1; memory_mb=64");
     wanted.anti_affinity = Some(AntiAffinity { domain: Domain::Node, at_most: 1 });
     let found = tried(&fleet, &used, &wanted);
@@ -117,9 +118,11 @@ fn descriptions_and_what_others_would_have_to_do() {
         ["fits with 2 GPUs instead of 4 on n1", "fits if n4 were not drained: on n4"],
         "n3 is drained as well, but does not matter"
     );
-    let found = tried(&fleet, &Occupancy::new(&fleet), &request(1, "vcpus=1; memory_mb=64; gpus=1; xpu_arch=fermi"));
+    let found =
+        tried(&fleet, &Occupancy::new(&fleet), &request(1, "vcpus=1; memory_mb=64; gpus=1; xpu_arch=fermi"));
     assert!(texts(&found).contains(&"fits without xpu_arch on n1"), "{found:?}");
-    let found = tried(&fleet, &Occupancy::new(&fleet), &request(1, "vcpus=1; memory_mb=64; trait:X=required"));
+    let found =
+        tried(&fleet, &Occupancy::new(&fleet), &request(1, "vcpus=1; memory_mb=64; trait:X=required"));
     assert_eq!(texts(&found), ["fits without trait:X=required on n1"]);
     let mut wanted = request(1, "vcpus=1; memory_mb=64; gpus=4");
     wanted.not_nodes.insert(NodeName::new("n4").unwrap());
@@ -131,7 +134,8 @@ fn descriptions_and_what_others_would_have_to_do() {
     let device = Granted { address: "0000:01:00.0".parse().unwrap(), kind: DeviceKind::Gpu };
     let share = NumaShare { numa: NumaId(0), cores: 1, memory: MemoryMib(1), huge: Default::default() };
     let vm = VmName::new("other").unwrap();
-    let taken = Assignment { vm, node: NodeName::new("n4").unwrap(), devices: vec![device], shares: vec![share] };
+    let taken =
+        Assignment { vm, node: NodeName::new("n4").unwrap(), devices: vec![device], shares: vec![share] };
     used.take(&fleet, &taken).unwrap();
     let found = tried(&fleet, &used, &request(1, "vcpus=1; memory_mb=64; gpus=4"));
     assert_eq!(

@@ -147,8 +147,7 @@ extra_specs = { vcpus = "4", memory_mb = "8192", "hw_rng:allowed" = "true" }
 
 #[test]
 fn virtual_clusters_in_toml_and_yaml() {
-    let cluster =
-        read(CLUSTER, Language::of("a.toml"), &Catalog::default()).unwrap();
+    let cluster = read(CLUSTER, Language::of("a.toml"), &Catalog::default()).unwrap();
     let request = &cluster.request;
     assert_eq!(
         (request.count(), request.compactness.mode, request.compactness.level),
@@ -182,9 +181,7 @@ fn bad_virtual_clusters_say_where() {
             "anti-affinity allows 1",
         ),
     ] {
-        let error = read(text, Language::Toml, &Catalog::default())
-            .unwrap_err()
-            .to_string();
+        let error = read(text, Language::Toml, &Catalog::default()).unwrap_err().to_string();
         assert!(error.contains(words), "{text}: {error}");
     }
 }

@@ -17,6 +17,7 @@ use vmove_bridge_types::lease::LeaseId;
 use vmove_bridge_types::problem::Code;
 use vmove_bridge_types::requests::{LeaseInfo, LeaseRequest, StartRequest, StartVm, StartedVm, StopVms};
 use vmove_client::bridge::Bridge;
+use vmove_types::problem::ProblemCode;
 
 use super::input::{bridge, read};
 use super::{adapter, show, types};

@@ -60,9 +60,8 @@ pub fn nearest(nearest: &Nearest) -> String {
 /// What requests may name at a bridge.
 pub async fn catalog(bridge: &Bridge) -> Result<Catalog, Failure> {
     let TypeList { types, keys, aliases } = bridge.types().await?;
-    let text = |own: InstanceTypeInfo| {
-        (own.name, TypeText { request: own.request, description: own.description })
-    };
+    let text =
+        |own: InstanceTypeInfo| (own.name, TypeText { request: own.request, description: own.description });
     Catalog::of(types.into_iter().map(text).collect(), keys, aliases).map_err(|mistakes| {
         Failure::bad_request(format!("this vmove cannot read the bridge's instance types: {mistakes}"))
     })

@@ -14,7 +14,9 @@ const MOST_FILES: usize = 256;
 #[non_exhaustive]
 pub enum TypesError {
     /// A pattern that is none.
-    #[error("instance_types {pattern:?}: {reason}; expected the path of a file, in which * stands for any text")]
+    #[error(
+        "instance_types {pattern:?}: {reason}; expected the path of a file, in which * stands for any text"
+    )]
     Pattern {
         /// The pattern.
         pattern: String,
@@ -85,15 +87,16 @@ fn sources(patterns: &[String]) -> Result<Vec<Source>, TypesError> {
     for pattern in patterns {
         let wrong = |reason: String| TypesError::Pattern { pattern: pattern.clone(), reason };
         let found = glob::glob(pattern).map_err(|error| wrong(error.to_string()))?;
-        let before = paths.len();
+        let mut any = false;
         for path in found {
             let path = path.map_err(|error| wrong(error.to_string()))?;
+            any = true;
             // Two patterns may match one file.
             if !paths.contains(&path) {
                 paths.push(path);
             }
         }
-        if paths.len() == before && !pattern.contains(['*', '?', '[']) {
+        if !any && !pattern.contains(['*', '?', '[']) {
             return Err(wrong("there is no such file".to_owned()));
         }
         if paths.len() > MOST_FILES {
@@ -127,12 +130,20 @@ mod tests {
         let write = |name: &str, text: &str| std::fs::write(at(name), text).unwrap();
         write("a.toml", "[types.a]\nrequest = \"vcpus=1; memory_mb=1\"\n");
         let types = InstanceTypes::read(vec![at("*.toml"), at("a.toml")]).unwrap();
-        assert!(types.current().types().contains_key("a") && types.current().types().contains_key("m1.small"));
+        assert!(
+            types.current().types().contains_key("a") && types.current().types().contains_key("m1.small")
+        );
         // What is wrong changes nothing.
-        write("b.toml", "[types.b]\nrequest = \"a; colour=red\"\n[types.a]\nrequest = \"vcpus=2; memory_mb=1\"\n");
+        write(
+            "b.toml",
+            "[types.b]\nrequest = \"a; colour=red\"\n[types.a]\nrequest = \"vcpus=2; memory_mb=1\"\n",
+        );
         let error = types.reload().unwrap_err().to_string();
         assert!(error.contains("b.toml:1: type \"b\": ") && error.contains("colour"), "{error}");
-        assert!(error.contains("b.toml:3: type \"a\" is defined in ") && error.contains("a.toml:1"), "{error}");
+        assert!(
+            error.contains("b.toml:3: type \"a\" is defined in ") && error.contains("a.toml:1"),
+            "{error}"
+        );
         assert!(!types.current().types().contains_key("b"));
         write("b.toml", "[types.b]\nrequest = \"a; vcpus=2\"\n");
         types.reload().unwrap();

@@ -34,6 +34,7 @@
 //!     wanted: Wanted::Cluster(Box::new(ClusterRequest::new(ClusterName::new("shop")?, vec![group]))),
 //!     ttl_ms: 60_000,
 //!     together: false,
+//!     quota: None,
 //! };
 //! let granted = bridge.grant(request).await?;
 //! assert_eq!(granted.lease.nodes(), [NodeName::new("n1")?]);
@@ -60,6 +61,7 @@ pub mod listing;
 mod metrics;
 pub mod planner;
 pub mod program;
+pub mod quota;
 pub mod request_text;
 pub mod server;
 pub mod slurm;

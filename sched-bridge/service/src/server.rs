@@ -129,6 +129,7 @@ fn start_tasks(config: Config) -> App {
         slurm: config.slurm,
         templates: Arc::new(config.templates),
         types: config.types,
+        quotas: Arc::new(config.quotas),
         explaining: Arc::new(Semaphore::new(1)),
         access: Access::default(),
     }

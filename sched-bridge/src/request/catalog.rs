@@ -191,9 +191,7 @@ impl Catalog {
             return clause(key, op, value, place).map(Expr::Is);
         }
         match self.own_key(name) {
-            None => {
-                Err(RequestError::syntax(place, format!("unknown key {name:?}"), self.known_keys()))
-            }
+            None => Err(RequestError::syntax(place, format!("unknown key {name:?}"), self.known_keys())),
             Some(KeyMeaning::Key(key)) => clause(key.clone(), op, value, place).map(Expr::Is),
             Some(KeyMeaning::Trait(wanted)) => {
                 let word = match (op, value.to_ascii_lowercase().as_str()) {

@@ -212,8 +212,9 @@ impl Reader<'_> {
                 && name.starts_with(|first: char| first.is_ascii_alphanumeric())
                 && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
             if !usable || name.eq_ignore_ascii_case("or") {
-                let expected =
-                    format!("1 to {LONGEST_NAME} of A-Z a-z 0-9 . _ -, of which the first is a letter or a digit, and not OR");
+                let expected = format!(
+                    "1 to {LONGEST_NAME} of A-Z a-z 0-9 . _ -, of which the first is a letter or a digit, and not OR"
+                );
                 self.say(number, line, format!("{what} {name:?}: not a name; expected {expected}"));
                 continue;
             }
@@ -249,9 +250,7 @@ impl Reader<'_> {
         line: usize,
     ) -> Option<Defined<T, M>> {
         match meaning {
-            Ok(meaning) => {
-                Some(Defined { text: at.text, file: self.sources[file].name.clone(), meaning })
-            }
+            Ok(meaning) => Some(Defined { text: at.text, file: self.sources[file].name.clone(), meaning }),
             Err(reason) => {
                 self.say(file, line, format!("{what}: {reason}"));
                 None
@@ -285,10 +284,7 @@ fn chain(catalog: &Catalog, start: &str) -> Result<(), String> {
             let mut longer = path.clone();
             longer.push(next.to_owned());
             if next == start {
-                return Err(format!(
-                    "it stands for itself: {}; expected no circle",
-                    longer.join(" -> ")
-                ));
+                return Err(format!("it stands for itself: {}; expected no circle", longer.join(" -> ")));
             }
             if longer.len() > DEEPEST {
                 return Err(format!(
@@ -367,9 +363,8 @@ fn without_types(expr: Expr, place: &str) -> Result<Expr, RequestError> {
 
 fn alias_meaning(text: &AliasText, catalog: &Catalog) -> Result<AliasMeaning, RequestError> {
     let counts = Key::find(&text.counts).filter(|key| matches!(key, Key::Gpus | Key::Hcas | Key::Vfs));
-    let counts = counts.ok_or_else(|| {
-        RequestError::syntax("counts", format!("{:?}", text.counts), "xpus, hcas or vfs")
-    })?;
+    let counts = counts
+        .ok_or_else(|| RequestError::syntax("counts", format!("{:?}", text.counts), "xpus, hcas or vfs"))?;
     let parse = |with: &str| {
         let expr = instance::parse(with, catalog)?.within("with");
         without_types(expr, "with")

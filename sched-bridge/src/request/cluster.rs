@@ -117,11 +117,7 @@ pub struct ReadCluster {
 ///
 /// # Errors
 /// What is wrong, with line and column, or with the group and the column of its request.
-pub fn read(
-    text: &str,
-    language: Language,
-    catalog: &Catalog,
-) -> Result<ReadCluster, RequestError> {
+pub fn read(text: &str, language: Language, catalog: &Catalog) -> Result<ReadCluster, RequestError> {
     let expected = "a virtual cluster: name, [[vms]] with count and request, and optionally compactness, anti_affinity, near";
     let file: ClusterFile = match language {
         Language::Toml => toml::from_str(text).map_err(|error| {

@@ -40,8 +40,16 @@ const REFUSED: [(&str, &str, &str); 21] = [
         "a share of a GPU (a vendor's vGPU or a MIG slice), which no lease can be for: such shares cannot be unplugged from a running guest",
         "pci_passthrough:alias for whole GPUs",
     ),
-    ("resources:", "a resource class that leases do not have", "resources:VCPU, PCPU or MEMORY_MB, pci_passthrough:alias"),
-    ("resources", "a group of resources of its own", "resources:VCPU, PCPU or MEMORY_MB, pci_passthrough:alias"),
+    (
+        "resources:",
+        "a resource class that leases do not have",
+        "resources:VCPU, PCPU or MEMORY_MB, pci_passthrough:alias",
+    ),
+    (
+        "resources",
+        "a group of resources of its own",
+        "resources:VCPU, PCPU or MEMORY_MB, pci_passthrough:alias",
+    ),
     ("trait_", "a group of traits of its own", "trait:NAME"),
     ("trait1", "a group of traits of its own", "trait:NAME"),
     ("group_policy", "a policy for groups of resources", "vf_policy"),
@@ -122,7 +130,9 @@ pub fn read(json: &str, catalog: &Catalog) -> Result<NovaFlavor, RequestError> {
     let swap = file.swap.as_u64().unwrap_or(0);
     for (what, amount) in [("disk", file.disk), ("ephemeral", file.ephemeral), ("swap", swap)] {
         if amount > 0 {
-            notes.push(format!("{what}={amount}: a lease has no disks; give them in the command line of the VM"));
+            notes.push(format!(
+                "{what}={amount}: a lease has no disks; give them in the command line of the VM"
+            ));
         }
     }
     let mut all = Vec::new();

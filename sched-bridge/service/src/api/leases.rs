@@ -71,15 +71,21 @@ pub async fn grant(
             )
             .into());
         };
-        let answer = what_if(&app, *wanted, request.explain).await?;
-        return Ok((StatusCode::OK, axum::Json(LeaseAnswer { notes, ..answer })));
+        let mut answer = LeaseAnswer { notes, ..what_if(&app, *wanted, request.explain).await? };
+        if let (Some(quota), Some(placement)) = (app.quotas.of(&request.holder), &answer.placement) {
+            let checked = quota.check(&*app.bridge.view()?, &request.holder, &placement.assignments);
+            answer.notes.extend(checked.err().map(|over| format!("a lease would be refused: {over}")));
+        }
+        return Ok((StatusCode::OK, axum::Json(answer)));
     }
+    let quota = app.quotas.of(&request.holder).cloned();
     let grant = GrantRequest {
         id: request.id.unwrap_or_else(LeaseId::unique),
         holder: request.holder,
         wanted,
         ttl_ms: request.ttl_ms.unwrap_or(DEFAULT_TTL_MS),
         together: request.together,
+        quota,
     };
     let asked = match &grant.wanted {
         Wanted::Cluster(asked) => Some(asked.clone()),
@@ -233,8 +239,8 @@ fn wanted(request: &LeaseRequest, catalog: &Catalog) -> Result<(Wanted, Vec<Stri
     match (&request.request, &request.text, &request.assignments) {
         (Some(cluster), None, None) => Ok((Wanted::Cluster(Box::new(cluster.clone())), Vec::new())),
         (None, Some(text), None) => {
-            let parsed = request_text::parse(text, request.cluster.as_ref(), catalog)
-                .map_err(Problem::bad_request)?;
+            let parsed =
+                request_text::parse(text, request.cluster.as_ref(), catalog).map_err(Problem::bad_request)?;
             Ok((Wanted::Cluster(Box::new(parsed.request)), parsed.notes))
         }
         (None, None, Some(assignments)) => {

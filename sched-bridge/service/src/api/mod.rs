@@ -35,6 +35,7 @@ use crate::driver::VmDriver;
 use crate::executor::Limits;
 use crate::instance_types::InstanceTypes;
 use crate::listing::Listings;
+use crate::quota::Quotas;
 use crate::slurm::follower::SlurmFollower;
 use crate::template::Templates;
 
@@ -62,6 +63,8 @@ pub struct App {
     pub templates: Arc<Templates>,
     /// Instance types that requests may name.
     pub types: Arc<InstanceTypes>,
+    /// What holders may have leased at once.
+    pub quotas: Arc<Quotas>,
     /// Turns to search for what is the nearest that would fit.
     pub explaining: Arc<Semaphore>,
     /// Who may send requests, and which.

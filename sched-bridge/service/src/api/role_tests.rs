@@ -40,6 +40,7 @@ async fn shared() -> (TestBridge, Arc<App>, FakeDriver) {
         slurm: None,
         templates,
         types: Arc::default(),
+        quotas: Arc::default(),
         explaining: Arc::new(tokio::sync::Semaphore::new(1)),
         access,
     };

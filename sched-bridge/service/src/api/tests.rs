@@ -241,6 +241,7 @@ fn app(bridge: &TestBridge, fake: FakeDriver) -> Arc<App> {
         slurm: None,
         templates,
         types: Arc::default(),
+        quotas: Arc::default(),
         explaining: Arc::new(tokio::sync::Semaphore::new(1)),
         access,
     })

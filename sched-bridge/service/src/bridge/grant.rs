@@ -9,11 +9,12 @@ use sched_bridge::place::{
 };
 use tokio::time::Instant;
 
-use super::transactions::{end_lease, grant_lease, update_lease};
+use super::transactions::{end_lease, grant_lease, one_grant_at_a_time, update_lease};
 use super::{Attempt, Bridge, BridgeError, View};
 use crate::account::{End, Record};
 use crate::lease::{Held, Lease, LeaseId, MAX_TTL_MS, MIN_TTL_MS, Part, Usage};
 use crate::metrics;
+use crate::quota::Quota;
 
 /// A request for a lease.
 #[derive(Debug, Clone)]
@@ -28,6 +29,8 @@ pub struct GrantRequest {
     pub ttl_ms: u64,
     /// Its VMs move together, though they own no devices.
     pub together: bool,
+    /// What its holder may have leased at once; none: as much as there is.
+    pub quota: Option<Quota>,
 }
 
 /// What a lease is to contain.
@@ -153,7 +156,11 @@ impl Bridge {
                 Err(_) if self.catch_up(&view, start).await? => continue,
                 Err(error) => return Err(error),
             };
-            if self.commit(grant_lease(&view, &lease), &view, start).await? {
+            let mut txn = grant_lease(&view, &lease);
+            if request.quota.is_some() {
+                txn = one_grant_at_a_time(txn, &view, &request.holder);
+            }
+            if self.commit(txn, &view, start).await? {
                 return Ok(Granted { lease: Arc::new(lease), placement, again: false });
             }
         }
@@ -172,6 +179,9 @@ impl Bridge {
             }
             Wanted::Assignments(_, assignments) => (None, assignments.clone(), None),
         };
+        if let Some(quota) = &request.quota {
+            quota.check(view, &request.holder, &assignments)?;
+        }
         let now = self.clock.stamp();
         let held = |assignment| Held { assignment, part: Part::Home, seen: false };
         let lease = Lease {

@@ -244,6 +244,7 @@ fn whole_node(node: &Node) -> Option<GrantRequest> {
         wanted,
         ttl_ms: MAX_TTL_MS,
         together: false,
+        quota: None,
     })
 }
 

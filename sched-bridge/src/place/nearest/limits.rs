@@ -46,7 +46,10 @@ impl Trials<'_> {
         if level.is_none() && asked.max_hops.is_none() {
             return;
         }
-        let from = [level.map(|level| format!("level {}", name(level))), asked.max_hops.map(|hops| format!("max_hops {hops}"))];
+        let from = [
+            level.map(|level| format!("level {}", name(level))),
+            asked.max_hops.map(|hops| format!("max_hops {hops}")),
+        ];
         let from = from.into_iter().flatten().collect::<Vec<_>>().join(" and ");
         let relaxed = Compactness {
             mode: Mode::Preferred,

@@ -55,16 +55,8 @@ pub fn nearest(
     options: &Options,
     may_go_on: &mut dyn FnMut() -> bool,
 ) -> Nearest {
-    let mut trials = Trials {
-        fleet,
-        used,
-        request,
-        options,
-        may_go_on,
-        found: Vec::new(),
-        tried: 0,
-        complete: true,
-    };
+    let mut trials =
+        Trials { fleet, used, request, options, may_go_on, found: Vec::new(), tried: 0, complete: true };
     trials.limits();
     trials.amounts();
     trials.preferences();

@@ -39,7 +39,8 @@ impl Trials<'_> {
         let mut names = used(&all, &placement);
         if names.len() <= MOST_NODES {
             for name in names.clone() {
-                let fewer: BTreeSet<NodeName> = names.iter().filter(|known| **known != name).cloned().collect();
+                let fewer: BTreeSet<NodeName> =
+                    names.iter().filter(|known| **known != name).cloned().collect();
                 // Without any of them, it does not fit: that is why we are here.
                 if fewer.is_empty() {
                     break;
