@@ -59,6 +59,10 @@ fn tried(fleet: &Fleet, used: &Occupancy, request: &ClusterRequest) -> Nearest {
     nearest
 }
 
+fn number(value: u64) -> u32 {
+    u32::try_from(value).unwrap()
+}
+
 fn texts(nearest: &Nearest) -> Vec<&str> {
     nearest.fits.iter().map(|fit| fit.text.as_str()).collect()
 }
@@ -174,10 +178,10 @@ proptest! {
             let changed = |value: u64| {
                 let mut wanted = wanted.clone();
                 match fit.change {
-                    Change::Vms { .. } => wanted.groups[0].count = value as u32,
-                    Change::Devices { .. } => wanted.groups[0].alternatives[0].devices[0].count = value as u32,
-                    Change::Cores { .. } => wanted.groups[0].alternatives[0].vcpus = value as u32,
-                    Change::MaxHops { .. } => wanted.compactness.max_hops = Some(value as u32),
+                    Change::Vms { .. } => wanted.groups[0].count = number(value),
+                    Change::Devices { .. } => wanted.groups[0].alternatives[0].devices[0].count = number(value),
+                    Change::Cores { .. } => wanted.groups[0].alternatives[0].vcpus = number(value),
+                    Change::MaxHops { .. } => wanted.compactness.max_hops = Some(number(value)),
                     _ => return None,
                 }
                 Some(fits(&wanted))

@@ -6,7 +6,6 @@ use std::fmt;
 use sched_bridge::model::{Assignment, DeviceKind};
 use serde::{Deserialize, Serialize};
 
-use crate::bridge::View;
 use crate::lease::{Lease, LeaseId, Part};
 
 /// Stands for every holder without a quota of its own.
@@ -141,17 +140,17 @@ impl Quota {
         }
     }
 
-    /// Whether a holder may have this as well. A VM that moves counts once.
+    /// Whether a holder may have this as well, beside these leases. A VM that moves counts once.
     ///
     /// # Errors
     /// Every resource of which it would be too much.
-    pub fn check(&self, view: &View, holder: &str, asked: &[Assignment]) -> Result<(), OverQuota> {
-        let own: Vec<&Lease> = view
-            .leases()
-            .values()
-            .map(|entry| &*entry.lease)
-            .filter(|lease| lease.holder == holder)
-            .collect();
+    pub fn check<'a>(
+        &self,
+        leases: impl Iterator<Item = &'a Lease>,
+        holder: &str,
+        asked: &[Assignment],
+    ) -> Result<(), OverQuota> {
+        let own: Vec<&Lease> = leases.filter(|lease| lease.holder == holder).collect();
         let exceeded = RESOURCES.into_iter().filter_map(|resource| {
             let limit = self.limit(resource)?;
             let asked = resource.amount(asked.iter());

@@ -24,9 +24,11 @@ use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
-use super::instance::clause;
+use super::clause::clause;
 use super::{Clause, Expr, Key, Op, RequestError};
 
+/// How often an instance type may stand for another one that stands for another one.
+pub(super) const DEEPEST: usize = 16;
 /// Names in messages; all others are behind `vmove place --types`.
 const NAMED: usize = 24;
 

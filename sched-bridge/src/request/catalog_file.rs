@@ -7,15 +7,13 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use toml::Spanned;
 
-use super::catalog::{AliasMeaning, AliasText, Catalog, Defined, KeyMeaning, KeyText, TypeText};
+use super::catalog::{AliasMeaning, AliasText, Catalog, DEEPEST, Defined, KeyMeaning, KeyText, TypeText};
 use super::{Expr, Key, Op, RequestError, instance, lower};
 
 /// Most bytes of one file.
 pub const LARGEST_FILE: usize = 1 << 20;
 /// Most definitions of all files.
 const MOST: usize = 10_000;
-/// How often an instance type may stand for another one that stands for another one.
-pub(super) const DEEPEST: usize = 16;
 /// Longest name.
 const LONGEST_NAME: usize = 64;
 
@@ -142,14 +140,14 @@ impl Reader<'_> {
         for (name, at) in keys {
             let (file, line) = (at.file, at.line);
             let meaning = key_meaning(&name, &at.text).map_err(|error| error.to_string());
-            if let Some(defined) = self.defined(at, format!("key {name:?}"), meaning, file, line) {
+            if let Some(defined) = self.defined(at, &format!("key {name:?}"), meaning, file, line) {
                 catalog.keys.insert(name.to_ascii_lowercase(), defined);
             }
         }
         for (name, at) in aliases {
             let (file, line) = (at.file, at.line);
             let meaning = alias_meaning(&at.text, &catalog).map_err(|error| error.to_string());
-            if let Some(defined) = self.defined(at, format!("alias {name:?}"), meaning, file, line) {
+            if let Some(defined) = self.defined(at, &format!("alias {name:?}"), meaning, file, line) {
                 catalog.aliases.insert(name, defined);
             }
         }
@@ -159,7 +157,7 @@ impl Reader<'_> {
             let outer = format!("instance type {name}");
             let meaning = instance::parse(&at.text.request, &catalog).map(|expr| expr.within(&outer));
             let meaning = meaning.map_err(|error| error.to_string());
-            if let Some(defined) = self.defined(at, format!("type {name:?}"), meaning, file, line) {
+            if let Some(defined) = self.defined(at, &format!("type {name:?}"), meaning, file, line) {
                 places.insert(name.clone(), (file, line));
                 catalog.types.insert(name, defined);
             }
@@ -244,7 +242,7 @@ impl Reader<'_> {
     fn defined<T, M>(
         &mut self,
         at: At<T>,
-        what: String,
+        what: &str,
         meaning: Result<M, String>,
         file: usize,
         line: usize,

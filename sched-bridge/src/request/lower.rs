@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::catalog_file::DEEPEST;
+use super::catalog::DEEPEST;
 use super::{Catalog, Clause, Expr, Key, Op, RequestError};
 use crate::model::{DeviceKind, LinkLayer, MemoryMib};
 use crate::place::{Affinity, Alternative, DeviceFilter, DeviceNeed, NodeCondition, NumaPolicy, Pages};

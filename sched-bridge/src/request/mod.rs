@@ -22,6 +22,7 @@
 mod ast;
 mod catalog;
 mod catalog_file;
+mod clause;
 pub mod cluster;
 mod error;
 pub mod instance;

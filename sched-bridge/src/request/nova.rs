@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::catalog::KeyMeaning;
-use super::instance::clause;
+use super::clause::clause;
 use super::{Catalog, Clause, Expr, Key, Op, RequestError};
 
 /// Keys of the virtual hardware of a VM: each gives a note.

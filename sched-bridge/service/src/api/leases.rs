@@ -73,7 +73,8 @@ pub async fn grant(
         };
         let mut answer = LeaseAnswer { notes, ..what_if(&app, *wanted, request.explain).await? };
         if let (Some(quota), Some(placement)) = (app.quotas.of(&request.holder), &answer.placement) {
-            let checked = quota.check(&*app.bridge.view()?, &request.holder, &placement.assignments);
+            let checked =
+                quota.check(app.bridge.view()?.all_leases(), &request.holder, &placement.assignments);
             answer.notes.extend(checked.err().map(|over| format!("a lease would be refused: {over}")));
         }
         return Ok((StatusCode::OK, axum::Json(answer)));

@@ -33,13 +33,13 @@ pub(super) async fn told(app: &App, request: &ClusterRequest, problem: Problem) 
     }
 }
 
-fn with(problem: Problem, nearest: &Nearest) -> Problem {
+fn with(mut problem: Problem, nearest: &Nearest) -> Problem {
     let texts: Vec<&str> = nearest.fits.iter().take(IN_MESSAGE).map(|fit| fit.text.as_str()).collect();
-    let message = match (texts.is_empty(), nearest.complete) {
-        (false, _) => format!("{}. It {}", problem.message, texts.join("; or ")),
-        (true, true) => format!("{}. No single change of the request lets it fit", problem.message),
-        (true, false) => problem.message.clone(),
-    };
-    let details = json!({ "nearest": nearest });
-    Problem { message, details: Some(details), ..problem }
+    if !texts.is_empty() {
+        problem.message.push_str(&format!(". It {}", texts.join("; or ")));
+    } else if nearest.complete {
+        problem.message.push_str(". No single change of the request lets it fit");
+    }
+    problem.details = Some(json!({ "nearest": nearest }));
+    problem
 }

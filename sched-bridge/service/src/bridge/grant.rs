@@ -180,7 +180,7 @@ impl Bridge {
             Wanted::Assignments(_, assignments) => (None, assignments.clone(), None),
         };
         if let Some(quota) = &request.quota {
-            quota.check(view, &request.holder, &assignments)?;
+            quota.check(view.all_leases(), &request.holder, &assignments)?;
         }
         let now = self.clock.stamp();
         let held = |assignment| Held { assignment, part: Part::Home, seen: false };

@@ -223,6 +223,11 @@ impl View {
         &self.leases
     }
 
+    /// All leases, without their revisions.
+    pub fn all_leases(&self) -> impl Iterator<Item = &Lease> {
+        self.leases.values().map(|entry| &*entry.lease)
+    }
+
     /// A lease by its id.
     ///
     /// # Errors
