@@ -149,6 +149,11 @@ impl Bridge {
         if let Some(holder) = &query.holder {
             path.push_str(&format!("&holder={}", encoded(holder)));
         }
+        for (name, value) in [("site", &query.site), ("service", &query.service)] {
+            if let Some(value) = value {
+                path.push_str(&format!("&{name}={}", encoded(value)));
+            }
+        }
         if let Some(since) = query.since_ms {
             path.push_str(&format!("&since_ms={since}"));
         }

@@ -383,6 +383,7 @@ pub enum PlanAction {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   vmove account --csv > usage.csv
+  vmove account --apel --site MY-SITE --since 1790000000000 > outgoing/message
   vmove account --holder alice")]
 pub struct AccountArgs {
     /// The bridge.
@@ -391,6 +392,15 @@ pub struct AccountArgs {
     /// Comma-separated values instead of one JSON object a line
     #[arg(long)]
     pub csv: bool,
+    /// A message for APEL (APEL-cloud-message v0.4), with a record for each VM
+    #[arg(long, conflicts_with = "csv", requires = "site")]
+    pub apel: bool,
+    /// Name of the site in that message, as it is registered in the GOCDB
+    #[arg(long, value_name = "NAME", requires = "apel")]
+    pub site: Option<String>,
+    /// Name of the service in that message [default: vmove]
+    #[arg(long, value_name = "NAME", requires = "apel")]
+    pub service: Option<String>,
     /// Only this holder
     #[arg(long, value_name = "NAME")]
     pub holder: Option<String>,

@@ -7,7 +7,17 @@ use crate::args::clusters::AccountArgs;
 use crate::output::{End, say};
 
 pub async fn run(args: AccountArgs) -> Result<(), End> {
-    let format = if args.csv { "csv" } else { "jsonl" };
-    let query = AccountQuery { format: Some(format.to_owned()), holder: args.holder, since_ms: args.since };
+    let format = match (args.csv, args.apel) {
+        (true, _) => "csv",
+        (_, true) => "apel",
+        _ => "jsonl",
+    };
+    let query = AccountQuery {
+        format: Some(format.to_owned()),
+        site: args.site,
+        service: args.service,
+        holder: args.holder,
+        since_ms: args.since,
+    };
     say(&bridge(&args.at)?.account(&query).await?)
 }

@@ -243,9 +243,15 @@ pub struct TopologyText {
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "schema", into_params(parameter_in = Query))]
 pub struct AccountQuery {
-    /// `jsonl` (one JSON object a line) or `csv`.
+    /// `jsonl` (one JSON object a line), `csv`, or `apel` (an APEL-cloud-message with a record for each VM).
     #[serde(default)]
     pub format: Option<String>,
+    /// For `apel`: the name of the site, as it is registered in the GOCDB.
+    #[serde(default)]
+    pub site: Option<String>,
+    /// For `apel`: the name of the service at the site. Default: `vmove`.
+    #[serde(default)]
+    pub service: Option<String>,
     /// Only records of this holder.
     #[serde(default)]
     pub holder: Option<String>,

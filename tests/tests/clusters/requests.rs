@@ -232,6 +232,44 @@ fn what_would_fit_is_told() {
 }
 
 #[test]
+fn what_was_used_is_told_for_each_vm_and_to_apel() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let bridge = fleet(&sandbox, "");
+    let place =
+        ["place", "--text", "vcpus=2; memory_mb=64; gpus=1", "--count", "2", "--cluster", "c", "--id", "c"];
+    bridge.ask(&[&place[..], &["--holder", "alice", "--ttl", "10m"]].concat()).expect("placed");
+    std::thread::sleep(std::time::Duration::from_millis(1200));
+    bridge.ask(&["lease", "release", "c"]).expect("released");
+    let record = bridge.ask(&["account"]).expect("one record");
+    let (all, one) = (&record["usage"], &record["vms"]["c-vm-0"]);
+    let held = one["held_ms"].as_u64().expect("a number");
+    assert!(held >= 1200 && all["held_ms"] == held, "{record}");
+    assert_eq!((one["gpu_ms"].as_u64(), all["gpu_ms"].as_u64()), (Some(held), Some(2 * held)));
+    assert_eq!((&record["vms"]["c-vm-1"], &record["adapter_hours"]), (one, &json!(0.0)));
+
+    let (code, message) = printed(&bridge, &["account", "--apel", "--site", "MY-SITE"]);
+    assert!(code == Some(0) && message.starts_with("APEL-cloud-message: v0.4\n"), "{message}");
+    let records: Vec<&str> = message.split("%%\n").filter(|record| !record.trim().is_empty()).collect();
+    assert_eq!(records.len(), 2, "{message}");
+    let wall = held / 1000;
+    for line in [
+        "VMUUID: c/c-vm-1".to_owned(),
+        "SiteName: MY-SITE".to_owned(),
+        "LocalUserId: alice".to_owned(),
+        "Status: completed".to_owned(),
+        format!("WallDuration: {wall}"),
+        format!("CpuDuration: {}", held * 2 / 1000),
+        "CpuCount: 2.000".to_owned(),
+        "Memory: 64".to_owned(),
+    ] {
+        assert!(records[1].lines().any(|own| own == line), "{line}: {message}");
+    }
+    let (code, said) = printed(&bridge, &["account", "--apel"]);
+    assert!(code == Some(2) && said.contains("--site"), "{said}");
+}
+
+#[test]
 fn a_tenant_has_no_more_than_its_quota() {
     need!(ready());
     let sandbox = Sandbox::new().expect("a sandbox");

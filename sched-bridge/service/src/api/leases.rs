@@ -19,7 +19,7 @@ use super::problem::{Code, Problem};
 use super::visible::visible;
 use super::vms::with_command_line;
 use crate::access::Caller;
-use crate::account::{Record, csv, json_lines};
+use crate::account::{Record, apel, csv, json_lines};
 use crate::bridge::{BridgeError, GrantRequest, Granted, Wanted};
 use crate::lease::{DEFAULT_TTL_MS, LeaseId};
 use crate::request_text;
@@ -313,7 +313,16 @@ pub async fn account(
     match query.format.as_deref() {
         None | Some("jsonl") => Ok(([(header::CONTENT_TYPE, "application/jsonl")], json_lines(&records))),
         Some("csv") => Ok(([(header::CONTENT_TYPE, "text/csv")], csv(&records))),
-        Some(other) => Err(Problem::bad_request(format!("format {other:?}: expected jsonl or csv")).into()),
+        Some("apel") => {
+            let site = query.site.as_deref().filter(|site| !site.trim().is_empty()).ok_or_else(|| {
+                Problem::bad_request("format apel: expected the name of the site (site, --site), found none")
+            })?;
+            let service = query.service.as_deref().unwrap_or("vmove");
+            Ok(([(header::CONTENT_TYPE, "text/plain")], apel(&records, site, service)))
+        }
+        Some(other) => {
+            Err(Problem::bad_request(format!("format {other:?}: expected jsonl, csv or apel")).into())
+        }
     }
 }
 

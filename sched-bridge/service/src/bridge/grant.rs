@@ -196,6 +196,7 @@ impl Bridge {
             granted: now.clone(),
             counted: now,
             usage: Usage::default(),
+            vms: std::collections::BTreeMap::new(),
             exact: true,
         };
         check_free(view, &lease)?;
