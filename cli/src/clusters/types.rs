@@ -20,7 +20,7 @@ pub fn table_of(list: &TypeList) -> String {
         vec![
             own.name.clone(),
             each(|need| need.vcpus.to_string()),
-            each(|need| format!("{} MiB", need.memory)),
+            each(|need| need.memory.to_string()),
             each(devices),
             own.request.clone(),
             own.file.clone().unwrap_or_else(|| "-".to_owned()),

@@ -74,7 +74,7 @@ fn a_site_has_its_own_instance_types() {
     assert!(own["file"].as_str().is_some_and(|file| file.ends_with("types.d/site.toml")), "{own}");
     let (code, table) = printed(&bridge, &["place", "--types"]);
     let line = table.lines().find(|line| line.starts_with("site.large")).unwrap_or_default();
-    assert!(code == Some(0) && line.contains("2048 MiB") && line.contains("1 GPU"), "{table}");
+    assert!(code == Some(0) && line.contains("  2048 MiB  ") && line.contains("1 GPU"), "{table}");
     assert!(table.contains("p7f.grande") && table.contains("cg1.small"), "{table}");
 
     let place = |text: &'static str| ["place", "--cluster", "c", "--what-if", "--text", text];

@@ -138,7 +138,8 @@ impl Change {
                 format!("fits with {to} {name} instead of {from}{}", of(group))
             }
             Self::Cores { group, from, to } => {
-                format!("fits with {to} cores instead of {from}{}", of(group))
+                let cores = if *to == 1 { "core" } else { "cores" };
+                format!("fits with {to} {cores} instead of {from}{}", of(group))
             }
             Self::Memory { group, from, to } => {
                 format!("fits with {to} MiB of memory instead of {from}{}", of(group))
