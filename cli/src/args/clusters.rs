@@ -90,6 +90,9 @@ pub struct BlueprintArgs {
     /// Time to live of the leases without a heartbeat
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = milliseconds)]
     pub ttl: u64,
+    /// Project on whose account it goes
+    #[arg(long, value_name = "NAME")]
+    pub project: Option<String>,
     /// Have plans move its VMs at one barrier, all of a node or none; those with devices always do
     #[arg(long)]
     pub together: bool,
@@ -222,6 +225,9 @@ pub struct PlaceArgs {
     /// Time to live of the lease without a heartbeat
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = milliseconds)]
     pub ttl: u64,
+    /// Project on whose account it goes
+    #[arg(long, value_name = "NAME")]
+    pub project: Option<String>,
     /// Have plans move its VMs at one barrier, all of a node or none; those with devices always do
     #[arg(long)]
     pub together: bool,
@@ -384,6 +390,7 @@ pub enum PlanAction {
 #[command(after_help = "Examples:
   vmove account --csv > usage.csv
   vmove account --apel --site MY-SITE --since 1790000000000 > outgoing/message
+  vmove account --sum project
   vmove account --holder alice")]
 pub struct AccountArgs {
     /// The bridge.
@@ -401,12 +408,26 @@ pub struct AccountArgs {
     /// Name of the service in that message [default: vmove]
     #[arg(long, value_name = "NAME", requires = "apel")]
     pub service: Option<String>,
+    /// Add up hours, for each holder, project or VM
+    #[arg(long, value_name = "WHAT", conflicts_with_all = ["csv", "apel"])]
+    pub sum: Option<SumBy>,
     /// Only this holder
     #[arg(long, value_name = "NAME")]
     pub holder: Option<String>,
     /// Only leases that ended at or after this time, in milliseconds since 1970-01-01 00:00 UTC
     #[arg(long, value_name = "MS")]
     pub since: Option<u64>,
+}
+
+/// For what hours are added up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum SumBy {
+    /// Each holder.
+    Holder,
+    /// Each project; `-` for leases without one.
+    Project,
+    /// Each VM.
+    Vm,
 }
 
 fn field_value(text: &str) -> Result<(String, String), String> {

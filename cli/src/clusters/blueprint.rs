@@ -163,6 +163,7 @@ async fn start_all(
                 id: Some(id.clone()),
                 holder: args.holder.clone(),
                 ttl_ms: Some(args.ttl),
+                project: args.project.clone(),
                 together: args.together,
                 what_if: false,
                 explain: false,

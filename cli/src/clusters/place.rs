@@ -19,6 +19,7 @@ pub async fn run(args: PlaceArgs, json: bool) -> Result<(), End> {
         id: args.id.map(|id| id.parse()).transpose().map_err(Failure::bad_request)?,
         holder: args.holder,
         ttl_ms: Some(args.ttl),
+        project: args.project,
         together: args.together,
         what_if: args.what_if || args.explain,
         explain: args.explain,

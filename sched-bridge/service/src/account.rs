@@ -10,6 +10,7 @@ pub fn record_of(lease: &Lease, end: End) -> Record {
     Record {
         lease: lease.id.clone(),
         holder: lease.holder.clone(),
+        project: lease.project.clone(),
         cluster: lease.cluster.to_string(),
         end,
         granted_wall_ms: lease.granted.wall_ms,
@@ -83,7 +84,7 @@ pub fn apel(records: &[Record], site: &str, service: &str) -> String {
                 ("CloudComputeService", plain(service)),
                 ("MachineName", vm.to_string()),
                 ("LocalUserId", plain(&record.holder)),
-                ("LocalGroupId", plain(&record.cluster)),
+                ("LocalGroupId", record.project.as_deref().map_or_else(|| "NULL".to_owned(), plain)),
                 ("GlobalUserName", "NULL".to_owned()),
                 ("FQAN", "NULL".to_owned()),
                 ("Status", "completed".to_owned()),

@@ -24,6 +24,9 @@ pub struct Lease {
     pub id: LeaseId,
     /// The holder: a user, a job, a scheduler's name for it.
     pub holder: String,
+    /// The project on whose account it goes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project: Option<String>,
     /// The virtual cluster.
     pub cluster: ClusterName,
     /// The request, for plans that find another place. Absent if the holder chose nodes and devices.

@@ -35,6 +35,7 @@
 //!     ttl_ms: 60_000,
 //!     together: false,
 //!     quota: None,
+//!     project: None,
 //! };
 //! let granted = bridge.grant(request).await?;
 //! assert_eq!(granted.lease.nodes(), [NodeName::new("n1")?]);

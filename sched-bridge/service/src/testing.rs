@@ -180,6 +180,7 @@ pub fn exactly(id: &str, assignments: Vec<Assignment>) -> GrantRequest {
         ttl_ms: 3000,
         together: false,
         quota: None,
+        project: None,
     }
 }
 
@@ -193,6 +194,7 @@ pub fn whole_nodes(id: &str, vms: u32) -> GrantRequest {
         ttl_ms: 60_000,
         together: false,
         quota: None,
+        project: None,
     }
 }
 
@@ -221,6 +223,7 @@ pub fn gpus_on(id: &str, node: &str, vms: u32) -> GrantRequest {
         ttl_ms: 60_000,
         together: false,
         quota: None,
+        project: None,
     }
 }
 

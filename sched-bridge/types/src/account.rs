@@ -28,6 +28,9 @@ pub struct Record {
     pub lease: LeaseId,
     /// Its holder.
     pub holder: String,
+    /// The project, if the request named one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project: Option<String>,
     /// The virtual cluster.
     pub cluster: String,
     /// How it ended.

@@ -47,6 +47,9 @@ pub struct LeaseRequest {
     pub id: Option<LeaseId>,
     /// The holder: a user, a job.
     pub holder: String,
+    /// The project on whose account it goes: 1 to 128 bytes without control characters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project: Option<String>,
     /// Time to live without a heartbeat. Unit: milliseconds. Default: 60 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_ms: Option<u64>,

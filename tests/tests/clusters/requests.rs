@@ -238,7 +238,9 @@ fn what_was_used_is_told_for_each_vm_and_to_apel() {
     let bridge = fleet(&sandbox, "");
     let place =
         ["place", "--text", "vcpus=2; memory_mb=64; gpus=1", "--count", "2", "--cluster", "c", "--id", "c"];
-    bridge.ask(&[&place[..], &["--holder", "alice", "--ttl", "10m"]].concat()).expect("placed");
+    bridge
+        .ask(&[&place[..], &["--holder", "alice", "--project", "p1", "--ttl", "10m"]].concat())
+        .expect("placed");
     std::thread::sleep(std::time::Duration::from_millis(1200));
     bridge.ask(&["lease", "release", "c"]).expect("released");
     let record = bridge.ask(&["account"]).expect("one record");
@@ -257,6 +259,7 @@ fn what_was_used_is_told_for_each_vm_and_to_apel() {
         "VMUUID: c/c-vm-1".to_owned(),
         "SiteName: MY-SITE".to_owned(),
         "LocalUserId: alice".to_owned(),
+        "LocalGroupId: p1".to_owned(),
         "Status: completed".to_owned(),
         format!("WallDuration: {wall}"),
         format!("CpuDuration: {}", held * 2 / 1000),
@@ -264,6 +267,14 @@ fn what_was_used_is_told_for_each_vm_and_to_apel() {
         "Memory: 64".to_owned(),
     ] {
         assert!(records[1].lines().any(|own| own == line), "{line}: {message}");
+    }
+    for (by, name, vms) in [("holder", "alice", 2), ("project", "p1", 2), ("vm", "c-vm-1", 1)] {
+        let sums = bridge.ask(&["account", "--sum", by]).expect("sums");
+        let hours = sums[name]["gpu_hours"].as_f64().expect("hours");
+        let wanted = f64::from(u32::try_from(held * vms).expect("a second")) / 3_600_000.0;
+        assert!((hours - wanted).abs() < 1e-9, "{by}: {sums}");
+        let (_, table) = printed(&bridge, &["account", "--sum", by]);
+        assert!(table.lines().any(|line| line.starts_with(name)), "{table}");
     }
     let (code, said) = printed(&bridge, &["account", "--apel"]);
     assert!(code == Some(2) && said.contains("--site"), "{said}");

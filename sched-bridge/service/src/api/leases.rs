@@ -83,6 +83,7 @@ pub async fn grant(
     let grant = GrantRequest {
         id: request.id.unwrap_or_else(LeaseId::unique),
         holder: request.holder,
+        project: request.project,
         wanted,
         ttl_ms: request.ttl_ms.unwrap_or(DEFAULT_TTL_MS),
         together: request.together,

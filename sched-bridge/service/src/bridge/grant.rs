@@ -23,6 +23,8 @@ pub struct GrantRequest {
     pub id: LeaseId,
     /// The user or job that holds it.
     pub holder: String,
+    /// The project on whose account it goes.
+    pub project: Option<String>,
     /// What it is to contain.
     pub wanted: Wanted,
     /// Time to live without a heartbeat. Unit: milliseconds.
@@ -187,6 +189,7 @@ impl Bridge {
         let lease = Lease {
             id: request.id.clone(),
             holder: request.holder.clone(),
+            project: request.project.clone(),
             cluster: request.wanted.cluster().clone(),
             request: cluster_request,
             held: assignments.into_iter().map(held).collect(),
@@ -335,11 +338,13 @@ async fn placed(view: &Arc<View>, request: &ClusterRequest) -> Result<Placement,
 }
 
 fn check(request: &GrantRequest) -> Result<(), BridgeError> {
-    let holder = &request.holder;
-    if holder.trim().is_empty() || holder.len() > 128 || holder.chars().any(char::is_control) {
-        return Err(BridgeError::Invalid(format!(
-            "holder {holder:?}: expected 1 to 128 bytes without control characters"
-        )));
+    let names = [("holder", Some(&request.holder)), ("project", request.project.as_ref())];
+    for (what, name) in names.into_iter().filter_map(|(what, name)| Some((what, name?))) {
+        if name.trim().is_empty() || name.len() > 128 || name.chars().any(char::is_control) {
+            return Err(BridgeError::Invalid(format!(
+                "{what} {name:?}: expected 1 to 128 bytes without control characters"
+            )));
+        }
     }
     if !(MIN_TTL_MS..=MAX_TTL_MS).contains(&request.ttl_ms) {
         return Err(BridgeError::Invalid(format!(

@@ -245,6 +245,7 @@ fn whole_node(node: &Node) -> Option<GrantRequest> {
         ttl_ms: MAX_TTL_MS,
         together: false,
         quota: None,
+        project: None,
     })
 }
 
