@@ -15,6 +15,8 @@ pub struct Failure {
     pub message: String,
     /// What the process ends with.
     pub exit_code: u8,
+    /// More for programs.
+    pub details: Option<serde_json::Value>,
 }
 
 impl Failure {
@@ -30,7 +32,12 @@ impl Failure {
 
 impl<C: ProblemCode> From<Problem<C>> for Failure {
     fn from(problem: Problem<C>) -> Self {
-        Self { code: problem.code.word(), message: problem.message, exit_code: problem.exit_code }
+        Self {
+            code: problem.code.word(),
+            message: problem.message,
+            exit_code: problem.exit_code,
+            details: problem.details,
+        }
     }
 }
 

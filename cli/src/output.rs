@@ -74,9 +74,12 @@ pub fn report(program: &str, failure: &Failure, json: bool) -> ExitCode {
     note(&format!("{program}: {}", failure.message));
     if json {
         // Nobody could be told that this failed, too.
-        let _ = say_json(
-            &json!({ "error": failure.message, "code": failure.code, "exit_code": failure.exit_code }),
-        );
+        let mut said =
+            json!({ "error": failure.message, "code": failure.code, "exit_code": failure.exit_code });
+        if let Some(details) = &failure.details {
+            said["details"] = details.clone();
+        }
+        let _ = say_json(&said);
     }
     ExitCode::from(failure.exit_code)
 }

@@ -31,6 +31,7 @@ use vmove_bridge_types::requests::{
     AccountQuery, BridgeInfo, LeaseAnswer, LeaseInfo, LeaseList, LeaseRequest, NodeDetail, NodeList,
     NodeStateRequest, PlanList, StartAnswer, StartRequest, StopVms, TopologyText,
 };
+use vmove_bridge_types::types::TypeList;
 use vmove_http::client::encoded;
 pub use vmove_http::tls::TlsError;
 
@@ -106,6 +107,11 @@ impl Bridge {
         self.0.get(&format!("/v1/leases{query}")).await
     }
 
+    /// The instance types, keys and aliases that requests may name.
+    pub async fn types(&self) -> Result<TypeList, Error> {
+        self.0.get("/v1/types").await
+    }
+
     /// Places a virtual cluster and leases what it needs, or only tells where it would be placed.
     pub async fn grant_lease(&self, request: &LeaseRequest) -> Result<LeaseAnswer, Error> {
         self.0.post("/v1/leases", request).await
@@ -142,6 +148,11 @@ impl Bridge {
         let mut path = format!("/v1/account?format={}", encoded(format));
         if let Some(holder) = &query.holder {
             path.push_str(&format!("&holder={}", encoded(holder)));
+        }
+        for (name, value) in [("site", &query.site), ("service", &query.service)] {
+            if let Some(value) = value {
+                path.push_str(&format!("&{name}={}", encoded(value)));
+            }
         }
         if let Some(since) = query.since_ms {
             path.push_str(&format!("&since_ms={since}"));

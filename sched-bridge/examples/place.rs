@@ -7,8 +7,8 @@ use std::error::Error;
 use sched_bridge::model::{Fleet, MemoryMib, Node, NodeName, Occupancy};
 use sched_bridge::moves::{Resident, evacuate};
 use sched_bridge::place::{Options, Verdict, explain, place};
+use sched_bridge::request::Catalog;
 use sched_bridge::request::cluster::{Language, read};
-use sched_bridge::request::{Flavors, nova};
 use sched_bridge::topology::{Format, import};
 
 const NETWORK: &str = "
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         nodes.push(Node::plain(NodeName::new(format!("n{number}"))?, 16, MemoryMib(65536)));
     }
     let fleet = Fleet::new(nodes, topology)?;
-    let request = read(CLUSTER, Language::Toml, &Flavors::default(), &nova::default_aliases())?.request;
+    let request = read(CLUSTER, Language::Toml, &Catalog::default())?.request;
 
     let mut used = Occupancy::new(&fleet);
     let placement = place(&fleet, &used, &request, &Options::default())?;

@@ -8,7 +8,7 @@
 //! ```
 //! use sched_bridge::model::{Fleet, MemoryMib, Node, NodeName, Occupancy};
 //! use sched_bridge::place::{Options, place};
-//! use sched_bridge::request::{Flavors, cluster, nova};
+//! use sched_bridge::request::{Catalog, cluster};
 //! use sched_bridge::topology::{Format, import};
 //!
 //! // Four nodes of 16 cores and 64 GiB below two leaf switches.
@@ -20,7 +20,7 @@
 //!
 //! // Eight VMs of 4 cores: they fill two nodes, which should be below one leaf switch.
 //! let text = "name = 'cfd'\n[[vms]]\ncount = 8\nrequest = 'vcpus=4; memory_mb=8K'\n";
-//! let request = cluster::read(text, cluster::Language::Toml, &Flavors::default(), &nova::default_aliases())?.request;
+//! let request = cluster::read(text, cluster::Language::Toml, &Catalog::default())?.request;
 //! let mut used = Occupancy::new(&fleet);
 //! let placement = place(&fleet, &used, &request, &Options::default())?;
 //! assert_eq!((placement.score.max_hops, placement.score.leaf_switches), (1, 1));

@@ -5,7 +5,7 @@ use std::error::Error;
 
 use proptest::prelude::*;
 use sched_bridge::blueprint::{Kind, Language, NetworkMode, decompose, read};
-use sched_bridge::request::Flavors;
+use sched_bridge::request::Catalog;
 
 const YAML: &str = "
 name: pipeline
@@ -44,7 +44,7 @@ fn both_languages_say_the_same() {
 #[test]
 fn nothing_is_dropped() {
     let blueprint = read(YAML, Language::Yaml).unwrap();
-    let parts = decompose(&blueprint, &Flavors::default()).unwrap();
+    let parts = decompose(&blueprint, &Catalog::default()).unwrap();
     let kinds: Vec<_> = parts.groups.iter().map(|group| (group.kind, group.environments.len())).collect();
     assert_eq!(kinds, [(Kind::Vm, 3), (Kind::Container, 1), (Kind::BareMetal, 1)]);
     let members: Vec<_> = parts.together.iter().map(|own| own.environments.join("+")).collect();
@@ -93,7 +93,7 @@ fn bad_blueprints_say_what_is_wrong() {
         (XML.replace("kind=\"container\"", "kind=\"ghost\""), "ghost"),
         ("<blueprint name=\"x\">\n<environment".to_owned(), "line 2"),
     ] {
-        let result = read(&text, Language::guess(&text)).and_then(|own| decompose(&own, &Flavors::default()));
+        let result = read(&text, Language::guess(&text)).and_then(|own| decompose(&own, &Catalog::default()));
         let error = result.unwrap_err();
         let whole = format!("{error}: {}", error.source().map(ToString::to_string).unwrap_or_default());
         assert!(whole.contains(words), "{words}\n{whole}");
@@ -106,7 +106,7 @@ proptest! {
         for (text, language) in [(YAML, Language::Yaml), (XML, Language::Xml)] {
             let text = format!("{}{insert}{}", text.get(..cut).unwrap_or(""), text.get(cut..).unwrap_or(""));
             if let Ok(blueprint) = read(&text, language) {
-                let _ = decompose(&blueprint, &Flavors::default());
+                let _ = decompose(&blueprint, &Catalog::default());
             }
         }
     }

@@ -9,7 +9,7 @@ use sched_bridge::model::{
     ClusterName, Device, DeviceKind, Fleet, LinkLayer, MemoryMib, NodeName, NumaId, Occupancy,
 };
 use sched_bridge::place::{Affinity, ClusterRequest, Options, PlaceError, VmGroup, explain, place};
-use sched_bridge::request::{Flavors, instance, lower};
+use sched_bridge::request::{Catalog, instance, lower};
 use sched_bridge::topology::Topology;
 use tempfile::TempDir;
 
@@ -155,8 +155,10 @@ fn glue2_names_cpus_and_accelerators() {
 fn vms_on_a_dgx_get_neighbours() {
     let fleet = Fleet::new(vec![inventory(DGX).node], Topology::default()).unwrap();
     let used = Occupancy::new(&fleet);
-    let expr = instance::parse("vcpus=4; memory_mb=16K; gpus=1; hcas=1; gpu_hca_affinity=root").unwrap();
-    let alternatives = lower::alternatives(&expr, &Flavors::default()).unwrap();
+    let expr =
+        instance::parse("vcpus=4; memory_mb=16K; gpus=1; hcas=1; gpu_hca_affinity=root", &Catalog::default())
+            .unwrap();
+    let alternatives = lower::alternatives(&expr, &Catalog::default()).unwrap();
     assert_eq!(alternatives[0].affinity, Affinity::SameRoot);
     let group = VmGroup { name: "vm".to_owned(), count: 8, alternatives };
     let mut request = ClusterRequest::new(ClusterName::new("c").unwrap(), vec![group]);

@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::daemon::Node;
@@ -106,6 +107,14 @@ impl Bridge {
     /// Kills it, like a crash.
     pub fn kill(&mut self) {
         self.process = None;
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        self.process.as_ref().context("it does not run")?.signal(signal)
     }
 
     /// `vmove --json` with this bridge.

@@ -215,6 +215,9 @@ pub struct Problem<C = Code> {
     pub exit_code: u8,
     /// HTTP status.
     pub status: u16,
+    /// More for programs; which fields there are depends on the code.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub details: Option<serde_json::Value>,
 }
 
 impl<C: ProblemCode> Problem<C> {
@@ -222,7 +225,7 @@ impl<C: ProblemCode> Problem<C> {
     #[must_use]
     pub fn new(code: C, message: impl Into<String>) -> Self {
         let (status, exit) = code.mapping();
-        Self { code, message: message.into(), exit_code: exit.code(), status }
+        Self { code, message: message.into(), exit_code: exit.code(), status, details: None }
     }
 
     /// A malformed request.
@@ -281,6 +284,11 @@ mod schema {
                 .required("exit_code")
                 .property("status", described(u16::schema(), "HTTP status."))
                 .required("status")
+                .property(
+                    "details",
+                    ObjectBuilder::new()
+                        .description(Some("More for programs; which fields there are depends on the code.")),
+                )
                 .into()
         }
     }

@@ -90,6 +90,9 @@ pub struct BlueprintArgs {
     /// Time to live of the leases without a heartbeat
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = milliseconds)]
     pub ttl: u64,
+    /// Project on whose account it goes
+    #[arg(long, value_name = "NAME")]
+    pub project: Option<String>,
     /// Have plans move its VMs at one barrier, all of a node or none; those with devices always do
     #[arg(long)]
     pub together: bool,
@@ -179,7 +182,7 @@ pub struct TopologyArgs {
 #[derive(Debug, Args)]
 pub struct RequestArgs {
     /// File with the request; - is standard input
-    #[arg(value_name = "FILE", required_unless_present = "text")]
+    #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// The request itself, as an instance type string: "cg1.small; xpus=2"
     #[arg(long, value_name = "TEXT", conflicts_with = "file")]
@@ -200,6 +203,8 @@ pub struct RequestArgs {
 #[command(after_help = "Examples:
   vmove place cluster.toml --holder alice
   vmove place --text \"cg1.large; xpus=4\" --count 8 --cluster train --what-if --explain
+  vmove place --text \"m1.xlarge; xpu_arch=fermi; xpus>=3 OR p7f.grande\" --cluster mixed
+  vmove place --types
   vmove --json place cluster.yaml --holder job-17 --ttl 300s --id job-17 | jq -r .lease.id
   vmove place cluster.yaml --run --template small --field disk=alice.qcow2
   vmove place cluster.yaml --run -- qemu-system-x86_64 -accel kvm -smp {vcpus} -m {memory_mib} {devices}
@@ -220,6 +225,9 @@ pub struct PlaceArgs {
     /// Time to live of the lease without a heartbeat
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = milliseconds)]
     pub ttl: u64,
+    /// Project on whose account it goes
+    #[arg(long, value_name = "NAME")]
+    pub project: Option<String>,
     /// Have plans move its VMs at one barrier, all of a node or none; those with devices always do
     #[arg(long)]
     pub together: bool,
@@ -229,7 +237,10 @@ pub struct PlaceArgs {
     /// Only show where it would be placed; lease nothing
     #[arg(long)]
     pub what_if: bool,
-    /// Explain for every node why it was chosen, not needed or ruled out; lease nothing
+    /// List the instance types that requests may name
+    #[arg(long, conflicts_with_all = ["file", "text", "what_if", "explain", "run", "id"])]
+    pub types: bool,
+    /// Explain for every node why it was chosen, not needed or ruled out, and what is the nearest that would fit; lease nothing
     #[arg(long)]
     pub explain: bool,
     /// Start all VMs on their nodes, by a template of the bridge or by the command line behind `--`; if one does not start, none is left
@@ -378,6 +389,8 @@ pub enum PlanAction {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   vmove account --csv > usage.csv
+  vmove account --apel --site MY-SITE --since 1790000000000 > outgoing/message
+  vmove account --sum project
   vmove account --holder alice")]
 pub struct AccountArgs {
     /// The bridge.
@@ -386,12 +399,35 @@ pub struct AccountArgs {
     /// Comma-separated values instead of one JSON object a line
     #[arg(long)]
     pub csv: bool,
+    /// A message for APEL (APEL-cloud-message v0.4), with a record for each VM
+    #[arg(long, conflicts_with = "csv", requires = "site")]
+    pub apel: bool,
+    /// Name of the site in that message, as it is registered in the GOCDB
+    #[arg(long, value_name = "NAME", requires = "apel")]
+    pub site: Option<String>,
+    /// Name of the service in that message [default: vmove]
+    #[arg(long, value_name = "NAME", requires = "apel")]
+    pub service: Option<String>,
+    /// Add up hours, for each holder, project or VM
+    #[arg(long, value_name = "WHAT", conflicts_with_all = ["csv", "apel"])]
+    pub sum: Option<SumBy>,
     /// Only this holder
     #[arg(long, value_name = "NAME")]
     pub holder: Option<String>,
     /// Only leases that ended at or after this time, in milliseconds since 1970-01-01 00:00 UTC
     #[arg(long, value_name = "MS")]
     pub since: Option<u64>,
+}
+
+/// For what hours are added up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum SumBy {
+    /// Each holder.
+    Holder,
+    /// Each project; `-` for leases without one.
+    Project,
+    /// Each VM.
+    Vm,
 }
 
 fn field_value(text: &str) -> Result<(String, String), String> {

@@ -8,7 +8,7 @@ use sched_bridge::blueprint::{
 };
 use sched_bridge::model::{DeviceKind, VmName};
 use sched_bridge::place::{Alternative, DeviceFilter};
-use sched_bridge::request::{Flavors, instance, lower};
+use sched_bridge::request::{Catalog, instance, lower};
 use serde::Serialize;
 use serde_json::json;
 
@@ -17,9 +17,10 @@ use vmove_bridge_types::lease::LeaseId;
 use vmove_bridge_types::problem::Code;
 use vmove_bridge_types::requests::{LeaseInfo, LeaseRequest, StartRequest, StartVm, StartedVm, StopVms};
 use vmove_client::bridge::Bridge;
+use vmove_types::problem::ProblemCode;
 
 use super::input::{bridge, read};
-use super::{adapter, show};
+use super::{adapter, show, types};
 use crate::args::clusters::BlueprintArgs;
 use crate::failure::Failure;
 use crate::output::{End, say_either, table};
@@ -28,7 +29,14 @@ pub async fn run(args: BlueprintArgs, json: bool) -> Result<(), End> {
     let text = read(&args.file)?;
     let blueprint = parse(&text, Language::guess(&text))
         .map_err(|e| Failure::bad_request(format!("{}: {e}", args.file.display())))?;
-    let parts = decompose(&blueprint, &Flavors::default())
+    let bridge = bridge(&args.at)?;
+    let catalog = match types::catalog(&bridge).await {
+        Ok(catalog) => catalog,
+        // To look at a blueprint needs no bridge, if it names what ships.
+        Err(failure) if !args.run && failure.code == Code::BridgeUnreachable.word() => Catalog::default(),
+        Err(failure) => return Err(failure.into()),
+    };
+    let parts = decompose(&blueprint, &catalog)
         .map_err(|e| Failure::bad_request(format!("{}: {e}", args.file.display())))?;
     if !args.run {
         return say_either(&parts, json, show::parts);
@@ -43,11 +51,10 @@ pub async fn run(args: BlueprintArgs, json: bool) -> Result<(), End> {
         return Err(Failure::bad_request(text).into());
     }
     for AdapterEnvironment { environment, .. } in parts.together.iter().flat_map(|t| &t.handed) {
-        need(environment.request.as_deref())
+        need(environment.request.as_deref(), &catalog)
             .map_err(|e| Failure::bad_request(format!("environment {:?}: {e}", environment.name)))?;
     }
-    let bridge = bridge(&args.at)?;
-    let mut begun = Begun { bridge, leases: Vec::new(), started: Vec::new(), handed: Vec::new() };
+    let mut begun = Begun { bridge, catalog, leases: Vec::new(), started: Vec::new(), handed: Vec::new() };
     match start_all(&mut begun, &args, &blueprint.name, &parts).await {
         Ok(done) => {
             let answer = json!({ "blueprint": blueprint.name, "groups": parts.groups, "together": &done });
@@ -64,6 +71,8 @@ pub async fn run(args: BlueprintArgs, json: bool) -> Result<(), End> {
 /// What has to be undone if the rest fails.
 struct Begun {
     bridge: Bridge,
+    /// What requests may name there.
+    catalog: Catalog,
     /// New leases.
     leases: Vec<LeaseId>,
     /// Leases, and the VMs of each that were started.
@@ -154,6 +163,7 @@ async fn start_all(
                 id: Some(id.clone()),
                 holder: args.holder.clone(),
                 ttl_ms: Some(args.ttl),
+                project: args.project.clone(),
                 together: args.together,
                 what_if: false,
                 explain: false,
@@ -222,10 +232,10 @@ async fn start_vms(
 }
 
 /// What an environment of an adapter needs. Adapters know cores, memory and a number of GPUs; requests for anything else are refused.
-fn need(request: Option<&str>) -> Result<Alternative, String> {
+fn need(request: Option<&str>, catalog: &Catalog) -> Result<Alternative, String> {
     let Some(request) = request else { return Ok(Alternative::default()) };
-    let expr = instance::parse(request).map_err(|e| e.to_string())?;
-    let mut ways = lower::alternatives(&expr, &Flavors::default()).map_err(|e| e.to_string())?;
+    let expr = instance::parse(request, catalog).map_err(|e| e.to_string())?;
+    let mut ways = lower::alternatives(&expr, catalog).map_err(|e| e.to_string())?;
     let plain = |need: &Alternative| {
         let gpus = need.devices.iter().all(|own| own.filter == DeviceFilter::kind(DeviceKind::Gpu));
         let rest = Alternative {
@@ -252,7 +262,7 @@ async fn hand_over(
     let mut answers = Vec::new();
     for handed in &together.handed {
         let name = &handed.adapter;
-        let environments = adapter_environments(handed, together, near)?;
+        let environments = adapter_environments(handed, together, near, &begun.catalog)?;
         let command = args.adapter.iter().find(|(own, _)| own == name);
         let command = command.map(|(_, command)| command.as_str()).unwrap_or_default();
         let request =
@@ -278,9 +288,10 @@ fn adapter_environments(
     handed: &AdapterEnvironment,
     together: &ConnectivityGroup,
     near: &BTreeSet<&str>,
+    catalog: &Catalog,
 ) -> Result<Vec<Environment>, Failure> {
     let environment = &handed.environment;
-    let need = need(environment.request.as_deref())
+    let need = need(environment.request.as_deref(), catalog)
         .map_err(|e| Failure::bad_request(format!("environment {:?}: {e}", environment.name)))?;
     let networks = together.networks.iter().filter(|n| n.environments.contains(&environment.name));
     let sources: Vec<&str> = handed.artifacts.iter().map(|artifact| artifact.source.as_str()).collect();

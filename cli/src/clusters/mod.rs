@@ -13,6 +13,7 @@ mod plan;
 mod request;
 mod show;
 mod topology;
+mod types;
 
 use crate::args::clusters::ClusterCommand;
 use crate::output::End;
@@ -27,6 +28,6 @@ pub async fn run(command: ClusterCommand, json: bool) -> Result<(), End> {
         ClusterCommand::Place(args) => place::run(args, json).await,
         ClusterCommand::Lease(args) => lease::run(args, json).await,
         ClusterCommand::Plan(args) => plan::run(args, json).await,
-        ClusterCommand::Account(args) => account::run(args).await,
+        ClusterCommand::Account(args) => account::run(args, json).await,
     }
 }

@@ -5,17 +5,21 @@ use vmove_bridge_types::problem::Code;
 use vmove_bridge_types::requests::{LeaseAnswer, LeaseRequest, StartAll};
 
 use super::input::bridge;
-use super::{request, show};
+use super::{request, show, types};
 use crate::args::clusters::PlaceArgs;
 use crate::failure::Failure;
 use crate::output::{End, say_either};
 
 pub async fn run(args: PlaceArgs, json: bool) -> Result<(), End> {
     let bridge = bridge(&args.at)?;
+    if args.types {
+        return say_either(&bridge.types().await?, json, types::table_of);
+    }
     let wanted = LeaseRequest {
         id: args.id.map(|id| id.parse()).transpose().map_err(Failure::bad_request)?,
         holder: args.holder,
         ttl_ms: Some(args.ttl),
+        project: args.project,
         together: args.together,
         what_if: args.what_if || args.explain,
         explain: args.explain,
@@ -33,7 +37,8 @@ pub async fn run(args: PlaceArgs, json: bool) -> Result<(), End> {
     let answer = bridge.grant_lease(&wanted).await?;
     if let Some(why) = &answer.refused {
         say_either(&answer, json, |answer| {
-            answer.explanation.as_ref().map(show::explanation).unwrap_or_default()
+            let nodes = answer.explanation.as_ref().map(show::explanation).unwrap_or_default();
+            nodes + &answer.nearest.as_ref().map(types::nearest).unwrap_or_default()
         })?;
         return Err(Failure::new(Code::NoRoom, why).into());
     }
@@ -51,6 +56,9 @@ fn describe(answer: &LeaseAnswer) -> String {
         out.push_str(&show::score(&placement.score));
     }
     out.push_str(&show::started(&answer.vms));
+    for text in &answer.notes {
+        out.push_str(&format!("note: {text}\n"));
+    }
     if let Some(explanation) = &answer.explanation {
         out.push_str(&show::explanation(explanation));
     }

@@ -22,6 +22,8 @@ use crate::access::{Access, Caller, Role, Token};
 use crate::bridge::Retention;
 use crate::driver::{DaemonAddress, TimeLimits};
 use crate::executor::Limits;
+use crate::instance_types::InstanceTypes;
+use crate::quota::Quotas;
 use crate::slurm::follower::{JOBS_HOLDER, SlurmFollower};
 use crate::slurm::{DEFAULT_TIME_LIMIT, Slurm};
 use crate::store::{Embedded, Etcd, Store, etcd::DEFAULT_MAX_TXN_OPS};
@@ -98,6 +100,10 @@ struct File {
     account: Account,
     /// Command lines of VMs that anybody with a lease may use.
     templates: BTreeMap<String, Template>,
+    /// Files with instance types, keys and aliases; `*` stands for any text.
+    instance_types: Vec<String>,
+    /// What holders may have leased at once, by their names; `*` stands for all others.
+    quota: Quotas,
     slurm: Option<SlurmCluster>,
     /// File of the key that signs grants; made if it is not there.
     grant_key: Option<PathBuf>,
@@ -266,6 +272,10 @@ pub struct Config {
     pub retention: Option<Retention>,
     /// Command lines of VMs that anybody with a lease may use.
     pub templates: Templates,
+    /// Instance types that requests may name.
+    pub types: Arc<InstanceTypes>,
+    /// What holders may have leased at once.
+    pub quotas: Quotas,
     /// Daemons of nodes.
     pub daemons: BTreeMap<NodeName, DaemonAddress>,
     /// Signs what VMs may have on their nodes.
@@ -316,6 +326,8 @@ impl Config {
             options: file.moves.options,
             limits: Limits { per_node: file.moves.per_node, per_uplink: file.moves.per_uplink },
             templates: Templates::new(file.templates)?,
+            types: Arc::new(InstanceTypes::read(file.instance_types)?),
+            quotas: file.quota,
             daemons: file.daemons,
             grant_key: file.grant_key.as_deref().map(grant_key).transpose()?,
         })
@@ -495,9 +507,14 @@ mod tests {
         let guide = include_str!("../../../docs/sched-bridge.md");
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.toml");
-        for from in
-            ["    store = ", "    [tokens.alice]", "    [templates.small]", "    [account]", "    [slurm]"]
-        {
+        for from in [
+            "    store = ",
+            "    [tokens.alice]",
+            "    [templates.small]",
+            "    [quota.alice]",
+            "    [account]",
+            "    [slurm]",
+        ] {
             let start = guide.find(from).unwrap();
             // Up to the text behind it.
             let lines = guide[start..].lines().take_while(|line| line.is_empty() || line.starts_with("    "));
@@ -507,7 +524,8 @@ mod tests {
             let set = file.store.is_some() || file.slurm.is_some() || file.account.keep_days.is_some();
             let templates = file.templates.len();
             Templates::new(file.templates).unwrap();
-            assert!(set || !file.tokens.is_empty() || templates > 0, "{text}");
+            let quotas = file.quota.of("alice").is_some();
+            assert!(set || quotas || !file.tokens.is_empty() || templates > 0, "{text}");
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Only `lease/ID` says which resources are leased. `guard/NODE` is written whenever resources of a node are leased, or the node
 //! changes; a grant requires that the guards of its nodes have not changed. So of two bridges that lease resources of one node at the
 //! same time, one fails and tries again. Releasing resources needs no guard: a bridge that has not seen it yet only leases less.
+//! In the same way, `holder/NAME` is written whenever a holder with a quota is granted a lease.
 
 use sched_bridge::model::NodeName;
 
@@ -14,6 +15,8 @@ pub const TOPOLOGY: &str = "topology";
 pub const NODES: &str = "node/";
 /// Prefix of guards.
 pub const GUARDS: &str = "guard/";
+/// Prefix of guards of holders with a quota.
+pub const HOLDERS: &str = "holder/";
 /// Prefix of leases.
 pub const LEASES: &str = "lease/";
 /// Prefix of accounting records.
@@ -31,6 +34,12 @@ pub fn node(name: &NodeName) -> String {
 #[must_use]
 pub fn guard(name: &NodeName) -> String {
     format!("{GUARDS}{name}")
+}
+
+/// Key of the guard of a holder with a quota.
+#[must_use]
+pub fn holder(name: &str) -> String {
+    format!("{HOLDERS}{name}")
 }
 
 /// Key of a lease.

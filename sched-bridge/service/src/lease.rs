@@ -1,5 +1,7 @@
 //! Leases: which holder has which devices, cores, memory and huge pages, and until when.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use sched_bridge::model::{Assignment, ClusterName, DeviceKind, NodeName, VmName};
 use sched_bridge::place::ClusterRequest;
 use serde::{Deserialize, Serialize};
@@ -22,6 +24,9 @@ pub struct Lease {
     pub id: LeaseId,
     /// The holder: a user, a job, a scheduler's name for it.
     pub holder: String,
+    /// The project on whose account it goes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project: Option<String>,
     /// The virtual cluster.
     pub cluster: ClusterName,
     /// The request, for plans that find another place. Absent if the holder chose nodes and devices.
@@ -44,35 +49,42 @@ pub struct Lease {
     /// Usage until then.
     #[serde(default)]
     pub usage: Usage,
+    /// The same for each VM; absent for leases of older versions.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub vms: BTreeMap<VmName, Usage>,
     /// All of the usage was measured by clocks that do not jump.
     #[serde(default)]
     pub exact: bool,
+}
+
+/// Adds what an assignment has used in this time.
+fn add(usage: &mut Usage, assignment: &Assignment, ms: u64) {
+    let devices = |network: bool| {
+        let devices = assignment.devices.iter();
+        let wanted = |kind: DeviceKind| kind.is_network() == network && (network || kind == DeviceKind::Gpu);
+        devices.filter(|device| wanted(device.kind)).count() as u64
+    };
+    let times = |sum: &mut u64, amount: u64| *sum = sum.saturating_add(amount.saturating_mul(ms));
+    times(&mut usage.gpu_ms, devices(false));
+    times(&mut usage.adapter_ms, devices(true));
+    times(&mut usage.core_ms, assignment.cores().into());
+    times(&mut usage.memory_mib_ms, assignment.memory().0);
 }
 
 impl Lease {
     /// Counts usage up to now, before something changes.
     pub fn count(&mut self, now: &Stamp) {
         let (ms, exact) = self.counted.until(now, self.ttl_ms.saturating_mul(2));
-        let sum = |of: &dyn Fn(&Assignment) -> u64| -> u64 {
-            self.held
-                .iter()
-                .fold(0, |sum: u64, held| sum.saturating_add(of(&held.assignment)))
-                .saturating_mul(ms)
-        };
-        let devices = |a: &Assignment, network: bool| {
-            a.devices
-                .iter()
-                .filter(|d| d.kind.is_network() == network && (network || d.kind == DeviceKind::Gpu))
-                .count() as u64
-        };
-        let (gpu, adapter) = (sum(&|a| devices(a, false)), sum(&|a| devices(a, true)));
-        let (core, memory) = (sum(&|a| u64::from(a.cores())), sum(&|a| a.memory().0));
-        let usage = &mut self.usage;
-        usage.held_ms = usage.held_ms.saturating_add(ms);
-        usage.gpu_ms = usage.gpu_ms.saturating_add(gpu);
-        usage.adapter_ms = usage.adapter_ms.saturating_add(adapter);
-        usage.core_ms = usage.core_ms.saturating_add(core);
-        usage.memory_mib_ms = usage.memory_mib_ms.saturating_add(memory);
+        self.usage.held_ms = self.usage.held_ms.saturating_add(ms);
+        let vms: BTreeSet<&VmName> = self.held.iter().map(|held| &held.assignment.vm).collect();
+        for vm in vms {
+            // Whatever is leased for a VM that moves counts on both nodes; its time counts once.
+            self.vms.entry(vm.clone()).or_default().held_ms += ms;
+        }
+        for held in &self.held {
+            add(&mut self.usage, &held.assignment, ms);
+            add(self.vms.entry(held.assignment.vm.clone()).or_default(), &held.assignment, ms);
+        }
         self.exact &= exact;
         self.counted = now.clone();
     }

@@ -34,6 +34,8 @@
 //!     wanted: Wanted::Cluster(Box::new(ClusterRequest::new(ClusterName::new("shop")?, vec![group]))),
 //!     ttl_ms: 60_000,
 //!     together: false,
+//!     quota: None,
+//!     project: None,
 //! };
 //! let granted = bridge.grant(request).await?;
 //! assert_eq!(granted.lease.nodes(), [NodeName::new("n1")?]);
@@ -53,12 +55,14 @@ pub mod clock;
 pub mod config;
 pub mod driver;
 pub mod executor;
+pub mod instance_types;
 pub mod keys;
 pub mod lease;
 pub mod listing;
 mod metrics;
 pub mod planner;
 pub mod program;
+pub mod quota;
 pub mod request_text;
 pub mod server;
 pub mod slurm;

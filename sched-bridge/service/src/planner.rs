@@ -6,6 +6,7 @@ use std::sync::Arc;
 use sched_bridge::model::{Assignment, ClusterName, Fleet, NodeName, NodeState, Occupancy};
 use sched_bridge::moves::{self, PlanError, Resident};
 use sched_bridge::place::{Alternative, ClusterRequest, VmGroup};
+use sched_bridge::request::Catalog;
 
 use crate::bridge::{Bridge, BridgeError, View};
 use crate::lease::{Held, Lease, LeaseId, Part};
@@ -13,16 +14,21 @@ use crate::request_text;
 use crate::together;
 use vmove_bridge_types::plan::{HopsGain, Plan, PlanRequest, PlanState, PlanStep, StepState};
 
-/// Makes a plan, without storing it.
+/// Makes a plan, without storing it. Requests may name what is in `catalog`.
 ///
 /// # Errors
 /// No migrations achieve what is requested, the request is not valid, or the store does not answer.
-pub async fn make_plan(bridge: &Arc<Bridge>, request: &PlanRequest) -> Result<Plan, BridgeError> {
+pub async fn make_plan(
+    bridge: &Arc<Bridge>,
+    request: &PlanRequest,
+    catalog: &Arc<Catalog>,
+) -> Result<Plan, BridgeError> {
     let (view, id) = (bridge.view()?, LeaseId::unique());
     let span = tracing::info_span!("plan", %id);
     let (request, made_wall_ms) = (request.clone(), bridge.clock().stamp().wall_ms);
+    let catalog = Arc::clone(catalog);
     let work = move || {
-        let plan = draft(&view, id, &request, made_wall_ms)?;
+        let plan = draft(&view, id, &request, &catalog, made_wall_ms)?;
         span.in_scope(|| {
             tracing::info!(purpose = plan.purpose, steps = plan.steps.len(), "the plan is made");
         });
@@ -41,7 +47,11 @@ pub async fn make_plan(bridge: &Arc<Bridge>, request: &PlanRequest) -> Result<Pl
 ///
 /// # Errors
 /// As [`make_plan`].
-pub async fn make_and_keep(bridge: &Arc<Bridge>, request: &PlanRequest) -> Result<Plan, BridgeError> {
+pub async fn make_and_keep(
+    bridge: &Arc<Bridge>,
+    request: &PlanRequest,
+    catalog: &Arc<Catalog>,
+) -> Result<Plan, BridgeError> {
     let drained = match request {
         PlanRequest::Evacuate { node } => {
             let name = NodeName::new(node).map_err(|e| BridgeError::Invalid(e.to_string()))?;
@@ -50,7 +60,7 @@ pub async fn make_and_keep(bridge: &Arc<Bridge>, request: &PlanRequest) -> Resul
         _ => None,
     };
     let made = async {
-        let mut plan = make_plan(bridge, request).await?;
+        let mut plan = make_plan(bridge, request, catalog).await?;
         if let Some(node) = &plan.drains {
             plan.notes
                 .push(format!("node {node} is drained: it takes no VMs until `vmove fleet resume {node}`"));
@@ -78,7 +88,13 @@ pub async fn drain(bridge: &Arc<Bridge>, node: &NodeName) -> Result<bool, Bridge
     Ok(up)
 }
 
-fn draft(view: &View, id: LeaseId, request: &PlanRequest, made_wall_ms: u64) -> Result<Plan, BridgeError> {
+fn draft(
+    view: &View,
+    id: LeaseId,
+    request: &PlanRequest,
+    catalog: &Catalog,
+    made_wall_ms: u64,
+) -> Result<Plan, BridgeError> {
     let fleet = view.fleet();
     let (residents, mut notes) = residents(view);
     let bad = |e: sched_bridge::model::IdError| BridgeError::Invalid(e.to_string());
@@ -96,7 +112,10 @@ fn draft(view: &View, id: LeaseId, request: &PlanRequest, made_wall_ms: u64) -> 
         }
         PlanRequest::MakeRoom { text, cluster } => {
             let cluster = cluster.as_deref().map(ClusterName::new).transpose().map_err(bad)?;
-            let wanted = request_text::parse(text, cluster.as_ref()).map_err(BridgeError::Invalid)?;
+            let parsed =
+                request_text::parse(text, cluster.as_ref(), catalog).map_err(BridgeError::Invalid)?;
+            notes.extend(parsed.notes);
+            let wanted = parsed.request;
             let room = moves::make_room(fleet, &residents, &wanted).map(|(plan, placement)| {
                 let nodes: BTreeSet<&str> = placement.assignments.iter().map(|to| to.node.as_str()).collect();
                 let nodes: Vec<&str> = nodes.into_iter().collect();

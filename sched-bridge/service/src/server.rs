@@ -10,6 +10,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use nix::sys::signal::{SigSet, Signal};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
 use vmove_http::listener::Bounds;
 use vmove_http::socket;
 
@@ -19,6 +20,7 @@ use crate::bridge::Bridge;
 use crate::clock::SystemClock;
 use crate::config::{Arguments, Config};
 use crate::driver::{VmDriver, VmoveCommand};
+use crate::instance_types::reload_on_hangup;
 use crate::listing::{Listings, keep_listing_vms};
 use crate::metrics;
 use crate::store::measured::Measured;
@@ -66,6 +68,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         tokio::spawn(vmove_http::metrics::serve(listener, move || metrics.render()));
     }
     tokio::spawn(keep_metrics_small(metrics));
+    tokio::spawn(reload_on_hangup(Arc::clone(&config.types)));
     let control_path = config.control.clone();
     let access = config.access.clone();
     let app = start_tasks(config);
@@ -79,7 +82,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     // Who starts us may block them, and we inherit that: SIGTERM would wait for ever.
-    SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]).thread_unblock()?;
+    SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]).thread_unblock()?;
     tokio::select! {
         ended = async { local.await } => ended?,
         _ = term.recv() => {}
@@ -125,6 +128,9 @@ fn start_tasks(config: Config) -> App {
         limits: config.limits,
         slurm: config.slurm,
         templates: Arc::new(config.templates),
+        types: config.types,
+        quotas: Arc::new(config.quotas),
+        explaining: Arc::new(Semaphore::new(1)),
         access: Access::default(),
     }
 }

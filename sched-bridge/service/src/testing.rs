@@ -179,6 +179,8 @@ pub fn exactly(id: &str, assignments: Vec<Assignment>) -> GrantRequest {
         wanted,
         ttl_ms: 3000,
         together: false,
+        quota: None,
+        project: None,
     }
 }
 
@@ -191,6 +193,8 @@ pub fn whole_nodes(id: &str, vms: u32) -> GrantRequest {
         wanted,
         ttl_ms: 60_000,
         together: false,
+        quota: None,
+        project: None,
     }
 }
 
@@ -218,6 +222,8 @@ pub fn gpus_on(id: &str, node: &str, vms: u32) -> GrantRequest {
         wanted,
         ttl_ms: 60_000,
         together: false,
+        quota: None,
+        project: None,
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! ```
 //! use sched_bridge::blueprint::{Language, decompose, read};
-//! use sched_bridge::request::Flavors;
+//! use sched_bridge::request::Catalog;
 //!
 //! let text = "
 //! name: app
@@ -17,7 +17,7 @@
 //! connections:
 //! - {from: solver, to: view}
 //! ";
-//! let parts = decompose(&read(text, Language::guess(text))?, &Flavors::default())?;
+//! let parts = decompose(&read(text, Language::guess(text))?, &Catalog::default())?;
 //! assert_eq!(parts.together[0].environments, ["solver", "view"]);
 //! # Ok::<(), sched_bridge::blueprint::BlueprintError>(())
 //! ```

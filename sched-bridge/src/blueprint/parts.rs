@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{Artifact, Blueprint, BlueprintError, Environment, Kind, NetworkMode};
 use crate::model::ClusterName;
 use crate::place::{ClusterRequest, VmGroup};
-use crate::request::{Flavors, instance, lower};
+use crate::request::{Catalog, instance, lower};
 
 /// Environments of one kind and adapter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,7 +97,7 @@ impl Sets {
 ///
 /// # Errors
 /// Names that are used twice or not defined, environments that lack what their kind needs, requests that are refused.
-pub fn decompose(blueprint: &Blueprint, flavors: &Flavors) -> Result<Decomposed, BlueprintError> {
+pub fn decompose(blueprint: &Blueprint, catalog: &Catalog) -> Result<Decomposed, BlueprintError> {
     let index = check(blueprint)?;
     let mut sets = Sets((0..blueprint.environments.len()).collect());
     for connection in &blueprint.connections {
@@ -110,7 +110,7 @@ pub fn decompose(blueprint: &Blueprint, flavors: &Flavors) -> Result<Decomposed,
     let together = members
         .values()
         .enumerate()
-        .map(|(number, members)| connectivity_group(blueprint, number, members, flavors));
+        .map(|(number, members)| connectivity_group(blueprint, number, members, catalog));
     Ok(Decomposed { groups: groups(blueprint), together: together.collect::<Result<_, _>>()? })
 }
 
@@ -200,14 +200,14 @@ fn connectivity_group(
     blueprint: &Blueprint,
     number: usize,
     members: &[usize],
-    flavors: &Flavors,
+    catalog: &Catalog,
 ) -> Result<ConnectivityGroup, BlueprintError> {
     let environments: Vec<&Environment> = members.iter().map(|at| &blueprint.environments[*at]).collect();
     let (mut vms, mut starts, mut handed) = (Vec::new(), Vec::new(), Vec::new());
     for environment in &environments {
         match (&environment.request, &environment.adapter) {
             (Some(request), None) => {
-                vms.push(vm_group(environment, request, flavors)?);
+                vms.push(vm_group(environment, request, catalog)?);
                 if !environment.command.is_empty() {
                     starts.push(started(blueprint, environment)?);
                 }
@@ -246,10 +246,10 @@ fn connectivity_group(
     })
 }
 
-fn vm_group(environment: &Environment, request: &str, flavors: &Flavors) -> Result<VmGroup, BlueprintError> {
+fn vm_group(environment: &Environment, request: &str, catalog: &Catalog) -> Result<VmGroup, BlueprintError> {
     let wrong = |source| BlueprintError::Request { environment: environment.name.clone(), source };
-    let expr = instance::parse(request).map_err(wrong)?;
-    let alternatives = lower::alternatives(&expr, flavors).map_err(wrong)?;
+    let expr = instance::parse(request, catalog).map_err(wrong)?;
+    let alternatives = lower::alternatives(&expr, catalog).map_err(wrong)?;
     Ok(VmGroup { name: environment.name.clone(), count: environment.count, alternatives })
 }
 

@@ -23,6 +23,7 @@ mod explain;
 mod fit;
 mod grant;
 mod heuristic;
+mod nearest;
 mod net;
 mod packer;
 mod placement;
@@ -40,6 +41,7 @@ mod wanted;
 
 pub use error::PlaceError;
 pub use explain::{Explanation, NodeVerdict, Verdict, explain};
+pub use nearest::{Change, Fit, Nearest, nearest};
 pub use placement::{Method, Placement, Score};
 pub use request::{
     Affinity, Alternative, AntiAffinity, ClusterRequest, Compactness, DeviceFilter, DeviceNeed, Domain, Mode,

@@ -22,11 +22,25 @@ pub(super) fn solve(
 ) -> Result<Placement, PlaceError> {
     request.check()?;
     let task = Task::new(fleet, used, request)?;
-    let placement = match exact(&task, options)? {
-        Exact::Searched(placement) => placement,
-        Exact::Undecided => heuristic::solve(&task, options)?,
-    };
-    placement.ok_or_else(|| explain::no_room(&task))
+    searched(&task, options)?.ok_or_else(|| explain::no_room(&task))
+}
+
+/// As [`super::place`]; none, if there is no room, without the reason.
+pub(super) fn search(
+    fleet: &Fleet,
+    used: &Occupancy,
+    request: &ClusterRequest,
+    options: &Options,
+) -> Result<Option<Placement>, PlaceError> {
+    request.check()?;
+    searched(&Task::new(fleet, used, request)?, options)
+}
+
+fn searched(task: &Task<'_>, options: &Options) -> Result<Option<Placement>, PlaceError> {
+    match exact(task, options)? {
+        Exact::Searched(placement) => Ok(placement),
+        Exact::Undecided => heuristic::solve(task, options),
+    }
 }
 
 /// What the exact search has found.

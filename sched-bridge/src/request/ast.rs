@@ -91,7 +91,7 @@ const NAMES: [(Key, &[&str]); 21] = [
     (Key::NetMbps, &["net_mbps"]),
     (Key::CpuArch, &["cpu_arch"]),
     (Key::CpuModel, &["cpu_model"]),
-    (Key::CpuFeatures, &["cpu_features", "cpu_info:features"]),
+    (Key::CpuFeatures, &["cpu_features", "cpu_info", "cpu_info:features"]),
     (Key::Hypervisor, &["hypervisor_type", "hypervisor"]),
     (Key::NodeMemoryMb, &["node_memory_mb"]),
     (Key::NodeVcpus, &["node_vcpus"]),

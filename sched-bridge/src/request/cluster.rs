@@ -19,8 +19,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
-use super::nova::{Aliases, extra_specs};
-use super::{Expr, Flavors, RequestError, instance, lower};
+use super::nova::extra_specs;
+use super::{Catalog, Expr, RequestError, instance, lower};
 use crate::model::{ClusterName, NodeName, SwitchName};
 use crate::place::{AntiAffinity, ClusterRequest, Compactness, Domain, Mode, Near, NearTo, VmGroup};
 
@@ -109,7 +109,7 @@ impl Language {
 pub struct ReadCluster {
     /// The request.
     pub request: ClusterRequest,
-    /// One note for each key that has no influence on placement.
+    /// What of the request is left to whoever starts the VMs.
     pub notes: Vec<String>,
 }
 
@@ -117,12 +117,7 @@ pub struct ReadCluster {
 ///
 /// # Errors
 /// What is wrong, with line and column, or with the group and the column of its request.
-pub fn read(
-    text: &str,
-    language: Language,
-    flavors: &Flavors,
-    aliases: &Aliases,
-) -> Result<ReadCluster, RequestError> {
+pub fn read(text: &str, language: Language, catalog: &Catalog) -> Result<ReadCluster, RequestError> {
     let expected = "a virtual cluster: name, [[vms]] with count and request, and optionally compactness, anti_affinity, near";
     let file: ClusterFile = match language {
         Language::Toml => toml::from_str(text).map_err(|error| {
@@ -135,7 +130,7 @@ pub fn read(
             RequestError::syntax(place, error.to_string(), expected)
         })?,
     };
-    build(file, flavors, aliases)
+    build(file, catalog)
 }
 
 fn place(text: &str, at: Option<usize>) -> String {
@@ -145,19 +140,19 @@ fn place(text: &str, at: Option<usize>) -> String {
     format!("line {line} column {column}")
 }
 
-fn build(file: ClusterFile, flavors: &Flavors, aliases: &Aliases) -> Result<ReadCluster, RequestError> {
+fn build(file: ClusterFile, catalog: &Catalog) -> Result<ReadCluster, RequestError> {
     let (mut groups, mut notes) = (Vec::new(), Vec::new());
     for vms in file.vms {
         let outer = format!("vms {:?}", vms.name);
         let mut all = Vec::new();
         if let Some(request) = &vms.request {
-            all.push(instance::parse(request).map_err(|error| error.within(&outer))?);
+            all.push(instance::parse(request, catalog).map_err(|error| error.within(&outer))?);
         }
-        let (expr, ignored) = extra_specs(&vms.extra_specs, aliases).map_err(|error| error.within(&outer))?;
+        let (expr, ignored) = extra_specs(&vms.extra_specs, catalog).map_err(|error| error.within(&outer))?;
         all.push(expr);
         notes.extend(ignored.into_iter().map(|note| format!("{outer}: {note}")));
         let alternatives =
-            lower::alternatives(&Expr::All(all), flavors).map_err(|error| error.within(&outer))?;
+            lower::alternatives(&Expr::All(all), catalog).map_err(|error| error.within(&outer))?;
         groups.push(VmGroup { name: vms.name, count: vms.count, alternatives });
     }
     let level = file.compactness.level.as_deref();

@@ -8,19 +8,29 @@
 //! value       = NUMBER | NUMBER ".." NUMBER | WORD { "," WORD }
 //! ```
 //! All items of an alternative must hold. All words after `=` must hold; `!=` forbids each. A `NAME` alone is an instance type. Numbers
-//! may end in K, M or G (2^10, 2^20, 2^30).
+//! may end in K, M or G (2^10, 2^20, 2^30). What an alternative says of a key takes the place of what its instance type says of it; CPU
+//! features are added.
 
-use super::{Clause, Expr, Key, Op, RequestError};
+use serde::Deserialize;
+
+use super::{Catalog, Clause, Expr, Key, Op, RequestError};
 
 /// Deepest nesting of brackets.
 const DEEPEST: usize = 32;
+
+/// Most bytes of a request.
+const LONGEST: usize = 16 << 10;
 
 /// Reads an extended instance type.
 ///
 /// # Errors
 /// What is wrong, with its column.
-pub fn parse(text: &str) -> Result<Expr, RequestError> {
-    let mut parser = Parser { text, at: 0, depth: 0 };
+pub fn parse(text: &str, catalog: &Catalog) -> Result<Expr, RequestError> {
+    if text.len() > LONGEST {
+        let found = format!("a request of {} bytes", text.len());
+        return Err(RequestError::syntax("column 1", found, format!("at most {LONGEST}")));
+    }
+    let mut parser = Parser { text, at: 0, depth: 0, catalog };
     let expr = parser.any()?;
     parser.skip_space();
     if parser.at < text.len() {
@@ -36,6 +46,7 @@ struct Parser<'a> {
     text: &'a str,
     at: usize,
     depth: usize,
+    catalog: &'a Catalog,
 }
 
 impl<'a> Parser<'a> {
@@ -126,9 +137,10 @@ impl<'a> Parser<'a> {
         self.skip_space();
         let value = self.word(";()");
         let place = self.place(start);
-        let found = Key::find(key)
-            .ok_or_else(|| RequestError::syntax(&place, format!("unknown key {key:?}"), Key::known()))?;
-        clause(found, op, value, place).map(Expr::Is)
+        if key.eq_ignore_ascii_case("cpu_info") && value.starts_with('{') {
+            return cpu_info(op, value, &place);
+        }
+        self.catalog.condition(key, op, value, place)
     }
 
     /// Up to a stop character or ` OR `, without white space at its end.
@@ -137,7 +149,7 @@ impl<'a> Parser<'a> {
         let mut end = rest.find(|c| stops.contains(c)).unwrap_or(rest.len());
         let mut from = 0;
         while let Some(space) = rest[from..end].find(char::is_whitespace).map(|at| at + from) {
-            let mut ahead = Parser { text: self.text, at: self.at + space, depth: 0 };
+            let mut ahead = Parser { at: self.at + space, depth: 0, ..*self };
             if ahead.take_or() {
                 end = space;
                 break;
@@ -149,79 +161,23 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// A condition from key, operator and value.
-pub(super) fn clause(key: Key, op: &str, value: &str, place: String) -> Result<Clause, RequestError> {
-    if value.is_empty() {
-        return Err(RequestError::syntax(place, format!("{key} has no value"), "a value after the operator"));
+/// `cpu_info={"model":"Nehalem", "features":["tdtscp", "xtpr"]}`, as the heterogeneous OpenStack has it in its tables.
+fn cpu_info(op: &str, value: &str, place: &str) -> Result<Expr, RequestError> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct CpuInfo {
+        model: Option<String>,
+        #[serde(default)]
+        features: Vec<String>,
     }
-    let op =
-        if key.is_number() { number_op(&key, op, value, &place)? } else { word_op(&key, op, value, &place)? };
-    Ok(Clause { key, op, place })
-}
-
-fn number_op(key: &Key, op: &str, value: &str, place: &str) -> Result<Op, RequestError> {
-    let number = |text: &str| {
-        number(text).ok_or_else(|| {
-            RequestError::syntax(
-                place,
-                format!("{text:?} as {key}"),
-                "a whole number, as in 16384 or 16K, or FROM..TO",
-            )
-        })
-    };
-    if let Some((from, to)) = value.split_once("..") {
-        let (from, to) = (number(from)?, number(to)?);
-        if op != "=" && op != "==" {
-            return Err(RequestError::syntax(place, format!("{key} {op} a range"), "= before FROM..TO"));
-        }
-        if from > to {
-            return Err(RequestError::syntax(
-                place,
-                format!("{key}={value} is an empty range"),
-                "FROM not above TO",
-            ));
-        }
-        return Ok(Op::Within(from, to));
+    if op != "=" && op != "==" {
+        return Err(RequestError::syntax(place, format!("operator {op} before an object"), "="));
     }
-    let value = number(value)?;
-    let nothing =
-        || RequestError::syntax(place, format!("{key} {op} {value} is an empty range"), "a limit above 0");
-    Ok(match op {
-        "=" | "==" => Op::Within(value, value),
-        ">=" => Op::Within(value, u64::MAX),
-        "<=" => Op::Within(0, value),
-        ">" => Op::Within(value.checked_add(1).ok_or_else(nothing)?, u64::MAX),
-        "<" => Op::Within(0, value.checked_sub(1).ok_or_else(nothing)?),
-        _ => {
-            return Err(RequestError::syntax(place, format!("operator {op} for {key}"), "=, >=, <=, > or <"));
-        }
-    })
-}
-
-fn number(text: &str) -> Option<u64> {
-    let text = text.trim();
-    let (digits, shift) = match text.char_indices().last()? {
-        (at, 'K' | 'k') => (&text[..at], 10),
-        (at, 'M' | 'm') => (&text[..at], 20),
-        (at, 'G' | 'g') => (&text[..at], 30),
-        _ => (text, 0),
-    };
-    let valid = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-    valid.then(|| digits.parse::<u64>().ok()?.checked_mul(1 << shift)).flatten()
-}
-
-fn word_op(key: &Key, op: &str, value: &str, place: &str) -> Result<Op, RequestError> {
-    let words: Vec<String> = value.split(',').map(|word| word.trim().to_owned()).collect();
-    if words.iter().any(String::is_empty) {
-        return Err(RequestError::syntax(
-            place,
-            format!("an empty word in {key}={value:?}"),
-            "words between commas",
-        ));
-    }
-    match op {
-        "=" | "==" => Ok(Op::AllOf(words)),
-        "!=" => Ok(Op::NoneOf(words)),
-        _ => Err(RequestError::syntax(place, format!("operator {op} for {key}"), "= or !=")),
-    }
+    let info: CpuInfo = serde_json::from_str(value).map_err(|error| {
+        RequestError::syntax(place, format!("cpu_info: {error}"), "an object with model and features")
+    })?;
+    let model = info.model.map(|model| (Key::CpuModel, Op::Contains(model)));
+    let features = (!info.features.is_empty()).then_some((Key::CpuFeatures, Op::AllOf(info.features)));
+    let parts = [model, features].into_iter().flatten();
+    Ok(Expr::All(parts.map(|(key, op)| Expr::Is(Clause { key, op, place: place.to_owned() })).collect()))
 }

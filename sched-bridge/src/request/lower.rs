@@ -2,89 +2,123 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
-
-use super::{Clause, Expr, Key, Op, RequestError};
+use super::catalog::DEEPEST;
+use super::{Catalog, Clause, Expr, Key, Op, RequestError};
 use crate::model::{DeviceKind, LinkLayer, MemoryMib};
 use crate::place::{Affinity, Alternative, DeviceFilter, DeviceNeed, NodeCondition, NumaPolicy, Pages};
 
 /// Most alternatives of one request.
 const MOST: usize = 32;
 
-/// Cores and memory of an instance type.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Flavor {
-    /// Cores.
-    pub vcpus: u32,
-    /// Memory in MiB.
-    pub memory_mb: u64,
-    /// GPUs; usually 0.
-    #[serde(default)]
-    pub gpus: u32,
-}
-
-/// Instance types by name.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Flavors(pub BTreeMap<String, Flavor>);
-
-impl Default for Flavors {
-    /// OpenStack's former default types (`m1.*`), and the same sizes with a GPU (`cg1.*`).
-    fn default() -> Self {
-        let sizes = [
-            ("tiny", 1, 512),
-            ("small", 1, 2048),
-            ("medium", 2, 4096),
-            ("large", 4, 8192),
-            ("xlarge", 8, 16384),
-        ];
-        let mut flavors = BTreeMap::new();
-        for (size, vcpus, memory_mb) in sizes {
-            flavors.insert(format!("m1.{size}"), Flavor { vcpus, memory_mb, gpus: 0 });
-            flavors.insert(format!("cg1.{size}"), Flavor { vcpus, memory_mb, gpus: 1 });
-        }
-        Self(flavors)
-    }
-}
-
 /// The alternatives that a request allows.
 ///
 /// # Errors
 /// Unknown instance types and values, contradictions, too many alternatives.
-pub fn alternatives(expr: &Expr, flavors: &Flavors) -> Result<Vec<Alternative>, RequestError> {
-    unfold(expr)?.iter().map(|clauses| lower(clauses, flavors)).collect()
+pub fn alternatives(expr: &Expr, catalog: &Catalog) -> Result<Vec<Alternative>, RequestError> {
+    unfold(expr, catalog, 0)?.iter().map(|way| lower(&weeded(way)?)).collect()
 }
 
-/// The disjunctive normal form.
-fn unfold(expr: &Expr) -> Result<Vec<Vec<&Clause>>, RequestError> {
+/// What a VM of an instance type needs.
+///
+/// # Errors
+/// As [`alternatives`]; none for the types of a [`Catalog`], which were checked when it was read.
+pub fn of_type(catalog: &Catalog, name: &str) -> Result<Vec<Alternative>, RequestError> {
+    alternatives(catalog.type_named(name, "instance type")?, catalog)
+}
+
+/// A condition, and how many instance types it is behind.
+type Deep<'a> = (usize, &'a Clause);
+
+/// The disjunctive normal form, in which instance types are followed by what they stand for.
+fn unfold<'a>(
+    expr: &'a Expr,
+    catalog: &'a Catalog,
+    depth: usize,
+) -> Result<Vec<Vec<Deep<'a>>>, RequestError> {
     let too_many = || {
         RequestError::syntax("request", "too many combinations of OR", format!("at most {MOST} alternatives"))
     };
     let ways = match expr {
-        Expr::Is(clause) => vec![vec![clause]],
+        Expr::Is(clause) => {
+            let mut ways = vec![vec![(depth, clause)]];
+            for name in expr.types() {
+                let meaning = catalog.type_named(name, &clause.place)?;
+                if depth >= DEEPEST {
+                    return Err(RequestError::syntax(
+                        &clause.place,
+                        format!("instance type {name:?} stands for too many others"),
+                        format!("at most {DEEPEST}, one for the other"),
+                    ));
+                }
+                ways = combined(&ways, &unfold(meaning, catalog, depth + 1)?).ok_or_else(too_many)?;
+            }
+            ways
+        }
         Expr::Any(parts) => {
             let mut ways = Vec::new();
             for part in parts {
-                ways.extend(unfold(part)?);
+                ways.extend(unfold(part, catalog, depth)?);
+                if ways.len() > MOST {
+                    return Err(too_many());
+                }
             }
             ways
         }
         Expr::All(parts) => {
-            let mut ways: Vec<Vec<&Clause>> = vec![Vec::new()];
+            let mut ways: Vec<Vec<Deep<'_>>> = vec![Vec::new()];
             for part in parts {
-                let more = unfold(part)?;
-                if ways.len() * more.len() > MOST {
-                    return Err(too_many());
-                }
-                ways = ways
-                    .iter()
-                    .flat_map(|way| more.iter().map(move |more| [way.as_slice(), more].concat()))
-                    .collect();
+                ways = combined(&ways, &unfold(part, catalog, depth)?).ok_or_else(too_many)?;
             }
             ways
         }
     };
-    if ways.len() > MOST { Err(too_many()) } else { Ok(ways) }
+    Ok(ways)
+}
+
+/// Each of the ways with each of the others; none, if these are too many.
+fn combined<'a>(ways: &[Vec<Deep<'a>>], more: &[Vec<Deep<'a>>]) -> Option<Vec<Vec<Deep<'a>>>> {
+    if ways.len() * more.len() > MOST {
+        return None;
+    }
+    let both = |way: &Vec<Deep<'a>>, more: &Vec<Deep<'a>>| [way.as_slice(), more].concat();
+    Some(ways.iter().flat_map(|way| more.iter().map(move |more| both(way, more))).collect())
+}
+
+/// What the request itself says of a key takes the place of what its instance type says, and so on. CPU features are added.
+fn weeded<'a>(way: &[Deep<'a>]) -> Result<Vec<&'a Clause>, RequestError> {
+    let mut least: BTreeMap<&Key, usize> = BTreeMap::new();
+    for (depth, clause) in way {
+        let known = least.entry(&clause.key).or_insert(*depth);
+        *known = (*known).min(*depth);
+    }
+    let counts = |(depth, clause): &&Deep<'a>| {
+        clause.key == Key::CpuFeatures || least.get(&clause.key).is_none_or(|least| depth == least)
+    };
+    let kept: Vec<&Clause> = way.iter().filter(counts).map(|(_, clause)| *clause).collect();
+    one_type(&kept)?;
+    Ok(kept)
+}
+
+/// A VM is of one instance type.
+fn one_type(clauses: &[&Clause]) -> Result<(), RequestError> {
+    let mut named: Vec<(&str, &str)> = Vec::new();
+    for clause in clauses.iter().filter(|clause| clause.key == Key::Flavor) {
+        match &clause.op {
+            Op::OneOf(names) | Op::AllOf(names) => {
+                named.extend(names.iter().map(|name| (name.as_str(), clause.place.as_str())));
+            }
+            _ => {
+                let found = "a condition on the instance type";
+                return Err(RequestError::syntax(&clause.place, found, "the name of one"));
+            }
+        }
+    }
+    match named.as_slice() {
+        [] | [_] => Ok(()),
+        [(first, _), (second, place), ..] => {
+            Err(RequestError::contradiction(*place, format!("instance types {first} and {second}")))
+        }
+    }
 }
 
 /// Conditions of one alternative, to be looked up by key.
@@ -176,20 +210,15 @@ impl<'a> Gathered<'a> {
     }
 }
 
-fn lower(clauses: &[&Clause], flavors: &Flavors) -> Result<Alternative, RequestError> {
+fn lower(clauses: &[&Clause]) -> Result<Alternative, RequestError> {
     let gathered = Gathered { clauses };
     let mut alternative = Alternative::default();
-    let flavor = flavor(&gathered, flavors)?;
-    if let Some(flavor) = flavor {
-        alternative.vcpus = flavor.vcpus;
-        alternative.memory = MemoryMib(flavor.memory_mb);
-    }
     alternative.vcpus = gathered.least(&Key::Vcpus)?.unwrap_or(alternative.vcpus);
     if let Some((least, _)) = gathered.range(&Key::MemoryMb)? {
         alternative.memory = MemoryMib(least);
     }
     alternative.pages = pages(&gathered)?;
-    alternative.devices = devices(&gathered, flavor.map_or(0, |flavor| flavor.gpus))?;
+    alternative.devices = devices(&gathered)?;
     alternative.numa = numa(&gathered)?;
     alternative.affinity = affinity(&gathered)?;
     alternative.isolate_vfs = isolate_vfs(&gathered)?;
@@ -202,30 +231,6 @@ fn lower(clauses: &[&Clause], flavors: &Flavors) -> Result<Alternative, RequestE
         ));
     }
     Ok(alternative)
-}
-
-/// The instance type, if one is named.
-fn flavor<'a>(gathered: &Gathered<'_>, flavors: &'a Flavors) -> Result<Option<&'a Flavor>, RequestError> {
-    let mut named: Vec<(&str, &str)> = Vec::new();
-    for clause in gathered.of(&Key::Flavor) {
-        if let Op::OneOf(names) | Op::AllOf(names) = &clause.op {
-            named.extend(names.iter().map(|name| (name.as_str(), clause.place.as_str())));
-        }
-    }
-    match named.as_slice() {
-        [] => Ok(None),
-        [(name, place)] => flavors.0.get(*name).map(Some).ok_or_else(|| {
-            let known: Vec<&str> = flavors.0.keys().map(String::as_str).collect();
-            RequestError::syntax(
-                *place,
-                format!("unknown instance type {name:?}"),
-                format!("one of {}", known.join(", ")),
-            )
-        }),
-        [(first, _), (second, place), ..] => {
-            Err(RequestError::contradiction(*place, format!("instance types {first} and {second}")))
-        }
-    }
 }
 
 fn isolate_vfs(gathered: &Gathered<'_>) -> Result<bool, RequestError> {
@@ -278,14 +283,14 @@ fn affinity(gathered: &Gathered<'_>) -> Result<Affinity, RequestError> {
     }
 }
 
-fn devices(gathered: &Gathered<'_>, flavor_gpus: u32) -> Result<Vec<DeviceNeed>, RequestError> {
+fn devices(gathered: &Gathered<'_>) -> Result<Vec<DeviceNeed>, RequestError> {
     let mut needs = Vec::new();
     let live_migratable = matches!(gathered.single(&Key::LiveMigratable)?, Some((value, _)) if value == "yes" || value == "true");
     let (archs, not_archs) = gathered.choice(&Key::GpuArch)?;
     let vendors = vendors(gathered)?;
     let described = !archs.is_empty() || !vendors.is_empty();
     // A request that names an architecture wants at least one GPU.
-    let gpus = gathered.least(&Key::Gpus)?.unwrap_or(flavor_gpus.max(u32::from(described)));
+    let gpus = gathered.least(&Key::Gpus)?.unwrap_or(u32::from(described));
     if gpus == 0 && described {
         return Err(RequestError::contradiction("request", "xpus=0 beside an xpu_arch or xpu_vendor"));
     }

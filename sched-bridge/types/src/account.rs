@@ -1,5 +1,8 @@
 //! Accounting records.
 
+use std::collections::BTreeMap;
+
+use sched_bridge::model::VmName;
 use serde::{Deserialize, Serialize};
 
 use crate::lease::{LeaseId, Usage};
@@ -25,6 +28,9 @@ pub struct Record {
     pub lease: LeaseId,
     /// Its holder.
     pub holder: String,
+    /// The project, if the request named one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project: Option<String>,
     /// The virtual cluster.
     pub cluster: String,
     /// How it ended.
@@ -37,6 +43,13 @@ pub struct Record {
     pub usage: Usage,
     /// GPU-hours: `usage.gpu_ms` / 3 600 000.
     pub gpu_hours: f64,
+    /// Adapter-hours, of whole adapters and virtual functions: `usage.adapter_ms` / 3 600 000. 0 in records of older versions.
+    #[serde(default)]
+    pub adapter_hours: f64,
+    /// The usage of each VM, by name. Empty in records of older versions.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(value_type = BTreeMap<String, Usage>))]
+    pub vms: BTreeMap<VmName, Usage>,
     /// All of the usage was measured by clocks that do not jump. Otherwise a part of it spans a reboot or several machines and was
     /// measured by the time of day, at most twice the time to live for each gap.
     pub exact: bool,

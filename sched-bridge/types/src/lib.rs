@@ -23,3 +23,4 @@ pub mod problem;
 pub mod request_text;
 pub mod requests;
 pub mod topology_text;
+pub mod types;

@@ -30,6 +30,8 @@ pub enum Code {
     NoRoom,
     /// Resources that the caller chose are not free.
     Taken,
+    /// The holder would have more than its quota.
+    OverQuota,
     /// Another holder or cluster has this lease id.
     IdTaken,
     /// Leases hold resources of the node.
@@ -69,6 +71,7 @@ impl ProblemCode for Code {
                 (404, Exit::Failed)
             }
             Self::NoRoom | Self::Taken => (409, Exit::Refused),
+            Self::OverQuota => (403, Exit::Refused),
             Self::IdTaken | Self::NodeInUse | Self::Busy => (409, Exit::Failed),
             Self::Contended | Self::SlurmUnreachable => (503, Exit::Failed),
             Self::StoreUnreachable | Self::OutcomeUnknown | Self::BridgeUnreachable => {

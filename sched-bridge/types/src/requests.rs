@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use sched_bridge::model::{Assignment, ClusterName, Node, NodeName, NodeState, VmName};
-use sched_bridge::place::{ClusterRequest, Explanation, Placement};
+use sched_bridge::place::{ClusterRequest, Explanation, Nearest, Placement};
 use serde::{Deserialize, Serialize};
 
 use crate::lease::{Held, LeaseId, Usage};
@@ -47,6 +47,9 @@ pub struct LeaseRequest {
     pub id: Option<LeaseId>,
     /// The holder: a user, a job.
     pub holder: String,
+    /// The project on whose account it goes: 1 to 128 bytes without control characters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project: Option<String>,
     /// Time to live without a heartbeat. Unit: milliseconds. Default: 60 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_ms: Option<u64>,
@@ -126,6 +129,14 @@ pub struct LeaseAnswer {
     /// Why there is no placement. Only with `explain`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
+    /// With which changes it would fit, the nearest first; each was tried. Only with `explain`; other refusals have it in the details of the
+    /// problem.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<Object>))]
+    pub nearest: Option<Nearest>,
+    /// What of the request's text is left to whoever starts the VMs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// The VMs that run, if they were to be started.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vms: Vec<StartedVm>,
@@ -235,9 +246,15 @@ pub struct TopologyText {
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "schema", into_params(parameter_in = Query))]
 pub struct AccountQuery {
-    /// `jsonl` (one JSON object a line) or `csv`.
+    /// `jsonl` (one JSON object a line), `csv`, or `apel` (an APEL-cloud-message with a record for each VM).
     #[serde(default)]
     pub format: Option<String>,
+    /// For `apel`: the name of the site, as it is registered in the GOCDB.
+    #[serde(default)]
+    pub site: Option<String>,
+    /// For `apel`: the name of the service at the site. Default: `vmove`.
+    #[serde(default)]
+    pub service: Option<String>,
     /// Only records of this holder.
     #[serde(default)]
     pub holder: Option<String>,

@@ -12,16 +12,16 @@ use vmove_tests::pki::Pki;
 use vmove_tests::places;
 use vmove_tests::sandbox::Sandbox;
 
-fn ready() -> Result<()> {
+pub(crate) fn ready() -> Result<()> {
     for program in ["vmove", "vbridged"] {
         places::product(program)?;
     }
     Ok(())
 }
 
-/// Four nodes of two GPUs below two leaves, and a bridge that knows them.
-fn fleet(sandbox: &Sandbox) -> Bridge {
-    let bridge = Bridge::start(sandbox, &[]).expect("a bridge");
+/// Four nodes of two GPUs below two leaves, and a bridge that knows them and has more in its configuration.
+pub(crate) fn fleet(sandbox: &Sandbox, more: &str) -> Bridge {
+    let bridge = Bridge::start_with(sandbox, &[], more).expect("a bridge");
     let gpu = |at: u8| json!({ "address": format!("0000:0{at}:00.0"), "kind": "gpu", "id": "10de:2330" });
     let nodes: String = (1..=4)
         .map(|number| {
@@ -37,8 +37,8 @@ fn fleet(sandbox: &Sandbox) -> Bridge {
     bridge
 }
 
-/// Exit code and output.
-fn refused(bridge: &Bridge, arguments: &[&str]) -> (Option<i32>, String) {
+/// Exit code and messages.
+pub(crate) fn refused(bridge: &Bridge, arguments: &[&str]) -> (Option<i32>, String) {
     let output = bridge.command(arguments).expect("vmove").output().expect("it runs");
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
@@ -70,7 +70,7 @@ fn this_machine_is_read_published_and_placed_on() {
 fn why_a_node_is_chosen_or_not_is_explained() {
     need!(ready());
     let sandbox = Sandbox::new().expect("a sandbox");
-    let bridge = fleet(&sandbox);
+    let bridge = fleet(&sandbox, "");
     bridge.ask(&["fleet", "drain", "n3"]).expect("drained");
     let text = ["--text", "vcpus=2; memory_mb=512; gpus=2", "--cluster", "c"];
     let told = bridge
@@ -106,7 +106,7 @@ fn why_a_node_is_chosen_or_not_is_explained() {
 fn a_blueprint_is_placed_and_handed_over_or_undone() {
     need!(ready());
     let sandbox = Sandbox::new().expect("a sandbox");
-    let bridge = fleet(&sandbox);
+    let bridge = fleet(&sandbox, "");
     let blueprint = "name: app
 environments:
 - {name: solver, kind: vm, count: 2, request: 'vcpus=2; memory_mb=512; gpus=2'}

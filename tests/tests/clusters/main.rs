@@ -6,3 +6,4 @@ mod commands;
 mod guides;
 mod places;
 mod plans;
+mod requests;

@@ -9,15 +9,17 @@ use axum::response::IntoResponse;
 
 use sched_bridge::model::VmName;
 use sched_bridge::place::ClusterRequest;
+use sched_bridge::request::Catalog;
 use tracing::Instrument;
 use vmove_http::{Answer, Json, Path, Query, Refusal};
 
 use super::App;
+use super::nearest;
 use super::problem::{Code, Problem};
 use super::visible::visible;
 use super::vms::with_command_line;
 use crate::access::Caller;
-use crate::account::{Record, csv, json_lines};
+use crate::account::{Record, apel, csv, json_lines};
 use crate::bridge::{BridgeError, GrantRequest, Granted, Wanted};
 use crate::lease::{DEFAULT_TTL_MS, LeaseId};
 use crate::request_text;
@@ -54,7 +56,7 @@ pub async fn grant(
     Json(request): Json<LeaseRequest>,
 ) -> Result<(StatusCode, axum::Json<LeaseAnswer>), Refusal> {
     check_holder(&caller, &request)?;
-    let wanted = wanted(&request)?;
+    let (wanted, notes) = wanted(&request, &app.types.current())?;
     let start = request.start.as_ref().map(|start| checked(&app, &caller, start)).transpose()?;
     if request.what_if && start.is_some() {
         return Err(Problem::bad_request(
@@ -69,24 +71,43 @@ pub async fn grant(
             )
             .into());
         };
-        return Ok((StatusCode::OK, axum::Json(what_if(&app, *wanted, request.explain).await?)));
+        let mut answer = LeaseAnswer { notes, ..what_if(&app, *wanted, request.explain).await? };
+        if let (Some(quota), Some(placement)) = (app.quotas.of(&request.holder), &answer.placement) {
+            let checked =
+                quota.check(app.bridge.view()?.all_leases(), &request.holder, &placement.assignments);
+            answer.notes.extend(checked.err().map(|over| format!("a lease would be refused: {over}")));
+        }
+        return Ok((StatusCode::OK, axum::Json(answer)));
     }
+    let quota = app.quotas.of(&request.holder).cloned();
     let grant = GrantRequest {
         id: request.id.unwrap_or_else(LeaseId::unique),
         holder: request.holder,
+        project: request.project,
         wanted,
         ttl_ms: request.ttl_ms.unwrap_or(DEFAULT_TTL_MS),
         together: request.together,
+        quota,
+    };
+    let asked = match &grant.wanted {
+        Wanted::Cluster(asked) => Some(asked.clone()),
+        Wanted::Assignments(..) => None,
     };
     // Finished even if the client hangs up, so that its repeated request finds the lease.
     let work = {
         let app = Arc::clone(&app);
         async move { grant_and_start(&app, grant, start).await }
     };
-    let (granted, vms) = tokio::spawn(work.in_current_span())
+    let done = tokio::spawn(work.in_current_span())
         .await
-        .map_err(|e| Problem::new(Code::Internal, e.to_string()))?
-        .map_err(|problem| without_other_holder(&caller, problem))?;
+        .map_err(|e| Problem::new(Code::Internal, e.to_string()))?;
+    let (granted, vms) = match (done, asked) {
+        (Ok(done), _) => done,
+        (Err(problem), Some(asked)) if problem.code == Code::NoRoom => {
+            return Err(nearest::told(&app, &asked, problem).await.into());
+        }
+        (Err(problem), _) => return Err(without_other_holder(&caller, problem).into()),
+    };
     let status = if granted.again { StatusCode::OK } else { StatusCode::CREATED };
     let lease = Some(app.bridge.info(&granted.lease));
     Ok((
@@ -97,6 +118,8 @@ pub async fn grant(
             again: granted.again,
             explanation: None,
             refused: None,
+            nearest: None,
+            notes,
             vms,
         }),
     ))
@@ -190,35 +213,44 @@ async fn what_if(app: &App, wanted: ClusterRequest, explain: bool) -> Result<Lea
         again: false,
         explanation: None,
         refused: None,
+        nearest: None,
+        notes: Vec::new(),
         vms: Vec::new(),
     };
     if explain {
-        let (placement, explanation) = app.bridge.explain(wanted).await?;
+        let (placement, explanation) = app.bridge.explain(wanted.clone()).await?;
         answer.explanation = Some(explanation);
         match placement {
             Ok(placement) => answer.placement = Some(placement),
-            Err(reason) => answer.refused = Some(reason.to_string()),
+            Err(reason) => {
+                answer.refused = Some(reason.to_string());
+                answer.nearest = nearest::explained(app, wanted).await;
+            }
         }
     } else {
-        answer.placement = Some(app.bridge.what_if(wanted).await?);
+        match app.bridge.what_if(wanted.clone()).await {
+            Ok(placement) => answer.placement = Some(placement),
+            Err(error) => return Err(nearest::told(app, &wanted, error.into()).await.into()),
+        }
     }
     Ok(answer)
 }
 
-/// What is wanted: exactly one of `request`, `text` and `assignments`.
-fn wanted(request: &LeaseRequest) -> Result<Wanted, Problem> {
+/// What is wanted: exactly one of `request`, `text` and `assignments`; and what of a text is left to whoever starts the VMs.
+fn wanted(request: &LeaseRequest, catalog: &Catalog) -> Result<(Wanted, Vec<String>), Problem> {
     match (&request.request, &request.text, &request.assignments) {
-        (Some(cluster), None, None) => Ok(Wanted::Cluster(Box::new(cluster.clone()))),
+        (Some(cluster), None, None) => Ok((Wanted::Cluster(Box::new(cluster.clone())), Vec::new())),
         (None, Some(text), None) => {
-            let parsed = request_text::parse(text, request.cluster.as_ref()).map_err(Problem::bad_request)?;
-            Ok(Wanted::Cluster(Box::new(parsed)))
+            let parsed =
+                request_text::parse(text, request.cluster.as_ref(), catalog).map_err(Problem::bad_request)?;
+            Ok((Wanted::Cluster(Box::new(parsed.request)), parsed.notes))
         }
         (None, None, Some(assignments)) => {
             let name = request
                 .cluster
                 .clone()
                 .ok_or_else(|| Problem::bad_request("assignments need the name of a cluster"))?;
-            Ok(Wanted::Assignments(name, assignments.clone()))
+            Ok((Wanted::Assignments(name, assignments.clone()), Vec::new()))
         }
         _ => Err(Problem::bad_request("expected exactly one of request, text and assignments")),
     }
@@ -282,7 +314,16 @@ pub async fn account(
     match query.format.as_deref() {
         None | Some("jsonl") => Ok(([(header::CONTENT_TYPE, "application/jsonl")], json_lines(&records))),
         Some("csv") => Ok(([(header::CONTENT_TYPE, "text/csv")], csv(&records))),
-        Some(other) => Err(Problem::bad_request(format!("format {other:?}: expected jsonl or csv")).into()),
+        Some("apel") => {
+            let site = query.site.as_deref().filter(|site| !site.trim().is_empty()).ok_or_else(|| {
+                Problem::bad_request("format apel: expected the name of the site (site, --site), found none")
+            })?;
+            let service = query.service.as_deref().unwrap_or("vmove");
+            Ok(([(header::CONTENT_TYPE, "text/plain")], apel(&records, site, service)))
+        }
+        Some(other) => {
+            Err(Problem::bad_request(format!("format {other:?}: expected jsonl, csv or apel")).into())
+        }
     }
 }
 

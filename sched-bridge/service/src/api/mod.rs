@@ -1,10 +1,12 @@
 //! The HTTP interface of `vbridged`.
 
 mod leases;
+mod nearest;
 mod nodes;
 pub mod openapi;
 pub mod plans;
 pub mod problem;
+mod types;
 mod visible;
 mod vms;
 
@@ -23,6 +25,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use axum::routing::{get, post, put};
 
+use tokio::sync::Semaphore;
 use vmove_http::{Refusal, fallback, span};
 
 use self::problem::{Code, Problem};
@@ -30,7 +33,9 @@ use crate::access::Access;
 use crate::bridge::Bridge;
 use crate::driver::VmDriver;
 use crate::executor::Limits;
+use crate::instance_types::InstanceTypes;
 use crate::listing::Listings;
+use crate::quota::Quotas;
 use crate::slurm::follower::SlurmFollower;
 use crate::template::Templates;
 
@@ -56,6 +61,12 @@ pub struct App {
     pub slurm: Option<SlurmFollower>,
     /// Command lines of VMs that anybody with a lease may use.
     pub templates: Arc<Templates>,
+    /// Instance types that requests may name.
+    pub types: Arc<InstanceTypes>,
+    /// What holders may have leased at once.
+    pub quotas: Arc<Quotas>,
+    /// Turns to search for what is the nearest that would fit.
+    pub explaining: Arc<Semaphore>,
     /// Who may send requests, and which.
     pub access: Access,
 }
@@ -73,6 +84,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/leases/{id}/renew", post(leases::renew))
         .route("/v1/leases/{id}/vms", post(vms::start))
         .route("/v1/leases/{id}/vms/stop", post(vms::stop))
+        .route("/v1/types", get(types::list))
         .route("/v1/account", get(leases::account))
         .route("/v1/plans", get(plans::list).post(plans::make))
         .route("/v1/plans/{id}", get(plans::show).delete(plans::remove))

@@ -21,7 +21,7 @@ use crate::lease::Held;
         super::nodes::list, super::nodes::show, super::nodes::publish, super::nodes::remove, super::nodes::set_state,
         super::nodes::topology, super::nodes::put_topology,
         super::leases::list, super::leases::grant, super::leases::show, super::leases::renew, super::leases::release, super::leases::account,
-        super::vms::start, super::vms::stop,
+        super::vms::start, super::vms::stop, super::types::list,
         super::plans::list, super::plans::make, super::plans::show, super::plans::remove, super::plans::run,
     ),
     components(schemas(Problem, Code, Assignment, Held, Placement)),

@@ -31,7 +31,7 @@ pub async fn make(
     State(app): State<Arc<App>>,
     Json(request): Json<PlanRequest>,
 ) -> Result<(StatusCode, axum::Json<Plan>), Refusal> {
-    let plan = planner::make_and_keep(&app.bridge, &request).await?;
+    let plan = planner::make_and_keep(&app.bridge, &request, &app.types.current()).await?;
     Ok((StatusCode::CREATED, axum::Json(plan)))
 }
 

@@ -1,6 +1,7 @@
 //! Errors as problems: the one place where they get their code, and with it their HTTP status and exit code.
 
 use sched_bridge::place::PlaceError;
+use serde_json::json;
 pub use vmove_bridge_types::problem::{Code, Problem};
 use vmove_http::Refusal;
 
@@ -21,6 +22,7 @@ impl From<BridgeError> for Problem {
             BridgeError::Place(_) | BridgeError::Fleet(_) | BridgeError::Invalid(_) => Code::BadRequest,
             BridgeError::Taken(_) => Code::Taken,
             BridgeError::IdTaken { .. } => Code::IdTaken,
+            BridgeError::OverQuota(_) => Code::OverQuota,
             BridgeError::UnknownLease(_) => Code::UnknownLease,
             BridgeError::UnknownNode(_) => Code::UnknownNode,
             BridgeError::UnknownPlan(_) => Code::UnknownPlan,
@@ -28,7 +30,11 @@ impl From<BridgeError> for Problem {
             BridgeError::NodeInUse { .. } => Code::NodeInUse,
             BridgeError::Moving { .. } => Code::Busy,
         };
-        Self::new(code, error.to_string())
+        let details = match &error {
+            BridgeError::OverQuota(over) => Some(json!({ "quota": over.exceeded })),
+            _ => None,
+        };
+        Self { details, ..Self::new(code, error.to_string()) }
     }
 }
 

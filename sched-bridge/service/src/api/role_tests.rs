@@ -39,6 +39,9 @@ async fn shared() -> (TestBridge, Arc<App>, FakeDriver) {
         limits,
         slurm: None,
         templates,
+        types: Arc::default(),
+        quotas: Arc::default(),
+        explaining: Arc::new(tokio::sync::Semaphore::new(1)),
         access,
     };
     (bridge, Arc::new(app), world)

@@ -240,6 +240,9 @@ fn app(bridge: &TestBridge, fake: FakeDriver) -> Arc<App> {
         limits,
         slurm: None,
         templates,
+        types: Arc::default(),
+        quotas: Arc::default(),
+        explaining: Arc::new(tokio::sync::Semaphore::new(1)),
         access,
     })
 }

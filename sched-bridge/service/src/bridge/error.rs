@@ -6,6 +6,7 @@ use sched_bridge::model::{FleetError, NodeName, OccupancyError, VmName};
 use sched_bridge::place::PlaceError;
 
 use crate::lease::LeaseId;
+use crate::quota::OverQuota;
 use crate::store::StoreError;
 
 /// See the [module](self).
@@ -37,6 +38,9 @@ pub enum BridgeError {
     /// Resources that the caller chose are not free.
     #[error(transparent)]
     Taken(#[from] OccupancyError),
+    /// The holder would have more than its quota.
+    #[error(transparent)]
+    OverQuota(#[from] OverQuota),
     /// The inventory contradicts itself.
     #[error(transparent)]
     Fleet(#[from] FleetError),
@@ -103,6 +107,7 @@ impl BridgeError {
             Self::Place(PlaceError::NoRoom { .. }) | Self::NoPlan(_) => "no-room",
             Self::Taken(_) | Self::Moving { .. } => "taken",
             Self::IdTaken { .. } => "id-taken",
+            Self::OverQuota(_) => "over-quota",
             _ => "invalid",
         }
     }

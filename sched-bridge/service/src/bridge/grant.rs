@@ -4,14 +4,17 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use sched_bridge::model::{Assignment, ClusterName, NodeName, NodeState, VmName};
-use sched_bridge::place::{ClusterRequest, Explanation, Options, PlaceError, Placement, explain, place};
+use sched_bridge::place::{
+    ClusterRequest, Explanation, Nearest, Options, PlaceError, Placement, explain, nearest, place,
+};
 use tokio::time::Instant;
 
-use super::transactions::{end_lease, grant_lease, update_lease};
+use super::transactions::{end_lease, grant_lease, one_grant_at_a_time, update_lease};
 use super::{Attempt, Bridge, BridgeError, View};
 use crate::account::{End, Record};
 use crate::lease::{Held, Lease, LeaseId, MAX_TTL_MS, MIN_TTL_MS, Part, Usage};
 use crate::metrics;
+use crate::quota::Quota;
 
 /// A request for a lease.
 #[derive(Debug, Clone)]
@@ -20,12 +23,16 @@ pub struct GrantRequest {
     pub id: LeaseId,
     /// The user or job that holds it.
     pub holder: String,
+    /// The project on whose account it goes.
+    pub project: Option<String>,
     /// What it is to contain.
     pub wanted: Wanted,
     /// Time to live without a heartbeat. Unit: milliseconds.
     pub ttl_ms: u64,
     /// Its VMs move together, though they own no devices.
     pub together: bool,
+    /// What its holder may have leased at once; none: as much as there is.
+    pub quota: Option<Quota>,
 }
 
 /// What a lease is to contain.
@@ -95,6 +102,28 @@ impl Bridge {
         }
     }
 
+    /// With which changes a request that does not fit would fit. Placements are tried until `until`.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn nearest(
+        &self,
+        request: ClusterRequest,
+        until: std::time::Instant,
+    ) -> Result<Nearest, BridgeError> {
+        let view = self.view_since(Instant::now()).await?;
+        let work = move || {
+            let (fleet, occupancy) = (Arc::clone(view.fleet()), view.occupancy());
+            // Whoever applies the next change to the view need not copy it.
+            drop(view);
+            let mut may_go_on = || std::time::Instant::now() < until;
+            nearest(&fleet, &occupancy, &request, &Options::default(), &mut may_go_on)
+        };
+        tokio::task::spawn_blocking(work).await.map_err(|error| {
+            BridgeError::Invalid(format!("no change could be tried ({error}): please report this request"))
+        })
+    }
+
     /// Grants a lease: all of it or nothing.
     ///
     /// # Errors
@@ -129,7 +158,11 @@ impl Bridge {
                 Err(_) if self.catch_up(&view, start).await? => continue,
                 Err(error) => return Err(error),
             };
-            if self.commit(grant_lease(&view, &lease), &view, start).await? {
+            let mut txn = grant_lease(&view, &lease);
+            if request.quota.is_some() {
+                txn = one_grant_at_a_time(txn, &view, &request.holder);
+            }
+            if self.commit(txn, &view, start).await? {
                 return Ok(Granted { lease: Arc::new(lease), placement, again: false });
             }
         }
@@ -148,11 +181,15 @@ impl Bridge {
             }
             Wanted::Assignments(_, assignments) => (None, assignments.clone(), None),
         };
+        if let Some(quota) = &request.quota {
+            quota.check(view.all_leases(), &request.holder, &assignments)?;
+        }
         let now = self.clock.stamp();
         let held = |assignment| Held { assignment, part: Part::Home, seen: false };
         let lease = Lease {
             id: request.id.clone(),
             holder: request.holder.clone(),
+            project: request.project.clone(),
             cluster: request.wanted.cluster().clone(),
             request: cluster_request,
             held: assignments.into_iter().map(held).collect(),
@@ -162,6 +199,7 @@ impl Bridge {
             granted: now.clone(),
             counted: now,
             usage: Usage::default(),
+            vms: std::collections::BTreeMap::new(),
             exact: true,
         };
         check_free(view, &lease)?;
@@ -300,11 +338,13 @@ async fn placed(view: &Arc<View>, request: &ClusterRequest) -> Result<Placement,
 }
 
 fn check(request: &GrantRequest) -> Result<(), BridgeError> {
-    let holder = &request.holder;
-    if holder.trim().is_empty() || holder.len() > 128 || holder.chars().any(char::is_control) {
-        return Err(BridgeError::Invalid(format!(
-            "holder {holder:?}: expected 1 to 128 bytes without control characters"
-        )));
+    let names = [("holder", Some(&request.holder)), ("project", request.project.as_ref())];
+    for (what, name) in names.into_iter().filter_map(|(what, name)| Some((what, name?))) {
+        if name.trim().is_empty() || name.len() > 128 || name.chars().any(char::is_control) {
+            return Err(BridgeError::Invalid(format!(
+                "{what} {name:?}: expected 1 to 128 bytes without control characters"
+            )));
+        }
     }
     if !(MIN_TTL_MS..=MAX_TTL_MS).contains(&request.ttl_ms) {
         return Err(BridgeError::Invalid(format!(

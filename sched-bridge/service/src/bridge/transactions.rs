@@ -22,6 +22,12 @@ pub(super) fn grant_lease(view: &View, lease: &Lease) -> Txn {
     lease.nodes().iter().fold(txn, |txn, node| guarded(txn, view, node))
 }
 
+/// Makes a transaction fail if the holder was granted anything since the view, so that two requests do not exceed a quota together.
+pub(super) fn one_grant_at_a_time(txn: Txn, view: &View, holder: &str) -> Txn {
+    let key = keys::holder(holder);
+    txn.expect(&key, Expect::seen(view.holder(holder))).put(key, "")
+}
+
 /// Replaces a lease, provided that it is still the one written at `revision`.
 pub(super) fn update_lease(lease: &Lease, revision: Revision) -> Txn {
     let key = keys::lease(&lease.id);

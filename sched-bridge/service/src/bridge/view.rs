@@ -31,6 +31,8 @@ pub struct View {
     nodes: BTreeMap<NodeName, (Arc<Node>, Revision)>,
     topology: (Topology, Option<Revision>),
     guards: HashMap<NodeName, Revision>,
+    /// Guards of holders with a quota.
+    holders: HashMap<String, Revision>,
     leases: BTreeMap<LeaseId, LeaseEntry>,
     plans: BTreeMap<LeaseId, (Arc<str>, Revision)>,
     fleet: Arc<Fleet>,
@@ -100,6 +102,11 @@ impl View {
             match entry {
                 Some(entry) => drop(self.guards.insert(node, entry.revision)),
                 None => drop(self.guards.remove(&node)),
+            }
+        } else if let Some(holder) = key.strip_prefix(keys::HOLDERS) {
+            match entry {
+                Some(entry) => drop(self.holders.insert(holder.to_owned(), entry.revision)),
+                None => drop(self.holders.remove(holder)),
             }
         } else if let Some(lease) = key.strip_prefix(keys::LEASES) {
             self.remove_lease(&id(lease)?);
@@ -192,6 +199,12 @@ impl View {
         self.guards.get(node).copied()
     }
 
+    /// Revision of the guard of a holder with a quota; none if nothing was ever granted to it under one.
+    #[must_use]
+    pub fn holder(&self, name: &str) -> Option<Revision> {
+        self.holders.get(name).copied()
+    }
+
     /// A node's inventory and its revision.
     #[must_use]
     pub fn node(&self, name: &NodeName) -> Option<(&Arc<Node>, Revision)> {
@@ -208,6 +221,11 @@ impl View {
     #[must_use]
     pub fn leases(&self) -> &BTreeMap<LeaseId, LeaseEntry> {
         &self.leases
+    }
+
+    /// All leases, without their revisions.
+    pub fn all_leases(&self) -> impl Iterator<Item = &Lease> {
+        self.leases.values().map(|entry| &*entry.lease)
     }
 
     /// A lease by its id.

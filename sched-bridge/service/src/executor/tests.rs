@@ -27,7 +27,7 @@ fn assert_lease_follows(bridge: &TestBridge, driver: &FakeDriver) {
 /// A stored plan that evacuates the node of a VM.
 async fn evacuation_of(bridge: &TestBridge, vm: usize) -> Plan {
     let request = PlanRequest::Evacuate { node: bridge.home("vc", vm).to_string() };
-    let plan = make_plan(bridge, &request).await.unwrap();
+    let plan = make_plan(bridge, &request, &Arc::default()).await.unwrap();
     bridge.put_plan(&plan, None).await.unwrap();
     plan
 }
@@ -74,7 +74,8 @@ async fn vms_of_a_lease_with_devices_leave_a_node_at_one_barrier_and_the_outage_
     bridge.put_topology(&two_leaves(&["n0"], &["n1", "n2"])).await.unwrap();
     let granted = bridge.grant(gpus_on("vc", "n0", 2)).await.unwrap();
     assert!(granted.lease.held.iter().all(|held| held.assignment.node.as_str() == "n0"), "{granted:?}");
-    let plan = make_plan(&bridge, &PlanRequest::Evacuate { node: "n0".to_owned() }).await.unwrap();
+    let plan =
+        make_plan(&bridge, &PlanRequest::Evacuate { node: "n0".to_owned() }, &Arc::default()).await.unwrap();
     let groups: Vec<_> = plan.steps.iter().map(|step| step.group).collect();
     assert_eq!(groups, [Some(1), Some(1)], "{plan:?}");
     let outage = &plan.steps[0].outages;
@@ -214,10 +215,13 @@ async fn a_scattered_cluster_is_brought_together() {
     for filler in fillers {
         bridge.release(&id(filler)).await.unwrap();
     }
-    let plan = make_plan(&bridge, &PlanRequest::Compact { cluster: Some("w".into()) }).await.unwrap();
+    let plan = make_plan(&bridge, &PlanRequest::Compact { cluster: Some("w".into()) }, &Arc::default())
+        .await
+        .unwrap();
     assert!(plan.hops.after < plan.hops.before && !plan.steps.is_empty(), "{plan:?}");
-    let none =
-        make_plan(&bridge, &PlanRequest::Compact { cluster: Some("nobody".into()) }).await.unwrap_err();
+    let none = make_plan(&bridge, &PlanRequest::Compact { cluster: Some("nobody".into()) }, &Arc::default())
+        .await
+        .unwrap_err();
     assert!(matches!(none, BridgeError::Invalid(_)) && none.to_string().contains("nobody"), "{none}");
 }
 
@@ -226,7 +230,9 @@ async fn a_node_is_drained_before_it_is_emptied_and_left_as_it_was_if_it_cannot_
     let (bridge, driver) = scene(3).await;
     let node = bridge.home("vc", 0);
     let state = |of: &NodeName| bridge.view().unwrap().node(of).unwrap().0.state;
-    let plan = make_and_keep(&bridge, &PlanRequest::Evacuate { node: node.to_string() }).await.unwrap();
+    let plan = make_and_keep(&bridge, &PlanRequest::Evacuate { node: node.to_string() }, &Arc::default())
+        .await
+        .unwrap();
     assert_eq!(state(&node), NodeState::Drained);
     assert!(plan.notes.iter().any(|note| note.contains("fleet resume")), "{:?}", plan.notes);
     // Resumed in between, it is drained again: no new VM comes while the others leave.
@@ -238,7 +244,9 @@ async fn a_node_is_drained_before_it_is_emptied_and_left_as_it_was_if_it_cannot_
     for other in ["n0", "n1", "n2", "n3", "n4", "n5"].map(name).into_iter().filter(|other| *other != full) {
         bridge.set_node_state(&other, NodeState::Drained).await.unwrap();
     }
-    make_and_keep(&bridge, &PlanRequest::Evacuate { node: full.to_string() }).await.unwrap_err();
+    make_and_keep(&bridge, &PlanRequest::Evacuate { node: full.to_string() }, &Arc::default())
+        .await
+        .unwrap_err();
     assert_eq!(state(&full), NodeState::Up);
 }
 

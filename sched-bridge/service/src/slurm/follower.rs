@@ -198,7 +198,7 @@ async fn evacuate_node(
         Some(id) => id.clone(),
         None => {
             let request = PlanRequest::Evacuate { node: node.to_string() };
-            let plan = make_plan(bridge, &request).await.map_err(|e| e.to_string())?;
+            let plan = make_plan(bridge, &request, &Arc::default()).await.map_err(|e| e.to_string())?;
             bridge.put_plan(&plan, None).await.map_err(|e| e.to_string())?;
             tracing::info!(%node, plan = %plan.id, steps = plan.steps.len(), "Slurm drains a node: its VMs leave");
             plans.insert(node.clone(), plan.id.clone());
@@ -244,6 +244,8 @@ fn whole_node(node: &Node) -> Option<GrantRequest> {
         wanted,
         ttl_ms: MAX_TTL_MS,
         together: false,
+        quota: None,
+        project: None,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use sched_bridge::blueprint;
 use sched_bridge::model::NodeName;
-use sched_bridge::request::{Flavors, cluster, instance, lower, nova};
+use sched_bridge::request::{Catalog, Source, cluster, instance, lower, nova};
 use sched_bridge::topology::{Format, Topology, import, labels, slurm_conf, slurm_yaml};
 
 use super::{Target, text};
@@ -68,7 +68,7 @@ fn topology(bytes: &[u8]) {
     if text.lines().map(names).fold(0_u64, u64::saturating_add) > MOST_NAMES {
         return;
     }
-    let format = match format % 6 {
+    let format = match format % 7 {
         0 => Format::SlurmConf,
         1 => Format::SlurmYaml,
         2 => Format::IbNetDiscover,
@@ -180,9 +180,10 @@ pub const REQUESTS: Target = Target {
     mutations: 150_000,
 };
 
-const REQUEST_TEXTS: [&str; 7] = [
+const REQUEST_TEXTS: [&str; 8] = [
     "0cg1.small; xpus>=2; xpu_arch=fermi; cpu_features=SSE4.2,CLMUL; (vcpus=4..8 OR hcas=1); trait:X=required; label:zone!=a",
     "1{\"name\":\"f\",\"vcpus\":4,\"ram\":8192,\"properties\":{\"hw:cpu_policy\":\"dedicated\",\"gpus\":\"2\",\"capabilities:cpu_info:features\":\"<all-in> a b\",\"pci_passthrough:alias\":\"h100:2\"}}",
+    "6[types.a]\nrequest = \"m1.large; xpus=2; k=fast\"\n[types.b]\nrequest = \"a; (vcpus=2 OR vcpus=4)\"\n[keys.k]\nvalues = { fast = \"net_mbps>=100\" }\n[keys.r]\nlabel = \"rack\"\n[aliases.x]\ncounts = \"xpus\"\nwith = \"xpu_arch=ada\"\n",
     "1{\"vcpus\":1,\"ram\":512,\"properties\":\"hw:mem_page_size='large', gpus='<or> 1 <or> 2'\"}",
     "2name = 'cfd'\nnear = { node = 's1', max_hops = 3 }\n[compactness]\nmode = 'required'\nlevel = 'leaf'\n[anti_affinity]\nlevel = 'node'\nat_most = 8\n[[vms]]\nname = 'w'\ncount = 16\nrequest = 'm1.large; xpus=1'\n",
     "3name: c\nvms:\n- {count: 2, request: m1.small}\n- name: x\n  extra_specs: {gpus: '2'}\n",
@@ -192,21 +193,27 @@ const REQUEST_TEXTS: [&str; 7] = [
 
 fn request(bytes: &[u8]) {
     let Some((format, text)) = split(bytes) else { return };
-    let (flavors, aliases) = (Flavors::default(), nova::default_aliases());
+    let catalog = Catalog::default();
     // Whatever is refused says why.
-    let refused = match format % 6 {
-        0 => instance::parse(text).and_then(|expr| lower::alternatives(&expr, &flavors)).map(drop),
-        1 => nova::read(text, &aliases).and_then(|read| lower::alternatives(&read.expr, &flavors)).map(drop),
-        2 => cluster::read(text, cluster::Language::Toml, &flavors, &aliases).map(drop),
-        3 => cluster::read(text, cluster::Language::Yaml, &flavors, &aliases).map(drop),
-        4 => return planned(text, blueprint::Language::Yaml, &flavors),
-        _ => return planned(text, blueprint::Language::Xml, &flavors),
+    let refused = match format % 7 {
+        0 => instance::parse(text, &catalog).and_then(|expr| lower::alternatives(&expr, &catalog)).map(drop),
+        1 => nova::read(text, &catalog).and_then(|read| lower::alternatives(&read.expr, &catalog)).map(drop),
+        2 => cluster::read(text, cluster::Language::Toml, &catalog).map(drop),
+        3 => cluster::read(text, cluster::Language::Yaml, &catalog).map(drop),
+        4 => return planned(text, blueprint::Language::Yaml, &catalog),
+        5 => return planned(text, blueprint::Language::Xml, &catalog),
+        _ => {
+            let file = Source { name: Some("types.toml".to_owned()), text: text.to_owned() };
+            return drop(
+                Catalog::read(&[file]).map_err(|mistakes| assert!(!mistakes.to_string().is_empty())),
+            );
+        }
     };
     drop(refused.map_err(|error| error.to_string()));
 }
 
-fn planned(text: &str, language: blueprint::Language, flavors: &Flavors) {
+fn planned(text: &str, language: blueprint::Language, catalog: &Catalog) {
     let read = blueprint::read(text, language);
-    let done = read.and_then(|blueprint| blueprint::decompose(&blueprint, flavors).map(drop));
+    let done = read.and_then(|blueprint| blueprint::decompose(&blueprint, catalog).map(drop));
     drop(done.map_err(|error| error.to_string()));
 }
