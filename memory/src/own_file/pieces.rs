@@ -190,7 +190,10 @@ mod tests {
         let halves = [0x10_0000_0000, 0x1f0_0020_0000].map(|hva| part(hva, 512 << 30, PageSize::Huge2M));
         assert!(count(&halves, most) <= most, "{}", count(&halves, most));
         assert!(batches(&halves, PieceSize::AtMost(most)).iter().all(|batch| {
-            batch.pieces.iter().all(|piece| piece.hva.0.is_multiple_of(2 << 20) && piece.len.0 % (2 << 20) == 0)
+            batch
+                .pieces
+                .iter()
+                .all(|piece| piece.hva.0.is_multiple_of(2 << 20) && piece.len.0 % (2 << 20) == 0)
         }));
         // Few pages are moved one by one, and the kernel joins mappings of small ones.
         assert_eq!(count(&[part(0x4000_0000, 1 << 30, PageSize::Huge2M)], most), 512);

@@ -86,8 +86,7 @@ impl Stage {
         let own = OwnFile { mapping: file.map().expect("map"), file, fd_in_qemu };
         let part = |at: &QemuMapping| PrivatePart { at: *at, hints: MappingHints::default(), filled: true };
         let parts: Vec<_> = parts.iter().map(part).collect();
-        Mover::in_pieces(Arc::clone(&self.process), &parts, vec![own], strays, size)
-            .expect("this kernel can")
+        Mover::in_pieces(Arc::clone(&self.process), &parts, vec![own], strays, size).expect("this kernel can")
     }
 
     /// What of the guest's memory lies where it did and is still private.

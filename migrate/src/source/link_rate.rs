@@ -69,7 +69,8 @@ impl LinkRate {
     /// Page payload per second, once enough has crossed to say so.
     pub(super) fn measured(&self) -> Option<f64> {
         let large = self.large;
-        let enough = large.bytes >= AMPLE_BYTES || large.bytes >= LEAST_BYTES && large.for_at_least(LEAST_TIME);
+        let enough =
+            large.bytes >= AMPLE_BYTES || large.bytes >= LEAST_BYTES && large.for_at_least(LEAST_TIME);
         let slow = self.all.bytes > 0 && self.all.for_at_least(LONG_TIME);
         enough.then(|| large.per_second()).or_else(|| slow.then(|| self.all.per_second()))
     }

@@ -75,12 +75,7 @@ impl Warm {
         Ok(sample)
     }
 
-    async fn seen_since(
-        &mut self,
-        begun: Instant,
-        link: Link,
-        session: &Session,
-    ) -> Result<Sample, Stop> {
+    async fn seen_since(&mut self, begun: Instant, link: Link, session: &Session) -> Result<Sample, Stop> {
         self.scan(session).await?;
         let (dirty_pages, left_pages) =
             self.pages.memory.seen().map_err(SourceError::memory("look at what the guest holds"))?;
@@ -97,10 +92,9 @@ impl Warm {
     async fn measured_before(&mut self, session: &Session) -> Result<Option<f64>, Stop> {
         let (node, to) = (Arc::clone(&session.node), session.to().clone());
         let fabric = session.report.fabric.clone();
-        let look = move || {
-            link_rate::measured_before(node.disk(), &node.config.sessions_dir, &to.name, &fabric)
-        };
-        Ok(while_alive(&mut self.control, spawn_blocking(look)).await.map_err(SourceError::from)?)
+        let look =
+            move || link_rate::measured_before(node.disk(), &node.config.sessions_dir, &to.name, &fabric);
+        Ok(while_alive(&mut self.control, spawn_blocking(look)).await?)
     }
 
     /// Chooses a mode by what is seen, where the kernel can watch a guest's writes.
