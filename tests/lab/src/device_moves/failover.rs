@@ -56,11 +56,12 @@ impl DeviceMoves<'_> {
         let talker = self.host_program("talker");
         self.moves.must(2, &format!("setsid {talker} 10.78.0.9 5000 /run/talker >/run/lab/talker.log 2>&1 </dev/null & echo $! >/run/talker.pid"))?;
         while self.lines()? < SOME {
-            ensure!(begun.elapsed() < BOOT_TIMEOUT, "no connection: {}", self.serial(1)?);
+            ensure!(begun.elapsed() < BOOT_TIMEOUT, "no connection: {}{}", self.serial(1)?, self.network()?);
             std::thread::sleep(Duration::from_secs(1));
         }
         println!("  Linux answers after {:.0} s", begun.elapsed().as_secs_f64());
         self.goes_by_its_function(1)?;
+        println!("  all goes by its function after {:.0} s", begun.elapsed().as_secs_f64());
         for turn in 0..MOVES {
             self.one_move(turn)?;
         }
@@ -114,7 +115,8 @@ impl DeviceMoves<'_> {
             let (lines, by_tap) = (self.lines()?, self.by_tap(host)?);
             std::thread::sleep(Duration::from_secs(3));
             let (now, now_by_tap) = (self.lines()?, self.by_tap(host)?);
-            if now >= lines + 5 && now_by_tap == by_tap {
+            // Two emulators: a line takes up to a second.
+            if now > lines && now_by_tap == by_tap {
                 return Ok(());
             }
             if begun.elapsed() > PAIR_TIMEOUT {
@@ -142,6 +144,16 @@ impl DeviceMoves<'_> {
         let said = self.moves.must(host, "cat /run/hub")?;
         let told: Value = serde_json::from_str(said.trim())?;
         told["sent"].as_u64().context("no segments")
+    }
+
+    /// What the hosts see of the network of the cards.
+    fn network(&self) -> Result<String> {
+        let mut told = String::new();
+        for host in [1, 2] {
+            let said = self.moves.host(host, "ip -s link; ip neigh; cat /run/talker /run/hub")?;
+            told.push_str(&format!("\nh{host}: {}", said.text));
+        }
+        Ok(told)
     }
 
     fn serial(&self, host: usize) -> Result<String> {
