@@ -135,6 +135,8 @@ impl Session {
                 Err(_) => self.tell_progress(control).await?,
             }
         };
+        // What the source has said in these seconds waits to be read.
+        control.count_silence_anew();
         if let Err(error) = done {
             return self.pages_lost(&error.into(), control).await;
         }

@@ -44,7 +44,7 @@ impl DeviceMoves<'_> {
         // The function's address is that of the pair.
         let line = format!(
             "run --name {LINUX} -- {qemu} -machine q35 -accel tcg -cpu qemu64 -m 192 -nodefaults -display none -kernel {kernel} -initrd {initrd} \
-             -append 'console=ttyS0 quiet panic=-1 mitigations=off no_timer_check random.trust_cpu=on cryptomgr.notests pair' \
+             -append 'console=ttyS0 loglevel=7 panic=-1 mitigations=off no_timer_check random.trust_cpu=on cryptomgr.notests pair' \
              -serial file:{{vmdir}}/serial -device pcie-root-port,id=rp1,chassis=1,slot=1 \
              -netdev tap,id=net,ifname=t-{{name}},script=no,downscript=no,vnet_hdr=off \
              -device virtio-net-pci,netdev=net,id=pair,mac={MAC},failover=on,romfile= \
@@ -121,10 +121,11 @@ impl DeviceMoves<'_> {
             }
             if begun.elapsed() > PAIR_TIMEOUT {
                 bail!(
-                    "{} lines and {} segments by the partner in 3 s: {}",
+                    "{} lines and {} segments by the partner in 3 s: {}{}",
                     now - lines,
                     now_by_tap - by_tap,
-                    self.serial(host)?
+                    self.serial(host)?,
+                    self.network()?
                 );
             }
         }
