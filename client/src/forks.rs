@@ -2,8 +2,8 @@
 
 use vmove_http::client::encoded;
 use vmove_types::fork::{
-    ForkList, ForkNode, ForkRecovered, ForkRequest, Promoted, Removed, TemplateInfo, TemplateList,
-    TemplateRequest, Warm, WarmRequest,
+    ForkList, ForkNode, ForkRecovered, ForkRequest, Promoted, Removed, RestoreRequest, Restored,
+    TemplateInfo, TemplateList, TemplateRequest, Warm, WarmRequest,
 };
 use vmove_types::fork_report::{ForkProgress, ForkReport};
 use vmove_types::vm::Stopped;
@@ -68,6 +68,11 @@ impl Client {
     /// Brings a template from disk into memory, verified.
     pub async fn load_template(&self, name: &str) -> Result<TemplateInfo, Error> {
         self.0.act(&format!("/v1/templates/{}/load", encoded(name))).await
+    }
+
+    /// Lets the guest of a template run again on the node, as it was when the template was made.
+    pub async fn restore_template(&self, name: &str, request: &RestoreRequest) -> Result<Restored, Error> {
+        self.0.post(&format!("/v1/templates/{}/restore", encoded(name)), request).await
     }
 
     /// Removes a template from memory and disk.

@@ -37,7 +37,14 @@ impl Client {
 
     /// Pauses a guest, or lets it run.
     pub async fn set_state(&self, name: &str, state: Running) -> Result<VmDetail, Error> {
-        self.0.put(&path(name, "/state"), &StateRequest { state }).await
+        self.0.put(&path(name, "/state"), &StateRequest { state, for_ms: None }).await
+    }
+
+    /// Pauses a guest, which runs on by itself after this time, unless somebody pauses it again or lets it run before. Unit: milliseconds, 1 to
+    /// 86,400,000.
+    pub async fn pause_for(&self, name: &str, for_ms: u64) -> Result<VmDetail, Error> {
+        let request = StateRequest { state: Running::Paused, for_ms: Some(for_ms) };
+        self.0.put(&path(name, "/state"), &request).await
     }
 
     /// Releases an adopted VM; it runs on.

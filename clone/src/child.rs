@@ -22,7 +22,7 @@ use vmove_qmp::confine::Confinement;
 use vmove_qmp::switchover::{Destination, DestinationOptions, Inbound, StateSender};
 use vmove_qmp::{Client, CommandLine, QemuProcess, RamFileSpec, RunLayout};
 use vmove_types::check::{Blocker, BlockerCode};
-use vmove_types::fork_report::LoadWrite;
+use vmove_types::fork_report::{ChildNic, LoadWrite};
 use vmove_types::time::Mono;
 
 use crate::disk::{self, Disk, Images, Overlay};
@@ -65,6 +65,8 @@ pub struct Base {
     pub confinement: Confinement,
     /// Devices of its node that the guest owns.
     pub devices: Vec<Owned>,
+    /// The child is the guest itself, which runs nowhere else: it keeps its UUID and MAC addresses.
+    pub as_it_was: bool,
 }
 
 impl Base {
@@ -96,6 +98,10 @@ pub struct Plan {
     /// The same without its environment.
     bare_argv: Vec<OsString>,
     nics: Vec<Nic>,
+    /// MAC addresses of these NICs of its parent, as far as its command line has them.
+    parents_macs: Vec<Option<String>>,
+    /// Its MAC addresses are those of the device state.
+    as_it_was: bool,
     groups: Arc<ControlGroups>,
 }
 
@@ -110,7 +116,12 @@ impl Plan {
         line.pin_machine(&base.machine)?;
         // All of the template would be copied for it.
         line.lock_nothing()?;
-        let identity = identity::fresh(name, line.nics()?.len());
+        let parents: Vec<Option<String>> =
+            line.nics()?.iter().map(|nic| mac_in(nic).map(str::to_owned)).collect();
+        let identity = match base.as_it_was {
+            true => identity::kept(name),
+            false => identity::fresh(name, line.nics()?.len()),
+        };
         line.give_identity(&identity)?;
         let layout = layout::of_vm(&base.run_dir, &base.memory_dir, name, base.backing, &base.confinement);
         let folder = base.overlay_dir.as_deref();
@@ -144,6 +155,8 @@ impl Plan {
             argv: layout::with_environment(argv.clone(), &base.environment),
             bare_argv: argv,
             nics: line.nics()?,
+            parents_macs: parents,
+            as_it_was: base.as_it_was,
             groups: Arc::clone(&base.groups),
         })
     }
@@ -158,7 +171,18 @@ impl Plan {
     #[must_use]
     pub fn mac_of(&self, id: &str) -> Option<&str> {
         let nic = self.nics.iter().find(|nic| nic.id.as_deref() == Some(id))?;
-        nic.options.split(',').find_map(|option| option.strip_prefix("mac="))
+        mac_in(nic)
+    }
+
+    /// Its NICs that are given by `-device`, for its report.
+    #[must_use]
+    pub fn nic_report(&self) -> Vec<ChildNic> {
+        let both = self.nics.iter().zip(&self.parents_macs);
+        let one = |(nic, parents): (&Nic, &Option<String>)| {
+            let mac = mac_in(nic)?.to_owned();
+            Some(ChildNic { netdev: nic.netdev.clone(), mac, parents: parents.clone() })
+        };
+        both.filter_map(one).collect()
     }
 
     /// Refuses what its QEMU could not open: files of its command line, and the images of `disks` below its overlays. Takes milliseconds.
@@ -190,6 +214,10 @@ impl Plan {
         let wanted = disks.iter().map(|disk| (&disk.file, disk.size));
         self.overlays.iter().map(|overlay| (&overlay.base, overlay.size)).eq(wanted)
     }
+}
+
+fn mac_in(nic: &Nic) -> Option<&str> {
+    nic.options.split(',').find_map(|option| option.strip_prefix("mac="))
 }
 
 fn same_path(path: &Path) -> Blocker {
@@ -400,6 +428,9 @@ impl Child {
         }
         // A guest whose memory is on its way is slow.
         let patience = if self.served { 2 * network::UNPLUG_TIMEOUT } else { network::UNPLUG_TIMEOUT };
+        if self.plan.as_it_was {
+            return network::switch_on(&self.client, &self.netdevs).await;
+        }
         network::bring_up(&self.client, &self.netdevs, &self.plan.nics, patience).await
     }
 

@@ -9,9 +9,21 @@ use vmove_qmp::cmdline::ChildIdentity;
 pub fn fresh(name: &str, nics: usize) -> ChildIdentity {
     ChildIdentity {
         name: name.to_owned(),
-        uuid: Uuid::new_v4().to_string(),
+        uuid: Some(Uuid::new_v4().to_string()),
         generation: Uuid::new_v4().to_string(),
         macs: (0..nics).map(|_| mac()).collect(),
+    }
+}
+
+/// The identity of a guest that goes back to an earlier moment: its own, but for the VM Generation ID, which tells it so (Virtual Machine Generation
+/// ID specification: it changes when a snapshot is applied).
+#[must_use]
+pub fn kept(name: &str) -> ChildIdentity {
+    ChildIdentity {
+        name: name.to_owned(),
+        uuid: None,
+        generation: Uuid::new_v4().to_string(),
+        macs: Vec::new(),
     }
 }
 
@@ -37,7 +49,7 @@ mod tests {
         let (a, b) = (fresh("a", 2), fresh("a", 2));
         assert_ne!(a.uuid, b.uuid);
         assert_ne!(a.generation, b.generation);
-        assert_ne!(a.uuid, a.generation);
+        assert_ne!(a.uuid.as_ref(), Some(&a.generation));
         assert_ne!(a.macs[0], a.macs[1]);
         for mac in &a.macs {
             assert_eq!(mac.len(), 17);

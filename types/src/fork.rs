@@ -55,6 +55,17 @@ pub struct ForkRequest {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schema(value_type = Vec<String>))]
     pub devices: Vec<ChildDevice>,
+    /// Names of the children, in the order in which they are dealt out; as many as `count`. Without any, they are named after their
+    /// parent: `VM.1`, `VM.2`, … Named children are started for the fork: none that is prepared is used.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
+    /// The one child is the guest that the template was made of: it keeps its name (or gets that of `names`), UUID and MAC addresses. Only
+    /// its VM Generation ID is new. Only of a template, and here. Nobody else must use these addresses.
+    #[serde(default)]
+    pub as_it_was: bool,
+    /// A guest that is paused runs on as soon as it is frozen.
+    #[serde(default)]
+    pub let_run: bool,
     /// How the guest is asked for its devices.
     #[serde(flatten)]
     pub parting: PartingRequest,
@@ -210,9 +221,46 @@ pub struct TemplateRequest {
     pub vm: String,
     /// Name of the template: as names of VMs.
     pub name: String,
+    /// A guest that is paused runs on as soon as it is frozen, long before the template is on disk.
+    #[serde(default)]
+    pub let_run: bool,
     /// How the guest is asked for its devices.
     #[serde(flatten)]
     pub parting: PartingRequest,
+}
+
+/// Lets the guest of a template run again as it was then.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct RestoreRequest {
+    /// Name of the VM; without it, that which the guest had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<String>,
+    /// Devices of the node in the roles of those that it had: `ROLE=ADDRESS[,mac=…]`. It goes on without those that are not named.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<String>))]
+    pub devices: Vec<ChildDevice>,
+}
+
+/// A guest that runs again as it was when its template was made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Restored {
+    /// The template.
+    pub template: String,
+    /// When it was made, in seconds of the epoch: what the guest did later is lost.
+    pub created: u64,
+    /// The VM, its devices and its network.
+    pub child: crate::fork_report::ChildReport,
+    /// From the request until it ran, in milliseconds: to read and verify its memory, to start QEMU, to load the device state.
+    pub total_ms: f64,
+    /// How it was given memory of its own then, while it ran. Absent for a guest with devices, which gets it when it is next moved or forked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_memory: Option<crate::fork_report::OwnMemory>,
+    /// What the operator should know.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// A template.
@@ -240,6 +288,9 @@ pub struct TemplateInfo {
     /// How long the guest stood still, in milliseconds; only in the answer to a save.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent_pause_ms: Option<f64>,
+    /// `let_run`: from the request until the guest ran on, in milliseconds; only in the answer to a save of one that was paused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ran_on_ms: Option<f64>,
     /// How its memory was frozen; only in the answer to a save.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub freeze: Option<crate::fork_report::FreezeReport>,

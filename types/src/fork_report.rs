@@ -34,6 +34,9 @@ pub struct ChildReport {
     pub written_while_loading: Vec<LoadWrite>,
     /// What became of its network: `none`, `up`, or why it is down.
     pub network: String,
+    /// Its NICs that are given by `-device`, in the order of the command line.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<ChildNic>,
     /// Devices that it got.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<ChildDeviceReport>,
@@ -43,6 +46,19 @@ pub struct ChildReport {
     /// Why it did not come to be, or was ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+/// An emulated NIC of a child.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct ChildNic {
+    /// Its network back end (`-netdev`).
+    pub netdev: String,
+    /// Its MAC address.
+    pub mac: String,
+    /// That of the same NIC of its parent; absent if the parent's command line has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parents: Option<String>,
 }
 
 /// Bytes of a child's memory that were written while its device state was loaded.
@@ -186,6 +202,9 @@ pub struct ForkReport {
     /// How long the parent stood still, from its STOP to its RESUME, in milliseconds; 0 for one that was paused, and
     /// for a template.
     pub parent_pause_ms: f64,
+    /// `let_run`: from the request until the parent ran on, in milliseconds; absent for one that was not paused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ran_on_ms: Option<f64>,
     /// From the request until the last child executed guest code, in milliseconds.
     pub all_running_ms: f64,
     /// From the request until nothing was left to do, hooks and networks included, in milliseconds.

@@ -190,6 +190,10 @@ pub enum Running {
 pub struct StateRequest {
     /// What it is to be.
     pub state: Running,
+    /// `paused`: it runs on by itself after this time, unless somebody pauses it again or lets it run before. Unit: milliseconds, 1 to 86,400,000. A
+    /// daemon that is restarted meanwhile forgets it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub for_ms: Option<u64>,
 }
 
 /// Stopping a VM.

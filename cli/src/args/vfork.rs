@@ -122,6 +122,12 @@ pub struct Create {
     /// here first, then those of each node of --to; may be repeated
     #[arg(long = "device", value_name = "[K:]ROLE=PCI-ADDRESS[,mac=…]")]
     pub devices: Vec<ChildDevice>,
+    /// Names of the children, as many as --count; they are started for this fork [default: VM.1, VM.2, …]
+    #[arg(long = "name", value_name = "NAME,NAME", value_delimiter = ',')]
+    pub names: Vec<String>,
+    /// Let a guest that is paused run as soon as it is frozen
+    #[arg(long)]
+    pub let_run: bool,
     /// How the guest is asked for its devices.
     #[command(flatten)]
     pub parting: Parting,
@@ -257,6 +263,8 @@ pub enum Template {
     Save(Save),
     /// Bring a template from disk into memory, verified
     Load(TemplateName),
+    /// Let the guest of a template run again on this node, as it was then
+    Restore(Restore),
     /// List the templates of this node
     List,
     /// Remove a template from memory and disk; children that came from it stay
@@ -275,9 +283,34 @@ pub struct Save {
     /// Name of the template
     #[arg(value_name = "NAME")]
     pub name: String,
+    /// Let a guest that is paused run as soon as it is frozen
+    #[arg(long)]
+    pub let_run: bool,
     /// How the guest is asked for its devices.
     #[command(flatten)]
     pub parting: Parting,
+}
+
+/// Arguments of `template restore`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vfork template save web before-the-update
+  vmove stop web
+  vfork template restore before-the-update
+
+The guest keeps its name, UUID and MAC addresses; its VM Generation ID is new, so that it knows that it went back. What it did after the
+template was made is lost. Make sure that it runs nowhere else: two guests would have the same addresses, and write to the same disks.
+Where template-dir in [fork] is a folder that several nodes see, a template can be restored on any of them.")]
+pub struct Restore {
+    /// Name of the template
+    #[arg(value_name = "NAME")]
+    pub template: String,
+    /// Another name for the VM [default: that which it had]
+    #[arg(long = "name", value_name = "VM")]
+    pub vm: Option<String>,
+    /// Device of this node in the role of one that it had; may be repeated [default: it goes on without]
+    #[arg(long = "device", value_name = "ROLE=PCI-ADDRESS[,mac=…]")]
+    pub devices: Vec<ChildDevice>,
 }
 
 /// A template.

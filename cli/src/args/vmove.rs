@@ -62,9 +62,9 @@ pub enum Command {
     /// End a VM
     Stop(Stop),
     /// Stop a guest's processors; memory and devices stay
-    Pause(Pausing),
+    Pause(Pause),
     /// Let a paused guest run, for instance after `migrate --paused`
-    Resume(Pausing),
+    Resume(Resume),
     /// Let go of an adopted VM; it runs on
     Forget(Forget),
     /// Find everything that stands in the way of a migration; changes nothing
@@ -260,14 +260,30 @@ pub struct Stop {
     pub force: bool,
 }
 
-/// Arguments of `pause` and `resume`.
+/// Arguments of `pause`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove pause web
+  vmove pause web --for 30s
+
+A guest that is paused already stays so. One that is being migrated is left alone.")]
+pub struct Pause {
+    /// Name of the VM
+    #[arg(value_name = "VM")]
+    pub vm: String,
+    /// Let it run on by itself after this time, unless somebody pauses it again or resumes it before [default: never]
+    #[arg(long = "for", value_name = "TIME", value_parser = super::milliseconds)]
+    pub for_ms: Option<u64>,
+}
+
+/// Arguments of `resume`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   vmove migrate web --to node2 --paused
   vmove --control /run/node2.sock resume web
 
-A guest that is so already stays so. One that is being migrated is left alone.")]
-pub struct Pausing {
+A guest that runs already stays so. One that is being migrated is left alone.")]
+pub struct Resume {
     /// Name of the VM
     #[arg(value_name = "VM")]
     pub vm: String,

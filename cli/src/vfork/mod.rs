@@ -9,12 +9,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 use vmove_client::Client;
 use vmove_spread::simulate::{SimulateArguments, SimulateError};
-use vmove_types::fork::{ForkNode, ForkRequest, TemplateRequest, WarmRequest};
+use vmove_types::fork::{ForkNode, ForkRequest, RestoreRequest, TemplateRequest, WarmRequest};
 use vmove_types::fork_report::{ForkProgress, ForkReport, FreezeReport, HostReport, LoadWrite, OwnMemory};
 use vmove_types::problem::{Code, Exit, Problem};
 use vmove_types::units::{format_bytes, format_ms};
 
-use crate::args::vfork::{Cli, Command, Create, Join, Save, Template, Warm};
+use crate::args::vfork::{Cli, Command, Create, Join, Restore, Save, Template, Warm};
 use crate::failure::Failure;
 use crate::manual;
 use crate::output::{End, note, parse, report, say, say_json, table};
@@ -57,6 +57,7 @@ async fn dispatch(cli: Cli) -> Result<Exit, End> {
         Command::Promote(args) => promote(&client, &args.vm, json).await,
         Command::Template(Template::Save(args)) => save(&client, args, json).await,
         Command::Template(Template::Load(args)) => load(&client, &args.name, json).await,
+        Command::Template(Template::Restore(args)) => restore(&client, args, json).await,
         Command::Template(Template::List) => list_templates(&client, json).await,
         Command::Template(Template::Rm(args)) => remove(&client, &args.name, json).await,
         Command::Simulate(args) => simulate(&args, json),
@@ -93,6 +94,9 @@ async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> 
         way: args.way.asked(),
         whole: args.whole,
         devices: args.devices,
+        names: args.names,
+        as_it_was: false,
+        let_run: args.let_run,
         parting: args.parting.request(),
     };
     let done = tokio::select! {
@@ -403,7 +407,8 @@ async fn promote(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
 }
 
 async fn save(client: &Client, args: Save, json: bool) -> Result<Exit, End> {
-    let request = TemplateRequest { vm: args.vm, name: args.name, parting: args.parting.request() };
+    let Save { vm, name, let_run, parting } = args;
+    let request = TemplateRequest { vm, name, let_run, parting: parting.request() };
     let saved = client.save_template(&request).await?;
     if json {
         say_json(&saved)?;
@@ -442,6 +447,30 @@ async fn load(client: &Client, name: &str, json: bool) -> Result<Exit, End> {
         ))?;
     }
     Ok(Exit::Done)
+}
+
+async fn restore(client: &Client, args: Restore, json: bool) -> Result<Exit, End> {
+    let Restore { template, vm, devices } = args;
+    let restored = client.restore_template(&template, &RestoreRequest { vm, devices }).await?;
+    let vm = &restored.child.name;
+    if json {
+        say_json(&restored)?;
+    } else {
+        say(&format!(
+            "{vm:?} runs as it was when template {template:?} was made, after {}; network: {}",
+            format_ms(restored.total_ms),
+            restored.child.network
+        ))?;
+        let own = describe_own_memory(vm, restored.own_memory.as_ref());
+        if !own.is_empty() {
+            say(own.trim_end())?;
+        }
+    }
+    for warning in &restored.warnings {
+        note(&format!("vfork: {warning}"));
+    }
+    let lacks = restored.child.devices.iter().any(|device| device.problem.is_some());
+    Ok(if lacks { Exit::NeedsRecovery } else { Exit::Done })
 }
 
 async fn list_templates(client: &Client, json: bool) -> Result<Exit, End> {

@@ -16,7 +16,6 @@ use std::process::ExitCode;
 use vmove_client::Client;
 use vmove_types::problem::{Code, Exit};
 use vmove_types::progress::{Outcome, Progress, Role};
-use vmove_types::vm::Running;
 
 use crate::args::vmove::{Cli, Command, Devices, DevicesCommand, FabricCommand, HookCommand};
 use crate::failure::Failure;
@@ -94,8 +93,8 @@ async fn dispatch(client: &Client, cli: Cli) -> Result<Ended, End> {
         }
         Command::Show(args) => vms::show(client, &args.vm, json).await?,
         Command::Stop(args) => vms::stop(client, &args, json).await?,
-        Command::Pause(args) => vms::set_state(client, &args.vm, Running::Paused, json).await?,
-        Command::Resume(args) => vms::set_state(client, &args.vm, Running::Running, json).await?,
+        Command::Pause(args) => vms::pause(client, &args, json).await?,
+        Command::Resume(args) => vms::resume(client, &args.vm, json).await?,
         Command::Forget(args) => vms::forget(client, &args.vm, json).await?,
         Command::Check(args) => vms::check(client, &args, json).await?,
         Command::Node => vms::node(client, json).await?,

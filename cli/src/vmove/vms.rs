@@ -5,7 +5,7 @@ use std::path::Path;
 use super::bar::line;
 use super::progress_text::blocker_line;
 use super::secrets;
-use crate::args::vmove::{Adopt, Check, Run, Stop};
+use crate::args::vmove::{Adopt, Check, Pause, Run, Stop};
 use crate::output::{End, fields, note, say, say_json, table};
 use vmove_client::Client;
 use vmove_types::problem::Exit;
@@ -109,8 +109,19 @@ pub async fn stop(client: &Client, args: &Stop, json: bool) -> Result<Exit, End>
     Ok(Exit::Done)
 }
 
-pub async fn set_state(client: &Client, vm: &str, state: Running, json: bool) -> Result<Exit, End> {
-    let vm = client.set_state(vm, state).await?;
+pub async fn pause(client: &Client, args: &Pause, json: bool) -> Result<Exit, End> {
+    let vm = match args.for_ms {
+        Some(for_ms) => client.pause_for(&args.vm, for_ms).await?,
+        None => client.set_state(&args.vm, Running::Paused).await?,
+    };
+    say_state(vm, json)
+}
+
+pub async fn resume(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
+    say_state(client.set_state(vm, Running::Running).await?, json)
+}
+
+fn say_state(vm: VmDetail, json: bool) -> Result<Exit, End> {
     if json {
         say_json(&vm)?;
     } else {

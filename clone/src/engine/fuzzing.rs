@@ -101,6 +101,7 @@ fn order() -> Order {
         node: "n1".to_owned(),
         port: 7420,
         indexes: vec![1, 2, 3],
+        names: Vec::new(),
         verify: true,
         whole: false,
         expect_written: Some(1 << 20),

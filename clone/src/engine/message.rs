@@ -29,6 +29,7 @@ use vmove_types::problem::{Code, Problem};
 
 use super::error::{ForkError, Refusal};
 use crate::disk::Disk;
+use crate::identity::child_name;
 
 /// From the parent's daemon.
 #[derive(Debug, Serialize, Deserialize)]
@@ -234,6 +235,8 @@ pub struct Order {
     pub port: u16,
     /// Numbers of the children.
     pub indexes: Vec<u32>,
+    /// Their names, in the same order; none: `PARENT.NUMBER`.
+    pub names: Vec<String>,
     pub verify: bool,
     /// Children run only when the whole template is there.
     pub whole: bool,
@@ -257,6 +260,17 @@ pub struct Order {
     pub no_export: Option<String>,
     /// Devices of the host that the children get, as JSON; `None`: none.
     pub devices: Option<String>,
+}
+
+impl Order {
+    /// Numbers and names of the children.
+    pub fn children(&self) -> impl Iterator<Item = (u32, String)> + '_ {
+        let name = |(place, index): (usize, &u32)| {
+            let name = self.names.get(place).cloned();
+            (*index, name.unwrap_or_else(|| child_name(&self.parent, *index)))
+        };
+        self.indexes.iter().enumerate().map(name)
+    }
 }
 
 /// What a host needs to fetch the template.

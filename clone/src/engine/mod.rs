@@ -164,7 +164,7 @@ impl ForkEngine {
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         let (node, policy) = (options.node.clone(), options.policy.clone());
         let peer_policy = options.peers.clone();
-        let saved = options.state_dir.join("templates");
+        let saved = policy.template_dir.clone().unwrap_or_else(|| options.state_dir.join("templates"));
         let hooks = Arc::clone(&options.hooks);
         let images =
             ServedImages::new(&dir.join("disks"), options.reconnect_for, registry.confinement().clone());

@@ -31,6 +31,8 @@ pub struct ForkPolicy {
     pub from_guest_max_mib: Option<u64>,
     /// Folder for the overlays of disks; that of each image without it.
     pub overlay_dir: Option<PathBuf>,
+    /// Folder for saved templates, such as one on storage that all nodes see; `templates` of the state folder without it.
+    pub template_dir: Option<PathBuf>,
     /// Most MiB that the copy of a guest's memory may take where its memory cannot be remapped; without it, as much as is free.
     pub copy_limit_mib: Option<u64>,
     /// Group and port of the datagrams by which memory goes to several nodes at once; without it, none does. Equal on all nodes.
@@ -59,6 +61,7 @@ impl Default for ForkPolicy {
             from_guest_max_children: None,
             from_guest_max_mib: None,
             overlay_dir: None,
+            template_dir: None,
             copy_limit_mib: None,
             multicast_group: None,
             multicast_interface: None,

@@ -211,7 +211,7 @@ impl ForkEngine {
         Ok(Guest { record, client, facts, base, own_memory_before: None })
     }
 
-    pub(super) fn template_origin(&self, name: &str) -> Result<Origin, ForkError> {
+    pub(super) fn template_origin(&self, name: &str, as_it_was: bool) -> Result<Origin, ForkError> {
         let template = self.loaded_template(name)?;
         let manifest = template.manifest();
         let base = Base {
@@ -219,6 +219,7 @@ impl ForkEngine {
             environment: manifest.environment.clone(),
             disks: manifest.disks.clone(),
             devices: manifest.devices.clone(),
+            as_it_was,
             ..self.base(&manifest.machine, manifest.backing)
         };
         Ok(Origin::Template(Box::new(template), Box::new(base)))
@@ -239,6 +240,7 @@ impl ForkEngine {
             groups: self.registry.groups().clone(),
             confinement: self.registry.confinement().clone(),
             devices: Vec::new(),
+            as_it_was: false,
         }
     }
 }

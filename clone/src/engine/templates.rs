@@ -8,14 +8,17 @@ use crate::freeze::Frozen;
 use crate::template::{self, Saved, Template};
 use vmove_node::store::check_name;
 use vmove_qmp::inspect::inspect_binary;
-use vmove_types::time::ms;
+use vmove_types::time::{Mono, ms};
 
 use super::ForkEngine;
 use super::devices::Away;
 use super::error::ForkError;
+use super::origin::Guest;
 use super::promote::Forked;
 use vmove_node::blocking::run_blocking;
-use vmove_types::fork::{Removed, TemplateInfo, TemplateList, TemplateRequest};
+use vmove_types::fork::{
+    ForkRequest, Removed, RestoreRequest, Restored, TemplateInfo, TemplateList, TemplateRequest,
+};
 
 impl ForkEngine {
     fn saved_dir(&self, name: &str) -> PathBuf {
@@ -27,8 +30,9 @@ impl ForkEngine {
     /// # Errors
     /// [`ForkError`].
     pub async fn save_template(self: Arc<Self>, request: TemplateRequest) -> Result<TemplateInfo, ForkError> {
+        let begun = Mono::now();
         let parting = request.parting.parting().map_err(ForkError::Parting)?;
-        let TemplateRequest { vm, name, .. } = request;
+        let TemplateRequest { vm, name, let_run, .. } = request;
         check_name(&name)?;
         let _claim = self.claim_at_home(&vm).await?;
         let _name = if name == vm { None } else { Some(self.claim(&name)?) };
@@ -38,10 +42,11 @@ impl ForkEngine {
         }
         let id = uuid::Uuid::new_v4().simple().to_string();
         let mut away = self.stays_with_devices(&id, &vm, parting);
-        let (frozen, forked) = match self.freeze_without_devices(&id, &name, &mut away).await {
+        let (frozen, forked, guest) = match self.freeze_without_devices(&id, &name, &mut away).await {
             Ok(frozen) => frozen,
             Err(error) => return Err(self.return_after(away, &id, error).await),
         };
+        let ran_on = if let_run { self.let_run(&guest).await } else { None };
         let returned = self.return_devices(away).await;
         let (pause_ms, freeze) = (ms(frozen.pause), frozen.freeze);
         let (template, journal) = (frozen.template, frozen.journal);
@@ -65,6 +70,7 @@ impl ForkEngine {
         tracing::info!(template = %name, vm = %vm, bytes = saved.bytes, pause_ms, "template saved");
         let mut info = info(&saved.manifest, true, Some(&saved));
         (info.parent_pause_ms, info.freeze) = (Some(pause_ms), Some(freeze));
+        info.ran_on_ms = ran_on.map(|at| at.ms_since(begun));
         (info.devices, info.resume_problem) = (returned.devices, returned.resume_problem);
         (info.own_memory, info.warnings) = (own_memory, warning.into_iter().collect());
         Ok(info)
@@ -76,11 +82,77 @@ impl ForkEngine {
         id: &str,
         name: &str,
         away: &mut Away,
-    ) -> Result<(Frozen, Option<Forked>), ForkError> {
+    ) -> Result<(Frozen, Option<Forked>, Guest), ForkError> {
         let (guest, ram) = self.guest(id, away).await?;
         self.detach_devices(away, &guest.record, &guest.client).await?;
         let forked = guest.forked(&ram);
-        Ok((self.freeze(id, &guest, ram, Some(name.to_owned()), Vec::new()).await?, forked))
+        Ok((self.freeze(id, &guest, ram, Some(name.to_owned()), Vec::new()).await?, forked, guest))
+    }
+
+    /// Lets the guest of a template run again on this node, as it was when the template was made.
+    ///
+    /// # Errors
+    /// [`ForkError`]: it does not run then, and the template is as it was.
+    pub async fn restore_template(
+        self: Arc<Self>,
+        name: String,
+        request: RestoreRequest,
+    ) -> Result<Restored, ForkError> {
+        let begun = Mono::now();
+        let was_loaded = self.in_memory(&name).is_some();
+        let template = self.clone().load_template(name.clone()).await?;
+        let restored = self.clone().restore_loaded(&template, request, begun).await;
+        if !was_loaded && let Some(loaded) = self.in_memory(&name) {
+            // The guest maps what it needs of it.
+            let removed = run_blocking(move || loaded.remove()).await;
+            if let Err(error) = removed.map_err(|e| e.to_string()).and_then(|r| r.map_err(|e| e.to_string()))
+            {
+                tracing::warn!(template = %name, error, "a template that is not needed in memory stays there");
+            }
+        }
+        restored
+    }
+
+    async fn restore_loaded(
+        self: Arc<Self>,
+        template: &TemplateInfo,
+        request: RestoreRequest,
+        begun: Mono,
+    ) -> Result<Restored, ForkError> {
+        let vm = request.vm.unwrap_or_else(|| template.vm.clone());
+        let fork = ForkRequest {
+            template: Some(template.name.clone()),
+            count: 1,
+            names: vec![vm.clone()],
+            as_it_was: true,
+            devices: request.devices,
+            ..ForkRequest::default()
+        };
+        let mut report = self.clone().create(fork).await?;
+        let child = report.children.pop().unwrap_or_default();
+        if let Some(why) = child.error {
+            return Err(ForkError::NotRestored { vm, why });
+        }
+        let total_ms = ms(Mono::now().since(begun));
+        let mut restored = Restored {
+            template: template.name.clone(),
+            created: template.created,
+            child,
+            total_ms,
+            own_memory: None,
+            warnings: report.warnings,
+        };
+        if restored.child.devices.is_empty() {
+            match self.promote(vm.clone()).await {
+                Ok(promoted) => restored.own_memory = promoted.own_memory,
+                Err(error) => restored.warnings.push(format!(
+                    "{vm:?} runs, but has no memory of its own yet: {}; it gets it when it is next moved or forked",
+                    error.message()
+                )),
+            }
+        }
+        tracing::info!(template = %template.name, vm = %vm, total_ms, "a guest runs again as it was");
+        Ok(restored)
     }
 
     /// Brings a template from disk into memory.
@@ -183,6 +255,7 @@ fn info(manifest: &template::Manifest, loaded: bool, saved: Option<&Saved>) -> T
         saved: saved.is_some(),
         disk_bytes: saved.map_or(0, |s| s.bytes),
         parent_pause_ms: None,
+        ran_on_ms: None,
         freeze: None,
         roles: manifest.devices.iter().map(|one| one.device.request.role.clone()).collect(),
         devices: Vec::new(),

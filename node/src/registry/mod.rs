@@ -63,6 +63,10 @@ struct State {
     ending: HashSet<String>,
     /// Locks of those who stop or resume a VM (see `pause`).
     stopping: BTreeMap<String, Arc<tokio::sync::Mutex<()>>>,
+    /// VMs that are to run on by themselves after a time, and by which request (see `pause`).
+    paused_for: BTreeMap<String, u64>,
+    /// Such requests so far.
+    pauses: u64,
     /// VMs whose QEMU has ended by itself, until their name is used again.
     ended: BTreeMap<String, Ended>,
 }

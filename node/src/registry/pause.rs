@@ -8,6 +8,8 @@ use vmove_types::vm::{Running, VmDetail};
 
 /// `stop` drains the disks, `cont` may wait for their locks.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between two attempts to let a guest run on.
+const AGAIN: Duration = Duration::from_secs(1);
 
 impl Registry {
     /// Until this is dropped, nobody else stops or resumes the VM: for those who stop it for a moment, and would undo it.
@@ -19,6 +21,38 @@ impl Registry {
             state.stopping.entry(name.to_owned()).or_default().clone()
         };
         lock.lock_owned().await
+    }
+
+    /// Stops the processors of a guest for a time, after which it runs on by itself, unless somebody pauses it again or lets it run before.
+    ///
+    /// # Errors
+    /// As [`Registry::set_running`].
+    pub async fn pause_for(self: &Arc<Self>, name: &str, time: Duration) -> Result<VmDetail, RegistryError> {
+        let paused = self.set_running(name, Running::Paused).await?;
+        let number = {
+            let mut state = self.lock();
+            state.pauses += 1;
+            let number = state.pauses;
+            state.paused_for.insert(name.to_owned(), number);
+            number
+        };
+        let (registry, vm) = (Arc::clone(self), name.to_owned());
+        tokio::spawn(async move {
+            tokio::time::sleep(time).await;
+            while registry.lock().paused_for.get(&vm) == Some(&number) && registry.vms.get(&vm).is_ok() {
+                match registry.set_running(&vm, Running::Running).await {
+                    Ok(_) => {
+                        tracing::warn!(%vm, "nobody let this guest run within the time for which it was paused: it runs on")
+                    }
+                    Err(error) => {
+                        // A migration of it may have begun.
+                        tracing::warn!(%vm, %error, "a guest that was paused for a time does not run on yet");
+                        tokio::time::sleep(AGAIN).await;
+                    }
+                }
+            }
+        });
+        Ok(paused)
     }
 
     /// Lets a guest run, or stops its processors. To ask for what is so already is no error.
@@ -38,6 +72,7 @@ impl Registry {
         let held = self.hold_running(name).await;
         client.execute_raw(command, serde_json::Value::Null, COMMAND_TIMEOUT).await?;
         drop(held);
+        self.lock().paused_for.remove(name);
         tracing::info!(vm = %name, command, "on request");
         self.show(name).await
     }

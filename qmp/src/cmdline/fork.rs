@@ -7,8 +7,8 @@ use super::{CommandLine, CommandLineError, Item, options::Options};
 pub struct ChildIdentity {
     /// `-name guest=`.
     pub name: String,
-    /// UUID of the machine, in its usual text form. A guest sees it where its firmware tables are made anew.
-    pub uuid: String,
+    /// UUID of the machine, in its usual text form; none: it stays as it is. A guest sees it where its firmware tables are made anew.
+    pub uuid: Option<String>,
     /// VM Generation ID, in the same form. QEMU writes it into the guest's memory when device state is loaded, and tells
     /// the guest.
     pub generation: String,
@@ -54,8 +54,10 @@ impl CommandLine {
     /// # Errors
     /// [`CommandLineError::Unreadable`].
     pub fn give_identity(&mut self, identity: &ChildIdentity) -> Result<(), CommandLineError> {
-        self.items.retain(|item| item.name() != "uuid");
-        self.items.push(Item::new("-uuid", identity.uuid.as_str()));
+        if let Some(uuid) = &identity.uuid {
+            self.items.retain(|item| item.name() != "uuid");
+            self.items.push(Item::new("-uuid", uuid.as_str()));
+        }
         let mut macs = (0..).zip(&identity.macs);
         for item in &mut self.items {
             match item.name() {
@@ -180,7 +182,7 @@ mod tests {
     fn identity() -> ChildIdentity {
         ChildIdentity {
             name: "a,b".to_owned(),
-            uuid: "u".to_owned(),
+            uuid: Some("u".to_owned()),
             generation: "g".to_owned(),
             macs: vec!["52:00:00:00:00:01".to_owned(), "52:00:00:00:00:02".to_owned()],
         }

@@ -11,6 +11,7 @@ mod hosts;
 mod huge_pages;
 mod locked;
 mod one_host;
+mod restore;
 mod space;
 mod unreadable;
 mod warm;

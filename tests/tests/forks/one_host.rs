@@ -258,6 +258,12 @@ fn children_share_no_identity() {
     }
     for child in answer["children"].as_array().expect("children") {
         assert_eq!(child["network"], "up", "{child}");
+        let nic = &child["nics"][0];
+        assert_eq!(
+            (nic["netdev"].as_str(), nic["parents"].as_str()),
+            (Some("n0"), Some("52:54:00:00:00:01"))
+        );
+        assert!(nic["mac"].as_str().is_some_and(|mac| seen.contains(mac)), "{child}");
     }
     // The guest's own memory holds the new id, where QEMU put it: all but that was compared before the child ran.
     parent.sound(node, "guest.1").expect("sound");

@@ -63,14 +63,15 @@ pub struct Planned {
 }
 
 impl ForkEngine {
-    /// Plans of `count` children, each with the next free name; `ordered`: numbers that the same fork gives to children on other nodes,
-    /// which are remembered only when they run.
+    /// Plans of `count` children, each with the next of `names`, or without any with the next free name; `ordered`: numbers that the same fork
+    /// gives to children on other nodes, which are remembered only when they run.
     pub(in crate::engine) fn plan(
         &self,
         base: &Base,
         parent: &str,
         count: usize,
         ordered: &[u32],
+        names: &[String],
     ) -> Result<Vec<Planned>, ForkError> {
         let mut planned = Vec::new();
         let mut index = 0;
@@ -78,12 +79,22 @@ impl ForkEngine {
             self.members.list().into_iter().filter(|m| m.node.is_some()).map(|m| m.vm).collect();
         let mut away = self.numbers_away(parent);
         away.extend(ordered);
+        if !names.is_empty() {
+            // Their names do not tell which numbers are taken.
+            let children =
+                self.members.list().into_iter().filter(|member| member.parent.as_deref() == Some(parent));
+            away.extend(children.map(|child| child.index));
+        }
         while planned.len() < count {
             index += 1;
             if away.contains(&index) || elsewhere.contains(&child_name(parent, index)) {
                 continue;
             }
-            match self.plan_one(base, parent, index) {
+            if let Some(name) = names.get(planned.len()) {
+                planned.push(self.plan_one(base, index, name)?);
+                continue;
+            }
+            match self.plan_one(base, index, &child_name(parent, index)) {
                 Ok(plan) => planned.push(plan),
                 Err(error) if error.code() == Code::NameTaken => {}
                 Err(error) => return Err(error),
@@ -96,12 +107,11 @@ impl ForkEngine {
     pub(in crate::engine) fn plan_one(
         &self,
         base: &Base,
-        parent: &str,
         index: u32,
+        name: &str,
     ) -> Result<Planned, ForkError> {
-        let name = child_name(parent, index);
-        let reserved = self.registry.reserve(&name)?;
-        let plan = Plan::new(base, index, &name)?;
+        let reserved = self.registry.reserve(name)?;
+        let plan = Plan::new(base, index, name)?;
         Ok(Planned { plan, reserved })
     }
 

@@ -79,6 +79,7 @@ impl ForkEngine {
                     verified: then.verified.then_some(true),
                     written_while_loading: child.written_while_loading,
                     network,
+                    nics: plan.nic_report(),
                     devices: Vec::new(),
                     resume_problem: None,
                     error: ran.err().map(|error| words(&error)),

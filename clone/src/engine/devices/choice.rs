@@ -31,10 +31,12 @@ pub fn deal(
     asked: &[ChildDevice],
     nodes: &[String],
     parting: Parting,
+    as_it_was: bool,
 ) -> Result<Dealt, Vec<Blocker>> {
     let mut dealing = Dealing {
         owned,
         nodes,
+        as_it_was,
         children: vec![Vec::new(); nodes.len()],
         wrong: Vec::new(),
         taken: BTreeSet::new(),
@@ -68,6 +70,8 @@ pub fn deal(
 struct Dealing<'a> {
     owned: &'a [Owned],
     nodes: &'a [String],
+    /// The child is the guest itself, and keeps the identities of its devices.
+    as_it_was: bool,
     children: Vec<Vec<VmDevice>>,
     wrong: Vec<Blocker>,
     taken: BTreeSet<(&'a str, PciAddress)>,
@@ -101,7 +105,11 @@ impl Dealing<'_> {
             return self.refuse(role, message);
         }
         let paired = owned.device.properties.contains_key(FAILOVER_PAIR);
-        let identity = of_child(owned.device.request.identity, device.identity, paired);
+        let parent = owned.device.request.identity;
+        let identity = match self.as_it_was {
+            true => of_itself(parent, device.identity),
+            false => of_child(parent, device.identity, paired),
+        };
         let request = DeviceRequest { identity, ..device.clone() };
         self.children[child - 1].push(VmDevice { request, ..owned.device.clone() });
     }
@@ -109,7 +117,7 @@ impl Dealing<'_> {
     /// No two guests may have the same address on a network.
     fn refuse_same_identities(&mut self) {
         let mut known: BTreeMap<String, String> = BTreeMap::new();
-        for one in self.owned {
+        for one in self.owned.iter().filter(|_| !self.as_it_was) {
             let Identity { mac, node_guid, port_guid, .. } = one.device.request.identity;
             for name in names(mac, node_guid, port_guid) {
                 known.insert(name, format!("the parent's device {}", one.device.request.role));
@@ -158,6 +166,18 @@ fn of_child(parent: Identity, asked: Identity, paired: bool) -> Identity {
     }
 }
 
+/// What a device of a guest that goes back to an earlier moment is told: what it was told then, unless something else is asked for.
+fn of_itself(then: Identity, asked: Identity) -> Identity {
+    Identity {
+        mac: asked.mac.or(then.mac),
+        vlan: asked.vlan.or(then.vlan),
+        trust: asked.trust.or(then.trust),
+        node_guid: asked.node_guid.or(then.node_guid),
+        port_guid: asked.port_guid.or(then.port_guid),
+        pkey: asked.pkey.or(then.pkey),
+    }
+}
+
 /// An address of one station that no vendor owns, as children's other NICs get.
 fn fresh_mac() -> Mac {
     let [a, b, c, d, e] = rand::rng().random::<[u8; 5]>();
@@ -187,7 +207,7 @@ mod tests {
     fn dealt(parent: &[&str], asked: &[&str], nodes: &[&str]) -> Result<Dealt, String> {
         let asked: Vec<ChildDevice> = asked.iter().map(|text| text.parse().unwrap()).collect();
         let nodes: Vec<String> = nodes.iter().map(|node| (*node).to_owned()).collect();
-        deal(&owned(parent), &asked, &nodes, Parting::default())
+        deal(&owned(parent), &asked, &nodes, Parting::default(), false)
             .map_err(|wrong| wrong.into_iter().map(|blocker| blocker.message).collect::<Vec<_>>().join("; "))
     }
 

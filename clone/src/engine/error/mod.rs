@@ -42,6 +42,30 @@ pub enum ForkError {
     /// A request for no children.
     #[error("Expected at least one child, found 0; to keep a guest as it is now, see `vfork template save`")]
     NoChildren,
+    /// Names for other children than there are to be.
+    #[error("Expected a name for each of the {children} children, found {names}")]
+    OtherNumberOfNames {
+        /// Names of the request.
+        names: usize,
+        /// Its children.
+        children: usize,
+    },
+    /// One name for two children.
+    #[error("Expected another name for each child, found {0:?} twice")]
+    NameTwice(String),
+    /// A guest as it was, and more than one of it.
+    #[error(
+        "A guest as it was comes from a template, alone, on the node of the template: two of it would have the same addresses"
+    )]
+    NotAsItWas,
+    /// A guest of a template that could not be made to run.
+    #[error("VM {vm:?} does not run: {why}")]
+    NotRestored {
+        /// Its name.
+        vm: String,
+        /// Why.
+        why: String,
+    },
     /// Children that stay paused, on other nodes.
     #[error(
         "Expected no nodes with paused children, found some: children that stay paused are made on the node of the parent"
@@ -323,6 +347,9 @@ impl ForkError {
             | Self::OwnFork { .. } => Code::BadRequest,
             Self::NoChildren
             | Self::PausedElsewhere
+            | Self::OtherNumberOfNames { .. }
+            | Self::NameTwice(_)
+            | Self::NotAsItWas
             | Self::Division(_)
             | Self::Parting(_)
             | Self::QuiesceTemplate(_) => Code::BadOption,
@@ -363,6 +390,7 @@ impl ForkError {
             | Self::Images(_)
             | Self::Distribution(_)
             | Self::ChildFailed(_)
+            | Self::NotRestored { .. }
             | Self::Ending(_)
             | Self::MovedTooOften { .. } => Code::ForkFailed,
         }

@@ -40,7 +40,6 @@ use super::message::{At, Begin, Done, Order, Phase, Reached, Taken, ToHost, ToPa
 use super::unreadable::Unreadable;
 use crate::child::{Base, Plan};
 use crate::disk::Images;
-use crate::identity::child_name;
 use crate::room::Demand;
 use crate::template::{self, Manifest, Source};
 
@@ -428,8 +427,7 @@ impl HostPart {
 
     /// Names of the children.
     fn children(&self) -> Vec<String> {
-        let order = &self.order;
-        order.indexes.iter().map(|index| child_name(&order.parent, *index)).collect()
+        self.order.children().map(|(_, name)| name).collect()
     }
 
     /// Waits for the whole template, then makes children of it.

@@ -140,6 +140,7 @@ impl ForkEngine {
         let mut place = division.here;
         for order in &mut orders {
             let next = place + order.indexes.len();
+            order.names = request.names.get(place..next).map(<[String]>::to_vec).unwrap_or_default();
             order.devices = dealt.order(place..next);
             place = next;
         }
@@ -231,13 +232,15 @@ impl ForkEngine {
         let (name, request) = (fork.parent.as_str(), &fork.request);
         let (mut next, offers) = (self.first_index(name, division.here), self.peers.offers_for(request.way));
         let order = |(host, count): &(String, usize)| {
-            let numbers = self.numbers(name, host, *count, &mut next);
+            let use_prepared = request.names.is_empty();
+            let numbers = self.numbers(name, host, *count, &mut next, use_prepared);
             Order {
                 fork: fork.id.clone(),
                 parent: name.to_owned(),
                 node: self.node.clone(),
                 port: self.peers.listen.port(),
                 indexes: numbers.indexes,
+                names: Vec::new(),
                 warm: numbers.sets,
                 verify: request.verify,
                 whole: request.whole,

@@ -8,10 +8,12 @@ use crate::record::Member;
 use vmove_memory::{Kept, QemuMapping};
 use vmove_node::record::VmRecord;
 use vmove_types::fork_report::KeepProgress;
-use vmove_types::time::ms;
+use vmove_types::problem::chain;
+use vmove_types::time::{Mono, ms};
+use vmove_types::vm::Running;
 
-use super::FrozenOrigin;
 use super::disks::frozen_disks;
+use super::{Fork, FrozenOrigin};
 use crate::engine::ForkEngine;
 use crate::engine::error::ForkError;
 use crate::engine::origin::Guest;
@@ -19,14 +21,16 @@ use crate::engine::origin::Guest;
 impl ForkEngine {
     pub(super) async fn freeze_for(
         self: &Arc<Self>,
-        id: &str,
+        fork: &Fork,
         guest: &Guest,
         ram: Arc<GuestRam>,
         children: Vec<String>,
     ) -> Result<FrozenOrigin, ForkError> {
-        let frozen = self.freeze(id, guest, ram, None, children).await?;
+        let frozen = self.freeze(&fork.id, guest, ram, None, children).await?;
+        let ran_on = if fork.request.let_run { self.let_run(guest).await } else { None };
         Ok(FrozenOrigin {
             pause_ms: ms(frozen.pause),
+            ran_on,
             freeze: Some(frozen.freeze),
             template: frozen.template,
             state: frozen.state,
@@ -85,6 +89,21 @@ impl ForkEngine {
                     self.sweep(*journal).await;
                 }
                 Err(why.into())
+            }
+        }
+    }
+
+    /// Lets a guest run that was paused when it was frozen. When it did; `None` if it was not paused, or does not run.
+    pub(in crate::engine) async fn let_run(&self, guest: &Guest) -> Option<Mono> {
+        if guest.facts.status != "paused" {
+            return None;
+        }
+        match self.registry.set_running(&guest.record.name, Running::Running).await {
+            Ok(_) => Some(Mono::now()),
+            Err(error) => {
+                let error = chain(&error);
+                tracing::error!(vm = %guest.record.name, error, "a guest stays paused: let it run by `vmove resume`");
+                None
             }
         }
     }

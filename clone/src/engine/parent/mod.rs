@@ -13,6 +13,7 @@ use tracing::Instrument;
 use vmove_node::blocking::run_blocking;
 use vmove_node::journal::Journal;
 use vmove_node::reservations::Reservation;
+use vmove_node::store::check_name;
 use vmove_types::Backing;
 use vmove_types::fork::ForkRequest;
 use vmove_types::fork_devices::Parting;
@@ -59,6 +60,7 @@ impl ForkEngine {
         let id = request.id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().simple().to_string());
         let parent = parent_name(&request)?.to_owned();
         self.allowed(&id, request.count)?;
+        check_names(&request)?;
         if request.paused && !request.nodes.is_empty() {
             return Err(ForkError::PausedElsewhere);
         }
@@ -123,7 +125,7 @@ impl ForkEngine {
 
         let report = first_report(fork, &origin);
         let (guest, forked) = (origin.private(), origin.forked());
-        let freezing = self.freeze_origin(&fork.id, origin, here.names(), away);
+        let freezing = self.freeze_origin(fork, origin, here.names(), away);
         match hosts.alive_during(freezing).await {
             Ok(source) => Ok(Ready { here, hosts, source, guest, forked, report }),
             Err(error) => {
@@ -144,14 +146,14 @@ impl ForkEngine {
         // Nothing can be run in children that stay paused.
         let resume = fork.parting.resume.clone().filter(|_| !request.paused);
         let parting = Parting { resume, ..fork.parting.clone() };
-        deal(&origin.base().devices, &request.devices, &nodes, parting)
+        deal(&origin.base().devices, &request.devices, &nodes, parting, request.as_it_was)
             .map_err(|wrong| CloneError::Refused(wrong).into())
     }
 
     /// Looks at what is to be forked, and refuses it with everything that is in the way.
     async fn check(self: &Arc<Self>, fork: &Fork, away: &mut Away) -> Result<Origin, ForkError> {
         if let Some(template) = &fork.request.template {
-            return self.template_origin(template);
+            return self.template_origin(template, fork.request.as_it_was);
         }
         let (guest, ram) = self.guest(&fork.id, away).await?;
         Ok(Origin::Guest(Box::new(guest), ram))
@@ -173,9 +175,12 @@ impl ForkEngine {
         let demand = if origin.is_copied() { demand.with_template(origin.guest_bytes()) } else { demand };
         let demand = demand.with_pinned(devices.pinned(), origin.is_pinned_again(), origin.hole_bytes());
         let room = self.room_for(&fork.id, &fork.parent, demand, base.backing).await?;
-        let mut prepared = self.take_prepared(&fork.parent, count);
+        let names = fork.request.names.get(..count).unwrap_or_default();
+        // Those that are prepared have names.
+        let wanted = if names.is_empty() { count } else { 0 };
+        let mut prepared = self.take_prepared(&fork.parent, wanted);
         self.drop_outdated(&mut prepared, &base.disks);
-        let planned = match self.plan(base, &fork.parent, count - prepared.len(), &hosts.numbers) {
+        let planned = match self.plan(base, &fork.parent, count - prepared.len(), &hosts.numbers, names) {
             Ok(planned) => planned,
             Err(error) => {
                 self.give_back(&fork.parent, prepared);
@@ -203,11 +208,12 @@ impl ForkEngine {
     /// What children are loaded from: the guest as it is now, or the template.
     async fn freeze_origin(
         self: &Arc<Self>,
-        id: &str,
+        fork: &Fork,
         origin: Origin,
         children: Vec<String>,
         away: &mut Away,
     ) -> Result<FrozenOrigin, ForkError> {
+        let id = fork.id.as_str();
         match origin {
             Origin::Guest(guest, ram) => {
                 if !guest.record.devices.is_empty() {
@@ -215,7 +221,7 @@ impl ForkEngine {
                 }
                 self.detach_devices(away, &guest.record, &guest.client).await?;
                 self.update(id, |p| p.phase = "freeze".to_owned());
-                self.freeze_for(id, &guest, ram, children).await
+                self.freeze_for(fork, &guest, ram, children).await
             }
             Origin::Template(template, _) => frozen_template(*template).await,
         }
@@ -235,6 +241,7 @@ impl ForkEngine {
         // Not earlier: QEMUs that start would take the processors from the parent while it is being stopped and saved.
         let starting: JoinSet<Start> = self.start_all(id, here.planned);
         report.parent_pause_ms = source.pause_ms;
+        report.ran_on_ms = source.ran_on.map(|at| at.ms_since(fork.begun));
         report.freeze.clone_from(&source.freeze);
         report.disks.clone_from(&source.disks);
         let order = Arc::new(LoadOrder {
@@ -398,6 +405,8 @@ impl ChildrenHere {
 /// What children are loaded from.
 struct FrozenOrigin {
     pause_ms: f64,
+    /// When a guest that was paused ran on, if it was to.
+    ran_on: Option<Mono>,
     freeze: Option<FreezeReport>,
     template: Template,
     state: Arc<[u8]>,
@@ -410,7 +419,8 @@ async fn frozen_template(template: Template) -> Result<FrozenOrigin, ForkError> 
     let work = move || {
         let state = template.state()?;
         let (freeze, disks, journal) = (None, Vec::new(), None);
-        Ok::<_, CloneError>(FrozenOrigin { pause_ms: 0.0, freeze, template, state, disks, journal })
+        let (pause_ms, ran_on) = (0.0, None);
+        Ok::<_, CloneError>(FrozenOrigin { pause_ms, ran_on, freeze, template, state, disks, journal })
     };
     Ok(run_blocking(work).await??)
 }
@@ -433,6 +443,25 @@ fn parting(request: &ForkRequest) -> Result<Parting, ForkError> {
         (Some(_), Some(script)) => Err(ForkError::QuiesceTemplate(script.clone())),
         _ => request.parting.parting().map_err(ForkError::Parting),
     }
+}
+
+/// Names of children that could not be given as they are asked for; and a guest that would be there twice.
+fn check_names(request: &ForkRequest) -> Result<(), ForkError> {
+    let ForkRequest { names, count, .. } = request;
+    if !names.is_empty() && names.len() != *count {
+        return Err(ForkError::OtherNumberOfNames { names: names.len(), children: *count });
+    }
+    for (place, name) in names.iter().enumerate() {
+        check_name(name)?;
+        if names[..place].contains(name) {
+            return Err(ForkError::NameTwice(name.clone()));
+        }
+    }
+    let alone = request.template.is_some() && *count == 1 && request.nodes.is_empty();
+    if request.as_it_was && !alone {
+        return Err(ForkError::NotAsItWas);
+    }
+    Ok(())
 }
 
 fn parent_name(request: &ForkRequest) -> Result<&str, ForkError> {

@@ -115,7 +115,7 @@ impl ForkEngine {
         let planned: Vec<Planned> = order
             .indexes
             .iter()
-            .map(|index| self.plan_hosted(&base, &order.parent, *index))
+            .map(|index| self.plan_hosted(&base, *index, &child_name(&order.parent, *index)))
             .collect::<Result<_, _>>()?;
         let (mut ready, mut failed) = (Vec::new(), None);
         for start in finish_all(self.start_all(&order.id, planned)).await {
@@ -147,9 +147,9 @@ impl ForkEngine {
     }
 
     /// A child of a guest of another node. Its command line may use its name.
-    fn plan_hosted(&self, base: &Base, parent: &str, index: u32) -> Result<Planned, ForkError> {
-        self.takes(&base.command_line, &base.environment, &child_name(parent, index))?;
-        self.plan_one(base, parent, index)
+    fn plan_hosted(&self, base: &Base, index: u32, name: &str) -> Result<Planned, ForkError> {
+        self.takes(&base.command_line, &base.environment, name)?;
+        self.plan_one(base, index, name)
     }
 
     /// Whether this node starts it for others.
@@ -195,8 +195,8 @@ impl ForkEngine {
     ) -> Result<(Vec<Planned>, Vec<Prepared>), ForkError> {
         let prepared = self.take_hosted(order).await;
         let there: BTreeSet<u32> = prepared.iter().map(|one| one.child.plan.index).collect();
-        let rest = order.indexes.iter().filter(|index| !there.contains(index));
-        match rest.map(|index| self.plan_hosted(base, &order.parent, *index)).collect() {
+        let rest = order.children().filter(|(index, _)| !there.contains(index));
+        match rest.map(|(index, name)| self.plan_hosted(base, index, &name)).collect() {
             Ok(planned) => Ok((planned, prepared)),
             Err(error) => {
                 discard_all(prepared).await;

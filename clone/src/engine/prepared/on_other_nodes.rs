@@ -133,10 +133,18 @@ impl ForkEngine {
     }
 
     /// Numbers for `count` children on a node, those of prepared ones first, and of which sets these are; the others from `next` on.
-    pub(in crate::engine) fn numbers(&self, vm: &str, node: &str, count: usize, next: &mut u32) -> Numbers {
+    pub(in crate::engine) fn numbers(
+        &self,
+        vm: &str,
+        node: &str,
+        count: usize,
+        next: &mut u32,
+        use_prepared: bool,
+    ) -> Numbers {
         let mut numbers = Numbers::default();
         let state = self.lock();
-        for set in state.away.get(vm).into_iter().flatten().filter(|set| set.node == node && set.lives()) {
+        let useful = |set: &&AwaySet| use_prepared && set.node == node && set.lives();
+        for set in state.away.get(vm).into_iter().flatten().filter(useful) {
             let room = count - numbers.indexes.len();
             if room > 0 {
                 numbers.indexes.extend(set.indexes.iter().take(room));

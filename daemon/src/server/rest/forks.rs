@@ -9,8 +9,8 @@ use vmove_types::fork_report::{ForkProgress, ForkReport};
 use crate::server::problem::IntoProblem;
 use crate::server::{App, detached};
 use vmove_types::fork::{
-    ForkList, ForkNode, ForkRecovered, ForkRequest, Promoted, Removed, TemplateInfo, TemplateList,
-    TemplateRequest, TreeQuery, Warm, WarmRequest,
+    ForkList, ForkNode, ForkRecovered, ForkRequest, Promoted, Removed, RestoreRequest, Restored,
+    TemplateInfo, TemplateList, TemplateRequest, TreeQuery, Warm, WarmRequest,
 };
 use vmove_types::problem::Problem;
 use vmove_types::vm::Stopped;
@@ -105,6 +105,19 @@ pub async fn save(State(app): State<Arc<App>>, Json(request): Json<TemplateReque
     responses((status = 200, body = TemplateInfo), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
 pub async fn load(State(app): State<Arc<App>>, Path(name): Path<String>) -> Answer<TemplateInfo> {
     Ok(axum::Json(detached(app.forks.clone().load_template(name)).await?))
+}
+
+/// Lets the guest of a template run again on this node, as it was when the template was made: with its UUID and MAC addresses, and a new VM
+/// Generation ID. What it did later is lost. Nothing else must run as this guest any more.
+#[utoipa::path(post, path = "/v1/templates/{name}/restore", operation_id = "restoreTemplate", tag = "forks",
+    params(("name" = String, Path, description = "Name of the template")), request_body = RestoreRequest,
+    responses((status = 200, body = Restored), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
+pub async fn restore(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+    Json(request): Json<RestoreRequest>,
+) -> Answer<Restored> {
+    Ok(axum::Json(detached(app.forks.clone().restore_template(name, request)).await?))
 }
 
 /// Removes a template from memory and disk.

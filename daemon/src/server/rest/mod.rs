@@ -47,6 +47,7 @@ pub fn control(app: Arc<App>) -> Router {
         .route("/v1/templates", get(forks::templates).post(forks::save))
         .route("/v1/templates/{name}", axum::routing::delete(forks::remove))
         .route("/v1/templates/{name}/load", post(forks::load))
+        .route("/v1/templates/{name}/restore", post(forks::restore))
         .route("/v1/hooks", get(hooks::list))
         .route("/v1/hooks/{name}/test", post(hooks::test))
         .route("/v1/groups", get(groups::list).post(groups::start))

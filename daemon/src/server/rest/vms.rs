@@ -1,6 +1,7 @@
 //! `/v1/vms`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -15,8 +16,11 @@ use crate::server::{App, detached};
 use vmove_types::migration::CheckQuery;
 use vmove_types::problem::{Code, Problem};
 use vmove_types::vm::{
-    AdoptRequest, RunRequest, StateRequest, StopQuery, Stopped, VmDetail, VmList, VmSummary,
+    AdoptRequest, RunRequest, Running, StateRequest, StopQuery, Stopped, VmDetail, VmList, VmSummary,
 };
+
+/// A day.
+const LONGEST_PAUSE_MS: u64 = 24 * 3600 * 1000;
 
 /// All VMs of this node.
 #[utoipa::path(get, path = "/v1/vms", operation_id = "listVms", tag = "vms", responses((status = 200, body = VmList)))]
@@ -109,7 +113,17 @@ pub async fn set_state(
     Path(name): Path<String>,
     Json(request): Json<StateRequest>,
 ) -> Answer<VmDetail> {
-    Ok(axum::Json(detached(async move { app.registry.set_running(&name, request.state).await }).await?))
+    let StateRequest { state, for_ms } = request;
+    let Some(for_ms) = for_ms else {
+        return Ok(axum::Json(detached(async move { app.registry.set_running(&name, state).await }).await?));
+    };
+    if state != Running::Paused || !(1..=LONGEST_PAUSE_MS).contains(&for_ms) {
+        let message =
+            format!("for_ms {for_ms} with {state:?}: expected Paused, for 1 to {LONGEST_PAUSE_MS} ms");
+        return Err(Problem::new(Code::BadOption, message).into());
+    }
+    let time = Duration::from_millis(for_ms);
+    Ok(axum::Json(detached(async move { app.registry.pause_for(&name, time).await }).await?))
 }
 
 /// Lets go of an adopted VM; it runs on.

@@ -157,7 +157,7 @@ fn fork(mut line: CommandLine) -> Result<(), CommandLineError> {
         }
     }
     let macs = line.nics()?.iter().map(|_| "52:00:00:00:00:01".to_owned()).collect();
-    let (name, uuid, generation) = ("child, 1".to_owned(), "u".to_owned(), "g".to_owned());
+    let (name, uuid, generation) = ("child, 1".to_owned(), Some("u".to_owned()), "g".to_owned());
     line.give_identity(&ChildIdentity { name, uuid, generation, macs })?;
     line.reserve_nothing()?;
     line.lock_nothing()?;
