@@ -25,6 +25,10 @@ use hyper::Method;
 use sched_bridge::model::{Node, NodeState};
 use sched_bridge::topology::Topology;
 use vmove_bridge_types::account::Record;
+use vmove_bridge_types::cluster::{
+    CheckpointInfo, CheckpointList, CheckpointRequest, ClusterForked, ClusterInfo, ClusterList,
+    ClusterRestored, ForkClusterRequest, ResizeRequest, Resized, RestoreClusterRequest,
+};
 use vmove_bridge_types::plan::{Plan, PlanRequest};
 use vmove_bridge_types::problem::Code;
 use vmove_bridge_types::requests::{
@@ -142,6 +146,56 @@ impl Bridge {
         self.0.post(&lease(id, "/vms/stop"), request).await
     }
 
+    /// All clusters, or those of one holder.
+    pub async fn clusters(&self, holder: Option<&str>) -> Result<ClusterList, Error> {
+        let query = holder.map(|holder| format!("?holder={}", encoded(holder))).unwrap_or_default();
+        self.0.get(&format!("/v1/clusters{query}")).await
+    }
+
+    /// A cluster and its VMs, as their nodes say now.
+    pub async fn cluster(&self, id: &str) -> Result<ClusterInfo, Error> {
+        self.0.get(&cluster(id, "")).await
+    }
+
+    /// Gives a group of a cluster more VMs, or fewer.
+    pub async fn resize_cluster(&self, id: &str, request: &ResizeRequest) -> Result<Resized, Error> {
+        self.0.post(&cluster(id, "/resize"), request).await
+    }
+
+    /// Forks a running cluster.
+    pub async fn fork_cluster(&self, id: &str, request: &ForkClusterRequest) -> Result<ClusterForked, Error> {
+        self.0.post(&cluster(id, "/fork"), request).await
+    }
+
+    /// Keeps a running cluster as it is now.
+    pub async fn make_checkpoint(
+        &self,
+        id: &str,
+        request: &CheckpointRequest,
+    ) -> Result<CheckpointInfo, Error> {
+        self.0.post(&cluster(id, "/checkpoint"), request).await
+    }
+
+    /// All checkpoints.
+    pub async fn checkpoints(&self) -> Result<CheckpointList, Error> {
+        self.0.get("/v1/checkpoints").await
+    }
+
+    /// Lets a cluster run again as it was at its checkpoint.
+    pub async fn restore_cluster(
+        &self,
+        checkpoint: &str,
+        request: &RestoreClusterRequest,
+    ) -> Result<ClusterRestored, Error> {
+        self.0.post(&format!("/v1/checkpoints/{}/restore", encoded(checkpoint)), request).await
+    }
+
+    /// Deletes a checkpoint and its templates.
+    pub async fn remove_checkpoint(&self, name: &str) -> Result<(), Error> {
+        let path = format!("/v1/checkpoints/{}", encoded(name));
+        self.0.bytes(Method::DELETE, &path, Bytes::new()).await.map(drop)
+    }
+
     /// Accounting records, as the text that was asked for.
     pub async fn account(&self, query: &AccountQuery) -> Result<String, Error> {
         let format = query.format.as_deref().unwrap_or("jsonl");
@@ -193,6 +247,10 @@ fn node(name: &str) -> String {
 
 fn lease(id: &str, rest: &str) -> String {
     format!("/v1/leases/{}{rest}", encoded(id))
+}
+
+fn cluster(id: &str, rest: &str) -> String {
+    format!("/v1/clusters/{}{rest}", encoded(id))
 }
 
 fn plan(id: &str, rest: &str) -> String {

@@ -80,7 +80,11 @@ impl Parent {
         Self::at_work(name, guest, &vm)
     }
 
-    fn at_work(name: &str, guest: Guest, vm: &Vm) -> Result<Self> {
+    /// A guest that somebody else has started.
+    ///
+    /// # Errors
+    /// When it is not at work yet.
+    pub fn at_work(name: &str, guest: Guest, vm: &Vm) -> Result<Self> {
         ensure!(vm.ram.len() == 1, "expected one RAM file, found {:?}", vm.ram);
         let offset = vm.beacon()?.offset();
         Ok(Self { name: name.to_owned(), guest, offset })

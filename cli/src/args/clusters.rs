@@ -9,6 +9,8 @@ use vmove_bridge_types::topology_text::TopologyFormat;
 use vmove_client::Endpoint;
 use vmove_types::Backing;
 
+use super::cluster::ClusterArgs;
+
 /// Address of the bridge. Part of every command that uses one.
 #[derive(Debug, Clone, Args)]
 pub struct Where {
@@ -38,6 +40,8 @@ pub enum ClusterCommand {
     Place(PlaceArgs),
     /// Show, renew and release leases; start and stop their VMs
     Lease(LeaseArgs),
+    /// Start, watch, resize, move, fork, keep and restore virtual clusters
+    Cluster(ClusterArgs),
     /// Make and run plans of migrations
     Plan(PlanArgs),
     /// Show the usage of leases that have ended
@@ -430,7 +434,7 @@ pub enum SumBy {
     Vm,
 }
 
-fn field_value(text: &str) -> Result<(String, String), String> {
+pub(super) fn field_value(text: &str) -> Result<(String, String), String> {
     let both = text.split_once('=').filter(|(field, _)| !field.is_empty());
     let both = both.map(|(field, value)| (field.to_owned(), value.to_owned()));
     both.ok_or_else(|| format!("expected FIELD=VALUE, found {text:?}"))
@@ -444,7 +448,7 @@ fn key_value(text: &str) -> Result<(String, String), String> {
 }
 
 /// Reads a duration: `500ms`, `60s`, `5m`, `2h`.
-fn milliseconds(text: &str) -> Result<u64, String> {
+pub(super) fn milliseconds(text: &str) -> Result<u64, String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let factor = match unit {

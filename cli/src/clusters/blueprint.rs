@@ -160,6 +160,7 @@ async fn start_all(
         let mut lease: Option<LeaseInfo> = None;
         if let Some(request) = &together.request {
             let wanted = LeaseRequest {
+                named: false,
                 id: Some(id.clone()),
                 holder: args.holder.clone(),
                 ttl_ms: Some(args.ttl),

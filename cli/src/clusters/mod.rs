@@ -3,6 +3,7 @@
 mod account;
 mod adapter;
 mod blueprint;
+mod cluster;
 mod fleet;
 mod ids;
 mod input;
@@ -27,6 +28,7 @@ pub async fn run(command: ClusterCommand, json: bool) -> Result<(), End> {
         ClusterCommand::Topology(args) => topology::run(args, json).await,
         ClusterCommand::Place(args) => place::run(args, json).await,
         ClusterCommand::Lease(args) => lease::run(args, json).await,
+        ClusterCommand::Cluster(args) => cluster::run(args, json).await,
         ClusterCommand::Plan(args) => plan::run(args, json).await,
         ClusterCommand::Account(args) => account::run(args, json).await,
     }

@@ -6,17 +6,24 @@ use vmove_bridge_types::requests::{LeaseAnswer, LeaseRequest, StartAll};
 
 use super::input::bridge;
 use super::{request, show, types};
+use crate::args::cluster::Start;
 use crate::args::clusters::PlaceArgs;
 use crate::failure::Failure;
 use crate::output::{End, say_either};
 
 pub async fn run(args: PlaceArgs, json: bool) -> Result<(), End> {
+    place(args, false, json).await
+}
+
+/// `named`: without an id, the name of the cluster is that of its lease.
+async fn place(args: PlaceArgs, named: bool, json: bool) -> Result<(), End> {
     let bridge = bridge(&args.at)?;
     if args.types {
         return say_either(&bridge.types().await?, json, types::table_of);
     }
     let wanted = LeaseRequest {
         id: args.id.map(|id| id.parse()).transpose().map_err(Failure::bad_request)?,
+        named,
         holder: args.holder,
         ttl_ms: Some(args.ttl),
         project: args.project,
@@ -43,6 +50,30 @@ pub async fn run(args: PlaceArgs, json: bool) -> Result<(), End> {
         return Err(Failure::new(Code::NoRoom, why).into());
     }
     say_either(&answer, json, describe)
+}
+
+/// `vmove cluster start`: the same, by the name of the cluster, and with its VMs.
+pub async fn start(args: Start, json: bool) -> Result<(), End> {
+    let Start { at, request, holder, ttl, project, together, id, template, field, memory, command_line } =
+        args;
+    let args = PlaceArgs {
+        at,
+        request,
+        holder,
+        ttl,
+        project,
+        together,
+        id,
+        what_if: false,
+        types: false,
+        explain: false,
+        run: true,
+        template,
+        field,
+        memory,
+        command_line,
+    };
+    place(args, true, json).await
 }
 
 fn describe(answer: &LeaseAnswer) -> String {

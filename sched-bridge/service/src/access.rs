@@ -6,6 +6,9 @@ use std::sync::Arc;
 use hyper::Method;
 use serde::Deserialize;
 
+/// What a tenant may change: leases, clusters and checkpoints, of its own.
+const OF_TENANTS: [&str; 3] = ["/v1/leases/", "/v1/clusters/", "/v1/checkpoints/"];
+
 /// What the bearer of a token may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -49,7 +52,9 @@ impl Caller {
             Self::Viewer => reads,
             // Plans name the VMs of everybody.
             Self::Tenant(_) if reads => !path.starts_with("/v1/plans"),
-            Self::Tenant(_) => path == "/v1/leases" || path.starts_with("/v1/leases/"),
+            Self::Tenant(_) => {
+                path == "/v1/leases" || OF_TENANTS.iter().any(|prefix| path.starts_with(prefix))
+            }
         }
     }
 

@@ -17,6 +17,10 @@ use vmove_grant::{Grant, GrantedDevice, SecretKey};
 
 use crate::program::{self, ProgramError};
 
+mod snapshots;
+
+pub use snapshots::{Forked, Restored, Saved, Snapshots};
+
 /// Programs that list VMs at once. Beyond that, nodes wait for each other.
 const MOST_LOOKS: usize = 32;
 /// Programs that start and stop VMs at once.
@@ -107,7 +111,7 @@ pub enum Reach {
 
 /// Controls the VMs of all nodes.
 #[async_trait]
-pub trait VmDriver: std::fmt::Debug + Send + Sync {
+pub trait VmDriver: Snapshots + std::fmt::Debug + Send + Sync {
     /// Whether the daemon of a node can be reached.
     fn reach(&self, node: &NodeName) -> Reach;
 
@@ -160,6 +164,9 @@ fn default_control() -> PathBuf {
 pub const HERE: [&str; 3] = ["vmove", "--control", "{control}"];
 /// The same on other nodes.
 pub const BY_SSH: [&str; 7] = ["ssh", "-o", "BatchMode=yes", "{node}", "vmove", "--control", "{control}"];
+
+/// The program that is run, as `command` has it.
+const VMOVE: &str = "vmove";
 
 /// Stands in a command line for the devices that the lease has for the VM.
 const DEVICES: &str = "{devices}";
@@ -241,16 +248,18 @@ impl VmoveCommand {
         Ok(Some(format!("--grant={text}")))
     }
 
+    /// Where other daemons reach that of a node.
+    fn address(&self, node: &NodeName) -> String {
+        let address = self.daemons.get(node).and_then(|daemon| daemon.address.clone());
+        address.unwrap_or_else(|| node.to_string())
+    }
+
     fn migrate_arguments(&self, moves: &[VmMove]) -> Vec<String> {
-        let address = |to: &NodeName| {
-            let address = self.daemons.get(to).and_then(|daemon| daemon.address.clone());
-            address.unwrap_or_else(|| to.to_string())
-        };
         let mut arguments = vec!["migrate".to_owned()];
-        arguments.extend(moves.first().map(|first| format!("--to={}", address(&first.to))));
+        arguments.extend(moves.first().map(|first| format!("--to={}", self.address(&first.to))));
         for one in moves {
             let is_alone = moves.len() == 1;
-            arguments.extend((!is_alone).then(|| format!("--to-of={}={}", one.vm, address(&one.to))));
+            arguments.extend((!is_alone).then(|| format!("--to-of={}={}", one.vm, self.address(&one.to))));
             let of = if is_alone { String::new() } else { format!("{}:", one.vm) };
             let devices = one.devices.iter();
             arguments
@@ -263,6 +272,17 @@ impl VmoveCommand {
     }
 
     async fn run(&self, node: &NodeName, arguments: &[&str], limit: Duration) -> Result<Ended, ProgramError> {
+        self.run_program(node, VMOVE, arguments, limit).await
+    }
+
+    /// The same by another program that is beside `vmove`.
+    async fn run_program(
+        &self,
+        node: &NodeName,
+        name: &str,
+        arguments: &[&str],
+        limit: Duration,
+    ) -> Result<Ended, ProgramError> {
         if self.reach(node) == Reach::Not {
             let reason = io::Error::other(format!(
                 "no daemon of it is configured: add [daemons.{node}] to the configuration of vbridged, or a [moves] command that reaches \
@@ -275,7 +295,20 @@ impl VmoveCommand {
             word.replace("{node}", node.as_str()).replace("{control}", &control.to_string_lossy())
         };
         let command = if *node.as_str() == *self.host { &self.here } else { &self.elsewhere };
-        let words: Vec<String> = command.iter().map(fill).collect();
+        let mut words: Vec<String> = command.iter().map(fill).collect();
+        if name != VMOVE {
+            let beside =
+                words.iter_mut().find(|word| Path::new(word).file_name().is_some_and(|n| n == VMOVE));
+            match beside {
+                Some(word) => *word = Path::new(&word).with_file_name(name).to_string_lossy().into_owned(),
+                None => {
+                    let reason = io::Error::other(format!(
+                        "the [moves] command has no word {VMOVE}, beside which {name} would be"
+                    ));
+                    return Err(ProgramError::NotRun { program: format!("{name} for node {node}"), reason });
+                }
+            }
+        }
         // The configuration has none that is empty.
         let (program, first) = words.split_first().ok_or_else(|| ProgramError::NotRun {
             program: String::new(),

@@ -21,6 +21,8 @@ pub const HOLDERS: &str = "holder/";
 pub const LEASES: &str = "lease/";
 /// Prefix of accounting records.
 pub const RECORDS: &str = "record/";
+/// Prefix of checkpoints of clusters.
+pub const CHECKPOINTS: &str = "checkpoint/";
 /// Prefix of move plans.
 pub const PLANS: &str = "plan/";
 
@@ -58,6 +60,12 @@ pub fn record(wall_ms: u64, id: &LeaseId) -> String {
 #[must_use]
 pub fn plan(id: &LeaseId) -> String {
     format!("{PLANS}{id}")
+}
+
+/// Key of a checkpoint.
+#[must_use]
+pub fn checkpoint(name: &LeaseId) -> String {
+    format!("{CHECKPOINTS}{name}")
 }
 
 /// Written by a bridge that catches up before it refuses a request: the commit has the highest revision.

@@ -6,7 +6,7 @@ use sched_bridge::model::{Assignment, ClusterName, DeviceKind, NodeName, VmName}
 use sched_bridge::place::ClusterRequest;
 use serde::{Deserialize, Serialize};
 pub use vmove_bridge_types::lease::{BadId, Held, LeaseId, Part, Usage};
-use vmove_bridge_types::requests::LeaseInfo;
+use vmove_bridge_types::requests::{LeaseInfo, StartAll};
 
 use crate::clock::Stamp;
 
@@ -39,6 +39,9 @@ pub struct Lease {
     /// Its VMs move at one barrier, though they own no devices.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub together: bool,
+    /// How its VMs were started, if all were started in one way: further ones are started so, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<StartAll>,
     /// Heartbeats so far.
     #[serde(default)]
     pub beats: u64,

@@ -36,6 +36,7 @@
 //!     together: false,
 //!     quota: None,
 //!     project: None,
+//!     start: None,
 //! };
 //! let granted = bridge.grant(request).await?;
 //! assert_eq!(granted.lease.nodes(), [NodeName::new("n1")?]);
@@ -52,6 +53,7 @@ pub mod account;
 pub mod api;
 pub mod bridge;
 pub mod clock;
+pub mod clusters;
 pub mod config;
 pub mod driver;
 pub mod executor;

@@ -110,6 +110,11 @@ fn draft(
             let purpose = format!("compact {}", cluster.as_deref().unwrap_or("all"));
             (purpose, moves::compact(fleet, &residents, cluster.as_deref()))
         }
+        PlanRequest::Relocate { cluster, away } => {
+            let names = away.iter().map(NodeName::new).collect::<Result<Vec<_>, _>>().map_err(bad)?;
+            let plan = moves::relocate(fleet, &residents, cluster, &names);
+            (format!("move {cluster} off {}", away.join(", ")), plan)
+        }
         PlanRequest::MakeRoom { text, cluster } => {
             let cluster = cluster.as_deref().map(ClusterName::new).transpose().map_err(bad)?;
             let parsed =

@@ -18,7 +18,9 @@ use tempfile::TempDir;
 
 use crate::bridge::{Bridge, GrantRequest, Wanted};
 use crate::clock::{Clock, Stamp};
-use crate::driver::{ListedVm, MigrationEnd, NotStarted, Reach, VmDriver, VmMove};
+use crate::driver::{
+    Forked, ListedVm, MigrationEnd, NotStarted, Reach, Restored, Saved, Snapshots, VmDriver, VmMove,
+};
 use crate::lease::LeaseId;
 use crate::store::{Embedded, Store};
 use vmove_bridge_types::requests::StartVm;
@@ -181,6 +183,7 @@ pub fn exactly(id: &str, assignments: Vec<Assignment>) -> GrantRequest {
         together: false,
         quota: None,
         project: None,
+        start: None,
     }
 }
 
@@ -195,6 +198,7 @@ pub fn whole_nodes(id: &str, vms: u32) -> GrantRequest {
         together: false,
         quota: None,
         project: None,
+        start: None,
     }
 }
 
@@ -224,6 +228,7 @@ pub fn gpus_on(id: &str, node: &str, vms: u32) -> GrantRequest {
         together: false,
         quota: None,
         project: None,
+        start: None,
     }
 }
 
@@ -240,6 +245,10 @@ pub struct World {
     pub unstoppable: BTreeSet<String>,
     /// Nodes that never list their VMs.
     pub hanging: BTreeSet<NodeName>,
+    /// VMs that stand still.
+    pub paused: BTreeSet<String>,
+    /// Templates, which all nodes see.
+    pub templates: BTreeSet<String>,
     /// Devices of VMs, by their roles.
     pub devices: BTreeMap<String, Vec<GrantedDevice>>,
     migrating: usize,
@@ -336,6 +345,84 @@ impl VmDriver for FakeDriver {
             return Err("its monitor does not answer".to_owned());
         }
         assert_eq!(world.running.remove(vm.as_str()).as_ref(), Some(node), "{vm}");
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Snapshots for FakeDriver {
+    async fn pause(&self, _: &NodeName, vm: &VmName, _: Duration) -> Result<(), String> {
+        self.world().paused.insert(vm.to_string());
+        Ok(())
+    }
+
+    async fn resume(&self, _: &NodeName, vm: &VmName) -> Result<(), String> {
+        self.world().paused.remove(vm.as_str());
+        Ok(())
+    }
+
+    async fn give_own_memory(&self, _: &NodeName, vm: &VmName) -> Result<(), String> {
+        assert!(!self.world().paused.contains(vm.as_str()), "{vm} stands still for longer than it must");
+        Ok(())
+    }
+
+    async fn fork(
+        &self,
+        (from, vm): (&NodeName, &VmName),
+        (to, child): (&NodeName, &VmName),
+        _: &[GrantedDevice],
+    ) -> Result<Forked, String> {
+        let mut world = self.world();
+        assert_eq!(world.running.get(vm.as_str()), Some(from), "{vm}");
+        if world.failing.contains(vm.as_str()) {
+            return Err("no memory".to_owned());
+        }
+        let was_paused = world.paused.remove(vm.as_str());
+        world.running.insert(child.to_string(), to.clone());
+        let ran_on = was_paused.then_some(Duration::from_millis(5));
+        Ok(Forked {
+            ran_on,
+            stood_still: Duration::ZERO,
+            network: "none".to_owned(),
+            nics: vec![],
+            notes: vec![],
+        })
+    }
+
+    async fn save(&self, node: &NodeName, vm: &VmName, template: &str) -> Result<Saved, String> {
+        let mut world = self.world();
+        assert_eq!(world.running.get(vm.as_str()), Some(node), "{vm}");
+        if world.failing.contains(vm.as_str()) {
+            return Err("no space".to_owned());
+        }
+        let was_paused = world.paused.remove(vm.as_str());
+        world.templates.insert(template.to_owned());
+        let ran_on = was_paused.then_some(Duration::from_millis(5));
+        Ok(Saved { ran_on, stood_still: Duration::ZERO, disk_bytes: 1, roles: vec![] })
+    }
+
+    async fn restore(
+        &self,
+        node: &NodeName,
+        template: &str,
+        vm: &VmName,
+        _: &[GrantedDevice],
+    ) -> Result<Restored, String> {
+        let mut world = self.world();
+        if world.failing.contains(vm.as_str()) {
+            return Err("damaged".to_owned());
+        }
+        assert!(world.templates.contains(template), "{template}");
+        assert_eq!(world.running.insert(vm.to_string(), node.clone()), None, "{vm} runs already");
+        Ok(Restored { network: "none".to_owned() })
+    }
+
+    async fn templates(&self, _: &NodeName) -> Result<Vec<String>, String> {
+        Ok(self.world().templates.iter().cloned().collect())
+    }
+
+    async fn remove_template(&self, _: &NodeName, template: &str) -> Result<(), String> {
+        self.world().templates.remove(template);
         Ok(())
     }
 }

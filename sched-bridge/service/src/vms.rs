@@ -123,7 +123,7 @@ fn places(started: &[StartedVm]) -> Vec<(VmName, NodeName)> {
     started.iter().map(|vm| (vm.vm.clone(), vm.node.clone())).collect()
 }
 
-async fn stop_all(driver: &Arc<dyn VmDriver>, vms: Vec<(VmName, NodeName)>) -> Result<(), String> {
+pub(crate) async fn stop_all(driver: &Arc<dyn VmDriver>, vms: Vec<(VmName, NodeName)>) -> Result<(), String> {
     let mut work = JoinSet::new();
     for (vm, node) in vms {
         let driver = Arc::clone(driver);
@@ -158,7 +158,7 @@ fn homes<'a>(
 }
 
 /// The VMs that run on these nodes.
-async fn running(
+pub(crate) async fn running(
     driver: &Arc<dyn VmDriver>,
     nodes: impl Iterator<Item = &NodeName>,
 ) -> Result<BTreeSet<(NodeName, String)>, String> {
@@ -176,7 +176,7 @@ async fn running(
 }
 
 /// What a VM may have on its node.
-fn grant_of(lease: &Lease, home: &Assignment) -> Grant {
+pub(crate) fn grant_of(lease: &Lease, home: &Assignment) -> Grant {
     let sum = |of: fn(&NumaShare) -> u64| home.shares.iter().map(of).sum();
     let device = |(number, device): (usize, &Granted)| {
         let kind = serde_json::to_value(device.kind).ok();

@@ -74,8 +74,18 @@ pub(super) fn request_of_one(resident: &Resident, vm: usize) -> ClusterRequest {
         }
         before -= candidate.count;
     }
-    let mut request = resident.request.clone();
-    request.groups = group.into_iter().map(|group| VmGroup { count: 1, ..group.clone() }).collect();
+    one_of(&resident.request, group)
+}
+
+/// The same for one VM of a group. None if there is no such group.
+pub(super) fn request_of_group(request: &ClusterRequest, group: usize) -> Option<ClusterRequest> {
+    request.groups.get(group).map(|group| one_of(request, Some(group)))
+}
+
+fn one_of(request: &ClusterRequest, group: Option<&VmGroup>) -> ClusterRequest {
+    let mut request = request.clone();
+    let group = group.map(|group| VmGroup { count: 1, ..group.clone() });
+    request.groups = group.into_iter().collect();
     request.compactness = Compactness::default();
     request.anti_affinity = None;
     request.near = None;

@@ -3,8 +3,8 @@
 use super::changes::{plan_of, request_of_one};
 use super::sequence::Move;
 use super::{Plan, PlanError, Resident, occupancy};
-use crate::model::{Assignment, Fleet, NodeIndex, NodeName, Occupancy};
-use crate::place::{Score, capacities, obeys, place_at, score};
+use crate::model::{Assignment, Fleet, NodeIndex, NodeName, Occupancy, VmName};
+use crate::place::{ClusterRequest, PlaceError, Score, capacities, obeys, place_at, score};
 
 /// Most places that are compared for one VM.
 const MOST_COMPARED: usize = 32;
@@ -61,21 +61,40 @@ fn best_other_place(
     let Some(request) = request_of_one(resident, vm).without_nodes(avoid) else {
         return Err(stuck("its request allows no other node".to_owned()));
     };
+    let others = resident.assignments.iter().enumerate().filter(|(at, _)| *at != vm);
+    let others: Vec<NodeIndex> = others.filter_map(|(_, other)| fleet.find(other.node.as_str())).collect();
+    let put = |to: &Assignment| {
+        let mut all = resident.assignments.clone();
+        all[vm] = to.clone();
+        all
+    };
+    best_place(fleet, used, &resident.request, (&request, &now.vm), &others, put)?.map_err(stuck)
+}
+
+/// The best place for a VM, which needs what `one` says: close to `others`, which are the nodes of the rest of its cluster, and within the limits of
+/// the cluster. `put`: where the VMs of the cluster are then. Or why there is none.
+pub(super) fn best_place(
+    fleet: &Fleet,
+    used: &Occupancy,
+    cluster: &ClusterRequest,
+    (one, name): (&ClusterRequest, &VmName),
+    others: &[NodeIndex],
+    put: impl Fn(&Assignment) -> Vec<Assignment>,
+) -> Result<Result<Assignment, String>, PlaceError> {
     let mut best: Option<((u32, u64), Score, Assignment)> = None;
     let mut reason = "no other node has room for it".to_owned();
     let mut compared = 0;
     // The nearest nodes first; of those that are equally near, the best for the whole cluster.
-    for (hops, index) in nearest(fleet, resident, vm, &capacities(fleet, used, &request)?) {
+    for (hops, index) in nearest(fleet, others, &capacities(fleet, used, one)?) {
         if compared == MOST_COMPARED || best.as_ref().is_some_and(|(known, ..)| hops > *known) {
             break;
         }
-        let Ok(found) = place_at(fleet, used, &request, &[(index, 1)]) else { continue };
+        let Ok(found) = place_at(fleet, used, one, &[(index, 1)]) else { continue };
         let Some(to) = found.assignments.into_iter().next() else { continue };
-        let to = Assignment { vm: now.vm.clone(), ..to };
-        let mut all = resident.assignments.clone();
-        all[vm] = to.clone();
-        let score = score(fleet, used, &resident.request, &all)?;
-        match obeys(fleet, &resident.request, &all, &score) {
+        let to = Assignment { vm: name.clone(), ..to };
+        let all = put(&to);
+        let score = score(fleet, used, cluster, &all)?;
+        match obeys(fleet, cluster, &all, &score) {
             Err(limit) => reason = limit,
             Ok(()) => {
                 compared += 1;
@@ -85,14 +104,11 @@ fn best_other_place(
             }
         }
     }
-    best.map(|(.., to)| to).ok_or_else(|| stuck(reason))
+    Ok(best.map(|(.., to)| to).ok_or(reason))
 }
 
-/// Nodes with room, sorted by greatest and by total hops to the other VMs of the cluster; without nodes that are not connected to
-/// these.
-fn nearest(fleet: &Fleet, resident: &Resident, vm: usize, room: &[u32]) -> Vec<((u32, u64), NodeIndex)> {
-    let others = resident.assignments.iter().enumerate().filter(|(at, _)| *at != vm);
-    let others: Vec<NodeIndex> = others.filter_map(|(_, other)| fleet.find(other.node.as_str())).collect();
+/// Nodes with room, sorted by greatest and by total hops to others; without nodes that are not connected to these.
+fn nearest(fleet: &Fleet, others: &[NodeIndex], room: &[u32]) -> Vec<((u32, u64), NodeIndex)> {
     let mut nodes = Vec::new();
     for at in (0..room.len()).filter(|at| room[*at] > 0) {
         let index = NodeIndex(u32::try_from(at).unwrap_or(u32::MAX));

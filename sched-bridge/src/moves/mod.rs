@@ -1,4 +1,4 @@
-//! Plans of migrations: empty a node, bring clusters closer together, make room for a request.
+//! Plans of migrations: empty a node, bring clusters closer together or elsewhere, make room for a request. Clusters that grow and shrink.
 //!
 //! A plan is a list of steps. The destination of a step is free when all steps before it are done. Where VMs wait for each other's
 //! places, one of them goes to a spare place first.
@@ -27,11 +27,15 @@ mod changes;
 mod compact;
 mod evacuate;
 mod make_room;
+mod relocate;
+mod resize;
 mod sequence;
 
 pub use compact::compact;
 pub use evacuate::evacuate;
 pub use make_room::make_room;
+pub use relocate::relocate;
+pub use resize::{grow, shrink};
 
 use serde::{Deserialize, Serialize};
 

@@ -17,6 +17,7 @@
 
 pub mod account;
 pub mod adapter;
+pub mod cluster;
 pub mod lease;
 pub mod plan;
 pub mod problem;

@@ -22,6 +22,13 @@ pub enum PlanRequest {
         #[serde(default)]
         cluster: Option<String>,
     },
+    /// Move a cluster off some nodes, all of it placed anew.
+    Relocate {
+        /// The cluster.
+        cluster: String,
+        /// Nodes that it leaves.
+        away: Vec<String>,
+    },
     /// Make room for a request that does not fit now.
     MakeRoom {
         /// The request.

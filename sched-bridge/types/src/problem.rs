@@ -24,6 +24,8 @@ pub enum Code {
     UnknownNode,
     /// There is no such plan.
     UnknownPlan,
+    /// There is no such checkpoint.
+    UnknownCheckpoint,
     /// No lease has such a VM.
     UnknownVm,
     /// The request does not fit now.
@@ -48,6 +50,8 @@ pub enum Code {
     NotStarted,
     /// VMs that should have stopped may still run.
     NotStopped,
+    /// A node refused, or does not answer; what was begun is undone.
+    NodeFailed,
     /// Slurm does not answer, so nothing is leased on its nodes.
     SlurmUnreachable,
     /// The store refused, or a file failed.
@@ -67,9 +71,11 @@ impl ProblemCode for Code {
             Self::Forbidden => (403, Exit::Usage),
             Self::UnknownPath => (404, Exit::Usage),
             Self::MethodNotAllowed => (405, Exit::Usage),
-            Self::UnknownLease | Self::UnknownNode | Self::UnknownPlan | Self::UnknownVm => {
-                (404, Exit::Failed)
-            }
+            Self::UnknownLease
+            | Self::UnknownNode
+            | Self::UnknownPlan
+            | Self::UnknownCheckpoint
+            | Self::UnknownVm => (404, Exit::Failed),
             Self::NoRoom | Self::Taken => (409, Exit::Refused),
             Self::OverQuota => (403, Exit::Refused),
             Self::IdTaken | Self::NodeInUse | Self::Busy => (409, Exit::Failed),
@@ -77,7 +83,7 @@ impl ProblemCode for Code {
             Self::StoreUnreachable | Self::OutcomeUnknown | Self::BridgeUnreachable => {
                 (503, Exit::Unreachable)
             }
-            Self::NotStarted | Self::NotStopped => (502, Exit::Failed),
+            Self::NotStarted | Self::NotStopped | Self::NodeFailed => (502, Exit::Failed),
             Self::Internal => (500, Exit::Failed),
         }
     }

@@ -45,6 +45,9 @@ pub struct LeaseRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub id: Option<LeaseId>,
+    /// Without an id: the name of the virtual cluster is the id.
+    #[serde(default)]
+    pub named: bool,
     /// The holder: a user, a job.
     pub holder: String,
     /// The project on whose account it goes: 1 to 128 bytes without control characters.

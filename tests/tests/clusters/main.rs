@@ -7,3 +7,4 @@ mod guides;
 mod places;
 mod plans;
 mod requests;
+mod whole;

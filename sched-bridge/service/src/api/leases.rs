@@ -7,17 +7,16 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 
-use sched_bridge::model::VmName;
 use sched_bridge::place::ClusterRequest;
 use sched_bridge::request::Catalog;
 use tracing::Instrument;
 use vmove_http::{Answer, Json, Path, Query, Refusal};
 
 use super::App;
+use super::clusters::checked_start;
 use super::nearest;
 use super::problem::{Code, Problem};
 use super::visible::visible;
-use super::vms::with_command_line;
 use crate::access::Caller;
 use crate::account::{Record, apel, csv, json_lines};
 use crate::bridge::{BridgeError, GrantRequest, Granted, Wanted};
@@ -57,7 +56,7 @@ pub async fn grant(
 ) -> Result<(StatusCode, axum::Json<LeaseAnswer>), Refusal> {
     check_holder(&caller, &request)?;
     let (wanted, notes) = wanted(&request, &app.types.current())?;
-    let start = request.start.as_ref().map(|start| checked(&app, &caller, start)).transpose()?;
+    let start = request.start.as_ref().map(|start| checked_start(&app, &caller, start)).transpose()?;
     if request.what_if && start.is_some() {
         return Err(Problem::bad_request(
             "what_if leases nothing, so nothing can be started: leave out start",
@@ -80,13 +79,19 @@ pub async fn grant(
         return Ok((StatusCode::OK, axum::Json(answer)));
     }
     let quota = app.quotas.of(&request.holder).cloned();
+    let id = match request.id {
+        Some(id) => id,
+        None if request.named => wanted.cluster().as_str().parse().map_err(Problem::bad_request)?,
+        None => LeaseId::unique(),
+    };
     let grant = GrantRequest {
-        id: request.id.unwrap_or_else(LeaseId::unique),
+        id,
         holder: request.holder,
         project: request.project,
         wanted,
         ttl_ms: request.ttl_ms.unwrap_or(DEFAULT_TTL_MS),
         together: request.together,
+        start: start.clone(),
         quota,
     };
     let asked = match &grant.wanted {
@@ -123,13 +128,6 @@ pub async fn grant(
             vms,
         }),
     ))
-}
-
-/// How VMs are started, if the caller may start them so: with a command line of its own, or that of a template.
-fn checked(app: &App, caller: &Caller, start: &StartAll) -> Result<StartAll, Problem> {
-    let any = VmName::new("any").map_err(Problem::bad_request)?;
-    let StartVm { command_line, memory, .. } = with_command_line(&app.templates, caller, start.of(any))?;
-    Ok(StartAll { command_line, memory, ..StartAll::default() })
 }
 
 /// Grants a lease and starts its VMs. If one does not start, a new lease is given back.

@@ -1,5 +1,6 @@
 //! The HTTP interface of `vbridged`.
 
+mod clusters;
 mod leases;
 mod nearest;
 mod nodes;
@@ -23,7 +24,7 @@ use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::header;
 use axum::middleware::Next;
 use axum::response::Response;
-use axum::routing::{get, post, put};
+use axum::routing::{delete, get, post, put};
 
 use tokio::sync::Semaphore;
 use vmove_http::{Refusal, fallback, span};
@@ -84,6 +85,14 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/leases/{id}/renew", post(leases::renew))
         .route("/v1/leases/{id}/vms", post(vms::start))
         .route("/v1/leases/{id}/vms/stop", post(vms::stop))
+        .route("/v1/clusters", get(clusters::list))
+        .route("/v1/clusters/{id}", get(clusters::show))
+        .route("/v1/clusters/{id}/resize", post(clusters::resize))
+        .route("/v1/clusters/{id}/fork", post(clusters::fork))
+        .route("/v1/clusters/{id}/checkpoint", post(clusters::checkpoint))
+        .route("/v1/checkpoints", get(clusters::checkpoints))
+        .route("/v1/checkpoints/{name}", delete(clusters::remove))
+        .route("/v1/checkpoints/{name}/restore", post(clusters::restore))
         .route("/v1/types", get(types::list))
         .route("/v1/account", get(leases::account))
         .route("/v1/plans", get(plans::list).post(plans::make))

@@ -22,10 +22,12 @@ use crate::lease::Held;
         super::nodes::topology, super::nodes::put_topology,
         super::leases::list, super::leases::grant, super::leases::show, super::leases::renew, super::leases::release, super::leases::account,
         super::vms::start, super::vms::stop, super::types::list,
+        super::clusters::list, super::clusters::show, super::clusters::resize, super::clusters::fork, super::clusters::checkpoint,
+        super::clusters::checkpoints, super::clusters::restore, super::clusters::remove,
         super::plans::list, super::plans::make, super::plans::show, super::plans::remove, super::plans::run,
     ),
     components(schemas(Problem, Code, Assignment, Held, Placement)),
-    tags((name = "bridge"), (name = "nodes"), (name = "topology"), (name = "leases"), (name = "account"), (name = "plans"))
+    tags((name = "bridge"), (name = "nodes"), (name = "topology"), (name = "leases"), (name = "clusters"), (name = "account"), (name = "plans"))
 )]
 struct Api;
 

@@ -67,6 +67,12 @@ pub enum BridgeError {
     /// No such plan.
     #[error("there is no plan {0} (`vmove plan list` shows all)")]
     UnknownPlan(LeaseId),
+    /// No such checkpoint.
+    #[error("there is no checkpoint {0} (`vmove cluster checkpoints` lists all)")]
+    UnknownCheckpoint(LeaseId),
+    /// A checkpoint of this name.
+    #[error("there is a checkpoint {0}: choose another name, or remove it (`vmove cluster forget {0}`)")]
+    CheckpointExists(LeaseId),
     /// No lease contains the VM.
     #[error("no lease has a VM {0}")]
     UnknownVm(VmName),

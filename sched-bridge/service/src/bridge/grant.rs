@@ -15,6 +15,7 @@ use crate::account::{End, Record};
 use crate::lease::{Held, Lease, LeaseId, MAX_TTL_MS, MIN_TTL_MS, Part, Usage};
 use crate::metrics;
 use crate::quota::Quota;
+use vmove_bridge_types::requests::StartAll;
 
 /// A request for a lease.
 #[derive(Debug, Clone)]
@@ -31,6 +32,8 @@ pub struct GrantRequest {
     pub ttl_ms: u64,
     /// Its VMs move together, though they own no devices.
     pub together: bool,
+    /// How its VMs are to be started, if all are in one way.
+    pub start: Option<StartAll>,
     /// What its holder may have leased at once; none: as much as there is.
     pub quota: Option<Quota>,
 }
@@ -45,7 +48,9 @@ pub enum Wanted {
 }
 
 impl Wanted {
-    fn cluster(&self) -> &ClusterName {
+    /// The virtual cluster.
+    #[must_use]
+    pub fn cluster(&self) -> &ClusterName {
         match self {
             Self::Cluster(request) => &request.name,
             Self::Assignments(name, _) => name,
@@ -195,6 +200,7 @@ impl Bridge {
             held: assignments.into_iter().map(held).collect(),
             ttl_ms: request.ttl_ms,
             together: request.together,
+            start: request.start.clone(),
             beats: 0,
             granted: now.clone(),
             counted: now,
@@ -371,7 +377,7 @@ fn repeated(request: &GrantRequest, lease: &Arc<Lease>) -> Result<Granted, Bridg
 }
 
 /// Whoever chose its resources: a lease is granted only if they are free, and on nodes that take VMs.
-fn check_free(view: &View, lease: &Lease) -> Result<(), BridgeError> {
+pub(super) fn check_free(view: &View, lease: &Lease) -> Result<(), BridgeError> {
     let mut occupancy = view.occupancy();
     for held in &lease.held {
         occupancy.take(view.fleet(), &held.assignment)?;

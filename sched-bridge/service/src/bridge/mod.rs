@@ -3,11 +3,13 @@
 //! Any number of bridges share a store. A bridge keeps nothing that is not in the store, so any bridge may be killed at any time: the
 //! others find everything that it committed, and nothing else.
 
+mod checkpoints;
 mod error;
 mod grant;
 mod moves;
 mod nodes;
 mod plans;
+mod resize;
 mod retention;
 mod sweep;
 mod sync;
@@ -23,9 +25,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+pub use checkpoints::Checkpoint;
 pub use error::BridgeError;
 pub use grant::{GrantRequest, Granted, Wanted};
 pub use moves::Arrival;
+pub use resize::GrowRequest;
+pub(crate) use resize::resident;
 pub use retention::{Retention, RetentionError};
 pub use view::{LeaseEntry, View};
 

@@ -7,6 +7,7 @@ use sched_bridge::model::{Assignment, Fleet, Node, NodeName, Occupancy, VmName};
 use sched_bridge::topology::Topology;
 
 use super::BridgeError;
+use super::checkpoints::Checkpoint;
 use crate::keys;
 use crate::lease::{Lease, LeaseId};
 use crate::store::{Change, Changes, Entry, Revision, Snapshot};
@@ -35,6 +36,7 @@ pub struct View {
     holders: HashMap<String, Revision>,
     leases: BTreeMap<LeaseId, LeaseEntry>,
     plans: BTreeMap<LeaseId, (Arc<str>, Revision)>,
+    checkpoints: BTreeMap<LeaseId, (Arc<Checkpoint>, Revision)>,
     fleet: Arc<Fleet>,
     occupancy: Option<Occupancy>,
     /// Nodes or topology have changed since `fleet` was built.
@@ -119,6 +121,15 @@ impl View {
             match entry {
                 Some(entry) => drop(self.plans.insert(plan, (entry.value.as_str().into(), entry.revision))),
                 None => drop(self.plans.remove(&plan)),
+            }
+        } else if let Some(name) = key.strip_prefix(keys::CHECKPOINTS) {
+            let name = id(name)?;
+            match entry {
+                Some(entry) => {
+                    let checkpoint = Arc::new(parse(&entry.value)?);
+                    drop(self.checkpoints.insert(name, (checkpoint, entry.revision)));
+                }
+                None => drop(self.checkpoints.remove(&name)),
             }
         }
         Ok(())
@@ -251,6 +262,12 @@ impl View {
     #[must_use]
     pub fn plans(&self) -> &BTreeMap<LeaseId, (Arc<str>, Revision)> {
         &self.plans
+    }
+
+    /// Checkpoints of clusters by name, and their revisions.
+    #[must_use]
+    pub fn checkpoints(&self) -> &BTreeMap<LeaseId, (Arc<Checkpoint>, Revision)> {
+        &self.checkpoints
     }
 
     /// Problems by key: values that cannot be read, and leases of resources that do not exist.

@@ -246,6 +246,7 @@ fn whole_node(node: &Node) -> Option<GrantRequest> {
         together: false,
         quota: None,
         project: None,
+        start: None,
     })
 }
 

@@ -1,0 +1,121 @@
+//! Checkpoints of clusters in the store.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use sched_bridge::model::NodeName;
+use sched_bridge::place::ClusterRequest;
+use serde::{Deserialize, Serialize};
+use vmove_bridge_types::cluster::CheckpointInfo;
+use vmove_bridge_types::requests::StartAll;
+
+use super::transactions::json;
+use super::{Attempt, Bridge, BridgeError};
+use crate::keys;
+use crate::lease::{Lease, LeaseId};
+use crate::store::{Expect, Txn};
+
+/// A checkpoint, as it is kept in the store: what is told of it, and what its cluster needs to run again.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// What is told of it.
+    #[serde(flatten)]
+    pub info: CheckpointInfo,
+    /// The project on whose account the cluster went.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project: Option<String>,
+    /// What the cluster was placed by.
+    pub request: ClusterRequest,
+    /// How its VMs were started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<StartAll>,
+    /// Its VMs move at one barrier.
+    #[serde(default)]
+    pub together: bool,
+    /// Time to live of its lease without a heartbeat. Unit: milliseconds.
+    pub ttl_ms: u64,
+    /// Nodes that were lost since it was made: no VM that it has ran on there.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub lost: BTreeSet<NodeName>,
+}
+
+impl Checkpoint {
+    /// What a cluster needs to run again, beside `info`.
+    #[must_use]
+    pub fn of(lease: &Lease, request: ClusterRequest, info: CheckpointInfo) -> Self {
+        Self {
+            info,
+            project: lease.project.clone(),
+            request,
+            start: lease.start.clone(),
+            together: lease.together,
+            ttl_ms: lease.ttl_ms,
+            lost: BTreeSet::new(),
+        }
+    }
+}
+
+impl Bridge {
+    /// A checkpoint.
+    ///
+    /// # Errors
+    /// There is no such checkpoint, or the store does not answer.
+    pub fn checkpoint(&self, name: &LeaseId) -> Result<Arc<Checkpoint>, BridgeError> {
+        let view = self.view()?;
+        let found = view.checkpoints().get(name).map(|(checkpoint, _)| Arc::clone(checkpoint));
+        found.ok_or_else(|| BridgeError::UnknownCheckpoint(name.clone()))
+    }
+
+    /// Writes a new checkpoint.
+    ///
+    /// # Errors
+    /// There is another one of this name, or the store does not answer.
+    pub async fn put_checkpoint(&self, checkpoint: &Checkpoint) -> Result<(), BridgeError> {
+        let name = &checkpoint.info.name;
+        self.change(|view| match view.checkpoints().get(name) {
+            // After a lost answer.
+            Some((known, _)) if **known == *checkpoint => Ok(Attempt::Done(())),
+            Some(_) => Err(BridgeError::CheckpointExists(name.clone())),
+            None => {
+                let key = keys::checkpoint(name);
+                let txn = Txn::default().expect(&key, Expect::Absent).put(key, json(checkpoint));
+                Ok(Attempt::Commit(txn, ()))
+            }
+        })
+        .await
+    }
+
+    /// Notes nodes that are lost: VMs of the checkpoint's moment do not run there any more.
+    ///
+    /// # Errors
+    /// There is no such checkpoint, or the store does not answer.
+    pub async fn note_lost(&self, name: &LeaseId, lost: &[NodeName]) -> Result<(), BridgeError> {
+        self.change(|view| {
+            let found = view.checkpoints().get(name);
+            let (known, revision) = found.ok_or_else(|| BridgeError::UnknownCheckpoint(name.clone()))?;
+            let mut checkpoint = Checkpoint::clone(known);
+            checkpoint.lost.extend(lost.iter().cloned());
+            if checkpoint == **known {
+                return Ok(Attempt::Done(()));
+            }
+            let key = keys::checkpoint(name);
+            let txn = Txn::default().expect(&key, Expect::At(*revision)).put(key, json(&checkpoint));
+            Ok(Attempt::Commit(txn, ()))
+        })
+        .await
+    }
+
+    /// Deletes a checkpoint.
+    ///
+    /// # Errors
+    /// There is no such checkpoint, or the store does not answer.
+    pub async fn remove_checkpoint(&self, name: &LeaseId) -> Result<(), BridgeError> {
+        self.change(|view| {
+            let found = view.checkpoints().get(name);
+            let (_, revision) = found.ok_or_else(|| BridgeError::UnknownCheckpoint(name.clone()))?;
+            let key = keys::checkpoint(name);
+            Ok(Attempt::Commit(Txn::default().expect(&key, Expect::At(*revision)).delete(key), ()))
+        })
+        .await
+    }
+}

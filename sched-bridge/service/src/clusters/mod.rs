@@ -1,0 +1,168 @@
+//! Virtual clusters as a whole: what their VMs do, and what is done with all of them: they grow and shrink, are forked, kept at one moment, and run
+//! again from there.
+
+mod barrier;
+mod checkpoint;
+mod fork;
+mod resize;
+mod restore;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use sched_bridge::model::{Fleet, NodeName, VmName};
+use tokio::task::JoinSet;
+use vmove_bridge_types::cluster::{ClusterHops, ClusterInfo, ClusterSummary, ClusterVm, VmState};
+
+pub use checkpoint::{make as make_checkpoint, remove as remove_checkpoint};
+pub use fork::fork;
+pub use resize::resize;
+pub use restore::restore;
+
+use crate::bridge::{Bridge, BridgeError, View};
+use crate::driver::{ListedVm, VmDriver};
+use crate::lease::{Lease, Part};
+use crate::vms::StartError;
+
+/// What works on clusters.
+#[derive(Debug, Clone)]
+pub struct Clusters {
+    /// The bridge.
+    pub bridge: Arc<Bridge>,
+    /// Controls the VMs.
+    pub driver: Arc<dyn VmDriver>,
+}
+
+/// Why something was not done with a cluster. It is as it was before then, unless the message says otherwise.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClusterError {
+    /// The store does not answer, there is no such lease, or no room.
+    #[error(transparent)]
+    Bridge(#[from] BridgeError),
+    /// VMs do not start or stop.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The request contradicts the cluster.
+    #[error("{0}")]
+    Invalid(String),
+    /// A node refused, or does not answer.
+    #[error("{0}")]
+    Node(String),
+    /// VMs that would be there twice.
+    #[error("{0}")]
+    StillRuns(String),
+}
+
+impl Clusters {
+    /// Lists the VMs of nodes, each with what it answers.
+    async fn list(
+        &self,
+        nodes: impl IntoIterator<Item = NodeName>,
+    ) -> BTreeMap<NodeName, Result<BTreeMap<String, ListedVm>, String>> {
+        let mut work = JoinSet::new();
+        for node in nodes {
+            let driver = Arc::clone(&self.driver);
+            work.spawn(async move {
+                let listed = driver.list(&node).await;
+                (node, listed)
+            });
+        }
+        work.join_all().await.into_iter().collect()
+    }
+
+    /// A cluster and its VMs, as their nodes say now.
+    pub async fn info(&self, view: &View, lease: &Lease) -> ClusterInfo {
+        let listed = self.list(lease.nodes()).await;
+        let member = |held: &crate::lease::Held| {
+            let home = &held.assignment;
+            let (state, why) = match listed.get(&home.node) {
+                Some(Ok(vms)) => match vms.get(home.vm.as_str()) {
+                    Some(vm) if vm.migrating => (VmState::Moving, None),
+                    Some(vm) if !vm.ended => (VmState::Running, None),
+                    _ => (VmState::Absent, None),
+                },
+                Some(Err(why)) => (VmState::Unknown, Some(why.clone())),
+                None => (VmState::Unknown, None),
+            };
+            let devices = home.devices.iter().map(|device| device.address.to_string()).collect();
+            ClusterVm { vm: home.vm.clone(), node: home.node.clone(), state, devices, why }
+        };
+        let homes = lease.held.iter().filter(|held| held.part == Part::Home);
+        let mut members: Vec<ClusterVm> = homes.map(member).collect();
+        members.sort_by(|a, b| natural(&a.vm).cmp(&natural(&b.vm)));
+        let running =
+            members.iter().filter(|vm| matches!(vm.state, VmState::Running | VmState::Moving)).count();
+        let checkpoints = view.checkpoints().iter().filter(|(_, (known, _))| known.info.id == lease.id);
+        ClusterInfo {
+            summary: ClusterSummary { running, ..self.summary(view, lease) },
+            members,
+            can_grow: lease.start.is_some() && lease.request.is_some(),
+            checkpoints: checkpoints.map(|(name, _)| name.to_string()).collect(),
+        }
+    }
+
+    /// A cluster in a line, as the store knows it.
+    #[must_use]
+    pub fn summary(&self, view: &View, lease: &Lease) -> ClusterSummary {
+        let homes = lease.held.iter().filter(|held| held.part == Part::Home);
+        ClusterSummary {
+            id: lease.id.clone(),
+            cluster: lease.cluster.clone(),
+            holder: lease.holder.clone(),
+            vms: homes.clone().count(),
+            running: homes.filter(|held| held.seen).count(),
+            nodes: lease.nodes(),
+            hops: hops(view.fleet(), lease),
+            ends_in_ms: self.bridge.info(lease).ends_in_ms,
+        }
+    }
+}
+
+/// Hops between the VMs of a lease.
+fn hops(fleet: &Fleet, lease: &Lease) -> ClusterHops {
+    // Counted by node: there are fewer of them than VMs.
+    let mut counts: BTreeMap<&NodeName, u64> = BTreeMap::new();
+    for held in lease.held.iter().filter(|held| held.part == Part::Home) {
+        *counts.entry(&held.assignment.node).or_default() += 1;
+    }
+    let all: Vec<(&NodeName, u64)> = counts.into_iter().collect();
+    let mut found = ClusterHops { most: Some(0), sum: 0 };
+    for (at, (a, first)) in all.iter().enumerate() {
+        for (b, second) in &all[at + 1..] {
+            let both = fleet.find(a.as_str()).zip(fleet.find(b.as_str()));
+            match both.and_then(|(a, b)| fleet.hops(a, b)) {
+                Some(hops) => {
+                    found.sum += u64::from(hops) * first * second;
+                    found.most = found.most.map(|most| most.max(hops));
+                }
+                None => found.most = None,
+            }
+        }
+    }
+    found
+}
+
+/// Sorts `vm-2` before `vm-10`.
+fn natural(vm: &VmName) -> (String, u64) {
+    let text = vm.as_str();
+    let digits = text.len() - text.bytes().rev().take_while(u8::is_ascii_digit).count();
+    (text[..digits].to_owned(), text[digits..].parse().unwrap_or(0))
+}
+
+/// The VMs of a lease with their nodes, in the order of the request. All must be at home: none may be on its way.
+fn homes(lease: &Lease) -> Result<Vec<(NodeName, VmName)>, ClusterError> {
+    if let Some(held) = lease.held.iter().find(|held| held.part == Part::Incoming) {
+        let (vm, to) = (held.assignment.vm.clone(), held.assignment.node.clone());
+        return Err(BridgeError::Moving { vm, to }.into());
+    }
+    let homes = lease.held.iter().map(|held| (held.assignment.node.clone(), held.assignment.vm.clone()));
+    Ok(homes.collect())
+}
+
+/// Several errors in one text.
+fn joined(errors: Vec<String>) -> Result<(), ClusterError> {
+    if errors.is_empty() { Ok(()) } else { Err(ClusterError::Node(errors.join("; "))) }
+}

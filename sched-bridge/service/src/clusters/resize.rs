@@ -1,0 +1,107 @@
+//! Clusters that get more VMs, or fewer.
+
+use std::sync::Arc;
+
+use sched_bridge::model::VmName;
+use sched_bridge::moves;
+use vmove_bridge_types::cluster::{ClusterHops, ResizeRequest, Resized};
+use vmove_bridge_types::requests::{StartAll, StartVm, StartedVm};
+
+use super::{ClusterError, Clusters, hops};
+use crate::bridge::{GrowRequest, resident};
+use crate::lease::{Lease, LeaseId};
+use crate::quota::Quota;
+use crate::vms::{self, StartError};
+
+/// Gives a group of a cluster as many VMs as are asked for. New ones are placed close to the others and started: all of them, or none. Those
+/// that are farthest from the others leave first.
+///
+/// # Errors
+/// There is no such group, no room, or VMs do not start or stop.
+pub async fn resize(
+    clusters: &Clusters,
+    id: &LeaseId,
+    request: &ResizeRequest,
+    start: Option<StartAll>,
+    quota: Option<Quota>,
+) -> Result<Resized, ClusterError> {
+    let lease = Arc::clone(&clusters.bridge.view()?.lease(id)?.lease);
+    let group = group_of(&lease, request)?;
+    let before = clusters.hops_of(&lease)?;
+    let now = resident(&lease)?.request.groups[group].count;
+    let (mut added, mut removed) = (Vec::new(), Vec::new());
+    if request.count > now {
+        let more = (request.count - now) as usize;
+        let order = GrowRequest { id: id.clone(), group, more, quota };
+        added = clusters.grow(&lease, &order, start).await?;
+    } else {
+        removed = clusters.shrink(&lease, group, (now - request.count) as usize).await?;
+    }
+    let lease = Arc::clone(&clusters.bridge.view()?.lease(id)?.lease);
+    let after = clusters.hops_of(&lease)?;
+    Ok(Resized { lease: clusters.bridge.info(&lease), added, removed, before, after })
+}
+
+fn group_of(lease: &Lease, request: &ResizeRequest) -> Result<usize, ClusterError> {
+    let names: Vec<String> = resident(lease)?.request.groups.iter().map(|group| group.name.clone()).collect();
+    if request.count == 0 {
+        return Err(ClusterError::Invalid(format!(
+            "expected 1 VM or more, found 0: `vmove cluster stop {}` ends the cluster",
+            lease.id
+        )));
+    }
+    let found = match (&request.group, names.as_slice()) {
+        (None, [_]) => Some(0),
+        (Some(wanted), _) => names.iter().position(|name| name == wanted),
+        (None, _) => None,
+    };
+    found.ok_or_else(|| {
+        let found = request.group.as_deref().unwrap_or("none");
+        let names = names.join(", ");
+        ClusterError::Invalid(format!("expected a group of {} ({names}), found {found}", lease.id))
+    })
+}
+
+impl Clusters {
+    fn hops_of(&self, lease: &Lease) -> Result<ClusterHops, ClusterError> {
+        Ok(hops(self.bridge.view()?.fleet(), lease))
+    }
+
+    async fn grow(
+        &self,
+        lease: &Lease,
+        order: &GrowRequest,
+        start: Option<StartAll>,
+    ) -> Result<Vec<StartedVm>, ClusterError> {
+        let start = start.or_else(|| lease.start.clone()).ok_or_else(|| {
+            ClusterError::Invalid(format!(
+                "it is not known how further VMs of {} are started, since it was not started as a whole: give a template, or QEMU's command \
+                 line behind --",
+                lease.id
+            ))
+        })?;
+        let (_, added) = self.bridge.grow(order).await?;
+        let wanted: Vec<StartVm> = added.iter().map(|one| start.of(one.vm.clone())).collect();
+        let error = match vms::start(&self.bridge, &self.driver, &order.id, &wanted).await {
+            Ok(started) => return Ok(started),
+            Err(error) => error,
+        };
+        // What may still run keeps its place.
+        if !matches!(error, StartError::StillRunning { .. }) {
+            let names: Vec<VmName> = added.into_iter().map(|one| one.vm).collect();
+            self.bridge.give_back(&order.id, &names).await?;
+        }
+        Err(error.into())
+    }
+
+    async fn shrink(&self, lease: &Lease, group: usize, count: usize) -> Result<Vec<VmName>, ClusterError> {
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        super::homes(lease)?;
+        let leave = moves::shrink(self.bridge.view()?.fleet(), &resident(lease)?, group, count);
+        vms::stop(&self.bridge, &self.driver, &lease.id, &leave).await?;
+        self.bridge.give_back(&lease.id, &leave).await?;
+        Ok(leave)
+    }
+}
