@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use vmove_types::Backing;
 
-use super::clusters::{RequestArgs, Where, field_value, milliseconds};
+use super::bridge::{RequestArgs, Where, field_value, milliseconds};
 
 /// Arguments of `cluster`.
 #[derive(Debug, Args)]

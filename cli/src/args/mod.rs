@@ -7,6 +7,7 @@ use clap_complete::Shell;
 use vmove_types::node::DEFAULT_CONTROL;
 use vmove_types::units;
 
+pub mod bridge;
 pub mod cluster;
 pub mod clusters;
 mod members;

@@ -5,7 +5,7 @@ use std::path::Path;
 use vmove_client::Endpoint;
 use vmove_client::bridge::Bridge;
 
-use crate::args::clusters::Where;
+use crate::args::bridge::Where;
 use crate::failure::Failure;
 
 /// A client of the bridge that the arguments name.

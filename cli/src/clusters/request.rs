@@ -3,7 +3,7 @@
 use vmove_bridge_types::request_text::{RequestFormat, RequestText};
 
 use super::input::read;
-use crate::args::clusters::RequestArgs;
+use crate::args::bridge::RequestArgs;
 use crate::failure::Failure;
 
 /// The text and its format.

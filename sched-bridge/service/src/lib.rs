@@ -52,6 +52,7 @@ pub mod access;
 pub mod account;
 pub mod api;
 pub mod bridge;
+pub mod checkpoint;
 pub mod clock;
 pub mod clusters;
 pub mod config;

@@ -25,7 +25,6 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-pub use checkpoints::Checkpoint;
 pub use error::BridgeError;
 pub use grant::{GrantRequest, Granted, Wanted};
 pub use moves::Arrival;

@@ -7,7 +7,7 @@ use sched_bridge::model::{Assignment, Fleet, Node, NodeName, Occupancy, VmName};
 use sched_bridge::topology::Topology;
 
 use super::BridgeError;
-use super::checkpoints::Checkpoint;
+use crate::checkpoint::Checkpoint;
 use crate::keys;
 use crate::lease::{Lease, LeaseId};
 use crate::store::{Change, Changes, Entry, Revision, Snapshot};

@@ -8,7 +8,8 @@ use tokio::task::JoinSet;
 use vmove_bridge_types::cluster::{CheckpointInfo, CheckpointRequest, CheckpointVm};
 
 use super::{ClusterError, Clusters, homes};
-use crate::bridge::{BridgeError, Checkpoint, resident};
+use crate::bridge::{BridgeError, resident};
+use crate::checkpoint::Checkpoint;
 use crate::lease::LeaseId;
 
 /// Longest name of a template.

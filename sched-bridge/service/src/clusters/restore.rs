@@ -8,7 +8,8 @@ use tokio::task::JoinSet;
 use vmove_bridge_types::cluster::{CheckpointVm, ClusterRestored, RestoreClusterRequest, RestoredMember};
 
 use super::{ClusterError, Clusters};
-use crate::bridge::{BridgeError, Checkpoint, GrantRequest, Wanted, resident};
+use crate::bridge::{BridgeError, GrantRequest, Wanted, resident};
+use crate::checkpoint::Checkpoint;
 use crate::lease::{Lease, LeaseId};
 use crate::quota::Quota;
 use crate::vms::{grant_of, running};
