@@ -17,6 +17,7 @@ pub mod bench;
 pub mod blows;
 pub mod booted;
 pub mod bridge;
+pub mod cluster_demo;
 pub mod control_groups;
 pub mod daemon;
 pub mod disks;

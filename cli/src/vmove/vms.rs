@@ -114,14 +114,14 @@ pub async fn pause(client: &Client, args: &Pause, json: bool) -> Result<Exit, En
         Some(for_ms) => client.pause_for(&args.vm, for_ms).await?,
         None => client.set_state(&args.vm, Running::Paused).await?,
     };
-    say_state(vm, json)
+    say_state(&vm, json)
 }
 
 pub async fn resume(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
-    say_state(client.set_state(vm, Running::Running).await?, json)
+    say_state(&client.set_state(vm, Running::Running).await?, json)
 }
 
-fn say_state(vm: VmDetail, json: bool) -> Result<Exit, End> {
+fn say_state(vm: &VmDetail, json: bool) -> Result<Exit, End> {
     if json {
         say_json(&vm)?;
     } else {

@@ -42,7 +42,7 @@ impl Registry {
             while registry.lock().paused_for.get(&vm) == Some(&number) && registry.vms.get(&vm).is_ok() {
                 match registry.set_running(&vm, Running::Running).await {
                     Ok(_) => {
-                        tracing::warn!(%vm, "nobody let this guest run within the time for which it was paused: it runs on")
+                        tracing::warn!(%vm, "nobody let this guest run within the time for which it was paused: it runs on");
                     }
                     Err(error) => {
                         // A migration of it may have begun.

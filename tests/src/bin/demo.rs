@@ -1,18 +1,19 @@
 //! `./run demo`: a guest under load moves between two daemons on this machine: forth in hybrid mode and back in post-copy mode. At
-//! the end the guest itself reports whether its memory is correct.
+//! the end the guest itself reports whether its memory is correct. `./run demo cluster`: the life of a virtual cluster.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use vmove_guest::config::{Config, Rate};
 use vmove_tests::beacon;
 use vmove_tests::daemon::{MigrateReport, Node, NodeOptions};
 use vmove_tests::guest::{Guest, failures};
 use vmove_tests::sampler::{Loss, Measure, Sampler, Series, now};
 use vmove_tests::sandbox::Sandbox;
-use vmove_tests::{interrupt, places};
+use vmove_tests::{cluster_demo, interrupt, places};
 
 const NAME: &str = "demo";
 
@@ -20,6 +21,9 @@ const NAME: &str = "demo";
 #[derive(Debug, Parser)]
 #[command(name = "./run demo")]
 struct Args {
+    /// Another scene.
+    #[command(subcommand)]
+    scene: Option<Scene>,
     /// Guest memory in MiB
     #[arg(long, default_value_t = 1024)]
     memory_mib: u32,
@@ -32,6 +36,17 @@ struct Args {
     /// What guest memory is made of: thp or hugetlb-2m
     #[arg(long, default_value = "thp")]
     memory: String,
+}
+
+/// Another scene than the two moves.
+#[derive(Debug, Subcommand)]
+enum Scene {
+    /// The life of a virtual cluster on two racks: placed, forked, drained, compacted, kept, lost and restored
+    Cluster {
+        /// Draw the racks before and after into this folder
+        #[arg(long, value_name = "DIR")]
+        pictures: Option<PathBuf>,
+    },
 }
 
 /// One of the two moves.
@@ -54,7 +69,11 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match demo(&args, &sandbox) {
+    let played = match &args.scene {
+        Some(Scene::Cluster { pictures }) => cluster_demo::run(&sandbox, pictures.as_deref()),
+        None => demo(&args, &sandbox),
+    };
+    match played {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             sandbox.keep();

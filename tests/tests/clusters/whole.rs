@@ -315,6 +315,17 @@ fn a_cluster_that_has_lost_a_node_goes_back_to_its_checkpoint_elsewhere() {
     }
 }
 
+/// `./run demo cluster`.
+#[test]
+fn the_demonstration_goes_as_it_says() {
+    need!(ready_for_guests());
+    need!(networks::possible());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let pictures = sandbox.folder("pictures").expect("a folder");
+    vmove_tests::cluster_demo::run(&sandbox, Some(&pictures)).unwrap_or_else(|error| panic!("{error:#}"));
+    assert!(pictures.join("before.svg").exists() && pictures.join("after.svg").exists());
+}
+
 #[test]
 fn templates_that_only_their_node_has_are_told() {
     need!(ready_for_guests());

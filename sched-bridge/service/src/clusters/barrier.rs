@@ -27,14 +27,13 @@ impl Clusters {
             let done = driver.give_own_memory(&node, &vm).await;
             done.map_err(|why| format!("VM {vm} on node {node} cannot be frozen: {why}"))
         };
-        joined(for_each(&self.driver, vms, prepare).await)?;
+        joined(&for_each(&self.driver, vms, prepare).await)?;
         let barrier = Barrier { driver: Arc::clone(&self.driver), vms: vms.to_vec(), begun: Instant::now() };
         let pause = |driver: Arc<dyn VmDriver>, node: NodeName, vm: VmName| async move {
             let done = driver.pause(&node, &vm, PAUSE_LIMIT).await;
             done.map_err(|why| format!("VM {vm} on node {node} does not pause: {why}"))
         };
-        let errors = for_each(&self.driver, vms, pause).await;
-        match joined(errors) {
+        match joined(&for_each(&self.driver, vms, pause).await) {
             Ok(()) => Ok(barrier),
             Err(error) => {
                 barrier.lift().await;

@@ -118,7 +118,7 @@ impl Clusters {
         if let (false, Some(barrier)) = (errors.is_empty(), barrier.and_then(Arc::into_inner)) {
             barrier.lift().await;
         }
-        members.sort_by(|a: &CheckpointVm, b| super::natural(&a.vm).cmp(&super::natural(&b.vm)));
+        members.sort_by_key(|one: &CheckpointVm| super::natural(&one.vm));
         Ok((members, errors))
     }
 

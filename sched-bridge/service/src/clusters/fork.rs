@@ -152,7 +152,7 @@ impl Clusters {
             }
             return Err(ClusterError::Node(errors.join("; ")));
         }
-        members.sort_by(|a, b| super::natural(&a.vm).cmp(&super::natural(&b.vm)));
+        members.sort_by_key(|one: &ForkedMember| super::natural(&one.vm));
         Ok((members, notes))
     }
 

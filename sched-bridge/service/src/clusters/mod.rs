@@ -92,7 +92,7 @@ impl Clusters {
         };
         let homes = lease.held.iter().filter(|held| held.part == Part::Home);
         let mut members: Vec<ClusterVm> = homes.map(member).collect();
-        members.sort_by(|a, b| natural(&a.vm).cmp(&natural(&b.vm)));
+        members.sort_by_key(|one| natural(&one.vm));
         let running =
             members.iter().filter(|vm| matches!(vm.state, VmState::Running | VmState::Moving)).count();
         let checkpoints = view.checkpoints().iter().filter(|(_, (known, _))| known.info.id == lease.id);
@@ -163,6 +163,6 @@ fn homes(lease: &Lease) -> Result<Vec<(NodeName, VmName)>, ClusterError> {
 }
 
 /// Several errors in one text.
-fn joined(errors: Vec<String>) -> Result<(), ClusterError> {
+fn joined(errors: &[String]) -> Result<(), ClusterError> {
     if errors.is_empty() { Ok(()) } else { Err(ClusterError::Node(errors.join("; "))) }
 }

@@ -157,7 +157,7 @@ impl Clusters {
         if !errors.is_empty() {
             return Err(ClusterError::Node(errors.join("; ")));
         }
-        members.sort_by(|a: &RestoredMember, b| super::natural(&a.vm).cmp(&super::natural(&b.vm)));
+        members.sort_by_key(|one: &RestoredMember| super::natural(&one.vm));
         Ok(members)
     }
 }

@@ -47,7 +47,6 @@ pub struct Restored {
 
 /// What can be done with guests at one moment. Errors are the message of the node's daemon, or why it does not answer.
 #[async_trait]
-#[expect(clippy::missing_errors_doc, reason = "said once, above")]
 pub trait Snapshots {
     /// Pauses a guest for this time at most: it runs on by itself then.
     async fn pause(&self, node: &NodeName, vm: &VmName, limit: Duration) -> Result<(), String>;
