@@ -123,9 +123,14 @@ impl Bridge {
     /// It is not built.
     pub fn command(&self, arguments: &[&str]) -> Result<Command> {
         let mut command = Command::new(places::product("vmove")?);
-        let socket = format!("unix:{}", self.folder.join("c.sock").display());
-        command.env("VBRIDGE", socket).arg("--json").args(arguments).stdin(Stdio::null());
+        command.env("VBRIDGE", self.socket()).arg("--json").args(arguments).stdin(Stdio::null());
         Ok(command)
+    }
+
+    /// Its address, as `--bridge` takes it.
+    #[must_use]
+    pub fn socket(&self) -> String {
+        format!("unix:{}", self.folder.join("c.sock").display())
     }
 
     /// The bridge's answer.

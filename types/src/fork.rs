@@ -43,6 +43,9 @@ pub struct ForkRequest {
     /// Children that are to be here; the others are dealt out to the nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub here: Option<usize>,
+    /// How many children each of the nodes gets, in the same order: with those `here`, `count` in all. Without it, children are dealt out in turn.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<usize>,
     /// How the template goes to other nodes; without it, what is estimated to be the shortest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub way: Option<ForkWay>,

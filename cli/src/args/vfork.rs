@@ -3,6 +3,7 @@
 use clap::{Args, Parser, Subcommand};
 use vmove_spread::simulate::SimulateArguments;
 
+use super::bridge::Where;
 use super::{Completions, Global, Man};
 use vmove_types::device::ChildDevice;
 use vmove_types::fork::ForkWay;
@@ -42,7 +43,7 @@ The hosts and the pacing of a real distribution run in the model; links are arit
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Fork a guest: it goes on, and its children run beside it
-    Create(Create),
+    Create(Box<Create>),
     /// Keep children prepared, so that the next fork is fast
     Warm(Warm),
     /// List forks of this node; those whose journals cannot be read come first
@@ -76,11 +77,14 @@ pub enum Command {
   vfork --json create web --count 4 --verify | jq '.children[].name'
   vfork create --template golden --count 8
   vfork create web --count 12 --to node2,node3 --here 4
+  vfork create train-worker-0 --place 8 --cluster branches
   vfork create sim --count 2 --device nic=0000:3b:02.4 --device nic=0000:3b:02.5,mac=52:54:00:12:34:56 \\
         --quiesce 'systemctl stop job' --resume 'systemctl start job'
 
 A VM that owns devices of the node is asked to let them go for the moment of the fork, and has them back at once; the report says for how
 long it was without each. A child has devices if --device names some for it. Its MAC address and GUIDs are its own.
+
+With --place, children are VMs of a new cluster (`vmove cluster`), named after it, each with the share of its parent in a lease of its own.
 
 Children are VMs named VM.1, VM.2, and so on. Each has a VM Generation ID, a UUID and MAC addresses of its own; its network is
 off until its NICs were replaced.")]
@@ -92,8 +96,24 @@ pub struct Create {
     #[arg(long, value_name = "NAME")]
     pub template: Option<String>,
     /// How many children
-    #[arg(long, value_name = "N")]
+    #[arg(
+        long,
+        value_name = "N",
+        required_unless_present = "place",
+        default_value_t = 0,
+        hide_default_value = true
+    )]
     pub count: usize,
+    /// Have the bridge place N children close together, on any nodes, with one lease; for a VM of a cluster
+    #[arg(long, value_name = "N", requires = "cluster", value_parser = clap::value_parser!(u32).range(1..),
+        conflicts_with_all = ["count", "template", "verify", "paused", "expect_written", "warm", "nodes", "devices", "names", "let_run"])]
+    pub place: Option<u32>,
+    /// With --place: name of the new cluster, and id of its lease
+    #[arg(long, value_name = "NAME", requires = "place")]
+    pub cluster: Option<String>,
+    /// The bridge.
+    #[command(flatten)]
+    pub at: Where,
     /// Compare each child's memory with the parent's at the fork, byte for byte, before it runs
     #[arg(long)]
     pub verify: bool,
@@ -112,6 +132,9 @@ pub struct Create {
     /// Keep K of the children on this node, and deal the others out
     #[arg(long, value_name = "K", requires = "nodes")]
     pub here: Option<usize>,
+    /// How many children each of these nodes gets, in the same order; with --here, --count in all [default: dealt out in turn]
+    #[arg(long = "share", value_name = "N,N", value_delimiter = ',', requires = "nodes")]
+    pub shares: Vec<usize>,
     /// How the parent's memory goes to other nodes
     #[arg(long, value_enum, default_value = "auto", requires = "nodes")]
     pub way: Way,

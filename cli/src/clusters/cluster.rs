@@ -82,6 +82,7 @@ async fn fork(args: Fork, json: bool) -> Result<(), End> {
     let request = ForkClusterRequest {
         name: ClusterName::new(args.name).map_err(Failure::bad_request)?,
         id: args.new_id.map(|id| id.parse()).transpose().map_err(Failure::bad_request)?,
+        only: None,
         each_alone: args.each_alone,
     };
     let done = bridge.fork_cluster(&id, &request).await?;
@@ -179,7 +180,7 @@ fn resized(done: &Resized) -> String {
     out
 }
 
-fn forked(done: &ClusterForked) -> String {
+pub fn forked(done: &ClusterForked) -> String {
     let rows: Vec<Vec<String>> = done
         .members
         .iter()

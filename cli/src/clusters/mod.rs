@@ -3,10 +3,10 @@
 mod account;
 mod adapter;
 mod blueprint;
-mod cluster;
+pub mod cluster;
 mod fleet;
 mod ids;
-mod input;
+pub mod input;
 mod inventory;
 mod lease;
 mod place;

@@ -1,6 +1,7 @@
 //! The `vfork` command.
 
 mod devices;
+mod place;
 mod progress;
 
 use std::process::ExitCode;
@@ -47,7 +48,7 @@ async fn dispatch(cli: Cli) -> Result<Exit, End> {
     let client = Client::connect(&cli.global.control);
     let json = cli.global.json;
     match cli.command {
-        Command::Create(args) => create(&client, args, json).await,
+        Command::Create(args) => create(&client, *args, json).await,
         Command::Warm(args) => warm(&client, &args, json).await,
         Command::List => list(&client, json).await,
         Command::Recover(args) => recover(&client, &args.id, json).await,
@@ -79,6 +80,9 @@ fn simulate(args: &SimulateArguments, json: bool) -> Result<Exit, End> {
 }
 
 async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> {
+    if let (Some(count), Some(vm)) = (args.place, &args.vm) {
+        return place::create(&args.at, vm, count, args.cluster.unwrap_or_default(), json).await;
+    }
     let id = uuid::Uuid::new_v4().simple().to_string();
     let request = ForkRequest {
         vm: args.vm,
@@ -91,6 +95,7 @@ async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> 
         warm: args.warm,
         nodes: args.nodes,
         here: args.here,
+        shares: args.shares,
         way: args.way.asked(),
         whole: args.whole,
         devices: args.devices,

@@ -19,7 +19,7 @@ use crate::program::{self, ProgramError};
 
 mod snapshots;
 
-pub use snapshots::{Forked, Restored, Saved, Snapshots};
+pub use snapshots::{Forked, ForkedChild, Restored, Saved, Snapshots, WantedChild};
 
 /// Programs that list VMs at once. Beyond that, nodes wait for each other.
 const MOST_LOOKS: usize = 32;

@@ -19,7 +19,8 @@ use tempfile::TempDir;
 use crate::bridge::{Bridge, GrantRequest, Wanted};
 use crate::clock::{Clock, Stamp};
 use crate::driver::{
-    Forked, ListedVm, MigrationEnd, NotStarted, Reach, Restored, Saved, Snapshots, VmDriver, VmMove,
+    Forked, ForkedChild, ListedVm, MigrationEnd, NotStarted, Reach, Restored, Saved, Snapshots, VmDriver,
+    VmMove, WantedChild,
 };
 use crate::lease::LeaseId;
 use crate::store::{Embedded, Store};
@@ -366,27 +367,17 @@ impl Snapshots for FakeDriver {
         Ok(())
     }
 
-    async fn fork(
-        &self,
-        (from, vm): (&NodeName, &VmName),
-        (to, child): (&NodeName, &VmName),
-        _: &[GrantedDevice],
-    ) -> Result<Forked, String> {
+    async fn fork(&self, from: &NodeName, vm: &VmName, children: &[WantedChild]) -> Result<Forked, String> {
         let mut world = self.world();
         assert_eq!(world.running.get(vm.as_str()), Some(from), "{vm}");
         if world.failing.contains(vm.as_str()) {
             return Err("no memory".to_owned());
         }
         let was_paused = world.paused.remove(vm.as_str());
-        world.running.insert(child.to_string(), to.clone());
+        world.running.extend(children.iter().map(|child| (child.vm.to_string(), child.node.clone())));
         let ran_on = was_paused.then_some(Duration::from_millis(5));
-        Ok(Forked {
-            ran_on,
-            stood_still: Duration::ZERO,
-            network: "none".to_owned(),
-            nics: vec![],
-            notes: vec![],
-        })
+        let children = vec![ForkedChild::default(); children.len()];
+        Ok(Forked { ran_on, stood_still: Duration::ZERO, children, notes: vec![] })
     }
 
     async fn save(&self, node: &NodeName, vm: &VmName, template: &str) -> Result<Saved, String> {

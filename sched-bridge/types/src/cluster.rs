@@ -146,9 +146,24 @@ pub struct ForkClusterRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub id: Option<LeaseId>,
+    /// Fork this VM alone, so many times; without it, each VM of the cluster once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub only: Option<ForkOne>,
     /// Each VM is forked by itself, at another moment than the others. Needed for VMs with devices, which a guest can only let go while it runs.
     #[serde(default)]
     pub each_alone: bool,
+}
+
+/// Copies of one VM of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ForkOne {
+    /// The VM.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub vm: VmName,
+    /// How many, 1 or more.
+    pub count: u32,
 }
 
 /// A cluster that was forked.

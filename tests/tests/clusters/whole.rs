@@ -228,6 +228,24 @@ fn a_cluster_grows_shrinks_moves_and_is_forked() {
     for ((parent, at), (child, node)) in there.iter().zip(&copies) {
         assert_eq!(boot(parent, at), boot(child, node), "{child} is another guest");
     }
+    // One VM alone, twice, in a lease of its own: where the copies are says the bridge.
+    scene.ask(&["cluster", "stop", "what-if"]);
+    let output = scene.node(&there[0].1);
+    let socket = scene.bridge.socket();
+    let words =
+        ["create", "train-vm-0", "--place", "3", "--cluster", "what-if", "--bridge", &socket, "--json"];
+    let output = output.vfork(&words).expect("vfork");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let forked: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(forked["members"].as_array().expect("members").iter().all(|one| one["parent"] == "train-vm-0"));
+    for end in ["0", "1", "2"] {
+        let vm = scene.node(&there[0].1).vm("train-vm-0").expect("it is there");
+        let parent = Parent::at_work("train-vm-0", scene.guest.clone(), &vm).expect("it is at work");
+        scene.beacons.borrow_mut().insert(end.to_owned(), parent);
+    }
+    assert_eq!(scene.sound("what-if").len(), 3);
+    scene.none_is_paused("train");
+
     // There is no room for another one: nothing of it is left, nobody stands still.
     for node in &scene.nodes {
         scene.ask(&["fleet", "drain", node.name()]);

@@ -483,6 +483,20 @@ pub enum DivisionError {
         /// All children.
         count: usize,
     },
+    /// Shares that do not divide the children.
+    #[error(
+        "Expected a share for each of the {nodes} nodes, {count} children in all with those here, found {shares} shares and {all} children"
+    )]
+    Shares {
+        /// Shares of the request.
+        shares: usize,
+        /// Its nodes.
+        nodes: usize,
+        /// The children of these shares, with those here.
+        all: usize,
+        /// The children of the request.
+        count: usize,
+    },
     /// Some children are to be elsewhere, and only this node is named.
     #[error("{0} children are to be elsewhere, and no other node is named")]
     NoOthers(usize),

@@ -15,7 +15,7 @@ use vmove_types::problem::chain;
 use vmove_types::time::Mono;
 
 use super::Fork;
-use super::divide::{Division, divide};
+use super::divide::Division;
 use crate::disk::{self, Disk};
 use crate::engine::ForkEngine;
 use crate::engine::devices::Dealt;
@@ -121,7 +121,7 @@ impl ForkEngine {
         outline: impl FnOnce() -> Outline + Send,
     ) -> Result<CalledHosts, ForkError> {
         let request = &fork.request;
-        let division = divide(request.count, request.here, &request.nodes, &self.node)?;
+        let division = Division::of(request, &self.node)?;
         let mut called = CalledHosts::none(&division, request);
         if division.away.is_empty() {
             return Ok(called);

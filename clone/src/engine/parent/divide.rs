@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use vmove_types::fork::ForkRequest;
+
 use crate::engine::error::DivisionError;
 
 /// How many children each node gets.
@@ -13,14 +15,34 @@ pub struct Division {
     pub away: Vec<(String, usize)>,
 }
 
+impl Division {
+    /// As a request has it.
+    pub fn of(request: &ForkRequest, own: &str) -> Result<Self, DivisionError> {
+        let ForkRequest { count, here, nodes, shares, .. } = request;
+        let division = divide(*count, *here, nodes, own)?;
+        if shares.is_empty() {
+            return Ok(division);
+        }
+        let mut given = Self { here: here.unwrap_or(0), away: Vec::new() };
+        let all = given.here + shares.iter().sum::<usize>();
+        if shares.len() != nodes.len() || all != *count {
+            let (nodes, count) = (nodes.len(), *count);
+            return Err(DivisionError::Shares { shares: shares.len(), nodes, all, count });
+        }
+        for (node, share) in nodes.iter().zip(shares) {
+            if *node == own {
+                given.here += share;
+            } else if *share > 0 {
+                given.away.push((node.clone(), *share));
+            }
+        }
+        Ok(given)
+    }
+}
+
 /// Divides `count` children among `nodes` in turn; `own` is this node's name among them. With `here`, so many stay, and the
 /// others go to the other nodes.
-pub fn divide(
-    count: usize,
-    here: Option<usize>,
-    nodes: &[String],
-    own: &str,
-) -> Result<Division, DivisionError> {
+fn divide(count: usize, here: Option<usize>, nodes: &[String], own: &str) -> Result<Division, DivisionError> {
     let mut seen = BTreeSet::new();
     if let Some(twice) = nodes.iter().find(|node| !seen.insert(node.as_str())) {
         return Err(DivisionError::Twice(twice.clone()));
@@ -82,6 +104,25 @@ mod tests {
             "a node without a child is not asked"
         );
         assert_eq!(divided(2, Some(2), &["b"]), Ok((2, away(&[]))));
+    }
+
+    #[test]
+    fn each_node_gets_its_share() {
+        let request = |count, shares: &[usize]| ForkRequest {
+            count,
+            nodes: ["b", "a", "c"].map(str::to_owned).to_vec(),
+            shares: shares.to_vec(),
+            ..ForkRequest::default()
+        };
+        let given = Division::of(&request(4, &[3, 1, 0]), "a").unwrap();
+        assert_eq!(given, Division { here: 1, away: away(&[("b", 3)]) });
+        for (count, shares) in [(4, &[3, 1][..]), (5, &[3, 1, 0])] {
+            let wrong = Division::of(&request(count, shares), "a").unwrap_err();
+            assert!(matches!(wrong, DivisionError::Shares { .. }), "{wrong}");
+        }
+        let more = Division::of(&ForkRequest { here: Some(1), ..request(4, &[2, 0, 1]) }, "a").unwrap();
+        assert_eq!(more, Division { here: 1, away: away(&[("b", 2), ("c", 1)]) });
+        Division::of(&ForkRequest { here: Some(1), ..request(4, &[3, 1, 0]) }, "a").unwrap_err();
     }
 
     #[test]

@@ -21,7 +21,7 @@ use vmove_types::fork_report::{ForkProgress, ForkReport, FreezeReport, FrozenDis
 use vmove_types::time::{Mono, ms};
 
 use self::called_hosts::CalledHosts;
-use self::divide::divide;
+use self::divide::Division;
 use super::children::{LoadOrder, Planned, Prepared, Start, Then, discard_all, may_open};
 use super::devices::{Away, ChildDevices, Dealt, deal};
 use super::error::ForkError;
@@ -140,7 +140,7 @@ impl ForkEngine {
     /// Which child gets which device.
     fn deal(&self, fork: &Fork, origin: &Origin) -> Result<Dealt, ForkError> {
         let request = &fork.request;
-        let division = divide(request.count, request.here, &request.nodes, &self.node)?;
+        let division = Division::of(request, &self.node)?;
         let away = division.away.iter().flat_map(|(node, count)| std::iter::repeat_n(node.clone(), *count));
         let nodes: Vec<String> = std::iter::repeat_n(self.node.clone(), division.here).chain(away).collect();
         // Nothing can be run in children that stay paused.

@@ -3,16 +3,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use sched_bridge::model::{NodeName, VmName};
-use sched_bridge::place::ClusterRequest;
+use sched_bridge::model::{Assignment, ClusterName, NodeName, VmName};
+use sched_bridge::place::{ClusterRequest, VmGroup};
 use tokio::task::JoinSet;
-use vmove_bridge_types::cluster::{ClusterForked, ForkClusterRequest, ForkedMember};
-use vmove_grant::GrantedDevice;
+use vmove_bridge_types::cluster::{ClusterForked, ForkClusterRequest, ForkOne, ForkedMember};
 
 use super::barrier::Barrier;
 use super::{ClusterError, Clusters, homes};
-use crate::bridge::{GrantRequest, Granted, Wanted, resident};
-use crate::driver::Forked;
+use crate::bridge::{BridgeError, GrantRequest, Granted, Wanted, resident};
+use crate::driver::{Forked, ForkedChild, WantedChild};
 use crate::lease::{Lease, LeaseId};
 use crate::quota::Quota;
 use crate::together::in_their_roles;
@@ -21,9 +20,9 @@ use crate::vms::{StartError, stop_all};
 /// One VM that is to be forked.
 #[derive(Debug, Clone)]
 struct Order {
-    parent: (NodeName, VmName),
-    child: (NodeName, VmName),
-    devices: Vec<GrantedDevice>,
+    node: NodeName,
+    vm: VmName,
+    children: Vec<WantedChild>,
 }
 
 /// Forks a cluster: all of its VMs or none.
@@ -37,8 +36,16 @@ pub async fn fork(
     quota: Option<Quota>,
 ) -> Result<ClusterForked, ClusterError> {
     let lease = Arc::clone(&clusters.bridge.view()?.lease(id)?.lease);
-    let parents = homes(&lease)?;
-    clusters.may_be_frozen(&lease, request.each_alone, &parents).await?;
+    let mut parents = homes(&lease)?;
+    if let Some(ForkOne { vm, .. }) = &request.only {
+        parents.retain(|(_, known)| known == vm);
+        if parents.is_empty() {
+            return Err(BridgeError::UnknownVm(vm.clone()).into());
+        }
+    }
+    // One guest alone needs no barrier.
+    let each_alone = request.each_alone || parents.len() == 1;
+    clusters.may_be_frozen(&lease, each_alone, &parents).await?;
     let wanted = copy_of(&lease, request)?;
     let granted = clusters.bridge.grant(GrantRequest { quota, ..wanted }).await?;
     if granted.again {
@@ -47,7 +54,7 @@ pub async fn fork(
             granted.lease.id
         )));
     }
-    match clusters.fork_all(&lease, &granted, request.each_alone).await {
+    match clusters.fork_all(&lease, &granted, (request.only.as_ref(), each_alone)).await {
         Ok((members, notes)) => {
             let places: Vec<(VmName, NodeName)> =
                 members.iter().map(|member| (member.vm.clone(), member.node.clone())).collect();
@@ -64,7 +71,12 @@ fn copy_of(lease: &Lease, request: &ForkClusterRequest) -> Result<GrantRequest, 
         Some(id) => id.clone(),
         None => request.name.as_str().parse().map_err(|error| ClusterError::Invalid(format!("{error}")))?,
     };
-    let cluster = ClusterRequest { name: request.name.clone(), ..resident(lease)?.request };
+    let mut cluster = ClusterRequest { name: request.name.clone(), ..resident(lease)?.request };
+    if let Some(ForkOne { vm, count }) = &request.only {
+        let group = group_of(&lease.cluster, &cluster, vm);
+        let group = group.ok_or_else(|| BridgeError::UnknownVm(vm.clone()))?;
+        cluster.groups = vec![VmGroup { count: *count, ..cluster.groups[group].clone() }];
+    }
     Ok(GrantRequest {
         id,
         holder: lease.holder.clone(),
@@ -74,6 +86,14 @@ fn copy_of(lease: &Lease, request: &ForkClusterRequest) -> Result<GrantRequest, 
         together: lease.together,
         start: lease.start.clone(),
         quota: None,
+    })
+}
+
+/// The group of a VM, by its name.
+fn group_of(cluster: &ClusterName, request: &ClusterRequest, vm: &VmName) -> Option<usize> {
+    request.groups.iter().position(|group| {
+        let number = vm.as_str().strip_prefix(&format!("{cluster}-{}-", group.name));
+        number.is_some_and(|number| number.parse::<u32>().is_ok())
     })
 }
 
@@ -118,10 +138,11 @@ impl Clusters {
         &self,
         lease: &Lease,
         granted: &Granted,
-        each_alone: bool,
+        (only, each_alone): (Option<&ForkOne>, bool),
     ) -> Result<(Vec<ForkedMember>, Vec<String>), ClusterError> {
-        let orders = self.orders(lease, &granted.lease).await?;
-        let parents: Vec<(NodeName, VmName)> = orders.iter().map(|order| order.parent.clone()).collect();
+        let orders = self.orders(lease, &granted.lease, only).await?;
+        let parents: Vec<(NodeName, VmName)> =
+            orders.iter().map(|order| (order.node.clone(), order.vm.clone())).collect();
         let barrier = if each_alone { None } else { Some(self.raise_barrier(&parents).await?) };
         let barrier = barrier.map(Arc::new);
         let mut work = JoinSet::new();
@@ -129,18 +150,17 @@ impl Clusters {
             let (driver, barrier) = (Arc::clone(&self.driver), barrier.clone());
             work.spawn(async move {
                 let asked = Instant::now();
-                let Order { parent: (from, vm), child: (to, child), devices } = &order;
-                let forked = driver.fork((from, vm), (to, child), devices).await;
-                let forked =
-                    forked.map_err(|why| format!("VM {vm} on node {from} is not forked to {to}: {why}"));
-                forked.map(|forked| member(&order, forked, barrier.as_deref(), asked))
+                let forked = driver.fork(&order.node, &order.vm, &order.children).await;
+                let Order { node, vm, .. } = &order;
+                let forked = forked.map_err(|why| format!("VM {vm} on node {node} is not forked: {why}"));
+                forked.map(|forked| members_of(&order, forked, barrier.as_deref(), asked))
             });
         }
         let (mut members, mut notes, mut errors) = (Vec::new(), Vec::new(), Vec::new());
         for done in work.join_all().await {
             match done {
-                Ok((member, told)) => {
-                    members.push(member);
+                Ok((own, told)) => {
+                    members.extend(own);
                     notes.extend(told);
                 }
                 Err(why) => errors.push(why),
@@ -156,19 +176,37 @@ impl Clusters {
         Ok((members, notes))
     }
 
-    /// Which VM becomes which: the first of a group the first of that group, and so on.
-    async fn orders(&self, lease: &Lease, copy: &Lease) -> Result<Vec<Order>, ClusterError> {
-        let (old, new) = (resident(lease)?, resident(copy)?);
-        let mut orders = Vec::new();
-        for (from, to) in old.assignments.iter().zip(&new.assignments) {
+    /// Which VM becomes which: the first of a group the first of that group, and so on; or one of them all.
+    async fn orders(
+        &self,
+        lease: &Lease,
+        copy: &Lease,
+        only: Option<&ForkOne>,
+    ) -> Result<Vec<Order>, ClusterError> {
+        let (old, new) = (resident(lease)?.assignments, resident(copy)?.assignments);
+        let parents: Vec<&Assignment> = match only {
+            Some(ForkOne { vm, .. }) => {
+                let parent = old.iter().find(|one| one.vm == *vm);
+                vec![parent.ok_or_else(|| BridgeError::UnknownVm(vm.clone()))?; new.len()]
+            }
+            None => old.iter().collect(),
+        };
+        let mut orders: Vec<Order> = Vec::new();
+        for (from, to) in parents.into_iter().zip(&new) {
             let devices = if from.devices.is_empty() {
                 Vec::new()
             } else {
                 let owned = self.driver.owned(&from.node).await.map_err(ClusterError::Node)?;
                 in_their_roles(owned.get(from.vm.as_str()).map_or(&[], Vec::as_slice), from, to)
             };
-            let (parent, child) = ((from.node.clone(), from.vm.clone()), (to.node.clone(), to.vm.clone()));
-            orders.push(Order { parent, child, devices });
+            let child = WantedChild { node: to.node.clone(), vm: to.vm.clone(), devices };
+            match orders.iter_mut().find(|order| order.vm == from.vm) {
+                Some(order) => order.children.push(child),
+                None => {
+                    let (node, vm) = (from.node.clone(), from.vm.clone());
+                    orders.push(Order { node, vm, children: vec![child] });
+                }
+            }
         }
         Ok(orders)
     }
@@ -188,26 +226,25 @@ impl Clusters {
     }
 }
 
-fn member(
+fn members_of(
     order: &Order,
     forked: Forked,
     barrier: Option<&Barrier>,
     asked: Instant,
-) -> (ForkedMember, Vec<String>) {
-    let Order { parent: (parent_node, parent), child: (node, vm), .. } = order.clone();
+) -> (Vec<ForkedMember>, Vec<String>) {
     let stood_still = match (barrier, forked.ran_on) {
         (Some(barrier), Some(ran_on)) => barrier.stood_still(asked, ran_on),
         _ => forked.stood_still,
     };
-    let notes = forked.notes.iter().map(|note| format!("VM {parent}: {note}")).collect();
-    let member = ForkedMember {
-        parent,
-        parent_node,
-        vm,
-        node,
+    let notes = forked.notes.iter().map(|note| format!("VM {}: {note}", order.vm)).collect();
+    let member = |(wanted, made): (&WantedChild, ForkedChild)| ForkedMember {
+        parent: order.vm.clone(),
+        parent_node: order.node.clone(),
+        vm: wanted.vm.clone(),
+        node: wanted.node.clone(),
         stood_still_ms: stood_still.as_secs_f64() * 1000.0,
-        network: forked.network,
-        nics: forked.nics,
+        network: made.network,
+        nics: made.nics,
     };
-    (member, notes)
+    (order.children.iter().zip(forked.children).map(member).collect(), notes)
 }

@@ -26,7 +26,7 @@ async fn running() -> (TestBridge, FakeDriver, Clusters) {
 }
 
 fn to(name: &str) -> ForkClusterRequest {
-    ForkClusterRequest { name: ClusterName::new(name).unwrap(), id: None, each_alone: false }
+    ForkClusterRequest { name: ClusterName::new(name).unwrap(), id: None, only: None, each_alone: false }
 }
 
 fn keep(name: &str) -> CheckpointRequest {

@@ -1,5 +1,6 @@
 //! Guests at one moment: paused, forked, kept as templates, and run again from these. By `vfork --json` beside `vmove`.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,19 +11,37 @@ use vmove_types::fork_report::ChildNic;
 
 use super::{Ended, VmoveCommand};
 
-/// A guest that was forked once.
+/// A child that is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WantedChild {
+    /// Its node.
+    pub node: NodeName,
+    /// Its name.
+    pub vm: VmName,
+    /// What it gets in place of the devices of its parent.
+    pub devices: Vec<GrantedDevice>,
+}
+
+/// A guest that was forked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Forked {
     /// From the request until the parent, which was paused, ran on. None if it was not paused.
     pub ran_on: Option<Duration>,
     /// How long the parent stood still for the fork itself.
     pub stood_still: Duration,
-    /// The network of the child.
+    /// Its children, as they were asked for.
+    pub children: Vec<ForkedChild>,
+    /// What the operator should know.
+    pub notes: Vec<String>,
+}
+
+/// A child that runs.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ForkedChild {
+    /// Its network.
     pub network: String,
     /// Its NICs.
     pub nics: Vec<ChildNic>,
-    /// What the operator should know.
-    pub notes: Vec<String>,
 }
 
 /// A guest that was kept as a template.
@@ -57,13 +76,8 @@ pub trait Snapshots {
     /// Gives a guest memory of its own, if an earlier fork has left it none: before it is paused, since it takes time.
     async fn give_own_memory(&self, node: &NodeName, vm: &VmName) -> Result<(), String>;
 
-    /// Forks a guest once. A guest that is paused runs on as soon as it is frozen.
-    async fn fork(
-        &self,
-        (from, vm): (&NodeName, &VmName),
-        (to, child): (&NodeName, &VmName),
-        devices: &[GrantedDevice],
-    ) -> Result<Forked, String>;
+    /// Forks a guest, at one moment. A guest that is paused runs on as soon as it is frozen. All children run then; otherwise some may.
+    async fn fork(&self, from: &NodeName, vm: &VmName, children: &[WantedChild]) -> Result<Forked, String>;
 
     /// Keeps a guest as a template. A guest that is paused runs on as soon as it is frozen.
     async fn save(&self, node: &NodeName, vm: &VmName, template: &str) -> Result<Saved, String>;
@@ -99,11 +113,42 @@ impl VmoveCommand {
     }
 }
 
-/// Why a program has failed: what it says, or else what became of the one child.
+impl VmoveCommand {
+    /// Names are in the order in which children are dealt out: those of the parent's node first, then those of each other node.
+    fn fork_arguments(&self, from: &NodeName, vm: &VmName, children: &[WantedChild]) -> Vec<String> {
+        let (mut ordered, away): (Vec<&WantedChild>, Vec<&WantedChild>) =
+            children.iter().partition(|child| child.node == *from);
+        let here = ordered.len();
+        let mut by_node: BTreeMap<&NodeName, Vec<&WantedChild>> = BTreeMap::new();
+        away.into_iter().for_each(|child| by_node.entry(&child.node).or_default().push(child));
+        let mut arguments =
+            vec!["create".to_owned(), format!("--count={}", children.len()), "--let-run".to_owned()];
+        if !by_node.is_empty() {
+            arguments.push(format!("--here={here}"));
+        }
+        for (node, own) in by_node {
+            arguments.push(format!("--to={}", self.address(node)));
+            arguments.push(format!("--share={}", own.len()));
+            ordered.extend(own);
+        }
+        for (place, child) in ordered.iter().enumerate() {
+            arguments.push(format!("--name={}", child.vm));
+            let devices = child.devices.iter();
+            arguments.extend(
+                devices.map(|device| format!("--device={}:{}={}", place + 1, device.role, device.address)),
+            );
+        }
+        arguments.extend(["--".to_owned(), vm.to_string()]);
+        arguments
+    }
+}
+
+/// Why a program has failed: what it says, or else what became of the first child or host that has failed.
 fn failure(ended: &Ended) -> String {
-    let of_child = ended.answer["children"][0]["error"].as_str();
-    let of_host = ended.answer["hosts"][0]["error"].as_str();
-    of_child.or(of_host).map_or_else(|| ended.message(), str::to_owned)
+    let all = [&ended.answer["children"], &ended.answer["hosts"]];
+    let mut errors =
+        all.into_iter().filter_map(Value::as_array).flatten().filter_map(|one| one["error"].as_str());
+    errors.next().map_or_else(|| ended.message(), str::to_owned)
 }
 
 const VFORK: &str = "vfork";
@@ -124,35 +169,25 @@ impl Snapshots for VmoveCommand {
         self.answer(node, VFORK, &["promote", "--", vm.as_str()], self.time_limits.act).await.map(drop)
     }
 
-    async fn fork(
-        &self,
-        (from, vm): (&NodeName, &VmName),
-        (to, child): (&NodeName, &VmName),
-        devices: &[GrantedDevice],
-    ) -> Result<Forked, String> {
-        let mut arguments = vec![
-            "create".to_owned(),
-            "--count=1".to_owned(),
-            "--let-run".to_owned(),
-            format!("--name={child}"),
-        ];
-        if to != from {
-            arguments.push(format!("--to={}", self.address(to)));
-        }
-        arguments
-            .extend(devices.iter().map(|device| format!("--device=1:{}={}", device.role, device.address)));
-        arguments.extend(["--".to_owned(), vm.to_string()]);
+    async fn fork(&self, from: &NodeName, vm: &VmName, children: &[WantedChild]) -> Result<Forked, String> {
+        let arguments = self.fork_arguments(from, vm, children);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let told = self.answer(from, VFORK, &arguments, self.time_limits.migrate).await?;
-        let made = &told["children"][0];
-        if made["name"] != child.as_str() {
-            return Err(format!("expected a child {child} in the answer of vfork, found {made}"));
-        }
+        let made = told["children"].as_array().cloned().unwrap_or_default();
+        let one = |wanted: &WantedChild| {
+            let child = made.iter().find(|child| child["name"] == wanted.vm.as_str());
+            let child = child.ok_or_else(|| {
+                format!("expected a child {} in the answer of vfork, found none", wanted.vm)
+            })?;
+            Ok(ForkedChild {
+                network: child["network"].as_str().unwrap_or_default().to_owned(),
+                nics: serde_json::from_value(child["nics"].clone()).unwrap_or_default(),
+            })
+        };
         Ok(Forked {
             ran_on: time(&told["ran_on_ms"]),
             stood_still: time(&told["parent_stood_still_ms"]).unwrap_or_default(),
-            network: made["network"].as_str().unwrap_or_default().to_owned(),
-            nics: serde_json::from_value(made["nics"].clone()).unwrap_or_default(),
+            children: children.iter().map(one).collect::<Result<_, String>>()?,
             notes: texts(&told["warnings"]),
         })
     }
