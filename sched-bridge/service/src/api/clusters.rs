@@ -5,19 +5,19 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
-use sched_bridge::model::VmName;
 use tracing::Instrument;
 use vmove_bridge_types::cluster::{
     CheckpointInfo, CheckpointList, CheckpointRequest, ClusterForked, ClusterInfo, ClusterList,
     ClusterRestored, ForkClusterRequest, ResizeRequest, Resized, RestoreClusterRequest,
 };
-use vmove_bridge_types::requests::{LeaseQuery, StartAll, StartVm};
+use vmove_bridge_types::requests::LeaseQuery;
 use vmove_http::{Answer, Json, Path, Query, Refusal};
 
 use super::App;
+use super::leases::{check_id, without_other_holder};
 use super::problem::{Code, Problem};
 use super::visible::visible;
-use super::vms::with_command_line;
+use super::vms::checked_start;
 use crate::access::Caller;
 use crate::bridge::BridgeError;
 use crate::clusters::{self, ClusterError, Clusters};
@@ -49,7 +49,7 @@ impl App {
 /// Finishes what was begun even if the client hangs up.
 async fn to_its_end<T: Send + 'static>(
     work: impl Future<Output = Result<T, ClusterError>> + Send + 'static,
-) -> Answer<T> {
+) -> Result<axum::Json<T>, Problem> {
     let done = tokio::spawn(work.in_current_span()).await;
     Ok(axum::Json(done.map_err(|e| Problem::new(Code::Internal, e.to_string()))??))
 }
@@ -96,14 +96,9 @@ pub async fn resize(
     let quota = app.quota_of(&caller, &id)?;
     let start = request.start.clone().map(|start| checked_start(&app, &caller, &start)).transpose()?;
     let clusters = app.clusters();
-    to_its_end(async move { clusters::resize(&clusters, &id, &request, start, quota).await }).await
-}
-
-/// How VMs are started, if the caller may start them so.
-pub(super) fn checked_start(app: &App, caller: &Caller, start: &StartAll) -> Result<StartAll, Problem> {
-    let any = VmName::new("any").map_err(Problem::bad_request)?;
-    let StartVm { command_line, memory, .. } = with_command_line(&app.templates, caller, start.of(any))?;
-    Ok(StartAll { command_line, memory, ..StartAll::default() })
+    to_its_end(async move { clusters::resize(&clusters, &id, &request, start, quota).await })
+        .await
+        .map_err(Into::into)
 }
 
 /// Forks a running cluster: each VM once, behind one barrier, to where a cluster of its shape is placed now.
@@ -117,8 +112,10 @@ pub async fn fork(
     Json(request): Json<ForkClusterRequest>,
 ) -> Answer<ClusterForked> {
     let quota = app.quota_of(&caller, &id)?;
+    check_id(&caller, request.id.as_ref().map_or(request.name.as_str(), LeaseId::as_str))?;
     let clusters = app.clusters();
-    to_its_end(async move { clusters::fork(&clusters, &id, &request, quota).await }).await
+    let done = to_its_end(async move { clusters::fork(&clusters, &id, &request, quota).await }).await;
+    done.map_err(|problem| without_other_holder(&caller, problem).into())
 }
 
 /// Keeps a running cluster as it is now: a template of each VM, all frozen behind one barrier.
@@ -133,7 +130,8 @@ pub async fn checkpoint(
 ) -> Answer<CheckpointInfo> {
     app.quota_of(&caller, &id)?;
     let clusters = app.clusters();
-    to_its_end(async move { clusters::make_checkpoint(&clusters, &id, &request).await }).await
+    let made = to_its_end(async move { clusters::make_checkpoint(&clusters, &id, &request).await }).await;
+    made.map_err(Into::into)
 }
 
 /// All checkpoints; for a tenant, those of its clusters.
@@ -166,7 +164,8 @@ pub async fn restore(
         return Err(Problem::new(Code::Forbidden, message).into());
     }
     let clusters = app.clusters();
-    to_its_end(async move { clusters::restore(&clusters, &name, &request, quota).await }).await
+    let done = to_its_end(async move { clusters::restore(&clusters, &name, &request, quota).await }).await;
+    done.map_err(Into::into)
 }
 
 /// Deletes a checkpoint and its templates. Nodes that do not answer keep theirs.
@@ -193,11 +192,5 @@ impl From<ClusterError> for Problem {
             ClusterError::StillRuns(_) => Code::Busy,
         };
         Self::new(code, error.to_string())
-    }
-}
-
-impl From<ClusterError> for Refusal {
-    fn from(error: ClusterError) -> Self {
-        Problem::from(error).into()
     }
 }

@@ -13,10 +13,10 @@ use tracing::Instrument;
 use vmove_http::{Answer, Json, Path, Query, Refusal};
 
 use super::App;
-use super::clusters::checked_start;
 use super::nearest;
 use super::problem::{Code, Problem};
 use super::visible::visible;
+use super::vms::checked_start;
 use crate::access::Caller;
 use crate::account::{Record, apel, csv, json_lines};
 use crate::bridge::{BridgeError, GrantRequest, Granted, Wanted};
@@ -174,7 +174,12 @@ fn check_holder(caller: &Caller, request: &LeaseRequest) -> Result<(), Problem> 
             format!("{caller} leases for itself: expected the holder {name:?}, found {:?}", request.holder);
         return Err(Problem::new(Code::Forbidden, message));
     }
-    if request.id.as_ref().is_some_and(|id| id.as_str().starts_with(JOBS_PREFIX)) {
+    request.id.as_ref().map_or(Ok(()), |id| check_id(caller, id.as_str()))
+}
+
+/// A tenant takes no id that stands for a job of Slurm.
+pub(super) fn check_id(caller: &Caller, id: &str) -> Result<(), Problem> {
+    if matches!(caller, Caller::Tenant(_)) && id.starts_with(JOBS_PREFIX) {
         let message = format!("ids that begin with {JOBS_PREFIX} stand for jobs of Slurm: choose another id");
         return Err(Problem::new(Code::Forbidden, message));
     }
@@ -182,7 +187,7 @@ fn check_holder(caller: &Caller, request: &LeaseRequest) -> Result<(), Problem> 
 }
 
 /// A tenant does not learn who has the id that it asked for.
-fn without_other_holder(caller: &Caller, problem: Problem) -> Problem {
+pub(super) fn without_other_holder(caller: &Caller, problem: Problem) -> Problem {
     match (caller, problem.code) {
         (Caller::Tenant(_), Code::IdTaken) => Problem::new(
             Code::IdTaken,

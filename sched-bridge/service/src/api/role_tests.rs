@@ -81,6 +81,10 @@ async fn each_role_does_what_it_may_and_nothing_else() {
         ("DELETE", "/v1/nodes/n9", Value::Null, [false, false, true]),
         ("PUT", "/v1/topology", topology, [false, false, true]),
         ("POST", "/v1/plans", evacuate, [false, false, true]),
+        ("GET", "/v1/clusters", Value::Null, [true, true, true]),
+        ("GET", "/v1/clusters/vc", Value::Null, [true, true, true]),
+        ("GET", "/v1/checkpoints", Value::Null, [true, true, true]),
+        ("POST", "/v1/clusters/vc/resize", json!({ "count": 3 }), [false, true, true]),
         ("POST", "/v1/leases/vc/vms/stop", json!({}), [false, true, true]),
         ("DELETE", "/v1/leases/vc", Value::Null, [false, true, false]),
     ];
@@ -120,6 +124,36 @@ async fn a_tenant_neither_sees_nor_ends_what_another_one_holds() {
     ] {
         let (status, problem) = bob(method, path, &json!({})).await;
         assert_eq!((status, &problem["code"]), (404, &json!("unknown-lease")), "{method} {path}: {problem}");
+    }
+    let made = ask(&app, "alice", "POST", "/v1/clusters/vc/checkpoint", &json!({ "name": "noon" })).await;
+    assert_eq!(made.0, 200, "{}", made.1);
+    for (method, path, body, code) in [
+        ("GET", "/v1/clusters/vc", Value::Null, "unknown-lease"),
+        ("POST", "/v1/clusters/vc/resize", json!({ "count": 1 }), "unknown-lease"),
+        ("POST", "/v1/clusters/vc/fork", json!({ "name": "mine" }), "unknown-lease"),
+        ("POST", "/v1/clusters/vc/checkpoint", json!({ "name": "mine" }), "unknown-lease"),
+        ("POST", "/v1/checkpoints/noon/restore", json!({}), "unknown-checkpoint"),
+        ("DELETE", "/v1/checkpoints/noon", Value::Null, "unknown-checkpoint"),
+    ] {
+        let (status, problem) = bob(method, path, &body).await;
+        assert_eq!((status, &problem["code"]), (404, &json!(code)), "{method} {path}: {problem}");
+    }
+    for path in ["/v1/clusters", "/v1/checkpoints"] {
+        let (_, list) = bob("GET", path, &Value::Null).await;
+        assert!(!list.to_string().contains("vc"), "{list}");
+    }
+    // Its own words do not say that a node is lost, and its clusters take no id of another one.
+    let lost = json!({ "lost": [bridge.home("vc", 0)] });
+    let (status, problem) = ask(&app, "alice", "POST", "/v1/checkpoints/noon/restore", &lost).await;
+    assert_eq!((status, &problem["code"]), (403, &json!("forbidden")), "{problem}");
+    for (name, code) in [("bobs", "id-taken"), ("slurm.n4", "forbidden")] {
+        let fork = json!({ "name": name });
+        let (_, problem) = ask(&app, "alice", "POST", "/v1/clusters/vc/fork", &fork).await;
+        assert_eq!(
+            (&problem["code"], problem.to_string().contains("bob\"")),
+            (&json!(code), false),
+            "{problem}"
+        );
     }
     let start = json!({ "vms": [] });
     assert_eq!(bob("POST", "/v1/leases/vc/vms", &start).await.0, 404);

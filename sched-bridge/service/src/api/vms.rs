@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::extract::State;
+use sched_bridge::model::VmName;
 use tracing::Instrument;
-use vmove_bridge_types::requests::{StartAnswer, StartRequest, StartVm, StopVms};
+use vmove_bridge_types::requests::{StartAll, StartAnswer, StartRequest, StartVm, StopVms};
 use vmove_http::{Answer, Json, Path, Refusal};
 
 use super::App;
@@ -67,6 +68,13 @@ pub(super) fn with_command_line(
             vm.vm
         ))),
     }
+}
+
+/// How VMs are started, if the caller may start them so.
+pub(super) fn checked_start(app: &App, caller: &Caller, start: &StartAll) -> Result<StartAll, Problem> {
+    let any = VmName::new("any").map_err(Problem::bad_request)?;
+    let StartVm { command_line, memory, .. } = with_command_line(&app.templates, caller, start.of(any))?;
+    Ok(StartAll { command_line, memory, ..StartAll::default() })
 }
 
 /// Stops VMs of a lease. The lease stays.
