@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+pub use self::clients::{Client, ClientError, Named, Rate, Role, read_clients};
 pub use self::hooks::BridgeConfig;
 pub use self::qemu::{QemuFlags, qemu_user_note};
 #[cfg(feature = "verbs")]
@@ -24,10 +25,12 @@ use vmove_qmp::confine::Confinement;
 use vmove_types::node::DEFAULT_CONTROL;
 use vmove_types::units;
 
+use self::clients::ClientEntry;
 pub use self::grants::GrantPolicy;
 use self::hooks::SignalsConfig;
 use self::qemu::QemuConfig;
 
+mod clients;
 mod grants;
 mod hooks;
 mod qemu;
@@ -54,7 +57,7 @@ pub struct Flags {
     /// Unix socket for vmove, mode 0600 [default: VMOVE_CONTROL, or /run/vmove/control.sock]
     #[arg(long, value_name = "SOCK")]
     pub control: Option<PathBuf>,
-    /// Address and port for peer daemons and for read-only HTTP [default: `[::]:7420`; with --insecure 127.0.0.1:7420]
+    /// Address and port for peer daemons and for HTTP [default: `[::]:7420`; with --insecure 127.0.0.1:7420]
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: Option<SocketAddr>,
     /// Records of VMs and migrations; must survive a restart [default: /var/lib/vmove]
@@ -149,6 +152,7 @@ pub struct ConfigFile {
     control_groups: GroupPolicy,
     grants: GrantPolicy,
     nodes: BTreeMap<String, NodeEntry>,
+    client: Vec<ClientEntry>,
     hook: Vec<HookEntry>,
     host_signals: SignalsConfig,
     bridge: Option<BridgeConfig>,
@@ -255,6 +259,10 @@ pub struct Config {
     pub grants: GrantPolicy,
     /// Peers by name.
     pub nodes: BTreeMap<String, KnownNode>,
+    /// Where the settings are from, to be read again.
+    pub file: Option<PathBuf>,
+    /// Who may give commands over the peer port.
+    pub clients: Vec<Client>,
     /// What is done by itself when something happens, in the order in which it is done.
     pub hooks: Vec<Hook>,
     /// Where the host tells things that hooks wait for.
@@ -303,6 +311,14 @@ pub enum ConfigError {
         path: Option<PathBuf>,
         /// Its place, its key, expected and found.
         why: HookError,
+    },
+    /// A client cannot be used.
+    #[error("{}{why}", path.as_ref().map(|path| format!("{}: ", path.display())).unwrap_or_default())]
+    Client {
+        /// The file.
+        path: Option<PathBuf>,
+        /// Its place, its key, expected and found.
+        why: ClientError,
     },
     /// A value is out of range.
     #[error("{key}: {why}")]
@@ -363,6 +379,8 @@ impl Config {
         let known = |node: &str| nodes.contains_key(node) || split_address(node).is_some();
         let hooks = hooks::check(file.hook, file.fork.child_start.clone(), known, file.bridge.is_some());
         let hooks = hooks.map_err(|why| ConfigError::Hook { path: flags.config.clone(), why })?;
+        let clients = clients::check(file.client, security != Security::Insecure)
+            .map_err(|why| ConfigError::Client { path: flags.config.clone(), why })?;
         let peers = file.peers;
         if peers.accept_from.is_some() && security == Security::Insecure {
             return Err(value(
@@ -398,6 +416,8 @@ impl Config {
             signals: file.host_signals.sources(),
             bridge: file.bridge,
             nodes,
+            file: flags.config.map(absolute),
+            clients,
         })
     }
 }

@@ -86,7 +86,7 @@ pub enum Code {
     UnknownPath,
     /// The path is there, the method is not.
     MethodNotAllowed,
-    /// This port only answers questions.
+    /// This port only answers questions: it has no TLS.
     ReadOnly,
     /// A VM of this name is here already.
     NameTaken,
@@ -100,8 +100,12 @@ pub enum Code {
     UnknownTemplate,
     /// A template is damaged, or made by another QEMU.
     BadTemplate,
-    /// The configuration does not allow it.
+    /// The configuration, or the role of the caller, does not allow it.
     Forbidden,
+    /// The caller asks too often.
+    RateLimited,
+    /// The request is too large.
+    TooLarge,
     /// No hook of this name.
     UnknownHook,
     /// A hook of the operator forbade it; nothing was changed.
@@ -182,6 +186,8 @@ impl ProblemCode for Code {
                 (404, Exit::Failed)
             }
             Self::BadTemplate => (422, Exit::Failed),
+            Self::RateLimited => (429, Exit::Refused),
+            Self::TooLarge => (413, Exit::Usage),
             Self::Forbidden | Self::GrantRefused | Self::ForbiddenByHook => (403, Exit::Refused),
             Self::ForkFailed | Self::ParentNotBack => (500, Exit::Failed),
             Self::DeviceMissing => (500, Exit::NeedsRecovery),

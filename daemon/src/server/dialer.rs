@@ -19,6 +19,7 @@ use vmove_node::peer::hello::read_answer;
 use vmove_node::peer::{BoxedStream, Dialer, FabricOffer, LinkError, PeerTarget, Token};
 use vmove_node::peer::{Hello, HelloError, LinkKind};
 
+use super::access::{Access, Certificate};
 use super::endpoint::EndpointError;
 use super::fabrics::{Fabrics, class_of};
 use super::tls::Tls;
@@ -36,7 +37,7 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// Opens connections with this node's TLS material and fabrics.
 #[derive(Debug)]
 pub struct PeerDialer {
-    tls: Option<Arc<Tls>>,
+    tls: Option<(Arc<Tls>, Arc<Access>)>,
     /// Names that certificates must carry, by address, where that is not the host part.
     server_names: BTreeMap<String, String>,
     fabrics: Arc<Fabrics>,
@@ -49,7 +50,12 @@ enum Wire {
 }
 
 impl PeerDialer {
-    pub fn new(tls: Option<Arc<Tls>>, nodes: &BTreeMap<String, KnownNode>, fabrics: Arc<Fabrics>) -> Self {
+    /// With TLS, the other end must have the certificate of a node, not that of a client.
+    pub fn new(
+        tls: Option<(Arc<Tls>, Arc<Access>)>,
+        nodes: &BTreeMap<String, KnownNode>,
+        fabrics: Arc<Fabrics>,
+    ) -> Self {
         let named = nodes.values().filter_map(|n| Some((n.address.clone(), n.server_name.clone()?)));
         Self { tls, server_names: named.collect(), fabrics }
     }
@@ -59,11 +65,17 @@ impl PeerDialer {
         let stream = connect(to).await?;
         // Without it, small control messages would wait for acknowledgements.
         stream.set_nodelay(true).map_err(|e| unreachable(to, e.to_string()))?;
-        let Some(tls) = &self.tls else { return Ok(Wire::Plain(stream)) };
+        let Some((tls, access)) = &self.tls else { return Ok(Wire::Plain(stream)) };
         let name = self.server_name(to)?;
         let connector = TlsConnector::from(tls.configs().client);
         match tokio::time::timeout(CONNECT, connector.connect(name, stream)).await {
-            Ok(Ok(stream)) => Ok(Wire::Tls(Box::new(stream))),
+            Ok(Ok(stream)) => {
+                let refused = |why: String| LinkError::Tls { peer: to.to_string(), why };
+                let shown = Certificate::of(stream.get_ref().1.peer_certificates())
+                    .ok_or_else(|| refused("its certificate has a form that cannot be read".to_owned()))?;
+                access.check_node(&shown).map_err(|why| refused(why.to_string()))?;
+                Ok(Wire::Tls(Box::new(stream)))
+            }
             Ok(Err(error)) => Err(tls_failed(to, &error)),
             Err(_) => {
                 Err(LinkError::Tls { peer: to.to_string(), why: format!("no TLS answer within {CONNECT:?}") })

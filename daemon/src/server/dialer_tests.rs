@@ -10,13 +10,19 @@ use vmove_node::peer::hello::{MAGIC, answer};
 use vmove_node::peer::{LinkKind, PROTOCOL_VERSION, SessionId, Status, Token};
 
 use super::*;
-use crate::config::{FabricChoice, TlsFiles};
+use crate::config::{Client, FabricChoice, Named, Rate, Role, TlsFiles};
 
 fn dialer(tls: Option<Tls>) -> PeerDialer {
+    dialer_with(tls, Vec::new())
+}
+
+/// One of a node with these clients.
+fn dialer_with(tls: Option<Tls>, clients: Vec<Client>) -> PeerDialer {
     let fabrics =
         Fabrics::new(FabricChoice::Tcp, &crate::config::RdmaConfig::default(), Path::new("/nowhere"))
             .unwrap();
-    PeerDialer::new(tls.map(Arc::new), &BTreeMap::new(), Arc::new(fabrics))
+    let tls = tls.map(|tls| (Arc::new(tls), Arc::new(Access::new("tester", None, true, clients))));
+    PeerDialer::new(tls, &BTreeMap::new(), Arc::new(fabrics))
 }
 
 fn hello() -> Hello {
@@ -211,6 +217,23 @@ async fn a_node_of_another_authority_is_refused_by_the_one_that_answers() {
     let (to, _) = tls_peer(&theirs).await;
     let error = refused(&dialer(Some(Tls::load(&mixed).unwrap())), &to).await;
     assert!(matches!(error, LinkError::Tls { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_client_that_poses_as_a_node_gets_no_guest() {
+    let pki = TestPki::new();
+    let (to, seen) = tls_peer(&pki).await;
+    let entry = |peer| Client {
+        named: Named::Name("127.0.0.1".to_owned()),
+        role: Role::Admin,
+        peer,
+        rate: Rate { per_second: 1, burst: 1 },
+    };
+    let error = refused(&dialer_with(Some(pki.tls()), vec![entry(false)]), &to).await;
+    assert!(error.to_string().contains("found that of the client 127.0.0.1"), "{error}");
+    assert_ne!(*seen.lock().unwrap(), ["tester"], "it is not greeted");
+    let (to, _) = tls_peer(&pki).await;
+    dialer_with(Some(pki.tls()), vec![entry(true)]).stream(&to, &hello()).await.unwrap();
 }
 
 #[tokio::test]

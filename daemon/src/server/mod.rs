@@ -1,5 +1,6 @@
 //! `vmoved`: start, run, end.
 
+mod access;
 mod devices;
 mod dialer;
 mod endpoint;
@@ -52,6 +53,7 @@ use vmove_node::store::VmStore;
 
 use crate::config::{Config, Flags, KnownNode, Security, qemu_user_note};
 use crate::leaf_switches;
+use access::{Access, Origin};
 use devices::{LeasedDevices, LedgerDevices};
 use dialer::PeerDialer;
 use fabrics::Fabrics;
@@ -81,6 +83,7 @@ struct App {
     known: KnownPeers,
     fabrics: Arc<Fabrics>,
     dialer: Arc<PeerDialer>,
+    access: Arc<Access>,
     metrics: PrometheusHandle,
     started: Instant,
     /// As bound: the port may have been left to the kernel.
@@ -164,8 +167,8 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
         app.sessions.clone(),
         app.forks.clone(),
         fabrics.clone(),
-        tls.clone(),
-        rest::public(app.clone()),
+        (tls.clone(), app.access.clone()),
+        rest::router(app.clone()),
     );
     let mut tasks = tokio::task::JoinSet::new();
     if fabrics.has_local() {
@@ -196,9 +199,7 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
     tasks.spawn(metrics::sample(app.clone(), app.metrics.clone()));
     tasks.spawn(learn_qemus());
     hooks::start(&app, &mut tasks);
-    if let Some(tls) = tls {
-        tasks.spawn(reload_on_hangup(tls));
-    }
+    tasks.spawn(reload_on_hangup(tls, app.access.clone()));
     // Last: whoever can connect here gets answers.
     let control = &app.config.control;
     if let Some(dir) = control.parent().filter(|dir| !dir.as_os_str().is_empty()) {
@@ -296,6 +297,9 @@ async fn assemble(
     let monitors = Arc::new(Monitors::default());
     let hooks = open_hooks(&config)?;
     hooks::listen(&hooks, &monitors, &vms);
+    let access =
+        Arc::new(Access::new(&config.node, config.file.clone(), tls.is_some(), config.clients.clone()));
+    let tls = tls.map(|tls| (tls, access.clone()));
     let dialer = Arc::new(PeerDialer::new(tls, &config.nodes, fabrics.clone()));
     let peers = Arc::new(config.peers.clone().beside(&config.qemu));
     let reservations = if config.overcommit_memory {
@@ -379,6 +383,7 @@ async fn assemble(
         known,
         fabrics,
         dialer,
+        access,
         metrics,
         started,
         listen,
@@ -395,8 +400,9 @@ async fn serve_until_told(app: &Arc<App>, listener: UnixListener) -> anyhow::Res
     SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]).thread_unblock()?;
     let stop = tokio_util::sync::CancellationToken::new();
     let stopped = stop.clone();
-    let server = axum::serve(listener, rest::control(app.clone()))
-        .with_graceful_shutdown(async move { stopped.cancelled().await });
+    let server =
+        axum::serve(listener, rest::router(app.clone()).into_make_service_with_connect_info::<Origin>())
+            .with_graceful_shutdown(async move { stopped.cancelled().await });
     let mut server = tokio::spawn(server.into_future());
     tracing::info!(
         node = %app.config.node,
@@ -423,15 +429,27 @@ async fn serve_until_told(app: &Arc<App>, listener: UnixListener) -> anyhow::Res
     Ok(())
 }
 
-/// SIGHUP: certificates were renewed.
-async fn reload_on_hangup(tls: Arc<Tls>) {
+/// SIGHUP: certificates were renewed, or clients changed.
+async fn reload_on_hangup(tls: Option<Arc<Tls>>, access: Arc<Access>) {
     let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
     while hangup.recv().await.is_some() {
-        let tls = tls.clone();
-        match tokio::task::spawn_blocking(move || tls.reload()).await {
-            Ok(Ok(())) => tracing::info!("certificates read again"),
-            Ok(Err(error)) => tracing::error!(%error, "certificates stay as they were"),
-            Err(error) => tracing::error!(%error, "certificates stay as they were"),
+        let (tls, access) = (tls.clone(), access.clone());
+        let read = run_blocking(move || {
+            match tls.map(|tls| tls.reload()) {
+                Some(Ok(())) => tracing::info!("certificates read again"),
+                Some(Err(error)) => tracing::error!(%error, "certificates stay as they were"),
+                None => {}
+            }
+            match access.reload() {
+                Ok(clients) => tracing::info!(clients, "clients read again"),
+                Err(error) => {
+                    let why = vmove_types::problem::chain(&error);
+                    tracing::error!(why, "clients stay as they were");
+                }
+            }
+        });
+        if let Err(error) = read.await {
+            tracing::error!(%error, "certificates and clients may be as they were");
         }
     }
 }

@@ -1,10 +1,12 @@
-//! The peer port: daemons and read-only HTTP on one TCP port, told apart by their first bytes.
+//! The peer port: daemons and HTTP on one TCP port, told apart by their first bytes.
 
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Extension;
+use axum::extract::ConnectInfo;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use metrics::counter;
@@ -21,6 +23,7 @@ use vmove_node::peer::hello::{MAGIC, answer};
 use vmove_node::peer::{Caller, Hello, HelloError, LinkKind, PROTOCOL_VERSION, Status, Token};
 use vmove_types::problem::chain;
 
+use super::access::{Access, Certificate, NotANode, Origin};
 use super::dialer::notice_death;
 use super::endpoint::EndpointError;
 use super::fabric_check::Visits;
@@ -48,7 +51,9 @@ pub struct PeerPort {
     pub forks: Arc<ForkEngine>,
     pub fabrics: Arc<Fabrics>,
     pub tls: Option<Arc<Tls>>,
-    /// Answers HTTP, read-only.
+    /// Which certificates are those of clients, and not of nodes.
+    pub access: Arc<Access>,
+    /// Answers HTTP, as far as the caller may ask.
     pub router: axum::Router,
     pub places: Arc<Places>,
     pub http_places: Arc<Places>,
@@ -62,7 +67,7 @@ impl PeerPort {
         sessions: Arc<Sessions>,
         forks: Arc<ForkEngine>,
         fabrics: Arc<Fabrics>,
-        tls: Option<Arc<Tls>>,
+        (tls, access): (Option<Arc<Tls>>, Arc<Access>),
         router: axum::Router,
     ) -> Self {
         Self {
@@ -71,6 +76,7 @@ impl PeerPort {
             forks,
             fabrics,
             tls,
+            access,
             router,
             places: Places::new("that have not greeted", NOT_GREETED),
             http_places: Places::new("for HTTP", HTTP),
@@ -116,7 +122,7 @@ impl PeerPort {
         };
         match (&self.tls, first) {
             (None, First::Greeting) => self.plain_peer(stream, from, place).await,
-            (None, First::Http) => self.http(stream, from, place).await,
+            (None, First::Http) => self.http(stream, Origin::Plain, from, place).await,
             (None, First::Tls) => refuse_tls(stream, from).await,
             (Some(tls), First::Tls) => {
                 let acceptor = TlsAcceptor::from(tls.configs().server);
@@ -138,12 +144,19 @@ impl PeerPort {
             Err(_) => return,
         };
         self.places.know(from.ip());
-        if stream.get_ref().1.alpn_protocol() == Some(ALPN_HTTP)
-            || stream.get_ref().1.alpn_protocol().is_none()
-        {
-            return self.http(stream, from, place).await;
+        let shown = stream.get_ref().1;
+        let Some(certificate) = Certificate::of(shown.peer_certificates()) else {
+            counter!("vmove_peer_connections_total", "result" => "tls_refused").increment(1);
+            return tracing::warn!(%from, "the certificate has a form that cannot be read");
+        };
+        if shown.alpn_protocol().is_none_or(|protocol| protocol == ALPN_HTTP) {
+            let origin = Origin::Tls(Arc::new(certificate));
+            return self.http(stream, origin, from, place).await;
         }
-        let caller = super::tls::caller(stream.get_ref().1.peer_certificates());
+        if let Err(why) = self.access.check_node(&certificate) {
+            return refuse_client(stream, from, &why).await;
+        }
+        let caller = certificate.caller();
         let mut stream: Box<TlsStream<TcpStream>> = Box::new(stream);
         let Some(hello) = self.greeted(stream.as_mut(), &from.to_string()).await else { return };
         let place = self.kept_place(&hello, from, place);
@@ -291,14 +304,14 @@ impl PeerPort {
         hello
     }
 
-    async fn http<S>(self, stream: S, from: SocketAddr, place: Place)
+    async fn http<S>(self, stream: S, origin: Origin, from: SocketAddr, place: Place)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         drop(place);
         let place = self.http_places.take(from.ip());
         let must_leave = place.must_leave();
-        let service = TowerToHyperService::new(self.router);
+        let service = TowerToHyperService::new(self.router.layer(Extension(ConnectInfo(origin))));
         let mut http = hyper::server::conn::http1::Builder::new();
         http.timer(hyper_util::rt::TokioTimer::new()).header_read_timeout(GREETING);
         let served = async move {
@@ -356,6 +369,14 @@ async fn refuse_plain_peer(mut stream: TcpStream, from: SocketAddr) {
     drain(&mut stream).await;
 }
 
+/// Tells a client that it may not open sessions between nodes.
+async fn refuse_client(mut stream: TlsStream<TcpStream>, from: SocketAddr, why: &NotANode) {
+    tracing::warn!(%from, %why, "peer connection refused");
+    counter!("vmove_peer_connections_total", "result" => "refused").increment(1);
+    let _ = answer(&mut stream, Status::Busy, &why.to_string()).await;
+    drain(&mut stream).await;
+}
+
 /// Tells a TLS client that there is none here.
 async fn refuse_tls(mut stream: TcpStream, from: SocketAddr) {
     tracing::warn!(%from, "TLS connection refused: this node runs with --insecure, that one has TLS");
@@ -367,7 +388,7 @@ async fn refuse_tls(mut stream: TcpStream, from: SocketAddr) {
 async fn refuse_plain_http(mut stream: TcpStream) {
     let _ = stream
         .write_all(b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 48\r\nconnection: close\r\n\r\n\
-                     This port expects https, with a node certificate")
+                     This port expects https, with a certificate here")
         .await;
     drain(&mut stream).await;
 }

@@ -1,6 +1,5 @@
 //! TLS between daemons: both ends show a certificate of the same authority.
 
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -9,14 +8,12 @@ use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-use vmove_node::peer::Caller;
-use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::config::TlsFiles;
 
 /// ALPN of the protocol between daemons.
 pub const ALPN_VMOVE: &[u8] = b"vmove/1";
-/// ALPN of the read-only REST interface on the same port.
+/// ALPN of the REST interface on the same port.
 pub const ALPN_HTTP: &[u8] = b"http/1.1";
 
 /// Why TLS cannot be set up.
@@ -123,32 +120,6 @@ fn server(
     // Tickets would arrive in the middle of page traffic.
     config.send_tls13_tickets = 0;
     Ok(Arc::new(config))
-}
-
-/// Who has shown this chain: the names in its first certificate, which has been verified. What cannot be read is no name.
-pub fn caller(chain: Option<&[CertificateDer<'_>]>) -> Caller {
-    let Some((_, own)) = chain.and_then(<[_]>::first).and_then(|own| X509Certificate::from_der(own).ok())
-    else {
-        return Caller::default();
-    };
-    let mut names = Vec::new();
-    if let Ok(Some(others)) = own.subject_alternative_name() {
-        names.extend(others.value.general_names.iter().filter_map(|name| match name {
-            GeneralName::DNSName(name) => Some((*name).to_owned()),
-            GeneralName::IPAddress(bytes) => address(bytes),
-            _ => None,
-        }));
-    }
-    let common = own.subject().iter_common_name().filter_map(|name| name.as_str().ok());
-    names.extend(common.map(str::to_owned));
-    Caller { names }
-}
-
-/// An address of a certificate: its 4 or 16 bytes.
-fn address(bytes: &[u8]) -> Option<String> {
-    let four = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
-    let address = four.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from));
-    Some(address.ok()?.to_string())
 }
 
 fn warn_if_others_can_read(key: &Path) {

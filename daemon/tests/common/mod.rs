@@ -260,17 +260,48 @@ impl Pki {
 
     /// The same for a node with this common name, and these DNS names beside its address.
     pub fn flags_of(&self, common: &str, dns: &[&str]) -> Vec<String> {
-        let key = rcgen::KeyPair::generate().unwrap();
         let names = std::iter::once(&"127.0.0.1").chain(dns).map(|name| (*name).to_owned());
-        let mut cert = rcgen::CertificateParams::new(names.collect::<Vec<_>>()).unwrap();
-        cert.distinguished_name.push(rcgen::DnType::CommonName, common);
-        let cert = cert.signed_by(&key, &self.issuer).unwrap();
-        let path = |name: &str| self.dir.path().join(name).display().to_string();
-        let (pem, private) = (path(&format!("{common}.pem")), path(&format!("{common}.key")));
-        std::fs::write(&pem, cert.pem()).unwrap();
-        std::fs::write(&private, key.serialize_pem()).unwrap();
-        ["--tls-cert", &pem, "--tls-key", &private, "--tls-ca", &path("ca.pem")].map(str::to_owned).into()
+        let (pem, private) =
+            self.issue(common, rcgen::CertificateParams::new(names.collect::<Vec<_>>()).unwrap());
+        let text = |path: &Path| path.display().to_string();
+        let authority = self.dir.path().join("ca.pem");
+        ["--tls-cert", &text(&pem), "--tls-key", &text(&private), "--tls-ca", &text(&authority)]
+            .map(str::to_owned)
+            .into()
     }
+
+    /// What a client needs that has this common name, for clients only.
+    pub fn client(&self, common: &str) -> Shown {
+        self.client_as(common, |_| ())
+    }
+
+    /// The same, with a certificate that is different.
+    pub fn client_as(&self, common: &str, change: impl FnOnce(&mut rcgen::CertificateParams)) -> Shown {
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+        change(&mut params);
+        let (cert, key) = self.issue(common, params);
+        Shown { ca: self.dir.path().join("ca.pem"), cert, key }
+    }
+
+    fn issue(&self, common: &str, mut params: rcgen::CertificateParams) -> (PathBuf, PathBuf) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(rcgen::DnType::CommonName, common);
+        let cert = params.signed_by(&key, &self.issuer).unwrap();
+        let path = |end: &str| self.dir.path().join(format!("{common}.{end}"));
+        std::fs::write(path("pem"), cert.pem()).unwrap();
+        std::fs::write(path("key"), key.serialize_pem()).unwrap();
+        (path("pem"), path("key"))
+    }
+}
+
+/// The files of a client with TLS.
+#[derive(Debug, Clone)]
+pub struct Shown {
+    pub ca: PathBuf,
+    pub cert: PathBuf,
+    pub key: PathBuf,
 }
 
 /// Starts a node with certificates of this authority.

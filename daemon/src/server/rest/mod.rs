@@ -1,4 +1,4 @@
-//! REST: everything on the control socket, questions alone on the peer port.
+//! REST: one router for the control socket and the peer port. Who may ask what is decided before a handler begins.
 
 mod devices;
 mod fabric;
@@ -13,16 +13,17 @@ mod vms;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::http::Method;
+use axum::extract::DefaultBodyLimit;
 use axum::routing::{delete, get, post};
 
-use vmove_http::{Refusal, fallback, span};
+use vmove_http::{fallback, span};
 
 use super::App;
-use vmove_types::problem::{Code, Problem};
+use super::access::{LARGEST_BODY, admit};
 
-/// Everything. For the control socket, whose mode says who may.
-pub fn control(app: Arc<App>) -> Router {
+/// All paths. Each request passes [`admit`] first.
+pub fn router(app: Arc<App>) -> Router {
+    let access = app.access.clone();
     Router::new()
         .route("/healthz", get(node::health))
         .route("/openapi.json", get(openapi::serve))
@@ -60,36 +61,8 @@ pub fn control(app: Arc<App>) -> Router {
         .route("/v1/migrations/{id}/events", get(migrations::events))
         .fallback(fallback::unknown_path)
         .method_not_allowed_fallback(fallback::wrong_method)
+        .layer(axum::middleware::from_fn_with_state(access, admit))
+        .layer(DefaultBodyLimit::max(LARGEST_BODY))
         .layer(axum::middleware::from_fn(span::of_request))
         .with_state(app)
-}
-
-/// Questions for schedulers, on the peer port. Nothing here changes anything, or shows a command line.
-pub fn public(app: Arc<App>) -> Router {
-    Router::new()
-        .route("/healthz", get(node::health))
-        .route("/openapi.json", get(openapi::serve))
-        .route("/v1/node", get(node::node))
-        .route("/v1/vms", get(vms::list))
-        .route("/v1/migrations", get(migrations::list))
-        .route("/v1/groups", get(groups::list))
-        .route("/v1/groups/{id}", get(groups::show))
-        .route("/v1/groups/{id}/events", get(groups::events))
-        .route("/v1/migrations/{id}", get(migrations::show))
-        .route("/v1/migrations/{id}/events", get(migrations::events))
-        .fallback(read_only)
-        .method_not_allowed_fallback(read_only)
-        .layer(axum::middleware::from_fn(span::of_request))
-        .with_state(app)
-}
-
-async fn read_only(method: Method, uri: axum::http::Uri) -> Refusal {
-    Problem::new(
-        Code::ReadOnly,
-        format!(
-            "{method} {} is not served on the peer port: use the control socket of that node",
-            uri.path()
-        ),
-    )
-    .into()
 }

@@ -1,19 +1,24 @@
 //! The description of the interface.
 
 use axum::response::Response;
-use utoipa::OpenApi;
+use utoipa::Modify;
+use utoipa::openapi::{Content, OpenApi, Ref, ResponseBuilder};
 
+use crate::server::access::OPERATIONS;
 use vmove_types::problem::{Code, Problem};
 use vmove_types::{check, fork_report, group, migration, progress, report, spec, vm};
 
 /// Gathers what the handlers say of themselves.
-#[derive(Debug, OpenApi)]
+#[derive(Debug, utoipa::OpenApi)]
 #[openapi(
     info(
         title = "vmoved",
-        description = "Control interface of vmoved, on its Unix socket. The questions `/v1/node`, `/v1/vms`, `/v1/migrations`, `/v1/groups` \
-                       and what is below the latter are answered on the peer port, too. Refusals are `application/problem+json` \
-                       with a `Problem`.",
+        description = "Interface of vmoved, on its Unix socket, and over TLS on its peer port. There a client shows a certificate, and \
+                       the configuration of the node says which role it has; `x-vmove-role` of an operation is the role that it needs \
+                       (viewer, operator, admin; each may do what those before it may; `stopVm` with `force` needs admin). What is `public` needs viewer, \
+                       and may be asked by nodes, and without TLS by everybody who reaches the port. \
+                       Refusals are `application/problem+json` with a `Problem`: any request may be refused with 403 (`forbidden`, `read-only`) \
+                       and 429 (`rate-limited`, with `Retry-After`), one with a body with 413 (`too-large`).",
         license(name = "MIT OR Apache-2.0")
     ),
     paths(
@@ -41,6 +46,7 @@ use vmove_types::{check, fork_report, group, migration, progress, report, spec, 
         super::forks::templates,
         super::forks::save,
         super::forks::load,
+        super::forks::restore,
         super::forks::remove,
         super::hooks::list,
         super::hooks::test,
@@ -63,9 +69,42 @@ use vmove_types::{check, fork_report, group, migration, progress, report, spec, 
         fork_report::ForkReport, fork_report::ForkProgress,
         group::GroupProgress, group::GroupReport, progress::Progress, progress::Outcome, report::Report, check::Blocker, check::CheckReport, spec::MigrationSpec,
     )),
+    modifiers(&Access),
     tags((name = "node"), (name = "vms"), (name = "forks"), (name = "hooks"), (name = "migrations"), (name = "groups"))
 )]
 struct Api;
+
+/// Says of each operation who may ask it, and that it may be refused.
+#[derive(Debug)]
+struct Access;
+
+impl Modify for Access {
+    fn modify(&self, api: &mut OpenApi) {
+        let refused = ResponseBuilder::new()
+            .description("Refused, or failed")
+            .content("application/json", Content::new(Some(Ref::from_schema_name("Problem"))))
+            .build();
+        for operation in OPERATIONS {
+            let Some(item) = api.paths.paths.get_mut(operation.path) else { continue };
+            let described = match operation.method {
+                "GET" => item.get.as_mut(),
+                "POST" => item.post.as_mut(),
+                "PUT" => item.put.as_mut(),
+                "DELETE" => item.delete.as_mut(),
+                _ => None,
+            };
+            let Some(described) = described else { continue };
+            let extensions = described.extensions.get_or_insert_default();
+            // One key: a second one would come before or after it by chance.
+            let role = if operation.public { "public".to_owned() } else { operation.needs.to_string() };
+            extensions.insert("x-vmove-role".to_owned(), role.into());
+            for status in ["4XX", "5XX"] {
+                let responses = &mut described.responses.responses;
+                responses.entry(status.to_owned()).or_insert_with(|| refused.clone().into());
+            }
+        }
+    }
+}
 
 /// The description, with a line end.
 #[must_use]
@@ -80,15 +119,35 @@ pub async fn serve() -> Response {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::path::Path;
 
-    use super::document;
+    use super::{OPERATIONS, document};
 
     /// `VMOVE_WRITE_OPENAPI=1 cargo test -p vmove-daemon openapi` writes it.
     #[test]
     fn the_checked_in_description_is_current() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
         vmove_http::openapi::check_file(&document(), Path::new(path)).unwrap();
+    }
+
+    /// What is in the description and not in the table would be refused to every client, and nobody would know its role.
+    #[test]
+    fn every_operation_has_a_role_and_every_role_an_operation() {
+        let api: serde_json::Value = serde_json::from_str(&document()).unwrap();
+        let mut described = BTreeSet::new();
+        for (path, methods) in api["paths"].as_object().unwrap() {
+            for (method, operation) in methods.as_object().unwrap() {
+                let id = operation["operationId"].as_str().unwrap();
+                assert!(operation["x-vmove-role"].is_string(), "{id}");
+                assert!(operation["responses"]["4XX"].is_object(), "{id}");
+                described.insert((id.to_owned(), method.to_uppercase(), path.clone()));
+            }
+        }
+        let text = str::to_owned;
+        let known = OPERATIONS.iter().filter(|operation| operation.path != "/openapi.json");
+        let known: BTreeSet<_> = known.map(|o| (text(o.id), text(o.method), text(o.path))).collect();
+        assert_eq!(known, described);
     }
 
     #[test]
