@@ -63,8 +63,8 @@ pub struct ForkRequest {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
     /// The one child is the guest that the template was made of: it keeps its name (or gets that of `names`), UUID and MAC addresses. Only
-    /// its VM Generation ID is new. Only of a template, and here. Nobody else must use these addresses.
-    #[serde(default)]
+    /// its VM Generation ID is new. No request of others has this: they ask for a template to be restored.
+    #[serde(skip)]
     pub as_it_was: bool,
     /// A guest that is paused runs on as soon as it is frozen.
     #[serde(default)]
