@@ -139,6 +139,7 @@ pub struct ConfigFile {
     fabric: Option<FabricChoice>,
     rdma: RdmaConfig,
     metrics: Option<SocketAddr>,
+    audit_log: Option<PathBuf>,
     log_format: Option<LogFormat>,
     insecure: Option<bool>,
     tls: Option<TlsFiles>,
@@ -237,6 +238,8 @@ pub struct Config {
     pub security: Security,
     /// Metrics port.
     pub metrics: Option<SocketAddr>,
+    /// Who asked for what: one JSON object a line.
+    pub audit_log: Option<PathBuf>,
     /// Form of the log.
     pub log_format: LogFormat,
     /// Bulk connections per migration, 1 to 16.
@@ -402,6 +405,7 @@ impl Config {
             rdma: file.rdma.overridden(flags.rdma).checked()?,
             security,
             metrics: flags.metrics.or(file.metrics),
+            audit_log: file.audit_log.map(absolute),
             log_format: flags.log_format.or(file.log_format).unwrap_or_default(),
             bulk_connections,
             reconnect_for,

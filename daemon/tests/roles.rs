@@ -281,3 +281,43 @@ fn who_asks_too_often_or_sends_too_much_is_told_so() {
     let answer = calm.ask("POST", "/v1/migrations", &long);
     assert_eq!((answer.status, answer.code().as_str()), (413, "too-large"), "{answer:?}");
 }
+
+/// The lines of an audit log.
+fn told(path: &std::path::Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn who_did_what_is_written_down() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("audit.jsonl");
+    let clients = client("viewer.example", "viewer") + &client("operator.example", "operator");
+    let served = Served::start(&format!("audit-log = \"{}\"\n{clients}", log.display()));
+    let viewer = served.pki.client("viewer.example");
+    let operator = served.pki.client("operator.example");
+    assert_eq!(served.remote(&viewer).ask("GET", "/v1/vms", "").status, 200);
+    assert_eq!(served.remote(&viewer).ask("DELETE", "/v1/vms/web", "").status, 403);
+    assert_eq!(served.remote(&operator).ask("DELETE", "/v1/vms/web", "").status, 404);
+    served.node.problem(&["stop", "web"], 1);
+    common::wait("three lines, since an answered question is none", || told(&log).len() == 3);
+    let lines = told(&log);
+    let column = |key: &str| lines.iter().map(|line| line[key].clone()).collect::<Vec<_>>();
+    assert_eq!(column("operation"), ["stopVm", "stopVm", "stopVm"]);
+    assert_eq!(column("path"), ["/v1/vms/web", "/v1/vms/web", "/v1/vms/web"]);
+    assert_eq!(column("status"), [403, 404, 404]);
+    assert_eq!(column("code"), ["forbidden", "unknown-vm", "unknown-vm"]);
+    assert_eq!(column("from"), ["tls", "tls", "socket"]);
+    assert_eq!((&lines[0]["role"], &lines[1]["role"]), (&"viewer".into(), &"operator".into()), "{lines:?}");
+    assert!(lines[0]["client"].as_str().unwrap().contains("viewer.example"), "{lines:?}");
+    assert!(lines[0]["address"].as_str().unwrap().starts_with("127.0.0.1:"), "{lines:?}");
+    assert_eq!(lines[2]["uid"], rustix::process::getuid().as_raw());
+    // logrotate renames it, and tells the daemon.
+    let old = dir.path().join("audit.jsonl.1");
+    std::fs::rename(&log, &old).unwrap();
+    common::signal(served.node.pid(), Signal::HUP);
+    common::wait("it is opened anew", || log.exists());
+    assert_eq!(served.remote(&viewer).ask("POST", "/v1/vms/web/promote", "").status, 403);
+    common::wait("the next line is in the new one", || told(&log).len() == 1);
+    assert_eq!(told(&old).len(), 3);
+}

@@ -60,4 +60,4 @@ pub mod tls;
 #[cfg(feature = "server")]
 pub use extract::{Json, Path, Query};
 #[cfg(feature = "server")]
-pub use refusal::{Answer, Refusal};
+pub use refusal::{Answer, Refusal, RefusedWith};

@@ -27,12 +27,19 @@ impl<C: ProblemCode> From<Problem<C>> for Refusal {
     }
 }
 
+/// The stable word of a refusal, among the extensions of its response: for those who note what became of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedWith(pub String);
+
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         if self.status.is_server_error() {
             tracing::warn!(code = %self.code, message = %self.message, "request failed");
         }
-        (self.status, [(header::CONTENT_TYPE, "application/problem+json")], self.body).into_response()
+        let told = [(header::CONTENT_TYPE, "application/problem+json")];
+        let mut response = (self.status, told, self.body).into_response();
+        response.extensions_mut().insert(RefusedWith(self.code));
+        response
     }
 }
 

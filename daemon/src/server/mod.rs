@@ -53,7 +53,7 @@ use vmove_node::store::VmStore;
 
 use crate::config::{Config, Flags, KnownNode, Security, qemu_user_note};
 use crate::leaf_switches;
-use access::{Access, Origin};
+use access::{Access, Audit, Origin};
 use devices::{LeasedDevices, LedgerDevices};
 use dialer::PeerDialer;
 use fabrics::Fabrics;
@@ -297,8 +297,12 @@ async fn assemble(
     let monitors = Arc::new(Monitors::default());
     let hooks = open_hooks(&config)?;
     hooks::listen(&hooks, &monitors, &vms);
-    let access =
-        Arc::new(Access::new(&config.node, config.file.clone(), tls.is_some(), config.clients.clone()));
+    let audit = config.audit_log.as_deref().map(|path| {
+        Audit::open(path)
+            .with_context(|| format!("Could not open the audit log {} (audit-log)", path.display()))
+    });
+    let access = Access::new(&config.node, config.file.clone(), tls.is_some(), config.clients.clone());
+    let access = Arc::new(access.with_audit(audit.transpose()?));
     let tls = tls.map(|tls| (tls, access.clone()));
     let dialer = Arc::new(PeerDialer::new(tls, &config.nodes, fabrics.clone()));
     let peers = Arc::new(config.peers.clone().beside(&config.qemu));

@@ -122,7 +122,7 @@ impl PeerPort {
         };
         match (&self.tls, first) {
             (None, First::Greeting) => self.plain_peer(stream, from, place).await,
-            (None, First::Http) => self.http(stream, Origin::Plain, from, place).await,
+            (None, First::Http) => self.http(stream, Origin::Plain(from), from, place).await,
             (None, First::Tls) => refuse_tls(stream, from).await,
             (Some(tls), First::Tls) => {
                 let acceptor = TlsAcceptor::from(tls.configs().server);
@@ -150,7 +150,7 @@ impl PeerPort {
             return tracing::warn!(%from, "the certificate has a form that cannot be read");
         };
         if shown.alpn_protocol().is_none_or(|protocol| protocol == ALPN_HTTP) {
-            let origin = Origin::Tls(Arc::new(certificate));
+            let origin = Origin::Tls(Arc::new(certificate), from);
             return self.http(stream, origin, from, place).await;
         }
         if let Err(why) = self.access.check_node(&certificate) {

@@ -12,9 +12,10 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError};
 use hyper::body::Body;
 use metrics::counter;
-use vmove_http::{Refusal, fallback};
+use vmove_http::{Refusal, RefusedWith, fallback};
 use vmove_types::problem::{Code, Problem};
 
+use super::audit::{self, Line, Who};
 use super::{Access, Certificate, Known, Operation, Origin};
 use crate::config::Role;
 
@@ -37,6 +38,7 @@ enum Stop {
 
 /// Lets a request through to its handler, or refuses it. A layer around all paths.
 pub async fn admit(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
+    let begun = Instant::now();
     let origin = request.extensions().get::<ConnectInfo<Origin>>().map(|info| info.0.clone());
     let template = request.extensions().get::<MatchedPath>().cloned();
     let operation = template.as_ref().and_then(|path| Operation::find(request.method(), path.as_str()));
@@ -58,15 +60,66 @@ pub async fn admit(State(access): State<Arc<Access>>, request: Request, next: Ne
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
             response
         }
-        Err(Stop::WrongMethod) => fallback::wrong_method(asked.method, asked.uri).await.into_response(),
+        Err(Stop::WrongMethod) => {
+            let (method, uri) = (asked.method.clone(), asked.uri.clone());
+            fallback::wrong_method(method, uri).await.into_response()
+        }
     };
-    let from = match origin {
-        Some(Origin::Socket) => "socket",
-        Some(Origin::Tls(_)) => "tls",
-        Some(Origin::Plain) | None => "plain",
-    };
+    let from = word(origin.as_ref());
     counter!("vmove_requests_total", "from" => from, "outcome" => outcome(response.status())).increment(1);
+    if let Some(audit) = &access.audit
+        && is_told(&asked, response.status())
+    {
+        audit.tell(Line {
+            time: audit::now(),
+            who: who(&access, origin.as_ref()),
+            operation: asked.operation.map_or("", |operation| operation.id),
+            method: asked.method.to_string(),
+            path: asked.uri.path().to_owned(),
+            status: response.status().as_u16(),
+            code: response.extensions().get::<RefusedWith>().map(|code| code.0.clone()),
+            ms: audit::milliseconds(begun.elapsed()),
+            lost: 0,
+        });
+    }
     response
+}
+
+/// Whether a request is in the audit log: whatever may change something, and what its sender may not do. Questions that were answered are not.
+fn is_told(asked: &Asked, status: StatusCode) -> bool {
+    let question = asked.method == Method::GET || asked.method == Method::HEAD;
+    !question || matches!(status, StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS)
+}
+
+fn word(origin: Option<&Origin>) -> &'static str {
+    match origin {
+        Some(Origin::Socket(_)) => "socket",
+        Some(Origin::Tls(..)) => "tls",
+        Some(Origin::Plain(_)) | None => "plain",
+    }
+}
+
+fn who(access: &Access, origin: Option<&Origin>) -> Who {
+    let from = word(origin);
+    match origin {
+        Some(Origin::Socket(user)) => {
+            let uid = user.as_ref().map(tokio::net::unix::UCred::uid);
+            Who { from, uid, pid: user.as_ref().and_then(tokio::net::unix::UCred::pid), ..Who::default() }
+        }
+        Some(Origin::Tls(certificate, address)) => {
+            let known = access.find(certificate);
+            Who {
+                from,
+                address: Some(address.to_string()),
+                subject: Some(certificate.subject.clone()),
+                role: known.as_ref().map(|known| known.client.role.to_string()),
+                client: known.map(|known| known.client.named.to_string()),
+                ..Who::default()
+            }
+        }
+        Some(Origin::Plain(address)) => Who { from, address: Some(address.to_string()), ..Who::default() },
+        None => Who { from, ..Who::default() },
+    }
 }
 
 /// How a request ended, for the metric.
@@ -91,13 +144,13 @@ struct Asked {
 
 fn judge(access: &Access, origin: Option<&Origin>, asked: &Asked) -> Result<(), Stop> {
     match origin {
-        Some(Origin::Socket) => Ok(()),
-        Some(Origin::Tls(certificate)) => match access.find(certificate) {
+        Some(Origin::Socket(_)) => Ok(()),
+        Some(Origin::Tls(certificate, _)) => match access.find(certificate) {
             Some(known) => client(access, &known, certificate, asked),
             None => no_client(access, certificate, asked),
         },
-        Some(Origin::Plain) | None if asked.operation.is_some_and(|asked| asked.public) => Ok(()),
-        Some(Origin::Plain) | None => {
+        Some(Origin::Plain(_)) | None if asked.operation.is_some_and(|asked| asked.public) => Ok(()),
+        Some(Origin::Plain(_)) | None => {
             let message = format!(
                 "{} {} is not served on the peer port without TLS: use the control socket of that node, or a client's certificate on a node with TLS",
                 asked.method,

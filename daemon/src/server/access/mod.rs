@@ -1,10 +1,12 @@
 //! Who may do what: the user of the control socket everything, clients with a certificate what their role says, others ask a few questions.
 
+mod audit;
 mod bucket;
 mod certificate;
 mod gate;
 mod operations;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
@@ -12,9 +14,11 @@ use std::time::Instant;
 use axum::extract::connect_info::Connected;
 use axum::serve::IncomingStream;
 use tokio::net::UnixListener;
+use tokio::net::unix::UCred;
 
 use crate::config::{Client, ConfigError, Named, read_clients};
 
+pub use self::audit::Audit;
 use self::bucket::Bucket;
 pub use self::certificate::Certificate;
 pub use self::gate::{LARGEST_BODY, admit};
@@ -23,17 +27,17 @@ pub use self::operations::{OPERATIONS, Operation};
 /// Where a request comes from.
 #[derive(Debug, Clone)]
 pub enum Origin {
-    /// The control socket, whose mode says who may.
-    Socket,
+    /// The control socket, whose mode says who may: the user and process at its other end, as the kernel says.
+    Socket(Option<UCred>),
     /// The peer port of a node with TLS, with what was shown.
-    Tls(Arc<Certificate>),
+    Tls(Arc<Certificate>, SocketAddr),
     /// The peer port of a node without TLS.
-    Plain,
+    Plain(SocketAddr),
 }
 
 impl Connected<IncomingStream<'_, UnixListener>> for Origin {
-    fn connect_info(_: IncomingStream<'_, UnixListener>) -> Self {
-        Self::Socket
+    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
+        Self::Socket(stream.io().peer_cred().ok())
     }
 }
 
@@ -78,19 +82,28 @@ pub struct Access {
     file: Option<PathBuf>,
     tls: bool,
     current: RwLock<Arc<[Arc<Known>]>>,
+    audit: Option<Audit>,
 }
 
 impl Access {
     /// The clients of a node, as the configuration in `file` says.
     pub fn new(node: &str, file: Option<PathBuf>, tls: bool, clients: Vec<Client>) -> Self {
-        Self { node: node.to_owned(), file, tls, current: RwLock::new(known(clients)) }
+        Self { node: node.to_owned(), file, tls, current: RwLock::new(known(clients)), audit: None }
     }
 
-    /// Reads the clients again, and says how many there are. On an error the old ones stay.
+    /// The same, with an audit log.
+    pub fn with_audit(self, audit: Option<Audit>) -> Self {
+        Self { audit, ..self }
+    }
+
+    /// Opens the audit log anew, reads the clients again, and says how many there are. On an error the old ones stay.
     ///
     /// # Errors
     /// The configuration cannot be used.
     pub fn reload(&self) -> Result<usize, ConfigError> {
+        if let Some(audit) = &self.audit {
+            audit.reopen();
+        }
         let clients =
             self.file.as_deref().map_or_else(|| Ok(Vec::new()), |file| read_clients(file, self.tls))?;
         let count = clients.len();
