@@ -15,11 +15,14 @@ build_product() {
     (cd "$ROOT" && cargo build --release -p vmove-daemon -p vmove-cli -p vmove-bridge -p vmove-tests)
 }
 
-# What the demo runs, and no more: vbridged, the bench and RDMA are left out.
+# What the demo runs, and no more: the bench and RDMA are left out.
+# build_demo [SCENE]: the scene of a cluster needs a bridge, too, and forks.
 build_demo() {
+    local more=()
+    [ "${1:-}" = cluster ] && more=(-p vmove-bridge --bin vbridged --bin vfork)
     say "building vmoved, vmove, the demo and its guest"
     (cd "$ROOT" && cargo build --profile demo --no-default-features -p vmove-daemon -p vmove-cli -p vmove-tests \
-        --bin vmoved --bin vmove --bin demo --bin guest-image)
+        --bin vmoved --bin vmove --bin demo --bin guest-image "${more[@]}")
     build_guest "$(target_dir)/demo"
 }
 

@@ -9,6 +9,6 @@ vmove_demo() {
     case " $* " in *" --help "* | *" -h "*) ;; *) need_root demo ;; esac
     setup_demo
     export_env
-    build_demo
+    build_demo "${1:-}"
     exec "$(target_dir)/demo/demo" "$@"
 }
