@@ -101,10 +101,21 @@ impl Lease {
         nodes
     }
 
+    /// What it holds where VMs run or will run, but not where those that are being moved go.
+    pub fn at_home(&self) -> impl Iterator<Item = &Held> + Clone {
+        self.held.iter().filter(|held| held.part == Part::Home)
+    }
+
     /// The resources of a VM on the node where it runs or will run.
     #[must_use]
     pub fn home(&self, vm: &VmName) -> Option<&Held> {
-        self.held.iter().find(|held| held.part == Part::Home && held.assignment.vm == *vm)
+        self.at_home().find(|held| held.assignment.vm == *vm)
+    }
+
+    /// The VMs, each with the node where it runs or will run.
+    #[must_use]
+    pub fn places(&self) -> Vec<(VmName, NodeName)> {
+        self.at_home().map(|held| (held.assignment.vm.clone(), held.assignment.node.clone())).collect()
     }
 
     /// Whether a VM of it is known to run.
@@ -115,7 +126,7 @@ impl Lease {
 
     /// Names of the VMs.
     pub fn vms(&self) -> impl Iterator<Item = &VmName> {
-        self.held.iter().filter(|held| held.part == Part::Home).map(|held| &held.assignment.vm)
+        self.at_home().map(|held| &held.assignment.vm)
     }
 }
 

@@ -6,7 +6,7 @@ use std::fmt;
 use sched_bridge::model::{Assignment, DeviceKind};
 use serde::{Deserialize, Serialize};
 
-use crate::lease::{Lease, LeaseId, Part};
+use crate::lease::{Lease, LeaseId};
 
 /// Stands for every holder without a quota of its own.
 pub const OTHERS: &str = "*";
@@ -155,7 +155,7 @@ impl Quota {
             let limit = self.limit(resource)?;
             let asked = resource.amount(asked.iter());
             let amount = |lease: &Lease| {
-                let home = lease.held.iter().filter(|held| held.part == Part::Home);
+                let home = lease.at_home();
                 resource.amount(home.map(|held| &held.assignment))
             };
             let mut amounts: Vec<(u64, &LeaseId)> =

@@ -9,7 +9,7 @@ use vmove_bridge_types::requests::{StartVm, StartedVm};
 use vmove_grant::{Grant, GrantedDevice};
 
 use crate::bridge::{Bridge, BridgeError};
-use crate::driver::{NotStarted, VmDriver};
+use crate::driver::{ListedVm, NotStarted, VmDriver};
 use crate::lease::{Lease, LeaseId};
 
 /// Why VMs were not started or stopped.
@@ -162,17 +162,27 @@ pub(crate) async fn running(
     driver: &Arc<dyn VmDriver>,
     nodes: impl Iterator<Item = &NodeName>,
 ) -> Result<BTreeSet<(NodeName, String)>, String> {
-    let mut work = JoinSet::new();
-    for node in nodes.cloned().collect::<BTreeSet<_>>() {
-        let driver = Arc::clone(driver);
-        work.spawn(async move { driver.list(&node).await.map(|listed| (node, listed)) });
-    }
     let mut running = BTreeSet::new();
-    for answer in work.join_all().await {
-        let (node, listed) = answer?;
-        running.extend(listed.into_iter().filter(|(_, vm)| !vm.ended).map(|(vm, _)| (node.clone(), vm)));
+    for (node, listed) in list_all(driver, nodes.cloned()).await {
+        running.extend(listed?.into_iter().filter(|(_, vm)| !vm.ended).map(|(vm, _)| (node.clone(), vm)));
     }
     Ok(running)
+}
+
+/// What each of these nodes lists, or why it does not answer.
+pub(crate) async fn list_all(
+    driver: &Arc<dyn VmDriver>,
+    nodes: impl IntoIterator<Item = NodeName>,
+) -> BTreeMap<NodeName, Result<BTreeMap<String, ListedVm>, String>> {
+    let mut work = JoinSet::new();
+    for node in nodes.into_iter().collect::<BTreeSet<_>>() {
+        let driver = Arc::clone(driver);
+        work.spawn(async move {
+            let listed = driver.list(&node).await;
+            (node, listed)
+        });
+    }
+    work.join_all().await.into_iter().collect()
 }
 
 /// What a VM may have on its node.

@@ -349,6 +349,16 @@ impl ClusterRequest {
         Ok(names)
     }
 
+    /// The group of a VM with such a name, and its number in it: what [`ClusterRequest::vm_names`] makes a name of. The number may be one that the
+    /// group does not have.
+    #[must_use]
+    pub fn place_in_group(&self, vm: &VmName) -> Option<(usize, u32)> {
+        self.groups.iter().enumerate().find_map(|(at, group)| {
+            let number = vm.as_str().strip_prefix(&format!("{}-{}-", self.name, group.name))?;
+            Some((at, number.parse().ok()?))
+        })
+    }
+
     /// Looks for contradictions, which no fleet can fulfil.
     ///
     /// # Errors

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
-use tracing::Instrument;
 use vmove_bridge_types::cluster::{
     CheckpointInfo, CheckpointList, CheckpointRequest, ClusterForked, ClusterInfo, ClusterList,
     ClusterRestored, ForkClusterRequest, ResizeRequest, Resized, RestoreClusterRequest,
@@ -13,11 +12,11 @@ use vmove_bridge_types::cluster::{
 use vmove_bridge_types::requests::LeaseQuery;
 use vmove_http::{Answer, Json, Path, Query, Refusal};
 
-use super::App;
 use super::leases::{check_id, without_other_holder};
 use super::problem::{Code, Problem};
 use super::visible::visible;
 use super::vms::checked_start;
+use super::{App, to_its_end};
 use crate::access::Caller;
 use crate::bridge::BridgeError;
 use crate::clusters::{self, ClusterError, Clusters};
@@ -44,14 +43,6 @@ impl App {
             Err(BridgeError::UnknownCheckpoint(name.clone()))
         }
     }
-}
-
-/// Finishes what was begun even if the client hangs up.
-async fn to_its_end<T: Send + 'static>(
-    work: impl Future<Output = Result<T, ClusterError>> + Send + 'static,
-) -> Result<axum::Json<T>, Problem> {
-    let done = tokio::spawn(work.in_current_span()).await;
-    Ok(axum::Json(done.map_err(|e| Problem::new(Code::Internal, e.to_string()))??))
 }
 
 /// All clusters; for a tenant, its own.
@@ -96,9 +87,8 @@ pub async fn resize(
     let quota = app.quota_of(&caller, &id)?;
     let start = request.start.clone().map(|start| checked_start(&app, &caller, &start)).transpose()?;
     let clusters = app.clusters();
-    to_its_end(async move { clusters::resize(&clusters, &id, &request, start, quota).await })
-        .await
-        .map_err(Into::into)
+    let resize = async move { clusters::resize(&clusters, &id, &request, start, quota).await };
+    Ok(axum::Json(to_its_end(resize).await?))
 }
 
 /// Forks a running cluster: each VM once, behind one barrier, to where a cluster of its shape is placed now.
@@ -114,8 +104,9 @@ pub async fn fork(
     let quota = app.quota_of(&caller, &id)?;
     check_id(&caller, request.id.as_ref().map_or(request.name.as_str(), LeaseId::as_str))?;
     let clusters = app.clusters();
-    let done = to_its_end(async move { clusters::fork(&clusters, &id, &request, quota).await }).await;
-    done.map_err(|problem| without_other_holder(&caller, problem).into())
+    let fork = async move { clusters::fork(&clusters, &id, &request, quota).await };
+    let done = to_its_end(fork).await.map_err(|problem| without_other_holder(&caller, problem))?;
+    Ok(axum::Json(done))
 }
 
 /// Keeps a running cluster as it is now: a template of each VM, all frozen behind one barrier.
@@ -130,8 +121,8 @@ pub async fn checkpoint(
 ) -> Answer<CheckpointInfo> {
     app.quota_of(&caller, &id)?;
     let clusters = app.clusters();
-    let made = to_its_end(async move { clusters::make_checkpoint(&clusters, &id, &request).await }).await;
-    made.map_err(Into::into)
+    let make = async move { clusters::make_checkpoint(&clusters, &id, &request).await };
+    Ok(axum::Json(to_its_end(make).await?))
 }
 
 /// All checkpoints; for a tenant, those of its clusters.
@@ -164,8 +155,8 @@ pub async fn restore(
         return Err(Problem::new(Code::Forbidden, message).into());
     }
     let clusters = app.clusters();
-    let done = to_its_end(async move { clusters::restore(&clusters, &name, &request, quota).await }).await;
-    done.map_err(Into::into)
+    let restore = async move { clusters::restore(&clusters, &name, &request, quota).await };
+    Ok(axum::Json(to_its_end(restore).await?))
 }
 
 /// Deletes a checkpoint and its templates. Nodes that do not answer keep theirs.
@@ -178,7 +169,7 @@ pub async fn remove(
 ) -> Result<StatusCode, Refusal> {
     app.quota_of_checkpoint(&caller, &name)?;
     let clusters = app.clusters();
-    let _removed = to_its_end(async move { clusters::remove_checkpoint(&clusters, &name).await }).await?;
+    to_its_end(async move { clusters::remove_checkpoint(&clusters, &name).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

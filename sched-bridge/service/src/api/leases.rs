@@ -9,14 +9,13 @@ use axum::response::IntoResponse;
 
 use sched_bridge::place::ClusterRequest;
 use sched_bridge::request::Catalog;
-use tracing::Instrument;
 use vmove_http::{Answer, Json, Path, Query, Refusal};
 
-use super::App;
 use super::nearest;
 use super::problem::{Code, Problem};
 use super::visible::visible;
 use super::vms::checked_start;
+use super::{App, to_its_end};
 use crate::access::Caller;
 use crate::account::{Record, apel, csv, json_lines};
 use crate::bridge::{BridgeError, GrantRequest, Granted, Wanted};
@@ -103,10 +102,7 @@ pub async fn grant(
         let app = Arc::clone(&app);
         async move { grant_and_start(&app, grant, start).await }
     };
-    let done = tokio::spawn(work.in_current_span())
-        .await
-        .map_err(|e| Problem::new(Code::Internal, e.to_string()))?;
-    let (granted, vms) = match (done, asked) {
+    let (granted, vms) = match (to_its_end(work).await, asked) {
         (Ok(done), _) => done,
         (Err(problem), Some(asked)) if problem.code == Code::NoRoom => {
             return Err(nearest::told(&app, &asked, problem).await.into());

@@ -27,6 +27,7 @@ use axum::response::Response;
 use axum::routing::{delete, get, post, put};
 
 use tokio::sync::Semaphore;
+use tracing::Instrument;
 use vmove_http::{Refusal, fallback, span};
 
 use self::problem::{Code, Problem};
@@ -131,6 +132,17 @@ async fn authorized(
     let largest = if caller.is_operator() { LARGEST_BODY } else { LARGEST_BODY_OF_OTHERS };
     request.extensions_mut().insert(caller);
     Ok(next.run(with_whole_body(request, largest).await?).await)
+}
+
+/// Finishes what was begun even if the client hangs up.
+async fn to_its_end<T, E>(work: impl Future<Output = Result<T, E>> + Send + 'static) -> Result<T, Problem>
+where
+    T: Send + 'static,
+    E: Send + 'static,
+    Problem: From<E>,
+{
+    let done = tokio::spawn(work.in_current_span()).await;
+    Ok(done.map_err(|error| Problem::new(Code::Internal, error.to_string()))??)
 }
 
 /// Takes the body before the handler begins, so that no client lets it wait.

@@ -4,13 +4,12 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use tracing::Instrument;
 use vmove_bridge_types::plan::{Plan, PlanRequest};
 use vmove_bridge_types::requests::PlanList;
 use vmove_http::{Answer, Json, Path, Refusal};
 
-use super::App;
 use super::problem::{Code, Problem};
+use super::{App, to_its_end};
 use crate::executor::{self, RunError};
 use crate::lease::LeaseId;
 use crate::planner;
@@ -54,14 +53,8 @@ pub async fn remove(State(app): State<Arc<App>>, Path(id): Path<LeaseId>) -> Res
 #[utoipa::path(post, path = "/v1/plans/{id}/run", operation_id = "runPlan", tag = "plans", params(("id" = String, Path, description = "Id of the plan")),
     responses((status = 200, body = Plan), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
 pub async fn run(State(app): State<Arc<App>>, Path(id): Path<LeaseId>) -> Answer<Plan> {
-    let work = {
-        let app = Arc::clone(&app);
-        async move { executor::run(&app.bridge, Arc::clone(&app.driver), &id, app.limits).await }
-    };
-    let ended = tokio::spawn(work.in_current_span())
-        .await
-        .map_err(|e| Problem::new(Code::Internal, e.to_string()))?;
-    Ok(axum::Json(ended?))
+    let run = async move { executor::run(&app.bridge, Arc::clone(&app.driver), &id, app.limits).await };
+    Ok(axum::Json(to_its_end(run).await?))
 }
 
 impl From<RunError> for Problem {

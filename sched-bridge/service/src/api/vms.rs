@@ -5,13 +5,12 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::State;
 use sched_bridge::model::VmName;
-use tracing::Instrument;
 use vmove_bridge_types::requests::{StartAll, StartAnswer, StartRequest, StartVm, StopVms};
 use vmove_http::{Answer, Json, Path, Refusal};
 
-use super::App;
 use super::problem::{Code, Problem};
 use super::visible::visible;
+use super::{App, to_its_end};
 use crate::access::Caller;
 use crate::lease::LeaseId;
 use crate::template::Templates;
@@ -33,11 +32,7 @@ pub async fn start(
         .into_iter()
         .map(|vm| with_command_line(&app.templates, &caller, vm))
         .collect::<Result<Vec<StartVm>, Problem>>()?;
-    // The client may hang up; what was begun is finished or undone.
-    let work = async move { vms::start(&app.bridge, &app.driver, &id, &wanted).await };
-    let vms = tokio::spawn(work.in_current_span())
-        .await
-        .map_err(|e| Problem::new(Code::Internal, e.to_string()))??;
+    let vms = to_its_end(async move { vms::start(&app.bridge, &app.driver, &id, &wanted).await }).await?;
     Ok(axum::Json(StartAnswer { vms }))
 }
 
@@ -88,10 +83,7 @@ pub async fn stop(
     Json(request): Json<StopVms>,
 ) -> Answer<StopVms> {
     visible(&*app.bridge.view()?, &caller, &id)?;
-    let work = async move { vms::stop(&app.bridge, &app.driver, &id, &request.vms).await };
-    let vms = tokio::spawn(work.in_current_span())
-        .await
-        .map_err(|e| Problem::new(Code::Internal, e.to_string()))??;
+    let vms = to_its_end(async move { vms::stop(&app.bridge, &app.driver, &id, &request.vms).await }).await?;
     Ok(axum::Json(StopVms { vms }))
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sched_bridge::model::{FleetError, NodeName, OccupancyError, VmName};
 use sched_bridge::place::PlaceError;
 
-use crate::lease::LeaseId;
+use crate::lease::{Held, LeaseId};
 use crate::quota::OverQuota;
 use crate::store::StoreError;
 
@@ -105,6 +105,11 @@ pub enum BridgeError {
 }
 
 impl BridgeError {
+    /// A VM is being moved to where this is leased for it.
+    pub(crate) fn moving(incoming: &Held) -> Self {
+        Self::Moving { vm: incoming.assignment.vm.clone(), to: incoming.assignment.node.clone() }
+    }
+
     /// The kind of error, as a label of metrics.
     pub(crate) const fn label(&self) -> &'static str {
         match self {

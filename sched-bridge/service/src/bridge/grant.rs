@@ -298,9 +298,8 @@ impl Bridge {
                 (Ok(entry), _) => {
                     // Its devices on both nodes are the VM's until it is known where it ended: nobody else may have them before.
                     let moving = entry.lease.held.iter().find(|held| held.part == Part::Incoming);
-                    if let Some(Held { assignment, .. }) = moving {
-                        let (vm, to) = (assignment.vm.clone(), assignment.node.clone());
-                        return Err(BridgeError::Moving { vm, to });
+                    if let Some(held) = moving {
+                        return Err(BridgeError::moving(held));
                     }
                     let now = self.clock.stamp();
                     let (txn, record) = end_lease(&entry.lease, entry.revision, End::Released, &now);
@@ -377,7 +376,7 @@ fn repeated(request: &GrantRequest, lease: &Arc<Lease>) -> Result<Granted, Bridg
 }
 
 /// Whoever chose its resources: a lease is granted only if they are free, and on nodes that take VMs.
-pub(super) fn check_free(view: &View, lease: &Lease) -> Result<(), BridgeError> {
+fn check_free(view: &View, lease: &Lease) -> Result<(), BridgeError> {
     let mut occupancy = view.occupancy();
     for held in &lease.held {
         occupancy.take(view.fleet(), &held.assignment)?;
@@ -390,11 +389,19 @@ pub(super) fn check_free(view: &View, lease: &Lease) -> Result<(), BridgeError> 
             None => return Err(BridgeError::Invalid(format!("node {node} is not in the fleet"))),
         }
     }
-    let leased: HashSet<_> = view.leases().values().flat_map(|entry| entry.lease.vms()).collect();
-    if let Some(vm) = lease.vms().find(|vm| leased.contains(vm)) {
-        return Err(BridgeError::Invalid(format!(
+    check_names(view, lease.vms())
+}
+
+/// VM names are unique in a fleet: none of these may be part of a lease.
+pub(super) fn check_names<'a>(
+    view: &View,
+    mut vms: impl Iterator<Item = &'a VmName>,
+) -> Result<(), BridgeError> {
+    let leased: HashSet<_> = view.all_leases().flat_map(Lease::vms).collect();
+    match vms.find(|vm| leased.contains(vm)) {
+        Some(vm) => Err(BridgeError::Invalid(format!(
             "VM {vm} is part of another lease: VM names are unique in a fleet"
-        )));
+        ))),
+        None => Ok(()),
     }
-    Ok(())
 }

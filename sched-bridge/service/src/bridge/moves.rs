@@ -29,9 +29,7 @@ impl Bridge {
                 lease.held.iter().find(|held| held.part == Part::Incoming && held.assignment.vm == to.vm);
             match incoming {
                 Some(held) if held.assignment == *to => return Ok(Attempt::Done(lease.id)),
-                Some(held) => {
-                    return Err(BridgeError::Moving { vm: to.vm.clone(), to: held.assignment.node.clone() });
-                }
+                Some(held) => return Err(BridgeError::moving(held)),
                 None => {}
             }
             view.occupancy().take(view.fleet(), to)?;

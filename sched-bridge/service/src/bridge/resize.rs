@@ -8,6 +8,7 @@ use sched_bridge::moves::{self, PlanError, Resident};
 use sched_bridge::place::ClusterRequest;
 use tokio::time::Instant;
 
+use super::grant::check_names;
 use super::transactions::{guarded, one_grant_at_a_time, update_lease};
 use super::{Attempt, Bridge, BridgeError, View};
 use crate::lease::{Held, Lease, LeaseId, Part};
@@ -31,7 +32,7 @@ impl Bridge {
     ///
     /// # Errors
     /// They do not fit, the lease was granted without a request, or the store does not answer.
-    pub async fn grow(&self, wanted: &GrowRequest) -> Result<(Arc<Lease>, Vec<Assignment>), BridgeError> {
+    pub async fn grow(&self, wanted: &GrowRequest) -> Result<Vec<Assignment>, BridgeError> {
         let start = Instant::now();
         loop {
             let view = self.view_since(start).await?;
@@ -65,7 +66,7 @@ impl Bridge {
                 txn = one_grant_at_a_time(txn, &view, &lease.holder);
             }
             if self.commit(txn, &view, start).await? {
-                return Ok((Arc::new(lease), added));
+                return Ok(added);
             }
         }
     }
@@ -74,19 +75,18 @@ impl Bridge {
     ///
     /// # Errors
     /// There is no such lease, a VM of it is being moved, or the store does not answer.
-    pub async fn give_back(&self, id: &LeaseId, vms: &[VmName]) -> Result<Arc<Lease>, BridgeError> {
+    pub async fn give_back(&self, id: &LeaseId, vms: &[VmName]) -> Result<(), BridgeError> {
         self.change(|view| {
             let entry = view.lease(id)?;
             let mut lease = Lease::clone(&entry.lease);
             let leaves = |held: &Held| vms.contains(&held.assignment.vm);
             if let Some(held) = lease.held.iter().find(|held| leaves(held) && held.part == Part::Incoming) {
-                let (vm, to) = (held.assignment.vm.clone(), held.assignment.node.clone());
-                return Err(BridgeError::Moving { vm, to });
+                return Err(BridgeError::moving(held));
             }
             lease.count(&self.clock.stamp());
             lease.beats += 1;
             lease.held.retain(|held| !leaves(held));
-            Ok(Attempt::Commit(update_lease(&lease, entry.revision), Arc::new(lease)))
+            Ok(Attempt::Commit(update_lease(&lease, entry.revision), ()))
         })
         .await
     }
@@ -98,14 +98,9 @@ fn placed(view: &View, lease: &Lease, wanted: &GrowRequest) -> Result<(Lease, Ve
     let mut lease = lease.clone();
     let names = next_names(&lease, wanted.group, wanted.more)?;
     if let Some(request) = &mut lease.request {
-        request.groups[wanted.group].count = highest(request, wanted.group, &names);
+        request.groups[wanted.group].count = count_with(request, wanted.group, &names);
     }
-    let leased: BTreeSet<&VmName> = view.all_leases().flat_map(Lease::vms).collect();
-    if let Some(vm) = names.iter().find(|vm| leased.contains(vm)) {
-        return Err(BridgeError::Invalid(format!(
-            "VM {vm} is part of another lease: VM names are unique in a fleet"
-        )));
-    }
+    check_names(view, names.iter())?;
     let found = moves::grow(view.fleet(), &view.occupancy(), &resident, wanted.group, &names);
     match found {
         Ok(added) => Ok((lease, added)),
@@ -150,8 +145,7 @@ fn next_names(lease: &Lease, group: usize, more: usize) -> Result<Vec<VmName>, B
 }
 
 /// The count of a group whose names include these.
-fn highest(request: &ClusterRequest, group: usize, names: &[VmName]) -> u32 {
-    let prefix = format!("{}-{}-", request.name, request.groups[group].name);
-    let numbers = names.iter().filter_map(|name| name.as_str().strip_prefix(&prefix)?.parse::<u32>().ok());
-    numbers.map(|number| number + 1).max().unwrap_or(0).max(request.groups[group].count)
+fn count_with(request: &ClusterRequest, group: usize, names: &[VmName]) -> u32 {
+    let numbers = names.iter().filter_map(|name| request.place_in_group(name)).map(|(_, number)| number + 1);
+    numbers.max().unwrap_or(0).max(request.groups[group].count)
 }

@@ -15,21 +15,21 @@ const PAUSE_LIMIT: Duration = Duration::from_secs(60);
 /// Guests that are paused. Each has to be let run, by whoever freezes it or by [`Barrier::lift`].
 pub(super) struct Barrier {
     driver: Arc<dyn VmDriver>,
-    vms: Vec<(NodeName, VmName)>,
+    vms: Vec<(VmName, NodeName)>,
     begun: Instant,
 }
 
 impl Clusters {
     /// Pauses all of these guests. If one does not stop, all run on.
-    pub(super) async fn raise_barrier(&self, vms: &[(NodeName, VmName)]) -> Result<Barrier, ClusterError> {
+    pub(super) async fn raise_barrier(&self, vms: &[(VmName, NodeName)]) -> Result<Barrier, ClusterError> {
         // A guest that an earlier fork has left without memory of its own gets it while it runs.
-        let prepare = |driver: Arc<dyn VmDriver>, node: NodeName, vm: VmName| async move {
+        let prepare = |driver: Arc<dyn VmDriver>, vm: VmName, node: NodeName| async move {
             let done = driver.give_own_memory(&node, &vm).await;
             done.map_err(|why| format!("VM {vm} on node {node} cannot be frozen: {why}"))
         };
         joined(&for_each(&self.driver, vms, prepare).await)?;
         let barrier = Barrier { driver: Arc::clone(&self.driver), vms: vms.to_vec(), begun: Instant::now() };
-        let pause = |driver: Arc<dyn VmDriver>, node: NodeName, vm: VmName| async move {
+        let pause = |driver: Arc<dyn VmDriver>, vm: VmName, node: NodeName| async move {
             let done = driver.pause(&node, &vm, PAUSE_LIMIT).await;
             done.map_err(|why| format!("VM {vm} on node {node} does not pause: {why}"))
         };
@@ -44,14 +44,9 @@ impl Clusters {
 }
 
 impl Barrier {
-    /// How long a guest has stood still at most, if it ran on so long after it was asked to be frozen, which was at `asked`.
-    pub(super) fn stood_still(&self, asked: Instant, ran_on: Duration) -> Duration {
-        asked.duration_since(self.begun) + ran_on
-    }
-
     /// Lets all run that are still paused.
     pub(super) async fn lift(self) {
-        let resume = |driver: Arc<dyn VmDriver>, node: NodeName, vm: VmName| async move {
+        let resume = |driver: Arc<dyn VmDriver>, vm: VmName, node: NodeName| async move {
             driver.resume(&node, &vm).await.map_err(|why| format!("VM {vm} on node {node}: {why}"))
         };
         for why in for_each(&self.driver, &self.vms, resume).await {
@@ -60,15 +55,29 @@ impl Barrier {
     }
 }
 
+/// How long a guest has stood still at most: since the barrier, if it was paused there and `ran_on` so long after it was asked to be frozen, which
+/// was at `asked`; otherwise for its freeze alone.
+pub(super) fn stood_still(
+    barrier: Option<&Barrier>,
+    asked: Instant,
+    ran_on: Option<Duration>,
+    freeze: Duration,
+) -> Duration {
+    match (barrier, ran_on) {
+        (Some(barrier), Some(ran_on)) => asked.duration_since(barrier.begun) + ran_on,
+        _ => freeze,
+    }
+}
+
 /// Does something for each VM, for all at once; the errors.
-async fn for_each<F, T>(driver: &Arc<dyn VmDriver>, vms: &[(NodeName, VmName)], act: F) -> Vec<String>
+async fn for_each<F, T>(driver: &Arc<dyn VmDriver>, vms: &[(VmName, NodeName)], act: F) -> Vec<String>
 where
-    F: Fn(Arc<dyn VmDriver>, NodeName, VmName) -> T,
+    F: Fn(Arc<dyn VmDriver>, VmName, NodeName) -> T,
     T: Future<Output = Result<(), String>> + Send + 'static,
 {
     let mut work = JoinSet::new();
-    for (node, vm) in vms {
-        work.spawn(act(Arc::clone(driver), node.clone(), vm.clone()));
+    for (vm, node) in vms {
+        work.spawn(act(Arc::clone(driver), vm.clone(), node.clone()));
     }
     work.join_all().await.into_iter().filter_map(Result::err).collect()
 }

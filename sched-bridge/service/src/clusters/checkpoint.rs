@@ -7,7 +7,8 @@ use sched_bridge::model::{NodeName, NodeState, VmName};
 use tokio::task::JoinSet;
 use vmove_bridge_types::cluster::{CheckpointInfo, CheckpointRequest, CheckpointVm};
 
-use super::{ClusterError, Clusters, homes};
+use super::barrier::stood_still;
+use super::{ClusterError, Clusters, done_and_failed, homes, joined};
 use crate::bridge::{BridgeError, resident};
 use crate::checkpoint::Checkpoint;
 use crate::lease::LeaseId;
@@ -33,7 +34,7 @@ pub async fn make(
     let lease = Arc::clone(&view.lease(id)?.lease);
     let vms = homes(&lease)?;
     let shape = resident(&lease)?.request;
-    if let Some((_, vm)) = vms.iter().find(|(_, vm)| template(&request.name, vm).len() > LONGEST_NAME) {
+    if let Some((vm, _)) = vms.iter().find(|(vm, _)| template(&request.name, vm).len() > LONGEST_NAME) {
         return Err(ClusterError::Invalid(format!(
             "{} is longer than {LONGEST_NAME} bytes, and would be the name of a template: choose a shorter name",
             template(&request.name, vm)
@@ -51,12 +52,13 @@ pub async fn make(
         members,
         notes: Vec::new(),
     };
-    let kept = if errors.is_empty() {
-        info.notes = clusters.only_there(&info.members).await;
-        let checkpoint = Checkpoint::of(&lease, shape, info.clone());
-        clusters.bridge.put_checkpoint(&checkpoint).await.map_err(ClusterError::from)
-    } else {
-        Err(ClusterError::Node(errors.join("; ")))
+    let kept = match joined(&errors) {
+        Ok(()) => {
+            info.notes = clusters.only_there(&info.members).await;
+            let checkpoint = Checkpoint::of(&lease, shape, info.clone());
+            clusters.bridge.put_checkpoint(&checkpoint).await.map_err(ClusterError::from)
+        }
+        Err(error) => Err(error),
     };
     match kept {
         Ok(()) => Ok(info),
@@ -87,34 +89,25 @@ impl Clusters {
     async fn save_all(
         &self,
         name: &LeaseId,
-        vms: &[(NodeName, VmName)],
+        vms: &[(VmName, NodeName)],
         each_alone: bool,
     ) -> Result<(Vec<CheckpointVm>, Vec<String>), ClusterError> {
         let barrier = if each_alone { None } else { Some(Arc::new(self.raise_barrier(vms).await?)) };
         let mut work = JoinSet::new();
-        for (node, vm) in vms.iter().cloned() {
+        for (vm, node) in vms.iter().cloned() {
             let (driver, barrier, template) =
                 (Arc::clone(&self.driver), barrier.clone(), template(name, &vm));
             work.spawn(async move {
                 let asked = Instant::now();
                 let saved = driver.save(&node, &vm, &template).await;
                 let saved = saved.map_err(|why| format!("VM {vm} on node {node} is not kept: {why}"))?;
-                let stood_still = match (barrier, saved.ran_on) {
-                    (Some(barrier), Some(ran_on)) => barrier.stood_still(asked, ran_on),
-                    _ => saved.stood_still,
-                };
+                let stood_still = stood_still(barrier.as_deref(), asked, saved.ran_on, saved.stood_still);
                 let stood_still_ms = stood_still.as_secs_f64() * 1000.0;
                 let (disk_bytes, roles) = (saved.disk_bytes, saved.roles);
                 Ok(CheckpointVm { vm, node, template, disk_bytes, roles, stood_still_ms })
             });
         }
-        let (mut members, mut errors) = (Vec::new(), Vec::new());
-        for done in work.join_all().await {
-            match done {
-                Ok(member) => members.push(member),
-                Err(why) => errors.push(why),
-            }
-        }
+        let (mut members, errors) = done_and_failed(work.join_all().await);
         if let (false, Some(barrier)) = (errors.is_empty(), barrier.and_then(Arc::into_inner)) {
             barrier.lift().await;
         }
@@ -124,7 +117,7 @@ impl Clusters {
 
     /// What is said of templates that only their own node has.
     async fn only_there(&self, members: &[CheckpointVm]) -> Vec<String> {
-        let Ok(view) = self.bridge.view() else { return Vec::new() };
+        let up = self.nodes_up();
         let mut notes = Vec::new();
         let mut told: Vec<&NodeName> = Vec::new();
         for member in members.iter().filter(|member| member.disk_bytes > 0) {
@@ -132,8 +125,7 @@ impl Clusters {
                 continue;
             }
             told.push(&member.node);
-            let up = view.fleet().nodes().iter().filter(|node| node.state == NodeState::Up);
-            let Some(other) = up.map(|node| &node.name).find(|name| **name != member.node) else { continue };
+            let Some(other) = up.iter().find(|name| **name != member.node) else { continue };
             match self.driver.templates(other).await {
                 Ok(seen) if seen.contains(&member.template) => {}
                 Ok(_) => notes.push(format!(
@@ -147,20 +139,21 @@ impl Clusters {
         notes
     }
 
+    /// The nodes that take VMs; none, if the store does not answer.
+    fn nodes_up(&self) -> Vec<NodeName> {
+        let Ok(view) = self.bridge.view() else { return Vec::new() };
+        let up = view.fleet().nodes().iter().filter(|node| node.state == NodeState::Up);
+        up.map(|node| node.name.clone()).collect()
+    }
+
     async fn remove_templates(&self, members: &[CheckpointVm]) {
-        let others: Vec<NodeName> = self.bridge.view().map_or_else(
-            |_| Vec::new(),
-            |view| {
-                let up = view.fleet().nodes().iter().filter(|node| node.state == NodeState::Up);
-                up.map(|node| node.name.clone()).collect()
-            },
-        );
+        let up = self.nodes_up();
         for member in members {
             let Err(why) = self.driver.remove_template(&member.node, &member.template).await else {
                 continue;
             };
             // Its node is lost, perhaps. Where it lies in a folder that all nodes share, any of them removes it.
-            for node in others.iter().filter(|node| **node != member.node).take(MOST_ASKED) {
+            for node in up.iter().filter(|node| **node != member.node).take(MOST_ASKED) {
                 if self.driver.remove_template(node, &member.template).await.is_ok() {
                     break;
                 }

@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use sched_bridge::model::{Assignment, ClusterName, NodeName, VmName};
+use sched_bridge::model::{Assignment, NodeName, VmName};
 use sched_bridge::place::{ClusterRequest, VmGroup};
 use tokio::task::JoinSet;
 use vmove_bridge_types::cluster::{ClusterForked, ForkClusterRequest, ForkOne, ForkedMember};
 
-use super::barrier::Barrier;
-use super::{ClusterError, Clusters, homes};
+use super::barrier::{Barrier, stood_still};
+use super::{ClusterError, Clusters, done_and_failed, homes, joined};
 use crate::bridge::{BridgeError, GrantRequest, Granted, Wanted, resident};
 use crate::driver::{Forked, ForkedChild, WantedChild};
 use crate::lease::{Lease, LeaseId};
 use crate::quota::Quota;
 use crate::together::in_their_roles;
-use crate::vms::{StartError, stop_all};
+use crate::vms::{StartError, list_all, stop_all};
 
 /// One VM that is to be forked.
 #[derive(Debug, Clone)]
@@ -38,7 +38,7 @@ pub async fn fork(
     let lease = Arc::clone(&clusters.bridge.view()?.lease(id)?.lease);
     let mut parents = homes(&lease)?;
     if let Some(ForkOne { vm, .. }) = &request.only {
-        parents.retain(|(_, known)| known == vm);
+        parents.retain(|(known, _)| known == vm);
         if parents.is_empty() {
             return Err(BridgeError::UnknownVm(vm.clone()).into());
         }
@@ -56,9 +56,8 @@ pub async fn fork(
     }
     match clusters.fork_all(&lease, &granted, (request.only.as_ref(), each_alone)).await {
         Ok((members, notes)) => {
-            let places: Vec<(VmName, NodeName)> =
-                members.iter().map(|member| (member.vm.clone(), member.node.clone())).collect();
-            let lease = clusters.bridge.mark_running(&granted.lease.id, &places, true).await?;
+            let lease = &granted.lease;
+            let lease = clusters.bridge.mark_running(&lease.id, &lease.places(), true).await?;
             Ok(ClusterForked { lease: clusters.bridge.info(&lease), members, notes })
         }
         Err(error) => Err(clusters.without_copies(&granted.lease, error).await),
@@ -71,12 +70,12 @@ fn copy_of(lease: &Lease, request: &ForkClusterRequest) -> Result<GrantRequest, 
         Some(id) => id.clone(),
         None => request.name.as_str().parse().map_err(|error| ClusterError::Invalid(format!("{error}")))?,
     };
-    let mut cluster = ClusterRequest { name: request.name.clone(), ..resident(lease)?.request };
+    let mut cluster = resident(lease)?.request;
     if let Some(ForkOne { vm, count }) = &request.only {
-        let group = group_of(&lease.cluster, &cluster, vm);
-        let group = group.ok_or_else(|| BridgeError::UnknownVm(vm.clone()))?;
+        let (group, _) = cluster.place_in_group(vm).ok_or_else(|| BridgeError::UnknownVm(vm.clone()))?;
         cluster.groups = vec![VmGroup { count: *count, ..cluster.groups[group].clone() }];
     }
+    let cluster = ClusterRequest { name: request.name.clone(), ..cluster };
     Ok(GrantRequest {
         id,
         holder: lease.holder.clone(),
@@ -89,24 +88,16 @@ fn copy_of(lease: &Lease, request: &ForkClusterRequest) -> Result<GrantRequest, 
     })
 }
 
-/// The group of a VM, by its name.
-fn group_of(cluster: &ClusterName, request: &ClusterRequest, vm: &VmName) -> Option<usize> {
-    request.groups.iter().position(|group| {
-        let number = vm.as_str().strip_prefix(&format!("{cluster}-{}-", group.name));
-        number.is_some_and(|number| number.parse::<u32>().is_ok())
-    })
-}
-
 impl Clusters {
     /// Refuses a cluster whose VMs do not all run; and one whose guests have devices, at a barrier: a guest that is paused lets none go.
     pub(super) async fn may_be_frozen(
         &self,
         lease: &Lease,
         each_alone: bool,
-        vms: &[(NodeName, VmName)],
+        vms: &[(VmName, NodeName)],
     ) -> Result<(), ClusterError> {
-        let listed = self.list(lease.nodes()).await;
-        for (node, vm) in vms {
+        let listed = list_all(&self.driver, lease.nodes()).await;
+        for (vm, node) in vms {
             match listed.get(node) {
                 Some(Ok(known)) if known.get(vm.as_str()).is_some_and(|vm| !vm.ended) => {}
                 Some(Err(why)) => return Err(ClusterError::Node(why.clone())),
@@ -141,8 +132,8 @@ impl Clusters {
         (only, each_alone): (Option<&ForkOne>, bool),
     ) -> Result<(Vec<ForkedMember>, Vec<String>), ClusterError> {
         let orders = self.orders(lease, &granted.lease, only).await?;
-        let parents: Vec<(NodeName, VmName)> =
-            orders.iter().map(|order| (order.node.clone(), order.vm.clone())).collect();
+        let parents: Vec<(VmName, NodeName)> =
+            orders.iter().map(|order| (order.vm.clone(), order.node.clone())).collect();
         let barrier = if each_alone { None } else { Some(self.raise_barrier(&parents).await?) };
         let barrier = barrier.map(Arc::new);
         let mut work = JoinSet::new();
@@ -156,22 +147,13 @@ impl Clusters {
                 forked.map(|forked| members_of(&order, forked, barrier.as_deref(), asked))
             });
         }
-        let (mut members, mut notes, mut errors) = (Vec::new(), Vec::new(), Vec::new());
-        for done in work.join_all().await {
-            match done {
-                Ok((own, told)) => {
-                    members.extend(own);
-                    notes.extend(told);
-                }
-                Err(why) => errors.push(why),
-            }
+        let (forked, errors) = done_and_failed(work.join_all().await);
+        if let (false, Some(barrier)) = (errors.is_empty(), barrier.and_then(Arc::into_inner)) {
+            barrier.lift().await;
         }
-        if !errors.is_empty() {
-            if let Some(barrier) = barrier.and_then(Arc::into_inner) {
-                barrier.lift().await;
-            }
-            return Err(ClusterError::Node(errors.join("; ")));
-        }
+        joined(&errors)?;
+        let (members, notes): (Vec<_>, Vec<_>) = forked.into_iter().unzip();
+        let (mut members, notes) = (members.concat(), notes.concat());
         members.sort_by_key(|one: &ForkedMember| super::natural(&one.vm));
         Ok((members, notes))
     }
@@ -232,10 +214,7 @@ fn members_of(
     barrier: Option<&Barrier>,
     asked: Instant,
 ) -> (Vec<ForkedMember>, Vec<String>) {
-    let stood_still = match (barrier, forked.ran_on) {
-        (Some(barrier), Some(ran_on)) => barrier.stood_still(asked, ran_on),
-        _ => forked.stood_still,
-    };
+    let stood_still = stood_still(barrier, asked, forked.ran_on, forked.stood_still);
     let notes = forked.notes.iter().map(|note| format!("VM {}: {note}", order.vm)).collect();
     let member = |(wanted, made): (&WantedChild, ForkedChild)| ForkedMember {
         parent: order.vm.clone(),

@@ -13,7 +13,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use sched_bridge::model::{Fleet, NodeName, VmName};
-use tokio::task::JoinSet;
 use vmove_bridge_types::cluster::{ClusterHops, ClusterInfo, ClusterSummary, ClusterVm, VmState};
 
 pub use checkpoint::{make as make_checkpoint, remove as remove_checkpoint};
@@ -22,9 +21,9 @@ pub use resize::resize;
 pub use restore::restore;
 
 use crate::bridge::{Bridge, BridgeError, View};
-use crate::driver::{ListedVm, VmDriver};
+use crate::driver::VmDriver;
 use crate::lease::{Lease, Part};
-use crate::vms::StartError;
+use crate::vms::{StartError, list_all};
 
 /// What works on clusters.
 #[derive(Debug, Clone)]
@@ -57,25 +56,9 @@ pub enum ClusterError {
 }
 
 impl Clusters {
-    /// Lists the VMs of nodes, each with what it answers.
-    async fn list(
-        &self,
-        nodes: impl IntoIterator<Item = NodeName>,
-    ) -> BTreeMap<NodeName, Result<BTreeMap<String, ListedVm>, String>> {
-        let mut work = JoinSet::new();
-        for node in nodes {
-            let driver = Arc::clone(&self.driver);
-            work.spawn(async move {
-                let listed = driver.list(&node).await;
-                (node, listed)
-            });
-        }
-        work.join_all().await.into_iter().collect()
-    }
-
     /// A cluster and its VMs, as their nodes say now.
     pub async fn info(&self, view: &View, lease: &Lease) -> ClusterInfo {
-        let listed = self.list(lease.nodes()).await;
+        let listed = list_all(&self.driver, lease.nodes()).await;
         let member = |held: &crate::lease::Held| {
             let home = &held.assignment;
             let (state, why) = match listed.get(&home.node) {
@@ -90,8 +73,7 @@ impl Clusters {
             let devices = home.devices.iter().map(|device| device.address.to_string()).collect();
             ClusterVm { vm: home.vm.clone(), node: home.node.clone(), state, devices, why }
         };
-        let homes = lease.held.iter().filter(|held| held.part == Part::Home);
-        let mut members: Vec<ClusterVm> = homes.map(member).collect();
+        let mut members: Vec<ClusterVm> = lease.at_home().map(member).collect();
         members.sort_by_key(|one| natural(&one.vm));
         let running =
             members.iter().filter(|vm| matches!(vm.state, VmState::Running | VmState::Moving)).count();
@@ -107,7 +89,7 @@ impl Clusters {
     /// A cluster in a line, as the store knows it.
     #[must_use]
     pub fn summary(&self, view: &View, lease: &Lease) -> ClusterSummary {
-        let homes = lease.held.iter().filter(|held| held.part == Part::Home);
+        let homes = lease.at_home();
         ClusterSummary {
             id: lease.id.clone(),
             cluster: lease.cluster.clone(),
@@ -125,7 +107,7 @@ impl Clusters {
 fn hops(fleet: &Fleet, lease: &Lease) -> ClusterHops {
     // Counted by node: there are fewer of them than VMs.
     let mut counts: BTreeMap<&NodeName, u64> = BTreeMap::new();
-    for held in lease.held.iter().filter(|held| held.part == Part::Home) {
+    for held in lease.at_home() {
         *counts.entry(&held.assignment.node).or_default() += 1;
     }
     let all: Vec<(&NodeName, u64)> = counts.into_iter().collect();
@@ -153,13 +135,23 @@ fn natural(vm: &VmName) -> (String, u64) {
 }
 
 /// The VMs of a lease with their nodes, in the order of the request. All must be at home: none may be on its way.
-fn homes(lease: &Lease) -> Result<Vec<(NodeName, VmName)>, ClusterError> {
-    if let Some(held) = lease.held.iter().find(|held| held.part == Part::Incoming) {
-        let (vm, to) = (held.assignment.vm.clone(), held.assignment.node.clone());
-        return Err(BridgeError::Moving { vm, to }.into());
+fn homes(lease: &Lease) -> Result<Vec<(VmName, NodeName)>, ClusterError> {
+    match lease.held.iter().find(|held| held.part == Part::Incoming) {
+        Some(held) => Err(BridgeError::moving(held).into()),
+        None => Ok(lease.places()),
     }
-    let homes = lease.held.iter().map(|held| (held.assignment.node.clone(), held.assignment.vm.clone()));
-    Ok(homes.collect())
+}
+
+/// What was done for some VMs, and why not for others.
+fn done_and_failed<T>(results: Vec<Result<T, String>>) -> (Vec<T>, Vec<String>) {
+    let (mut done, mut failed) = (Vec::new(), Vec::new());
+    for result in results {
+        match result {
+            Ok(one) => done.push(one),
+            Err(why) => failed.push(why),
+        }
+    }
+    (done, failed)
 }
 
 /// Several errors in one text.

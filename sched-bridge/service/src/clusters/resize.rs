@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sched_bridge::model::VmName;
-use sched_bridge::moves;
+use sched_bridge::moves::{self, Resident};
 use vmove_bridge_types::cluster::{ClusterHops, ResizeRequest, Resized};
 use vmove_bridge_types::requests::{StartAll, StartVm, StartedVm};
 
@@ -26,24 +26,25 @@ pub async fn resize(
     quota: Option<Quota>,
 ) -> Result<Resized, ClusterError> {
     let lease = Arc::clone(&clusters.bridge.view()?.lease(id)?.lease);
-    let group = group_of(&lease, request)?;
+    let resident = resident(&lease)?;
+    let group = group_of(&lease, &resident, request)?;
     let before = clusters.hops_of(&lease)?;
-    let now = resident(&lease)?.request.groups[group].count;
+    let now = resident.request.groups[group].count;
     let (mut added, mut removed) = (Vec::new(), Vec::new());
     if request.count > now {
         let more = (request.count - now) as usize;
         let order = GrowRequest { id: id.clone(), group, more, quota };
         added = clusters.grow(&lease, &order, start).await?;
     } else {
-        removed = clusters.shrink(&lease, group, (now - request.count) as usize).await?;
+        removed = clusters.shrink(&lease, &resident, group, (now - request.count) as usize).await?;
     }
     let lease = Arc::clone(&clusters.bridge.view()?.lease(id)?.lease);
     let after = clusters.hops_of(&lease)?;
     Ok(Resized { lease: clusters.bridge.info(&lease), added, removed, before, after })
 }
 
-fn group_of(lease: &Lease, request: &ResizeRequest) -> Result<usize, ClusterError> {
-    let names: Vec<String> = resident(lease)?.request.groups.iter().map(|group| group.name.clone()).collect();
+fn group_of(lease: &Lease, resident: &Resident, request: &ResizeRequest) -> Result<usize, ClusterError> {
+    let names: Vec<&str> = resident.request.groups.iter().map(|group| group.name.as_str()).collect();
     if request.count == 0 {
         return Err(ClusterError::Invalid(format!(
             "expected 1 VM or more, found 0: `vmove cluster stop {}` ends the cluster",
@@ -80,7 +81,7 @@ impl Clusters {
                 lease.id
             ))
         })?;
-        let (_, added) = self.bridge.grow(order).await?;
+        let added = self.bridge.grow(order).await?;
         let wanted: Vec<StartVm> = added.iter().map(|one| start.of(one.vm.clone())).collect();
         let error = match vms::start(&self.bridge, &self.driver, &order.id, &wanted).await {
             Ok(started) => return Ok(started),
@@ -94,12 +95,18 @@ impl Clusters {
         Err(error.into())
     }
 
-    async fn shrink(&self, lease: &Lease, group: usize, count: usize) -> Result<Vec<VmName>, ClusterError> {
+    async fn shrink(
+        &self,
+        lease: &Lease,
+        resident: &Resident,
+        group: usize,
+        count: usize,
+    ) -> Result<Vec<VmName>, ClusterError> {
         if count == 0 {
             return Ok(Vec::new());
         }
         super::homes(lease)?;
-        let leave = moves::shrink(self.bridge.view()?.fleet(), &resident(lease)?, group, count);
+        let leave = moves::shrink(self.bridge.view()?.fleet(), resident, group, count);
         vms::stop(&self.bridge, &self.driver, &lease.id, &leave).await?;
         self.bridge.give_back(&lease.id, &leave).await?;
         Ok(leave)

@@ -7,12 +7,12 @@ use sched_bridge::model::{NodeName, NodeState, VmName};
 use tokio::task::JoinSet;
 use vmove_bridge_types::cluster::{CheckpointVm, ClusterRestored, RestoreClusterRequest, RestoredMember};
 
-use super::{ClusterError, Clusters};
+use super::{ClusterError, Clusters, done_and_failed, joined};
 use crate::bridge::{BridgeError, GrantRequest, Wanted, resident};
 use crate::checkpoint::Checkpoint;
 use crate::lease::{Lease, LeaseId};
 use crate::quota::Quota;
-use crate::vms::{grant_of, running};
+use crate::vms::{grant_of, list_all, running};
 
 /// Lets a cluster run again: its lease is given back if there is still one, and it is placed anew. All VMs run, or none.
 ///
@@ -44,9 +44,7 @@ pub async fn restore(
     };
     match clusters.restore_all(&checkpoint, &lease).await {
         Ok(members) => {
-            let places: Vec<(VmName, NodeName)> =
-                members.iter().map(|member| (member.vm.clone(), member.node.clone())).collect();
-            let lease = clusters.bridge.mark_running(&lease.id, &places, true).await?;
+            let lease = clusters.bridge.mark_running(&lease.id, &lease.places(), true).await?;
             let made_wall_ms = checkpoint.info.made_wall_ms;
             Ok(ClusterRestored { lease: clusters.bridge.info(&lease), made_wall_ms, members })
         }
@@ -97,7 +95,7 @@ impl Clusters {
             return Err(BridgeError::UnknownNode(node.clone()).into());
         }
         places.retain(|node| !lost.contains(node));
-        for (node, listed) in self.list(places).await {
+        for (node, listed) in list_all(&self.driver, places).await {
             let listed = listed.map_err(|why| {
                 ClusterError::StillRuns(format!(
                     "VMs of {} may run on node {node}, which does not answer ({why}): power it off, then say so by --lost {node}",
@@ -147,16 +145,8 @@ impl Clusters {
                 }
             });
         }
-        let (mut members, mut errors) = (Vec::new(), Vec::new());
-        for done in work.join_all().await {
-            match done {
-                Ok(member) => members.push(member),
-                Err(why) => errors.push(why),
-            }
-        }
-        if !errors.is_empty() {
-            return Err(ClusterError::Node(errors.join("; ")));
-        }
+        let (mut members, errors) = done_and_failed(work.join_all().await);
+        joined(&errors)?;
         members.sort_by_key(|one: &RestoredMember| super::natural(&one.vm));
         Ok(members)
     }
@@ -164,17 +154,9 @@ impl Clusters {
 
 /// The VMs of a checkpoint by group and number.
 fn in_order(checkpoint: &Checkpoint) -> Result<Vec<&CheckpointVm>, ClusterError> {
-    let request = &checkpoint.request;
-    let group = |vm: &VmName| {
-        let of = |group: &sched_bridge::place::VmGroup| {
-            let prefix = format!("{}-{}-", request.name, group.name);
-            vm.as_str().strip_prefix(&prefix)?.parse::<u64>().ok()
-        };
-        request.groups.iter().enumerate().find_map(|(at, one)| Some((at, of(one)?)))
-    };
     let mut all = Vec::new();
     for member in &checkpoint.info.members {
-        let place = group(&member.vm).ok_or_else(|| {
+        let place = checkpoint.request.place_in_group(&member.vm).ok_or_else(|| {
             ClusterError::Invalid(format!(
                 "VM {} of checkpoint {} is of no group",
                 member.vm, checkpoint.info.name

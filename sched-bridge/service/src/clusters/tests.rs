@@ -15,11 +15,7 @@ use crate::testing::{FakeDriver, TestBridge, id, name, scene};
 /// Three VMs, a node each, of six.
 async fn running() -> (TestBridge, FakeDriver, Clusters) {
     let (bridge, fake) = scene(3).await;
-    let places: Vec<(VmName, NodeName)> = {
-        let view = bridge.view().unwrap();
-        let lease = &view.lease(&id("vc")).unwrap().lease;
-        lease.held.iter().map(|held| (held.assignment.vm.clone(), held.assignment.node.clone())).collect()
-    };
+    let places = bridge.view().unwrap().lease(&id("vc")).unwrap().lease.places();
     bridge.mark_running(&id("vc"), &places, true).await.unwrap();
     let clusters = Clusters { bridge: Arc::clone(&bridge), driver: Arc::new(fake.clone()) };
     (bridge, fake, clusters)

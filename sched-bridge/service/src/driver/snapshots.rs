@@ -111,9 +111,7 @@ impl VmoveCommand {
         // 4: done, and something is left to do, of which the answer tells.
         if matches!(ended.exit_code, Some(0 | 4)) { Ok(ended.answer) } else { Err(failure(&ended)) }
     }
-}
 
-impl VmoveCommand {
     /// Names are in the order in which children are dealt out: those of the parent's node first, then those of each other node.
     fn fork_arguments(&self, from: &NodeName, vm: &VmName, children: &[WantedChild]) -> Vec<String> {
         let (mut ordered, away): (Vec<&WantedChild>, Vec<&WantedChild>) =
