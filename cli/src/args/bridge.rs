@@ -40,6 +40,23 @@ pub struct RequestArgs {
     pub cluster: Option<String>,
 }
 
+/// In whose name resources are leased, and for how long.
+#[derive(Debug, Args)]
+pub struct HolderArgs {
+    /// Holder of the lease
+    #[arg(long, value_name = "NAME", env = "USER", default_value = "unknown")]
+    pub holder: String,
+    /// Time to live of the lease without a heartbeat, while no VM runs
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = milliseconds)]
+    pub ttl: u64,
+    /// Project on whose account it goes
+    #[arg(long, value_name = "NAME")]
+    pub project: Option<String>,
+    /// Have plans move its VMs at one barrier, all of a node or none; those with devices always do
+    #[arg(long)]
+    pub together: bool,
+}
+
 pub(super) fn field_value(text: &str) -> Result<(String, String), String> {
     let both = text.split_once('=').filter(|(field, _)| !field.is_empty());
     let both = both.map(|(field, value)| (field.to_owned(), value.to_owned()));
@@ -47,7 +64,7 @@ pub(super) fn field_value(text: &str) -> Result<(String, String), String> {
 }
 
 /// Reads a duration: `500ms`, `60s`, `5m`, `2h`.
-pub(super) fn milliseconds(text: &str) -> Result<u64, String> {
+fn milliseconds(text: &str) -> Result<u64, String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let factor = match unit {

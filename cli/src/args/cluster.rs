@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use vmove_types::Backing;
 
-use super::bridge::{RequestArgs, Where, field_value, milliseconds};
+use super::bridge::{HolderArgs, RequestArgs, Where, field_value};
 
 /// Arguments of `cluster`.
 #[derive(Debug, Args)]
@@ -66,18 +66,9 @@ pub struct Start {
     /// The request.
     #[command(flatten)]
     pub request: RequestArgs,
-    /// Holder of the lease
-    #[arg(long, value_name = "NAME", env = "USER", default_value = "unknown")]
-    pub holder: String,
-    /// Time to live of the lease without a heartbeat, while no VM runs
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = milliseconds)]
-    pub ttl: u64,
-    /// Project on whose account it goes
-    #[arg(long, value_name = "NAME")]
-    pub project: Option<String>,
-    /// Have plans move its VMs at one barrier, all of a node or none; those with devices always do
-    #[arg(long)]
-    pub together: bool,
+    /// In whose name.
+    #[command(flatten)]
+    pub lease: HolderArgs,
     /// Id of the lease [default: the name of the cluster]
     #[arg(long, value_name = "ID")]
     pub id: Option<String>,
@@ -138,12 +129,9 @@ pub struct One {
 The cluster is placed as if it were new, on nodes that are not named; VMs that would be on their node again stay. A plan is made and run
 (`vmove plan`): if a migration fails, it stops, and `vmove plan run` continues it.")]
 pub struct Move {
-    /// The bridge.
+    /// Which one.
     #[command(flatten)]
-    pub at: Where,
-    /// Id of its lease, or its beginning
-    #[arg(value_name = "CLUSTER")]
-    pub id: String,
+    pub cluster: One,
     /// Nodes that it leaves
     #[arg(long, value_name = "NODE,NODE", value_delimiter = ',', required = true)]
     pub away: Vec<String>,
@@ -160,12 +148,9 @@ pub struct Move {
 All VMs are paused, frozen, and run on; the answer says how long each stood still. VMs of the copy are numbered as those of the cluster, and have
 new MAC addresses: the answer has both. A copy is whole, or there is none.")]
 pub struct Fork {
-    /// The bridge.
+    /// Which one.
     #[command(flatten)]
-    pub at: Where,
-    /// Id of the lease of the cluster, or its beginning
-    #[arg(value_name = "CLUSTER")]
-    pub id: String,
+    pub cluster: One,
     /// Name of the new cluster
     #[arg(value_name = "NAME")]
     pub name: String,
@@ -187,12 +172,9 @@ pub struct Fork {
 New VMs are placed where the cluster is the most compact with them; the others stay where they are. Those that are the farthest from the others
 leave first: they are stopped.")]
 pub struct Resize {
-    /// The bridge.
+    /// Which one.
     #[command(flatten)]
-    pub at: Where,
-    /// Id of its lease, or its beginning
-    #[arg(value_name = "CLUSTER")]
-    pub id: String,
+    pub cluster: One,
     /// How many VMs the group is to have
     #[arg(value_name = "COUNT")]
     pub count: u32,
@@ -221,12 +203,9 @@ pub struct Resize {
 All VMs are paused, frozen, and run on while templates of them are written; the answer says how long each stood still. Set template-dir in [fork] of
 the nodes to a folder that all of them see, so that the checkpoint outlives a node.")]
 pub struct Checkpoint {
-    /// The bridge.
+    /// Which one.
     #[command(flatten)]
-    pub at: Where,
-    /// Id of the lease of the cluster, or its beginning
-    #[arg(value_name = "CLUSTER")]
-    pub id: String,
+    pub cluster: One,
     /// Name of the checkpoint
     #[arg(value_name = "NAME")]
     pub name: String,

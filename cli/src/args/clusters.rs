@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use vmove_bridge_types::topology_text::TopologyFormat;
 use vmove_types::Backing;
 
-use super::bridge::{RequestArgs, Where, field_value, milliseconds};
+use super::bridge::{HolderArgs, RequestArgs, Where, field_value};
 use super::cluster::ClusterArgs;
 
 /// Commands for virtual clusters.
@@ -73,18 +73,9 @@ pub struct BlueprintArgs {
     /// Lease what the VMs need, start them, and pass the rest to adapters; without this option, only show the parts
     #[arg(long)]
     pub run: bool,
-    /// Holder of the lease
-    #[arg(long, value_name = "NAME", env = "USER", default_value = "unknown")]
-    pub holder: String,
-    /// Time to live of the leases without a heartbeat
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = milliseconds)]
-    pub ttl: u64,
-    /// Project on whose account it goes
-    #[arg(long, value_name = "NAME")]
-    pub project: Option<String>,
-    /// Have plans move its VMs at one barrier, all of a node or none; those with devices always do
-    #[arg(long)]
-    pub together: bool,
+    /// In whose name.
+    #[command(flatten)]
+    pub lease: HolderArgs,
     /// Program of an adapter that the blueprint names; may be repeated
     #[arg(long, value_name = "NAME=COMMAND", value_parser = key_value)]
     pub adapter: Vec<(String, String)>,
@@ -188,18 +179,9 @@ pub struct PlaceArgs {
     /// The request.
     #[command(flatten)]
     pub request: RequestArgs,
-    /// Holder of the lease
-    #[arg(long, value_name = "NAME", env = "USER", default_value = "unknown")]
-    pub holder: String,
-    /// Time to live of the lease without a heartbeat
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = milliseconds)]
-    pub ttl: u64,
-    /// Project on whose account it goes
-    #[arg(long, value_name = "NAME")]
-    pub project: Option<String>,
-    /// Have plans move its VMs at one barrier, all of a node or none; those with devices always do
-    #[arg(long)]
-    pub together: bool,
+    /// In whose name.
+    #[command(flatten)]
+    pub lease: HolderArgs,
     /// Id of the lease: a repeated command with the same id returns the same lease
     #[arg(long, value_name = "ID")]
     pub id: Option<String>,

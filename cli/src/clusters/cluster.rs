@@ -10,6 +10,7 @@ use vmove_bridge_types::lease::LeaseId;
 use vmove_bridge_types::plan::{PlanRequest, PlanState};
 use vmove_bridge_types::problem::Code;
 use vmove_bridge_types::requests::{StartAll, StopVms};
+use vmove_client::bridge::Bridge;
 use vmove_types::units::{format_bytes, format_ms};
 
 use super::input::bridge;
@@ -26,9 +27,8 @@ pub async fn run(args: ClusterArgs, json: bool) -> Result<(), End> {
         ClusterAction::List(List { at, holder }) => {
             say_either(&bridge(&at)?.clusters(holder.as_deref()).await?, json, list)
         }
-        ClusterAction::Status(One { at, id }) => {
-            let bridge = bridge(&at)?;
-            let id = ids::of_lease(&bridge, &id).await?;
+        ClusterAction::Status(cluster) => {
+            let (bridge, id) = found(&cluster).await?;
             say_either(&bridge.cluster(&id).await?, json, status)
         }
         ClusterAction::Stop(args) => stop(args, json).await,
@@ -47,9 +47,15 @@ pub async fn run(args: ClusterArgs, json: bool) -> Result<(), End> {
     }
 }
 
-async fn stop(One { at, id }: One, json: bool) -> Result<(), End> {
-    let bridge = bridge(&at)?;
-    let id = ids::of_lease(&bridge, &id).await?;
+/// The bridge, and the whole id of the cluster's lease.
+async fn found(cluster: &One) -> Result<(Bridge, String), Failure> {
+    let bridge = bridge(&cluster.at)?;
+    let id = ids::of_lease(&bridge, &cluster.id).await?;
+    Ok((bridge, id))
+}
+
+async fn stop(cluster: One, json: bool) -> Result<(), End> {
+    let (bridge, id) = found(&cluster).await?;
     let stopped = bridge.stop_vms(&id, &StopVms { vms: Vec::new() }).await?;
     let record = bridge.release_lease(&id).await?;
     let told = json!({ "stopped": stopped.vms, "record": record });
@@ -59,8 +65,7 @@ async fn stop(One { at, id }: One, json: bool) -> Result<(), End> {
 }
 
 async fn relocate(args: Move, json: bool) -> Result<(), End> {
-    let bridge = bridge(&args.at)?;
-    let id = ids::of_lease(&bridge, &args.id).await?;
+    let (bridge, id) = found(&args.cluster).await?;
     let cluster = bridge.lease(&id).await?.cluster.to_string();
     let mut plan = bridge.make_plan(&PlanRequest::Relocate { cluster, away: args.away }).await?;
     if !args.what_if {
@@ -77,8 +82,7 @@ async fn relocate(args: Move, json: bool) -> Result<(), End> {
 }
 
 async fn fork(args: Fork, json: bool) -> Result<(), End> {
-    let bridge = bridge(&args.at)?;
-    let id = ids::of_lease(&bridge, &args.id).await?;
+    let (bridge, id) = found(&args.cluster).await?;
     let request = ForkClusterRequest {
         name: ClusterName::new(args.name).map_err(Failure::bad_request)?,
         id: args.new_id.map(|id| id.parse()).transpose().map_err(Failure::bad_request)?,
@@ -92,8 +96,7 @@ async fn fork(args: Fork, json: bool) -> Result<(), End> {
 }
 
 async fn resize(args: Resize, json: bool) -> Result<(), End> {
-    let bridge = bridge(&args.at)?;
-    let id = ids::of_lease(&bridge, &args.id).await?;
+    let (bridge, id) = found(&args.cluster).await?;
     let otherwise = args.template.is_some() || !args.command_line.is_empty();
     let start = otherwise.then(|| StartAll {
         command_line: args.command_line,
@@ -106,8 +109,7 @@ async fn resize(args: Resize, json: bool) -> Result<(), End> {
 }
 
 async fn checkpoint(args: Checkpoint, json: bool) -> Result<(), End> {
-    let bridge = bridge(&args.at)?;
-    let id = ids::of_lease(&bridge, &args.id).await?;
+    let (bridge, id) = found(&args.cluster).await?;
     let name: LeaseId = args.name.parse().map_err(Failure::bad_request)?;
     let done = bridge.make_checkpoint(&id, &CheckpointRequest { name, each_alone: args.each_alone }).await?;
     say_either(&done, json, kept)?;
