@@ -429,7 +429,7 @@ impl Child {
         // A guest whose memory is on its way is slow.
         let patience = if self.served { 2 * network::UNPLUG_TIMEOUT } else { network::UNPLUG_TIMEOUT };
         if self.plan.as_it_was {
-            return network::switch_on(&self.client, &self.netdevs).await;
+            return network::switch_on(&self.client, &self.destination, &self.netdevs).await;
         }
         network::bring_up(&self.client, &self.netdevs, &self.plan.nics, patience).await
     }

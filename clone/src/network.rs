@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use vmove_qmp::cmdline::Nic;
+use vmove_qmp::switchover::{Announce, Destination};
 use vmove_qmp::{Client, QmpError, inspect};
+use vmove_types::problem::chain;
 
 /// A question to QEMU.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -66,7 +68,7 @@ pub async fn bring_up(client: &Client, netdevs: &[String], nics: &[Nic], patienc
 
 /// Switches all back ends on, of a guest that keeps its NICs, and has the guest's addresses announced, since switches may know them elsewhere. Returns
 /// what to say of the network, as [`bring_up`].
-pub async fn switch_on(client: &Client, netdevs: &[String]) -> String {
+pub async fn switch_on(client: &Client, destination: &Destination, netdevs: &[String]) -> String {
     if netdevs.is_empty() {
         return "none".to_owned();
     }
@@ -75,15 +77,10 @@ pub async fn switch_on(client: &Client, netdevs: &[String]) -> String {
             return format!("{id} is down: {why}");
         }
     }
-    match client.execute_raw("announce-self", announcement(), ANSWER_TIMEOUT).await {
-        Ok(_) => "up".to_owned(),
-        Err(why) => format!("up; its addresses are not announced: {why}"),
+    match destination.announce(Announce::default()).await {
+        Ok(()) => "up".to_owned(),
+        Err(why) => format!("up; its addresses are not announced: {}", chain(&why)),
     }
-}
-
-/// Five packets in half a second, as QEMU sends after a migration.
-fn announcement() -> Value {
-    json!({ "initial": 50, "max": 550, "rounds": 5, "step": 50 })
 }
 
 /// Why a child's NIC is not as it should be.

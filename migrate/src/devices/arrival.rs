@@ -7,7 +7,7 @@ use vmove_node::devices::{Devices, DevicesError};
 use vmove_node::guest_devices::fit::{is_like, why_not_given, why_not_in_place};
 use vmove_node::record::VmRecord;
 use vmove_types::check::{Blocker, BlockerCode};
-use vmove_types::device::{DeviceChoice, DeviceRequest, Identity, NodeDevice, NodeDeviceList, VmDevice};
+use vmove_types::device::{DeviceChoice, DeviceRequest, NodeDevice, NodeDeviceList, VmDevice};
 use vmove_types::problem::chain;
 
 use crate::node::Node;
@@ -21,7 +21,8 @@ pub(crate) fn chosen(prepare: &Prepare) -> Vec<VmDevice> {
     let choice = |owned: &OwnedDevice| prepare.spec.devices.iter().find(|c| c.0.role == owned.device.0.role);
     let device = |owned: &OwnedDevice| {
         let DeviceChoice(choice) = choice(owned)?;
-        let identity = overlaid(owned.device.0.identity, choice.identity);
+        // What the guest has, unless something else was asked for.
+        let identity = choice.identity.or(owned.device.0.identity);
         Some(VmDevice {
             request: DeviceRequest { identity, ..choice.clone() },
             id: owned.id.clone(),
@@ -30,18 +31,6 @@ pub(crate) fn chosen(prepare: &Prepare) -> Vec<VmDevice> {
         })
     };
     prepare.devices.iter().filter_map(device).collect()
-}
-
-/// What the guest has, unless something else was asked for.
-fn overlaid(guest: Identity, asked: Identity) -> Identity {
-    Identity {
-        mac: asked.mac.or(guest.mac),
-        vlan: asked.vlan.or(guest.vlan),
-        trust: asked.trust.or(guest.trust),
-        node_guid: asked.node_guid.or(guest.node_guid),
-        port_guid: asked.port_guid.or(guest.port_guid),
-        pkey: asked.pkey.or(guest.pkey),
-    }
 }
 
 /// What stands in the way of these devices. Changes nothing.
@@ -144,15 +133,6 @@ mod tests {
     use vmove_types::device::DeviceOwner;
 
     use super::*;
-
-    #[test]
-    fn what_was_asked_for_takes_the_place_of_what_the_guest_has() {
-        let identity = |text: &str| format!("n=1:0.0{text}").parse::<DeviceRequest>().unwrap().identity;
-        let guest = identity(",mac=52:54:00:00:00:01,vlan=7");
-        assert_eq!(overlaid(guest, identity("")), guest);
-        let asked = overlaid(guest, identity(",vlan=8,trust=on"));
-        assert_eq!(asked, identity(",mac=52:54:00:00:00:01,vlan=8,trust=on"));
-    }
 
     #[test]
     fn a_device_of_another_model_and_one_that_is_gone_are_named() {

@@ -62,6 +62,19 @@ impl Identity {
         *self == Self::default()
     }
 
+    /// These settings, and for each that there is none of that of `others`.
+    #[must_use]
+    pub fn or(self, others: Self) -> Self {
+        Self {
+            mac: self.mac.or(others.mac),
+            vlan: self.vlan.or(others.vlan),
+            trust: self.trust.or(others.trust),
+            node_guid: self.node_guid.or(others.node_guid),
+            port_guid: self.port_guid.or(others.port_guid),
+            pkey: self.pkey.or(others.pkey),
+        }
+    }
+
     /// Sets one field by its name in a command line: `mac`, `vlan`, `trust`, `node-guid`, `port-guid`, `pkey`.
     ///
     /// # Errors
@@ -169,3 +182,17 @@ macro_rules! as_text {
     )*};
 }
 as_text!(Mac, Guid);
+
+#[cfg(test)]
+mod tests {
+    use crate::device::DeviceRequest;
+
+    #[test]
+    fn what_was_asked_for_takes_the_place_of_what_the_guest_has() {
+        let identity = |text: &str| format!("n=1:0.0{text}").parse::<DeviceRequest>().unwrap().identity;
+        let guest = identity(",mac=52:54:00:00:00:01,vlan=7");
+        assert_eq!(identity("").or(guest), guest);
+        let asked = identity(",vlan=8,trust=on").or(guest);
+        assert_eq!(asked, identity(",mac=52:54:00:00:00:01,vlan=8,trust=on"));
+    }
+}

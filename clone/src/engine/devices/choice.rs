@@ -107,7 +107,7 @@ impl Dealing<'_> {
         let paired = owned.device.properties.contains_key(FAILOVER_PAIR);
         let parent = owned.device.request.identity;
         let identity = match self.as_it_was {
-            true => of_itself(parent, device.identity),
+            true => device.identity.or(parent),
             false => of_child(parent, device.identity, paired),
         };
         let request = DeviceRequest { identity, ..device.clone() };
@@ -158,23 +158,9 @@ fn of_child(parent: Identity, asked: Identity, paired: bool) -> Identity {
     let fresh_mac = || parent.mac.filter(|_| !paired).map(|_| fresh_mac());
     Identity {
         mac: asked.mac.or_else(fresh_mac),
-        vlan: asked.vlan.or(parent.vlan),
-        trust: asked.trust.or(parent.trust),
         node_guid: asked.node_guid.or_else(|| parent.node_guid.map(|_| fresh_guid())),
         port_guid: asked.port_guid.or_else(|| parent.port_guid.map(|_| fresh_guid())),
-        pkey: asked.pkey.or(parent.pkey),
-    }
-}
-
-/// What a device of a guest that goes back to an earlier moment is told: what it was told then, unless something else is asked for.
-fn of_itself(then: Identity, asked: Identity) -> Identity {
-    Identity {
-        mac: asked.mac.or(then.mac),
-        vlan: asked.vlan.or(then.vlan),
-        trust: asked.trust.or(then.trust),
-        node_guid: asked.node_guid.or(then.node_guid),
-        port_guid: asked.port_guid.or(then.port_guid),
-        pkey: asked.pkey.or(then.pkey),
+        ..asked.or(parent)
     }
 }
 
