@@ -9,18 +9,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::Value;
 use vmove_guest::config::{Config, Rate};
 
 use crate::bridge::Bridge;
-use crate::daemon::{Node, NodeOptions};
-use crate::fleet::qemu_pids;
+use crate::daemon::Node;
+use crate::fleet;
 use crate::forks::Parent;
 use crate::guest::{Guest, failures};
 use crate::networks::Networks;
-use crate::places;
 use crate::sandbox::Sandbox;
 
 /// `/sys` and `/proc` of a machine with eight GPUs, each beside an adapter.
@@ -70,20 +67,9 @@ impl<'a> Racks<'a> {
     fn start(sandbox: &Sandbox, pictures: Option<&'a Path>) -> Result<Self> {
         let begun = Instant::now();
         let networks = Networks::new(NODES)?;
-        let vmoved = places::product("vmoved")?;
         let shared = sandbox.folder("templates")?;
         let config = format!("[fork]\ntemplate-dir = {:?}\n", shared.display().to_string());
-        let node = |number| {
-            let program = networks.wrapper(sandbox.path(), number, &vmoved, None)?;
-            let options = NodeOptions {
-                program: Some(program),
-                listen: Some(networks.address(number)),
-                config: config.clone(),
-                ..NodeOptions::default()
-            };
-            Node::start(sandbox, &format!("n{number}"), options)
-        };
-        let nodes = (1..=NODES).map(node).collect::<Result<Vec<_>>>()?;
+        let nodes = fleet::daemons(sandbox, &networks, |_| config.clone())?;
         let bridge = Bridge::start(sandbox, &nodes)?;
         let config = Config { working_set_mib: 16, rate: Rate::PagesPerSecond(300), ..Config::default() };
         let guest = Guest::new(192, config)?;
@@ -194,10 +180,7 @@ impl<'a> Racks<'a> {
         let lost = self.of("train", 0)?;
         let at = self.nodes.iter().position(|node| node.name() == lost).context("the node")?;
         self.say(&format!("{lost} is lost, with its guests"));
-        self.nodes[at].crash();
-        for pid in qemu_pids(&self.nodes[at]) {
-            kill(Pid::from_raw(pid), Signal::SIGKILL)?;
-        }
+        fleet::lose(&mut self.nodes[at]);
         // The others cannot go on without those.
         for (vm, node) in self.members("train")? {
             if node != lost {

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use vmove_guest::config::{Config, Rate};
 
@@ -300,6 +302,39 @@ pub fn until(what: &str, mut so: impl FnMut() -> bool) {
     while !so() {
         assert!(Instant::now() < deadline, "waited in vain until {what}");
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Daemons `n1`, `n2` and so on, one in each of these network namespaces. `config`: what else is in the configuration of each, by its number.
+///
+/// # Errors
+/// One does not start.
+pub fn daemons(
+    sandbox: &Sandbox,
+    networks: &Networks,
+    config: impl Fn(u8) -> String,
+) -> anyhow::Result<Vec<Node>> {
+    let vmoved = places::product("vmoved")?;
+    let start = |number| {
+        let options = NodeOptions {
+            program: Some(networks.wrapper(sandbox.path(), number, &vmoved, None)?),
+            listen: Some(networks.address(number)),
+            config: config(number),
+            ..NodeOptions::default()
+        };
+        Node::start(sandbox, &format!("n{number}"), options)
+    };
+    networks.numbers().map(start).collect()
+}
+
+/// Kills the daemon of a node and its QEMUs, as if the host had lost its power.
+///
+/// # Panics
+/// A QEMU cannot be killed.
+pub fn lose(node: &mut Node) {
+    node.crash();
+    for pid in qemu_pids(node) {
+        kill(Pid::from_raw(pid), Signal::SIGKILL).expect("it is killed");
     }
 }
 

@@ -1,6 +1,7 @@
 //! Network namespaces for the nodes of one test. A bridge in a separate namespace connects them, so the host's interfaces do not change.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -68,6 +69,11 @@ impl Networks {
             ip(&format!("-n {name} link set eth0 up"))?;
         }
         Ok(networks)
+    }
+
+    /// Numbers of the nodes.
+    pub fn numbers(&self) -> RangeInclusive<u8> {
+        1..=self.count
     }
 
     fn name(&self, number: u8) -> String {

@@ -9,10 +9,10 @@ use vmove_grant::SecretKey;
 use vmove_guest::config::{Config, Rate};
 use vmove_skip::need;
 use vmove_tests::bridge::{Bridge, ready_for_guests, until};
-use vmove_tests::daemon::{Node, NodeOptions};
+use vmove_tests::daemon::Node;
+use vmove_tests::fleet;
 use vmove_tests::guest::{Guest, failures};
 use vmove_tests::networks::{self, Networks};
-use vmove_tests::places;
 use vmove_tests::sandbox::Sandbox;
 
 const NODES: u8 = 3;
@@ -37,20 +37,12 @@ fn a_cluster_runs_whole_or_not_at_all_and_keeps_its_lease() {
     need!(networks::possible());
     let networks = Networks::new(NODES).expect("namespaces");
     let sandbox = Sandbox::new().expect("a sandbox");
-    let vmoved = places::product("vmoved").expect("it is built");
     // Nodes check what the bridge leased. On n2, VMs may run without that.
     let (key, text) = SecretKey::generate().expect("a key");
     let key_file = sandbox.path().join("grant.key");
     std::fs::write(&key_file, text).expect("a file");
-    let mut nodes: Vec<Node> = (1..=NODES)
-        .map(|number| {
-            let program = networks.wrapper(sandbox.path(), number, &vmoved, None).expect("a wrapper");
-            let listen = Some(networks.address(number));
-            let config = format!("[grants]\nkeys = [\"{}\"]\nrequired = {}\n", key.public(), number != 2);
-            let options = NodeOptions { program: Some(program), listen, config, ..NodeOptions::default() };
-            Node::start(&sandbox, &format!("n{number}"), options).expect("a daemon")
-        })
-        .collect();
+    let config = |number| format!("[grants]\nkeys = [\"{}\"]\nrequired = {}\n", key.public(), number != 2);
+    let mut nodes = fleet::daemons(&sandbox, &networks, config).expect("daemons");
     let bridge =
         Bridge::start_with(&sandbox, &nodes, &format!("grant_key = {key_file:?}\n")).expect("a bridge");
     for node in &nodes {

@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use vmove_guest::config::{Config, Rate};
 use vmove_skip::need;
 use vmove_tests::bridge::{Bridge, ready_for_guests, until};
-use vmove_tests::daemon::{Node, NodeOptions};
+use vmove_tests::daemon::Node;
+use vmove_tests::fleet;
 use vmove_tests::guest::{Guest, failures};
 use vmove_tests::networks::{self, Networks};
-use vmove_tests::places;
 use vmove_tests::sandbox::Sandbox;
 
 const NODES: u8 = 4;
@@ -37,15 +37,7 @@ fn real_guests_leave_a_node_and_a_killed_bridge_goes_on() {
     need!(networks::possible());
     let networks = Networks::new(NODES).expect("namespaces");
     let sandbox = Sandbox::new().expect("a sandbox");
-    let vmoved = places::product("vmoved").expect("it is built");
-    let nodes: Vec<Node> = (1..=NODES)
-        .map(|number| {
-            let program = networks.wrapper(sandbox.path(), number, &vmoved, None).expect("a wrapper");
-            let listen = Some(networks.address(number));
-            let options = NodeOptions { program: Some(program), listen, ..NodeOptions::default() };
-            Node::start(&sandbox, &format!("n{number}"), options).expect("a daemon")
-        })
-        .collect();
+    let nodes = fleet::daemons(&sandbox, &networks, |_| String::new()).expect("daemons");
     let mut bridge = Bridge::start(&sandbox, &nodes).expect("a bridge");
     for node in &nodes {
         let numa = json!([{ "id": 0, "socket": 0, "cores": 2, "memory": 1024 }]);

@@ -9,12 +9,11 @@ use vmove_guest::beacon::Beacon;
 use vmove_guest::config::{Config, Rate};
 use vmove_skip::need;
 use vmove_tests::bridge::{Bridge, ready_for_guests, until};
-use vmove_tests::daemon::{Node, NodeOptions};
-use vmove_tests::fleet::qemu_pids;
+use vmove_tests::daemon::Node;
+use vmove_tests::fleet;
 use vmove_tests::forks::Parent;
 use vmove_tests::guest::{Guest, failures};
 use vmove_tests::networks::{self, Networks};
-use vmove_tests::places;
 use vmove_tests::sandbox::Sandbox;
 
 const NODES: u8 = 4;
@@ -35,19 +34,10 @@ impl Scene {
     fn new(shared: bool) -> Self {
         let networks = Networks::new(NODES).expect("namespaces");
         let sandbox = Sandbox::new().expect("a sandbox");
-        let vmoved = places::product("vmoved").expect("it is built");
         let folder = sandbox.folder("templates").expect("a folder");
         let config = format!("[fork]\ntemplate-dir = {:?}\n", folder.display().to_string());
-        let nodes: Vec<Node> = (1..=NODES)
-            .map(|number| {
-                let program = networks.wrapper(sandbox.path(), number, &vmoved, None).expect("a wrapper");
-                let listen = Some(networks.address(number));
-                let config = if shared { config.clone() } else { String::new() };
-                let options =
-                    NodeOptions { program: Some(program), listen, config, ..NodeOptions::default() };
-                Node::start(&sandbox, &format!("n{number}"), options).expect("a daemon")
-            })
-            .collect();
+        let config = if shared { config } else { String::new() };
+        let nodes = fleet::daemons(&sandbox, &networks, |_| config.clone()).expect("daemons");
         let bridge = Bridge::start(&sandbox, &nodes).expect("a bridge");
         for node in &nodes {
             let numa = json!([{ "id": 0, "socket": 0, "cores": 2, "memory": 448 }]);
@@ -295,11 +285,7 @@ fn a_cluster_that_has_lost_a_node_goes_back_to_its_checkpoint_elsewhere() {
     // A node is lost, with its guests. Whether these run nobody knows until somebody says that it is off.
     let lost = before[0].1.clone();
     let at = scene.nodes.iter().position(|node| node.name() == lost).expect("the node");
-    scene.nodes[at].crash();
-    for pid in qemu_pids(&scene.nodes[at]) {
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL)
-            .expect("killed");
-    }
+    fleet::lose(&mut scene.nodes[at]);
     let (code, said) = scene.refused(&["cluster", "restore", "noon", "--lost", &lost]);
     assert_eq!(code, Some(1), "the others run on: {said}");
     for (vm, node) in before.iter().filter(|(_, node)| *node != lost) {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use vmove_skip::need;
 use vmove_tests::daemon::{Node, NodeOptions};
-use vmove_tests::fleet::{fleet, light, plain, ready};
+use vmove_tests::fleet::{fleet, light, lose, plain, ready};
 use vmove_tests::forks::{Parent, done, names, template_files, vfork};
 use vmove_tests::guest::Guest;
 use vmove_tests::monitor::Monitor;
@@ -58,11 +58,7 @@ fn a_guest_goes_back_to_the_moment_of_its_template_on_another_node() {
     assert_eq!((&before.0, &before.1), (&json!(MAC), &json!(UUID)));
     done(&a, &["template", "save", NAME, "golden"]).expect("a template");
     let then = parent.sound(&a, NAME).expect("it runs on");
-    a.crash();
-    for pid in vmove_tests::fleet::qemu_pids(&a) {
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL)
-            .expect("killed");
-    }
+    lose(&mut a);
 
     let restored = done(&b, &["template", "restore", "golden"]).expect("it runs again");
     assert_eq!(restored["child"]["name"], NAME, "{restored}");
