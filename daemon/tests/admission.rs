@@ -124,8 +124,8 @@ fn a_node_takes_guests_only_from_those_that_it_accepts() {
 #[test]
 fn another_node_starts_no_program_and_uses_no_option_that_would_give_this_one_away() {
     let qemu = need!(qemu());
-    // Not below /tmp, where QEMU may write logs.
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    // Not below /tmp, where QEMU may write logs, and where a clone may lie.
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     // QEMU's user writes a log there, and the program its note.
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
