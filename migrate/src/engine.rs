@@ -1,12 +1,13 @@
 //! All sessions of one daemon: the interface between `vmoved` and the session machines.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -104,6 +105,17 @@ pub struct Engine {
     pub(crate) forgetting: AtomicBool,
     /// Those that move at one barrier.
     pub(crate) groups: Groups,
+    entered: Entered,
+}
+
+/// Who is told of each session, if anybody is.
+#[derive(Default)]
+struct Entered(OnceLock<Box<dyn Fn(SessionId) + Send + Sync>>);
+
+impl fmt::Debug for Entered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Entered({})", if self.0.get().is_some() { "told" } else { "nobody" })
+    }
 }
 
 /// What the engine keeps of a session.
@@ -183,7 +195,20 @@ impl Engine {
             recovered: AtomicBool::new(false),
             forgetting: AtomicBool::new(false),
             groups: Groups::default(),
+            entered: Entered::default(),
         }))
+    }
+
+    /// Has `told` hear of each session from now on before it does anything: those that are asked for, those that come from peers, those that
+    /// follow the others of a group, and those that an earlier process left. Only the first call counts. `told` must not call the engine.
+    pub fn on_entered(&self, told: impl Fn(SessionId) + Send + Sync + 'static) {
+        let _ = self.entered.0.set(Box::new(told));
+    }
+
+    fn tell_entered(&self, id: SessionId) {
+        if let Some(told) = self.entered.0.get() {
+            told(id);
+        }
     }
 
     pub(crate) fn register(
@@ -209,6 +234,8 @@ impl Engine {
             number,
         };
         sessions.insert(id, handle);
+        drop(sessions);
+        self.tell_entered(id);
         cancel
     }
 
@@ -252,6 +279,7 @@ impl Engine {
             }
         }
         for begun in begun {
+            self.tell_entered(begun.id);
             let span = session_span(begun.id, "source");
             vmove_node::task::spawn(source::begin(begun).instrument(span));
         }

@@ -269,7 +269,7 @@ impl Pair {
                 return Ok(());
             }
             ensure!(began.elapsed() < MOMENT_TIMEOUT, "{file} {word} never came: {}", self.here().log());
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(Duration::from_micros(200));
         }
     }
 
@@ -286,10 +286,16 @@ impl Pair {
                 return Ok(false);
             }
             Victim::QemuHere => at_home.intersection(&qemu_pids(self.here())).copied().collect(),
-            Victim::QemuThere => qemu_pids(self.there()),
+            Victim::QemuThere => {
+                // Looking for it takes longer than the daemon needs for its next steps: it stands still meanwhile.
+                let daemon = self.there().pid().map(Pid::from_raw).context("no daemon there")?;
+                kill(daemon, Signal::SIGSTOP)?;
+                let killed = kill_one(qemu_pids(self.there()), planned.which);
+                kill(daemon, Signal::SIGCONT)?;
+                return Ok(killed);
+            }
         };
-        let Some(pid) = pids.into_iter().nth(planned.which) else { return Ok(false) };
-        Ok(kill(Pid::from_raw(pid), Signal::SIGKILL).is_ok())
+        Ok(kill_one(pids, planned.which))
     }
 
     /// Waits until nothing is at work on either node.
@@ -373,6 +379,11 @@ impl Pair {
     fn logs(&self) -> String {
         self.nodes.iter().map(|node| format!("\n{}:\n{}", node.name(), node.log())).collect()
     }
+}
+
+/// Kills one of these processes. Whether there was one.
+fn kill_one(pids: BTreeSet<i32>, which: usize) -> bool {
+    pids.into_iter().nth(which).is_some_and(|pid| kill(Pid::from_raw(pid), Signal::SIGKILL).is_ok())
 }
 
 /// What is at work at a node.

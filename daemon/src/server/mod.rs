@@ -164,7 +164,6 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
     app.forks.recover().await;
     let port = PeerPort::new(
         app.engine.clone(),
-        app.sessions.clone(),
         app.forks.clone(),
         fabrics.clone(),
         (tls.clone(), app.access.clone()),
@@ -189,7 +188,6 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
         let metrics = app.metrics.clone();
         tasks.spawn(vmove_http::metrics::serve(listener, move || metrics.render()));
     }
-    app.sessions.take_up().await?;
     tasks.spawn(app.registry.clone().supervise());
     if let Some(grants) = app.grants.clone() {
         tasks.spawn(grants.keep_book(app.registry.clone()));

@@ -29,7 +29,6 @@ use super::endpoint::EndpointError;
 use super::fabric_check::Visits;
 use super::fabrics::{Fabrics, class_of};
 use super::places::{Limits, Place, Places};
-use super::sessions::Sessions;
 use super::tls::{ALPN_HTTP, Tls};
 
 /// For TLS and greeting together. A peer that means it needs milliseconds.
@@ -47,7 +46,6 @@ const TLS_REFUSAL: [u8; 7] = [0x15, 3, 1, 0, 2, 2, 40];
 #[derive(Clone)]
 pub struct PeerPort {
     pub engine: Arc<Engine>,
-    pub sessions: Arc<Sessions>,
     pub forks: Arc<ForkEngine>,
     pub fabrics: Arc<Fabrics>,
     pub tls: Option<Arc<Tls>>,
@@ -64,7 +62,6 @@ pub struct PeerPort {
 impl PeerPort {
     pub fn new(
         engine: Arc<Engine>,
-        sessions: Arc<Sessions>,
         forks: Arc<ForkEngine>,
         fabrics: Arc<Fabrics>,
         (tls, access): (Option<Arc<Tls>>, Arc<Access>),
@@ -72,7 +69,6 @@ impl PeerPort {
     ) -> Self {
         Self {
             engine,
-            sessions,
             forks,
             fabrics,
             tls,
@@ -296,10 +292,8 @@ impl PeerPort {
             tracing::warn!(%from, reason = %text, "peer connection refused");
         }
         answer(stream, status, &text).await.ok()?;
-        match &hello {
-            Some(hello) if hello.kind == LinkKind::Control => self.sessions.add(hello.session),
-            Some(_) => {}
-            None => drain(stream).await,
+        if hello.is_none() {
+            drain(stream).await;
         }
         hello
     }

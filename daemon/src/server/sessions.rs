@@ -1,13 +1,11 @@
 //! Which migrations are at work, without asking the disk.
 //!
 //! The engine lists all it remembers, and reads the journals of the past for it. That is right for `vmove history`; but
-//! supervision, metrics and `vmove list` only need the present. Every id enters here when it is first heard of: from a
-//! request, from a peer's greeting, or from a journal at the start.
+//! supervision, metrics and `vmove list` only need the present. Every id enters here before its session does anything: the engine
+//! tells of each, whoever asked for it.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt::Display;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use vmove_migrate::engine::{Engine, EngineError};
 use vmove_types::progress::Progress;
@@ -22,14 +20,11 @@ use super::hooks;
 use super::problem::IntoProblem;
 use vmove_hooks::Hooks;
 
-/// A greeting that has not become a session by then was a question (`vmove check`).
-const BECOMES_SESSION: Duration = Duration::from_secs(60);
-
 /// Ids of migrations that may be at work.
 #[derive(Debug)]
 pub struct Sessions {
     engine: Arc<Engine>,
-    ids: Mutex<HashMap<String, Instant>>,
+    ids: Mutex<HashSet<String>>,
     hooks: Arc<Hooks>,
     /// Those of which hooks are being told.
     followed: Arc<Mutex<HashSet<String>>>,
@@ -37,23 +32,19 @@ pub struct Sessions {
 
 impl Sessions {
     pub fn new(engine: Arc<Engine>, hooks: Arc<Hooks>) -> Arc<Self> {
-        Arc::new(Self { engine, ids: Mutex::default(), hooks, followed: Arc::default() })
-    }
-
-    /// Takes in what the engine took up from its journals.
-    pub async fn take_up(&self) -> Result<(), TaskFailed> {
-        for session in self.all().await? {
-            if !session.outcome.is_end() || session.outcome.holds_vm() {
-                self.add(&session.id);
+        let sessions = Arc::new(Self { engine, ids: Mutex::default(), hooks, followed: Arc::default() });
+        // The engine does not keep alive what keeps it.
+        let weak = Arc::downgrade(&sessions);
+        sessions.engine.on_entered(move |id| {
+            if let Some(sessions) = weak.upgrade() {
+                sessions.add(id.to_string());
             }
-        }
-        Ok(())
+        });
+        sessions
     }
 
-    /// A migration that was asked for, here or by a peer.
-    pub fn add(&self, id: impl Display) {
-        let id = id.to_string();
-        self.lock().insert(id.clone(), Instant::now());
+    fn add(&self, id: String) {
+        self.lock().insert(id.clone());
         self.tell_hooks(id);
     }
 
@@ -76,12 +67,10 @@ impl Sessions {
     pub fn live(&self) -> Vec<Progress> {
         let mut ids = self.lock();
         let mut found = Vec::new();
-        ids.retain(|id, heard| match self.engine.progress(id) {
-            Ok(progress) => {
-                found.push(progress.borrow().clone());
-                true
-            }
-            Err(_) => heard.elapsed() < BECOMES_SESSION,
+        ids.retain(|id| {
+            let progress = self.engine.progress(id);
+            found.extend(progress.iter().map(|progress| progress.borrow().clone()));
+            progress.is_ok()
         });
         found
     }
@@ -119,7 +108,7 @@ impl Sessions {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
+    fn lock(&self) -> MutexGuard<'_, HashSet<String>> {
         // Single insertions and removals: a panic leaves nothing half done.
         self.ids.lock().unwrap_or_else(PoisonError::into_inner)
     }

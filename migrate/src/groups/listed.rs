@@ -1,5 +1,7 @@
 //! What is shown of a group.
 
+use std::collections::HashMap;
+
 use crate::engine::{Engine, EngineError};
 use crate::group::handles::GroupHandle;
 use crate::group::record::{GroupRecord, GroupState};
@@ -18,12 +20,17 @@ impl Engine {
         Ok(self.show_group(&handle))
     }
 
-    /// All groups that this node remembers: those at work first. May read the disk.
+    /// All groups that this node remembers: those at work first, then newest first. May read the disk.
     #[must_use]
     pub fn groups(&self) -> Vec<GroupProgress> {
         let handles: Vec<GroupHandle> = self.groups.lock().values().cloned().collect();
         let mut all: Vec<GroupProgress> = handles.iter().map(|handle| self.show_group(handle)).collect();
-        all.sort_by_key(|group| group.outcome.is_end());
+        // Of one that followed the others, the last counts.
+        let order: HashMap<String, usize> =
+            self.sessions().into_iter().enumerate().map(|(place, session)| (session.id, place)).collect();
+        let newest =
+            |group: &GroupProgress| group.members.iter().filter_map(|m| order.get(&m.id)).min().copied();
+        all.sort_by_key(|group| (group.outcome.is_end(), newest(group).unwrap_or(usize::MAX)));
         all
     }
 

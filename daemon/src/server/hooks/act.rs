@@ -209,7 +209,6 @@ pub async fn begin_migration(
 ) -> Result<(String, Option<String>), Problem> {
     let note = allow_migration(app, vm, &to, &options).await?;
     let id = app.engine.start(vm, to, options).await.map_err(IntoProblem::into_problem)?;
-    app.sessions.add(id);
     Ok((id.to_string(), note))
 }
 
@@ -220,7 +219,6 @@ pub async fn begin_group(app: &Arc<App>, members: Vec<GroupMember>) -> Result<Gr
         notes.extend(allow_migration(app, &member.vm, &member.to, &member.spec).await?);
     }
     let begun = app.engine.start_group(members).await.map_err(IntoProblem::into_problem)?;
-    begun.members.iter().for_each(|id| app.sessions.add(id));
     let members = begun.members.iter().map(ToString::to_string).collect();
     Ok(GroupTaken { id: begun.id.to_string(), members, notes })
 }

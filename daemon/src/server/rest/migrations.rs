@@ -98,7 +98,6 @@ async fn act(app: Arc<App>, id: String, recover: bool) -> Result<(StatusCode, ax
         async move { if recover { engine.recover(&target).await } else { engine.cancel(&target).await } },
     )
     .await?;
-    app.sessions.add(&full);
     Ok((StatusCode::ACCEPTED, axum::Json(Taken { id: full, note: None })))
 }
 
