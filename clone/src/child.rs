@@ -161,6 +161,12 @@ impl Plan {
         })
     }
 
+    /// The template of its command line.
+    #[must_use]
+    pub fn command_line(&self) -> &[String] {
+        &self.command_line
+    }
+
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {

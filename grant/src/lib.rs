@@ -87,6 +87,16 @@ pub enum GrantError {
         /// The VM.
         vm: String,
     },
+    /// A VM comes from another node without one.
+    #[error(
+        "VM {vm} comes without a grant, and node {here} takes only VMs that a bridge has granted: move or fork it through the bridge (`vmove cluster`, `vmove plan`)"
+    )]
+    ComesWithout {
+        /// The VM.
+        vm: String,
+        /// This node.
+        here: String,
+    },
     /// The text is not a grant.
     #[error("expected a grant (two parts in base64 with a dot between them), found another text: {0}")]
     Malformed(String),

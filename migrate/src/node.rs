@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::vmm::Vmm;
+use vmove_node::admission::Admission;
 use vmove_node::devices::Devices;
 use vmove_node::disk::Disk;
 use vmove_node::latency::Latencies;
@@ -33,6 +34,8 @@ pub struct EngineConfig {
     pub confinement: Confinement,
     /// What other nodes may do here.
     pub peers: Arc<PeerPolicy>,
+    /// Which VMs this node takes.
+    pub admission: Arc<dyn Admission>,
     /// QEMUs of this node.
     pub vmm: Arc<dyn Vmm>,
     /// Devices of this node that VMs own.

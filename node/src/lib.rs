@@ -16,6 +16,7 @@
 //! | [`reservations`] | memory that was promised to guests on their way here |
 //! | [`control_groups`] | a control group for each VM |
 //! | [`oom_kills`] | who was killed for lack of memory |
+//! | [`admission`] | which VMs may come from other nodes |
 //! | [`task`], [`blocking`] | tasks, and work that blocks, on threads of its own |
 //! | [`chance`] | ids and secrets |
 //! | [`latency`], [`clock`] | fault latencies, and the clocks of two hosts |
@@ -32,6 +33,7 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
+pub mod admission;
 pub mod blocking;
 pub mod boot;
 pub mod chance;

@@ -54,6 +54,8 @@ blocker_codes! {
     OutsideWriter = "outside-writer",
     /// A device that the guest owns cannot leave it, or another one that is to take its place cannot be had.
     Device = "device",
+    /// The destination takes only VMs that a bridge has granted, and this one has no grant that is good there.
+    Grant = "grant",
     /// A device of the host cannot come along.
     HostDevice = "host-device",
     /// The CPU model depends on the host.

@@ -1,5 +1,6 @@
 //! Requests and answers about forks and templates.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -62,6 +63,9 @@ pub struct ForkRequest {
     /// parent: `VM.1`, `VM.2`, … Named children are started for the fork: none that is prepared is used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
+    /// What a bridge lets children have on their nodes, signed by it, by the name of the child. Needed where a node requires grants.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub grants: BTreeMap<String, String>,
     /// The one child is the guest that the template was made of: it keeps its name (or gets that of `names`), UUID and MAC addresses. Only
     /// its VM Generation ID is new. No request of others has this: they ask for a template to be restored.
     #[serde(skip)]
@@ -244,6 +248,9 @@ pub struct RestoreRequest {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schema(value_type = Vec<String>))]
     pub devices: Vec<ChildDevice>,
+    /// What a bridge lets the VM have, signed by it. Needed where the node requires grants.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grant: Option<String>,
 }
 
 /// A guest that runs again as it was when its template was made.

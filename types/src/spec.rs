@@ -113,6 +113,8 @@ pub struct MigrationSpec {
     /// Which device of the destination takes the place of each that the guest owns: `ROLE=PCI-ADDRESS`. Further settings (`,mac=…`)
     /// replace those that the guest has.
     pub devices: Vec<DeviceChoice>,
+    /// What a bridge lets the VM have at the destination, signed by it. Needed where the destination requires grants.
+    pub grant: Option<String>,
     /// Run in the guest by its agent (`/bin/sh -c`) before it is asked to let its devices go, such as to stop a job.
     pub quiesce: Option<String>,
     /// Run in the guest by its agent (`/bin/sh -c`) when it has its devices again, here or there.
@@ -133,6 +135,7 @@ impl Default for MigrationSpec {
             verify: false,
             timeout_ms: 120_000,
             devices: Vec::new(),
+            grant: None,
             quiesce: None,
             resume: None,
             script_timeout_ms: 30_000,

@@ -10,6 +10,8 @@ use vmove_types::spec::ModeRequest;
 pub enum BadMember {
     #[error("expected VM=…, found {0:?}")]
     Nobody(String),
+    #[error("expected a grant, or VM:GRANT, found {0:?}")]
+    Grant(String),
     #[error(transparent)]
     Device(#[from] BadRequest),
     #[error("{0}")]
@@ -35,6 +37,25 @@ impl FromStr for DeviceOfMember {
     }
 }
 
+/// A grant for a VM; for the only VM if it names none. Grants have no colon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GrantOfMember {
+    pub(super) vm: Option<String>,
+    pub(super) grant: String,
+}
+
+/// `[VM:]GRANT`.
+pub fn grant_of_member(text: &str) -> Result<GrantOfMember, BadMember> {
+    let (vm, grant) = match text.split_once(':') {
+        Some((vm, grant)) => (Some(vm.to_owned()), grant),
+        None => (None, text),
+    };
+    if grant.is_empty() || vm.as_ref().is_some_and(String::is_empty) {
+        return Err(BadMember::Grant(text.to_owned()));
+    }
+    Ok(GrantOfMember { vm, grant: grant.to_owned() })
+}
+
 /// `VM=SOMETHING`.
 pub fn of_member(text: &str) -> Result<(String, String), BadMember> {
     match text.split_once('=') {
@@ -56,6 +77,7 @@ mod tests {
     #[test]
     fn what_is_about_nobody_is_refused() {
         assert!(of_member("a").is_err() && mode_of_member("a=fast").is_err());
+        assert!(grant_of_member(":g").is_err() && grant_of_member("a:").is_err());
         assert_eq!(mode_of_member("a=precopy"), Ok(("a".to_owned(), ModeRequest::Precopy)));
     }
 }

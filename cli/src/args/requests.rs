@@ -13,6 +13,7 @@ impl Migrate {
     pub fn requests(&self) -> Result<Vec<MigrateRequest>, String> {
         let named = self.to_of.iter().map(|(vm, _)| vm).chain(self.mode_of.iter().map(|(vm, _)| vm));
         let named = named.chain(self.devices.iter().filter_map(|device| device.vm.as_ref()));
+        let named = named.chain(self.grants.iter().filter_map(|grant| grant.vm.as_ref()));
         if let Some(stranger) = named.into_iter().find(|vm| !self.vms.contains(vm)) {
             return Err(format!("expected one of {}, found \"{stranger}\"", self.vms.join(", ")));
         }
@@ -22,6 +23,12 @@ impl Migrate {
                 "expected --device VM:ROLE=PCI-ADDRESS for several VMs, such as {vm}:{choice}; found {choice}"
             ));
         }
+        if self.vms.len() > 1 && self.grants.iter().any(|grant| grant.vm.is_none()) {
+            let vm = &self.vms[0];
+            return Err(format!(
+                "expected --grant VM:GRANT for several VMs, such as {vm}:…; found one of no VM"
+            ));
+        }
         Ok(self.vms.iter().map(|vm| self.request(vm)).collect())
     }
 
@@ -29,6 +36,7 @@ impl Migrate {
         let default = MigrationSpec::default();
         let of = |about: &String| about == vm;
         let devices = self.devices.iter().filter(|device| device.vm.as_ref().is_none_or(of));
+        let grant = self.grants.iter().find(|grant| grant.vm.as_ref().is_none_or(of));
         let options = MigrationSpec {
             mode: self.mode_of.iter().find(|(about, _)| of(about)).map_or(self.mode, |(_, mode)| *mode),
             max_downtime_ms: self.max_downtime.unwrap_or(default.max_downtime_ms),
@@ -37,6 +45,7 @@ impl Migrate {
             verify: self.verify,
             timeout_ms: self.timeout.unwrap_or(default.timeout_ms),
             devices: devices.map(|device| device.choice.clone()).collect(),
+            grant: grant.map(|grant| grant.grant.clone()),
             quiesce: self.quiesce.clone(),
             resume: self.resume.clone(),
             script_timeout_ms: self.script_timeout.unwrap_or(default.script_timeout_ms),
@@ -74,12 +83,16 @@ mod tests {
         assert_eq!(told, [("a", "n", ModeRequest::Hybrid), ("b", "m", ModeRequest::Precopy)]);
         assert!(all.iter().all(|request| request.options.devices.len() == 1));
         migrate("a --to n --device ib0=3b:00.1").requests().unwrap();
+        let all = migrate("a b --to n --grant b:ey.x --grant a:ez.y").requests().unwrap();
+        assert_eq!(all[0].options.grant.as_deref(), Some("ez.y"));
+        assert_eq!(all[1].options.grant.as_deref(), Some("ey.x"));
     }
 
     #[test]
     fn what_is_about_nobody_is_refused() {
         let why = |words| migrate(words).requests().unwrap_err();
         assert!(why("a b --to n --mode-of c=precopy").contains("expected one of a, b, found \"c\""));
+        assert!(why("a b --to n --grant ey.x").contains("such as a:…"));
         assert!(why("a b --to n --device ib0=3b:00.1").contains("such as a:ib0="));
     }
 }

@@ -4,6 +4,7 @@ use clap::{Args, Parser, Subcommand};
 use vmove_spread::simulate::SimulateArguments;
 
 use super::bridge::Where;
+use super::members::of_member;
 use super::{Completions, Global, Man};
 use vmove_types::device::ChildDevice;
 use vmove_types::fork::ForkWay;
@@ -106,7 +107,7 @@ pub struct Create {
     pub count: usize,
     /// Have the bridge place N children close together, on any nodes, with one lease; for a VM of a cluster
     #[arg(long, value_name = "N", requires = "cluster", value_parser = clap::value_parser!(u32).range(1..),
-        conflicts_with_all = ["count", "template", "verify", "paused", "expect_written", "warm", "nodes", "devices", "names", "let_run"])]
+        conflicts_with_all = ["count", "template", "verify", "paused", "expect_written", "warm", "nodes", "devices", "names", "grants", "let_run"])]
     pub place: Option<u32>,
     /// With --place: name of the new cluster, and id of its lease
     #[arg(long, value_name = "NAME", requires = "place")]
@@ -148,6 +149,9 @@ pub struct Create {
     /// Names of the children, as many as --count; they are started for this fork [default: VM.1, VM.2, …]
     #[arg(long = "name", value_name = "NAME,NAME", value_delimiter = ',')]
     pub names: Vec<String>,
+    /// What a bridge lets a child have on its node, signed by it; vbridged gives this
+    #[arg(long = "grant", value_name = "CHILD=GRANT", value_parser = of_member)]
+    pub grants: Vec<(String, String)>,
     /// Let a guest that is paused run as soon as it is frozen
     #[arg(long)]
     pub let_run: bool,
@@ -334,6 +338,9 @@ pub struct Restore {
     /// Device of this node in the role of one that it had; may be repeated [default: it goes on without]
     #[arg(long = "device", value_name = "ROLE=PCI-ADDRESS[,mac=…]")]
     pub devices: Vec<ChildDevice>,
+    /// What a bridge lets the VM have here, signed by it; vbridged gives this
+    #[arg(long, value_name = "GRANT")]
+    pub grant: Option<String>,
 }
 
 /// A template.

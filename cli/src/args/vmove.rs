@@ -11,7 +11,7 @@ use vmove_types::spec::ModeRequest;
 use vmove_types::units;
 
 use super::clusters::ClusterCommand;
-use super::members::{DeviceOfMember, mode_of_member, of_member};
+use super::members::{DeviceOfMember, GrantOfMember, grant_of_member, mode_of_member, of_member};
 use super::{Completions, Global, Man, milliseconds};
 
 /// Moves running QEMU guests between nodes
@@ -380,6 +380,9 @@ pub struct Migrate {
     /// Device of the other node for a role that the guest has here; further settings replace those that the guest has; may be repeated
     #[arg(long = "device", value_name = "[VM:]ROLE=PCI-ADDRESS[,…]")]
     pub devices: Vec<DeviceOfMember>,
+    /// What a bridge lets the VM have on the other node, signed by it; vbridged gives this
+    #[arg(long = "grant", value_name = "[VM:]GRANT", value_parser = grant_of_member)]
+    pub grants: Vec<GrantOfMember>,
     /// Shell command to run in the guest, by its agent, before it is asked for its devices
     #[arg(long, value_name = "COMMAND")]
     pub quiesce: Option<String>,

@@ -100,6 +100,7 @@ async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> 
         whole: args.whole,
         devices: args.devices,
         names: args.names,
+        grants: args.grants.into_iter().collect(),
         as_it_was: false,
         let_run: args.let_run,
         parting: args.parting.request(),
@@ -455,8 +456,8 @@ async fn load(client: &Client, name: &str, json: bool) -> Result<Exit, End> {
 }
 
 async fn restore(client: &Client, args: Restore, json: bool) -> Result<Exit, End> {
-    let Restore { template, vm, devices } = args;
-    let restored = client.restore_template(&template, &RestoreRequest { vm, devices }).await?;
+    let Restore { template, vm, devices, grant } = args;
+    let restored = client.restore_template(&template, &RestoreRequest { vm, devices, grant }).await?;
     let vm = &restored.child.name;
     if json {
         say_json(&restored)?;

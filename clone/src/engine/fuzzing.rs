@@ -102,6 +102,7 @@ fn order() -> Order {
         port: 7420,
         indexes: vec![1, 2, 3],
         names: Vec::new(),
+        grants: std::collections::BTreeMap::new(),
         verify: true,
         whole: false,
         expect_written: Some(1 << 20),

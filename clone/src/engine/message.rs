@@ -17,6 +17,7 @@
 //! Messages are frames of postcard: the order of variants and fields is the format. Reports, manifests and refusals cross as JSON: their
 //! optional fields are left out where they have no value.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
 use std::path::PathBuf;
 
@@ -260,6 +261,8 @@ pub struct Order {
     pub no_export: Option<String>,
     /// Devices of the host that the children get, as JSON; `None`: none.
     pub devices: Option<String>,
+    /// What a bridge lets them have there, by name.
+    pub grants: BTreeMap<String, String>,
 }
 
 impl Order {

@@ -53,6 +53,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use vmove_fabric::{Class, Incoming};
 use vmove_hooks::Hooks;
+use vmove_node::admission::Admission;
 use vmove_node::peer::{BoxedStream, Hello, LinkKind, PeerPolicy, Status};
 use vmove_node::registry::Registry;
 use vmove_types::fork_report::ForkProgress;
@@ -87,6 +88,7 @@ pub struct ForkEngine {
     policy: ForkPolicy,
     /// What other nodes may do here.
     peer_policy: Arc<PeerPolicy>,
+    admission: Arc<dyn Admission>,
     /// Journals of forks.
     journals: PathBuf,
     /// Templates on disk.
@@ -163,7 +165,7 @@ impl ForkEngine {
         let members = Arc::new(Members::open(&dir.join("members"))?);
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         let (node, policy) = (options.node.clone(), options.policy.clone());
-        let peer_policy = options.peers.clone();
+        let (peer_policy, admission) = (options.peers.clone(), options.admission.clone());
         let saved = policy.template_dir.clone().unwrap_or_else(|| options.state_dir.join("templates"));
         let hooks = Arc::clone(&options.hooks);
         let images =
@@ -174,6 +176,7 @@ impl ForkEngine {
             node,
             policy,
             peer_policy,
+            admission,
             journals: dir,
             saved,
             at_work: Arc::new(Semaphore::new(2 * cores)),

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use vmove_fabric::tcp::TcpFabric;
 use vmove_fabric::{Class, Endpoint, FabricKind, Multicast};
 use vmove_hooks::Hooks;
+use vmove_node::admission::Admission;
 use vmove_node::peer::{Dialer, Hello, KnownPeers, LinkError, PeerPolicy, PeerTarget, Token};
 
 /// What forks may do, and what is done for them: `[fork]` of the daemon's configuration.
@@ -102,6 +103,8 @@ pub struct EngineOptions {
     pub policy: ForkPolicy,
     /// What other nodes may do here.
     pub peers: Arc<PeerPolicy>,
+    /// Which children this node takes.
+    pub admission: Arc<dyn Admission>,
     /// The nodes that the configuration names.
     pub known: KnownPeers,
     /// Where this node's peer port listens.

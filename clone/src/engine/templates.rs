@@ -126,6 +126,7 @@ impl ForkEngine {
             names: vec![vm.clone()],
             as_it_was: true,
             devices: request.devices,
+            grants: request.grant.map(|grant| (vm.clone(), grant)).into_iter().collect(),
             ..ForkRequest::default()
         };
         let mut report = self.clone().create(fork).await?;

@@ -80,6 +80,7 @@ impl Node {
         };
         let hooks = Hooks::open(settings, Vec::new()).unwrap();
         let options = EngineOptions {
+            admission: Arc::new(vmove_node::admission::AdmitsAll),
             node: name.to_owned(),
             policy,
             peers: Arc::new(peers),

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use vmove_grant::{Book, Grant, GrantError, Host};
+use vmove_node::admission::Admission;
 use vmove_node::registry::Registry;
 use vmove_types::device::PciAddress;
 use vmove_types::problem::{Code, Problem, chain};
@@ -81,33 +82,53 @@ impl Grants {
 
     /// Takes a VM that is to be started into its grant. None if it has none, and needs none.
     pub fn enter(self: &Arc<Self>, request: &RunRequest) -> Result<Option<Entered>, Problem> {
-        let refused = |error: &GrantError| Problem::from_error(Code::GrantRefused, error);
-        let Some(text) = &request.grant else {
-            if self.required {
-                return Err(refused(&GrantError::Missing { vm: request.name.clone() }));
-            }
-            return Ok(None);
-        };
-        let demand = demand(request).map_err(|error| Problem::bad_request(chain(&error)))?;
         let mut kept = self.kept();
-        let mut book = kept.book.clone();
-        if kept.starting.contains(&request.name) || book.vms().contains_key(&request.name) {
+        if kept.starting.contains(&request.name) || kept.book.vms().contains_key(&request.name) {
             let text = format!("VM {:?} runs, or is being started, in another grant", request.name);
             return Err(Problem::new(Code::NameTaken, text));
         }
+        let Some((book, grant)) = self.taken(&kept.book, request, false)? else { return Ok(None) };
+        self.keep(&mut kept, book, &grant)?;
+        kept.starting.insert(request.name.clone());
+        Ok(Some(Entered { grants: Arc::clone(self), grant, started: false }))
+    }
+
+    /// The book with the VM in it. None if it has no grant, and needs none. `comes`: from another node, or as a child of a guest.
+    fn taken(
+        &self,
+        book: &Book,
+        request: &RunRequest,
+        comes: bool,
+    ) -> Result<Option<(Book, Grant)>, Problem> {
+        let refused = |error: &GrantError| Problem::from_error(Code::GrantRefused, error);
+        let Some(text) = &request.grant else {
+            let (vm, here) = (request.name.clone(), self.host.node.clone());
+            let missing =
+                if comes { GrantError::ComesWithout { vm, here } } else { GrantError::Missing { vm } };
+            return if self.required { Err(refused(&missing)) } else { Ok(None) };
+        };
+        let mut demand = demand(request).map_err(|error| Problem::bad_request(chain(&error)))?;
+        if comes {
+            // Its command line names those of the node that it comes from.
+            demand.devices = request.devices.iter().map(|device| device.address.to_string()).collect();
+        }
+        let mut book = book.clone();
         let taken = book.take(&self.host, text, &request.name, &demand, now_ms());
         let grant = taken.map_err(|error| refused(&error))?.clone();
-        // A grant is used up before the VM starts: whatever happens then, it is good for nothing.
+        Ok(Some((book, grant)))
+    }
+
+    /// A grant is used up before the VM is here: whatever happens then, it is good for nothing.
+    fn keep(&self, kept: &mut Kept, book: Book, grant: &Grant) -> Result<(), Problem> {
         self.write(&book).map_err(|error| Problem::new(Code::LocalFile, format!("{error:#}")))?;
         kept.book = book;
-        kept.starting.insert(request.name.clone());
         tracing::info!(
-            vm = request.name,
+            vm = grant.vm,
             lease = grant.lease,
             holder = grant.holder,
             "the VM is taken into its grant"
         );
-        Ok(Some(Entered { grants: Arc::clone(self), grant, started: false }))
+        Ok(())
     }
 
     fn write(&self, book: &Book) -> anyhow::Result<()> {
@@ -156,7 +177,27 @@ impl Grants {
             }
             let listed = registry.list().await;
             let runs = |name: &String| listed.iter().any(|vm| vm.name == *name && vm.status != "ended");
-            known.iter().filter(|name| !runs(name)).for_each(|name| self.end(name));
+            // One that is on its way here is listed later.
+            known
+                .iter()
+                .filter(|name| !registry.is_expected(name) && !runs(name))
+                .for_each(|name| self.end(name));
+        }
+    }
+}
+
+/// VMs from other nodes need a grant of this one, as those that are started here.
+impl Admission for Grants {
+    fn would_admit(&self, asked: &RunRequest) -> Result<(), Problem> {
+        let kept = self.kept();
+        self.taken(&kept.book, asked, true).map(drop)
+    }
+
+    fn admit(&self, asked: &RunRequest) -> Result<(), Problem> {
+        let mut kept = self.kept();
+        match self.taken(&kept.book, asked, true)? {
+            Some((book, grant)) => self.keep(&mut kept, book, &grant),
+            None => Ok(()),
         }
     }
 }
@@ -238,5 +279,50 @@ mod tests {
         assert_eq!(refused.code, Code::GrantRefused);
         assert!(refused.to_string().contains("0000:17:00.3"), "{refused}");
         assert!(grants.enter(&request("net0=17:00.2")).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_vm_that_comes_is_let_in_once_by_its_own_grant() {
+        let (key, _) = SecretKey::generate().unwrap();
+        let policy = GrantPolicy { keys: vec![key.public()], required: true };
+        let dir = tempfile::tempdir().unwrap();
+        let grants = Grants::open(&policy, "n1", dir.path()).unwrap().unwrap();
+        let without = RunRequest {
+            name: "v".to_owned(),
+            memory: "thp".to_owned(),
+            // It names a device of the node that it comes from.
+            command_line: ["qemu", "-m", "64", "-device", "vfio-pci,host=09:00.0"]
+                .map(str::to_owned)
+                .to_vec(),
+            environment: std::collections::BTreeMap::new(),
+            devices: vec!["net0=17:00.2".parse().unwrap()],
+            grant: None,
+        };
+        let refused = grants.admit(&without).unwrap_err();
+        assert!(refused.code == Code::GrantRefused && refused.to_string().contains("comes without a grant"));
+        let with = |node: &str| {
+            let device = GrantedDevice { role: "net0".to_owned(), address: "0000:17:00.2".to_owned() };
+            let grant = Grant {
+                lease: "l".to_owned(),
+                holder: "alice".to_owned(),
+                node: node.to_owned(),
+                vm: "v".to_owned(),
+                serial: SecretKey::serial().unwrap(),
+                expires_ms: now_ms() + 60_000,
+                cores: 1,
+                memory_mib: 64,
+                huge_2m_mib: 0,
+                huge_1g_mib: 0,
+                devices: vec![device],
+            };
+            RunRequest { grant: Some(key.sign(&grant).unwrap()), ..without.clone() }
+        };
+        assert!(grants.admit(&with("n2")).unwrap_err().to_string().contains("is for node n2"));
+        let good = with("n1");
+        grants.would_admit(&good).unwrap();
+        assert_eq!(grants.lease_of("v"), None, "looking changes nothing");
+        grants.admit(&good).unwrap();
+        assert_eq!(grants.lease_of("v").as_deref(), Some("l"));
+        assert!(grants.admit(&good).unwrap_err().to_string().contains("used before"));
     }
 }

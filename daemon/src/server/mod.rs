@@ -41,6 +41,7 @@ use vmove_hooks::Hooks;
 use vmove_hooks::hooks::Settings;
 use vmove_migrate::engine::{Engine, EngineConfig};
 use vmove_migrate::vmm::Qemu;
+use vmove_node::admission::{Admission, AdmitsAll};
 use vmove_node::blocking::run_blocking;
 use vmove_node::control_groups::{ControlGroups, GroupsError};
 use vmove_node::disk::KernelDisk;
@@ -315,6 +316,10 @@ async fn assemble(
     })?;
     let grants = Grants::open(&config.grants, &config.node, &config.state_dir)?;
     let devices = LeasedDevices::beside(devices, grants.as_ref());
+    let admission: Arc<dyn Admission> = match &grants {
+        Some(grants) => grants.clone(),
+        None => Arc::new(AdmitsAll),
+    };
     let settings = EngineConfig {
         node: config.node.clone(),
         sessions_dir: config.state_dir.join("sessions"),
@@ -323,6 +328,7 @@ async fn assemble(
         reservations: reservations.clone(),
         confinement: config.qemu.clone(),
         peers: peers.clone(),
+        admission: admission.clone(),
         vmm: Arc::new(Qemu::new(monitors.clone(), groups.clone(), config.qemu.clone())),
         devices: devices.clone(),
         disk: Arc::new(KernelDisk),
@@ -347,6 +353,7 @@ async fn assemble(
     );
     let known = known_peers(&config);
     let options = EngineOptions {
+        admission,
         node: config.node.clone(),
         policy: config.fork.clone(),
         peers,

@@ -12,6 +12,7 @@ use vmove_node::blocking::run_blocking;
 use vmove_node::peer::{Caller, Objection, SessionId};
 use vmove_node::reservations::{Reservation, Room, Rooms, Wanted};
 use vmove_types::check::{Blocker, BlockerCode};
+use vmove_types::vm::RunRequest;
 
 /// What a session needs beside guest memory and page maps: QEMU itself, buffers. Bytes.
 const OVERHEAD: u64 = 64 << 20;
@@ -81,7 +82,22 @@ async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
     }
     found.extend(prepare.disks.iter().filter_map(|d| disk(d, one_host)));
     found.extend(crate::devices::arrival::blockers(node, prepare).await);
+    if let Err(why) = node.config.admission.would_admit(&asked_of(prepare)) {
+        found.push(Blocker::new(BlockerCode::Grant, why.to_string()));
+    }
     found
+}
+
+/// What a guest asks of this node, as if it were to be started here.
+pub(crate) fn asked_of(prepare: &Prepare) -> RunRequest {
+    RunRequest {
+        name: prepare.vm.clone(),
+        memory: prepare.backing.to_string(),
+        command_line: prepare.command_line.clone(),
+        environment: prepare.environment.iter().cloned().collect(),
+        devices: crate::devices::arrival::chosen(prepare).into_iter().map(|device| device.request).collect(),
+        grant: prepare.spec.grant.clone(),
+    }
 }
 
 /// What QEMU's user may not open here. A disk that is not here at all is said elsewhere.

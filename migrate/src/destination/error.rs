@@ -12,6 +12,7 @@ use vmove_qmp::QmpError;
 use vmove_qmp::cmdline::CommandLineError;
 use vmove_qmp::process::ProcessError;
 use vmove_qmp::switchover::SwitchoverError;
+use vmove_types::problem::Problem;
 
 use crate::ownership::{DestinationState, IllegalStep};
 use crate::pending::WireSetError;
@@ -116,6 +117,8 @@ pub(super) enum OpenError {
     NoCommonFabric(#[from] NoCommonFabric),
     #[error(transparent)]
     Files(#[from] VmFilesError),
+    #[error(transparent)]
+    NotAdmitted(Problem),
     #[error("A device could not be taken for the guest at the destination")]
     Devices(#[source] DevicesError),
     #[error("Could not write the journal {} at the destination", path.display())]

@@ -91,6 +91,7 @@ pub(crate) async fn serve_new(
             let (publisher, error) = *refused;
             let code = match error {
                 OpenError::Devices(_) => BlockerCode::Device,
+                OpenError::NotAdmitted(_) => BlockerCode::Grant,
                 _ => BlockerCode::NoRoom,
             };
             let blocker = Blocker::new(code, chain(&error));
@@ -253,6 +254,7 @@ async fn room(
     id: SessionId,
     mut prepare: Prepare,
 ) -> Result<(VmFiles, Journal<DestinationRecord>, Accepted), OpenError> {
+    let asked = check::destination::asked_of(&prepare);
     // Not in every line of the journal: for a guest of 1 TiB it is longer than all else, and lines are written while the guest stands still.
     let held = prepare
         .blocks
@@ -307,10 +309,12 @@ async fn room(
     let journal = disk.create_dir_all(&dir).and_then(|()| Journal::create_on(disk, &path, record));
     let journal = journal.map_err(|source| OpenError::Journal { path, source })?;
     let record = journal.record();
-    let made = match take_devices(node, record.vm.as_ref()).await {
-        Ok(()) => vm_files::make(node, id, &record.prepare, plan, held).map_err(OpenError::from),
-        Err(error) => Err(OpenError::Devices(error)),
+    // A device that it was granted is given to no other VM.
+    let taken = match node.config.admission.admit(&asked) {
+        Ok(()) => take_devices(node, record.vm.as_ref()).await.map_err(OpenError::Devices),
+        Err(why) => Err(OpenError::NotAdmitted(why)),
     };
+    let made = taken.and_then(|()| Ok(vm_files::make(node, id, &record.prepare, plan, held)?));
     match made {
         Ok(files) => Ok((files, journal, accepted)),
         Err(error) => {

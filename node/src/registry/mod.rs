@@ -215,6 +215,12 @@ impl Registry {
         Ok(reserved)
     }
 
+    /// Whether a VM of this name is about to be here: it is being started, made as a child, or a migration holds it.
+    #[must_use]
+    pub fn is_expected(&self, name: &str) -> bool {
+        self.lock().reserved.contains(name) || self.migrations.of_vm(name).is_some()
+    }
+
     /// Refuses while a migration holds the VM.
     ///
     /// # Errors

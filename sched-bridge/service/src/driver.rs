@@ -38,6 +38,8 @@ pub struct VmMove {
     pub to: NodeName,
     /// What it gets there in place of the devices that it owns.
     pub devices: Vec<GrantedDevice>,
+    /// What it may have there. Serial number and end are the driver's to set.
+    pub grant: Grant,
 }
 
 /// How a migration ended.
@@ -237,15 +239,14 @@ impl VmoveCommand {
         Self { key, ..self }
     }
 
-    /// A grant for one start, as an argument of `vmove`. None without a key.
+    /// A grant for one start or arrival. None without a key.
     fn signed(&self, grant: &Grant) -> Result<Option<String>, String> {
         let Some(key) = &self.key else { return Ok(None) };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let end = now + self.time_limits.act + GRANT_SLACK;
         let serial = SecretKey::serial().map_err(|e| e.to_string())?;
         let expires_ms = u64::try_from(end.as_millis()).unwrap_or(u64::MAX);
-        let text = key.sign(&Grant { serial, expires_ms, ..grant.clone() }).map_err(|e| e.to_string())?;
-        Ok(Some(format!("--grant={text}")))
+        key.sign(&Grant { serial, expires_ms, ..grant.clone() }).map(Some).map_err(|e| e.to_string())
     }
 
     /// Where other daemons reach that of a node.
@@ -254,7 +255,7 @@ impl VmoveCommand {
         address.unwrap_or_else(|| node.to_string())
     }
 
-    fn migrate_arguments(&self, moves: &[VmMove]) -> Vec<String> {
+    fn migrate_arguments(&self, moves: &[VmMove]) -> Result<Vec<String>, String> {
         let mut arguments = vec!["migrate".to_owned()];
         arguments.extend(moves.first().map(|first| format!("--to={}", self.address(&first.to))));
         for one in moves {
@@ -264,11 +265,12 @@ impl VmoveCommand {
             let devices = one.devices.iter();
             arguments
                 .extend(devices.map(|device| format!("--device={of}{}={}", device.role, device.address)));
+            arguments.extend(self.signed(&one.grant)?.map(|text| format!("--grant={of}{text}")));
         }
         arguments.extend(self.options.iter().cloned());
         arguments.push("--".to_owned());
         arguments.extend(moves.iter().map(|one| one.vm.to_string()));
-        arguments
+        Ok(arguments)
     }
 
     async fn run(&self, node: &NodeName, arguments: &[&str], limit: Duration) -> Result<Ended, ProgramError> {
@@ -343,9 +345,12 @@ impl VmDriver for VmoveCommand {
     }
 
     async fn migrate(&self, from: &NodeName, moves: &[VmMove]) -> Vec<MigrationEnd> {
-        let arguments = self.migrate_arguments(moves);
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let all = |end: MigrationEnd| vec![end; moves.len()];
+        let arguments = match self.migrate_arguments(moves) {
+            Ok(arguments) => arguments,
+            Err(why) => return all(MigrationEnd::Stayed(why)),
+        };
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let ended = match self.run(from, &arguments, self.time_limits.migrate).await {
             Ok(ended) => ended,
             Err(error @ ProgramError::TimedOut { .. }) => {
@@ -391,7 +396,7 @@ impl VmDriver for VmoveCommand {
 
     async fn start(&self, node: &NodeName, vm: &StartVm, grant: &Grant) -> Result<(), NotStarted> {
         let _permit = self.acts.acquire().await;
-        let signed = self.signed(grant).map_err(NotStarted::Refused)?;
+        let signed = self.signed(grant).map_err(NotStarted::Refused)?.map(|text| format!("--grant={text}"));
         let arguments = run_arguments(vm, grant, signed);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         match self.run(node, &arguments, self.time_limits.act).await {

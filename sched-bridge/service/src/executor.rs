@@ -21,7 +21,9 @@ use crate::lease::LeaseId;
 use crate::metrics;
 use crate::planner;
 use crate::together::in_their_roles;
+use crate::vms::grant_of;
 use vmove_bridge_types::plan::{Plan, PlanState, PlanStep, Runner, StepState};
+use vmove_grant::Grant;
 
 /// A run writes a heartbeat so often.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
@@ -376,9 +378,12 @@ async fn moves_of(run: &Run, from: &NodeName, steps: &[&PlanStep]) -> Result<Vec
     let one = |step: &&PlanStep| {
         let roles = owned.get(step.vm.as_str()).zip(home(step));
         let devices = roles.map(|(owned, home)| in_their_roles(owned, &home, &step.to)).unwrap_or_default();
-        VmMove { vm: step.vm.clone(), to: step.to.node.clone(), devices }
+        let entry = view.lease_of(&step.vm).map_err(|e| e.to_string())?;
+        // Its roles are those that the guest knows.
+        let grant = Grant { devices: devices.clone(), ..grant_of(&entry.lease, &step.to) };
+        Ok(VmMove { vm: step.vm.clone(), to: step.to.node.clone(), devices, grant })
     };
-    Ok(steps.iter().map(one).collect())
+    steps.iter().map(one).collect()
 }
 
 /// Whether a VM runs on its source, or might.

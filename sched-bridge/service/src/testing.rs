@@ -392,13 +392,8 @@ impl Snapshots for FakeDriver {
         Ok(Saved { ran_on, stood_still: Duration::ZERO, disk_bytes: 1, roles: vec![] })
     }
 
-    async fn restore(
-        &self,
-        node: &NodeName,
-        template: &str,
-        vm: &VmName,
-        _: &[GrantedDevice],
-    ) -> Result<Restored, String> {
+    async fn restore(&self, template: &str, wanted: &WantedChild) -> Result<Restored, String> {
+        let WantedChild { node, vm, .. } = wanted;
         let mut world = self.world();
         if world.failing.contains(vm.as_str()) {
             return Err("damaged".to_owned());

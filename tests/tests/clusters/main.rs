@@ -3,6 +3,7 @@
 mod barriers;
 mod blueprints;
 mod commands;
+mod grants;
 mod guides;
 mod places;
 mod plans;

@@ -2,6 +2,7 @@
 //!
 //! A child is planned (its name is taken), prepared (its QEMU waits), loaded (it has memory and device state), and run.
 
+mod admission;
 mod load;
 mod run;
 

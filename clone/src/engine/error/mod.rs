@@ -18,7 +18,7 @@ use vmove_node::peer::{LinkError, NoCommonFabric, Objection, PeerTarget, Session
 use vmove_node::registry::RegistryError;
 use vmove_node::store::VmStoreError;
 use vmove_types::fork_report::ForkFailure;
-use vmove_types::problem::{Code, ProblemCode, chain};
+use vmove_types::problem::{Code, Problem, ProblemCode, chain};
 use vmove_types::progress::MissingDevice;
 
 pub use self::distribution::{DistributionError, VerbsError};
@@ -71,6 +71,9 @@ pub enum ForkError {
         "Expected no nodes with paused children, found some: children that stay paused are made on the node of the parent"
     )]
     PausedElsewhere,
+    /// This node does not take a child.
+    #[error(transparent)]
+    NotAdmitted(Problem),
     /// A hook of the operator.
     #[error(transparent)]
     Hook(#[from] ForbiddenByHook),
@@ -356,6 +359,7 @@ impl ForkError {
             Self::Devices(error) => error.code(),
             Self::DevicesMissing { .. } => Code::DeviceMissing,
             Self::Hook(_) => Code::ForbiddenByHook,
+            Self::NotAdmitted(why) => why.code,
             Self::TooManyChildren { .. }
             | Self::TooManyPrepared { .. }
             | Self::Peers(_)

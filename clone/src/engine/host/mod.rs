@@ -266,7 +266,7 @@ impl HostPart {
         Ok(with_prepared(engine.start_all(&id, planned), prepared))
     }
 
-    /// Takes the devices of the children, whose names are taken.
+    /// Lets the children in, whose names are taken, and takes their devices.
     async fn take_devices(
         &self,
         planned: &[Planned],
@@ -278,6 +278,7 @@ impl HostPart {
         plans.extend(planned.iter().map(|one| &one.plan));
         // As their numbers are in the order.
         plans.sort_by_key(|plan| order.indexes.iter().position(|index| *index == plan.index));
+        self.engine.admit_children(&plans, &ordered, &order.grants, order.kind.backing)?;
         self.engine.take_for_children(&order.fork, &plans, ordered).await
     }
 

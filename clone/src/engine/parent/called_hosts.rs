@@ -1,5 +1,6 @@
 //! Asking other hosts whether they take part, before anything is done to the guest.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -142,6 +143,8 @@ impl ForkEngine {
             let next = place + order.indexes.len();
             order.names = request.names.get(place..next).map(<[String]>::to_vec).unwrap_or_default();
             order.devices = dealt.order(place..next);
+            let of_order = |name: &String| Some((name.clone(), request.grants.get(name)?.clone()));
+            order.grants = order.children().filter_map(|(_, name)| of_order(&name)).collect();
             place = next;
         }
         called.numbers = orders.iter().flat_map(|order| order.indexes.clone()).collect();
@@ -254,6 +257,7 @@ impl ForkEngine {
                 disks: Vec::new(),
                 no_export: None,
                 devices: None,
+                grants: BTreeMap::new(),
             }
         };
         division.away.iter().map(order).collect()

@@ -194,7 +194,12 @@ impl ForkEngine {
         let mut plans: Vec<&Plan> = prepared.iter().map(|one| &one.child.plan).collect();
         plans.extend(planned.iter().map(|one| &one.plan));
         plans.sort_by_key(|plan| plan.index);
-        let devices = match self.take_for_children(&fork.id, &plans, devices).await {
+        let admitted = self.admit_children(&plans, &devices, &fork.request.grants, base.backing);
+        let devices = match admitted {
+            Ok(()) => self.take_for_children(&fork.id, &plans, devices).await,
+            Err(error) => Err(error),
+        };
+        let devices = match devices {
             Ok(devices) => devices,
             Err(error) => {
                 self.give_back(&fork.parent, prepared);

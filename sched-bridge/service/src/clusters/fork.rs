@@ -7,6 +7,7 @@ use sched_bridge::model::{Assignment, NodeName, VmName};
 use sched_bridge::place::{ClusterRequest, VmGroup};
 use tokio::task::JoinSet;
 use vmove_bridge_types::cluster::{ClusterForked, ForkClusterRequest, ForkOne, ForkedMember};
+use vmove_grant::Grant;
 
 use super::barrier::{Barrier, stood_still};
 use super::{ClusterError, Clusters, done_and_failed, homes, joined};
@@ -15,7 +16,7 @@ use crate::driver::{Forked, ForkedChild, WantedChild};
 use crate::lease::{Lease, LeaseId};
 use crate::quota::Quota;
 use crate::together::in_their_roles;
-use crate::vms::{StartError, list_all, stop_all};
+use crate::vms::{StartError, grant_of, list_all, stop_all};
 
 /// One VM that is to be forked.
 #[derive(Debug, Clone)]
@@ -181,7 +182,9 @@ impl Clusters {
                 let owned = self.driver.owned(&from.node).await.map_err(ClusterError::Node)?;
                 in_their_roles(owned.get(from.vm.as_str()).map_or(&[], Vec::as_slice), from, to)
             };
-            let child = WantedChild { node: to.node.clone(), vm: to.vm.clone(), devices };
+            // Its roles are those that the guest knows.
+            let grant = Grant { devices: devices.clone(), ..grant_of(copy, to) };
+            let child = WantedChild { node: to.node.clone(), vm: to.vm.clone(), devices, grant };
             match orders.iter_mut().find(|order| order.vm == from.vm) {
                 Some(order) => order.children.push(child),
                 None => {

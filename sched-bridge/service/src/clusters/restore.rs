@@ -10,6 +10,7 @@ use vmove_bridge_types::cluster::{CheckpointVm, ClusterRestored, RestoreClusterR
 use super::{ClusterError, Clusters, done_and_failed, joined};
 use crate::bridge::{BridgeError, GrantRequest, Wanted, resident};
 use crate::checkpoint::Checkpoint;
+use crate::driver::WantedChild;
 use crate::lease::{Lease, LeaseId};
 use crate::quota::Quota;
 use crate::vms::{grant_of, list_all, running};
@@ -131,15 +132,17 @@ impl Clusters {
         // The first of a group is the first of that group again, whatever their numbers were.
         for (home, kept) in placed.into_iter().zip(in_order(checkpoint)?) {
             let again = there.contains(&(home.node.clone(), home.vm.to_string()));
-            let mut devices = grant_of(lease, &home).devices;
+            let grant = grant_of(lease, &home);
+            let mut devices = grant.devices.clone();
             devices.retain(|device| kept.roles.contains(&device.role));
+            let wanted = WantedChild { node: home.node.clone(), vm: home.vm.clone(), devices, grant };
             let (driver, template) = (Arc::clone(&self.driver), kept.template.clone());
             work.spawn(async move {
                 let (vm, node) = (home.vm, home.node);
                 if again {
                     return Ok(RestoredMember { vm, node, network: String::new(), again });
                 }
-                match driver.restore(&node, &template, &vm, &devices).await {
+                match driver.restore(&template, &wanted).await {
                     Ok(restored) => Ok(RestoredMember { vm, node, network: restored.network, again }),
                     Err(why) => Err(format!("VM {vm} does not run again on node {node}: {why}")),
                 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use sched_bridge::model::{NodeName, VmName};
 use serde_json::Value;
-use vmove_grant::GrantedDevice;
+use vmove_grant::{Grant, GrantedDevice};
 use vmove_types::fork_report::ChildNic;
 
 use super::{Ended, VmoveCommand};
@@ -20,6 +20,8 @@ pub struct WantedChild {
     pub vm: VmName,
     /// What it gets in place of the devices of its parent.
     pub devices: Vec<GrantedDevice>,
+    /// What it may have there. Serial number and end are the driver's to set.
+    pub grant: Grant,
 }
 
 /// A guest that was forked.
@@ -82,14 +84,8 @@ pub trait Snapshots {
     /// Keeps a guest as a template. A guest that is paused runs on as soon as it is frozen.
     async fn save(&self, node: &NodeName, vm: &VmName, template: &str) -> Result<Saved, String>;
 
-    /// Lets the guest of a template run again.
-    async fn restore(
-        &self,
-        node: &NodeName,
-        template: &str,
-        vm: &VmName,
-        devices: &[GrantedDevice],
-    ) -> Result<Restored, String>;
+    /// Lets the guest of a template run again, as this VM.
+    async fn restore(&self, template: &str, wanted: &WantedChild) -> Result<Restored, String>;
 
     /// Names of the templates that a node sees.
     async fn templates(&self, node: &NodeName) -> Result<Vec<String>, String>;
@@ -113,7 +109,12 @@ impl VmoveCommand {
     }
 
     /// Names are in the order in which children are dealt out: those of the parent's node first, then those of each other node.
-    fn fork_arguments(&self, from: &NodeName, vm: &VmName, children: &[WantedChild]) -> Vec<String> {
+    fn fork_arguments(
+        &self,
+        from: &NodeName,
+        vm: &VmName,
+        children: &[WantedChild],
+    ) -> Result<Vec<String>, String> {
         let (mut ordered, away): (Vec<&WantedChild>, Vec<&WantedChild>) =
             children.iter().partition(|child| child.node == *from);
         let here = ordered.len();
@@ -131,13 +132,14 @@ impl VmoveCommand {
         }
         for (place, child) in ordered.iter().enumerate() {
             arguments.push(format!("--name={}", child.vm));
+            arguments.extend(self.signed(&child.grant)?.map(|text| format!("--grant={}={text}", child.vm)));
             let devices = child.devices.iter();
             arguments.extend(
                 devices.map(|device| format!("--device={}:{}={}", place + 1, device.role, device.address)),
             );
         }
         arguments.extend(["--".to_owned(), vm.to_string()]);
-        arguments
+        Ok(arguments)
     }
 }
 
@@ -168,7 +170,7 @@ impl Snapshots for VmoveCommand {
     }
 
     async fn fork(&self, from: &NodeName, vm: &VmName, children: &[WantedChild]) -> Result<Forked, String> {
-        let arguments = self.fork_arguments(from, vm, children);
+        let arguments = self.fork_arguments(from, vm, children)?;
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let told = self.answer(from, VFORK, &arguments, self.time_limits.migrate).await?;
         let made = told["children"].as_array().cloned().unwrap_or_default();
@@ -201,15 +203,11 @@ impl Snapshots for VmoveCommand {
         })
     }
 
-    async fn restore(
-        &self,
-        node: &NodeName,
-        template: &str,
-        vm: &VmName,
-        devices: &[GrantedDevice],
-    ) -> Result<Restored, String> {
+    async fn restore(&self, template: &str, wanted: &WantedChild) -> Result<Restored, String> {
+        let WantedChild { node, vm, devices, grant } = wanted;
         let mut arguments = vec!["template".to_owned(), "restore".to_owned(), format!("--name={vm}")];
         arguments.extend(devices.iter().map(|device| format!("--device={}={}", device.role, device.address)));
+        arguments.extend(self.signed(grant)?.map(|text| format!("--grant={text}")));
         arguments.extend(["--".to_owned(), template.to_owned()]);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let told = self.answer(node, VFORK, &arguments, self.time_limits.migrate).await?;

@@ -46,10 +46,7 @@ fn each_start_has_a_grant_of_its_own_if_the_bridge_has_a_key() {
     let (key, _) = SecretKey::generate().unwrap();
     let public = key.public();
     let driver = driver.with_key(Some(Arc::new(key)));
-    let signed = || {
-        let argument = driver.signed(&grant()).unwrap().unwrap();
-        public.read(argument.strip_prefix("--grant=").unwrap()).unwrap()
-    };
+    let signed = || public.read(&driver.signed(&grant()).unwrap().unwrap()).unwrap();
     let (one, two) = (signed(), signed());
     assert_ne!(one.serial, two.serial);
     assert!(one.expires_ms > 0);
@@ -63,16 +60,25 @@ fn several_vms_are_told_apart_and_what_is_said_of_each_is_heard() {
         vm: VmName::new(vm).unwrap(),
         to: NodeName::new(to).unwrap(),
         devices,
+        grant: Grant { vm: vm.to_owned(), node: to.to_owned(), ..grant() },
     });
     let driver = VmoveCommand::new(None, vec!["--verify".to_owned()], BTreeMap::new(), TimeLimits::default());
     assert_eq!(
-        driver.migrate_arguments(&moves).join(" "),
+        driver.migrate_arguments(&moves).unwrap().join(" "),
         "migrate --to=n2 --to-of=a=n2 --device=a:net0=0000:09:00.5 --to-of=b=n3 --verify -- a b"
     );
     assert_eq!(
-        driver.migrate_arguments(&moves[..1]).join(" "),
+        driver.migrate_arguments(&moves[..1]).unwrap().join(" "),
         "migrate --to=n2 --device=net0=0000:09:00.5 --verify -- a"
     );
+    // With a key each has a grant of its own for where it goes.
+    let (key, _) = SecretKey::generate().unwrap();
+    let public = key.public();
+    let words = driver.clone().with_key(Some(Arc::new(key))).migrate_arguments(&moves).unwrap();
+    let grants = words.iter().filter_map(|word| word.strip_prefix("--grant=")?.split_once(':'));
+    let read = |(vm, text): (&str, &str)| (vm.to_owned(), public.read(text).unwrap().node);
+    let told: Vec<_> = grants.map(read).collect();
+    assert_eq!(told, [("a".to_owned(), "n2".to_owned()), ("b".to_owned(), "n3".to_owned())]);
     let members = serde_json::json!([
         { "vm": "b", "exit_code": 1 }, { "vm": "a", "exit_code": 0, "total_ms": 9.6, "downtime_ms": 2.5 },
     ]);
@@ -155,7 +161,8 @@ async fn what_hangs_ends_in_time_and_is_not_taken_for_an_answer() {
     let vm = VmName::new("v").unwrap();
     let message = driver.list(&n1).await.unwrap_err();
     assert_eq!(message, "sh for node n1 has not ended within 0.2 s and was killed");
-    let end = driver.migrate(&n1, &[VmMove { vm: vm.clone(), to: n2, devices: Vec::new() }]).await;
+    let end =
+        driver.migrate(&n1, &[VmMove { vm: vm.clone(), to: n2, devices: Vec::new(), grant: grant() }]).await;
     let [MigrationEnd::Unknown(reason)] = &end[..] else { panic!("{end:?}") };
     assert!(reason.contains("was killed"), "{reason}");
     let vm = StartVm::by_command_line(vm, vec!["qemu".to_owned()]);

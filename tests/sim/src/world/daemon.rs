@@ -108,6 +108,7 @@ fn assemble(world: &World, life: &Arc<Life>) -> anyhow::Result<Daemon> {
         reservations: Arc::clone(&reservations),
         confinement: Confinement::default(),
         peers: Arc::new(PeerPolicy::default()),
+        admission: Arc::new(vmove_node::admission::AdmitsAll),
         vmm: Arc::new(SimVmm::new(world, life)),
         devices: Arc::new(devices.clone()),
         disk,
