@@ -32,8 +32,8 @@ use vmove_bridge_types::cluster::{
 use vmove_bridge_types::plan::{Plan, PlanRequest};
 use vmove_bridge_types::problem::Code;
 use vmove_bridge_types::requests::{
-    AccountQuery, BridgeInfo, LeaseAnswer, LeaseInfo, LeaseList, LeaseRequest, NodeDetail, NodeList,
-    NodeStateRequest, PlanList, StartAnswer, StartRequest, StopVms, TopologyText,
+    AccountQuery, BridgeInfo, LeaseAnswer, LeaseInfo, LeaseList, LeaseRequest, LookAnswer, LookRequest,
+    NodeDetail, NodeList, NodeStateRequest, PlanList, StartAnswer, StartRequest, StopVms, TopologyText,
 };
 use vmove_bridge_types::types::TypeList;
 use vmove_http::client::encoded;
@@ -93,6 +93,11 @@ impl Bridge {
     /// Sets whether a node takes VMs.
     pub async fn set_node_state(&self, name: &str, state: NodeState) -> Result<NodeDetail, Error> {
         self.0.put(&format!("{}/state", node(name)), &NodeStateRequest { state }).await
+    }
+
+    /// Has a node looked at now. `ended`: VMs that have ended there, as far as the caller knows.
+    pub async fn look_at_node(&self, name: &str, ended: Vec<String>) -> Result<LookAnswer, Error> {
+        self.0.post(&format!("{}/look", node(name)), &LookRequest { ended }).await
     }
 
     /// The topology.

@@ -70,8 +70,9 @@ impl Bridge {
             })
             .collect();
         let vmove = places::product("vmove")?;
+        let look = if more.contains("look_s") { "" } else { "look_s = 1\n" };
         let config = format!(
-            "store = \"redb:{0}/state.redb\"\ncontrol = \"{0}/c.sock\"\nlook_s = 1\n{more}\n[moves]\ncommand = [{vmove:?}, \"--control\", \"{{control}}\"]\noptions = [\"--mode\", \"postcopy\", \"--verify\"]\n{daemons}",
+            "store = \"redb:{0}/state.redb\"\ncontrol = \"{0}/c.sock\"\n{look}{more}\n[moves]\ncommand = [{vmove:?}, \"--control\", \"{{control}}\"]\noptions = [\"--mode\", \"postcopy\", \"--verify\"]\n{daemons}",
             folder.display()
         );
         std::fs::write(folder.join("vbridged.toml"), config)?;

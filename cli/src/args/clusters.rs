@@ -122,6 +122,14 @@ pub enum FleetAction {
         /// Name of the node
         node: String,
     },
+    /// Have the bridge list the VMs of a node now, so that what ended VMs had is free at once
+    Look {
+        /// Name of the node
+        node: String,
+        /// VM that has ended there; may be repeated
+        #[arg(long, value_name = "VM")]
+        ended: Vec<String>,
+    },
     /// Remove a node of which nothing is held
     Remove {
         /// Name of the node

@@ -36,6 +36,10 @@ pub async fn run(args: FleetArgs, json: bool) -> Result<(), End> {
         }
         FleetAction::Drain { node } => set_state(&bridge, &node, NodeState::Drained, json).await,
         FleetAction::Resume { node } => set_state(&bridge, &node, NodeState::Up, json).await,
+        FleetAction::Look { node, ended } => {
+            let answer = bridge.look_at_node(&node, ended).await?;
+            say_either(&answer, json, |answer| format!("the bridge looks at node {} now", answer.node))
+        }
         FleetAction::Remove { node } => {
             bridge.remove_node(&node).await?;
             say_either(&json!({ "removed": node }), json, |_| format!("node {node} is removed"))

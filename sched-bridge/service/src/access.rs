@@ -49,7 +49,8 @@ impl Caller {
         let reads = matches!(*method, Method::GET | Method::HEAD);
         match self {
             Self::Operator => true,
-            Self::Viewer => reads,
+            // What counts then is what the node lists.
+            Self::Viewer => reads || (*method == Method::POST && looks_at_node(path)),
             // Plans name the VMs of everybody.
             Self::Tenant(_) if reads => !path.starts_with("/v1/plans"),
             Self::Tenant(_) => {
@@ -72,6 +73,11 @@ impl Caller {
     pub fn is_operator(&self) -> bool {
         *self == Self::Operator
     }
+}
+
+fn looks_at_node(path: &str) -> bool {
+    let name = path.strip_prefix("/v1/nodes/").and_then(|rest| rest.strip_suffix("/look"));
+    name.is_some_and(|name| !name.is_empty() && !name.contains('/'))
 }
 
 impl fmt::Display for Caller {
@@ -136,5 +142,25 @@ impl Access {
         self.0
             .iter()
             .fold(None, |found, (token, caller)| if token.is(given) { Some(caller.clone()) } else { found })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_viewer_changes_nothing_but_has_nodes_looked_at() {
+        for (path, may) in [
+            ("/v1/nodes/n1/look", true),
+            ("/v1/nodes/look", false),
+            ("/v1/nodes/n1/x/look", false),
+            ("/v1/nodes/n1/state", false),
+            ("/v1/leases", false),
+        ] {
+            assert_eq!(Caller::Viewer.may(&Method::POST, path), may, "{path}");
+        }
+        assert!(!Caller::Viewer.may(&Method::DELETE, "/v1/nodes/n1/look"));
+        assert!(!Caller::Tenant("alice".into()).may(&Method::POST, "/v1/nodes/n1/look"));
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sched_bridge::model::{NodeName, VmName};
+use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::bridge::Bridge;
@@ -16,9 +17,25 @@ const INTERVALS_WITHOUT_ANSWER: u32 = 4;
 /// A list that lacks a VM is confirmed by another one after this time at most.
 const CONFIRM_AFTER: Duration = Duration::from_secs(1);
 
-/// What the daemons of nodes listed last.
+/// A node that is new, or of which something is leased for the first time, is looked at after this time at most.
+const NEW_NODES_AFTER: Duration = Duration::from_secs(5);
+/// Between two looks at a node that are asked for.
+const SOONEST: Duration = Duration::from_millis(200);
+
+/// What the daemons of nodes listed last, and the nodes that are to be looked at before their turn.
 #[derive(Debug, Default)]
-pub struct Listings(Mutex<BTreeMap<NodeName, NodeListing>>);
+pub struct Listings {
+    last: Mutex<BTreeMap<NodeName, NodeListing>>,
+    hints: Mutex<BTreeMap<NodeName, Arc<Hint>>>,
+}
+
+/// What somebody has said of a node that is listed.
+#[derive(Debug, Default)]
+struct Hint {
+    /// VMs that have ended there.
+    ended: Mutex<BTreeSet<String>>,
+    said: Notify,
+}
 
 /// VMs that run on a node; or why its daemon does not say.
 pub type NodeListing = Result<BTreeSet<String>, String>;
@@ -27,15 +44,40 @@ impl Listings {
     /// What the daemon of a node listed last; none if it has not been asked yet, or is not asked.
     #[must_use]
     pub fn of(&self, node: &NodeName) -> Option<NodeListing> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(node).cloned()
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).get(node).cloned()
     }
 
     fn set(&self, node: &NodeName, listing: Option<NodeListing>) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         match listing {
             Some(listing) => drop(all.insert(node.clone(), listing)),
             None => drop(all.remove(node)),
         }
+    }
+
+    /// Has a node looked at now. One of `ended`, VMs of which somebody has said that they have ended there, has ended if the node does not list it
+    /// then. False if this bridge does not look at that node.
+    pub fn look(&self, node: &NodeName, ended: impl IntoIterator<Item = String>) -> bool {
+        let hint = self.hints.lock().unwrap_or_else(PoisonError::into_inner).get(node).cloned();
+        let Some(hint) = hint else { return false };
+        hint.ended.lock().unwrap_or_else(PoisonError::into_inner).extend(ended);
+        hint.said.notify_one();
+        true
+    }
+
+    fn hint_of(&self, node: &NodeName) -> Arc<Hint> {
+        let mut hints = self.hints.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(hints.entry(node.clone()).or_default())
+    }
+
+    fn forget_hint(&self, node: &NodeName) {
+        self.hints.lock().unwrap_or_else(PoisonError::into_inner).remove(node);
+    }
+}
+
+impl Hint {
+    fn take_ended(&self) -> BTreeSet<String> {
+        std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -55,6 +97,7 @@ pub async fn keep_listing_vms(
                 if !stays {
                     task.abort();
                     listings.set(node, None);
+                    listings.forget_hint(node);
                 }
                 stays
             });
@@ -67,7 +110,7 @@ pub async fn keep_listing_vms(
         }
         // Those that were aborted above.
         while tasks.try_join_next().is_some() {}
-        tokio::time::sleep(interval).await;
+        tokio::time::sleep(interval.min(NEW_NODES_AFTER)).await;
     }
 }
 
@@ -94,9 +137,14 @@ async fn keep_listing(
     // What was known to run before the last list was asked for, and that list.
     let mut before: Option<(BTreeSet<String>, BTreeSet<String>)> = None;
     let mut pause = Duration::ZERO;
+    let hint = listings.hint_of(&node);
     loop {
-        tokio::time::sleep(pause).await;
+        // A look that is asked for comes soon, and not too often.
+        let _ = tokio::time::timeout(pause.saturating_sub(SOONEST), hint.said.notified()).await;
+        tokio::time::sleep(SOONEST.min(pause)).await;
         pause = interval;
+        // Before the list is asked for: what is said meanwhile is looked at next.
+        let told = hint.take_ended();
         let Ok(known) = bridge.vms_running_on(&node) else { continue };
         // A daemon that does not answer says nothing about its VMs.
         let listed = match driver.list(&node).await {
@@ -115,10 +163,15 @@ async fn keep_listing(
             pause = interval.min(CONFIRM_AFTER);
         }
         // A VM has ended if two lists in a row lack it: a daemon that has just started may not know all its VMs yet.
-        let (known_before, either) = before.as_ref().map_or_else(
+        let (mut known_before, mut either) = before.as_ref().map_or_else(
             || (BTreeSet::new(), listed.clone()),
             |(known, last)| (known.clone(), last.union(&listed).cloned().collect()),
         );
+        // Of one that its own daemon has said to have ended, one list is enough.
+        for vm in told.into_iter().filter(|vm| known.contains(vm) && !listed.contains(vm)) {
+            either.remove(&vm);
+            known_before.insert(vm);
+        }
         before = Some((known, listed));
         match bridge.vms_listed(&node, &either, &known_before).await {
             Ok(ended) if !ended.is_empty() => {
@@ -135,6 +188,37 @@ async fn keep_listing(
 mod tests {
     use super::*;
     use crate::testing::{DEADLINE, id, scene};
+
+    /// The next look would be in an hour, and a list that lacks a VM would wait for another one.
+    #[tokio::test]
+    async fn a_vm_whose_end_is_told_gives_its_share_back_at_once() {
+        let (bridge, fake) = scene(2).await;
+        let homes: Vec<NodeName> = (0..2).map(|vm| bridge.home("vc", vm)).collect();
+        let driver: Arc<dyn VmDriver> = Arc::new(fake.clone());
+        let listings = Arc::new(Listings::default());
+        assert!(!listings.look(&homes[0], []), "nobody looks at it yet");
+        let hour = Duration::from_secs(3600);
+        let listing =
+            tokio::spawn(keep_listing_vms(Arc::clone(&bridge), driver, Arc::clone(&listings), hour));
+        let held = || bridge.view().unwrap().lease(&id("vc")).unwrap().lease.held.clone();
+        let until = async |what: &str, is: &dyn Fn() -> bool| {
+            let start = std::time::Instant::now();
+            while !is() {
+                assert!(start.elapsed() < DEADLINE, "not so: {what}");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        until("VMs are seen", &|| held().iter().all(|held| held.seen)).await;
+        let vm = held()[0].assignment.vm.to_string();
+        // It runs, whatever somebody says.
+        assert!(listings.look(&homes[0], [vm.clone()]));
+        tokio::time::sleep(SOONEST * 3).await;
+        assert_eq!(held().len(), 2);
+        fake.world().running.remove(&vm);
+        assert!(listings.look(&homes[0], [vm]));
+        until("its share is free", &|| held().len() == 1).await;
+        listing.abort();
+    }
 
     #[tokio::test]
     async fn a_node_that_hangs_does_not_stop_the_others() {

@@ -232,6 +232,24 @@ pub struct NodeStateRequest {
     pub state: NodeState,
 }
 
+/// Has a node looked at.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct LookRequest {
+    /// VMs that have ended there, as far as the caller knows.
+    #[serde(default)]
+    pub ended: Vec<String>,
+}
+
+/// A node is looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct LookAnswer {
+    /// Its name.
+    pub node: String,
+}
+
 /// A topology as text.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

@@ -1,6 +1,8 @@
 //! Nodes that take only VMs which a bridge has granted, also those that come from other nodes.
 #![cfg(test)]
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 use vmove_grant::SecretKey;
 use vmove_guest::config::{Config, Rate};
@@ -10,6 +12,7 @@ use vmove_tests::daemon::Node;
 use vmove_tests::fleet;
 use vmove_tests::guest::{Guest, failures};
 use vmove_tests::networks::{self, Networks};
+use vmove_tests::places;
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::vmove;
 
@@ -26,14 +29,21 @@ struct Site {
 
 impl Site {
     fn start() -> Self {
+        Self::start_with("", "")
+    }
+
+    /// With more in the configurations of the bridge and of the nodes.
+    fn start_with(of_bridge: &str, of_nodes: &str) -> Self {
         let networks = Networks::new(NODES).expect("namespaces");
         let sandbox = Sandbox::new().expect("a sandbox");
         let (key, text) = SecretKey::generate().expect("a key");
         let key_file = sandbox.path().join("grant.key");
         std::fs::write(&key_file, text).expect("a file");
-        let config = |_| format!("[grants]\nkeys = [\"{}\"]\nrequired = true\n", key.public());
+        let socket = format!("unix:{}/bridge/c.sock", sandbox.path().display());
+        let of_nodes = of_nodes.replace("SOCKET", &socket);
+        let config = |_| format!("[grants]\nkeys = [\"{}\"]\nrequired = true\n{of_nodes}", key.public());
         let nodes = fleet::daemons(&sandbox, &networks, config).expect("daemons");
-        let bridge = Bridge::start_with(&sandbox, &nodes, &format!("grant_key = {key_file:?}\n"));
+        let bridge = Bridge::start_with(&sandbox, &nodes, &format!("grant_key = {key_file:?}\n{of_bridge}"));
         let bridge = bridge.expect("a bridge");
         for node in &nodes {
             let numa = json!([{ "id": 0, "socket": 0, "cores": 2, "memory": 1024 }]);
@@ -170,4 +180,32 @@ fn children_and_guests_of_templates_come_into_grants_of_their_nodes() {
     let again = restored["members"][0]["vm"].as_str().unwrap_or_else(|| panic!("{restored}"));
     site.of(again, "vc");
     assert_eq!(site.without_grant(), 0);
+}
+
+/// The bridge would look at a node once in ten minutes. The hook that ships tells it of an end at once.
+#[test]
+fn a_node_tells_the_bridge_what_has_ended() {
+    need!(ready_for_guests());
+    need!(networks::possible());
+    let hook =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/hooks/tell-bridge.toml"))
+            .expect("the example");
+    let vmove = places::product("vmove").expect("vmove");
+    let told = format!("{} fleet --bridge SOCKET look", vmove.display());
+    let site = Site::start_with("look_s = 600\n", &hook.replace("vmove fleet look", &told));
+    let vm = site.start_cluster("vc");
+    let node = site.of(&vm, "vc");
+    let held =
+        || site.bridge.ask(&["lease", "list"]).expect("a list")["leases"].as_array().map_or(0, Vec::len);
+    assert_eq!(held(), 1);
+    let listed = || site.bridge.ask(&["fleet", "show", node.name()]).expect("a node")["not_listed"].is_null();
+    until("the bridge looks at the node", listed);
+    // Past the bridge, as by its guest itself.
+    node.ask(&["stop", &vm]).expect("stopped");
+    let stopped = Instant::now();
+    while held() > 0 {
+        assert!(stopped.elapsed() < Duration::from_secs(10), "its lease has not ended: {}", node.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    eprintln!("given back after {:?}", stopped.elapsed());
 }

@@ -80,6 +80,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/nodes", get(nodes::list))
         .route("/v1/nodes/{name}", get(nodes::show).put(nodes::publish).delete(nodes::remove))
         .route("/v1/nodes/{name}/state", put(nodes::set_state))
+        .route("/v1/nodes/{name}/look", post(nodes::look))
         .route("/v1/topology", get(nodes::topology).put(nodes::put_topology))
         .route("/v1/leases", get(leases::list).post(leases::grant))
         .route("/v1/leases/{id}", get(leases::show).delete(leases::release))

@@ -15,7 +15,7 @@ use crate::access::Caller;
 use crate::bridge::View;
 use crate::listing::Listings;
 use vmove_bridge_types::requests::{
-    BridgeInfo, NodeDetail, NodeList, NodeStateRequest, NodeSummary, TopologyText,
+    BridgeInfo, LookAnswer, LookRequest, NodeDetail, NodeList, NodeStateRequest, NodeSummary, TopologyText,
 };
 use vmove_bridge_types::topology_text;
 
@@ -163,6 +163,27 @@ pub async fn remove(
 ) -> Result<axum::http::StatusCode, Refusal> {
     app.bridge.remove_node(&name).await?;
     Ok(axum::http::StatusCode::NO_CONTENT)
+}
+
+/// Has the bridge list the VMs of a node now: what those had that have ended is free at once, and not after the next list. A node says so by a hook
+/// (`examples/hooks/tell-bridge.toml`). Viewers may: what counts is what the node lists.
+#[utoipa::path(post, path = "/v1/nodes/{name}/look", operation_id = "lookAtNode", tag = "nodes", params(("name" = String, Path, description = "Name of the node")),
+    request_body = LookRequest, responses((status = 202, body = LookAnswer), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
+pub async fn look(
+    State(app): State<Arc<App>>,
+    Path(name): Path<NodeName>,
+    Json(request): Json<LookRequest>,
+) -> Result<(axum::http::StatusCode, axum::Json<LookAnswer>), Refusal> {
+    let view = app.bridge.view()?;
+    let (node, _) = view.node(&name).ok_or_else(|| unknown(&name))?;
+    if app.listings.look(&node.name, request.ended) {
+        let answer = LookAnswer { node: node.name.to_string() };
+        return Ok((axum::http::StatusCode::ACCEPTED, axum::Json(answer)));
+    }
+    Err(Problem::bad_request(format!(
+        "this bridge does not ask node {name}: no daemon of it is configured (see [daemons]), or look_s is 0"
+    ))
+    .into())
 }
 
 /// Sets whether a node takes VMs.
