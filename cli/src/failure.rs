@@ -53,13 +53,17 @@ impl From<Error> for Failure {
             Error::Unreachable { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 "; only the user that vmoved runs as (root, normally) may use it"
             }
+            Error::Unreachable { endpoint: Endpoint::Tls(_), .. } => {
+                "; is vmoved running there, and is this its peer port? Name it by --at or VMOVE_AT"
+            }
+            Error::Tls { .. } => "",
             Error::Unreachable { .. } => {
                 "; start it (systemctl start vmoved), or name its socket by --control or VMOVE_CONTROL"
             }
             Error::Lost { .. } => {
                 ": see its log (journalctl -u vmoved); guests and migrations go on, or are taken up when it runs again"
             }
-            _ => ": check --control",
+            _ => ": check --control or --at",
         };
         match error {
             Error::Refused(problem) => problem.into(),

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use vmove_http::client::{Endpoint, HttpClient, HttpError, Lines};
 #[cfg(feature = "bridge")]
 use vmove_http::tls::{TlsError, client_config};
+use vmove_http::tls_refusal::TlsRefusal;
 use vmove_types::problem::ProblemCode;
 
 use crate::Error;
@@ -30,6 +31,10 @@ impl Connection {
         daemon: &'static str,
     ) -> Self {
         Self { http: HttpClient::new(endpoint, timeout).with_token(token), daemon }
+    }
+
+    pub(crate) const fn of(http: HttpClient, daemon: &'static str) -> Self {
+        Self { http, daemon }
     }
 
     /// Checks an `https` endpoint by the authorities in this file.
@@ -109,12 +114,14 @@ impl Connection {
     }
 
     fn refused<C: ProblemCode>(&self, status: StatusCode, body: &[u8]) -> Error<C> {
-        serde_json::from_slice(body)
-            .map_or_else(|_| self.unexpected(format!("HTTP status {status}")), Error::Refused)
+        serde_json::from_slice(body).map_or_else(|_| self.unexpected(unknown(status, body)), Error::Refused)
     }
 
     pub(crate) fn failed<C: ProblemCode>(&self, error: HttpError) -> Error<C> {
         let (daemon, endpoint) = (self.daemon, self.http.endpoint().clone());
+        if let Some(why) = TlsRefusal::of(&error) {
+            return Error::Tls { daemon, endpoint, why };
+        }
         match error {
             HttpError::Connect { source, .. } => Error::Unreachable { daemon, endpoint, source },
             source => Error::Lost { daemon, endpoint, source },
@@ -123,5 +130,15 @@ impl Connection {
 
     pub(crate) fn unexpected<C: ProblemCode>(&self, found: String) -> Error<C> {
         Error::Unexpected { daemon: self.daemon, endpoint: self.http.endpoint().clone(), found }
+    }
+}
+
+/// A refusal in words that this version does not know, or none at all.
+fn unknown(status: StatusCode, body: &[u8]) -> String {
+    let problem: Option<serde_json::Value> = serde_json::from_slice(body).ok();
+    let word = |key: &str| problem.as_ref().and_then(|problem| problem[key].as_str());
+    match (word("code"), word("message")) {
+        (Some(code), Some(message)) => format!("HTTP status {status}, {code}: {message}"),
+        _ => format!("HTTP status {status}"),
     }
 }

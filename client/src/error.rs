@@ -3,6 +3,7 @@
 use std::io;
 
 use vmove_http::client::{Endpoint, HttpError};
+use vmove_http::tls_refusal::TlsRefusal;
 use vmove_types::problem::{Code, Problem};
 
 /// Why a request has no answer. `C` are the words of the daemon that was asked; without it, those of `vmoved`.
@@ -21,6 +22,16 @@ pub enum Error<C: std::fmt::Debug + 'static = Code> {
         endpoint: Endpoint,
         /// The kernel's answer.
         source: io::Error,
+    },
+    /// TLS failed: the daemon has not seen the request.
+    #[error("Expected {daemon} with TLS at {endpoint}, found: {why}")]
+    Tls {
+        /// The program that was expected.
+        daemon: &'static str,
+        /// The port that was tried.
+        endpoint: Endpoint,
+        /// Which end refused the other, and why.
+        why: TlsRefusal,
     },
     /// The connection broke: whether the daemon acted on the request is not known.
     #[error("Lost the connection to {daemon} at {endpoint} ({source})")]
@@ -51,6 +62,9 @@ impl<C: std::fmt::Debug + 'static> Error<C> {
     /// Whether no daemon of this version answers. Then the same request may succeed later.
     #[must_use]
     pub const fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Unreachable { .. } | Self::Lost { .. } | Self::Unexpected { .. })
+        matches!(
+            self,
+            Self::Unreachable { .. } | Self::Tls { .. } | Self::Lost { .. } | Self::Unexpected { .. }
+        )
     }
 }

@@ -1,7 +1,8 @@
 //! Asks `vmoved`, the daemon of a node, to run, move and fork QEMU guests.
 //!
 //! A [`Client`] has one method for each request of `docs/openapi.json`, with the types of `vmove-types`. Clones share connections. A daemon
-//! answers on its Unix socket, whose mode says who may ask. With the feature `bridge` there is also a client of `vbridged` (module `bridge`).
+//! answers on its Unix socket, whose mode says who may ask ([`Client::connect`]), and over TLS to clients of whose certificates its
+//! configuration says what they may do ([`Client::connect_tls`]). With the feature `bridge` there is also a client of `vbridged` (module `bridge`).
 //!
 //! ```no_run
 //! use vmove_client::{Client, Error};
@@ -40,6 +41,7 @@ mod groups;
 mod hooks;
 mod migrations;
 mod stream;
+mod tls;
 mod vms;
 
 use std::path::Path;
@@ -47,7 +49,9 @@ use std::time::Duration;
 
 pub use self::error::Error;
 pub use self::stream::Stream;
+pub use self::tls::{ConnectError, TlsError, TlsFiles};
 pub use vmove_http::client::{BadEndpoint, Endpoint};
+pub use vmove_http::tls_refusal::TlsRefusal;
 
 use self::connection::Connection;
 use vmove_http::client::encoded;

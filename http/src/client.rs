@@ -17,9 +17,14 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use tokio::net::{TcpStream, UnixStream};
+use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+/// A server that takes longer for a connection, TLS included, is not there.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// A host that says nothing for so long while it is waited for is gone.
+const SILENCE: Duration = Duration::from_secs(30);
 /// Idle connections that are kept.
 const KEPT_CONNECTIONS: usize = 32;
 /// Characters that need no encoding anywhere in a URI.
@@ -125,6 +130,8 @@ impl HttpError {
 }
 
 type Sender = SendRequest<Full<Bytes>>;
+/// What a connection ends with.
+type Served = JoinHandle<Result<(), hyper::Error>>;
 
 /// A client of one server. Clones share its connections.
 #[derive(Debug, Clone)]
@@ -132,6 +139,7 @@ pub struct HttpClient {
     endpoint: Endpoint,
     token: Option<Arc<str>>,
     tls: Option<Arc<ClientConfig>>,
+    server_name: Option<ServerName<'static>>,
     timeout: Duration,
     idle: Arc<Mutex<Vec<Sender>>>,
 }
@@ -140,7 +148,7 @@ impl HttpClient {
     /// A client that gives a request `timeout` to be answered.
     #[must_use]
     pub fn new(endpoint: Endpoint, timeout: Duration) -> Self {
-        Self { endpoint, token: None, tls: None, timeout, idle: Arc::default() }
+        Self { endpoint, token: None, tls: None, server_name: None, timeout, idle: Arc::default() }
     }
 
     /// Sends this bearer token with every request.
@@ -154,6 +162,13 @@ impl HttpClient {
     #[must_use]
     pub fn with_tls(mut self, tls: Option<Arc<ClientConfig>>) -> Self {
         self.tls = tls;
+        self
+    }
+
+    /// Expects this name in the certificate of an `https` endpoint, instead of its host.
+    #[must_use]
+    pub fn with_server_name(mut self, name: Option<ServerName<'static>>) -> Self {
+        self.server_name = name;
         self
     }
 
@@ -231,26 +246,32 @@ impl HttpClient {
                 },
             }
         }
-        let mut sender = self.connect().await?;
-        let response = sender.send_request(request).await.map_err(HttpError::Lost)?;
-        Ok((response, sender))
+        let (mut sender, connection) = self.connect().await?;
+        match sender.send_request(request).await {
+            Ok(response) => Ok((response, sender)),
+            // The connection ended before it took the request, and it alone knows why: the server may have refused our certificate.
+            Err(error) if error.is_canceled() => {
+                let why = connection.await.ok().and_then(Result::err);
+                Err(HttpError::Lost(why.unwrap_or(error)))
+            }
+            Err(error) => Err(HttpError::Lost(error)),
+        }
     }
 
     fn timed_out(&self) -> HttpError {
         HttpError::Timeout { endpoint: self.endpoint.clone(), after: self.timeout }
     }
 
-    async fn connect(&self) -> Result<Sender, HttpError> {
+    async fn connect(&self) -> Result<(Sender, Served), HttpError> {
         let refused = |source| HttpError::Connect { endpoint: self.endpoint.clone(), source };
         let broken = |source| HttpError::Handshake { endpoint: self.endpoint.clone(), source };
         match &self.endpoint {
             Endpoint::Tcp(address) => {
-                let stream = TcpStream::connect(address).await.map_err(refused)?;
-                let _ = stream.set_nodelay(true);
+                let stream = in_time(connect_tcp(address)).await.map_err(refused)?;
                 handshake(TokioIo::new(stream)).await.map_err(broken)
             }
             Endpoint::Tls(address) => {
-                let stream = self.connect_tls(address).await.map_err(refused)?;
+                let stream = in_time(self.connect_tls(address)).await.map_err(refused)?;
                 handshake(TokioIo::new(stream)).await.map_err(broken)
             }
             Endpoint::Unix(path) => {
@@ -267,12 +288,11 @@ impl HttpClient {
                 "expected a certificate authority for https, found none",
             )
         })?;
-        let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        let name = ServerName::try_from(host.to_owned())
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
-        let stream = TcpStream::connect(address).await?;
-        let _ = stream.set_nodelay(true);
+        let name = match &self.server_name {
+            Some(name) => name.clone(),
+            None => host_of(address)?,
+        };
+        let stream = connect_tcp(address).await?;
         TlsConnector::from(tls).connect(name, stream).await
     }
 
@@ -294,13 +314,42 @@ impl HttpClient {
     }
 }
 
-async fn handshake<S>(stream: TokioIo<S>) -> Result<Sender, hyper::Error>
+async fn in_time<T>(connecting: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let late = |_| {
+        io::Error::new(io::ErrorKind::TimedOut, format!("no connection in {} s", CONNECT_TIMEOUT.as_secs()))
+    };
+    tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.map_err(late)?
+}
+
+async fn connect_tcp(address: &str) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address).await?;
+    let _ = stream.set_nodelay(true);
+    // A host that loses its power says nothing, and an answer may take any time.
+    let _ = notice_death(&stream);
+    Ok(stream)
+}
+
+fn notice_death(stream: &TcpStream) -> rustix::io::Result<()> {
+    use rustix::net::sockopt;
+    sockopt::set_tcp_user_timeout(stream, SILENCE.as_millis().try_into().unwrap_or(u32::MAX))?;
+    sockopt::set_tcp_keepidle(stream, SILENCE / 2)?;
+    sockopt::set_tcp_keepintvl(stream, SILENCE / 10)?;
+    sockopt::set_socket_keepalive(stream, true)
+}
+
+/// The name that the certificate of a server at `host:port` must have.
+fn host_of(address: &str) -> io::Result<ServerName<'static>> {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    ServerName::try_from(host.to_owned()).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
+}
+
+async fn handshake<S>(stream: TokioIo<S>) -> Result<(Sender, Served), hyper::Error>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {
     let (sender, connection) = hyper::client::conn::http1::handshake(stream).await?;
-    tokio::spawn(connection);
-    Ok(sender)
+    Ok((sender, tokio::spawn(connection)))
 }
 
 /// Reads JSON values, one a line, from a streamed answer.

@@ -56,6 +56,8 @@ pub mod socket;
 pub mod span;
 #[cfg(any(feature = "client", feature = "server"))]
 pub mod tls;
+#[cfg(feature = "client")]
+pub mod tls_refusal;
 
 #[cfg(feature = "server")]
 pub use extract::{Json, Path, Query};

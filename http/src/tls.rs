@@ -1,4 +1,5 @@
-//! TLS for HTTP: the server shows a certificate, the client checks it against an authority. Who the client is, a token says.
+//! TLS for HTTP: the server shows a certificate, the client checks it against an authority. Who the client is, a token says, or a certificate
+//! of its own.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -61,16 +62,43 @@ pub fn server_config(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsEr
 /// # Errors
 /// The file cannot be read, or has no authority.
 pub fn client_config(authorities: &Path) -> Result<Arc<ClientConfig>, TlsError> {
-    let mut roots = RootCertStore::empty();
-    for authority in certificates("certificate authority", authorities)? {
-        roots.add(authority).map_err(|error| file_error("certificate authority", authorities, &error))?;
-    }
+    let roots = roots(authorities)?;
     let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots)
         .with_no_client_auth();
     config.alpn_protocols = vec![ALPN.to_vec()];
     Ok(Arc::new(config))
+}
+
+/// The same for a client that also shows the certificate chain in `cert`. All files are PEM.
+///
+/// # Errors
+/// A file cannot be read, or certificate and key do not fit.
+pub fn client_config_with_certificate(
+    authorities: &Path,
+    cert: &Path,
+    key: &Path,
+) -> Result<Arc<ClientConfig>, TlsError> {
+    let roots = roots(authorities)?;
+    let chain = certificates("certificate chain", cert)?;
+    let private =
+        PrivateKeyDer::from_pem_file(key).map_err(|error| file_error("private key", key, &error))?;
+    let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_client_auth_cert(chain, private)
+        .map_err(|source| TlsError::Mismatch { cert: cert.to_owned(), key: key.to_owned(), source })?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    Ok(Arc::new(config))
+}
+
+fn roots(authorities: &Path) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for authority in certificates("certificate authority", authorities)? {
+        roots.add(authority).map_err(|error| file_error("certificate authority", authorities, &error))?;
+    }
+    Ok(roots)
 }
 
 fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

@@ -4,8 +4,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap_complete::Shell;
+use vmove_client::{Client, TlsFiles};
 use vmove_types::node::DEFAULT_CONTROL;
 use vmove_types::units;
+
+use crate::failure::Failure;
 
 pub mod bridge;
 pub mod cluster;
@@ -18,12 +21,32 @@ pub mod vmove;
 /// Options that every command takes.
 #[derive(Debug, Clone, Args)]
 pub struct Global {
-    /// Control socket of the daemon
+    /// Control socket of the daemon of this host; not used with --at
     #[arg(long, global = true, value_name = "SOCK", env = "VMOVE_CONTROL", default_value = DEFAULT_CONTROL)]
     pub control: PathBuf,
+    /// A node elsewhere.
+    #[command(flatten)]
+    pub elsewhere: Elsewhere,
     /// Answer with one JSON object on standard output
     #[arg(long, global = true)]
     pub json: bool,
+}
+
+/// A node elsewhere, instead of the daemon of this host.
+#[derive(Debug, Clone, Args)]
+pub struct Elsewhere {
+    /// Ask the node whose peer port this is, over TLS, instead of the daemon of this host
+    #[arg(long, global = true, value_name = "HOST:PORT", env = "VMOVE_AT")]
+    pub at: Option<String>,
+    /// Certificate chain to show to the node of --at (PEM); a [[client]] entry there says what it may do
+    #[arg(long, global = true, value_name = "FILE", env = "VMOVE_TLS_CERT")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key (PEM)
+    #[arg(long, global = true, value_name = "FILE", env = "VMOVE_TLS_KEY")]
+    pub tls_key: Option<PathBuf>,
+    /// The authority of the certificates of nodes (PEM)
+    #[arg(long, global = true, value_name = "FILE", env = "VMOVE_TLS_CA")]
+    pub tls_ca: Option<PathBuf>,
 }
 
 /// Arguments of `completions`.
@@ -52,4 +75,23 @@ fn milliseconds(text: &str) -> Result<u64, String> {
         return Err(format!("expected at least 1ms, found \"{text}\""));
     }
     u64::try_from(duration.as_millis()).map_err(|_| format!("expected a shorter time, found \"{text}\""))
+}
+
+impl Global {
+    /// A client of the daemon that is meant.
+    pub(crate) fn client(&self) -> Result<Client, Failure> {
+        let Elsewhere { at, tls_cert, tls_key, tls_ca } = &self.elsewhere;
+        let Some(at) = at else { return Ok(Client::connect(&self.control)) };
+        let (Some(cert), Some(key), Some(ca)) = (tls_cert, tls_key, tls_ca) else {
+            let files = [("--tls-cert", tls_cert), ("--tls-key", tls_key), ("--tls-ca", tls_ca)];
+            let missing: Vec<_> =
+                files.iter().filter(|(_, file)| file.is_none()).map(|(name, _)| *name).collect();
+            return Err(Failure::bad_request(format!(
+                "--at {at} needs --tls-cert, --tls-key and --tls-ca, found no {}; give them, or VMOVE_TLS_CERT, VMOVE_TLS_KEY and VMOVE_TLS_CA",
+                missing.join(", ")
+            )));
+        };
+        let files = TlsFiles { cert: cert.clone(), key: key.clone(), ca: ca.clone() };
+        Client::connect_tls(at, &files).map_err(|error| Failure::bad_request(format!("--at {at}: {error}")))
+    }
 }

@@ -31,8 +31,13 @@ const EXIT_CODES: &str = "Exit codes:
   4  the parent or a child lacks a device, and needs the command that is named
   5  the daemon cannot be reached
 
+Elsewhere (the node has a [[client]] entry for the certificate):
+  vfork --at node1.example:7420 --tls-cert ops.pem --tls-key ops.key --tls-ca ca.pem list
+
 Environment:
-  VMOVE_CONTROL  control socket, unless --control is given";
+  VMOVE_CONTROL  control socket, unless --control is given
+  VMOVE_AT, VMOVE_TLS_CERT, VMOVE_TLS_KEY, VMOVE_TLS_CA
+                 a node elsewhere, unless --at, --tls-cert, --tls-key, --tls-ca are given";
 
 const SIMULATE: &str = "Examples:
   vfork simulate --hosts 1000 --per-leaf 40 --link 10 --uplink 100 --mib 4096

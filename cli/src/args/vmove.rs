@@ -35,8 +35,13 @@ const EXIT_CODES: &str = "Exit codes:
   5  the daemon, or the bridge, cannot be reached
   A second Ctrl-C during `vmove migrate` leaves the migration running and ends with 130.
 
+Elsewhere (the node has a [[client]] entry for the certificate):
+  vmove --at node1.example:7420 --tls-cert ops.pem --tls-key ops.key --tls-ca ca.pem list
+
 Environment:
   VMOVE_CONTROL  control socket, unless --control is given
+  VMOVE_AT, VMOVE_TLS_CERT, VMOVE_TLS_KEY, VMOVE_TLS_CA
+                 a node elsewhere, unless --at, --tls-cert, --tls-key, --tls-ca are given
   VBRIDGE        the bridge of fleet, topology, place, lease, plan and account, unless --bridge is given";
 
 const DEVICES_HELP: &str = "Examples:

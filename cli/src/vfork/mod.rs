@@ -45,7 +45,7 @@ pub fn main() -> ExitCode {
 }
 
 async fn dispatch(cli: Cli) -> Result<Exit, End> {
-    let client = Client::connect(&cli.global.control);
+    let client = cli.global.client()?;
     let json = cli.global.json;
     match cli.command {
         Command::Create(args) => create(&client, *args, json).await,

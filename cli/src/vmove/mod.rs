@@ -46,7 +46,10 @@ pub fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return report("vmove", &Failure::new(Code::Internal, error.to_string()), json),
     };
-    let client = Client::connect(&cli.global.control);
+    let client = match cli.global.client() {
+        Ok(client) => client,
+        Err(failure) => return report("vmove", &failure, json),
+    };
     let ended = runtime.block_on(async {
         let ended = dispatch(&client, cli).await;
         match ended {

@@ -130,12 +130,14 @@ impl PeerPort {
     }
 
     async fn tls_peer(self, acceptor: TlsAcceptor, stream: TcpStream, from: SocketAddr, place: Place) {
-        let stream = match tokio::time::timeout(GREETING, acceptor.accept(stream)).await {
+        let accepting = acceptor.accept(stream).into_fallible();
+        let stream = match tokio::time::timeout(GREETING, accepting).await {
             Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => {
+            Ok(Err((error, mut stream))) => {
                 counter!("vmove_peer_connections_total", "result" => "tls_refused").increment(1);
                 tracing::warn!(%from, %error, "TLS failed; both nodes need certificates of the same authority");
-                return;
+                // The other end has sent its request already: it must not overtake the reason.
+                return drain(&mut stream).await;
             }
             Err(_) => return,
         };
