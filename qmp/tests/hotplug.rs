@@ -78,7 +78,12 @@ fn nic(bus: &str) -> Map<String, Value> {
 }
 
 fn limits(timeout: Duration, request_interval: Duration) -> UnplugLimits {
-    UnplugLimits { timeout, request_interval, poll_interval: Duration::from_millis(50) }
+    UnplugLimits {
+        timeout,
+        request_interval,
+        poll_interval: Duration::from_millis(50),
+        ..UnplugLimits::default()
+    }
 }
 
 #[tokio::test]
@@ -247,10 +252,11 @@ const QUICK: UnplugLimits = UnplugLimits {
     timeout: Duration::from_millis(600),
     request_interval: Duration::from_millis(100),
     poll_interval: Duration::from_millis(20),
+    settle: Duration::from_millis(400),
 };
 
 #[tokio::test]
-async fn a_guest_that_refuses_is_told_at_once() {
+async fn a_guest_that_refuses_or_lets_go_is_told_at_once() {
     let client = played(|command, _| match command["execute"].as_str() {
         Some("device_del") => (json!({"return": {}}), vec![event("DEVICE_UNPLUG_GUEST_ERROR", "nic")]),
         _ => (tree(true), vec![]),
@@ -258,6 +264,14 @@ async fn a_guest_that_refuses_is_told_at_once() {
     .await;
     let error = hotplug::unplug(&client, "nic", QUICK).await.unwrap_err();
     assert!(matches!(error, HotplugError::GuestRefused { .. }), "{error}");
+    // And one that lets go at once is not waited for.
+    let client = played(|command, _| match command["execute"].as_str() {
+        Some("device_del") => (json!({"return": {}}), vec![event("DEVICE_DELETED", "nic")]),
+        _ => (tree(true), vec![]),
+    })
+    .await;
+    let gone = hotplug::unplug(&client, "nic", QUICK).await.unwrap();
+    assert!(gone.requests == 1 && gone.took < QUICK.settle, "{gone:?}");
 }
 
 #[tokio::test]
@@ -270,6 +284,7 @@ async fn a_device_that_goes_without_an_event_is_seen_to_have_gone() {
     .await;
     let gone = hotplug::unplug(&client, "nic", QUICK).await.unwrap();
     assert_eq!((gone.seen, gone.requests), (Departure::Tree, 3));
+    assert!(gone.took >= QUICK.settle, "it carries out what it was asked besides: {:?}", gone.took);
     // It is away when it is asked for again.
     let client = played(|command, unplugs| match (command["execute"].as_str(), unplugs) {
         (Some("device_del"), 0) => (json!({"return": {}}), vec![]),
@@ -296,6 +311,7 @@ async fn a_request_that_stands_is_waited_for() {
     .await;
     let gone = hotplug::unplug(&client, "nic", QUICK).await.unwrap();
     assert_eq!((gone.seen, gone.requests), (Departure::Event, 1));
+    assert!(gone.took >= QUICK.settle, "an earlier request may still be in it: {:?}", gone.took);
 }
 
 #[tokio::test]

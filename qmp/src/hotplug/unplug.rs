@@ -15,8 +15,11 @@ pub struct UnplugLimits {
     /// Timeout for the guest to release the device. Linux may need 7 s for the first device on a port with native hot plug, because
     /// the port waits 5 s for a cancellation.
     pub timeout: Duration,
-    /// Interval at which the request is repeated: a guest that boots misses the first one.
+    /// Interval at which the request is repeated: a guest that boots misses the first one. QEMU takes no second one for the first 5 s.
     pub request_interval: Duration,
+    /// How long the guest runs on after it has released a device that it was asked for more than once. It carries out the other requests then, and
+    /// finds the port empty; a guest that is stopped before takes the next device that comes into the port for the one that it is to release.
+    pub settle: Duration,
     /// Interval at which QEMU's device tree is polled, in case the event was missed.
     pub poll_interval: Duration,
 }
@@ -25,7 +28,8 @@ impl Default for UnplugLimits {
     fn default() -> Self {
         Self {
             timeout: Duration::from_secs(20),
-            request_interval: Duration::from_secs(5),
+            request_interval: Duration::from_secs(10),
+            settle: Duration::from_secs(2),
             poll_interval: Duration::from_millis(250),
         }
     }
@@ -45,7 +49,7 @@ pub enum Departure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Unplugged {
-    /// Time from the first request until the release was noticed.
+    /// Time from the first request until the release was noticed, and the guest was ready for another device.
     pub took: Duration,
     /// How the release was noticed.
     pub seen: Departure,
@@ -61,12 +65,35 @@ enum UnplugEvent {
     Refused,
 }
 
-/// Unplugs the device with this id, and waits until the guest has released it. Cancel-safe: a request that was sent remains in effect.
+/// Unplugs the device with this id, and waits until the guest has released it, and has no other request for it. Cancel-safe: a request that was sent
+/// remains in effect.
 ///
 /// # Errors
 /// [`HotplugError::NoSuchDevice`], [`HotplugError::NotHotpluggable`], [`HotplugError::GuestRefused`], [`HotplugError::GuestKeeps`],
 /// [`HotplugError::Qmp`]. After the last two the guest may release the device later, see [`super::find`].
 pub async fn unplug(client: &Client, id: &str, limits: UnplugLimits) -> Result<Unplugged, HotplugError> {
+    let begun = Instant::now();
+    let Released { seen, requests, again } = released(client, id, limits).await?;
+    if again {
+        tracing::info!(
+            device = id,
+            requests,
+            "the guest was asked more than once for a device: it runs on for a moment"
+        );
+        tokio::time::sleep(limits.settle).await;
+    }
+    Ok(Unplugged { took: begun.elapsed(), seen, requests })
+}
+
+struct Released {
+    seen: Departure,
+    requests: u32,
+    /// Another request was made, or stood from before.
+    again: bool,
+}
+
+/// Asks the guest until it has released the device.
+async fn released(client: &Client, id: &str, limits: UnplugLimits) -> Result<Released, HotplugError> {
     let begun = Instant::now();
     let until = begun + limits.timeout;
     // Before the request, so that nothing is missed. They fire for an event that names this device.
@@ -85,21 +112,24 @@ pub async fn unplug(client: &Client, id: &str, limits: UnplugLimits) -> Result<U
         }
     };
     tokio::pin!(answered);
-    let end = |seen, requests| Unplugged { took: begun.elapsed(), seen, requests };
-    let mut requests = 0;
+    let (mut requests, mut again) = (0, false);
+    let end = |seen, requests, again| Ok(Released { seen, requests, again });
     let mut ask_at = begun;
     loop {
         if Instant::now() >= ask_at {
             match request(client, id, requests == 0).await? {
-                Request::Asked => requests += 1,
-                Request::Pending => {}
-                Request::Gone => return Ok(end(Departure::Tree, requests)),
+                Request::Asked => {
+                    again |= requests > 0;
+                    requests += 1;
+                }
+                Request::Pending => again = true,
+                Request::Gone => return end(Departure::Tree, requests, again),
             }
             ask_at = Instant::now() + limits.request_interval;
         }
         let pause = limits.poll_interval.min(until.saturating_duration_since(Instant::now()));
         match tokio::time::timeout(pause, &mut answered).await {
-            Ok(Ok(UnplugEvent::Deleted)) => return Ok(end(Departure::Event, requests)),
+            Ok(Ok(UnplugEvent::Deleted)) => return end(Departure::Event, requests, again),
             Ok(Ok(UnplugEvent::Refused)) => return Err(HotplugError::GuestRefused { device: id.to_owned() }),
             Ok(Err(error)) => return Err(error.into()),
             Err(_) => {}
@@ -109,7 +139,7 @@ pub async fn unplug(client: &Client, id: &str, limits: UnplugLimits) -> Result<U
             let came = tokio::time::timeout(Duration::ZERO, &mut answered).await;
             let seen =
                 if matches!(came, Ok(Ok(UnplugEvent::Deleted))) { Departure::Event } else { Departure::Tree };
-            return Ok(end(seen, requests));
+            return end(seen, requests, again);
         }
         if Instant::now() >= until {
             return Err(HotplugError::GuestKeeps { device: id.to_owned(), waited: limits.timeout, requests });

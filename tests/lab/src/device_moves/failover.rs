@@ -20,9 +20,9 @@ pub(super) type Linux = (PathBuf, PathBuf);
 /// To and fro.
 const MOVES: usize = 4;
 /// For Linux to boot under two emulators.
-const BOOT_TIMEOUT: Duration = Duration::from_secs(420);
-/// For the guest to have both halves of its pair again.
-const PAIR_TIMEOUT: Duration = Duration::from_secs(120);
+const BOOT_TIMEOUT: Duration = Duration::from_secs(900);
+/// For the guest to have both halves of its pair again: a busy machine took 57 s of its time.
+const PAIR_TIMEOUT: Duration = Duration::from_secs(300);
 /// Lines that show that the connection is alive.
 const SOME: u64 = 20;
 
