@@ -1,13 +1,21 @@
-//! An authority for one test, and a certificate that all its nodes share.
+//! An authority for one test, a certificate that all its nodes share, and those of clients.
 
+use std::fmt;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use anyhow::Result;
 
 /// The files, removed when dropped.
-#[derive(Debug)]
 pub struct Pki {
     folder: tempfile::TempDir,
+    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
+}
+
+impl fmt::Debug for Pki {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pki").field("folder", &self.folder).finish_non_exhaustive()
+    }
 }
 
 impl Pki {
@@ -19,15 +27,36 @@ impl Pki {
         let folder = tempfile::tempdir()?;
         let key = rcgen::KeyPair::generate()?;
         let mut authority = rcgen::CertificateParams::new(Vec::new())?;
+        // OpenSSL takes a certificate for self-signed whose issuer has the same name.
+        authority.distinguished_name = named("authority");
         authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         std::fs::write(folder.path().join("ca.pem"), authority.self_signed(&key)?.pem())?;
         let issuer = rcgen::Issuer::new(authority, key);
         let key = rcgen::KeyPair::generate()?;
         let names: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
-        let node = rcgen::CertificateParams::new(names)?.signed_by(&key, &issuer)?;
+        let mut params = rcgen::CertificateParams::new(names)?;
+        params.distinguished_name = named("node");
+        let node = params.signed_by(&key, &issuer)?;
         std::fs::write(folder.path().join("node.pem"), node.pem())?;
         std::fs::write(folder.path().join("node.key"), key.serialize_pem())?;
-        Ok(Self { folder })
+        Ok(Self { folder, issuer })
+    }
+
+    /// A folder with `client.pem`, `client.key` and `ca.pem` of a client with this common name.
+    ///
+    /// # Errors
+    /// When the files cannot be written.
+    pub fn client(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.folder.path().join(name);
+        std::fs::create_dir(&folder)?;
+        let mut params = rcgen::CertificateParams::new(Vec::new())?;
+        params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+        params.distinguished_name = named(name);
+        let key = rcgen::KeyPair::generate()?;
+        std::fs::write(folder.join("client.pem"), params.signed_by(&key, &self.issuer)?.pem())?;
+        std::fs::write(folder.join("client.key"), key.serialize_pem())?;
+        std::fs::copy(self.path("ca.pem"), folder.join("ca.pem"))?;
+        Ok(folder)
     }
 
     /// The path of `ca.pem`, `node.pem` or `node.key`.
@@ -42,4 +71,10 @@ impl Pki {
         let [cert, key, authority] = ["node.pem", "node.key", "ca.pem"].map(|name| self.path(name));
         ["--tls-cert", &cert, "--tls-key", &key, "--tls-ca", &authority].map(str::to_owned).into()
     }
+}
+
+fn named(common: &str) -> rcgen::DistinguishedName {
+    let mut name = rcgen::DistinguishedName::new();
+    name.push(rcgen::DnType::CommonName, common);
+    name
 }

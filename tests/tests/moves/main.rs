@@ -11,3 +11,4 @@ mod history;
 mod locked;
 mod modes;
 mod old_kernel;
+mod remote;
