@@ -119,6 +119,7 @@ mod tests {
                 "evacuate-qemu-memory",
                 "hourly",
                 "quota",
+                "tell-bridge",
                 "tell-slurm",
                 "tell-slurm-before"
             ]
