@@ -38,7 +38,7 @@ pub struct Elsewhere {
     /// Ask the node whose peer port this is, over TLS, instead of the daemon of this host
     #[arg(long, global = true, value_name = "HOST:PORT", env = "VMOVE_AT")]
     pub at: Option<String>,
-    /// Certificate chain to show to the node of --at (PEM); a [[client]] entry there says what it may do
+    /// Certificate chain to show to the node of --at (PEM); its configuration says what that client may do
     #[arg(long, global = true, value_name = "FILE", env = "VMOVE_TLS_CERT")]
     pub tls_cert: Option<PathBuf>,
     /// Its private key (PEM)

@@ -70,7 +70,12 @@ pub fn run(schedule: Schedule, memory_dir: &Path, prints: bool) -> anyhow::Resul
         let world = World::new(schedule, memory_dir, prints);
         let end = walk(&world).await;
         let steps = world.steps();
-        let followed = operator::groups(&world).iter().map(followed).sum();
+        let followed: Vec<String> = operator::groups(&world).iter().flat_map(followed).collect();
+        // What a daemon does not know of holds no VM.
+        let told = world.told();
+        for id in followed.iter().filter(|id| !told.lock().is_ok_and(|told| told.contains(*id))) {
+            world.violation(format!("the daemon was not told of migration {id}"));
+        }
         world.end();
         let end = end?;
         let schedule = world.state().schedule.clone();
@@ -82,7 +87,7 @@ pub fn run(schedule: Schedule, memory_dir: &Path, prints: bool) -> anyhow::Resul
             steps,
             struck,
             took: world.elapsed(),
-            followed,
+            followed: followed.len(),
             early_resumes: world.state().early_resumes,
             end,
         })
@@ -123,10 +128,10 @@ async fn walk(world: &World) -> anyhow::Result<End> {
     })
 }
 
-fn followed(group: &GroupProgress) -> usize {
+fn followed(group: &GroupProgress) -> Vec<String> {
     match &group.outcome {
-        GroupOutcome::Done { report } => report.followed.len(),
-        _ => 0,
+        GroupOutcome::Done { report } => report.followed.clone(),
+        _ => Vec::new(),
     }
 }
 

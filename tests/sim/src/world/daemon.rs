@@ -1,7 +1,7 @@
 //! A daemon's life: what `vmoved` does from its start to its end, as far as migrations are concerned.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -118,6 +118,10 @@ fn assemble(world: &World, life: &Arc<Life>) -> anyhow::Result<Daemon> {
         keep_migrations: 1000,
     };
     let engine = Engine::open(config, Arc::clone(&vms))?;
+    let told = world.told();
+    engine.on_entered(move |id| {
+        told.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_string());
+    });
     Ok(Daemon { life: Arc::clone(life), engine, vms, reservations, devices })
 }
 

@@ -13,6 +13,7 @@ pub(crate) mod running;
 pub(crate) mod status;
 pub(crate) mod vmm;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -41,7 +42,12 @@ struct Shared {
     /// Real files of guest memory are below it.
     memory_dir: PathBuf,
     state: Mutex<State>,
+    /// Sessions that daemons were told of by their engines.
+    told: Told,
 }
+
+/// Ids of sessions.
+pub type Told = Arc<Mutex<BTreeSet<String>>>;
 
 /// What changes.
 #[derive(Debug)]
@@ -134,6 +140,7 @@ impl World {
             began: Instant::now(),
             memory_dir: memory_dir.to_owned(),
             state: Mutex::new(state),
+            told: Told::default(),
         }))
     }
 
@@ -180,6 +187,11 @@ impl World {
         if log.prints {
             println!("{:7}.{:03} ms {who:>5}  {what}", us / 1000, us % 1000);
         }
+    }
+
+    /// Sessions that daemons were told of.
+    pub fn told(&self) -> Told {
+        Arc::clone(&self.0.told)
     }
 
     /// Writes down what must not be.
