@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::daemon::Node;
 use crate::places;
@@ -148,6 +148,26 @@ impl Bridge {
             );
         }
         serde_json::from_slice(&output.stdout).context("vmove answered no JSON")
+    }
+
+    /// Publishes a node of one NUMA node with so many cores and MiB of memory.
+    ///
+    /// # Errors
+    /// The bridge refuses.
+    pub fn publish(&self, node: &Node, cores: u32, memory_mib: u32) -> Result<()> {
+        let numa = json!([{ "id": 0, "socket": 0, "cores": cores, "memory": memory_mib }]);
+        let inventory = json!({ "name": node.name(), "numa": numa }).to_string();
+        let file = self.write(node.name(), &inventory)?;
+        self.ask(&["fleet", "publish", &file]).map(drop)
+    }
+
+    /// Publishes a topology, as Slurm's `topology.conf` has it.
+    ///
+    /// # Errors
+    /// The bridge refuses.
+    pub fn publish_topology(&self, text: &str) -> Result<()> {
+        let file = self.write("topology.conf", text)?;
+        self.ask(&["topology", "--import", &file, "--publish"]).map(drop)
     }
 
     /// Writes a file in the bridge's folder and returns its path.

@@ -82,8 +82,7 @@ impl<'a> Racks<'a> {
             let file = racks.bridge.write(node.name(), &inventory.to_string())?;
             racks.bridge.ask(&["fleet", "publish", &file])?;
         }
-        let conf = racks.bridge.write("topology.conf", TOPOLOGY)?;
-        racks.bridge.ask(&["topology", "--import", &conf, "--publish"])?;
+        racks.bridge.publish_topology(TOPOLOGY)?;
         racks.say("two racks of three nodes, each with 8 GPUs and 8 adapters (a recorded /sys)");
         Ok(racks)
     }

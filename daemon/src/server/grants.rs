@@ -245,78 +245,64 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_device_of_the_request_that_is_not_granted_is_refused() {
+    /// What VM `v` may have on a node, signed.
+    fn granted(key: &SecretKey, node: &str) -> Option<String> {
+        let device = GrantedDevice { role: "net0".to_owned(), address: "0000:17:00.2".to_owned() };
+        let grant = Grant {
+            lease: "l".to_owned(),
+            holder: "alice".to_owned(),
+            node: node.to_owned(),
+            vm: "v".to_owned(),
+            serial: SecretKey::serial().unwrap(),
+            expires_ms: now_ms() + 60_000,
+            cores: 1,
+            memory_mib: 64,
+            huge_2m_mib: 0,
+            huge_1g_mib: 0,
+            devices: vec![device],
+        };
+        Some(key.sign(&grant).unwrap())
+    }
+
+    /// VM `v`, without a grant.
+    fn request(more: &[&str], device: &str) -> RunRequest {
+        RunRequest {
+            name: "v".to_owned(),
+            memory: "thp".to_owned(),
+            command_line: [&["qemu", "-m", "64"], more].concat().into_iter().map(str::to_owned).collect(),
+            environment: std::collections::BTreeMap::new(),
+            devices: vec![device.parse().unwrap()],
+            grant: None,
+        }
+    }
+
+    /// The book of node `n1`, which requires grants.
+    fn book() -> (SecretKey, Arc<Grants>, tempfile::TempDir) {
         let (key, _) = SecretKey::generate().unwrap();
         let policy = GrantPolicy { keys: vec![key.public()], required: true };
         let dir = tempfile::tempdir().unwrap();
         let grants = Grants::open(&policy, "n1", dir.path()).unwrap().unwrap();
-        let request = |device: &str| {
-            let granted = GrantedDevice { role: "net0".to_owned(), address: "0000:17:00.2".to_owned() };
-            let grant = Grant {
-                lease: "l".to_owned(),
-                holder: "alice".to_owned(),
-                node: "n1".to_owned(),
-                vm: "v".to_owned(),
-                serial: SecretKey::serial().unwrap(),
-                expires_ms: now_ms() + 60_000,
-                cores: 1,
-                memory_mib: 64,
-                huge_2m_mib: 0,
-                huge_1g_mib: 0,
-                devices: vec![granted],
-            };
-            RunRequest {
-                name: "v".to_owned(),
-                memory: "thp".to_owned(),
-                command_line: ["qemu", "-m", "64"].map(str::to_owned).to_vec(),
-                environment: std::collections::BTreeMap::new(),
-                devices: vec![device.parse().unwrap()],
-                grant: Some(key.sign(&grant).unwrap()),
-            }
-        };
-        let refused = grants.enter(&request("net0=0000:17:00.3")).err().unwrap();
+        (key, grants, dir)
+    }
+
+    #[test]
+    fn a_device_of_the_request_that_is_not_granted_is_refused() {
+        let (key, grants, _dir) = book();
+        let with = |device| RunRequest { grant: granted(&key, "n1"), ..request(&[], device) };
+        let refused = grants.enter(&with("net0=0000:17:00.3")).err().unwrap();
         assert_eq!(refused.code, Code::GrantRefused);
         assert!(refused.to_string().contains("0000:17:00.3"), "{refused}");
-        assert!(grants.enter(&request("net0=17:00.2")).unwrap().is_some());
+        assert!(grants.enter(&with("net0=17:00.2")).unwrap().is_some());
     }
 
     #[test]
     fn a_vm_that_comes_is_let_in_once_by_its_own_grant() {
-        let (key, _) = SecretKey::generate().unwrap();
-        let policy = GrantPolicy { keys: vec![key.public()], required: true };
-        let dir = tempfile::tempdir().unwrap();
-        let grants = Grants::open(&policy, "n1", dir.path()).unwrap().unwrap();
-        let without = RunRequest {
-            name: "v".to_owned(),
-            memory: "thp".to_owned(),
-            // It names a device of the node that it comes from.
-            command_line: ["qemu", "-m", "64", "-device", "vfio-pci,host=09:00.0"]
-                .map(str::to_owned)
-                .to_vec(),
-            environment: std::collections::BTreeMap::new(),
-            devices: vec!["net0=17:00.2".parse().unwrap()],
-            grant: None,
-        };
+        let (key, grants, _dir) = book();
+        // It names a device of the node that it comes from.
+        let without = request(&["-device", "vfio-pci,host=09:00.0"], "net0=17:00.2");
         let refused = grants.admit(&without).unwrap_err();
         assert!(refused.code == Code::GrantRefused && refused.to_string().contains("comes without a grant"));
-        let with = |node: &str| {
-            let device = GrantedDevice { role: "net0".to_owned(), address: "0000:17:00.2".to_owned() };
-            let grant = Grant {
-                lease: "l".to_owned(),
-                holder: "alice".to_owned(),
-                node: node.to_owned(),
-                vm: "v".to_owned(),
-                serial: SecretKey::serial().unwrap(),
-                expires_ms: now_ms() + 60_000,
-                cores: 1,
-                memory_mib: 64,
-                huge_2m_mib: 0,
-                huge_1g_mib: 0,
-                devices: vec![device],
-            };
-            RunRequest { grant: Some(key.sign(&grant).unwrap()), ..without.clone() }
-        };
+        let with = |node| RunRequest { grant: granted(&key, node), ..without.clone() };
         assert!(grants.admit(&with("n2")).unwrap_err().to_string().contains("is for node n2"));
         let good = with("n1");
         grants.would_admit(&good).unwrap();

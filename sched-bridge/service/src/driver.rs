@@ -36,9 +36,7 @@ pub struct VmMove {
     pub vm: VmName,
     /// Its destination.
     pub to: NodeName,
-    /// What it gets there in place of the devices that it owns.
-    pub devices: Vec<GrantedDevice>,
-    /// What it may have there. Serial number and end are the driver's to set.
+    /// What it may have there: its devices are those that it gets in place of its own. Serial number and end are the driver's to set.
     pub grant: Grant,
 }
 
@@ -262,7 +260,7 @@ impl VmoveCommand {
             let is_alone = moves.len() == 1;
             arguments.extend((!is_alone).then(|| format!("--to-of={}={}", one.vm, self.address(&one.to))));
             let of = if is_alone { String::new() } else { format!("{}:", one.vm) };
-            let devices = one.devices.iter();
+            let devices = one.grant.devices.iter();
             arguments
                 .extend(devices.map(|device| format!("--device={of}{}={}", device.role, device.address)));
             arguments.extend(self.signed(&one.grant)?.map(|text| format!("--grant={of}{text}")));

@@ -380,8 +380,8 @@ async fn moves_of(run: &Run, from: &NodeName, steps: &[&PlanStep]) -> Result<Vec
         let devices = roles.map(|(owned, home)| in_their_roles(owned, &home, &step.to)).unwrap_or_default();
         let entry = view.lease_of(&step.vm).map_err(|e| e.to_string())?;
         // Its roles are those that the guest knows.
-        let grant = Grant { devices: devices.clone(), ..grant_of(&entry.lease, &step.to) };
-        Ok(VmMove { vm: step.vm.clone(), to: step.to.node.clone(), devices, grant })
+        let grant = Grant { devices, ..grant_of(&entry.lease, &step.to) };
+        Ok(VmMove { vm: step.vm.clone(), to: step.to.node.clone(), grant })
     };
     steps.iter().map(one).collect()
 }

@@ -189,6 +189,14 @@ mod tests {
     use super::*;
     use crate::testing::{DEADLINE, id, scene};
 
+    async fn until(what: &str, is: &dyn Fn() -> bool) {
+        let start = std::time::Instant::now();
+        while !is() {
+            assert!(start.elapsed() < DEADLINE, "not so: {what}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     /// The next look would be in an hour, and a list that lacks a VM would wait for another one.
     #[tokio::test]
     async fn a_vm_whose_end_is_told_gives_its_share_back_at_once() {
@@ -201,13 +209,6 @@ mod tests {
         let listing =
             tokio::spawn(keep_listing_vms(Arc::clone(&bridge), driver, Arc::clone(&listings), hour));
         let held = || bridge.view().unwrap().lease(&id("vc")).unwrap().lease.held.clone();
-        let until = async |what: &str, is: &dyn Fn() -> bool| {
-            let start = std::time::Instant::now();
-            while !is() {
-                assert!(start.elapsed() < DEADLINE, "not so: {what}");
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
         until("VMs are seen", &|| held().iter().all(|held| held.seen)).await;
         let vm = held()[0].assignment.vm.to_string();
         // It runs, whatever somebody says.
@@ -236,13 +237,6 @@ mod tests {
             let view = bridge.view().unwrap();
             let held = view.lease(&id("vc")).unwrap().lease.held.clone();
             held.iter().filter(|held| held.seen).count()
-        };
-        let until = async |what: &str, is: &dyn Fn() -> bool| {
-            let start = std::time::Instant::now();
-            while !is() {
-                assert!(start.elapsed() < DEADLINE, "not so: {what}");
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
         };
         until("VMs of nodes that answer are seen", &|| seen() == 2).await;
         assert!(listings.of(&homes[1]).unwrap().unwrap().contains("stranger"));

@@ -309,7 +309,7 @@ impl VmDriver for FakeDriver {
         }
         for one in moves {
             world.running.insert(one.vm.to_string(), one.to.clone());
-            world.devices.insert(one.vm.to_string(), one.devices.clone());
+            world.devices.insert(one.vm.to_string(), one.grant.devices.clone());
         }
         vec![MigrationEnd::Arrived { total_ms: 10, downtime_us: 500 }; moves.len()]
     }

@@ -1,7 +1,7 @@
 //! A bridge with two daemons: the VMs of a lease that belong together leave their node at one barrier.
 #![cfg(test)]
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use vmove_skip::need;
 use vmove_tests::bridge::{Bridge, ready_for_guests};
 use vmove_tests::daemon::{Node, NodeOptions};
@@ -37,15 +37,8 @@ fn vms_that_belong_together_leave_a_node_together_or_stay() {
     let (a, b) = Node::pair(&sandbox, &NodeOptions::default()).expect("two daemons");
     let nodes = [a, b];
     let bridge = Bridge::start(&sandbox, &nodes).expect("a bridge");
-    let publish = |node: &Node, cores: u32| {
-        let numa = json!([{ "id": 0, "socket": 0, "cores": cores, "memory": 2048 }]);
-        let text = json!({ "name": node.name(), "numa": numa }).to_string();
-        let file = bridge.write(node.name(), &text).expect("a file");
-        bridge.ask(&["fleet", "publish", &file]).expect("published");
-    };
-    nodes.iter().for_each(|node| publish(node, 2));
-    let topology = bridge.write("topology.conf", "SwitchName=l1 Nodes=a,b\n").expect("a file");
-    bridge.ask(&["topology", "--import", &topology, "--publish"]).expect("published");
+    nodes.iter().for_each(|node| bridge.publish(node, 2, 2048).expect("published"));
+    bridge.publish_topology("SwitchName=l1 Nodes=a,b\n").expect("published");
     let cluster = "name: job\nvms:\n- {name: rank, count: 2, request: \"vcpus=1; memory_mb=320\"}\n";
     let cluster = bridge.write("job.yaml", cluster).expect("a file");
     let place = ["place", &cluster, "--holder", "test", "--id", LEASE, "--ttl", "10m", "--together"];

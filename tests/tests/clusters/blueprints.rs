@@ -39,15 +39,8 @@ fn the_vms_of_a_blueprint_run_where_they_were_placed_or_nothing_does() {
         .map(|number| Node::start(&sandbox, &format!("n{number}"), NodeOptions::default()).expect("a daemon"))
         .collect();
     let bridge = Bridge::start(&sandbox, &nodes).expect("a bridge");
-    for node in &nodes {
-        let numa = json!([{ "id": 0, "socket": 0, "cores": 1, "memory": 512 }]);
-        let inventory = json!({ "name": node.name(), "numa": numa }).to_string();
-        let file = bridge.write(node.name(), &inventory).expect("a file");
-        bridge.ask(&["fleet", "publish", &file]).expect("published");
-    }
-    let conf = "SwitchName=l Nodes=n[1-3]\n";
-    let conf = bridge.write("topology.conf", conf).expect("a file");
-    bridge.ask(&["topology", "--import", &conf, "--publish"]).expect("published");
+    nodes.iter().for_each(|node| bridge.publish(node, 1, 512).expect("published"));
+    bridge.publish_topology("SwitchName=l Nodes=n[1-3]\n").expect("published");
 
     let config = Config { working_set_mib: 16, rate: Rate::PagesPerSecond(500), ..Config::default() };
     let guest = Guest::new(192, config).expect("a QEMU");

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use vmove_grant::SecretKey;
 use vmove_guest::config::{Config, Rate};
 use vmove_skip::need;
@@ -45,14 +45,8 @@ impl Site {
         let nodes = fleet::daemons(&sandbox, &networks, config).expect("daemons");
         let bridge = Bridge::start_with(&sandbox, &nodes, &format!("grant_key = {key_file:?}\n{of_bridge}"));
         let bridge = bridge.expect("a bridge");
-        for node in &nodes {
-            let numa = json!([{ "id": 0, "socket": 0, "cores": 2, "memory": 1024 }]);
-            let inventory = json!({ "name": node.name(), "numa": numa }).to_string();
-            let file = bridge.write(node.name(), &inventory).expect("a file");
-            bridge.ask(&["fleet", "publish", &file]).expect("published");
-        }
-        let conf = bridge.write("topology.conf", "SwitchName=l Nodes=n[1-3]\n").expect("a file");
-        bridge.ask(&["topology", "--import", &conf, "--publish"]).expect("published");
+        nodes.iter().for_each(|node| bridge.publish(node, 2, 1024).expect("published"));
+        bridge.publish_topology("SwitchName=l Nodes=n[1-3]\n").expect("published");
         let config = Config { working_set_mib: 16, rate: Rate::PagesPerSecond(500), ..Config::default() };
         let guest = Guest::new(192, config).expect("a QEMU");
         let line = guest.command_line("{vmdir}/serial.log").expect("a command line");
@@ -78,6 +72,12 @@ impl Site {
         found[0]
     }
 
+    /// The peer port of a node other than this one.
+    fn elsewhere(&self, node: &Node) -> String {
+        let other = self.nodes.iter().find(|other| other.name() != node.name()).expect("another node");
+        other.listen().to_string()
+    }
+
     fn without_grant(&self) -> u64 {
         let count = |node: &Node| node.ask(&["node"]).expect("the node")["vms_without_grant"].as_u64();
         self.nodes.iter().map(|node| count(node).expect("a count")).sum()
@@ -90,13 +90,10 @@ fn a_vm_that_moves_comes_into_a_grant_of_the_node_that_it_comes_to() {
     need!(networks::possible());
     let site = Site::start();
     let vm = site.start_cluster("vc");
-    let source = site.of(&vm, "vc").name().to_owned();
 
     // Past the bridge it goes nowhere, and stays in its grant.
     let node = site.of(&vm, "vc");
-    let other = site.nodes.iter().find(|node| node.name() != source).expect("another node").listen();
-    let other = other.to_string();
-    let other = other.as_str();
+    let other = &site.elsewhere(node);
     let past = vmove(node, &["migrate", &vm, "--to", other]).expect("an end");
     assert!(
         past.code == 3 && past.error().contains("comes without a grant"),
@@ -144,8 +141,7 @@ fn children_and_guests_of_templates_come_into_grants_of_their_nodes() {
     let node = site.of(&vm, "vc");
 
     // Past the bridge there are no children, here or elsewhere, and no guest of a template.
-    let other = site.nodes.iter().find(|other| other.name() != node.name()).expect("another").listen();
-    let other = other.to_string();
+    let other = site.elsewhere(node);
     for to in [&[][..], &["--to", &other]] {
         let words = [&["--json", "create", vm.as_str(), "--count", "1"], to].concat();
         let past = node.vfork(&words).expect("vfork");

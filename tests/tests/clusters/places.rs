@@ -45,14 +45,8 @@ fn a_cluster_runs_whole_or_not_at_all_and_keeps_its_lease() {
     let mut nodes = fleet::daemons(&sandbox, &networks, config).expect("daemons");
     let bridge =
         Bridge::start_with(&sandbox, &nodes, &format!("grant_key = {key_file:?}\n")).expect("a bridge");
-    for node in &nodes {
-        let numa = json!([{ "id": 0, "socket": 0, "cores": 1, "memory": 512 }]);
-        let inventory = json!({ "name": node.name(), "numa": numa }).to_string();
-        let file = bridge.write(node.name(), &inventory).expect("a file");
-        bridge.ask(&["fleet", "publish", &file]).expect("published");
-    }
-    let conf = bridge.write("topology.conf", "SwitchName=l Nodes=n[1-3]\n").expect("a file");
-    bridge.ask(&["topology", "--import", &conf, "--publish"]).expect("published");
+    nodes.iter().for_each(|node| bridge.publish(node, 1, 512).expect("published"));
+    bridge.publish_topology("SwitchName=l Nodes=n[1-3]\n").expect("published");
 
     let config = Config { working_set_mib: 16, rate: Rate::PagesPerSecond(500), ..Config::default() };
     let guest = Guest::new(192, config).expect("a QEMU");

@@ -39,16 +39,9 @@ fn real_guests_leave_a_node_and_a_killed_bridge_goes_on() {
     let sandbox = Sandbox::new().expect("a sandbox");
     let nodes = fleet::daemons(&sandbox, &networks, |_| String::new()).expect("daemons");
     let mut bridge = Bridge::start(&sandbox, &nodes).expect("a bridge");
-    for node in &nodes {
-        let numa = json!([{ "id": 0, "socket": 0, "cores": 2, "memory": 1024 }]);
-        let file = bridge
-            .write(node.name(), &json!({ "name": node.name(), "numa": numa }).to_string())
-            .expect("a file");
-        bridge.ask(&["fleet", "publish", &file]).expect("published");
-    }
+    nodes.iter().for_each(|node| bridge.publish(node, 2, 1024).expect("published"));
     let conf = "SwitchName=l1 Nodes=n[1-2]\nSwitchName=l2 Nodes=n[3-4]\nSwitchName=s Switches=l[1-2]\n";
-    let conf = bridge.write("topology.conf", conf).expect("a file");
-    bridge.ask(&["topology", "--import", &conf, "--publish"]).expect("published");
+    bridge.publish_topology(conf).expect("published");
 
     // Two VMs are placed as close together as possible, and started where the bridge placed them.
     let cluster = "name: vc\nvms:\n- {name: vm, count: 2, request: \"vcpus=1; memory_mb=320\"}\n";

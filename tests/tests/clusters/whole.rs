@@ -39,15 +39,9 @@ impl Scene {
         let config = if shared { config } else { String::new() };
         let nodes = fleet::daemons(&sandbox, &networks, |_| config.clone()).expect("daemons");
         let bridge = Bridge::start(&sandbox, &nodes).expect("a bridge");
-        for node in &nodes {
-            let numa = json!([{ "id": 0, "socket": 0, "cores": 2, "memory": 448 }]);
-            let text = json!({ "name": node.name(), "numa": numa }).to_string();
-            let file = bridge.write(node.name(), &text).expect("a file");
-            bridge.ask(&["fleet", "publish", &file]).expect("published");
-        }
+        nodes.iter().for_each(|node| bridge.publish(node, 2, 448).expect("published"));
         let conf = "SwitchName=l1 Nodes=n[1-2]\nSwitchName=l2 Nodes=n[3-4]\nSwitchName=s Switches=l[1-2]\n";
-        let conf = bridge.write("topology.conf", conf).expect("a file");
-        bridge.ask(&["topology", "--import", &conf, "--publish"]).expect("published");
+        bridge.publish_topology(conf).expect("published");
         let config = Config { working_set_mib: 16, rate: Rate::PagesPerSecond(500), ..Config::default() };
         let guest = Guest::new(192, config).expect("a QEMU");
         let beacons = RefCell::default();

@@ -2,7 +2,6 @@
 //!
 //! A child is planned (its name is taken), prepared (its QEMU waits), loaded (it has memory and device state), and run.
 
-mod admission;
 mod load;
 mod run;
 

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | [`choice`] | which child gets which device, and with which addresses |
 //! | [`away`] | a guest that lets its devices go and gets them back |
-//! | [`of_children`] | devices of children on this node: taken, plugged in, given back |
+//! | [`of_children`] | children on this node: let in; their devices: taken, plugged in, given back |
 //! | [`owed`] | what a killed daemon owes: one file for each fork |
 //! | [`returning`] | guests that an earlier life of the daemon left without their devices |
 
@@ -29,7 +29,7 @@ use vmove_types::time::{Mono, ms};
 
 pub use self::away::{Away, Returned};
 pub use self::choice::{Dealt, deal};
-pub use self::of_children::{ChildDevices, HostDevices};
+pub use self::of_children::{Allowed, ChildDevices, HostDevices};
 
 /// Plugs a device in that a guest was asked for, or is to get. `None` if it never let it go.
 async fn plug_in(

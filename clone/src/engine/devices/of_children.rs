@@ -1,5 +1,5 @@
-//! Devices of children on this node: taken before the guest is frozen, plugged in when their memory is there, given back if they do not come
-//! to be.
+//! Children on this node and their devices: let in and taken before the guest is frozen, plugged in when their memory is there, given back if
+//! they do not come to be.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,12 +10,14 @@ use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use vmove_node::guest_devices::fit::why_not_in_place;
 use vmove_node::guest_devices::{Asked, Detached, missing};
+use vmove_types::Backing;
 use vmove_types::check::{Blocker, BlockerCode};
 use vmove_types::device::{Mac, VmDevice};
 use vmove_types::fork_devices::{ChildDeviceReport, Parting};
 use vmove_types::fork_report::ChildReport;
 use vmove_types::problem::chain;
 use vmove_types::time::{Mono, ms};
+use vmove_types::vm::RunRequest;
 
 use super::choice::{Dealt, FAILOVER_PAIR};
 use super::owed::Owed;
@@ -100,14 +102,26 @@ impl ChildDevices {
     }
 }
 
+/// What children on one node may have there.
+#[derive(Debug, Clone, Copy)]
+pub struct Allowed<'a> {
+    /// What a bridge has signed, by the name of the child.
+    pub grants: &'a BTreeMap<String, String>,
+    /// Backing of their memory.
+    pub backing: Backing,
+}
+
 impl ForkEngine {
-    /// Takes the devices of children that are planned here, in their order: all of them or none. Nothing was done to the guest yet.
+    /// Lets children in that are planned here, and takes their devices, in their order: all of them or none. Nothing was done to the guest yet.
     pub(in crate::engine) async fn take_for_children(
         &self,
         fork: &str,
         plans: &[&Plan],
         mut of: HostDevices,
+        allowed: Allowed<'_>,
     ) -> Result<ChildDevices, ForkError> {
+        // A device that a child was granted is given to no other VM.
+        self.admit_children(plans, &of, allowed)?;
         let owed = Owed::new(&self.owed_devices(), &format!("{fork}-children"), of.parting.clone());
         let mut taken = ChildDevices { children: BTreeMap::new(), parting: of.parting.clone(), owed };
         if of.parting.resume.is_none() && of.pinned() == 0 {
@@ -127,6 +141,29 @@ impl ForkEngine {
             return Err(error);
         }
         Ok(taken)
+    }
+
+    /// Lets children in that are planned here, with the devices of each, in the same order. Their names are taken. What was let in and does not
+    /// come to be is forgotten when its name is free again.
+    fn admit_children(
+        &self,
+        plans: &[&Plan],
+        devices: &HostDevices,
+        Allowed { grants, backing }: Allowed<'_>,
+    ) -> Result<(), ForkError> {
+        for (place, plan) in plans.iter().enumerate() {
+            let own = devices.children.get(place).into_iter().flatten();
+            let asked = RunRequest {
+                name: plan.name().to_owned(),
+                memory: backing.to_string(),
+                command_line: plan.command_line().to_vec(),
+                environment: BTreeMap::new(),
+                devices: own.map(|device| device.request.clone()).collect(),
+                grant: grants.get(plan.name()).cloned(),
+            };
+            self.admission.admit(&asked).map_err(ForkError::NotAdmitted)?;
+        }
+        Ok(())
     }
 
     /// Devices that this node cannot give, or that the guest's drivers would not know.

@@ -33,7 +33,7 @@ use super::ForkEngine;
 use super::children::{
     LoadOrder, Planned, Prepared, Start, discard_all, discard_started, may_open, with_prepared,
 };
-use super::devices::{ChildDevices, HostDevices};
+use super::devices::{Allowed, ChildDevices, HostDevices};
 use super::error::{ForkError, TalkError};
 use super::images::{self, RelayInUse};
 use super::message::{At, Begin, Done, Order, Phase, Reached, Taken, ToHost, ToParent};
@@ -278,8 +278,8 @@ impl HostPart {
         plans.extend(planned.iter().map(|one| &one.plan));
         // As their numbers are in the order.
         plans.sort_by_key(|plan| order.indexes.iter().position(|index| *index == plan.index));
-        self.engine.admit_children(&plans, &ordered, &order.grants, order.kind.backing)?;
-        self.engine.take_for_children(&order.fork, &plans, ordered).await
+        let allowed = Allowed { grants: &order.grants, backing: order.kind.backing };
+        self.engine.take_for_children(&order.fork, &plans, ordered, allowed).await
     }
 
     /// Plugs in what the children get. All of their memory is there.

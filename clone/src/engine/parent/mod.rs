@@ -23,7 +23,7 @@ use vmove_types::time::{Mono, ms};
 use self::called_hosts::CalledHosts;
 use self::divide::Division;
 use super::children::{LoadOrder, Planned, Prepared, Start, Then, discard_all, may_open};
-use super::devices::{Away, ChildDevices, Dealt, deal};
+use super::devices::{Allowed, Away, ChildDevices, Dealt, deal};
 use super::error::ForkError;
 use super::origin::Origin;
 use super::promote::Forked;
@@ -194,12 +194,8 @@ impl ForkEngine {
         let mut plans: Vec<&Plan> = prepared.iter().map(|one| &one.child.plan).collect();
         plans.extend(planned.iter().map(|one| &one.plan));
         plans.sort_by_key(|plan| plan.index);
-        let admitted = self.admit_children(&plans, &devices, &fork.request.grants, base.backing);
-        let devices = match admitted {
-            Ok(()) => self.take_for_children(&fork.id, &plans, devices).await,
-            Err(error) => Err(error),
-        };
-        let devices = match devices {
+        let allowed = Allowed { grants: &fork.request.grants, backing: base.backing };
+        let devices = match self.take_for_children(&fork.id, &plans, devices, allowed).await {
             Ok(devices) => devices,
             Err(error) => {
                 self.give_back(&fork.parent, prepared);

@@ -59,8 +59,7 @@ fn several_vms_are_told_apart_and_what_is_said_of_each_is_heard() {
     let moves = [("a", "n2", vec![device]), ("b", "n3", Vec::new())].map(|(vm, to, devices)| VmMove {
         vm: VmName::new(vm).unwrap(),
         to: NodeName::new(to).unwrap(),
-        devices,
-        grant: Grant { vm: vm.to_owned(), node: to.to_owned(), ..grant() },
+        grant: Grant { vm: vm.to_owned(), node: to.to_owned(), devices, ..grant() },
     });
     let driver = VmoveCommand::new(None, vec!["--verify".to_owned()], BTreeMap::new(), TimeLimits::default());
     assert_eq!(
@@ -161,8 +160,7 @@ async fn what_hangs_ends_in_time_and_is_not_taken_for_an_answer() {
     let vm = VmName::new("v").unwrap();
     let message = driver.list(&n1).await.unwrap_err();
     assert_eq!(message, "sh for node n1 has not ended within 0.2 s and was killed");
-    let end =
-        driver.migrate(&n1, &[VmMove { vm: vm.clone(), to: n2, devices: Vec::new(), grant: grant() }]).await;
+    let end = driver.migrate(&n1, &[VmMove { vm: vm.clone(), to: n2, grant: grant() }]).await;
     let [MigrationEnd::Unknown(reason)] = &end[..] else { panic!("{end:?}") };
     assert!(reason.contains("was killed"), "{reason}");
     let vm = StartVm::by_command_line(vm, vec!["qemu".to_owned()]);
