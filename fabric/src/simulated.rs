@@ -143,14 +143,43 @@ struct SimulatedEndpoint {
     way: Arc<dyn Way>,
     open: Arc<()>,
     peer: std::sync::Weak<()>,
-    reads: VecDeque<(WrId, Vec<ReadSegment>)>,
+    reads: VecDeque<Posted>,
     counters: CountersHandle,
 }
 
+/// A read under way.
+#[derive(Debug)]
+struct Posted {
+    wr: WrId,
+    segments: Vec<ReadSegment>,
+    /// Only what is different is copied.
+    changed: bool,
+}
+
+impl Posted {
+    fn completion(&self, same_mask: u64) -> CompletionKind {
+        let zero_mask = 0;
+        if self.changed {
+            CompletionKind::ReadChanged { zero_mask, same_mask }
+        } else {
+            CompletionKind::Read { zero_mask }
+        }
+    }
+}
+
 impl SimulatedEndpoint {
-    /// Copies the bytes.
-    fn carry(&self, segments: &[ReadSegment]) -> Result<(), RemoteStatus> {
-        for segment in segments {
+    fn post(&mut self, wr: WrId, segments: &[ReadSegment], changed: bool) -> Result<(), PostError> {
+        if self.reads.len() >= CAPACITY {
+            return Err(PostError::Full { capacity: CAPACITY });
+        }
+        self.reads.push_back(Posted { wr, segments: segments.to_vec(), changed });
+        Ok(())
+    }
+
+    /// Copies the bytes. Returns which segments were the same already, if those are asked for.
+    fn carry(&self, posted: &Posted) -> Result<u64, RemoteStatus> {
+        let mut same_mask = 0;
+        for (index, segment) in posted.segments.iter().enumerate() {
             let theirs = self.memories.find(segment.remote.rkey).filter(|region| region.access().remote_read);
             let theirs = theirs.ok_or(RemoteStatus::BadKey)?;
             let ours = self.memories.find(segment.local.key).ok_or(RemoteStatus::LocalGone)?;
@@ -159,13 +188,18 @@ impl SimulatedEndpoint {
                 return Err(RemoteStatus::BadKey);
             }
             let at = (segment.local.addr - ours.area().ptr().addr().get()) as u64;
+            let mut here = vec![0; bytes.len()];
+            if posted.changed && ours.read_at(at, &mut here) && here == bytes {
+                same_mask |= 1 << index;
+                continue;
+            }
             if !ours.write_at(at, &bytes) {
                 return Err(RemoteStatus::LocalGone);
             }
             self.counters.totals().read_bytes.add(bytes.len() as u64);
             self.counters.totals().bytes_received.add(bytes.len() as u64);
         }
-        Ok(())
+        Ok(same_mask)
     }
 
     fn broken(&self) -> FabricError {
@@ -183,11 +217,11 @@ impl Endpoint for SimulatedEndpoint {
     }
 
     fn post_read(&mut self, wr: WrId, segments: &[ReadSegment]) -> Result<(), PostError> {
-        if self.reads.len() >= CAPACITY {
-            return Err(PostError::Full { capacity: CAPACITY });
-        }
-        self.reads.push_back((wr, segments.to_vec()));
-        Ok(())
+        self.post(wr, segments, false)
+    }
+
+    fn post_read_changed(&mut self, wr: WrId, segments: &[ReadSegment]) -> Result<(), PostError> {
+        self.post(wr, segments, true)
     }
 
     fn post_write(&mut self, _: WrId, _: &[WriteSegment]) -> Result<(), PostError> {
@@ -210,9 +244,10 @@ impl Endpoint for SimulatedEndpoint {
                 Passage::Broken => return Err(self.broken()),
                 Passage::Arrives => {}
             }
-            let Some((wr, segments)) = self.reads.pop_front() else { break };
-            let status = self.carry(&segments);
-            out.push(Completion { wr, kind: CompletionKind::Read { zero_mask: 0 }, status });
+            let Some(posted) = self.reads.pop_front() else { break };
+            let carried = self.carry(&posted);
+            let (kind, status) = (posted.completion(carried.unwrap_or(0)), carried.map(drop));
+            out.push(Completion { wr: posted.wr, kind, status });
         }
         let gone = self.peer.strong_count() == 0 || self.way.passage() == Passage::Broken;
         if out.is_empty() && gone {

@@ -121,6 +121,19 @@ pub fn stop_at_once(
     })
 }
 
+/// Whether a guest is without its devices for a shorter time if memory is sent ahead and compared when they have left, and why. Rates: bytes per second.
+#[must_use]
+pub fn head_start(link_bytes_per_s: f64, compared_bytes_per_s: f64) -> (bool, String) {
+    let pays = link_bytes_per_s < PAYS * compared_bytes_per_s;
+    let (link, compared) = (rate(link_bytes_per_s), rate(compared_bytes_per_s));
+    let why = if pays {
+        format!("memory crosses at {link}, and is compared at {compared}")
+    } else {
+        format!("memory crosses at {link}, and comparing it, at {compared}, would save little of that")
+    };
+    (pays, why)
+}
+
 /// Whether a round shrinks what is left of a guest that dirties so many bytes in a second.
 #[must_use]
 pub fn could_shrink(dirty_bytes_per_s: f64, link_bytes_per_s: f64) -> bool {
@@ -251,6 +264,14 @@ mod tests {
     fn a_shrinking_guest_gets_rounds_until_little_is_left() {
         assert_eq!(next(Mode::Hybrid, 300.0, at(1, 600 << 20, 100 << 20)), Next::Round);
         assert!(matches!(next(Mode::Hybrid, 300.0, at(3, 20 << 20, 2 << 20)), Next::Stop(_)));
+    }
+
+    #[test]
+    fn a_head_start_pays_where_memory_is_compared_faster_than_it_crosses() {
+        let (pays, why) = head_start(1.25e9, 10e9);
+        assert!(pays && why == "memory crosses at 1.25 GB/s, and is compared at 10.00 GB/s", "{why}");
+        let (pays, why) = head_start(12.5e9, 10e9);
+        assert!(!pays && why.contains("would save little"), "{why}");
     }
 
     #[test]

@@ -13,6 +13,10 @@ pub enum Phase {
     Check,
     /// Destination QEMU started, both sides attached and registered.
     Prepare,
+    /// Memory is sent ahead while the guest has its devices.
+    HeadStart,
+    /// The guest is asked to let its devices go.
+    Detach,
     /// Pre-copy rounds.
     Rounds,
     /// Guest stopped, device state crossing.
@@ -32,6 +36,8 @@ impl Phase {
         match self {
             Self::Check => "check",
             Self::Prepare => "prepare",
+            Self::HeadStart => "head-start",
+            Self::Detach => "detach",
             Self::Rounds => "rounds",
             Self::Switchover => "switchover",
             Self::HandOver => "hand-over",

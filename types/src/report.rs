@@ -135,6 +135,9 @@ pub struct Report {
     pub recoveries: u32,
     /// Devices of the nodes that the guest owns: how long it was without each. `downtime_ms` has no part of it.
     pub devices: Vec<DeviceTimes>,
+    /// What was sent ahead while the guest had its devices, or why nothing was. `None`: it owns none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_start: Option<HeadStartStats>,
     /// How long the script took that was run in the guest before its devices left.
     pub quiesce_ms: Option<f64>,
     /// How long the script took that was run in the guest when it had its devices again.
@@ -144,6 +147,29 @@ pub struct Report {
     pub resume_waited_ms: Option<f64>,
     /// Why that script did not end as it should.
     pub resume_problem: Option<String>,
+}
+
+/// Memory that was sent ahead while the guest had its devices. Nobody sees what a device writes, so all of it was compared when they had left.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(default)]
+pub struct HeadStartStats {
+    /// Whether memory was sent ahead. If not, the other figures are of what was tried before that was decided.
+    pub made: bool,
+    /// Why, or why not.
+    pub reason: String,
+    /// Rounds of it.
+    pub rounds: u32,
+    /// Bytes of pages that crossed in them.
+    pub sent_bytes: u64,
+    /// How long they took, in milliseconds.
+    pub duration_ms: f64,
+    /// Bytes of pages that were compared when the devices had left.
+    pub compared_bytes: u64,
+    /// Of these, bytes that differed, and crossed again.
+    pub changed_bytes: u64,
+    /// How long that took, in milliseconds.
+    pub compare_ms: f64,
 }
 
 /// How a device was exchanged for another of the destination. Times are CLOCK_MONOTONIC, in milliseconds.

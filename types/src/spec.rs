@@ -90,6 +90,34 @@ impl FromStr for ModeRequest {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Bandwidth(pub u64);
 
+/// Whether memory is sent ahead while the guest's devices are still plugged in. What was sent so is compared once they have left, since nobody sees what a
+/// device writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum HeadStart {
+    /// If the guest is without its devices for a shorter time then: memory is compared faster than it crosses.
+    #[default]
+    Auto,
+    /// Wherever it is possible.
+    Always,
+    /// Memory crosses when the devices have left.
+    Never,
+}
+
+impl FromStr for HeadStart {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        match s {
+            "auto" => Ok(Self::Auto),
+            "always" => Ok(Self::Always),
+            "never" => Ok(Self::Never),
+            other => Err(format!("expected auto, always or never, found \"{other}\"")),
+        }
+    }
+}
+
 /// The options of one migration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -113,6 +141,8 @@ pub struct MigrationSpec {
     /// Which device of the destination takes the place of each that the guest owns: `ROLE=PCI-ADDRESS`. Further settings (`,mac=…`)
     /// replace those that the guest has.
     pub devices: Vec<DeviceChoice>,
+    /// Whether memory is sent ahead while the guest has its devices. Default: [`HeadStart::Auto`]. Post-copy has no head start.
+    pub head_start: HeadStart,
     /// What a bridge lets the VM have at the destination, signed by it. Needed where the destination requires grants.
     pub grant: Option<String>,
     /// Run in the guest by its agent (`/bin/sh -c`) before it is asked to let its devices go, such as to stop a job.
@@ -135,6 +165,7 @@ impl Default for MigrationSpec {
             verify: false,
             timeout_ms: 120_000,
             devices: Vec::new(),
+            head_start: HeadStart::Auto,
             grant: None,
             quiesce: None,
             resume: None,
@@ -213,5 +244,7 @@ mod tests {
     fn modes_parse_and_unknown_ones_say_what_was_found() {
         assert_eq!("hybrid".parse(), Ok(ModeRequest::Hybrid));
         assert!("rdma".parse::<ModeRequest>().unwrap_err().contains("\"rdma\""));
+        assert_eq!("never".parse(), Ok(HeadStart::Never));
+        assert!("no".parse::<HeadStart>().unwrap_err().contains("\"no\""));
     }
 }

@@ -45,6 +45,7 @@ impl Migrate {
             verify: self.verify,
             timeout_ms: self.timeout.unwrap_or(default.timeout_ms),
             devices: devices.map(|device| device.choice.clone()).collect(),
+            head_start: self.head_start,
             grant: grant.map(|grant| grant.grant.clone()),
             quiesce: self.quiesce.clone(),
             resume: self.resume.clone(),
@@ -60,7 +61,7 @@ impl Migrate {
 mod tests {
     use clap::Parser as _;
 
-    use vmove_types::spec::ModeRequest;
+    use vmove_types::spec::{HeadStart, ModeRequest};
 
     use super::*;
     use crate::args::vmove::{Cli, Command};
@@ -83,6 +84,9 @@ mod tests {
         assert_eq!(told, [("a", "n", ModeRequest::Hybrid), ("b", "m", ModeRequest::Precopy)]);
         assert!(all.iter().all(|request| request.options.devices.len() == 1));
         migrate("a --to n --device ib0=3b:00.1").requests().unwrap();
+        assert!(all.iter().all(|request| request.options.head_start == HeadStart::Auto));
+        let all = migrate("a --to n --head-start never").requests().unwrap();
+        assert_eq!(all[0].options.head_start, HeadStart::Never);
         let all = migrate("a b --to n --grant b:ey.x --grant a:ez.y").requests().unwrap();
         assert_eq!(all[0].options.grant.as_deref(), Some("ez.y"));
         assert_eq!(all[1].options.grant.as_deref(), Some("ey.x"));

@@ -6,7 +6,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 
 use vmove_types::device::{DeviceChoice, DeviceRequest};
-use vmove_types::spec::ModeRequest;
+use vmove_types::spec::{HeadStart, ModeRequest};
 
 use vmove_types::units;
 
@@ -340,7 +340,8 @@ pub struct Check {
 
 A device that the guest owns stays behind: the guest is asked to let it go, its memory crosses, and it gets the device of the other node
 that --device names for the role, with the addresses (MAC, GUID, P_Key) that it had. The report says how long it was without each. If
-the migration fails before the hand-over, the guest has its devices back.
+the migration fails before the hand-over, the guest has its devices back. Where memory is compared faster than it crosses, it is sent
+ahead while the guest has its devices, and only what has changed crosses after they have left (--head-start).
 
 Several VMs move at one barrier, as the ranks of a parallel job must: all wait until each can be stopped, are stopped together, and are
 handed over all or none. Whatever fails before that brings all of them back. Options hold for each; --to-of, --mode-of and
@@ -400,6 +401,10 @@ pub struct Migrate {
     /// Longest time for the guest to let a device go [default: 20s]
     #[arg(long, value_name = "TIME", value_parser = milliseconds)]
     pub unplug_timeout: Option<u64>,
+    /// Send memory ahead while the guest has its devices, and compare it when they have left; auto does if it measures that this is faster
+    #[arg(long, value_name = "WHEN", default_value = "auto",
+          value_parser = PossibleValuesParser::new(["auto", "always", "never"]).try_map(|s| s.parse::<HeadStart>()))]
+    pub head_start: HeadStart,
     /// Print the id and do not wait
     #[arg(long)]
     pub detach: bool,

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use vmove_types::migration::MigrationList;
 use vmove_types::problem::Exit;
 use vmove_types::progress::{GuestPlace, MissingDevice, Outcome, Progress, Role};
-use vmove_types::report::{DeviceTimes, FaultStats, PhaseTime, Report};
+use vmove_types::report::{DeviceTimes, FaultStats, HeadStartStats, PhaseTime, Report};
 use vmove_types::units::{format_bytes, format_ms, to_f64};
 
 use super::bar::line;
@@ -191,6 +191,7 @@ pub fn summary(r: &Report) -> String {
     if let Some(quiesce) = r.quiesce_ms {
         rows.push(("quiesced", format!("in {}", format_ms(quiesce))));
     }
+    rows.extend(r.head_start.iter().map(|ahead| ("head start", head_start(ahead))));
     rows.extend(r.devices.iter().map(|device| ("device", device_times(device))));
     if let Some(resume) = r.resume_ms {
         let problem = r.resume_problem.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
@@ -223,6 +224,23 @@ fn faults(f: &FaultStats) -> String {
     format!(
         "{} ({} fetched): p50 {:.0} us, p99 {:.0} us, max {:.0} us",
         f.count, f.fetched, f.p50_us, f.p99_us, f.max_us
+    )
+}
+
+/// What crossed while the guest had its devices, and what of it counted.
+fn head_start(ahead: &HeadStartStats) -> String {
+    let sent = || format!("{} sent in {}", format_bytes(ahead.sent_bytes), format_ms(ahead.duration_ms));
+    if !ahead.made {
+        let tried = if ahead.sent_bytes > 0 { format!("; {}, in vain", sent()) } else { String::new() };
+        return format!("none: {}{tried}", ahead.reason);
+    }
+    format!(
+        "{} while it had its devices; then {} compared in {}, of which {} had changed ({})",
+        sent(),
+        format_bytes(ahead.compared_bytes),
+        format_ms(ahead.compare_ms),
+        format_bytes(ahead.changed_bytes),
+        ahead.reason
     )
 }
 
@@ -345,6 +363,21 @@ mod tests {
         assert_eq!(Exit::of_progress(&done), Exit::NeedsRecovery);
         let object = final_object(&done, Exit::NeedsRecovery);
         assert_eq!(object["missing_devices"][0]["mend"], "vmove devices attach web net0");
+    }
+
+    #[test]
+    fn a_head_start_says_what_it_gained_and_what_was_in_vain() {
+        let mut ahead = HeadStartStats {
+            reason: "why".to_owned(),
+            sent_bytes: 3 << 20,
+            compared_bytes: 2 << 20,
+            changed_bytes: 1 << 20,
+            ..HeadStartStats::default()
+        };
+        assert_eq!(head_start(&ahead), "none: why; 3.00 MiB sent in 0.0 ms, in vain");
+        ahead.made = true;
+        let text = head_start(&ahead);
+        assert!(text.contains("2.00 MiB compared in 0.0 ms, of which 1.00 MiB had changed (why)"), "{text}");
     }
 
     #[test]

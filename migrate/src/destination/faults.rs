@@ -243,15 +243,19 @@ impl<'a> Server<'a> {
             let of = &self.fill.memory.blocks[reading.block];
             let run = PageRun::new(reading.ticket.page(), 1);
             self.segments.clear();
-            for range in read_parts::parts(of, run) {
+            for range in read_parts::parts(of, run, reading.old) {
                 let Some(segment) = self.fill.remote.segment(reading.block, range) else {
                     return Err(PagesLost::NotReadable.into());
                 };
                 self.segments.push(segment);
             }
-            let old = (reading.old && self.fill.memory.comparing.pays()).then_some((of, run));
-            let posted = read_parts::post(&mut *self.endpoint, WrId(slot as u64), &self.segments, old);
-            match posted? {
+            let wr = WrId(slot as u64);
+            let posted = if reading.old && self.fill.memory.comparing.pays() {
+                read_parts::post_changed(&mut *self.endpoint, wr, &self.segments, [(of, run)].into_iter())?
+            } else {
+                self.endpoint.post_read(wr, &self.segments)
+            };
+            match posted {
                 Ok(()) => self.slots[slot] = Some(reading),
                 Err(PostError::Full { .. }) => {
                     self.backlog.push_front(reading);
@@ -270,16 +274,16 @@ impl<'a> Server<'a> {
             if let Err(status) = &completion.status {
                 return Err(PagesLost::of_read(*status).into());
             }
-            memory.comparing.note(&completion.kind);
+            memory.comparing.note(&completion.kind, MAX_SEGMENTS);
             let slot = usize::try_from(completion.wr.0)
                 .ok()
                 .and_then(|s| self.slots.get_mut(s))
                 .and_then(Option::take);
-            let Some(Reading { block, ticket, since, .. }) = slot else { continue };
+            let Some(Reading { block, ticket, old, since }) = slot else { continue };
             let page = ticket.page();
             read_parts::complete(
                 &memory.blocks[block],
-                PageRun::new(page, 1),
+                (PageRun::new(page, 1), old),
                 left_out,
                 &memory.landed_bytes,
             )?;

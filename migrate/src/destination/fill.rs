@@ -8,8 +8,8 @@ use std::time::Duration;
 use crossbeam_queue::ArrayQueue;
 use tokio::sync::mpsc;
 use vmove_fabric::{
-    Completion, Completions, CountersHandle, Endpoint, MAX_SEGMENTS, PostError, ReadSegment, Sched,
-    ThreadOptions, WrId,
+    Completion, CompletionKind, Completions, CountersHandle, Endpoint, MAX_SEGMENTS, PostError, ReadSegment,
+    Sched, ThreadOptions, WrId,
 };
 use vmove_memory::{ByteLen, ByteRange, PageIndex, PageRun, RunTicket};
 
@@ -199,8 +199,16 @@ struct Piece {
     run: PageRun,
     /// Held while serving; before that the rounds decide what is current.
     ticket: Option<RunTicket>,
-    /// A huge page of which the file has an earlier state.
+    /// The file has an earlier state of it, which is worth comparing.
     old: bool,
+}
+
+/// A read that is under way, or room for one.
+struct Read {
+    /// None: there is room.
+    pieces: Vec<Piece>,
+    /// Only what is different crosses, and is booked when that is known.
+    compared: bool,
 }
 
 impl Piece {
@@ -221,7 +229,7 @@ enum Turn {
 struct Worker<'a> {
     fill: &'a Fill,
     endpoint: Box<dyn Endpoint>,
-    slots: Vec<Vec<Piece>>,
+    slots: Vec<Read>,
     segments: Vec<ReadSegment>,
     done: Completions,
     /// Around a fault: what is left of its folio.
@@ -237,7 +245,9 @@ impl<'a> Worker<'a> {
         Self {
             fill,
             endpoint,
-            slots: (0..depth).map(|_| Vec::with_capacity(MAX_SEGMENTS)).collect(),
+            slots: (0..depth)
+                .map(|_| Read { pieces: Vec::with_capacity(MAX_SEGMENTS), compared: false })
+                .collect(),
             segments: Vec::with_capacity(MAX_SEGMENTS),
             done: Completions::with_limit(depth),
             around: None,
@@ -309,59 +319,65 @@ impl<'a> Worker<'a> {
         if !self.fill.throttle.free_in().is_zero() {
             return Ok(false);
         }
-        let Some(free) = self.slots.iter().position(Vec::is_empty) else { return Ok(false) };
-        let mut pieces = std::mem::take(&mut self.slots[free]);
+        let Some(free) = self.slots.iter().position(|read| read.pieces.is_empty()) else { return Ok(false) };
+        let mut pieces = std::mem::take(&mut self.slots[free].pieces);
         let gathered = self.gather(shape.bytes, &mut pieces);
         let posted = gathered.and_then(|bytes| {
-            if pieces.is_empty() { Ok(false) } else { self.post_pieces(free, &pieces, bytes) }
+            if pieces.is_empty() { Ok(None) } else { self.post_pieces(free, &pieces, bytes).map(Some) }
         });
         match posted {
-            Ok(true) => {
-                self.slots[free] = pieces;
+            Ok(Some(compared)) => {
+                self.slots[free] = Read { pieces, compared };
                 self.in_flight += 1;
                 Ok(true)
             }
             other => {
                 pieces.clear();
-                self.slots[free] = pieces;
-                other
+                self.slots[free].pieces = pieces;
+                other.map(|_| false)
             }
         }
     }
 
+    /// Whether what is here is compared.
     fn post_pieces(&mut self, slot: usize, pieces: &[Piece], bytes: u64) -> Result<bool, FillEvent> {
         self.segments.clear();
         for piece in pieces {
             let block = &self.fill.memory.blocks[piece.block];
-            for range in read_parts::parts(block, piece.run) {
+            for range in read_parts::parts(block, piece.run, piece.old) {
                 let Some(segment) = self.fill.remote.segment(piece.block, range) else {
                     return Err(PagesLost::NotReadable.into());
                 };
                 self.segments.push(segment);
             }
         }
-        self.fill.throttle.book(bytes);
-        // A huge page is a read by itself.
-        let old = match pieces {
-            [piece] if piece.old && self.fill.memory.comparing.pays() => {
-                Some((&self.fill.memory.blocks[piece.block], piece.run))
-            }
-            _ => None,
+        let (memory, wr) = (&self.fill.memory, WrId(slot as u64));
+        let compared = pieces.iter().all(|piece| piece.old) && memory.comparing.pays();
+        let posted = if compared {
+            let runs = pieces.iter().map(|piece| (&memory.blocks[piece.block], piece.run));
+            read_parts::post_changed(&mut *self.endpoint, wr, &self.segments, runs)?
+        } else {
+            self.fill.throttle.book(bytes);
+            self.endpoint.post_read(wr, &self.segments)
         };
-        let posted = read_parts::post(&mut *self.endpoint, WrId(slot as u64), &self.segments, old);
-        match posted? {
-            Ok(()) => Ok(true),
+        match posted {
+            Ok(()) => Ok(compared),
             Err(PostError::Full { .. }) => unreachable!("at most `capacity` reads are posted"),
             Err(error) => Err(PagesLost::from(error).into()),
         }
     }
 
-    /// Takes up to `most` bytes of work in at most [`MAX_SEGMENTS`] runs. Zero runs are dealt with on the way.
+    /// Takes up to `most` bytes of work in at most [`MAX_SEGMENTS`] parts. Zero runs are dealt with on the way.
     fn gather(&mut self, most: u64, pieces: &mut Vec<Piece>) -> Result<u64, FillEvent> {
-        let mut bytes = 0;
-        while pieces.len() < MAX_SEGMENTS && bytes < most {
-            let Some(piece) = self.next_piece(most - bytes)? else { break };
-            bytes += self.fill.memory.blocks[piece.block].page_size.range_of(piece.run).len.0;
+        let compares = self.fill.memory.comparing.all() && !self.fill.memory.is_serving();
+        let (mut bytes, mut parts) = (0, 0);
+        while parts < MAX_SEGMENTS && bytes < most {
+            let room = (MAX_SEGMENTS - parts) as u64 * read_parts::COMPARED_PART;
+            let most = if compares { room.min(most - bytes) } else { most - bytes };
+            let Some(piece) = self.next_piece(most)? else { break };
+            let block = &self.fill.memory.blocks[piece.block];
+            bytes += block.page_size.range_of(piece.run).len.0;
+            parts += read_parts::parts(block, piece.run, piece.old).len();
             pieces.push(piece);
         }
         Ok(bytes)
@@ -406,7 +422,8 @@ impl<'a> Worker<'a> {
         }
         let in_part = block.part_end(within.start.0) - within.start.0;
         let run = PageRun::new(within.start, within.len.min(max_pages).min(in_part));
-        let (index, old) = (work.block, read_parts::has_old_bytes(block, run.start));
+        let compares = self.fill.memory.comparing.all();
+        let (index, old) = (work.block, compares || read_parts::has_old_bytes(block, run.start));
         work.pages.start = run.end().0;
         self.current = (!work.pages.is_empty()).then_some(work);
         let range = block.page_size.range_of(PageRun::new(run.start, 1));
@@ -471,26 +488,44 @@ impl<'a> Worker<'a> {
         if let Err(status) = &completion.status {
             return Err(PagesLost::of_read(*status).into());
         }
-        self.fill.memory.comparing.note(&completion.kind);
         let slot = usize::try_from(completion.wr.0).ok().filter(|s| *s < self.slots.len());
         let Some(slot) = slot else { return Ok(()) };
-        let mut pieces = std::mem::take(&mut self.slots[slot]);
+        let mut pieces = std::mem::take(&mut self.slots[slot].pieces);
         self.in_flight -= 1;
+        self.note_compared(slot, &pieces, &completion.kind, left_out);
         let mut result = Ok(());
         for piece in pieces.drain(..) {
             if result.is_ok() {
                 result = self.piece_landed(piece, left_out).map(|rest| left_out = rest);
             }
         }
-        self.slots[slot] = pieces;
+        self.slots[slot].pieces = pieces;
         result
+    }
+
+    /// Books what crossed of a read that was compared, and takes note of what did not.
+    fn note_compared(&self, slot: usize, pieces: &[Piece], kind: &CompletionKind, left_out: LeftOut) {
+        if !self.slots[slot].compared {
+            return;
+        }
+        let memory = &self.fill.memory;
+        let parts = pieces
+            .iter()
+            .flat_map(|piece| read_parts::parts(&memory.blocks[piece.block], piece.run, piece.old));
+        let (mut count, mut crossed) = (0, 0);
+        for (index, range) in parts.enumerate() {
+            count += 1;
+            crossed += if left_out.has(index) { 0 } else { range.len.0 };
+        }
+        memory.comparing.note(kind, count);
+        self.fill.throttle.book(crossed);
     }
 
     /// `left_out` begins with the piece's parts; returns what it says of the next piece's.
     fn piece_landed(&self, piece: Piece, left_out: LeftOut) -> Result<LeftOut, FillEvent> {
         let memory = &self.fill.memory;
         let block = &memory.blocks[piece.block];
-        let rest = read_parts::complete(block, piece.run, left_out, &memory.landed_bytes)?;
+        let rest = read_parts::complete(block, (piece.run, piece.old), left_out, &memory.landed_bytes)?;
         let Some(ticket) = piece.ticket else {
             block.table.mark_landed(piece.run);
             self.fill.queue.done(piece.run.len);

@@ -17,7 +17,7 @@ use super::monitor::Monitor;
 use super::populate::{self, Populating};
 use super::session::{Control, End, Event, PROGRESS_INTERVAL, Session, qemu_lives};
 use super::switchover::{Incoming, Switchover};
-use crate::proto::message::{Final, Outdated, RoundDone, ToDestination, ToSource};
+use crate::proto::message::{Final, Outdated, RoundBegun, RoundDone, ToDestination, ToSource};
 use crate::vmm::QemuHandle;
 use vmove_types::problem::chain;
 use vmove_types::progress::Phase;
@@ -206,7 +206,7 @@ impl Filling {
         control: &mut Control,
     ) -> Result<Option<Final>, End> {
         match message {
-            ToDestination::Round(number) => self.begin_round(number, session),
+            ToDestination::Round(round) => self.begin_round(round, session),
             ToDestination::RoundEnd(number) if self.round.as_ref().is_some_and(|r| r.number == number) => {
                 self.end_round(session, control).await?;
             }
@@ -218,9 +218,11 @@ impl Filling {
         Ok(None)
     }
 
-    fn begin_round(&mut self, number: u32, session: &Session) {
+    fn begin_round(&mut self, begun: RoundBegun, session: &Session) {
+        let number = begun.number;
         session.publisher.enter(Phase::Rounds);
         session.publisher.update(|p| p.round = number);
+        session.files.memory.comparing.begin_round(begun.compare);
         let landed_before = session.pages.counted(&session.files.memory).landed_bytes;
         self.round = Some(Round { number, began: Instant::now(), landed_before });
     }

@@ -1,4 +1,4 @@
-//! How pages are read: small ones as they are, huge ones in parts.
+//! How pages are read: small ones as they are, huge ones in parts, and both in parts where they are compared with what is here.
 //!
 //! A huge page is never all zero when few of its bytes are used, and never all new when few of them were written: its parts that are
 //! zero, or that are here already, do not cross. QEMU follows writes by 4 KiB even in huge pages, the kernel by huge page; this makes
@@ -12,16 +12,30 @@ use vmove_memory::{ByteLen, ByteRange, FileOffset, PageIndex, PageRun, PageSize,
 use super::block::Block;
 use super::error::PageError;
 
-/// How a run is read: as it is, since small pages that are zero were named and left out before; or a huge page in [`MAX_SEGMENTS`] parts.
-pub(super) fn parts(block: &Block, run: PageRun) -> impl Iterator<Item = ByteRange> {
-    let whole = block.page_size.range_of(run);
-    let huge = block.page_size != PageSize::Base4K && run.len == 1;
-    let part = if huge { whole.len.0 / MAX_SEGMENTS as u64 } else { whole.len.0 };
-    (0..whole.len.0 / part)
-        .map(move |index| ByteRange::new(FileOffset(whole.start.0 + index * part), ByteLen(part)))
+/// Small pages are compared in parts of this length, in bytes: a fingerprint costs little beside it, and little crosses in vain around what has changed.
+pub(super) const COMPARED_PART: u64 = 16 << 10;
+
+/// How a run is read: as it is, since small pages that are zero were named and left out before; or a huge page in [`MAX_SEGMENTS`] parts. `old`: it is
+/// [worth comparing](has_old_bytes).
+pub(super) fn parts(block: &Block, run: PageRun, old: bool) -> impl ExactSizeIterator<Item = ByteRange> {
+    let (start, len) = {
+        let whole = block.page_size.range_of(run);
+        (whole.start.0, whole.len.0)
+    };
+    let part = match block.page_size {
+        PageSize::Base4K if old => COMPARED_PART,
+        PageSize::Base4K => len,
+        _ if run.len == 1 => len / MAX_SEGMENTS as u64,
+        _ => len,
+    };
+    let count = usize::try_from(len.div_ceil(part)).unwrap_or(0);
+    (0..count).map(move |index| {
+        let at = index as u64 * part;
+        ByteRange::new(FileOffset(start + at), ByteLen(part.min(len - at)))
+    })
 }
 
-/// Whether the file has an earlier state of a page, which is worth comparing: only huge pages are.
+/// Whether the file has an earlier state of a page, which is worth comparing: only huge pages are, but for the round after a head start.
 pub(super) fn has_old_bytes(block: &Block, page: PageIndex) -> bool {
     block.page_size != PageSize::Base4K && block.table.state(page) != PageState::Absent
 }
@@ -42,17 +56,18 @@ pub(super) fn claim(block: &Block, within: PageRun, max: u64) -> Option<(RunTick
     }
 }
 
-/// Posts a read of one or more runs, whose parts `segments` are; `old`: the huge page that they are of, if it is worth comparing.
-pub(super) fn post(
+/// Posts a read of which only what is different crosses. `runs`: what `segments` are the parts of.
+pub(super) fn post_changed<'a>(
     endpoint: &mut dyn Endpoint,
     wr: WrId,
     segments: &[ReadSegment],
-    old: Option<(&Block, PageRun)>,
+    runs: impl Iterator<Item = (&'a Block, PageRun)>,
 ) -> Result<Result<(), PostError>, PageError> {
-    let Some((block, run)) = old else { return Ok(endpoint.post_read(wr, segments)) };
-    // It may be a hole after all, of a page that was zero, say. Should there be no memory for it, this is an error; a load
-    // would be a signal.
-    block.mapping().populate(run).map_err(|e| block.file_error(e))?;
+    for (block, run) in runs {
+        // It may be a hole after all, of a page that was zero, say. Should there be no memory for it, this is an error; a load
+        // would be a signal.
+        block.mapping().populate(run).map_err(|e| block.file_error(e))?;
+    }
     Ok(endpoint.post_read_changed(wr, segments))
 }
 
@@ -73,6 +88,11 @@ impl LeftOut {
         }
     }
 
+    /// Whether the i-th segment did not cross.
+    pub(super) fn has(self, index: usize) -> bool {
+        (self.zero | self.same) >> index & 1 == 1
+    }
+
     /// What it says of the segments behind the first `count`.
     fn behind(self, count: u32) -> Self {
         let shift = |mask: u64| mask.checked_shr(count).unwrap_or(0);
@@ -84,12 +104,12 @@ impl LeftOut {
 /// of the segments behind them.
 pub(super) fn complete(
     block: &Block,
-    run: PageRun,
+    (run, old): (PageRun, bool),
     left_out: LeftOut,
     crossed: &AtomicU64,
 ) -> Result<LeftOut, PageError> {
     let mut count = 0;
-    for (index, range) in parts(block, run).enumerate() {
+    for (index, range) in parts(block, run, old).enumerate() {
         count += 1;
         if left_out.zero >> index & 1 == 1 {
             clear(block, run, range)?;

@@ -66,7 +66,7 @@ fn describe(way: &mut DeviceWay, device: &VmDevice, blocker: Option<&Blocker>, p
         if plugged { "the guest is asked to let it go" } else { "the guest does not have it plugged in now" };
     let about = format!(
         "{how}, its memory crosses, and the other device is plugged in: without it for about {seconds} s, if the guest lets it go within \
-         a second and the network carries 10 Gbit/s"
+         a second and the network carries 10 Gbit/s; less with a head start, in which memory crosses while the guest has the device"
     );
     (way.way, way.message) = match device.properties.get(FAILOVER_PAIR) {
         Some(partner) => (

@@ -250,8 +250,8 @@ pub enum ToDestination {
     Ping(u32),
     /// Memory is registered, page connections are open.
     Regions(Regions),
-    /// A round begins. The first is 1.
-    Round(u32),
+    /// A round begins.
+    Round(RoundBegun),
     /// Pages of the round, or after [`ToDestination::Stopped`] of the final set.
     Runs(Vec<WireRun>),
     /// All pages of the round have been named.
@@ -312,6 +312,15 @@ pub struct Counted {
     pub wire_bytes: u64,
     /// Pages still to come before the destination holds everything; 0 before the guest stopped.
     pub pages_left: u64,
+}
+
+/// The beginning of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoundBegun {
+    /// The first of a session, or after a head start, is 1.
+    pub number: u32,
+    /// The destination has an earlier state of most of its pages: only what is different need cross.
+    pub compare: bool,
 }
 
 /// The end of a round.

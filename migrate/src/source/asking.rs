@@ -160,8 +160,16 @@ impl Asking {
     pub(super) fn accepted(self, room: Room) -> Warm {
         let pages = PageService::new(Terms::from(&room.accepted), room.memory);
         let Guest { monitor, direct_io, .. } = self.guest;
-        let link_rate = LinkRate::default();
-        Warm { monitor, direct_io, control: self.control, pages, link_rate, prepared: false }
+        Warm {
+            monitor,
+            direct_io,
+            control: self.control,
+            pages,
+            link_rate: LinkRate::default(),
+            round_bytes: 0,
+            compare_next: false,
+            prepared: false,
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::Instant;
-use vmove_memory::{ByteRange, Mapping, MemoryError, PageRun, PageSize, RamFile};
+use vmove_memory::{ByteRange, Mapping, MemoryError, PageIndex, PageRun, PageSize, RamFile};
 
 use super::classify::{Classified, Subject, classify};
 use super::error::NamingError;
@@ -18,6 +18,9 @@ use crate::proto::message::{BlockInfo, PART_BYTES, WireRun};
 use crate::vmm::{GuestWrites, MappedFile, Vmm, WriteTracker};
 use vmove_node::record::VmRecord;
 use vmove_types::problem::chain;
+
+/// Takes some 5 ms, and is more than processors cache.
+const HASHED_AT_MOST: u64 = 32 << 20;
 
 /// Which 2 MiB parts of a RAM file have memory.
 pub(super) fn parts_with_data(file: &RamFile) -> Result<WireSet, MemoryError> {
@@ -249,6 +252,37 @@ impl SourceMemory {
             Ok(set)
         };
         self.blocks.iter().map(of).collect()
+    }
+
+    /// Makes all pages pending.
+    pub(super) fn name_all_again(&self) {
+        self.lock().pending = self.blocks.iter().map(|block| PageSet::full(block.file.pages())).collect();
+    }
+
+    /// What is not pending: the destination has it as the guest's processors have left it.
+    pub(super) fn not_pending(&self) -> Vec<PageSet> {
+        let others = |pending: &PageSet| {
+            let mut rest = PageSet::full(pending.capacity());
+            pending.runs().for_each(|run| rest.remove(run));
+            rest
+        };
+        self.lock().pending.iter().map(others).collect()
+    }
+
+    /// Hashes some of the memory that there is. Returns how many bytes.
+    pub(super) fn hash_some(&self) -> Result<u64, MemoryError> {
+        let mut hashed = 0;
+        for (block, content) in self.blocks.iter().zip(self.content()?) {
+            let page = block.page_size().bytes();
+            for index in content.runs().flatten() {
+                if hashed >= HASHED_AT_MOST {
+                    return Ok(hashed);
+                }
+                block.mapping.hash(PageIndex(index))?;
+                hashed += page;
+            }
+        }
+        Ok(hashed)
     }
 
     /// Makes pages of a block pending.

@@ -1,6 +1,6 @@
 //! The side the guest comes from.
 //!
-//! A session is one task that runs one phase after the other ([`phases`]): [`asking`], [`warm`] (with [`sample`] and [`rounds`]),
+//! A session is one task that runs one phase after the other ([`phases`]): [`asking`], [`warm`] (with [`head_start`], [`sample`] and [`rounds`]),
 //! [`stopping`], [`stopped`], [`committed`], [`released`]. Each phase is a struct with what there is in it, and becomes the next one by
 //! value; up to the commit it can be undone at any point ([`aborted`]). What outlives the phases is in [`session`]; [`conversation`] talks
 //! to the destination, [`page_service`] lets it read the guest's memory.
@@ -19,6 +19,7 @@ mod exposure;
 mod final_pages;
 mod gate;
 mod gathering;
+mod head_start;
 mod link_rate;
 mod memory;
 mod outdated;

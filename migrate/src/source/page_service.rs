@@ -102,6 +102,16 @@ impl Terms {
 }
 
 impl PageService {
+    /// That is in use now.
+    pub(super) const fn fabric(&self) -> FabricKind {
+        self.fabric
+    }
+
+    /// How many connections pages cross by that nobody waits for.
+    pub(super) fn bulk_connections(&self) -> u8 {
+        self.terms.bulk_connections.max(1)
+    }
+
     /// Nothing is read yet.
     pub(super) fn new(terms: Terms, memory: Arc<SourceMemory>) -> Self {
         Self {
@@ -358,8 +368,8 @@ impl PageService {
         if !self.terms.address.is_empty() {
             to.address.clone_from(&self.terms.address);
         }
-        let bulk = self.terms.bulk_connections.max(1);
-        let links = std::iter::once((LinkKind::Urgent, 0)).chain((0..bulk).map(|i| (LinkKind::Bulk, i)));
+        let bulk = (0..self.bulk_connections()).map(|i| (LinkKind::Bulk, i));
+        let links = std::iter::once((LinkKind::Urgent, 0)).chain(bulk);
         let mut dialling = JoinSet::new();
         for (link, index) in links {
             let mut hello = session.hello(link, index, session.journal.record().token);

@@ -7,14 +7,15 @@ use tokio::time::Instant;
 use super::classify::Classified;
 use super::conversation::Heard;
 use super::error::{SourceError, Stop};
+use super::head_start::note_compared;
 use super::memory::Scan;
 use super::page_service::{KEEPALIVE_INTERVAL, while_alive};
-use super::sample::{max_downtime_ms, stops_at_once};
+use super::sample::{Until, max_downtime_ms, stops_at_once};
 use super::session::Session;
 use super::warm::Warm;
 use crate::pending::PageSet;
 use crate::plan::{self, Next, Standing};
-use crate::proto::message::{RoundDone, ToDestination, ToSource};
+use crate::proto::message::{RoundBegun, RoundDone, ToDestination, ToSource};
 use vmove_node::blocking::spawn_blocking;
 use vmove_types::progress::Phase;
 use vmove_types::report::RoundStats;
@@ -39,8 +40,8 @@ impl Warm {
         }
         session.publisher.enter(Phase::Rounds);
         self.arm(session).await?;
-        if session.mode == Mode::Precopy && session.report.rounds.is_empty() {
-            sample = Some(self.sample(session).await?);
+        if session.mode == Mode::Precopy && session.report.rounds.is_empty() && !self.compare_next {
+            sample = Some(self.sample(session, Until::GuestMayStop).await?);
         }
         if let Some(why) = sample.as_ref().and_then(|sample| stops_at_once(session, sample)) {
             session.report.rounds_reason = why;
@@ -48,25 +49,7 @@ impl Warm {
         }
         let mut link = sample.map_or(0.0, |sample| sample.link.bytes_per_s);
         loop {
-            let sets = self.pages.memory.take_pending();
-            let (done, planned) = self.round(sets, session).await?;
-            // Of the pages, not of what crossed: the next round's parts that are zero or unchanged will not cross either.
-            let dealt_with = planned * self.pages.memory.page_bytes();
-            if done.micros > 0 && dealt_with > 1 << 20 {
-                link = dealt_with as f64 / done.micros as f64 * 1e6;
-            }
-            let scan = self.scan(session).await?;
-            session.publisher.update(|p| p.dirty_pages_per_s = scan.dirty_per_s());
-            if let Some(last) = session.report.rounds.last_mut() {
-                last.scan_us = scan.took.as_secs_f64() * 1e6;
-                last.dirty_pages_per_s = scan.dirty_per_s();
-            }
-            let standing = Standing {
-                rounds: u32::try_from(session.report.rounds.len()).unwrap_or(u32::MAX),
-                last_bytes: done.bytes,
-                left_bytes: scan.pending_pages * self.pages.memory.page_bytes(),
-                link_bytes_per_s: if link > 0.0 { link } else { 1e9 },
-            };
+            let standing = self.next_round(session, &mut link).await?;
             match plan::next(session.mode, max_downtime_ms(session), standing) {
                 Next::Round => {
                     let warning = plan::not_converging(max_downtime_ms(session), standing);
@@ -82,6 +65,37 @@ impl Warm {
                 }
             }
         }
+    }
+
+    /// A round of all that is pending, and the scan behind it; after a head start, of all that is not, to be compared: what the guest has written since
+    /// would differ, and comes in the next one. `link`: page payload per second as far as is known.
+    pub(super) async fn next_round(
+        &mut self,
+        session: &mut Session,
+        link: &mut f64,
+    ) -> Result<Standing, Stop> {
+        let (memory, compares) = (&self.pages.memory, self.compare_next);
+        let sets = if compares { memory.not_pending() } else { memory.take_pending() };
+        let (done, planned) = self.round(sets, session).await?;
+        // Of the pages, not of what crossed: the next round's parts that are zero or unchanged will not cross either.
+        let dealt_with = planned * self.pages.memory.page_bytes();
+        if compares {
+            *link = self.link_rate.measured().unwrap_or(*link);
+        } else if done.micros > 0 && dealt_with > 1 << 20 {
+            *link = dealt_with as f64 / done.micros as f64 * 1e6;
+        }
+        let scan = self.scan(session).await?;
+        session.publisher.update(|p| p.dirty_pages_per_s = scan.dirty_per_s());
+        if let Some(last) = session.report.rounds.last_mut() {
+            last.scan_us = scan.took.as_secs_f64() * 1e6;
+            last.dirty_pages_per_s = scan.dirty_per_s();
+        }
+        Ok(Standing {
+            rounds: u32::try_from(session.report.rounds.len()).unwrap_or(u32::MAX),
+            last_bytes: if compares { dealt_with } else { done.bytes },
+            left_bytes: scan.pending_pages * self.pages.memory.page_bytes(),
+            link_bytes_per_s: if *link > 0.0 { *link } else { 1e9 },
+        })
     }
 
     /// Whether rounds could still shrink what is left, after those that the destination was too slow for.
@@ -114,30 +128,35 @@ impl Warm {
         });
         self.pages.refresh_regions(session, &mut self.control).await?;
         let sets = Arc::new(sets);
+        let compare = self.compare_next;
         let (named, done) = loop {
-            if let Some(done) = self.try_round(number, Arc::clone(&sets), session).await? {
+            let round = RoundBegun { number, compare };
+            if let Some(done) = self.try_round(round, Arc::clone(&sets), session).await? {
                 break done;
             }
         };
-        self.link_rate.add(&done);
-        session.report.link_bytes_per_s = self.link_rate.to_remember(session.spec().bandwidth);
-        session.report.rounds.push(RoundStats {
-            pages: named.pages,
-            zero: named.zero,
-            duration_ms: ms(begun.elapsed()),
-            ..RoundStats::default()
-        });
+        let (pages, zero, duration_ms) = (named.pages, named.zero, ms(begun.elapsed()));
+        let stats = RoundStats { pages, zero, duration_ms, ..RoundStats::default() };
+        session.report.rounds.push(stats);
+        self.round_bytes += done.bytes;
+        if std::mem::take(&mut self.compare_next) {
+            note_compared(session, &stats, page, done.bytes);
+        } else {
+            self.link_rate.add(&done);
+            session.report.link_bytes_per_s = self.link_rate.to_remember(session.spec().bandwidth);
+        }
         Ok((done, named.pages - named.zero))
     }
 
     /// `None`: page connections were lost and opened anew meanwhile, so nobody knows what has landed.
     async fn try_round(
         &mut self,
-        number: u32,
+        round: RoundBegun,
         sets: Arc<Vec<PageSet>>,
         session: &mut Session,
     ) -> Result<Option<(Classified, RoundDone)>, Stop> {
-        self.control.send(&ToDestination::Round(number)).await?;
+        let number = round.number;
+        self.control.send(&ToDestination::Round(round)).await?;
         let (mut batches, task) = self.pages.memory.name_pages(sets, Arc::clone(&self.pages.gate));
         loop {
             tokio::select! {

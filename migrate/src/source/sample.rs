@@ -33,10 +33,18 @@ pub(super) struct Sample {
     left_bytes: u64,
 }
 
+/// When enough was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Until {
+    /// The link was measured.
+    LinkIsKnown,
+    /// Pre-copy can stop the guest for the rest, or all was sent.
+    GuestMayStop,
+}
+
 impl Warm {
-    /// Sends what the guest holds, a part after the other, and watches what it writes meanwhile. It ends when enough was seen; with
-    /// pre-copy when the guest can be stopped for the rest, or when all was sent.
-    pub(super) async fn sample(&mut self, session: &mut Session) -> Result<Sample, Stop> {
+    /// Sends what the guest holds, a part after the other, and watches what it writes meanwhile.
+    pub(super) async fn sample(&mut self, session: &mut Session, until: Until) -> Result<Sample, Stop> {
         self.arm(session).await?;
         self.pages.memory.forget_seen();
         let begun = Instant::now();
@@ -65,7 +73,7 @@ impl Warm {
                 // What was found stands, if the rest still fits.
                 sample.left_bytes = self.seen_since(begun, link, session).await?.left_bytes;
             }
-            let enough = session.mode != Mode::Precopy || stops_at_once(session, &sample).is_some();
+            let enough = until == Until::LinkIsKnown || stops_at_once(session, &sample).is_some();
             if is_last || enough {
                 break sample;
             }
@@ -101,7 +109,7 @@ impl Warm {
     pub(super) async fn choose_mode(&mut self, session: &mut Session) -> Result<Option<Sample>, Stop> {
         let can_track = session.node.config.vmm.can_follow_writes();
         let content_bytes = self.pages.memory.content_bytes();
-        let sample = if can_track { Some(self.sample(session).await?) } else { None };
+        let sample = if can_track { Some(self.sample(session, Until::LinkIsKnown).await?) } else { None };
         let (mode, why) = plan::choose(Outlook {
             content_bytes,
             dirty_bytes_per_s: sample

@@ -29,6 +29,10 @@ pub(super) struct Warm {
     pub pages: PageService,
     /// By the rounds so far.
     pub link_rate: LinkRate,
+    /// Of pages that crossed in rounds.
+    pub round_bytes: u64,
+    /// The destination has most of the next round's pages already, as they were before devices left.
+    pub compare_next: bool,
     /// The destination has a QEMU that waits for the device state.
     pub prepared: bool,
 }
@@ -44,6 +48,10 @@ impl Warm {
             // It is without them from then on: not before the destination is ready, nor before those of its whole group are.
             self.wait_prepared(session).await?;
             self.gather(session, Gate::Prepared).await?;
+        }
+        self.head_start(session).await?;
+        if session.owns_devices() {
+            session.publisher.enter(Phase::Detach);
         }
         self.quiesce(session).await?;
         self.gather(session, Gate::Quiesced).await?;

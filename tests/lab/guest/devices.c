@@ -3,7 +3,7 @@
  *
  * Loaded by QEMU's -kernel as a multiboot image at 1 MiB; no paging, no interrupts. Machine q35, devices on root ports. Words of
  * -append: "stubborn" never lets a device go; "quiet" answers frames but sends none by itself; "job0" and "job1" are the two ranks of
- * a parallel job, which count together.
+ * a parallel job, which count together; "ballast" fills a large part of memory once, and looks at it now and then (needs 256 MiB).
  *
  * It tells what happens on the debug port, a line each, and keeps its counts in the page at STATE, where the host can read them in
  * the guest's RAM file. What it sends are frames of type 0x88b5: a "ping" to everybody, a "pong" to whoever pinged; every byte of
@@ -22,6 +22,8 @@ enum {
     STATE = 0x200000,
     FIRST = 0x400000,
     AREA = 0x1000000,
+    BALLAST = 0x4000000,
+    BALLAST_END = 0xe000000,
     PAGES_A_TURN = 16,
     TURNS_A_PING = 64,
     TURNS_A_TELLING = 16,
@@ -395,6 +397,26 @@ static void go_over_memory(void) {
     }
 }
 
+static u32 ballast_of(u32 at) { return at * 2654435761u ^ at >> 7; }
+
+static void take_ballast(void) {
+    for (u32 at = BALLAST; at < BALLAST_END; at += 4) *(volatile u32 *)at = ballast_of(at);
+}
+
+/* A page a turn, in three places. */
+static void look_at_ballast(void) {
+    static u32 at = BALLAST;
+    for (u32 i = 0; i < 3; i++) {
+        u32 word = at + (i == 0 ? 0 : i == 1 ? 2044 : 4092);
+        if (*(volatile u32 *)word == ballast_of(word)) continue;
+        state.damaged++;
+        say("DAMAGED BALLAST at ");
+        say_hex(word, 8);
+        say("\n");
+    }
+    at = at + 4096 == BALLAST_END ? BALLAST : at + 4096;
+}
+
 static int has_word(const char *text, const char *word) {
     for (; text && *text; text++) {
         const char *a = text, *b = word;
@@ -407,6 +429,7 @@ static int has_word(const char *text, const char *word) {
 void main(u32 *multiboot) {
     static const u8 everybody[6] = {255, 255, 255, 255, 255, 255};
     const char *words = (multiboot[0] & 4) ? (const char *)multiboot[4] : 0;
+    u32 ballast = (u32)has_word(words, "ballast");
     stubborn = (u32)has_word(words, "stubborn");
     quiet = (u32)has_word(words, "quiet");
     memset((void *)STATE, 0, 4096);
@@ -414,10 +437,12 @@ void main(u32 *multiboot) {
     rank = (u32)has_word(words, "job1");
     if (in_job) begin_step(1, 17 + rank * 6);
     state.magic = 0x56444d56;
+    if (ballast) take_ballast();
     say("guest up\n");
     look();
     for (u32 turn = 1;; turn++) {
         go_over_memory();
+        if (ballast) look_at_ballast();
         hot_plug();
         for (u32 i = 0; i < CARDS; i++) {
             if (!cards[i].used) continue;

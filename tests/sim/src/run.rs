@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use tokio::time::sleep;
 use vmove_node::peer::PROTOCOL_VERSION;
 use vmove_types::group::{GroupOutcome, GroupProgress};
+use vmove_types::report::HeadStartStats;
 
 use crate::oracle;
 use crate::plan::Schedule;
@@ -45,6 +46,8 @@ pub struct Report {
     pub followed: usize,
     /// How often a guest was told to go on though another of its group lacked its device.
     pub early_resumes: usize,
+    /// What finished migrations say of memory that was sent ahead while the guest had its device.
+    pub head_starts: Vec<HeadStartStats>,
     /// How it ended.
     pub end: End,
 }
@@ -76,6 +79,7 @@ pub fn run(schedule: Schedule, memory_dir: &Path, prints: bool) -> anyhow::Resul
         for id in followed.iter().filter(|id| !told.lock().is_ok_and(|told| told.contains(*id))) {
             world.violation(format!("the daemon was not told of migration {id}"));
         }
+        let head_starts = operator::head_starts(&world);
         world.end();
         let end = end?;
         let schedule = world.state().schedule.clone();
@@ -89,6 +93,7 @@ pub fn run(schedule: Schedule, memory_dir: &Path, prints: bool) -> anyhow::Resul
             took: world.elapsed(),
             followed: followed.len(),
             early_resumes: world.state().early_resumes,
+            head_starts,
             end,
         })
     });

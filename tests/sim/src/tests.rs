@@ -62,6 +62,23 @@ fn a_guest_with_a_device_moves_in_every_mode_there_and_back() {
     }
 }
 
+/// What the device writes meanwhile is found when it has left, and little else crosses twice.
+#[test]
+fn what_is_sent_ahead_while_a_guest_has_its_device_is_compared_afterwards() {
+    for mode in ["precopy", "hybrid", "auto"] {
+        let schedule = Schedule { device: true, ..Schedule::with(mode, Vec::new()) };
+        let report = walk(&format!("ahead-{mode}"), schedule);
+        assert_eq!(report.head_starts.len(), 2, "{mode}: to and fro");
+        for ahead in &report.head_starts {
+            assert!(ahead.made && ahead.rounds > 0 && ahead.compared_bytes > 0, "{mode}: {ahead:?}");
+            assert!((1..ahead.compared_bytes).contains(&ahead.changed_bytes), "{mode}: {ahead:?}");
+        }
+    }
+    let schedule = Schedule { device: true, ..Schedule::with("postcopy", Vec::new()) };
+    let report = walk("ahead-postcopy", schedule);
+    assert!(report.head_starts.iter().all(|ahead| !ahead.made && ahead.reason.contains("post-copy")));
+}
+
 fn with_device(blows: Vec<Planned>) -> Schedule {
     Schedule { device: true, ..Schedule::with("hybrid", blows) }
 }

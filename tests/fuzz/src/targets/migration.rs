@@ -8,7 +8,8 @@ use vmove_fabric::{FabricKind, RemoteRegion};
 use vmove_migrate::pending::{PageSet, WirePart, WireSet};
 use vmove_migrate::proto::message::{
     Accepted, BlockInfo, BlockRegions, Complete, Counted, DestinationStand, Disk, Final, Hashes, Outdated,
-    Prepare, RegionPart, Regions, RoundDone, Running, SourceStand, ToDestination, ToSource, WireRun,
+    Prepare, RegionPart, Regions, RoundBegun, RoundDone, Running, SourceStand, ToDestination, ToSource,
+    WireRun,
 };
 use vmove_node::clock::ClockOffset;
 use vmove_node::peer::Token;
@@ -85,7 +86,7 @@ pub fn to_destination_seeds() -> Vec<Vec<u8>> {
             update: true,
             blocks: vec![BlockRegions { parts: vec![part] }],
         }),
-        ToDestination::Round(1),
+        ToDestination::Round(RoundBegun { number: 1, compare: true }),
         ToDestination::Runs(vec![run]),
         ToDestination::RoundEnd(1),
         ToDestination::Outdated(sets.into_iter().map(outdated).collect()),

@@ -12,8 +12,9 @@ use vmove_qmp::confine::Confinement;
 use vmove_types::Backing;
 use vmove_types::device::{DeviceChoice, DeviceRequest, Identity, VmDevice};
 use vmove_types::group::GroupProgress;
-use vmove_types::progress::{GuestPlace, Outcome, Progress};
-use vmove_types::spec::MigrationSpec;
+use vmove_types::progress::{GuestPlace, Outcome, Progress, Role};
+use vmove_types::report::HeadStartStats;
+use vmove_types::spec::{HeadStart, MigrationSpec};
 
 use crate::plan::{NODES, NodeIndex};
 use crate::world::World;
@@ -146,6 +147,9 @@ pub async fn migrate(world: &World, from: NodeIndex) -> bool {
         let identity = Identity::default();
         let request = DeviceRequest { role: ROLE.to_owned(), address: address(1 - from), identity };
         spec.devices.push(DeviceChoice(request));
+        if world.state().schedule.seed.is_multiple_of(4) {
+            spec.head_start = HeadStart::Never;
+        }
         (spec.quiesce, spec.resume) = (Some(QUIESCE.to_owned()), Some(RESUME.to_owned()));
     }
     let guests = world.state().guests.len();
@@ -170,6 +174,17 @@ pub async fn migrate(world: &World, from: NodeIndex) -> bool {
 #[must_use]
 pub fn listed(world: &World, node: NodeIndex) -> Option<Vec<Progress>> {
     Some(daemon(world, node)?.engine.sessions())
+}
+
+/// What finished migrations say of memory that was sent ahead.
+#[must_use]
+pub fn head_starts(world: &World) -> Vec<HeadStartStats> {
+    let all = (0..NODES.len()).filter_map(|node| listed(world, node)).flatten();
+    let of = |progress: Progress| match progress.outcome {
+        Outcome::Done { report } if progress.role == Role::Source => report.head_start,
+        _ => None,
+    };
+    all.filter_map(of).collect()
 }
 
 /// What the nodes list of groups.
