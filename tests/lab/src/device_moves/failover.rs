@@ -18,7 +18,7 @@ const LINUX: &str = "lin";
 /// Kernel and initramfs of a guest.
 pub(super) type Linux = (PathBuf, PathBuf);
 /// To and fro.
-const MOVES: usize = 4;
+const MOVES: usize = 8;
 /// For Linux to boot under two emulators.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(900);
 /// For the guest to have both halves of its pair again: a busy machine took 57 s of its time.
@@ -71,7 +71,7 @@ impl DeviceMoves<'_> {
     /// Moves the guest, and looks at the connection all the while.
     fn one_move(&self, turn: usize) -> Result<()> {
         let (from, to) = if turn.is_multiple_of(2) { (1, 2) } else { (2, 1) };
-        let mode = ["hybrid", "postcopy"][turn / 2 % 2];
+        let mode = if turn < 2 { "hybrid" } else { "postcopy" };
         let words = format!(
             "--mode {mode} --unplug-timeout 60s --device primary={},mac={MAC}",
             function((turn + 1) % 2)
