@@ -7,7 +7,8 @@ use std::path::Path;
 use axum::Router;
 use axum::routing::get;
 use vmove_client::{Client, Error};
-use vmove_http::{Refusal, ndjson, socket};
+use vmove_http::events::Wanted;
+use vmove_http::{Refusal, socket};
 use vmove_types::problem::{Code, Problem};
 
 /// Serves this on a Unix socket.
@@ -44,9 +45,9 @@ async fn an_error_names_the_socket_and_keeps_the_code_of_the_problem() {
 async fn a_stream_ends_with_its_daemon_and_refusals_come_before_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("c.sock");
-    let events = || async {
-        let (lines, answer) = ndjson::stream();
-        tokio::spawn(async move { lines.send(&"not a progress").await });
+    let events = |wanted: Wanted| async {
+        let (snapshots, answer) = wanted.stream();
+        tokio::spawn(async move { snapshots.send(&"not a progress").await });
         answer
     };
     let refuse = || async { Refusal::from(Problem::new(Code::UnknownMigration, "no migration 8")) };
@@ -62,4 +63,35 @@ async fn a_stream_ends_with_its_daemon_and_refusals_come_before_it() {
         panic!("another error")
     };
     assert_eq!(problem.code, Code::UnknownMigration);
+}
+
+/// A newer daemon may say more than is known here, and in other words. What can be understood is; what cannot is told as it was said.
+#[tokio::test]
+async fn a_daemon_of_another_version_is_understood_or_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("c.sock");
+    let json = |text: &'static str| move || async move { ([("content-type", "application/json")], text) };
+    let refuse = || async {
+        let text = r#"{"code":"too-hot","message":"the node is too hot","status":503,"exit_code":9}"#;
+        (axum::http::StatusCode::SERVICE_UNAVAILABLE, text)
+    };
+    let router = Router::new()
+        .route("/v1/vms", get(json(r#"{"vms":[],"moons":3}"#)))
+        .route("/v1/migrations/7", get(json(r#"{"id":"7","phase":"warp"}"#)))
+        .route("/v1/migrations/8", get(refuse))
+        // It has no groups: an older one.
+        .fallback(vmove_http::fallback::unknown_path);
+    serve(&path, router);
+    let client = Client::connect(&path);
+    assert!(client.vms().await.unwrap().vms.is_empty());
+    for (id, words) in [("7", "warp"), ("8", "too-hot: the node is too hot")] {
+        let error = client.migration(id).await.unwrap_err();
+        assert!(matches!(&error, Error::Unexpected { .. }), "{error}");
+        assert!(
+            error.to_string().contains("of this version") && error.to_string().contains(words),
+            "{error}"
+        );
+    }
+    let Error::Refused(problem) = client.groups().await.unwrap_err() else { panic!("another error") };
+    assert_eq!(problem.code, Code::UnknownPath);
 }

@@ -1,7 +1,7 @@
 //! HTTP and JSON as `vmoved`, `vbridged` and their clients speak it.
 //!
 //! The feature `server` has what both daemons answer with: a [`Refusal`] for every problem, extractors that refuse in the same form
-//! ([`Json`], [`Query`], [`Path`]), streams of JSON lines ([`ndjson`]), a span for each request ([`span`]), private control sockets
+//! ([`Json`], [`Query`], [`Path`]), streams of snapshots ([`events`]), a span for each request ([`span`]), private control sockets
 //! ([`socket`]), a listener for TCP ([`listener`]) and checks of an OpenAPI description ([`openapi`]). The feature `client` has the
 //! other side: connections that are kept ([`client::HttpClient`]). Both can speak [`tls`].
 //!
@@ -37,6 +37,8 @@
 #[cfg(feature = "client")]
 pub mod client;
 #[cfg(feature = "server")]
+pub mod events;
+#[cfg(feature = "server")]
 mod extract;
 #[cfg(feature = "server")]
 pub mod fallback;
@@ -44,8 +46,6 @@ pub mod fallback;
 pub mod listener;
 #[cfg(feature = "server")]
 pub mod metrics;
-#[cfg(feature = "server")]
-pub mod ndjson;
 #[cfg(feature = "server")]
 pub mod openapi;
 #[cfg(feature = "server")]

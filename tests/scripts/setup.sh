@@ -87,7 +87,7 @@ setup_peers() {
 setup_python() {
     "$CACHE/python/bin/openapi-python-client" --version >/dev/null 2>&1 && return 0
     say "installing the generator of Python clients"
-    VMOVE_CACHE=$CACHE "$ROOT/sched-bridge/service/python/generate.sh" --generator-only ||
+    VMOVE_CACHE=$CACHE "$ROOT/client/python/generate.sh" --generator-only ||
         warn "the generator of Python clients could not be installed; the test that uses it will be skipped"
 }
 

@@ -8,7 +8,7 @@
 #                                            other end closes it, or is killed
 #   slurm-lab.sh env   FOLDER                variables with which squeue, scontrol and the others find it
 #
-# A folder may hold its own topology.conf before `start`; without one, leaves of LEAF nodes (default 4) and, above them,
+# EXTRA may hold further lines of slurm.conf. A folder may hold its own topology.conf before `start`; without one, leaves of LEAF nodes (default 4) and, above them,
 # spines of SPINE leaves (default 4) and one root are written.
 # Needs Debian's slurmctld, slurmd, slurm-client and munge, installed, or unpacked where VMOVE_SLURM points.
 set -euo pipefail
@@ -32,6 +32,14 @@ die() {
 
 # The programs' names in Debian end in -wlm; /etc/alternatives links them without.
 program() { command -v "$1-wlm" || command -v "$1" || die "$1 is missing: apt-get install slurm-wlm, or ./run setup"; }
+
+# daemon FOLDER NAME: the program under its own name, by a link. Plugins look by what name they were started: with another one, slurmctld runs no
+# PrologSlurmctld.
+daemon() {
+    mkdir -p "$1/bin"
+    ln -sfn "$(program "$2")" "$1/bin/$2"
+    echo "$1/bin/$2"
+}
 
 write_topology() {
     local folder=$1 nodes=$2 leaf=0 spine first last
@@ -88,6 +96,7 @@ SlurmdTimeout=300
 KillWait=1
 MessageTimeout=30
 CommunicationParameters=NoAddrCache
+${EXTRA:-}
 CONF
     for ((i = 0; i < nodes; i++)); do
         echo "NodeName=n$i NodeHostname=localhost NodeAddr=127.0.0.1 Port=$((base + 1 + i)) CPUs=8 RealMemory=65536 State=UNKNOWN"
@@ -108,10 +117,10 @@ start() {
     write_topology "$folder" "$nodes"
     write_conf "$folder" "$nodes" "$gpus" "$base"
     export SLURM_CONF=$folder/slurm.conf
-    "$(program slurmctld)" -f "$SLURM_CONF"
+    "$(daemon "$folder" slurmctld)" -f "$SLURM_CONF"
     for ((i = 0; i < nodes; i++)); do
         mkdir -p "$folder/spool/n$i"
-        "$(program slurmd)" -f "$SLURM_CONF" -d "$(program slurmstepd)" -N "n$i" || die "slurmd n$i did not start; see $folder/slurmd-n$i.log"
+        "$(daemon "$folder" slurmd)" -f "$SLURM_CONF" -d "$(program slurmstepd)" -N "n$i" || die "slurmd n$i did not start; see $folder/slurmd-n$i.log"
     done
     for ((i = 0; i < 1200; i++)); do
         if [ "$(timeout 20 sinfo -h -t idle -o %D 2>/dev/null | awk '{s += $1} END {print s + 0}')" = "$nodes" ]; then

@@ -1,4 +1,4 @@
-"""A small scheduler on top of vbridged, by the client that python/generate.sh makes.
+"""A small scheduler on top of vbridged, by the client that client/python/generate.sh makes.
 
     scheduler.py SOCKET
 

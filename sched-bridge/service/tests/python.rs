@@ -13,8 +13,8 @@ use common::Vbridged;
 fn a_scheduler_in_python_places_jobs_through_the_generated_client() {
     let dir = tempfile::tempdir().unwrap();
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
-    let generated =
-        Command::new(python.join("generate.sh")).arg(dir.path()).stdin(Stdio::null()).output().unwrap();
+    let generate = python.join("../../../client/python/generate.sh");
+    let generated = Command::new(generate).arg(dir.path()).stdin(Stdio::null()).output().unwrap();
     let cache: PathBuf =
         std::env::var_os("VMOVE_CACHE").map_or_else(|| python.join("../../../.cache"), Into::into);
     if !generated.status.success() {
@@ -32,7 +32,7 @@ fn a_scheduler_in_python_places_jobs_through_the_generated_client() {
     let output = Command::new(cache.join("python/bin/python3"))
         .arg(python.join("scheduler.py"))
         .arg(bridge.socket())
-        .env("PYTHONPATH", dir.path())
+        .env("PYTHONPATH", dir.path().join("vbridged-client"))
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .output()
         .unwrap();

@@ -39,6 +39,17 @@ impl SlurmCluster {
     /// # Panics
     /// If it does not start, or with more than 199 nodes.
     pub fn start(nodes: u32, per_leaf: u32, per_spine: u32) -> Result<Self, Missing> {
+        Self::start_with(nodes, per_leaf, per_spine, "")
+    }
+
+    /// The same with further lines of `slurm.conf`.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    ///
+    /// # Panics
+    /// As [`start`](Self::start).
+    pub fn start_with(nodes: u32, per_leaf: u32, per_spine: u32, lines: &str) -> Result<Self, Missing> {
         if !rustix::process::geteuid().is_root() {
             return Err(Missing("Slurm's daemons start jobs only as root"));
         }
@@ -57,6 +68,7 @@ impl SlurmCluster {
         let started = cluster
             .script(&["start", &cluster.folder(), &nodes.to_string(), "8"])
             .envs([("LEAF", per_leaf.to_string()), ("SPINE", per_spine.to_string())])
+            .env("EXTRA", lines)
             .output()
             .expect("the script runs");
         assert!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use vmove_http::ndjson::{self, LineSender};
+use vmove_http::events::{Sender, Wanted};
 use vmove_http::{Answer, Json, Path, Refusal};
 use vmove_migrate::groups::GroupMember;
 use vmove_node::blocking::run_blocking;
@@ -68,25 +68,36 @@ pub async fn cancel(
     Ok((StatusCode::ACCEPTED, axum::Json(Taken { id: id.to_string(), note: None })))
 }
 
-/// Snapshots of a group as they come, one JSON object a line, until it has ended.
+/// Snapshots of a group as they come, until it has ended: one JSON object a line, or server-sent events (`Accept: text/event-stream`). Who comes back
+/// with `Last-Event-ID` is not sent the same again, and is answered 204 when it has the last.
 #[utoipa::path(get, path = "/v1/groups/{id}/events", operation_id = "followGroup", tag = "groups",
     params(("id" = String, Path, description = "Id, may be cut short")),
-    responses((status = 200, body = GroupProgress, content_type = "application/x-ndjson"), (status = 404, body = Problem)))]
-pub async fn events(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, Refusal> {
+    responses((status = 200, content((GroupProgress = "application/x-ndjson"), (GroupProgress = "text/event-stream"))),
+        (status = 204, description = "the client has the last snapshot"), (status = 404, body = Problem)))]
+pub async fn events(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    wanted: Wanted,
+) -> Result<Response, Refusal> {
     let first = find(&app, &id).await?;
-    let (lines, answer) = ndjson::stream();
-    drop(tokio::spawn(pump(app, first, lines)));
+    if first.outcome.is_end()
+        && let Some(answer) = wanted.nothing_left(&first)
+    {
+        return Ok(answer);
+    }
+    let (snapshots, answer) = wanted.stream();
+    drop(tokio::spawn(pump(app, first, snapshots)));
     Ok(answer)
 }
 
-async fn pump(app: Arc<App>, mut now: GroupProgress, lines: LineSender) {
+async fn pump(app: Arc<App>, mut now: GroupProgress, snapshots: Sender) {
     loop {
-        if !lines.send(&now).await || now.outcome.is_end() {
+        if !snapshots.send(&now).await || now.outcome.is_end() {
             return;
         }
         tokio::select! {
             () = tokio::time::sleep(SNAPSHOT_INTERVAL) => {}
-            () = lines.closed() => return,
+            () = snapshots.closed() => return,
         }
         let Ok(next) = find(&app, &now.id).await else { return };
         now = next;

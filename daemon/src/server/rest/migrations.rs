@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use tokio::sync::watch;
-use vmove_http::ndjson::{self, LineSender};
+use vmove_http::events::{Sender, Wanted};
 use vmove_http::{Answer, Json, Path, Refusal};
 use vmove_types::progress::Progress;
 
@@ -101,34 +101,44 @@ async fn act(app: Arc<App>, id: String, recover: bool) -> Result<(StatusCode, ax
     Ok((StatusCode::ACCEPTED, axum::Json(Taken { id: full, note: None })))
 }
 
-/// Snapshots of a migration as they come, one JSON object a line, until it has ended.
+/// Snapshots of a migration as they come, until it has ended: one JSON object a line, or server-sent events (`Accept: text/event-stream`). Who comes back
+/// with `Last-Event-ID` is not sent the same again, and is answered 204 when it has the last.
 #[utoipa::path(get, path = "/v1/migrations/{id}/events", operation_id = "followMigration", tag = "migrations",
     params(("id" = String, Path, description = "Id, may be cut short")),
-    responses((status = 200, body = Progress, content_type = "application/x-ndjson"), (status = 404, body = Problem)))]
-pub async fn events(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, Refusal> {
-    let (lines, answer) = ndjson::stream();
-    match app.engine.progress(&id) {
-        Ok(progress) => drop(tokio::spawn(pump(progress, lines))),
+    responses((status = 200, content((Progress = "application/x-ndjson"), (Progress = "text/event-stream"))),
+        (status = 204, description = "the client has the last snapshot"), (status = 404, body = Problem)))]
+pub async fn events(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    wanted: Wanted,
+) -> Result<Response, Refusal> {
+    let progress = match app.engine.progress(&id) {
+        Ok(progress) => progress,
         // One of the past: its end is all there is to tell.
-        Err(_) => {
-            let last = app.sessions.find(&id).await?;
-            drop(tokio::spawn(pump(watch::channel(last).1, lines)));
-        }
+        Err(_) => watch::channel(app.sessions.find(&id).await?).1,
+    };
+    let last = progress.borrow().clone();
+    if last.outcome.is_end()
+        && let Some(answer) = wanted.nothing_left(&last)
+    {
+        return Ok(answer);
     }
+    let (snapshots, answer) = wanted.stream();
+    drop(tokio::spawn(pump(progress, snapshots)));
     Ok(answer)
 }
 
 /// Sends each snapshot until the last one, or until nobody listens.
-async fn pump(mut progress: watch::Receiver<Progress>, lines: LineSender) {
+async fn pump(mut progress: watch::Receiver<Progress>, snapshots: Sender) {
     loop {
         let now = progress.borrow_and_update().clone();
-        if !lines.send(&now).await || now.outcome.is_end() {
+        if !snapshots.send(&now).await || now.outcome.is_end() {
             return;
         }
         tokio::time::sleep(SNAPSHOT_INTERVAL).await;
         tokio::select! {
             changed = progress.changed() => if changed.is_err() { return },
-            () = lines.closed() => return,
+            () = snapshots.closed() => return,
         }
     }
 }
