@@ -18,6 +18,7 @@ pub mod blows;
 pub mod booted;
 pub mod bridge;
 pub mod cluster_demo;
+pub mod cluster_walk;
 pub mod control_groups;
 pub mod daemon;
 pub mod disks;

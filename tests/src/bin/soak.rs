@@ -13,7 +13,7 @@ use vmove_tests::blows::{self, BEYOND_TIMEOUTS, Plan, Until, deck};
 use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::guest::{Accel, Guest, failures};
 use vmove_tests::sandbox::Sandbox;
-use vmove_tests::{groups, interrupt, payload, places};
+use vmove_tests::{cluster_walk, groups, interrupt, payload, places};
 
 const NAME: &str = "soak";
 
@@ -26,7 +26,8 @@ const EXAMPLES: &str = "Examples:
   ./run soak --blows --only fetch --only kill --moves 10
                                              only what is killed while pages are fetched
   ./run soak --blows --minutes 60 --json >soak.json
-  ./run soak --groups 20                     two guests at one barrier, twenty times, with a blow each: both there or both back";
+  ./run soak --groups 20                     two guests at one barrier, twenty times, with a blow each: both there or both back
+  ./run soak --clusters 100                  clusters on eight nodes, in a hundred random sequences, with bridges and daemons killed";
 
 /// Moves a guest to and fro: under load, or with blows at random moments.
 #[derive(Debug, Parser)]
@@ -65,6 +66,9 @@ struct Args {
     /// Move two small guests at one barrier so many times, and kill a daemon or a QEMU each time
     #[arg(long, value_name = "TRIES", conflicts_with = "blows")]
     groups: Option<u64>,
+    /// Start, resize, move and stop clusters on eight nodes in so many sequences of random steps, while bridges and daemons are killed
+    #[arg(long, value_name = "SEQUENCES", conflicts_with_all = ["blows", "groups"])]
+    clusters: Option<u64>,
     /// Guest memory in MiB
     #[arg(long, default_value_t = 1024)]
     memory_mib: u32,
@@ -98,6 +102,9 @@ fn main() -> ExitCode {
     if let Some(tries) = args.groups {
         return strike_groups(tries, args.seed.unwrap_or_else(from_the_clock));
     }
+    if let Some(sequences) = args.clusters {
+        return walk_clusters(sequences, args.seed.unwrap_or_else(from_the_clock));
+    }
     let mut moves = 0;
     let result = soak(&args, &sandbox, &mut moves);
     match result {
@@ -117,6 +124,24 @@ fn main() -> ExitCode {
 fn from_the_clock() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |now| u64::from(now.subsec_nanos()))
+}
+
+fn walk_clusters(sequences: u64, seed: u64) -> ExitCode {
+    println!("seed {seed}");
+    let walked = cluster_walk::ready(Accel::Tcg).and_then(|()| cluster_walk::Walk::new(Accel::Tcg));
+    let walked = walked.and_then(|mut walk| {
+        let walked =
+            (0..sequences).try_for_each(|n| walk.sequence(seed.wrapping_add(n), cluster_walk::STEPS));
+        println!("{:?}", walk.summary());
+        walked
+    });
+    match walked {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("soak: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn strike_groups(tries: u64, seed: u64) -> ExitCode {

@@ -8,4 +8,5 @@ mod guides;
 mod places;
 mod plans;
 mod requests;
+mod walks;
 mod whole;

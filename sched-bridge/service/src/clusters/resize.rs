@@ -14,7 +14,8 @@ use crate::quota::Quota;
 use crate::vms::{self, StartError};
 
 /// Gives a group of a cluster as many VMs as are asked for. New ones are placed close to the others and started: all of them, or none. Those
-/// that are farthest from the others leave first.
+/// that are farthest from the others leave first. VMs that an earlier request has placed, and of whose start no node has answered, are started first: so
+/// that request can be made again.
 ///
 /// # Errors
 /// There is no such group, no room, or VMs do not start or stop.
@@ -31,16 +32,30 @@ pub async fn resize(
     let before = clusters.hops_of(&lease)?;
     let now = resident.request.groups[group].count;
     let (mut added, mut removed) = (Vec::new(), Vec::new());
+    if request.count >= now {
+        added = clusters.complete(&lease, start.as_ref()).await?;
+    }
     if request.count > now {
         let more = (request.count - now) as usize;
         let order = GrowRequest { id: id.clone(), group, more, quota };
-        added = clusters.grow(&lease, &order, start).await?;
+        let grown = clusters.grow(&lease, &order, start).await;
+        added.extend(grown.map_err(|error| with_the_way_out(error, id, request.count))?);
     } else {
         removed = clusters.shrink(&lease, &resident, group, (now - request.count) as usize).await?;
     }
     let lease = Arc::clone(&clusters.bridge.view()?.lease(id)?.lease);
     let after = clusters.hops_of(&lease)?;
     Ok(Resized { lease: clusters.bridge.info(&lease), added, removed, before, after })
+}
+
+/// VMs that may run keep their places, and the same request goes on with them.
+fn with_the_way_out(error: ClusterError, id: &LeaseId, count: u32) -> ClusterError {
+    match error {
+        ClusterError::Start(error @ StartError::StillRunning { .. }) => ClusterError::Node(format!(
+            "{error}; when their nodes answer again, `vmove cluster resize {id} {count}` goes on with them"
+        )),
+        other => other,
+    }
 }
 
 fn group_of(lease: &Lease, resident: &Resident, request: &ResizeRequest) -> Result<usize, ClusterError> {
@@ -66,6 +81,21 @@ fn group_of(lease: &Lease, resident: &Resident, request: &ResizeRequest) -> Resu
 impl Clusters {
     fn hops_of(&self, lease: &Lease) -> Result<ClusterHops, ClusterError> {
         Ok(hops(self.bridge.view()?.fleet(), lease))
+    }
+
+    /// Starts VMs of a cluster that runs which are not known to have ever run.
+    async fn complete(
+        &self,
+        lease: &Lease,
+        start: Option<&StartAll>,
+    ) -> Result<Vec<StartedVm>, ClusterError> {
+        let unseen: Vec<VmName> =
+            lease.at_home().filter(|held| !held.seen).map(|held| held.assignment.vm.clone()).collect();
+        let Some(start) = lease.start.as_ref().or(start).filter(|_| lease.runs() && !unseen.is_empty()) else {
+            return Ok(Vec::new());
+        };
+        let wanted: Vec<StartVm> = unseen.into_iter().map(|vm| start.of(vm)).collect();
+        Ok(vms::start(&self.bridge, &self.driver, &lease.id, &wanted).await?)
     }
 
     async fn grow(

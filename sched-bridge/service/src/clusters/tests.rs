@@ -108,6 +108,27 @@ async fn a_cluster_is_resized_as_a_whole() {
     assert_eq!(again.added[0].vm.as_str(), "vc-vm-3");
 }
 
+/// Whether the VM runs nobody knows when its node has not answered: it keeps its place. Who asks again gets the whole cluster.
+#[tokio::test]
+async fn a_growth_whose_node_did_not_answer_is_taken_up() {
+    let (bridge, fake, clusters) = running().await;
+    fake.world().unanswered.insert("vc-vm-4".to_owned());
+    let lost = resize(&clusters, &id("vc"), &count(5), qemu(), None).await.unwrap_err();
+    assert!(lost.to_string().contains("may still run"), "{lost}");
+    let held = |bridge: &TestBridge| bridge.view().unwrap().lease(&id("vc")).unwrap().lease.held.len();
+    assert_eq!((held(&bridge), fake.world().running.len()), (5, 3), "those that had started were stopped");
+    fake.world().unanswered.clear();
+    let done = resize(&clusters, &id("vc"), &count(5), qemu(), None).await.unwrap();
+    assert_eq!(done.added.iter().map(|one| one.vm.as_str()).collect::<Vec<_>>(), ["vc-vm-3", "vc-vm-4"]);
+    assert_eq!(fake.world().running.len(), 5);
+    // Nothing is left to do; and fewer are fewer, whatever runs.
+    assert!(resize(&clusters, &id("vc"), &count(5), qemu(), None).await.unwrap().added.is_empty());
+    fake.world().unanswered.insert("vc-vm-5".to_owned());
+    resize(&clusters, &id("vc"), &count(6), qemu(), None).await.unwrap_err();
+    assert_eq!(resize(&clusters, &id("vc"), &count(3), None, None).await.unwrap().removed.len(), 3);
+    assert_eq!((held(&bridge), fake.world().running.len()), (3, 3));
+}
+
 #[tokio::test]
 async fn a_restore_that_was_cut_off_is_taken_up() {
     let (bridge, fake, clusters) = running().await;
