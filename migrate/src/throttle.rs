@@ -38,11 +38,21 @@ impl Throttle {
         Duration::from_nanos(self.next.load(Ordering::Relaxed).saturating_sub(Mono::now().0))
     }
 
+    /// Of what was booked, `bytes` did not cross after all.
+    pub fn give_back(&self, bytes: u64) {
+        let Some(rate) = self.bytes_per_s else { return };
+        let cost = cost(bytes, rate);
+        // Relaxed: the value itself is all that is shared.
+        let _ = self
+            .next
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| Some(next.saturating_sub(cost)));
+    }
+
     /// Books `bytes` that have been asked for.
     pub fn book(&self, bytes: u64) {
         let Some(rate) = self.bytes_per_s else { return };
         let now = Mono::now().0;
-        let cost = u64::try_from(u128::from(bytes) * 1_000_000_000 / u128::from(rate)).unwrap_or(u64::MAX);
+        let cost = cost(bytes, rate);
         let burst = u64::try_from(BURST.as_nanos()).unwrap_or(0);
         let mut next = self.next.load(Ordering::Relaxed);
         loop {
@@ -60,6 +70,11 @@ impl Throttle {
             }
         }
     }
+}
+
+/// Nanoseconds that so many bytes take.
+fn cost(bytes: u64, bytes_per_s: u64) -> u64 {
+    u64::try_from(u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_s)).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

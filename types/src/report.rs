@@ -149,7 +149,8 @@ pub struct Report {
     pub resume_problem: Option<String>,
 }
 
-/// Memory that was sent ahead while the guest had its devices. Nobody sees what a device writes, so all of it was compared when they had left.
+/// Memory that was sent ahead while the guest had its devices. Nobody sees what a device writes, so what the guest itself had not written since was compared
+/// when they had left, and the rest crossed again.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(default)]

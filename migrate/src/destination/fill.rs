@@ -207,7 +207,7 @@ struct Piece {
 struct Read {
     /// None: there is room.
     pieces: Vec<Piece>,
-    /// Only what is different crosses, and is booked when that is known.
+    /// Only what is different crosses.
     compared: bool,
 }
 
@@ -237,6 +237,15 @@ struct Worker<'a> {
     /// A run being taken apart.
     current: Option<NamedPages>,
     in_flight: usize,
+}
+
+/// The bytes of a read come straight into the file, so of one that was under way some may be there, under a page of which nothing is known.
+impl Drop for Worker<'_> {
+    fn drop(&mut self) {
+        for piece in self.slots.iter().flat_map(|read| &read.pieces).filter(|piece| piece.ticket.is_none()) {
+            self.fill.memory.blocks[piece.block].table.mark_stale(piece.run);
+        }
+    }
 }
 
 impl<'a> Worker<'a> {
@@ -353,11 +362,11 @@ impl<'a> Worker<'a> {
         }
         let (memory, wr) = (&self.fill.memory, WrId(slot as u64));
         let compared = pieces.iter().all(|piece| piece.old) && memory.comparing.pays();
+        self.fill.throttle.book(bytes);
         let posted = if compared {
             let runs = pieces.iter().map(|piece| (&memory.blocks[piece.block], piece.run));
             read_parts::post_changed(&mut *self.endpoint, wr, &self.segments, runs)?
         } else {
-            self.fill.throttle.book(bytes);
             self.endpoint.post_read(wr, &self.segments)
         };
         match posted {
@@ -374,7 +383,7 @@ impl<'a> Worker<'a> {
         while parts < MAX_SEGMENTS && bytes < most {
             let room = (MAX_SEGMENTS - parts) as u64 * read_parts::COMPARED_PART;
             let most = if compares { room.min(most - bytes) } else { most - bytes };
-            let Some(piece) = self.next_piece(most)? else { break };
+            let Some(piece) = self.next_piece(most, compares)? else { break };
             let block = &self.fill.memory.blocks[piece.block];
             bytes += block.page_size.range_of(piece.run).len.0;
             parts += read_parts::parts(block, piece.run, piece.old).len();
@@ -383,7 +392,8 @@ impl<'a> Worker<'a> {
         Ok(bytes)
     }
 
-    fn next_piece(&mut self, most: u64) -> Result<Option<Piece>, FillEvent> {
+    /// `compares`: all of the round are compared.
+    fn next_piece(&mut self, most: u64, compares: bool) -> Result<Option<Piece>, FillEvent> {
         let fill = self.fill;
         let serving = fill.memory.is_serving();
         loop {
@@ -400,14 +410,14 @@ impl<'a> Worker<'a> {
                 fill.queue.done(pages);
                 continue;
             }
-            if let Some(found) = self.take_from(work, most, serving) {
+            if let Some(found) = self.take_from(work, most, serving, compares) {
                 return Ok(Some(found));
             }
         }
     }
 
     /// Takes the next run out of a piece of work and keeps the rest of it for later.
-    fn take_from(&mut self, mut work: NamedPages, most: u64, serving: bool) -> Option<Piece> {
+    fn take_from(&mut self, mut work: NamedPages, most: u64, serving: bool, compares: bool) -> Option<Piece> {
         let block = &self.fill.memory.blocks[work.block];
         let max_pages = (most / block.page_size.bytes()).max(1);
         let within = PageRun::new(PageIndex(work.pages.start), work.pages.end - work.pages.start);
@@ -422,7 +432,6 @@ impl<'a> Worker<'a> {
         }
         let in_part = block.part_end(within.start.0) - within.start.0;
         let run = PageRun::new(within.start, within.len.min(max_pages).min(in_part));
-        let compares = self.fill.memory.comparing.all();
         let (index, old) = (work.block, compares || read_parts::has_old_bytes(block, run.start));
         work.pages.start = run.end().0;
         self.current = (!work.pages.is_empty()).then_some(work);
@@ -503,7 +512,7 @@ impl<'a> Worker<'a> {
         result
     }
 
-    /// Books what crossed of a read that was compared, and takes note of what did not.
+    /// Takes note of what did not cross of a read that was compared: others may go in its place.
     fn note_compared(&self, slot: usize, pieces: &[Piece], kind: &CompletionKind, left_out: LeftOut) {
         if !self.slots[slot].compared {
             return;
@@ -512,13 +521,13 @@ impl<'a> Worker<'a> {
         let parts = pieces
             .iter()
             .flat_map(|piece| read_parts::parts(&memory.blocks[piece.block], piece.run, piece.old));
-        let (mut count, mut crossed) = (0, 0);
+        let (mut count, mut stayed) = (0, 0);
         for (index, range) in parts.enumerate() {
             count += 1;
-            crossed += if left_out.has(index) { 0 } else { range.len.0 };
+            stayed += if left_out.has(index) { range.len.0 } else { 0 };
         }
         memory.comparing.note(kind, count);
-        self.fill.throttle.book(crossed);
+        self.fill.throttle.give_back(stayed);
     }
 
     /// `left_out` begins with the piece's parts; returns what it says of the next piece's.

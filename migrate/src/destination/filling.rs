@@ -254,6 +254,7 @@ impl Filling {
             }
         }
         let Some(round) = self.round.take() else { return Ok(()) };
+        session.files.memory.comparing.begin_round(false);
         let landed = session.pages.counted(&session.files.memory).landed_bytes;
         let micros = u64::try_from(round.began.elapsed().as_micros()).unwrap_or(u64::MAX);
         let bytes = landed.saturating_sub(round.landed_before);

@@ -72,23 +72,13 @@ impl Warm {
 
     /// Whether all memory was sent, and why or why not.
     async fn send_ahead(&mut self, session: &mut Session) -> Result<(bool, String), Stop> {
-        let sample = match session.spec().mode.fixed() {
-            Some(_) => Some(self.sample(session, Until::LinkIsKnown).await?),
-            None => self.choose_mode(session).await?,
-        };
-        if session.mode == Mode::Postcopy {
-            return Ok((
-                false,
-                "post-copy was chosen, which sends no memory before the guest is stopped".to_owned(),
-            ));
-        }
-        let link = sample.map_or(0.0, |sample| sample.link.bytes_per_s);
+        // `auto` chooses later: a job that is at rest by then writes less.
+        let mut link = self.sample(session, Until::LinkIsKnown).await?.link.bytes_per_s;
         let compared = self.compared_per_s().await?;
         let (pays, why) = plan::head_start(link, compared);
         if !pays && session.spec().head_start == HeadStart::Auto {
             return Ok((false, why));
         }
-        let mut link = link;
         while let Next::Round = plan::next(Mode::Hybrid, 0.0, self.next_round(session, &mut link).await?) {}
         Ok((true, why))
     }

@@ -25,12 +25,20 @@ use vmove_types::time::ms;
 impl Warm {
     /// Decides the mode if that was left open, and runs the rounds of `precopy` and `hybrid`.
     pub(super) async fn rounds(&mut self, session: &mut Session) -> Result<(), Stop> {
-        let mut sample = None;
-        match session.spec().mode.fixed() {
-            Some(_) => "requested".clone_into(&mut session.report.mode_reason),
+        let (mut sample, mut link) = (None, 0.0);
+        // What was sent ahead counts from here on; and how busy the guest is without its devices is known.
+        let mut standing = if self.compare_next {
+            session.publisher.enter(Phase::Rounds);
+            Some(self.next_round(session, &mut link).await?)
+        } else {
+            None
+        };
+        match (session.spec().mode.fixed(), &standing) {
+            (Some(_), _) => "requested".clone_into(&mut session.report.mode_reason),
             // Called again when the destination was slower than the rounds: the choice stands.
-            None if session.report.mode_reason.is_empty() => sample = self.choose_mode(session).await?,
-            None => {}
+            (None, _) if !session.report.mode_reason.is_empty() => {}
+            (None, Some(standing)) => self.choose_by(standing, session),
+            (None, None) => sample = self.choose_mode(session).await?,
         }
         let name = session.mode.to_string();
         session.report.mode.clone_from(&name);
@@ -40,16 +48,19 @@ impl Warm {
         }
         session.publisher.enter(Phase::Rounds);
         self.arm(session).await?;
-        if session.mode == Mode::Precopy && session.report.rounds.is_empty() && !self.compare_next {
+        if session.mode == Mode::Precopy && session.report.rounds.is_empty() {
             sample = Some(self.sample(session, Until::GuestMayStop).await?);
         }
         if let Some(why) = sample.as_ref().and_then(|sample| stops_at_once(session, sample)) {
             session.report.rounds_reason = why;
             return self.wait_prepared(session).await;
         }
-        let mut link = sample.map_or(0.0, |sample| sample.link.bytes_per_s);
+        link = sample.map_or(link, |sample| sample.link.bytes_per_s);
         loop {
-            let standing = self.next_round(session, &mut link).await?;
+            let standing = match standing.take() {
+                Some(standing) => standing,
+                None => self.next_round(session, &mut link).await?,
+            };
             match plan::next(session.mode, max_downtime_ms(session), standing) {
                 Next::Round => {
                     let warning = plan::not_converging(max_downtime_ms(session), standing);
@@ -74,7 +85,12 @@ impl Warm {
         session: &mut Session,
         link: &mut f64,
     ) -> Result<Standing, Stop> {
-        let (memory, compares) = (&self.pages.memory, self.compare_next);
+        let compares = self.compare_next;
+        if compares {
+            // What the guest wrote while it let its devices go would differ.
+            self.scan(session).await?;
+        }
+        let memory = &self.pages.memory;
         let sets = if compares { memory.not_pending() } else { memory.take_pending() };
         let (done, planned) = self.round(sets, session).await?;
         // Of the pages, not of what crossed: the next round's parts that are zero or unchanged will not cross either.

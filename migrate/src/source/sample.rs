@@ -124,6 +124,26 @@ impl Warm {
     }
 }
 
+impl Warm {
+    /// Chooses a mode by what is left after a head start.
+    pub(super) fn choose_by(&self, standing: &Standing, session: &mut Session) {
+        let page = self.pages.memory.page_bytes() as f64;
+        let (mode, why) = plan::choose(Outlook {
+            content_bytes: standing.left_bytes,
+            dirty_bytes_per_s: session
+                .report
+                .rounds
+                .last()
+                .map_or(0.0, |round| round.dirty_pages_per_s * page),
+            link: self.link_rate.link(session.spec().bandwidth, None),
+            max_downtime_ms: max_downtime_ms(session),
+            can_track: true,
+        });
+        session.mode = mode;
+        session.report.mode_reason = why;
+    }
+}
+
 /// Why pre-copy need not send anything more before the guest is stopped; `None` if it had better.
 pub(super) fn stops_at_once(session: &Session, sample: &Sample) -> Option<String> {
     let left = Standing {

@@ -47,9 +47,10 @@ impl Warm {
         if session.owns_devices() || session.member.is_some() {
             // It is without them from then on: not before the destination is ready, nor before those of its whole group are.
             self.wait_prepared(session).await?;
-            self.gather(session, Gate::Prepared).await?;
         }
+        // Before the others are waited for: who is at rest waits for nobody's memory.
         self.head_start(session).await?;
+        self.gather(session, Gate::Prepared).await?;
         if session.owns_devices() {
             session.publisher.enter(Phase::Detach);
         }

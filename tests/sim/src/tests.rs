@@ -161,6 +161,14 @@ fn schedules_of_five_hundred_seeds_hold() {
     assert!(struck > 300, "only {struck} blows came while something was under way");
 }
 
+/// A connection broke in the middle of a read, and the page was zero when it was named again: what had come of it stayed in the file.
+#[test]
+fn what_has_come_of_a_read_that_was_cut_is_not_taken_for_zeros() {
+    let folder = Folder::new("cut");
+    let report = run(Schedule::of(101_889), &folder.0, false).unwrap();
+    assert_eq!(report.violations, Vec::<String>::new());
+}
+
 #[test]
 fn a_seed_comes_out_the_same_each_time() {
     let folder = Folder::new("same");

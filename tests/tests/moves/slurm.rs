@@ -148,7 +148,7 @@ fn jobs_find_nodes_without_guests_and_nodes_in_trouble_get_no_jobs() {
         assert!(begun.elapsed() < NOTICE_TIMEOUT, "{}", site.logs());
         std::thread::sleep(Duration::from_millis(200));
     }
-    assert!(site.says(&["squeue", "-h", "-n", "both", "-o", "%T"], "PENDING").contains("PENDING"));
+    site.says(&["squeue", "-h", "-n", "both", "-o", "%T"], "PENDING");
     site.slurm.cancel("both").expect("cancelled");
     assert_eq!(site.nodes[1].vm("web").expect("it is there").status, "running");
 
