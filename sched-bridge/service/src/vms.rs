@@ -67,19 +67,28 @@ pub async fn start(
         let again = running.contains(&(home.node.clone(), vm.vm.to_string()));
         started.push(StartedVm { vm: vm.vm.clone(), node: home.node.clone(), again });
         if !again {
-            begun.push((vm.vm.clone(), home.node.clone()));
             let (driver, node, vm) = (Arc::clone(driver), home.node.clone(), filled_in(vm, home));
             let grant = grant_of(&lease, home);
             work.spawn(async move {
-                let error = driver.start(&node, &vm, &grant).await.err()?;
-                let reason = format!("VM {} does not start on node {node}: {error}", vm.vm);
-                Some((reason, matches!(error, NotStarted::Unknown(_))))
+                let answer = driver.start(&node, &vm, &grant).await;
+                let why = answer.map_err(|error| {
+                    let reason = format!("VM {} does not start on node {node}: {error}", vm.vm);
+                    (reason, matches!(error, NotStarted::Unknown(_)))
+                });
+                ((vm.vm, node), why.err())
             });
         }
     }
-    let failed: Vec<(String, bool)> = work.join_all().await.into_iter().flatten().collect();
-    let may_start_later = failed.iter().any(|(_, unknown)| *unknown);
-    let mut reasons: Vec<String> = failed.into_iter().map(|(reason, _)| reason).collect();
+    let (mut reasons, mut may_start_later) = (Vec::new(), false);
+    for (place, failed) in work.join_all().await {
+        // What its node refused was not started here: it may be another request's.
+        let refused = matches!(failed, Some((_, false)));
+        begun.extend((!refused).then_some(place));
+        if let Some((reason, unknown)) = failed {
+            reasons.push(reason);
+            may_start_later |= unknown;
+        }
+    }
     // If the lease has ended, others may have its resources by now. From here on it is kept by its VMs.
     if reasons.is_empty()
         && let Err(error) = bridge.mark_running(id, &places(&started), true).await

@@ -91,6 +91,9 @@ pub struct Held {
     #[serde(default)]
     #[cfg_attr(feature = "schema", schema(required))]
     pub seen: bool,
+    /// The cluster was grown by this VM, and no node has said yet that it runs: growing it again starts it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub growing: bool,
 }
 
 /// Usage: amounts of resources times the duration of the lease. Unit: the amount times milliseconds.

@@ -190,7 +190,7 @@ impl Bridge {
             quota.check(view.all_leases(), &request.holder, &assignments)?;
         }
         let now = self.clock.stamp();
-        let held = |assignment| Held { assignment, part: Part::Home, seen: false };
+        let held = |assignment| Held { assignment, part: Part::Home, seen: false, growing: false };
         let lease = Lease {
             id: request.id.clone(),
             holder: request.holder.clone(),
@@ -262,7 +262,7 @@ impl Bridge {
                     held.part == Part::Home && held.assignment.vm == *vm && held.assignment.node == *node
                 });
                 match home {
-                    Some(home) => home.seen = runs,
+                    Some(home) => (home.seen, home.growing) = (runs, false),
                     // It was given back, which is as well.
                     None if !runs => {}
                     None => {

@@ -34,7 +34,12 @@ impl Bridge {
             }
             view.occupancy().take(view.fleet(), to)?;
             lease.count(&self.clock.stamp());
-            lease.held.push(Held { assignment: to.clone(), part: Part::Incoming, seen: false });
+            lease.held.push(Held {
+                assignment: to.clone(),
+                part: Part::Incoming,
+                seen: false,
+                growing: false,
+            });
             let txn = guarded(update_lease(&lease, entry.revision), view, &to.node);
             Ok(Attempt::Commit(txn, lease.id))
         })
@@ -60,7 +65,7 @@ impl Bridge {
                 if let Some(home) = lease.held.iter_mut().find(|held| of_vm(held)) {
                     // What ran there runs here: the lease is kept. A list of this node's VMs that is older than the migration ends
                     // nothing, because the VM was not known here when it was asked for.
-                    *home = Held { part: Part::Home, seen: home.seen, ..incoming };
+                    *home = Held { part: Part::Home, seen: home.seen, growing: home.growing, ..incoming };
                 }
             }
             Ok(Attempt::Commit(update_lease(&lease, entry.revision), ()))

@@ -57,6 +57,7 @@ impl Bridge {
                 assignment: assignment.clone(),
                 part: Part::Home,
                 seen: false,
+                growing: true,
             };
             lease.held.extend(added.iter().map(held));
             let nodes: BTreeSet<_> = added.iter().map(|one| &one.node).collect();

@@ -224,6 +224,7 @@ fn after_listing(
             return false;
         }
         held.seen |= is_listed;
+        held.growing &= !is_listed;
         true
     });
     (after != *lease).then_some((after, ended))

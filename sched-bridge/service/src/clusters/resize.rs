@@ -33,7 +33,8 @@ pub async fn resize(
     let now = resident.request.groups[group].count;
     let (mut added, mut removed) = (Vec::new(), Vec::new());
     if request.count >= now {
-        added = clusters.complete(&lease, start.as_ref()).await?;
+        let completed = clusters.complete(&lease, start.as_ref()).await;
+        added = completed.map_err(|error| with_the_way_out(error, id, request.count))?;
     }
     if request.count > now {
         let more = (request.count - now) as usize;
@@ -51,9 +52,12 @@ pub async fn resize(
 /// VMs that may run keep their places, and the same request goes on with them.
 fn with_the_way_out(error: ClusterError, id: &LeaseId, count: u32) -> ClusterError {
     match error {
-        ClusterError::Start(error @ StartError::StillRunning { .. }) => ClusterError::Node(format!(
-            "{error}; when their nodes answer again, `vmove cluster resize {id} {count}` goes on with them"
-        )),
+        ClusterError::Start(StartError::StillRunning { reasons }) => StartError::StillRunning {
+            reasons: format!(
+                "{reasons}; `vmove cluster resize {id} {count}` goes on with them when their nodes answer again"
+            ),
+        }
+        .into(),
         other => other,
     }
 }
@@ -83,18 +87,18 @@ impl Clusters {
         Ok(hops(self.bridge.view()?.fleet(), lease))
     }
 
-    /// Starts VMs of a cluster that runs which are not known to have ever run.
+    /// Starts the VMs of an earlier growth of which no node has said that they run.
     async fn complete(
         &self,
         lease: &Lease,
         start: Option<&StartAll>,
     ) -> Result<Vec<StartedVm>, ClusterError> {
-        let unseen: Vec<VmName> =
-            lease.at_home().filter(|held| !held.seen).map(|held| held.assignment.vm.clone()).collect();
-        let Some(start) = lease.start.as_ref().or(start).filter(|_| lease.runs() && !unseen.is_empty()) else {
+        let growing: Vec<VmName> =
+            lease.at_home().filter(|held| held.growing).map(|held| held.assignment.vm.clone()).collect();
+        let Some(start) = start.or(lease.start.as_ref()).filter(|_| !growing.is_empty()) else {
             return Ok(Vec::new());
         };
-        let wanted: Vec<StartVm> = unseen.into_iter().map(|vm| start.of(vm)).collect();
+        let wanted: Vec<StartVm> = growing.into_iter().map(|vm| start.of(vm)).collect();
         Ok(vms::start(&self.bridge, &self.driver, &lease.id, &wanted).await?)
     }
 
