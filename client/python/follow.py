@@ -37,20 +37,22 @@ def follow_migration(client: Client, id: str, give_up_after: float = 60.0) -> It
                     problem = Problem.from_dict(json.loads(answer.read()))
                     raise LookupError(problem.message)
                 for event_id, data in _events(answer.iter_lines()):
-                    last_id = event_id
+                    # Comments come while nothing changes.
                     until = time.monotonic() + give_up_after
-                    yield Progress.from_dict(json.loads(data))
+                    if data:
+                        last_id = event_id
+                        yield Progress.from_dict(json.loads(data))
         except httpx.TransportError:
             if time.monotonic() > until:
                 raise
-        time.sleep(RETRY_SECONDS if last_id == "" else 0)
+            time.sleep(RETRY_SECONDS)
 
 
 def _events(lines: Iterator[str]) -> Iterator[tuple[str, str]]:
-    """ID and data of each event. Comments keep the connection open."""
+    """ID and data of each event; empty ones for comments, which keep the connection open."""
     event_id = data = ""
     for line in lines:
-        if line == "" and data:
+        if line == "":
             yield event_id, data
             event_id = data = ""
         elif line.startswith("id: "):

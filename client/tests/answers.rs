@@ -46,7 +46,7 @@ async fn a_stream_ends_with_its_daemon_and_refusals_come_before_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("c.sock");
     let events = |wanted: Wanted| async {
-        let (snapshots, answer) = wanted.stream();
+        let (mut snapshots, answer) = wanted.stream();
         tokio::spawn(async move { snapshots.send(&"not a progress").await });
         answer
     };

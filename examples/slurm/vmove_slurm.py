@@ -70,7 +70,7 @@ def prolog(site):
     for name in names:
         node = site.node(name)
         for vm in answer(list_vms.sync(client=node)).vms:
-            if vm.status == "running":
+            if vm.status != "ended":
                 print(f"{name}: {vm.name} is at {evacuate(node, vm.name, site.others(names))} now")
 
 
@@ -78,13 +78,14 @@ def trouble(site, name):
     """Why Slurm had better give this node no job; nothing if it may."""
     try:
         node = site.node(name)
-        answer(list_vms.sync(client=node))
+        for vm in answer(list_vms.sync(client=node)).vms:
+            for device in vm.devices or []:
+                if not device.held:
+                    return f"{vm.name} lacks {device.role}: vmove devices attach {vm.name} {device.role}"
         for migration in answer(list_migrations.sync(client=node)).migrations:
             end = migration.outcome.to_dict()
             if end["state"] == "failed" and str(end.get("guest", "")).startswith("paused"):
                 return f"{migration.vm} is paused: vmove recover {migration.id}"
-            for missing in migration.missing_devices or []:
-                return f"{migration.vm} lacks {missing.role}: {missing.mend}"
     except (httpx.HTTPError, LookupError) as error:
         return f"vmoved: {error}"
     return ""

@@ -77,15 +77,15 @@ fn id_of(json: &[u8]) -> String {
 }
 
 /// Sends the snapshots of a stream. The stream ends when it is dropped.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Sender {
     parts: mpsc::Sender<Bytes>,
     wanted: Wanted,
 }
 
 impl Sender {
-    /// Sends a snapshot, unless the client has it. Returns whether the client still listens.
-    pub async fn send<T: Serialize + Sync>(&self, snapshot: &T) -> bool {
+    /// Sends a snapshot, unless it is the one that the client has. Returns whether the client still listens.
+    pub async fn send<T: Serialize + Sync>(&mut self, snapshot: &T) -> bool {
         let Ok(mut json) = serde_json::to_vec(snapshot) else { return false };
         if self.wanted.events {
             let id = id_of(&json);
@@ -95,6 +95,7 @@ impl Sender {
             // JSON as it is written here has no line feed.
             json.splice(0..0, format!("id: {id}\ndata: ").into_bytes());
             json.push(b'\n');
+            self.wanted.last_id = Some(id);
         }
         json.push(b'\n');
         self.parts.send(json.into()).await.is_ok()
@@ -147,8 +148,9 @@ mod tests {
 
     /// What a client with these headers gets of the snapshots 1 and "a\nb".
     async fn told(headers: &[(&'static str, &str)]) -> String {
-        let (sender, response) = wanted(headers).stream();
+        let (mut sender, response) = wanted(headers).stream();
         tokio::spawn(async move {
+            // One that has not changed is not an event; a line it is.
             assert!(sender.send(&1).await && sender.send(&"a\nb").await);
         });
         body(response).await
@@ -177,6 +179,19 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_has_not_changed_is_no_event() {
+        let (mut sender, response) = wanted(&[SSE, ("last-event-id", &id_of(b"1"))]).stream();
+        tokio::spawn(async move {
+            for snapshot in [1, 2, 2, 1] {
+                assert!(sender.send(&snapshot).await);
+            }
+        });
+        let told = body(response).await;
+        let data: Vec<&str> = told.lines().filter(|line| line.starts_with("data")).collect();
+        assert_eq!(data, ["data: 2", "data: 1"]);
+    }
+
+    #[tokio::test]
     async fn who_has_the_last_one_is_told_to_ask_no_more() {
         let id = id_of(b"7");
         let answer = wanted(&[SSE, ("last-event-id", &id)]).nothing_left(&7).unwrap();
@@ -188,7 +203,7 @@ mod tests {
     #[tokio::test]
     async fn a_client_that_has_gone_is_noticed() {
         for headers in [&[][..], &[SSE]] {
-            let (sender, response) = wanted(headers).stream();
+            let (mut sender, response) = wanted(headers).stream();
             drop(response);
             sender.closed().await;
             assert!(!sender.send(&1).await);
@@ -197,7 +212,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_silent_stream_of_events_is_kept_open() {
-        let (sender, response) = wanted(&[SSE]).stream();
+        let (mut sender, response) = wanted(&[SSE]).stream();
         tokio::spawn(async move {
             tokio::time::sleep(KEEP_ALIVE * 2 + KEEP_ALIVE / 2).await;
             sender.send(&1).await;

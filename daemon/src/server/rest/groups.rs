@@ -90,7 +90,7 @@ pub async fn events(
     Ok(answer)
 }
 
-async fn pump(app: Arc<App>, mut now: GroupProgress, snapshots: Sender) {
+async fn pump(app: Arc<App>, mut now: GroupProgress, mut snapshots: Sender) {
     loop {
         if !snapshots.send(&now).await || now.outcome.is_end() {
             return;

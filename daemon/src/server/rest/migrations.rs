@@ -129,7 +129,7 @@ pub async fn events(
 }
 
 /// Sends each snapshot until the last one, or until nobody listens.
-async fn pump(mut progress: watch::Receiver<Progress>, snapshots: Sender) {
+async fn pump(mut progress: watch::Receiver<Progress>, mut snapshots: Sender) {
     loop {
         let now = progress.borrow_and_update().clone();
         if !snapshots.send(&now).await || now.outcome.is_end() {
