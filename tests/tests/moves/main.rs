@@ -6,6 +6,7 @@ mod balloon;
 mod blockers;
 mod confined;
 mod direct_io;
+mod embedded;
 mod events;
 mod guest;
 mod history;
