@@ -52,11 +52,15 @@ impl Wanted {
         Self { events, last_id: last_id.filter(|_| events) }
     }
 
-    /// The answer to a client that has the last snapshot already; `None` if it lacks it.
-    pub fn nothing_left<T: Serialize>(&self, last: &T) -> Option<Response> {
-        let json = serde_json::to_vec(last).ok()?;
-        let has_it = self.last_id.as_ref().is_some_and(|id| *id == id_of(&json));
-        has_it.then(|| StatusCode::NO_CONTENT.into_response())
+    /// The answer to a client, by the snapshot of this moment: a stream, and what it is sent by; or nothing more, if that is the last snapshot and the
+    /// client has it.
+    pub fn begin<T: Serialize>(self, now: &T, is_last: bool) -> (Option<Sender>, Response) {
+        let has = |json: Vec<u8>| self.last_id.as_ref().is_some_and(|id| *id == id_of(&json));
+        if is_last && serde_json::to_vec(now).is_ok_and(has) {
+            return (None, StatusCode::NO_CONTENT.into_response());
+        }
+        let (sender, answer) = self.stream();
+        (Some(sender), answer)
     }
 
     /// An answer that is a stream, and what its snapshots are sent by.
@@ -194,10 +198,12 @@ mod tests {
     #[tokio::test]
     async fn who_has_the_last_one_is_told_to_ask_no_more() {
         let id = id_of(b"7");
-        let answer = wanted(&[SSE, ("last-event-id", &id)]).nothing_left(&7).unwrap();
-        assert_eq!(answer.status(), StatusCode::NO_CONTENT);
-        assert!(wanted(&[SSE, ("last-event-id", &id)]).nothing_left(&8).is_none());
-        assert!(wanted(&[("last-event-id", &id)]).nothing_left(&7).is_none(), "lines have no IDs");
+        let has = [SSE, ("last-event-id", id.as_str())];
+        let (sender, answer) = wanted(&has).begin(&7, true);
+        assert_eq!((sender.is_none(), answer.status()), (true, StatusCode::NO_CONTENT));
+        assert!(wanted(&has).begin(&8, true).0.is_some());
+        assert!(wanted(&has).begin(&7, false).0.is_some(), "there will be others");
+        assert!(wanted(&has[1..]).begin(&7, true).0.is_some(), "lines have no IDs");
     }
 
     #[tokio::test]

@@ -21,7 +21,7 @@ use vmove_node::peer::{Hello, HelloError, LinkKind};
 
 use super::access::{Access, Certificate};
 use super::endpoint::EndpointError;
-use super::fabrics::{Fabrics, class_of};
+use super::fabrics::Fabrics;
 use super::tls::Tls;
 use vmove_node::peer::split_address;
 use vmove_types::problem::chain;
@@ -126,7 +126,7 @@ impl Dialer for PeerDialer {
             FabricKind::Local => {
                 let mut stream = connect_local(to).await?;
                 greet(&mut stream, to, hello).await?;
-                self.fabrics.adopt_local(stream, class_of(hello.kind)).await.map_err(failed)
+                self.fabrics.adopt_local(stream, hello.kind.class()).await.map_err(failed)
             }
             FabricKind::Tcp | FabricKind::Verbs => match self.wire(to).await? {
                 Wire::Plain(mut stream) => {

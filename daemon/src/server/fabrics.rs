@@ -7,7 +7,7 @@ use vmove_fabric::local::LocalFabric;
 use vmove_fabric::tcp::{TcpFabric, TcpOptions};
 use vmove_fabric::{Class, Endpoint, Fabric, FabricError, FabricKind, Multicast};
 use vmove_node::peer::FabricOffer;
-use vmove_node::peer::{Hello, LinkKind, Token};
+use vmove_node::peer::{Hello, Token};
 use vmove_types::problem::chain;
 
 use super::endpoint::{EndpointError, NoVerbs, make_blocking};
@@ -135,12 +135,7 @@ impl Fabrics {
             };
             FabricOffer { kind: FabricKind::Verbs, reach, address: String::new(), why_not }
         });
-        let tcp = self.tcp.as_ref().map(|_| FabricOffer {
-            kind: FabricKind::Tcp,
-            reach: String::new(),
-            address: String::new(),
-            why_not: None,
-        });
+        let tcp = self.tcp.as_ref().map(|_| FabricOffer::tcp());
         local.into_iter().chain(verbs).chain(tcp).collect()
     }
 
@@ -203,7 +198,7 @@ impl Fabrics {
         stream: tokio::net::TcpStream,
         tls: Option<rustls::Connection>,
     ) -> Result<Box<dyn Endpoint>, EndpointError> {
-        self.adopt_as(hello, class_of(hello.kind), stream, tls).await
+        self.adopt_as(hello, hello.kind.class(), stream, tls).await
     }
 
     /// The same for a connection whose class did not come with its greeting.
@@ -244,17 +239,6 @@ impl Local {
         let fabric = LocalFabric::new()?;
         let reach = same_kernel_id().map_err(NoLocal::Kernel)?;
         Ok(Self { fabric: Arc::new(fabric), socket: socket.to_owned(), reach })
-    }
-}
-
-/// The traffic class of a page connection.
-pub fn class_of(kind: LinkKind) -> Class {
-    match kind {
-        LinkKind::Urgent | LinkKind::Trial => Class::Urgent,
-        LinkKind::Bulk => Class::Bulk,
-        LinkKind::Control | LinkKind::State | LinkKind::Fork | LinkKind::ForkMemory | LinkKind::ForkDisk => {
-            Class::Message
-        }
     }
 }
 

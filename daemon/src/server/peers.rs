@@ -27,7 +27,7 @@ use super::access::{Access, Certificate, NotANode, Origin};
 use super::dialer::notice_death;
 use super::endpoint::EndpointError;
 use super::fabric_check::Visits;
-use super::fabrics::{Fabrics, class_of};
+use super::fabrics::Fabrics;
 use super::places::{Limits, Place, Places};
 use super::tls::{ALPN_HTTP, Tls};
 
@@ -237,8 +237,7 @@ impl PeerPort {
         if matches!(hello.kind, LinkKind::Fork | LinkKind::ForkMemory | LinkKind::ForkDisk) {
             return tracing::warn!("a fork is begun on the TCP port, not here");
         }
-        let Some(endpoint) = adopted(self.fabrics.adopt_local(stream, class_of(hello.kind)).await, from)
-        else {
+        let Some(endpoint) = adopted(self.fabrics.adopt_local(stream, hello.kind.class()).await, from) else {
             return;
         };
         self.engine.accept(hello, Link::Endpoint(endpoint), Caller::default()).await;

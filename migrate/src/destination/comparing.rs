@@ -35,7 +35,7 @@ impl Comparing {
         self.all() || compared < TRIAL || self.same.load(Ordering::Relaxed) * WORTH >= compared
     }
 
-    /// Takes note of the result of a read of so many parts. What was compared since all of a round is says nothing of other rounds.
+    /// Takes note of the result of a read of so many parts. A round that is compared as a whole says nothing of other rounds.
     pub(super) fn note(&self, kind: &CompletionKind, parts: usize) {
         if let CompletionKind::ReadChanged { same_mask, .. } = kind
             && !self.all()

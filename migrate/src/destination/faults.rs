@@ -249,13 +249,10 @@ impl<'a> Server<'a> {
                 };
                 self.segments.push(segment);
             }
-            let wr = WrId(slot as u64);
-            let posted = if reading.old && self.fill.memory.comparing.pays() {
-                read_parts::post_changed(&mut *self.endpoint, wr, &self.segments, [(of, run)].into_iter())?
-            } else {
-                self.endpoint.post_read(wr, &self.segments)
-            };
-            match posted {
+            let old = reading.old && self.fill.memory.comparing.pays();
+            let old = old.then(|| std::iter::once((of, run)));
+            let posted = read_parts::post(&mut *self.endpoint, WrId(slot as u64), &self.segments, old);
+            match posted? {
                 Ok(()) => self.slots[slot] = Some(reading),
                 Err(PostError::Full { .. }) => {
                     self.backlog.push_front(reading);

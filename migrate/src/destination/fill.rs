@@ -360,16 +360,12 @@ impl<'a> Worker<'a> {
                 self.segments.push(segment);
             }
         }
-        let (memory, wr) = (&self.fill.memory, WrId(slot as u64));
+        let memory = &self.fill.memory;
         let compared = pieces.iter().all(|piece| piece.old) && memory.comparing.pays();
         self.fill.throttle.book(bytes);
-        let posted = if compared {
-            let runs = pieces.iter().map(|piece| (&memory.blocks[piece.block], piece.run));
-            read_parts::post_changed(&mut *self.endpoint, wr, &self.segments, runs)?
-        } else {
-            self.endpoint.post_read(wr, &self.segments)
-        };
-        match posted {
+        let old = compared.then(|| pieces.iter().map(|piece| (&memory.blocks[piece.block], piece.run)));
+        let posted = read_parts::post(&mut *self.endpoint, WrId(slot as u64), &self.segments, old);
+        match posted? {
             Ok(()) => Ok(compared),
             Err(PostError::Full { .. }) => unreachable!("at most `capacity` reads are posted"),
             Err(error) => Err(PagesLost::from(error).into()),

@@ -56,13 +56,14 @@ pub(super) fn claim(block: &Block, within: PageRun, max: u64) -> Option<(RunTick
     }
 }
 
-/// Posts a read of which only what is different crosses. `runs`: what `segments` are the parts of.
-pub(super) fn post_changed<'a>(
+/// Posts a read of one or more runs, whose parts `segments` are. `old`: these runs, if they are worth comparing; then only what is different crosses.
+pub(super) fn post<'a>(
     endpoint: &mut dyn Endpoint,
     wr: WrId,
     segments: &[ReadSegment],
-    runs: impl Iterator<Item = (&'a Block, PageRun)>,
+    old: Option<impl Iterator<Item = (&'a Block, PageRun)>>,
 ) -> Result<Result<(), PostError>, PageError> {
+    let Some(runs) = old else { return Ok(endpoint.post_read(wr, segments)) };
     for (block, run) in runs {
         // It may be a hole after all, of a page that was zero, say. Should there be no memory for it, this is an error; a load
         // would be a signal.

@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use vmove_fabric::tcp::{TcpFabric, TcpOptions};
-use vmove_fabric::{Class, Endpoint, Fabric, FabricKind};
+use vmove_fabric::{Endpoint, Fabric, FabricKind};
 use vmove_node::peer::hello::{answer, read_answer};
 use vmove_node::peer::{
     BoxedStream, Caller, Dialer, FabricOffer, Hello, HelloError, Link, LinkError, LinkKind, PROTOCOL_VERSION,
@@ -25,19 +25,11 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Between two attempts to take a connection, when the kernel has none to give.
 const AGAIN: Duration = Duration::from_millis(100);
 
-fn class_of(kind: LinkKind) -> Class {
-    match kind {
-        LinkKind::Urgent => Class::Urgent,
-        LinkKind::Bulk => Class::Bulk,
-        _ => Class::Message,
-    }
-}
-
 /// Makes an endpoint of a connection that has been greeted.
 fn adopted(fabric: &TcpFabric, stream: TcpStream, kind: LinkKind) -> io::Result<Box<dyn Endpoint>> {
     let stream = stream.into_std()?;
     stream.set_nonblocking(false)?;
-    fabric.adopt(stream, class_of(kind)).map_err(io::Error::other)
+    fabric.adopt(stream, kind.class()).map_err(io::Error::other)
 }
 
 /// Opens connections to other nodes.
@@ -91,8 +83,7 @@ impl Dialer for TcpDialer {
     }
 
     fn fabrics(&self) -> Vec<FabricOffer> {
-        let (reach, address) = (String::new(), String::new());
-        vec![FabricOffer { kind: FabricKind::Tcp, reach, address, why_not: None }]
+        vec![FabricOffer::tcp()]
     }
 
     fn fabric(&self, kind: FabricKind, _: Token) -> Option<Arc<dyn Fabric>> {
@@ -152,14 +143,13 @@ async fn take(mut stream: TcpStream, engine: Arc<Engine>, fabric: Arc<TcpFabric>
     if let Err((status, text)) = engine.wants(&hello) {
         return refuse(stream, status, &text).await;
     }
-    let link = match hello.kind {
-        LinkKind::Control | LinkKind::State | LinkKind::Urgent | LinkKind::Bulk => hello.kind,
-        _ => return refuse(stream, Status::Busy, "this node takes migrations only").await,
-    };
+    if !matches!(hello.kind, LinkKind::Control | LinkKind::State | LinkKind::Urgent | LinkKind::Bulk) {
+        return refuse(stream, Status::Busy, "this node takes migrations only").await;
+    }
     if answer(&mut stream, Status::Welcome, "").await.is_err() {
         return;
     }
-    let link = match link {
+    let link = match hello.kind {
         LinkKind::Control | LinkKind::State => Link::Stream(Box::new(stream)),
         kind => match adopted(&fabric, stream, kind) {
             Ok(endpoint) => Link::Endpoint(endpoint),

@@ -166,7 +166,6 @@ impl Asking {
             control: self.control,
             pages,
             link_rate: LinkRate::default(),
-            round_bytes: 0,
             compare_next: false,
             prepared: false,
         }

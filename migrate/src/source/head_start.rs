@@ -46,7 +46,7 @@ impl Warm {
             made,
             reason,
             rounds: u32::try_from(rounds.len()).unwrap_or(u32::MAX),
-            sent_bytes: std::mem::take(&mut self.round_bytes),
+            sent_bytes: self.link_rate.bytes(),
             duration_ms: ms(begun.elapsed()),
             ..HeadStartStats::default()
         });

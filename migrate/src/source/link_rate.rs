@@ -66,6 +66,11 @@ impl LinkRate {
         }
     }
 
+    /// Page payload of all of them, in bytes.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.all.bytes
+    }
+
     /// Page payload per second, once enough has crossed to say so.
     pub(super) fn measured(&self) -> Option<f64> {
         let large = self.large;

@@ -154,7 +154,6 @@ impl Warm {
         let (pages, zero, duration_ms) = (named.pages, named.zero, ms(begun.elapsed()));
         let stats = RoundStats { pages, zero, duration_ms, ..RoundStats::default() };
         session.report.rounds.push(stats);
-        self.round_bytes += done.bytes;
         if std::mem::take(&mut self.compare_next) {
             note_compared(session, &stats, page, done.bytes);
         } else {

@@ -29,8 +29,6 @@ pub(super) struct Warm {
     pub pages: PageService,
     /// By the rounds so far.
     pub link_rate: LinkRate,
-    /// Of pages that crossed in rounds.
-    pub round_bytes: u64,
     /// The destination has most of the next round's pages already, as they were before devices left.
     pub compare_next: bool,
     /// The destination has a QEMU that waits for the device state.

@@ -21,6 +21,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use uuid::Uuid;
+use vmove_fabric::Class;
 
 /// First bytes of a greeting and of its answer.
 pub const MAGIC: [u8; 8] = *b"VMOVE\r\n\0";
@@ -98,6 +99,16 @@ pub enum LinkKind {
 }
 
 impl LinkKind {
+    /// The traffic class of its endpoint.
+    #[must_use]
+    pub const fn class(self) -> Class {
+        match self {
+            Self::Urgent | Self::Trial => Class::Urgent,
+            Self::Bulk => Class::Bulk,
+            Self::Control | Self::State | Self::Fork | Self::ForkMemory | Self::ForkDisk => Class::Message,
+        }
+    }
+
     fn from_byte(byte: u8) -> Option<Self> {
         Some(match byte {
             1 => Self::Control,

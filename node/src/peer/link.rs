@@ -133,3 +133,11 @@ pub struct FabricOffer {
     /// It is wanted and cannot be used, for this reason: listed so that the other side can say why.
     pub why_not: Option<String>,
 }
+
+impl FabricOffer {
+    /// Fabric `tcp`, which reaches everybody by the daemon's own port.
+    #[must_use]
+    pub const fn tcp() -> Self {
+        Self { kind: FabricKind::Tcp, reach: String::new(), address: String::new(), why_not: None }
+    }
+}

@@ -4,8 +4,8 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 
 use common::Vbridged;
 
@@ -13,23 +13,12 @@ use common::Vbridged;
 fn a_scheduler_in_python_places_jobs_through_the_generated_client() {
     let dir = tempfile::tempdir().unwrap();
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
-    let generate = python.join("../../../client/python/generate.sh");
-    let generated = Command::new(generate).arg(dir.path()).stdin(Stdio::null()).output().unwrap();
-    let cache: PathBuf =
-        std::env::var_os("VMOVE_CACHE").map_or_else(|| python.join("../../../.cache"), Into::into);
-    if !generated.status.success() {
-        let output = String::from_utf8_lossy(&generated.stderr);
-        assert!(
-            !cache.join("python/bin/openapi-python-client").exists(),
-            "the client cannot be generated: {output}"
-        );
-        let last = output.lines().last().unwrap_or_default();
-        return vmove_skip::skip!(
-            "openapi-python-client cannot be installed (python3-venv and PyPI): {last}"
-        );
-    }
+    let interpreter = match test_servers::python_clients(dir.path()) {
+        Ok(interpreter) => interpreter,
+        Err(missing) => return vmove_skip::skip!("{missing}"),
+    };
     let bridge = Vbridged::start(&[], &[]);
-    let output = Command::new(cache.join("python/bin/python3"))
+    let output = Command::new(interpreter)
         .arg(python.join("scheduler.py"))
         .arg(bridge.socket())
         .env("PYTHONPATH", dir.path().join("vbridged-client"))

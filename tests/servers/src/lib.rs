@@ -14,9 +14,11 @@
 mod etcd;
 mod packages;
 mod ports;
+mod python;
 mod slurm;
 
 pub use etcd::EtcdServer;
 pub use packages::{Missing, killed_with_this_thread};
 pub use ports::Ports;
+pub use python::python_clients;
 pub use slurm::{SlurmCluster, SlurmFailed};

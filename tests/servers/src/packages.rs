@@ -10,9 +10,13 @@ pub struct Missing(pub(crate) &'static str);
 
 /// Where `./run setup` unpacks Slurm, munge and etcd.
 pub(crate) fn unpacked() -> PathBuf {
-    let cache = std::env::var_os("VMOVE_CACHE")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache"), PathBuf::from);
-    cache.join("peers")
+    cache().join("peers")
+}
+
+/// Where everything is that `./run setup` has got.
+pub(crate) fn cache() -> PathBuf {
+    std::env::var_os("VMOVE_CACHE")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache"), PathBuf::from)
 }
 
 /// A program of the unpacked packages, or else one that is installed.

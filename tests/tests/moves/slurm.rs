@@ -3,10 +3,9 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
 use test_servers::SlurmCluster;
 use vmove_skip::{need, skip};
 use vmove_tests::daemon::{Node, NodeOptions};
@@ -20,24 +19,14 @@ const CLIENT: &str = "[[client]]\nname = \"slurm\"\nrole = \"operator\"\n";
 /// For Slurm to notice.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 
-fn must(command: &mut Command) -> anyhow::Result<Output> {
-    let output = command.stdin(Stdio::null()).output().with_context(|| format!("{command:?}"))?;
-    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(output)
-}
-
-/// Makes the Python client, and installs it below a folder as pip does. Gives the Python that has what it needs.
-fn python_client(folder: &Path) -> anyhow::Result<PathBuf> {
-    let cache = std::env::var_os("VMOVE_CACHE").map_or_else(|| Path::new(ROOT).join(".cache"), Into::into);
-    let python = cache.join("python/bin/python3");
-    let generate = Path::new(ROOT).join("client/python/generate.sh");
-    if let Err(error) = must(Command::new(generate).arg(folder)) {
-        ensure!(!cache.join("python/bin/openapi-python-client").exists(), "{error}");
-        return Err(error.context("openapi-python-client cannot be installed (python3-venv and PyPI)"));
-    }
+/// Installs the Python client of vmoved below a folder, as pip does. Gives the Python that has what it needs.
+fn python_client(folder: &Path) -> Result<PathBuf, String> {
+    let python = test_servers::python_clients(folder)?;
     let mut pip = Command::new(&python);
     pip.args(["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--target"]);
-    must(pip.arg(folder.join("site")).arg(folder.join("vmoved-client")))?;
+    let pip = pip.arg(folder.join("site")).arg(folder.join("vmoved-client")).stdin(Stdio::null());
+    let output = pip.output().expect("pip runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(python)
 }
 
@@ -121,7 +110,7 @@ fn jobs_find_nodes_without_guests_and_nodes_in_trouble_get_no_jobs() {
     let sandbox = Sandbox::new().expect("a sandbox");
     let python = match python_client(sandbox.path()) {
         Ok(python) => python,
-        Err(error) => return skip!("{error:#}"),
+        Err(missing) => return skip!("{missing}"),
     };
     let guest = payload::guest(sandbox.path(), Accel::Tcg, &payload::light(), KvmPages::None);
     let guest = guest.expect("a guest");

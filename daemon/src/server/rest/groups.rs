@@ -80,13 +80,10 @@ pub async fn events(
     wanted: Wanted,
 ) -> Result<Response, Refusal> {
     let first = find(&app, &id).await?;
-    if first.outcome.is_end()
-        && let Some(answer) = wanted.nothing_left(&first)
-    {
-        return Ok(answer);
+    let (snapshots, answer) = wanted.begin(&first, first.outcome.is_end());
+    if let Some(snapshots) = snapshots {
+        drop(tokio::spawn(pump(app, first, snapshots)));
     }
-    let (snapshots, answer) = wanted.stream();
-    drop(tokio::spawn(pump(app, first, snapshots)));
     Ok(answer)
 }
 

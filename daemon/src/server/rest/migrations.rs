@@ -117,14 +117,11 @@ pub async fn events(
         // One of the past: its end is all there is to tell.
         Err(_) => watch::channel(app.sessions.find(&id).await?).1,
     };
-    let last = progress.borrow().clone();
-    if last.outcome.is_end()
-        && let Some(answer) = wanted.nothing_left(&last)
-    {
-        return Ok(answer);
+    let now = progress.borrow().clone();
+    let (snapshots, answer) = wanted.begin(&now, now.outcome.is_end());
+    if let Some(snapshots) = snapshots {
+        drop(tokio::spawn(pump(progress, snapshots)));
     }
-    let (snapshots, answer) = wanted.stream();
-    drop(tokio::spawn(pump(progress, snapshots)));
     Ok(answer)
 }
 

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 use vmove_fabric::simulated::{Passage, SimulatedFabric, Way, pair};
-use vmove_fabric::{Class, Endpoint, Fabric, FabricKind};
+use vmove_fabric::{Endpoint, Fabric, FabricKind};
 use vmove_node::peer::hello::{MAGIC, answer, read_answer};
 use vmove_node::peer::{
     BoxedStream, Caller, Dialer, FabricOffer, Hello, HelloError, Link, LinkError, LinkKind, PeerTarget,
@@ -292,18 +292,16 @@ impl Dialer for SimDialer {
         _: FabricKind,
         hello: &Hello,
     ) -> Result<Box<dyn Endpoint>, LinkError> {
-        let class = if hello.kind == LinkKind::Urgent { Class::Urgent } else { Class::Bulk };
         let greeting = Wire::new(&self.world, hello.kind);
         let pages = Wire::new(&self.world, hello.kind);
         let way: Arc<dyn Way> = pages;
-        let [ours, theirs] = pair(self.world.memories(), class, &way);
+        let [ours, theirs] = pair(self.world.memories(), hello.kind.class(), &way);
         drop(self.greet(to, hello, (&greeting, Some(theirs))).await?);
         Ok(ours)
     }
 
     fn fabrics(&self) -> Vec<FabricOffer> {
-        let (reach, address) = (String::new(), String::new());
-        vec![FabricOffer { kind: FabricKind::Tcp, reach, address, why_not: None }]
+        vec![FabricOffer::tcp()]
     }
 
     fn fabric(&self, kind: FabricKind, _session: Token) -> Option<Arc<dyn Fabric>> {
