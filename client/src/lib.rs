@@ -57,6 +57,7 @@ use self::connection::Connection;
 use vmove_http::client::encoded;
 use vmove_types::device::NodeDeviceList;
 use vmove_types::node::{FabricCheck, NodeInfo};
+use vmove_types::tuning::{TuningQuery, TuningReport};
 
 /// A fork of a large guest, or the end of a migration, may take any time: the daemon has time limits of its own.
 const ANSWER_TIMEOUT: Duration = Duration::MAX;
@@ -86,6 +87,23 @@ impl Client {
     /// The daemon does not answer.
     pub async fn devices(&self) -> Result<NodeDeviceList, Error> {
         self.0.get("/v1/devices").await
+    }
+
+    /// Compares the node and its VMs, or one VM, with what is advised.
+    ///
+    /// # Errors
+    /// There is no such VM, or the daemon does not answer.
+    pub async fn tuning(&self, vm: Option<&str>) -> Result<TuningReport, Error> {
+        let vm = vm.map_or_else(String::new, |vm| format!("?vm={}", encoded(vm)));
+        self.0.get(&format!("/v1/tuning{vm}")).await
+    }
+
+    /// Does of that what can be done now.
+    ///
+    /// # Errors
+    /// There is no such VM, a VM cannot be pinned, or the daemon does not answer.
+    pub async fn apply_tuning(&self, vm: Option<&str>) -> Result<TuningReport, Error> {
+        self.0.post("/v1/tuning", &TuningQuery { vm: vm.map(str::to_owned) }).await
     }
 
     /// Tries every fabric between this node and another, `host:port` or a name of the configuration.

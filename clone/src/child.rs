@@ -11,10 +11,10 @@ use vmove_memory::{
     ByteLen, MappingHints, MemoryDir, Process, QemuMapping, RamFile, Replacement, Sharing, find_mappings,
     replace_in_qemu, touched_in_qemu,
 };
-use vmove_node::control_groups::ControlGroups;
 use vmove_node::guest_devices::fit::Owned;
 use vmove_node::layout;
 use vmove_node::record::{RamFileRecord, VmRecord};
+use vmove_node::starter::Starter;
 use vmove_qmp::access::{self, Denied};
 use vmove_qmp::client::FdSetEntry;
 use vmove_qmp::cmdline::{ChildIdentity, Nic};
@@ -59,8 +59,8 @@ pub struct Base {
     pub images: Images,
     /// Folder for overlays; `None` for that of each image, or of the sockets that lead to it.
     pub overlay_dir: Option<PathBuf>,
-    /// Where children get control groups.
-    pub groups: Arc<ControlGroups>,
+    /// How children are started.
+    pub starter: Starter,
     /// With which rights their QEMUs run: those of the parent's on its node.
     pub confinement: Confinement,
     /// Devices of its node that the guest owns.
@@ -102,7 +102,7 @@ pub struct Plan {
     parents_macs: Vec<Option<String>>,
     /// Its MAC addresses are those of the device state.
     as_it_was: bool,
-    groups: Arc<ControlGroups>,
+    starter: Starter,
 }
 
 impl Plan {
@@ -157,8 +157,14 @@ impl Plan {
             nics: line.nics()?,
             parents_macs: parents,
             as_it_was: base.as_it_was,
-            groups: Arc::clone(&base.groups),
+            starter: base.starter.clone(),
         })
+    }
+
+    /// Environment variables of its QEMU.
+    #[must_use]
+    pub fn environment(&self) -> &[(String, String)] {
+        &self.environment
     }
 
     /// The template of its command line.
@@ -280,10 +286,8 @@ impl Child {
                 overlay.create()?;
                 order.give(&overlay.path)?;
             }
-            let log = vmove_qmp::process::log_in(&order.layout.vm_dir);
-            let group = order.groups.make(order.name());
             let (folder, rights) = (&order.layout.vm_dir, &order.layout.confinement);
-            Ok(QemuProcess::spawn_in(&order.argv, folder, &log, rights, group.as_deref())?)
+            Ok(order.starter.start(order.name(), &order.argv, folder, rights)?)
         })
         .await?;
         started(qemu.clone());

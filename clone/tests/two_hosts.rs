@@ -71,6 +71,7 @@ fn guest(program: &str, dir: &Path) -> RunRequest {
         environment: std::collections::BTreeMap::default(),
         devices: Vec::new(),
         grant: None,
+        pin: None,
     }
 }
 

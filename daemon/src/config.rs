@@ -22,6 +22,7 @@ use vmove_log::LogFormat;
 use vmove_node::control_groups::GroupPolicy;
 use vmove_node::peer::{PeerPolicy, split_address};
 use vmove_qmp::confine::Confinement;
+use vmove_tuning::pins::TuningPolicy;
 use vmove_types::node::DEFAULT_CONTROL;
 use vmove_types::units;
 
@@ -151,6 +152,7 @@ pub struct ConfigFile {
     qemu: QemuConfig,
     peers: PeerPolicy,
     control_groups: GroupPolicy,
+    tuning: TuningPolicy,
     grants: GrantPolicy,
     nodes: BTreeMap<String, NodeEntry>,
     client: Vec<ClientEntry>,
@@ -258,6 +260,8 @@ pub struct Config {
     pub peers: PeerPolicy,
     /// Control groups of VMs.
     pub groups: GroupPolicy,
+    /// Which processors VMs may have for themselves.
+    pub tuning: TuningPolicy,
     /// Whose grants are taken.
     pub grants: GrantPolicy,
     /// Peers by name.
@@ -415,6 +419,7 @@ impl Config {
             qemu: file.qemu.overridden(flags.qemu)?,
             peers,
             groups: file.control_groups,
+            tuning: file.tuning,
             grants: file.grants.checked()?,
             hooks,
             signals: file.host_signals.sources(),

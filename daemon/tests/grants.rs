@@ -29,6 +29,7 @@ fn grant(vm: &str, serial: u64) -> Grant {
         huge_2m_mib: 0,
         huge_1g_mib: 0,
         devices: Vec::new(),
+        numa: Vec::new(),
     }
 }
 

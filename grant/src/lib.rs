@@ -10,7 +10,7 @@
 //! let (key, _) = SecretKey::generate()?;
 //! let grant = Grant {
 //!     lease: "train-17".into(), holder: "alice".into(), node: "n1".into(), vm: "train-0".into(), serial: 1, expires_ms: 60_000,
-//!     cores: 4, memory_mib: 1024, huge_2m_mib: 0, huge_1g_mib: 0, devices: Vec::new(),
+//!     cores: 4, memory_mib: 1024, huge_2m_mib: 0, huge_1g_mib: 0, devices: Vec::new(), numa: Vec::new(),
 //! };
 //! let text = key.sign(&grant)?;
 //!
@@ -63,6 +63,21 @@ pub struct Grant {
     /// Devices.
     #[serde(default)]
     pub devices: Vec<GrantedDevice>,
+    /// Of which NUMA nodes cores and memory are, if the bridge says so.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub numa: Vec<GrantedShare>,
+}
+
+/// What a grant gives of a NUMA node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GrantedShare {
+    /// Number of the NUMA node.
+    pub node: u32,
+    /// Hardware threads.
+    pub cores: u32,
+    /// Memory of all kinds. Unit: MiB.
+    pub memory_mib: u64,
 }
 
 /// A device of a grant.

@@ -19,6 +19,7 @@ fn grant(vm: &str, serial: u64) -> Grant {
         huge_2m_mib: 512,
         huge_1g_mib: 0,
         devices: vec![GrantedDevice { role: "gpu".to_owned(), address: format!("0000:0{serial}:00.0") }],
+        numa: Vec::new(),
     }
 }
 

@@ -5,6 +5,15 @@ use std::fmt;
 use vmove_types::problem::Problem;
 use vmove_types::vm::RunRequest;
 
+/// How a VM comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Coming {
+    /// By a migration, with all its memory.
+    ByMigration,
+    /// As a child of a guest, whose memory it shares.
+    AsChild,
+}
+
 /// Decides which VMs may come.
 pub trait Admission: Send + Sync + fmt::Debug {
     /// Whether a VM would be let in now. Changes nothing.
@@ -17,7 +26,7 @@ pub trait Admission: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// Why not; nothing has changed then.
-    fn admit(&self, asked: &RunRequest) -> Result<(), Problem>;
+    fn admit(&self, asked: &RunRequest, coming: Coming) -> Result<(), Problem>;
 }
 
 /// Lets every VM in.
@@ -29,7 +38,7 @@ impl Admission for AdmitsAll {
         Ok(())
     }
 
-    fn admit(&self, _: &RunRequest) -> Result<(), Problem> {
+    fn admit(&self, _: &RunRequest, _: Coming) -> Result<(), Problem> {
         Ok(())
     }
 }

@@ -56,6 +56,7 @@ pub mod registry;
 pub mod reservations;
 #[cfg(feature = "simulation")]
 pub mod simulation;
+pub mod starter;
 pub mod store;
 pub mod task;
 pub mod without_links;

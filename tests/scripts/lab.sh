@@ -69,6 +69,12 @@ vmove_lab() {
                 setup_lab_next
                 set -- test --hosts 2 --no-check --kernel next --moves "$(target_dir)/release" --guest "$LAB_GUEST" --only on_demand "${@:3}"
             fi
+            # A host with two NUMA nodes, on which VMs are pinned.
+            if [ "${2:-}" = pinned ]; then
+                build_lab_moves
+                set -- test --hosts 1 --no-check --no-rdma --processors 4 --numa-nodes 2 --memory-mib 1024 -- \
+                    sh "$ROOT/tests/lab/host/pinned" "$(target_dir)/release" "$VMOVE_QEMU_10_0" "$LAB_GUEST"
+            fi
             # Datagrams only.
             if [ "${2:-}" = multicast ]; then
                 build_lab_programs

@@ -26,6 +26,7 @@ pub mod progress;
 pub mod report;
 pub mod spec;
 pub mod time;
+pub mod tuning;
 pub mod units;
 pub mod vm;
 

@@ -126,6 +126,8 @@ pub enum Code {
     QemuUser,
     /// The VM has no grant of a bridge that this node needs, or its grant does not give what it wants.
     GrantRefused,
+    /// The VM cannot have the processors or NUMA nodes that it is to have for itself.
+    NotPinned,
     /// QEMU did not start or ended at once.
     QemuFailed,
     /// QEMU's monitor did not answer.
@@ -188,7 +190,9 @@ impl ProblemCode for Code {
             Self::BadTemplate => (422, Exit::Failed),
             Self::RateLimited => (429, Exit::Refused),
             Self::TooLarge => (413, Exit::Usage),
-            Self::Forbidden | Self::GrantRefused | Self::ForbiddenByHook => (403, Exit::Refused),
+            Self::Forbidden | Self::GrantRefused | Self::NotPinned | Self::ForbiddenByHook => {
+                (403, Exit::Refused)
+            }
             Self::ForkFailed | Self::ParentNotBack => (500, Exit::Failed),
             Self::DeviceMissing => (500, Exit::NeedsRecovery),
             Self::NameTaken

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::Backing;
 use crate::device::{DeviceRequest, VmDevice};
 use crate::progress::Progress;
+use crate::tuning::{PinInfo, PinRequest};
 
 /// Environment variables of QEMU that begin so are labels of its VM: `VMOVE_LABEL_team=ml`. They go where the VM goes, and to its children.
 pub const LABEL: &str = "VMOVE_LABEL_";
@@ -92,6 +93,12 @@ pub struct VmDetail {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub control_group: Option<PathBuf>,
+    /// Processors that it has for itself, and NUMA nodes of its memory; absent if it is not pinned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinned: Option<PinInfo>,
+    /// Why it is not pinned, though that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_pinned: Option<String>,
     /// Files that hold guest memory.
     pub ram: Vec<RamFileInfo>,
     /// Share of guest memory that QEMU maps by huge pages. 0 to 1; absent if it could not be read.
@@ -143,6 +150,9 @@ pub struct RunRequest {
     /// What a bridge lets it have here, signed by the bridge. Needed where the node's configuration says so (`[grants]`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grant: Option<String>,
+    /// Processors that it has for itself, and NUMA nodes of its memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pin: Option<PinRequest>,
 }
 
 fn thp() -> String {

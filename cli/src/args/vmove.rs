@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use vmove_types::device::{DeviceChoice, DeviceRequest};
 use vmove_types::spec::{HeadStart, ModeRequest};
+use vmove_types::tuning::PinRequest;
 
 use vmove_types::units;
 
@@ -62,6 +63,8 @@ pub enum Command {
     /// List the devices of this node that VMs can have, and who has them; or give a guest one that it lacks
     #[command(after_help = DEVICES_HELP)]
     Devices(Devices),
+    /// Compare the host and its VMs with what is advised: processors, NUMA nodes, huge pages, interrupts, sleep states, IOMMU
+    Tune(Tune),
     /// Show everything about one VM
     Show(VmName),
     /// End a VM
@@ -120,6 +123,26 @@ pub enum DevicesCommand {
 
 Run it on the node that has the guest. A guest that has the device keeps it as it is.")]
     Attach(DeviceOfVm),
+}
+
+/// Arguments of `tune`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  vmove tune
+  vmove tune web
+  vmove tune --apply web          # its threads and its memory to where they belong
+  vmove tune --apply              # also settings of the host
+  vmove --json tune | jq -r '.advice[] | select(.state == \"better\") | .command'
+
+Ends with 0 if everything is as advised, with 3 if something could be better. What was applied is gone when the host is
+started again.")]
+pub struct Tune {
+    /// Only this VM; otherwise the host and all its VMs
+    #[arg(value_name = "VM")]
+    pub vm: Option<String>,
+    /// Do what can be done now
+    #[arg(long)]
+    pub apply: bool,
 }
 
 /// A device of a VM.
@@ -189,6 +212,8 @@ pub struct FabricCheckArgs {
   vmove run --name web -- qemu-system-x86_64 -accel kvm -m 4G -smp 4 -drive file=/shared/web.qcow2
   vmove run --name db --memory hugetlb-2m -- qemu-system-x86_64 -m 64G -nodefaults -display none \\
         -serial unix:{vmdir}/console.sock,server=on,wait=off
+  vmove run --name fast --pin -- qemu-system-x86_64 -accel kvm -m 16G -smp 8
+  vmove run --name near --pin=1:8 --memory hugetlb-2m -- qemu-system-x86_64 -accel kvm -m 16G -smp 8
   vmove run --name sim --device net0=0000:3b:02.1,mac=52:54:00:12:34:56 --device gpu=0000:17:00.0 -- \\
         qemu-system-x86_64 -accel kvm -machine q35 -m 64G -drive file=/shared/sim.qcow2
 
@@ -218,6 +243,13 @@ pub struct Run {
     /// What a bridge lets the VM have here, signed by it; vbridged gives this
     #[arg(long, value_name = "GRANT")]
     pub grant: Option<String>,
+    /// Processors that the VM has for itself, and the NUMA nodes of its memory: `NUMA-NODE:PROCESSORS[:MIB]`, several with commas between
+    /// them; without a value the node chooses as many as the VM has. Refused if the node cannot do so
+    #[arg(long, value_name = "NODE:CPUS,…", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub pin: Option<PinRequest>,
+    /// The same, but the VM starts also if the node cannot do so; `vmove show` says why
+    #[arg(long, value_name = "NODE:CPUS,…", num_args = 0..=1, require_equals = true, default_missing_value = "", conflicts_with = "pin")]
+    pub prefer_pin: Option<PinRequest>,
     /// QEMU and its arguments, after `--`
     #[arg(last = true, required = true, value_name = "QEMU ARGUMENTS")]
     pub command_line: Vec<String>,

@@ -9,6 +9,7 @@ mod hooks;
 mod migrations;
 mod progress_text;
 mod secrets;
+mod tune;
 mod vms;
 
 use std::process::ExitCode;
@@ -94,6 +95,7 @@ async fn dispatch(client: &Client, cli: Cli) -> Result<Ended, End> {
         Command::Devices(Devices { command: Some(DevicesCommand::Attach(args)) }) => {
             devices::attach(client, &args, json).await?
         }
+        Command::Tune(args) => tune::tune(client, &args, json).await?,
         Command::Show(args) => vms::show(client, &args.vm, json).await?,
         Command::Stop(args) => vms::stop(client, &args, json).await?,
         Command::Pause(args) => vms::pause(client, &args, json).await?,

@@ -9,6 +9,7 @@ use crate::args::vmove::{Adopt, Check, Pause, Run, Stop};
 use crate::output::{End, fields, note, say, say_json, table};
 use vmove_client::Client;
 use vmove_types::problem::Exit;
+use vmove_types::tuning::PinRequest;
 use vmove_types::units::{format_bytes, format_ms, to_f64};
 use vmove_types::vm::{AdoptRequest, LABEL, RunRequest, Running, VmDetail};
 
@@ -40,6 +41,7 @@ pub async fn run(client: &Client, args: Run, json: bool) -> Result<Exit, End> {
         environment: args.labels.into_iter().map(label).chain(args.environment).collect(),
         devices: args.devices,
         grant: args.grant,
+        pin: args.pin.or(args.prefer_pin.map(|pin| PinRequest { required: false, ..pin })),
     };
     let vm = client.run(&request).await?;
     show_new(&vm, "Started", json)
@@ -230,6 +232,21 @@ fn uptime(seconds: u64) -> String {
     if seconds < 60 { format!("{seconds} s") } else { format_ms(to_f64(seconds) * 1e3) }
 }
 
+/// Which processors and memory a VM has for itself, or why it has none.
+fn pinned(vm: &VmDetail) -> Option<(&'static str, String)> {
+    if let Some(pin) = &vm.pinned {
+        let each = if pin.one_each { ", one for each virtual one" } else { "" };
+        let nodes: Vec<String> = pin.memory_nodes.iter().map(u32::to_string).collect();
+        let (cpus, nodes) = (&pin.cpus, nodes.join(", "));
+        let text = format!(
+            "processors {cpus}{each}; memory of NUMA node {nodes}; QEMU's other threads on {}",
+            pin.others
+        );
+        return Some(("pinned", text));
+    }
+    vm.not_pinned.as_ref().map(|why| ("pinned", format!("no: {why}")))
+}
+
 fn show_new(vm: &VmDetail, verb: &str, json: bool) -> Result<Exit, End> {
     if json {
         say_json(vm)?;
@@ -264,6 +281,7 @@ fn describe(vm: &VmDetail) -> String {
     if let Some(share) = vm.huge_share {
         rows.push(("huge pages", format!("{:.0} % of guest memory", share * 100.0)));
     }
+    rows.extend(pinned(vm));
     if let Some(qemu) = &vm.qemu {
         rows.push(("qemu", qemu.clone()));
     }

@@ -237,7 +237,7 @@ impl ForkEngine {
             disks: Vec::new(),
             images: Images::Here,
             overlay_dir: self.policy.overlay_dir.clone(),
-            groups: self.registry.groups().clone(),
+            starter: self.registry.starter().clone(),
             confinement: self.registry.confinement().clone(),
             devices: Vec::new(),
             as_it_was: false,

@@ -35,6 +35,7 @@ use vmove_types::time::{Mono, ms};
 
 use vmove_node::record::VmRecord;
 use vmove_node::registry::process_of;
+use vmove_node::starter::Starter;
 use vmove_qmp::Client;
 use vmove_qmp::confine::Confinement;
 use vmove_qmp::inspect::VmFacts;
@@ -84,6 +85,8 @@ pub struct Freeze<'a> {
     pub devices: &'a [Owned],
     /// Its disks that are written.
     pub disks: &'a [Disk],
+    /// How QEMUs are started here, and where their memory is taken from.
+    pub starter: &'a Starter,
     /// Folder for overlays; `None` for that of each image.
     pub overlay_dir: Option<&'a Path>,
 }
@@ -132,7 +135,7 @@ pub async fn freeze(
     let ram = Arc::clone(&order.ram);
     let manifest = manifest(&order);
     let mut journal = begin(&order, &ram)?;
-    let made = make(&mut journal, &ram, order.memory, manifest).await;
+    let made = make(&mut journal, &ram, (order.memory, order.starter), manifest).await;
     let (dir, manifest) = match made {
         Ok(made) => made,
         Err(error) => return Err(give_up(journal, order.client, error).await),
@@ -229,7 +232,7 @@ pub(crate) fn note(
 async fn make(
     journal: &mut Journal<ForkRecord>,
     ram: &Arc<GuestRam>,
-    memory: &Path,
+    (memory, starter): (&Path, &Starter),
     mut manifest: Manifest,
 ) -> Result<(PathBuf, Manifest), CloneError> {
     let backing = manifest.backing;
@@ -252,7 +255,7 @@ async fn make(
         r.files = noted;
         r.template = folder;
     })?;
-    let way = ram.way;
+    let (way, starter, vm) = (ram.way, starter.clone(), journal.record().vm.name.clone());
     blocking(move || {
         for file in &files {
             let size = std::fs::metadata(&file.path).map_err(CloneError::io("look at", &file.path))?.len();
@@ -262,7 +265,11 @@ async fn make(
             }
             remove_file(&file.home)?;
             std::fs::hard_link(&file.path, &file.template).map_err(CloneError::io("link", &file.path))?;
-            make_empty(&file.home, size, backing)?;
+            let home = make_empty(&file.home, size, backing)?;
+            // The parent's memory stays on its NUMA nodes, and children write on theirs.
+            let bound =
+                starter.bind_memory(&vm, &home).and_then(|()| starter.unbind_memory(&vm, &file.template));
+            bound.map_err(CloneError::io("choose the NUMA nodes of", &file.template))?;
         }
         Ok((dir, manifest))
     })

@@ -17,7 +17,6 @@ use vmove_fabric::tcp::{TcpFabric, TcpOptions};
 use vmove_fabric::{Class, Endpoint, Fabric, FabricKind, Multicast};
 use vmove_hooks::Hooks;
 use vmove_hooks::hooks::Settings;
-use vmove_node::control_groups::ControlGroups;
 use vmove_node::devices::Devices;
 use vmove_node::migrations::NoMigrations;
 use vmove_node::monitors::Monitors;
@@ -28,6 +27,7 @@ use vmove_node::peer::{
 };
 use vmove_node::registry::{Means, Registry};
 use vmove_node::reservations::Reservations;
+use vmove_node::starter::Starter;
 use vmove_node::store::VmStore;
 use vmove_qmp::confine::Confinement;
 
@@ -63,7 +63,7 @@ impl Node {
             Means {
                 run_dir: run,
                 reservations: Reservations::new(memory.clone()),
-                groups: ControlGroups::none(),
+                starter: Starter::plain(),
                 devices,
                 confinement: Confinement::default(),
             },

@@ -8,16 +8,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use vmove_grant::{Book, Grant, GrantError, Host};
-use vmove_node::admission::Admission;
+use vmove_grant::{Book, Grant, GrantError, GrantedShare, Host};
+use vmove_node::admission::{Admission, Coming};
 use vmove_node::registry::Registry;
 use vmove_types::device::PciAddress;
 use vmove_types::problem::{Code, Problem, chain};
+use vmove_types::tuning::NumaShare;
 use vmove_types::vm::{RunRequest, VmDetail};
 
 use crate::config::GrantPolicy;
 
-use self::demand::demand;
+pub use self::demand::demand;
 
 /// Between two looks for VMs that have ended.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -141,6 +142,15 @@ impl Grants {
         self.kept().book.vms().get(vm).map(|taken| taken.grant.lease.clone())
     }
 
+    /// What a VM was granted of which NUMA node; empty if its bridge does not say.
+    pub fn numa_of(&self, vm: &str) -> Option<Vec<NumaShare>> {
+        let kept = self.kept();
+        let granted = &kept.book.vms().get(vm)?.grant.numa;
+        let share =
+            |of: &GrantedShare| NumaShare { node: of.node, cpus: of.cores, memory_mib: of.memory_mib };
+        Some(granted.iter().map(share).collect())
+    }
+
     /// The VM that was granted a device, and by which lease.
     pub fn holder_of(&self, address: PciAddress) -> Option<LeasedDevice> {
         self.kept().book.vms().iter().find_map(|(vm, taken)| {
@@ -193,7 +203,7 @@ impl Admission for Grants {
         self.taken(&kept.book, asked, true).map(drop)
     }
 
-    fn admit(&self, asked: &RunRequest) -> Result<(), Problem> {
+    fn admit(&self, asked: &RunRequest, _: Coming) -> Result<(), Problem> {
         let mut kept = self.kept();
         match self.taken(&kept.book, asked, true)? {
             Some((book, grant)) => self.keep(&mut kept, book, &grant),
@@ -260,6 +270,7 @@ mod tests {
             huge_2m_mib: 0,
             huge_1g_mib: 0,
             devices: vec![device],
+            numa: Vec::new(),
         };
         Some(key.sign(&grant).unwrap())
     }
@@ -273,6 +284,7 @@ mod tests {
             environment: std::collections::BTreeMap::new(),
             devices: vec![device.parse().unwrap()],
             grant: None,
+            pin: None,
         }
     }
 
@@ -300,15 +312,21 @@ mod tests {
         let (key, grants, _dir) = book();
         // It names a device of the node that it comes from.
         let without = request(&["-device", "vfio-pci,host=09:00.0"], "net0=17:00.2");
-        let refused = grants.admit(&without).unwrap_err();
+        let refused = grants.admit(&without, Coming::ByMigration).unwrap_err();
         assert!(refused.code == Code::GrantRefused && refused.to_string().contains("comes without a grant"));
         let with = |node| RunRequest { grant: granted(&key, node), ..without.clone() };
-        assert!(grants.admit(&with("n2")).unwrap_err().to_string().contains("is for node n2"));
+        assert!(
+            grants
+                .admit(&with("n2"), Coming::ByMigration)
+                .unwrap_err()
+                .to_string()
+                .contains("is for node n2")
+        );
         let good = with("n1");
         grants.would_admit(&good).unwrap();
         assert_eq!(grants.lease_of("v"), None, "looking changes nothing");
-        grants.admit(&good).unwrap();
+        grants.admit(&good, Coming::ByMigration).unwrap();
         assert_eq!(grants.lease_of("v").as_deref(), Some("l"));
-        assert!(grants.admit(&good).unwrap_err().to_string().contains("used before"));
+        assert!(grants.admit(&good, Coming::ByMigration).unwrap_err().to_string().contains("used before"));
     }
 }

@@ -19,6 +19,7 @@ mod rdma;
 mod rest;
 mod sessions;
 mod tls;
+mod tuning;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -41,7 +42,7 @@ use vmove_hooks::Hooks;
 use vmove_hooks::hooks::Settings;
 use vmove_migrate::engine::{Engine, EngineConfig};
 use vmove_migrate::vmm::Qemu;
-use vmove_node::admission::{Admission, AdmitsAll};
+use vmove_node::admission::Admission;
 use vmove_node::blocking::run_blocking;
 use vmove_node::control_groups::{ControlGroups, GroupsError};
 use vmove_node::disk::KernelDisk;
@@ -50,6 +51,7 @@ use vmove_node::monitors::Monitors;
 use vmove_node::peer::{KnownPeer, KnownPeers};
 use vmove_node::registry::{Means, Registry};
 use vmove_node::reservations::Reservations;
+use vmove_node::starter::Starter;
 use vmove_node::store::VmStore;
 
 use crate::config::{Config, Flags, KnownNode, Security, qemu_user_note};
@@ -63,6 +65,7 @@ use peers::PeerPort;
 use problem::IntoProblem;
 use sessions::Sessions;
 use tls::Tls;
+use tuning::Tuning;
 use vmove_types::problem::{Code, Problem};
 
 /// Tasks that block for moments (a look at `/proc`, a small file) must not stall page connections' set-up.
@@ -80,6 +83,8 @@ struct App {
     registry: Arc<Registry>,
     forks: Arc<ForkEngine>,
     grants: Option<Arc<Grants>>,
+    /// Processors that VMs have for themselves.
+    pub tuning: Arc<Tuning>,
     hooks: Arc<Hooks>,
     known: KnownPeers,
     fabrics: Arc<Fabrics>,
@@ -193,6 +198,7 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
     if let Some(grants) = app.grants.clone() {
         tasks.spawn(grants.keep_book(app.registry.clone()));
     }
+    tasks.spawn(app.tuning.clone().keep(app.registry.clone()));
     tasks.spawn(app.forks.clone().serve_guests());
     tasks.spawn(app.forks.clone().serve_disks());
     tasks.spawn(metrics::sample(app.clone(), app.metrics.clone()));
@@ -316,10 +322,9 @@ async fn assemble(
     })?;
     let grants = Grants::open(&config.grants, &config.node, &config.state_dir)?;
     let devices = LeasedDevices::beside(devices, grants.as_ref());
-    let admission: Arc<dyn Admission> = match &grants {
-        Some(grants) => grants.clone(),
-        None => Arc::new(AdmitsAll),
-    };
+    let tuning = Tuning::open(config.tuning.clone(), grants.clone(), &config.state_dir)?;
+    let admission: Arc<dyn Admission> = tuning.clone();
+    let starter = Starter { groups, pins: tuning.pins().clone() };
     let settings = EngineConfig {
         node: config.node.clone(),
         sessions_dir: config.state_dir.join("sessions"),
@@ -329,7 +334,7 @@ async fn assemble(
         confinement: config.qemu.clone(),
         peers: peers.clone(),
         admission: admission.clone(),
-        vmm: Arc::new(Qemu::new(monitors.clone(), groups.clone(), config.qemu.clone())),
+        vmm: Arc::new(Qemu::new(monitors.clone(), starter.clone(), config.qemu.clone())),
         devices: devices.clone(),
         disk: Arc::new(KernelDisk),
         dialer: dialer.clone(),
@@ -346,7 +351,7 @@ async fn assemble(
         Means {
             run_dir: config.run_dir.clone(),
             reservations,
-            groups,
+            starter,
             devices,
             confinement: config.qemu.clone(),
         },
@@ -388,6 +393,7 @@ async fn assemble(
         registry,
         forks,
         grants,
+        tuning,
         hooks,
         known,
         fabrics,

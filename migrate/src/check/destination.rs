@@ -97,6 +97,7 @@ pub(crate) fn asked_of(prepare: &Prepare) -> RunRequest {
         environment: prepare.environment.iter().cloned().collect(),
         devices: crate::devices::arrival::chosen(prepare).into_iter().map(|device| device.request).collect(),
         grant: prepare.spec.grant.clone(),
+        pin: None,
     }
 }
 

@@ -25,6 +25,7 @@ use crate::proto::message::{Accepted, Prepare, ToDestination, ToSource};
 use crate::publish::Publisher;
 use crate::records::DestinationRecord;
 use crate::vmm::QemuHandle;
+use vmove_node::admission::Coming;
 use vmove_node::devices::DevicesError;
 use vmove_node::journal::Journal;
 use vmove_node::peer::{BoxedStream, Caller, Channel, Hello, SessionId};
@@ -310,7 +311,7 @@ async fn room(
     let journal = journal.map_err(|source| OpenError::Journal { path, source })?;
     let record = journal.record();
     // A device that it was granted is given to no other VM.
-    let taken = match node.config.admission.admit(&asked) {
+    let taken = match node.config.admission.admit(&asked, Coming::ByMigration) {
         Ok(()) => take_devices(node, record.vm.as_ref()).await.map_err(OpenError::Devices),
         Err(why) => Err(OpenError::NotAdmitted(why)),
     };

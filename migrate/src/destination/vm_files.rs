@@ -79,7 +79,8 @@ pub(super) fn make(
     for (index, (info, record)) in prepare.blocks.iter().zip(&ram).enumerate() {
         let name = record.path.file_name().and_then(|n| n.to_str());
         let name = name.ok_or_else(|| VmFilesError::FileName(record.path.clone()))?;
-        let file = vmm.create_ram_file(&layout.memory_dir, layout.backing, name, ByteLen(info.size))?;
+        let file =
+            vmm.create_ram_file(&prepare.vm, &layout.memory_dir, layout.backing, name, ByteLen(info.size))?;
         undo.files.push(record.path.clone());
         let given = layout.confinement.give(&record.path);
         given.map_err(|source| VmFilesError::Folder { path: record.path.clone(), source })?;

@@ -29,7 +29,6 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use vmove_memory::{MemoryDir, MemoryError};
 use vmove_node::admission::AdmitsAll;
-use vmove_node::control_groups::ControlGroups;
 use vmove_node::devices::NoDevices;
 use vmove_node::disk::KernelDisk;
 use vmove_node::layout;
@@ -39,6 +38,7 @@ use vmove_node::peer::{PeerPolicy, PeerTarget, SessionId};
 use vmove_node::record::VmRecord;
 use vmove_node::registry::{Means, Registry, RegistryError};
 use vmove_node::reservations::Reservations;
+use vmove_node::starter::Starter;
 use vmove_node::store::{VmStore, VmStoreError};
 use vmove_qmp::confine::Confinement;
 use vmove_types::Backing;
@@ -150,7 +150,7 @@ impl Builder {
         let vms = Arc::new(VmStore::open(&state_dir.join("vms"))?);
         let dialer = Arc::new(TcpDialer::new().map_err(failed)?);
         let port = Port::bind(listen, dialer.fabric()).await.map_err(failed)?;
-        let (monitors, groups) = (Arc::new(Monitors::default()), ControlGroups::none());
+        let (monitors, starter) = (Arc::new(Monitors::default()), Starter::plain());
         let reservations = Reservations::new(memory_dir.clone());
         let engine = Engine::open(
             EngineConfig {
@@ -162,7 +162,7 @@ impl Builder {
                 confinement: confinement.clone(),
                 peers: Arc::new(peers.beside(&confinement)),
                 admission: Arc::new(AdmitsAll),
-                vmm: Arc::new(Qemu::new(Arc::clone(&monitors), Arc::clone(&groups), confinement.clone())),
+                vmm: Arc::new(Qemu::new(Arc::clone(&monitors), starter.clone(), confinement.clone())),
                 devices: Arc::new(NoDevices),
                 disk: Arc::new(KernelDisk),
                 dialer,
@@ -174,7 +174,7 @@ impl Builder {
         )?;
         let migrations: Arc<dyn Migrations> = Arc::new(OfEngine(Arc::clone(&engine)));
         let run_dir = run_dir.join("vms");
-        let means = Means { run_dir, reservations, groups, devices: Arc::new(NoDevices), confinement };
+        let means = Means { run_dir, reservations, starter, devices: Arc::new(NoDevices), confinement };
         let registry = Registry::new(vms, monitors, migrations, means);
         engine.resume_owners();
         let address = port.address();
@@ -249,6 +249,7 @@ impl Node {
             environment: BTreeMap::new(),
             devices: Vec::new(),
             grant: None,
+            pin: None,
         };
         Ok(self.registry.run(request).await?)
     }

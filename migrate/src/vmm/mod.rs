@@ -80,12 +80,13 @@ pub trait Vmm: Send + Sync + fmt::Debug {
     /// [`MemoryError`].
     fn page_map_dir(&self, dir: &Path) -> Result<PathBuf, MemoryError>;
 
-    /// A RAM file of this backing, of so many bytes and all of it a hole.
+    /// A RAM file of this VM and this backing, of so many bytes and all of it a hole.
     ///
     /// # Errors
     /// [`MemoryError`], also if it exists or there is no room.
     fn create_ram_file(
         &self,
+        vm: &str,
         dir: &Path,
         backing: Backing,
         name: &str,

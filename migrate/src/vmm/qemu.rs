@@ -33,10 +33,10 @@ use super::{
     ArrivingMonitor, Attached, DeviceMonitor, FaultsError, GuestWrites, Halt, InGuestError, Leaving,
     LeavingMonitor, MappedFile, NotReady, QemuHandle, Ran, TakenFaults, Vmm, WriteTracker,
 };
-use vmove_node::control_groups::ControlGroups;
 use vmove_node::monitors::Monitors;
 use vmove_node::peer::BoxedStream;
 use vmove_node::record::VmRecord;
+use vmove_node::starter::Starter;
 
 /// Loading half a MiB of device state takes milliseconds; a page it needs may have to be fetched meanwhile.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -47,15 +47,15 @@ const RESUME_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Qemu {
     monitors: Arc<Monitors>,
-    groups: Arc<ControlGroups>,
+    starter: Starter,
     confinement: Confinement,
 }
 
 impl Qemu {
-    /// Monitors, and control groups of VMs: shared with the rest of the daemon. QEMUs are started with these rights.
+    /// Monitors, and how QEMUs are started: shared with the rest of the daemon. They get these rights.
     #[must_use]
-    pub const fn new(monitors: Arc<Monitors>, groups: Arc<ControlGroups>, confinement: Confinement) -> Self {
-        Self { monitors, groups, confinement }
+    pub const fn new(monitors: Arc<Monitors>, starter: Starter, confinement: Confinement) -> Self {
+        Self { monitors, starter, confinement }
     }
 }
 
@@ -128,13 +128,18 @@ impl Vmm for Qemu {
 
     fn create_ram_file(
         &self,
+        vm: &str,
         dir: &Path,
         backing: Backing,
         name: &str,
         len: ByteLen,
     ) -> Result<RamFile, MemoryError> {
         // Its memory was reserved when the guest was admitted.
-        MemoryDir::prepare(dir, backing)?.create_promised_ram_file(name, len)
+        let file = MemoryDir::prepare(dir, backing)?.create_promised_ram_file(name, len)?;
+        if let Err(error) = self.starter.bind_memory(vm, &file) {
+            tracing::warn!(vm, %error, "the guest's memory comes from any NUMA node");
+        }
+        Ok(file)
     }
 
     fn start(
@@ -143,9 +148,7 @@ impl Vmm for Qemu {
         command: &[OsString],
         vm_dir: &Path,
     ) -> Result<Arc<dyn QemuHandle>, ProcessError> {
-        let group = self.groups.make(vm);
-        let process =
-            QemuProcess::spawn_in(command, vm_dir, &log_in(vm_dir), &self.confinement, group.as_deref())?;
+        let process = self.starter.start(vm, command, vm_dir, &self.confinement)?;
         Ok(Arc::new(Started { process, monitors: Arc::clone(&self.monitors) }))
     }
 

@@ -19,11 +19,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::control_groups::ControlGroups;
 use crate::devices::Devices;
 use crate::monitors::Monitors;
 use crate::record::VmRecord;
 use crate::reservations::Reservations;
+use crate::starter::Starter;
 use crate::store::{VmStore, VmStoreError, check_name};
 
 use crate::blocking::run_blocking;
@@ -46,7 +46,7 @@ pub struct Registry {
     migrations: Arc<dyn Migrations>,
     run_dir: PathBuf,
     reservations: Arc<Reservations>,
-    groups: Arc<ControlGroups>,
+    starter: Starter,
     devices: Arc<dyn Devices>,
     confinement: Confinement,
     news: news::Tell,
@@ -93,8 +93,8 @@ pub struct Means {
     pub run_dir: PathBuf,
     /// The memory for them.
     pub reservations: Arc<Reservations>,
-    /// Their control groups.
-    pub groups: Arc<ControlGroups>,
+    /// How their QEMUs are started.
+    pub starter: Starter,
     /// Their devices.
     pub devices: Arc<dyn Devices>,
     /// The rights of their QEMUs.
@@ -110,14 +110,14 @@ impl Registry {
         migrations: Arc<dyn Migrations>,
         means: Means,
     ) -> Arc<Self> {
-        let Means { run_dir, reservations, groups, devices, confinement } = means;
+        let Means { run_dir, reservations, starter, devices, confinement } = means;
         Arc::new(Self {
             vms,
             monitors,
             migrations,
             run_dir,
             reservations,
-            groups,
+            starter,
             devices,
             confinement,
             news: news::Tell::default(),
@@ -161,10 +161,10 @@ impl Registry {
         &self.reservations
     }
 
-    /// Control groups of the VMs.
+    /// How QEMUs are started here.
     #[must_use]
-    pub const fn groups(&self) -> &Arc<ControlGroups> {
-        &self.groups
+    pub const fn starter(&self) -> &Starter {
+        &self.starter
     }
 
     /// Devices of the node that VMs have.

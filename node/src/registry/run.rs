@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::layout;
 use crate::record::{RamFileRecord, VmRecord};
 use crate::reservations::Reservations;
+use crate::starter::Starter;
 use vmove_memory::{ByteLen, MemoryDir};
 use vmove_qmp::{CommandLine, QemuProcess, RamFileSpec, RunLayout, access};
 use vmove_types::Backing;
@@ -119,15 +120,10 @@ impl Registry {
     ) -> Result<VmRecord, RegistryError> {
         let Start { request, kept, devices, argv, made, ram } = start;
         let argv = with_environment(request, argv);
-        prepare(attempt, made, self.reservations.clone()).await?;
-        let (vm_dir, log) =
-            (attempt.layout.vm_dir.clone(), vmove_qmp::process::log_in(&attempt.layout.vm_dir));
-        let (groups, name, rights) = (self.groups.clone(), request.name.clone(), self.confinement.clone());
-        let spawn = move || {
-            let group = groups.make(&name);
-            QemuProcess::spawn_in(&argv, &vm_dir, &log, &rights, group.as_deref())
-        };
-        let process = run_blocking(spawn).await?;
+        prepare(attempt, made, self.reservations.clone(), self.starter.clone()).await?;
+        let (vm_dir, starter) = (attempt.layout.vm_dir.clone(), self.starter.clone());
+        let (name, rights) = (request.name.clone(), self.confinement.clone());
+        let process = run_blocking(move || starter.start(&name, &argv, &vm_dir, &rights)).await?;
         let process = process?;
         attempt.process = Some(process.clone());
         let client = process.wait_qmp(&attempt.layout.qmp_socket, MONITOR_TIMEOUT).await?;
@@ -182,6 +178,7 @@ async fn prepare(
     attempt: &Attempt,
     made: Vec<RamFileSpec>,
     reservations: Arc<Reservations>,
+    starter: Starter,
 ) -> Result<(), RegistryError> {
     let (layout, note) = (attempt.layout.clone(), attempt.note.clone());
     let work = move || {
@@ -197,7 +194,9 @@ async fn prepare(
             // Of an earlier VM of this name, which has ended.
             starting::remove(&spec.path);
             let name = spec.path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-            memory.create_promised_ram_file(name, ByteLen(spec.size))?;
+            let file = memory.create_promised_ram_file(name, ByteLen(spec.size))?;
+            let bound = starter.bind_memory(&note.name, &file);
+            bound.map_err(|source| RegistryError::NotBound { path: spec.path.clone(), source })?;
             let given = layout.confinement.give(&spec.path);
             given.map_err(|source| RegistryError::Folder { path: spec.path.clone(), source })?;
         }

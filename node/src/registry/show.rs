@@ -64,9 +64,11 @@ impl Registry {
             log: (!record.adopted).then_some(log),
             dir: record.vm_dir,
             consoles,
-            control_group: self.groups.of(name),
+            control_group: self.starter.groups.of(name),
             ram,
             huge_share,
+            pinned: None,
+            not_pinned: None,
             command_line: record.command_line,
             environment: record.environment.into_iter().collect(),
         })

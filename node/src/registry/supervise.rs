@@ -41,7 +41,7 @@ impl Registry {
                 .filter(|vm| !vm.adopted)
                 .map(|vm| (vm.name.clone(), log_in(&vm.vm_dir)))
                 .collect();
-            let (vms, groups) = (self.vms.clone(), self.groups.clone());
+            let (vms, groups) = (self.vms.clone(), self.starter.groups.clone());
             let looked = move || {
                 vms.write_owed();
                 groups.sweep();

@@ -99,6 +99,17 @@ pub async fn facts(client: &Client, pid: u32, line: Option<&CommandLine>) -> Res
     })
 }
 
+/// Threads of the virtual processors: index of the processor, and thread ID. TCG may have one thread for all of them.
+///
+/// # Errors
+/// Any [`QmpError`] of the query.
+pub async fn vcpu_threads(client: &Client) -> Result<Vec<(u32, u32)>, QmpError> {
+    let cpus = Ask(client).query("query-cpus-fast").await?;
+    let number = |cpu: &Value, key: &str| cpu.get(key)?.as_u64()?.try_into().ok();
+    let thread = |cpu: &Value| Some((number(cpu, "cpu-index")?, number(cpu, "thread-id")?));
+    Ok(cpus.as_array().into_iter().flatten().filter_map(thread).collect())
+}
+
 /// Network back ends of a running QEMU.
 ///
 /// # Errors

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::process::Command;
 use tokio::sync::Semaphore;
 use vmove_bridge_types::requests::StartVm;
-use vmove_grant::{Grant, GrantedDevice, SecretKey};
+use vmove_grant::{Grant, GrantedDevice, GrantedShare, SecretKey};
 
 use crate::program::{self, ProgramError};
 
@@ -452,10 +452,20 @@ fn run_arguments(vm: &StartVm, grant: &Grant, signed: Option<String>) -> Vec<Str
         let devices = grant.devices.iter();
         arguments.extend(devices.map(|device| format!("--device={}={}", device.role, device.address)));
     }
+    if let Some(shares) = pin_of(grant) {
+        arguments.push(format!("--prefer-pin={shares}"));
+    }
     arguments.extend(signed);
     arguments.push("--".to_owned());
     arguments.extend(vm.command_line.iter().filter(|word| *word != DEVICES).cloned());
     arguments
+}
+
+/// Which processors and NUMA nodes the placement has chosen. With its own grant, a node finds them there, too.
+fn pin_of(grant: &Grant) -> Option<String> {
+    let share = |of: &GrantedShare| format!("{}:{}:{}", of.node, of.cores, of.memory_mib);
+    let shares: Vec<String> = grant.numa.iter().map(share).collect();
+    (!shares.is_empty()).then(|| shares.join(","))
 }
 
 /// The name under which this host publishes its inventory, unless another is given.

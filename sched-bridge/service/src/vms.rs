@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sched_bridge::model::{Assignment, Granted, NodeName, NumaShare, VmName};
 use tokio::task::JoinSet;
 use vmove_bridge_types::requests::{StartVm, StartedVm};
-use vmove_grant::{Grant, GrantedDevice};
+use vmove_grant::{Grant, GrantedDevice, GrantedShare};
 
 use crate::bridge::{Bridge, BridgeError};
 use crate::driver::{ListedVm, NotStarted, VmDriver};
@@ -214,7 +214,13 @@ pub(crate) fn grant_of(lease: &Lease, home: &Assignment) -> Grant {
         huge_2m_mib: sum(|share| share.huge.pages_2m * 2),
         huge_1g_mib: sum(|share| share.huge.pages_1g * 1024),
         devices: home.devices.iter().enumerate().map(device).collect(),
+        numa: home.shares.iter().map(share_of).collect(),
     }
+}
+
+fn share_of(share: &NumaShare) -> GrantedShare {
+    let huge = share.huge.pages_2m * 2 + share.huge.pages_1g * 1024;
+    GrantedShare { node: share.numa.0.into(), cores: share.cores, memory_mib: share.memory.0 + huge }
 }
 
 /// Fills in what the lease has for the VM. `{devices}` stays: the driver gives them, by their roles in the grant.

@@ -37,6 +37,8 @@ pub struct Shape {
     pub kernel: Kernel,
     /// Whether each has an IOMMU and a network card with virtual functions, on a network of their own.
     pub devices: bool,
+    /// NUMA nodes of each, which share its processors and its memory equally. 1: none are made.
+    pub numa_nodes: u32,
 }
 
 /// A kernel that setup has unpacked.
@@ -188,6 +190,12 @@ fn arguments(places: &Places, shape: &Shape, number: usize, program: &Path) -> R
     add("-name", format!("lab-h{number}"));
     add("-m", shape.memory_mib.to_string());
     add("-smp", shape.processors.to_string());
+    for node in (0..shape.numa_nodes).filter(|_| shape.numa_nodes > 1) {
+        let (memory, cpus) = (shape.memory_mib / shape.numa_nodes, shape.processors / shape.numa_nodes);
+        let (first, last) = (node * cpus, (node + 1) * cpus - 1);
+        add("-object", format!("memory-backend-ram,id=numa{node},size={memory}M"));
+        add("-numa", format!("node,nodeid={node},cpus={first}-{last},memdev=numa{node}"));
+    }
     let (kernel, initrd) = shape.kernel.files();
     add("-kernel", text(&places.files.join(kernel))?);
     add("-initrd", text(&places.files.join(initrd))?);

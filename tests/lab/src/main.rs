@@ -184,6 +184,9 @@ struct ShapeArgs {
     /// Hosts with an IOMMU and a network card that has virtual functions, for VMs that own devices
     #[arg(long)]
     devices: bool,
+    /// NUMA nodes of each host
+    #[arg(long, default_value_t = 1)]
+    numa_nodes: u32,
 }
 
 impl ShapeArgs {
@@ -195,6 +198,7 @@ impl ShapeArgs {
             rdma: !self.no_rdma,
             kernel: self.kernel,
             devices: self.devices,
+            numa_nodes: self.numa_nodes,
         }
     }
 
@@ -203,6 +207,7 @@ impl ShapeArgs {
             format!("--hosts={}", self.hosts),
             format!("--memory-mib={}", self.memory_mib),
             format!("--processors={}", self.processors),
+            format!("--numa-nodes={}", self.numa_nodes),
         ];
         words.extend(self.no_rdma.then(|| "--no-rdma".to_owned()));
         words.extend((self.kernel == Kernel::Next).then(|| "--kernel=next".to_owned()));
@@ -300,6 +305,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 no_rdma: false,
                 kernel,
                 devices: false,
+                numa_nodes: 1,
             };
             with_lab(&shape, move |lab| {
                 let wanted = |this| what.is_none_or(|what| what == this);

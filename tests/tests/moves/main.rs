@@ -13,5 +13,6 @@ mod history;
 mod locked;
 mod modes;
 mod old_kernel;
+mod pinned;
 mod remote;
 mod slurm;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
+use vmove_node::admission::Coming;
 use vmove_node::guest_devices::fit::why_not_in_place;
 use vmove_node::guest_devices::{Asked, Detached, missing};
 use vmove_types::Backing;
@@ -157,11 +158,12 @@ impl ForkEngine {
                 name: plan.name().to_owned(),
                 memory: backing.to_string(),
                 command_line: plan.command_line().to_vec(),
-                environment: BTreeMap::new(),
+                environment: plan.environment().iter().cloned().collect(),
                 devices: own.map(|device| device.request.clone()).collect(),
                 grant: grants.get(plan.name()).cloned(),
+                pin: None,
             };
-            self.admission.admit(&asked).map_err(ForkError::NotAdmitted)?;
+            self.admission.admit(&asked, Coming::AsChild).map_err(ForkError::NotAdmitted)?;
         }
         Ok(())
     }

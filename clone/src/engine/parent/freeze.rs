@@ -62,6 +62,7 @@ impl ForkEngine {
             children,
             devices: &guest.base.devices,
             disks: &guest.base.disks,
+            starter: self.registry.starter(),
             overlay_dir: self.policy.overlay_dir.as_deref(),
         };
         let (members, record, fork) = (Arc::clone(&self.members), guest.record.clone(), id.to_owned());

@@ -65,6 +65,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation::public("", "/openapi.json"),
     Operation::new("metrics", "GET", "/metrics", Role::Viewer),
     Operation::new("listDevices", "GET", "/v1/devices", Role::Viewer),
+    Operation::new("showTuning", "GET", "/v1/tuning", Role::Viewer),
     Operation::new("showVm", "GET", "/v1/vms/{name}", Role::Viewer),
     Operation::new("checkVm", "GET", "/v1/vms/{name}/check", Role::Viewer),
     Operation::new("showForkTree", "GET", "/v1/vms/{name}/tree", Role::Viewer),
@@ -72,6 +73,8 @@ pub const OPERATIONS: &[Operation] = &[
     Operation::new("showFork", "GET", "/v1/forks/{id}", Role::Viewer),
     Operation::new("listTemplates", "GET", "/v1/templates", Role::Viewer),
     Operation::new("listHooks", "GET", "/v1/hooks", Role::Viewer),
+    // It writes settings of the host.
+    Operation::new("applyTuning", "POST", "/v1/tuning", Role::Admin),
     // It loads the network between two nodes.
     Operation::new("checkFabric", "GET", "/v1/fabric/check", Role::Operator),
     Operation::new("startMigration", "POST", "/v1/migrations", Role::Operator),

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use vmove_node::control_groups::ControlGroups;
 use vmove_node::devices::Devices;
 use vmove_node::guest_devices::fit::why_not_in_place;
 use vmove_node::migrations::NoMigrations;
 use vmove_node::monitors::Monitors;
 use vmove_node::registry::{Means, Registry};
 use vmove_node::reservations::Reservations;
+use vmove_node::starter::Starter;
 use vmove_node::store::VmStore;
 use vmove_qmp::confine::Confinement;
 use vmove_types::problem::Code;
@@ -85,7 +85,7 @@ impl Node {
             Means {
                 run_dir: run,
                 reservations: Reservations::new(memory),
-                groups: ControlGroups::none(),
+                starter: Starter::plain(),
                 devices,
                 confinement: Confinement::default(),
             },
@@ -125,6 +125,7 @@ fn run_request(line: &str, devices: Vec<DeviceRequest>) -> RunRequest {
         environment: std::collections::BTreeMap::default(),
         devices,
         grant: None,
+        pin: None,
     }
 }
 
@@ -252,6 +253,7 @@ async fn what_a_lease_holds_is_given_to_no_other_vm() {
         huge_2m_mib: 0,
         huge_1g_mib: 0,
         devices: vec![device],
+        numa: Vec::new(),
     };
     let entering = RunRequest { grant: Some(key.sign(&grant).unwrap()), ..run_request("qemu -m 64", vec![]) };
     let entered = grants.enter(&entering).unwrap().unwrap();

@@ -44,6 +44,7 @@ mod tests {
             environment: std::collections::BTreeMap::new(),
             devices: devices.iter().map(|device| device.parse().unwrap()).collect(),
             grant: None,
+            pin: None,
         }
     }
 

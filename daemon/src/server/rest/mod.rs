@@ -8,6 +8,7 @@ mod hooks;
 mod migrations;
 mod node;
 pub mod openapi;
+mod tuning;
 mod vms;
 
 use std::sync::Arc;
@@ -30,6 +31,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(node::metrics))
         .route("/v1/node", get(node::node))
         .route("/v1/devices", get(devices::list))
+        .route("/v1/tuning", get(tuning::show).post(tuning::apply))
         .route("/v1/fabric/check", get(fabric::check))
         .route("/v1/vms", get(vms::list).post(vms::run))
         .route("/v1/vms:adopt", post(vms::adopt))

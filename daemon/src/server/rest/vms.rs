@@ -12,6 +12,7 @@ use vmove_types::device::{DeviceChoice, VmDevice};
 
 use crate::server::grants::Entered;
 use crate::server::problem::IntoProblem;
+use crate::server::tuning::Starting;
 use crate::server::{App, detached};
 use vmove_types::migration::CheckQuery;
 use vmove_types::problem::{Code, Problem};
@@ -36,15 +37,21 @@ pub async fn list(State(app): State<Arc<App>>) -> axum::Json<VmList> {
     responses((status = 201, body = VmDetail), (status = "4XX", body = Problem), (status = "5XX", body = Problem)))]
 pub async fn run(
     State(app): State<Arc<App>>,
-    Json(request): Json<RunRequest>,
+    Json(mut request): Json<RunRequest>,
 ) -> Result<(StatusCode, axum::Json<VmDetail>), Refusal> {
     let entered = app.grants.as_ref().map(|grants| grants.enter(&request)).transpose()?.flatten();
-    let vm = detached(async move { run_in_grant(&app, request, entered).await }).await?;
+    let pinned = app.tuning.start(&mut request)?;
+    let vm = detached(async move { run_in_grant(&app, request, entered, pinned).await }).await?;
     Ok((StatusCode::CREATED, axum::Json(vm)))
 }
 
 /// Starts a VM. If it has more than its grant gives, it is ended.
-async fn run_in_grant(app: &App, request: RunRequest, entered: Option<Entered>) -> Result<VmDetail, Problem> {
+async fn run_in_grant(
+    app: &App,
+    request: RunRequest,
+    entered: Option<Entered>,
+    pinned: Option<Starting>,
+) -> Result<VmDetail, Problem> {
     let mut vm = app.registry.run(request).await.map_err(IntoProblem::into_problem)?;
     if let Some(entered) = entered
         && let Err(problem) = entered.started(&vm)
@@ -52,7 +59,11 @@ async fn run_in_grant(app: &App, request: RunRequest, entered: Option<Entered>) 
         app.registry.stop(&vm.summary.name, true).await.map_err(IntoProblem::into_problem)?;
         return Err(problem);
     }
+    if let Some(pinned) = pinned {
+        pinned.started();
+    }
     mark_leases(app, std::slice::from_mut(&mut vm.summary));
+    app.tuning.mark(&mut vm);
     Ok(vm)
 }
 
@@ -82,6 +93,7 @@ pub async fn show(State(app): State<Arc<App>>, Path(name): Path<String>) -> Answ
     let mut vm = app.registry.show(&name).await.map_err(IntoProblem::into_problem)?;
     app.forks.mark_unreadable(std::slice::from_mut(&mut vm.summary));
     mark_leases(&app, std::slice::from_mut(&mut vm.summary));
+    app.tuning.mark(&mut vm);
     Ok(axum::Json(vm))
 }
 
@@ -99,6 +111,7 @@ pub async fn stop(
         if let Some(grants) = &app.grants {
             grants.end(&name);
         }
+        app.tuning.pins().end(&name);
         Ok::<_, RegistryError>(stopped)
     };
     Ok(axum::Json(detached(work).await?))

@@ -15,6 +15,7 @@ fn grant() -> Grant {
         huge_2m_mib: 0,
         huge_1g_mib: 0,
         devices: Vec::new(),
+        numa: Vec::new(),
     }
 }
 

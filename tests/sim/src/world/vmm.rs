@@ -159,6 +159,7 @@ impl Vmm for SimVmm {
 
     fn create_ram_file(
         &self,
+        _: &str,
         dir: &Path,
         _: Backing,
         name: &str,

@@ -1,0 +1,152 @@
+//! `vmove tune`: what could be better, and making it so.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use vmove_node::blocking::run_blocking;
+use vmove_node::record::VmRecord;
+use vmove_node::registry::{Registry, RegistryError};
+use vmove_tuning::advice::{Finding, Look, Looked, of_host, of_vm};
+use vmove_tuning::host::Host;
+use vmove_tuning::{memory, policy};
+use vmove_types::problem::{Code, Problem, chain};
+use vmove_types::tuning::{AdviceState, PINNED_CPUS, PinRequest, TuningReport};
+use vmove_types::vm::RunRequest;
+
+use super::Tuning;
+use crate::server::problem::IntoProblem;
+use vmove_node::admission::Coming;
+
+impl Tuning {
+    /// Compares this host and its VMs, or one of them, with advice; with `apply`, does first what can be done now.
+    pub async fn report(
+        &self,
+        registry: &Arc<Registry>,
+        vm: Option<&str>,
+        apply: bool,
+    ) -> Result<TuningReport, Problem> {
+        let records: Vec<VmRecord> = match vm {
+            None => registry.records(),
+            Some(name) => {
+                vec![registry.vms().get(name).map_err(|error| RegistryError::from(error).into_problem())?]
+            }
+        };
+        let mut report = TuningReport { advice: Vec::new() };
+        if vm.is_none() {
+            let passthrough = records.iter().any(|record| !record.devices.is_empty());
+            let findings = self.of_host(passthrough, apply).await?;
+            report.advice.extend(findings.into_iter().map(|finding| finding.advice));
+        }
+        for record in &records {
+            let before = self.look(registry, record).await?;
+            let mut advice = of_vm(&before, &self.host()?);
+            let wrong = |state: AdviceState| matches!(state, AdviceState::CanApply);
+            let unpinned = before.pin.is_none() && before.not_pinned.is_some();
+            if apply && (unpinned || advice.iter().any(|one| wrong(one.state))) {
+                self.apply_to(registry, record, unpinned).await?;
+                let after = of_vm(&self.look(registry, record).await?, &self.host()?);
+                for (old, mut new) in advice.iter_mut().zip(after) {
+                    if old.state != AdviceState::Good && new.state == AdviceState::Good {
+                        new.state = AdviceState::Applied;
+                    }
+                    *old = new;
+                }
+            }
+            report.advice.extend(advice);
+        }
+        Ok(report)
+    }
+
+    fn host(&self) -> Result<Host, Problem> {
+        self.pins.host().map_err(|error| Problem::new(Code::Internal, chain(&error)))
+    }
+
+    async fn of_host(&self, passthrough: bool, apply: bool) -> Result<Vec<Finding>, Problem> {
+        let (host, pins) = (self.host()?, self.pins.clone());
+        let findings = run_blocking(move || {
+            let dedicated = pins.allowed().without(&pins.shared());
+            let look = Look { root: PathBuf::from("/"), host: &host, dedicated, passthrough };
+            let mut findings = of_host(&look);
+            if apply {
+                findings.iter_mut().for_each(Finding::apply);
+            }
+            findings
+        });
+        findings.await.map_err(|error| Problem::new(Code::Internal, chain(&error)))
+    }
+
+    /// Where a VM's threads and memory are.
+    async fn look(&self, registry: &Arc<Registry>, record: &VmRecord) -> Result<Looked, Problem> {
+        let detail = registry.show(&record.name).await.map_err(IntoProblem::into_problem)?;
+        let vcpus = match registry.monitors().client(&record.qmp_socket).await {
+            Ok(client) => vmove_qmp::inspect::vcpu_threads(&client).await.unwrap_or_default(),
+            // It ends, or a migration has its monitor: then its threads are not known.
+            Err(_) => Vec::new(),
+        };
+        let (pins, name, process) = (self.pins.clone(), record.name.clone(), record.pid.unsigned_abs());
+        let devices: Vec<String> =
+            record.devices.iter().map(|device| device.request.address.to_string()).collect();
+        let roles: Vec<String> = record.devices.iter().map(|device| device.request.role.clone()).collect();
+        let looked = run_blocking(move || Looked {
+            pin: pins.of(&name),
+            not_pinned: pins.not_pinned(&name),
+            astray: pins.astray(&name, &vcpus),
+            memory: memory::by_node(process).unwrap_or_default(),
+            devices: roles
+                .into_iter()
+                .zip(devices.iter().map(|address| memory::node_of_device(address)))
+                .filter_map(|(role, node)| Some((role, node?)))
+                .collect(),
+            vm: name,
+            ..Looked::default()
+        });
+        let looked = looked.await.map_err(|error| Problem::new(Code::Internal, chain(&error)))?;
+        Ok(Looked { huge_share: detail.huge_share, adopted: record.adopted, ..looked })
+    }
+
+    /// Pins a VM that could not be pinned when it came, puts its threads where they belong, and moves its memory there.
+    async fn apply_to(
+        &self,
+        registry: &Arc<Registry>,
+        record: &VmRecord,
+        unpinned: bool,
+    ) -> Result<(), Problem> {
+        let failed = |text: String| Problem::new(Code::NotPinned, text);
+        if unpinned {
+            let asked = RunRequest {
+                name: record.name.clone(),
+                memory: record.backing.to_string(),
+                command_line: record.command_line.clone(),
+                environment: record.environment.iter().cloned().collect::<BTreeMap<_, _>>(),
+                devices: Vec::new(),
+                grant: None,
+                pin: None,
+            };
+            let numa = self.granted(&record.name).unwrap_or_default();
+            if numa.is_empty() && !asked.environment.contains_key(PINNED_CPUS) {
+                return Ok(());
+            }
+            // Its memory is here already.
+            self.pin(&asked, PinRequest { numa, required: true }, Coming::AsChild)?;
+        }
+        self.settle_now(registry, record).await.map_err(|error| failed(format!("{error:#}")))?;
+        let Some(pin) = self.pins.of(&record.name) else { return Ok(()) };
+        let (pins, host, record) = (self.pins.clone(), self.host()?, record.clone());
+        let moved = run_blocking(move || {
+            for ram in &record.ram {
+                let file = std::fs::File::options().read(true).write(true).open(&ram.path)?;
+                pins.bind(&record.name, &file)?;
+            }
+            let others = host.nodes.iter().map(|node| node.id).filter(|id| !pin.memory.contains(id));
+            let others: Vec<u32> = others.collect();
+            if others.is_empty() {
+                Ok(0)
+            } else {
+                policy::move_memory(record.pid.unsigned_abs(), &others, &pin.memory)
+            }
+        });
+        let moved = moved.await.map_err(|error| Problem::new(Code::Internal, chain(&error)))?;
+        moved.map(drop).map_err(|error| failed(format!("its memory could not be moved: {error}")))
+    }
+}

@@ -1,0 +1,365 @@
+//! What the VMs of a host have for themselves, in a file that outlives the daemon.
+//!
+//! Some processors are never given away: the *housekeeping* ones, for the daemon, for QEMU's threads beside virtual processors and for VMs that are
+//! not pinned. All of these keep off processors that a VM has for itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use vmove_types::tuning::PinInfo;
+
+use crate::choose::{NoPlace, Wish, choose};
+use crate::cpus::Cpus;
+use crate::host::{Host, HostError};
+use crate::policy::{self, StartsThere};
+use crate::threads;
+
+/// A host with fewer processors gives none away unless told which ones to keep: one pinned VM would leave too little for all else.
+const FEWEST: usize = 4;
+
+/// `[tuning]` of the configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct TuningPolicy {
+    /// Whether VMs are pinned.
+    pub pin: bool,
+    /// Processors that no VM gets for itself. By default those of the first core.
+    pub housekeeping_cpus: Option<Cpus>,
+}
+
+impl Default for TuningPolicy {
+    fn default() -> Self {
+        Self { pin: true, housekeeping_cpus: None }
+    }
+}
+
+/// What a VM has.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pin {
+    /// Processors, sibling threads beside each other.
+    pub cpus: Vec<u32>,
+    /// NUMA nodes of its memory.
+    pub memory: Vec<u32>,
+    /// Its virtual processors.
+    pub vcpus: u32,
+}
+
+impl Pin {
+    /// Its processors as a set.
+    #[must_use]
+    pub fn set(&self) -> Cpus {
+        self.cpus.iter().copied().collect()
+    }
+
+    /// Whether each virtual processor has a processor.
+    #[must_use]
+    pub fn one_each(&self) -> bool {
+        self.cpus.len() == self.vcpus as usize
+    }
+
+    /// Where a virtual processor belongs.
+    #[must_use]
+    pub fn of_vcpu(&self, index: u32) -> Cpus {
+        match self.cpus.get(index as usize) {
+            Some(cpu) if self.one_each() => [*cpu].into_iter().collect(),
+            _ => self.set(),
+        }
+    }
+}
+
+/// Why a VM is not pinned.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PinError {
+    /// It is configured so.
+    #[error("VMs are not pinned here: pin = false in [tuning]")]
+    Off,
+    /// The host is small.
+    #[error(
+        "this host has {cpus} processors: none is given away unless housekeeping-cpus in [tuning] says which ones to keep (for example \"0\")"
+    )]
+    Small {
+        /// How many.
+        cpus: usize,
+    },
+    /// There is no room.
+    #[error(transparent)]
+    NoPlace(#[from] NoPlace),
+    /// The host could not be read.
+    #[error("the processors of this host are not known")]
+    Host(#[from] HostError),
+    /// The file of the ledger.
+    #[error("could not write {path}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    pins: BTreeMap<String, Pin>,
+    /// Why VMs that asked for it are not pinned.
+    not_pinned: BTreeMap<String, String>,
+    /// VMs whose threads were put where they belong, by the process.
+    settled: BTreeMap<String, u32>,
+}
+
+/// The pins of a host.
+#[derive(Debug)]
+pub struct Pins {
+    root: PathBuf,
+    allowed: Cpus,
+    policy: TuningPolicy,
+    file: Option<PathBuf>,
+    kept: Mutex<Kept>,
+}
+
+impl Pins {
+    /// No VM is pinned.
+    #[must_use]
+    pub fn none() -> Self {
+        let policy = TuningPolicy { pin: false, housekeeping_cpus: None };
+        Self { root: "/".into(), allowed: Cpus::none(), policy, file: None, kept: Mutex::default() }
+    }
+
+    /// Those that an earlier daemon has written into `file`. Only processors on which this process may run are given away; `root` is where `/sys` is.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not one that this version writes.
+    pub fn open(root: &Path, policy: TuningPolicy, file: PathBuf) -> io::Result<Self> {
+        let pins = match std::fs::read(&file) {
+            Ok(text) => serde_json::from_slice(&text).map_err(io::Error::other)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
+            Err(error) => return Err(error),
+        };
+        let allowed = threads::of(None)?;
+        let kept = Mutex::new(Kept { pins, ..Kept::default() });
+        Ok(Self { root: root.to_owned(), allowed, policy, file: Some(file), kept })
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Processors on which this process may run: no others are given away.
+    #[must_use]
+    pub const fn allowed(&self) -> &Cpus {
+        &self.allowed
+    }
+
+    /// The host as it is now.
+    ///
+    /// # Errors
+    /// [`HostError`].
+    pub fn host(&self) -> Result<Host, HostError> {
+        Host::read(&self.root, &self.allowed)
+    }
+
+    /// Processors that no VM gets for itself.
+    #[must_use]
+    pub fn housekeeping(&self, host: &Host) -> Cpus {
+        let first = || host.cores.iter().find(|core| !core.is_empty()).cloned().unwrap_or_default();
+        self.policy.housekeeping_cpus.clone().unwrap_or_else(first).and(&self.allowed)
+    }
+
+    /// Processors that VMs can get, whether they are free or not.
+    ///
+    /// # Errors
+    /// Why none can be had.
+    pub fn given_away(&self, host: &Host) -> Result<Cpus, PinError> {
+        if !self.policy.pin {
+            return Err(PinError::Off);
+        }
+        if self.policy.housekeeping_cpus.is_none() && self.allowed.len() < FEWEST {
+            return Err(PinError::Small { cpus: self.allowed.len() });
+        }
+        Ok(self.allowed.without(&self.housekeeping(host)))
+    }
+
+    /// Gives a VM what it wishes, until [`Self::end`].
+    ///
+    /// # Errors
+    /// [`PinError`]; nothing has changed then, and [`Self::not_pinned`] tells why.
+    pub fn take(&self, vm: &str, wish: &Wish, vcpus: u32) -> Result<(), PinError> {
+        let mut kept = self.kept();
+        let taken = self.place(&kept, vm, wish).and_then(|place| {
+            let mut pins = kept.pins.clone();
+            pins.insert(vm.to_owned(), Pin { cpus: place.cpus, memory: place.memory, vcpus });
+            self.write(&pins)?;
+            Ok(pins)
+        });
+        match taken {
+            Ok(pins) => {
+                kept.pins = pins;
+                kept.not_pinned.remove(vm);
+                kept.settled.remove(vm);
+                Ok(())
+            }
+            Err(error) => {
+                kept.not_pinned.insert(vm.to_owned(), told(&error));
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether [`Self::take`] would give it. Changes nothing.
+    ///
+    /// # Errors
+    /// [`PinError`].
+    pub fn would_take(&self, vm: &str, wish: &Wish) -> Result<(), PinError> {
+        self.place(&self.kept(), vm, wish).map(drop)
+    }
+
+    fn place(&self, kept: &Kept, vm: &str, wish: &Wish) -> Result<crate::choose::Place, PinError> {
+        let host = self.host()?;
+        let others = kept.pins.iter().filter(|(name, _)| *name != vm);
+        let taken = others.fold(Cpus::none(), |all, (_, pin)| all.or(&pin.set()));
+        let free = self.given_away(&host)?.without(&taken);
+        Ok(choose(&host, &free, wish)?)
+    }
+
+    fn write(&self, pins: &BTreeMap<String, Pin>) -> Result<(), PinError> {
+        let Some(path) = &self.file else { return Ok(()) };
+        let failed = |source| PinError::File { path: path.clone(), source };
+        let text = serde_json::to_vec(pins).map_err(|error| failed(io::Error::other(error)))?;
+        let beside = path.with_extension("new");
+        std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path)).map_err(failed)
+    }
+
+    /// What a VM has.
+    #[must_use]
+    pub fn of(&self, vm: &str) -> Option<Pin> {
+        self.kept().pins.get(vm).cloned()
+    }
+
+    /// Why a VM that asked for it is not pinned.
+    #[must_use]
+    pub fn not_pinned(&self, vm: &str) -> Option<String> {
+        self.kept().not_pinned.get(vm).cloned()
+    }
+
+    /// The VMs that are pinned, or asked for it.
+    #[must_use]
+    pub fn vms(&self) -> BTreeSet<String> {
+        let kept = self.kept();
+        kept.pins.keys().chain(kept.not_pinned.keys()).cloned().collect()
+    }
+
+    /// A VM is no more. True if it had something.
+    pub fn end(&self, vm: &str) -> bool {
+        let mut kept = self.kept();
+        kept.not_pinned.remove(vm);
+        kept.settled.remove(vm);
+        if kept.pins.remove(vm).is_none() {
+            return false;
+        }
+        // If it cannot be written, the next daemon finds that the VM has ended, as this one did.
+        let _ = self.write(&kept.pins);
+        true
+    }
+
+    /// Processors that no VM has for itself.
+    #[must_use]
+    pub fn shared(&self) -> Cpus {
+        let kept = self.kept();
+        kept.pins.values().fold(self.allowed.clone(), |shared, pin| shared.without(&pin.set()))
+    }
+
+    /// Processors for what a VM runs beside its virtual processors: those that nobody has on its NUMA nodes, else any that nobody has.
+    #[must_use]
+    pub fn others_of(&self, pin: &Pin) -> Cpus {
+        let shared = self.shared();
+        let near = self.host().map_or_else(
+            |_| Cpus::none(),
+            |host| {
+                let nodes = host.nodes_of(&pin.set());
+                let cpus = nodes.iter().filter_map(|id| host.node(*id));
+                cpus.fold(Cpus::none(), |all, node| all.or(&node.cpus)).and(&shared)
+            },
+        );
+        if near.is_empty() { shared } else { near }
+    }
+
+    /// Where a VM is pinned, for people.
+    #[must_use]
+    pub fn info(&self, vm: &str) -> Option<PinInfo> {
+        let pin = self.of(vm)?;
+        Some(PinInfo {
+            cpus: pin.set().to_string(),
+            one_each: pin.one_each(),
+            others: self.others_of(&pin).to_string(),
+            memory_nodes: pin.memory,
+        })
+    }
+
+    /// For the start of a VM's QEMU by the calling thread: it begins on the VM's processors and those of its other threads, and what it allocates is
+    /// on its NUMA nodes. None: the VM is not pinned, and starts where this process is.
+    ///
+    /// # Errors
+    /// The kernel refuses processors or nodes.
+    pub fn starts(&self, vm: &str) -> io::Result<Option<StartsThere>> {
+        let Some(pin) = self.of(vm) else { return Ok(None) };
+        StartsThere::begin(&pin.set().or(&self.others_of(&pin)), &pin.memory).map(Some)
+    }
+
+    /// Pages of a VM's RAM file are allocated on its NUMA nodes.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn bind(&self, vm: &str, file: &File) -> io::Result<()> {
+        match self.of(vm) {
+            Some(pin) if !pin.memory.is_empty() => policy::bind_file(file, &pin.memory),
+            _ => Ok(()),
+        }
+    }
+
+    /// Puts the threads of a VM where they belong: `vcpus` are the threads of its virtual processors, by index.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn settle(&self, vm: &str, process: u32, vcpus: &[(u32, u32)]) -> io::Result<()> {
+        let Some(pin) = self.of(vm) else { return Ok(()) };
+        let of_vcpus: Vec<u32> = vcpus.iter().map(|(_, thread)| *thread).collect();
+        // TCG has one thread for all virtual processors unless told otherwise: it belongs to all.
+        let one_thread = of_vcpus.len() > 1 && of_vcpus.iter().all(|thread| *thread == of_vcpus[0]);
+        for (index, thread) in vcpus {
+            let cpus = if one_thread { pin.set() } else { pin.of_vcpu(*index) };
+            threads::keep(*thread, &cpus)?;
+        }
+        threads::keep_process(process, &self.others_of(&pin), &of_vcpus)?;
+        self.kept().settled.insert(vm.to_owned(), process);
+        Ok(())
+    }
+
+    /// Whether the threads of this process were put where they belong.
+    #[must_use]
+    pub fn is_settled(&self, vm: &str, process: u32) -> bool {
+        self.kept().settled.get(vm) == Some(&process)
+    }
+
+    /// Virtual processors that are not where they belong, by index and with where they are.
+    #[must_use]
+    pub fn astray(&self, vm: &str, vcpus: &[(u32, u32)]) -> Vec<(u32, Cpus)> {
+        let Some(pin) = self.of(vm) else { return Vec::new() };
+        let one_thread = vcpus.len() > 1 && vcpus.iter().all(|(_, thread)| *thread == vcpus[0].1);
+        let wrong = |(index, thread): &(u32, u32)| {
+            let belongs = if one_thread { pin.set() } else { pin.of_vcpu(*index) };
+            let now = threads::of(Some(*thread)).ok()?;
+            (now != belongs).then_some((*index, now))
+        };
+        vcpus.iter().filter_map(wrong).collect()
+    }
+}
+
+/// An error and what led to it, in one line.
+fn told(error: &PinError) -> String {
+    vmove_types::problem::chain(error)
+}
