@@ -106,8 +106,8 @@ pub enum PinError {
 #[derive(Debug, Default)]
 struct Kept {
     pins: BTreeMap<String, Pin>,
-    /// Why VMs that asked for it are not pinned.
-    not_pinned: BTreeMap<String, String>,
+    /// VMs that asked for it and are not pinned: for what, and why not.
+    not_pinned: BTreeMap<String, (Wish, String)>,
     /// VMs whose threads were put where they belong, by the process.
     settled: BTreeMap<String, u32>,
 }
@@ -204,7 +204,7 @@ impl Pins {
                 Ok(())
             }
             Err(error) => {
-                kept.not_pinned.insert(vm.to_owned(), told(&error));
+                kept.not_pinned.insert(vm.to_owned(), (wish.clone(), told(&error)));
                 Err(error)
             }
         }
@@ -243,7 +243,13 @@ impl Pins {
     /// Why a VM that asked for it is not pinned.
     #[must_use]
     pub fn not_pinned(&self, vm: &str) -> Option<String> {
-        self.kept().not_pinned.get(vm).cloned()
+        self.kept().not_pinned.get(vm).map(|(_, why)| why.clone())
+    }
+
+    /// What a VM asked for that is not pinned.
+    #[must_use]
+    pub fn wished(&self, vm: &str) -> Option<Wish> {
+        self.kept().not_pinned.get(vm).map(|(wish, _)| wish.clone())
     }
 
     /// The VMs that are pinned, or asked for it.

@@ -102,7 +102,11 @@ impl Tuning {
             ..Looked::default()
         });
         let looked = looked.await.map_err(|error| Problem::new(Code::Internal, chain(&error)))?;
-        Ok(Looked { huge_share: detail.huge_share, adopted: record.adopted, ..looked })
+        let not_pinned = looked.not_pinned.clone().or_else(|| {
+            let asked = looked.pin.is_none() && record.environment.iter().any(|(key, _)| key == PINNED_CPUS);
+            asked.then(|| "it could not be before vmoved was started again".to_owned())
+        });
+        Ok(Looked { not_pinned, huge_share: detail.huge_share, adopted: record.adopted, ..looked })
     }
 
     /// Pins a VM that could not be pinned when it came, puts its threads where they belong, and moves its memory there.
@@ -123,7 +127,8 @@ impl Tuning {
                 grant: None,
                 pin: None,
             };
-            let numa = self.granted(&record.name).unwrap_or_default();
+            let wished = self.pins.wished(&record.name).map(|wish| wish.numa);
+            let numa = wished.or_else(|| self.granted(&record.name)).unwrap_or_default();
             if numa.is_empty() && !asked.environment.contains_key(PINNED_CPUS) {
                 return Ok(());
             }
