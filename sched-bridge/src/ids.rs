@@ -28,6 +28,11 @@ pub enum IdError {
         "{0:?} is not a PCI vendor:device pair: expected two numbers of up to four hexadecimal digits, for example 10de:2330"
     )]
     PciId(String),
+    /// Not the address of a device.
+    #[error(
+        "{0:?} is not the address of a device: expected a PCI address (0000:3b:00.0), a MIG slice (0000:3b:00.0/gi3/ci0), the UUID of a mediated device, or a remote GPU (remote:10.0.0.9:8308/0)"
+    )]
+    Device(String),
 }
 
 /// Written in files and messages as what `Display` prints, and read by `FromStr`.
@@ -47,6 +52,8 @@ macro_rules! written_as_text {
         }
     };
 }
+
+pub(crate) use written_as_text;
 
 /// Which texts name something.
 struct Rule {

@@ -231,8 +231,16 @@ fn what_flavors_ask_for_is_kept_or_refused_by_name() {
     assert_eq!(one.devices[0].filter.archs, ["hopper".to_owned()].into());
     let (_, notes) = flavor(serde_json::json!({ "hw:cpu_policy": "shared", "hw:cpu_sockets": "2" })).unwrap();
     assert_eq!(notes.len(), 2, "{notes:?}");
+    // A trait of the site is that of the vGPU, another one may be the node's.
+    let (one, _) = flavor(serde_json::json!({
+        "resources:VGPU": "2", "trait:CUSTOM_NVIDIA_63": "required", "trait:HW_CPU_X86_AVX2": "required"
+    }))
+    .unwrap();
+    let vgpus = &one.devices[0];
+    assert_eq!((vgpus.count, vgpus.filter.kind), (2, DeviceKind::Vgpu));
+    assert_eq!(vgpus.filter.traits, ["CUSTOM_NVIDIA_63".to_owned()].into());
+    assert_eq!(one.conditions.len(), 2, "{one:?}");
     for (key, value, words) in [
-        ("resources:VGPU", "1", "a share of a GPU"),
         ("resources:CUSTOM_FPGA", "1", "a resource class that leases do not have"),
         ("resources1:VGPU", "1", "a group of resources"),
         ("trait_1:X", "required", "a group of traits"),

@@ -1,7 +1,8 @@
 //! Recorded trees of `/sys` and `/proc`.
 #![allow(clippy::tests_outside_test_module, reason = "this whole file is a test module")]
 
-use std::os::unix::fs::symlink;
+mod tree;
+
 use std::path::Path;
 
 use sched_bridge::inventory::{Inventory, InventoryError, glue2, read};
@@ -11,28 +12,11 @@ use sched_bridge::model::{
 use sched_bridge::place::{Affinity, ClusterRequest, Options, PlaceError, VmGroup, explain, place};
 use sched_bridge::request::{Catalog, instance, lower};
 use sched_bridge::topology::Topology;
-use tempfile::TempDir;
+use tree::expand;
 
 const DGX: &str = include_str!("fixtures/dgx.tree");
 const PLAIN: &str = include_str!("fixtures/plain.tree");
 const VFS: &str = include_str!("fixtures/vfs.tree");
-
-/// Makes files and links of a manifest, but for those that `skip` says.
-fn expand(manifest: &str, skip: impl Fn(&str) -> bool) -> TempDir {
-    let root = tempfile::tempdir().unwrap();
-    for line in manifest.lines().filter(|line| !line.starts_with('#') && !skip(line)) {
-        let (head, rest) = line.split_once('\t').unwrap();
-        let (kind, path) = head.split_once(' ').unwrap();
-        let path = root.path().join(path);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        match kind {
-            "F" => std::fs::write(path, rest.replace("\\n", "\n")).unwrap(),
-            "L" => symlink(rest, path).unwrap(),
-            other => panic!("{other}"),
-        }
-    }
-    root
-}
 
 fn inventory(manifest: &str) -> Inventory {
     let root = expand(manifest, |_| false);
@@ -83,7 +67,7 @@ fn virtual_functions_belong_to_their_adapter() {
     assert_eq!((own.len(), hcas.len()), (4, 2));
     assert!(
         own.iter()
-            .all(|vf| vf.parent == Some(hcas[0].address) && vf.link_layer() == Some(LinkLayer::Ethernet))
+            .all(|vf| vf.parent == hcas[0].address.pci() && vf.link_layer() == Some(LinkLayer::Ethernet))
     );
     assert_eq!(own.iter().filter(|vf| vf.live_migratable).count(), 2);
     assert!(

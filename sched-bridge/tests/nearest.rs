@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use sched_bridge::model::{
     Assignment, ClusterName, Device, DeviceKind, Fleet, Granted, MemoryMib, Node, NodeName, NodeState,
-    NumaId, NumaShare, Occupancy, VmName,
+    NumaId, NumaShare, Occupancy, PciAddress, VmName,
 };
 use sched_bridge::place::{
     AntiAffinity, Change, ClusterRequest, Domain, Mode, Nearest, Options, VmGroup, nearest, place,
@@ -17,7 +17,7 @@ fn fleet(gpus: &[u8]) -> Fleet {
     let nodes = gpus.iter().enumerate().map(|(at, gpus)| {
         let mut node = Node::plain(NodeName::new(format!("n{}", at + 1)).unwrap(), 8, MemoryMib(4096));
         for gpu in 0..*gpus {
-            let address = format!("0000:{:02x}:00.0", gpu + 1).parse().unwrap();
+            let address: PciAddress = format!("0000:{:02x}:00.0", gpu + 1).parse().unwrap();
             let mut device = Device::new(address, DeviceKind::Gpu, "10de:2330".parse().unwrap());
             device.arch = "hopper".into();
             node.devices.push(device);

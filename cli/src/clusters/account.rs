@@ -38,6 +38,8 @@ struct Hours {
     leases: u64,
     gpu_hours: f64,
     adapter_hours: f64,
+    gpu_share_hours: f64,
+    remote_gpu_hours: f64,
     core_hours: f64,
     memory_gib_hours: f64,
 }
@@ -49,6 +51,8 @@ impl Hours {
         self.leases += 1;
         self.gpu_hours += hours(usage.gpu_ms);
         self.adapter_hours += hours(usage.adapter_ms);
+        self.gpu_share_hours += hours(usage.gpu_share_ms);
+        self.remote_gpu_hours += hours(usage.remote_gpu_ms);
         self.core_hours += hours(usage.core_ms);
         self.memory_gib_hours += hours(usage.memory_mib_ms) / 1024.0;
     }
@@ -77,7 +81,14 @@ fn sums(text: &str, by: SumBy) -> Result<BTreeMap<String, Hours>, Failure> {
 
 fn rows(sums: &BTreeMap<String, Hours>, by: SumBy) -> String {
     let row = |(name, hours): (&String, &Hours)| {
-        let amounts = [hours.gpu_hours, hours.adapter_hours, hours.core_hours, hours.memory_gib_hours];
+        let amounts = [
+            hours.gpu_hours,
+            hours.gpu_share_hours,
+            hours.remote_gpu_hours,
+            hours.adapter_hours,
+            hours.core_hours,
+            hours.memory_gib_hours,
+        ];
         let amounts = amounts.map(|amount| format!("{amount:.3}"));
         [vec![name.clone(), hours.leases.to_string()], amounts.to_vec()].concat()
     };
@@ -87,5 +98,15 @@ fn rows(sums: &BTreeMap<String, Hours>, by: SumBy) -> String {
         SumBy::Vm => "VM",
     };
     let rows: Vec<_> = sums.iter().map(row).collect();
-    table(&[what, "LEASES", "GPU-HOURS", "ADAPTER-HOURS", "CORE-HOURS", "GIB-HOURS"], &rows)
+    let columns = [
+        what,
+        "LEASES",
+        "GPU-HOURS",
+        "SHARE-HOURS",
+        "REMOTE-HOURS",
+        "ADAPTER-HOURS",
+        "CORE-HOURS",
+        "GIB-HOURS",
+    ];
+    table(&columns, &rows)
 }

@@ -64,11 +64,15 @@ pub async fn run(args: InventoryArgs, json: bool) -> Result<(), End> {
             let driver = d.driver.as_deref().unwrap_or("-").to_owned();
             let leased = if not_leased.contains_key(&d.address.to_string()) { "no" } else { "yes" };
             let (kind, id, arch) = (word(&d.kind), d.id.to_string(), d.arch.to_string());
-            vec![d.address.to_string(), kind, id, arch, numa, driver, leased.to_owned()]
+            let model = if d.model.is_empty() { "-".to_owned() } else { d.model.to_string() };
+            vec![d.address.to_string(), kind, id, arch, model, numa, driver, leased.to_owned()]
         };
         let rows: Vec<Vec<String>> = node.devices.iter().map(row).collect();
         if !rows.is_empty() {
-            out.push_str(&table(&["DEVICE", "KIND", "ID", "ARCH", "NUMA", "DRIVER", "LEASED"], &rows));
+            out.push_str(&table(
+                &["DEVICE", "KIND", "ID", "ARCH", "TYPE", "NUMA", "DRIVER", "LEASED"],
+                &rows,
+            ));
         }
         for (device, why) in not_leased {
             out.push_str(&format!("no lease has {device}: {why}\n"));

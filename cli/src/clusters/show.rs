@@ -27,6 +27,7 @@ pub fn nodes(list: &NodeList) -> String {
             node.name.clone(),
             node.state.to_string(),
             format!("{}/{}", node.gpus_free, node.gpus),
+            format!("{}/{}", node.gpu_shares_free, node.gpu_shares),
             format!("{}/{}", node.cores_free, node.cores),
             format!("{}/{}", node.memory_free_mib, node.memory_mib),
             node.vms.to_string(),
@@ -34,7 +35,7 @@ pub fn nodes(list: &NodeList) -> String {
         ]
     };
     let rows: Vec<_> = list.nodes.iter().map(row).collect();
-    table(&["NODE", "STATE", "GPUS", "CORES", "MEMORY (MIB)", "VMS", "WITHOUT LEASE"], &rows)
+    table(&["NODE", "STATE", "GPUS", "GPU SHARES", "CORES", "MEMORY (MIB)", "VMS", "WITHOUT LEASE"], &rows)
 }
 
 /// One node: what it has, and what of it is held.
@@ -66,11 +67,12 @@ pub fn node(detail: &NodeDetail) -> String {
         let address = device.address.to_string();
         let held = if detail.held_devices.contains(&address) { "held" } else { "free" };
         let numa = device.numa.map_or_else(|| "-".to_owned(), |numa| numa.to_string());
-        vec![address, word(&device.kind), device.id.to_string(), numa, held.to_owned()]
+        let model = if device.model.is_empty() { "-".to_owned() } else { device.model.to_string() };
+        vec![address, word(&device.kind), device.id.to_string(), model, numa, held.to_owned()]
     };
     let rows: Vec<_> = node.devices.iter().map(row).collect();
     if !rows.is_empty() {
-        out.push_str(&table(&["DEVICE", "KIND", "ID", "NUMA", "STATE"], &rows));
+        out.push_str(&table(&["DEVICE", "KIND", "ID", "TYPE", "NUMA", "STATE"], &rows));
     }
     out
 }

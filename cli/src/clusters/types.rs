@@ -1,6 +1,5 @@
 //! Instance types, and what of a request would fit.
 
-use sched_bridge::model::DeviceKind;
 use sched_bridge::place::{Alternative, Nearest};
 use sched_bridge::request::{Catalog, TypeText};
 use vmove_bridge_types::types::{InstanceTypeInfo, TypeList};
@@ -31,13 +30,7 @@ pub fn table_of(list: &TypeList) -> String {
 }
 
 fn devices(need: &Alternative) -> String {
-    let name = |kind: DeviceKind| match kind {
-        DeviceKind::Gpu => "GPU",
-        DeviceKind::Hca => "HCA",
-        DeviceKind::Vf => "VF",
-        _ => "other",
-    };
-    let each = need.devices.iter().map(|own| format!("{} {}", own.count, name(own.filter.kind)));
+    let each = need.devices.iter().map(|own| format!("{} {}", own.count, own.filter.kind.name()));
     let text = each.collect::<Vec<_>>().join(", ");
     if text.is_empty() { "-".to_owned() } else { text }
 }

@@ -18,6 +18,8 @@ pub fn record_of(lease: &Lease, end: End) -> Record {
         usage: lease.usage,
         gpu_hours: hours(lease.usage.gpu_ms),
         adapter_hours: hours(lease.usage.adapter_ms),
+        gpu_share_hours: hours(lease.usage.gpu_share_ms),
+        remote_gpu_hours: hours(lease.usage.remote_gpu_ms),
         vms: lease.vms.clone(),
         exact: lease.exact,
     }
@@ -29,7 +31,7 @@ fn hours(ms: u64) -> f64 {
 }
 
 /// First line of the CSV form.
-const CSV_HEADER: &str = "lease,holder,cluster,end,granted_wall_ms,ended_wall_ms,held_ms,gpu_hours,adapter_ms,core_ms,memory_mib_ms,exact";
+const CSV_HEADER: &str = "lease,holder,cluster,end,granted_wall_ms,ended_wall_ms,held_ms,gpu_hours,adapter_ms,core_ms,memory_mib_ms,exact,gpu_share_ms,remote_gpu_ms";
 
 /// Records as CSV, one line each below a header (RFC 4180, but lines end with `\n`).
 #[must_use]
@@ -52,6 +54,8 @@ pub fn csv(records: &[Record]) -> String {
             u.core_ms.to_string(),
             u.memory_mib_ms.to_string(),
             r.exact.to_string(),
+            u.gpu_share_ms.to_string(),
+            u.remote_gpu_ms.to_string(),
         ];
         out.push_str(&fields.join(","));
         out.push('\n');

@@ -373,7 +373,7 @@ async fn moves_of(run: &Run, from: &NodeName, steps: &[&PlanStep]) -> Result<Vec
     let home = |step: &PlanStep| {
         view.lease_of(&step.vm).ok()?.lease.home(&step.vm).map(|home| home.assignment.clone())
     };
-    let any = steps.iter().any(|step| home(step).is_some_and(|home| !home.devices.is_empty()));
+    let any = steps.iter().any(|step| home(step).is_some_and(|home| home.plugged().next().is_some()));
     let owned = if any { run.driver.owned(from).await? } else { BTreeMap::new() };
     let one = |step: &&PlanStep| {
         let roles = owned.get(step.vm.as_str()).zip(home(step));

@@ -15,6 +15,8 @@ pub const TOPOLOGY: &str = "topology";
 pub const NODES: &str = "node/";
 /// Prefix of guards.
 pub const GUARDS: &str = "guard/";
+/// Stands for the remote GPUs, which are of no node, among the guards.
+pub const REMOTE_GPUS: &str = "remote-gpus";
 /// Prefix of guards of holders with a quota.
 pub const HOLDERS: &str = "holder/";
 /// Prefix of leases.

@@ -17,6 +17,9 @@ pub const MAX_TTL_MS: u64 = 30 * 24 * 3600 * 1000;
 /// Time to live of a lease whose request has none. Unit: milliseconds.
 pub const DEFAULT_TTL_MS: u64 = 60_000;
 
+/// So many VMs are named in a note.
+const NAMED: usize = 4;
+
 /// A lease, as it is kept in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
@@ -62,14 +65,14 @@ pub struct Lease {
 
 /// Adds what an assignment has used in this time.
 fn add(usage: &mut Usage, assignment: &Assignment, ms: u64) {
-    let devices = |network: bool| {
-        let devices = assignment.devices.iter();
-        let wanted = |kind: DeviceKind| kind.is_network() == network && (network || kind == DeviceKind::Gpu);
-        devices.filter(|device| wanted(device.kind)).count() as u64
+    let devices = |wanted: fn(DeviceKind) -> bool| {
+        assignment.devices.iter().filter(|device| wanted(device.kind)).count() as u64
     };
     let times = |sum: &mut u64, amount: u64| *sum = sum.saturating_add(amount.saturating_mul(ms));
-    times(&mut usage.gpu_ms, devices(false));
-    times(&mut usage.adapter_ms, devices(true));
+    times(&mut usage.gpu_ms, devices(|kind| kind == DeviceKind::Gpu));
+    times(&mut usage.adapter_ms, devices(DeviceKind::is_network));
+    times(&mut usage.gpu_share_ms, devices(DeviceKind::is_share));
+    times(&mut usage.remote_gpu_ms, devices(|kind| kind == DeviceKind::RemoteGpu));
     times(&mut usage.core_ms, assignment.cores().into());
     times(&mut usage.memory_mib_ms, assignment.memory().0);
 }
@@ -128,6 +131,36 @@ impl Lease {
     pub fn vms(&self) -> impl Iterator<Item = &VmName> {
         self.at_home().map(|held| &held.assignment.vm)
     }
+}
+
+/// What can be done with a lease of a share of a GPU, since no daemon starts a VM with one.
+pub(crate) fn instead_of_start(kind: DeviceKind) -> &'static str {
+    if kind == DeviceKind::MigSlice {
+        "QEMU gives no guest a MIG slice: use it on the node itself, and keep the lease by `vmove lease keep`"
+    } else {
+        "vmoved starts only VMs that can move: start it by QEMU with -device vfio-pci,sysfsdev=/sys/bus/mdev/devices/UUID, and keep the lease by \
+         `vmove lease keep`"
+    }
+}
+
+/// Notes on VMs that do not move, or that a lease alone gives no device, because of a share of a GPU.
+pub fn notes_on_shares<'a>(assignments: &(impl Iterator<Item = &'a Assignment> + Clone)) -> Vec<String> {
+    let vms_with = |kind: DeviceKind| -> Vec<&str> {
+        assignments.clone().filter(|vm| vm.count(kind) > 0).map(|vm| vm.vm.as_str()).collect()
+    };
+    let mut notes = Vec::new();
+    for kind in [DeviceKind::Vgpu, DeviceKind::MigSlice] {
+        let (vms, Some(why)) = (vms_with(kind), kind.stays()) else { continue };
+        let named = vms.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
+        let who = match vms.len() {
+            0 => continue,
+            1 => format!("{named} does"),
+            all if all > NAMED => format!("{named} and {} more do", all - NAMED),
+            _ => format!("{named} do"),
+        };
+        notes.push(format!("{who} not move: {why}; {}", instead_of_start(kind)));
+    }
+    notes
 }
 
 impl Lease {

@@ -21,6 +21,10 @@ pub struct Quota {
     pub leases: Option<u64>,
     /// GPUs.
     pub gpus: Option<u64>,
+    /// vGPUs and MIG slices.
+    pub gpu_shares: Option<u64>,
+    /// Remote GPUs.
+    pub remote_gpus: Option<u64>,
     /// Adapters and virtual functions.
     pub adapters: Option<u64>,
     /// Hardware threads.
@@ -37,6 +41,10 @@ pub enum Resource {
     Leases,
     /// GPUs.
     Gpus,
+    /// vGPUs and MIG slices.
+    GpuShares,
+    /// Remote GPUs.
+    RemoteGpus,
     /// Adapters and virtual functions.
     Adapters,
     /// Hardware threads.
@@ -45,8 +53,15 @@ pub enum Resource {
     MemoryMib,
 }
 
-const RESOURCES: [Resource; 5] =
-    [Resource::Leases, Resource::Gpus, Resource::Adapters, Resource::Cores, Resource::MemoryMib];
+const RESOURCES: [Resource; 7] = [
+    Resource::Leases,
+    Resource::Gpus,
+    Resource::GpuShares,
+    Resource::RemoteGpus,
+    Resource::Adapters,
+    Resource::Cores,
+    Resource::MemoryMib,
+];
 
 /// A resource of which a holder would have more than its quota.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,6 +117,8 @@ impl fmt::Display for Resource {
         f.write_str(match self {
             Self::Leases => "leases",
             Self::Gpus => "GPUs",
+            Self::GpuShares => "vGPUs and MIG slices",
+            Self::RemoteGpus => "remote GPUs",
             Self::Adapters => "adapters",
             Self::Cores => "cores",
             Self::MemoryMib => "MiB of memory",
@@ -117,6 +134,8 @@ impl Resource {
             match self {
                 Self::Leases => 0,
                 Self::Gpus => count(DeviceKind::Gpu),
+                Self::GpuShares => count(DeviceKind::Vgpu) + count(DeviceKind::MigSlice),
+                Self::RemoteGpus => count(DeviceKind::RemoteGpu),
                 Self::Adapters => count(DeviceKind::Hca) + count(DeviceKind::Vf),
                 Self::Cores => assignment.cores().into(),
                 Self::MemoryMib => assignment.memory().0,
@@ -134,6 +153,8 @@ impl Quota {
         match resource {
             Resource::Leases => self.leases,
             Resource::Gpus => self.gpus,
+            Resource::GpuShares => self.gpu_shares,
+            Resource::RemoteGpus => self.remote_gpus,
             Resource::Adapters => self.adapters,
             Resource::Cores => self.cores,
             Resource::MemoryMib => self.memory_mib,

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 /// What the lease or the node's daemon fills in.
-const FILLED_IN_LATER: [&str; 5] = ["vcpus", "memory_mib", "devices", "name", "vmdir"];
+const FILLED_IN_LATER: [&str; 6] = ["vcpus", "memory_mib", "devices", "remote_gpus", "name", "vmdir"];
 /// Most bytes of a name as a value.
 const LONGEST_NAME: usize = 64;
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use sched_bridge::model::{
     Assignment, ClusterName, Device, DeviceKind, Granted, MemoryMib, Node, NodeName, NumaId, NumaShare,
-    VmName,
+    PciAddress, VmName,
 };
 use sched_bridge::place::{Alternative, ClusterRequest, DeviceFilter, DeviceNeed, VmGroup};
 use sched_bridge::topology::Topology;
@@ -147,7 +147,7 @@ pub fn id(text: &str) -> LeaseId {
 pub fn node(text: &str, gpus: u8) -> Node {
     let mut node = Node::plain(name(text), 64, MemoryMib(1 << 20));
     for gpu in 0..gpus {
-        let address = format!("0000:00:{gpu:02x}.0").parse().unwrap();
+        let address: PciAddress = format!("0000:00:{gpu:02x}.0").parse().unwrap();
         node.devices.push(Device::new(address, DeviceKind::Gpu, "10de:2330".parse().unwrap()));
     }
     node

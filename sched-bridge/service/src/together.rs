@@ -24,7 +24,7 @@ pub fn arrange(view: &View, plan: &mut Plan) {
     let mut groups: BTreeMap<(LeaseId, String), Vec<usize>> = BTreeMap::new();
     for (at, step) in plan.steps.iter().enumerate() {
         let Ok(entry) = view.lease_of(&step.vm) else { continue };
-        let owns = entry.lease.home(&step.vm).is_some_and(|home| !home.assignment.devices.is_empty());
+        let owns = entry.lease.home(&step.vm).is_some_and(|home| home.assignment.plugged().next().is_some());
         if !step.spare && (owns || entry.lease.together) {
             groups.entry((entry.lease.id.clone(), step.from.to_string())).or_default().push(at);
         }
@@ -79,7 +79,8 @@ fn predict(view: &View, plan: &mut Plan) {
         .iter()
         .map(|step| {
             let home = view.lease_of(&step.vm).ok().and_then(|entry| entry.lease.home(&step.vm).cloned());
-            let devices = home.map(|home| home.assignment.devices).unwrap_or_default();
+            let devices: Vec<Granted> =
+                home.iter().flat_map(|home| home.assignment.plugged().copied()).collect();
             let crosses = (group_mib(step) * 1024).div_ceil(CROSSES_PER_MS);
             let pinned = (step.memory_mib * 1024).div_ceil(PINNED_PER_MS);
             let outage_ms = UNPLUG_MS + crosses + pinned;

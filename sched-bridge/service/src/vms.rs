@@ -10,7 +10,7 @@ use vmove_grant::{Grant, GrantedDevice, GrantedShare};
 
 use crate::bridge::{Bridge, BridgeError};
 use crate::driver::{ListedVm, NotStarted, VmDriver};
-use crate::lease::{Lease, LeaseId};
+use crate::lease::{Lease, LeaseId, instead_of_start};
 
 /// Why VMs were not started or stopped.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +28,16 @@ pub enum StartError {
         vm: VmName,
         /// The VMs of the lease.
         vms: String,
+    },
+    /// Its lease has a share of a GPU for the VM, and no daemon starts a VM with one.
+    #[error("VM {vm} is not started: {why}; {instead}")]
+    Stays {
+        /// The VM.
+        vm: VmName,
+        /// Why it could not move.
+        why: &'static str,
+        /// What can be done with the lease.
+        instead: &'static str,
     },
     /// A VM did not start. Those that this request had started were stopped.
     #[error("{reasons}; the VMs that this request had started were stopped")]
@@ -58,6 +68,13 @@ pub async fn start(
     // Now a whole time to live remains.
     let lease = bridge.renew(id).await?;
     let homes = homes(&lease, vms.iter().map(|vm| &vm.vm))?;
+    for (vm, home) in &homes {
+        if let Some(kind) = home.devices.iter().map(|device| device.kind).find(|kind| kind.stays().is_some())
+        {
+            let (why, instead) = (kind.stays().unwrap_or_default(), instead_of_start(kind));
+            return Err(StartError::Stays { vm: vm.clone(), why, instead });
+        }
+    }
     let running = running(driver, homes.values().map(|home| &home.node))
         .await
         .map_err(|reasons| StartError::Refused { reasons })?;
@@ -213,7 +230,14 @@ pub(crate) fn grant_of(lease: &Lease, home: &Assignment) -> Grant {
         memory_mib: sum(|share| share.memory.0),
         huge_2m_mib: sum(|share| share.huge.pages_2m * 2),
         huge_1g_mib: sum(|share| share.huge.pages_1g * 1024),
-        devices: home.devices.iter().enumerate().map(device).collect(),
+        // A guest is given what is a PCI function.
+        devices: home
+            .devices
+            .iter()
+            .enumerate()
+            .filter(|(_, device)| device.address.pci().is_some())
+            .map(device)
+            .collect(),
         numa: home.shares.iter().map(share_of).collect(),
     }
 }
@@ -226,7 +250,14 @@ fn share_of(share: &NumaShare) -> GrantedShare {
 /// Fills in what the lease has for the VM. `{devices}` stays: the driver gives them, by their roles in the grant.
 fn filled_in(vm: &StartVm, home: &Assignment) -> StartVm {
     let (vcpus, memory) = (home.cores().to_string(), home.memory().0.to_string());
-    let fill = |argument: &String| argument.replace("{vcpus}", &vcpus).replace("{memory_mib}", &memory);
+    // No comma: in an argument of QEMU, that would begin another option.
+    let remote: Vec<String> =
+        home.remote().map(|device| device.address.to_string().replace("remote:", "")).collect();
+    let remote = remote.join(";");
+    let fill = |argument: &String| {
+        let argument = argument.replace("{vcpus}", &vcpus).replace("{memory_mib}", &memory);
+        argument.replace("{remote_gpus}", &remote)
+    };
     let command_line = vm.command_line.iter().map(fill).collect();
     StartVm { command_line, ..vm.clone() }
 }

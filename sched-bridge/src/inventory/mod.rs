@@ -1,6 +1,7 @@
 //! What a node has, read from `/sys` and `/proc` of this machine, or from a copy of another machine's.
 //!
-//! What is missing or cannot be read is left out, with a note. Only if no processor is found, that is an error.
+//! What is missing or cannot be read is left out, with a note. Only if no processor is found, or `etc/vmove/inventory.toml` is wrong, that is an
+//! error.
 //!
 //! ```
 //! use sched_bridge::inventory::read;
@@ -20,6 +21,7 @@ mod names;
 mod parts;
 mod pci;
 mod rdma;
+mod settings;
 
 pub use glue2::glue2;
 pub use names::{arch_name, model_name};
@@ -33,6 +35,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{Cpu, HugePages, MemoryMib, Node, NodeName, NodeState, NumaId, NumaNode, SocketId};
 use files::Files;
+use settings::Settings;
 
 /// Why a node could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -45,6 +48,14 @@ pub enum InventoryError {
     NoProcessors {
         /// The folder that was read.
         root: PathBuf,
+    },
+    /// What the operator says of the node is not as expected.
+    #[error("{}: {what}", .file.display())]
+    Settings {
+        /// The file.
+        file: PathBuf,
+        /// What was found and expected.
+        what: String,
     },
 }
 
@@ -62,7 +73,7 @@ pub struct Inventory {
 /// Reads the node whose `/sys` and `/proc` are below a root folder (`/` for this machine).
 ///
 /// # Errors
-/// [`InventoryError::NoProcessors`]; everything else is a note.
+/// [`InventoryError`]; everything that the kernel does not say as expected is a note.
 pub fn read(root: &Path, name: NodeName) -> Result<Inventory, InventoryError> {
     let mut files = Files::new(root);
     let numa = numa_nodes(&mut files);
@@ -70,14 +81,19 @@ pub fn read(root: &Path, name: NodeName) -> Result<Inventory, InventoryError> {
         return Err(InventoryError::NoProcessors { root: root.to_path_buf() });
     }
     let rdma = rdma::adapters(&mut files);
-    let devices = pci::devices(&mut files, &rdma);
+    let text = files.read(settings::FILE).unwrap_or_default();
+    let settings = Settings::read(&text)
+        .map_err(|what| InventoryError::Settings { file: root.join(settings::FILE), what })?;
+    let mut devices = pci::devices(&mut files, &rdma);
     if devices.iter().any(|device| device.iommu_group.is_none()) {
         files.note(
             "sys/bus/pci/devices",
             "some devices have no iommu_group; they cannot be given to VMs until the IOMMU is enabled",
         );
     }
-    let node = Node {
+    let (shares, parts) = parts::read(&mut files, &devices, &settings);
+    devices.extend(shares);
+    let mut node = Node {
         name,
         state: NodeState::Up,
         cpu: cpu(&mut files),
@@ -87,7 +103,7 @@ pub fn read(root: &Path, name: NodeName) -> Result<Inventory, InventoryError> {
         traits: BTreeSet::new(),
         labels: BTreeMap::new(),
     };
-    let parts = parts::read(&files);
+    node.count_shares();
     Ok(Inventory { node, notes: files.into_notes(), parts })
 }
 

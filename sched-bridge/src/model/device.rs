@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::DeviceAddress;
 use crate::ids::{NumaId, PciAddress, PciId, PciRoot};
 
 /// Kind of a device.
@@ -22,6 +23,12 @@ pub enum DeviceKind {
     CoProcessor,
     /// A processing accelerator, often an FPGA (PCI class 1200).
     ProcessingAccelerator,
+    /// A mediated device: a share of a GPU by its vendor's driver.
+    Vgpu,
+    /// A MIG slice of a GPU.
+    MigSlice,
+    /// A GPU of a service in the network.
+    RemoteGpu,
 }
 
 impl DeviceKind {
@@ -29,13 +36,46 @@ impl DeviceKind {
     #[must_use]
     pub fn never_leased(self) -> Option<&'static str> {
         match self {
-            Self::Gpu | Self::Hca | Self::Vf => None,
+            Self::Gpu | Self::Hca | Self::Vf | Self::Vgpu | Self::MigSlice | Self::RemoteGpu => None,
             Self::CoProcessor => Some(
                 "a co-processor: no request names this kind yet, give it to a VM by 'vmove run --device'",
             ),
             Self::ProcessingAccelerator => Some(
                 "a processing accelerator or FPGA, no GPU: no request names this kind yet, give it to a VM by 'vmove run --device'",
             ),
+        }
+    }
+
+    /// What people call it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gpu => "GPU",
+            Self::Hca => "HCA",
+            Self::Vf => "VF",
+            Self::CoProcessor => "co-processor",
+            Self::ProcessingAccelerator => "processing accelerator",
+            Self::Vgpu => "vGPU",
+            Self::MigSlice => "MIG slice",
+            Self::RemoteGpu => "remote GPU",
+        }
+    }
+
+    /// Whether it is a share of a GPU of the node, which no VM has while another VM has the whole GPU.
+    #[must_use]
+    pub fn is_share(self) -> bool {
+        matches!(self, Self::Vgpu | Self::MigSlice)
+    }
+
+    /// Why a VM that has such a device stays on its node; nothing if it can move.
+    #[must_use]
+    pub fn stays(self) -> Option<&'static str> {
+        match self {
+            Self::Vgpu => Some("its vGPU cannot be unplugged from a running guest"),
+            Self::MigSlice => Some(
+                "its MIG slice is a part of a GPU of this node, and nothing takes it from a guest that runs",
+            ),
+            _ => None,
         }
     }
 
@@ -81,8 +121,8 @@ pub struct Port {
 /// A device that can be passed through to a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// Its PCI address.
-    pub address: PciAddress,
+    /// Its address.
+    pub address: DeviceAddress,
     /// Its kind.
     pub kind: DeviceKind,
     /// Vendor and device id.
@@ -90,6 +130,12 @@ pub struct Device {
     /// Architecture of a GPU in lower case (`hopper`), or model of an adapter (`connectx-6`); empty if unknown.
     #[serde(default)]
     pub arch: Arc<str>,
+    /// Type of a vGPU (`nvidia-63`), profile of a MIG slice (`3g.20gb`), or model of a remote GPU, in lower case; empty if unknown.
+    #[serde(default, skip_serializing_if = "is_empty")]
+    pub model: Arc<str>,
+    /// Of a GPU: its slices and vGPUs, which are leased in its place.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub shares: u16,
     /// Its NUMA node; none if the firmware does not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa: Option<NumaId>,
@@ -102,7 +148,7 @@ pub struct Device {
     /// The driver bound to it now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<Arc<str>>,
-    /// Of a virtual function: its physical function.
+    /// Of a virtual function: its physical function. Of a slice or vGPU: its GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<PciAddress>,
     /// Of a physical function: virtual functions that are enabled.
@@ -128,15 +174,26 @@ pub struct Device {
     pub traits: BTreeSet<Arc<str>>,
 }
 
+fn is_empty(text: &Arc<str>) -> bool {
+    text.is_empty()
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(number: &u16) -> bool {
+    *number == 0
+}
+
 impl Device {
     /// A device of which nothing else is known.
     #[must_use]
-    pub fn new(address: PciAddress, kind: DeviceKind, id: PciId) -> Self {
+    pub fn new(address: impl Into<DeviceAddress>, kind: DeviceKind, id: PciId) -> Self {
         Self {
-            address,
+            address: address.into(),
             kind,
             id,
             arch: Arc::from(""),
+            model: Arc::from(""),
+            shares: 0,
             numa: None,
             root: None,
             iommu_group: None,
@@ -170,11 +227,14 @@ impl Device {
         if let Some(why) = self.kind.never_leased() {
             return Some(why.to_owned());
         }
+        if self.shares > 0 {
+            return Some(format!("it has {} slices or vGPUs, which are leased in its place", self.shares));
+        }
         (self.vfs_enabled > 0)
             .then(|| format!("it has {} virtual functions, which are leased in its place", self.vfs_enabled))
     }
 
-    /// Whether a lease can have it: not a physical function with virtual functions enabled, and of a kind that requests name.
+    /// Whether a lease can have it: not a GPU that is divided, not a physical function with virtual functions enabled, and of a kind that requests name.
     #[must_use]
     pub fn is_grantable(&self) -> bool {
         self.not_leased().is_none()

@@ -1,10 +1,10 @@
 //! Nodes and the network between them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
-use super::Node;
+use super::{Device, DeviceAddress, DeviceKind, Node};
 use crate::ids::NodeName;
 use crate::topology::Topology;
 
@@ -47,6 +47,8 @@ pub struct Fleet {
     nodes: Vec<Node>,
     topology: Topology,
     index: HashMap<NodeName, NodeIndex>,
+    /// Remote GPUs that nodes list, each once.
+    remote: BTreeMap<DeviceAddress, Device>,
 }
 
 /// A fleet as it is written to files.
@@ -76,22 +78,38 @@ impl Fleet {
     ///
     /// # Errors
     /// A node, device or NUMA node that is listed twice.
-    pub fn new(nodes: Vec<Node>, topology: Topology) -> Result<Self, FleetError> {
+    pub fn new(mut nodes: Vec<Node>, topology: Topology) -> Result<Self, FleetError> {
         let mut index = HashMap::with_capacity(nodes.len());
-        for (at, node) in nodes.iter().enumerate() {
+        let mut remote = BTreeMap::new();
+        for (at, node) in nodes.iter_mut().enumerate() {
             check_duplicates(node)?;
-            let at = u32::try_from(at).map_err(|_| FleetError::TooMany(nodes.len()))?;
+            node.count_shares();
+            for device in node.devices.iter().filter(|device| device.kind == DeviceKind::RemoteGpu) {
+                remote.entry(device.address).or_insert_with(|| device.clone());
+            }
+            let at = u32::try_from(at).map_err(|_| FleetError::TooMany(at))?;
             if index.insert(node.name.clone(), NodeIndex(at)).is_some() {
                 return Err(FleetError::Duplicate(node.name.clone()));
             }
         }
-        Ok(Self { nodes, topology, index })
+        Ok(Self { nodes, topology, index, remote })
     }
 
     /// All nodes, in the order in which they were added.
     #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
+    }
+
+    /// Remote GPUs that a node of the fleet lists: VMs of all nodes can have them.
+    pub fn remote_gpus(&self) -> impl Iterator<Item = &Device> {
+        self.remote.values()
+    }
+
+    /// The remote GPU with this address.
+    #[must_use]
+    pub fn remote_gpu(&self, address: DeviceAddress) -> Option<&Device> {
+        self.remote.get(&address)
     }
 
     /// The network.

@@ -2,6 +2,7 @@
 //!
 //! Units: memory is in mebibytes, link rates in gigabits per second, cores are hardware threads as the kernel counts them.
 
+mod address;
 mod device;
 mod fleet;
 mod node;
@@ -11,7 +12,9 @@ pub use crate::ids::{
     ClusterName, IdError, MemoryMib, NodeName, NumaId, PciAddress, PciId, PciRoot, SocketId, SwitchName,
     VmName,
 };
+pub use address::DeviceAddress;
 pub use device::{Device, DeviceKind, LinkLayer, Port};
 pub use fleet::{Fleet, FleetError, NodeIndex};
 pub use node::{Cpu, HugePages, Node, NodeState, NumaNode};
+pub(crate) use occupancy::overlaps_taken;
 pub use occupancy::{Assignment, Granted, NumaShare, Occupancy, OccupancyError};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::Device;
+use super::{Device, DeviceKind};
 use crate::ids::{MemoryMib, NodeName, NumaId, SocketId};
 
 /// Whether VMs may be put on a node.
@@ -87,7 +87,7 @@ pub struct Node {
     pub cpu: Cpu,
     /// NUMA nodes, by number. A host without NUMA has one.
     pub numa: Vec<NumaNode>,
-    /// Devices that can be passed through to VMs, by address.
+    /// Devices that VMs can have, by address.
     #[serde(default)]
     pub devices: Vec<Device>,
     /// Installed hypervisors in lower case (`kvm`, `qemu`, `xen`).
@@ -115,6 +115,19 @@ impl Node {
             hypervisors: BTreeSet::new(),
             traits: BTreeSet::new(),
             labels: BTreeMap::new(),
+        }
+    }
+
+    /// Counts, for each GPU, the slices and vGPUs that the node lists: whoever wrote the inventory may have left that out.
+    pub fn count_shares(&mut self) {
+        if !self.devices.iter().any(|device| device.kind.is_share() || device.shares > 0) {
+            return;
+        }
+        let parents: Vec<_> =
+            self.devices.iter().filter(|one| one.kind.is_share()).filter_map(|one| one.parent).collect();
+        for gpu in self.devices.iter_mut().filter(|one| one.kind == DeviceKind::Gpu) {
+            let shares = parents.iter().filter(|parent| gpu.address.pci() == Some(**parent)).count();
+            gpu.shares = u16::try_from(shares).unwrap_or(u16::MAX);
         }
     }
 

@@ -1,18 +1,20 @@
 //! What is taken in a fleet. Devices, cores, memory and huge pages each belong to at most one VM.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceKind, Fleet, HugePages, Node, NodeIndex};
-use crate::ids::{MemoryMib, NodeName, NumaId, PciAddress, VmName};
+use super::{DeviceAddress, DeviceKind, Fleet, HugePages, Node, NodeIndex};
+use crate::ids::{MemoryMib, NodeName, NumaId, VmName};
 
 /// A device given to a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Granted {
-    /// Its PCI address: `DDDD:BB:DD.F`.
+    /// Its address: `DDDD:BB:DD.F` of a PCI function, `DDDD:BB:DD.F/giN/ciN` of a MIG slice, the UUID of a vGPU, or `remote:IP:PORT/N`.
     #[cfg_attr(feature = "schema", schema(value_type = String))]
-    pub address: PciAddress,
-    /// Its kind: `gpu`, `hca` or `vf`.
+    pub address: DeviceAddress,
+    /// Its kind: `gpu`, `hca`, `vf`, `vgpu`, `mig-slice` or `remote-gpu`.
     #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub kind: DeviceKind,
 }
@@ -59,6 +61,39 @@ impl Assignment {
         self.devices.iter().filter(|device| device.kind == kind).count()
     }
 
+    /// Why the VM stays on its node, because of a device that it has; nothing if it can move.
+    #[must_use]
+    pub fn stays(&self) -> Option<&'static str> {
+        self.devices.iter().find_map(|device| device.kind.stays())
+    }
+
+    /// Devices that are plugged into the VM on its node, and unplugged when it moves.
+    pub fn plugged(&self) -> impl Iterator<Item = &Granted> {
+        self.devices.iter().filter(|device| device.address.pci().is_some())
+    }
+
+    /// Remote GPUs: they stay the same ones when the VM moves.
+    pub fn remote(&self) -> impl Iterator<Item = &Granted> {
+        self.devices.iter().filter(|device| device.kind == DeviceKind::RemoteGpu)
+    }
+
+    /// The same without remote GPUs: what a VM has of a node.
+    #[must_use]
+    pub fn without_remote(&self) -> Self {
+        let mut own = self.clone();
+        own.devices.retain(|device| device.kind != DeviceKind::RemoteGpu);
+        own
+    }
+
+    /// The same with the remote GPUs of where the VM comes from.
+    #[must_use]
+    pub fn with_remote_of(&self, from: &Self) -> Self {
+        let mut own = self.without_remote();
+        own.devices.extend(from.remote());
+        own.devices.sort_unstable();
+        own
+    }
+
     /// Memory in and outside huge pages.
     #[must_use]
     pub fn memory(&self) -> MemoryMib {
@@ -103,7 +138,19 @@ pub enum OccupancyError {
         /// The node.
         node: NodeName,
         /// The device.
-        address: PciAddress,
+        address: DeviceAddress,
+    },
+    /// It is a GPU of which another VM has a slice or vGPU, or a slice or vGPU of a GPU that another VM has as a whole.
+    #[error(
+        "VM {vm}: device {address} of node {node} is taken: a GPU is leased either as a whole or by its slices and vGPUs"
+    )]
+    Divided {
+        /// The VM.
+        vm: VmName,
+        /// The node.
+        node: NodeName,
+        /// The device.
+        address: DeviceAddress,
     },
     /// Not enough is left.
     #[error("VM {vm} needs {needed} {what} of node {node}, has {free} free")]
@@ -147,11 +194,34 @@ struct NodeUse {
     vms: u32,
 }
 
+impl NodeUse {
+    fn has(&self, device: usize) -> bool {
+        self.devices.get(device / 64).is_some_and(|word| word >> (device % 64) & 1 == 1)
+    }
+}
+
+/// Whether what the device at this index is made of, or what is made of it, is taken.
+pub(crate) fn overlaps_taken(node: &Node, at: usize, is_taken: impl Fn(usize) -> bool) -> bool {
+    let device = &node.devices[at];
+    let mut others = node.devices.iter().enumerate();
+    if device.kind.is_share() {
+        let whole = device.parent.map(DeviceAddress::Pci);
+        others.any(|(other, own)| Some(own.address) == whole && is_taken(other))
+    } else if device.shares > 0 {
+        let whole = device.address.pci();
+        others.any(|(other, own)| own.kind.is_share() && own.parent == whole && is_taken(other))
+    } else {
+        false
+    }
+}
+
 /// How much is taken of each node of a fleet. It remembers sums, not VMs: what was taken by an [`Assignment`] is given back by an equal
 /// one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Occupancy {
     nodes: Vec<NodeUse>,
+    /// Remote GPUs, which are of no node.
+    remote: BTreeSet<DeviceAddress>,
 }
 
 impl Occupancy {
@@ -163,7 +233,7 @@ impl Occupancy {
             numa: vec![Taken::default(); node.numa.len()],
             vms: 0,
         };
-        Self { nodes: fleet.nodes().iter().map(fresh).collect() }
+        Self { nodes: fleet.nodes().iter().map(fresh).collect(), remote: BTreeSet::new() }
     }
 
     /// A fleet of which these assignments are taken.
@@ -188,16 +258,32 @@ impl Occupancy {
     pub fn take(&mut self, fleet: &Fleet, assignment: &Assignment) -> Result<(), OccupancyError> {
         let (index, node) = find(fleet, assignment)?;
         let mut after = self.nodes[index.usize()].clone();
-        for granted in &assignment.devices {
+        let taken = |address: DeviceAddress| {
+            let (vm, node) = (assignment.vm.clone(), assignment.node.clone());
+            OccupancyError::DeviceTaken { vm, node, address }
+        };
+        for granted in assignment.devices.iter().filter(|own| own.kind != DeviceKind::RemoteGpu) {
             let (word, bit) = device_bit(node, assignment, granted.address)?;
             if after.devices[word] & bit != 0 {
-                return Err(OccupancyError::DeviceTaken {
-                    vm: assignment.vm.clone(),
-                    node: assignment.node.clone(),
-                    address: granted.address,
-                });
+                return Err(taken(granted.address));
             }
             after.devices[word] |= bit;
+        }
+        let mut remote: BTreeSet<DeviceAddress> = BTreeSet::new();
+        for granted in assignment.remote() {
+            fleet.remote_gpu(granted.address).ok_or_else(|| {
+                no_part(assignment, format!("device {}, and no other node lists it", granted.address))
+            })?;
+            if self.remote.contains(&granted.address) || !remote.insert(granted.address) {
+                return Err(taken(granted.address));
+            }
+        }
+        if let Some(address) = assignment.devices.iter().map(|own| own.address).find(|address| {
+            let at = node.devices.iter().position(|device| device.address == *address);
+            at.is_some_and(|at| overlaps_taken(node, at, |other| after.has(other)))
+        }) {
+            let (vm, node) = (assignment.vm.clone(), assignment.node.clone());
+            return Err(OccupancyError::Divided { vm, node, address });
         }
         for share in &assignment.shares {
             let at = numa_index(node, assignment, share.numa)?;
@@ -225,6 +311,7 @@ impl Occupancy {
         }
         after.vms += 1;
         self.nodes[index.usize()] = after;
+        self.remote.extend(remote);
         Ok(())
     }
 
@@ -240,7 +327,10 @@ impl Occupancy {
             node: assignment.node.clone(),
             what,
         };
-        for granted in &assignment.devices {
+        if let Some(granted) = assignment.remote().find(|own| !self.remote.contains(&own.address)) {
+            return Err(not_taken(format!("device {}", granted.address)));
+        }
+        for granted in assignment.devices.iter().filter(|own| own.kind != DeviceKind::RemoteGpu) {
             let (word, bit) = device_bit(node, assignment, granted.address)?;
             if after.devices[word] & bit == 0 {
                 return Err(not_taken(format!("device {}", granted.address)));
@@ -262,7 +352,16 @@ impl Occupancy {
         }
         after.vms = after.vms.checked_sub(1).ok_or_else(|| not_taken("a VM".to_owned()))?;
         self.nodes[index.usize()] = after;
+        for granted in assignment.remote() {
+            self.remote.remove(&granted.address);
+        }
         Ok(())
+    }
+
+    /// Whether a remote GPU is taken.
+    #[must_use]
+    pub fn remote_taken(&self, address: DeviceAddress) -> bool {
+        self.remote.contains(&address)
     }
 
     /// VMs on a node.
@@ -274,7 +373,13 @@ impl Occupancy {
     /// Whether the device at this index of [`Node::devices`] is taken.
     #[must_use]
     pub fn device_taken(&self, node: NodeIndex, device: usize) -> bool {
-        self.nodes[node.usize()].devices.get(device / 64).is_some_and(|word| word >> (device % 64) & 1 == 1)
+        self.nodes[node.usize()].has(device)
+    }
+
+    /// Whether the device at this index is a share of a GPU that is taken as a whole, or a GPU of which a share is taken.
+    #[must_use]
+    pub fn overlaps_taken(&self, fleet: &Fleet, node: NodeIndex, device: usize) -> bool {
+        overlaps_taken(fleet.node(node), device, |other| self.device_taken(node, other))
     }
 
     /// What is free on a node: by NUMA node, in the order of [`Node::numa`].
@@ -307,7 +412,7 @@ fn no_part(assignment: &Assignment, what: String) -> OccupancyError {
 fn device_bit(
     node: &Node,
     assignment: &Assignment,
-    address: PciAddress,
+    address: DeviceAddress,
 ) -> Result<(usize, u64), OccupancyError> {
     let at = node.devices.iter().position(|device| device.address == address);
     at.map(|at| (at / 64, 1 << (at % 64))).ok_or_else(|| no_part(assignment, format!("device {address}")))

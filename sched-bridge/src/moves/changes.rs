@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::sequence::{Move, in_sequence};
 use super::{Hops, Plan, PlanError, Resident};
-use crate::model::{Assignment, Fleet, MemoryMib, NodeName, Occupancy};
+use crate::model::{Assignment, DeviceKind, Fleet, MemoryMib, NodeName, Occupancy};
 use crate::place::{ClusterRequest, Compactness, PlaceError, Placement, VmGroup, place_at, score};
 
 /// New assignments for a cluster by a placement. A VM stays, with what it has, if its node is to have one of its group; the others
@@ -38,7 +38,8 @@ pub(super) fn settle(
         *count -= 1;
         let index = fleet.find(node.as_str())?;
         let found = place_at(fleet, &after, &request_of_one(resident, vm), &[(index, 1)]).ok()?;
-        let to = Assignment { vm: now.vm.clone(), ..found.assignments.into_iter().next()? };
+        let to =
+            Assignment { vm: now.vm.clone(), ..found.assignments.into_iter().next()? }.with_remote_of(now);
         after.take(fleet, &to).ok()?;
         settled[vm] = Some(to);
     }
@@ -63,7 +64,7 @@ pub(super) fn moves_between(resident: &Resident, after: &[Assignment]) -> Vec<Mo
     moves
 }
 
-/// What one VM of a cluster needs, without the limits of the cluster. `vm` is its index.
+/// What one VM of a cluster needs of a node, without the limits of the cluster. `vm` is its index. Its remote GPUs stay the same ones.
 pub(super) fn request_of_one(resident: &Resident, vm: usize) -> ClusterRequest {
     let mut before = u32::try_from(vm).unwrap_or(u32::MAX);
     let mut group: Option<&VmGroup> = None;
@@ -74,7 +75,11 @@ pub(super) fn request_of_one(resident: &Resident, vm: usize) -> ClusterRequest {
         }
         before -= candidate.count;
     }
-    one_of(&resident.request, group)
+    let mut request = one_of(&resident.request, group);
+    for alternative in request.groups.iter_mut().flat_map(|group| &mut group.alternatives) {
+        alternative.devices.retain(|need| need.filter.kind != DeviceKind::RemoteGpu);
+    }
+    request
 }
 
 /// The same for one VM of a group. None if there is no such group.

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use super::changes::{moves_between, plan_of, settle, sum_hops};
-use super::{Plan, PlanError, Resident, occupancy};
+use super::{Plan, PlanError, Resident, clusters_that_stay, occupancy};
 use crate::model::{Fleet, Occupancy};
 use crate::place::{Options, place};
 
@@ -17,12 +17,15 @@ pub fn compact(fleet: &Fleet, residents: &[Resident], cluster: Option<&str>) -> 
     if let Some(name) = cluster.filter(is_unknown) {
         return Err(PlanError::Unknown { what: "cluster", name: name.to_owned() });
     }
+    let asked =
+        residents.iter().filter(|resident| cluster.is_none_or(|name| resident.request.name.as_str() == name));
+    let stay = clusters_that_stay(asked);
     let used = occupancy(fleet, residents)?;
     let mut now = used.clone();
     let mut result = residents.to_vec();
     let mut candidates: Vec<(usize, u64)> = Vec::new();
     for (at, resident) in residents.iter().enumerate() {
-        if resident.pinned.is_empty() && cluster.is_none_or(|name| resident.request.name.as_str() == name) {
+        if resident.may_move() && cluster.is_none_or(|name| resident.request.name.as_str() == name) {
             candidates.push((at, sum_hops(fleet, resident)?));
         }
     }
@@ -50,11 +53,14 @@ pub fn compact(fleet: &Fleet, residents: &[Resident], cluster: Option<&str>) -> 
     {
         let pairs = residents.iter().zip(&all);
         let moves = pairs.flat_map(|(old, new)| moves_between(old, &new.assignments)).collect();
-        if let Ok(plan) = plan_of(fleet, &used, residents, &all, moves, &[]) {
+        if let Ok(mut plan) = plan_of(fleet, &used, residents, &all, moves, &[]) {
+            plan.notes.extend(stay);
             return Ok(plan);
         }
     }
-    plan_of(fleet, &used, residents, &result, moves, &[])
+    let mut plan = plan_of(fleet, &used, residents, &result, moves, &[])?;
+    plan.notes.extend(stay);
+    Ok(plan)
 }
 
 /// Places all clusters again together, those with most VMs first: clusters that are interleaved cannot be separated one by one. None if
@@ -66,7 +72,7 @@ fn place_all_again(
     known: &[Resident],
 ) -> Result<Option<Vec<Resident>>, PlanError> {
     let mut free = used.clone();
-    let mut order: Vec<usize> = (0..residents.len()).filter(|at| residents[*at].pinned.is_empty()).collect();
+    let mut order: Vec<usize> = (0..residents.len()).filter(|at| residents[*at].may_move()).collect();
     order.sort_by_key(|at| (Reverse(residents[*at].assignments.len()), *at));
     for assignment in order.iter().flat_map(|at| &residents[*at].assignments) {
         free.release(fleet, assignment)?;

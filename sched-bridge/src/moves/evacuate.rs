@@ -2,14 +2,15 @@
 
 use super::changes::{plan_of, request_of_one};
 use super::sequence::Move;
-use super::{Plan, PlanError, Resident, occupancy};
+use super::{Plan, PlanError, Resident, occupancy, stays};
 use crate::model::{Assignment, Fleet, NodeIndex, NodeName, Occupancy, VmName};
 use crate::place::{ClusterRequest, PlaceError, Score, capacities, obeys, place_at, score};
 
 /// Most places that are compared for one VM.
 const MOST_COMPARED: usize = 32;
 
-/// Plans to empty a node: its VMs go to where they are closest to the rest of their clusters.
+/// Plans to empty a node: its VMs go to where they are closest to the rest of their clusters. VMs that have a device with which they cannot move
+/// stay, and a note says so.
 ///
 /// # Errors
 /// A VM that cannot leave; then nothing is planned.
@@ -21,15 +22,21 @@ pub fn evacuate(fleet: &Fleet, residents: &[Resident], node: &NodeName) -> Resul
     let mut after = used.clone();
     let mut moves = Vec::new();
     let mut result = residents.to_vec();
+    let mut stay = Vec::new();
     for resident in &mut result {
         for vm in 0..resident.assignments.len() {
             let from = resident.assignments[vm].clone();
             if from.node != *node {
                 continue;
             }
-            let to = best_other_place(fleet, &after, resident, vm, std::slice::from_ref(node))?;
+            if let Some(why) = from.stays() {
+                stay.push(stays(&from, why));
+                continue;
+            }
+            let to = best_other_place(fleet, &after, resident, vm, std::slice::from_ref(node))?
+                .with_remote_of(&from);
             // What it leaves stays taken: no VM may come to this node.
-            after.take(fleet, &to)?;
+            after.take(fleet, &to.without_remote())?;
             moves.push(Move {
                 cluster: resident.request.name.clone(),
                 from,
@@ -40,7 +47,9 @@ pub fn evacuate(fleet: &Fleet, residents: &[Resident], node: &NodeName) -> Resul
             resident.assignments[vm] = to;
         }
     }
-    plan_of(fleet, &used, residents, &result, moves, std::slice::from_ref(node))
+    let mut plan = plan_of(fleet, &used, residents, &result, moves, std::slice::from_ref(node))?;
+    plan.notes.extend(stay);
+    Ok(plan)
 }
 
 /// The best other place for one VM: close to the rest of its cluster, and within the cluster's limits.

@@ -1,7 +1,7 @@
 //! Makes room for a request.
 
 use super::changes::{moves_between, plan_of, settle};
-use super::{Plan, PlanError, Resident, occupancy};
+use super::{Plan, PlanError, Resident, clusters_that_stay, occupancy};
 use crate::model::{Assignment, Fleet, Occupancy};
 use crate::place::{ClusterRequest, Options, Placement, place};
 
@@ -24,16 +24,19 @@ pub fn make_room(
     }
     request.check()?;
     // Those with the least memory first: they are the cheapest to move.
-    let mut candidates: Vec<usize> =
-        (0..residents.len()).filter(|at| residents[*at].pinned.is_empty()).collect();
+    let mut candidates: Vec<usize> = (0..residents.len()).filter(|at| residents[*at].may_move()).collect();
     let memory = |at: usize| residents[at].assignments.iter().map(|vm| vm.memory().0).sum::<u64>();
     candidates.sort_by_key(|at| (memory(*at), *at));
-    let mut reason = "no cluster can be moved".to_owned();
+    let stay = clusters_that_stay(residents.iter()).join("; ");
+    let mut reason = if stay.is_empty() { "no cluster can be moved".to_owned() } else { stay };
     for count in 1..=candidates.len().min(MOST_MOVED) {
         for start in 0..=(candidates.len() - count).min(MOST_MOVED) {
             let displaced = &candidates[start..start + count];
             match place_before(fleet, &used, residents, displaced, request, &options) {
-                Ok(found) => return Ok(found),
+                Ok((mut plan, placement)) => {
+                    plan.notes.extend(clusters_that_stay(residents.iter()));
+                    return Ok((plan, placement));
+                }
                 Err(error) => reason = error.to_string(),
             }
         }

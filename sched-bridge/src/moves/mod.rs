@@ -54,6 +54,35 @@ pub struct Resident {
     pub pinned: Vec<VmName>,
 }
 
+impl Resident {
+    /// Whether all its VMs can move.
+    fn may_move(&self) -> bool {
+        self.pinned.is_empty() && self.staying().is_none()
+    }
+
+    /// A VM that stays on its node because of a device, and why.
+    fn staying(&self) -> Option<(&Assignment, &'static str)> {
+        self.assignments.iter().find_map(|vm| Some((vm, vm.stays()?)))
+    }
+}
+
+/// A note on a VM that stays.
+fn stays(vm: &Assignment, why: &str) -> String {
+    format!("VM {} stays on {}: {why}; stop it to free the node", vm.vm, vm.node)
+}
+
+/// Notes on clusters that stay because of a device of one of their VMs.
+fn clusters_that_stay<'a>(residents: impl Iterator<Item = &'a Resident>) -> Vec<String> {
+    let note = |resident: &Resident| {
+        let (vm, why) = resident.staying()?;
+        Some(format!(
+            "cluster {} stays as it is: VM {} on {} does not move, {why}",
+            resident.request.name, vm.vm, vm.node
+        ))
+    };
+    residents.filter_map(note).collect()
+}
+
 /// One migration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {

@@ -28,6 +28,9 @@ pub fn relocate(
             "it cannot move now, because it is being migrated or its lease names its resources".to_owned();
         return Err(PlanError::Stuck { vm: vm.vm.clone(), node: vm.node.clone(), reason });
     }
+    if let Some((vm, why)) = resident.staying() {
+        return Err(PlanError::Stuck { vm: vm.vm.clone(), node: vm.node.clone(), reason: why.to_owned() });
+    }
     let used = occupancy(fleet, residents)?;
     let mut free = used.clone();
     for assignment in &resident.assignments {

@@ -1,7 +1,7 @@
 //! Puts moves into a sequence in which each finds its destination free.
 
 use super::{PlanError, Step};
-use crate::model::{Assignment, ClusterName, Fleet, NodeName, Occupancy};
+use crate::model::{Assignment, ClusterName, Fleet, NodeName, Occupancy, OccupancyError};
 use crate::place::{ClusterRequest, Options, place};
 
 /// A VM that is to go from one place to another.
@@ -32,24 +32,33 @@ pub(super) fn in_sequence(
         if let Some(at) = left.iter().position(|next| has_free_destination(fleet, &used, next)) {
             let next = left.remove(at);
             push(&mut steps, &next, next.to.clone(), false);
-            used.take(fleet, &next.to)?;
-            used.release(fleet, &next.from)?;
+            moved(fleet, &mut used, &next.from, &next.to)?;
             continue;
         }
         let spare = spare_place(fleet, &used, &left, avoid);
         let (at, place) = spare.ok_or(PlanError::Deadlock { vms: left.len() })?;
         push(&mut steps, &left[at], place.clone(), true);
-        used.take(fleet, &place)?;
-        used.release(fleet, &left[at].from)?;
+        moved(fleet, &mut used, &left[at].from, &place)?;
         left[at].from = place;
         left[at].stepped_aside = true;
     }
     Ok(steps)
 }
 
+/// The destination is taken while the VM still has the source. Its remote GPUs are the same ones before and after.
+fn moved(
+    fleet: &Fleet,
+    used: &mut Occupancy,
+    from: &Assignment,
+    to: &Assignment,
+) -> Result<(), OccupancyError> {
+    used.take(fleet, &to.without_remote())?;
+    used.release(fleet, &from.without_remote())
+}
+
 /// A VM has both places while it moves: the destination must be free while it still has the source.
 fn has_free_destination(fleet: &Fleet, used: &Occupancy, next: &Move) -> bool {
-    used.clone().take(fleet, &next.to).is_ok()
+    used.clone().take(fleet, &next.to.without_remote()).is_ok()
 }
 
 /// A VM that can step aside, and a place for it. No VM steps aside twice.
@@ -62,7 +71,7 @@ fn spare_place(
     // With all destinations taken, what is still free blocks nobody. Parts of a destination may be taken already.
     let mut reserved = used.clone();
     for next in left {
-        let _ = reserved.take(fleet, &next.to);
+        let _ = reserved.take(fleet, &next.to.without_remote());
     }
     for (taken, blocks_nobody) in [(&reserved, true), (used, false)] {
         for (at, next) in left.iter().enumerate().filter(|(_, next)| !next.stepped_aside) {
@@ -74,6 +83,7 @@ fn spare_place(
                 continue;
             };
             place.vm = next.from.vm.clone();
+            let place = place.with_remote_of(&next.from);
             // A place that blocks others is better than none, if some VM can move then.
             if blocks_nobody || lets_others_move(fleet, used, left, at, &place) {
                 return Some((at, place));
@@ -86,7 +96,7 @@ fn spare_place(
 /// Whether some other VM can move once the VM of move `at` is in this place.
 fn lets_others_move(fleet: &Fleet, used: &Occupancy, left: &[Move], at: usize, place: &Assignment) -> bool {
     let mut after = used.clone();
-    let has_moved = after.take(fleet, place).is_ok() && after.release(fleet, &left[at].from).is_ok();
+    let has_moved = moved(fleet, &mut after, &left[at].from, place).is_ok();
     let mut others = left.iter().enumerate().filter(|(other, _)| *other != at);
     has_moved && others.any(|(_, waiting)| has_free_destination(fleet, &after, waiting))
 }

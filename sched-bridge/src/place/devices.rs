@@ -24,7 +24,7 @@ pub(super) enum Closeness {
 pub(super) struct Bin {
     /// The needs that they meet, as bits.
     pub needs: u64,
-    /// GPUs, not network adapters.
+    /// GPUs and shares of them, not network adapters.
     pub gpu: bool,
     /// Number of the VFs' adapter in the group.
     pub parent: u16,

@@ -9,10 +9,11 @@ use super::net::indexed;
 use super::packer::Packer;
 use super::placement::{Placement, Score};
 use super::reasons::reasons;
+use super::remote;
 use super::request::{ClusterRequest, Domain};
 use super::task::Task;
 use super::wanted::Wanted;
-use crate::model::{Fleet, NodeIndex, NodeName, Occupancy, VmName};
+use crate::model::{Fleet, Node, NodeIndex, NodeName, Occupancy, VmName};
 
 /// What a placement does with a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,6 +69,17 @@ pub fn explain(
     placement: Option<&Placement>,
 ) -> Result<Explanation, PlaceError> {
     request.check()?;
+    if let Some(apart) = remote::apart(request)? {
+        if let Err(error) = apart.give(fleet, used) {
+            let reasons = vec![error.to_string()];
+            let rejected = |node: &Node| NodeVerdict {
+                node: node.name.clone(),
+                verdict: Verdict::Rejected { reasons: reasons.clone() },
+            };
+            return Ok(Explanation { score: None, nodes: fleet.nodes().iter().map(rejected).collect() });
+        }
+        return explain(fleet, used, &apart.request, placement);
+    }
     let task = Task::new(fleet, used, request)?;
     let mut chosen: BTreeMap<&str, Vec<VmName>> = BTreeMap::new();
     for assignment in placement.iter().flat_map(|placement| &placement.assignments) {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::request::{Alternative, DeviceFilter, NodeCondition};
-use crate::model::{Device, Fleet, Node, NodeIndex, NodeState, Occupancy};
+use crate::model::{Device, DeviceKind, Fleet, Node, NodeIndex, NodeState, Occupancy, overlaps_taken};
 
 /// The first condition of an alternative that a node does not meet, even if all of it is free.
 pub(super) fn refusal(node: &Node, alternative: &Alternative) -> Option<String> {
@@ -130,6 +130,7 @@ pub(super) fn matches(filter: &DeviceFilter, device: &Device) -> bool {
     device.kind == filter.kind
         && (filter.archs.is_empty() || contains(&filter.archs, &device.arch))
         && !contains(&filter.not_archs, &device.arch)
+        && (filter.models.is_empty() || contains(&filter.models, &device.model))
         && (filter.vendors.is_empty() || filter.vendors.contains(&device.id.vendor))
         && (filter.ids.is_empty() || filter.ids.contains(&device.id))
         && filter.link_layer.is_none_or(|layer| device.link_layer() == Some(layer))
@@ -139,9 +140,10 @@ pub(super) fn matches(filter: &DeviceFilter, device: &Device) -> bool {
 }
 
 /// Indices in [`Node::devices`] of what can be given to VMs now. Devices of one IOMMU group cannot be in two VMs: the first of them is
-/// offered, and none if one of them is taken.
+/// offered, and none if one of them is taken. Remote GPUs are of no node.
 pub(super) fn offered(fleet: &Fleet, used: &Occupancy, index: NodeIndex) -> Vec<usize> {
-    let devices = &fleet.node(index).devices;
+    let node = fleet.node(index);
+    let devices = &node.devices;
     let is_taken = |at: usize| used.device_taken(index, at);
     let mut closed_groups: Vec<u32> = devices
         .iter()
@@ -151,7 +153,11 @@ pub(super) fn offered(fleet: &Fleet, used: &Occupancy, index: NodeIndex) -> Vec<
         .collect();
     let mut offered = Vec::with_capacity(devices.len());
     for (at, device) in devices.iter().enumerate() {
-        if is_taken(at) || !device.is_grantable() {
+        if is_taken(at) || !device.is_grantable() || device.kind == DeviceKind::RemoteGpu {
+            continue;
+        }
+        // The whole GPU may have been leased before it was divided.
+        if device.kind.is_share() && overlaps_taken(node, at, is_taken) {
             continue;
         }
         if let Some(group) = device.iommu_group {

@@ -29,6 +29,7 @@ mod packer;
 mod placement;
 mod pool;
 mod reasons;
+mod remote;
 mod request;
 mod score;
 mod search;

@@ -4,7 +4,7 @@ use super::fit;
 use super::pool::Pool;
 use super::request::{Affinity, Alternative, DeviceFilter, DeviceNeed, NumaPolicy};
 use super::task::Task;
-use crate::model::{DeviceKind, LinkLayer, NodeIndex, NodeState};
+use crate::model::{LinkLayer, NodeIndex, NodeState};
 
 /// For each group the first constraint that the node does not meet; for a group of several alternatives, that of each.
 pub(super) fn reasons(task: &Task<'_>, index: NodeIndex) -> Vec<String> {
@@ -77,15 +77,9 @@ fn unmet(task: &Task<'_>, index: NodeIndex, alternative: &Alternative) -> String
 }
 
 /// `4 Hopper GPUs`, `1 VF (InfiniBand, at least 100 Gb/s)`.
-fn needed_devices(need: &DeviceNeed) -> String {
+pub(super) fn needed_devices(need: &DeviceNeed) -> String {
     let filter = &need.filter;
-    let kind = match filter.kind {
-        DeviceKind::Gpu => "GPU",
-        DeviceKind::Hca => "HCA",
-        DeviceKind::Vf => "VF",
-        DeviceKind::CoProcessor => "co-processor",
-        DeviceKind::ProcessingAccelerator => "processing accelerator",
-    };
+    let kind = filter.kind.name();
     let plural = if need.count == 1 { "" } else { "s" };
     let mut words = vec![need.count.to_string()];
     let described = [filter.vendors.iter().map(|id| vendor(*id)).collect::<Vec<_>>(), archs(filter)];
@@ -117,6 +111,8 @@ fn vendor(id: u16) -> String {
 
 fn more_conditions(filter: &DeviceFilter) -> Vec<String> {
     let mut words: Vec<String> = filter.not_archs.iter().map(|arch| format!("not {arch}")).collect();
+    let models: Vec<&str> = filter.models.iter().map(String::as_str).collect();
+    words.extend((!models.is_empty()).then(|| models.join(" or ")));
     words.extend(filter.ids.iter().map(ToString::to_string));
     words.extend(filter.link_layer.map(|layer| match layer {
         LinkLayer::InfiniBand => "InfiniBand".to_owned(),
@@ -135,6 +131,7 @@ fn more_conditions(filter: &DeviceFilter) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::DeviceKind;
 
     #[test]
     fn needs_read_as_people_say_them() {

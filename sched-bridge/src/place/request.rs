@@ -107,6 +107,9 @@ pub struct DeviceFilter {
     /// Forbidden architectures, in lower case.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub not_archs: BTreeSet<String>,
+    /// Allowed types of vGPUs, profiles of MIG slices, or models of remote GPUs, in lower case.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub models: BTreeSet<String>,
     /// Allowed vendor ids (`10de`).
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub vendors: BTreeSet<u16>,
@@ -135,6 +138,7 @@ impl DeviceFilter {
             kind,
             archs: BTreeSet::new(),
             not_archs: BTreeSet::new(),
+            models: BTreeSet::new(),
             vendors: BTreeSet::new(),
             ids: BTreeSet::new(),
             link_layer: None,

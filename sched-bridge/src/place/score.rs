@@ -84,12 +84,13 @@ fn hops(net: &Net<'_>, on: &HashMap<NodeIndex, u64>, score: &mut Score) -> Resul
 
 /// Distance of the devices of one VM; see [`Score::device_distance`].
 fn device_distance(node: &Node, assignment: &Assignment) -> u64 {
+    // Remote GPUs are near to nothing.
     if assignment.devices.len() < 2 {
         return 0;
     }
     let mut roots: Vec<Option<&str>> = Vec::new();
     let mut parts: Vec<(u16, u32, u32)> = Vec::new();
-    for granted in &assignment.devices {
+    for granted in assignment.devices.iter().filter(|own| own.kind != DeviceKind::RemoteGpu) {
         let Some(device) = node.devices.iter().find(|device| device.address == granted.address) else {
             continue;
         };
@@ -104,7 +105,7 @@ fn device_distance(node: &Node, assignment: &Assignment) -> u64 {
             parts.len() - 1
         });
         let part = &mut parts[at];
-        *(if granted.kind == DeviceKind::Gpu { &mut part.1 } else { &mut part.2 }) += 1;
+        *(if granted.kind.is_network() { &mut part.2 } else { &mut part.1 }) += 1;
     }
     u64::from(distance(&parts, None).unwrap_or(0))
 }

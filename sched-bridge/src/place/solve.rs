@@ -5,6 +5,7 @@ use super::grant::{Grant, grants};
 use super::net::indexed;
 use super::packer::Packer;
 use super::placement::{Method, Placement};
+use super::remote;
 use super::request::{ClusterRequest, Domain};
 use super::search::Found;
 use super::task::{Task, assemble};
@@ -21,6 +22,12 @@ pub(super) fn solve(
     options: &Options,
 ) -> Result<Placement, PlaceError> {
     request.check()?;
+    if let Some(apart) = remote::apart(request)? {
+        let given = apart.give(fleet, used)?;
+        let mut placement = solve(fleet, used, &apart.request, options)?;
+        remote::add(&mut placement, given);
+        return Ok(placement);
+    }
     let task = Task::new(fleet, used, request)?;
     searched(&task, options)?.ok_or_else(|| explain::no_room(&task))
 }
@@ -33,6 +40,12 @@ pub(super) fn search(
     options: &Options,
 ) -> Result<Option<Placement>, PlaceError> {
     request.check()?;
+    if let Some(apart) = remote::apart(request)? {
+        let Ok(given) = apart.give(fleet, used) else { return Ok(None) };
+        let mut found = search(fleet, used, &apart.request, options)?;
+        found.iter_mut().for_each(|placement| remote::add(placement, given.clone()));
+        return Ok(found);
+    }
     searched(&Task::new(fleet, used, request)?, options)
 }
 
@@ -91,12 +104,15 @@ fn leaf_switches(task: &Task<'_>, chosen: &Chosen) -> u32 {
     u32::try_from(leaves.len()).unwrap_or(u32::MAX)
 }
 
-/// The number of VMs of the request's first group that each node of the fleet has room for, if the others get none.
+/// The number of VMs of the request's first group that each node of the fleet has room for, if the others get none. Remote GPUs do not count: they
+/// are of no node.
 ///
 /// # Errors
 /// As for [`super::place`], except for lack of room.
 pub fn capacities(fleet: &Fleet, used: &Occupancy, request: &ClusterRequest) -> Result<Vec<u32>, PlaceError> {
     request.check()?;
+    let apart = remote::apart(request)?;
+    let request = apart.as_ref().map_or(request, |apart| &apart.request);
     let task = Task::new(fleet, used, request)?;
     let groups = [(&request.groups[0], request.groups[0].count)];
     let Some(mut tree) = task.tree(&groups, used, None, None, usize::MAX)? else { return Ok(Vec::new()) };
@@ -124,6 +140,12 @@ pub fn place_at(
                 request.groups.len()
             ),
         });
+    }
+    if let Some(apart) = remote::apart(request)? {
+        let given = apart.give(fleet, used)?;
+        let mut placement = place_at(fleet, used, &apart.request, nodes)?;
+        remote::add(&mut placement, given);
+        return Ok(placement);
     }
     let task = Task::new(fleet, used, request)?;
     let groups = [(&request.groups[0], request.count())];

@@ -5,7 +5,7 @@ use super::fit;
 use super::pool::Pool;
 use super::request::NumaPolicy;
 use super::wanted::Wanted;
-use crate::model::{Device, DeviceKind, Fleet, Node, NodeIndex, Occupancy};
+use crate::model::{Device, Fleet, Node, NodeIndex, Occupancy};
 
 /// A part of a node within which each VM must be: the whole node, a socket or a NUMA node.
 #[derive(Debug, Clone)]
@@ -144,9 +144,9 @@ fn group_devices(items: &[&FreeDevice<'_>], wanted: &Wanted<'_>) -> (FreeDevices
         let mut parents = Vec::new();
         let mut bins: Vec<(Bin, Vec<usize>)> = Vec::new();
         for item in members {
-            let gpu = item.device.kind == DeviceKind::Gpu;
+            let gpu = !item.device.kind.is_network();
             let parent = match item.device.parent {
-                Some(address) if !wanted.fungible => {
+                Some(address) if !wanted.fungible && !gpu => {
                     let known = parents.iter().position(|known| *known == address);
                     known.unwrap_or_else(|| {
                         parents.push(address);

@@ -42,6 +42,18 @@ pub enum Key {
     GpuArch,
     /// Their PCI vendor.
     GpuVendor,
+    /// Number of vGPUs.
+    Vgpus,
+    /// Their type.
+    VgpuType,
+    /// Number of MIG slices.
+    Migs,
+    /// Their profile.
+    MigProfile,
+    /// Number of remote GPUs.
+    RemoteGpus,
+    /// Their model.
+    RemoteGpuModel,
     /// Number of whole network adapters.
     Hcas,
     /// Number of virtual functions.
@@ -77,7 +89,7 @@ pub enum Key {
 }
 
 /// Names of keys; the first of each is used in messages.
-const NAMES: [(Key, &[&str]); 21] = [
+const NAMES: [(Key, &[&str]); 27] = [
     (Key::Flavor, &["instance_type", "flavor"]),
     (Key::Vcpus, &["vcpus", "cores"]),
     (Key::MemoryMb, &["memory_mb", "ram", "ram_mb"]),
@@ -85,6 +97,12 @@ const NAMES: [(Key, &[&str]); 21] = [
     (Key::Gpus, &["xpus", "gpus"]),
     (Key::GpuArch, &["xpu_arch", "gpu_arch"]),
     (Key::GpuVendor, &["xpu_vendor", "gpu_vendor"]),
+    (Key::Vgpus, &["vgpus"]),
+    (Key::VgpuType, &["vgpu_type"]),
+    (Key::Migs, &["migs"]),
+    (Key::MigProfile, &["mig_profile"]),
+    (Key::RemoteGpus, &["remote_gpus"]),
+    (Key::RemoteGpuModel, &["remote_gpu_model"]),
     (Key::Hcas, &["hcas"]),
     (Key::Vfs, &["vfs"]),
     (Key::NetArch, &["net_arch"]),
@@ -130,6 +148,9 @@ impl Key {
             Self::Vcpus
                 | Self::MemoryMb
                 | Self::Gpus
+                | Self::Vgpus
+                | Self::Migs
+                | Self::RemoteGpus
                 | Self::Hcas
                 | Self::Vfs
                 | Self::NetMbps

@@ -304,6 +304,7 @@ fn devices(gathered: &Gathered<'_>) -> Result<Vec<DeviceNeed>, RequestError> {
         };
         needs.push(DeviceNeed { count: gpus, filter });
     }
+    needs.extend(shares(gathered, live_migratable)?);
     let link_layer = match gathered.single(&Key::NetArch)? {
         None => None,
         Some((value, place)) => match value.as_str() {
@@ -331,6 +332,49 @@ fn devices(gathered: &Gathered<'_>) -> Result<Vec<DeviceNeed>, RequestError> {
         }
     }
     Ok(needs)
+}
+
+/// vGPUs, MIG slices and remote GPUs: how many, and of which types.
+fn shares(gathered: &Gathered<'_>, live_migratable: bool) -> Result<Vec<DeviceNeed>, RequestError> {
+    const KINDS: [(DeviceKind, Key, Key); 3] = [
+        (DeviceKind::Vgpu, Key::Vgpus, Key::VgpuType),
+        (DeviceKind::MigSlice, Key::Migs, Key::MigProfile),
+        (DeviceKind::RemoteGpu, Key::RemoteGpus, Key::RemoteGpuModel),
+    ];
+    let mut needs = Vec::new();
+    for (kind, number, model) in &KINDS {
+        let (models, none) = gathered.choice(model)?;
+        if !none.is_empty() {
+            let found = format!("{model}!={}", none.into_iter().collect::<Vec<_>>().join(","));
+            return Err(RequestError::syntax(
+                "request",
+                found,
+                format!("{model}= with one or several of them"),
+            ));
+        }
+        // A request that names a type wants at least one.
+        let count = gathered.least(number)?.unwrap_or(u32::from(!models.is_empty()));
+        if count == 0 && !models.is_empty() {
+            return Err(RequestError::contradiction("request", format!("{number}=0 beside a {model}")));
+        }
+        if count > 0 {
+            let traits = if *kind == DeviceKind::Vgpu { own_traits(gathered) } else { BTreeSet::new() };
+            let live_migratable = live_migratable && kind.stays().is_some();
+            let filter = DeviceFilter { models, traits, live_migratable, ..DeviceFilter::kind(*kind) };
+            needs.push(DeviceNeed { count, filter });
+        }
+    }
+    Ok(needs)
+}
+
+/// Traits of a site that a request with vGPUs requires: as with Nova, they are those of the vGPU, not of any device of the node.
+fn own_traits(gathered: &Gathered<'_>) -> BTreeSet<String> {
+    let required = |op: &Op| matches!(op, Op::AllOf(words) | Op::OneOf(words) if words == &["required"]);
+    let name = |clause: &&Clause| match &clause.key {
+        Key::Trait(name) if name.starts_with("CUSTOM_") && required(&clause.op) => Some(name.clone()),
+        _ => None,
+    };
+    gathered.clauses.iter().filter_map(name).collect()
 }
 
 fn vendors(gathered: &Gathered<'_>) -> Result<BTreeSet<u16>, RequestError> {

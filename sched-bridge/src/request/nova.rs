@@ -1,7 +1,7 @@
 //! Extra specs of OpenStack flavors, with the operators of Nova's scheduler filters.
 //!
 //! What has no influence on where a VM may run (its virtual hardware) is left to whoever starts it, with a note. What a lease cannot keep
-//! (shares of GPUs, guests of several NUMA nodes, limits on rates, …) is refused by name. Nothing is dropped silently.
+//! (guests of several NUMA nodes, limits on rates, …) is refused by name. Nothing is dropped silently.
 //!
 //! After `nova/scheduler/filters/extra_specs_ops.py`: `=` means "at least", `==` `!=` `>=` `<=` compare numbers, `s==` `s!=` text,
 //! `<in>` asks for a part of a text or a member of a set, `<all-in>` for several, `<or>` for one of several. Without an operator the
@@ -34,21 +34,16 @@ const ELSEWHERE: [&str; 14] = [
 ];
 
 /// Keys (beginnings, if they end so) that no lease can keep: what they are for, and what there is instead.
-const REFUSED: [(&str, &str, &str); 21] = [
-    (
-        "resources:VGPU",
-        "a share of a GPU (a vendor's vGPU or a MIG slice), which no lease can be for: such shares cannot be unplugged from a running guest",
-        "pci_passthrough:alias for whole GPUs",
-    ),
+const REFUSED: [(&str, &str, &str); 20] = [
     (
         "resources:",
         "a resource class that leases do not have",
-        "resources:VCPU, PCPU or MEMORY_MB, pci_passthrough:alias",
+        "resources:VCPU, PCPU, MEMORY_MB or VGPU, pci_passthrough:alias",
     ),
     (
         "resources",
         "a group of resources of its own",
-        "resources:VCPU, PCPU or MEMORY_MB, pci_passthrough:alias",
+        "resources:VCPU, PCPU, MEMORY_MB or VGPU, pci_passthrough:alias",
     ),
     ("trait_", "a group of traits of its own", "trait:NAME"),
     ("trait1", "a group of traits of its own", "trait:NAME"),
@@ -236,6 +231,7 @@ fn meaning(name: &str, value: &str, catalog: &Catalog, place: &str) -> Result<Me
         ("hw:numa_nodes", other) => {
             return refused(place, format!("{other:?}: a guest of several NUMA nodes"), "1");
         }
+        ("resources:VGPU", _) => return one(number(Key::Vgpus)?),
         _ if VCPU_CLASSES.contains(&name) => return one(number(Key::Vcpus)?),
         _ if MEMORY_CLASSES.contains(&name) => return one(number(Key::MemoryMb)?),
         _ => {}

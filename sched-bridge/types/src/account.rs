@@ -46,6 +46,12 @@ pub struct Record {
     /// Adapter-hours, of whole adapters and virtual functions: `usage.adapter_ms` / 3 600 000. 0 in records of older versions.
     #[serde(default)]
     pub adapter_hours: f64,
+    /// Hours of vGPUs and MIG slices: `usage.gpu_share_ms` / 3 600 000. 0 in records of older versions.
+    #[serde(default)]
+    pub gpu_share_hours: f64,
+    /// Hours of remote GPUs: `usage.remote_gpu_ms` / 3 600 000. 0 in records of older versions.
+    #[serde(default)]
+    pub remote_gpu_hours: f64,
     /// The usage of each VM, by name. Empty in records of older versions.
     #[serde(default)]
     #[cfg_attr(feature = "schema", schema(value_type = BTreeMap<String, Usage>))]

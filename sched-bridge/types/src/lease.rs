@@ -106,6 +106,12 @@ pub struct Usage {
     pub gpu_ms: u64,
     /// Adapters and their virtual functions times time.
     pub adapter_ms: u64,
+    /// vGPUs and MIG slices times time. 0 in records of older versions.
+    #[serde(default)]
+    pub gpu_share_ms: u64,
+    /// Remote GPUs times time. 0 in records of older versions.
+    #[serde(default)]
+    pub remote_gpu_ms: u64,
     /// Cores times time.
     pub core_ms: u64,
     /// Mebibytes (in and outside huge pages) times time.

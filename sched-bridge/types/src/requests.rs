@@ -205,6 +205,12 @@ pub struct NodeSummary {
     pub gpus: usize,
     /// GPUs that are not held.
     pub gpus_free: usize,
+    /// All vGPUs and MIG slices.
+    #[serde(default)]
+    pub gpu_shares: usize,
+    /// Those that can be leased now.
+    #[serde(default)]
+    pub gpu_shares_free: usize,
     /// All adapters and virtual functions.
     pub adapters: usize,
     /// All hardware threads.

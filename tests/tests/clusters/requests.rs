@@ -172,15 +172,74 @@ fn flavors_of_nova_are_kept_noted_or_refused() {
     assert!(notes.contains("disk=20") && notes.contains("hw_video:ram_max_mb=16"), "{notes}");
     let (code, _, said) = place(json!({ "trait:CUSTOM_NEW": "required" }));
     assert!(code == Some(3) && said.contains("lacks trait CUSTOM_NEW"), "{said}");
-    for (key, value) in [
-        ("resources:VGPU", "1"),
-        ("hw:numa_nodes", "2"),
-        ("hw:mem_encryption", "true"),
-        ("quota:cpu_shares", "10"),
-    ] {
+    for (key, value) in [("hw:numa_nodes", "2"), ("hw:mem_encryption", "true"), ("quota:cpu_shares", "10")] {
         let (code, _, said) = place(json!({ key: value }));
         assert!(code == Some(2) && said.contains(&format!("key {key}: ")), "{key}: {said}");
     }
+}
+
+/// Divides the first GPU of n1 into two vGPUs, and lists a remote GPU.
+fn divide(bridge: &Bridge) {
+    let shown = bridge.ask(&["fleet", "show", "n1"]).expect("a node");
+    let mut node = shown["node"].clone();
+    let devices = node["devices"].as_array_mut().expect("devices");
+    let gpu = devices[0]["address"].as_str().expect("an address").to_owned();
+    for number in 1..3 {
+        let address = format!("83b8f4f2-509f-382f-3c1e-e6bfe0fa100{number}");
+        devices.push(json!({ "address": address, "kind": "vgpu", "id": "10de:2235", "parent": gpu, "model": "nvidia-558", "traits": ["CUSTOM_NVIDIA_558"] }));
+    }
+    devices.push(json!({ "address": "remote:10.0.0.9:8308/0", "kind": "remote-gpu", "id": "0000:0000", "model": "a100" }));
+    let file = bridge.write("divided.json", &node.to_string()).expect("a file");
+    bridge.ask(&["fleet", "publish", &file]).expect("published");
+}
+
+#[test]
+fn shares_of_gpus_are_leased_and_vms_with_them_stay() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let bridge = fleet(&sandbox, "");
+    divide(&bridge);
+    let flavor = json!({ "name": "f", "vcpus": 1, "ram": 64, "disk": 0,
+        "properties": { "resources:VGPU": "2", "trait:CUSTOM_NVIDIA_558": "required" } });
+    let flavor = bridge.write("vgpus.json", &flavor.to_string()).expect("a file");
+    let answer = bridge.ask(&["place", &flavor, "--cluster", "desk", "--id", "desk"]).expect("leased");
+    let devices = &answer["lease"]["held"][0]["devices"];
+    assert_eq!((devices[0]["kind"].as_str(), devices.as_array().map(Vec::len)), (Some("vgpu"), Some(2)));
+    assert!(answer["notes"].to_string().contains("does not move: its vGPU cannot be unplugged"), "{answer}");
+    // The last one is gone, and the GPU is not leased as a whole.
+    let text = "vcpus=1; memory_mb=64; vgpu_type=nvidia-558";
+    let (code, said) =
+        printed(&bridge, &["place", "--text", text, "--cluster", "c", "--what-if", "--explain"]);
+    assert!(code == Some(3) && said.contains("needs 1 vGPU (nvidia-558), has 0 free of 2"), "{said}");
+    let shown = bridge.ask(&["fleet", "show", "n1"]).expect("a node");
+    assert!(
+        shown["node"]["devices"][0]["shares"] == 2
+            && shown["held_devices"].as_array().map(Vec::len) == Some(2),
+        "{shown}"
+    );
+    let (_, table) = printed(&bridge, &["fleet", "list"]);
+    assert!(table.lines().any(|line| line.starts_with("n1 ") && line.contains("  0/2  ")), "{table}");
+    // No daemon starts it: that is said before anything runs, and the lease is given back.
+    bridge.ask(&["lease", "release", "desk"]).expect("released");
+    let run =
+        ["place", "--text", text, "--cluster", "desk", "--id", "desk", "--run", "--", "qemu-system-x86_64"];
+    let (code, said) = printed(&bridge, &run);
+    assert!(code != Some(0) && said.contains("VM desk-vm-0 is not started: its vGPU"), "{said}");
+    assert!(said.contains("lease desk is given back"), "{said}");
+    // A remote GPU is for VMs of all nodes, once; it goes on with its VM.
+    bridge.ask(&["place", "--text", text, "--cluster", "desk", "--id", "desk"]).expect("leased");
+    let far = ["place", "--text", "vcpus=1; memory_mb=64; remote_gpu_model=a100", "--cluster"];
+    let first = bridge.ask(&[&far[..], &["far", "--id", "far"]].concat()).expect("leased");
+    assert_eq!(first["lease"]["held"][0]["devices"][0]["address"], "remote:10.0.0.9:8308/0", "{first}");
+    let (code, said) = printed(&bridge, &[&far[..], &["far2"]].concat());
+    assert!(
+        code == Some(3) && said.contains("needs 1 remote GPU (a100), and of 1 in the fleet 0 are free"),
+        "{said}"
+    );
+    let on_n1 = first["lease"]["held"][0]["node"] == "n1";
+    let plan = bridge.ask(&["plan", "evacuate", "n1"]).expect("a plan");
+    assert!(plan["notes"].to_string().contains("VM desk-vm-0 stays on n1: its vGPU"), "{plan}");
+    assert_eq!(plan["steps"].as_array().map(Vec::len), Some(usize::from(on_n1)), "{plan}");
 }
 
 #[test]

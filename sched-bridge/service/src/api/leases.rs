@@ -19,7 +19,7 @@ use super::{App, to_its_end};
 use crate::access::Caller;
 use crate::account::{Record, apel, csv, json_lines};
 use crate::bridge::{BridgeError, GrantRequest, Granted, Wanted};
-use crate::lease::{DEFAULT_TTL_MS, LeaseId};
+use crate::lease::{DEFAULT_TTL_MS, LeaseId, notes_on_shares};
 use crate::request_text;
 use crate::slurm::booking::BookingError;
 use crate::slurm::follower::JOBS_PREFIX;
@@ -70,6 +70,8 @@ pub async fn grant(
             .into());
         };
         let mut answer = LeaseAnswer { notes, ..what_if(&app, *wanted, request.explain).await? };
+        let placed = answer.placement.iter().flat_map(|placement| &placement.assignments);
+        answer.notes.extend(notes_on_shares(&placed));
         if let (Some(quota), Some(placement)) = (app.quotas.of(&request.holder), &answer.placement) {
             let checked =
                 quota.check(app.bridge.view()?.all_leases(), &request.holder, &placement.assignments);
@@ -111,6 +113,8 @@ pub async fn grant(
     };
     let status = if granted.again { StatusCode::OK } else { StatusCode::CREATED };
     let lease = Some(app.bridge.info(&granted.lease));
+    let mut notes = notes;
+    notes.extend(notes_on_shares(&granted.lease.at_home().map(|held| &held.assignment)));
     Ok((
         status,
         axum::Json(LeaseAnswer {

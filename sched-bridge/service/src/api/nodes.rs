@@ -60,15 +60,23 @@ pub async fn list(State(app): State<Arc<App>>) -> Answer<NodeList> {
     let leased = leased_vms(&view);
     let summary = |node: &Node| {
         let at = fleet.find(node.name.as_str())?;
-        let gpu = |device: &usize| node.devices[*device].kind == DeviceKind::Gpu;
-        let gpus: Vec<usize> = (0..node.devices.len()).filter(gpu).collect();
+        let of_kind = |wanted: fn(DeviceKind) -> bool| -> Vec<usize> {
+            (0..node.devices.len()).filter(|device| wanted(node.devices[*device].kind)).collect()
+        };
+        let gpus = of_kind(|kind| kind == DeviceKind::Gpu);
+        let shares = of_kind(DeviceKind::is_share);
+        let is_free = |device: &&usize| {
+            !occupancy.device_taken(at, **device) && !occupancy.overlaps_taken(fleet, at, **device)
+        };
         let free = occupancy.free(fleet, at);
         Some(NodeSummary {
             name: node.name.to_string(),
             state: node.state,
             gpus: gpus.len(),
-            gpus_free: gpus.iter().filter(|device| !occupancy.device_taken(at, **device)).count(),
-            adapters: node.devices.len() - gpus.len(),
+            gpus_free: gpus.iter().filter(is_free).count(),
+            gpu_shares: shares.len(),
+            gpu_shares_free: shares.iter().filter(is_free).count(),
+            adapters: of_kind(DeviceKind::is_network).len(),
             cores: node.cores(),
             cores_free: free.iter().map(|share| share.cores).sum(),
             memory_mib: node.memory().0,
@@ -105,9 +113,13 @@ fn without_lease(
 /// A node, with what the caller may know of the leases there.
 fn detail(app: &App, view: &View, node: &Node, caller: &Caller) -> NodeDetail {
     let visible = view.leases().values().filter(|known| caller.may_use(&known.lease.holder));
-    let here = visible.flat_map(|known| &known.lease.held).filter(|h| h.assignment.node == node.name);
     let (mut vms, mut held_devices) = (Vec::new(), Vec::new());
-    for held in here {
+    for held in visible.flat_map(|known| &known.lease.held) {
+        if held.assignment.node != node.name {
+            // VMs of all nodes have remote GPUs.
+            held_devices.extend(held.assignment.remote().map(|device| device.address.to_string()));
+            continue;
+        }
         vms.push(held.assignment.vm.to_string());
         held_devices.extend(held.assignment.devices.iter().map(|device| device.address.to_string()));
     }

@@ -92,7 +92,7 @@ impl From<StartError> for Problem {
         let code = match error {
             StartError::Bridge(error) => return error.into(),
             StartError::NotInLease { .. } => Code::UnknownVm,
-            StartError::Refused { .. } => Code::NotStarted,
+            StartError::Refused { .. } | StartError::Stays { .. } => Code::NotStarted,
             StartError::StillRunning { .. } => Code::NotStopped,
         };
         Self::new(code, error.to_string())

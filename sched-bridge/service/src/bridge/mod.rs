@@ -11,6 +11,8 @@ mod nodes;
 mod plans;
 mod resize;
 mod retention;
+#[cfg(test)]
+mod share_tests;
 mod sweep;
 mod sync;
 #[cfg(test)]

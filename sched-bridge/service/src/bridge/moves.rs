@@ -22,6 +22,8 @@ impl Bridge {
     /// # Errors
     /// The destination is not free, the VM is being moved elsewhere, or the store does not answer.
     pub async fn reserve_move(&self, to: &Assignment) -> Result<LeaseId, BridgeError> {
+        // Its remote GPUs stay with its home until it has arrived, and then go on with it.
+        let to = &to.without_remote();
         self.change(|view| {
             let entry = view.lease_of(&to.vm)?;
             let mut lease = Lease::clone(&entry.lease);
@@ -65,7 +67,8 @@ impl Bridge {
                 if let Some(home) = lease.held.iter_mut().find(|held| of_vm(held)) {
                     // What ran there runs here: the lease is kept. A list of this node's VMs that is older than the migration ends
                     // nothing, because the VM was not known here when it was asked for.
-                    *home = Held { part: Part::Home, seen: home.seen, growing: home.growing, ..incoming };
+                    let assignment = incoming.assignment.with_remote_of(&home.assignment);
+                    *home = Held { assignment, part: Part::Home, seen: home.seen, growing: home.growing };
                 }
             }
             Ok(Attempt::Commit(update_lease(&lease, entry.revision), ()))

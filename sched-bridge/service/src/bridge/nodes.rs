@@ -15,7 +15,8 @@ impl Bridge {
     ///
     /// # Errors
     /// A device occurs twice, or the store does not answer.
-    pub async fn put_node(&self, node: Node) -> Result<Arc<Node>, BridgeError> {
+    pub async fn put_node(&self, mut node: Node) -> Result<Arc<Node>, BridgeError> {
+        node.count_shares();
         Fleet::new(vec![node.clone()], Topology::default())?;
         self.change(|view| {
             let known = view.node(&node.name);

@@ -9,7 +9,7 @@ use sched_bridge::place::ClusterRequest;
 use tokio::time::Instant;
 
 use super::grant::check_names;
-use super::transactions::{guarded, one_grant_at_a_time, update_lease};
+use super::transactions::{guarded, guarded_remote, one_grant_at_a_time, update_lease};
 use super::{Attempt, Bridge, BridgeError, View};
 use crate::lease::{Held, Lease, LeaseId, Part};
 use crate::quota::Quota;
@@ -63,6 +63,7 @@ impl Bridge {
             let nodes: BTreeSet<_> = added.iter().map(|one| &one.node).collect();
             let txn = update_lease(&lease, revision);
             let mut txn = nodes.into_iter().fold(txn, |txn, node| guarded(txn, &view, node));
+            txn = guarded_remote(txn, &view, &added);
             if wanted.quota.is_some() {
                 txn = one_grant_at_a_time(txn, &view, &lease.holder);
             }

@@ -1,6 +1,6 @@
 //! Transactions that several operations make.
 
-use sched_bridge::model::NodeName;
+use sched_bridge::model::{Assignment, NodeName};
 
 use super::View;
 use crate::account::{End, Record, record_of};
@@ -19,7 +19,19 @@ pub(super) fn guarded(txn: Txn, view: &View, node: &NodeName) -> Txn {
 pub(super) fn grant_lease(view: &View, lease: &Lease) -> Txn {
     let key = keys::lease(&lease.id);
     let txn = Txn::default().expect(&key, Expect::Absent).put(key, json(lease));
-    lease.nodes().iter().fold(txn, |txn, node| guarded(txn, view, node))
+    let txn = lease.nodes().iter().fold(txn, |txn, node| guarded(txn, view, node));
+    guarded_remote(txn, view, lease.held.iter().map(|held| &held.assignment))
+}
+
+/// Makes a transaction fail if remote GPUs were taken since the view, if these assignments have some: they are of no node, so no node's guard tells.
+pub(super) fn guarded_remote<'a>(
+    txn: Txn,
+    view: &View,
+    assignments: impl IntoIterator<Item = &'a Assignment>,
+) -> Txn {
+    let any = assignments.into_iter().any(|assignment| assignment.remote().next().is_some());
+    let name = NodeName::new(keys::REMOTE_GPUS).ok().filter(|_| any);
+    name.iter().fold(txn, |txn, name| guarded(txn, view, name))
 }
 
 /// Makes a transaction fail if the holder was granted anything since the view, so that two requests do not exceed a quota together.

@@ -113,7 +113,7 @@ impl Clusters {
         if each_alone {
             return Ok(());
         }
-        for held in lease.held.iter().filter(|held| !held.assignment.devices.is_empty()) {
+        for held in lease.held.iter().filter(|held| held.assignment.plugged().next().is_some()) {
             let owned = self.driver.owned(&held.assignment.node).await.map_err(ClusterError::Node)?;
             let vm = &held.assignment.vm;
             if owned.get(vm.as_str()).is_some_and(|devices| !devices.is_empty()) {
@@ -176,7 +176,7 @@ impl Clusters {
         };
         let mut orders: Vec<Order> = Vec::new();
         for (from, to) in parents.into_iter().zip(&new) {
-            let devices = if from.devices.is_empty() {
+            let devices = if from.plugged().next().is_none() {
                 Vec::new()
             } else {
                 let owned = self.driver.owned(&from.node).await.map_err(ClusterError::Node)?;

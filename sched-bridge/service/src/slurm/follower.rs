@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sched_bridge::model::{
-    Assignment, ClusterName, Granted, Node, NodeName, NodeState, NumaNode, NumaShare, VmName,
+    Assignment, ClusterName, DeviceKind, Granted, Node, NodeName, NodeState, NumaNode, NumaShare, VmName,
 };
 
 use super::{Slurm, SlurmError, scontrol};
@@ -227,7 +227,9 @@ fn leases_of_vms(view: &View) -> impl Iterator<Item = &crate::lease::Lease> {
 
 /// A request for a lease of everything that a node has.
 fn whole_node(node: &Node) -> Option<GrantRequest> {
-    let devices = node.devices.iter().map(|own| Granted { address: own.address, kind: own.kind }).collect();
+    // With a GPU, its slices and vGPUs are taken. Remote GPUs are of no node.
+    let own = node.devices.iter().filter(|own| !own.kind.is_share() && own.kind != DeviceKind::RemoteGpu);
+    let devices = own.map(|own| Granted { address: own.address, kind: own.kind }).collect();
     let share =
         |own: &NumaNode| NumaShare { numa: own.id, cores: own.cores, memory: own.memory, huge: own.huge };
     let id = format!("{JOBS_PREFIX}{}", node.name);

@@ -19,7 +19,14 @@ impl Trials<'_> {
     }
 
     fn devices(&mut self, at: usize, group: &VmGroup) {
-        for kind in [DeviceKind::Gpu, DeviceKind::Hca, DeviceKind::Vf] {
+        for kind in [
+            DeviceKind::Gpu,
+            DeviceKind::Vgpu,
+            DeviceKind::MigSlice,
+            DeviceKind::RemoteGpu,
+            DeviceKind::Hca,
+            DeviceKind::Vf,
+        ] {
             let counts = |group: &VmGroup| {
                 let needs = group.alternatives.iter().flat_map(|own| &own.devices);
                 needs.filter(|need| need.filter.kind == kind).map(|need| need.count).max()

@@ -156,12 +156,6 @@ impl Change {
 }
 
 fn plural(kind: DeviceKind, count: u64) -> String {
-    let name = match kind {
-        DeviceKind::Gpu => "GPU",
-        DeviceKind::Hca => "HCA",
-        DeviceKind::Vf => "VF",
-        DeviceKind::CoProcessor => "co-processor",
-        DeviceKind::ProcessingAccelerator => "processing accelerator",
-    };
+    let name = kind.name();
     if count == 1 { name.to_owned() } else { format!("{name}s") }
 }

@@ -16,10 +16,13 @@ const ARRANGEMENTS: [(&str, LeaveOut); 4] = [
     ("page_size", |own| own.pages = Pages::Normal),
 ];
 
-const DESCRIPTIONS: [(&str, LeaveOut); 8] = [
+const DESCRIPTIONS: [(&str, LeaveOut); 11] = [
     ("xpu_arch", |own| devices(own, DeviceKind::Gpu, |filter| filter.archs.clear())),
     ("xpu_arch!=", |own| devices(own, DeviceKind::Gpu, |filter| filter.not_archs.clear())),
     ("xpu_vendor", |own| devices(own, DeviceKind::Gpu, |filter| filter.vendors.clear())),
+    ("vgpu_type", |own| devices(own, DeviceKind::Vgpu, |filter| filter.models.clear())),
+    ("mig_profile", |own| devices(own, DeviceKind::MigSlice, |filter| filter.models.clear())),
+    ("remote_gpu_model", |own| devices(own, DeviceKind::RemoteGpu, |filter| filter.models.clear())),
     ("net_arch", |own| all_devices(own, |filter| filter.link_layer = None)),
     ("net_mbps", |own| all_devices(own, |filter| filter.min_rate_gbps = 0)),
     ("live_migratable", |own| all_devices(own, |filter| filter.live_migratable = false)),
