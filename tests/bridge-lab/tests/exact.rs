@@ -6,14 +6,14 @@ mod common;
 use common::{brute, random_fleet, random_request, random_use};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use sched_bridge::model::Occupancy;
+use sched_bridge::model::{Assignment, DeviceKind, Occupancy};
 use sched_bridge::place::{Method, Mode, Options, PlaceError, Placement, Score, place, score};
 
-const CASES: u64 = 12_000;
+const CASES: u64 = 16_000;
 
 #[test]
 fn finds_the_optimum_of_every_small_case() {
-    let (mut placed, mut refused, mut two_groups) = (0, 0, 0);
+    let (mut placed, mut refused, mut two_groups, mut slices) = (0, 0, 0, 0);
     for seed in 0..CASES {
         let mut rng = StdRng::seed_from_u64(seed + 1);
         let fleet = random_fleet(&mut rng, 5);
@@ -32,6 +32,8 @@ fn finds_the_optimum_of_every_small_case() {
                 assert_eq!(own, best, "seed {seed}: {request:?}");
                 fits(seed, &fleet, &used, &request, &placement);
                 placed += 1;
+                let has_slice = |vm: &Assignment| vm.count(DeviceKind::MigSlice) > 0;
+                slices += u32::from(placement.assignments.iter().any(has_slice));
                 two_groups += u32::from(request.groups.len() == 2);
             }
             Err(PlaceError::NoRoom { .. } | PlaceError::Contradiction { .. }) => {
@@ -41,9 +43,11 @@ fn finds_the_optimum_of_every_small_case() {
             Err(error) => panic!("seed {seed}: {error}"),
         }
     }
-    println!("{placed} placed, {two_groups} of them with two groups, {refused} refused");
+    println!(
+        "{placed} placed, {two_groups} of them with two groups, {slices} with slices, {refused} refused"
+    );
     assert!(
-        placed > 3000 && refused > 1000 && two_groups > 800,
+        placed > 3000 && refused > 1000 && two_groups > 800 && slices > 100,
         "the cases have become too easy or too hard"
     );
 }

@@ -198,8 +198,17 @@ impl Brute<'_> {
             return None;
         }
         let index = NodeIndex(u32::try_from(at).unwrap());
-        let free: Vec<usize> =
-            (0..node.devices.len()).filter(|device| !self.used.device_taken(index, *device)).collect();
+        let taken = |device: usize| self.used.device_taken(index, device);
+        // A GPU that is divided is not given away; the shares of one that was given away before are not either.
+        let is_free = |at: &usize| {
+            let device = &node.devices[*at];
+            let is_of =
+                |share: &Device, gpu: &Device| share.parent.is_some() && share.parent == gpu.address.pci();
+            let divided = node.devices.iter().any(|share| is_of(share, device));
+            let gone = (0..node.devices.len()).any(|gpu| is_of(device, &node.devices[gpu]) && taken(gpu));
+            !taken(*at) && !divided && !gone
+        };
+        let free: Vec<usize> = (0..node.devices.len()).filter(is_free).collect();
         let share = |share: &NumaShare| (u64::from(share.cores), share.memory.0);
         let pools: Vec<(u64, u64)> = self.used.free(self.fleet, index).iter().map(share).collect();
         self.one_vm(node, here, &free, &pools)
@@ -263,8 +272,11 @@ fn suits(node: &Node, alternative: &Alternative, chosen: &[usize]) -> Option<u64
     let of = |kind: DeviceKind| -> Vec<&Device> {
         chosen.iter().map(|at| &node.devices[*at]).filter(|device| device.kind == kind).collect()
     };
-    let (gpus, nics) = (of(DeviceKind::Gpu), of(DeviceKind::Hca));
-    for (need, have) in alternative.devices.iter().zip([&gpus, &nics]) {
+    let (mut gpus, nics, slices) = (of(DeviceKind::Gpu), of(DeviceKind::Hca), of(DeviceKind::MigSlice));
+    if alternative.devices.len() < 3 && !slices.is_empty() {
+        return None;
+    }
+    for (need, have) in alternative.devices.iter().zip([&gpus, &nics, &slices]) {
         let archs = &need.filter.archs;
         if have.len() != need.count as usize
             || have.iter().any(|device| !archs.is_empty() && !archs.contains(device.arch.as_ref()))
@@ -272,6 +284,7 @@ fn suits(node: &Node, alternative: &Alternative, chosen: &[usize]) -> Option<u64
             return None;
         }
     }
+    gpus.extend(slices);
     let mut distance = 0;
     for gpu in &gpus {
         let far = |nic: &&Device| if nic.root == gpu.root { 0 } else { 1 + u64::from(nic.numa != gpu.numa) };

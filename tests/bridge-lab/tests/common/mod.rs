@@ -61,7 +61,22 @@ pub fn device(bus: u8, kind: DeviceKind, numa: u16, root: u16) -> Device {
     device
 }
 
-/// A node with up to three GPUs and three adapters on two sockets.
+/// Divides the first GPU, if there is one.
+fn divide_a_gpu(rng: &mut StdRng, node: &mut Node) {
+    let Some(gpu) = node.devices.iter().find(|device| device.kind == DeviceKind::Gpu).cloned() else {
+        return;
+    };
+    for number in 0..rng.random_range(1..3) {
+        let parent = gpu.address.pci().unwrap();
+        let mut share = gpu.clone();
+        share.kind = DeviceKind::MigSlice;
+        share.address = DeviceAddress::Slice { gpu: parent, gpu_instance: number, compute_instance: 0 };
+        share.parent = Some(parent);
+        node.devices.push(share);
+    }
+}
+
+/// A node with up to three GPUs, of which one may be divided, and three adapters on two sockets.
 pub fn random_node(rng: &mut StdRng, at: u32) -> Node {
     let mut node = Node::plain(name(&format!("n{at}")), 0, MemoryMib(0));
     node.numa = (0..2)
@@ -80,6 +95,9 @@ pub fn random_node(rng: &mut StdRng, at: u32) -> Node {
             let root = rng.random_range(0..4);
             node.devices.push(device(bus, kind, root / 2, root));
         }
+    }
+    if rng.random_bool(0.35) {
+        divide_a_gpu(rng, &mut node);
     }
     if rng.random_bool(0.05) {
         node.state = NodeState::Drained;
@@ -104,10 +122,15 @@ pub fn random_use(rng: &mut StdRng, fleet: &Fleet) -> Occupancy {
         if !rng.random_bool(0.4) {
             continue;
         }
-        let devices = node.devices.iter().filter(|_| rng.random_bool(0.3));
-        let devices = devices.map(|device| Granted { address: device.address, kind: device.kind }).collect();
-        let vm = VmName::new("old").unwrap();
-        used.take(fleet, &Assignment { vm, node: node.name.clone(), devices, shares: Vec::new() }).unwrap();
+        for device in node.devices.iter().filter(|_| rng.random_bool(0.3)) {
+            let devices = vec![Granted { address: device.address, kind: device.kind }];
+            let vm = VmName::new("old").unwrap();
+            let one = Assignment { vm, node: node.name.clone(), devices, shares: Vec::new() };
+            match used.take(fleet, &one) {
+                Ok(()) | Err(OccupancyError::Divided { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
     }
     used
 }
@@ -120,7 +143,13 @@ fn random_alternative(rng: &mut StdRng) -> Alternative {
         }
         DeviceNeed { count: rng.random_range(0..most), filter }
     };
-    let devices = vec![need(DeviceKind::Gpu, 3), need(DeviceKind::Hca, 3)];
+    let mut devices = vec![need(DeviceKind::Gpu, 3), need(DeviceKind::Hca, 3)];
+    let slices = need(DeviceKind::MigSlice, 3);
+    if rng.random_bool(0.2) {
+        // Few nodes have slices: other devices beside them would leave nothing to choose.
+        devices.iter_mut().for_each(|need| need.count = need.count.min(1));
+        devices.push(DeviceNeed { count: slices.count.max(1), ..slices });
+    }
     let mut alternative = Alternative {
         vcpus: rng.random_range(0..3),
         memory: MemoryMib(rng.random_range(0..2) * 1024),
