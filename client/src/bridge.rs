@@ -220,6 +220,13 @@ impl Bridge {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
+    /// All nodes as entities of GLUE 2, in a rendering: `xml`, `json` or `ldif`.
+    pub async fn glue2(&self, format: &str, site: &str) -> Result<String, Error> {
+        let path = format!("/v1/glue2?format={}&site={}", encoded(format), encoded(site));
+        let text = self.0.bytes(Method::GET, &path, Bytes::new()).await?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
     /// All plans.
     pub async fn plans(&self) -> Result<PlanList, Error> {
         self.0.get("/v1/plans").await

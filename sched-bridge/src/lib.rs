@@ -1,7 +1,7 @@
 //! Compact placement of virtual clusters: which nodes and devices their VMs get, so that they are close together in the network.
 //!
 //! A pure library: no network, no processes, no clock, no unsafe code. What a fleet is made of is in [`model`], and
-//! [`inventory`] reads it from a node; [`topology`] reads networks in several formats, and [`picture`] draws them; [`request`] and
+//! [`inventory`] reads it from a node, and [`glue2`] tells others of it; [`topology`] reads networks in several formats, and [`picture`] draws them; [`request`] and
 //! [`blueprint`] read what is asked for; [`place`] decides where VMs go, and [`moves`] plans how to empty nodes and to bring clusters
 //! together. The method is described in `docs/placement.md`.
 //!
@@ -32,6 +32,7 @@
 #![forbid(unsafe_code)]
 
 pub mod blueprint;
+pub mod glue2;
 mod ids;
 pub mod inventory;
 pub mod model;

@@ -38,7 +38,7 @@ pub enum ClusterCommand {
 #[command(after_help = "Examples:
   vmove inventory
   vmove inventory --publish            on every node, at boot and when devices change
-  vmove inventory --glue2
+  vmove inventory --glue2 xml
   vmove --json inventory --root recorded/ --name dgx1")]
 pub struct InventoryArgs {
     /// The bridge.
@@ -53,9 +53,25 @@ pub struct InventoryArgs {
     /// Publish it at the bridge
     #[arg(long)]
     pub publish: bool,
-    /// Print attributes in the style of GLUE 2
-    #[arg(long)]
-    pub glue2: bool,
+    /// Print it as GLUE 2: attributes as text, or a rendering with all that its schema asks for
+    #[arg(long, value_name = "FORMAT", num_args = 0..=1, default_missing_value = "text")]
+    pub glue2: Option<Glue2Format>,
+    /// Name of the site in renderings of GLUE 2
+    #[arg(long, value_name = "NAME", default_value = "vmove")]
+    pub site: String,
+}
+
+/// How GLUE 2 is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Glue2Format {
+    /// Attributes of the node, with those of accelerators by GLUE 2.1.
+    Text,
+    /// XML.
+    Xml,
+    /// JSON.
+    Json,
+    /// LDIF, for an information system.
+    Ldif,
 }
 
 /// Arguments of `blueprint`.
@@ -86,7 +102,8 @@ pub struct BlueprintArgs {
 #[command(after_help = "Examples:
   vmove fleet list
   vmove fleet publish node7.json
-  vmove fleet drain node7")]
+  vmove fleet drain node7
+  vmove fleet glue2 --format ldif --site MY-SITE")]
 pub struct FleetArgs {
     /// The bridge.
     #[command(flatten)]
@@ -134,6 +151,15 @@ pub enum FleetAction {
     Remove {
         /// Name of the node
         node: String,
+    },
+    /// All nodes as entities of GLUE 2
+    Glue2 {
+        /// How they are written
+        #[arg(long, value_parser = ["xml", "json", "ldif"], default_value = "xml")]
+        format: String,
+        /// Name of the site
+        #[arg(long, value_name = "NAME", default_value = "vmove")]
+        site: String,
     },
 }
 

@@ -8,7 +8,7 @@ use super::input::{bridge, read};
 use super::show;
 use crate::args::clusters::{FleetAction, FleetArgs};
 use crate::failure::Failure;
-use crate::output::{End, say_either};
+use crate::output::{End, say, say_either};
 
 pub async fn run(args: FleetArgs, json: bool) -> Result<(), End> {
     let bridge = bridge(&args.at)?;
@@ -40,6 +40,7 @@ pub async fn run(args: FleetArgs, json: bool) -> Result<(), End> {
             let answer = bridge.look_at_node(&node, ended).await?;
             say_either(&answer, json, |answer| format!("the bridge looks at node {} now", answer.node))
         }
+        FleetAction::Glue2 { format, site } => say(&bridge.glue2(&format, &site).await?),
         FleetAction::Remove { node } => {
             bridge.remove_node(&node).await?;
             say_either(&json!({ "removed": node }), json, |_| format!("node {node} is removed"))

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use sched_bridge::glue2::{Described, Format, render};
 use sched_bridge::inventory::{Part, glue2, read};
 use sched_bridge::model::{Node, NodeName};
 use serde::Serialize;
 
 use super::input::bridge;
 use super::show::word;
-use crate::args::clusters::InventoryArgs;
+use crate::args::clusters::{Glue2Format, InventoryArgs};
 use crate::failure::Failure;
 use crate::output::{End, say, say_either, table};
 
@@ -42,8 +43,14 @@ pub async fn run(args: InventoryArgs, json: bool) -> Result<(), End> {
     if args.publish {
         bridge(&args.at)?.publish_node(node).await?;
     }
-    if args.glue2 {
-        return say(&glue2(node));
+    let described = Described { node, used: None };
+    let rendered = |format| say(&render(&args.site, &[described], format));
+    match args.glue2 {
+        None => {}
+        Some(Glue2Format::Text) => return say(&glue2(node)),
+        Some(Glue2Format::Xml) => return rendered(Format::Xml),
+        Some(Glue2Format::Json) => return rendered(Format::Json),
+        Some(Glue2Format::Ldif) => return rendered(Format::Ldif),
     }
     let not_leased = node.devices.iter().filter_map(|device| Some((device.address, device.not_leased()?)));
     let not_leased: BTreeMap<String, String> =

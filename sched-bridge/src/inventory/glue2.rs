@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use crate::model::{Device, DeviceKind, LinkLayer, Node, NodeState};
+use crate::glue2::{networks, vendor};
+use crate::model::{Device, DeviceKind, Node, NodeState};
 
 /// LDIF: one object for the node as an execution environment, and one for each model of GPU.
 #[must_use]
@@ -50,27 +51,10 @@ pub fn glue2(node: &Node) -> String {
     text
 }
 
-fn networks(node: &Node) -> Vec<&'static str> {
-    let has = |layer| node.devices.iter().any(|device| device.link_layer() == Some(layer));
-    let mut networks = Vec::new();
-    if has(LinkLayer::InfiniBand) {
-        networks.push("infiniband");
-    }
-    if has(LinkLayer::Ethernet) {
-        networks.push("gigabitethernet");
-    }
-    networks
-}
-
 fn accelerators(node: &Node, environment: &str, line: &mut impl FnMut(&str, &str)) {
     let mut models: BTreeMap<(String, String), Vec<&Device>> = BTreeMap::new();
     for device in node.devices.iter().filter(|device| device.kind == DeviceKind::Gpu) {
-        let vendor = match device.id.vendor {
-            0x10de => "NVIDIA".to_owned(),
-            0x1002 => "AMD".to_owned(),
-            0x8086 => "Intel".to_owned(),
-            other => format!("{other:04x}"),
-        };
+        let vendor = vendor(device.id.vendor);
         let model = if device.arch.is_empty() {
             device.id.to_string()
         } else {

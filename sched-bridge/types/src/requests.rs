@@ -228,6 +228,20 @@ pub struct NodeSummary {
     pub vms_without_lease: Option<usize>,
 }
 
+/// How a fleet is told as GLUE 2.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::IntoParams))]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "schema", into_params(parameter_in = Query))]
+pub struct Glue2Query {
+    /// `xml`, `json` or `ldif`. Default: `xml`.
+    #[serde(default)]
+    pub format: Option<String>,
+    /// Name of the site. Default: `vmove`.
+    #[serde(default)]
+    pub site: Option<String>,
+}
+
 /// A new state of a node.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

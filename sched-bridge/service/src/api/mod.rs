@@ -1,6 +1,7 @@
 //! The HTTP interface of `vbridged`.
 
 mod clusters;
+mod glue2;
 mod leases;
 mod nearest;
 mod nodes;
@@ -81,6 +82,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/nodes/{name}", get(nodes::show).put(nodes::publish).delete(nodes::remove))
         .route("/v1/nodes/{name}/state", put(nodes::set_state))
         .route("/v1/nodes/{name}/look", post(nodes::look))
+        .route("/v1/glue2", get(glue2::show))
         .route("/v1/topology", get(nodes::topology).put(nodes::put_topology))
         .route("/v1/leases", get(leases::list).post(leases::grant))
         .route("/v1/leases/{id}", get(leases::show).delete(leases::release))

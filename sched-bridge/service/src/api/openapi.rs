@@ -18,7 +18,7 @@ use crate::lease::Held;
     ),
     paths(
         super::nodes::health, super::nodes::bridge,
-        super::nodes::list, super::nodes::show, super::nodes::publish, super::nodes::remove, super::nodes::set_state, super::nodes::look,
+        super::nodes::list, super::nodes::show, super::nodes::publish, super::nodes::remove, super::nodes::set_state, super::nodes::look, super::glue2::show,
         super::nodes::topology, super::nodes::put_topology,
         super::leases::list, super::leases::grant, super::leases::show, super::leases::renew, super::leases::release, super::leases::account,
         super::vms::start, super::vms::stop, super::types::list,
