@@ -9,6 +9,8 @@ DEMO_PACKAGES=(gcc libc6-dev pkg-config libclang-14-dev)
 # Servers that the tests of sched-bridge speak with, and their libraries; unpacked, so that no service is started and no user made.
 PEER_PACKAGES=(etcd-server munge slurmctld slurmd slurm-client)
 PEERS_VERSION=1
+# What checks renderings of GLUE 2: the schema of information systems, and the server that reads it. Unpacked, as above.
+GLUE_PACKAGES=(slapd glue-schema)
 # Raise it when what is unpacked of QEMUs, kernel and tools changes, so that older caches are made anew.
 SETUP_VERSION=2
 
@@ -46,6 +48,7 @@ setup_everything() {
     setup_guests
     setup_part 7.2 "$QEMU_7_2" setup_qemu 7.2 bookworm
     setup_part peers "$CACHE/peers/usr/sbin/slurmctld-wlm" setup_peers
+    setup_part glue "$CACHE/glue/etc/ldap/schema/GLUE20.schema" setup_glue
 }
 
 # What it takes to start guests.
@@ -81,6 +84,17 @@ setup_peers() {
     rm -rf "${peers:?}.new"/usr/share/{doc,man,locale,bug,lintian} "${peers:?}.new"/{etc,var}
     mv "$peers.new" "$peers"
     "$peers/usr/bin/etcd" --version >/dev/null || die "the unpacked etcd does not start"
+}
+
+# The schema of GLUE 2 and slapd below .cache/glue.
+setup_glue() {
+    local glue=$CACHE/glue debs=$CACHE/apt/debs/glue deb
+    say "unpacking slapd and the schema of GLUE 2"
+    fetch_closure "$debs" "${GLUE_PACKAGES[@]}"
+    rm -rf "$glue.new" "$glue"
+    for deb in "$debs"/*.deb; do dpkg -x "$deb" "$glue.new"; done
+    rm -rf "${glue:?}.new"/{bin,sbin,var} "${glue:?}.new"/usr/{share,bin,lib/x86_64-linux-gnu/perl*}
+    mv "$glue.new" "$glue"
 }
 
 # What makes the Python client of vbridged. Without it, one test is skipped.

@@ -3,6 +3,7 @@
 mod barriers;
 mod blueprints;
 mod commands;
+mod glue2;
 mod grants;
 mod guides;
 mod places;
