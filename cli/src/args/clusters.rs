@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use vmove_bridge_types::topology_text::TopologyFormat;
 use vmove_types::Backing;
 
+use super::blueprint::{AdapterArgs, BlueprintArgs};
 use super::bridge::{HolderArgs, RequestArgs, Where, field_value};
 use super::cluster::ClusterArgs;
 
@@ -15,8 +16,10 @@ use super::cluster::ClusterArgs;
 pub enum ClusterCommand {
     /// Read what a node has: processors, memory, GPUs, adapters
     Inventory(InventoryArgs),
-    /// Split a blueprint: lease and start its VMs, and pass the rest to adapters
-    Blueprint(BlueprintArgs),
+    /// Split a blueprint, run it, show what its parts do, or stop it: VMs, and by adapters the rest
+    Blueprint(Box<BlueprintArgs>),
+    /// Check a program against the contract of adapters, or print its JSON schema
+    Adapter(AdapterArgs),
     /// Show, drain and resume the nodes of the fleet
     Fleet(FleetArgs),
     /// Read, convert, draw and publish the topology of the network
@@ -72,29 +75,6 @@ pub enum Glue2Format {
     Json,
     /// LDIF, for an information system.
     Ldif,
-}
-
-/// Arguments of `blueprint`.
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  vmove blueprint app.yaml
-  vmove blueprint app.xml --run --holder alice --adapter slurm=vmove-slurm-adapter")]
-pub struct BlueprintArgs {
-    /// The bridge.
-    #[command(flatten)]
-    pub at: Where,
-    /// The blueprint, YAML or XML; - is standard input
-    #[arg(value_name = "FILE")]
-    pub file: PathBuf,
-    /// Lease what the VMs need, start them, and pass the rest to adapters; without this option, only show the parts
-    #[arg(long)]
-    pub run: bool,
-    /// In whose name.
-    #[command(flatten)]
-    pub lease: HolderArgs,
-    /// Program of an adapter that the blueprint names; may be repeated
-    #[arg(long, value_name = "NAME=COMMAND", value_parser = key_value)]
-    pub adapter: Vec<(String, String)>,
 }
 
 /// Arguments of `fleet`.
@@ -413,11 +393,4 @@ pub enum SumBy {
     Project,
     /// Each VM.
     Vm,
-}
-
-fn key_value(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((key, value)) if !key.is_empty() && !value.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err(format!("expected NAME=COMMAND, found {text:?}")),
-    }
 }

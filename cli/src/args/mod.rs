@@ -10,6 +10,7 @@ use vmove_types::units;
 
 use crate::failure::Failure;
 
+pub mod blueprint;
 pub mod bridge;
 pub mod cluster;
 pub mod clusters;

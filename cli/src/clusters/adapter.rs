@@ -1,112 +1,122 @@
-//! Runs adapters, the programs of `vmove_bridge_types::adapter`.
+//! `vmove adapter`, and where the programs of adapters are.
 
-use std::process::Stdio;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
-use tokio::process::Command;
-use vmove_bridge_types::adapter::{Answer, Request, VERSION};
+use vmove_adapter::call::Adapter;
+use vmove_adapter::conformance::{Line, Subject, check};
+use vmove_adapter::schema;
+use vmove_bridge_types::adapter::Environment;
+use vmove_bridge_types::problem::Code;
 
-/// Why an adapter gave no valid answer.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AdapterError {
-    /// The program cannot be run.
-    #[error("could not run the adapter {program}: {reason}; give another by --adapter NAME=COMMAND")]
-    Command {
-        /// The program.
-        program: String,
-        /// The error.
-        reason: std::io::Error,
-    },
-    /// The program failed.
-    #[error("the adapter {program} failed: {output}")]
-    Failed {
-        /// The program.
-        program: String,
-        /// Its standard error.
-        output: String,
-    },
-    /// The answer breaks the contract.
-    #[error("the adapter {program} answered {found:?}; expected {expected}")]
-    Answer {
-        /// The program.
-        program: String,
-        /// The beginning of the answer.
-        found: String,
-        /// What was expected.
-        expected: String,
-    },
+use crate::args::blueprint::{AdapterAction, AdapterArgs, CheckArgs, FoundArgs, ProgramArgs};
+use crate::failure::Failure;
+use crate::output::{End, say, say_either, table};
+
+/// Within it, what was stopped must have ended.
+pub const STOP_PATIENCE: Duration = Duration::from_secs(30);
+
+pub async fn run(args: AdapterArgs, json: bool) -> Result<(), End> {
+    match args.action {
+        AdapterAction::Schema => {
+            let text = serde_json::to_string_pretty(&schema::of_contract());
+            say(&text.map_err(|e| Failure::new(Code::Internal, e.to_string()))?)
+        }
+        AdapterAction::Check(args) => conformance(args, json).await,
+    }
 }
 
-/// Sends a request to an adapter.
-///
-/// # Errors
-/// It cannot be run, fails, or its answer breaks the contract.
-pub async fn call(command: &[String], request: &Request) -> Result<Answer, AdapterError> {
-    let (program, arguments) = command.split_first().map_or(("", &[][..]), |(p, a)| (p.as_str(), a));
-    let not_run = |reason| AdapterError::Command { program: program.to_owned(), reason };
-    let mut child = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(not_run)?;
-    if let Some(mut input) = child.stdin.take() {
-        // An adapter that fails before it reads says why below.
-        let _ = input.write_all(&serde_json::to_vec(request).unwrap_or_default()).await;
-    }
-    let output = child.wait_with_output().await.map_err(not_run)?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    if !output.status.success() {
-        let output = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(AdapterError::Failed { program: program.to_owned(), output });
-    }
-    let wrong = |expected: String| AdapterError::Answer {
-        program: program.to_owned(),
-        found: text.chars().take(80).collect(),
-        expected,
+async fn conformance(args: CheckArgs, json: bool) -> Result<(), End> {
+    let by_name =
+        (!args.program.contains(['/', ' '])).then(|| in_folder(&args.found.adapter_dir, &args.program));
+    let adapter = adapter(&args.found, by_name.flatten().as_deref().unwrap_or(&args.program));
+    let environment = |name: &String| Environment {
+        name: name.clone(),
+        kind: args.kind.clone(),
+        artifact: args.artifact.clone(),
+        nodes: args.node.clone(),
+        cores: 1,
+        ..Environment::default()
     };
-    let answer: Answer =
-        serde_json::from_str(&text).map_err(|e| wrong(format!("JSON of the contract ({e})")))?;
-    let asked: Vec<&str> = request.environments.iter().map(|e| e.name.as_str()).collect();
-    let answered: Vec<&str> = answer.environments.iter().map(|e| e.name.as_str()).collect();
-    if answer.version != VERSION || asked != answered {
-        return Err(wrong(format!("version {VERSION} and the environments {asked:?}")));
+    let [first, second] = &args.names[..] else {
+        return Err(Failure::bad_request("--names needs two names").into());
+    };
+    let subject = Subject {
+        cluster: args.cluster.clone().unwrap_or_else(|| format!("vmove-check-{}", std::process::id())),
+        environments: [environment(first), environment(second)],
+        patience: STOP_PATIENCE,
+    };
+    let lines = check(&adapter, &subject).await;
+    let broken = lines.iter().filter(|line| !line.holds).count();
+    if broken == 0 {
+        return say_either(&serde_json::json!({ "lines": lines }), json, |_| told(&lines));
     }
-    Ok(answer)
+    if !json {
+        say(&told(&lines))?;
+    }
+    let message = format!("{} breaks {broken} of {} rules of the contract", args.program, lines.len());
+    let details = Some(serde_json::json!({ "lines": lines }));
+    Err(Failure { details, ..Failure::new(Code::AdapterFailed, message) }.into())
+}
+
+fn told(lines: &[Line]) -> String {
+    let row = |line: &Line| {
+        let holds = if line.holds { "ok" } else { "BROKEN" };
+        vec![holds.to_owned(), line.rule.to_owned(), line.found.clone()]
+    };
+    table(&["", "RULE", "FOUND"], &lines.iter().map(row).collect::<Vec<_>>())
+}
+
+fn adapter(found: &FoundArgs, command: &str) -> Adapter {
+    let command = command.split_whitespace().map(str::to_owned).collect();
+    Adapter { command, limit: Duration::from_millis(found.adapter_limit) }
+}
+
+/// The executable of this name in a folder.
+fn in_folder(folder: &Path, name: &str) -> Option<String> {
+    let path = folder.join(name);
+    let is_program = |file: &std::fs::Metadata| file.is_file() && file.permissions().mode() & 0o111 != 0;
+    // A name with a slash would leave the folder.
+    let is_name = !name.is_empty() && !name.contains('/');
+    (is_name && std::fs::metadata(&path).is_ok_and(|file| is_program(&file)))
+        .then(|| path.to_string_lossy().into_owned())
+}
+
+impl ProgramArgs {
+    /// The adapter of this name: that of an option, else the executable in the folder.
+    pub fn named(&self, name: &str) -> Result<Adapter, String> {
+        if let Some((_, command)) = self.adapter.iter().find(|(own, _)| own == name) {
+            return Ok(adapter(&self.found, command));
+        }
+        let folder = &self.found.adapter_dir;
+        let path = in_folder(folder, name).ok_or_else(|| {
+            format!(
+                "no adapter {name:?}: expected an executable of that name in {}; put it there, or name its program by --adapter {name}=COMMAND",
+                folder.display()
+            )
+        })?;
+        Ok(Adapter { command: vec![path], limit: Duration::from_millis(self.found.adapter_limit) })
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use vmove_bridge_types::adapter::{Action, Environment};
-
     use super::*;
 
-    fn request() -> Request {
-        let environments = vec![Environment { name: "web".into(), ..Environment::default() }];
-        Request { version: VERSION, action: Action::Status, cluster: "c".into(), environments }
-    }
-
-    async fn shell(script: &str) -> Result<Answer, AdapterError> {
-        call(&["sh".to_owned(), "-c".to_owned(), script.to_owned()], &request()).await
-    }
-
-    #[tokio::test]
-    async fn an_adapter_that_breaks_the_contract_is_named() {
-        let good =
-            r#"cat >/dev/null; echo '{"version":1,"environments":[{"name":"web","state":"running"}]}'"#;
-        assert_eq!(shell(good).await.unwrap().environments[0].state, "running");
-        for (script, wanted) in [
-            ("echo broken >&2; exit 3", "broken"),
-            ("echo hello", "JSON of the contract"),
-            (r#"echo '{"version":2,"environments":[]}'"#, "version 1"),
-            (r#"echo '{"version":1,"environments":[]}'"#, "[\"web\"]"),
-        ] {
-            let error = shell(script).await.unwrap_err().to_string();
-            assert!(error.contains(wanted), "{error}");
-        }
-        call(&["/nonexistent".into()], &request()).await.unwrap_err();
+    #[test]
+    fn an_option_comes_before_the_folder_and_what_is_no_program_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("lxc");
+        std::fs::write(&program, "#!/bin/sh\n").unwrap();
+        let found = FoundArgs { adapter_dir: folder.path().to_owned(), adapter_limit: 1000 };
+        let mut args = ProgramArgs { adapter: Vec::new(), found };
+        assert!(args.named("lxc").unwrap_err().contains("--adapter lxc=COMMAND"), "not executable");
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(args.named("lxc").unwrap().command, [program.to_string_lossy()]);
+        let up = format!("../{}/lxc", folder.path().file_name().unwrap().to_string_lossy());
+        args.named(&up).unwrap_err();
+        args.adapter.push(("lxc".to_owned(), "other --with option".to_owned()));
+        assert_eq!(args.named("lxc").unwrap().command, ["other", "--with", "option"]);
     }
 }

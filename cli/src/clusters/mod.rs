@@ -23,7 +23,8 @@ use crate::output::End;
 pub async fn run(command: ClusterCommand, json: bool) -> Result<(), End> {
     match command {
         ClusterCommand::Inventory(args) => inventory::run(args, json).await,
-        ClusterCommand::Blueprint(args) => blueprint::run(args, json).await,
+        ClusterCommand::Blueprint(args) => blueprint::run(*args, json).await,
+        ClusterCommand::Adapter(args) => adapter::run(args, json).await,
         ClusterCommand::Fleet(args) => fleet::run(args, json).await,
         ClusterCommand::Topology(args) => topology::run(args, json).await,
         ClusterCommand::Place(args) => place::run(args, json).await,

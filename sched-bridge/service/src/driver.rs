@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use vmove_bridge_types::requests::StartVm;
 use vmove_grant::{Grant, GrantedDevice, GrantedShare, SecretKey};
 
-use crate::program::{self, ProgramError};
+use vmove_adapter::program::{self, ProgramError};
 
 mod snapshots;
 

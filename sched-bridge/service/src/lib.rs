@@ -64,7 +64,6 @@ pub mod lease;
 pub mod listing;
 mod metrics;
 pub mod planner;
-pub mod program;
 pub mod quota;
 pub mod request_text;
 pub mod server;

@@ -12,70 +12,31 @@ mod proximity;
 
 use std::process::ExitCode;
 
-use sched_bridge::model::{ClusterName, IdError, NodeName, VmName};
-use vmove_bridge_types::adapter::{Action, Answer, Environment, Request, Status, VERSION};
+use vmove_adapter::serve;
+use vmove_bridge_types::adapter::{Action, Environment, Request, State, Status};
 
 use crate::slurm::{Slurm, SlurmError};
 
 /// Runs the adapter on standard input and output.
 #[must_use]
 pub fn main() -> ExitCode {
-    let answered = std::io::read_to_string(std::io::stdin()).map_err(|e| e.to_string()).and_then(|text| {
-        let request: Request = serde_json::from_str(&text)
-            .map_err(|e| format!("expected a request of version {VERSION}: {e}"))?;
-        if request.version != VERSION {
-            return Err(format!("expected a request of version {VERSION}, found {}", request.version));
-        }
-        check_names(&request).map_err(|e| e.to_string())?;
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
+    serve::run("vmove-slurm-adapter", async |request: &Request| {
         let container = std::env::var("VMOVE_CONTAINER_RUN").unwrap_or_else(|_| "apptainer exec".to_owned());
-        Ok(runtime.block_on(answer(&Slurm::default(), &request, &container)))
-    });
-    match answered {
-        Ok(answer) => {
-            println!("{}", serde_json::to_string(&answer).unwrap_or_default());
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("vmove-slurm-adapter: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Names become arguments of Slurm's commands: none may be an option, or a list of several.
-fn check_names(request: &Request) -> Result<(), IdError> {
-    ClusterName::new(&request.cluster)?;
-    for environment in &request.environments {
-        // Of the same form as the name of a VM.
-        VmName::new(&environment.name)?;
-        for node in environment.nodes.iter().chain(&environment.near) {
-            NodeName::new(node)?;
-        }
-    }
-    Ok(())
+        Ok::<_, SlurmError>(answer(&Slurm::default(), request, &container).await)
+    })
 }
 
 /// Handles a request, one environment after the other.
-async fn answer(slurm: &Slurm, request: &Request, container: &str) -> Answer {
-    let mut environments = Vec::new();
-    for environment in &request.environments {
+async fn answer(slurm: &Slurm, request: &Request, container: &str) -> Vec<Status> {
+    serve::each(request, async |environment| {
         let name = format!("{}.{}", request.cluster, environment.name);
-        let status = match request.action {
+        match request.action {
             Action::Start => start(slurm, &name, environment, container).await,
             Action::Status => status_freeing_waiting_job(slurm, &name, environment).await,
             Action::Stop => stop(slurm, &name).await,
-        };
-        let status =
-            status.unwrap_or_else(|error| unnamed_status("failed", String::new(), error.to_string()));
-        environments.push(Status { name: environment.name.clone(), ..status });
-    }
-    Answer { version: VERSION, environments }
-}
-
-fn unnamed_status(state: &str, handle: String, message: String) -> Status {
-    Status { name: String::new(), state: state.to_owned(), handle, nodes: Vec::new(), message }
+        }
+    })
+    .await
 }
 
 async fn start(
@@ -85,7 +46,7 @@ async fn start(
     container: &str,
 ) -> Result<Status, SlurmError> {
     let existing = status(slurm, name).await?;
-    if existing.state == "running" || existing.state == "waiting" {
+    if existing.state.is_alive() {
         return Ok(existing);
     }
     let command = match wanted.kind.as_str() {
@@ -93,7 +54,7 @@ async fn start(
         "bare-metal" => wanted.artifact.clone(),
         other => {
             let message = format!("kind {other:?}: expected container or bare-metal");
-            return Ok(unnamed_status("failed", String::new(), message));
+            return Ok(Status::unnamed(State::Failed, "", message));
         }
     };
     let (job_name, wrap) = (format!("--job-name={name}"), format!("--wrap={command}"));
@@ -122,7 +83,7 @@ async fn start(
     words.push(&wrap);
     let id = slurm.run(&words).await?;
     let id = id.trim().split(';').next().unwrap_or_default().to_owned();
-    Ok(unnamed_status("waiting", format!("slurm:{id}"), String::new()))
+    Ok(Status::unnamed(State::Waiting, format!("slurm:{id}"), ""))
 }
 
 async fn status(slurm: &Slurm, name: &str) -> Result<Status, SlurmError> {
@@ -130,16 +91,16 @@ async fn status(slurm: &Slurm, name: &str) -> Result<Status, SlurmError> {
     // The newest job of this name: ids increase.
     let newest =
         jobs.lines().filter_map(|line| Some((line.split(' ').next()?.parse::<u64>().ok()?, line))).max();
-    let Some((id, line)) = newest else { return Ok(unnamed_status("absent", String::new(), String::new())) };
+    let Some((id, line)) = newest else { return Ok(Status::unnamed(State::Absent, "", "")) };
     let mut words = line.split(' ').skip(1);
     let (slurm_state, list) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let state = match slurm_state {
-        "RUNNING" | "COMPLETING" | "SUSPENDED" => "running",
-        "PENDING" | "CONFIGURING" => "waiting",
-        "COMPLETED" | "CANCELLED" => "ended",
-        _ => "failed",
+        "RUNNING" | "COMPLETING" | "SUSPENDED" => State::Running,
+        "PENDING" | "CONFIGURING" => State::Waiting,
+        "COMPLETED" | "CANCELLED" => State::Ended,
+        _ => State::Failed,
     };
-    let mut status = unnamed_status(state, format!("slurm:{id}"), slurm_state.to_owned());
+    let mut status = Status::unnamed(state, format!("slurm:{id}"), slurm_state);
     if !list.is_empty() {
         let hosts = slurm.hostnames(list).await?;
         status.nodes = hosts.lines().map(str::to_owned).collect();
@@ -154,7 +115,7 @@ async fn status_freeing_waiting_job(
     wanted: &Environment,
 ) -> Result<Status, SlurmError> {
     let status = status(slurm, name).await?;
-    if status.state == "waiting" && wanted.nodes.is_empty() && !wanted.near.is_empty() {
+    if status.state == State::Waiting && wanted.nodes.is_empty() && !wanted.near.is_empty() {
         let job = status.handle.trim_start_matches("slurm:");
         // Fails if it has just started.
         let _ = slurm.run(&["scontrol", "update", &format!("JobId={job}"), "ExcNodeList="]).await;
@@ -172,27 +133,10 @@ mod tests {
     use std::time::Duration;
 
     use test_servers::SlurmCluster;
+    use vmove_bridge_types::adapter::VERSION;
     use vmove_skip::need;
 
     use super::*;
-
-    #[test]
-    fn no_name_reaches_slurm_as_an_option_or_a_list() {
-        let request = |cluster: &str, name: &str, node: &str| Request {
-            version: VERSION,
-            action: Action::Stop,
-            cluster: cluster.into(),
-            environments: vec![Environment {
-                name: name.into(),
-                nodes: vec![node.to_owned()],
-                ..Environment::default()
-            }],
-        };
-        check_names(&request("bp", "web", "n1")).unwrap();
-        for (cluster, name, node) in [("-u", "web", "n1"), ("bp", "a,b", "n1"), ("bp", "web", "-w")] {
-            check_names(&request(cluster, name, node)).unwrap_err();
-        }
-    }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn an_environment_runs_as_a_job_where_it_was_placed() {
@@ -217,19 +161,19 @@ mod tests {
             ],
         };
         let first = answer(&slurm, &request, "env").await;
-        assert_eq!(first.environments[2].state, "failed", "VMs are not Slurm's");
+        assert_eq!(first[2].state, State::Failed, "VMs are not Slurm's");
         request.environments.pop();
         request.action = Action::Status;
         let mut now = answer(&slurm, &request, "env").await;
         for _ in 0..1200 {
-            if now.environments.iter().all(|e| e.state == "running") {
+            if now.iter().all(|e| e.state == State::Running) {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
             now = answer(&slurm, &request, "env").await;
         }
-        assert_eq!(now.environments[0].nodes, ["n2", "n3"], "{now:?}");
-        assert_eq!(now.environments[1].nodes, ["n1"], "{now:?}");
+        assert_eq!(now[0].nodes, ["n2", "n3"], "{now:?}");
+        assert_eq!(now[1].nodes, ["n1"], "{now:?}");
         // Near to VMs: below the leaf of n1, which has room on n0 only.
         let mut near = Request {
             action: Action::Start,
@@ -252,7 +196,7 @@ mod tests {
         answer(&slurm, &near, "env").await;
         // Started again, it is there already.
         request.action = Action::Start;
-        assert_eq!(answer(&slurm, &request, "env").await.environments[0].handle, now.environments[0].handle);
+        assert_eq!(answer(&slurm, &request, "env").await[0].handle, now[0].handle);
         request.action = Action::Stop;
         answer(&slurm, &request, "env").await;
         a_wish_does_not_hold_a_job_for_ever(&slurm, near).await;
@@ -281,17 +225,17 @@ mod tests {
         slurm.run(&["scontrol", "update", "PartitionName=all", "State=UP"]).await.unwrap();
         near.action = Action::Status;
         let mut now = answer(slurm, &near, "env").await;
-        assert_eq!(now.environments[0].state, "waiting", "{now:?}");
+        assert_eq!(now[0].state, State::Waiting, "{now:?}");
         assert_eq!(excluded().await, "");
         for _ in 0..600 {
-            if now.environments[0].state == "running" {
+            if now[0].state == State::Running {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
             now = answer(slurm, &near, "env").await;
         }
-        assert_eq!(now.environments[0].state, "running", "{now:?}");
-        assert_ne!(now.environments[0].nodes, ["n1"]);
+        assert_eq!(now[0].state, State::Running, "{now:?}");
+        assert_ne!(now[0].nodes, ["n1"]);
         near.action = Action::Stop;
         answer(slurm, &near, "env").await;
     }

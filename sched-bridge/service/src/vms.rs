@@ -44,6 +44,8 @@ pub enum StartError {
     Refused {
         /// The error of each VM.
         reasons: String,
+        /// Why each did not start.
+        failed: BTreeMap<VmName, String>,
     },
     /// VMs that should have stopped may still run. The lease must not be released yet.
     #[error(
@@ -52,6 +54,8 @@ pub enum StartError {
     StillRunning {
         /// The error of each VM.
         reasons: String,
+        /// Why each did not start; empty if it was to be stopped.
+        failed: BTreeMap<VmName, String>,
     },
 }
 
@@ -77,7 +81,7 @@ pub async fn start(
     }
     let running = running(driver, homes.values().map(|home| &home.node))
         .await
-        .map_err(|reasons| StartError::Refused { reasons })?;
+        .map_err(|reasons| StartError::Refused { reasons, failed: BTreeMap::new() })?;
     let (mut started, mut begun, mut work) = (Vec::new(), Vec::new(), JoinSet::new());
     for vm in vms {
         let home = &homes[&vm.vm];
@@ -96,15 +100,16 @@ pub async fn start(
             });
         }
     }
-    let (mut reasons, mut may_start_later) = (Vec::new(), false);
-    for (place, failed) in work.join_all().await {
-        // What its node refused was not started here: it may be another request's.
-        let refused = matches!(failed, Some((_, false)));
-        begun.extend((!refused).then_some(place));
-        if let Some((reason, unknown)) = failed {
-            reasons.push(reason);
-            may_start_later |= unknown;
+    let (mut reasons, mut failed, mut may_start_later) = (Vec::new(), BTreeMap::new(), false);
+    for (place, why) in work.join_all().await {
+        if let Some((reason, unknown)) = &why {
+            reasons.push(reason.clone());
+            failed.insert(place.0.clone(), reason.clone());
+            may_start_later |= *unknown;
         }
+        // What its node refused was not started here: it may be another request's.
+        let refused = matches!(why, Some((_, false)));
+        begun.extend((!refused).then_some(place));
     }
     // If the lease has ended, others may have its resources by now. From here on it is kept by its VMs.
     if reasons.is_empty()
@@ -117,9 +122,11 @@ pub async fn start(
     }
     let reasons = reasons.join("; ");
     match stop_all(driver, begun).await {
-        Ok(()) if may_start_later => Err(StartError::StillRunning { reasons }),
-        Ok(()) => Err(StartError::Refused { reasons }),
-        Err(not_stopped) => Err(StartError::StillRunning { reasons: format!("{reasons}; {not_stopped}") }),
+        Ok(()) if may_start_later => Err(StartError::StillRunning { reasons, failed }),
+        Ok(()) => Err(StartError::Refused { reasons, failed }),
+        Err(not_stopped) => {
+            Err(StartError::StillRunning { reasons: format!("{reasons}; {not_stopped}"), failed })
+        }
     }
 }
 
@@ -137,7 +144,10 @@ pub async fn stop(
     let vms: Vec<VmName> = if vms.is_empty() { lease.vms().cloned().collect() } else { vms.to_vec() };
     let homes = homes(&lease, vms.iter())?;
     let all: Vec<(VmName, NodeName)> = homes.into_iter().map(|(vm, home)| (vm, home.node)).collect();
-    stop_all(driver, all.clone()).await.map_err(|reasons| StartError::StillRunning { reasons })?;
+    stop_all(driver, all.clone()).await.map_err(|reasons| {
+        let failed = BTreeMap::new();
+        StartError::StillRunning { reasons, failed }
+    })?;
     // Nothing runs in it: it needs heartbeats again, from now on.
     match bridge.mark_running(id, &all, false).await {
         Ok(_) | Err(BridgeError::UnknownLease(_)) => Ok(vms),
@@ -318,7 +328,8 @@ mod tests {
         start(&bridge, &driver, &lease, &starting(&ALL[..1])).await.unwrap();
         fake.world().failing.insert(ALL[2].to_owned());
         let refused = start(&bridge, &driver, &lease, &starting(&ALL)).await.unwrap_err();
-        assert!(matches!(refused, StartError::Refused { .. }), "{refused}");
+        let StartError::Refused { failed, .. } = &refused else { panic!("{refused}") };
+        assert_eq!(failed.keys().collect::<Vec<_>>(), [&name(ALL[2])]);
         assert!(refused.to_string().contains("VM vc-vm-2 does not start"), "{refused}");
         assert_eq!(fake.world().running.keys().collect::<Vec<_>>(), [ALL[0]]);
         // There is no answer to one start: it may run later, so its resources must stay.

@@ -3,7 +3,7 @@
 //! The contract: the program is started once for each request. It reads one [`Request`] as JSON from standard input and writes one
 //! [`Answer`] to standard output. Its exit code is 0 if it has answered, even if environments have failed; any other is a failure of
 //! the adapter, whose standard error is shown. Requests can be repeated: `start` of an environment that exists answers with its
-//! status. Adapters ignore unknown fields.
+//! status. Adapters ignore unknown fields, and refuse unknown actions and versions.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +12,8 @@ pub const VERSION: u32 = 1;
 
 /// What an adapter is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "schema", schema(as = AdapterAction))]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
     /// Start environments. Those that exist are left as they are.
@@ -24,6 +26,8 @@ pub enum Action {
 
 /// A request to an adapter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "schema", schema(as = AdapterRequest))]
 pub struct Request {
     /// Version of the contract: 1.
     pub version: u32,
@@ -37,6 +41,8 @@ pub struct Request {
 
 /// One environment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "schema", schema(as = AdapterEnvironment))]
 #[serde(default)]
 pub struct Environment {
     /// Name, unique in the cluster.
@@ -61,6 +67,8 @@ pub struct Environment {
 
 /// An adapter's answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "schema", schema(as = AdapterAnswer))]
 pub struct Answer {
     /// Version of the contract: 1.
     pub version: u32,
@@ -70,11 +78,13 @@ pub struct Answer {
 
 /// Status of an environment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "schema", schema(as = AdapterStatus))]
 pub struct Status {
     /// Its name.
     pub name: String,
-    /// `waiting`, `running`, `ended`, `failed` or `absent`.
-    pub state: String,
+    /// What it does.
+    pub state: State,
     /// The adapter's own name for it (`slurm:17`).
     #[serde(default)]
     pub handle: String,
@@ -84,4 +94,50 @@ pub struct Status {
     /// Why, if it has failed.
     #[serde(default)]
     pub message: String,
+}
+
+impl Status {
+    /// A status without a name, which who answers for several environments fills in.
+    #[must_use]
+    pub fn unnamed(state: State, handle: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { name: String::new(), state, handle: handle.into(), nodes: Vec::new(), message: message.into() }
+    }
+}
+
+/// What an environment does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "schema", schema(as = AdapterState))]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// It was accepted, and waits for a place.
+    Waiting,
+    /// It runs.
+    Running,
+    /// It ran, and has ended by itself or was stopped.
+    Ended,
+    /// It could not be started, or has ended with an error: the message says why.
+    Failed,
+    /// There is none.
+    Absent,
+}
+
+impl State {
+    /// Whether something of it may still use a node.
+    #[must_use]
+    pub const fn is_alive(self) -> bool {
+        matches!(self, Self::Waiting | Self::Running)
+    }
+
+    /// The word of the contract.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Running => "running",
+            Self::Ended => "ended",
+            Self::Failed => "failed",
+            Self::Absent => "absent",
+        }
+    }
 }

@@ -56,6 +56,8 @@ pub enum Code {
     SlurmUnreachable,
     /// The store refused, or a file failed.
     Internal,
+    /// An adapter failed, or broke its contract (only reported by `vmove`).
+    AdapterFailed,
     /// No bridge answers (only reported by `vmove`).
     BridgeUnreachable,
 }
@@ -83,7 +85,9 @@ impl ProblemCode for Code {
             Self::StoreUnreachable | Self::OutcomeUnknown | Self::BridgeUnreachable => {
                 (503, Exit::Unreachable)
             }
-            Self::NotStarted | Self::NotStopped | Self::NodeFailed => (502, Exit::Failed),
+            Self::NotStarted | Self::NotStopped | Self::NodeFailed | Self::AdapterFailed => {
+                (502, Exit::Failed)
+            }
             Self::Internal => (500, Exit::Failed),
         }
     }

@@ -12,23 +12,51 @@ use vmove_tests::guest::{Guest, failures};
 use vmove_tests::places;
 use vmove_tests::sandbox::Sandbox;
 
-/// An adapter that records its requests and answers with the given state.
-fn adapter(bridge: &Bridge, state: &str) -> String {
+/// An adapter that records its requests. What it has started is a file, or it fails, hangs, prints garbage, or says what is not so.
+fn adapter(bridge: &Bridge, way: &str) -> String {
+    let (start, status, stop) = match way {
+        "good" => ("touch $0.is; now=running", "[ -e $0.is ] && now=running", "rm -f $0.is"),
+        "failing" => ("now=failed", "", ""),
+        "hanging" => ("sleep 1000", "", ""),
+        "garbage" => ("echo '[1, 2'; exit 0", "", ""),
+        "lying" => ("now=running", "", ""),
+        other => panic!("no such adapter: {other}"),
+    };
     let script = format!(
-        "#!/bin/sh\nread -r asked\necho \"$asked\" >>\"$0.log\"\necho '{{\"version\":1,\"environments\":[{{\"name\":\"view\",\"state\":\"{state}\"}}]}}'\n"
+        r#"#!/bin/sh
+read -r asked
+echo "$asked" >>"$0.log"
+now=absent
+case "$asked" in
+*'"start"'*) {start} ;;
+*'"status"'*) {status} ;;
+*) {stop} ;;
+esac
+echo '{{"version":1,"environments":[{{"name":"view","state":"'$now'","message":"as told"}}]}}'
+"#
     );
-    let path = bridge.write(state, &script).expect("a file");
+    let path = bridge.write(way, &script).expect("a file");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("it can be run");
     path
 }
 
-/// Exit code and output.
-fn run(bridge: &Bridge, file: &str, adapter: &str) -> (Option<i32>, Value, String) {
+/// Exit code, answer and messages of `vmove blueprint`.
+fn blueprint(bridge: &Bridge, arguments: &[&str], adapter: &str) -> (Option<i32>, Value, String) {
     let adapter = format!("fake={adapter}");
-    let arguments = ["blueprint", file, "--run", "--holder", "test", "--ttl", "10m", "--adapter", &adapter];
+    let arguments = [&["blueprint"], arguments, &["--adapter", &adapter, "--adapter-limit", "3s"]].concat();
     let output = bridge.command(&arguments).expect("vmove").output().expect("it runs");
     let answer = serde_json::from_slice(&output.stdout).unwrap_or_default();
     (output.status.code(), answer, String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+fn run(bridge: &Bridge, file: &str, adapter: &str) -> (Option<i32>, Value, String) {
+    blueprint(bridge, &[file, "--run", "--holder", "test", "--ttl", "10m"], adapter)
+}
+
+/// Name and state of each element.
+fn states(answer: &Value) -> Vec<(&str, &str)> {
+    let elements = answer["elements"].as_array().map(Vec::as_slice).unwrap_or_default();
+    elements.iter().filter_map(|own| Some((own["name"].as_str()?, own["state"].as_str()?))).collect()
 }
 
 #[test]
@@ -56,7 +84,7 @@ fn the_vms_of_a_blueprint_run_where_they_were_placed_or_nothing_does() {
     assert!(
         command.contains(&"{artifact:kernel}".to_owned()) && command.contains(&"{memory_mib}".to_owned())
     );
-    let blueprint = |name: &str, last: &[String]| {
+    let written = |name: &str, last: &[String]| {
         let solver = |name: &str, count: u32, command: &[String]| {
             let request = "vcpus=1; memory_mb=192";
             json!({ "name": name, "kind": "vm", "count": count, "request": request, "artifacts": ["kernel"], "command": command })
@@ -78,25 +106,47 @@ fn the_vms_of_a_blueprint_run_where_they_were_placed_or_nothing_does() {
     let leases = || bridge.ask(&["lease", "list"]).expect("a list")["leases"].as_array().map(Vec::len);
 
     // One of the three VMs has no QEMU: the others are stopped.
-    let none = adapter(&bridge, "running");
+    let good = adapter(&bridge, "good");
     let missing = vec!["/nonexistent/qemu".to_owned(), "-m".to_owned(), "192".to_owned()];
-    let (code, _, said) = run(&bridge, &blueprint("odd", &missing), &none);
+    let (code, answer, said) = run(&bridge, &written("odd", &missing), &good);
     assert_eq!((code, leases(), running()), (Some(1), Some(0), vec![]), "{said}");
     assert!(said.contains("odd-0-head-0 does not start") && said.contains("undone"), "{said}");
+    let failed = &answer["details"]["failed"];
+    assert!(failed["odd-0-head-0"].as_str().is_some_and(|why| why.contains("does not start")), "{answer}");
+    assert_eq!(
+        (failed.as_object().map(serde_json::Map::len), states(&answer["details"]).len()),
+        (Some(1), 4)
+    );
 
     // All VMs run, but the adapter fails: they are stopped.
-    let failing = adapter(&bridge, "failed");
-    let (code, _, said) = run(&bridge, &blueprint("late", &command), &failing);
+    let failing = adapter(&bridge, "failing");
+    let (code, _, said) = run(&bridge, &written("late", &command), &failing);
     assert_eq!((code, leases(), running()), (Some(1), Some(0), vec![]), "{said}");
     let log = std::fs::read_to_string(format!("{failing}.log")).expect("it was asked");
     let told: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    assert_eq!((told.len(), &told[0]["action"], &told[1]["action"]), (2, &json!("start"), &json!("stop")));
+    assert_eq!((&told[0]["action"], &told[1]["action"]), (&json!("start"), &json!("stop")));
     assert_eq!(told[0]["environments"][0]["near"], json!(["n1", "n2", "n3"]), "the VMs had their places");
 
+    // So it is with one that breaks the contract; the reason is told of the element that failed.
+    let file = written("app", &command);
+    for (way, wanted) in [
+        ("hanging", "has not ended within 3 s and was killed"),
+        ("garbage", "JSON of the contract"),
+        ("lying", "view is not there: it said running"),
+    ] {
+        let (code, answer, said) = run(&bridge, &file, &adapter(&bridge, way));
+        assert_eq!((code, leases(), running()), (Some(1), Some(0), vec![]), "{said}");
+        assert!(said.contains(wanted) && said.contains("undone"), "{said}");
+        assert_eq!(
+            (&answer["code"], answer["details"]["failed"]["view"].is_string()),
+            (&json!("adapter-failed"), true)
+        );
+        assert_eq!(answer["details"]["state"], "stopped", "{answer}");
+    }
+
     // The blueprint succeeds: one VM on each node, because each node has one processor. A second request changes nothing.
-    let file = blueprint("app", &command);
     for again in [false, true] {
-        let (code, answer, said) = run(&bridge, &file, &none);
+        let (code, answer, said) = run(&bridge, &file, &good);
         assert_eq!((code, leases()), (Some(0), Some(1)), "{said}");
         let vms = answer["together"][0]["vms"].as_array().expect("VMs").clone();
         assert_eq!(vms.len(), 3, "{answer}");
@@ -106,11 +156,59 @@ fn the_vms_of_a_blueprint_run_where_they_were_placed_or_nothing_does() {
             assert_eq!(vm["again"], again);
         }
     }
-    for node in &nodes {
-        let name = node.vms().expect("a list").remove(0);
-        until("the guest prints", || !node.vm(&name).expect("it is there").console().is_empty());
-        let vm = node.vm(&name).expect("it is there");
+    let names: Vec<String> = nodes.iter().map(|node| node.vms().expect("a list").remove(0)).collect();
+    for (node, name) in nodes.iter().zip(&names) {
+        until("the guest prints", || !node.vm(name).expect("it is there").console().is_empty());
+        let vm = node.vm(name).expect("it is there");
         assert_eq!((vm.status.as_str(), failures(&vm.console())), ("running", vec![]));
-        node.ask(&["stop", &name]).expect("stopped");
+    }
+    is_told_and_stopped(&bridge, &file, &good, || {
+        nodes[0].ask(&["stop", &names[0]]).expect("stopped");
+        names[0].clone()
+    });
+    assert_eq!((leases(), running()), (Some(0), vec![]));
+}
+
+/// The state of each element while all run, while `lose` has ended a VM, and when all were stopped; what cannot be stopped is told.
+fn is_told_and_stopped(bridge: &Bridge, file: &str, good: &str, lose: impl Fn() -> String) {
+    let status = |adapter: &str| blueprint(bridge, &["status", file], adapter).1;
+    let now = status(good);
+    assert_eq!(
+        (&now["state"], now["elements"].as_array().map(Vec::len)),
+        (&json!("running"), Some(4)),
+        "{now}"
+    );
+    assert!(
+        now["elements"].as_array().is_some_and(|all| all
+            .iter()
+            .filter(|own| own["kind"] == "vm")
+            .all(|own| own["nodes"][0].is_string())),
+        "{now}"
+    );
+    // A part of it fails: its state is told, that of others is as it was.
+    let lost = lose();
+    let now = status("/nonexistent");
+    let of = |name: &str| states(&now).into_iter().find(|(own, _)| *own == name).map(|(_, state)| state);
+    assert_eq!(
+        (of(&lost), of("view"), &now["state"]),
+        (Some("absent"), Some("unknown"), &json!("partial")),
+        "{now}"
+    );
+    assert_eq!(states(&now).iter().filter(|(_, state)| *state == "running").count(), 2, "{now}");
+
+    // What cannot be stopped does not keep the rest from it.
+    let (code, answer, said) = blueprint(bridge, &["stop", file], "/nonexistent");
+    assert_eq!((code, &answer["code"]), (Some(1), &json!("not-stopped")), "{said}");
+    let left = answer["details"]["left"].as_array().expect("what is left");
+    assert!(left.len() == 1 && left[0].as_str().is_some_and(|left| left.contains("view")), "{answer}");
+    assert!(
+        states(&answer["details"])
+            .iter()
+            .all(|(name, state)| *state == if *name == "view" { "unknown" } else { "absent" }),
+        "{answer}"
+    );
+    for _ in 0..2 {
+        let (code, answer, said) = blueprint(bridge, &["stop", file], good);
+        assert_eq!((code, &answer["state"]), (Some(0), &json!("stopped")), "{said}");
     }
 }

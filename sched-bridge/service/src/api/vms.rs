@@ -1,10 +1,12 @@
 //! `/v1/leases/{id}/vms`: starts and ends the VMs of a lease through the daemons of their nodes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Extension;
 use axum::extract::State;
 use sched_bridge::model::VmName;
+use serde_json::json;
 use vmove_bridge_types::requests::{StartAll, StartAnswer, StartRequest, StartVm, StopVms};
 use vmove_http::{Answer, Json, Path, Refusal};
 
@@ -89,13 +91,16 @@ pub async fn stop(
 
 impl From<StartError> for Problem {
     fn from(error: StartError) -> Self {
-        let code = match error {
+        let message = error.to_string();
+        let (code, failed) = match error {
             StartError::Bridge(error) => return error.into(),
-            StartError::NotInLease { .. } => Code::UnknownVm,
-            StartError::Refused { .. } | StartError::Stays { .. } => Code::NotStarted,
-            StartError::StillRunning { .. } => Code::NotStopped,
+            StartError::NotInLease { .. } => (Code::UnknownVm, BTreeMap::new()),
+            StartError::Stays { .. } => (Code::NotStarted, BTreeMap::new()),
+            StartError::Refused { failed, .. } => (Code::NotStarted, failed),
+            StartError::StillRunning { failed, .. } => (Code::NotStopped, failed),
         };
-        Self::new(code, error.to_string())
+        let details = (!failed.is_empty()).then(|| json!({ "vms": failed }));
+        Self { details, ..Self::new(code, message) }
     }
 }
 

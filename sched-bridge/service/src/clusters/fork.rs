@@ -1,5 +1,6 @@
 //! A copy of a running cluster: each VM forked once, at one moment, to where a cluster of its shape is placed now.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -200,7 +201,8 @@ impl Clusters {
     pub(super) async fn without_copies(&self, copy: &Lease, error: ClusterError) -> ClusterError {
         let places = copy.held.iter().map(|held| (held.assignment.vm.clone(), held.assignment.node.clone()));
         if let Err(reasons) = stop_all(&self.driver, places.collect()).await {
-            return StartError::StillRunning { reasons: format!("{error}; {reasons}") }.into();
+            let reasons = format!("{error}; {reasons}");
+            return StartError::StillRunning { reasons, failed: BTreeMap::new() }.into();
         }
         match self.bridge.release(&copy.id).await {
             Ok(_) => error,

@@ -52,7 +52,8 @@ pub async fn resize(
 /// VMs that may run keep their places, and the same request goes on with them.
 fn with_the_way_out(error: ClusterError, id: &LeaseId, count: u32) -> ClusterError {
     match error {
-        ClusterError::Start(StartError::StillRunning { reasons }) => StartError::StillRunning {
+        ClusterError::Start(StartError::StillRunning { reasons, failed }) => StartError::StillRunning {
+            failed,
             reasons: format!(
                 "{reasons}; `vmove cluster resize {id} {count}` goes on with them when their nodes answer again"
             ),

@@ -15,7 +15,7 @@ use sched_bridge::topology::Topology;
 use tokio::process::Command;
 
 use crate::bridge::{Bridge, BridgeError};
-use crate::program::{self, ProgramError};
+use vmove_adapter::program::{self, ProgramError};
 
 /// For how long one of Slurm's commands may run, unless something else is configured.
 pub const DEFAULT_TIME_LIMIT: Duration = Duration::from_secs(30);

@@ -1,15 +1,15 @@
-//! Programs that the bridge runs. Each has a time limit, after which it is killed with everything that it has started.
+//! Programs that are run to their end. Each has a time limit, after which it is killed with everything that it has started.
 
 use std::io;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 /// Why a program has no output.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum ProgramError {
     /// It was not started.
     #[error("could not run {program}: {reason}")]
@@ -34,9 +34,22 @@ pub enum ProgramError {
 /// # Errors
 /// It cannot be started, or has not ended within `limit`.
 pub async fn run(command: &mut Command, name: &str, limit: Duration) -> Result<Output, ProgramError> {
+    run_with_input(command, name, limit, b"").await
+}
+
+/// As [`run`], with this as its standard input.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_with_input(
+    command: &mut Command,
+    name: &str,
+    limit: Duration,
+    input: &[u8],
+) -> Result<Output, ProgramError> {
     let not_run = |reason| ProgramError::NotRun { program: name.to_owned(), reason };
-    let child = command
-        .stdin(Stdio::null())
+    let mut child = command
+        .stdin(if input.is_empty() { Stdio::null() } else { Stdio::piped() })
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         // A group of its own, so that what it starts ends with it.
@@ -44,7 +57,16 @@ pub async fn run(command: &mut Command, name: &str, limit: Duration) -> Result<O
         .spawn()
         .map_err(not_run)?;
     let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-    let ended = child.wait_with_output();
+    let stdin = child.stdin.take();
+    let ended = async {
+        let written = async {
+            if let Some(mut stdin) = stdin {
+                // One that ends before it has read all says why by its output.
+                let _ = stdin.write_all(input).await;
+            }
+        };
+        tokio::join!(written, child.wait_with_output()).1
+    };
     tokio::pin!(ended);
     if let Ok(output) = tokio::time::timeout(limit, &mut ended).await {
         return output.map_err(not_run);
@@ -62,7 +84,9 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::testing::DEADLINE;
+
+    /// For what must happen at all.
+    const DEADLINE: Duration = Duration::from_secs(120);
 
     fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");

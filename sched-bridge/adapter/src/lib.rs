@@ -1,0 +1,16 @@
+//! Adapters of blueprints, by the contract of [`vmove_bridge_types::adapter`]: how one is [called](call), how a program of ours
+//! [answers](serve), the [schema] of the contract, and the [conformance check](conformance).
+//!
+//! ```
+//! use vmove_adapter::schema;
+//!
+//! let schema = schema::of_contract();
+//! assert_eq!(schema["$defs"]["AdapterAction"]["enum"][0], "start");
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod call;
+pub mod conformance;
+pub mod program;
+pub mod schema;
+pub mod serve;
