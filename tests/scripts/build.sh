@@ -12,7 +12,7 @@ vmove_build() {
 
 build_product() {
     say "building vmoved, vmove, vbridged and the test tools"
-    (cd "$ROOT" && cargo build --release -p vmove-daemon -p vmove-cli -p vmove-bridge -p vmove-tests)
+    (cd "$ROOT" && cargo build --release -p vmove-daemon -p vmove-cli -p vmove-bridge -p vmove-adapter -p vmove-tests)
 }
 
 # What the demo runs, and no more: the bench and RDMA are left out.

@@ -56,6 +56,14 @@ pub fn guest_initrd() -> Result<PathBuf> {
     place("VMOVE_GUEST_INITRD", "guest/initrd.img")
 }
 
+/// A busybox that needs no libraries.
+///
+/// # Errors
+/// When it does not exist; the error says what to do.
+pub fn busybox() -> Result<PathBuf> {
+    place("VMOVE_BUSYBOX", "busybox/bin/busybox")
+}
+
 /// The program `name` (`vmoved` or `vmove`) that was built: in the folder `VMOVE_BIN_DIR`, or else in that of the running program.
 ///
 /// # Errors
@@ -77,7 +85,7 @@ pub fn product(name: &str) -> Result<PathBuf> {
     let path = folder.join(name);
     if !path.is_file() {
         bail!(
-            "{} is not there; build it in the same profile with 'cargo build -p vmove-daemon -p vmove-cli -p vmove-bridge'",
+            "{} is not there; build it in the same profile with 'cargo build -p vmove-daemon -p vmove-cli -p vmove-bridge -p vmove-adapter'",
             path.display()
         );
     }

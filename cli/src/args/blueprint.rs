@@ -89,6 +89,7 @@ pub struct FoundArgs {
 #[command(after_help = "Examples:
   vmove adapter schema >adapter.schema.json
   vmove adapter check slurm --artifact 'sleep 600'
+  vmove adapter check network --kind network --node node1 --node node2
   vmove adapter check ./my-adapter --kind container --artifact 'registry/image:1 sleep 600' --node node7")]
 pub struct AdapterArgs {
     /// What to do.
@@ -111,7 +112,7 @@ pub struct CheckArgs {
     /// The program, with its arguments in one word; without a slash and a space: an adapter in --adapter-dir, else a program of PATH
     #[arg(value_name = "PROGRAM")]
     pub program: String,
-    /// Kind of the environments that are started
+    /// Kind of the environments that are started: container, bare-metal, or network (private, with a VM on each --node)
     #[arg(long, value_name = "KIND", default_value = "container")]
     pub kind: String,
     /// Their artifact: must run until it is stopped

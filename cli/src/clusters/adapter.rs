@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use vmove_adapter::call::Adapter;
 use vmove_adapter::conformance::{Line, Subject, check};
+use vmove_adapter::network::names;
 use vmove_adapter::schema;
-use vmove_bridge_types::adapter::Environment;
+use vmove_bridge_types::adapter::{Environment, Member};
 use vmove_bridge_types::problem::Code;
 
 use crate::args::blueprint::{AdapterAction, AdapterArgs, CheckArgs, FoundArgs, ProgramArgs};
@@ -31,19 +32,22 @@ async fn conformance(args: CheckArgs, json: bool) -> Result<(), End> {
     let by_name =
         (!args.program.contains(['/', ' '])).then(|| in_folder(&args.found.adapter_dir, &args.program));
     let adapter = adapter(&args.found, by_name.flatten().as_deref().unwrap_or(&args.program));
+    let cluster = args.cluster.clone().unwrap_or_else(|| format!("vmove-check-{}", std::process::id()));
     let environment = |name: &String| Environment {
         name: name.clone(),
         kind: args.kind.clone(),
         artifact: args.artifact.clone(),
         nodes: args.node.clone(),
         cores: 1,
+        mode: if args.kind == "network" { "private".to_owned() } else { String::new() },
+        members: if args.kind == "network" { members(&cluster, name, &args.node) } else { Vec::new() },
         ..Environment::default()
     };
     let [first, second] = &args.names[..] else {
         return Err(Failure::bad_request("--names needs two names").into());
     };
     let subject = Subject {
-        cluster: args.cluster.clone().unwrap_or_else(|| format!("vmove-check-{}", std::process::id())),
+        cluster: cluster.clone(),
         environments: [environment(first), environment(second)],
         patience: STOP_PATIENCE,
     };
@@ -58,6 +62,22 @@ async fn conformance(args: CheckArgs, json: bool) -> Result<(), End> {
     let message = format!("{} breaks {broken} of {} rules of the contract", args.program, lines.len());
     let details = Some(serde_json::json!({ "lines": lines }));
     Err(Failure { details, ..Failure::new(Code::AdapterFailed, message) }.into())
+}
+
+/// A VM on each node of a network.
+fn members(cluster: &str, network: &str, nodes: &[String]) -> Vec<Member> {
+    let member = |(number, node): (usize, &String)| {
+        let name = format!("vm-{number}");
+        Member {
+            interface: names::tap(cluster, network, &name),
+            mac: names::mac(cluster, network, &name),
+            address: names::address(number).map(|address| address.to_string()).unwrap_or_default(),
+            node: node.clone(),
+            aliases: Vec::new(),
+            name,
+        }
+    };
+    nodes.iter().enumerate().map(member).collect()
 }
 
 fn told(lines: &[Line]) -> String {

@@ -1,5 +1,5 @@
 //! Adapters of blueprints, by the contract of [`vmove_bridge_types::adapter`]: how one is [called](call), how a program of ours
-//! [answers](serve), the [schema] of the contract, and the [conformance check](conformance).
+//! [answers](serve), the [schema] of the contract, the [conformance check](conformance), and the adapter that makes [networks](network).
 //!
 //! ```
 //! use vmove_adapter::schema;
@@ -11,6 +11,7 @@
 
 pub mod call;
 pub mod conformance;
+pub mod network;
 pub mod program;
 pub mod schema;
 pub mod serve;

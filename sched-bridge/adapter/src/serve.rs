@@ -66,6 +66,13 @@ fn check_names(request: &Request) -> Result<(), IdError> {
         for node in environment.nodes.iter().chain(&environment.near) {
             NodeName::new(node)?;
         }
+        for member in &environment.members {
+            VmName::new(&member.name)?;
+            NodeName::new(&member.node)?;
+            for alias in &member.aliases {
+                VmName::new(alias)?;
+            }
+        }
     }
     Ok(())
 }

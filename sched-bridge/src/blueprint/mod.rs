@@ -55,7 +55,8 @@ pub enum NetworkMode {
     /// A network of their own.
     #[default]
     Private,
-    /// The network of the hosts.
+    /// The network of the hosts; `public` in a blueprint means the same.
+    #[serde(alias = "public")]
     Bridge,
 }
 

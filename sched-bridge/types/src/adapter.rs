@@ -47,7 +47,7 @@ pub struct Request {
 pub struct Environment {
     /// Name, unique in the cluster.
     pub name: String,
-    /// `container` or `bare-metal`.
+    /// `container`, `bare-metal` or `network`.
     pub kind: String,
     /// A command line, or an image and a command line.
     pub artifact: String,
@@ -63,6 +63,32 @@ pub struct Environment {
     pub gpus: u32,
     /// Names of its networks.
     pub networks: Vec<String>,
+    /// Of a network: `private` (of its members alone) or `public` (that of the hosts). Empty for others.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub mode: String,
+    /// Of a network: who is on it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<Member>,
+}
+
+/// A VM on a network.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "schema", schema(as = AdapterMember))]
+#[serde(default)]
+pub struct Member {
+    /// Its name, by which others on the network reach it.
+    pub name: String,
+    /// Further names.
+    pub aliases: Vec<String>,
+    /// Its node.
+    pub node: String,
+    /// Name of its tap interface on the nodes of the network.
+    pub interface: String,
+    /// MAC address of its network card.
+    pub mac: String,
+    /// Its IPv4 address; empty if somebody else gives it one.
+    pub address: String,
 }
 
 /// An adapter's answer.

@@ -6,6 +6,7 @@ mod commands;
 mod glue2;
 mod grants;
 mod guides;
+mod networks;
 mod places;
 mod plans;
 mod requests;

@@ -1,26 +1,28 @@
-//! What each element of a blueprint does: its VMs, and what adapters run.
+//! What each element of a blueprint does: its networks and VMs, and what adapters run.
 
 use std::collections::BTreeMap;
 
 use sched_bridge::blueprint::ConnectivityGroup;
 use serde::Serialize;
-use vmove_bridge_types::adapter::{Request, Status};
+use vmove_adapter::call::Adapter;
+use vmove_bridge_types::adapter::{Action, Environment, Request, Status};
 use vmove_bridge_types::cluster::ClusterVm;
 use vmove_bridge_types::problem::Code;
 use vmove_client::bridge::Error;
 
 use super::super::show;
-use super::{Read, handed};
+use super::{Read, handed, networks};
 use crate::output::{fields, table};
 
-/// A VM, container, or machine of a blueprint.
+/// A VM, container, machine or network of a blueprint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Element {
     /// Its name.
     pub name: String,
-    /// `vm`, `container` or `bare-metal`.
+    /// `vm`, `container`, `bare-metal` or `network`.
     pub kind: String,
-    /// The environment of the blueprint that it is an instance of.
+    /// The environment of the blueprint that it is an instance of; none for networks.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub environment: String,
     /// The adapter that runs it; none for VMs.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -67,9 +69,16 @@ impl BlueprintStatus {
 /// Asks the bridge and all adapters. One that does not answer makes its elements `unknown`, and no others.
 pub async fn status(read: &Read) -> BlueprintStatus {
     let mut elements = Vec::new();
+    let network = networks::adapter(read);
     for (number, together) in read.parts.together.iter().enumerate() {
-        elements.extend(vms(read, number, together).await);
         let near = read.near(number, together).await;
+        if let Some(adapter) = &network
+            && let Ok(request) = networks::request(read, together, &near, None)
+            && !request.environments.is_empty()
+        {
+            elements.extend(of_adapter("", networks::ADAPTER, &request, &ask(adapter, &request).await));
+        }
+        elements.extend(vms(read, number, together).await);
         for own in &together.handed {
             // What cannot be asked for is refused when the blueprint is run.
             let Ok(request) = handed::request(read, own, together, &near) else { continue };
@@ -83,8 +92,8 @@ pub async fn status(read: &Read) -> BlueprintStatus {
     BlueprintStatus::new(&read.name, elements)
 }
 
-async fn ask(adapter: &vmove_adapter::call::Adapter, request: &Request) -> Result<Vec<Status>, String> {
-    let request = Request { action: vmove_bridge_types::adapter::Action::Status, ..request.clone() };
+async fn ask(adapter: &Adapter, request: &Request) -> Result<Vec<Status>, String> {
+    let request = Request { action: Action::Status, ..request.clone() };
     adapter.call(&request).await.map_err(|e| e.to_string())
 }
 
@@ -95,7 +104,7 @@ pub fn of_adapter(
     request: &Request,
     answers: &Result<Vec<Status>, String>,
 ) -> Vec<Element> {
-    let element = |(number, own): (usize, &vmove_bridge_types::adapter::Environment)| {
+    let element = |(number, own): (usize, &Environment)| {
         let (state, nodes, message) = match answers {
             Ok(answers) => answers.get(number).map_or_else(
                 || ("unknown".to_owned(), Vec::new(), String::new()),

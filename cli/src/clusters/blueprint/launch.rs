@@ -6,8 +6,8 @@ use sched_bridge::blueprint::{ConnectivityGroup, Network};
 use sched_bridge::model::VmName;
 use serde::Serialize;
 use serde_json::json;
-use vmove_adapter::call::Adapter;
-use vmove_bridge_types::adapter::{Request, State, Status};
+use vmove_adapter::call::{Adapter, AdapterError};
+use vmove_bridge_types::adapter::{Action, Request, State, Status};
 use vmove_bridge_types::lease::LeaseId;
 use vmove_bridge_types::problem::Code;
 use vmove_bridge_types::requests::{LeaseInfo, LeaseRequest, StartRequest, StartVm, StartedVm, StopVms};
@@ -15,7 +15,7 @@ use vmove_client::bridge::Error;
 
 use super::super::adapter::STOP_PATIENCE;
 use super::super::show;
-use super::{Read, elements, handed};
+use super::{Read, elements, handed, networks};
 use crate::args::bridge::HolderArgs;
 use crate::failure::Failure;
 use crate::output::{End, say_either, table};
@@ -26,7 +26,18 @@ pub async fn run(read: Read, holder: &HolderArgs, json: bool) -> Result<(), End>
         read.programs.named(&own.adapter).map_err(Failure::bad_request)?;
         handed::need(own, &read.catalog)?;
     }
+    let network = networks::adapter(&read);
+    for together in &read.parts.together {
+        for own in &together.started {
+            if network.is_none() && networks::is_needed(&own.command) {
+                read.programs.named(networks::ADAPTER).map_err(Failure::bad_request)?;
+            }
+            networks::filled_in(&read, together, &own.environment, "", &own.command)?;
+        }
+    }
     let mut begun = Begun {
+        network,
+        networks: Vec::new(),
         read: &read,
         leases: Vec::new(),
         started: Vec::new(),
@@ -62,6 +73,10 @@ struct Begun<'a> {
     leases: Vec<LeaseId>,
     /// Leases, and the VMs of each that were started.
     started: Vec<(LeaseId, Vec<VmName>)>,
+    /// The adapter that makes networks, if there is one.
+    network: Option<Adapter>,
+    /// Networks of new leases.
+    networks: Vec<Request>,
     /// Adapters and what they were asked to start.
     handed: Vec<(Adapter, Request)>,
     /// Elements that failed, and why.
@@ -69,9 +84,34 @@ struct Begun<'a> {
 }
 
 impl Begun<'_> {
+    /// Has an adapter start environments, and notes why each one failed that did.
+    async fn started_by(
+        &mut self,
+        name: &str,
+        adapter: &Adapter,
+        request: &Request,
+    ) -> Result<Vec<Status>, Failure> {
+        let answers = adapter.start(request).await.map_err(|error| self.failed_all(name, request, &error))?;
+        let not_there = answers.iter().filter(|own| matches!(own.state, State::Failed | State::Absent));
+        let reasons: Vec<(String, String)> = not_there.map(|own| (own.name.clone(), why(own))).collect();
+        if !reasons.is_empty() {
+            let texts: Vec<String> = reasons.iter().map(|(own, why)| format!("{own} {why}")).collect();
+            self.failed.extend(reasons);
+            return Err(Failure::new(Code::AdapterFailed, format!("adapter {name}: {}", texts.join("; "))));
+        }
+        Ok(answers)
+    }
+
+    /// Notes that an adapter gave no answer for any of these environments.
+    fn failed_all(&mut self, name: &str, request: &Request, error: &AdapterError) -> Failure {
+        let why = format!("adapter {name}: {error}");
+        self.failed.extend(request.environments.iter().map(|own| (own.name.clone(), why.clone())));
+        Failure::new(Code::AdapterFailed, why)
+    }
+
     async fn undo(self) -> String {
         let mut left = Vec::new();
-        for (adapter, request) in self.handed.iter().rev() {
+        for (adapter, request) in self.handed.iter().rev().filter(|(_, own)| !own.environments.is_empty()) {
             let names = |names: &[&str]| format!("{} of adapter {}", names.join(", "), adapter.program());
             match adapter.stop(request, STOP_PATIENCE).await {
                 Ok(now) => {
@@ -93,6 +133,16 @@ impl Begun<'_> {
                 left.push(format!("VMs of lease {id}, which is kept ({error})"));
                 // VMs that may still run use what it holds.
                 held.insert(id);
+            }
+        }
+        // The networks of VMs that may still run stay.
+        for (adapter, request) in
+            self.network.iter().flat_map(|own| self.networks.iter().map(move |r| (own, r)))
+        {
+            if held.is_empty()
+                && let Err(error) = adapter.stop(request, STOP_PATIENCE).await
+            {
+                left.push(format!("networks ({error})"));
             }
         }
         for id in self.leases.iter().filter(|id| !held.contains(id)) {
@@ -139,6 +189,8 @@ struct Together {
     environments: Vec<String>,
     lease: Option<LeaseInfo>,
     networks: Vec<Network>,
+    /// What the adapter says of the networks that it has made.
+    made: Vec<Status>,
     vms: Vec<StartedVm>,
     adapters: Vec<Handed>,
 }
@@ -180,6 +232,7 @@ async fn start_all(begun: &mut Begun<'_>, holder: &HolderArgs) -> Result<Vec<Tog
         }
         let held = lease.iter().flat_map(|lease| &lease.held);
         let nodes: BTreeSet<String> = held.map(|held| held.assignment.node.to_string()).collect();
+        let made = make_networks(begun, together, &nodes, lease.as_ref()).await?;
         let vms = start_vms(begun, &id, together).await?;
         let adapters = hand_over(begun, together, &nodes).await?;
         if !vms.is_empty() {
@@ -190,11 +243,31 @@ async fn start_all(begun: &mut Begun<'_>, holder: &HolderArgs) -> Result<Vec<Tog
             environments: together.environments.clone(),
             lease,
             networks: together.networks.clone(),
+            made,
             vms,
             adapters,
         });
     }
     Ok(done)
+}
+
+/// Makes the networks of a group, where its VMs have their places.
+async fn make_networks(
+    begun: &mut Begun<'_>,
+    together: &ConnectivityGroup,
+    nodes: &BTreeSet<String>,
+    lease: Option<&LeaseInfo>,
+) -> Result<Vec<Status>, Failure> {
+    let (Some(adapter), Some(lease)) = (begun.network.clone(), lease) else { return Ok(Vec::new()) };
+    let request = networks::request(begun.read, together, nodes, Some(lease))?;
+    if request.environments.is_empty() {
+        return Ok(Vec::new());
+    }
+    // Those of VMs that ran before are not undone.
+    if begun.leases.contains(&lease.id) {
+        begun.networks.push(request.clone());
+    }
+    begun.started_by(networks::ADAPTER, &adapter, &request).await
 }
 
 /// Starts the VMs that have a command. Returns the answer of the bridge: each VM and its node.
@@ -209,7 +282,11 @@ async fn start_vms(
     let mut vms = Vec::new();
     for (vm, group) in request.vm_names().map_err(Failure::bad_request)? {
         let own = together.started.iter().find(|own| own.environment == request.groups[group].name);
-        vms.extend(own.map(|own| StartVm::by_command_line(vm, own.command.clone())));
+        if let Some(own) = own {
+            let command =
+                networks::filled_in(begun.read, together, &own.environment, vm.as_str(), &own.command)?;
+            vms.push(StartVm::by_command_line(vm, command));
+        }
     }
     let request = StartRequest { vms };
     match begun.read.bridge.start_vms(lease.as_str(), &request).await {
@@ -248,20 +325,13 @@ async fn hand_over(
         let name = &own.adapter;
         let request = handed::request(begun.read, own, together, near)?;
         let adapter = begun.read.programs.named(name).map_err(Failure::bad_request)?;
-        // Recorded before the call: if the answer is lost, environments may run nevertheless.
-        begun.handed.push((adapter.clone(), request.clone()));
-        let environments = adapter.start(&request).await.map_err(|error| {
-            let why = format!("adapter {name}: {error}");
-            begun.failed.extend(request.environments.iter().map(|own| (own.name.clone(), why.clone())));
-            Failure::new(Code::AdapterFailed, why)
-        })?;
-        let not_there = environments.iter().filter(|own| matches!(own.state, State::Failed | State::Absent));
-        let reasons: Vec<(String, String)> = not_there.map(|own| (own.name.clone(), why(own))).collect();
-        if !reasons.is_empty() {
-            let texts: Vec<String> = reasons.iter().map(|(own, why)| format!("{own} {why}")).collect();
-            begun.failed.extend(reasons);
-            return Err(Failure::new(Code::AdapterFailed, format!("adapter {name}: {}", texts.join("; "))));
-        }
+        // Recorded before the call: if the answer is lost, environments may run nevertheless. What ran before is not undone.
+        let ask = Request { action: Action::Status, ..request.clone() };
+        let before = adapter.call(&ask).await.map_err(|error| begun.failed_all(name, &request, &error))?;
+        let mut new = request.clone();
+        new.environments.retain(|own| !before.iter().any(|was| was.name == own.name && was.state.is_alive()));
+        begun.handed.push((adapter.clone(), new));
+        let environments = begun.started_by(name, &adapter, &request).await?;
         answers.push(Handed { adapter: name.clone(), environments });
     }
     Ok(answers)

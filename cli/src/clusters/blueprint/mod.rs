@@ -1,9 +1,10 @@
 //! `vmove blueprint`: splits a blueprint; with `--run`, leases what its VMs need, starts them through the daemons of their nodes, and
-//! passes the rest to adapters, all of it or nothing; tells what each element does, and stops all of them.
+//! passes networks and the rest to adapters, all of it or nothing; tells what each element does, and stops all of them.
 
 mod elements;
 mod handed;
 mod launch;
+mod networks;
 mod stop;
 
 use std::collections::BTreeSet;

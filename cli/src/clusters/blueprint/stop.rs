@@ -1,19 +1,30 @@
-//! `vmove blueprint stop`: ends what adapters run, VMs, and leases. What cannot be stopped does not keep the rest from it.
+//! `vmove blueprint stop`: ends what adapters run, VMs, leases, and networks. What cannot be stopped does not keep the rest from it.
 
 use serde_json::json;
+use vmove_adapter::call::Adapter;
+use vmove_bridge_types::adapter::{Request, State};
 use vmove_bridge_types::problem::Code;
 use vmove_bridge_types::requests::StopVms;
 use vmove_client::bridge::Error;
 use vmove_types::problem::ProblemCode;
 
 use super::super::adapter::STOP_PATIENCE;
-use super::{Read, elements, handed};
+use super::{Read, elements, handed, networks};
 use crate::failure::Failure;
 use crate::output::{End, say, say_either};
 
 pub async fn run(read: &Read, json: bool) -> Result<(), End> {
+    let (network, mut requests) = (networks::adapter(read), Vec::new());
+    for (number, together) in read.parts.together.iter().enumerate() {
+        // While there is a lease, it says where the networks are.
+        let nodes = read.near(number, together).await;
+        requests.push(networks::request(read, together, &nodes, None)?);
+    }
     let mut left = stop_handed(read).await;
     left.extend(stop_leases(read).await?);
+    if let Some(adapter) = network {
+        left.extend(stop_networks(&adapter, &requests).await);
+    }
     let status = elements::status(read).await;
     if left.is_empty() {
         return say_either(&status, json, elements::told);
@@ -59,6 +70,23 @@ async fn stop_handed(read: &Read) -> Vec<String> {
                 })),
                 Err(why) => left.push(format!("environment {name}: {why}")),
             }
+        }
+    }
+    left
+}
+
+/// Networks, on which nobody is any more. Returns what is left.
+async fn stop_networks(adapter: &Adapter, requests: &[Request]) -> Vec<String> {
+    let mut left = Vec::new();
+    for request in requests.iter().filter(|request| !request.environments.is_empty()) {
+        match adapter.stop(request, STOP_PATIENCE).await {
+            // One that has lost a part is failed, and still there.
+            Ok(now) => left.extend(
+                now.iter()
+                    .filter(|own| own.state != State::Absent)
+                    .map(|own| format!("network {} is {}: {}", own.name, own.state.word(), own.message)),
+            ),
+            Err(error) => left.push(format!("networks: {error}")),
         }
     }
     left

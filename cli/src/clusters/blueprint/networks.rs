@@ -1,0 +1,142 @@
+//! The networks of a blueprint, which the adapter `network` makes, if there is one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sched_bridge::blueprint::{ConnectivityGroup, Network, NetworkMode};
+use vmove_adapter::call::Adapter;
+use vmove_adapter::network::names;
+use vmove_bridge_types::adapter::{Action, Environment, Member, Request, VERSION};
+use vmove_bridge_types::lease::Part;
+use vmove_bridge_types::requests::LeaseInfo;
+
+use super::Read;
+use crate::failure::Failure;
+use crate::output::note;
+
+/// The adapter that makes networks.
+pub const ADAPTER: &str = "network";
+
+/// The adapter, if there is one; otherwise it is said that networks are left out.
+pub fn adapter(read: &Read) -> Option<Adapter> {
+    if read.parts.together.iter().all(|together| of_vms(together).is_empty()) {
+        return None;
+    }
+    let found = read.programs.named(ADAPTER);
+    if let Err(reason) = &found {
+        note(&format!("vmove: networks of the blueprint are left out: {reason}"));
+    }
+    found.ok()
+}
+
+/// The networks of a group on which VMs are. Others have no place on a node.
+pub fn of_vms(together: &ConnectivityGroup) -> Vec<&Network> {
+    let groups = || together.request.iter().flat_map(|request| &request.groups);
+    let has_vms = |network: &&Network| groups().any(|group| network.environments.contains(&group.name));
+    together.networks.iter().filter(has_vms).collect()
+}
+
+fn mode(network: &Network) -> &'static str {
+    if network.mode == NetworkMode::Private { "private" } else { "public" }
+}
+
+/// The request to the adapter for the networks of a group. Without a lease nobody is on them: enough to ask for them, and to stop them.
+pub fn request(
+    read: &Read,
+    together: &ConnectivityGroup,
+    nodes: &BTreeSet<String>,
+    lease: Option<&LeaseInfo>,
+) -> Result<Request, Failure> {
+    let mut environments = Vec::new();
+    for network in of_vms(together) {
+        environments.push(Environment {
+            name: network.name.clone(),
+            kind: "network".to_owned(),
+            mode: mode(network).to_owned(),
+            nodes: nodes.iter().cloned().collect(),
+            members: lease
+                .map(|lease| members(read, together, network, lease))
+                .transpose()?
+                .unwrap_or_default(),
+            ..Environment::default()
+        });
+    }
+    Ok(Request { version: VERSION, action: Action::Start, cluster: read.name.clone(), environments })
+}
+
+/// The VMs on a network. Each has its address by its number among them.
+fn members(
+    read: &Read,
+    together: &ConnectivityGroup,
+    network: &Network,
+    lease: &LeaseInfo,
+) -> Result<Vec<Member>, Failure> {
+    let homes = lease.held.iter().filter(|held| held.part == Part::Home);
+    let homes: BTreeMap<&str, &str> =
+        homes.map(|held| (held.assignment.vm.as_str(), held.assignment.node.as_str())).collect();
+    let mut members = Vec::new();
+    let Some(request) = &together.request else { return Ok(members) };
+    for (vm, group) in request.vm_names().map_err(Failure::bad_request)? {
+        let group = &request.groups[group];
+        let Some(node) = homes.get(vm.as_str()).filter(|_| network.environments.contains(&group.name)) else {
+            continue;
+        };
+        let (cluster, net, vm) = (&read.name, &network.name, vm.as_str());
+        // The name in the blueprint: solver-0, and solver if there is one only.
+        let short = vm.strip_prefix(&format!("{}-", request.name)).unwrap_or(vm).to_owned();
+        let alone = (group.count == 1).then(|| group.name.clone());
+        let address = names::address(members.len()).ok_or_else(|| {
+            Failure::bad_request(format!("network {net}: expected at most {} VMs", names::MOST_MEMBERS))
+        })?;
+        members.push(Member {
+            name: vm.to_owned(),
+            aliases: std::iter::once(short).chain(alone).collect(),
+            node: (*node).to_owned(),
+            interface: names::tap(cluster, net, vm),
+            mac: names::mac(cluster, net, vm),
+            address: if network.mode == NetworkMode::Private { address.to_string() } else { String::new() },
+        });
+    }
+    Ok(members)
+}
+
+/// A command line with what `{network:NAME}` (the tap interface of the VM) and `{mac:NAME}` stand for. NAME is `private`, `public`, or
+/// the name of a network.
+pub fn filled_in(
+    read: &Read,
+    together: &ConnectivityGroup,
+    environment: &str,
+    vm: &str,
+    command: &[String],
+) -> Result<Vec<String>, Failure> {
+    let own =
+        of_vms(together).into_iter().filter(|network| network.environments.iter().any(|e| e == environment));
+    let mut values = Vec::new();
+    for network in own {
+        for name in [network.name.as_str(), mode(network)] {
+            values.push((format!("{{network:{name}}}"), names::tap(&read.name, &network.name, vm)));
+            values.push((format!("{{mac:{name}}}"), names::mac(&read.name, &network.name, vm)));
+        }
+    }
+    let mut filled = Vec::new();
+    for word in command {
+        let text = values.iter().fold(word.clone(), |text, (from, to)| text.replace(from, to));
+        if text.contains("{network:") || text.contains("{mac:") {
+            let known: Vec<&str> = values.iter().map(|(name, _)| name.as_str()).collect();
+            let known = if known.is_empty() {
+                "no network: it has no connection".to_owned()
+            } else {
+                known.join(", ")
+            };
+            return Err(Failure::bad_request(format!(
+                "environment {environment:?}: command: {word:?} names a network that it is not on; expected {known}"
+            )));
+        }
+        filled.push(text);
+    }
+    Ok(filled)
+}
+
+/// Whether a command line needs a network.
+pub fn is_needed(command: &[String]) -> bool {
+    command.iter().any(|word| word.contains("{network:") || word.contains("{mac:"))
+}
