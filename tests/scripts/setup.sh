@@ -3,7 +3,7 @@
 # kernel and busybox are unpacked below .cache/, so the machine's own QEMU and kernel stay as they are.
 
 # Installed on the machine. Everything else is only unpacked.
-BUILD_PACKAGES=(gcc libc6-dev pkg-config libclang-14-dev libibverbs-dev librdmacm-dev python3 python3-venv iproute2 dnsmasq-base qemu-utils strace)
+BUILD_PACKAGES=(gcc libc6-dev pkg-config libclang-14-dev libibverbs-dev librdmacm-dev python3 python3-venv iproute2 dnsmasq-base podman crun qemu-utils strace)
 # Of these, what the demo needs.
 DEMO_PACKAGES=(gcc libc6-dev pkg-config libclang-14-dev)
 # Servers that the tests of sched-bridge speak with, and their libraries; unpacked, so that no service is started and no user made.

@@ -1,5 +1,6 @@
 //! Adapters of blueprints, by the contract of [`vmove_bridge_types::adapter`]: how one is [called](call), how a program of ours
-//! [answers](serve), the [schema] of the contract, the [conformance check](conformance), and the adapter that makes [networks](network).
+//! [answers](serve), the [schema] of the contract, the [conformance check](conformance), and the adapters that make
+//! [networks](network) and run containers by [podman].
 //!
 //! ```
 //! use vmove_adapter::schema;
@@ -12,6 +13,7 @@
 pub mod call;
 pub mod conformance;
 pub mod network;
+pub mod podman;
 pub mod program;
 pub mod schema;
 pub mod serve;

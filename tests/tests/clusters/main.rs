@@ -3,6 +3,7 @@
 mod barriers;
 mod blueprints;
 mod commands;
+mod containers;
 mod glue2;
 mod grants;
 mod guides;
