@@ -137,7 +137,7 @@ type Served = JoinHandle<Result<(), hyper::Error>>;
 #[derive(Debug, Clone)]
 pub struct HttpClient {
     endpoint: Endpoint,
-    token: Option<Arc<str>>,
+    authorization: Option<Arc<str>>,
     tls: Option<Arc<ClientConfig>>,
     server_name: Option<ServerName<'static>>,
     timeout: Duration,
@@ -148,13 +148,20 @@ impl HttpClient {
     /// A client that gives a request `timeout` to be answered.
     #[must_use]
     pub fn new(endpoint: Endpoint, timeout: Duration) -> Self {
-        Self { endpoint, token: None, tls: None, server_name: None, timeout, idle: Arc::default() }
+        Self { endpoint, authorization: None, tls: None, server_name: None, timeout, idle: Arc::default() }
     }
 
     /// Sends this bearer token with every request.
     #[must_use]
     pub fn with_token(mut self, token: Option<&str>) -> Self {
-        self.token = token.map(Arc::from);
+        self.authorization = token.map(|token| format!("Bearer {token}").into());
+        self
+    }
+
+    /// Sends this value of the header `authorization` with every request, for servers that take other words than tokens.
+    #[must_use]
+    pub fn with_authorization(mut self, value: Option<&str>) -> Self {
+        self.authorization = value.map(Arc::from);
         self
     }
 
@@ -232,8 +239,8 @@ impl HttpClient {
             .uri(path)
             .header("host", host)
             .header("content-type", "application/json");
-        if let Some(token) = &self.token {
-            request = request.header("authorization", format!("Bearer {token}"));
+        if let Some(value) = &self.authorization {
+            request = request.header("authorization", value.as_ref());
         }
         let mut request = request.body(Full::new(body))?;
         // A kept connection may have been closed meanwhile: then the request was not sent, and comes back.

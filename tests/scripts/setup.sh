@@ -23,6 +23,7 @@ vmove_setup() {
     # Two setups at once (a test run and a shell) would unpack into the same folder.
     with_cache_locked setup_everything
     setup_python
+    setup_redfish
 }
 
 # What `./run demo` needs, and no more.
@@ -103,6 +104,15 @@ setup_python() {
     say "installing the generator of Python clients"
     VMOVE_CACHE=$CACHE "$ROOT/client/python/generate.sh" --generator-only ||
         warn "the generator of Python clients could not be installed; the test that uses it will be skipped"
+}
+
+# An emulator of Redfish. Without it, one test is skipped.
+setup_redfish() {
+    local venv=$CACHE/redfish
+    "$venv/bin/python3" -c 'import sushy_tools.emulator.main' 2>/dev/null && return 0
+    say "installing the emulator of Redfish"
+    { python3 -m venv --clear "$venv" && "$venv/bin/pip" -q --retries 5 install sushy-tools==2.2.0; } ||
+        warn "the emulator of Redfish could not be installed; the test that uses it will be skipped"
 }
 
 # setup_machine PACKAGE...

@@ -64,6 +64,21 @@ pub fn busybox() -> Result<PathBuf> {
     place("VMOVE_BUSYBOX", "busybox/bin/busybox")
 }
 
+/// The Python that has an emulator of Redfish (sushy-tools).
+///
+/// # Errors
+/// When it does not exist; the error says what to do.
+pub fn redfish_python() -> Result<PathBuf> {
+    // Not resolved: a virtual environment is known by the path of its Python.
+    let cache = std::env::var_os("VMOVE_CACHE")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cache"), PathBuf::from);
+    let python = cache.join("redfish/bin/python3");
+    if !python.is_file() {
+        bail!("{} is not there; './run setup' installs sushy-tools", python.display());
+    }
+    Ok(python)
+}
+
 /// The program `name` (`vmoved` or `vmove`) that was built: in the folder `VMOVE_BIN_DIR`, or else in that of the running program.
 ///
 /// # Errors

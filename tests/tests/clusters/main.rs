@@ -7,6 +7,7 @@ mod containers;
 mod glue2;
 mod grants;
 mod guides;
+mod machines;
 mod networks;
 mod places;
 mod plans;
