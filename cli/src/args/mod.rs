@@ -16,6 +16,7 @@ pub mod cluster;
 pub mod clusters;
 mod members;
 mod requests;
+pub mod tune;
 pub mod vfork;
 pub mod vmove;
 
