@@ -49,7 +49,7 @@ fn client(name: &str, role: &str) -> String {
 }
 
 /// Roles of all operations that are not for everybody who may read.
-const NEEDED: [(&str, &str); 27] = [
+const NEEDED: [(&str, &str); 28] = [
     ("checkFabric", "operator"),
     ("startMigration", "operator"),
     ("cancelMigration", "operator"),
@@ -71,6 +71,7 @@ const NEEDED: [(&str, &str); 27] = [
     ("runVm", "admin"),
     ("adoptVm", "admin"),
     ("forgetVm", "admin"),
+    ("applyTuning", "admin"),
     ("reclaimMigration", "admin"),
     ("restoreTemplate", "admin"),
     ("testHook", "admin"),

@@ -1,6 +1,7 @@
 //! QEMUs are started in the control group of their VM, on its processors and with memory of its NUMA nodes.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -56,24 +57,27 @@ impl Starter {
     }
 
     /// Whoever maps this file of a template writes on NUMA nodes of its own choice. Its pages stay where they are.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn unbind_memory(&self, vm: &str, file: &Path) -> io::Result<()> {
+    pub fn unbind_memory(&self, vm: &str, file: &Path) {
         if self.pins.of(vm).is_none() {
-            return Ok(());
+            return;
         }
-        policy::unbind_file(&std::fs::File::options().read(true).write(true).open(file)?)
+        if let Err(error) = open(file).and_then(|file| policy::unbind_file(&file)) {
+            tracing::warn!(vm, %error, "what children write is on the NUMA nodes of their parent");
+        }
     }
 
     /// Memory of a VM's RAM file is taken from the VM's NUMA nodes. To be called before anything touches it.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn bind_memory(&self, vm: &str, file: &RamFile) -> io::Result<()> {
+    pub fn bind_memory(&self, vm: &str, file: &RamFile) {
         if self.pins.of(vm).is_none() {
-            return Ok(());
+            return;
         }
-        self.pins.bind(vm, &std::fs::File::options().read(true).write(true).open(file.path())?)
+        // A kernel without NUMA, or a container whose rules forbid it.
+        if let Err(error) = open(file.path()).and_then(|file| self.pins.bind(vm, &file)) {
+            tracing::warn!(vm, %error, "the memory of the VM comes from any NUMA node");
+        }
     }
+}
+
+fn open(file: &Path) -> io::Result<File> {
+    File::options().read(true).write(true).open(file)
 }

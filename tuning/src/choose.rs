@@ -136,7 +136,7 @@ fn spread(host: &Host, free: &Cpus, wish: &Wish) -> Result<Vec<NumaShare>, NoPla
 /// Whether a NUMA node has room for all the memory of a VM.
 fn holds(node: &NumaNode, wish: &Wish) -> bool {
     match wish.huge_page {
-        Some(size) => node.free_huge.get(&size).is_some_and(|free| free * size >= wish.memory),
+        Some(size) => node.free_huge(size) * size >= wish.memory,
         None => node.available >= wish.memory,
     }
 }
@@ -200,7 +200,7 @@ fn room(host: &Host, nodes: &[u32], wish: &Wish) -> Result<(), NoPlace> {
     let of = || nodes.iter().filter_map(|id| host.node(*id));
     if let Some(size) = wish.huge_page {
         let wanted = wish.memory.div_ceil(size);
-        let free: u64 = of().map(|node| node.free_huge.get(&size).copied().unwrap_or(0)).sum();
+        let free: u64 = of().map(|node| node.free_huge(size)).sum();
         if free < wanted {
             let node = nodes.first().copied().unwrap_or(0);
             let more = format!(
@@ -225,6 +225,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::host::HugePages;
     use proptest::prelude::*;
 
     const GIB: u64 = 1 << 30;
@@ -240,7 +241,8 @@ mod tests {
             cpus: cpus(list),
             memory,
             available: memory / 2,
-            free_huge: BTreeMap::from([(2 << 20, 8)]),
+            huge: BTreeMap::from([(2 << 20, HugePages { all: 8, free: 8 })]),
+            promised: 0,
             distances: distances.to_vec(),
         };
         Host {

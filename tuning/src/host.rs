@@ -15,14 +15,55 @@ pub struct NumaNode {
     pub id: u32,
     /// Its processors.
     pub cpus: Cpus,
-    /// All its memory. Unit: bytes. 0: it has none.
+    /// All its memory but that of huge pages. Unit: bytes. 0: it has none.
     pub memory: u64,
     /// Memory that can be had: free, or given back by the kernel when asked (page cache). Unit: bytes.
     pub available: u64,
-    /// Free huge pages, by their size in bytes.
-    pub free_huge: BTreeMap<u64, u64>,
+    /// Huge pages, by their size in bytes.
+    pub huge: BTreeMap<u64, HugePages>,
+    /// Memory that was promised to VMs. Unit: bytes.
+    pub promised: u64,
     /// Distances to the nodes in order of their numbers, 10 to itself (ACPI's SLIT).
     pub distances: Vec<u32>,
+}
+
+/// Huge pages of one size on a NUMA node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HugePages {
+    /// How many there are.
+    pub all: u64,
+    /// How many nobody has.
+    pub free: u64,
+}
+
+impl NumaNode {
+    /// What VMs were promised of its memory and have not touched yet is not available to others. Unit: bytes.
+    pub(crate) fn promise(&mut self, bytes: u64) {
+        self.promised += bytes;
+        self.available = self.available.min(self.memory.saturating_sub(self.promised));
+    }
+
+    /// The same of huge pages of a size.
+    pub(crate) fn promise_huge(&mut self, size: u64, pages: u64) {
+        if let Some(huge) = self.huge.get_mut(&size) {
+            huge.all = huge.all.saturating_sub(pages);
+            huge.free = huge.free.min(huge.all);
+        }
+    }
+
+    /// Memory that a VM has here already is there for it. Unit: bytes.
+    pub(crate) fn give_back(&mut self, bytes: u64, huge_page: Option<u64>) {
+        match huge_page.map(|size| (size, self.huge.get_mut(&size))) {
+            None => self.available += bytes,
+            Some((size, Some(huge))) => huge.free += bytes / size,
+            Some((_, None)) => {}
+        }
+    }
+
+    /// Free huge pages of a size.
+    pub(crate) fn free_huge(&self, size: u64) -> u64 {
+        self.huge.get(&size).map_or(0, |huge| huge.free)
+    }
 }
 
 /// The processors and the memory of a host.
@@ -111,14 +152,14 @@ impl Host {
 /// A host whose kernel knows of no NUMA: all is one node.
 fn whole(root: &Path, allowed: &Cpus) -> Result<NumaNode, HostError> {
     let text = read(&root.join("proc/meminfo"))?;
-    let kib = |key: &str| meminfo(&text, key).unwrap_or(0) << 10;
-    let (memory, available) = (kib("MemTotal:"), kib("MemAvailable:"));
+    let bytes = |key: &str| meminfo(&text, key).unwrap_or(0) << 10;
     Ok(NumaNode {
         id: 0,
         cpus: allowed.clone(),
-        memory,
-        available,
-        free_huge: BTreeMap::new(),
+        memory: bytes("MemTotal:").saturating_sub(bytes("Hugetlb:")),
+        available: bytes("MemAvailable:"),
+        huge: BTreeMap::new(),
+        promised: 0,
         distances: vec![10],
     })
 }
@@ -133,17 +174,23 @@ fn node(system: &Path, id: u32, allowed: &Cpus) -> Result<NumaNode, HostError> {
     let available = bytes("MemFree:") + cache;
     let distances = std::fs::read_to_string(folder.join("distance")).unwrap_or_default();
     let distances = distances.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    Ok(NumaNode { id, cpus, memory: bytes("MemTotal:"), available, free_huge: free_huge(&folder), distances })
+    let huge = huge_pages(&folder);
+    let reserved: u64 = huge.iter().map(|(size, pages)| size * pages.all).sum();
+    let memory = bytes("MemTotal:").saturating_sub(reserved);
+    Ok(NumaNode { id, cpus, memory, available, huge, promised: 0, distances })
 }
 
-fn free_huge(node: &Path) -> BTreeMap<u64, u64> {
+fn huge_pages(node: &Path) -> BTreeMap<u64, HugePages> {
     let folders = std::fs::read_dir(node.join("hugepages")).into_iter().flatten().flatten();
     folders
         .filter_map(|folder| {
             let name = folder.file_name().into_string().ok()?;
             let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
-            let free = std::fs::read_to_string(folder.path().join("free_hugepages")).ok()?;
-            Some((kib << 10, free.trim().parse().ok()?))
+            let number = |file: &str| {
+                let text = std::fs::read_to_string(folder.path().join(file)).ok()?;
+                text.trim().parse().ok()
+            };
+            Some((kib << 10, HugePages { all: number("nr_hugepages")?, free: number("free_hugepages")? }))
         })
         .collect()
 }

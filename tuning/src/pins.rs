@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -46,6 +46,12 @@ pub struct Pin {
     pub memory: Vec<u32>,
     /// Its virtual processors.
     pub vcpus: u32,
+    /// Memory that it was promised of these NUMA nodes together. Unit: bytes.
+    #[serde(default)]
+    pub promised: u64,
+    /// Size of its huge pages, if its memory is of reserved ones. Unit: bytes.
+    #[serde(default)]
+    pub huge_page: Option<u64>,
 }
 
 impl Pin {
@@ -133,7 +139,7 @@ impl Pins {
     /// Those that an earlier daemon has written into `file`. Only processors on which this process may run are given away; `root` is where `/sys` is.
     ///
     /// # Errors
-    /// The file cannot be read, or is not one that this version writes.
+    /// The file cannot be read, or is not one that this version writes; no housekeeping processor is there.
     pub fn open(root: &Path, policy: TuningPolicy, file: PathBuf) -> io::Result<Self> {
         let pins = match std::fs::read(&file) {
             Ok(text) => serde_json::from_slice(&text).map_err(io::Error::other)?,
@@ -141,6 +147,10 @@ impl Pins {
             Err(error) => return Err(error),
         };
         let allowed = threads::of(None)?;
+        if let Some(cpus) = policy.housekeeping_cpus.as_ref().filter(|cpus| cpus.and(&allowed).is_empty()) {
+            let why = format!("housekeeping-cpus in [tuning]: expected some of {allowed}, found \"{cpus}\"");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
         let kept = Mutex::new(Kept { pins, ..Kept::default() });
         Ok(Self { root: root.to_owned(), allowed, policy, file: Some(file), kept })
     }
@@ -189,10 +199,26 @@ impl Pins {
     /// # Errors
     /// [`PinError`]; nothing has changed then, and [`Self::not_pinned`] tells why.
     pub fn take(&self, vm: &str, wish: &Wish, vcpus: u32) -> Result<(), PinError> {
+        self.take_here(vm, wish, vcpus, &BTreeMap::new())
+    }
+
+    /// The same for a VM that is here already, with so much memory by NUMA node (in bytes): that is there for it.
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub fn take_here(
+        &self,
+        vm: &str,
+        wish: &Wish,
+        vcpus: u32,
+        has: &BTreeMap<u32, u64>,
+    ) -> Result<(), PinError> {
         let mut kept = self.kept();
-        let taken = self.place(&kept, vm, wish).and_then(|place| {
+        let taken = self.place(&kept, vm, wish, has).and_then(|place| {
             let mut pins = kept.pins.clone();
-            pins.insert(vm.to_owned(), Pin { cpus: place.cpus, memory: place.memory, vcpus });
+            let (promised, huge_page) = (wish.memory, wish.huge_page);
+            let pin = Pin { cpus: place.cpus, memory: place.memory, vcpus, promised, huge_page };
+            pins.insert(vm.to_owned(), pin);
             self.write(&pins)?;
             Ok(pins)
         });
@@ -200,7 +226,8 @@ impl Pins {
             Ok(pins) => {
                 kept.pins = pins;
                 kept.not_pinned.remove(vm);
-                kept.settled.remove(vm);
+                // Processors for the other threads of VMs have become fewer.
+                kept.settled.clear();
                 Ok(())
             }
             Err(error) => {
@@ -210,18 +237,20 @@ impl Pins {
         }
     }
 
-    /// Whether [`Self::take`] would give it. Changes nothing.
-    ///
-    /// # Errors
-    /// [`PinError`].
-    pub fn would_take(&self, vm: &str, wish: &Wish) -> Result<(), PinError> {
-        self.place(&self.kept(), vm, wish).map(drop)
-    }
-
-    fn place(&self, kept: &Kept, vm: &str, wish: &Wish) -> Result<crate::choose::Place, PinError> {
-        let host = self.host()?;
-        let others = kept.pins.iter().filter(|(name, _)| *name != vm);
-        let taken = others.fold(Cpus::none(), |all, (_, pin)| all.or(&pin.set()));
+    fn place(
+        &self,
+        kept: &Kept,
+        vm: &str,
+        wish: &Wish,
+        has: &BTreeMap<u32, u64>,
+    ) -> Result<crate::choose::Place, PinError> {
+        let mut host = self.host()?;
+        let others = || kept.pins.iter().filter(|(name, _)| *name != vm).map(|(_, pin)| pin);
+        let taken = others().fold(Cpus::none(), |all, pin| all.or(&pin.set()));
+        others().for_each(|pin| promise(&mut host, pin));
+        for node in &mut host.nodes {
+            node.give_back(has.get(&node.id).copied().unwrap_or(0), wish.huge_page);
+        }
         let free = self.given_away(&host)?.without(&taken);
         Ok(choose(&host, &free, wish)?)
     }
@@ -231,7 +260,7 @@ impl Pins {
         let failed = |source| PinError::File { path: path.clone(), source };
         let text = serde_json::to_vec(pins).map_err(|error| failed(io::Error::other(error)))?;
         let beside = path.with_extension("new");
-        std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path)).map_err(failed)
+        write_durably(&beside, &text).and_then(|()| std::fs::rename(&beside, path)).map_err(failed)
     }
 
     /// What a VM has.
@@ -263,10 +292,10 @@ impl Pins {
     pub fn end(&self, vm: &str) -> bool {
         let mut kept = self.kept();
         kept.not_pinned.remove(vm);
-        kept.settled.remove(vm);
         if kept.pins.remove(vm).is_none() {
             return false;
         }
+        kept.settled.clear();
         // If it cannot be written, the next daemon finds that the VM has ended, as this one did.
         let _ = self.write(&kept.pins);
         true
@@ -362,6 +391,24 @@ impl Pins {
             (now != belongs).then_some((*index, now))
         };
         vcpus.iter().filter_map(wrong).collect()
+    }
+}
+
+/// A power loss leaves the old file or this one.
+fn write_durably(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(text)?;
+    file.sync_all()
+}
+
+/// What a VM was promised is not there for others, whether it has touched it or not.
+fn promise(host: &mut Host, pin: &Pin) {
+    let share = pin.promised / (pin.memory.len().max(1) as u64);
+    for node in host.nodes.iter_mut().filter(|node| pin.memory.contains(&node.id)) {
+        match pin.huge_page {
+            Some(size) => node.promise_huge(size, share.div_ceil(size)),
+            None => node.promise(share),
+        }
     }
 }
 

@@ -6,7 +6,8 @@
 //!   `Documentation/admin-guide/mm/numa_memory_policy.rst`, "Shared policy"), so that it counts for QEMU, for the daemon's threads that fill the file in a
 //!   migration, and for whoever maps it later.
 //!
-//! Both bind: memory comes from these nodes or not at all. Whether they have enough is looked at before ([`choose`](crate::choose)).
+//! Files are bound: their memory comes from these nodes or not at all, and whether they have enough is looked at before ([`choose`](crate::choose)). What a
+//! process allocates is on these nodes if they have room: nobody knows how much a child will write, and it must not be ended for it.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +19,7 @@ use crate::cpus::Cpus;
 use crate::sys::{self, Mode};
 use crate::threads::cpu_set;
 
-/// What the calling thread starts now runs on these processors, and allocates on these NUMA nodes, until this is dropped.
+/// What the calling thread starts now runs on these processors, and allocates on these NUMA nodes if they have room, until this is dropped.
 #[derive(Debug)]
 pub struct StartsThere {
     before: Option<CpuSet>,
@@ -39,7 +40,7 @@ impl StartsThere {
             sched_setaffinity(None, &cpu_set(cpus))?;
         }
         if !nodes.is_empty() {
-            sys::set_mempolicy(Mode::Bind, nodes)?;
+            sys::set_mempolicy(Mode::Prefer, nodes)?;
             this.bound = true;
         }
         Ok(this)

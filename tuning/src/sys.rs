@@ -14,6 +14,9 @@ const WORDS: usize = 16;
 /// Bits that the kernel reads; it reads one less than it is told (`mbind(2)`, notes of `get_nodes` in `mm/mempolicy.c`).
 const BITS: libc::c_ulong = 16 * 64 + 1;
 
+/// `MPOL_PREFERRED_MANY` of `linux/mempolicy.h`: libc does not have it.
+const PREFERRED_MANY: libc::c_int = 5;
+
 /// How memory is allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -21,6 +24,8 @@ pub(crate) enum Mode {
     Default,
     /// On the node of the processor that touches it.
     Local,
+    /// On these nodes, or on others if these have no room (Linux 5.15).
+    Prefer,
     /// On these nodes only.
     Bind,
 }
@@ -30,6 +35,7 @@ impl Mode {
         match self {
             Self::Default => libc::MPOL_DEFAULT,
             Self::Local => libc::MPOL_LOCAL,
+            Self::Prefer => PREFERRED_MANY,
             Self::Bind => libc::MPOL_BIND,
         }
     }
@@ -38,7 +44,7 @@ impl Mode {
     const fn set(self, mask: &[u64; WORDS]) -> (*const u64, libc::c_ulong) {
         match self {
             Self::Default | Self::Local => (std::ptr::null(), 0),
-            Self::Bind => (mask.as_ptr(), BITS),
+            Self::Prefer | Self::Bind => (mask.as_ptr(), BITS),
         }
     }
 }

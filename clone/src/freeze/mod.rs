@@ -267,9 +267,8 @@ async fn make(
             std::fs::hard_link(&file.path, &file.template).map_err(CloneError::io("link", &file.path))?;
             let home = make_empty(&file.home, size, backing)?;
             // The parent's memory stays on its NUMA nodes, and children write on theirs.
-            let bound =
-                starter.bind_memory(&vm, &home).and_then(|()| starter.unbind_memory(&vm, &file.template));
-            bound.map_err(CloneError::io("choose the NUMA nodes of", &file.template))?;
+            starter.bind_memory(&vm, &home);
+            starter.unbind_memory(&vm, &file.template);
         }
         Ok((dir, manifest))
     })

@@ -48,6 +48,15 @@ pub struct LeasedDevice {
     pub holder: String,
 }
 
+/// Processors of a grant.
+#[derive(Debug)]
+pub struct Processors {
+    /// All of them.
+    pub cores: u32,
+    /// Of which NUMA nodes; empty if the bridge does not say.
+    pub numa: Vec<NumaShare>,
+}
+
 /// A VM that is being started into its grant. Dropped before [`Entered::started`], it gives the grant's share back.
 pub struct Entered {
     grants: Arc<Grants>,
@@ -142,13 +151,13 @@ impl Grants {
         self.kept().book.vms().get(vm).map(|taken| taken.grant.lease.clone())
     }
 
-    /// What a VM was granted of which NUMA node; empty if its bridge does not say.
-    pub fn numa_of(&self, vm: &str) -> Option<Vec<NumaShare>> {
+    /// What a VM was granted of processors and NUMA nodes, if it came into a grant.
+    pub fn processors_of(&self, vm: &str) -> Option<Processors> {
         let kept = self.kept();
-        let granted = &kept.book.vms().get(vm)?.grant.numa;
+        let grant = &kept.book.vms().get(vm)?.grant;
         let share =
             |of: &GrantedShare| NumaShare { node: of.node, cpus: of.cores, memory_mib: of.memory_mib };
-        Some(granted.iter().map(share).collect())
+        Some(Processors { cores: grant.cores, numa: grant.numa.iter().map(share).collect() })
     }
 
     /// The VM that was granted a device, and by which lease.

@@ -136,9 +136,7 @@ impl Vmm for Qemu {
     ) -> Result<RamFile, MemoryError> {
         // Its memory was reserved when the guest was admitted.
         let file = MemoryDir::prepare(dir, backing)?.create_promised_ram_file(name, len)?;
-        if let Err(error) = self.starter.bind_memory(vm, &file) {
-            tracing::warn!(vm, %error, "the guest's memory comes from any NUMA node");
-        }
+        self.starter.bind_memory(vm, &file);
         Ok(file)
     }
 

@@ -94,15 +94,6 @@ pub enum RegistryError {
         /// What there is, and for whom it is reserved.
         room: Room,
     },
-    /// Guest memory, whose NUMA nodes the kernel does not take.
-    #[error("Could not take the memory of {path} from the NUMA nodes of the VM")]
-    NotBound {
-        /// The RAM file.
-        path: PathBuf,
-        /// The kernel's answer.
-        #[source]
-        source: std::io::Error,
-    },
     /// Guest memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -168,7 +159,7 @@ impl RegistryError {
             Self::Devices(error) => error.code(),
             Self::Denied(_) => Code::QemuUser,
             Self::Backing(_) => Code::BadOption,
-            Self::NoMemory { .. } | Self::NotBound { .. } | Self::Memory(_) => Code::NoMemory,
+            Self::NoMemory { .. } | Self::Memory(_) => Code::NoMemory,
             Self::Process(_) | Self::Kill(_) => Code::QemuFailed,
             Self::Monitor(_) | Self::NoAnswer { .. } => Code::QmpFailed,
             Self::Folder { .. } | Self::NotAsked(_) | Self::Task(_) => Code::Internal,

@@ -195,8 +195,7 @@ async fn prepare(
             starting::remove(&spec.path);
             let name = spec.path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
             let file = memory.create_promised_ram_file(name, ByteLen(spec.size))?;
-            let bound = starter.bind_memory(&note.name, &file);
-            bound.map_err(|source| RegistryError::NotBound { path: spec.path.clone(), source })?;
+            starter.bind_memory(&note.name, &file);
             let given = layout.confinement.give(&spec.path);
             given.map_err(|source| RegistryError::Folder { path: spec.path.clone(), source })?;
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tokio::process::Command;
 use vmove_bridge_types::adapter::{Action, Answer, Request, State, Status, VERSION};
 
-use crate::program::{ProgramError, run_with_input};
+use crate::program::{IN_ADAPTER, ProgramError, run_with_input};
 
 /// Between two questions whether what was stopped has ended.
 const ASK_INTERVAL: Duration = Duration::from_millis(200);
@@ -71,6 +71,7 @@ impl Adapter {
     pub async fn send(&self, text: &[u8]) -> Result<Ended, ProgramError> {
         let mut command = Command::new(self.program());
         command.args(self.command.iter().skip(1));
+        command.env(IN_ADAPTER, "1");
         let output = run_with_input(&mut command, self.program(), self.limit, text).await?;
         Ok(Ended {
             exit_code: output.status.code(),

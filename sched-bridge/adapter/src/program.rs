@@ -29,6 +29,9 @@ pub enum ProgramError {
     },
 }
 
+/// Set for adapters: what they run stays in their process group, so that who kills an adapter kills all of it.
+pub(crate) const IN_ADAPTER: &str = "VMOVE_IN_ADAPTER";
+
 /// Runs a program to its end and returns its output. `name` stands for it in messages.
 ///
 /// # Errors
@@ -48,12 +51,16 @@ pub async fn run_with_input(
     input: &[u8],
 ) -> Result<Output, ProgramError> {
     let not_run = |reason| ProgramError::NotRun { program: name.to_owned(), reason };
+    let inside = std::env::var_os(IN_ADAPTER).is_some();
+    if !inside {
+        // A group of its own, so that what it starts ends with it.
+        command.process_group(0);
+    }
     let mut child = command
         .stdin(if input.is_empty() { Stdio::null() } else { Stdio::piped() })
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // A group of its own, so that what it starts ends with it.
-        .process_group(0)
+        .kill_on_drop(inside)
         .spawn()
         .map_err(not_run)?;
     let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
@@ -71,7 +78,7 @@ pub async fn run_with_input(
     if let Ok(output) = tokio::time::timeout(limit, &mut ended).await {
         return output.map_err(not_run);
     }
-    if let Some(group) = group {
+    if let Some(group) = group.filter(|_| !inside) {
         // Fails if all of them have ended in this moment.
         let _ = kill_process_group(group, Signal::KILL);
     }

@@ -164,21 +164,15 @@ impl<'a> Place<'a> {
             self.reset("On").await?;
             self.wait_until(true, self.config.on_s).await
         };
-        match done.await {
-            Ok(true) => Ok(self.running()),
-            // It may be on its way: what was asked for is undone.
-            Ok(false) => {
-                self.stop().await?;
-                Err(format!("machine {} was not on after {} s", self.name, self.config.on_s))
-            }
-            Err(reason) => {
-                let undone = self
-                    .stop()
-                    .await
-                    .map_or_else(|why| format!("not undone: {why}"), |_| "undone".to_owned());
-                Err(format!("{reason}; {undone}"))
-            }
-        }
+        let reason = match done.await {
+            Ok(true) => return Ok(self.running()),
+            Ok(false) => format!("machine {} was not on after {} s", self.name, self.config.on_s),
+            Err(reason) => reason,
+        };
+        // It may be on its way: what was asked for is undone.
+        let undone =
+            self.stop().await.map_or_else(|why| format!("not undone: {why}"), |_| "undone".to_owned());
+        Err(format!("{reason}; {undone}"))
     }
 
     async fn status(&self) -> Result<Status, String> {
@@ -193,8 +187,9 @@ impl<'a> Place<'a> {
     async fn stop(&self) -> Result<Status, String> {
         if self.owner()?.as_ref() == Some(&self.owner) {
             if self.is_on().await? {
-                self.reset("GracefulShutdown").await?;
-                if !self.wait_until(false, self.config.off_s).await? {
+                // Not every controller knows it, and not every system heeds it.
+                let asked = self.reset("GracefulShutdown").await;
+                if asked.is_err() || !self.wait_until(false, self.config.off_s).await? {
                     self.reset("ForceOff").await?;
                     if !self.wait_until(false, self.config.off_s).await? {
                         return Err(format!(
@@ -203,9 +198,11 @@ impl<'a> Place<'a> {
                         ));
                     }
                 }
-            } else {
-                // It may have been asked to switch on a moment ago.
-                self.reset("ForceOff").await?;
+            } else if let Err(why) = self.reset("ForceOff").await {
+                // It may have been asked to switch on a moment ago. Some controllers refuse this for a machine that is off.
+                if self.is_on().await? {
+                    return Err(why);
+                }
             }
             std::fs::remove_file(&self.file)
                 .map_err(|e| format!("could not remove {}: {e}", self.file.display()))?;
@@ -272,9 +269,15 @@ impl<'a> Place<'a> {
         }
         let wrong = |e: std::io::Error| format!("could not write {}: {e}", self.file.display());
         std::fs::create_dir_all(&self.config.state).map_err(wrong)?;
-        let mut file = std::fs::File::create_new(&self.file).map_err(wrong)?;
-        file.write_all(&serde_json::to_vec(&self.owner).unwrap_or_default()).map_err(wrong)?;
-        file.sync_all().map_err(wrong)
+        // Whole or not at all, and only if nobody has it.
+        let beside = self.file.with_extension(format!("new-{}", std::process::id()));
+        let written = std::fs::File::create(&beside).and_then(|mut file| {
+            file.write_all(&serde_json::to_vec(&self.owner).unwrap_or_default())?;
+            file.sync_all()?;
+            std::fs::hard_link(&beside, &self.file)
+        });
+        let _ = std::fs::remove_file(&beside);
+        written.map_err(wrong)
     }
 }
 

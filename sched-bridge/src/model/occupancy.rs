@@ -262,6 +262,17 @@ impl Occupancy {
             let (vm, node) = (assignment.vm.clone(), assignment.node.clone());
             OccupancyError::DeviceTaken { vm, node, address }
         };
+        for granted in &assignment.devices {
+            let listed = node.devices.iter().find(|device| device.address == granted.address);
+            // Whoever names another kind would get round what counts for this one.
+            if let Some(kind) = listed.map(|device| device.kind).filter(|kind| *kind != granted.kind) {
+                let (address, asked) = (granted.address, granted.kind);
+                return Err(no_part(
+                    assignment,
+                    format!("device {address} of kind {asked:?}: it is {kind:?}"),
+                ));
+            }
+        }
         for granted in assignment.devices.iter().filter(|own| own.kind != DeviceKind::RemoteGpu) {
             let (word, bit) = device_bit(node, assignment, granted.address)?;
             if after.devices[word] & bit != 0 {

@@ -22,8 +22,8 @@ pub struct Looked {
     pub not_pinned: Option<String>,
     /// Virtual processors that are elsewhere, and where.
     pub astray: Vec<(u32, Cpus)>,
-    /// Its memory by NUMA node. Unit: bytes.
-    pub memory: BTreeMap<u32, u64>,
+    /// Its memory by NUMA node; none of a child, whose memory is mostly its template's. Unit: bytes.
+    pub memory: Option<BTreeMap<u32, u64>>,
     /// Share of its memory that is mapped by huge pages, 0 to 1.
     pub huge_share: Option<f64>,
     /// Its devices, and the NUMA node of each that the kernel knows.
@@ -95,8 +95,13 @@ fn processors(looked: &Looked) -> Advice {
 fn memory(looked: &Looked) -> Advice {
     let topic = "numa-memory";
     let mib = |bytes: u64| bytes >> 20;
+    let Some(memory) = &looked.memory else {
+        let found =
+            "it shares the memory of a template; what it writes is where its processors are".to_owned();
+        return tell(looked, topic, AdviceState::Unknown, found);
+    };
     let list: Vec<String> =
-        looked.memory.iter().map(|(node, bytes)| format!("{} MiB on node {node}", mib(*bytes))).collect();
+        memory.iter().map(|(node, bytes)| format!("{} MiB on node {node}", mib(*bytes))).collect();
     let found = if list.is_empty() { "no memory yet".to_owned() } else { list.join(", ") };
     let Some(pin) = &looked.pin else {
         return tell(
@@ -106,7 +111,7 @@ fn memory(looked: &Looked) -> Advice {
             format!("{found}; the VM is not bound to NUMA nodes"),
         );
     };
-    let elsewhere = looked.memory.iter().filter(|(node, _)| !pin.memory.contains(node));
+    let elsewhere = memory.iter().filter(|(node, _)| !pin.memory.contains(node));
     let astray: u64 = elsewhere.map(|(_, bytes)| bytes).sum();
     if astray <= ASTRAY_BYTES {
         return tell(looked, topic, AdviceState::Good, found);
@@ -153,16 +158,17 @@ mod tests {
             cpus: [2 * id, 2 * id + 1].into_iter().collect(),
             memory: 8 << 30,
             available: 4 << 30,
-            free_huge: BTreeMap::new(),
+            huge: BTreeMap::new(),
+            promised: 0,
             distances: vec![10, 20],
         };
         Host { cores: (0..4).map(|cpu| [cpu].into_iter().collect()).collect(), nodes: vec![node(0), node(1)] }
     }
 
     fn pinned() -> Looked {
-        let pin = Pin { cpus: vec![2, 3], memory: vec![1], vcpus: 2 };
+        let pin = Pin { cpus: vec![2, 3], memory: vec![1], vcpus: 2, ..Pin::default() };
         let memory = BTreeMap::from([(0, 1 << 20), (1, 1 << 30)]);
-        Looked { vm: "web".to_owned(), pin: Some(pin), memory, ..Looked::default() }
+        Looked { vm: "web".to_owned(), pin: Some(pin), memory: Some(memory), ..Looked::default() }
     }
 
     fn states(looked: &Looked) -> Vec<(String, AdviceState)> {
@@ -179,7 +185,7 @@ mod tests {
     fn what_is_elsewhere_is_told_with_the_command_that_moves_it() {
         let mut looked = pinned();
         looked.astray = vec![(1, [0].into_iter().collect())];
-        looked.memory.insert(0, 64 << 20);
+        looked.memory.as_mut().unwrap().insert(0, 64 << 20);
         looked.devices = vec![("net0".to_owned(), 0)];
         looked.huge_share = Some(0.5);
         let advice = of_vm(&looked, &host());

@@ -15,6 +15,7 @@ use vmove_client::bridge::Error;
 
 use super::super::adapter::STOP_PATIENCE;
 use super::super::show;
+use super::stop::stop_networks;
 use super::{Read, elements, handed, networks};
 use crate::args::bridge::HolderArgs;
 use crate::failure::Failure;
@@ -135,14 +136,11 @@ impl Begun<'_> {
                 held.insert(id);
             }
         }
-        // The networks of VMs that may still run stay.
-        for (adapter, request) in
-            self.network.iter().flat_map(|own| self.networks.iter().map(move |r| (own, r)))
-        {
-            if held.is_empty()
-                && let Err(error) = adapter.stop(request, STOP_PATIENCE).await
-            {
-                left.push(format!("networks ({error})"));
+        if let Some(adapter) = self.network.as_ref().filter(|_| !self.networks.is_empty()) {
+            if held.is_empty() {
+                left.extend(stop_networks(adapter, &self.networks).await);
+            } else {
+                left.push("networks, which are kept for the VMs that may still run".to_owned());
             }
         }
         for id in self.leases.iter().filter(|id| !held.contains(id)) {

@@ -21,9 +21,15 @@ pub async fn run(read: &Read, json: bool) -> Result<(), End> {
         requests.push(networks::request(read, together, &nodes, None)?);
     }
     let mut left = stop_handed(read).await;
-    left.extend(stop_leases(read).await?);
-    if let Some(adapter) = network {
-        left.extend(stop_networks(&adapter, &requests).await);
+    let leases = stop_leases(read).await?;
+    let vms_may_run = !leases.is_empty();
+    left.extend(leases);
+    match network {
+        Some(_) if vms_may_run => {
+            left.push("networks, which are kept for the VMs that may still run".to_owned())
+        }
+        Some(adapter) => left.extend(stop_networks(&adapter, &requests).await),
+        None => {}
     }
     let status = elements::status(read).await;
     if left.is_empty() {
@@ -75,8 +81,8 @@ async fn stop_handed(read: &Read) -> Vec<String> {
     left
 }
 
-/// Networks, on which nobody is any more. Returns what is left.
-async fn stop_networks(adapter: &Adapter, requests: &[Request]) -> Vec<String> {
+/// Networks on which no VM is any more. Returns what is left.
+pub(super) async fn stop_networks(adapter: &Adapter, requests: &[Request]) -> Vec<String> {
     let mut left = Vec::new();
     for request in requests.iter().filter(|request| !request.environments.is_empty()) {
         match adapter.stop(request, STOP_PATIENCE).await {
@@ -113,7 +119,7 @@ async fn stop_leases(read: &Read) -> Result<Vec<String>, Failure> {
             Err(Error::Refused(problem)) => {
                 left.push(format!("lease {id}: {} ({})", problem.message, problem.code.word()));
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => left.push(format!("lease {id}: {error}")),
         }
     }
     Ok(left)

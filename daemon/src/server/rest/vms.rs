@@ -40,7 +40,7 @@ pub async fn run(
     Json(mut request): Json<RunRequest>,
 ) -> Result<(StatusCode, axum::Json<VmDetail>), Refusal> {
     let entered = app.grants.as_ref().map(|grants| grants.enter(&request)).transpose()?.flatten();
-    let pinned = app.tuning.start(&mut request)?;
+    let pinned = app.tuning.start(&app.registry, &mut request)?;
     let vm = detached(async move { run_in_grant(&app, request, entered, pinned).await }).await?;
     Ok((StatusCode::CREATED, axum::Json(vm)))
 }

@@ -3,17 +3,18 @@
 mod keep;
 mod report;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context;
 use vmove_node::admission::{Admission, Coming};
+use vmove_node::registry::Registry;
 use vmove_tuning::choose::Wish;
 use vmove_tuning::pins::{Pins, TuningPolicy};
 use vmove_types::Backing;
 use vmove_types::problem::{Code, Problem, chain};
-use vmove_types::tuning::{NumaShare, PINNED_CPUS, PinRequest};
+use vmove_types::tuning::{PINNED_CPUS, PinRequest};
 use vmove_types::vm::{RunRequest, VmDetail};
 
 use super::grants::{Grants, demand};
@@ -70,30 +71,58 @@ impl Tuning {
         self.starting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a VM that is to be started here its processors, and notes how many it has, so that other nodes give it as many.
-    pub fn start(self: &Arc<Self>, request: &mut RunRequest) -> Result<Option<Starting>, Problem> {
+    /// Gives a VM that is to be started here its processors, and notes how many it has, so that other nodes give it as many. Under a grant it gets
+    /// those of the grant, whatever it asks for.
+    pub fn start(
+        self: &Arc<Self>,
+        registry: &Registry,
+        request: &mut RunRequest,
+    ) -> Result<Option<Starting>, Problem> {
         let granted = self.granted(&request.name);
-        let asked = request.pin.clone().or_else(|| granted.map(|numa| PinRequest { numa, required: false }));
-        let Some(asked) = asked else { return Ok(None) };
+        let Some(asked) = granted.or_else(|| request.pin.clone()) else { return Ok(None) };
+        let required = request.pin.as_ref().is_some_and(|pin| pin.required);
+        // What a VM of this name has stays its own. The registry says that the name is taken.
+        let taken = registry.is_expected(&request.name) || registry.vms().has(&request.name);
+        if taken || !self.starting().insert(request.name.clone()) {
+            return Ok(None);
+        }
         let starting = Starting { tuning: Arc::clone(self), vm: request.name.clone(), started: false };
-        self.starting().insert(request.name.clone());
-        let wanted = self.pin(request, asked, Coming::ByMigration)?;
+        let wanted = self.pin(request, PinRequest { required, ..asked }, Coming::ByMigration, None)?;
         request.environment.insert(PINNED_CPUS.to_owned(), wanted.to_string());
         Ok(Some(starting))
     }
 
-    /// What the grant of a VM gives it of which NUMA node.
-    fn granted(&self, vm: &str) -> Option<Vec<NumaShare>> {
-        let numa = self.grants.as_ref()?.numa_of(vm)?;
-        (!numa.is_empty()).then_some(numa)
+    /// What the grant of a VM gives it of which NUMA node. None if it has no grant, or its bridge does not say.
+    pub(super) fn granted(&self, vm: &str) -> Option<PinRequest> {
+        let numa = self.grants.as_ref()?.processors_of(vm)?.numa;
+        (!numa.is_empty()).then_some(PinRequest { numa, required: false })
+    }
+
+    /// Most processors that a VM may have for itself: those of its grant.
+    fn limit(&self, vm: &str) -> u32 {
+        let granted = self.grants.as_ref().and_then(|grants| grants.processors_of(vm));
+        granted.map_or(u32::MAX, |granted| granted.cores)
     }
 
     /// Pins a VM, if it can be, or if that is required. Tells how many processors it should have.
-    fn pin(&self, vm: &RunRequest, asked: PinRequest, coming: Coming) -> Result<u32, Problem> {
+    /// `has` is what it has of this host's memory already, by NUMA node.
+    fn pin(
+        &self,
+        vm: &RunRequest,
+        asked: PinRequest,
+        coming: Coming,
+        has: Option<&BTreeMap<u32, u64>>,
+    ) -> Result<u32, Problem> {
         let demand = demand(vm).map_err(|error| Problem::bad_request(chain(&error)))?;
-        let named: u32 = asked.numa.iter().map(|share| share.cpus).sum();
+        let named = asked.numa.iter().fold(0_u32, |all, share| all.saturating_add(share.cpus));
         let carried = vm.environment.get(PINNED_CPUS).and_then(|text| text.parse().ok());
-        let cpus = if named > 0 { named } else { carried.unwrap_or(demand.cores) };
+        let cpus = if named > 0 { named } else { carried.unwrap_or(demand.cores).min(self.limit(&vm.name)) };
+        if cpus > self.limit(&vm.name) {
+            let (limit, vm) = (self.limit(&vm.name), &vm.name);
+            let text =
+                format!("VM {vm:?} is to have {cpus} processors for itself, and its grant gives {limit}");
+            return Err(Problem::new(Code::GrantRefused, text));
+        }
         let huge_page = match vm.memory.parse::<Backing>() {
             Ok(Backing::Hugetlb2M) => Some(2 << 20),
             Ok(Backing::Hugetlb1G) => Some(1 << 30),
@@ -105,7 +134,8 @@ impl Tuning {
             // It has only what it writes, and nobody knows how much that will be.
             Coming::AsChild => Wish { numa: asked.numa, cpus, memory: 0, huge_page: None },
         };
-        match self.pins.take(&vm.name, &wish, demand.cores) {
+        let none = BTreeMap::new();
+        match self.pins.take_here(&vm.name, &wish, demand.cores, has.unwrap_or(&none)) {
             Ok(()) => Ok(cpus),
             Err(error) if asked.required => Err(Problem::new(
                 Code::NotPinned,
@@ -126,11 +156,13 @@ impl Tuning {
 
     /// Pins a VM that comes from another node, or as a child, if it was pinned there or its grant says so.
     fn admitted(&self, asked: &RunRequest, coming: Coming) -> Result<(), Problem> {
-        let numa = self.granted(&asked.name);
-        if numa.is_none() && !asked.environment.contains_key(PINNED_CPUS) {
+        let granted = self.granted(&asked.name);
+        let none = granted.is_none() && !asked.environment.contains_key(PINNED_CPUS);
+        // Its name is being taken by another: that one's processors are not touched.
+        if none || self.starting().contains(&asked.name) {
             return Ok(());
         }
-        self.pin(asked, PinRequest { numa: numa.unwrap_or_default(), required: false }, coming).map(drop)
+        self.pin(asked, granted.unwrap_or_default(), coming, None).map(drop)
     }
 }
 

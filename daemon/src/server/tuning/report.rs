@@ -11,7 +11,7 @@ use vmove_tuning::advice::{Finding, Look, Looked, of_host, of_vm};
 use vmove_tuning::host::Host;
 use vmove_tuning::{memory, policy};
 use vmove_types::problem::{Code, Problem, chain};
-use vmove_types::tuning::{AdviceState, PINNED_CPUS, PinRequest, TuningReport};
+use vmove_types::tuning::{Advice, AdviceState, PINNED_CPUS, PinRequest, TuningReport};
 use vmove_types::vm::RunRequest;
 
 use super::Tuning;
@@ -39,23 +39,45 @@ impl Tuning {
             report.advice.extend(findings.into_iter().map(|finding| finding.advice));
         }
         for record in &records {
-            let before = self.look(registry, record).await?;
-            let mut advice = of_vm(&before, &self.host()?);
-            let wrong = |state: AdviceState| matches!(state, AdviceState::CanApply);
-            let unpinned = before.pin.is_none() && before.not_pinned.is_some();
-            if apply && (unpinned || advice.iter().any(|one| wrong(one.state))) {
-                self.apply_to(registry, record, unpinned).await?;
-                let after = of_vm(&self.look(registry, record).await?, &self.host()?);
-                for (old, mut new) in advice.iter_mut().zip(after) {
-                    if old.state != AdviceState::Good && new.state == AdviceState::Good {
-                        new.state = AdviceState::Applied;
-                    }
-                    *old = new;
-                }
+            match self.of_vm(registry, record, apply).await {
+                Ok(advice) => report.advice.extend(advice),
+                // One that has ended meanwhile.
+                Err(problem) if vm.is_none() && problem.code == Code::UnknownVm => {}
+                Err(problem) => return Err(problem),
             }
-            report.advice.extend(advice);
         }
         Ok(report)
+    }
+
+    /// What is told of a VM, after doing what can be done.
+    async fn of_vm(
+        &self,
+        registry: &Arc<Registry>,
+        record: &VmRecord,
+        apply: bool,
+    ) -> Result<Vec<Advice>, Problem> {
+        let before = self.look(registry, record).await?;
+        let advice = of_vm(&before, &self.host()?);
+        let unpinned = before.pin.is_none() && before.not_pinned.is_some() && !before.adopted;
+        if !apply || !(unpinned || advice.iter().any(|one| one.state == AdviceState::CanApply)) {
+            return Ok(advice);
+        }
+        let failed = self.apply_to(registry, record, unpinned).await.err();
+        let mut after = of_vm(&self.look(registry, record).await?, &self.host()?);
+        for (old, new) in advice.iter().zip(&mut after) {
+            match &failed {
+                None if old.state != AdviceState::Good && new.state == AdviceState::Good => {
+                    new.state = AdviceState::Applied;
+                }
+                // One VM that cannot be pinned does not keep the others from it.
+                Some(why) if new.state == AdviceState::CanApply || new.topic == "pinning" => {
+                    new.state = AdviceState::Better;
+                    new.better = Some(format!("could not be applied: {}", why.message));
+                }
+                _ => {}
+            }
+        }
+        Ok(after)
     }
 
     fn host(&self) -> Result<Host, Problem> {
@@ -84,7 +106,8 @@ impl Tuning {
             // It ends, or a migration has its monitor: then its threads are not known.
             Err(_) => Vec::new(),
         };
-        let (pins, name, process) = (self.pins.clone(), record.name.clone(), record.pid.unsigned_abs());
+        let memory = memory_of(record).await?;
+        let (pins, name) = (self.pins.clone(), record.name.clone());
         let devices: Vec<String> =
             record.devices.iter().map(|device| device.request.address.to_string()).collect();
         let roles: Vec<String> = record.devices.iter().map(|device| device.request.role.clone()).collect();
@@ -92,7 +115,6 @@ impl Tuning {
             pin: pins.of(&name),
             not_pinned: pins.not_pinned(&name),
             astray: pins.astray(&name, &vcpus),
-            memory: memory::by_node(process).unwrap_or_default(),
             devices: roles
                 .into_iter()
                 .zip(devices.iter().map(|address| memory::node_of_device(address)))
@@ -106,7 +128,7 @@ impl Tuning {
             let asked = looked.pin.is_none() && record.environment.iter().any(|(key, _)| key == PINNED_CPUS);
             asked.then(|| "it could not be before vmoved was started again".to_owned())
         });
-        Ok(Looked { not_pinned, huge_share: detail.huge_share, adopted: record.adopted, ..looked })
+        Ok(Looked { memory, not_pinned, huge_share: detail.huge_share, adopted: record.adopted, ..looked })
     }
 
     /// Pins a VM that could not be pinned when it came, puts its threads where they belong, and moves its memory there.
@@ -117,26 +139,12 @@ impl Tuning {
         unpinned: bool,
     ) -> Result<(), Problem> {
         let failed = |text: String| Problem::new(Code::NotPinned, text);
+        let has = memory_of(record).await?;
         if unpinned {
-            let asked = RunRequest {
-                name: record.name.clone(),
-                memory: record.backing.to_string(),
-                command_line: record.command_line.clone(),
-                environment: record.environment.iter().cloned().collect::<BTreeMap<_, _>>(),
-                devices: Vec::new(),
-                grant: None,
-                pin: None,
-            };
-            let wished = self.pins.wished(&record.name).map(|wish| wish.numa);
-            let numa = wished.or_else(|| self.granted(&record.name)).unwrap_or_default();
-            if numa.is_empty() && !asked.environment.contains_key(PINNED_CPUS) {
-                return Ok(());
-            }
-            // Its memory is here already.
-            self.pin(&asked, PinRequest { numa, required: true }, Coming::AsChild)?;
+            self.pin_later(record, has.as_ref())?;
         }
         self.settle_now(registry, record).await.map_err(|error| failed(format!("{error:#}")))?;
-        let Some(pin) = self.pins.of(&record.name) else { return Ok(()) };
+        let (Some(pin), Some(_)) = (self.pins.of(&record.name), has) else { return Ok(()) };
         let (pins, host, record) = (self.pins.clone(), self.host()?, record.clone());
         let moved = run_blocking(move || {
             for ram in &record.ram {
@@ -145,13 +153,40 @@ impl Tuning {
             }
             let others = host.nodes.iter().map(|node| node.id).filter(|id| !pin.memory.contains(id));
             let others: Vec<u32> = others.collect();
+            // What stays, since it is in use or there is no room, the next look tells.
             if others.is_empty() {
-                Ok(0)
-            } else {
-                policy::move_memory(record.pid.unsigned_abs(), &others, &pin.memory)
+                return Ok(0);
             }
+            policy::move_memory(record.pid.unsigned_abs(), &others, &pin.memory)
         });
         let moved = moved.await.map_err(|error| Problem::new(Code::Internal, chain(&error)))?;
         moved.map(drop).map_err(|error| failed(format!("its memory could not be moved: {error}")))
     }
+
+    /// Pins a VM that is here, as it was asked for; after a restart of this daemon only the number of its processors is known.
+    fn pin_later(&self, record: &VmRecord, has: Option<&BTreeMap<u32, u64>>) -> Result<(), Problem> {
+        let request = RunRequest {
+            name: record.name.clone(),
+            memory: record.backing.to_string(),
+            command_line: record.command_line.clone(),
+            environment: record.environment.iter().cloned().collect(),
+            devices: Vec::new(),
+            grant: None,
+            pin: None,
+        };
+        // A child has only what it writes.
+        let coming = if has.is_some() { Coming::ByMigration } else { Coming::AsChild };
+        let wished =
+            self.pins.wished(&record.name).map(|wish| PinRequest { numa: wish.numa, required: true });
+        let asked = wished.or_else(|| self.granted(&record.name)).unwrap_or_default();
+        self.pin(&request, PinRequest { required: true, ..asked }, coming, has).map(drop)
+    }
+}
+
+/// A VM's memory by NUMA node; none of a child.
+async fn memory_of(record: &VmRecord) -> Result<Option<BTreeMap<u32, u64>>, Problem> {
+    let process = record.pid.unsigned_abs();
+    let files: Vec<PathBuf> = record.ram.iter().map(|ram| ram.path.clone()).collect();
+    let looked = run_blocking(move || memory::by_node(process, &files).ok().flatten());
+    looked.await.map_err(|error| Problem::new(Code::Internal, chain(&error)))
 }

@@ -172,7 +172,7 @@ impl Part<'_> {
         line(out, format_args!("{}", end_processes(&namespace)));
         let first = names::SUBNET;
         let mut words = format!(
-            "ip netns exec {namespace} dnsmasq --conf-file=/dev/null --pid-file= --leasefile-ro --no-resolv --no-hosts --no-ping --interface=dns --bind-interfaces --user=root --dhcp-range={first},static,1h --dhcp-option=option:router --dhcp-option=option:mtu,{mtu}"
+            "ip netns exec {namespace} dnsmasq --conf-file=/dev/null --pid-file= --leasefile-ro --no-resolv --no-hosts --no-ping --interface=dns --bind-interfaces --user=nobody --group=nogroup --dhcp-range={first},static,1h --dhcp-option=option:router --dhcp-option=option:mtu,{mtu}"
         );
         for Member { name, aliases, node, mac, address, .. } in self.members {
             let answer = if node == self.node { format!("{name},{address}") } else { "ignore".to_owned() };
