@@ -26,7 +26,7 @@ pub async fn run(read: &Read, json: bool) -> Result<(), End> {
     left.extend(leases);
     match network {
         Some(_) if vms_may_run => {
-            left.push("networks, which are kept for the VMs that may still run".to_owned())
+            left.push("networks, which are kept for the VMs that may still run".to_owned());
         }
         Some(adapter) => left.extend(stop_networks(&adapter, &requests).await),
         None => {}

@@ -107,6 +107,18 @@ async fn a_gpu_and_its_slice_are_not_in_two_leases() {
     assert!(refused.to_string().contains("needs 1 MIG slice, has 0 free of 2"), "{refused}");
 }
 
+/// What counts for shares and remote GPUs goes by their kind.
+#[tokio::test]
+async fn a_device_is_not_leased_under_the_name_of_another_kind() {
+    let bridge = TestBridge::empty().await;
+    bridge.put_node(divided("n0")).await.unwrap();
+    for (device, kind) in [(REMOTE, DeviceKind::Gpu), ("0000:00:00.0/gi2/ci0", DeviceKind::Gpu)] {
+        let asked = exactly("other", vec![holding("a", "n0", device, kind)]);
+        let refused = bridge.grant(asked).await.unwrap_err();
+        assert!(refused.to_string().contains("of kind Gpu: it is"), "{refused}");
+    }
+}
+
 #[tokio::test]
 async fn shares_have_quotas_and_accounts_of_their_own() {
     let bridge = TestBridge::empty().await;
