@@ -21,8 +21,8 @@ use vmove_hooks::signals::Sources;
 use vmove_log::LogFormat;
 use vmove_node::control_groups::GroupPolicy;
 use vmove_node::peer::{PeerPolicy, split_address};
+use vmove_node::pins::TuningPolicy;
 use vmove_qmp::confine::Confinement;
-use vmove_tuning::pins::TuningPolicy;
 use vmove_types::node::DEFAULT_CONTROL;
 use vmove_types::units;
 

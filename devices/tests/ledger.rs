@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use common::{IGB, Kernel, Killed, MADE_UP, driver, expand};
+use common::{IGB, Kernel, Killed, MADE_UP, driver};
 use tempfile::TempDir;
 use vmove_devices::ledger::Step;
 use vmove_devices::vf::Setting;
@@ -22,7 +22,7 @@ struct Node {
 
 impl Node {
     fn new(tree: &str) -> Self {
-        let root = expand(tree);
+        let root = vmove_skip::tree::expand(tree, |_| false);
         let kernel = Kernel::new(root.path());
         Self { root, kernel }
     }

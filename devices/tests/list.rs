@@ -5,13 +5,13 @@ mod common;
 
 use std::path::Path;
 
-use common::{IGB, MADE_UP, at, expand};
+use common::{IGB, MADE_UP, at};
 use vmove_devices::shared::{self, SharedPart};
 use vmove_devices::{Cause, DeviceKind, NodeDevices, Sriov, Sys, group, ledger, list};
 
 #[test]
 fn a_card_and_its_virtual_functions_are_found() {
-    let root = expand(IGB);
+    let root = vmove_skip::tree::expand(IGB, |_| false);
     let all = NodeDevices::read(&Sys::new(root.path()));
     assert_eq!(all.notes, Vec::<String>::new());
     let card = &all.devices[&at("0000:01:00.0")];
@@ -41,7 +41,7 @@ fn a_card_and_its_virtual_functions_are_found() {
 
 #[test]
 fn kinds_are_told_apart() {
-    let root = expand(MADE_UP);
+    let root = vmove_skip::tree::expand(MADE_UP, |_| false);
     let all = NodeDevices::read(&Sys::new(root.path()));
     let kinds = [
         ("3b:00.0", DeviceKind::Gpu),
@@ -65,7 +65,7 @@ fn kinds_are_told_apart() {
 
 #[test]
 fn what_cannot_be_given_is_told_with_the_reason() {
-    let root = expand(MADE_UP);
+    let root = vmove_skip::tree::expand(MADE_UP, |_| false);
     let sys = Sys::new(root.path());
     let all = NodeDevices::read(&sys);
     let cases = [
@@ -100,7 +100,7 @@ fn what_cannot_be_given_is_told_with_the_reason() {
 
 #[test]
 fn parts_of_devices_are_told() {
-    let root = expand(MADE_UP);
+    let root = vmove_skip::tree::expand(MADE_UP, |_| false);
     let parts = shared::read(&Sys::new(root.path()));
     let mediated = SharedPart::Mediated {
         uuid: "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001".to_owned(),

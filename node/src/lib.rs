@@ -50,6 +50,7 @@ pub mod migrations;
 pub mod monitors;
 pub mod oom_kills;
 pub mod peer;
+pub mod pins;
 pub mod record;
 pub mod region;
 pub mod registry;

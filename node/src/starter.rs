@@ -10,10 +10,10 @@ use vmove_memory::RamFile;
 use vmove_qmp::QemuProcess;
 use vmove_qmp::confine::Confinement;
 use vmove_qmp::process::{ProcessError, log_in};
-use vmove_tuning::pins::Pins;
 use vmove_tuning::policy;
 
 use crate::control_groups::ControlGroups;
+use crate::pins::Pins;
 
 /// What a node starts QEMUs by.
 #[derive(Debug, Clone)]

@@ -1,15 +1,13 @@
 //! Renderings of GLUE 2. That they are valid is tested with the schemas themselves, in `tests/tests/clusters/glue2.rs`.
 #![allow(clippy::tests_outside_test_module, reason = "this whole file is a test module")]
 
-mod tree;
-
 use sched_bridge::glue2::{Described, Format, render};
 use sched_bridge::inventory::read;
 use sched_bridge::model::{Node, NodeName, NodeState};
 use serde_json::{Value, json};
 
 fn node(name: &str, manifest: &str) -> Node {
-    let root = tree::expand(manifest, |_| false);
+    let root = vmove_skip::tree::expand(manifest, |_| false);
     read(root.path(), NodeName::new(name).unwrap()).unwrap().node
 }
 

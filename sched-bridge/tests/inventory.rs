@@ -1,8 +1,6 @@
 //! Recorded trees of `/sys` and `/proc`.
 #![allow(clippy::tests_outside_test_module, reason = "this whole file is a test module")]
 
-mod tree;
-
 use std::path::Path;
 
 use sched_bridge::inventory::{Inventory, InventoryError, glue2, read};
@@ -12,7 +10,7 @@ use sched_bridge::model::{
 use sched_bridge::place::{Affinity, ClusterRequest, Options, PlaceError, VmGroup, explain, place};
 use sched_bridge::request::{Catalog, instance, lower};
 use sched_bridge::topology::Topology;
-use tree::expand;
+use vmove_skip::tree::expand;
 
 const DGX: &str = include_str!("fixtures/dgx.tree");
 const PLAIN: &str = include_str!("fixtures/plain.tree");

@@ -1,8 +1,6 @@
 //! Shares of GPUs (vGPUs, MIG slices) and remote GPUs: from recorded trees of `/sys` and `/proc` to placements and plans.
 #![allow(clippy::tests_outside_test_module, reason = "this whole file is a test module")]
 
-mod tree;
-
 use sched_bridge::inventory::{Inventory, InventoryError, read};
 use sched_bridge::model::{
     Assignment, ClusterName, Device, DeviceAddress, DeviceKind, Fleet, Granted, Node, NodeName, Occupancy,
@@ -17,7 +15,7 @@ const SHARES: &str = include_str!("fixtures/shares.tree");
 
 /// A node with MIG slices and vGPUs, and what its operator says of it.
 fn inventory(name: &str, settings: &str) -> Result<Inventory, InventoryError> {
-    let root = tree::expand(SHARES, |_| false);
+    let root = vmove_skip::tree::expand(SHARES, |_| false);
     let file = root.path().join("etc/vmove/inventory.toml");
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
     std::fs::write(file, settings).unwrap();

@@ -75,26 +75,30 @@ setup_part() {
     touch "$CACHE/$name-$version"
 }
 
+# unpack_closure NAME PACKAGE...: the packages and what they need, into .cache/NAME.new.
+unpack_closure() {
+    local into=$CACHE/$1.new debs=$CACHE/apt/debs/$1 deb
+    fetch_closure "$debs" "${@:2}"
+    rm -rf "$into"
+    for deb in "$debs"/*.deb; do dpkg -x "$deb" "$into"; done
+}
+
 # etcd and Slurm below .cache/peers.
 setup_peers() {
-    local peers=$CACHE/peers debs=$CACHE/apt/debs/peers deb
+    local peers=$CACHE/peers
     say "unpacking etcd, munge and Slurm"
-    fetch_closure "$debs" "${PEER_PACKAGES[@]}"
-    rm -rf "$peers.new" "$peers"
-    for deb in "$debs"/*.deb; do dpkg -x "$deb" "$peers.new"; done
-    rm -rf "${peers:?}.new"/usr/share/{doc,man,locale,bug,lintian} "${peers:?}.new"/{etc,var}
+    unpack_closure peers "${PEER_PACKAGES[@]}"
+    rm -rf "${peers:?}.new"/usr/share/{doc,man,locale,bug,lintian} "${peers:?}.new"/{etc,var} "$peers"
     mv "$peers.new" "$peers"
     "$peers/usr/bin/etcd" --version >/dev/null || die "the unpacked etcd does not start"
 }
 
 # The schema of GLUE 2 and slapd below .cache/glue.
 setup_glue() {
-    local glue=$CACHE/glue debs=$CACHE/apt/debs/glue deb
+    local glue=$CACHE/glue
     say "unpacking slapd and the schema of GLUE 2"
-    fetch_closure "$debs" "${GLUE_PACKAGES[@]}"
-    rm -rf "$glue.new" "$glue"
-    for deb in "$debs"/*.deb; do dpkg -x "$deb" "$glue.new"; done
-    rm -rf "${glue:?}.new"/{bin,sbin,var} "${glue:?}.new"/usr/{share,bin,lib/x86_64-linux-gnu/perl*}
+    unpack_closure glue "${GLUE_PACKAGES[@]}"
+    rm -rf "${glue:?}.new"/{bin,sbin,var} "${glue:?}.new"/usr/{share,bin,lib/x86_64-linux-gnu/perl*} "$glue"
     mv "$glue.new" "$glue"
 }
 

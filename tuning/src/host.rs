@@ -38,13 +38,13 @@ pub struct HugePages {
 
 impl NumaNode {
     /// What VMs were promised of its memory and have not touched yet is not available to others. Unit: bytes.
-    pub(crate) fn promise(&mut self, bytes: u64) {
+    pub fn promise(&mut self, bytes: u64) {
         self.promised += bytes;
         self.available = self.available.min(self.memory.saturating_sub(self.promised));
     }
 
     /// The same of huge pages of a size.
-    pub(crate) fn promise_huge(&mut self, size: u64, pages: u64) {
+    pub fn promise_huge(&mut self, size: u64, pages: u64) {
         if let Some(huge) = self.huge.get_mut(&size) {
             huge.all = huge.all.saturating_sub(pages);
             huge.free = huge.free.min(huge.all);
@@ -52,7 +52,7 @@ impl NumaNode {
     }
 
     /// Memory that a VM has here already is there for it. Unit: bytes.
-    pub(crate) fn give_back(&mut self, bytes: u64, huge_page: Option<u64>) {
+    pub fn give_back(&mut self, bytes: u64, huge_page: Option<u64>) {
         match huge_page.map(|size| (size, self.huge.get_mut(&size))) {
             None => self.available += bytes,
             Some((size, Some(huge))) => huge.free += bytes / size,

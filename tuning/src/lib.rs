@@ -5,7 +5,7 @@
 //! | [`cpus`] | sets of processors, as the kernel writes them (`0-3,8`) |
 //! | [`host`] | cores, sibling threads and NUMA nodes of a host, from `/sys` |
 //! | [`choose`] | which processors a VM gets |
-//! | [`pins`] | what all VMs of a host have, in a file that outlives the daemon |
+//! | [`pin`] | what a VM has |
 //! | [`threads`] | threads of a process are kept on processors |
 //! | [`policy`] | memory is allocated on NUMA nodes |
 //! | [`memory`] | where memory is |
@@ -18,7 +18,7 @@ pub mod choose;
 pub mod cpus;
 pub mod host;
 pub mod memory;
-pub mod pins;
+pub mod pin;
 pub mod policy;
 pub mod threads;
 

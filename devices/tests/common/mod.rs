@@ -7,7 +7,6 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use tempfile::TempDir;
 use vmove_devices::vf::{Functions, Setting};
 use vmove_devices::{Identity, Mac, PciAddress, Sys};
 
@@ -16,24 +15,6 @@ pub const MADE_UP: &str = include_str!("../trees/made-up.tree");
 
 pub fn at(text: &str) -> PciAddress {
     text.parse().unwrap()
-}
-
-/// Makes files, links and folders of a manifest.
-pub fn expand(manifest: &str) -> TempDir {
-    let root = tempfile::tempdir().unwrap();
-    for line in manifest.lines().filter(|line| !line.starts_with('#')) {
-        let (head, rest) = line.split_once('\t').unwrap_or((line, ""));
-        let (kind, path) = head.split_once(' ').unwrap();
-        let path = root.path().join(path);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        match kind {
-            "F" => std::fs::write(path, rest.replace("\\n", "\n")).unwrap(),
-            "L" => symlink(rest, path).unwrap(),
-            "D" => std::fs::create_dir_all(path).unwrap(),
-            other => panic!("{other}"),
-        }
-    }
-    root
 }
 
 /// Which driver a device gets when no other is named: the one that it had in the tree.

@@ -115,6 +115,14 @@ impl Adapter {
         Ok(answer.environments)
     }
 
+    /// Asks it for the status of environments.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub async fn status(&self, request: &Request) -> Result<Vec<Status>, AdapterError> {
+        self.call(&Request { action: Action::Status, ..request.clone() }).await
+    }
+
     /// Has it start environments. What it says it has started is asked for: it must be there. What waits is believed, since a question
     /// may be taken as the end of a wish (Slurm).
     ///
@@ -130,8 +138,7 @@ impl Adapter {
         let environments: Vec<_> =
             request.environments.iter().filter(|own| said_done(&own.name)).cloned().collect();
         if !environments.is_empty() {
-            let ask = Request { action: Action::Status, environments, ..request.clone() };
-            for now in self.call(&ask).await? {
+            for now in self.status(&Request { environments, ..request.clone() }).await? {
                 for own in answers.iter_mut().filter(|own| own.name == now.name) {
                     let message = format!("it said {}; {}", own.state.word(), now.message);
                     *own = if now.state == State::Absent {
@@ -152,9 +159,8 @@ impl Adapter {
     pub async fn stop(&self, request: &Request, patience: Duration) -> Result<Vec<Status>, AdapterError> {
         let start = Instant::now();
         self.call(&Request { action: Action::Stop, ..request.clone() }).await?;
-        let request = Request { action: Action::Status, ..request.clone() };
         loop {
-            let now = self.call(&request).await?;
+            let now = self.status(request).await?;
             if now.iter().all(|own| !own.state.is_alive()) || start.elapsed() > patience {
                 return Ok(now);
             }

@@ -1,5 +1,5 @@
 //! What tests of every crate need: to say that they cannot run here ([`need!`], [`skip!`]), ports ([`free_port`]),
-//! a QEMU ([`qemu`](qemu())), and files that earlier releases wrote ([`formats`]).
+//! a QEMU ([`qemu`](qemu())), files that earlier releases wrote ([`formats`]), and recorded hosts ([`tree`]).
 //!
 //! A skipped test prints one line, `SKIP NAME: REASON`, and passes. `./run test` shows and counts these lines. With
 //! `VMOVE_NO_SKIP` set (to anything but `0`) the test fails instead, for machines on which everything should run.
@@ -20,6 +20,7 @@
 pub mod formats;
 mod port;
 mod qemu;
+pub mod tree;
 
 use std::ffi::OsStr;
 use std::fmt::{Arguments, Display};

@@ -52,21 +52,18 @@ impl Podman {
                 String::from_utf8_lossy(&imported.stderr).trim()
             );
         }
-        let tried = podman.run(&[
-            "run",
-            "--rm",
-            "--cgroups=disabled",
-            "--network=none",
-            "--ulimit=nofile=1024:1024",
-            "--ulimit=nproc=1024:1024",
-            "tiny:1",
-            "/bin/busybox",
-            "true",
-        ])?;
+        let tried = podman.run_busybox(&["--rm"], &["true"])?;
         if !tried.status.success() {
             bail!("podman runs no container here: {}", String::from_utf8_lossy(&tried.stderr).trim());
         }
         Ok(podman)
+    }
+
+    /// Runs a command of busybox in a container with these options.
+    fn run_busybox(&self, options: &[&str], command: &[&str]) -> Result<Output> {
+        let limits =
+            ["--cgroups=disabled", "--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"];
+        self.run(&[&["run"], options, &limits, &["tiny:1", "/bin/busybox"], command].concat())
     }
 
     fn run(&self, arguments: &[&str]) -> Result<Output> {
@@ -139,20 +136,8 @@ fn containers_run_by_podman_until_the_blueprint_is_stopped() {
         answered(&mut bridge.command(&arguments).expect("vmove"))
     };
     // Somebody else's container has one of the names: the other environment does not run either.
-    let other = [
-        "run",
-        "--detach",
-        "--name=app.log",
-        "--cgroups=disabled",
-        "--network=none",
-        "--ulimit=nofile=1024:1024",
-        "--ulimit=nproc=1024:1024",
-        "tiny:1",
-        "/bin/busybox",
-        "sleep",
-        "600",
-    ];
-    assert!(podman.run(&other).expect("podman").status.success());
+    let other = podman.run_busybox(&["--detach", "--name=app.log"], &["sleep", "600"]);
+    assert!(other.expect("podman").status.success());
     let (code, answer) = ask(&["--run"]);
     let why = answer["details"]["failed"]["log"].as_str().unwrap_or_default();
     assert!(code == Some(1) && why.contains("the name app.log is taken"), "{answer}");

@@ -6,7 +6,7 @@ use vmove_types::tuning::{Advice, AdviceState};
 
 use crate::cpus::Cpus;
 use crate::host::Host;
-use crate::pins::Pin;
+use crate::pin::Pin;
 
 /// Less of its memory on other NUMA nodes counts as none: shared libraries, and what QEMU touched before it was bound.
 const ASTRAY_BYTES: u64 = 16 << 20;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sched_bridge::blueprint::ConnectivityGroup;
 use serde::Serialize;
 use vmove_adapter::call::Adapter;
-use vmove_bridge_types::adapter::{Action, Environment, Request, Status};
+use vmove_bridge_types::adapter::{Environment, Request, Status};
 use vmove_bridge_types::cluster::ClusterVm;
 use vmove_bridge_types::problem::Code;
 use vmove_client::bridge::Error;
@@ -93,8 +93,7 @@ pub async fn status(read: &Read) -> BlueprintStatus {
 }
 
 async fn ask(adapter: &Adapter, request: &Request) -> Result<Vec<Status>, String> {
-    let request = Request { action: Action::Status, ..request.clone() };
-    adapter.call(&request).await.map_err(|e| e.to_string())
+    adapter.status(request).await.map_err(|e| e.to_string())
 }
 
 /// What an adapter said of the instances of an environment, or why it said nothing.

@@ -7,7 +7,7 @@ use sched_bridge::model::VmName;
 use serde::Serialize;
 use serde_json::json;
 use vmove_adapter::call::{Adapter, AdapterError};
-use vmove_bridge_types::adapter::{Action, Request, State, Status};
+use vmove_bridge_types::adapter::{Request, State, Status};
 use vmove_bridge_types::lease::LeaseId;
 use vmove_bridge_types::problem::Code;
 use vmove_bridge_types::requests::{LeaseInfo, LeaseRequest, StartRequest, StartVm, StartedVm, StopVms};
@@ -324,8 +324,8 @@ async fn hand_over(
         let request = handed::request(begun.read, own, together, near)?;
         let adapter = begun.read.programs.named(name).map_err(Failure::bad_request)?;
         // Recorded before the call: if the answer is lost, environments may run nevertheless. What ran before is not undone.
-        let ask = Request { action: Action::Status, ..request.clone() };
-        let before = adapter.call(&ask).await.map_err(|error| begun.failed_all(name, &request, &error))?;
+        let before =
+            adapter.status(&request).await.map_err(|error| begun.failed_all(name, &request, &error))?;
         let mut new = request.clone();
         new.environments.retain(|own| !before.iter().any(|was| was.name == own.name && was.state.is_alive()));
         begun.handed.push((adapter.clone(), new));

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context;
 use vmove_node::admission::{Admission, Coming};
+use vmove_node::pins::{Pins, TuningPolicy};
 use vmove_node::registry::Registry;
 use vmove_tuning::choose::Wish;
-use vmove_tuning::pins::{Pins, TuningPolicy};
 use vmove_types::Backing;
 use vmove_types::problem::{Code, Problem, chain};
 use vmove_types::tuning::{PINNED_CPUS, PinRequest};
@@ -87,7 +87,8 @@ impl Tuning {
             return Ok(None);
         }
         let starting = Starting { tuning: Arc::clone(self), vm: request.name.clone(), started: false };
-        let wanted = self.pin(request, PinRequest { required, ..asked }, Coming::ByMigration, None)?;
+        let wanted =
+            self.pin(request, PinRequest { required, ..asked }, Coming::ByMigration, &BTreeMap::new())?;
         request.environment.insert(PINNED_CPUS.to_owned(), wanted.to_string());
         Ok(Some(starting))
     }
@@ -111,31 +112,28 @@ impl Tuning {
         vm: &RunRequest,
         asked: PinRequest,
         coming: Coming,
-        has: Option<&BTreeMap<u32, u64>>,
+        has: &BTreeMap<u32, u64>,
     ) -> Result<u32, Problem> {
         let demand = demand(vm).map_err(|error| Problem::bad_request(chain(&error)))?;
         let named = asked.numa.iter().fold(0_u32, |all, share| all.saturating_add(share.cpus));
-        let carried = vm.environment.get(PINNED_CPUS).and_then(|text| text.parse().ok());
-        let cpus = if named > 0 { named } else { carried.unwrap_or(demand.cores).min(self.limit(&vm.name)) };
-        if cpus > self.limit(&vm.name) {
-            let (limit, vm) = (self.limit(&vm.name), &vm.name);
+        let carried = || vm.environment.get(PINNED_CPUS).and_then(|text| text.parse().ok());
+        let limit = self.limit(&vm.name);
+        if named > limit {
+            let vm = &vm.name;
             let text =
-                format!("VM {vm:?} is to have {cpus} processors for itself, and its grant gives {limit}");
+                format!("VM {vm:?} is to have {named} processors for itself, and its grant gives {limit}");
             return Err(Problem::new(Code::GrantRefused, text));
         }
-        let huge_page = match vm.memory.parse::<Backing>() {
-            Ok(Backing::Hugetlb2M) => Some(2 << 20),
-            Ok(Backing::Hugetlb1G) => Some(1 << 30),
-            _ => None,
-        };
+        let cpus = if named > 0 { named } else { carried().unwrap_or(demand.cores).min(limit) };
+        let backing = vm.memory.parse::<Backing>().unwrap_or(Backing::Thp);
+        let huge_page = (backing != Backing::Thp).then(|| backing.page_bytes());
         let mib = demand.memory_mib + demand.huge_2m_mib + demand.huge_1g_mib;
         let wish = match coming {
             Coming::ByMigration => Wish { numa: asked.numa, cpus, memory: mib << 20, huge_page },
             // It has only what it writes, and nobody knows how much that will be.
             Coming::AsChild => Wish { numa: asked.numa, cpus, memory: 0, huge_page: None },
         };
-        let none = BTreeMap::new();
-        match self.pins.take_here(&vm.name, &wish, demand.cores, has.unwrap_or(&none)) {
+        match self.pins.take(&vm.name, &wish, demand.cores, has) {
             Ok(()) => Ok(cpus),
             Err(error) if asked.required => Err(Problem::new(
                 Code::NotPinned,
@@ -162,7 +160,7 @@ impl Tuning {
         if none || self.starting().contains(&asked.name) {
             return Ok(());
         }
-        self.pin(asked, granted.unwrap_or_default(), coming, None).map(drop)
+        self.pin(asked, granted.unwrap_or_default(), coming, &BTreeMap::new()).map(drop)
     }
 }
 

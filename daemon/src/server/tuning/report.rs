@@ -38,8 +38,9 @@ impl Tuning {
             let findings = self.of_host(passthrough, apply).await?;
             report.advice.extend(findings.into_iter().map(|finding| finding.advice));
         }
+        let host = self.host()?;
         for record in &records {
-            match self.of_vm(registry, record, apply).await {
+            match self.of_vm(registry, &host, record, apply).await {
                 Ok(advice) => report.advice.extend(advice),
                 // One that has ended meanwhile.
                 Err(problem) if vm.is_none() && problem.code == Code::UnknownVm => {}
@@ -53,17 +54,18 @@ impl Tuning {
     async fn of_vm(
         &self,
         registry: &Arc<Registry>,
+        host: &Host,
         record: &VmRecord,
         apply: bool,
     ) -> Result<Vec<Advice>, Problem> {
         let before = self.look(registry, record).await?;
-        let advice = of_vm(&before, &self.host()?);
+        let advice = of_vm(&before, host);
         let unpinned = before.pin.is_none() && before.not_pinned.is_some() && !before.adopted;
         if !apply || !(unpinned || advice.iter().any(|one| one.state == AdviceState::CanApply)) {
             return Ok(advice);
         }
         let failed = self.apply_to(registry, record, unpinned).await.err();
-        let mut after = of_vm(&self.look(registry, record).await?, &self.host()?);
+        let mut after = of_vm(&self.look(registry, record).await?, host);
         for (old, new) in advice.iter().zip(&mut after) {
             match &failed {
                 None if old.state != AdviceState::Good && new.state == AdviceState::Good => {
@@ -179,7 +181,8 @@ impl Tuning {
         let wished =
             self.pins.wished(&record.name).map(|wish| PinRequest { numa: wish.numa, required: true });
         let asked = wished.or_else(|| self.granted(&record.name)).unwrap_or_default();
-        self.pin(&request, PinRequest { required: true, ..asked }, coming, has).map(drop)
+        let none = BTreeMap::new();
+        self.pin(&request, PinRequest { required: true, ..asked }, coming, has.unwrap_or(&none)).map(drop)
     }
 }
 

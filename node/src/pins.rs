@@ -5,18 +5,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use vmove_types::tuning::PinInfo;
 
-use crate::choose::{NoPlace, Wish, choose};
-use crate::cpus::Cpus;
-use crate::host::{Host, HostError};
-use crate::policy::{self, StartsThere};
-use crate::threads;
+use vmove_tuning::choose::{NoPlace, Place, Wish, choose};
+use vmove_tuning::cpus::Cpus;
+use vmove_tuning::host::{Host, HostError};
+use vmove_tuning::pin::{Pin, Vcpu};
+use vmove_tuning::policy::{self, StartsThere};
+use vmove_tuning::threads;
+
+use crate::files::write_durably;
 
 /// A host with fewer processors gives none away unless told which ones to keep: one pinned VM would leave too little for all else.
 const FEWEST: usize = 4;
@@ -34,46 +37,6 @@ pub struct TuningPolicy {
 impl Default for TuningPolicy {
     fn default() -> Self {
         Self { pin: true, housekeeping_cpus: None }
-    }
-}
-
-/// What a VM has.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pin {
-    /// Processors, sibling threads beside each other.
-    pub cpus: Vec<u32>,
-    /// NUMA nodes of its memory.
-    pub memory: Vec<u32>,
-    /// Its virtual processors.
-    pub vcpus: u32,
-    /// Memory that it was promised of these NUMA nodes together. Unit: bytes.
-    #[serde(default)]
-    pub promised: u64,
-    /// Size of its huge pages, if its memory is of reserved ones. Unit: bytes.
-    #[serde(default)]
-    pub huge_page: Option<u64>,
-}
-
-impl Pin {
-    /// Its processors as a set.
-    #[must_use]
-    pub fn set(&self) -> Cpus {
-        self.cpus.iter().copied().collect()
-    }
-
-    /// Whether each virtual processor has a processor.
-    #[must_use]
-    pub fn one_each(&self) -> bool {
-        self.cpus.len() == self.vcpus as usize
-    }
-
-    /// Where a virtual processor belongs.
-    #[must_use]
-    pub fn of_vcpu(&self, index: u32) -> Cpus {
-        match self.cpus.get(index as usize) {
-            Some(cpu) if self.one_each() => [*cpu].into_iter().collect(),
-            _ => self.set(),
-        }
     }
 }
 
@@ -194,25 +157,11 @@ impl Pins {
         Ok(self.allowed.without(&self.housekeeping(host)))
     }
 
-    /// Gives a VM what it wishes, until [`Self::end`].
+    /// Gives a VM what it wishes, until [`Self::end`]. What it `has` of the host's memory already (in bytes, by NUMA node) is there for it.
     ///
     /// # Errors
     /// [`PinError`]; nothing has changed then, and [`Self::not_pinned`] tells why.
-    pub fn take(&self, vm: &str, wish: &Wish, vcpus: u32) -> Result<(), PinError> {
-        self.take_here(vm, wish, vcpus, &BTreeMap::new())
-    }
-
-    /// The same for a VM that is here already, with so much memory by NUMA node (in bytes): that is there for it.
-    ///
-    /// # Errors
-    /// As [`Self::take`].
-    pub fn take_here(
-        &self,
-        vm: &str,
-        wish: &Wish,
-        vcpus: u32,
-        has: &BTreeMap<u32, u64>,
-    ) -> Result<(), PinError> {
+    pub fn take(&self, vm: &str, wish: &Wish, vcpus: u32, has: &BTreeMap<u32, u64>) -> Result<(), PinError> {
         let mut kept = self.kept();
         let taken = self.place(&kept, vm, wish, has).and_then(|place| {
             let mut pins = kept.pins.clone();
@@ -237,13 +186,7 @@ impl Pins {
         }
     }
 
-    fn place(
-        &self,
-        kept: &Kept,
-        vm: &str,
-        wish: &Wish,
-        has: &BTreeMap<u32, u64>,
-    ) -> Result<crate::choose::Place, PinError> {
+    fn place(&self, kept: &Kept, vm: &str, wish: &Wish, has: &BTreeMap<u32, u64>) -> Result<Place, PinError> {
         let mut host = self.host()?;
         let others = || kept.pins.iter().filter(|(name, _)| *name != vm).map(|(_, pin)| pin);
         let taken = others().fold(Cpus::none(), |all, pin| all.or(&pin.set()));
@@ -257,10 +200,7 @@ impl Pins {
 
     fn write(&self, pins: &BTreeMap<String, Pin>) -> Result<(), PinError> {
         let Some(path) = &self.file else { return Ok(()) };
-        let failed = |source| PinError::File { path: path.clone(), source };
-        let text = serde_json::to_vec(pins).map_err(|error| failed(io::Error::other(error)))?;
-        let beside = path.with_extension("new");
-        write_durably(&beside, &text).and_then(|()| std::fs::rename(&beside, path)).map_err(failed)
+        write_durably(path, pins).map_err(|source| PinError::File { path: path.clone(), source })
     }
 
     /// What a VM has.
@@ -362,12 +302,10 @@ impl Pins {
     /// The kernel's.
     pub fn settle(&self, vm: &str, process: u32, vcpus: &[(u32, u32)]) -> io::Result<()> {
         let Some(pin) = self.of(vm) else { return Ok(()) };
-        let of_vcpus: Vec<u32> = vcpus.iter().map(|(_, thread)| *thread).collect();
-        // TCG has one thread for all virtual processors unless told otherwise: it belongs to all.
-        let one_thread = of_vcpus.len() > 1 && of_vcpus.iter().all(|thread| *thread == of_vcpus[0]);
-        for (index, thread) in vcpus {
-            let cpus = if one_thread { pin.set() } else { pin.of_vcpu(*index) };
-            threads::keep(*thread, &cpus)?;
+        let mut of_vcpus = Vec::new();
+        for vcpu in pin.vcpus(vcpus) {
+            threads::keep(vcpu.thread, &vcpu.cpus)?;
+            of_vcpus.push(vcpu.thread);
         }
         threads::keep_process(process, &self.others_of(&pin), &of_vcpus)?;
         self.kept().settled.insert(vm.to_owned(), process);
@@ -384,21 +322,12 @@ impl Pins {
     #[must_use]
     pub fn astray(&self, vm: &str, vcpus: &[(u32, u32)]) -> Vec<(u32, Cpus)> {
         let Some(pin) = self.of(vm) else { return Vec::new() };
-        let one_thread = vcpus.len() > 1 && vcpus.iter().all(|(_, thread)| *thread == vcpus[0].1);
-        let wrong = |(index, thread): &(u32, u32)| {
-            let belongs = if one_thread { pin.set() } else { pin.of_vcpu(*index) };
-            let now = threads::of(Some(*thread)).ok()?;
-            (now != belongs).then_some((*index, now))
+        let wrong = |vcpu: Vcpu| {
+            let now = threads::of(Some(vcpu.thread)).ok()?;
+            (now != vcpu.cpus).then_some((vcpu.index, now))
         };
-        vcpus.iter().filter_map(wrong).collect()
+        pin.vcpus(vcpus).into_iter().filter_map(wrong).collect()
     }
-}
-
-/// A power loss leaves the old file or this one.
-fn write_durably(path: &Path, text: &[u8]) -> io::Result<()> {
-    let mut file = File::create(path)?;
-    file.write_all(text)?;
-    file.sync_all()
 }
 
 /// What a VM was promised is not there for others, whether it has touched it or not.

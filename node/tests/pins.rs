@@ -1,13 +1,14 @@
-//! Hosts, as their `/sys` tells them.
+//! Hosts, as their `/sys` tells them, and what VMs have of them.
 #![cfg(test)]
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
+use vmove_node::pins::{PinError, Pins, TuningPolicy};
 use vmove_skip::need;
 use vmove_tuning::choose::{Wish, choose};
 use vmove_tuning::cpus::Cpus;
 use vmove_tuning::host::Host;
-use vmove_tuning::pins::{PinError, Pins, TuningPolicy};
 use vmove_types::tuning::NumaShare;
 
 fn write(root: &Path, path: &str, text: &str) {
@@ -76,20 +77,22 @@ fn memory_and_huge_pages_are_promised_once() {
     let policy = TuningPolicy { pin: true, housekeeping_cpus: Some(first_processor()) };
     let pins = Pins::open(root.path(), policy, state.path().join("pins.json")).expect("none yet");
     let gib = |gib: u64| Wish { numa: vec![on_first()], cpus: 0, memory: gib << 30, huge_page: None };
-    pins.take("a", &gib(5), 1).expect("there are 5 GiB");
-    let error = pins.take("b", &gib(3), 1).expect_err("a has not touched its memory, but was promised it");
+    pins.take("a", &gib(5), 1, &BTreeMap::new()).expect("there are 5 GiB");
+    let error = pins
+        .take("b", &gib(3), 1, &BTreeMap::new())
+        .expect_err("a has not touched its memory, but was promised it");
     assert!(error.to_string().contains("expected 3072 MiB on NUMA node 0, found 3054 MiB free"), "{error}");
-    pins.take("b", &gib(2), 1).expect("there are nearly 3");
+    pins.take("b", &gib(2), 1, &BTreeMap::new()).expect("there are nearly 3");
     pins.end("b");
     let huge = |pages: u64| Wish { memory: pages << 21, huge_page: Some(2 << 20), ..gib(0) };
     pins.end("a");
-    pins.take("a", &huge(4), 1).expect("7 are free");
-    let error = pins.take("b", &huge(6), 1).expect_err("9 less 4 are 5");
+    pins.take("a", &huge(4), 1, &BTreeMap::new()).expect("7 are free");
+    let error = pins.take("b", &huge(6), 1, &BTreeMap::new()).expect_err("9 less 4 are 5");
     assert!(
         error.to_string().contains("expected 6 free huge pages of 2048 kB on NUMA node 0, found 5"),
         "{error}"
     );
-    pins.take("b", &huge(5), 1).expect("there are 5");
+    pins.take("b", &huge(5), 1, &BTreeMap::new()).expect("there are 5");
 }
 
 /// Memory of the first NUMA node.
@@ -113,20 +116,20 @@ fn pins_outlive_the_daemon() {
     let own = open().allowed().without(&first_processor()).and(&"0-7".parse().expect("a set"));
     need!(if own.is_empty() { Err("this machine has one processor") } else { Ok(()) });
     let one = Wish { numa: Vec::new(), cpus: 1, memory: 0, huge_page: None };
-    open().take("a", &one, 1).expect("one is free");
+    open().take("a", &one, 1, &BTreeMap::new()).expect("one is free");
     let next = open();
     assert!(next.of("a").is_some_and(|pin| own.has(pin.cpus[0])));
     for vm in ["b", "c", "d", "e", "f", "g", "h"].iter().take(own.len() - 1) {
-        next.take(vm, &one, 1).expect("another one is free");
+        next.take(vm, &one, 1, &BTreeMap::new()).expect("another one is free");
     }
-    assert!(matches!(next.take("late", &one, 1), Err(PinError::NoPlace(_))));
+    assert!(matches!(next.take("late", &one, 1, &BTreeMap::new()), Err(PinError::NoPlace(_))));
     assert!(
         next.not_pinned("late").is_some_and(|why| why.contains("found 0")),
         "{:?}",
         next.not_pinned("late")
     );
     assert!(next.end("a") && !next.end("a"));
-    next.take("late", &one, 1).expect("that of a is free");
+    next.take("late", &one, 1, &BTreeMap::new()).expect("that of a is free");
     assert_eq!(next.not_pinned("late"), None);
     std::fs::write(&file, "{").expect("written");
     Pins::open(root.path(), policy, file.clone()).expect_err("not a ledger");
