@@ -2,11 +2,13 @@
 //! the same address. Whatever breaks before the hand-over, the guest has its function back.
 
 mod blows;
+mod bridge;
 pub(crate) mod by_memory;
 mod failover;
 mod groups;
 mod head_start;
 mod leased;
+mod plans;
 mod ratios;
 mod refusals;
 
@@ -105,6 +107,7 @@ pub fn all(
     case("a_guest_whose_agent_lies_keeps_its_function", &|| all.lying_agent())?;
     case("two_guests_of_a_job_are_both_here_or_both_there", &|| all.group())?;
     case("a_leased_function_is_given_moved_and_kept_by_the_bridge", &|| all.leased())?;
+    case("plans_carry_functions_though_the_bridge_is_killed", &|| all.plans())?;
     case("memory_is_sent_ahead_while_a_guest_has_its_function", &|| all.head_start())?;
     case("ratios_of_a_move_with_a_function", &|| all.ratios())?;
     if let Some(linux) = linux {
@@ -138,7 +141,7 @@ impl DeviceMoves<'_> {
         let vmove = self.moves.vmove("");
         self.moves.must(
             host,
-            &format!("for vm in $({vmove} --json list | grep -o '\"name\":\"[a-z]*\"' | cut -d'\"' -f4); do {vmove} stop --force $vm; done; true"),
+            &format!("for vm in $({vmove} --json list | grep -o '\"name\":\"[a-z0-9.-]*\"' | cut -d'\"' -f4); do {vmove} stop --force $vm; done; true"),
         )?;
         for index in 0..FUNCTIONS {
             self.driver_is(host, index, "igbvf")?;

@@ -1,56 +1,20 @@
 //! A guest with a function that its lease holds: the bridge starts it, plans move it, it is forked, and its lease cannot end while it moves.
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
 
-use super::{DeviceMoves, FUNCTIONS, function};
+use super::bridge::Place;
+use super::{DeviceMoves, function};
 use crate::check::{collect, shell};
-use crate::host::address;
-use crate::moves::{COMMAND_TIMEOUT_MS, PORT};
+use crate::moves::COMMAND_TIMEOUT_MS;
 
 const LEASE: &str = "job";
-/// Where the daemon of h2 is reached from other hosts, as `ssh -L` would bring it.
-const FORWARDED: u16 = 7421;
-/// For the bridge to answer.
-const SOON: Duration = Duration::from_secs(60);
-
-/// The guest of the lease: its name, its host, and its function there.
-#[derive(Debug, PartialEq, Eq)]
-struct Place {
-    vm: String,
-    host: usize,
-    function: String,
-}
-
-impl Place {
-    fn index(&self) -> Result<usize> {
-        let index = (0..FUNCTIONS).find(|index| function(*index) == self.function);
-        index.with_context(|| format!("{} is no function", self.function))
-    }
-
-    /// The address that the card gives the function.
-    fn mac(&self) -> Result<String> {
-        Ok(mac(self.host, self.index()?))
-    }
-}
-
-fn mac(host: usize, index: usize) -> String {
-    format!("52:54:00:79:0{host}:0{index}")
-}
 
 impl DeviceMoves<'_> {
     pub(super) fn leased(&self) -> Result<()> {
-        let result = self.start_bridge().and_then(|()| self.with_bridge());
-        for host in [1, 2] {
-            self.moves
-                .must(host, "for p in /run/bridge/*.pid; do kill $(cat $p); done; rm -rf /run/bridge")?;
-        }
-        result
+        self.with_bridge(2, || self.one_lease())
     }
 
-    fn with_bridge(&self) -> Result<()> {
+    fn one_lease(&self) -> Result<()> {
         let first = self.placed()?;
         self.is_at(&first)?;
         println!("  started with {} of h{}", first.function, first.host);
@@ -66,98 +30,15 @@ impl DeviceMoves<'_> {
         self.cannot_end_meanwhile(&first, &second)
     }
 
-    /// h1 has the bridge.
-    fn start_bridge(&self) -> Result<()> {
-        let forward = self.host_program("forward");
-        let background = |name: &str, command: &str| {
-            format!(
-                "mkdir -p /run/bridge; setsid {command} >>/run/lab/{name}.log 2>&1 </dev/null & echo $! >/run/bridge/{name}.pid"
-            )
-        };
-        let command = format!("{forward} 0.0.0.0:{FORWARDED} /run/vm/c.sock");
-        self.moves.must(2, &background("forward", &command))?;
-        let command = format!("{forward} /run/bridge/h2.sock {}:{FORWARDED}", address(2));
-        self.moves.must(1, &background("forward", &command))?;
-        let programs = self.moves.parts.programs.display();
-        let daemon = |host: usize, control: &str| {
-            format!("[daemons.h{host}]\ncontrol = \"{control}\"\naddress = \"{}:{PORT}\"\n", address(host))
-        };
-        let config = format!(
-            "store = \"redb:/run/bridge/state.redb\"\ncontrol = \"/run/bridge/c.sock\"\nlook_s = 1\n[moves]\n\
-             command = [\"{programs}/vmove\", \"--control\", \"{{control}}\"]\noptions = [\"--mode\", \"hybrid\", \"--bandwidth\", \"4MiB\"]\n{}{}",
-            daemon(1, "/run/vm/c.sock"),
-            daemon(2, "/run/bridge/h2.sock")
-        );
-        self.moves.must(1, &format!("cat >/run/bridge/vbridged.toml <<'end'\n{config}end\n"))?;
-        let command = format!("{programs}/vbridged --config /run/bridge/vbridged.toml");
-        self.moves.must(1, &background("vbridged", &command))?;
-        let begun = Instant::now();
-        while let Err(error) = self.bridge("fleet list") {
-            ensure!(
-                begun.elapsed() < SOON,
-                "{error:#}; {}",
-                self.moves.must(1, "tail -5 /run/lab/vbridged.log")?
-            );
-            std::thread::sleep(Duration::from_millis(300));
-        }
-        // The lab's cards carry no RDMA, so that an inventory would not count their functions.
-        for host in [1, 2] {
-            let one = |index| json!({ "address": function(index), "kind": "vf", "id": "8086:10ca", "iommu_group": 100 + index });
-            let numa = json!([{ "id": 0, "socket": 0, "cores": 2, "memory": 512 }]);
-            let functions: Vec<Value> = (0..2).map(one).collect();
-            let node = json!({ "name": format!("h{host}"), "numa": numa, "devices": functions });
-            self.moves.must(1, &format!("echo '{node}' >/run/bridge/h{host}.json"))?;
-            self.bridge(&format!("fleet publish /run/bridge/h{host}.json"))?;
-            let macs: String = (0..3)
-                .map(|index| format!("ip link set eth1 vf {index} mac {}; ", mac(host, index)))
-                .collect();
-            self.moves.must(host, &macs)?;
-        }
-        self.moves.must(1, "echo 'SwitchName=leaf Nodes=h1,h2' >/run/bridge/topology.conf")?;
-        self.bridge("topology --import /run/bridge/topology.conf --publish").map(drop)
-    }
-
-    fn bridge_words(&self, words: &str) -> String {
-        format!(
-            "VBRIDGE=unix:/run/bridge/c.sock {}/vmove --json {words}",
-            self.moves.parts.programs.display()
-        )
-    }
-
-    fn bridge(&self, words: &str) -> Result<String> {
-        self.moves.must(1, &self.bridge_words(words))
-    }
-
-    fn bridge_json(&self, words: &str) -> Result<Value> {
-        let said = self.bridge(&format!("{words} 2>>/run/lab/bridge-client.log"))?;
-        serde_json::from_str(said.trim()).with_context(|| said.clone())
-    }
-
     fn placed(&self) -> Result<Place> {
-        let (qemu, guest) = (self.moves.parts.qemu.display(), self.guest.display());
-        self.bridge(&format!(
-            "place --text 'vcpus=1; memory_mb=64; vfs=1' --count 1 --cluster {LEASE} --id {LEASE} --holder lab --run -- {qemu} -machine q35 \
-             -accel tcg -smp '{{vcpus}}' -m '{{memory_mib}}' -nodefaults -display none -kernel {guest} -debugcon 'file:{{vmdir}}/debug' '{{devices}}'"
-        ))?;
+        self.place_and_start(LEASE, 1)?;
         self.place_of_lease()
     }
 
     fn place_of_lease(&self) -> Result<Place> {
-        let lease = self.bridge_json(&format!("lease show {LEASE}"))?;
-        let held =
-            lease["held"].as_array().filter(|held| held.len() == 1).with_context(|| lease.to_string())?;
-        let text = |value: &Value| value.as_str().map(str::to_owned).with_context(|| lease.to_string());
-        let node = text(&held[0]["node"])?;
-        let host = node.trim_start_matches('h').parse().with_context(|| node.clone())?;
-        Ok(Place { vm: text(&held[0]["vm"])?, host, function: text(&held[0]["devices"][0]["address"])? })
-    }
-
-    fn is_at(&self, place: &Place) -> Result<()> {
-        self.works_as(place.host, &place.vm, Some(&place.mac()?))
-    }
-
-    fn is_free(&self, place: &Place) -> Result<()> {
-        self.driver_is(place.host, place.index()?, "igbvf")
+        let mut places = self.places_of(LEASE)?;
+        ensure!(places.len() == 1, "{places:?}");
+        places.pop().context("no place")
     }
 
     /// The parent has its leased function again, the first child another one, and the second none.
@@ -186,7 +67,10 @@ impl DeviceMoves<'_> {
         let plan = self.bridge_json(&format!("plan evacuate h{}", from.host))?;
         let steps = plan["steps"].as_array().filter(|steps| steps.len() == 1);
         let step = &steps.with_context(|| plan.to_string())?[0];
-        ensure!(step["vm"] == from.vm.as_str() && !step["outages"].is_null(), "{plan}");
+        ensure!(
+            step["vm"] == from.vm.as_str() && step["outages"][0]["device"] == from.function.as_str(),
+            "{plan}"
+        );
         Ok(plan["id"].as_str().with_context(|| plan.to_string())?.to_owned())
     }
 
