@@ -35,6 +35,8 @@ pub mod engine;
 #[cfg(not(loom))]
 mod formats;
 #[cfg(not(loom))]
+mod frames;
+#[cfg(not(loom))]
 mod group;
 #[cfg(not(loom))]
 pub mod groups;

@@ -1,7 +1,7 @@
 //! Events of a QMP connection, and a stream of them.
 
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use vmove_types::time::Mono;
 
 use serde::Serialize;
@@ -18,6 +18,13 @@ pub struct QemuTime {
 }
 
 impl QemuTime {
+    /// The same as a time of this host; `None` if QEMU could not tell.
+    #[must_use]
+    pub fn wall(self) -> Option<SystemTime> {
+        let (seconds, micros) = (u64::try_from(self.seconds).ok()?, u64::try_from(self.micros).ok()?);
+        Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds) + Duration::from_micros(micros))
+    }
+
     /// Time from `earlier` to `self` by QEMU's wall clock; zero if it went backwards.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {

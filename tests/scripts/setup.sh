@@ -56,7 +56,7 @@ setup_everything() {
 setup_guests() {
     setup_part tools "$CACHE/busybox/bin/busybox" setup_tools
     setup_part 10.0 "$QEMU_10_0" setup_qemu 10.0 bookworm-backports
-    setup_part kernel "$CACHE/kernel/modules/virtio_console.ko" setup_kernel
+    setup_part kernel "$CACHE/kernel/modules/virtio_net.ko" setup_kernel
 }
 
 # setup_part NAME FILE COMMAND...: runs the command, unless it has been run to its end: then there is a stamp, and the file.
@@ -243,8 +243,9 @@ setup_kernel() {
     rm -rf "$home" "$CACHE/apt/kernel"
     dpkg -x "$debs"/linux-image-*.deb "$CACHE/apt/kernel"
     mkdir -p "$home/modules"
-    # Not needed to boot; tests of a guest with a balloon, a disk or a port load them.
-    find "$CACHE/apt/kernel/lib/modules" \( -path '*/drivers/virtio/virtio*.ko' -o -name virtio_blk.ko -o -name virtio_console.ko \) -exec cp {} "$home/modules/" \;
+    # Not needed to boot; tests of a guest with a balloon, a disk, a port or a network card load them.
+    find "$CACHE/apt/kernel/lib/modules" \( -path '*/drivers/virtio/virtio*.ko' -o -name virtio_blk.ko -o -name virtio_console.ko \
+        -o -name virtio_net.ko -o -name net_failover.ko -o -name failover.ko \) -exec cp {} "$home/modules/" \;
     image=$(echo "$CACHE"/apt/kernel/boot/vmlinuz-*)
     cp "$image" "$home/vmlinuz"
     unpack_kernel "$home/vmlinuz" >"$home/vmlinux.new"

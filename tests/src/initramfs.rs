@@ -17,6 +17,7 @@ for word in $(/bin/busybox cat /proc/cmdline); do
         for module in $(echo "${word#*=}" | /bin/busybox tr , ' '); do
             /bin/busybox insmod "/modules/$module.ko" || echo "VMOVE-GUEST ERROR no module $module"
         done ;;
+    vmove.address=*) address=${word#*=} ;;
     vmove.used_mib=*)
         # Free memory that has been used before, and is not zero.
         left=${word#*=}
@@ -28,6 +29,11 @@ for word in $(/bin/busybox cat /proc/cmdline); do
         /bin/busybox rm /used ;;
     esac
 done
+# When all modules are loaded.
+if [ -n "$address" ]; then
+    /bin/busybox ip address add "$address" dev eth0 && /bin/busybox ip link set eth0 up ||
+        echo "VMOVE-GUEST ERROR no network card for $address"
+fi
 /bin/vmove-guest
 echo "VMOVE-GUEST ERROR the program ended with $?"
 while :; do /bin/busybox sleep 1000; done

@@ -33,6 +33,7 @@ mod huge_pages_turn;
 pub mod initramfs;
 pub mod interrupt;
 pub mod kvm_device;
+pub mod lan;
 pub mod monitor;
 pub mod networks;
 pub mod old_kernel;

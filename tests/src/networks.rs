@@ -27,7 +27,11 @@ fn run(program: &str, arguments: &str) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-fn ip(arguments: &str) -> Result<()> {
+/// Runs `ip` with these arguments, which are separated by single spaces.
+///
+/// # Errors
+/// With what it said.
+pub(crate) fn ip(arguments: &str) -> Result<()> {
     run("ip", arguments).map(drop)
 }
 
@@ -76,7 +80,9 @@ impl Networks {
         1..=self.count
     }
 
-    fn name(&self, number: u8) -> String {
+    /// Name of the namespace of a node (from 1); 0 is the one that connects them.
+    #[must_use]
+    pub fn name(&self, number: u8) -> String {
         format!("{}-{number}", self.prefix)
     }
 

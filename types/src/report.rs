@@ -133,6 +133,9 @@ pub struct Report {
     pub paused: bool,
     /// How often the session lost its peer or its own daemon and went on.
     pub recoveries: u32,
+    /// What others on the network see of the move. `None`: the guest has no tap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkStats>,
     /// Devices of the nodes that the guest owns: how long it was without each. `downtime_ms` has no part of it.
     pub devices: Vec<DeviceTimes>,
     /// What was sent ahead while the guest had its devices, or why nothing was. `None`: it owns none.
@@ -147,6 +150,22 @@ pub struct Report {
     pub resume_waited_ms: Option<f64>,
     /// Why that script did not end as it should.
     pub resume_problem: Option<String>,
+}
+
+/// What others on the network see of a move.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(default)]
+pub struct NetworkStats {
+    /// From RESUME until the first announcement of the guest's addresses went out at the destination, in milliseconds: from then on switches send its
+    /// frames there. `None`: not known.
+    pub announced_ms: Option<f64>,
+    /// Frames that came to the source for the guest from its stop on, and were passed on to the destination.
+    pub frames_passed_on: u64,
+    /// Such frames for which the source had no room.
+    pub frames_lost: u64,
+    /// Why frames of a tap were not passed on: what comes while the guest stands still is lost then, and clients send it again.
+    pub problem: Option<String>,
 }
 
 /// Memory that was sent ahead while the guest had its devices. Nobody sees what a device writes, so what the guest itself had not written since was compared

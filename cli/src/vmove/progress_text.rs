@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use vmove_types::migration::MigrationList;
 use vmove_types::problem::Exit;
 use vmove_types::progress::{GuestPlace, MissingDevice, Outcome, Progress, Role};
-use vmove_types::report::{DeviceTimes, FaultStats, HeadStartStats, PhaseTime, Report};
+use vmove_types::report::{DeviceTimes, FaultStats, HeadStartStats, NetworkStats, PhaseTime, Report};
 use vmove_types::units::{format_bytes, format_ms, to_f64};
 
 use super::bar::line;
@@ -188,6 +188,7 @@ pub fn summary(r: &Report) -> String {
     if !r.phases.is_empty() {
         rows.push(("phases", times(&r.phases)));
     }
+    rows.extend(r.network.iter().map(|seen| ("network", network(seen))));
     if let Some(quiesce) = r.quiesce_ms {
         rows.push(("quiesced", format!("in {}", format_ms(quiesce))));
     }
@@ -261,6 +262,17 @@ fn device_times(times: &DeviceTimes) -> String {
         out.push_str(&format!("; {problem}"));
     }
     out
+}
+
+fn network(seen: &NetworkStats) -> String {
+    let announced = match seen.announced_ms {
+        Some(ms) => format!("announced {} after the guest ran", format_ms(ms)),
+        None => "when the guest was announced is not known".to_owned(),
+    };
+    let lost =
+        if seen.frames_lost > 0 { format!(", no room for {}", seen.frames_lost) } else { String::new() };
+    let problem = seen.problem.as_ref().map(|why| format!("; not passed on: {why}")).unwrap_or_default();
+    format!("{announced}; frames passed on: {}{lost}{problem}", seen.frames_passed_on)
 }
 
 fn downtime(r: &Report) -> String {

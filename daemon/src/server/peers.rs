@@ -159,7 +159,7 @@ impl PeerPort {
         let Some(hello) = self.greeted(stream.as_mut(), &from.to_string()).await else { return };
         let place = self.kept_place(&hello, from, place);
         let link = match hello.kind {
-            LinkKind::Control | LinkKind::State => Link::Stream(stream),
+            LinkKind::Control | LinkKind::State | LinkKind::Frames => Link::Stream(stream),
             LinkKind::Fork => {
                 drop(place);
                 return self.forks.serve_order(hello, stream, (from.ip(), caller)).await;
@@ -198,7 +198,7 @@ impl PeerPort {
         let Some(hello) = self.greeted(&mut stream, &from.to_string()).await else { return };
         let place = self.kept_place(&hello, from, place);
         let link = match hello.kind {
-            LinkKind::Control | LinkKind::State => Link::Stream(Box::new(stream)),
+            LinkKind::Control | LinkKind::State | LinkKind::Frames => Link::Stream(Box::new(stream)),
             LinkKind::Fork => {
                 drop(place);
                 return self.forks.serve_order(hello, Box::new(stream), (from.ip(), Caller::default())).await;

@@ -1,4 +1,5 @@
 //! Everything that stands in the way of a migration, found before anything is changed.
 
 pub(crate) mod destination;
+pub(crate) mod network;
 pub(crate) mod source;

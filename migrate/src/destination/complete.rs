@@ -79,6 +79,7 @@ impl Complete {
             // Of page connections, which have ended.
             Event::PageConnection
             | Event::DeviceState(_)
+            | Event::Frames(_)
             | Event::PagesLost(_)
             | Event::PagesFailed(_)
             | Event::NothingLeft => {}

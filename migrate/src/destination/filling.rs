@@ -174,6 +174,12 @@ impl Filling {
             }
             return Ok(None);
         }
+        if let (Event::Frames(_), Qemu::Ready(ready)) = (&event, &self.qemu) {
+            if let Event::Frames(stream) = event {
+                ready.qemu.deliver(session, stream);
+            }
+            return Ok(None);
+        }
         let event = session.common_event(event, control).await?;
         if session.pages.is_renewing() {
             self.round = None;

@@ -22,6 +22,7 @@ use crate::proto::message::{self, DestinationStand, Running, SourceStand, ToDest
 use crate::vmm::QemuHandle;
 use vmove_types::problem::chain;
 use vmove_types::progress::{Outcome, Phase};
+use vmove_types::time::Mono;
 
 /// A guest that is ours and lacks pages.
 #[derive(Debug)]
@@ -35,6 +36,8 @@ pub(super) struct Owner {
     pub figures: Option<message::Complete>,
     /// When it was last tried to write that down.
     pub tried: Option<Instant>,
+    /// Since when the guest runs here.
+    runs_since: Option<Mono>,
     /// Devices of this node that it is to have.
     giving: Giving,
     /// What is known of the other guests of its group.
@@ -72,7 +75,8 @@ impl Owner {
         hashes: SourceHashes,
     ) -> Self {
         let (giving, others) = (Giving::NotYet, watch::Sender::new(Others::Unknown));
-        Self { process, guest, state_bytes, hashes, figures: None, tried: None, giving, others }
+        let (figures, tried, runs_since) = (None, None, None);
+        Self { process, guest, state_bytes, hashes, figures, tried, runs_since, giving, others }
     }
 
     /// Goes on until every page is here, over as many connections as it takes. `None` if the session has ended.
@@ -107,7 +111,7 @@ impl Owner {
             let whole = self.until_whole(session, &mut open).await;
             self.hear_of_others(Others::Unknown);
             let end = match whole {
-                Ok(figures) => return Some((self.complete(session, figures), open)),
+                Ok(figures) => return Some((self.complete(session, figures).await, open)),
                 Err(end) => end,
             };
             if let End::Lost(_) = end {
@@ -241,6 +245,7 @@ impl Owner {
         resumed: Resumed,
     ) -> Result<(), End> {
         self.guest = Guest::Settled;
+        self.runs_since = resumed.at;
         session.publisher.enter(Phase::Fetch);
         let running = Running { resumed_at: resumed.at, pages_left: resumed.pages_left };
         let told = if resumed.earlier { Ok(()) } else { control.send(&ToSource::Running(running)).await };
@@ -371,8 +376,12 @@ impl Owner {
     }
 
     /// Every page is here.
-    fn complete(self, session: &Session, figures: message::Complete) -> Complete {
+    async fn complete(self, session: &Session, mut figures: message::Complete) -> Complete {
         session.publisher.enter(Phase::Finish);
+        if let Some(since) = self.runs_since {
+            // The source, which is told that it may go, passes on what comes there until then.
+            figures.announced_ms = session.deliveries.announced().await.map(|at| at.ms_since(since));
+        }
         // Done with before the devices came.
         let is_huge = !figures.devices.is_empty() || figures.script.is_some();
         Complete { figures: Box::new(figures), is_huge }

@@ -33,6 +33,7 @@ impl Session {
             Event::PagesLost(lost) => self.pages_lost(&lost, control).await?,
             Event::PagesFailed(error) => return Err(error.into()),
             Event::DeviceState(_) => tracing::warn!("a connection for device state that nobody waits for"),
+            Event::Frames(_) => tracing::warn!("a connection for frames while there is no QEMU to have them"),
             Event::PageConnection | Event::NothingLeft | Event::Tick => return Ok(Some(event)),
         }
         Ok(None)

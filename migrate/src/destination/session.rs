@@ -12,6 +12,7 @@ use super::fill::FillEvent;
 use super::page_connections::PageConnections;
 use super::vm_files::VmFiles;
 use crate::devices::arrival;
+use crate::frames::Deliveries;
 use crate::history::answer_for_ended;
 use crate::node::Node;
 use crate::owed;
@@ -100,6 +101,8 @@ pub(super) struct Session {
     pub room: Reservation,
     pub pages: PageConnections,
     pub arrivals: mpsc::Receiver<Arrival>,
+    /// Of frames that came to the source.
+    pub deliveries: Deliveries,
 }
 
 /// What ends the time without a source.
@@ -131,6 +134,8 @@ pub(super) enum Event {
     PageConnection,
     /// The connection that carries the device state.
     DeviceState(BoxedStream),
+    /// A connection for frames that come to the source.
+    Frames(BoxedStream),
     /// Page connections failed.
     PagesLost(PagesLost),
     /// Pages cannot be landed or mapped any more.
@@ -271,6 +276,7 @@ impl Session {
             (LinkKind::Urgent, Link::Endpoint(endpoint)) => self.pages.add_urgent(endpoint),
             (LinkKind::Bulk, Link::Endpoint(endpoint)) => self.pages.add_bulk(endpoint),
             (LinkKind::State, Link::Stream(stream)) => return Ok(Event::DeviceState(stream)),
+            (LinkKind::Frames, Link::Stream(stream)) => return Ok(Event::Frames(stream)),
             // The source has dialled again before we noticed that the old connection is dead: the new one counts.
             (LinkKind::Control, Link::Stream(_)) => return Err(End::Lost(Lost::Replaced)),
             (kind, link) => tracing::warn!(?kind, ?link, "connection of another kind than it said"),

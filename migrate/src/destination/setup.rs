@@ -17,6 +17,7 @@ use super::verify::SourceHashes;
 use super::vm_files::{self, VmFiles};
 use crate::check;
 use crate::devices::arrival;
+use crate::frames::Deliveries;
 use crate::node::Node;
 use crate::owed;
 use crate::ownership::DestinationState;
@@ -67,7 +68,8 @@ pub(crate) async fn serve_new(
         let fabric =
             agreed.map_or_else(|why| why.to_string(), |agreed| format!("{}: {}", agreed.kind, agreed.why));
         let blockers = looked.err().unwrap_or_default();
-        let _ = channel.send(&ToSource::Checked { blockers, fabric }).await;
+        let warnings = check::network::warnings(&prepare.taps, &node.config.node, &prepare.source);
+        let _ = channel.send(&ToSource::Checked { blockers, fabric, warnings }).await;
         return;
     }
     let admitted =
@@ -362,7 +364,8 @@ fn session(
 ) -> Session {
     room.in_files(files.ram.iter().map(|file| file.path.clone()).collect());
     let pages = PageConnections::new(node.config.bulk_connections, node.config.vmm.page_workers());
-    Session { id: journal.record().id, node, journal, publisher, files, room, pages, arrivals }
+    let (id, deliveries) = (journal.record().id, Deliveries::default());
+    Session { id, node, journal, publisher, files, room, pages, arrivals, deliveries }
 }
 
 /// Ends the QEMU that an earlier process of this daemon had started for a session that is no more, also when that process was

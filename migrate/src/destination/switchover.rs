@@ -15,6 +15,7 @@ use super::verify::SourceHashes;
 use crate::ownership::DestinationEvent;
 use crate::proto::message::ToDestination;
 use crate::vmm::QemuHandle;
+use vmove_node::peer::BoxedStream;
 use vmove_types::progress::Phase;
 use vmove_types::spec::Mode;
 
@@ -27,6 +28,13 @@ pub(super) struct Incoming {
     pub process: Arc<dyn QemuHandle>,
     pub monitor: Monitor,
     pub state: DeviceState,
+}
+
+impl Incoming {
+    /// Frames that come to the source for the guest go into its taps here.
+    pub(super) fn deliver(&self, session: &mut Session, stream: BoxedStream) {
+        session.deliveries.take(stream, self.process.pid(), self.monitor.shared());
+    }
 }
 
 /// The final set of pages was applied at the end of Filling: from here on faults are answered.
@@ -104,6 +112,10 @@ impl Switchover {
     async fn event(&mut self, event: Event, session: &mut Session, control: &mut Control) -> Result<(), End> {
         if let Event::DeviceState(stream) = event {
             self.qemu.state.give(stream);
+            return Ok(());
+        }
+        if let Event::Frames(stream) = event {
+            self.qemu.deliver(session, stream);
             return Ok(());
         }
         match session.common_event(event, control).await? {

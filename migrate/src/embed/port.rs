@@ -143,14 +143,17 @@ async fn take(mut stream: TcpStream, engine: Arc<Engine>, fabric: Arc<TcpFabric>
     if let Err((status, text)) = engine.wants(&hello) {
         return refuse(stream, status, &text).await;
     }
-    if !matches!(hello.kind, LinkKind::Control | LinkKind::State | LinkKind::Urgent | LinkKind::Bulk) {
+    if !matches!(
+        hello.kind,
+        LinkKind::Control | LinkKind::State | LinkKind::Frames | LinkKind::Urgent | LinkKind::Bulk
+    ) {
         return refuse(stream, Status::Busy, "this node takes migrations only").await;
     }
     if answer(&mut stream, Status::Welcome, "").await.is_err() {
         return;
     }
     let link = match hello.kind {
-        LinkKind::Control | LinkKind::State => Link::Stream(Box::new(stream)),
+        LinkKind::Control | LinkKind::State | LinkKind::Frames => Link::Stream(Box::new(stream)),
         kind => match adopted(&fabric, stream, kind) {
             Ok(endpoint) => Link::Endpoint(endpoint),
             Err(error) => return tracing::warn!(%error, "a page connection cannot be used"),

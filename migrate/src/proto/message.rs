@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use vmove_fabric::{FabricKind, RemoteRegion};
 use vmove_types::Backing;
 
+use crate::frames::Tap;
 use crate::pending::{PageSet, WirePart, WireSet};
 use vmove_node::peer::Token;
 use vmove_types::check::Blocker;
@@ -66,9 +67,21 @@ pub struct Prepare {
     /// Devices of the source that the guest owns. In their place it gets those that the options name.
     #[serde(default)]
     pub devices: Vec<OwnedDevice>,
+    /// Taps by which the guest reaches the network.
+    #[serde(default)]
+    pub taps: Vec<TapPlace>,
     /// It moves with others: its script waits until all of them have their devices.
     #[serde(default)]
     pub in_group: bool,
+}
+
+/// A tap of the guest at the source.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TapPlace {
+    /// Which.
+    pub tap: Tap,
+    /// The bridge that it is in.
+    pub bridge: Option<String>,
 }
 
 /// A device of the source that the guest owns.
@@ -362,6 +375,9 @@ pub struct Complete {
     /// What came of the script that was run in the guest after that.
     #[serde(default)]
     pub script: Option<ScriptEnd>,
+    /// From RESUME until the guest's addresses were announced, in milliseconds.
+    #[serde(default)]
+    pub announced_ms: Option<f64>,
 }
 
 /// What came of a device at the destination.
@@ -411,6 +427,8 @@ pub enum ToSource {
     Checked {
         /// What is in the way; perhaps nothing.
         blockers: Vec<Blocker>,
+        /// What is not in the way, and is to be known.
+        warnings: Vec<String>,
         /// Which fabric would be used, and why.
         fabric: String,
     },

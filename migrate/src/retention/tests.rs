@@ -71,6 +71,7 @@ pub(crate) fn prepare() -> Prepare {
         disks: Vec::new(),
         fabrics: Vec::new(),
         devices: Vec::new(),
+        taps: Vec::new(),
         in_group: false,
     }
 }

@@ -78,6 +78,7 @@ pub(super) fn prepare_message(
         disks: crate::check::source::disks(facts),
         fabrics: node.config.dialer.fabrics(),
         devices,
+        taps: crate::check::network::places(facts, vm.pid.unsigned_abs()),
         in_group: false,
     }
 }

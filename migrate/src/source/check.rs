@@ -80,8 +80,9 @@ async fn look(
     let asked = channel.send(&ToDestination::Prepare(Box::new(prepare))).await;
     asked.map_err(blocker(BlockerCode::Unreachable))?;
     let why = match timeout(ANSWER_TIMEOUT, channel.receive()).await {
-        Ok(Ok(ToSource::Checked { blockers, fabric })) => {
+        Ok(Ok(ToSource::Checked { blockers, fabric, warnings })) => {
             report.fabric = fabric;
+            report.warnings.extend(warnings);
             return Ok(blockers);
         }
         Ok(Ok(other)) => format!("it said {}", other.name()),

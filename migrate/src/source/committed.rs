@@ -17,6 +17,7 @@ use super::released;
 use super::session::Session;
 use super::stopped_qemu::Kept;
 use crate::devices::told;
+use crate::frames::Copies;
 use crate::group::resuming::ResumePlace;
 use crate::history::ENDED_BY_OPERATOR;
 use crate::ownership::SourceEvent;
@@ -157,6 +158,7 @@ impl Committed {
         let told = control.send(&ToDestination::Commit).await;
         let whole = match told {
             Ok(()) => {
+                session.copies.given_up();
                 self.hash(session);
                 self.converse(session, &mut control).await
             }
@@ -295,6 +297,7 @@ impl Committed {
 
     /// The commit came too late: the destination's QEMU had ended without ever running the guest, which goes on here.
     async fn take_back(self, mut session: Session, control: Option<Control>) {
+        session.copies = Copies::default();
         // Safe without its line: a daemon started anew that finds Committed asks, and the destination stays gone.
         if let Err(error) = session.advance_owing(SourceEvent::PeerGone) {
             return session.end_badly(chain(&error), GuestPlace::PausedAtSource);

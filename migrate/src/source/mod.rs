@@ -17,6 +17,7 @@ mod devices;
 mod error;
 mod exposure;
 mod final_pages;
+mod frames;
 mod gate;
 mod gathering;
 mod head_start;

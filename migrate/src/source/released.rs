@@ -7,6 +7,7 @@ use tokio::time::timeout;
 use super::control::Control;
 use super::devices;
 use super::error::{ReleaseError, SourceError};
+use super::frames;
 use super::session::Session;
 use super::stopped_qemu::Kept;
 use crate::ownership::SourceEvent;
@@ -28,6 +29,7 @@ pub(super) async fn run(mut session: Session, kept: Kept, figures: &Complete, mu
         return session.end_badly(chain(&error), GuestPlace::Destination);
     }
     add_to_report(&mut session, figures);
+    frames::end(&mut session, figures).await;
     if let Err(source) = release(&mut session, kept).await {
         let error = SourceError::NotReleased { to: session.to().clone(), source: Box::new(source) };
         return session.end_badly(chain(&error), GuestPlace::Destination);

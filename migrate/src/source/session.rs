@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::error::{SourceError, Stop, unexpected};
+use crate::frames::Copies;
 use crate::group::barrier::Membership;
 use crate::group::resuming::ResumePlace;
 use crate::node::Node;
@@ -36,6 +37,8 @@ pub(super) struct Session {
     pub member: Option<Arc<Membership>>,
     /// Where its script waits for the devices of those that it moves with.
     pub resume: Option<Arc<ResumePlace>>,
+    /// Of frames that come for the guest while it stands still.
+    pub copies: Copies,
 }
 
 impl Session {
@@ -47,7 +50,8 @@ impl Session {
         mode: Mode,
     ) -> Self {
         let (clock, counted) = (PeerClock::default(), Counted::default());
-        Self { node, journal, publisher, report, mode, clock, counted, member: None, resume: None }
+        let (member, resume, copies) = (None, None, Copies::default());
+        Self { node, journal, publisher, report, mode, clock, counted, member, resume, copies }
     }
 
     /// Its guest has its devices, or it is known that it does not get them.

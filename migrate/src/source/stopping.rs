@@ -38,7 +38,8 @@ impl Stopping {
         session.publisher.enter(Phase::Switchover);
         self.qemu.start(to).await.map_err(SourceError::qemu("send its device state"))?;
         let stops = SourceError::qemu("stop the guest");
-        let Halt { at, was_running } = self.qemu.stopped(STOP_TIMEOUT).await.map_err(stops)?;
+        let Halt { at, wall, was_running } = self.qemu.stopped(STOP_TIMEOUT).await.map_err(stops)?;
+        session.copies.stopped(wall);
         // Drained: nothing in QEMU writes guest memory from here on.
         self.qemu.held(STOP_TIMEOUT).await.map_err(stops)?;
         let mut pause = Pause::since(at);

@@ -66,7 +66,9 @@ impl Warm {
             }
         }
         self.pages.all_registered(session, &mut self.control).await?;
-        self.be_ready(session).await
+        self.be_ready(session).await?;
+        self.copy_frames(session).await;
+        Ok(())
     }
 
     /// The next message, or that page connections were renewed.

@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use vmove_memory::{ByteLen, FaultContext, MemoryError, PageRun, Process, QemuMapping, RamFile};
@@ -22,6 +22,7 @@ use vmove_qmp::switchover::SwitchoverError;
 use vmove_types::Backing;
 use vmove_types::time::Mono;
 
+pub use crate::frames::{Tap, TapsError};
 pub use qemu::Qemu;
 pub use vmove_node::guest_devices::{DeviceMonitor, InGuestError, Ran};
 
@@ -211,6 +212,14 @@ pub trait LeavingMonitor: DeviceMonitor {
     /// [`QmpError`].
     async fn run_state(&self, deadline: Duration) -> Result<String, QmpError>;
 
+    /// The taps by which the guest reaches the network. `pid`: QEMU's process.
+    ///
+    /// # Errors
+    /// [`TapsError`].
+    async fn taps(&self, _pid: u32) -> Result<Vec<Tap>, TapsError> {
+        Ok(Vec::new())
+    }
+
     /// `stop` or `cont`.
     ///
     /// # Errors
@@ -235,6 +244,8 @@ pub trait LeavingMonitor: DeviceMonitor {
 pub struct Halt {
     /// By our clock.
     pub at: Mono,
+    /// By the clock that frames are timed with.
+    pub wall: SystemTime,
     /// It was not paused before.
     pub was_running: bool,
 }
@@ -319,6 +330,20 @@ pub trait ArrivingMonitor: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`SwitchoverError`].
     async fn load(&self, from: BoxedStream) -> Result<u64, SwitchoverError>;
+
+    /// The taps by which the guest will reach the network. `pid`: QEMU's process.
+    ///
+    /// # Errors
+    /// [`TapsError`].
+    async fn taps(&self, _pid: u32) -> Result<Vec<Tap>, TapsError> {
+        Ok(Vec::new())
+    }
+
+    /// Waits until the addresses of a guest that was let run are announced to the network for the first time. When that was, by our clock; `None` if
+    /// they cannot be announced.
+    async fn announced(&self) -> Option<Mono> {
+        None
+    }
 
     /// Lets the guest run. When it began to, by our clock.
     ///

@@ -4,10 +4,11 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use serde_json::{Map, Value};
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use vmove_memory::{
     ByteLen, DirtyTracker, FaultContext, HoleWatch, Keep, MemoryDir, MemoryError, PageRun, Precision,
@@ -31,7 +32,7 @@ use vmove_types::time::Mono;
 
 use super::{
     ArrivingMonitor, Attached, DeviceMonitor, FaultsError, GuestWrites, Halt, InGuestError, Leaving,
-    LeavingMonitor, MappedFile, NotReady, QemuHandle, Ran, TakenFaults, Vmm, WriteTracker,
+    LeavingMonitor, MappedFile, NotReady, QemuHandle, Ran, TakenFaults, Tap, TapsError, Vmm, WriteTracker,
 };
 use vmove_node::monitors::Monitors;
 use vmove_node::peer::BoxedStream;
@@ -238,8 +239,10 @@ impl QemuHandle for Started {
         let (state, theirs) = StateSender::pair()?;
         destination.listen(Inbound::Fd(theirs)).await?;
         self.monitors.insert(socket, client.clone()).await;
-        let incoming = Incoming { destination: Arc::new(destination), state: Mutex::new(Some(state)) };
-        Ok(Arc::new(Monitor { client, destination: Some(incoming) }))
+        let state = Mutex::new(Some(state));
+        let incoming =
+            Incoming { destination: Arc::new(destination), state, announced: watch::Sender::default() };
+        Ok(Arc::new(Monitor { client, destination: Some(Arc::new(incoming)) }))
     }
 
     fn alive(&self) -> bool {
@@ -270,7 +273,7 @@ impl QemuHandle for Started {
 struct Monitor {
     client: Client,
     /// Of a QEMU that this process started: by it the device state is loaded, and the guest's new place announced.
-    destination: Option<Incoming>,
+    destination: Option<Arc<Incoming>>,
 }
 
 #[derive(Debug)]
@@ -278,6 +281,16 @@ struct Incoming {
     destination: Arc<Destination>,
     /// Our end of its device-state stream, until it is used.
     state: Mutex<Option<StateSender>>,
+    announced: watch::Sender<Announced>,
+}
+
+/// The first announcement of the guest's new place.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+enum Announced {
+    #[default]
+    NotYet,
+    At(Mono),
+    Failed,
 }
 
 impl Monitor {
@@ -322,6 +335,10 @@ impl LeavingMonitor for Monitor {
 
     async fn run_state(&self, deadline: Duration) -> Result<String, QmpError> {
         self.status(deadline).await
+    }
+
+    async fn taps(&self, pid: u32) -> Result<Vec<Tap>, TapsError> {
+        Tap::all(&self.client, pid).await
     }
 
     async fn tell(&self, command: &'static str, deadline: Duration) -> Result<(), QmpError> {
@@ -387,7 +404,9 @@ impl Leaving for SwitchOver {
 
     async fn stopped(&self, deadline: Duration) -> Result<Halt, SwitchoverError> {
         let stopped = self.source.stopped(deadline).await?;
-        Ok(Halt { at: Mono(stopped.at.0), was_running: stopped.was_running })
+        let at = Mono(stopped.at.0);
+        let wall = stopped.qemu_time.wall().unwrap_or_else(SystemTime::now);
+        Ok(Halt { at, wall, was_running: stopped.was_running })
     }
 
     async fn held(&self, deadline: Duration) -> Result<(), SwitchoverError> {
@@ -457,7 +476,7 @@ impl WriteTracker for Followed {
 #[async_trait]
 impl ArrivingMonitor for Monitor {
     async fn load(&self, from: BoxedStream) -> Result<u64, SwitchoverError> {
-        let state = self.destination.as_ref().and_then(|incoming| {
+        let state = self.destination.as_deref().and_then(|incoming| {
             let to = incoming.state.lock().unwrap_or_else(PoisonError::into_inner).take()?;
             Some((&incoming.destination, to))
         });
@@ -465,6 +484,18 @@ impl ArrivingMonitor for Monitor {
             Some((destination, to)) => load(destination, from, to).await,
             // Its stream ended with the process that had started it, or was used before.
             None => Err(SwitchoverError::Gone { waiting_for: "the loading of the device state" }),
+        }
+    }
+
+    async fn taps(&self, pid: u32) -> Result<Vec<Tap>, TapsError> {
+        Tap::all(&self.client, pid).await
+    }
+
+    async fn announced(&self) -> Option<Mono> {
+        let mut announced = self.destination.as_ref()?.announced.subscribe();
+        match *announced.wait_for(|announced| *announced != Announced::NotYet).await.ok()? {
+            Announced::At(at) => Some(at),
+            Announced::NotYet | Announced::Failed => None,
         }
     }
 
@@ -484,15 +515,18 @@ impl ArrivingMonitor for Monitor {
 impl Monitor {
     /// Tells the network where the guest is now. In the background: nothing waits for it.
     fn announce(&self) {
-        let Some(destination) = self.destination.as_ref().map(|incoming| Arc::clone(&incoming.destination))
-        else {
-            return;
-        };
+        let Some(incoming) = self.destination.clone() else { return };
         tokio::spawn(async move {
-            if let Err(error) = destination.announce(Announce::default()).await {
-                let error = chain(&error);
-                tracing::warn!(error, "the guest's new place was not announced to the network");
-            }
+            let announced = match incoming.destination.announce(Announce::default()).await {
+                // The first of several times.
+                Ok(()) => Announced::At(Mono::now()),
+                Err(error) => {
+                    let error = chain(&error);
+                    tracing::warn!(error, "the guest's new place was not announced to the network");
+                    Announced::Failed
+                }
+            };
+            incoming.announced.send_replace(announced);
         });
     }
 }

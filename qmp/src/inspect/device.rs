@@ -50,6 +50,17 @@ pub struct NetdevFact {
     pub id: String,
     /// Its type, such as `tap` or `vhost-user`.
     pub kind: String,
+    /// All that QEMU says of it, such as `index=0,type=tap,ifname=tap0,script=no`.
+    #[serde(default)]
+    pub said: String,
+}
+
+impl NetdevFact {
+    /// The value of one of its options, as far as QEMU says them.
+    #[must_use]
+    pub fn option(&self, key: &str) -> Option<&str> {
+        self.said.split(',').find_map(|part| part.strip_prefix(key)?.strip_prefix('='))
+    }
 }
 
 pub(super) async fn facts(ask: &Ask<'_>) -> Result<Vec<DeviceFact>, QmpError> {
@@ -98,7 +109,7 @@ fn parse_netdevs(text: &str) -> Vec<NetdevFact> {
         let kind = rest.split(',').find_map(|part| part.strip_prefix("type="));
         let Some(kind) = kind.filter(|kind| *kind != "nic") else { continue };
         if found.iter().all(|known| known.id != id) {
-            found.push(NetdevFact { id: id.to_owned(), kind: kind.to_owned() });
+            found.push(NetdevFact { id: id.to_owned(), kind: kind.to_owned(), said: rest.trim().to_owned() });
         }
     }
     found
@@ -113,6 +124,7 @@ mod tests {
         let text = "virtio-net-pci.0: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:12:34:56\r\n \
                     \\ n0: index=0,type=user,net=10.0.2.0,restrict=off\r\nn1: index=0,type=vhost-user,fd=3\r\n";
         let found = parse_netdevs(text);
+        assert_eq!(found[0].option("net"), Some("10.0.2.0"));
         let found: Vec<_> = found.iter().map(|one| (one.id.as_str(), one.kind.as_str())).collect();
         assert_eq!(found, [("n0", "user"), ("n1", "vhost-user")]);
     }

@@ -164,6 +164,7 @@ impl Beacon {
                 disk_mib: 0,
                 fork: 0,
                 misbehave: false,
+                address: None,
             },
             phase: if at(place::PHASE) == Phase::Running as u64 { Phase::Running } else { Phase::Filling },
             uptime_ms: at(place::UPTIME_MS),

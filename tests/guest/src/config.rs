@@ -1,9 +1,13 @@
 //! What the guest is to do, from the kernel's command line.
 
 use std::fmt;
+use std::net::Ipv4Addr;
 
 use crate::order::Order;
 use crate::pattern::PAGE_BYTES;
+
+/// The network of guests that have an address.
+const PREFIX: &str = "/24";
 
 /// Most threads a guest may run; the beacon has room for no more.
 pub const MAX_THREADS: u32 = 32;
@@ -50,6 +54,8 @@ pub struct Config {
     pub fork: u32,
     /// Say what must be refused on the port for forks, before any job. Default false.
     pub misbehave: bool,
+    /// Its IPv4 address on its first network card, where it answers clients. Default: none, and no service.
+    pub address: Option<Ipv4Addr>,
 }
 
 impl Default for Config {
@@ -65,6 +71,7 @@ impl Default for Config {
             disk_mib: 0,
             fork: 0,
             misbehave: false,
+            address: None,
         }
     }
 }
@@ -94,6 +101,12 @@ impl Config {
                 "period_us" => config.period_us = number(100..=1_000_000)?,
                 "fork" => config.fork = number(0..=1000)?,
                 "misbehave" => config.misbehave = number(0..=1)? == 1,
+                "address" => {
+                    let address = value.strip_suffix(PREFIX).and_then(|address| address.parse().ok());
+                    config.address = Some(
+                        address.ok_or_else(|| format!("{word}: expected an IPv4 address and {PREFIX}"))?,
+                    );
+                }
                 "disk_mib" => config.disk_mib = number(0..=1 << 20)?,
                 "order" => {
                     config.order = match value {
@@ -147,6 +160,9 @@ impl fmt::Display for Config {
         if self.misbehave {
             f.write_str(" vmove.misbehave=1")?;
         }
+        if let Some(address) = self.address {
+            write!(f, " vmove.address={address}{PREFIX}")?;
+        }
         Ok(())
     }
 }
@@ -168,6 +184,7 @@ mod tests {
             disk_mib: 8,
             fork: 3,
             misbehave: true,
+            address: Some(Ipv4Addr::new(10, 9, 0, 2)),
         };
         assert_eq!(Config::parse(&format!("console=ttyS0 {config} quiet")), Ok(config));
     }
@@ -175,9 +192,14 @@ mod tests {
     #[test]
     fn other_parameters_are_ignored_and_wrong_ones_named() {
         assert_eq!(Config::parse("console=ttyS0 quiet"), Ok(Config::default()));
-        for wrong in
-            ["vmove.rate=fast", "vmove.threads=0", "vmove.order=up", "vmove.speed=1", "vmove.ws_mib="]
-        {
+        for wrong in [
+            "vmove.rate=fast",
+            "vmove.threads=0",
+            "vmove.order=up",
+            "vmove.speed=1",
+            "vmove.ws_mib=",
+            "vmove.address=a/24",
+        ] {
             let error = Config::parse(wrong).expect_err(wrong);
             assert!(error.contains(wrong), "{error}");
         }

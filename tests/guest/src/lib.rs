@@ -22,6 +22,10 @@
 //! assert!(visit(&mut page, 7, FILLED).is_err());
 //! ```
 
+/// TCP port on which a guest with an address answers clients: each word of eight bytes with the word, and with how many words the connection has sent,
+/// as eight bytes in little-endian order.
+pub const SERVICE_PORT: u16 = 7777;
+
 pub mod beacon;
 pub mod config;
 pub mod order;

@@ -4,6 +4,7 @@ mod disk;
 mod job;
 mod memory;
 mod port;
+mod service;
 mod sys;
 mod worker;
 
@@ -65,6 +66,10 @@ fn start() -> Result<(), String> {
                 println!("VMOVE-GUEST ERROR job: {error}");
             }
         });
+    }
+    if let Some(address) = config.address {
+        let service = service::Service::open(address).map_err(|e| format!("service on {address}: {e}"))?;
+        std::thread::spawn(move || service.work());
     }
     // All threads begin at the same moment, when all pages are there.
     let barrier = Arc::new(Barrier::new(config.threads as usize));

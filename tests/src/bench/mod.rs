@@ -15,6 +15,7 @@
 //! | [`fork`] | `./run bench fork`: forks, beside what QEMU alone can do |
 
 pub mod ballast;
+pub mod client;
 pub mod cpu;
 pub mod fork;
 pub mod goals;

@@ -18,7 +18,7 @@ use crate::monitor::Monitor;
 use crate::sampler::now;
 use crate::sandbox::Sandbox;
 
-const MAX_BANDWIDTH: u64 = 100_000_000_000;
+pub(super) const MAX_BANDWIDTH: u64 = 100_000_000_000;
 /// Timeout of a pre-copy. One that takes longer does not end, because the guest writes faster than the link transfers.
 const PRECOPY_TIMEOUT: Duration = Duration::from_secs(60);
 

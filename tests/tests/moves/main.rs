@@ -4,6 +4,7 @@
 mod auto;
 mod balloon;
 mod blockers;
+mod client;
 mod confined;
 mod direct_io;
 mod embedded;

@@ -129,6 +129,7 @@ fn prepare() -> Prepare {
         disks: vec![disk],
         fabrics: Vec::new(),
         devices: Vec::new(),
+        taps: Vec::new(),
         in_group: true,
     }
 }
@@ -170,7 +171,7 @@ fn to_source_seeds() -> Vec<Vec<u8>> {
     encoded(&[
         ToSource::Accepted(Box::new(accepted)),
         ToSource::Refused(Vec::new()),
-        ToSource::Checked { blockers: Vec::new(), fabric: "tcp".to_owned() },
+        ToSource::Checked { blockers: Vec::new(), fabric: "tcp".to_owned(), warnings: Vec::new() },
         ToSource::Pong { token: 1, now: Mono(2) },
         ToSource::Prepared,
         ToSource::RoundDone(RoundDone { round: 1, bytes: 2, micros: 3 }),

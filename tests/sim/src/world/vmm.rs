@@ -5,7 +5,7 @@ use std::fs::OpenOptions;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use serde_json::json;
@@ -502,7 +502,7 @@ impl Leaving for SwitchOver {
     async fn stopped(&self, deadline: Duration) -> Result<Halt, SwitchoverError> {
         let reached = |stage| matches!(stage, Stage::Stopped | Stage::Drained | Stage::Completed);
         self.until("the stop of the guest", deadline, reached).await?;
-        Ok(Halt { at: Mono::now(), was_running: self.was_running })
+        Ok(Halt { at: Mono::now(), wall: SystemTime::UNIX_EPOCH, was_running: self.was_running })
     }
 
     async fn held(&self, deadline: Duration) -> Result<(), SwitchoverError> {
