@@ -18,10 +18,13 @@ pub fn completions_of<C: CommandFactory>(name: &str, shell: Shell) -> Result<Exi
     Ok(Exit::Done)
 }
 
-/// Of `vmoved`, whose command line is in its own crate. A test there keeps it current.
-const VMOVED_PAGE: &str = include_str!("../../daemon/dist/vmoved.1");
+/// Of the daemons, whose command lines are in their own crates. Tests there keep them current.
+const DAEMON_PAGES: [(&str, &str); 2] = [
+    ("vmoved.1", include_str!("../../daemon/dist/vmoved.1")),
+    ("vbridged.1", include_str!("../../sched-bridge/service/dist/vbridged.1")),
+];
 
-/// Writes one page per command of vmove and vfork, and vmoved's.
+/// Writes one page per command of vmove and vfork, and those of vmoved and vbridged.
 pub fn man(dir: &Path, json: bool) -> Result<Exit, End> {
     let failed = |path: &Path, error: std::io::Error| {
         Problem::new(Code::LocalFile, format!("Could not write man pages to {}: {error}", path.display()))
@@ -30,12 +33,14 @@ pub fn man(dir: &Path, json: bool) -> Result<Exit, End> {
     for command in [vmove::Cli::command(), vfork::Cli::command()] {
         clap_mangen::generate_to(command.disable_help_subcommand(true), dir).map_err(|e| failed(dir, e))?;
     }
-    let page = dir.join("vmoved.1");
-    std::fs::write(&page, VMOVED_PAGE).map_err(|e| failed(&page, e))?;
+    for (name, text) in DAEMON_PAGES {
+        let page = dir.join(name);
+        std::fs::write(&page, text).map_err(|e| failed(&page, e))?;
+    }
     if json {
         say_json(&json!({ "dir": dir }))?;
     } else {
-        say(&format!("Man pages of vmove, vfork and vmoved are in {}", dir.display()))?;
+        say(&format!("Man pages of vmove, vfork, vmoved and vbridged are in {}", dir.display()))?;
     }
     Ok(Exit::Done)
 }
@@ -53,7 +58,14 @@ mod tests {
             let text = std::fs::read_to_string(&page).unwrap();
             assert!(text.contains("vmove"), "{}", page.display());
         }
-        for name in ["vmoved.1", "vfork.1", "vfork-create.1", "vfork-simulate.1", "vfork-template-save.1"] {
+        for name in [
+            "vmoved.1",
+            "vbridged.1",
+            "vfork.1",
+            "vfork-create.1",
+            "vfork-simulate.1",
+            "vfork-template-save.1",
+        ] {
             assert!(dir.path().join(name).exists(), "{name}");
         }
     }

@@ -31,6 +31,8 @@ use crate::template::{Template, Templates};
 
 /// The default control socket.
 pub const DEFAULT_CONTROL: &str = "/run/vbridged/control.sock";
+/// The default store.
+const DEFAULT_STORE: &str = "redb:/var/lib/vbridged/state.redb";
 
 /// Keeps leases of virtual clusters and runs move plans
 #[derive(Debug, Parser)]
@@ -306,8 +308,7 @@ impl Config {
         {
             bail!("[moves]: per_node and per_uplink must be at least 1, and command must not be empty");
         }
-        let store =
-            arguments.store.or(file.store).unwrap_or_else(|| "redb:/var/lib/vbridged/state.redb".to_owned());
+        let store = arguments.store.or(file.store).unwrap_or_else(|| DEFAULT_STORE.to_owned());
         let max_txn_ops = arguments.etcd_max_txn_ops.or(file.etcd_max_txn_ops).unwrap_or(DEFAULT_MAX_TXN_OPS);
         Ok(Self {
             control: arguments.control.or(file.control).unwrap_or_else(|| DEFAULT_CONTROL.into()),
@@ -471,6 +472,44 @@ mod tests {
         let access = Access::new(vec![(Token::new("t"), Caller::Operator)]);
         check_listener("127.0.0.1:1".parse().unwrap(), &access, false).unwrap();
         check_listener("192.0.2.1:1".parse().unwrap(), &access, true).unwrap();
+    }
+
+    #[test]
+    fn the_example_that_is_installed_can_be_used() {
+        let example = include_str!("../dist/vbridged.toml");
+        let shown: File = toml::from_str(example).unwrap();
+        let (moves, defaults) = (format!("{:?}", shown.moves), format!("{:?}", Moves::default()));
+        assert_eq!(moves, defaults, "the example shows the defaults");
+        assert_eq!((shown.look_s, shown.control), (Some(5), Some(DEFAULT_CONTROL.into())));
+        assert_eq!(shown.store.as_deref(), Some(DEFAULT_STORE));
+        // What is commented out is valid, too: keys and tables, but no sentences.
+        let is_toml = |line: &str| {
+            line.starts_with('[') || line.split_once(" = ").is_some_and(|(key, _)| !key.contains(' '))
+        };
+        let uncommented: Vec<&str> = example
+            .lines()
+            .map(|line| line.strip_prefix("# ").filter(|rest| is_toml(rest)).unwrap_or(line))
+            .collect();
+        let all: File = toml::from_str(&uncommented.join("\n")).unwrap();
+        assert!(all.slurm.is_some() && all.tls.is_some() && all.grant_key.is_some() && all.listen.is_some());
+        assert!(all.tokens.contains_key("alice") && all.daemons.len() == 1 && all.moves.command.is_some());
+        assert_eq!(all.account.keep_days, Some(400));
+    }
+
+    /// `VMOVE_WRITE_MAN=1 cargo test -p vmove-bridge man_page` writes it. `vmove man` installs it with the others.
+    #[test]
+    fn the_checked_in_man_page_is_current() {
+        use clap::CommandFactory;
+        let mut page = Vec::new();
+        clap_mangen::Man::new(Arguments::command()).render(&mut page).unwrap();
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/dist/vbridged.1");
+        if std::env::var_os("VMOVE_WRITE_MAN").is_some() {
+            std::fs::write(path, &page).unwrap();
+        }
+        assert!(
+            std::fs::read(path).unwrap_or_default() == page,
+            "{path} is out of date: run VMOVE_WRITE_MAN=1 cargo test -p vmove-bridge man_page"
+        );
     }
 
     #[test]
