@@ -2,7 +2,8 @@
 
 use vmove_http::client::encoded;
 use vmove_types::check::CheckReport;
-use vmove_types::device::{DeviceChoice, VmDevice};
+use vmove_types::device::VmDevice;
+use vmove_types::spec::MigrationSpec;
 use vmove_types::vm::{AdoptRequest, RunRequest, Running, StateRequest, Stopped, VmDetail, VmList};
 
 use crate::{Client, Error};
@@ -53,9 +54,17 @@ impl Client {
     }
 
     /// Everything in the way of a migration. Changes nothing.
-    pub async fn check(&self, name: &str, to: &str, devices: &[DeviceChoice]) -> Result<CheckReport, Error> {
-        let devices = devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(";");
-        let more = if devices.is_empty() { String::new() } else { format!("&devices={}", encoded(&devices)) };
+    /// Of `options`, those about devices and disks count.
+    pub async fn check(&self, name: &str, to: &str, options: &MigrationSpec) -> Result<CheckReport, Error> {
+        let list = |key: &str, parts: Vec<String>| {
+            if parts.is_empty() { String::new() } else { format!("&{key}={}", encoded(&parts.join(";"))) }
+        };
+        let more = [
+            list("devices", options.devices.iter().map(ToString::to_string).collect()),
+            list("disks", options.disks.clone()),
+            list("disk_map", options.disk_map.iter().map(ToString::to_string).collect()),
+        ]
+        .concat();
         self.0.get(&format!("{}?to={}{more}", path(name, "/check"), encoded(to))).await
     }
 

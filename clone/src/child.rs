@@ -202,7 +202,11 @@ impl Plan {
     /// # Errors
     /// [`CloneError::Refused`]; [`CloneError::Io`].
     pub fn may_open(&self, images: &[PathBuf]) -> Result<(), CloneError> {
-        let denied = access::denied(&self.bare_argv, &self.layout, images);
+        let denied = access::denied(
+            &self.bare_argv,
+            &self.layout,
+            &access::More { read: images.to_vec(), made: Vec::new() },
+        );
         let denied =
             denied.map_err(CloneError::io("ask for QEMU what it may open of", &self.layout.vm_dir))?;
         let blocker =

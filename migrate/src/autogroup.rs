@@ -34,7 +34,7 @@ impl NiceRequest {
     /// What a session in this phase asks for.
     pub(crate) fn in_phase(phase: Phase) -> Option<Self> {
         let kind = match phase {
-            Phase::Prepare | Phase::HeadStart | Phase::Detach | Phase::Rounds => Kind::Yields,
+            Phase::Prepare | Phase::Disks | Phase::HeadStart | Phase::Detach | Phase::Rounds => Kind::Yields,
             Phase::Switchover | Phase::HandOver | Phase::Fetch => Kind::Hurries,
             Phase::Check | Phase::Finish => return None,
         };

@@ -32,7 +32,6 @@ use vmove_node::peer::{Link, PeerTarget};
 use vmove_node::record::VmRecord;
 use vmove_node::store::{VmStore, VmStoreError};
 use vmove_types::check::{Blocker, BlockerCode, CheckReport};
-use vmove_types::device::DeviceChoice;
 use vmove_types::progress::{GuestPlace, Outcome, Phase, Progress, Role};
 use vmove_types::spec::MigrationSpec;
 
@@ -295,10 +294,11 @@ impl Engine {
         self: &Arc<Self>,
         vm: &str,
         to: PeerTarget,
-        devices: Vec<DeviceChoice>,
+        spec: MigrationSpec,
     ) -> Result<CheckReport, EngineError> {
+        spec.validate().map_err(EngineError::BadSpec)?;
         let record = self.node.vms.get(vm)?;
-        let mut report = source::check(Arc::clone(&self.node), record, to, devices).await;
+        let mut report = source::check(Arc::clone(&self.node), record, to, spec).await;
         if let Some((id, _)) = self.lock().iter().find(|(_, h)| h.excludes(vm)) {
             report.blockers.push(
                 Blocker::new(BlockerCode::Busy, format!("{vm:?} is in migration {id} already"))

@@ -1,7 +1,8 @@
 //! What the two sides of a session must find again after a kill: the lines of their journals.
 
 use std::io::ErrorKind;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 pub use vmove_node::guest_devices::{Asked, Detached};
@@ -57,8 +58,44 @@ pub struct SourceRecord {
     /// Devices that the guest lacks since then, here or at the destination.
     #[serde(default)]
     pub missing: Vec<MissingDevice>,
+    /// Images that move with the guest: put aside or deleted in the end.
+    #[serde(default)]
+    pub disks: Vec<LeftImage>,
     /// What the report is to say of the time before.
     pub report: Report,
+}
+
+/// A file as it was when it was noted: another that has taken its name since is not touched.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftImage {
+    /// The disk's name.
+    pub name: String,
+    /// Path.
+    pub path: PathBuf,
+    /// Which file it is; `None` for a block device.
+    pub file: Option<FileId>,
+}
+
+/// Which file of this host something is, whatever it is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileId {
+    /// The device that its file system is on.
+    pub dev: u64,
+    /// Its number there.
+    pub ino: u64,
+}
+
+impl FileId {
+    /// The regular file that has this path now.
+    pub(crate) fn at(path: &Path) -> std::io::Result<Option<Self>> {
+        let meta = path.symlink_metadata()?;
+        Ok(meta.is_file().then(|| Self { dev: meta.dev(), ino: meta.ino() }))
+    }
+
+    /// Whether this file has this path (still).
+    pub(crate) fn is_at(self, path: &Path) -> bool {
+        Self::at(path).is_ok_and(|found| found == Some(self))
+    }
 }
 
 impl SourceRecord {
@@ -121,6 +158,9 @@ pub struct DestinationRecord {
     /// Devices that the guest lacks here.
     #[serde(default)]
     pub missing: Vec<MissingDevice>,
+    /// Images that were made for the disks that move.
+    #[serde(default)]
+    pub images: Vec<LeftImage>,
 }
 
 impl DestinationRecord {

@@ -198,7 +198,8 @@ impl Engine {
     ) {
         let r = journal.record().clone();
         let stopped = r.state != SourceState::Aborted || r.to_resume && self.is_stopped(&r).await;
-        if !stopped && !r.owes_devices() {
+        let has_copies = r.to_resume && !r.disks.is_empty();
+        if !stopped && !r.owes_devices() && !has_copies {
             if r.untold {
                 source::tell_later(&self.node, r.clone(), None);
             }

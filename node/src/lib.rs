@@ -17,6 +17,7 @@
 //! | [`control_groups`] | a control group for each VM |
 //! | [`oom_kills`] | who was killed for lack of memory |
 //! | [`admission`] | which VMs may come from other nodes |
+//! | [`qcow2`] | empty images |
 //! | [`task`], [`blocking`] | tasks, and work that blocks, on threads of its own |
 //! | [`chance`] | ids and secrets |
 //! | [`latency`], [`clock`] | fault latencies, and the clocks of two hosts |
@@ -51,6 +52,7 @@ pub mod monitors;
 pub mod oom_kills;
 pub mod peer;
 pub mod pins;
+pub mod qcow2;
 pub mod record;
 pub mod region;
 pub mod registry;

@@ -26,12 +26,21 @@ pub struct Denied {
     pub message: String,
 }
 
-/// Everything of a command line, as it will be started with `layout`, that its QEMU would be denied; also of `more` files that it reads.
+/// Files that a QEMU opens beside those of its command line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct More {
+    /// It reads these.
+    pub read: Vec<PathBuf>,
+    /// It writes these, which are made for it where it could make them itself.
+    pub made: Vec<PathBuf>,
+}
+
+/// Everything of a command line, as it will be started with `layout`, that its QEMU would be denied; also of `more` files.
 /// Runs a program, which takes milliseconds.
 ///
 /// # Errors
 /// That program cannot be run.
-pub fn denied(argv: &[OsString], layout: &RunLayout, more: &[PathBuf]) -> io::Result<Vec<Denied>> {
+pub fn denied(argv: &[OsString], layout: &RunLayout, more: &More) -> io::Result<Vec<Denied>> {
     // What cannot be read is refused elsewhere.
     let Ok(line) = CommandLine::parse(argv.to_vec()) else { return Ok(Vec::new()) };
     let confinement = line.confined(&layout.confinement);
@@ -48,10 +57,15 @@ pub fn denied(argv: &[OsString], layout: &RunLayout, more: &[PathBuf]) -> io::Re
         opened.filter(|opened| !own.iter().any(|own| opened.path.starts_with(own))).filter_map(there);
     let read =
         |path: &PathBuf| Opened { option: "image".to_owned(), path: path.clone(), ..Opened::default() };
+    let make = |path: &PathBuf| Opened { writes: true, makes: true, ..read(path) };
     let mut outside: Vec<Opened> = outside.collect();
-    let more = more.iter().filter(|path| !outside.iter().any(|opened| opened.path == **path));
+    let made: Vec<Opened> = more.made.iter().map(make).map(|opened| opened.below(folder)).collect();
+    let made = made.into_iter().filter(|opened| !own.iter().any(|own| opened.path.starts_with(own)));
+    let made: Vec<Opened> = made.filter(|opened| !opened.path.exists()).filter_map(there).collect();
+    let more = more.read.iter().filter(|path| !outside.iter().any(|opened| opened.path == **path));
     let more: Vec<Opened> = more.map(read).filter_map(there).collect();
     outside.extend(more);
+    outside.extend(made);
     found.extend(folders(&confinement, user, layout)?);
     let tests: Vec<(&str, &Path)> = outside.iter().flat_map(Opened::tests).collect();
     let mut answers = ask(&confinement, &tests)?.into_iter();

@@ -50,6 +50,7 @@ pub mod client;
 pub mod cmdline;
 mod codec;
 pub mod confine;
+pub mod disks;
 mod error;
 mod event;
 #[cfg(feature = "fuzzing")]

@@ -5,13 +5,16 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
 use vmove_guest::config::{Config, Rate};
 use vmove_qmp::confine::QemuUser;
 
 use crate::daemon::Node;
 use crate::forks::at_once;
-use crate::guest::failures;
-use crate::scene::STEP_TIMEOUT;
+use crate::guest::{Guest, VIRTIO, failures};
+use crate::monitor::Monitor;
+use crate::sandbox::Sandbox;
+use crate::scene::{NAME, STEP_TIMEOUT, Scene, memory_mib, steady, vmove};
 
 /// A guest that works on a disk, on so many MiB of it.
 #[must_use]
@@ -127,4 +130,179 @@ pub fn overlays(folder: &Path, vm: &str) -> Vec<PathBuf> {
     let prefix = format!("{vm}.disk0.");
     let is_its = |path: &PathBuf| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(&prefix));
     entries.map(|entry| entry.path()).filter(is_its).collect()
+}
+
+/// A guest with a disk that moves between two nodes, each with a folder for it.
+#[derive(Debug)]
+pub struct Moved {
+    /// The guest and its nodes.
+    pub scene: Scene,
+    folders: [PathBuf; 2],
+    name: String,
+}
+
+/// A second monitor of the guest's QEMU, in its folder.
+pub const OPERATOR: &str = "operator.sock";
+/// The disk's name in QEMU.
+pub const DISK: &str = "disk0";
+/// Size of the disk: more than the guest works on.
+pub const DISK_BYTES: u64 = 64 << 20;
+
+/// A guest that works on [`DISK`] and on its memory.
+#[must_use]
+pub fn busy() -> Config {
+    Config { disk_mib: 32, ..steady() }
+}
+
+/// A guest that works on the disk of this image, which these options give it.
+///
+/// # Errors
+/// When there is no QEMU.
+pub fn guest_on(image: &Path, options: Vec<String>) -> Result<Guest> {
+    let mut guest = Guest::new(memory_mib(&busy()), busy())?;
+    guest.modules = VIRTIO.into_iter().chain(["virtio_blk"]).collect();
+    guest.extra = options;
+    guest.extra.extend(["-qmp".to_owned(), format!("unix:{{vmdir}}/{OPERATOR},server=on,wait=off")]);
+    guest.disk = Some(image.to_owned());
+    Ok(guest)
+}
+
+impl Moved {
+    /// Starts a guest whose disk has this format, with these further options of its drive.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn start(format: &str, more: &str) -> Result<Self> {
+        Self::start_with(Sandbox::new()?, format, |image| drive(image, format, more))
+    }
+
+    /// The same, in a sandbox that was made before, with a disk that these options give it.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn start_with(
+        sandbox: Sandbox,
+        format: &str,
+        options: impl Fn(&Path) -> Vec<String>,
+    ) -> Result<Self> {
+        let (folders, name) = Self::folders(&sandbox, format)?;
+        let image = folders[0].join(&name);
+        create(&image, format)?;
+        let guest = guest_on(&image, options(&image))?;
+        let scene = Scene::in_sandbox(sandbox, "thp", &guest)?;
+        Ok(Self { scene, folders, name })
+    }
+
+    /// The same, with a proxy between the nodes.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn behind_proxy(format: &str) -> Result<Self> {
+        let sandbox = Sandbox::new()?;
+        let (folders, name) = Self::folders(&sandbox, format)?;
+        let image = folders[0].join(&name);
+        create(&image, format)?;
+        let guest = guest_on(&image, drive(&image, format, ""))?;
+        let scene = Scene::behind_proxy_in(sandbox, &guest)?;
+        Ok(Self { scene, folders, name })
+    }
+
+    fn folders(sandbox: &Sandbox, format: &str) -> Result<([PathBuf; 2], String)> {
+        let folders = [sandbox.folder("disks-a")?, sandbox.folder("disks-b")?];
+        folders.iter().try_for_each(|folder| for_qemu(folder))?;
+        Ok((folders, format!("guest.{format}")))
+    }
+
+    /// Its image at the first node, and at the second.
+    #[must_use]
+    pub fn images(&self) -> [PathBuf; 2] {
+        [self.folders[0].join(&self.name), self.folders[1].join(&self.name)]
+    }
+
+    /// The node that has the guest, the other one, and where its image is now and would be there.
+    ///
+    /// # Errors
+    /// When neither has it.
+    pub fn sides(&self) -> Result<(&Node, &Node, PathBuf, PathBuf)> {
+        let [at_a, at_b] = self.images();
+        let (a, b) = (&self.scene.a, &self.scene.b);
+        let is_at = |node: &Node| node.vms().is_ok_and(|vms| !vms.is_empty());
+        match (is_at(a), is_at(b)) {
+            (true, false) => Ok((a, b, at_a, at_b)),
+            (false, true) => Ok((b, a, at_b, at_a)),
+            other => bail!("expected the guest at one node, found {other:?}"),
+        }
+    }
+
+    /// The options that have it move with its disk.
+    ///
+    /// # Errors
+    /// As [`Self::sides`].
+    pub fn options(&self) -> Result<Vec<String>> {
+        let (.., there) = self.sides()?;
+        Ok(words(["--disks", "all", "--disk-map", &format!("{DISK}={}", there.display())]))
+    }
+
+    /// Moves it to the other node with its disk. Returns the report.
+    ///
+    /// # Errors
+    /// When that fails.
+    pub fn migrate(&self, more: &[&str]) -> Result<Value> {
+        let options = self.options()?;
+        let (from, to, ..) = self.sides()?;
+        let peer = to.listen().to_string();
+        let mut arguments = vec!["migrate", NAME, "--to", &peer];
+        arguments.extend(options.iter().map(String::as_str).chain(more.iter().copied()));
+        let end = vmove(from, &arguments)?;
+        ensure!(end.code == 0, "{} {}\nfrom: {}\nto: {}", end.answer, end.said, from.log(), to.log());
+        Ok(end.answer)
+    }
+
+    /// Waits until it has worked on its disk, wherever it is, and has found nothing wrong.
+    ///
+    /// # Errors
+    /// When it does not, or has.
+    pub fn works(&self) -> Result<()> {
+        let (node, ..) = self.sides()?;
+        works(node, NAME)
+    }
+
+    /// Files in the folders of disks, by name.
+    ///
+    /// # Errors
+    /// When they cannot be listed.
+    pub fn files(&self) -> Result<Vec<PathBuf>> {
+        let mut found = Vec::new();
+        for folder in &self.folders {
+            for entry in std::fs::read_dir(folder)? {
+                found.push(entry?.path());
+            }
+        }
+        found.sort();
+        Ok(found)
+    }
+
+    /// Fails if the QEMU that has the guest has a job, an export or a node of a copy, or half an image is left.
+    ///
+    /// # Errors
+    /// What is left.
+    pub fn nothing_left(&self) -> Result<()> {
+        let (node, ..) = self.sides()?;
+        let half: Vec<_> =
+            self.files()?.into_iter().filter(|file| file.to_string_lossy().contains(".coming-")).collect();
+        ensure!(half.is_empty(), "half an image is left: {half:?}");
+        let dir = node.vm(NAME)?.dir;
+        let operator = dir.join(OPERATOR);
+        if !operator.exists() {
+            return Ok(());
+        }
+        let monitor = Monitor::connect(&operator)?;
+        for (query, what) in [("query-jobs", "jobs"), ("query-block-exports", "exports")] {
+            let found = monitor.run(query, Value::Null)?;
+            ensure!(found.as_array().is_some_and(Vec::is_empty), "{what} are left: {found}");
+        }
+        let nodes = monitor.run("query-named-block-nodes", serde_json::json!({ "flat": true }))?;
+        ensure!(!nodes.to_string().contains("vmove-disk"), "nodes of a copy are left: {nodes}");
+        Ok(())
+    }
 }

@@ -120,6 +120,10 @@ blocker_codes! {
     DiskNotKnown = "disk-not-known",
     /// Another VM writes to the disk, or may.
     DiskShared = "disk-shared",
+    /// No disk of this name can move, or it cannot move as it is.
+    DiskNotMovable = "disk-not-movable",
+    /// The destination has no room or no place for a disk.
+    DiskPlace = "disk-place",
     /// A job of QEMU is at work on the disk.
     DiskBusy = "disk-busy",
     /// The chain of images below the disk cannot be used.

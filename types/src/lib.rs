@@ -14,6 +14,7 @@
 mod backing;
 pub mod check;
 pub mod device;
+pub mod disk;
 pub mod fork;
 pub mod fork_devices;
 pub mod fork_report;

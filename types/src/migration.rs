@@ -16,6 +16,12 @@ pub struct CheckQuery {
     /// Devices of the other node for those that the guest owns, each as in the options of a migration, with `;` between them.
     #[serde(default)]
     pub devices: Option<String>,
+    /// Disks that are to move along, as in the options of a migration, with `;` between them.
+    #[serde(default)]
+    pub disks: Option<String>,
+    /// Where they are to be, each `NAME=PATH`, with `;` between them.
+    #[serde(default)]
+    pub disk_map: Option<String>,
 }
 
 /// Starts a migration.

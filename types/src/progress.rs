@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::disk::DiskProgress;
 use crate::report::Report;
 
 /// Where a session stands. The order is that of a migration without trouble.
@@ -13,6 +14,8 @@ pub enum Phase {
     Check,
     /// Destination QEMU started, both sides attached and registered.
     Prepare,
+    /// Disks are copied.
+    Disks,
     /// Memory is sent ahead while the guest has its devices.
     HeadStart,
     /// The guest is asked to let its devices go.
@@ -36,6 +39,7 @@ impl Phase {
         match self {
             Self::Check => "check",
             Self::Prepare => "prepare",
+            Self::Disks => "disks",
             Self::HeadStart => "head-start",
             Self::Detach => "detach",
             Self::Rounds => "rounds",
@@ -212,6 +216,9 @@ pub struct Progress {
     /// Devices that the guest lacks since then.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing_devices: Vec<MissingDevice>,
+    /// Disks that move with the guest, at the source.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskProgress>,
     /// How it ended, or `running`.
     pub outcome: Outcome,
 }
@@ -240,6 +247,7 @@ impl Progress {
             warning: None,
             unwritten: None,
             missing_devices: Vec::new(),
+            disks: Vec::new(),
             outcome: Outcome::Running,
         }
     }

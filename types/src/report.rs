@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::disk::DiskReport;
 use crate::spec::Mode;
 
 /// Latency of page faults at the destination, from the kernel's message being read to the page being mapped.
@@ -150,6 +151,9 @@ pub struct Report {
     pub resume_waited_ms: Option<f64>,
     /// Why that script did not end as it should.
     pub resume_problem: Option<String>,
+    /// Disks that moved with the guest.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskReport>,
 }
 
 /// What others on the network see of a move.

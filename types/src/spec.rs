@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceChoice;
+use crate::disk::{ALL_DISKS, DiskPlace, SourceDisks};
 
 /// How guest memory crosses, as decided (never `auto`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -153,6 +154,14 @@ pub struct MigrationSpec {
     pub script_timeout_ms: u64,
     /// Longest time that the guest may take to let a device go. Unit: milliseconds; 1,000 to 600,000; default 20,000.
     pub unplug_timeout_ms: u64,
+    /// Disks that move with the guest: the names of drives, devices or block nodes, or `all` for every disk that the guest can write. The
+    /// others must be on storage that both nodes see.
+    pub disks: Vec<String>,
+    /// Where disks are to be at the destination, if not at the path that they have at the source.
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<String>))]
+    pub disk_map: Vec<DiskPlace>,
+    /// What becomes of the source's images in the end. Default: [`SourceDisks::Keep`].
+    pub source_disks: SourceDisks,
 }
 
 impl Default for MigrationSpec {
@@ -171,6 +180,9 @@ impl Default for MigrationSpec {
             resume: None,
             script_timeout_ms: 30_000,
             unplug_timeout_ms: 20_000,
+            disks: Vec::new(),
+            disk_map: Vec::new(),
+            source_disks: SourceDisks::Keep,
         }
     }
 }
@@ -201,6 +213,7 @@ impl MigrationSpec {
                 ));
             }
         }
+        self.validate_disks()?;
         if let Some(Bandwidth(rate)) = self.bandwidth.filter(|b| b.0 < 1 << 20) {
             return Err(format!(
                 "bandwidth: expected at least 1 MiB/s (8.4 Mbit), found {rate} bytes per second"
@@ -209,7 +222,29 @@ impl MigrationSpec {
         Ok(())
     }
 
-    /// The time limit up to the hand-over, if there is one.
+    fn validate_disks(&self) -> Result<(), String> {
+        if self.disks.len() > 1 && self.disks.iter().any(|name| name == ALL_DISKS) {
+            return Err(format!(
+                "disks: expected {ALL_DISKS} alone, or names, found {}",
+                self.disks.join(",")
+            ));
+        }
+        if let Some(name) = self.disks.iter().find(|name| name.is_empty()) {
+            return Err(format!("disks: expected names, found {name:?}"));
+        }
+        if self.disks.is_empty() && !self.disk_map.is_empty() {
+            return Err("disk_map: expected disks that move (`--disks`), found none".to_owned());
+        }
+        for (index, place) in self.disk_map.iter().enumerate() {
+            let mut before = self.disk_map[..index].iter();
+            if before.any(|other| other.name == place.name || other.path == place.path) {
+                return Err(format!("disk_map: expected each disk and each path once, found {place} again"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The time limit up to the hand-over, if there is one. It does not count the time in which disks are copied.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         (self.timeout_ms > 0).then(|| Duration::from_millis(self.timeout_ms))
@@ -236,6 +271,15 @@ mod tests {
         let devices = |texts: [&str; 2]| texts.map(|text| text.parse().unwrap()).to_vec();
         let bad = MigrationSpec { devices: devices(["a=1:0.0", "a=1:0.1"]), ..MigrationSpec::default() };
         assert!(bad.validate().unwrap_err().contains("found a=0000:01:00.1 again"));
+        let disks = |names: &[&str], map: &[&str]| MigrationSpec {
+            disks: names.iter().map(|&name| name.to_owned()).collect(),
+            disk_map: map.iter().map(|text| text.parse().unwrap()).collect(),
+            ..MigrationSpec::default()
+        };
+        assert!(disks(&["all", "vda"], &[]).validate().unwrap_err().contains("found all,vda"));
+        assert!(disks(&[], &["vda=/x"]).validate().unwrap_err().contains("--disks"));
+        assert!(disks(&["all"], &["a=/x", "b=/x"]).validate().unwrap_err().contains("found b=/x again"));
+        assert_eq!(disks(&["a", "b"], &["a=/x", "b=/y"]).validate(), Ok(()));
         let bad = MigrationSpec { unplug_timeout_ms: 1, ..MigrationSpec::default() };
         assert!(bad.validate().unwrap_err().contains("unplug_timeout_ms"));
     }

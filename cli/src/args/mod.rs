@@ -14,6 +14,7 @@ pub mod blueprint;
 pub mod bridge;
 pub mod cluster;
 pub mod clusters;
+pub mod disks;
 mod members;
 mod requests;
 pub mod tune;

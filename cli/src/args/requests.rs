@@ -29,6 +29,12 @@ impl Migrate {
                 "expected --grant VM:GRANT for several VMs, such as {vm}:…; found one of no VM"
             ));
         }
+        if let Some(place) = self.disks.which.disk_map.first().filter(|_| self.vms.len() > 1) {
+            return Err(format!(
+                "expected --disk-map for one VM, found {place} for {}: several would have the same file",
+                self.vms.len()
+            ));
+        }
         Ok(self.vms.iter().map(|vm| self.request(vm)).collect())
     }
 
@@ -51,6 +57,9 @@ impl Migrate {
             resume: self.resume.clone(),
             script_timeout_ms: self.script_timeout.unwrap_or(default.script_timeout_ms),
             unplug_timeout_ms: self.unplug_timeout.unwrap_or(default.unplug_timeout_ms),
+            disks: self.disks.which.disks.clone(),
+            disk_map: self.disks.which.disk_map.clone(),
+            source_disks: self.disks.source_disks,
         };
         let to = self.to_of.iter().find(|(about, _)| of(about)).map_or(&self.to, |(_, to)| to);
         MigrateRequest { vm: vm.to_owned(), to: to.clone(), options }
@@ -61,6 +70,7 @@ impl Migrate {
 mod tests {
     use clap::Parser as _;
 
+    use vmove_types::disk::SourceDisks;
     use vmove_types::spec::{HeadStart, ModeRequest};
 
     use super::*;
@@ -93,10 +103,21 @@ mod tests {
     }
 
     #[test]
+    fn disks_that_move_are_listed() {
+        let all = migrate("a --to n --disks vda,vdb --disk-map vdb=/dev/x --source-disks delete").requests();
+        let options = &all.unwrap()[0].options;
+        assert_eq!(options.disks, ["vda", "vdb"]);
+        assert_eq!(options.disk_map[0].to_string(), "vdb=/dev/x");
+        assert_eq!(options.source_disks, SourceDisks::Delete);
+        assert_eq!(migrate("a --to n").requests().unwrap()[0].options.source_disks, SourceDisks::Keep);
+    }
+
+    #[test]
     fn what_is_about_nobody_is_refused() {
         let why = |words| migrate(words).requests().unwrap_err();
         assert!(why("a b --to n --mode-of c=precopy").contains("expected one of a, b, found \"c\""));
         assert!(why("a b --to n --grant ey.x").contains("such as a:…"));
         assert!(why("a b --to n --device ib0=3b:00.1").contains("such as a:ib0="));
+        assert!(why("a b --to n --disks all --disk-map vda=/x").contains("for one VM"));
     }
 }

@@ -9,6 +9,7 @@ use vmove_types::device::{DeviceChoice, DeviceRequest};
 use vmove_types::spec::{HeadStart, ModeRequest};
 use vmove_types::tuning::PinRequest;
 
+pub use super::disks::{DiskArgs, MovedDiskArgs};
 pub use super::tune::Tune;
 
 use vmove_types::units;
@@ -327,6 +328,7 @@ pub struct Forget {
   vmove check web --to node2
   vmove --json check web --to 192.0.2.2:7420 | jq -r '.blockers[].message'
   vmove check sim --to node2 --device net0=0000:3b:02.4
+  vmove check web --to node2 --disks all
 
 Ends with 0 if at least one mode remains, with 3 if the VM cannot move.")]
 pub struct Check {
@@ -339,6 +341,9 @@ pub struct Check {
     /// Device of the other node for a role that the guest has here, as for `vmove migrate`; may be repeated
     #[arg(long = "device", value_name = "ROLE=PCI-ADDRESS[,…]")]
     pub devices: Vec<DeviceChoice>,
+    /// Disks that come along.
+    #[command(flatten)]
+    pub disks: DiskArgs,
 }
 
 /// Arguments of `migrate`.
@@ -351,6 +356,12 @@ pub struct Check {
   vmove migrate rank0 rank1 rank2 --to node2
   vmove migrate sim --to node2 --device net0=0000:3b:02.4 --device gpu=0000:65:00.0 \\
         --quiesce 'systemctl stop job' --resume 'systemctl start job'
+
+Disks must be on storage that both nodes see, or be copied along:
+  vmove migrate web --to node2 --disks all
+  vmove migrate web --to node2 --disks vda,vdb --disk-map vdb=/dev/vg0/web-data --source-disks delete
+They are copied while the guest runs, before its memory; --timeout counts from then on, and --bandwidth holds for both. The guest is handed
+over only when the copies are whole. The images here are kept under another name (IMAGE.moved-ID) unless they are to be deleted.
 
 A device that the guest owns stays behind: the guest is asked to let it go, its memory crosses, and it gets the device of the other node
 that --device names for the role, with the addresses (MAC, GUID, P_Key) that it had. The report says how long it was without each. If
@@ -419,6 +430,9 @@ pub struct Migrate {
     #[arg(long, value_name = "WHEN", default_value = "auto",
           value_parser = PossibleValuesParser::new(["auto", "always", "never"]).try_map(|s| s.parse::<HeadStart>()))]
     pub head_start: HeadStart,
+    /// Disks that come along.
+    #[command(flatten)]
+    pub disks: MovedDiskArgs,
     /// Print the id and do not wait
     #[arg(long)]
     pub detach: bool,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use vmove_types::disk::DiskProgress;
 use vmove_types::progress::{Outcome, Phase, Progress};
 
 use vmove_types::units::{format_bytes, format_ms, format_rate};
@@ -91,7 +92,14 @@ impl Bar {
             crate::output::note(&format!("{}: {message}", progress.vm));
         }
         if let Some(bar) = &self.bar {
-            bar.set_position(self.furthest.with(progress.bytes_done, progress.bytes_total));
+            if progress.phase == Phase::Disks {
+                let sum = |of: fn(&DiskProgress) -> u64| progress.disks.iter().map(of).sum();
+                let (done, total): (u64, u64) = (sum(|disk| disk.bytes_done), sum(|disk| disk.bytes_total));
+                // Not kept: memory begins anew.
+                bar.set_position(Furthest::default().with(done, total));
+            } else {
+                bar.set_position(self.furthest.with(progress.bytes_done, progress.bytes_total));
+            }
             bar.set_message(message);
             bar.tick();
         }
@@ -135,6 +143,10 @@ pub fn line(progress: &Progress) -> String {
     if progress.phase == Phase::Rounds && progress.round > 0 {
         parts.push(format!("round {}", progress.round));
     }
+    if progress.phase == Phase::Disks {
+        parts.extend(progress.disks.iter().map(disk));
+        return parts.join(", ");
+    }
     if progress.bytes_total > 0 {
         parts.push(format!(
             "{} of {}",
@@ -149,6 +161,17 @@ pub fn line(progress: &Progress) -> String {
         parts.push(format!("dirties {:.0} pages/s", progress.dirty_pages_per_s));
     }
     parts.join(", ")
+}
+
+fn disk(disk: &DiskProgress) -> String {
+    let (name, done, total) = (&disk.name, format_bytes(disk.bytes_done), format_bytes(disk.bytes_total));
+    let left = disk.eta_ms.map(|ms| format!(", {} left", format_ms(ms))).unwrap_or_default();
+    let rest = if disk.in_step {
+        "in step".to_owned()
+    } else {
+        format!("{done} of {total}, {}{left}", format_rate(disk.rate_bytes_per_s))
+    };
+    format!("{name}: {rest}")
 }
 
 #[cfg(test)]
@@ -174,6 +197,21 @@ mod tests {
         assert!(due(Phase::Check, 0) && !due(Phase::Check, 1), "once");
         assert!(due(Phase::Rounds, 1) && !due(Phase::Rounds, 5));
         assert!(due(Phase::Rounds, 6) && !due(Phase::Rounds, 10) && due(Phase::Rounds, 11));
+    }
+
+    #[test]
+    fn each_disk_says_how_far_it_is() {
+        let disk = |name: &str, in_step: bool| DiskProgress {
+            name: name.to_owned(),
+            bytes_total: 2 << 20,
+            bytes_done: 1 << 20,
+            rate_bytes_per_s: 1e6,
+            eta_ms: Some(1000.0).filter(|_| !in_step),
+            in_step,
+        };
+        let mut progress = Progress::begun("1", "v", Role::Source, "b");
+        (progress.phase, progress.disks) = (Phase::Disks, vec![disk("vda", false), disk("vdb", true)]);
+        assert_eq!(line(&progress), "disks, vda: 1.00 MiB of 2.00 MiB, 1.00 MB/s, 1.00 s left, vdb: in step");
     }
 
     #[test]

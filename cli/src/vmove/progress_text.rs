@@ -2,11 +2,12 @@
 
 use serde_json::{Value, json};
 
+use vmove_types::disk::DiskReport;
 use vmove_types::migration::MigrationList;
 use vmove_types::problem::Exit;
 use vmove_types::progress::{GuestPlace, MissingDevice, Outcome, Progress, Role};
 use vmove_types::report::{DeviceTimes, FaultStats, HeadStartStats, NetworkStats, PhaseTime, Report};
-use vmove_types::units::{format_bytes, format_ms, to_f64};
+use vmove_types::units::{format_bytes, format_ms, format_rate, to_f64};
 
 use super::bar::line;
 use crate::output::{End, fields, note, say, say_json, table};
@@ -194,6 +195,7 @@ pub fn summary(r: &Report) -> String {
     }
     rows.extend(r.head_start.iter().map(|ahead| ("head start", head_start(ahead))));
     rows.extend(r.devices.iter().map(|device| ("device", device_times(device))));
+    rows.extend(r.disks.iter().map(|disk| ("disk", disk_text(disk))));
     if let Some(resume) = r.resume_ms {
         let problem = r.resume_problem.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
         let waited = r.resume_waited_ms.map(|ms| format!(", waited {} for its group", format_ms(ms)));
@@ -210,6 +212,24 @@ pub fn summary(r: &Report) -> String {
     }
     rows.push(("migration", r.id.clone()));
     fields(&rows)
+}
+
+fn disk_text(disk: &DiskReport) -> String {
+    let rate = format_rate(to_f64(disk.sent_bytes) / (disk.copy_ms / 1e3).max(1e-3));
+    let left = match (&disk.left_at, &disk.problem) {
+        (_, Some(problem)) => format!("{} stays as it is: {problem}", disk.from),
+        (Some(path), None) => format!("the image here is {path} now"),
+        (None, None) => format!("{} is deleted", disk.from),
+    };
+    format!(
+        "{} ({}, {}) to {}: {} sent in {} ({rate}); {left}",
+        disk.name,
+        disk.format,
+        format_bytes(disk.size_bytes),
+        disk.to,
+        format_bytes(disk.sent_bytes),
+        format_ms(disk.copy_ms)
+    )
 }
 
 /// `what (why)`, or `what` if nobody has said why.

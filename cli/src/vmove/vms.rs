@@ -9,6 +9,7 @@ use crate::args::vmove::{Adopt, Check, Pause, Run, Stop};
 use crate::output::{End, fields, note, say, say_json, table};
 use vmove_client::Client;
 use vmove_types::problem::Exit;
+use vmove_types::spec::MigrationSpec;
 use vmove_types::tuning::PinRequest;
 use vmove_types::units::{format_bytes, format_ms, to_f64};
 use vmove_types::vm::{AdoptRequest, LABEL, RunRequest, Running, VmDetail};
@@ -143,7 +144,13 @@ pub async fn forget(client: &Client, vm: &str, json: bool) -> Result<Exit, End> 
 }
 
 pub async fn check(client: &Client, args: &Check, json: bool) -> Result<Exit, End> {
-    let report = client.check(&args.vm, &args.to, &args.devices).await?;
+    let options = MigrationSpec {
+        devices: args.devices.clone(),
+        disks: args.disks.disks.clone(),
+        disk_map: args.disks.disk_map.clone(),
+        ..MigrationSpec::default()
+    };
+    let report = client.check(&args.vm, &args.to, &options).await?;
     let exit = if report.modes.is_empty() { Exit::Refused } else { Exit::Done };
     if json {
         say_json(&report)?;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-use super::qcow2::{BACKING_FORMAT, MAGIC};
+use vmove_node::qcow2::{BACKING_FORMAT, MAGIC};
 
 /// More are a circle.
 const MOST: usize = 256;
@@ -142,16 +142,16 @@ pub(crate) fn any_head(head: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::qcow2;
     use super::*;
+    use vmove_node::qcow2;
 
     #[test]
     fn images_are_followed_to_the_last_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         File::create(path("raw")).unwrap().set_len(1 << 20).unwrap();
-        qcow2::create(&path("one"), 1 << 20, Path::new("raw"), "raw").unwrap();
-        qcow2::create(&path("two"), 1 << 20, &path("one"), "qcow2").unwrap();
+        qcow2::Empty::over(1 << 20, Path::new("raw"), "raw").create(&path("one")).unwrap();
+        qcow2::Empty::over(1 << 20, &path("one"), "qcow2").create(&path("two")).unwrap();
         let all = Layers { files: ["two", "one", "raw"].map(path).to_vec(), other: None };
         assert_eq!(layers(&path("two"), Some("qcow2")).unwrap(), all);
         // What a raw image holds is its guest's.
@@ -159,16 +159,16 @@ mod tests {
         assert_eq!(layers(&path("two"), Some("raw")).unwrap(), raw);
         for other in [r#"json:{"driver":"raw"}"#, "nbd:host:1"] {
             let over = path(&other[..3]);
-            qcow2::create(&over, 1 << 20, Path::new(other), "raw").unwrap();
+            qcow2::Empty::over(1 << 20, Path::new(other), "raw").create(&over).unwrap();
             let found = layers(&over, Some("qcow2")).unwrap();
             assert_eq!(found, Layers { files: vec![over], other: Some(other.to_owned()) });
         }
-        qcow2::create(&path("lost"), 1 << 20, Path::new("nothing"), "qcow2").unwrap();
+        qcow2::Empty::over(1 << 20, Path::new("nothing"), "qcow2").create(&path("lost")).unwrap();
         let lost = layers(&path("lost"), Some("qcow2")).unwrap_err();
         assert_eq!(lost.kind(), io::ErrorKind::NotFound);
         std::fs::write(path("short"), b"QFI\xfb\0\0\0\x03").unwrap();
         assert_eq!(layers(&path("short"), Some("qcow2")).unwrap_err().kind(), io::ErrorKind::InvalidData);
-        qcow2::create(&path("circle"), 1 << 20, Path::new("circle"), "qcow2").unwrap();
+        qcow2::Empty::over(1 << 20, Path::new("circle"), "qcow2").create(&path("circle")).unwrap();
         assert!(layers(&path("circle"), Some("qcow2")).unwrap().other.is_some());
     }
 
@@ -180,7 +180,7 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, path("fifo"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
         let _socket = std::os::unix::net::UnixListener::bind(path("socket")).unwrap();
         for name in [path("fifo"), path("socket"), dir.path().to_owned(), "/dev/zero".into()] {
-            qcow2::create(&path("over"), 1 << 20, &name, "qcow2").unwrap();
+            qcow2::Empty::over(1 << 20, &name, "qcow2").create(&path("over")).unwrap();
             // A FIFO that is opened waits for who writes.
             let (over, (said, answer)) = (path("over"), std::sync::mpsc::channel());
             std::thread::spawn(move || said.send(layers(&over, Some("qcow2"))));
@@ -196,7 +196,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         File::create(path("raw")).unwrap().set_len(1 << 20).unwrap();
-        qcow2::create(&path("over"), 1 << 20, &path("raw"), "raw").unwrap();
+        qcow2::Empty::over(1 << 20, &path("raw"), "raw").create(&path("over")).unwrap();
         assert_eq!(layers(&path("over"), None).unwrap().files, ["over", "raw"].map(path));
         assert_eq!(layers(&path("raw"), None).unwrap().files, [path("raw")]);
     }

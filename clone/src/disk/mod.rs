@@ -18,13 +18,13 @@
 mod exported;
 mod layers;
 mod look;
-pub mod qcow2;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use vmove_node::qcow2;
 use vmove_node::record::VmRecord;
 use vmove_qmp::confine::Confinement;
 use vmove_qmp::{Client, CommandLine, QmpError, cmdline};
@@ -90,7 +90,8 @@ impl Overlay {
     /// # Errors
     /// [`CloneError::Io`].
     pub fn create(&self) -> Result<(), CloneError> {
-        qcow2::create(&self.path, self.size, &self.base, &self.format)
+        let empty = qcow2::Empty::over(self.size, &self.base, &self.format);
+        empty.create(&self.path).map_err(CloneError::io("create", &self.path))
     }
 }
 

@@ -99,7 +99,7 @@ impl PeerDialer {
 impl Dialer for PeerDialer {
     async fn stream(&self, to: &PeerTarget, hello: &Hello) -> Result<BoxedStream, LinkError> {
         let mut wire = self.wire(to).await?;
-        if hello.kind == LinkKind::ForkDisk {
+        if matches!(hello.kind, LinkKind::ForkDisk | LinkKind::Disk) {
             notice_death(match &wire {
                 Wire::Plain(stream) => stream,
                 Wire::Tls(stream) => stream.get_ref().0,

@@ -160,6 +160,10 @@ impl PeerPort {
         let place = self.kept_place(&hello, from, place);
         let link = match hello.kind {
             LinkKind::Control | LinkKind::State | LinkKind::Frames => Link::Stream(stream),
+            LinkKind::Disk => {
+                notice_death(stream.get_ref().0);
+                Link::Stream(stream)
+            }
             LinkKind::Fork => {
                 drop(place);
                 return self.forks.serve_order(hello, stream, (from.ip(), caller)).await;
@@ -199,6 +203,10 @@ impl PeerPort {
         let place = self.kept_place(&hello, from, place);
         let link = match hello.kind {
             LinkKind::Control | LinkKind::State | LinkKind::Frames => Link::Stream(Box::new(stream)),
+            LinkKind::Disk => {
+                notice_death(&stream);
+                Link::Stream(Box::new(stream))
+            }
             LinkKind::Fork => {
                 drop(place);
                 return self.forks.serve_order(hello, Box::new(stream), (from.ip(), Caller::default())).await;

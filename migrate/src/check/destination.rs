@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use vmove_qmp::access::{self, Denied};
 use vmove_qmp::cmdline::{DestinationCommand, RunLayout};
 
+use super::moved_disks;
 use crate::node::Node;
 use crate::proto::message::{BlockInfo, Disk, PART_BYTES, Prepare};
 use crate::vmm::Vmm;
@@ -64,7 +65,7 @@ async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
     let one_host = vmove_node::clock::is_of_this_kernel(&prepare.boot_id);
     match crate::command::derive_command(node, prepare) {
         Ok((layout, command)) => {
-            found.extend(rights(&layout, &command, &prepare.disks).await);
+            found.extend(rights(&layout, &command, prepare).await);
             let program = command.argv.first().map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
             if may_ask {
                 found.extend(qemu(&*node.config.vmm, &program, prepare).await);
@@ -81,6 +82,7 @@ async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
         Err(why) => found.push(Blocker::new(BlockerCode::CommandLine, why.to_string())),
     }
     found.extend(prepare.disks.iter().filter_map(|d| disk(d, one_host)));
+    found.extend(moved_disks::blockers(node, prepare));
     found.extend(crate::devices::arrival::blockers(node, prepare).await);
     if let Err(why) = node.config.admission.would_admit(&asked_of(prepare)) {
         found.push(Blocker::new(BlockerCode::Grant, why.to_string()));
@@ -102,8 +104,12 @@ pub(crate) fn asked_of(prepare: &Prepare) -> RunRequest {
 }
 
 /// What QEMU's user may not open here. A disk that is not here at all is said elsewhere.
-async fn rights(layout: &RunLayout, command: &DestinationCommand, disks: &[Disk]) -> Vec<Blocker> {
-    let more = disks.iter().map(|disk| PathBuf::from(&disk.path)).collect::<Vec<_>>();
+async fn rights(layout: &RunLayout, command: &DestinationCommand, prepare: &Prepare) -> Vec<Blocker> {
+    let more = access::More {
+        read: prepare.disks.iter().map(|disk| PathBuf::from(&disk.path)).collect(),
+        // The daemon may do more: whoever sends a guest must not have it make files where the guest's QEMU could not.
+        made: prepare.moved.iter().filter_map(|disk| disk.to.clone().map(PathBuf::from)).collect(),
+    };
     let (argv, layout) = (command.argv.clone(), layout.clone());
     let blocker = |denied: Denied| Blocker::new(BlockerCode::QemuUser, denied.message).about(denied.subject);
     match run_blocking(move || access::denied(&argv, &layout, &more)).await {
@@ -243,8 +249,8 @@ fn disk(disk: &Disk, one_host: bool) -> Option<Blocker> {
     let blocker = |message| Some(Blocker::new(BlockerCode::DiskNotShared, message).about(&disk.node));
     if disk.shared == Some(false) && !one_host && !disk.read_only {
         return blocker(format!(
-            "Disk {} ({}) is on {}, which only the source sees: put it on shared storage",
-            disk.node, disk.path, disk.fs
+            "Disk {} ({}) is on {}, which only the source sees: put it on shared storage, or move it along (--disks {})",
+            disk.node, disk.path, disk.fs, disk.node
         ));
     }
     match std::fs::metadata(&disk.path) {

@@ -3,7 +3,6 @@
 use vmove_memory::{DirtyTracker, MemoryError};
 use vmove_qmp::inspect::{BlockerKind, DeviceKind, VmFacts};
 
-use crate::proto::message::Disk;
 use crate::vmm::Vmm;
 use vmove_node::guest_devices::fit::leaves_with;
 use vmove_node::record::VmRecord;
@@ -66,18 +65,4 @@ const fn code(kind: BlockerKind, device: Option<DeviceKind>) -> BlockerCode {
 /// What is no blocker but should be known.
 pub(crate) fn warnings(facts: &VmFacts) -> Vec<String> {
     facts.blockers().into_iter().filter(|b| !b.fatal).map(|b| b.message).collect()
-}
-
-/// The disks the destination must see.
-pub(crate) fn disks(facts: &VmFacts) -> Vec<Disk> {
-    let disk = |b: &vmove_qmp::inspect::BlockFact| Disk {
-        node: b.node.clone(),
-        path: b.file.clone(),
-        size: std::fs::metadata(&b.file).map_or(0, |m| m.len()),
-        read_only: b.read_only,
-        shared: b.shared,
-        fs: b.fs.clone().unwrap_or_default(),
-    };
-    // Only files have paths that can be looked at; network disks name themselves the same everywhere.
-    facts.block.iter().filter(|b| b.file.starts_with('/')).map(disk).collect()
 }

@@ -68,6 +68,8 @@ pub(super) enum DestinationError {
     EndService(#[source] MemoryError),
     #[error(transparent)]
     Page(#[from] PageError),
+    #[error("QEMU at the destination did not end the exports of its disks")]
+    EndExports(#[source] QmpError),
     #[error("A task at the destination ended without a result")]
     Task(#[from] tokio::task::JoinError),
 }
@@ -106,6 +108,8 @@ pub(crate) enum VmFilesError {
     NoBackend(String),
     #[error("The name of the RAM file {} is not UTF-8", .0.display())]
     FileName(PathBuf),
+    #[error("Could not make the image {} for a disk at the destination", path.display())]
+    Image { path: PathBuf, source: io::Error },
     #[error("Expected pages of {expected} bytes for {backend} at the destination, found {found}")]
     PageSize { backend: String, expected: u64, found: u64 },
 }
@@ -144,6 +148,8 @@ pub(super) enum LaunchError {
     Faults(#[from] FaultsError),
     #[error("Its memory could not be made zero")]
     Memory(#[from] MemoryError),
+    #[error("It does not let its disks be written by the source")]
+    Exports(#[source] QmpError),
     #[error("The session ended while it was being started")]
     SessionEnded,
     #[error("A task ended without a result")]

@@ -10,8 +10,10 @@ use vmove_memory::{PageIndex, PageRun};
 use super::block::Block;
 use super::device_state::DeviceState;
 use super::error::{DestinationError, DeviceStateError, LaunchError, PopulateError};
+use super::exports::Exports;
 use super::fill::FillEvent;
 use super::huge_pages;
+use super::images;
 use super::launch::{self, LaunchOrder, Launched};
 use super::monitor::Monitor;
 use super::populate::{self, Populating};
@@ -336,6 +338,7 @@ impl Starting {
             memory: Arc::clone(&files.memory),
             vm: session.journal.record().prepare.vm.clone(),
             locked: files.locked,
+            images: images::exports(&session.journal.record().prepare),
             started,
         };
         let task = vmove_node::task::spawn(launch::launch(order));
@@ -397,6 +400,8 @@ impl Ready {
         let qemu = Incoming {
             process: launched.process,
             monitor: Monitor::new(Arc::clone(&launched.monitor)),
+            arriving: Arc::clone(&launched.monitor),
+            exports: Exports::of(&session.journal.record().prepare),
             state: DeviceState::await_stream(launched.monitor),
         };
         Ok(Self { qemu, touched: launched.touched })

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use vmove_memory::PageRun;
 use vmove_qmp::RunLayout;
+use vmove_qmp::disks::ExportOrder;
 
+use super::disk_wires;
 use super::error::LaunchError;
 use super::guest_memory::GuestMemory;
 use crate::vmm::{ArrivingMonitor, Attached, QemuHandle, Vmm};
@@ -40,13 +42,16 @@ pub(super) struct LaunchOrder {
     pub vm: String,
     /// QEMU locks its memory as it starts.
     pub locked: bool,
+    /// Images of the disks that move: the source writes to them.
+    pub images: Vec<ExportOrder>,
     /// Told as soon as there is a process: it must be ended if anything fails afterwards.
     pub started: tokio::sync::oneshot::Sender<Arc<dyn QemuHandle>>,
 }
 
 /// Starts QEMU, prepares it for device state, attaches.
 pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, LaunchError> {
-    let LaunchOrder { vmm, command, layout, memory, vm, locked, started } = order;
+    let LaunchOrder { vmm, command, layout, memory, vm, locked, images, started } = order;
+    let disks = disk_wires::socket(&layout);
     let RunLayout { vm_dir, qmp_socket, .. } = layout;
     let gib = memory.blocks.iter().map(|b| b.file.len().0).sum::<u64>() >> 30;
     let limit = MONITOR_TIMEOUT
@@ -60,6 +65,9 @@ pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, LaunchError> 
     }
     let monitor = process.make_ready(&qmp_socket, limit).await?;
     let listens = Mono::now();
+    if !images.is_empty() {
+        monitor.export_disks(&disks, &images).await.map_err(LaunchError::Exports)?;
+    }
     let of = Arc::clone(&process);
     let taking = vmove_node::blocking::spawn_blocking(move || {
         let taken = vmm.take_faults(&*of, &memory.files(), locked)?;

@@ -10,6 +10,7 @@ use super::block::Block;
 use super::complete::{Complete, make_huge};
 use super::devices::{Given, Giving, Next, Others, Script};
 use super::error::DestinationError;
+use super::exports::Flushing;
 use super::guest_memory::ReadElsewhere;
 use super::monitor::{Connecting, Monitor, Resumed, Resuming, Wish};
 use super::page_messages::take_hashes;
@@ -40,6 +41,8 @@ pub(super) struct Owner {
     runs_since: Option<Mono>,
     /// Devices of this node that it is to have.
     giving: Giving,
+    /// What came of its disks is on disk.
+    flushing: Flushing,
     /// What is known of the other guests of its group.
     others: watch::Sender<Others>,
 }
@@ -75,8 +78,9 @@ impl Owner {
         hashes: SourceHashes,
     ) -> Self {
         let (giving, others) = (Giving::NotYet, watch::Sender::new(Others::Unknown));
+        let flushing = Flushing::NotYet;
         let (figures, tried, runs_since) = (None, None, None);
-        Self { process, guest, state_bytes, hashes, figures, tried, runs_since, giving, others }
+        Self { process, guest, state_bytes, hashes, figures, tried, runs_since, giving, flushing, others }
     }
 
     /// Goes on until every page is here, over as many connections as it takes. `None` if the session has ended.
@@ -309,12 +313,15 @@ impl Owner {
     }
 
     /// What the source is told when every page is here, and compared if that was asked for.
-    async fn whole(&self, session: &mut Session) -> Result<Option<message::Complete>, End> {
+    async fn whole(&mut self, session: &mut Session) -> Result<Option<message::Complete>, End> {
         let memory = Arc::clone(&session.files.memory);
         // A daemon started anew that finds Complete does not look whether the guest was resumed.
         let unsettled = !matches!(self.guest, Guest::Settled);
         let unverified = memory.hashes.is_some() && !self.hashes.are_whole();
         if unsettled || unverified || memory.left() > 0 {
+            return Ok(None);
+        }
+        if !self.flushing.is_done(session).await? {
             return Ok(None);
         }
         let differing_pages = self.differing_pages(session).await;

@@ -7,8 +7,10 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
 use tracing::Instrument as _;
 
+use super::disk_wires::{self, DiskWires};
 use super::error::{DestinationError, PageError, PagesLost};
 use super::fill::FillEvent;
+use super::images;
 use super::page_connections::PageConnections;
 use super::vm_files::VmFiles;
 use crate::devices::arrival;
@@ -103,6 +105,8 @@ pub(super) struct Session {
     pub arrivals: mpsc::Receiver<Arrival>,
     /// Of frames that came to the source.
     pub deliveries: Deliveries,
+    /// The source's QEMU writes to the disks of ours by these.
+    pub disks: DiskWires,
 }
 
 /// What ends the time without a source.
@@ -275,6 +279,9 @@ impl Session {
         match (arrival.hello.kind, arrival.link) {
             (LinkKind::Urgent, Link::Endpoint(endpoint)) => self.pages.add_urgent(endpoint),
             (LinkKind::Bulk, Link::Endpoint(endpoint)) => self.pages.add_bulk(endpoint),
+            (LinkKind::Disk, Link::Stream(stream)) => {
+                self.disks.join(disk_wires::socket(&self.files.layout), stream);
+            }
             (LinkKind::State, Link::Stream(stream)) => return Ok(Event::DeviceState(stream)),
             (LinkKind::Frames, Link::Stream(stream)) => return Ok(Event::Frames(stream)),
             // The source has dialled again before we noticed that the old connection is dead: the new one counts.
@@ -369,6 +376,10 @@ impl Session {
         }
         self.node.config.vmm.forget_monitor(&self.files.layout.qmp_socket).await;
         let mut left = !qemu_ended | !self.files.remove(self.node.disk());
+        if qemu_ended {
+            let record = self.journal.record();
+            left |= !images::remove(record.id, &record.prepare, &record.images);
+        }
         if let Some(vm) = &self.journal.record().vm {
             left |= !arrival::give_back(&*self.node.config.devices, vm, None).await;
         }

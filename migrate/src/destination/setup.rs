@@ -1,12 +1,15 @@
 //! How a session at the destination comes to be: asked for by a source, or taken up again after a restart.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use super::disk_wires::DiskWires;
 use super::error::{DestinationError, OpenError};
+use super::images;
 use super::loaded::{Loaded, Reached};
 use super::monitor::Connecting;
 use super::owner::{Guest, Owner};
@@ -52,7 +55,11 @@ pub(crate) async fn serve_new(
 ) {
     let mut channel: Channel<ToDestination> = Channel::new(stream);
     let prepare = match timeout(FIRST_MESSAGE_TIMEOUT, channel.receive()).await {
-        Ok(Ok(ToDestination::Prepare(prepare))) => *prepare,
+        Ok(Ok(ToDestination::Prepare(mut prepare))) => {
+            // What cannot be read is refused with everything else that stands in the way.
+            let _ = check::moved_disks::settle(&node, &mut prepare);
+            *prepare
+        }
         Ok(Ok(other)) => {
             return tracing::warn!(found = other.name(), "expected Prepare as the first message");
         }
@@ -175,7 +182,11 @@ pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>
         let ours = record.vm.iter().flat_map(|vm| &vm.ram);
         vm_files::remove_files(node.disk(), ours.map(|file| &file.path));
     } else if let Some(vm) = &record.vm {
-        others_left |= !end_left_qemu(node, vm).await;
+        let ended = end_left_qemu(node, vm).await;
+        others_left |= !ended;
+        if ended {
+            others_left |= !images::remove(record.id, &record.prepare, &record.images);
+        }
         others_left |= !arrival::give_back(&*node.config.devices, vm, None).await;
         let folder = record.folder_is_ours.then_some(&vm.vm_dir);
         vm_files::remove_of(node.disk(), &vm.ram, &vm.qmp_socket, folder);
@@ -306,11 +317,12 @@ async fn room(
         to_remove: false,
         folder_is_ours: plan.folder_is_ours,
         missing: Vec::new(),
+        images: Vec::new(),
     };
     let (dir, disk) = (node.session_dir(id), node.disk());
     let path = dir.join("destination.jsonl");
     let journal = disk.create_dir_all(&dir).and_then(|()| Journal::create_on(disk, &path, record));
-    let journal = journal.map_err(|source| OpenError::Journal { path, source })?;
+    let mut journal = journal.map_err(|source| OpenError::Journal { path: path.clone(), source })?;
     let record = journal.record();
     // A device that it was granted is given to no other VM.
     let taken = match node.config.admission.admit(&asked, Coming::ByMigration) {
@@ -318,6 +330,13 @@ async fn room(
         Err(why) => Err(OpenError::NotAdmitted(why)),
     };
     let made = taken.and_then(|()| Ok(vm_files::make(node, id, &record.prepare, plan, held)?));
+    let made = made.and_then(|files| match make_images(node, &mut journal, &path) {
+        Ok(()) => Ok(files),
+        Err(error) => {
+            files.remove(node.disk());
+            Err(error)
+        }
+    });
     match made {
         Ok(files) => Ok((files, journal, accepted)),
         Err(error) => {
@@ -329,6 +348,23 @@ async fn room(
             Err(error)
         }
     }
+}
+
+/// Makes the images of the disks that move. Nothing is left if that fails.
+fn make_images(node: &Node, journal: &mut Journal<DestinationRecord>, path: &Path) -> Result<(), OpenError> {
+    let record = journal.record();
+    if record.prepare.moved.is_empty() {
+        return Ok(());
+    }
+    let (id, prepare) = (record.id, record.prepare.clone());
+    let made = images::make(id, &prepare, &node.config.confinement)?;
+    let noted = journal.update(|r| r.images.clone_from(&made));
+    let noted = noted.map_err(|source| OpenError::Journal { path: path.to_owned(), source });
+    let settled = noted.and_then(|()| Ok(images::settle(id, &made)?));
+    if settled.is_err() {
+        images::remove(id, &prepare, &made);
+    }
+    settled
 }
 
 async fn take_devices(node: &Node, vm: Option<&VmRecord>) -> Result<(), DevicesError> {
@@ -364,8 +400,8 @@ fn session(
 ) -> Session {
     room.in_files(files.ram.iter().map(|file| file.path.clone()).collect());
     let pages = PageConnections::new(node.config.bulk_connections, node.config.vmm.page_workers());
-    let (id, deliveries) = (journal.record().id, Deliveries::default());
-    Session { id, node, journal, publisher, files, room, pages, arrivals, deliveries }
+    let (id, deliveries, disks) = (journal.record().id, Deliveries::default(), DiskWires::default());
+    Session { id, node, journal, publisher, files, room, pages, arrivals, deliveries, disks }
 }
 
 /// Ends the QEMU that an earlier process of this daemon had started for a session that is no more, also when that process was

@@ -7,6 +7,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::device_state::DeviceState;
 use super::error::DestinationError;
+use super::exports::Exports;
 use super::loaded::{Loaded, Reached};
 use super::monitor::Monitor;
 use super::page_messages::take_hashes;
@@ -14,7 +15,7 @@ use super::session::{Control, End, Event, Session, qemu_lives};
 use super::verify::SourceHashes;
 use crate::ownership::DestinationEvent;
 use crate::proto::message::ToDestination;
-use crate::vmm::QemuHandle;
+use crate::vmm::{ArrivingMonitor, QemuHandle};
 use vmove_node::peer::BoxedStream;
 use vmove_types::progress::Phase;
 use vmove_types::spec::Mode;
@@ -27,13 +28,16 @@ const LAST_PAGES_TIMEOUT: Duration = Duration::from_millis(3);
 pub(super) struct Incoming {
     pub process: Arc<dyn QemuHandle>,
     pub monitor: Monitor,
+    /// The same, for the disks that move.
+    pub arriving: Arc<dyn ArrivingMonitor>,
+    pub exports: Exports,
     pub state: DeviceState,
 }
 
 impl Incoming {
     /// Frames that come to the source for the guest go into its taps here.
     pub(super) fn deliver(&self, session: &mut Session, stream: BoxedStream) {
-        session.deliveries.take(stream, self.process.pid(), self.monitor.shared());
+        session.deliveries.take(stream, self.process.pid(), Arc::clone(&self.arriving));
     }
 }
 
@@ -94,6 +98,7 @@ impl Switchover {
                     })?;
                     patience = Instant::now() + LAST_PAGES_TIMEOUT;
                 }
+                ended = self.qemu.exports.ended() => ended?,
                 // The readers tell when nothing is missing any more.
                 event = session.next(control) => self.event(event?, session, control).await?,
                 () = sleep_until(patience), if patience > Instant::now() => {}
@@ -103,6 +108,10 @@ impl Switchover {
 
     fn is_loaded(&self, session: &Session, patience: Instant) -> Option<u64> {
         let DeviceState::Loaded { bytes } = self.qemu.state else { return None };
+        // The guest runs on its disks as soon as it is ours.
+        if !self.qemu.exports.have_ended() {
+            return None;
+        }
         let left = session.files.memory.left();
         let wait =
             left > 0 && (self.mode == Mode::Precopy || near(session, left) && Instant::now() < patience);
@@ -120,6 +129,9 @@ impl Switchover {
         }
         match session.common_event(event, control).await? {
             Some(Event::Message(ToDestination::Abort(why))) => return Err(End::Aborted(why)),
+            Some(Event::Message(ToDestination::DisksWhole)) => {
+                self.qemu.exports.end(Arc::clone(&self.qemu.arriving));
+            }
             Some(Event::Message(message)) => {
                 if let Some(other) = take_hashes(&mut self.hashes, message) {
                     return Err(session.out_of_order(other.name()));

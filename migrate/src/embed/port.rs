@@ -145,7 +145,12 @@ async fn take(mut stream: TcpStream, engine: Arc<Engine>, fabric: Arc<TcpFabric>
     }
     if !matches!(
         hello.kind,
-        LinkKind::Control | LinkKind::State | LinkKind::Frames | LinkKind::Urgent | LinkKind::Bulk
+        LinkKind::Control
+            | LinkKind::State
+            | LinkKind::Frames
+            | LinkKind::Disk
+            | LinkKind::Urgent
+            | LinkKind::Bulk
     ) {
         return refuse(stream, Status::Busy, "this node takes migrations only").await;
     }
@@ -153,7 +158,9 @@ async fn take(mut stream: TcpStream, engine: Arc<Engine>, fabric: Arc<TcpFabric>
         return;
     }
     let link = match hello.kind {
-        LinkKind::Control | LinkKind::State | LinkKind::Frames => Link::Stream(Box::new(stream)),
+        LinkKind::Control | LinkKind::State | LinkKind::Frames | LinkKind::Disk => {
+            Link::Stream(Box::new(stream))
+        }
         kind => match adopted(&fabric, stream, kind) {
             Ok(endpoint) => Link::Endpoint(endpoint),
             Err(error) => return tracing::warn!(%error, "a page connection cannot be used"),

@@ -62,6 +62,9 @@ pub struct Prepare {
     pub was_running: bool,
     /// Files behind the VM's disks that must be reachable at the destination.
     pub disks: Vec<Disk>,
+    /// Disks that are copied.
+    #[serde(default)]
+    pub moved: Vec<MovedDisk>,
     /// Fabrics the source can use, best first.
     pub fabrics: Vec<vmove_node::peer::FabricOffer>,
     /// Devices of the source that the guest owns. In their place it gets those that the options name.
@@ -133,6 +136,25 @@ pub struct Disk {
     pub shared: Option<bool>,
     /// File system at the source.
     pub fs: String,
+}
+
+/// A disk that moves with its guest. Its place among the others is its number in connections and exports.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MovedDisk {
+    /// Its name at the source.
+    pub name: String,
+    /// Its image as the command line names it, with the placeholders.
+    pub image: String,
+    /// Format of the image: `raw` or `qcow2`.
+    pub format: String,
+    /// Size that the guest sees, in bytes.
+    pub size: u64,
+    /// Bytes that its image takes at the source, those of images below it included.
+    pub allocated: u64,
+    /// Cluster size in bytes; 0 where the format has none.
+    pub cluster: u64,
+    /// Where the operator wants it at the destination. The destination notes here where it is.
+    pub to: Option<String>,
 }
 
 /// The destination has room and waits for page connections; its QEMU is being started.
@@ -275,6 +297,8 @@ pub enum ToDestination {
     Stopped(Final),
     /// All pages of the final set have been named.
     FinalEnd,
+    /// The copies of all disks are whole, and the source writes to none of them any more.
+    DisksWhole,
     /// The source has durably given the guest up.
     Commit,
     /// Every guest of the group has its devices: the script may be run. Answer to [`ToSource::Attached`].
@@ -305,6 +329,7 @@ impl ToDestination {
             Self::Outdated(_) => "Outdated",
             Self::Stopped(_) => "Stopped",
             Self::FinalEnd => "FinalEnd",
+            Self::DisksWhole => "DisksWhole",
             Self::Commit => "Commit",
             Self::AllAttached => "AllAttached",
             Self::Abort(_) => "Abort",

@@ -10,7 +10,7 @@ use vmove_node::record::VmRecord;
 use vmove_types::report::Report;
 use vmove_types::spec::MigrationSpec;
 
-fn vm() -> VmRecord {
+pub(crate) fn vm() -> VmRecord {
     VmRecord {
         name: "web".to_owned(),
         pid: 0,
@@ -46,6 +46,7 @@ pub(crate) fn at_source(dir: &Path, state: SourceState, freed: bool, untold: boo
         to_resume: false,
         detached: Detached::default(),
         missing: Vec::new(),
+        disks: Vec::new(),
         group: None,
         report: Report::default(),
     };
@@ -69,6 +70,7 @@ pub(crate) fn prepare() -> Prepare {
         machine: String::new(),
         was_running: true,
         disks: Vec::new(),
+        moved: Vec::new(),
         fabrics: Vec::new(),
         devices: Vec::new(),
         taps: Vec::new(),
@@ -92,6 +94,7 @@ pub(crate) fn at_destination(dir: &Path, state: DestinationState, released: bool
         to_remove: false,
         folder_is_ours: false,
         missing: Vec::new(),
+        images: Vec::new(),
     };
     Journal::create(&dir.join("destination.jsonl"), record).unwrap();
 }

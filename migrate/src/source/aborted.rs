@@ -65,8 +65,14 @@ pub(super) async fn abort(mut session: Session, stop: Stop, mut phase: impl Undo
     if let Err(error) = session.advance_owing(SourceEvent::GiveUp) {
         return session.end_badly(chain(&error), GuestPlace::PausedAtSource);
     }
-    // The guest first: it may be waiting.
+    // The guest first: it may be waiting. Its writes, too, if they wait for a destination that does not answer.
+    if let Some(copies) = &mut session.copies {
+        copies.close().await;
+    }
     let back = phase.bring_guest_back(&session).await;
+    if let Some(copies) = &mut session.copies {
+        copies.give_up().await;
+    }
     let mut lacks = Vec::new();
     if back.is_ok() {
         note_resumed(&mut session);
@@ -208,6 +214,9 @@ pub(crate) async fn put_back(
     }
     let record = journal.record().clone();
     let back = if stopped { bring_back_later(&node, &record).await } else { Ok(()) };
+    if !record.disks.is_empty() {
+        give_up_copies_later(&node, &record).await;
+    }
     if back.is_ok() {
         let lacks = bring_back_of(&node, &record, resume).await;
         let noted = journal.update_owing(|r| {
@@ -227,6 +236,18 @@ pub(crate) async fn put_back(
     owed::write_owed(&mut journal, publisher).await;
     let _ = written.send(());
     back
+}
+
+/// What an earlier process of this daemon has left in QEMU of copies of disks. Their connections ended with it.
+async fn give_up_copies_later(node: &Node, record: &SourceRecord) {
+    let gone = match node.config.vmm.monitor(&record.vm).await {
+        Ok(monitor) => monitor.give_up_copies(CANCEL_TIMEOUT).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = gone {
+        let error = chain(&error);
+        tracing::warn!(vm = record.vm.name, error, "something of the copies of disks may be left in QEMU");
+    }
 }
 
 async fn bring_back_later(node: &Node, record: &SourceRecord) -> Result<(), SourceError> {

@@ -10,6 +10,7 @@ use vmove_qmp::inspect::VmFacts;
 use super::aborted::Undo;
 use super::control::Control;
 use super::conversation::{Heard, Serving};
+use super::disk_choice::{self, Choice, Moving};
 use super::error::{SourceError, Stop};
 use super::link_rate::LinkRate;
 use super::memory::{SourceMemory, parts_with_data};
@@ -19,6 +20,7 @@ use super::warm::Warm;
 use crate::devices::way;
 use crate::node::Node;
 use crate::proto::message::{Accepted, BlockInfo, OwnedDevice, Prepare, ToDestination, ToSource};
+use crate::records::{FileId, LeftImage};
 use crate::vmm::LeavingMonitor;
 use vmove_node::blocking::spawn_blocking;
 use vmove_node::peer::Token;
@@ -28,6 +30,9 @@ use vmove_types::spec::MigrationSpec;
 /// The destination looks for blockers, which starts a QEMU twice to ask what it is.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// For QEMU to give up what an earlier migration has left in it.
+const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// The guest's QEMU, as it was found.
 #[derive(Debug)]
 pub(super) struct Guest {
@@ -35,6 +40,7 @@ pub(super) struct Guest {
     /// A disk bypasses the page cache: the guest is stopped and drained for each scan.
     pub direct_io: bool,
     facts: VmFacts,
+    disks: Choice,
 }
 
 /// A destination that was dialled.
@@ -56,7 +62,7 @@ pub(super) fn prepare_message(
     node: &Node,
     vm: &VmRecord,
     spec: &MigrationSpec,
-    facts: &VmFacts,
+    (facts, disks): (&VmFacts, &Choice),
     (blocks, devices): (Vec<BlockInfo>, Vec<OwnedDevice>),
     token: Token,
     check_only: bool,
@@ -75,7 +81,8 @@ pub(super) fn prepare_message(
         qemu_version: facts.version.clone(),
         machine: facts.machine.clone(),
         was_running: facts.status == "running",
-        disks: crate::check::source::disks(facts),
+        disks: disks.shared(facts),
+        moved: disks.told(),
         fabrics: node.config.dialer.fabrics(),
         devices,
         taps: crate::check::network::places(facts, vm.pid.unsigned_abs()),
@@ -96,6 +103,8 @@ impl Guest {
         blockers.extend(ways.map_err(SourceError::Devices)?.blockers);
         let private = crate::check::source::private_ram(&*vmm, session.vm());
         blockers.extend(private.map_err(SourceError::memory("look at the guest's memory"))?);
+        let disks = look_at_disks(session, &*monitor).await?;
+        blockers.extend(disks.blockers.iter().cloned());
         let mode = session.spec().mode.fixed();
         // `auto` takes what is left; a named mode must be possible.
         let bad: Vec<_> =
@@ -112,7 +121,7 @@ impl Guest {
         how.clone_into(&mut session.report.direct_io);
         let was_running = facts.status == "running";
         session.write(|r| r.was_running = was_running)?;
-        Ok(Self { monitor, direct_io, facts })
+        Ok(Self { monitor, direct_io, facts, disks })
     }
 
     /// Dials the destination.
@@ -133,7 +142,7 @@ impl Asking {
             &session.node,
             &record.vm,
             &record.spec,
-            &self.guest.facts,
+            (&self.guest.facts, &self.guest.disks),
             (blocks, devices),
             record.token,
             false,
@@ -154,14 +163,16 @@ impl Asking {
             spawn_blocking(move || SourceMemory::open(&*vmm, &vm)).await.map_err(SourceError::from)?;
         let memory = memory.map_err(SourceError::memory("open the guest's memory"))?;
         note(session, &accepted, &memory)?;
+        note_disks(session, &self.guest.disks)?;
         Ok(Room { accepted, memory: Arc::new(memory) })
     }
 
     /// The destination has room: pages can cross.
     pub(super) fn accepted(self, room: Room) -> Warm {
         let pages = PageService::new(Terms::from(&room.accepted), room.memory);
-        let Guest { monitor, direct_io, .. } = self.guest;
+        let Guest { monitor, direct_io, disks, .. } = self.guest;
         Warm {
+            moving: disks.moved,
             monitor,
             direct_io,
             control: self.control,
@@ -171,6 +182,30 @@ impl Asking {
             prepared: false,
         }
     }
+}
+
+/// Which disks move. What an earlier migration has left in QEMU of their copies is taken away before: a block job would be in the way.
+async fn look_at_disks(session: &Session, monitor: &dyn LeavingMonitor) -> Result<Choice, Stop> {
+    if !session.spec().disks.is_empty() {
+        monitor.give_up_copies(GIVE_UP_TIMEOUT).await.map_err(SourceError::Monitor)?;
+    }
+    let disks = monitor.disks().await.map_err(SourceError::Monitor)?;
+    Ok(disk_choice::choose(session.vm(), session.spec(), disks).map_err(SourceError::from)?)
+}
+
+/// Which images are left here in the end.
+fn note_disks(session: &mut Session, disks: &Choice) -> Result<(), SourceError> {
+    if disks.moved.is_empty() {
+        return Ok(());
+    }
+    let left = |disk: &Moving| {
+        let path = disk.path.clone();
+        let file =
+            FileId::at(&path).map_err(|source| SourceError::DiskImage { path: path.clone(), source })?;
+        Ok(LeftImage { name: disk.told.name.clone(), path, file })
+    };
+    let left = disks.moved.iter().map(left).collect::<Result<Vec<_>, SourceError>>()?;
+    session.write(|r| r.disks = left)
 }
 
 /// What is known from here on is in the report and in the journal.

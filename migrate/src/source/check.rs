@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::time::timeout;
 
 use super::asking::{ANSWER_TIMEOUT, prepare_message};
+use super::disk_choice;
 use super::memory::SourceMemory;
 use crate::devices::{own_state, way};
 use crate::node::Node;
@@ -12,20 +13,14 @@ use crate::proto::message::{ToDestination, ToSource};
 use vmove_node::peer::{Channel, Hello, LinkKind, PROTOCOL_VERSION, PeerTarget, SessionId, Token};
 use vmove_node::record::VmRecord;
 use vmove_types::check::{Blocker, BlockerCode, CheckReport};
-use vmove_types::device::DeviceChoice;
 use vmove_types::problem::chain;
 use vmove_types::spec::{MigrationSpec, Mode};
 
 /// What stands in the way of a VM, and the modes that are left.
-pub(crate) async fn check(
-    node: Arc<Node>,
-    vm: VmRecord,
-    to: PeerTarget,
-    devices: Vec<DeviceChoice>,
-) -> CheckReport {
+pub(crate) async fn check(node: Arc<Node>, vm: VmRecord, to: PeerTarget, spec: MigrationSpec) -> CheckReport {
     let mut report =
         CheckReport { vm: vm.name.clone(), destination: to.to_string(), ..CheckReport::default() };
-    match look(&node, &vm, &to, devices, &mut report).await {
+    match look(&node, &vm, &to, spec, &mut report).await {
         Ok(blockers) => report.blockers.extend(blockers),
         Err(blocker) => report.blockers.push(blocker),
     }
@@ -44,17 +39,21 @@ async fn look(
     node: &Arc<Node>,
     vm: &VmRecord,
     to: &PeerTarget,
-    devices: Vec<DeviceChoice>,
+    spec: MigrationSpec,
     report: &mut CheckReport,
 ) -> Result<Vec<Blocker>, Blocker> {
     let vmm = &*node.config.vmm;
     let monitor = vmm.monitor(vm).await.map_err(blocker(BlockerCode::Monitor))?;
     let facts = monitor.facts(vm.pid.unsigned_abs()).await.map_err(blocker(BlockerCode::Monitor))?;
     report.blockers.extend(crate::check::source::blockers(&facts, &vm.devices));
-    let ways = way::look(vm, &*monitor, &facts, &devices).await.map_err(blocker(BlockerCode::Monitor))?;
+    let ways =
+        way::look(vm, &*monitor, &facts, &spec.devices).await.map_err(blocker(BlockerCode::Monitor))?;
     report.blockers.extend(ways.blockers);
     report.devices = ways.ways;
     own_state::add(node, vm, &mut report.devices).await;
+    let disks = monitor.disks().await.map_err(blocker(BlockerCode::Monitor))?;
+    let disks = disk_choice::choose(vm, &spec, disks).map_err(blocker(BlockerCode::CommandLine))?;
+    report.blockers.extend(disks.blockers.iter().cloned());
     report.warnings = crate::check::source::warnings(&facts);
     if let Some(private) =
         crate::check::source::private_ram(vmm, vm).map_err(blocker(BlockerCode::RamNotShared))?
@@ -74,9 +73,8 @@ async fn look(
     };
     let stream = node.config.dialer.stream(to, &hello).await.map_err(blocker(BlockerCode::Unreachable))?;
     let mut channel: Channel<ToSource> = Channel::new(stream);
-    let spec = MigrationSpec { devices, ..MigrationSpec::default() };
     let owned = way::owned_devices(node, vm).await;
-    let prepare = prepare_message(node, vm, &spec, &facts, (infos, owned), Token::random(), true);
+    let prepare = prepare_message(node, vm, &spec, (&facts, &disks), (infos, owned), Token::random(), true);
     let asked = channel.send(&ToDestination::Prepare(Box::new(prepare))).await;
     asked.map_err(blocker(BlockerCode::Unreachable))?;
     let why = match timeout(ANSWER_TIMEOUT, channel.receive()).await {

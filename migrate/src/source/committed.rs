@@ -158,7 +158,7 @@ impl Committed {
         let told = control.send(&ToDestination::Commit).await;
         let whole = match told {
             Ok(()) => {
-                session.copies.given_up();
+                session.frames.given_up();
                 self.hash(session);
                 self.converse(session, &mut control).await
             }
@@ -297,7 +297,7 @@ impl Committed {
 
     /// The commit came too late: the destination's QEMU had ended without ever running the guest, which goes on here.
     async fn take_back(self, mut session: Session, control: Option<Control>) {
-        session.copies = Copies::default();
+        session.frames = Copies::default();
         // Safe without its line: a daemon started anew that finds Committed asks, and the destination stays gone.
         if let Err(error) = session.advance_owing(SourceEvent::PeerGone) {
             return session.end_badly(chain(&error), GuestPlace::PausedAtSource);

@@ -9,6 +9,8 @@ use vmove_node::peer::codec::CodecError;
 use vmove_node::peer::{LinkError, PeerTarget};
 use vmove_node::store::VmStoreError;
 use vmove_qmp::QmpError;
+use vmove_qmp::cmdline::CommandLineError;
+use vmove_qmp::disks::CopyError;
 use vmove_qmp::hotplug::HotplugError;
 use vmove_qmp::process::ProcessError;
 use vmove_qmp::switchover::SwitchoverError;
@@ -121,6 +123,20 @@ pub(crate) enum SourceError {
     Script(#[from] ScriptError),
     #[error("The guest runs at {to}, but its old QEMU could not be ended")]
     NotReleased { to: PeerTarget, source: Box<ReleaseError> },
+    #[error("The guest has more than 256 disks that are to move")]
+    TooManyDisks,
+    #[error("Could not listen for QEMU on {} at the source", path.display())]
+    DiskSocket { path: PathBuf, source: io::Error },
+    #[error("QEMU at the source could not begin to copy disk {name}")]
+    DiskCopy { name: String, source: QmpError },
+    #[error("The copy of disk {name} to the destination ended: {why}; the guest keeps its disk here")]
+    DiskCopyEnded { name: String, why: String },
+    #[error("The copies of the disks could not be ended; the guest keeps its disks here")]
+    DisksNotWhole(#[from] CopyError),
+    #[error("Could not look at the image {} at the source", path.display())]
+    DiskImage { path: PathBuf, source: io::Error },
+    #[error("The command line of the guest cannot be read")]
+    CommandLine(#[from] CommandLineError),
     #[error("A task at the source ended without a result")]
     Task(#[from] tokio::task::JoinError),
 }

@@ -40,12 +40,12 @@ async fn copy(session: &mut Session, index: u8, tap: &Tap) -> Result<(), String>
     let hello = session.hello(LinkKind::Frames, index, session.journal.record().token);
     let link =
         session.node.config.dialer.stream(session.to(), &hello).await.map_err(|error| chain(&error))?;
-    session.copies.copy(tap, link).await.map_err(|error| error.to_string())
+    session.frames.copy(tap, link).await.map_err(|error| error.to_string())
 }
 
 /// Nothing more comes here for the guest.
 pub(super) async fn end(session: &mut Session, figures: &Complete) {
-    let passed = std::mem::take(&mut session.copies).end(LAST_FRAMES_TIMEOUT).await;
+    let passed = std::mem::take(&mut session.frames).end(LAST_FRAMES_TIMEOUT).await;
     if let Some(network) = &mut session.report.network {
         network.frames_passed_on = passed.frames;
         network.frames_lost = passed.lost;

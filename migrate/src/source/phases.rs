@@ -65,6 +65,21 @@ impl Limits {
         Self { cancel, deadline, member }
     }
 
+    /// The time that disks take is not counted: it depends on how much they hold.
+    fn while_disks_are_copied(&self, spec: &MigrationSpec) -> Self {
+        let deadline = self.deadline.filter(|_| spec.disks.is_empty());
+        Self { cancel: self.cancel.clone(), deadline, member: self.member.clone() }
+    }
+
+    /// The time begins anew if disks were copied.
+    fn afterwards(self, before: &Self, spec: &MigrationSpec) -> Self {
+        if spec.disks.is_empty() {
+            let deadline = before.deadline;
+            return Self { deadline, ..self };
+        }
+        Self::new(self.cancel, spec, self.member)
+    }
+
     /// Does some work, unless it is cut short.
     async fn run<T>(&self, work: impl Future<Output = Result<T, Stop>>) -> Result<T, Stop> {
         let timed_out = async {
@@ -121,6 +136,7 @@ pub(crate) async fn begin(begun: Begun) {
         detached: Detached::default(),
         group,
         missing: Vec::new(),
+        disks: Vec::new(),
         report: report.clone(),
     };
     let dir = node.session_dir(id);
@@ -156,9 +172,18 @@ async fn run(mut session: Session, limits: &Limits) {
         Ok(room) => asking.accepted(room),
         Err(stop) => return undo(session, stop, asking).await,
     };
+    let copying = limits.while_disks_are_copied(session.spec());
+    let copied = async {
+        warm.begin(&mut session).await?;
+        warm.copy_disks(&mut session).await
+    };
+    if let Err(stop) = copying.run(copied.instrument(phase("Warm"))).await {
+        return undo(session, stop, warm).await;
+    }
+    let limits = &copying.afterwards(limits, session.spec());
     let sent = async {
         warm.run(&mut session).await?;
-        warm.prepare_qemu().await
+        warm.prepare_qemu(&session).await
     };
     let mut stopping = match limits.run(sent.instrument(phase("Warm"))).await {
         Ok(qemu) => warm.stop(qemu),

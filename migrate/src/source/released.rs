@@ -6,6 +6,7 @@ use tokio::time::timeout;
 
 use super::control::Control;
 use super::devices;
+use super::disks_aside::put_aside;
 use super::error::{ReleaseError, SourceError};
 use super::frames;
 use super::session::Session;
@@ -56,6 +57,9 @@ fn add_to_report(session: &mut Session, figures: &Complete) {
     let report = &mut session.report;
     figures.add_to(report);
     devices::add_to_report(session, figures);
+    if let Some(copies) = &session.copies {
+        session.report.disks = copies.reports();
+    }
     let report = &mut session.report;
     if report.pages_zero == 0 {
         report.pages_zero = figures.pages_zero;
@@ -84,6 +88,7 @@ async fn release(session: &mut Session, kept: Kept) -> Result<(), ReleaseError> 
     let now = session.node.vms.get(&vm.name);
     if now.is_ok_and(|now| now.pid == vm.pid && now.pid_start == vm.pid_start) {
         devices::give_back(session).await;
+        put_aside(session);
         free_files(session)?;
     }
     session.write_owing(|r| r.freed = true);

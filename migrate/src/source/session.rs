@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::disk_copies::DiskCopies;
 use super::error::{SourceError, Stop, unexpected};
 use crate::frames::Copies;
 use crate::group::barrier::Membership;
@@ -33,12 +34,14 @@ pub(super) struct Session {
     pub clock: PeerClock,
     /// What the destination has told last.
     pub counted: Counted,
+    /// Copies of its guest's disks.
+    pub copies: Option<DiskCopies>,
     /// Its place among those that it moves with, in the process that has begun it.
     pub member: Option<Arc<Membership>>,
     /// Where its script waits for the devices of those that it moves with.
     pub resume: Option<Arc<ResumePlace>>,
-    /// Of frames that come for the guest while it stands still.
-    pub copies: Copies,
+    /// Copies of frames that come for the guest while it stands still.
+    pub frames: Copies,
 }
 
 impl Session {
@@ -50,8 +53,19 @@ impl Session {
         mode: Mode,
     ) -> Self {
         let (clock, counted) = (PeerClock::default(), Counted::default());
-        let (member, resume, copies) = (None, None, Copies::default());
-        Self { node, journal, publisher, report, mode, clock, counted, member, resume, copies }
+        Self {
+            node,
+            journal,
+            publisher,
+            report,
+            mode,
+            clock,
+            counted,
+            copies: None,
+            member: None,
+            resume: None,
+            frames: Copies::default(),
+        }
     }
 
     /// Its guest has its devices, or it is known that it does not get them.

@@ -52,6 +52,10 @@ impl Stopped {
         self.control.tell_outdated(&std::mem::take(&mut self.guest.untold)).await?;
         let message = Final { stopped_at: self.guest.at, mode: session.mode };
         self.control.send(&ToDestination::Stopped(message)).await?;
+        if session.copies.is_some() {
+            // They were finished before the phase began.
+            self.control.send(&ToDestination::DisksWhole).await?;
+        }
         last.name(&self.pages);
         self.guest.pause.step("tell");
         session.publisher.enter(Phase::HandOver);

@@ -39,15 +39,20 @@ impl Stopping {
         self.qemu.start(to).await.map_err(SourceError::qemu("send its device state"))?;
         let stops = SourceError::qemu("stop the guest");
         let Halt { at, wall, was_running } = self.qemu.stopped(STOP_TIMEOUT).await.map_err(stops)?;
-        session.copies.stopped(wall);
+        session.frames.stopped(wall);
         // Drained: nothing in QEMU writes guest memory from here on.
         self.qemu.held(STOP_TIMEOUT).await.map_err(stops)?;
         let mut pause = Pause::since(at);
         session.member.iter().for_each(|member| member.stopped(at));
         pause.step("drain");
         let memory = Arc::clone(&self.pages.memory);
-        let scanned = while_alive(&mut self.control, spawn_blocking(move || memory.scan())).await?;
-        scanned.map_err(SourceError::memory("find what the guest has written"))?;
+        let scanning = while_alive(&mut self.control, spawn_blocking(move || memory.scan()));
+        let (scanned, finished) = tokio::join!(scanning, finish_disks(session, &*self.qemu));
+        finished?;
+        if let Some(copies) = &session.copies {
+            session.report.disks = copies.reports();
+        }
+        scanned?.map_err(SourceError::memory("find what the guest has written"))?;
         pause.step("scan");
         self.pages.refresh_regions(session, &mut self.control).await?;
         pause.step("register");
@@ -61,6 +66,13 @@ impl Stopping {
         let Self { qemu, control, pages } = self;
         Stopped { qemu, control, pages, guest }
     }
+}
+
+/// What the guest wrote last comes into the copies of its disks; then QEMU may give the disks away, and sends the device state.
+async fn finish_disks(session: &Session, qemu: &dyn Leaving) -> Result<(), SourceError> {
+    let Some(copies) = &session.copies else { return Ok(()) };
+    copies.finish().await?;
+    qemu.go_on().await.map_err(SourceError::qemu("send its device state"))
 }
 
 impl Undo for Stopping {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::aborted::Undo;
 use super::control::Control;
 use super::conversation::{Heard, Serving};
+use super::disk_choice::Moving;
 use super::error::{SourceError, Stop};
 use super::link_rate::LinkRate;
 use super::page_service::PageService;
@@ -25,6 +26,8 @@ pub(super) struct Warm {
     pub monitor: Arc<dyn LeavingMonitor>,
     /// A disk bypasses the page cache: the guest is stopped and drained for each scan.
     pub direct_io: bool,
+    /// Disks that are to be copied.
+    pub moving: Vec<Moving>,
     pub control: Control,
     pub pages: PageService,
     /// By the rounds so far.
@@ -36,12 +39,17 @@ pub(super) struct Warm {
 }
 
 impl Warm {
-    /// Sends memory until the guest may be stopped for the rest.
-    pub(super) async fn run(&mut self, session: &mut Session) -> Result<(), Stop> {
+    /// Opens the page connections.
+    pub(super) async fn begin(&mut self, session: &mut Session) -> Result<(), Stop> {
         session.publisher.enter(Phase::Prepare);
         self.pages.open(session, &mut self.control).await?;
         session.ask_clock(&mut self.control).await?;
         session.report.setup_ms = session.publisher.elapsed_ms();
+        Ok(())
+    }
+
+    /// Sends memory until the guest may be stopped for the rest.
+    pub(super) async fn run(&mut self, session: &mut Session) -> Result<(), Stop> {
         if session.owns_devices() || session.member.is_some() {
             // It is without them from then on: not before the destination is ready, nor before those of its whole group are.
             self.wait_prepared(session).await?;
@@ -64,6 +72,9 @@ impl Warm {
             if self.rounds_would_pay(session) {
                 self.rounds(session).await?;
             }
+        }
+        if self.hold_disks_in_step(session).await? && self.rounds_would_pay(session) {
+            self.rounds(session).await?;
         }
         self.pages.all_registered(session, &mut self.control).await?;
         self.be_ready(session).await?;
@@ -92,8 +103,9 @@ impl Warm {
     }
 
     /// Makes QEMU ready to stop the guest and to send its device state.
-    pub(super) async fn prepare_qemu(&self) -> Result<Arc<dyn Leaving>, Stop> {
-        let prepared = self.monitor.prepare().await;
+    pub(super) async fn prepare_qemu(&self, session: &Session) -> Result<Arc<dyn Leaving>, Stop> {
+        // Disks are finished between the stop and the device state.
+        let prepared = self.monitor.prepare(session.copies.is_some()).await;
         Ok(prepared.map_err(SourceError::qemu("be made ready to send its device state"))?)
     }
 

@@ -3,7 +3,9 @@
 //! [`Qemu`] does it for real. The drivers in `source` and `destination`, and what they write down, know only these traits: `tests/sim` runs
 //! them against QEMUs that are played, on a network and on disks that fail.
 
+mod disks;
 mod qemu;
+mod qemu_disks;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -23,6 +25,7 @@ use vmove_types::Backing;
 use vmove_types::time::Mono;
 
 pub use crate::frames::{Tap, TapsError};
+pub use disks::{CopiesDisks, TakesDisks};
 pub use qemu::Qemu;
 pub use vmove_node::guest_devices::{DeviceMonitor, InGuestError, Ran};
 
@@ -199,7 +202,7 @@ pub trait QemuHandle: Send + Sync + fmt::Debug {
 
 /// The monitor of a QEMU whose guest is to leave.
 #[async_trait]
-pub trait LeavingMonitor: DeviceMonitor {
+pub trait LeavingMonitor: DeviceMonitor + CopiesDisks {
     /// What QEMU and guest are made of.
     ///
     /// # Errors
@@ -226,11 +229,12 @@ pub trait LeavingMonitor: DeviceMonitor {
     /// [`QmpError`].
     async fn tell(&self, command: &'static str, deadline: Duration) -> Result<(), QmpError>;
 
-    /// Makes QEMU ready to stop the guest and to send its device state. Changes nothing for the guest.
+    /// Makes QEMU ready to stop the guest and to send its device state. Changes nothing for the guest. With `hold`, QEMU sends the device
+    /// state, and gives its disks away, only after [`Leaving::go_on`].
     ///
     /// # Errors
     /// [`SwitchoverError`].
-    async fn prepare(&self) -> Result<Arc<dyn Leaving>, SwitchoverError>;
+    async fn prepare(&self, hold: bool) -> Result<Arc<dyn Leaving>, SwitchoverError>;
 
     /// Takes up a switch-over that an earlier process of this daemon began.
     ///
@@ -270,6 +274,12 @@ pub trait Leaving: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`SwitchoverError`].
     async fn held(&self, deadline: Duration) -> Result<(), SwitchoverError>;
+
+    /// Ends the hold: QEMU sends the device state.
+    ///
+    /// # Errors
+    /// [`SwitchoverError`].
+    async fn go_on(&self) -> Result<(), SwitchoverError>;
 
     /// Waits until everything was sent. From then on QEMU does not run the guest by itself.
     ///
@@ -324,7 +334,7 @@ pub trait WriteTracker: Send + Sync + fmt::Debug {
 
 /// The monitor of a QEMU that takes a guest.
 #[async_trait]
-pub trait ArrivingMonitor: Send + Sync + fmt::Debug {
+pub trait ArrivingMonitor: TakesDisks {
     /// Gives QEMU the device state that comes by `from`, and waits until it has loaded it. How many bytes that were.
     ///
     /// # Errors

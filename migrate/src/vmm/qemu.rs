@@ -270,7 +270,7 @@ impl QemuHandle for Started {
 
 /// A QMP connection.
 #[derive(Debug)]
-struct Monitor {
+pub(super) struct Monitor {
     client: Client,
     /// Of a QEMU that this process started: by it the device state is loaded, and the guest's new place announced.
     destination: Option<Arc<Incoming>>,
@@ -294,6 +294,10 @@ enum Announced {
 }
 
 impl Monitor {
+    pub(super) const fn client(&self) -> &Client {
+        &self.client
+    }
+
     async fn status(&self, deadline: Duration) -> Result<String, QmpError> {
         let status = self.client.execute_raw("query-status", Value::Null, deadline).await?;
         Ok(status.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
@@ -345,10 +349,14 @@ impl LeavingMonitor for Monitor {
         self.client.execute_raw(command, Value::Null, deadline).await.map(drop)
     }
 
-    async fn prepare(&self) -> Result<Arc<dyn Leaving>, SwitchoverError> {
+    async fn prepare(&self, hold: bool) -> Result<Arc<dyn Leaving>, SwitchoverError> {
         // QEMU 10 says when the guest is drained without being made to wait (2 ms less pause); older ones say it only when all is sent,
         // which may be never if the destination needs a page to take it in.
-        let hold = if self.client.version().major >= 10 { Hold::Never } else { Hold::AtOnce };
+        let hold = match self.client.version().major {
+            _ if hold => Hold::UntilTold,
+            10.. => Hold::Never,
+            _ => Hold::AtOnce,
+        };
         let source = Source::prepare(&self.client, &SourceOptions::default().hold(hold)).await?;
         Ok(Arc::new(SwitchOver { source, relay: Mutex::default() }))
     }
@@ -411,6 +419,10 @@ impl Leaving for SwitchOver {
 
     async fn held(&self, deadline: Duration) -> Result<(), SwitchoverError> {
         self.source.held(deadline).await.map(drop)
+    }
+
+    async fn go_on(&self) -> Result<(), SwitchoverError> {
+        self.source.continue_().await
     }
 
     async fn completed(&self, deadline: Duration) -> Result<(), SwitchoverError> {

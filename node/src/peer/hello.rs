@@ -5,8 +5,8 @@
 //! ```text
 //! 0  magic    8 bytes  "VMOVE\r\n\0"   (no HTTP request begins so: the same port serves both)
 //! 8  version  u16      PROTOCOL_VERSION of the sender
-//! 10 kind     u8       1 control, 2 device state, 3 urgent pages, 4 bulk pages, 6 frames, 16 trial of a fabric, 32 fork, 33 memory of a
-//!                      fork, 34 disk of a fork; 0x80 is added for pages by RDMA, whose queue
+//! 10 kind     u8       1 control, 2 device state, 3 urgent pages, 4 bulk pages, 5 disk, 6 frames, 16 trial of a fabric, 32 fork,
+//!                      33 memory of a fork, 34 disk of a fork; 0x80 is added for pages by RDMA, whose queue
 //!                      pairs are introduced next
 //! 11 index    u8       which of several connections of a kind
 //! 12 session  16 bytes
@@ -88,6 +88,8 @@ pub enum LinkKind {
     Urgent = 3,
     /// All other pages: becomes a fabric endpoint of class bulk.
     Bulk = 4,
+    /// A disk that moves, the `index`th, as the source's QEMU speaks to the destination's (NBD).
+    Disk = 5,
     /// Frames that came for the guest while it stood still: those of the `index`th network back end.
     Frames = 6,
     /// Belongs to no session: becomes a fabric endpoint on which the sender reads memory that is there for that.
@@ -107,9 +109,13 @@ impl LinkKind {
         match self {
             Self::Urgent | Self::Trial => Class::Urgent,
             Self::Bulk => Class::Bulk,
-            Self::Control | Self::State | Self::Frames | Self::Fork | Self::ForkMemory | Self::ForkDisk => {
-                Class::Message
-            }
+            Self::Control
+            | Self::State
+            | Self::Disk
+            | Self::Frames
+            | Self::Fork
+            | Self::ForkMemory
+            | Self::ForkDisk => Class::Message,
         }
     }
 
@@ -119,6 +125,7 @@ impl LinkKind {
             2 => Self::State,
             3 => Self::Urgent,
             4 => Self::Bulk,
+            5 => Self::Disk,
             6 => Self::Frames,
             16 => Self::Trial,
             32 => Self::Fork,

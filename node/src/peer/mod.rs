@@ -5,6 +5,7 @@
 pub mod channel;
 pub mod codec;
 pub mod hello;
+mod join;
 mod known;
 mod link;
 mod negotiate;
@@ -12,6 +13,7 @@ mod policy;
 
 pub use channel::Channel;
 pub use hello::{Hello, HelloError, LinkKind, MAX_NODE_NAME, PROTOCOL_VERSION, SessionId, Status, Token};
+pub use join::{join, join_counted};
 pub use known::{KnownPeer, KnownPeers, UnknownPeer, split_address};
 pub use link::{BoxedStream, Dialer, FabricOffer, Link, LinkError, PeerTarget, Stream};
 pub use negotiate::{Agreed, NoCommonFabric, negotiate};

@@ -167,8 +167,9 @@ pub(super) fn texts(line: &CommandLine) -> Result<Vec<String>, RegistryError> {
 /// Refuses what QEMU could not open as its user.
 async fn may_open(argv: &[OsString], layout: &RunLayout) -> Result<(), RegistryError> {
     let (argv, of) = (argv.to_vec(), layout.clone());
-    let denied =
-        run_blocking(move || access::denied(&argv, &of, &[])).await?.map_err(RegistryError::NotAsked)?;
+    let denied = run_blocking(move || access::denied(&argv, &of, &access::More::default()))
+        .await?
+        .map_err(RegistryError::NotAsked)?;
     let messages: Vec<String> = denied.into_iter().map(|denied| denied.message).collect();
     if messages.is_empty() { Ok(()) } else { Err(RegistryError::Denied(messages)) }
 }

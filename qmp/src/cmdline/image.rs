@@ -27,7 +27,7 @@ pub struct Overlay {
 }
 
 /// Where an image is said.
-enum Place {
+pub(super) enum Place {
     /// `-drive file=…`
     Drive,
     /// `-blockdev`: the node of this name.
@@ -82,7 +82,7 @@ impl CommandLine {
     }
 
     /// Removes the nodes that lay below one with these options and that nothing else has.
-    fn remove_below(&mut self, node: &Options) -> Result<(), CommandLineError> {
+    pub(super) fn remove_below(&mut self, node: &Options) -> Result<(), CommandLineError> {
         for below in ["file", "backing"].into_iter().filter_map(|key| node.get(key, false)) {
             if self.is_used(&below)? {
                 continue;
@@ -113,6 +113,11 @@ impl CommandLine {
     }
 
     fn places(&self) -> Result<Vec<(usize, Image, Place)>, CommandLineError> {
+        self.places_by(&["file"])
+    }
+
+    /// The same, of images that one of these drivers opens.
+    pub(super) fn places_by(&self, drivers: &[&str]) -> Result<Vec<(usize, Image, Place)>, CommandLineError> {
         let mut found = Vec::new();
         let attached = self.attached()?;
         for (at, item) in self.items.iter().enumerate() {
@@ -135,8 +140,9 @@ impl CommandLine {
                     if !attached.contains(&node) {
                         continue;
                     }
-                    if let Some((file, unlocked)) = self.file_of(&options)? {
-                        let driver = options.get("driver", true).filter(|driver| driver != "file");
+                    if let Some((file, unlocked)) = self.file_of(&options, drivers)? {
+                        let driver =
+                            options.get("driver", true).filter(|driver| !drivers.contains(&driver.as_str()));
                         let format = Some(driver.unwrap_or_else(|| "raw".to_owned()));
                         found.push((at, Image { file, format, unlocked }, Place::Node(node)));
                     }
@@ -157,13 +163,14 @@ impl CommandLine {
     }
 
     /// The file of a node, through the node below it if that is where the file is; and whether it is not to be locked.
-    fn file_of(&self, node: &Options) -> Result<Option<(String, bool)>, CommandLineError> {
+    fn file_of(&self, node: &Options, drivers: &[&str]) -> Result<Option<(String, bool)>, CommandLineError> {
         let driver = node.get("driver", true).unwrap_or_default();
+        let opens = |driver: Option<String>| driver.is_some_and(|driver| drivers.contains(&driver.as_str()));
         let own = |options: &Options, key: &str, locking: &str| {
             let file = options.get(key, false).filter(|file| is_path(file));
             file.map(|file| (file, off(options, locking)))
         };
-        if driver == "file" {
+        if drivers.contains(&driver.as_str()) {
             return Ok(own(node, "filename", "locking"));
         }
         if !matches!(driver.as_str(), "raw" | "qcow2") {
@@ -173,17 +180,20 @@ impl CommandLine {
             && let Some(serde_json::Value::Object(below)) = map.get("file")
         {
             let below = Options::Json(below.clone());
-            let is_file = below.get("driver", false).as_deref() == Some("file");
-            return Ok(if is_file { own(&below, "filename", "locking") } else { None });
+            return Ok(if opens(below.get("driver", false)) {
+                own(&below, "filename", "locking")
+            } else {
+                None
+            });
         }
-        if node.get("file.driver", false).as_deref() == Some("file") {
+        if opens(node.get("file.driver", false)) {
             return Ok(own(node, "file.filename", "file.locking"));
         }
         let Some(below) = node.get("file", false) else { return Ok(None) };
         for item in self.named("blockdev") {
             let options = item.options()?;
             let is_it = options.get("node-name", false).as_deref() == Some(below.as_str());
-            if is_it && options.get("driver", true).as_deref() == Some("file") {
+            if is_it && opens(options.get("driver", true)) {
                 return Ok(own(&options, "filename", "locking"));
             }
         }

@@ -4,6 +4,7 @@
 mod blows;
 mod control_groups;
 mod crashes;
+mod disks;
 mod errors;
 mod failing_disk;
 mod groups;

@@ -25,8 +25,7 @@ use std::time::Duration;
 
 use crate::disk::Exported;
 use serde::de::DeserializeOwned;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use vmove_node::peer::SessionId;
+use vmove_node::peer::{SessionId, join};
 use vmove_qmp::confine::Confinement;
 
 use self::export::Export;
@@ -42,8 +41,6 @@ use vmove_node::files::read_json;
 const RECORD: &str = "record.json";
 /// The kernel's limit, without the zero.
 const SOCKET_PATH: usize = 107;
-/// Bytes that are passed on at once.
-const BUFFER: usize = 256 << 10;
 
 /// What this node serves to others, and what others serve to it.
 #[derive(Debug)]
@@ -161,30 +158,5 @@ fn remove(dir: &Path) {
             tracing::warn!(dir = %dir.display(), %error, "something of a fork's disks is left");
         }
         _ => {}
-    }
-}
-
-/// Passes bytes on, both ways, until one side ends: a reader that asked the other in vain is told by that.
-async fn join<A, B>(one: A, other: B)
-where
-    A: AsyncRead + AsyncWrite + Unpin,
-    B: AsyncRead + AsyncWrite + Unpin,
-{
-    let ((one_in, one_out), (other_in, other_out)) = (tokio::io::split(one), tokio::io::split(other));
-    tokio::select! {
-        _ = pump(one_in, other_out) => {}
-        _ = pump(other_in, one_out) => {}
-    }
-}
-
-async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> io::Result<()> {
-    let mut buffer = vec![0; BUFFER];
-    loop {
-        let read = from.read(&mut buffer).await?;
-        if read == 0 {
-            return Ok(());
-        }
-        to.write_all(&buffer[..read]).await?;
-        to.flush().await?;
     }
 }

@@ -84,9 +84,9 @@ fn leads_to(image: &Had, folder: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crate::disk::qcow2;
     use serde_json::json;
     use vmove_memory::Process;
+    use vmove_node::qcow2;
 
     use super::*;
 
@@ -106,7 +106,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let sockets = dir.path().join("in-1");
         let base = format!(r#"json:{{"driver":"nbd","path":"{}/0.sock"}}"#, sockets.display());
-        qcow2::create(&dir.path().join("disk"), 1 << 20, Path::new(&base), "raw").unwrap();
+        qcow2::Empty::over(1 << 20, Path::new(&base), "raw").create(&dir.path().join("disk")).unwrap();
         let needed = |words: &[&str]| {
             images_of(&vm(dir.path(), words, &[])).iter().any(|image| leads_to(image, &sockets))
         };
@@ -133,7 +133,7 @@ mod tests {
         let ended = VmRecord { pid_start: lives.pid_start + 1, ..lives.clone() };
         assert!(needed(&lives) && !needed(&ended));
         // An image below it.
-        qcow2::create(&over, 1 << 20, &dir.path().join("base"), "qcow2").unwrap();
+        qcow2::Empty::over(1 << 20, &dir.path().join("base"), "qcow2").create(&over).unwrap();
         assert!(needed(&lives) && !needed(&ended));
         std::fs::File::create(dir.path().join("base")).unwrap().set_len(1 << 20).unwrap();
         assert!(!needed(&lives));

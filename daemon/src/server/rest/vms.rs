@@ -1,5 +1,7 @@
 //! `/v1/vms`.
 
+use std::fmt::Display;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +10,7 @@ use axum::http::StatusCode;
 use vmove_http::{Answer, Json, Path, Query, Refusal};
 use vmove_node::registry::RegistryError;
 use vmove_types::check::CheckReport;
-use vmove_types::device::{DeviceChoice, VmDevice};
+use vmove_types::device::VmDevice;
 
 use crate::server::grants::Entered;
 use crate::server::problem::IntoProblem;
@@ -16,6 +18,7 @@ use crate::server::tuning::Starting;
 use crate::server::{App, detached};
 use vmove_types::migration::CheckQuery;
 use vmove_types::problem::{Code, Problem};
+use vmove_types::spec::MigrationSpec;
 use vmove_types::vm::{
     AdoptRequest, RunRequest, Running, StateRequest, StopQuery, Stopped, VmDetail, VmList, VmSummary,
 };
@@ -161,10 +164,13 @@ pub async fn check(
     Query(query): Query<CheckQuery>,
 ) -> Answer<CheckReport> {
     let to = app.known.target(&query.to).map_err(IntoProblem::into_problem)?;
-    let texts = query.devices.as_deref().unwrap_or_default().split(';').filter(|text| !text.is_empty());
-    let devices: Result<Vec<DeviceChoice>, _> = texts.map(str::parse).collect();
-    let devices = devices.map_err(|why| Problem::new(Code::BadOption, why.to_string()))?;
-    Ok(axum::Json(app.engine.check(&name, to, devices).await.map_err(IntoProblem::into_problem)?))
+    let spec = MigrationSpec {
+        devices: parts(query.devices.as_deref())?,
+        disks: parts(query.disks.as_deref())?,
+        disk_map: parts(query.disk_map.as_deref())?,
+        ..MigrationSpec::default()
+    };
+    Ok(axum::Json(app.engine.check(&name, to, spec).await.map_err(IntoProblem::into_problem)?))
 }
 
 /// Gives a VM a device that its record names and that it lacks, such as after a move. One that it has stays.
@@ -178,4 +184,11 @@ pub async fn attach_device(
     let engine = app.engine.clone();
     app.forks.not_at_work(&name).map_err(IntoProblem::into_problem)?;
     Ok(axum::Json(detached(async move { engine.attach_device(&name, &role).await }).await?))
+}
+
+/// The parts of a list with `;` between them.
+fn parts<T: FromStr<Err: Display>>(list: Option<&str>) -> Result<Vec<T>, Problem> {
+    let texts = list.unwrap_or_default().split(';').filter(|text| !text.is_empty());
+    let parsed: Result<Vec<T>, _> = texts.map(str::parse).collect();
+    parsed.map_err(|why| Problem::new(Code::BadOption, why.to_string()))
 }

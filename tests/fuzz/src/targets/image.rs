@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use vmove_clone::disk::qcow2;
 use vmove_clone::fuzzing;
+use vmove_node::qcow2::Empty;
 
 use super::Target;
 
@@ -25,7 +25,9 @@ fn seeds() -> Vec<Vec<u8>> {
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let path = std::env::temp_dir().join(format!("vmove-fuzz-{}-{number}", std::process::id()));
     let image = |backing: &str, format| {
-        qcow2::create(&path, 1 << 30, Path::new(backing), format).expect("a file in the temporary folder");
+        Empty::over(1 << 30, Path::new(backing), format)
+            .create(&path)
+            .expect("a file in the temporary folder");
         let mut bytes = std::fs::read(&path).expect("it was written");
         let _ = std::fs::remove_file(&path);
         bytes.truncate(HEAD);

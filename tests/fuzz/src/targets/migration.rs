@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use vmove_fabric::{FabricKind, RemoteRegion};
 use vmove_migrate::pending::{PageSet, WirePart, WireSet};
 use vmove_migrate::proto::message::{
-    Accepted, BlockInfo, BlockRegions, Complete, Counted, DestinationStand, Disk, Final, Hashes, Outdated,
-    Prepare, RegionPart, Regions, RoundBegun, RoundDone, Running, SourceStand, ToDestination, ToSource,
-    WireRun,
+    Accepted, BlockInfo, BlockRegions, Complete, Counted, DestinationStand, Disk, Final, Hashes, MovedDisk,
+    Outdated, Prepare, RegionPart, Regions, RoundBegun, RoundDone, Running, SourceStand, ToDestination,
+    ToSource, WireRun,
 };
 use vmove_node::clock::ClockOffset;
 use vmove_node::peer::Token;
@@ -92,6 +92,7 @@ pub fn to_destination_seeds() -> Vec<Vec<u8>> {
         ToDestination::Outdated(sets.into_iter().map(outdated).collect()),
         ToDestination::Stopped(last),
         ToDestination::FinalEnd,
+        ToDestination::DisksWhole,
         ToDestination::Commit,
         ToDestination::Abort("why".to_owned()),
         ToDestination::Hashes(Hashes { block: 0, start: 5, hashes: vec![1, u64::MAX] }),
@@ -127,6 +128,15 @@ fn prepare() -> Prepare {
         machine: "pc-q35-10.0".to_owned(),
         was_running: true,
         disks: vec![disk],
+        moved: vec![MovedDisk {
+            name: "vda".to_owned(),
+            image: "{vmdir}/d.qcow2".to_owned(),
+            format: "qcow2".to_owned(),
+            size: 1 << 30,
+            allocated: 1 << 20,
+            cluster: 1 << 16,
+            to: Some("/srv/d.qcow2".to_owned()),
+        }],
         fabrics: Vec::new(),
         devices: Vec::new(),
         taps: Vec::new(),

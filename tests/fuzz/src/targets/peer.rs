@@ -42,6 +42,7 @@ fn greeting_seeds() -> Vec<Vec<u8>> {
     vec![
         hello(LinkKind::Control, false, "n1").encode(),
         hello(LinkKind::Bulk, true, "").encode(),
+        hello(LinkKind::Disk, false, "n2").encode(),
         hello(LinkKind::ForkDisk, false, &"ä".repeat(32)).encode(),
     ]
 }

@@ -374,7 +374,7 @@ impl LeavingMonitor for Qemu {
         Ok(())
     }
 
-    async fn prepare(&self) -> Result<Arc<dyn Leaving>, SwitchoverError> {
+    async fn prepare(&self, _: bool) -> Result<Arc<dyn Leaving>, SwitchoverError> {
         self.switching("prepare the migration").await?;
         let (status, stage) =
             self.look(|machine| (machine.status, machine.stage)).unwrap_or((Status::Paused, Stage::None));
@@ -508,6 +508,10 @@ impl Leaving for SwitchOver {
     async fn held(&self, deadline: Duration) -> Result<(), SwitchoverError> {
         let reached = |stage| matches!(stage, Stage::Drained | Stage::Completed);
         self.until("the end of its writes", deadline, reached).await
+    }
+
+    async fn go_on(&self) -> Result<(), SwitchoverError> {
+        Ok(())
     }
 
     async fn completed(&self, deadline: Duration) -> Result<(), SwitchoverError> {

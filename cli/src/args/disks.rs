@@ -1,0 +1,28 @@
+//! Which disks move with a guest.
+
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use vmove_types::disk::{DiskPlace, SourceDisks};
+
+/// Of `check` and `migrate`.
+#[derive(Debug, Args)]
+pub struct DiskArgs {
+    /// Disks to copy along: names of drives, devices or block nodes, with commas between them, or `all` that the guest can write
+    #[arg(long, value_name = "all|NAME,…", value_delimiter = ',')]
+    pub disks: Vec<String>,
+    /// Where a disk is to be on the other node, if not at the path that it has here: a new file, or a block device; may be repeated
+    #[arg(long = "disk-map", value_name = "NAME=PATH", requires = "disks")]
+    pub disk_map: Vec<DiskPlace>,
+}
+
+/// Of `migrate`.
+#[derive(Debug, Args)]
+pub struct MovedDiskArgs {
+    /// Which, and where to.
+    #[command(flatten)]
+    pub which: DiskArgs,
+    /// What becomes of the images here in the end: they are renamed (`.moved-ID`), or deleted
+    #[arg(long, value_name = "WHAT", default_value = "keep",
+          value_parser = PossibleValuesParser::new(["keep", "delete"]).try_map(|s| s.parse::<SourceDisks>()))]
+    pub source_disks: SourceDisks,
+}

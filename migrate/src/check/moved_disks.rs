@@ -1,0 +1,154 @@
+//! Disks that come along: where they are to be here, and whether there is a place for each.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use vmove_qmp::CommandLine;
+use vmove_qmp::cmdline::{CommandLineError, NewImage};
+use vmove_types::check::{Blocker, BlockerCode};
+
+use crate::node::Node;
+use crate::proto::message::{MovedDisk, Prepare};
+
+/// Beside what an image holds: its own tables, and what the file system keeps of it. One part in so many, and some bytes.
+const OVERHEAD: (u64, u64) = (128, 4 << 20);
+
+/// Puts the places that disks have here into the command line, and notes them. From here on `prepare` is that of a guest whose disks are here.
+pub(crate) fn settle(node: &Node, prepare: &mut Prepare) -> Result<(), CommandLineError> {
+    if prepare.moved.is_empty() {
+        return Ok(());
+    }
+    let layout = node.layout(&prepare.vm, prepare.backing);
+    let mut line = CommandLine::parse(prepare.command_line.iter().map(OsString::from).collect())?;
+    let (written, opened) = (line.movable_images()?, line.opened_images(&layout)?);
+    for disk in &mut prepare.moved {
+        let here = written.iter().zip(&opened).find(|(written, _)| written.file == disk.image);
+        let Some((_, opened)) = here else { continue };
+        let path = disk.to.clone().map_or_else(|| layout.vm_dir.join(&opened.file), PathBuf::from);
+        let is_device = std::fs::metadata(&path).is_ok_and(|meta| meta.file_type().is_block_device());
+        let (image, format) = (disk.image.clone(), disk.format.clone());
+        line.move_image(&NewImage { image, file: disk.to.clone(), format, is_device })?;
+        disk.image = disk.to.take().unwrap_or_else(|| disk.image.clone());
+        disk.to = path.to_str().map(str::to_owned);
+    }
+    let words = line.to_argv().into_iter().map(|word| word.to_string_lossy().into_owned());
+    prepare.command_line = words.collect();
+    Ok(())
+}
+
+/// What stands in the way of each disk here.
+pub(crate) fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
+    let (vm_dir, node) = (node.layout(&prepare.vm, prepare.backing).vm_dir, node.config.node.as_str());
+    let mut found: Vec<Blocker> =
+        prepare.moved.iter().filter_map(|disk| no_place(node, &vm_dir, disk)).collect();
+    let mut paths: Vec<&String> = prepare.moved.iter().filter_map(|disk| disk.to.as_ref()).collect();
+    paths.sort();
+    for twice in paths.windows(2).filter(|pair| pair[0] == pair[1]) {
+        let message = format!("Two disks would be at {}: name another path by --disk-map", twice[0]);
+        found.push(Blocker::new(BlockerCode::DiskPlace, message).about(twice[0]));
+    }
+    if found.is_empty() {
+        found.extend(no_space(node, &prepare.moved));
+    }
+    found
+}
+
+fn no_place(node: &str, vm_dir: &Path, disk: &MovedDisk) -> Option<Blocker> {
+    let name = &disk.name;
+    let refuse = |message: String| Some(Blocker::new(BlockerCode::DiskPlace, message).about(name));
+    let Some(path) = disk.to.as_deref().map(Path::new) else {
+        return refuse(format!("Disk {name} is not found in the command line of the guest at {node}"));
+    };
+    let shown = path.display();
+    let another = format!("name another path by --disk-map {name}=PATH");
+    match std::fs::metadata(path) {
+        Ok(meta) if meta.file_type().is_block_device() => device(node, disk, path, &another).and_then(refuse),
+        Ok(_) => refuse(format!(
+            "{shown}, where disk {name} would be at {node}, is there already: remove it, or {another}"
+        )),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => refuse(format!(
+            "{shown}, where disk {name} would be at {node}, cannot be looked at: {error}; {another}"
+        )),
+        Err(_) => {
+            let folder = path.parent().unwrap_or(path);
+            // The VM's own folder is made for it.
+            if folder.is_dir() || folder == vm_dir {
+                return None;
+            }
+            refuse(format!(
+                "The folder {}, where disk {name} would be at {node}, is not there: make it, or {another}",
+                folder.display()
+            ))
+        }
+    }
+}
+
+/// Why a block device cannot take a disk.
+fn device(node: &str, disk: &MovedDisk, path: &Path, another: &str) -> Option<String> {
+    let (name, shown) = (&disk.name, path.display());
+    // Refused if a file system, a volume manager or a RAID has it.
+    let opened =
+        OpenOptions::new().read(true).custom_flags(rustix::fs::OFlags::EXCL.bits().cast_signed()).open(path);
+    let mut device = match opened {
+        Ok(device) => device,
+        Err(error) => {
+            return Some(format!(
+                "{shown}, where disk {name} would be at {node}, cannot be had: {error}; unmount it there, or {another}"
+            ));
+        }
+    };
+    let size = match device.seek(SeekFrom::End(0)) {
+        Ok(size) => size,
+        Err(error) => return Some(format!("{shown} at {node} cannot be measured: {error}; {another}")),
+    };
+    let fits = if disk.format == "raw" { size == disk.size } else { size >= disk.allocated };
+    if !fits {
+        return Some(format!(
+            "Disk {name} has {} bytes and {shown} at {node} has {size}: the guest would see another disk; make it of that size, or {another}",
+            disk.size
+        ));
+    }
+    device
+        .rewind()
+        .and_then(|()| device.read_exact(&mut [0; 512]))
+        .err()
+        .map(|error| format!("{shown} at {node} cannot be read: {error}; {another}"))
+}
+
+/// Images are sparse: they take what they take at the source.
+fn no_space(node: &str, disks: &[MovedDisk]) -> Vec<Blocker> {
+    let mut wanted: BTreeMap<u64, (PathBuf, u64)> = BTreeMap::new();
+    for disk in disks {
+        let Some(folder) = disk.to.as_deref().map(Path::new).and_then(existing_folder) else { continue };
+        let Ok(meta) = folder.metadata() else { continue };
+        let needs = disk.allocated.saturating_add(disk.allocated / OVERHEAD.0).saturating_add(OVERHEAD.1);
+        wanted.entry(meta.dev()).or_insert((folder, 0)).1 += needs;
+    }
+    let short = wanted.into_values().filter_map(|(folder, needed)| {
+        let room = rustix::fs::statvfs(&folder).ok()?;
+        let free = room.f_bavail.saturating_mul(room.f_frsize);
+        (free < needed).then(|| {
+            let mib = |bytes: u64| bytes >> 20;
+            let message = format!(
+                "The disks need {} MiB in {} at {node}, which has {} MiB free: make room there, or name other paths by --disk-map",
+                mib(needed).max(1),
+                folder.display(),
+                mib(free)
+            );
+            Blocker::new(BlockerCode::DiskPlace, message).about(folder.to_string_lossy())
+        })
+    });
+    short.collect()
+}
+
+/// The nearest folder above a file that there is; nothing for a block device.
+fn existing_folder(path: &Path) -> Option<PathBuf> {
+    if path.exists() {
+        return None;
+    }
+    path.ancestors().skip(1).find(|folder| folder.is_dir()).map(Path::to_owned)
+}

@@ -1,0 +1,189 @@
+//! Images that are made here for the disks that move. They are removed again unless the guest comes to be ours.
+//!
+//! An image is made under a name that has the session's ID, noted by its inode, and then given its own name, which nothing may have: so whatever
+//! is found at that name later is known to be ours or not.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags, ResolveFlags, openat2, renameat_with};
+use vmove_node::peer::SessionId;
+use vmove_node::qcow2::Empty;
+use vmove_qmp::confine::Confinement;
+use vmove_qmp::disks::ExportOrder;
+
+use super::error::VmFilesError;
+use crate::proto::message::{MovedDisk, Prepare};
+use crate::records::{FileId, LeftImage};
+
+/// What an image is called until it is noted.
+fn first_name(path: &Path, id: SessionId) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".coming-{id}"));
+    path.with_file_name(name)
+}
+
+/// A folder, whatever becomes of its path: QEMU's user may write in it, and a guest that has broken out of another QEMU could put a link in its
+/// place while the daemon works there.
+struct Folder(OwnedFd);
+
+impl Folder {
+    /// The one that this file is to be in. Links on the way count as they stand now; none may come to be there meanwhile.
+    fn of(path: &Path) -> io::Result<Self> {
+        let folder = path.parent().unwrap_or(path).canonicalize()?;
+        let (flags, resolve) =
+            (OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, ResolveFlags::NO_SYMLINKS);
+        Ok(Self(openat2(CWD, &folder, flags, Mode::empty(), resolve)?))
+    }
+
+    /// A file in it, by a path that leads there.
+    fn file(&self, path: &Path) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
+            .join(path.file_name().unwrap_or_default())
+    }
+}
+
+fn places(prepare: &Prepare) -> impl Iterator<Item = (&MovedDisk, &Path)> {
+    prepare.moved.iter().filter_map(|disk| Some((disk, Path::new(disk.to.as_deref()?))))
+}
+
+/// The paths of all disks that move, in their order.
+pub(super) fn paths(prepare: &Prepare) -> Vec<PathBuf> {
+    places(prepare).map(|(_, path)| path.to_owned()).collect()
+}
+
+/// How the source is to write to them.
+pub(super) fn exports(prepare: &Prepare) -> Vec<ExportOrder> {
+    let order = |(disk, path): (&MovedDisk, &Path)| ExportOrder {
+        path: path.to_owned(),
+        format: disk.format.clone(),
+    };
+    places(prepare).map(order).collect()
+}
+
+/// Makes the images under their first names. Nothing is left if that fails.
+pub(super) fn make(
+    id: SessionId,
+    prepare: &Prepare,
+    confinement: &Confinement,
+) -> Result<Vec<LeftImage>, VmFilesError> {
+    let mut made = Vec::new();
+    for (disk, path) in places(prepare) {
+        match make_one(disk, path, id, confinement) {
+            Ok(file) => made.push(LeftImage { name: disk.name.clone(), path: path.to_owned(), file }),
+            Err(source) => {
+                remove(id, prepare, &[]);
+                return Err(VmFilesError::Image { path: path.to_owned(), source });
+            }
+        }
+    }
+    Ok(made)
+}
+
+fn make_one(
+    disk: &MovedDisk,
+    path: &Path,
+    id: SessionId,
+    confinement: &Confinement,
+) -> io::Result<Option<FileId>> {
+    let is_device = path.exists();
+    if is_device && disk.format == "raw" {
+        return Ok(None);
+    }
+    let folder = Folder::of(path)?;
+    let first = folder.file(&first_name(path, id));
+    if disk.format == "qcow2" {
+        let empty = Empty { size: disk.size, cluster_bytes: disk.cluster, backing: None };
+        if is_device {
+            // Its head alone: clusters are taken behind it.
+            return empty.write_over(path).map(|()| None);
+        }
+        empty.create(&first)?;
+    } else {
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&first)?;
+        file.set_len(disk.size)?;
+    }
+    confinement.give(&first)?;
+    FileId::at(&first)
+}
+
+/// Gives the images, which are noted by now, their own names.
+pub(super) fn settle(id: SessionId, images: &[LeftImage]) -> Result<(), VmFilesError> {
+    for image in images.iter().filter(|image| image.file.is_some()) {
+        let settled =
+            renameat_with(CWD, first_name(&image.path, id), CWD, &image.path, RenameFlags::NOREPLACE);
+        settled.map_err(|error| VmFilesError::Image { path: image.path.clone(), source: error.into() })?;
+    }
+    Ok(())
+}
+
+/// Removes the images of a guest that never was ours. QEMU must have ended. False if one is still there.
+pub(super) fn remove(id: SessionId, prepare: &Prepare, noted: &[LeftImage]) -> bool {
+    let mut removed = true;
+    for (_, path) in places(prepare) {
+        // A folder that is not there has no image.
+        let Ok(folder) = Folder::of(path) else { continue };
+        let own = folder.file(path);
+        let noted = noted.iter().find(|image| image.path == path).and_then(|image| image.file);
+        let ours = noted.is_some_and(|file| file.is_at(&own));
+        for file in [Some(folder.file(&first_name(path, id))), ours.then_some(own)].into_iter().flatten() {
+            match std::fs::remove_file(file) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(path = %path.display(), %error, "could not remove the image of a guest that never arrived");
+                    removed = false;
+                }
+                _ => {}
+            }
+        }
+    }
+    removed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prepare(path: &Path, format: &str) -> Prepare {
+        let mut prepare = crate::retention::tests::prepare();
+        prepare.moved = vec![MovedDisk {
+            name: "a".to_owned(),
+            image: "/a".to_owned(),
+            format: format.to_owned(),
+            size: 1 << 20,
+            allocated: 0,
+            cluster: 1 << 16,
+            to: path.to_str().map(str::to_owned),
+        }];
+        prepare
+    }
+
+    #[test]
+    fn images_of_a_guest_that_does_not_come_go_and_those_of_others_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let (id, path) = (SessionId::random(), dir.path().join("disk"));
+        for format in ["raw", "qcow2"] {
+            let prepare = prepare(&path, format);
+            let made = make(id, &prepare, &Confinement::default()).unwrap();
+            make(id, &prepare, &Confinement::default()).unwrap_err();
+            assert!(!path.exists(), "not before it is noted");
+            let made_again = make(id, &prepare, &Confinement::default()).unwrap();
+            settle(id, &made_again).unwrap();
+            assert!(path.exists() && made != made_again);
+            assert!(remove(id, &prepare, &made_again));
+            assert!(!path.exists());
+            std::fs::write(&path, "somebody's").unwrap();
+            assert!(remove(id, &prepare, &made_again));
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), "somebody's");
+            let made = make(id, &prepare, &Confinement::default());
+            if let Ok(made) = made {
+                settle(id, &made).unwrap_err();
+                assert!(remove(id, &prepare, &made));
+            }
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "half an image is left");
+            std::fs::remove_file(&path).unwrap();
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Disks that move: QEMU here copies them into the destination's QEMU while the guest runs, and finishes when it stands still.
+//!
+//! ```text
+//! QEMU - disk0.sock - vmoved ==== peer port ==== vmoved - disks.sock - QEMU (waits for the guest)
+//! ```
+//!
+//! Until the commit the guest's own disks here are whole, whatever becomes of the copies.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use vmove_node::peer::{BoxedStream, Hello, PeerTarget, join_counted};
+use vmove_qmp::confine::Confinement;
+use vmove_qmp::disks::{CopyOrder, CopyState};
+use vmove_types::disk::{DiskProgress, DiskReport};
+use vmove_types::spec::Bandwidth;
+use vmove_types::time::Mono;
+
+use super::disk_choice::Moving;
+use super::error::SourceError;
+use crate::node::Node;
+use crate::vmm::LeavingMonitor;
+
+/// How often it is looked how far copies are.
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// For QEMU to connect to a socket that it was told.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+/// The guest stands still meanwhile; what is missing was written in the last milliseconds.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(10);
+/// For QEMU to give up copies whose connections are closed.
+const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What copies are begun with.
+pub(super) struct Ground<'a> {
+    pub node: &'a Node,
+    pub to: &'a PeerTarget,
+    /// The VM's folder: QEMU finds sockets there.
+    pub vm_dir: &'a Path,
+    /// Shared by the copies that have not reached their end.
+    pub bandwidth: Option<Bandwidth>,
+    /// How the destination is greeted for the disk of this number.
+    pub hello: &'a (dyn Fn(u8) -> Hello + Sync),
+}
+
+/// Copies that are under way, or whole.
+#[derive(Debug)]
+pub(super) struct DiskCopies {
+    monitor: Arc<dyn LeavingMonitor>,
+    disks: Vec<Copying>,
+    /// Carry bytes between QEMU and the destination, until this is dropped or they are closed.
+    wires: JoinSet<()>,
+    begun: Mono,
+}
+
+#[derive(Debug)]
+struct Copying {
+    moving: Moving,
+    /// Bytes on the wire, both ways.
+    sent: Arc<AtomicU64>,
+    /// When it was ready for the first time, after the begin.
+    copied_ms: Option<f64>,
+    /// For the rate: when, and how much was dealt with then.
+    looked: (Mono, u64),
+    rate: f64,
+}
+
+impl DiskCopies {
+    /// Begins all copies.
+    pub(super) async fn begin(
+        ground: Ground<'_>,
+        monitor: &Arc<dyn LeavingMonitor>,
+        moving: Vec<Moving>,
+    ) -> Result<Self, SourceError> {
+        let mut copies = Self {
+            monitor: Arc::clone(monitor),
+            disks: Vec::new(),
+            wires: JoinSet::new(),
+            begun: Mono::now(),
+        };
+        let speed = share(ground.bandwidth, moving.len());
+        for (number, moving) in moving.into_iter().enumerate() {
+            let begun = copies.begin_one(&ground, number, moving, speed).await;
+            if let Err(error) = begun {
+                copies.give_up().await;
+                return Err(error);
+            }
+        }
+        Ok(copies)
+    }
+
+    async fn begin_one(
+        &mut self,
+        ground: &Ground<'_>,
+        number: usize,
+        moving: Moving,
+        speed: u64,
+    ) -> Result<(), SourceError> {
+        let name = moving.told.name.clone();
+        let index = u8::try_from(number).map_err(|_| SourceError::TooManyDisks)?;
+        let wire = ground.node.config.dialer.stream(ground.to, &(ground.hello)(index)).await?;
+        let socket = ground.vm_dir.join(format!("vmove-disk{number}.sock"));
+        let listened = listen(&ground.node.config.confinement, &socket);
+        let listener = listened.map_err(|source| SourceError::DiskSocket { path: socket.clone(), source })?;
+        let sent = Arc::new(AtomicU64::new(0));
+        self.wires.spawn(carry(listener, wire, Arc::clone(&sent)));
+        let order = CopyOrder { number, node: moving.node.clone(), socket: socket.clone() };
+        let begun = self.monitor.begin_copy(&order, speed).await;
+        // QEMU has connected, or will not.
+        let _ = std::fs::remove_file(&socket);
+        begun.map_err(|source| SourceError::DiskCopy { name, source })?;
+        self.disks.push(Copying { moving, sent, copied_ms: None, looked: (self.begun, 0), rate: 0.0 });
+        Ok(())
+    }
+
+    /// Looks how far the copies are. One that has ended fails the migration.
+    pub(super) async fn look(&mut self) -> Result<Vec<CopyState>, SourceError> {
+        let states = self.monitor.copies().await.map_err(SourceError::Monitor)?;
+        let now = Mono::now();
+        for (number, disk) in self.disks.iter_mut().enumerate() {
+            let state = states.iter().find(|state| state.number == number);
+            let ended = |why: &str| SourceError::DiskCopyEnded {
+                name: disk.moving.told.name.clone(),
+                why: why.to_owned(),
+            };
+            let state = state.ok_or_else(|| ended("QEMU knows nothing of it any more"))?;
+            if let Some(why) = &state.error {
+                return Err(ended(why));
+            }
+            if state.ready && disk.copied_ms.is_none() {
+                disk.copied_ms = Some(now.ms_since(self.begun));
+            }
+            let (since, bytes) = disk.looked;
+            let took = now.since(since);
+            if took >= LOOK_INTERVAL {
+                disk.rate = state.done.saturating_sub(bytes) as f64 / took.as_secs_f64();
+                disk.looked = (now, state.done);
+            }
+        }
+        Ok(states)
+    }
+
+    /// For people.
+    pub(super) fn progress(&self, states: &[CopyState]) -> Vec<DiskProgress> {
+        let told = |(disk, state): (&Copying, &CopyState)| {
+            let left = state.total.saturating_sub(state.done);
+            DiskProgress {
+                name: disk.moving.told.name.clone(),
+                bytes_total: state.total,
+                bytes_done: state.done,
+                rate_bytes_per_s: disk.rate,
+                eta_ms: (disk.rate > 0.0 && !state.ready).then(|| left as f64 / disk.rate * 1e3),
+                in_step: state.ready,
+            }
+        };
+        self.disks.iter().zip(states).map(told).collect()
+    }
+
+    /// Shares the bandwidth anew among those that have not reached their end. What follows the guest is not held back.
+    pub(super) async fn share(
+        &self,
+        bandwidth: Option<Bandwidth>,
+        states: &[CopyState],
+    ) -> Result<(), SourceError> {
+        let copying = states.iter().filter(|state| !state.ready).count();
+        for state in states {
+            let speed = if state.ready { 0 } else { share(bandwidth, copying) };
+            self.monitor.set_copy_speed(state.number, speed).await.map_err(SourceError::Monitor)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.disks.len()
+    }
+
+    /// Ends all copies of a guest that stands still: each holds what its disk holds when this returns.
+    pub(super) async fn finish(&self) -> Result<(), SourceError> {
+        let numbers: Vec<usize> = (0..self.disks.len()).collect();
+        Ok(self.monitor.finish_copies(&numbers, FINISH_TIMEOUT).await?)
+    }
+
+    /// Closes the connections: whatever QEMU waits for from the destination fails at once, and the guest's writes go on.
+    pub(super) async fn close(&mut self) {
+        self.wires.shutdown().await;
+    }
+
+    /// Takes everything away again. The guest keeps its disks as they are.
+    pub(super) async fn give_up(&mut self) {
+        self.close().await;
+        if let Err(error) = self.monitor.give_up_copies(GIVE_UP_TIMEOUT).await {
+            let error = vmove_types::problem::chain(&error);
+            tracing::warn!(
+                error,
+                "something of the copies of disks is left in QEMU: the next migration takes it away"
+            );
+        }
+    }
+
+    /// What became of the disks.
+    pub(super) fn reports(&self) -> Vec<DiskReport> {
+        let report = |disk: &Copying| {
+            let Moving { told, path, .. } = &disk.moving;
+            let from = path.to_string_lossy().into_owned();
+            DiskReport {
+                name: told.name.clone(),
+                to: told.to.clone().unwrap_or_else(|| from.clone()),
+                from,
+                format: told.format.clone(),
+                size_bytes: told.size,
+                allocated_bytes: told.allocated,
+                sent_bytes: disk.sent.load(Ordering::Relaxed),
+                copy_ms: disk.copied_ms.unwrap_or_default(),
+                ..DiskReport::default()
+            }
+        };
+        self.disks.iter().map(report).collect()
+    }
+}
+
+/// Of `--bandwidth`, for one of so many copies; 0 for no limit.
+fn share(bandwidth: Option<Bandwidth>, copies: usize) -> u64 {
+    bandwidth.map_or(0, |all| (all.0 / u64::try_from(copies.max(1)).unwrap_or(1)).max(1))
+}
+
+fn listen(confinement: &Confinement, socket: &Path) -> std::io::Result<UnixListener> {
+    let _ = std::fs::remove_file(socket);
+    let listener = UnixListener::bind(socket)?;
+    confinement.give(socket)?;
+    Ok(listener)
+}
+
+/// Joins the QEMU that connects to the destination's.
+async fn carry(listener: UnixListener, wire: BoxedStream, sent: Arc<AtomicU64>) {
+    let accepted: Option<UnixStream> = match timeout(CONNECT_TIMEOUT, listener.accept()).await {
+        Ok(Ok((qemu, _))) => Some(qemu),
+        _ => None,
+    };
+    drop(listener);
+    if let Some(qemu) = accepted {
+        join_counted(qemu, wire, &sent).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_share_the_bandwidth() {
+        assert_eq!(share(None, 3), 0);
+        assert_eq!(share(Some(Bandwidth(9 << 20)), 3), 3 << 20);
+        assert_eq!(share(Some(Bandwidth(9 << 20)), 0), 9 << 20);
+    }
+}

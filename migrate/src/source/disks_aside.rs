@@ -1,0 +1,84 @@
+//! The source's images of disks that have moved: nobody may take them for the guest's.
+
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use vmove_types::disk::{DiskReport, SourceDisks};
+
+use super::session::Session;
+use crate::records::LeftImage;
+
+/// Puts the images aside, or deletes them. QEMU here has ended. What does not work is told in the report: the guest runs elsewhere, and does not
+/// wait for it. Done again after a restart, this finds what is left to do.
+pub(super) fn put_aside(session: &mut Session) {
+    let record = session.journal.record();
+    let (id, what) = (record.id.to_string(), record.spec.source_disks);
+    for image in record.disks.clone() {
+        let done = see_to(&image, what, &id);
+        if let Err(error) = &done {
+            tracing::warn!(path = %image.path.display(), %error, "the image of a disk that has moved stays as it is");
+        }
+        let known = session.report.disks.iter_mut().find(|disk| disk.name == image.name);
+        if let Some(disk) = known {
+            note(disk, &image.path, done);
+        }
+    }
+}
+
+fn note(disk: &mut DiskReport, path: &Path, done: std::io::Result<Option<PathBuf>>) {
+    match done {
+        Ok(left_at) => disk.left_at = left_at.map(|path| path.to_string_lossy().into_owned()),
+        Err(error) => {
+            disk.left_at = Some(path.to_string_lossy().into_owned());
+            disk.problem = Some(format!("It could not be put aside: {error}"));
+        }
+    }
+}
+
+/// The name of an image that was put aside.
+fn aside(path: &Path, id: &str) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".moved-{id}"));
+    path.with_file_name(name)
+}
+
+/// Where the image is now, if it is anywhere.
+fn see_to(image: &LeftImage, what: SourceDisks, id: &str) -> std::io::Result<Option<PathBuf>> {
+    // A device has no other name, and what it holds is not ours to wipe.
+    let Some(file) = image.file else { return Ok(Some(image.path.clone())) };
+    let aside = aside(&image.path, id);
+    if !file.is_at(&image.path) {
+        // By an earlier process of this daemon; or somebody else has.
+        return Ok(file.is_at(&aside).then_some(aside));
+    }
+    match what {
+        SourceDisks::Keep => {
+            renameat_with(CWD, &image.path, CWD, &aside, RenameFlags::NOREPLACE)?;
+            Ok(Some(aside))
+        }
+        SourceDisks::Delete => std::fs::remove_file(&image.path).map(|()| None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::records::FileId;
+
+    #[test]
+    fn only_the_file_that_was_noted_is_touched_and_only_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.img");
+        std::fs::write(&path, "old").unwrap();
+        let image = LeftImage { name: "a".to_owned(), path: path.clone(), file: FileId::at(&path).unwrap() };
+        let kept = see_to(&image, SourceDisks::Keep, "id").unwrap();
+        assert_eq!(kept, Some(dir.path().join("disk.img.moved-id")));
+        assert_eq!(see_to(&image, SourceDisks::Keep, "id").unwrap(), kept, "done again");
+        std::fs::write(&path, "another").unwrap();
+        assert_eq!(see_to(&image, SourceDisks::Delete, "other").unwrap(), None);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "another");
+        let image = LeftImage { file: FileId::at(&path).unwrap(), ..image };
+        assert_eq!(see_to(&image, SourceDisks::Delete, "other").unwrap(), None);
+        assert!(!path.exists());
+    }
+}

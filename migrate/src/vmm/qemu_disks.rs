@@ -1,0 +1,63 @@
+//! Disks of real QEMUs, by their monitors.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use vmove_qmp::disks::{self, CopyError, CopyOrder, CopyState, DiskFact, ExportOrder, Writes};
+use vmove_qmp::{Client, QmpError};
+
+use super::disks::{CopiesDisks, TakesDisks};
+use super::qemu::Monitor;
+
+/// QEMU 10 is told shortly before the guest stops. Older ones must be told at the beginning.
+fn changes_over(client: &Client) -> bool {
+    client.version().major >= 10
+}
+
+#[async_trait]
+impl CopiesDisks for Monitor {
+    async fn disks(&self) -> Result<Vec<DiskFact>, QmpError> {
+        disks::disks(self.client()).await
+    }
+
+    async fn begin_copy(&self, order: &CopyOrder, speed: u64) -> Result<(), QmpError> {
+        let writes = if changes_over(self.client()) { Writes::Later } else { Writes::AtOnce };
+        disks::begin(self.client(), order, speed, writes).await
+    }
+
+    async fn copies(&self) -> Result<Vec<CopyState>, QmpError> {
+        disks::states(self.client()).await
+    }
+
+    async fn set_copy_speed(&self, number: usize, speed: u64) -> Result<(), QmpError> {
+        disks::set_speed(self.client(), number, speed).await
+    }
+
+    async fn hold_copy_in_step(&self, number: usize) -> Result<(), QmpError> {
+        if changes_over(self.client()) { disks::hold_in_step(self.client(), number).await } else { Ok(()) }
+    }
+
+    async fn finish_copies(&self, numbers: &[usize], deadline: Duration) -> Result<(), CopyError> {
+        disks::finish(self.client(), numbers, deadline).await
+    }
+
+    async fn give_up_copies(&self, deadline: Duration) -> Result<(), QmpError> {
+        disks::give_up(self.client(), deadline).await
+    }
+}
+
+#[async_trait]
+impl TakesDisks for Monitor {
+    async fn export_disks(&self, socket: &Path, images: &[ExportOrder]) -> Result<(), QmpError> {
+        disks::export(self.client(), socket, images).await
+    }
+
+    async fn end_exports(&self) -> Result<(), QmpError> {
+        disks::end_exports(self.client()).await
+    }
+
+    async fn flush_disks(&self, images: &[PathBuf]) -> Result<(), QmpError> {
+        disks::flush(self.client(), images).await
+    }
+}

@@ -1,0 +1,285 @@
+//! Copies of disks into another QEMU, while the guest runs.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{PREFIX, export_name};
+use crate::{Client, QmpError};
+
+/// QEMU answers within milliseconds, unless a server that it connects to does not.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A disk to be copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyOrder {
+    /// Its place among those that are copied.
+    pub number: usize,
+    /// Its topmost block node.
+    pub node: String,
+    /// The socket behind which the other QEMU exports its own disk of this number.
+    pub socket: PathBuf,
+}
+
+/// How what the guest writes comes into a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writes {
+    /// Behind the guest's back: it never waits for the network.
+    Later,
+    /// With each write of the guest, which waits for both disks: so that little is missing when it stops.
+    AtOnce,
+}
+
+/// Where a copy stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyState {
+    /// Its place among those that are copied.
+    pub number: usize,
+    /// Bytes to be dealt with; it grows by what the guest writes.
+    pub total: u64,
+    /// Bytes of these that are dealt with.
+    pub done: u64,
+    /// It has reached the end once, and follows the guest.
+    pub ready: bool,
+    /// It lacks nothing but what the guest is writing. QEMUs before 9.0 do not tell: then this is `ready`.
+    pub in_step: bool,
+    /// Why it has ended.
+    pub error: Option<String>,
+}
+
+/// Why a copy is none.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CopyError {
+    /// QEMU's answer.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// It has ended with an error.
+    #[error("The copy of disk {number} ended: {why}")]
+    Ended {
+        /// Its place among those that are copied.
+        number: usize,
+        /// QEMU's reason.
+        why: String,
+    },
+    /// It did not end.
+    #[error("The copies of the disks were not whole within {0} ms after the guest stood still")]
+    Slow(u128),
+}
+
+fn job_name(number: usize) -> String {
+    format!("{PREFIX}{number}-copy")
+}
+
+fn node_name(number: usize) -> String {
+    format!("{PREFIX}{number}-target")
+}
+
+/// The number in a name of ours.
+fn number_of(name: &str) -> Option<usize> {
+    name.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
+}
+
+/// Begins a copy. `speed`: bytes per second, 0 for no limit.
+///
+/// The NBD client drops flushes: the other QEMU flushes by itself ([`super::flush`]), since its disk would be waited for while the guest
+/// stands still.
+///
+/// # Errors
+/// [`QmpError`]; nothing is left in QEMU then.
+pub async fn begin(client: &Client, order: &CopyOrder, speed: u64, writes: Writes) -> Result<(), QmpError> {
+    let number = order.number;
+    let node = json!({
+        "driver": "nbd", "node-name": node_name(number), "export": export_name(number),
+        "server": { "type": "unix", "path": order.socket }, "discard": "unmap", "detect-zeroes": "unmap",
+        "cache": { "no-flush": true, "direct": false }, "read-only": false,
+    });
+    client.execute_raw("blockdev-add", node, TIMEOUT).await?;
+    let mode = match writes {
+        Writes::Later => "background",
+        Writes::AtOnce => "write-blocking",
+    };
+    let job = json!({
+        "job-id": job_name(number), "device": order.node, "target": node_name(number), "sync": "full", "speed": speed,
+        "copy-mode": mode, "on-source-error": "report", "on-target-error": "report",
+        "auto-finalize": true, "auto-dismiss": false,
+    });
+    let begun = client.execute_raw("blockdev-mirror", job, TIMEOUT).await;
+    if begun.is_err() {
+        let _ = remove_node(client, number).await;
+    }
+    begun.map(drop)
+}
+
+/// How far all copies are. A copy that has ended says why.
+///
+/// # Errors
+/// [`QmpError`].
+pub async fn states(client: &Client) -> Result<Vec<CopyState>, QmpError> {
+    let reply = client.execute_raw("query-block-jobs", Value::Null, TIMEOUT).await?;
+    let mut found: Vec<CopyState> = reply.as_array().into_iter().flatten().filter_map(state).collect();
+    found.sort_by_key(|state| state.number);
+    Ok(found)
+}
+
+fn state(job: &Value) -> Option<CopyState> {
+    let number = number_of(job.get("device")?.as_str()?)?;
+    let count = |key: &str| job.get(key).and_then(Value::as_u64).unwrap_or(0);
+    let flag = |key: &str| job.get(key).and_then(Value::as_bool);
+    let concluded = job.get("status").and_then(Value::as_str) == Some("concluded");
+    let error = job.get("error").and_then(Value::as_str).map(str::to_owned);
+    let error = error.or_else(|| concluded.then(|| "QEMU does not say why".to_owned()));
+    let ready = flag("ready").unwrap_or(false) && error.is_none();
+    let in_step = ready && flag("actively-synced").unwrap_or(true);
+    Some(CopyState { number, total: count("len"), done: count("offset"), ready, in_step, error })
+}
+
+/// Limits a copy to so many bytes per second; 0 for no limit.
+///
+/// # Errors
+/// [`QmpError`].
+pub async fn set_speed(client: &Client, number: usize, speed: u64) -> Result<(), QmpError> {
+    let arguments = json!({ "device": job_name(number), "speed": speed });
+    client.execute_raw("block-job-set-speed", arguments, TIMEOUT).await.map(drop)
+}
+
+/// From here on the guest's writes go to both disks at once ([`Writes::AtOnce`]). QEMUs before 8.2 cannot change over: there a copy is begun
+/// so.
+///
+/// # Errors
+/// [`QmpError`].
+pub async fn hold_in_step(client: &Client, number: usize) -> Result<(), QmpError> {
+    let arguments = json!({ "id": job_name(number), "type": "mirror", "copy-mode": "write-blocking" });
+    client.execute_raw("block-job-change", arguments, TIMEOUT).await.map(drop)
+}
+
+/// Ends copies of a guest that stands still: when this returns, each holds what the guest's disk holds, and this QEMU writes to none. The
+/// guest's own disks stay as they are.
+///
+/// # Errors
+/// [`CopyError`]; then no copy may be used.
+pub async fn finish(client: &Client, numbers: &[usize], deadline: Duration) -> Result<(), CopyError> {
+    let begun = Instant::now();
+    let concluded = |number: usize| {
+        let name = job_name(number);
+        client.expect("JOB_STATUS_CHANGE", move |event| {
+            event.text("id") == Some(&name) && event.text("status") == Some("concluded")
+        })
+    };
+    let ends: Vec<_> = numbers.iter().map(|number| concluded(*number)).collect();
+    for number in numbers {
+        // Of a copy that is ready, this is the end, and no cancel: QEMU waits until nothing is missing.
+        let arguments = json!({ "device": job_name(*number), "force": false });
+        client.execute_raw("block-job-cancel", arguments, TIMEOUT).await?;
+    }
+    for end in ends {
+        match end.wait(deadline.saturating_sub(begun.elapsed())).await {
+            Err(QmpError::Timeout { .. }) => return Err(CopyError::Slow(deadline.as_millis())),
+            other => drop(other?),
+        }
+    }
+    let reply = client.execute_raw("query-jobs", Value::Null, TIMEOUT).await?;
+    for number in numbers {
+        let is_it = |job: &&Value| job.get("id").and_then(Value::as_str) == Some(&job_name(*number));
+        let job = reply.as_array().into_iter().flatten().find(is_it);
+        let why = match job {
+            Some(job) => job.get("error").and_then(Value::as_str),
+            None => Some("it has gone"),
+        };
+        if let Some(why) = why {
+            return Err(CopyError::Ended { number: *number, why: why.to_owned() });
+        }
+    }
+    Ok(())
+}
+
+/// Takes away all that copies have left in QEMU, those of an earlier process too, wherever they stand. The guest keeps its disks. Its
+/// connections must be closed by then: QEMU may wait for an answer otherwise.
+///
+/// # Errors
+/// [`QmpError`], also if something is still there after `deadline`.
+pub async fn give_up(client: &Client, deadline: Duration) -> Result<(), QmpError> {
+    let until = Instant::now() + deadline;
+    loop {
+        let jobs = client.execute_raw("query-jobs", Value::Null, TIMEOUT).await?;
+        let nodes = client.execute_raw("query-named-block-nodes", json!({ "flat": true }), TIMEOUT).await?;
+        let ours = |entries: &Value, key: &str| -> Vec<(String, String)> {
+            let text = |entry: &Value, key: &str| entry.get(key).and_then(Value::as_str).map(str::to_owned);
+            let all = entries.as_array().into_iter().flatten();
+            let named =
+                all.filter_map(|entry| Some((text(entry, key)?, text(entry, "status").unwrap_or_default())));
+            named.filter(|(name, _)| number_of(name).is_some()).collect()
+        };
+        let (jobs, nodes) = (ours(&jobs, "id"), ours(&nodes, "node-name"));
+        if jobs.is_empty() && nodes.is_empty() {
+            return Ok(());
+        }
+        let late = Instant::now() >= until;
+        for (id, status) in &jobs {
+            let asked = if status == "concluded" {
+                client.execute_raw("job-dismiss", json!({ "id": id }), TIMEOUT).await
+            } else {
+                client.execute_raw("block-job-cancel", json!({ "device": id, "force": true }), TIMEOUT).await
+            };
+            refused_is_fine(asked, late)?;
+        }
+        if jobs.is_empty() {
+            for (name, _) in &nodes {
+                refused_is_fine(
+                    client.execute_raw("blockdev-del", json!({ "node-name": name }), TIMEOUT).await,
+                    late,
+                )?;
+            }
+        }
+        if late {
+            return Err(QmpError::Timeout {
+                command: "(end of copies of disks)".to_owned(),
+                waited: deadline,
+            });
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// It may have gone by itself meanwhile, or be about to.
+fn refused_is_fine(asked: Result<Value, QmpError>, late: bool) -> Result<(), QmpError> {
+    match asked {
+        Err(error) if error.is_refusal() && !late => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+async fn remove_node(client: &Client, number: usize) -> Result<(), QmpError> {
+    client.execute_raw("blockdev-del", json!({ "node-name": node_name(number) }), TIMEOUT).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_whose_they_are() {
+        assert_eq!(number_of(&job_name(12)), Some(12));
+        assert_eq!(number_of(&node_name(3)), Some(3));
+        assert_eq!((number_of("disk0"), number_of("vmove-disk")), (None, None));
+    }
+
+    #[test]
+    fn a_copy_that_has_ended_is_not_in_step() {
+        let job = |more: Value| {
+            let mut job = json!({ "device": "vmove-disk0-copy", "len": 10, "offset": 10, "ready": true, "status": "ready" });
+            for (key, value) in more.as_object().unwrap() {
+                job[key] = value.clone();
+            }
+            state(&job).unwrap()
+        };
+        assert!(job(json!({})).in_step, "QEMU 7.2 does not tell");
+        assert!(!job(json!({ "actively-synced": false })).in_step);
+        let ended = job(json!({ "status": "concluded", "error": "No space left on device" }));
+        assert_eq!((ended.ready, ended.error.as_deref()), (false, Some("No space left on device")));
+        assert!(job(json!({ "status": "concluded" })).error.is_some());
+        assert_eq!(state(&json!({ "device": "mine", "len": 1 })), None);
+    }
+}

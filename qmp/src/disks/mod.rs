@@ -1,0 +1,27 @@
+//! Disks that move with their guest: what a running QEMU has, copies of them to another QEMU (`blockdev-mirror` over NBD), and the other
+//! QEMU's side of that.
+//!
+//! ```text
+//! guest - disk - mirror - NBD client === socket … socket === NBD server - image      QEMU with -incoming
+//! ```
+//!
+//! A copy is *in step* when the target holds all but what the guest is writing. It is ended by [`finish`] once the guest stands still: then
+//! it holds everything, and neither QEMU touches it any more.
+
+mod copy;
+mod export;
+mod fact;
+
+pub use copy::{
+    CopyError, CopyOrder, CopyState, Writes, begin, finish, give_up, hold_in_step, set_speed, states,
+};
+pub use export::{ExportOrder, end_exports, export, flush};
+pub use fact::{DiskFact, disks};
+
+/// Names of what is made in a QEMU for copies begin so: whoever finds them later knows whose they are.
+const PREFIX: &str = "vmove-disk";
+
+/// The name of the export of the disk of this number.
+fn export_name(number: usize) -> String {
+    format!("{PREFIX}{number}")
+}

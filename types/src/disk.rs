@@ -1,0 +1,141 @@
+//! Disks that move with their guest: which, where to, and what is told of them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// The word that stands for every disk that the guest can write.
+pub const ALL_DISKS: &str = "all";
+
+/// Where a disk is to be at the destination: `NAME=PATH`.
+///
+/// The path is that of a file that is not there yet, or of a block device of the disk's size. It is absolute.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct DiskPlace {
+    /// By which QEMU knows the disk: the id of its drive or device, or its node name.
+    pub name: String,
+    /// Path at the destination.
+    pub path: String,
+}
+
+impl FromStr for DiskPlace {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once('=') {
+            Some((name, path)) if !name.is_empty() && path.starts_with('/') => {
+                Ok(Self { name: name.to_owned(), path: path.to_owned() })
+            }
+            _ => Err(format!("expected NAME=/ABSOLUTE/PATH, found {text:?}")),
+        }
+    }
+}
+
+impl TryFrom<String> for DiskPlace {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<DiskPlace> for String {
+    fn from(place: DiskPlace) -> Self {
+        place.to_string()
+    }
+}
+
+impl fmt::Display for DiskPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.name, self.path)
+    }
+}
+
+/// What becomes of the source's images once the guest and all of its memory are at the destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum SourceDisks {
+    /// They stay, under another name: that of the image and `.moved-` with the ID of the migration.
+    #[default]
+    Keep,
+    /// They are deleted. Block devices stay as they are.
+    Delete,
+}
+
+impl FromStr for SourceDisks {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "keep" => Ok(Self::Keep),
+            "delete" => Ok(Self::Delete),
+            other => Err(format!("expected keep or delete, found {other:?}")),
+        }
+    }
+}
+
+/// How far the copy of a disk is.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct DiskProgress {
+    /// Its name.
+    pub name: String,
+    /// Bytes to be dealt with, holes included; it grows by what the guest writes meanwhile.
+    pub bytes_total: u64,
+    /// Bytes of these that are dealt with.
+    pub bytes_done: u64,
+    /// Bytes per second that are dealt with, over the last interval.
+    pub rate_bytes_per_s: f64,
+    /// Estimated milliseconds until it is in step, where that can be said.
+    pub eta_ms: Option<f64>,
+    /// The copy holds all but what the guest is writing.
+    pub in_step: bool,
+}
+
+/// What became of a disk that moved.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(default)]
+pub struct DiskReport {
+    /// Its name.
+    pub name: String,
+    /// Path at the source.
+    pub from: String,
+    /// Path at the destination.
+    pub to: String,
+    /// `raw` or `qcow2`.
+    pub format: String,
+    /// Size that the guest sees, in bytes.
+    pub size_bytes: u64,
+    /// Bytes that the image took at the source when the copy began.
+    pub allocated_bytes: u64,
+    /// Bytes that crossed for it, headers included.
+    pub sent_bytes: u64,
+    /// From the begin of the copy until it was in step for the first time, in milliseconds.
+    pub copy_ms: f64,
+    /// Where the source's image is now; `None` if it was deleted.
+    pub left_at: Option<String>,
+    /// Why it could not be put aside or deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_its_text() {
+        let place: DiskPlace = "vda=/srv/a=b.img".parse().unwrap();
+        assert_eq!((place.name.as_str(), place.path.as_str()), ("vda", "/srv/a=b.img"));
+        assert_eq!(serde_json::to_string(&place).unwrap(), "\"vda=/srv/a=b.img\"");
+        for bad in ["vda", "=/x", "vda=relative", "vda="] {
+            assert!(bad.parse::<DiskPlace>().unwrap_err().contains("NAME=/ABSOLUTE/PATH"), "{bad}");
+        }
+        assert_eq!("delete".parse(), Ok(SourceDisks::Delete));
+        assert!("move".parse::<SourceDisks>().unwrap_err().contains("keep or delete"));
+    }
+}
