@@ -25,7 +25,7 @@ pub(super) enum Exports {
     /// No disk moves, or the copies are whole and only QEMU here has them.
     Ended,
     /// The source's QEMU. What it writes goes to the disks soon, so that little is left to be flushed in the end.
-    Open(JoinHandle<()>),
+    Open { images: usize, writing_back: JoinHandle<()> },
     /// The copies are whole; QEMU here is ending the exports.
     Ending(JoinHandle<Result<(), QmpError>>),
 }
@@ -34,14 +34,18 @@ impl Exports {
     /// Of a QEMU that has opened them, and waits for its guest.
     pub(super) fn of(prepare: &Prepare) -> Self {
         let paths = images::paths(prepare);
-        if paths.is_empty() { Self::Ended } else { Self::Open(vmove_node::task::spawn(write_back(paths))) }
+        if paths.is_empty() {
+            return Self::Ended;
+        }
+        Self::Open { images: paths.len(), writing_back: vmove_node::task::spawn(write_back(paths)) }
     }
 
     /// The copies are whole.
     pub(super) fn end(&mut self, monitor: Arc<dyn ArrivingMonitor>) {
-        if let Self::Open(writing_back) = self {
+        if let Self::Open { images, writing_back } = self {
+            let images = *images;
             writing_back.abort();
-            *self = Self::Ending(vmove_node::task::spawn(async move { monitor.end_exports().await }));
+            *self = Self::Ending(vmove_node::task::spawn(async move { monitor.end_exports(images).await }));
         }
     }
 
@@ -61,7 +65,7 @@ impl Exports {
 
 impl Drop for Exports {
     fn drop(&mut self) {
-        if let Self::Open(writing_back) = self {
+        if let Self::Open { writing_back, .. } = self {
             writing_back.abort();
         }
     }

@@ -63,11 +63,11 @@ pub trait TakesDisks: Send + Sync + fmt::Debug {
     /// [`QmpError`].
     async fn export_disks(&self, socket: &Path, images: &[ExportOrder]) -> Result<(), QmpError>;
 
-    /// From here on QEMU alone writes to its disks.
+    /// Ends the exports of so many images: from here on QEMU alone writes to its disks.
     ///
     /// # Errors
     /// [`QmpError`].
-    async fn end_exports(&self) -> Result<(), QmpError>;
+    async fn end_exports(&self, images: usize) -> Result<(), QmpError>;
 
     /// Waits until the disks on these images hold what was written to them.
     ///

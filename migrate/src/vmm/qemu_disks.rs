@@ -53,8 +53,8 @@ impl TakesDisks for Monitor {
         disks::export(self.client(), socket, images).await
     }
 
-    async fn end_exports(&self) -> Result<(), QmpError> {
-        disks::end_exports(self.client()).await
+    async fn end_exports(&self, images: usize) -> Result<(), QmpError> {
+        disks::end_exports(self.client(), images).await
     }
 
     async fn flush_disks(&self, images: &[PathBuf]) -> Result<(), QmpError> {

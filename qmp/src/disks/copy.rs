@@ -162,34 +162,23 @@ pub async fn hold_in_step(client: &Client, number: usize) -> Result<(), QmpError
 /// [`CopyError`]; then no copy may be used.
 pub async fn finish(client: &Client, numbers: &[usize], deadline: Duration) -> Result<(), CopyError> {
     let begun = Instant::now();
-    let concluded = |number: usize| {
+    let completed = |number: usize| {
         let name = job_name(number);
-        client.expect("JOB_STATUS_CHANGE", move |event| {
-            event.text("id") == Some(&name) && event.text("status") == Some("concluded")
-        })
+        client.expect("BLOCK_JOB_COMPLETED", move |event| event.text("device") == Some(&name))
     };
-    let ends: Vec<_> = numbers.iter().map(|number| concluded(*number)).collect();
+    let ends: Vec<_> = numbers.iter().map(|number| (*number, completed(*number))).collect();
     for number in numbers {
         // Of a copy that is ready, this is the end, and no cancel: QEMU waits until nothing is missing.
         let arguments = json!({ "device": job_name(*number), "force": false });
         client.execute_raw("block-job-cancel", arguments, TIMEOUT).await?;
     }
-    for end in ends {
-        match end.wait(deadline.saturating_sub(begun.elapsed())).await {
+    for (number, end) in ends {
+        let event = match end.wait(deadline.saturating_sub(begun.elapsed())).await {
             Err(QmpError::Timeout { .. }) => return Err(CopyError::Slow(deadline.as_millis())),
-            other => drop(other?),
-        }
-    }
-    let reply = client.execute_raw("query-jobs", Value::Null, TIMEOUT).await?;
-    for number in numbers {
-        let is_it = |job: &&Value| job.get("id").and_then(Value::as_str) == Some(&job_name(*number));
-        let job = reply.as_array().into_iter().flatten().find(is_it);
-        let why = match job {
-            Some(job) => job.get("error").and_then(Value::as_str),
-            None => Some("it has gone"),
+            other => other?,
         };
-        if let Some(why) = why {
-            return Err(CopyError::Ended { number: *number, why: why.to_owned() });
+        if let Some(why) = event.text("error") {
+            return Err(CopyError::Ended { number, why: why.to_owned() });
         }
     }
     Ok(())

@@ -7,6 +7,7 @@ mod blockers;
 mod client;
 mod confined;
 mod direct_io;
+mod disk_figures;
 mod disks;
 mod embedded;
 mod events;

@@ -53,7 +53,7 @@ impl TakesDisks for Qemu {
         Err(no_disk("block-export-add"))
     }
 
-    async fn end_exports(&self) -> Result<(), QmpError> {
+    async fn end_exports(&self, _: usize) -> Result<(), QmpError> {
         Ok(())
     }
 
