@@ -266,7 +266,11 @@ mod tests {
             path("kernel").into(),
         ];
         let told = || -> Vec<String> {
-            denied(&line, &layout, &[]).unwrap().into_iter().map(|denied| denied.message).collect()
+            denied(&line, &layout, &More::default())
+                .unwrap()
+                .into_iter()
+                .map(|denied| denied.message)
+                .collect()
         };
         for (name, closed) in [("qemu", 0o700), ("disk", 0o600), ("kernel", 0o600)] {
             mode(name, closed);
@@ -301,6 +305,6 @@ mod tests {
         );
         // With a user of its own QEMU opens everything as root.
         let own: Vec<OsString> = line.iter().cloned().chain(["-runas".into(), "nobody".into()]).collect();
-        assert!(denied(&own, &layout, &[]).unwrap().is_empty());
+        assert!(denied(&own, &layout, &More::default()).unwrap().is_empty());
     }
 }

@@ -60,6 +60,10 @@ pub(crate) fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
 fn no_place(node: &str, vm_dir: &Path, disk: &MovedDisk) -> Option<Blocker> {
     let name = &disk.name;
     let refuse = |message: String| Some(Blocker::new(BlockerCode::DiskPlace, message).about(name));
+    // It comes from another node, and names a driver of QEMU here.
+    if !matches!(disk.format.as_str(), "raw" | "qcow2") {
+        return refuse(format!("Disk {name} has format {:?}: expected raw or qcow2", disk.format));
+    }
     let Some(path) = disk.to.as_deref().map(Path::new) else {
         return refuse(format!("Disk {name} is not found in the command line of the guest at {node}"));
     };
@@ -151,4 +155,52 @@ fn existing_folder(path: &Path) -> Option<PathBuf> {
         return None;
     }
     path.ancestors().skip(1).find(|folder| folder.is_dir()).map(Path::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(format: &str, to: &Path) -> MovedDisk {
+        MovedDisk {
+            name: "vda".to_owned(),
+            image: "/vda".to_owned(),
+            format: format.to_owned(),
+            size: 1 << 20,
+            allocated: 1 << 20,
+            cluster: 0,
+            to: to.to_str().map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn a_place_is_a_new_file_in_a_folder_that_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let (new, vm_dir) = (dir.path().join("new"), dir.path().join("vm"));
+        let why = |disk: &MovedDisk| no_place("b", &vm_dir, disk).map(|blocker| blocker.message);
+        assert_eq!(why(&disk("raw", &new)), None);
+        assert_eq!(why(&disk("raw", &vm_dir.join("new"))), None, "the VM's folder is made for it");
+        for (disk, word) in [
+            (
+                disk("raw", &dir.path().join("none/new")),
+                "make it, or name another path by --disk-map vda=PATH",
+            ),
+            (disk("raw", dir.path()), "is there already"),
+            (disk("nbd", &new), "expected raw or qcow2"),
+            (MovedDisk { to: None, ..disk("raw", &new) }, "not found in the command line"),
+        ] {
+            let said = why(&disk).unwrap();
+            assert!(said.contains(word), "{said}");
+        }
+    }
+
+    #[test]
+    fn what_all_disks_of_a_file_system_need_must_be_free() {
+        let dir = tempfile::tempdir().unwrap();
+        let new = disk("raw", &dir.path().join("new"));
+        assert!(no_space("b", std::slice::from_ref(&new)).is_empty());
+        let large = MovedDisk { allocated: 1 << 60, ..new };
+        let [short] = &no_space("b", &[large])[..] else { panic!("it has room") };
+        assert!(short.message.contains("MiB free: make room there"), "{}", short.message);
+    }
 }

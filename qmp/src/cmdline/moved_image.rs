@@ -165,7 +165,7 @@ mod tests {
             "driver=qcow2,node-name=d0,file=f0",
         ];
         let words = moved(&[&two[..], &device].concat(), &to("/a", "/b"));
-        assert_eq!(words[1], "file,node-name=f0,filename=/b");
+        assert_eq!(words[1], "driver=file,node-name=f0,filename=/b");
         let dotted = ["-blockdev", "qcow2,node-name=d0,file.driver=file,file.filename=/a"];
         let on_device = NewImage { is_device: true, ..to("/a", "/dev/x") };
         let words = moved(&[&dotted[..], &device].concat(), &on_device);
@@ -189,7 +189,7 @@ mod tests {
             "virtio-blk-pci,drive=d0",
         ];
         let words = moved(&words, &to("/a", "/b"));
-        assert_eq!(words[1], "qcow2,node-name=d0,file.driver=file,file.filename=/b");
+        assert_eq!(words[1], "driver=qcow2,node-name=d0,file.driver=file,file.filename=/b");
         assert_eq!(words.len(), 4, "{words:?}");
     }
 }
