@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 pub use vmove_node::guest_devices::{Asked, Detached};
@@ -81,15 +82,19 @@ pub struct LeftImage {
 pub struct FileId {
     /// The device that its file system is on.
     pub dev: u64,
-    /// Its number there.
+    /// Its number there. A file system gives it to another file when this one is gone.
     pub ino: u64,
+    /// When it was made, in nanoseconds since 1970, where the file system tells: so another file of that number is not taken for it.
+    pub born: Option<u64>,
 }
 
 impl FileId {
     /// The regular file that has this path now.
     pub(crate) fn at(path: &Path) -> std::io::Result<Option<Self>> {
         let meta = path.symlink_metadata()?;
-        Ok(meta.is_file().then(|| Self { dev: meta.dev(), ino: meta.ino() }))
+        let born = meta.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        let born = born.and_then(|at| u64::try_from(at.as_nanos()).ok());
+        Ok(meta.is_file().then(|| Self { dev: meta.dev(), ino: meta.ino(), born }))
     }
 
     /// Whether this file has this path (still).

@@ -166,7 +166,7 @@ mod tests {
         let (id, path) = (SessionId::random(), dir.path().join("disk"));
         for format in ["raw", "qcow2"] {
             let prepare = prepare(&path, format);
-            let made = make(id, &prepare, &Confinement::default()).unwrap();
+            make(id, &prepare, &Confinement::default()).unwrap();
             make(id, &prepare, &Confinement::default()).unwrap_err();
             assert!(!path.exists(), "not before it is noted");
             let made_again = make(id, &prepare, &Confinement::default()).unwrap();
