@@ -6,7 +6,7 @@
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags, ResolveFlags, openat2, renameat_with};
@@ -89,7 +89,7 @@ fn make_one(
     id: SessionId,
     confinement: &Confinement,
 ) -> io::Result<Option<FileId>> {
-    let is_device = path.exists();
+    let is_device = path.metadata().is_ok_and(|meta| meta.file_type().is_block_device());
     if is_device && disk.format == "raw" {
         return Ok(None);
     }
