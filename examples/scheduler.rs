@@ -35,7 +35,7 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
 async fn evacuate(node: &Client, vm: &str, to: &[String]) -> Result<String, Box<dyn Error>> {
     let mut why = "no other node was named".to_owned();
     for to in to {
-        if let Some(blocker) = node.check(vm, to, &[]).await?.blockers.first() {
+        if let Some(blocker) = node.check(vm, to, &MigrationSpec::default()).await?.blockers.first() {
             why = format!("{to} does not take it: {}", blocker.message);
             continue;
         }

@@ -39,6 +39,7 @@ mod error;
 mod forks;
 mod groups;
 mod hooks;
+mod libvirt;
 mod migrations;
 mod stream;
 mod tls;

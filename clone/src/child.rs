@@ -482,6 +482,7 @@ impl Child {
             overlays: self.plan.overlays.iter().map(|overlay| overlay.path.clone()).collect(),
             devices: Vec::new(),
             adopted: false,
+            libvirt: None,
             session: None,
         }
     }

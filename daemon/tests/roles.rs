@@ -49,7 +49,7 @@ fn client(name: &str, role: &str) -> String {
 }
 
 /// Roles of all operations that are not for everybody who may read.
-const NEEDED: [(&str, &str); 28] = [
+const NEEDED: [(&str, &str); 29] = [
     ("checkFabric", "operator"),
     ("startMigration", "operator"),
     ("cancelMigration", "operator"),
@@ -75,6 +75,7 @@ const NEEDED: [(&str, &str); 28] = [
     ("reclaimMigration", "admin"),
     ("restoreTemplate", "admin"),
     ("testHook", "admin"),
+    ("answerLibvirt", "admin"),
     ("metrics", "viewer"),
     ("showVm", "viewer"),
     ("listVms", "viewer"),

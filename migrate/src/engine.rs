@@ -255,6 +255,30 @@ impl Engine {
         Ok(id)
     }
 
+    /// Begins to send the guest of a libvirt domain, for whom its QEMU waits at the destination. libvirt decides when it leaves, and whether.
+    ///
+    /// # Errors
+    /// [`EngineError`]; nothing was changed then.
+    pub fn send_domain(
+        self: &Arc<Self>,
+        vm: VmRecord,
+        to: PeerTarget,
+        spec: MigrationSpec,
+    ) -> Result<SessionId, EngineError> {
+        spec.validate().map_err(EngineError::BadSpec)?;
+        let id = SessionId::random();
+        let path = vm.ram.first().map(|ram| ram.path.clone()).unwrap_or_default();
+        let vm = source::keep_memory(id, vm).map_err(|source| EngineError::Io { path, source })?;
+        let kept = vm.clone();
+        let begun = self
+            .begin_all(vec![New { id, vm, to, spec, group: None, member: None }], &CancellationToken::new());
+        if let Err(error) = begun {
+            source::let_memory_go(self.node.disk(), &kept);
+            return Err(error);
+        }
+        Ok(id)
+    }
+
     /// Begins sessions from here, all of them or none. What ends one before its hand-over ends all.
     pub(crate) fn begin_all(
         self: &Arc<Self>,

@@ -87,6 +87,10 @@ impl Node {
     /// Whether an operator has ended a VM of a migration whose journal could not be written then: its QEMU has ended, and its record is
     /// gone. The record of one that ended by itself stays as long as a migration holds it.
     pub(crate) fn was_ended(&self, vm: &VmRecord) -> bool {
+        if vm.libvirt.is_some() {
+            // libvirt ends it when the guest has left: that is no operator's word.
+            return false;
+        }
         let gone = match self.vms.get(&vm.name) {
             Ok(found) => (found.pid, found.pid_start) != (vm.pid, vm.pid_start),
             Err(error) => matches!(error, VmStoreError::Unknown(_)),

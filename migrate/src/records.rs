@@ -145,6 +145,9 @@ pub struct DestinationRecord {
     pub final_applied: bool,
     /// Fabric in use.
     pub fabric: vmove_fabric::FabricKind,
+    /// libvirt was told that it may go on: from then on it decides whether the guest runs here.
+    #[serde(default)]
+    pub let_go: bool,
     /// The source has said that it freed its side: it will not ask again.
     #[serde(default)]
     pub released: bool,

@@ -50,6 +50,9 @@ impl Engine {
                     }
                     DestinationState::Owner => self.adopt(journal),
                     DestinationState::Loaded => loaded.push(journal),
+                    DestinationState::Filling if self.may_run_by_libvirt(journal.record()) => {
+                        loaded.push(journal);
+                    }
                     _ => {}
                 },
                 Ok(None) => {}
@@ -208,6 +211,9 @@ impl Engine {
             return;
         }
         tracing::info!(vm = r.vm.name, state = %r.state, "taking up a migration from here");
+        if r.vm.libvirt.is_some() && !matches!(r.state, SourceState::Aborted | SourceState::Released) {
+            return source::take_up_domain(Arc::clone(&self.node), journal, publisher).await;
+        }
         if matches!(r.state, SourceState::Committed | SourceState::Released) {
             return source::go_on(Arc::clone(&self.node), journal, publisher, resume).await;
         }
@@ -256,6 +262,11 @@ impl Engine {
             destination::enter_again(&self.node, r);
         }
         destination::tidy(&self.node, r);
+    }
+
+    /// libvirt was let go on, and its QEMU has not ended: the guest may be this side's.
+    fn may_run_by_libvirt(&self, r: &DestinationRecord) -> bool {
+        r.let_go && r.vm.as_ref().is_some_and(|vm| !self.node.config.vmm.has_ended(vm))
     }
 
     async fn discard(self: Arc<Self>, journal: Journal<DestinationRecord>) {

@@ -12,6 +12,7 @@
 //! | [`layout`] | where a VM's files are |
 //! | [`monitors`] | one QMP connection for each QEMU |
 //! | [`peer`] | greeting, messages and agreements between two daemons |
+//! | [`domains`] | QEMUs of libvirt, whose guests libvirt moves |
 //! | [`region`] | guest memory registered with a fabric |
 //! | [`reservations`] | memory that was promised to guests on their way here |
 //! | [`control_groups`] | a control group for each VM |
@@ -42,6 +43,7 @@ pub mod clock;
 pub mod control_groups;
 pub mod devices;
 pub mod disk;
+pub mod domains;
 pub mod files;
 pub mod guest_devices;
 pub mod journal;

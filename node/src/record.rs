@@ -54,6 +54,9 @@ pub struct VmRecord {
     /// Session that brought or is bringing it, if any.
     #[serde(default)]
     pub session: Option<String>,
+    /// UUID of the libvirt domain whose QEMU this is: libvirt alone starts, resumes and ends it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub libvirt: Option<String>,
 }
 
 impl VmRecord {

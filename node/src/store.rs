@@ -358,6 +358,7 @@ mod tests {
             overlays: Vec::new(),
             devices: Vec::new(),
             adopted: false,
+            libvirt: None,
             session: None,
         }
     }

@@ -15,7 +15,7 @@ vmove_bench() {
     case " $* " in *" --help "* | *" -h "*) ;; *) need_root bench ;; esac
     vmove_build
     case ${1:-} in
-        client | fork | pause)
+        client | fork | libvirt | pause)
             local program=$1-bench
             shift
             exec "$(target_dir)/release/$program" "$@"

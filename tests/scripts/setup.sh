@@ -11,6 +11,8 @@ PEER_PACKAGES=(etcd-server munge slurmctld slurmd slurm-client)
 PEERS_VERSION=1
 # What checks renderings of GLUE 2: the schema of information systems, and the server that reads it. Unpacked, as above.
 GLUE_PACKAGES=(slapd glue-schema)
+# libvirt, two daemons of which tests of `virsh migrate` run in namespaces of their own. Unpacked, as above.
+LIBVIRT_PACKAGES=(libvirt-daemon libvirt-clients)
 # Raise it when what is unpacked of QEMUs, kernel and tools changes, so that older caches are made anew.
 SETUP_VERSION=2
 
@@ -50,6 +52,7 @@ setup_everything() {
     setup_part 7.2 "$QEMU_7_2" setup_qemu 7.2 bookworm
     setup_part peers "$CACHE/peers/usr/sbin/slurmctld-wlm" setup_peers
     setup_part glue "$CACHE/glue/etc/ldap/schema/GLUE20.schema" setup_glue
+    setup_part libvirt "$CACHE/libvirt/usr/sbin/libvirtd" setup_libvirt
 }
 
 # What it takes to start guests.
@@ -100,6 +103,15 @@ setup_glue() {
     unpack_closure glue "${GLUE_PACKAGES[@]}"
     rm -rf "${glue:?}.new"/{bin,sbin,var} "${glue:?}.new"/usr/{share,bin,lib/x86_64-linux-gnu/perl*} "$glue"
     mv "$glue.new" "$glue"
+}
+
+# libvirtd and virsh below .cache/libvirt. What is left out: documents, and the QEMU that libvirt recommends.
+setup_libvirt() {
+    local libvirt=$CACHE/libvirt
+    say "unpacking libvirt"
+    unpack_closure libvirt "${LIBVIRT_PACKAGES[@]}"
+    rm -rf "${libvirt:?}.new"/usr/share/{doc,man,locale,bug,lintian} "${libvirt:?}.new/var" "$libvirt"
+    mv "$libvirt.new" "$libvirt"
 }
 
 # What makes the Python client of vbridged. Without it, one test is skipped.

@@ -5,6 +5,17 @@ vmove_soak() {
     # shellcheck source=tests/scripts/build.sh
     source "$ROOT/tests/scripts/build.sh"
     case " $* " in *" --help "* | *" -h "*) ;; *) need_root soak ;; esac
+    if [ "${1:-}" = --libvirt ]; then
+        soak_libvirt
+        return
+    fi
     vmove_build
     exec "$(target_dir)/release/soak" "$@"
+}
+
+# Forty moves by virsh, of which twenty meet a blow.
+soak_libvirt() {
+    vmove_build
+    export_env
+    (cd "$ROOT" && cargo test --release -p vmove-tests --test libvirt -- --ignored --test-threads=1 --nocapture forty_moves)
 }

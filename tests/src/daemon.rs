@@ -102,6 +102,11 @@ impl Node {
         Ok((a, b))
     }
 
+    /// Has it know another node by name, from its next start on.
+    pub fn add_peer(&mut self, name: &str, at: SocketAddr) {
+        self.options.peers.push((name.to_owned(), at));
+    }
+
     /// Starts the daemon, which is not running, and waits until it answers.
     ///
     /// # Errors

@@ -34,6 +34,7 @@ pub mod initramfs;
 pub mod interrupt;
 pub mod kvm_device;
 pub mod lan;
+pub mod libvirt;
 pub mod monitor;
 pub mod networks;
 pub mod old_kernel;

@@ -20,6 +20,7 @@ pub mod fork_devices;
 pub mod fork_report;
 pub mod group;
 pub mod hook;
+pub mod libvirt;
 pub mod migration;
 pub mod node;
 pub mod problem;

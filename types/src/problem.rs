@@ -110,6 +110,8 @@ pub enum Code {
     UnknownHook,
     /// A hook of the operator forbade it; nothing was changed.
     ForbiddenByHook,
+    /// A migration of libvirt's that cannot be carried; nothing was changed.
+    DomainRefused,
     /// A fork failed; the parent runs.
     ForkFailed,
     /// A fork failed, and the parent could not be set running again yet.
@@ -199,6 +201,7 @@ impl ProblemCode for Code {
             | Self::Busy
             | Self::TooLate
             | Self::NothingToRecover
+            | Self::DomainRefused
             | Self::Adopted
             | Self::NotAdopted => (409, Exit::Failed),
             Self::NotMovable | Self::QemuUser | Self::DeviceUnavailable => (422, Exit::Refused),

@@ -39,6 +39,9 @@ pub struct VmSummary {
     pub memory_bytes: u64,
     /// Somebody else started this QEMU.
     pub adopted: bool,
+    /// A domain of libvirt's: `virsh` starts, moves and ends it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub libvirt: bool,
     /// Devices of the node that it has, or lacks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceInfo>,

@@ -10,6 +10,7 @@ use vmove_types::spec::{HeadStart, ModeRequest};
 use vmove_types::tuning::PinRequest;
 
 pub use super::disks::{DiskArgs, MovedDiskArgs};
+pub use super::libvirt::LibvirtCommand;
 pub use super::tune::Tune;
 
 use vmove_types::units;
@@ -97,6 +98,9 @@ pub enum Command {
     /// What the node does by itself when something happens (`[[hook]]` in its configuration)
     #[command(subcommand)]
     Hook(HookCommand),
+    /// Have `virsh migrate` carried by vmove
+    #[command(subcommand)]
+    Libvirt(LibvirtCommand),
     /// RDMA and tcp between this node and others
     #[command(subcommand)]
     Fabric(FabricCommand),

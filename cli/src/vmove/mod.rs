@@ -6,6 +6,7 @@ mod fabric;
 mod follow;
 mod groups;
 mod hooks;
+mod libvirt;
 mod migrations;
 mod progress_text;
 mod secrets;
@@ -18,7 +19,7 @@ use vmove_client::Client;
 use vmove_types::problem::{Code, Exit};
 use vmove_types::progress::{Outcome, Progress, Role};
 
-use crate::args::vmove::{Cli, Command, Devices, DevicesCommand, FabricCommand, HookCommand};
+use crate::args::vmove::{Cli, Command, Devices, DevicesCommand, FabricCommand, HookCommand, LibvirtCommand};
 use crate::failure::Failure;
 use crate::output::{End, parse, report};
 use crate::{clusters, manual};
@@ -86,7 +87,7 @@ async fn where_it_went(client: &Client, mut failure: Failure) -> Failure {
 }
 
 async fn dispatch(client: &Client, cli: Cli) -> Result<Ended, End> {
-    let json = cli.global.json;
+    let (json, control) = (cli.global.json, cli.global.control);
     let exit = match cli.command {
         Command::Run(args) => vms::run(client, args, json).await?,
         Command::Adopt(args) => vms::adopt(client, args, json).await?,
@@ -105,6 +106,10 @@ async fn dispatch(client: &Client, cli: Cli) -> Result<Ended, End> {
         Command::Node => vms::node(client, json).await?,
         Command::Hook(HookCommand::List) => hooks::list(client, json).await?,
         Command::Hook(HookCommand::Test(args)) => hooks::test(client, args, json).await?,
+        Command::Libvirt(LibvirtCommand::Enable(args)) => libvirt::enable(&args, &control, json).await?,
+        Command::Libvirt(LibvirtCommand::Disable(args)) => libvirt::disable(&args, json).await?,
+        Command::Libvirt(LibvirtCommand::Host(args)) => libvirt::prepare_host(args.check, &control, json)?,
+        Command::Libvirt(LibvirtCommand::Hook(args)) => libvirt::hook(client, args).await?,
         Command::Fabric(FabricCommand::Check(args)) => fabric::check(client, &args.to, json).await?,
         Command::Migrate(args) => return migrations::migrate(client, args, json).await,
         Command::Status(args) => return migrations::status(client, args, json).await,

@@ -69,7 +69,13 @@ pub async fn list(client: &Client, json: bool) -> Result<Exit, End> {
         .into_iter()
         .map(|vm| {
             let migration = vm.migration.unwrap_or_else(|| "-".to_owned());
-            let origin = if vm.adopted { "adopted" } else { "vmove" };
+            let origin = if vm.libvirt {
+                "libvirt"
+            } else if vm.adopted {
+                "adopted"
+            } else {
+                "vmove"
+            };
             vec![
                 vm.name,
                 vm.pid.to_string(),

@@ -9,6 +9,7 @@ mod fabrics;
 mod folders;
 mod grants;
 mod hooks;
+mod libvirt;
 mod lock;
 mod metrics;
 mod peers;
@@ -25,7 +26,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -46,6 +47,7 @@ use vmove_node::admission::Admission;
 use vmove_node::blocking::run_blocking;
 use vmove_node::control_groups::{ControlGroups, GroupsError};
 use vmove_node::disk::KernelDisk;
+use vmove_node::domains::Domains;
 use vmove_node::files::own_dir;
 use vmove_node::monitors::Monitors;
 use vmove_node::peer::{KnownPeer, KnownPeers};
@@ -61,6 +63,7 @@ use devices::{LeasedDevices, LedgerDevices};
 use dialer::PeerDialer;
 use fabrics::Fabrics;
 use grants::Grants;
+use libvirt::Libvirt;
 use peers::PeerPort;
 use problem::IntoProblem;
 use sessions::Sessions;
@@ -86,6 +89,7 @@ struct App {
     /// Processors that VMs have for themselves.
     pub tuning: Arc<Tuning>,
     hooks: Arc<Hooks>,
+    libvirt: Arc<Libvirt>,
     known: KnownPeers,
     fabrics: Arc<Fabrics>,
     dialer: Arc<PeerDialer>,
@@ -172,6 +176,7 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
         app.engine.clone(),
         app.forks.clone(),
         fabrics.clone(),
+        app.libvirt.clone(),
         (tls.clone(), app.access.clone()),
         rest::router(app.clone()),
     );
@@ -187,6 +192,8 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
     tasks.spawn(port.serve_tcp(peers));
     app.registry.readopt();
     app.engine.resume_others();
+    let domains = app.libvirt.domains.clone();
+    tasks.spawn(async move { domains.clear_left_over().await });
     if let Some(address) = app.config.metrics {
         let listener = TcpListener::bind(address)
             .await
@@ -325,6 +332,7 @@ async fn assemble(
     let tuning = Tuning::open(config.tuning.clone(), grants.clone(), &config.state_dir)?;
     let admission: Arc<dyn Admission> = tuning.clone();
     let starter = Starter { groups, pins: tuning.pins().clone() };
+    let domains = Domains::new(monitors.clone(), vmove_libvirt::SOCKETS.into());
     let settings = EngineConfig {
         node: config.node.clone(),
         sessions_dir: config.state_dir.join("sessions"),
@@ -334,7 +342,7 @@ async fn assemble(
         confinement: config.qemu.clone(),
         peers: peers.clone(),
         admission: admission.clone(),
-        vmm: Arc::new(Qemu::new(monitors.clone(), starter.clone(), config.qemu.clone())),
+        vmm: Arc::new(Qemu::new(monitors.clone(), starter.clone(), config.qemu.clone(), domains.clone())),
         devices: devices.clone(),
         disk: Arc::new(KernelDisk),
         dialer: dialer.clone(),
@@ -357,6 +365,16 @@ async fn assemble(
         },
     );
     let known = known_peers(&config);
+    let libvirt = Arc::new(Libvirt {
+        domains,
+        engine: engine.clone(),
+        dialer: dialer.clone(),
+        known: known.clone(),
+        policy: peers.clone(),
+        node: config.node.clone(),
+        port: listen.port(),
+        announced: Mutex::default(),
+    });
     let options = EngineOptions {
         admission,
         node: config.node.clone(),
@@ -395,6 +413,7 @@ async fn assemble(
         grants,
         tuning,
         hooks,
+        libvirt,
         known,
         fabrics,
         dialer,

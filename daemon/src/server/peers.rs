@@ -28,6 +28,7 @@ use super::dialer::notice_death;
 use super::endpoint::EndpointError;
 use super::fabric_check::Visits;
 use super::fabrics::Fabrics;
+use super::libvirt::Libvirt;
 use super::places::{Limits, Place, Places};
 use super::tls::{ALPN_HTTP, Tls};
 
@@ -47,6 +48,8 @@ const TLS_REFUSAL: [u8; 7] = [0x15, 3, 1, 0, 2, 2, 40];
 pub struct PeerPort {
     pub engine: Arc<Engine>,
     pub forks: Arc<ForkEngine>,
+    /// Answers nodes at which QEMUs of libvirt's wait.
+    pub libvirt: Arc<Libvirt>,
     pub fabrics: Arc<Fabrics>,
     pub tls: Option<Arc<Tls>>,
     /// Which certificates are those of clients, and not of nodes.
@@ -64,12 +67,14 @@ impl PeerPort {
         engine: Arc<Engine>,
         forks: Arc<ForkEngine>,
         fabrics: Arc<Fabrics>,
+        libvirt: Arc<Libvirt>,
         (tls, access): (Option<Arc<Tls>>, Arc<Access>),
         router: axum::Router,
     ) -> Self {
         Self {
             engine,
             forks,
+            libvirt,
             fabrics,
             tls,
             access,
@@ -168,6 +173,10 @@ impl PeerPort {
                 drop(place);
                 return self.forks.serve_order(hello, stream, (from.ip(), caller)).await;
             }
+            LinkKind::Domain => {
+                drop(place);
+                return self.libvirt.serve(hello, stream, (from.ip(), caller)).await;
+            }
             LinkKind::ForkDisk => {
                 drop(place);
                 notice_death(stream.get_ref().0);
@@ -211,6 +220,10 @@ impl PeerPort {
                 drop(place);
                 return self.forks.serve_order(hello, Box::new(stream), (from.ip(), Caller::default())).await;
             }
+            LinkKind::Domain => {
+                drop(place);
+                return self.libvirt.serve(hello, Box::new(stream), (from.ip(), Caller::default())).await;
+            }
             LinkKind::ForkDisk => {
                 drop(place);
                 notice_death(&stream);
@@ -242,8 +255,11 @@ impl PeerPort {
     async fn unix(self, mut stream: UnixStream) {
         let from = "this host";
         let Some(hello) = self.greeted(&mut stream, from).await else { return };
-        if matches!(hello.kind, LinkKind::Fork | LinkKind::ForkMemory | LinkKind::ForkDisk) {
-            return tracing::warn!("a fork is begun on the TCP port, not here");
+        if matches!(hello.kind, LinkKind::Fork | LinkKind::ForkMemory | LinkKind::ForkDisk | LinkKind::Domain)
+        {
+            return tracing::warn!(
+                "a fork is begun on the TCP port, not here, and so is a question for a domain"
+            );
         }
         let Some(endpoint) = adopted(self.fabrics.adopt_local(stream, hello.kind.class()).await, from) else {
             return;
@@ -254,6 +270,7 @@ impl PeerPort {
     fn wants(&self, hello: &Hello) -> Result<(), (Status, String)> {
         match hello.kind {
             LinkKind::Fork | LinkKind::ForkMemory | LinkKind::ForkDisk => self.forks.wants(hello),
+            LinkKind::Domain => Ok(()),
             _ => self.engine.wants(hello),
         }
     }
@@ -261,8 +278,8 @@ impl PeerPort {
     /// Frees the place of a connection whose greeting was wanted, if it has shown the secret of a session: then its address is that of a
     /// peer.
     fn kept_place(&self, hello: &Hello, from: SocketAddr, place: Place) -> Option<Place> {
-        let secret_shown =
-            !matches!(hello.kind, LinkKind::Trial | LinkKind::Fork) && hello.token != Token::default();
+        let secret_shown = !matches!(hello.kind, LinkKind::Trial | LinkKind::Fork | LinkKind::Domain)
+            && hello.token != Token::default();
         if !secret_shown {
             return Some(place);
         }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use vmove_qmp::access::{self, Denied};
 use vmove_qmp::cmdline::{DestinationCommand, RunLayout};
 
+use super::libvirt;
 use super::moved_disks;
 use crate::node::Node;
 use crate::proto::message::{BlockInfo, Disk, PART_BYTES, Prepare};
@@ -47,6 +48,9 @@ pub(crate) async fn room(
 
 /// Everything but memory.
 async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
+    if let Some(domain) = &prepare.libvirt {
+        return libvirt::blockers(node, prepare, domain);
+    }
     let mut found = Vec::new();
     if let Err(e) = vmove_node::store::check_name(&prepare.vm) {
         found.push(Blocker::new(BlockerCode::Name, e.to_string()));

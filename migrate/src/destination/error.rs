@@ -98,6 +98,8 @@ impl fmt::Display for Shortage {
 /// Why there is no place for the VM.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VmFilesError {
+    #[error("No QEMU of libvirt waits here for domain {0}: `virsh migrate` begins such a migration")]
+    NotExpected(String),
     #[error("The source's command line cannot be used at the destination")]
     CommandLine(#[from] CommandLineError),
     #[error("Could not make the folder {} at the destination", path.display())]

@@ -127,9 +127,10 @@ impl Flushing {
         if paths.is_empty() {
             return Self::Done;
         }
-        let (node, socket) = (Arc::clone(&session.node), session.files.layout.qmp_socket.clone());
+        let Some(vm) = session.journal.record().vm.clone() else { return Self::Failed(Instant::now()) };
+        let node = Arc::clone(&session.node);
         Self::UnderWay(vmove_node::task::spawn(async move {
-            let monitor = node.config.vmm.reconnect(&socket).await?;
+            let monitor = node.config.vmm.reconnect(&vm).await?;
             monitor.flush_disks(&paths).await
         }))
     }

@@ -106,13 +106,17 @@ impl Filling {
         mut self,
         session: &mut Session,
         mut control: Control,
-    ) -> Option<(Switchover, Control)> {
+    ) -> Option<(Switchover, Option<Control>)> {
         let (filling, end) = match self.until_stopped(session, &mut control).await {
             Ok(last) => match self.stopped(session, &last) {
-                Ok(switchover) => return Some((switchover, control)),
+                Ok(switchover) => return Some((switchover, Some(control))),
                 Err(failed) => *failed,
             },
             Err(end) => (self, end),
+        };
+        let (filling, end) = match filling.unless_let_go(session, end) {
+            Ok(switchover) => return Some((switchover, None)),
+            Err(failed) => *failed,
         };
         let end = huge_pages::explained(session, end);
         control.tell_failure(&end).await;
@@ -172,6 +176,10 @@ impl Filling {
     ) -> Result<Option<Final>, End> {
         if let (Event::DeviceState(_), Qemu::Ready(ready)) = (&event, &mut self.qemu) {
             if let Event::DeviceState(stream) = event {
+                if session.files.of_libvirt {
+                    // From here on libvirt may let the guest run here, whatever becomes of this process.
+                    session.write(|r| r.let_go = true)?;
+                }
                 ready.qemu.state.give(stream);
             }
             return Ok(None);
@@ -273,8 +281,11 @@ impl Filling {
     /// Pages are being given, or locked, and nothing may be read before that is done. What the source says meanwhile waits.
     fn is_being_given(&self, session: &Session) -> bool {
         let populating = self.populating.is_some();
-        let locking = session.files.locked && (populating || matches!(self.qemu, Qemu::Starting(_)));
-        locking || populating && must_be_given(session)
+        let starting = matches!(self.qemu, Qemu::Starting(_));
+        // Its files are emptied when its faults are ours: what had landed before that would be lost.
+        let emptying = session.files.of_libvirt && starting;
+        let locking = session.files.locked && (populating || starting);
+        emptying || locking || populating && must_be_given(session)
     }
 
     /// The guest has stopped at the source. From here on the page tables say exactly what is missing.
@@ -289,6 +300,28 @@ impl Filling {
                 }
             }
             unprepared => Err(Box::new((unprepared, session.out_of_order("Stopped")))),
+        }
+    }
+
+    /// libvirt was let go on, and may have given the guest to this side: then the source is waited for, and everything is fetched from it.
+    fn unless_let_go(self, session: &mut Session, end: End) -> Result<Switchover, Box<(Self, End)>> {
+        let lives = self.qemu.process().is_some_and(QemuHandle::alive);
+        let stays = matches!(end, End::Aborted(_));
+        match self {
+            Self { qemu: Qemu::Ready(ready), populating, round }
+                if session.journal.record().let_go && lives && !stays =>
+            {
+                match nothing_is_known(session) {
+                    Ok(()) => {
+                        session.reconnecting(&end);
+                        Ok(Switchover::begin(session, ready.qemu, Mode::Hybrid))
+                    }
+                    Err(error) => {
+                        Err(Box::new((Self { qemu: Qemu::Ready(ready), populating, round }, error.into())))
+                    }
+                }
+            }
+            other => Err(Box::new((other, end))),
         }
     }
 
@@ -339,6 +372,7 @@ impl Starting {
             vm: session.journal.record().prepare.vm.clone(),
             locked: files.locked,
             images: images::exports(&session.journal.record().prepare),
+            waits: session.journal.record().vm.clone().filter(|_| files.of_libvirt),
             started,
         };
         let task = vmove_node::task::spawn(launch::launch(order));
@@ -453,6 +487,17 @@ fn mark_outdated(session: &Session, named: &[Outdated]) -> Result<(), End> {
         .map_err(|source| DestinationError::PageSet { block: index, source })?;
     }
     Ok(())
+}
+
+/// The final set never came, or not as a whole: no page is known to be current.
+pub(super) fn nothing_is_known(session: &mut Session) -> Result<(), DestinationError> {
+    for block in &session.files.memory.blocks {
+        block.table.mark_stale(PageRun::new(PageIndex(0), block.pages()));
+    }
+    session.write(|r| {
+        r.final_applied = true;
+        r.mode = Some(Mode::Hybrid);
+    })
 }
 
 /// The source has named all that is outdated.

@@ -106,6 +106,15 @@ impl GuestMemory {
         Ok(())
     }
 
+    /// The same at once where no page was set aside for the file, which huge pages are.
+    pub(super) fn empty(&self) -> Result<(), MemoryError> {
+        if self.blocks.iter().any(|block| block.page_size != PageSize::Base4K) {
+            return self.wipe();
+        }
+        let all = |block: &Block| ByteRange { start: vmove_memory::FileOffset(0), len: block.file.len() };
+        self.blocks.iter().try_for_each(|block| block.file.punch(all(block)))
+    }
+
     /// The RAM files, by number of their blocks.
     pub(super) fn files(&self) -> Vec<&RamFile> {
         self.blocks.iter().map(|block| &block.file).collect()

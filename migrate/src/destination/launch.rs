@@ -12,6 +12,7 @@ use super::disk_wires;
 use super::error::LaunchError;
 use super::guest_memory::GuestMemory;
 use crate::vmm::{ArrivingMonitor, Attached, QemuHandle, Vmm};
+use vmove_node::record::VmRecord;
 use vmove_types::time::Mono;
 
 /// Time for a QEMU to open its monitor: a large guest on a busy host, hugetlbfs reservation included.
@@ -44,20 +45,25 @@ pub(super) struct LaunchOrder {
     pub locked: bool,
     /// Images of the disks that move: the source writes to them.
     pub images: Vec<ExportOrder>,
+    /// A QEMU of libvirt's, which waits already.
+    pub waits: Option<VmRecord>,
     /// Told as soon as there is a process: it must be ended if anything fails afterwards.
     pub started: tokio::sync::oneshot::Sender<Arc<dyn QemuHandle>>,
 }
 
 /// Starts QEMU, prepares it for device state, attaches.
 pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, LaunchError> {
-    let LaunchOrder { vmm, command, layout, memory, vm, locked, images, started } = order;
+    let LaunchOrder { vmm, command, layout, memory, vm, locked, images, waits, started } = order;
     let disks = disk_wires::socket(&layout);
     let RunLayout { vm_dir, qmp_socket, .. } = layout;
     let gib = memory.blocks.iter().map(|b| b.file.len().0).sum::<u64>() >> 30;
     let limit = MONITOR_TIMEOUT
         + if locked { LOCK_TIMEOUT_PER_GIB * u32::try_from(gib).unwrap_or(u32::MAX) } else { Duration::ZERO };
     let begun = Mono::now();
-    let process = vmm.start(&vm, &command, &vm_dir)?;
+    let process = match &waits {
+        Some(record) => vmm.adopt(record)?,
+        None => vmm.start(&vm, &command, &vm_dir)?,
+    };
     // The session may have ended meanwhile; then it has dropped the receiver and nobody else knows of this QEMU.
     if started.send(Arc::clone(&process)).is_err() {
         let _ = process.kill().await;
@@ -70,10 +76,15 @@ pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, LaunchError> 
     }
     let of = Arc::clone(&process);
     let taking = vmove_node::blocking::spawn_blocking(move || {
-        let taken = vmm.take_faults(&*of, &memory.files(), locked)?;
+        let mut taken = vmm.take_faults(&*of, &memory.files(), locked)?;
         if locked {
             // It has touched everything, so that does not tell what it has written. But nothing has landed yet.
             memory.wipe()?;
+        }
+        if waits.is_some() {
+            // libvirt may have had it allocate all. All that it holds comes from the source.
+            memory.empty()?;
+            taken.touched.clear();
         }
         Ok::<_, LaunchError>(taken)
     });

@@ -38,11 +38,13 @@ impl Drop for Connecting {
 
 impl Connecting {
     pub(super) fn to_monitor_of(session: &Session) -> Self {
-        let (node, socket) = (Arc::clone(&session.node), session.files.layout.qmp_socket.clone());
+        let (node, vm) = (Arc::clone(&session.node), session.journal.record().vm.clone());
         Self(vmove_node::task::spawn(async move {
             let mut tries = 1;
+            // Whoever waits for the answer of a monitor has a VM.
+            let Some(vm) = vm else { return std::future::pending().await };
             loop {
-                match node.config.vmm.reconnect(&socket).await {
+                match node.config.vmm.reconnect(&vm).await {
                     Err(error) if tries >= CONNECT_TRIES => return Err(error),
                     Err(_) => tokio::time::sleep(CONNECT_INTERVAL).await,
                     connected => return connected,
@@ -99,7 +101,12 @@ impl Resuming {
     pub(super) fn begin(session: &Session, monitor: Monitor, wish: Wish) -> Self {
         let (memory, vms) = (Arc::clone(&session.files.memory), Arc::clone(&session.node.vms));
         // One that is found again has been entered already.
-        let vm = session.journal.record().vm.clone().filter(|_| wish != Wish::RunIfPaused);
+        let vm = session
+            .journal
+            .record()
+            .vm
+            .clone()
+            .filter(|vm| wish != Wish::RunIfPaused && vm.libvirt.is_none());
         let pages_left = memory.left();
         let work = async move {
             let at = monitor.fulfil(wish, &memory).await?;
@@ -139,7 +146,7 @@ impl Monitor {
             Wish::RunIfPaused => true,
         };
         loop {
-            let tried = if looks { self.run_unless_it_runs().await } else { self.0.resume().await.map(Some) };
+            let tried = if looks { self.run_unless_it_runs().await } else { self.0.resume().await };
             match tried {
                 Err(error @ QmpError::Timeout { .. }) if memory.left() > 0 => {
                     tracing::warn!(
@@ -150,13 +157,13 @@ impl Monitor {
                     looks = true;
                 }
                 // It runs, and has not said since when: a moment that is too late makes no pause shorter than it was.
-                Ok(None) if wish == Wish::Run => return Ok(Some(Mono::now())),
+                Ok(None) if wish == Wish::Run && looks => return Ok(Some(Mono::now())),
                 other => return other.map_err(DestinationError::Resume),
             }
         }
     }
 
     async fn run_unless_it_runs(&self) -> Result<Option<Mono>, QmpError> {
-        if self.0.run_state().await? == "paused" { self.0.resume().await.map(Some) } else { Ok(None) }
+        if self.0.run_state().await? == "paused" { self.0.resume().await } else { Ok(None) }
     }
 }

@@ -27,7 +27,7 @@ pub(super) async fn run(session: &mut Session, control: Control) {
     };
     let switched = switchover.run(session, control).instrument(phase("Switchover")).await;
     let Some((loaded, control)) = switched else { return };
-    run_from_loaded(session, loaded, Some(control)).await;
+    run_from_loaded(session, loaded, control).await;
 }
 
 /// Runs the phases from Loaded on. Without `control`, it waits for the source to dial again.

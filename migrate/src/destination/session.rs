@@ -391,6 +391,16 @@ impl Session {
     /// The guest is ours, and this side can do nothing more for it.
     pub(super) fn give_up_owned(&mut self, why: String) {
         self.pages.end();
+        if self.files.of_libvirt {
+            // Nothing is left to be done here: libvirt has heard of its QEMU's end, and decides what becomes of the guest.
+            let ended =
+                self.journal.record().vm.as_ref().is_some_and(|vm| self.node.config.vmm.has_ended(vm));
+            if ended {
+                self.write_owing(|r| r.abandoned = true);
+                self.files.remove_tables(self.node.disk());
+                return self.publisher.fail(why, GuestPlace::Source, false);
+            }
+        }
         self.publisher.fail(why, GuestPlace::PausedAtDestination, false);
     }
 }

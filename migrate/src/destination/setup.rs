@@ -9,6 +9,7 @@ use tokio::time::timeout;
 
 use super::disk_wires::DiskWires;
 use super::error::{DestinationError, OpenError};
+use super::filling::nothing_is_known;
 use super::images;
 use super::loaded::{Loaded, Reached};
 use super::monitor::Connecting;
@@ -23,7 +24,7 @@ use crate::devices::arrival;
 use crate::frames::Deliveries;
 use crate::node::Node;
 use crate::owed;
-use crate::ownership::DestinationState;
+use crate::ownership::{DestinationEvent, DestinationState};
 use crate::pending::WireSet;
 use crate::proto::message::{Accepted, Prepare, ToDestination, ToSource};
 use crate::publish::Publisher;
@@ -147,6 +148,9 @@ pub(crate) async fn adopt(
             // Its QEMU is there.
             room.mapped();
             let mut session = session(node, journal, (room, publisher), files, arrivals);
+            if let Err(error) = settle_let_go(&mut session) {
+                return session.publisher.fail(chain(&error), GuestPlace::PausedAtDestination, false);
+            }
             let connecting = Connecting::to_monitor_of(&session);
             // Hashes went with the process that took them, and so did the length of the device state.
             let (state_bytes, hashes) = (0, SourceHashes::default());
@@ -167,9 +171,32 @@ pub(crate) async fn adopt(
     }
 }
 
+/// A daemon that was killed after libvirt was let go on, and before it had the final set, knows of no page that it is current.
+fn settle_let_go(session: &mut Session) -> Result<(), DestinationError> {
+    if !session.journal.record().final_applied {
+        nothing_is_known(session)?;
+        session.files.memory.begin_serving();
+    }
+    if session.state() == DestinationState::Filling {
+        session.advance(DestinationEvent::StateLoaded)?;
+    }
+    Ok(())
+}
+
 /// Removes what an earlier process left of a session that never owned the guest.
 pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>) {
     let mut record = journal.record().clone();
+    if record.vm.as_ref().is_some_and(|vm| vm.libvirt.is_some()) {
+        // QEMU and its memory are libvirt's.
+        let left = !vm_files::remove_files(node.disk(), tables_of(node, &record));
+        record.state = DestinationState::Gone;
+        record.vm = None;
+        record.note_removal(left);
+        if journal.update_owing(|r| *r = record).is_err() {
+            drop(owed::write_later(journal));
+        }
+        return;
+    }
     // Where something could not be written or removed when this session ended, one that came later may have brought the guest.
     let later = record.vm.as_ref().and_then(|vm| node.vms.other_than(vm, &record.id.to_string()));
     let mut others_left = false;
@@ -229,13 +256,15 @@ pub(crate) fn tidy(node: &Node, record: &DestinationRecord) {
 
 /// After the end of a VM that came here and has no record: nobody else removes its memory.
 pub(crate) fn remove_ended(node: &Node, record: &DestinationRecord) {
-    let Some(vm) = record.vm.as_ref().filter(|vm| !node.vms.has(&vm.name)) else { return };
+    let Some(vm) = record.vm.as_ref().filter(|vm| vm.libvirt.is_none() && !node.vms.has(&vm.name)) else {
+        return;
+    };
     vm_files::remove_of(node.disk(), &vm.ram, &vm.qmp_socket, None);
 }
 
 /// After a kill before the record of a VM that came here could be written: the journal has it.
 pub(crate) fn enter_again(node: &Node, record: &DestinationRecord) {
-    let Some(vm) = &record.vm else { return };
+    let Some(vm) = record.vm.as_ref().filter(|vm| vm.libvirt.is_none()) else { return };
     let alive = node.config.vmm.is_there(vm) && !node.config.vmm.has_ended(vm);
     if !alive || node.vms.has(&vm.name) || node.vms.list().iter().any(|other| other.pid == vm.pid) {
         return;
@@ -287,20 +316,24 @@ async fn room(
         bulk_connections: node.config.bulk_connections,
         may_fall_back: agreed.may_fall_back,
     };
-    let vm = VmRecord {
-        name: prepare.vm.clone(),
-        pid: 0,
-        pid_start: 0,
-        qmp_socket: plan.layout.qmp_socket.clone(),
-        vm_dir: plan.layout.vm_dir.clone(),
-        backing: prepare.backing,
-        command_line: prepare.command_line.clone(),
-        environment: prepare.environment.clone(),
-        ram: plan.ram.clone(),
-        overlays: Vec::new(),
-        devices: arrival::chosen(&prepare),
-        adopted: false,
-        session: Some(id.to_string()),
+    let vm = match plan.waits.clone() {
+        Some(waits) => VmRecord { session: Some(id.to_string()), ram: plan.ram.clone(), ..waits },
+        None => VmRecord {
+            name: prepare.vm.clone(),
+            pid: 0,
+            pid_start: 0,
+            qmp_socket: plan.layout.qmp_socket.clone(),
+            vm_dir: plan.layout.vm_dir.clone(),
+            backing: prepare.backing,
+            command_line: prepare.command_line.clone(),
+            environment: prepare.environment.clone(),
+            ram: plan.ram.clone(),
+            overlays: Vec::new(),
+            devices: arrival::chosen(&prepare),
+            adopted: false,
+            libvirt: None,
+            session: Some(id.to_string()),
+        },
     };
     let record = DestinationRecord {
         id,
@@ -310,6 +343,7 @@ async fn room(
         fault_fd: None,
         mode: None,
         final_applied: false,
+        let_go: false,
         fabric: kind,
         released: false,
         abandoned: false,
@@ -377,7 +411,7 @@ async fn take_devices(node: &Node, vm: Option<&VmRecord>) -> Result<(), DevicesE
 /// What an earlier process of this daemon has left: the VM's files and its QEMU, whose faults are taken again.
 fn found_again(node: &Node, record: &DestinationRecord) -> Result<(VmFiles, Arc<dyn QemuHandle>), OpenError> {
     let vm = record.vm.as_ref().ok_or(OpenError::NotInJournal("VM"))?;
-    if !record.final_applied {
+    if !record.final_applied && !record.let_go {
         return Err(OpenError::PageMapsIncomplete);
     }
     let fault_fd = record.fault_fd.ok_or(OpenError::NotInJournal("fault descriptor"))?;
@@ -387,7 +421,9 @@ fn found_again(node: &Node, record: &DestinationRecord) -> Result<(VmFiles, Arc<
     if let Some(attached) = attached {
         files.memory.attach(attached);
     }
-    files.memory.begin_serving();
+    if record.final_applied {
+        files.memory.begin_serving();
+    }
     Ok((files, process))
 }
 

@@ -67,18 +67,39 @@ impl Switchover {
     pub(super) async fn run(
         mut self,
         session: &mut Session,
-        mut control: Control,
-    ) -> Option<(Loaded, Control)> {
-        let (switchover, end) = match self.until_loaded(session, &mut control).await {
+        control: Option<Control>,
+    ) -> Option<(Loaded, Option<Control>)> {
+        let Some(mut control) = control else { return self.without_source(session).await };
+        let end = match self.until_loaded(session, &mut control).await {
             Ok(bytes) => match self.loaded(session, bytes) {
-                Ok(loaded) => return Some((loaded, control)),
-                Err(failed) => *failed,
+                Ok(loaded) => return Some((loaded, Some(control))),
+                Err(failed) => {
+                    let (switchover, end) = *failed;
+                    self = switchover;
+                    end
+                }
             },
-            Err(end) => (self, end),
+            Err(end) => end,
         };
         control.tell_failure(&end).await;
-        session.remove(Some(switchover.qemu.process), end.why()).await;
+        if session.journal.record().let_go && !matches!(end, End::Aborted(_)) {
+            session.reconnecting(&end);
+            return self.without_source(session).await;
+        }
+        session.remove(Some(self.qemu.process), end.why()).await;
         None
+    }
+
+    /// libvirt was let go on: it may give the guest to this side, whatever has become of the source, which is waited for.
+    async fn without_source(self, session: &mut Session) -> Option<(Loaded, Option<Control>)> {
+        match self.loaded(session, 0) {
+            Ok(loaded) => Some((loaded, None)),
+            Err(failed) => {
+                let (switchover, end) = *failed;
+                session.remove(Some(switchover.qemu.process), end.why()).await;
+                None
+            }
+        }
     }
 
     /// Returns the length of the device state.

@@ -15,10 +15,11 @@ use crate::node::Node;
 use crate::pending::WireSet;
 use crate::proto::message::{BlockInfo, Prepare};
 use crate::records::DestinationRecord;
+use crate::vmm::Vmm;
 use vmove_node::disk::Disk;
 use vmove_node::latency::Latencies;
 use vmove_node::peer::SessionId;
-use vmove_node::record::RamFileRecord;
+use vmove_node::record::{RamFileRecord, VmRecord};
 
 /// A place for a VM that is not there yet.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ pub(super) struct VmFiles {
     pub held: Vec<WireSet>,
     /// QEMU locks its memory as it starts, all of it.
     pub locked: bool,
+    /// QEMU and files are libvirt's, and were there before: neither is started, made or removed.
+    pub of_libvirt: bool,
     folder_is_ours: bool,
 }
 
@@ -42,11 +45,17 @@ pub(super) struct Plan {
     pub ram: Vec<RamFileRecord>,
     /// The VM's folder is not there yet. Otherwise a VM that was here before has left its log: it stays, whatever becomes of this session.
     pub folder_is_ours: bool,
-    command: DestinationCommand,
+    /// Nothing for a QEMU of libvirt's, which waits already.
+    command: Option<DestinationCommand>,
+    /// That QEMU.
+    pub waits: Option<VmRecord>,
 }
 
 /// Says which files the room will consist of, so that they can be written down before the first of them is made.
 pub(super) fn plan(node: &Node, prepare: &Prepare) -> Result<Plan, VmFilesError> {
+    if let Some(domain) = &prepare.libvirt {
+        return plan_of_libvirt(node, prepare, domain);
+    }
     let (layout, command) = derive_command(node, prepare)?;
     let find = |info: &BlockInfo| -> Result<RamFileRecord, VmFilesError> {
         let spec = command.ram.iter().find(|spec| spec.id == info.id);
@@ -55,7 +64,25 @@ pub(super) fn plan(node: &Node, prepare: &Prepare) -> Result<Plan, VmFilesError>
     };
     let ram = prepare.blocks.iter().map(find).collect::<Result<_, VmFilesError>>()?;
     let folder_is_ours = !node.disk().exists(&layout.vm_dir);
-    Ok(Plan { layout, ram, folder_is_ours, command })
+    Ok(Plan { layout, ram, folder_is_ours, command: Some(command), waits: None })
+}
+
+/// The files that libvirt's QEMU has, in the order of the source's blocks.
+fn plan_of_libvirt(node: &Node, prepare: &Prepare, domain: &str) -> Result<Plan, VmFilesError> {
+    let waits = node.config.vmm.expected(domain);
+    let waits = waits.ok_or_else(|| VmFilesError::NotExpected(domain.to_owned()))?;
+    let find = |info: &BlockInfo| -> Result<RamFileRecord, VmFilesError> {
+        let same = |ram: &&RamFileRecord| ram.id == info.id && ram.size == info.size;
+        waits.ram.iter().find(same).cloned().ok_or_else(|| VmFilesError::NoBackend(info.id.clone()))
+    };
+    let ram = prepare.blocks.iter().map(find).collect::<Result<_, VmFilesError>>()?;
+    let layout = layout_of_libvirt(node, &waits);
+    Ok(Plan { layout, ram, folder_is_ours: false, command: None, waits: Some(waits) })
+}
+
+fn layout_of_libvirt(node: &Node, vm: &VmRecord) -> RunLayout {
+    let (qmp_socket, vm_dir) = (vm.qmp_socket.clone(), vm.vm_dir.clone());
+    RunLayout { qmp_socket, vm_dir, ..node.layout(&vm.name, vm.backing) }
 }
 
 /// Makes the room.
@@ -66,24 +93,28 @@ pub(super) fn make(
     plan: Plan,
     held: Vec<WireSet>,
 ) -> Result<VmFiles, VmFilesError> {
-    let Plan { layout, ram, folder_is_ours, command } = plan;
+    let Plan { layout, ram, folder_is_ours, command, waits } = plan;
     let (disk, vmm) = (node.disk(), &*node.config.vmm);
     let mut undo = Undo { disk, files: Vec::new(), folder: None };
-    disk.create_dir_all(&layout.vm_dir)
-        .map_err(|source| VmFilesError::Folder { path: layout.vm_dir.clone(), source })?;
-    undo.folder = folder_is_ours.then(|| layout.vm_dir.clone());
-    let opened = layout.confinement.open_folder(&layout.vm_dir);
-    opened.map_err(|source| VmFilesError::Folder { path: layout.vm_dir.clone(), source })?;
+    if waits.is_none() {
+        disk.create_dir_all(&layout.vm_dir)
+            .map_err(|source| VmFilesError::Folder { path: layout.vm_dir.clone(), source })?;
+        undo.folder = folder_is_ours.then(|| layout.vm_dir.clone());
+        let opened = layout.confinement.open_folder(&layout.vm_dir);
+        opened.map_err(|source| VmFilesError::Folder { path: layout.vm_dir.clone(), source })?;
+    }
     let page_maps = vmm.page_map_dir(&node.page_map_dir())?;
     let (mut blocks, mut tables) = (Vec::new(), Vec::new());
     for (index, (info, record)) in prepare.blocks.iter().zip(&ram).enumerate() {
-        let name = record.path.file_name().and_then(|n| n.to_str());
-        let name = name.ok_or_else(|| VmFilesError::FileName(record.path.clone()))?;
-        let file =
-            vmm.create_ram_file(&prepare.vm, &layout.memory_dir, layout.backing, name, ByteLen(info.size))?;
-        undo.files.push(record.path.clone());
-        let given = layout.confinement.give(&record.path);
-        given.map_err(|source| VmFilesError::Folder { path: record.path.clone(), source })?;
+        let file = if waits.is_some() {
+            RamFile::open(&record.path)?
+        } else {
+            let file = make_ram_file(vmm, &prepare.vm, &layout, record);
+            if file.is_ok() {
+                undo.files.push(record.path.clone());
+            }
+            file?
+        };
         if file.page_size().bytes() != info.page_size {
             return Err(VmFilesError::PageSize {
                 backend: info.id.clone(),
@@ -99,17 +130,32 @@ pub(super) fn make(
     }
     undo.done();
     let memory = Arc::new(GuestMemory::new(blocks, prepare.spec.verify, latencies(node)));
-    let locked = command.locks_memory;
+    let (locked, argv) = command.map_or((false, Vec::new()), |command| (command.locks_memory, command.argv));
     Ok(VmFiles {
         layout,
         locked,
-        command: vmove_node::layout::with_environment(command.argv, &prepare.environment),
+        of_libvirt: waits.is_some(),
+        command: vmove_node::layout::with_environment(argv, &prepare.environment),
         ram,
         tables,
         memory,
         held,
         folder_is_ours,
     })
+}
+
+fn make_ram_file(
+    vmm: &dyn Vmm,
+    vm: &str,
+    layout: &RunLayout,
+    record: &RamFileRecord,
+) -> Result<RamFile, VmFilesError> {
+    let name = record.path.file_name().and_then(|n| n.to_str());
+    let name = name.ok_or_else(|| VmFilesError::FileName(record.path.clone()))?;
+    let file = vmm.create_ram_file(vm, &layout.memory_dir, layout.backing, name, ByteLen(record.size))?;
+    let given = layout.confinement.give(&record.path);
+    given.map_err(|source| VmFilesError::Folder { path: record.path.clone(), source })?;
+    Ok(file)
 }
 
 /// Finds the room again that an earlier process made.
@@ -119,7 +165,11 @@ pub(super) fn find(
     ram: &[RamFileRecord],
 ) -> Result<VmFiles, VmFilesError> {
     let DestinationRecord { id, prepare, folder_is_ours, .. } = record;
-    let (layout, command) = derive_command(node, prepare)?;
+    let of_libvirt = record.vm.as_ref().filter(|vm| vm.libvirt.is_some());
+    let (layout, command) = match of_libvirt {
+        Some(vm) => (layout_of_libvirt(node, vm), None),
+        None => derive_command(node, prepare).map(|(layout, command)| (layout, Some(command)))?,
+    };
     let (mut blocks, mut tables) = (Vec::new(), Vec::new());
     for (index, file) in ram.iter().enumerate() {
         let file = RamFile::open(&file.path)?;
@@ -131,10 +181,11 @@ pub(super) fn find(
     }
     // Hashes of pages that are mapped already are lost with the process that took them: a recovered session is not verified.
     let memory = Arc::new(GuestMemory::new(blocks, false, latencies(node)));
-    let locked = command.locks_memory;
-    let command = vmove_node::layout::with_environment(command.argv, &prepare.environment);
+    let (locked, argv) = command.map_or((false, Vec::new()), |command| (command.locks_memory, command.argv));
+    let command = vmove_node::layout::with_environment(argv, &prepare.environment);
     let (ram, folder_is_ours) = (ram.to_vec(), *folder_is_ours);
-    Ok(VmFiles { layout, command, ram, tables, memory, held: Vec::new(), locked, folder_is_ours })
+    let (of_libvirt, held) = (of_libvirt.is_some(), Vec::new());
+    Ok(VmFiles { layout, command, ram, tables, memory, held, locked, of_libvirt, folder_is_ours })
 }
 
 fn latencies(node: &Node) -> Latencies {
@@ -150,6 +201,9 @@ impl VmFiles {
     /// Removes everything, as [`remove_of`] does. QEMU must have ended. False if a page table is still there.
     pub(super) fn remove(&self, disk: &dyn Disk) -> bool {
         let removed = self.remove_tables(disk);
+        if self.of_libvirt {
+            return removed;
+        }
         let folder = self.folder_is_ours.then_some(&self.layout.vm_dir);
         remove_of(disk, &self.ram, &self.layout.qmp_socket, folder);
         removed

@@ -64,6 +64,7 @@ mod tests {
             overlays: Vec::new(),
             devices: vec![device],
             adopted: false,
+            libvirt: None,
             session: None,
         }
     }

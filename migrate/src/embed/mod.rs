@@ -31,6 +31,7 @@ use vmove_memory::{MemoryDir, MemoryError};
 use vmove_node::admission::AdmitsAll;
 use vmove_node::devices::NoDevices;
 use vmove_node::disk::KernelDisk;
+use vmove_node::domains::Domains;
 use vmove_node::layout;
 use vmove_node::migrations::{Abandoning, Migrations, Moved, QemuId};
 use vmove_node::monitors::Monitors;
@@ -152,6 +153,8 @@ impl Builder {
         let port = Port::bind(listen, dialer.fabric()).await.map_err(failed)?;
         let (monitors, starter) = (Arc::new(Monitors::default()), Starter::plain());
         let reservations = Reservations::new(memory_dir.clone());
+        // Of libvirt nothing is known here.
+        let domains = Domains::new(Arc::clone(&monitors), PathBuf::new());
         let engine = Engine::open(
             EngineConfig {
                 node: name,
@@ -162,7 +165,12 @@ impl Builder {
                 confinement: confinement.clone(),
                 peers: Arc::new(peers.beside(&confinement)),
                 admission: Arc::new(AdmitsAll),
-                vmm: Arc::new(Qemu::new(Arc::clone(&monitors), starter.clone(), confinement.clone())),
+                vmm: Arc::new(Qemu::new(
+                    Arc::clone(&monitors),
+                    starter.clone(),
+                    confinement.clone(),
+                    domains,
+                )),
                 devices: Arc::new(NoDevices),
                 disk: Arc::new(KernelDisk),
                 dialer,

@@ -76,6 +76,9 @@ pub struct Prepare {
     /// It moves with others: its script waits until all of them have their devices.
     #[serde(default)]
     pub in_group: bool,
+    /// UUID of a libvirt domain: its QEMU waits at the destination already, and libvirt decides on which side the guest runs.
+    #[serde(default)]
+    pub libvirt: Option<String>,
 }
 
 /// A tap of the guest at the source.

@@ -24,6 +24,7 @@ pub(crate) fn vm() -> VmRecord {
         overlays: Vec::new(),
         devices: Vec::new(),
         adopted: false,
+        libvirt: None,
         session: None,
     }
 }
@@ -75,6 +76,7 @@ pub(crate) fn prepare() -> Prepare {
         devices: Vec::new(),
         taps: Vec::new(),
         in_group: false,
+        libvirt: None,
     }
 }
 
@@ -86,6 +88,7 @@ pub(crate) fn at_destination(dir: &Path, state: DestinationState, released: bool
         vm: Some(vm()),
         fault_fd: None,
         mode: None,
+        let_go: false,
         final_applied: false,
         fabric: vmove_fabric::FabricKind::Tcp,
         released,

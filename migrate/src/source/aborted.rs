@@ -10,6 +10,7 @@ use tracing::Instrument as _;
 use super::control::Control;
 use super::devices::{bring_back, bring_back_of};
 use super::error::{SourceError, Stop};
+use super::kept_memory::let_memory_go;
 use super::session::{Session, hello};
 use crate::devices::told;
 use crate::group::resuming::ResumePlace;
@@ -86,6 +87,7 @@ pub(super) async fn abort(mut session: Session, stop: Stop, mut phase: impl Undo
     if let Some(control) = phase.control() {
         let _ = timeout(ABORT_TIMEOUT, control.send(&ToDestination::Abort(why.clone()))).await;
     }
+    let_memory_go(session.node.disk(), session.vm());
     // Ends the conversation; a destination that had not loaded the state drops everything then.
     drop(phase);
     let (written, is_written) = oneshot::channel();
@@ -217,6 +219,7 @@ pub(crate) async fn put_back(
     if !record.disks.is_empty() {
         give_up_copies_later(&node, &record).await;
     }
+    let_memory_go(node.disk(), &record.vm);
     if back.is_ok() {
         let lacks = bring_back_of(&node, &record, resume).await;
         let noted = journal.update_owing(|r| {

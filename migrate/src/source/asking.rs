@@ -87,6 +87,7 @@ pub(super) fn prepare_message(
         devices,
         taps: crate::check::network::places(facts, vm.pid.unsigned_abs()),
         in_group: false,
+        libvirt: vm.libvirt.clone(),
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::aborted::{last_words, not_back, note_resumed};
+use super::by_libvirt;
 use super::control::Control;
 use super::conversation::{Heard, Serving, Until};
 use super::devices::bring_back;
@@ -22,6 +23,7 @@ use crate::group::resuming::ResumePlace;
 use crate::history::ENDED_BY_OPERATOR;
 use crate::ownership::SourceEvent;
 use crate::proto::message::{Complete, DestinationStand, Running, SourceStand, ToDestination, ToSource};
+use crate::vmm::Leaving;
 use vmove_node::blocking::spawn_blocking;
 use vmove_node::peer::{HelloError, LinkError};
 use vmove_types::problem::chain;
@@ -87,8 +89,15 @@ impl Committed {
 
     /// Stays until the destination is whole, over as many connections as it takes. `control`: the one over which it is told first.
     pub(super) async fn run(mut self, mut session: Session, control: Option<Control>) {
+        let again = self.kept.watch();
         let mut conversation = match control {
-            Some(control) => self.first_conversation(&mut session, control).await,
+            Some(control) => {
+                tokio::select! {
+                    biased;
+                    conversation = self.first_conversation(&mut session, control) => conversation,
+                    () = runs_again(again.clone()) => return by_libvirt::runs_here_again(session, self.kept).await,
+                }
+            }
             None => Err(Box::new(Lost { why: SourceError::StartedAnew.into(), control: None })),
         };
         let reconnect_for = session.node.config.reconnect_for;
@@ -126,6 +135,7 @@ impl Committed {
                 biased;
                 another = self.another_conversation(&mut session) => Some(another),
                 () = abandon.asked() => None,
+                () = runs_again(again.clone()) => return by_libvirt::runs_here_again(session, self.kept).await,
             };
             let Some(another) = another else {
                 return given_up(session, chain(&SourceError::Abandoned)).await;
@@ -146,6 +156,10 @@ impl Committed {
             pages.close();
             // Named anew once the destination has the page connections again.
             last.stop();
+            if session.vm().libvirt.is_some() {
+                // It may have lost us before it had heard of all of them.
+                *last = FinalPages::all(&pages.memory);
+            }
         }
         session.publisher.reconnecting(error);
     }
@@ -298,6 +312,9 @@ impl Committed {
     /// The commit came too late: the destination's QEMU had ended without ever running the guest, which goes on here.
     async fn take_back(self, mut session: Session, control: Option<Control>) {
         session.frames = Copies::default();
+        if session.vm().libvirt.is_some() {
+            return by_libvirt::given_back(session, self.kept).await;
+        }
         // Safe without its line: a daemon started anew that finds Committed asks, and the destination stays gone.
         if let Err(error) = session.advance_owing(SourceEvent::PeerGone) {
             return session.end_badly(chain(&error), GuestPlace::PausedAtSource);
@@ -321,6 +338,14 @@ impl Committed {
             Ok(()) => session.end_badly(format!("{}; {}", stop.why(), told(&lacks)), GuestPlace::Source),
             Err(error) => not_back(&session, &stop.why(), &error),
         }
+    }
+}
+
+/// Ends when libvirt has the guest run here again. Never if it is not libvirt's, or its QEMU has ended. Cancel-safe.
+async fn runs_again(qemu: Option<Arc<dyn Leaving>>) {
+    match qemu {
+        Some(qemu) => qemu.runs_again().await,
+        None => std::future::pending().await,
     }
 }
 

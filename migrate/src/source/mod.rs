@@ -7,6 +7,7 @@
 
 mod aborted;
 mod asking;
+mod by_libvirt;
 mod check;
 mod classify;
 mod committed;
@@ -21,10 +22,12 @@ mod disks_aside;
 mod error;
 mod exposure;
 mod final_pages;
+mod followed;
 mod frames;
 mod gate;
 mod gathering;
 mod head_start;
+mod kept_memory;
 mod link_rate;
 mod memory;
 mod outdated;
@@ -43,4 +46,6 @@ mod warm;
 
 pub(crate) use aborted::{put_back, tell_later};
 pub(crate) use check::check;
+pub(crate) use followed::take_up_domain;
+pub(crate) use kept_memory::{keep_memory, let_memory_go};
 pub(crate) use phases::{Begun, begin, go_on};

@@ -17,10 +17,14 @@ use tracing::{Instrument as _, Span, info_span};
 
 use super::aborted::{Undo, Untouched, abort};
 use super::asking::Guest;
+use super::by_libvirt;
 use super::committed::Committed;
 use super::error::{SourceError, Stop};
+use super::followed;
 use super::gathering::{is_committed, stop_of_group};
 use super::session::Session;
+use super::stopped::Stopped;
+use super::stopping::Stopping;
 use crate::group::barrier::{Fate, Membership};
 use crate::group::resuming::ResumePlace;
 use crate::node::Node;
@@ -191,11 +195,19 @@ async fn run(mut session: Session, limits: &Limits) {
     };
     let mut stopped = match limits.run(stopping.run(&mut session).instrument(phase("Stopping"))).await {
         Ok(guest) => stopping.stopped(guest),
+        Err(stop) if by_libvirt::gave_away(&session, &*stopping.qemu, &stop).await => {
+            let Stopping { qemu, pages, .. } = stopping;
+            return followed::follow(session, qemu, pages).instrument(phase("Committed")).await;
+        }
         Err(stop) => return undo(session, stop, stopping).await,
     };
     if let Err(stop) = limits.run(stopped.run(&mut session).instrument(phase("Stopped"))).await
         && !is_committed(&session, &stop).await
     {
+        if by_libvirt::gave_away(&session, &*stopped.qemu, &stop).await {
+            let Stopped { qemu, pages, .. } = stopped;
+            return followed::follow(session, qemu, pages).instrument(phase("Committed")).await;
+        }
         return undo(session, stop, stopped).await;
     }
     if let Err(error) = commit(&mut session) {

@@ -9,6 +9,7 @@ use super::devices;
 use super::disks_aside::put_aside;
 use super::error::{ReleaseError, SourceError};
 use super::frames;
+use super::kept_memory::let_memory_go;
 use super::session::Session;
 use super::stopped_qemu::Kept;
 use crate::ownership::SourceEvent;
@@ -79,6 +80,13 @@ fn add_to_report(session: &mut Session, figures: &Complete) {
 
 async fn release(session: &mut Session, kept: Kept) -> Result<(), ReleaseError> {
     let (vm, vmm) = (session.vm().clone(), &session.node.config.vmm);
+    if vm.libvirt.is_some() {
+        // libvirt ends QEMU, and has removed its files.
+        drop(kept);
+        let_memory_go(session.node.disk(), &vm);
+        session.write_owing(|r| r.freed = true);
+        return Ok(());
+    }
     if vmm.is_there(&vm) {
         vmm.end_left(&vm, matches!(kept, Kept::InMemory(_)), QUIT_TIMEOUT).await?;
     }

@@ -37,6 +37,14 @@ pub(super) async fn cancel_stop(qemu: &dyn Leaving, memory: &SourceMemory) -> Re
 }
 
 impl Kept {
+    /// By which it is seen that somebody else has the guest run here again.
+    pub(super) fn watch(&self) -> Option<Arc<dyn Leaving>> {
+        match self {
+            Self::InMemory(stopped) => Some(Arc::clone(&stopped.qemu)),
+            Self::Journaled => None,
+        }
+    }
+
     /// Lets the guest run again.
     pub(super) async fn bring_guest_back(self, session: &Session) -> Result<(), SourceError> {
         match self {

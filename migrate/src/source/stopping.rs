@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::aborted::Undo;
 use super::control::Control;
+use super::conversation::{Heard, Serving, Until};
 use super::error::{SourceError, Stop};
 use super::final_pages::FinalPages;
 use super::page_service::{PageService, while_alive};
@@ -12,6 +13,7 @@ use super::session::Session;
 use super::stopped::{STOP_TIMEOUT, Stopped, StoppedGuest};
 use super::stopped_qemu::cancel_stop;
 use crate::ownership::SourceEvent;
+use crate::proto::message::ToSource;
 use crate::vmm::{Halt, Leaving};
 use vmove_node::blocking::spawn_blocking;
 use vmove_node::peer::LinkKind;
@@ -38,7 +40,10 @@ impl Stopping {
         session.publisher.enter(Phase::Switchover);
         self.qemu.start(to).await.map_err(SourceError::qemu("send its device state"))?;
         let stops = SourceError::qemu("stop the guest");
-        let Halt { at, wall, was_running } = self.qemu.stopped(STOP_TIMEOUT).await.map_err(stops)?;
+        let Halt { at, wall, was_running } = match session.vm().libvirt {
+            Some(_) => self.stopped_by_libvirt(session).await?,
+            None => self.qemu.stopped(STOP_TIMEOUT).await.map_err(stops)?,
+        };
         session.frames.stopped(wall);
         // Drained: nothing in QEMU writes guest memory from here on.
         self.qemu.held(STOP_TIMEOUT).await.map_err(stops)?;
@@ -59,6 +64,21 @@ impl Stopping {
         let sets = self.pages.memory.take_pending();
         let untold = sets.iter().zip(&told).map(|(all, told)| all.without(told)).collect();
         Ok(StoppedGuest { at, was_running, untold, last: FinalPages::new(sets), pause })
+    }
+
+    /// libvirt may call its migration off without a word to QEMU here: then the destination's QEMU ends.
+    async fn stopped_by_libvirt(&mut self, session: &mut Session) -> Result<Halt, Stop> {
+        let qemu = Arc::clone(&self.qemu);
+        let stopped = qemu.stopped(STOP_TIMEOUT);
+        tokio::pin!(stopped);
+        loop {
+            let serving = Serving::Rounds(&mut self.pages);
+            match session.next_until(&mut self.control, serving, &mut stopped).await? {
+                Until::Over(halt) => return Ok(halt.map_err(SourceError::qemu("stop the guest"))?),
+                Until::Heard(Heard::PagesRenewed | Heard::Message(ToSource::Prepared)) => {}
+                Until::Heard(Heard::Message(other)) => return Err(session.unexpected(&other)),
+            }
+        }
     }
 
     /// The guest is stopped.

@@ -1,4 +1,4 @@
-//! What sessions ask of QEMU about disks that move with their guest.
+//! What sessions ask of QEMU about disks that move with their guest. By default it moves none: somebody else sees to its disks.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,12 @@ use async_trait::async_trait;
 use vmove_qmp::QmpError;
 use vmove_qmp::disks::{CopyError, CopyOrder, CopyState, DiskFact, ExportOrder};
 
+fn moves_none(command: &str) -> QmpError {
+    let (class, description) =
+        ("GenericError".to_owned(), "vmove does not move the disks of this QEMU".to_owned());
+    QmpError::Refused { command: command.to_owned(), class, description }
+}
+
 /// The source's side.
 #[async_trait]
 pub trait CopiesDisks: Send + Sync + fmt::Debug {
@@ -15,43 +21,57 @@ pub trait CopiesDisks: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`QmpError`].
-    async fn disks(&self) -> Result<Vec<DiskFact>, QmpError>;
+    async fn disks(&self) -> Result<Vec<DiskFact>, QmpError> {
+        Ok(Vec::new())
+    }
 
     /// Begins a copy, of no more than `speed` bytes per second (0: no limit).
     ///
     /// # Errors
     /// [`QmpError`]; nothing has begun then.
-    async fn begin_copy(&self, order: &CopyOrder, speed: u64) -> Result<(), QmpError>;
+    async fn begin_copy(&self, _order: &CopyOrder, _speed: u64) -> Result<(), QmpError> {
+        Err(moves_none("blockdev-mirror"))
+    }
 
     /// How far all copies are.
     ///
     /// # Errors
     /// [`QmpError`].
-    async fn copies(&self) -> Result<Vec<CopyState>, QmpError>;
+    async fn copies(&self) -> Result<Vec<CopyState>, QmpError> {
+        Ok(Vec::new())
+    }
 
     /// Limits a copy to so many bytes per second (0: no limit).
     ///
     /// # Errors
     /// [`QmpError`].
-    async fn set_copy_speed(&self, number: usize, speed: u64) -> Result<(), QmpError>;
+    async fn set_copy_speed(&self, _number: usize, _speed: u64) -> Result<(), QmpError> {
+        Err(moves_none("block-job-set-speed"))
+    }
 
     /// From here on the guest waits for both disks when it writes.
     ///
     /// # Errors
     /// [`QmpError`].
-    async fn hold_copy_in_step(&self, number: usize) -> Result<(), QmpError>;
+    async fn hold_copy_in_step(&self, _number: usize) -> Result<(), QmpError> {
+        Err(moves_none("block-job-change"))
+    }
 
     /// Ends the copies of a guest that stands still: each holds what its disk holds when this returns.
     ///
     /// # Errors
     /// [`CopyError`]; then no copy may be used.
-    async fn finish_copies(&self, numbers: &[usize], deadline: Duration) -> Result<(), CopyError>;
+    async fn finish_copies(&self, _numbers: &[usize], _deadline: Duration) -> Result<(), CopyError> {
+        Err(moves_none("block-job-cancel").into())
+    }
 
     /// Takes away all that copies have left in QEMU, wherever they stand.
     ///
     /// # Errors
     /// [`QmpError`].
-    async fn give_up_copies(&self, deadline: Duration) -> Result<(), QmpError>;
+    async fn give_up_copies(&self, _deadline: Duration) -> Result<(), QmpError> {
+        Ok(())
+    }
 }
 
 /// The destination's side.
@@ -61,17 +81,23 @@ pub trait TakesDisks: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`QmpError`].
-    async fn export_disks(&self, socket: &Path, images: &[ExportOrder]) -> Result<(), QmpError>;
+    async fn export_disks(&self, _socket: &Path, _images: &[ExportOrder]) -> Result<(), QmpError> {
+        Err(moves_none("block-export-add"))
+    }
 
     /// Ends the exports of so many images: from here on QEMU alone writes to its disks.
     ///
     /// # Errors
     /// [`QmpError`].
-    async fn end_exports(&self, images: usize) -> Result<(), QmpError>;
+    async fn end_exports(&self, _images: usize) -> Result<(), QmpError> {
+        Ok(())
+    }
 
     /// Waits until the disks on these images hold what was written to them.
     ///
     /// # Errors
     /// [`QmpError`].
-    async fn flush_disks(&self, images: &[PathBuf]) -> Result<(), QmpError>;
+    async fn flush_disks(&self, _images: &[PathBuf]) -> Result<(), QmpError> {
+        Ok(())
+    }
 }

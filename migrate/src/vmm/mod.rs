@@ -3,7 +3,9 @@
 //! [`Qemu`] does it for real. The drivers in `source` and `destination`, and what they write down, know only these traits: `tests/sim` runs
 //! them against QEMUs that are played, on a network and on disks that fail.
 
+mod alive;
 mod disks;
+mod libvirt;
 mod qemu;
 mod qemu_disks;
 
@@ -134,7 +136,7 @@ pub trait Vmm: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// It does not answer.
-    async fn reconnect(&self, socket: &Path) -> Result<Arc<dyn ArrivingMonitor>, QmpError>;
+    async fn reconnect(&self, vm: &VmRecord) -> Result<Arc<dyn ArrivingMonitor>, QmpError>;
 
     /// Ends every QEMU that was started in a VM's folder; gives their process ids.
     ///
@@ -148,6 +150,11 @@ pub trait Vmm: Send + Sync + fmt::Debug {
     /// The kernel's answer.
     fn let_lock_memory(&self, _: &VmRecord, _: u64) -> std::io::Result<()> {
         Ok(())
+    }
+
+    /// The QEMU in which the guest of this libvirt domain is expected.
+    fn expected(&self, _domain: &str) -> Option<VmRecord> {
+        None
     }
 
     /// How pages are read.
@@ -292,6 +299,20 @@ pub trait Leaving: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`SwitchoverError`].
     async fn cancel(&self, deadline: Duration) -> Result<(), SwitchoverError>;
+
+    /// Where somebody else decides on which side the guest runs (libvirt): calls the migration off if it can be, and says whether everything
+    /// was sent before, so that the guest is the destination's.
+    ///
+    /// # Errors
+    /// [`SwitchoverError`]: nobody knows.
+    async fn is_given_up(&self, _deadline: Duration) -> Result<bool, SwitchoverError> {
+        Ok(false)
+    }
+
+    /// Ends when somebody else has the guest run here again after everything was sent. Otherwise never. Cancel-safe.
+    async fn runs_again(&self) {
+        std::future::pending::<()>().await;
+    }
 }
 
 /// The guest's memory in QEMU at the source.
@@ -355,11 +376,12 @@ pub trait ArrivingMonitor: TakesDisks {
         None
     }
 
-    /// Lets the guest run. When it began to, by our clock.
+    /// Lets the guest run, or waits until it runs if that is for somebody else to say. When it began to, by our clock; nothing if it is to
+    /// stay paused.
     ///
     /// # Errors
     /// [`QmpError`].
-    async fn resume(&self) -> Result<Mono, QmpError>;
+    async fn resume(&self) -> Result<Option<Mono>, QmpError>;
 
     /// QEMU's run state, such as `paused`.
     ///

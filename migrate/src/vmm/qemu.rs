@@ -30,10 +30,13 @@ use vmove_types::Backing;
 use vmove_types::problem::chain;
 use vmove_types::time::Mono;
 
+use super::alive::lives;
+use super::libvirt::{Arriving, LeavingDomain, OfLibvirt};
 use super::{
     ArrivingMonitor, Attached, DeviceMonitor, FaultsError, GuestWrites, Halt, InGuestError, Leaving,
     LeavingMonitor, MappedFile, NotReady, QemuHandle, Ran, TakenFaults, Tap, TapsError, Vmm, WriteTracker,
 };
+use vmove_node::domains::Domains;
 use vmove_node::monitors::Monitors;
 use vmove_node::peer::BoxedStream;
 use vmove_node::record::VmRecord;
@@ -50,13 +53,19 @@ pub struct Qemu {
     monitors: Arc<Monitors>,
     starter: Starter,
     confinement: Confinement,
+    domains: Arc<Domains>,
 }
 
 impl Qemu {
     /// Monitors, and how QEMUs are started: shared with the rest of the daemon. They get these rights.
     #[must_use]
-    pub const fn new(monitors: Arc<Monitors>, starter: Starter, confinement: Confinement) -> Self {
-        Self { monitors, starter, confinement }
+    pub const fn new(
+        monitors: Arc<Monitors>,
+        starter: Starter,
+        confinement: Confinement,
+        domains: Arc<Domains>,
+    ) -> Self {
+        Self { monitors, starter, confinement, domains }
     }
 }
 
@@ -84,11 +93,19 @@ impl Vmm for Qemu {
 
     fn adopt(&self, vm: &VmRecord) -> Result<Arc<dyn QemuHandle>, ProcessError> {
         let process = QemuProcess::adopt(vm.pid.unsigned_abs(), &log_in(&vm.vm_dir))?;
+        if let Some(uuid) = &vm.libvirt {
+            let (monitors, domains) = (Arc::clone(&self.monitors), Arc::clone(&self.domains));
+            return Ok(Arc::new(OfLibvirt { process, monitors, domains, uuid: uuid.clone() }));
+        }
         Ok(Arc::new(Started { process, monitors: Arc::clone(&self.monitors) }))
     }
 
     async fn monitor(&self, vm: &VmRecord) -> Result<Arc<dyn LeavingMonitor>, QmpError> {
-        Ok(Arc::new(Monitor { client: self.monitors.client(&vm.qmp_socket).await?, destination: None }))
+        let client = self.monitors.client(&vm.qmp_socket).await?;
+        if vm.libvirt.is_some() {
+            return Ok(Arc::new(LeavingDomain(client)));
+        }
+        Ok(Arc::new(Monitor { client, destination: None }))
     }
 
     async fn forget_monitor(&self, socket: &Path) {
@@ -106,7 +123,14 @@ impl Vmm for Qemu {
     }
 
     fn find_memory(&self, vm: &VmRecord, files: &[&RamFile]) -> Result<Box<dyn GuestWrites>, MemoryError> {
-        let process = process_of(vm)?;
+        let process = match process_of(vm) {
+            Ok(process) => process,
+            // libvirt ends it as soon as the guest runs at the destination; what is still to be sent is in the files.
+            Err(MemoryError::ProcessGone { .. }) if vm.libvirt.is_some() => {
+                return Ok(Box::new(QemuHasEnded));
+            }
+            Err(error) => return Err(error),
+        };
         let mappings = find_mappings(&process, files)?;
         Ok(Box::new(InQemu { process, mappings }))
     }
@@ -176,12 +200,21 @@ impl Vmm for Qemu {
         Ok(Some(Attached { process, context, mappings }))
     }
 
-    async fn reconnect(&self, socket: &Path) -> Result<Arc<dyn ArrivingMonitor>, QmpError> {
+    async fn reconnect(&self, vm: &VmRecord) -> Result<Arc<dyn ArrivingMonitor>, QmpError> {
+        let socket = &vm.qmp_socket;
+        if let Some(uuid) = &vm.libvirt {
+            let client = self.monitors.client(socket).await?;
+            return Ok(Arc::new(Arriving::found_again(&client, &self.domains, uuid)));
+        }
         Ok(Arc::new(Monitor { client: self.monitors.client(socket).await?, destination: None }))
     }
 
     async fn end_started_in(&self, vm_dir: &Path) -> Result<Vec<u32>, ProcessError> {
         vmove_qmp::process::end_started_in(vm_dir).await
+    }
+
+    fn expected(&self, domain: &str) -> Option<VmRecord> {
+        self.domains.expected(domain)
     }
 
     fn let_lock_memory(&self, vm: &VmRecord, bytes: u64) -> std::io::Result<()> {
@@ -246,13 +279,7 @@ impl QemuHandle for Started {
     }
 
     fn alive(&self) -> bool {
-        // If it cannot be opened for another reason, nothing was learned.
-        let ending = match Process::open(self.process.pid()) {
-            Ok(found) => found.is_ending(),
-            Err(error) => matches!(error, MemoryError::ProcessGone { .. }),
-        };
-        // Asked second: if it has not ended, the process that was opened is this one.
-        self.process.alive() && !ending
+        lives(&self.process)
     }
 
     async fn exited(&self) {
@@ -443,6 +470,30 @@ struct InQemu {
     mappings: Vec<QemuMapping>,
 }
 
+/// The guest has left, and its QEMU has ended.
+#[derive(Debug)]
+struct QemuHasEnded;
+
+impl GuestWrites for QemuHasEnded {
+    fn follow(&self, _: &[MappedFile<'_>]) -> Result<Box<dyn WriteTracker>, MemoryError> {
+        Ok(Box::new(NothingIsWritten))
+    }
+}
+
+/// Of a guest that does not run here.
+#[derive(Debug)]
+struct NothingIsWritten;
+
+impl WriteTracker for NothingIsWritten {
+    fn scan(&mut self, _: usize, _: &RamFile, _: &mut dyn FnMut(PageRun)) -> Result<(), MemoryError> {
+        Ok(())
+    }
+
+    fn end(self: Box<Self>) -> Result<(), MemoryError> {
+        Ok(())
+    }
+}
+
 impl GuestWrites for InQemu {
     fn follow(&self, mapped: &[MappedFile<'_>]) -> Result<Box<dyn WriteTracker>, MemoryError> {
         // Hole watch first: a hole made after this is found, whichever way.
@@ -511,12 +562,12 @@ impl ArrivingMonitor for Monitor {
         }
     }
 
-    async fn resume(&self) -> Result<Mono, QmpError> {
+    async fn resume(&self) -> Result<Option<Mono>, QmpError> {
         let resumed = self.client.expect("RESUME", |_| true);
         self.client.execute_raw("cont", Value::Null, RESUME_TIMEOUT).await?;
         let event = resumed.wait(RESUME_TIMEOUT).await?;
         self.announce();
-        Ok(Mono(event.at.0))
+        Ok(Some(Mono(event.at.0)))
     }
 
     async fn run_state(&self) -> Result<String, QmpError> {

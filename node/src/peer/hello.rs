@@ -6,7 +6,7 @@
 //! 0  magic    8 bytes  "VMOVE\r\n\0"   (no HTTP request begins so: the same port serves both)
 //! 8  version  u16      PROTOCOL_VERSION of the sender
 //! 10 kind     u8       1 control, 2 device state, 3 urgent pages, 4 bulk pages, 5 disk, 6 frames, 16 trial of a fabric, 32 fork,
-//!                      33 memory of a fork, 34 disk of a fork; 0x80 is added for pages by RDMA, whose queue
+//!                      33 memory of a fork, 34 disk of a fork, 48 question for a libvirt domain; 0x80 is added for pages by RDMA, whose queue
 //!                      pairs are introduced next
 //! 11 index    u8       which of several connections of a kind
 //! 12 session  16 bytes
@@ -100,6 +100,8 @@ pub enum LinkKind {
     ForkMemory = 33,
     /// Belongs to a fork: a child's disk, the `index`th, as its reader speaks to the server of its image.
     ForkDisk = 34,
+    /// Belongs to no session: asks for the guest of a libvirt domain, whose QEMU waits at the sender.
+    Domain = 48,
 }
 
 impl LinkKind {
@@ -115,7 +117,8 @@ impl LinkKind {
             | Self::Frames
             | Self::Fork
             | Self::ForkMemory
-            | Self::ForkDisk => Class::Message,
+            | Self::ForkDisk
+            | Self::Domain => Class::Message,
         }
     }
 
@@ -131,6 +134,7 @@ impl LinkKind {
             32 => Self::Fork,
             33 => Self::ForkMemory,
             34 => Self::ForkDisk,
+            48 => Self::Domain,
             _ => return None,
         })
     }

@@ -34,6 +34,11 @@ impl KnownPeers {
         Self(nodes)
     }
 
+    /// All of them, by name.
+    pub fn all(&self) -> impl Iterator<Item = PeerTarget> {
+        self.0.iter().map(|(name, node)| PeerTarget { name: name.clone(), address: node.address.clone() })
+    }
+
     /// The node that an operator's word stands for: a name, or `host:port`.
     ///
     /// # Errors

@@ -18,13 +18,14 @@ use vmove_types::vm::{AdoptRequest, VmDetail};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What was found out about a QEMU that shall be taken in.
-struct Found {
-    pid: u32,
-    pid_start: u64,
-    backing: Backing,
-    ram: Vec<RamFileRecord>,
-    command_line: Vec<String>,
+/// What was found out about a QEMU that somebody else started.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub pid: u32,
+    pub pid_start: u64,
+    pub backing: Backing,
+    pub ram: Vec<RamFileRecord>,
+    pub command_line: Vec<String>,
 }
 
 impl Registry {
@@ -68,6 +69,7 @@ impl Registry {
             overlays: Vec::new(),
             devices,
             adopted: true,
+            libvirt: None,
             session: None,
         };
         self.monitors.insert(&record.qmp_socket, client).await;
@@ -137,7 +139,7 @@ fn never(why: impl Into<String>) -> RegistryError {
 }
 
 /// Process, RAM files and command line, from outside QEMU.
-fn examine(facts: &VmFacts, socket: &Path) -> Result<Found, RegistryError> {
+pub(crate) fn examine(facts: &VmFacts, socket: &Path) -> Result<Found, RegistryError> {
     let mut files = Vec::new();
     let mut ram = Vec::new();
     for fact in &facts.ram {

@@ -1,12 +1,12 @@
 //! The VMs of this node: started, taken in, watched, ended.
 
-mod adopt;
+pub(crate) mod adopt;
 mod error;
 mod monitor;
 mod news;
 mod pause;
 mod run;
-mod show;
+pub(crate) mod show;
 pub mod starting;
 mod stop;
 mod supervise;

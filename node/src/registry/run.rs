@@ -141,6 +141,7 @@ impl Registry {
             overlays: Vec::new(),
             devices,
             adopted: false,
+            libvirt: None,
             session: None,
         };
         self.monitors.insert(&record.qmp_socket, client).await;

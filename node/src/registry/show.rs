@@ -120,7 +120,8 @@ impl Registry {
     }
 }
 
-fn summary(record: &VmRecord, status: String, migration: Option<String>) -> VmSummary {
+/// What is told of a VM in this state.
+pub(crate) fn summary(record: &VmRecord, status: String, migration: Option<String>) -> VmSummary {
     VmSummary {
         name: record.name.clone(),
         pid: record.pid,
@@ -128,6 +129,7 @@ fn summary(record: &VmRecord, status: String, migration: Option<String>) -> VmSu
         memory: record.backing,
         memory_bytes: record.ram.iter().map(|r| r.size).sum(),
         adopted: record.adopted,
+        libvirt: record.libvirt.is_some(),
         devices: Vec::new(),
         lease: None,
         migration,
@@ -170,6 +172,7 @@ fn damaged_summary(damaged: &DamagedRecord) -> VmSummary {
         memory: vmove_types::Backing::Thp,
         memory_bytes: 0,
         adopted: false,
+        libvirt: false,
         devices: Vec::new(),
         lease: None,
         migration: None,

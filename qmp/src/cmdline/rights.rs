@@ -28,7 +28,7 @@ impl CommandLine {
     }
 
     /// How much memory its QEMU must be able to lock as it starts.
-    pub(crate) fn locked_memory(&self) -> LockedMemory {
+    pub fn locked_memory(&self) -> LockedMemory {
         if self.locks_any_memory() {
             return LockedMemory::All;
         }

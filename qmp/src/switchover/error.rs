@@ -93,7 +93,8 @@ pub enum SwitchoverError {
 }
 
 impl SwitchoverError {
-    pub(super) fn at(step: &'static str) -> impl FnOnce(QmpError) -> Self {
+    /// For a command that failed in this step.
+    pub fn at(step: &'static str) -> impl FnOnce(QmpError) -> Self {
         move |source| Self::Qmp { step, source }
     }
 }

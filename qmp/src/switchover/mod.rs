@@ -24,6 +24,7 @@ mod settings;
 mod source;
 mod status;
 mod track;
+mod watched;
 
 pub use destination::{Announce, Destination, DestinationOptions, Inbound, LoadedAt, ResumedAt};
 pub use error::SwitchoverError;
@@ -33,3 +34,4 @@ pub use source::{
     CompletedAt, GUEST_PANICKED, GuestState, HeldAt, Hold, Outbound, Source, SourceOptions, StoppedAt,
 };
 pub use status::{MigrationInfo, MigrationStatus};
+pub use watched::{SkipsShared, Verdict, Watched, clear_skip_shared};

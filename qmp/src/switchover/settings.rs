@@ -73,7 +73,7 @@ pub(super) async fn restore(client: &Client, saved: &Saved) -> Result<(), Switch
 }
 
 /// Sends only what differs: QEMU refuses some capabilities by their mere mention on some machines.
-async fn set_capabilities(
+pub(super) async fn set_capabilities(
     client: &Client,
     now: &BTreeMap<String, bool>,
     wanted: &BTreeMap<String, bool>,
@@ -93,7 +93,7 @@ async fn set_capabilities(
         .map_err(SwitchoverError::at("setting migration capabilities"))
 }
 
-async fn current_capabilities(client: &Client) -> Result<BTreeMap<String, bool>, SwitchoverError> {
+pub(super) async fn current_capabilities(client: &Client) -> Result<BTreeMap<String, bool>, SwitchoverError> {
     let reply = client
         .execute_raw("query-migrate-capabilities", Value::Null, COMMAND_TIMEOUT)
         .await

@@ -409,7 +409,7 @@ pub const GUEST_PANICKED: &str = "guest-panicked";
 const PAUSE_AGAIN: [&str; 2] = ["cont", "stop"];
 
 /// The first sign that the guest is drained: `pre-switchover`, or what can only come after it.
-fn past_hold(known: &Known) -> Option<Stamp> {
+pub(super) fn past_hold(known: &Known) -> Option<Stamp> {
     [MigrationStatus::PreSwitchover, MigrationStatus::Device, MigrationStatus::Completed]
         .iter()
         .find_map(|status| known.entered(status))

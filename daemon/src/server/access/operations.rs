@@ -101,6 +101,8 @@ pub const OPERATIONS: &[Operation] = &[
     Operation::new("reclaimMigration", "POST", "/v1/migrations/{id}/reclaim", Role::Admin),
     // The caller's word alone keeps the guest from running twice.
     Operation::new("restoreTemplate", "POST", "/v1/templates/{name}/restore", Role::Admin),
+    // It has memory of guests of other nodes come.
+    Operation::new("answerLibvirt", "POST", "/v1/libvirt/hook", Role::Admin),
     // It may run programs of the configuration.
     Operation::new("testHook", "POST", "/v1/hooks/{name}/test", Role::Admin),
 ];

@@ -5,6 +5,7 @@ mod fabric;
 mod forks;
 mod groups;
 mod hooks;
+mod libvirt;
 mod migrations;
 mod node;
 pub mod openapi;
@@ -53,6 +54,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/templates/{name}/restore", post(forks::restore))
         .route("/v1/hooks", get(hooks::list))
         .route("/v1/hooks/{name}/test", post(hooks::test))
+        .route("/v1/libvirt/hook", post(libvirt::hook))
         .route("/v1/groups", get(groups::list).post(groups::start))
         .route("/v1/groups/{id}", get(groups::show).delete(groups::cancel))
         .route("/v1/groups/{id}/events", get(groups::events))

@@ -52,6 +52,7 @@ use vmove_types::{check, fork_report, group, migration, progress, report, spec, 
         super::forks::remove,
         super::hooks::list,
         super::hooks::test,
+        super::libvirt::hook,
         super::fabric::check,
         super::groups::list,
         super::groups::start,
@@ -72,7 +73,7 @@ use vmove_types::{check, fork_report, group, migration, progress, report, spec, 
         group::GroupProgress, group::GroupReport, progress::Progress, progress::Outcome, report::Report, check::Blocker, check::CheckReport, spec::MigrationSpec,
     )),
     modifiers(&Access),
-    tags((name = "node"), (name = "vms"), (name = "forks"), (name = "hooks"), (name = "migrations"), (name = "groups"))
+    tags((name = "node"), (name = "vms"), (name = "forks"), (name = "hooks"), (name = "libvirt"), (name = "migrations"), (name = "groups"))
 )]
 struct Api;
 

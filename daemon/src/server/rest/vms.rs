@@ -8,6 +8,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::StatusCode;
 use vmove_http::{Answer, Json, Path, Query, Refusal};
+use vmove_node::migrations::Migrations as _;
 use vmove_node::registry::RegistryError;
 use vmove_types::check::CheckReport;
 use vmove_types::device::VmDevice;
@@ -32,6 +33,10 @@ pub async fn list(State(app): State<Arc<App>>) -> axum::Json<VmList> {
     let mut vms = app.registry.list().await;
     app.forks.mark_unreadable(&mut vms);
     mark_leases(&app, &mut vms);
+    vms.extend(app.libvirt.domains.all().await.iter().map(|domain| {
+        let migration = app.sessions.of_vm(&domain.record.name);
+        domain.summary(migration.map(|migration| migration.id))
+    }));
     axum::Json(VmList { vms })
 }
 

@@ -141,6 +141,7 @@ fn prepare() -> Prepare {
         devices: Vec::new(),
         taps: Vec::new(),
         in_group: true,
+        libvirt: None,
     }
 }
 

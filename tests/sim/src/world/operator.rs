@@ -100,6 +100,7 @@ pub async fn start_guest(world: &World, node: NodeIndex, vm: usize) -> anyhow::R
         overlays: Vec::new(),
         devices: devices.clone(),
         adopted: false,
+        libvirt: None,
         session: None,
     };
     let entered = at(world, node, move |daemon| async move {

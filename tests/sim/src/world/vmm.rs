@@ -217,9 +217,10 @@ impl Vmm for SimVmm {
         if fault_fd == FAULT_FD && self.is_alive(vm.pid) { Ok(None) } else { Err(ended(vm.pid)) }
     }
 
-    async fn reconnect(&self, socket: &Path) -> Result<Arc<dyn ArrivingMonitor>, QmpError> {
+    async fn reconnect(&self, vm: &VmRecord) -> Result<Arc<dyn ArrivingMonitor>, QmpError> {
         self.world.may(&self.life, "connect to a monitor").await;
         guest::moment(&self.world).await;
+        let socket = &vm.qmp_socket;
         let found = socket.parent().and_then(|vm_dir| self.in_folder(vm_dir).pop());
         Ok(Arc::new(self.qemu(found.ok_or_else(|| no_monitor(socket))?)))
     }
@@ -564,7 +565,7 @@ impl ArrivingMonitor for Qemu {
         }
     }
 
-    async fn resume(&self) -> Result<Mono, QmpError> {
+    async fn resume(&self) -> Result<Option<Mono>, QmpError> {
         self.asked("cont").await?;
         let table = self.table();
         self.look(|machine| {
@@ -578,7 +579,7 @@ impl ArrivingMonitor for Qemu {
         qemu::run(self.world(), self.pid);
         let runs = Mono::now();
         self.has_its_page("cont").await?;
-        Ok(runs)
+        Ok(Some(runs))
     }
 
     async fn run_state(&self) -> Result<String, QmpError> {

@@ -1,0 +1,82 @@
+//! Where libvirt decides on which side the guest runs: what this side does when it cannot go on as it was.
+
+use std::time::Duration;
+
+use super::aborted::tell_later;
+use super::error::{SourceError, Stop};
+use super::kept_memory::let_memory_go;
+use super::session::Session;
+use super::stopped_qemu::Kept;
+use crate::ownership::SourceEvent;
+use crate::vmm::Leaving;
+use vmove_types::problem::chain;
+use vmove_types::progress::GuestPlace;
+
+/// libvirt has a migration that was called off ended at once; one that hangs is not waited for longer.
+pub(super) const VERDICT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Whether libvirt may have given the guest to the destination although this side cannot go on as it was. A migration that can still be called
+/// off is.
+pub(super) async fn gave_away(session: &Session, qemu: &dyn Leaving, stop: &Stop) -> bool {
+    if session.vm().libvirt.is_none() {
+        return false;
+    }
+    match qemu.is_given_up(VERDICT_TIMEOUT).await {
+        Ok(sent) => {
+            if sent {
+                tracing::warn!(
+                    why = stop.why(),
+                    "libvirt has given the guest to the destination all the same"
+                );
+            }
+            sent
+        }
+        // Whoever serves memory that nobody needs does no harm.
+        Err(error) => {
+            tracing::warn!(
+                error = chain(&error),
+                "nobody knows where the guest is: its memory is kept for the destination"
+            );
+            true
+        }
+    }
+}
+
+/// The destination's QEMU has ended, and never ran the guest: what becomes of it here is libvirt's to say.
+pub(super) async fn given_back(mut session: Session, kept: Kept) {
+    let why = chain(&SourceError::GivenBack(session.to().clone()));
+    if let Err(error) = session.advance_owing(SourceEvent::PeerGone) {
+        return session.end_badly(chain(&error), GuestPlace::Source);
+    }
+    put_back(&session, kept).await;
+    session.write_owing(|r| r.to_resume = false);
+    session.write_owed().await;
+    session.end_badly(why, GuestPlace::Source);
+}
+
+async fn put_back(session: &Session, kept: Kept) {
+    if let Kept::InMemory(stopped) = kept
+        && let Err(error) = stopped.qemu.cancel(VERDICT_TIMEOUT).await
+    {
+        tracing::warn!(error = chain(&error), "x-ignore-shared may still be set");
+    }
+    let_memory_go(session.node.disk(), session.vm());
+}
+
+/// libvirt has the guest run here again, although everything was sent: its QEMU at the destination never ran it, or has ended.
+pub(super) async fn runs_here_again(mut session: Session, kept: Kept) {
+    let why = "libvirt has the guest go on at the source";
+    let next = session.state().step(SourceEvent::Reclaim);
+    match next {
+        Ok(next) => session.write_owing(|r| {
+            r.enter(next);
+            r.untold = true;
+            r.to_resume = false;
+        }),
+        Err(error) => return session.end_badly(chain(&error), GuestPlace::Source),
+    }
+    put_back(&session, kept).await;
+    tell_later(&session.node, session.journal.record().clone(), None);
+    session.write_owed().await;
+    session.end_badly(why, GuestPlace::Source);
+}

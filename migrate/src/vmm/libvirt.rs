@@ -1,0 +1,281 @@
+//! QEMUs of libvirt domains: libvirt starts and ends them, has them migrate, and lets the guest run. Here that is followed, over a second
+//! monitor, and guest memory is added. Nothing here resumes a guest or ends a QEMU.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use serde_json::{Map, Value};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::Mutex;
+use vmove_node::domains::Domains;
+use vmove_node::monitors::Monitors;
+use vmove_node::peer::BoxedStream;
+use vmove_qmp::agent::ExecRequest;
+use vmove_qmp::hotplug::{HotplugError, Port, Seat, UnplugLimits};
+use vmove_qmp::inspect::VmFacts;
+use vmove_qmp::process::{ProcessError, QemuProcess};
+use vmove_qmp::switchover::{SkipsShared, SwitchoverError, Verdict, Watched};
+use vmove_qmp::{Client, QmpError};
+use vmove_types::time::Mono;
+
+use super::{
+    ArrivingMonitor, CopiesDisks, DeviceMonitor, Halt, InGuestError, Leaving, LeavingMonitor, NotReady,
+    QemuHandle, Ran, TakesDisks,
+};
+
+/// What the source sends in the place of the device state: libvirt may begin its migration.
+const GO: u8 = b'!';
+/// A guest that libvirt has not let run for so long after its state was loaded stays paused (`--suspend`, or it was paused before).
+const STAYS_PAUSED: Duration = Duration::from_secs(10);
+
+/// A QEMU that libvirt started.
+#[derive(Debug)]
+pub(super) struct OfLibvirt {
+    pub process: QemuProcess,
+    pub monitors: Arc<Monitors>,
+    pub domains: Arc<Domains>,
+    pub uuid: String,
+}
+
+#[async_trait]
+impl QemuHandle for OfLibvirt {
+    fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    fn start_time(&self) -> u64 {
+        vmove_memory::Process::open(self.process.pid()).map_or(0, |process| process.start_time())
+    }
+
+    async fn make_ready(
+        &self,
+        socket: &std::path::Path,
+        _: Duration,
+    ) -> Result<Arc<dyn ArrivingMonitor>, NotReady> {
+        let client = self
+            .monitors
+            .client(socket)
+            .await
+            .map_err(SwitchoverError::at("connecting to the monitor for vmove"))?;
+        let watched = Watched::begin(&client);
+        let skips = watched.skip_shared().await?;
+        let arriving = Arriving {
+            watched,
+            skips: Mutex::new(Some(skips)),
+            domains: Arc::clone(&self.domains),
+            uuid: self.uuid.clone(),
+        };
+        Ok(Arc::new(arriving))
+    }
+
+    fn alive(&self) -> bool {
+        super::alive::lives(&self.process)
+    }
+
+    async fn exited(&self) {
+        self.process.exited().await;
+    }
+
+    /// libvirt ends it, when it hears that its migration has failed. Until then it cannot run the guest: nobody answers its faults.
+    async fn kill(&self) -> Result<(), ProcessError> {
+        Ok(())
+    }
+
+    fn log_tail(&self) -> String {
+        "it is libvirt's: see /var/log/libvirt/qemu".to_owned()
+    }
+}
+
+/// The monitor of a QEMU that waits for a guest of libvirt's.
+pub(super) struct Arriving {
+    watched: Watched,
+    skips: Mutex<Option<SkipsShared>>,
+    domains: Arc<Domains>,
+    uuid: String,
+}
+
+impl fmt::Debug for Arriving {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arriving").field("uuid", &self.uuid).finish_non_exhaustive()
+    }
+}
+
+impl Arriving {
+    /// Of a QEMU that an earlier process of this daemon had let libvirt go on with.
+    pub(super) fn found_again(client: &Client, domains: &Arc<Domains>, uuid: &str) -> Self {
+        let (domains, uuid) = (Arc::clone(domains), uuid.to_owned());
+        Self { watched: Watched::begin(client), skips: Mutex::new(None), domains, uuid }
+    }
+}
+
+impl TakesDisks for Arriving {}
+
+#[async_trait]
+impl ArrivingMonitor for Arriving {
+    /// Has libvirt go on as soon as the source says so. libvirt loads the state.
+    async fn load(&self, mut from: BoxedStream) -> Result<u64, SwitchoverError> {
+        let stream = |source| SwitchoverError::Stream { what: "the source's word", source };
+        if from.read_u8().await.map_err(stream)? != GO {
+            return Err(stream(std::io::ErrorKind::InvalidData.into()));
+        }
+        self.domains.let_go(&self.uuid);
+        Ok(0)
+    }
+
+    async fn resume(&self) -> Result<Option<Mono>, QmpError> {
+        let paused = async {
+            // Perhaps before this process was there to see it.
+            loop {
+                tokio::time::sleep(STAYS_PAUSED).await;
+                match self.watched.run_state().await?.as_str() {
+                    "inmigrate" | "prelaunch" => {}
+                    "running" => return Ok(Some(Mono::now())),
+                    _ => return Ok(None),
+                }
+            }
+        };
+        let runs = tokio::select! {
+            biased;
+            resumed = self.watched.resumed() => {
+                resumed.map(Some).map_err(|error| QmpError::Closed { reason: error.to_string() })
+            }
+            paused = paused => paused,
+        };
+        if runs.is_ok() {
+            drop(self.skips.lock().await.take());
+        }
+        runs
+    }
+
+    async fn run_state(&self) -> Result<String, QmpError> {
+        self.watched.run_state().await
+    }
+}
+
+/// The monitor of a guest of libvirt's that is to leave.
+#[derive(Debug)]
+pub(super) struct LeavingDomain(pub Client);
+
+#[async_trait]
+impl DeviceMonitor for LeavingDomain {
+    async fn seat(&self, id: &str) -> Result<Option<Seat>, HotplugError> {
+        self.0.seat(id).await
+    }
+
+    async fn ports(&self) -> Result<Vec<Port>, HotplugError> {
+        self.0.ports().await
+    }
+
+    async fn unplug(&self, id: &str, limits: UnplugLimits) -> Result<Duration, HotplugError> {
+        self.0.unplug(id, limits).await
+    }
+
+    async fn plug(&self, properties: &Map<String, Value>, limit: Duration) -> Result<Duration, HotplugError> {
+        self.0.plug(properties, limit).await
+    }
+
+    async fn run_in_guest(&self, request: &ExecRequest) -> Result<Ran, InGuestError> {
+        self.0.run_in_guest(request).await
+    }
+}
+
+/// libvirt copies disks (`--copy-storage-all`).
+impl CopiesDisks for LeavingDomain {}
+
+#[async_trait]
+impl LeavingMonitor for LeavingDomain {
+    async fn facts(&self, pid: u32) -> Result<VmFacts, QmpError> {
+        vmove_qmp::inspect::facts(&self.0, pid, None).await
+    }
+
+    async fn run_state(&self, deadline: Duration) -> Result<String, QmpError> {
+        let status = self.0.execute_raw("query-status", Value::Null, deadline).await?;
+        Ok(status.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
+    }
+
+    async fn tell(&self, command: &'static str, deadline: Duration) -> Result<(), QmpError> {
+        self.0.execute_raw(command, Value::Null, deadline).await.map(drop)
+    }
+
+    async fn prepare(&self, _: bool) -> Result<Arc<dyn Leaving>, SwitchoverError> {
+        let watched = Watched::begin(&self.0);
+        let skips = Mutex::new(Some(watched.skip_shared().await?));
+        Ok(Arc::new(LeavesByLibvirt { watched, skips, go: Mutex::default() }))
+    }
+
+    async fn take_up(&self, _: bool) -> Result<Arc<dyn Leaving>, SwitchoverError> {
+        let (watched, _) = Watched::take_up(&self.0).await?;
+        // Whatever was set is cleared with this.
+        let skips = Mutex::new(Some(SkipsShared::taken_up(&self.0)));
+        Ok(Arc::new(LeavesByLibvirt { watched, skips, go: Mutex::default() }))
+    }
+}
+
+/// A guest that libvirt sends away.
+struct LeavesByLibvirt {
+    watched: Watched,
+    skips: Mutex<Option<SkipsShared>>,
+    /// Carries the word by which libvirt may begin; its end means nothing.
+    go: Mutex<Option<BoxedStream>>,
+}
+
+impl fmt::Debug for LeavesByLibvirt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeavesByLibvirt").field("watched", &self.watched).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Leaving for LeavesByLibvirt {
+    async fn start(&self, mut to: BoxedStream) -> Result<(), SwitchoverError> {
+        let sent = async {
+            to.write_u8(GO).await?;
+            to.flush().await
+        };
+        let what = "the word for the destination";
+        sent.await.map_err(|source| SwitchoverError::Stream { what, source })?;
+        *self.go.lock().await = Some(to);
+        Ok(())
+    }
+
+    async fn stopped(&self, deadline: Duration) -> Result<Halt, SwitchoverError> {
+        let stopped = self.watched.drained(deadline).await?;
+        let wall = SystemTime::now() - Mono::now().since(stopped.at);
+        Ok(Halt { at: stopped.at, wall, was_running: stopped.was_running })
+    }
+
+    async fn held(&self, deadline: Duration) -> Result<(), SwitchoverError> {
+        self.watched.drained(deadline).await.map(drop)
+    }
+
+    /// libvirt does.
+    async fn go_on(&self) -> Result<(), SwitchoverError> {
+        Ok(())
+    }
+
+    async fn completed(&self, deadline: Duration) -> Result<(), SwitchoverError> {
+        self.watched.completed(deadline).await
+    }
+
+    async fn cancel(&self, deadline: Duration) -> Result<(), SwitchoverError> {
+        let ended = self.watched.call_off(deadline).await;
+        let skips = self.skips.lock().await.take();
+        if let Some(skips) = skips {
+            skips.clear(deadline).await?;
+        }
+        ended.map(drop)
+    }
+
+    async fn is_given_up(&self, deadline: Duration) -> Result<bool, SwitchoverError> {
+        Ok(self.watched.call_off(deadline).await? == Verdict::Sent)
+    }
+
+    async fn runs_again(&self) {
+        if self.watched.resumed().await.is_err() {
+            // It has ended, as it does when libvirt has heard that the guest has arrived.
+            std::future::pending::<()>().await;
+        }
+    }
+}

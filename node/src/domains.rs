@@ -1,0 +1,254 @@
+//! Domains of libvirt whose guests move with vmove: `virsh migrate` decides, vmove carries the memory.
+//!
+//! Such a QEMU has a second monitor, a socket in one folder. Nothing is kept of it: whoever asks looks into the folder. libvirt starts and ends
+//! these QEMUs; they are in no [store](crate::store), and no command of vmove changes them.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use vmove_qmp::inspect;
+use vmove_qmp::switchover::SkipsShared;
+use vmove_qmp::{Client, QmpError};
+use vmove_types::vm::VmSummary;
+
+use crate::blocking::run_blocking;
+use crate::monitors::Monitors;
+use crate::record::VmRecord;
+use crate::registry::RegistryError;
+use crate::registry::adopt::{Found, examine};
+use crate::registry::show::summary;
+
+/// QEMU answers within milliseconds unless its main loop hangs.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// What the names of their sockets end with.
+const SOCKET: &str = "qmp";
+
+/// A domain that was found.
+#[derive(Debug, Clone)]
+pub struct Domain {
+    /// libvirt's UUID of it.
+    pub uuid: String,
+    /// QEMU's run state, such as `running` or `inmigrate`.
+    pub status: String,
+    /// Its QEMU.
+    pub record: VmRecord,
+}
+
+impl Domain {
+    /// What `vmove list` tells of it.
+    #[must_use]
+    pub fn summary(&self, migration: Option<String>) -> VmSummary {
+        summary(&self.record, self.status.clone(), migration)
+    }
+}
+
+/// Why a domain cannot be moved with vmove.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DomainError {
+    /// Nobody answers.
+    #[error("The monitor for vmove ({}) does not answer: is another client connected to it?", path.display())]
+    Monitor {
+        /// Its socket.
+        path: PathBuf,
+        /// What became of the attempt.
+        #[source]
+        source: QmpError,
+    },
+    /// Its memory, mostly.
+    #[error(transparent)]
+    NotMovable(#[from] RegistryError),
+    /// A thread has failed.
+    #[error(transparent)]
+    Task(#[from] crate::blocking::TaskFailed),
+    /// It is on its way already.
+    #[error("Domain {0} is expected here already")]
+    ExpectedTwice(String),
+}
+
+/// The domains of this node.
+#[derive(Debug)]
+pub struct Domains {
+    monitors: Arc<Monitors>,
+    folder: PathBuf,
+    /// Those whose QEMU waits for its guest, and libvirt for us.
+    expected: Mutex<HashMap<String, Waiting>>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    record: VmRecord,
+    go: Option<oneshot::Sender<()>>,
+}
+
+/// A guest is expected until this is dropped.
+#[derive(Debug)]
+pub struct Expected {
+    domains: Arc<Domains>,
+    uuid: String,
+    go: oneshot::Receiver<()>,
+}
+
+impl Drop for Expected {
+    fn drop(&mut self) {
+        self.domains.lock().remove(&self.uuid);
+    }
+}
+
+impl Expected {
+    /// Waits until libvirt may go on. Ends never if that is not said. Cancel-safe.
+    pub async fn may_go_on(&mut self) {
+        if (&mut self.go).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Domains {
+    /// Those whose monitors are in this folder, which need not be there.
+    #[must_use]
+    pub fn new(monitors: Arc<Monitors>, folder: PathBuf) -> Arc<Self> {
+        Arc::new(Self { monitors, folder, expected: Mutex::default() })
+    }
+
+    /// Where their monitors are.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Notes that a QEMU waits for its guest.
+    ///
+    /// # Errors
+    /// [`DomainError::ExpectedTwice`].
+    pub fn expect(self: &Arc<Self>, domain: &Domain) -> Result<Expected, DomainError> {
+        let (go, may_go) = oneshot::channel();
+        let mut expected = self.lock();
+        if expected.contains_key(&domain.uuid) {
+            return Err(DomainError::ExpectedTwice(domain.uuid.clone()));
+        }
+        expected.insert(domain.uuid.clone(), Waiting { record: domain.record.clone(), go: Some(go) });
+        Ok(Expected { domains: Arc::clone(self), uuid: domain.uuid.clone(), go: may_go })
+    }
+
+    /// The QEMU in which the guest of a domain is expected.
+    #[must_use]
+    pub fn expected(&self, uuid: &str) -> Option<VmRecord> {
+        self.lock().get(uuid).map(|waiting| waiting.record.clone())
+    }
+
+    /// libvirt may go on with the migration of this domain to here.
+    pub fn let_go(&self, uuid: &str) {
+        if let Some(go) = self.lock().get_mut(uuid).and_then(|waiting| waiting.go.take()) {
+            // Who has waited may have gone away.
+            let _ = go.send(());
+        }
+    }
+
+    /// All that answer, by name.
+    pub async fn all(self: &Arc<Self>) -> Vec<Domain> {
+        let mut looking = JoinSet::new();
+        for socket in self.sockets() {
+            let domains = Arc::clone(self);
+            looking.spawn(async move { domains.look(&socket).await });
+        }
+        let mut found: Vec<Domain> = looking.join_all().await.into_iter().flatten().collect();
+        found.sort_by(|a, b| a.record.name.cmp(&b.record.name));
+        found
+    }
+
+    /// QEMU's run state, such as `inmigrate`, of the QEMU whose monitor this is.
+    ///
+    /// # Errors
+    /// [`DomainError::Monitor`].
+    pub async fn status(&self, socket: &Path) -> Result<String, DomainError> {
+        let not_there = |source| DomainError::Monitor { path: socket.to_owned(), source };
+        let client = self.monitors.client(socket).await.map_err(not_there)?;
+        let status =
+            client.execute_raw("query-status", Value::Null, ANSWER_TIMEOUT).await.map_err(not_there)?;
+        Ok(status.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
+    }
+
+    /// The domain of this UUID; nothing if it is not here.
+    ///
+    /// # Errors
+    /// [`DomainError`], if it is here and cannot be moved.
+    pub async fn find(self: &Arc<Self>, uuid: &str) -> Result<Option<Domain>, DomainError> {
+        if let Some(found) = self.all().await.into_iter().find(|domain| domain.uuid == uuid) {
+            return Ok(Some(found));
+        }
+        // As `vmove libvirt enable` names it.
+        let socket = self.folder.join(uuid).with_extension(SOCKET);
+        if socket.exists() { self.look(&socket).await.map(Some) } else { Ok(None) }
+    }
+
+    /// The domain whose monitor this is.
+    ///
+    /// # Errors
+    /// [`DomainError`].
+    pub async fn look(&self, socket: &Path) -> Result<Domain, DomainError> {
+        let not_there = |source| DomainError::Monitor { path: socket.to_owned(), source };
+        let client = self.monitors.client(socket).await.map_err(not_there)?;
+        let looked = self.ask(&client, socket).await;
+        if looked.is_err() && client.is_closed() {
+            self.monitors.forget(socket).await;
+        }
+        looked
+    }
+
+    async fn ask(&self, client: &Client, socket: &Path) -> Result<Domain, DomainError> {
+        let not_there = |source| DomainError::Monitor { path: socket.to_owned(), source };
+        let uuid = client.execute_raw("query-uuid", Value::Null, ANSWER_TIMEOUT).await.map_err(not_there)?;
+        let uuid = uuid.get("UUID").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let facts = inspect::facts(client, client.peer_pid().unwrap_or(0), None).await.map_err(not_there)?;
+        let (status, name) = (facts.status.clone(), facts.name.clone());
+        let path = socket.to_owned();
+        let Found { pid, pid_start, backing, ram, command_line } =
+            run_blocking(move || examine(&facts, &path)).await??;
+        let record = VmRecord {
+            name: name.unwrap_or_else(|| uuid.clone()),
+            pid: i32::try_from(pid).unwrap_or_default(),
+            pid_start,
+            qmp_socket: socket.to_owned(),
+            vm_dir: self.folder.clone(),
+            backing,
+            command_line,
+            environment: Vec::new(),
+            ram,
+            overlays: Vec::new(),
+            devices: Vec::new(),
+            adopted: true,
+            session: None,
+            libvirt: Some(uuid.clone()),
+        };
+        Ok(Domain { uuid, status, record })
+    }
+
+    /// Clears, after a start, what an earlier process may have left in QEMUs: with `x-ignore-shared` the next `virsh save` would leave guest memory
+    /// out. Where a migration is under way, it is cleared when that has ended.
+    pub async fn clear_left_over(&self) {
+        for socket in self.sockets() {
+            match self.monitors.client(&socket).await {
+                Ok(client) => drop(SkipsShared::taken_up(&client)),
+                Err(error) => {
+                    tracing::warn!(socket = %socket.display(), %error, "a domain's monitor for vmove does not answer: its settings are not looked at");
+                }
+            }
+        }
+    }
+
+    fn sockets(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let paths = entries.map(|entry| entry.path());
+        paths.filter(|path| path.extension().is_some_and(|kind| kind == SOCKET)).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Waiting>> {
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,6 @@
+//! `virsh migrate` carried by vmove, between two real libvirt daemons in namespaces of their own.
+#![cfg(test)]
+
+mod blows;
+mod moves;
+mod refused;
