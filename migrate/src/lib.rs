@@ -71,6 +71,8 @@ mod retention;
 #[cfg(not(loom))]
 mod source;
 #[cfg(not(loom))]
+mod taps;
+#[cfg(not(loom))]
 pub mod throttle;
 #[cfg(not(loom))]
 pub mod vmm;

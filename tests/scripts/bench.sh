@@ -15,6 +15,11 @@ vmove_bench() {
     case " $* " in *" --help "* | *" -h "*) ;; *) need_root bench ;; esac
     vmove_build
     case ${1:-} in
+        disk)
+            export_env
+            cd "$ROOT" || exit
+            exec cargo test --release -p vmove-tests --test moves -- --ignored --test-threads=1 --nocapture disk_figures
+            ;;
         client | fork | libvirt | pause)
             local program=$1-bench
             shift

@@ -101,10 +101,10 @@ test_e2e() {
     keep_booted_guests
     moving=$(at_a_time 0)
     waiting=$(at_a_time 1)
-    mapfile -t others < <(integration_tests | grep -vxF "$(printf '%s\n' moves "${MOSTLY_WAITING[@]}" "${NEVER_SKIPPED[@]}")")
+    mapfile -t others < <(integration_tests | grep -vxF "$(printf '%s\n' moves libvirt "${MOSTLY_WAITING[@]}" "${NEVER_SKIPPED[@]}")")
     VMOVE_NO_SKIP=1 run_tests "${NEVER_SKIPPED[@]}" || failed=1
     run_tests "${others[@]}" -- --test-threads=1 || failed=1
-    run_tests moves -- --test-threads="$moving" || failed=1
+    run_tests moves libvirt -- --test-threads="$moving" || failed=1
     run_tests "${MOSTLY_WAITING[@]}" -- --test-threads="$waiting" || failed=1
     # Left out: what kills daemons at many moments, and what no version of QEMU changes. On 10.0 they have run.
     say "moves, forks and crashes again, on QEMU 7.2"

@@ -84,6 +84,8 @@ impl Booted {
     /// When it does not boot, or cannot be saved.
     fn of(folder: Option<&Path>, guest: &Guest, memory: &str) -> Result<Option<Self>> {
         let plain = guest.disk.is_some() || guest.extra.is_empty() && guest.modules.is_empty();
+        // Its folder is vmove's, which boots it.
+        let plain = plain && !guest.extra.iter().any(|argument| argument.contains("{vmdir}"));
         // The payload boots as fast as a guest is taken up.
         let plain = plain && guest.system == System::Linux;
         let Some(all) = folder.filter(|_| plain && guest.used_mib == 0 && memory == "thp") else {

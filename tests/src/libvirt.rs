@@ -248,6 +248,15 @@ impl Host {
     }
 }
 
+impl Drop for Host {
+    /// libvirtd first: it would look after a QEMU that ends. One whose memory is in no file of the sandbox is found by nobody else.
+    fn drop(&mut self) {
+        for pid in self.libvirtd().into_iter().chain(self.qemu()) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+}
+
 /// What is done about a domain's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arm {

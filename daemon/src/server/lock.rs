@@ -1,12 +1,17 @@
 //! One vmoved per state folder.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use vmove_node::files::no_link;
+
+/// A process that a killed daemon was just starting holds the lock until it is another program: milliseconds.
+const PATIENCE: Duration = Duration::from_secs(2);
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Why the state folder cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -43,27 +48,53 @@ impl StateLock {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let mut file = no_link(&mut options).open(dir.join("lock")).map_err(io)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                let mut pid = String::new();
-                let holder = match file.read_to_string(&mut pid) {
-                    Ok(_) if !pid.trim().is_empty() => format!(" (pid {})", pid.trim()),
-                    _ => String::new(),
-                };
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(rustix::io::Errno::WOULDBLOCK) => {}
+                Err(errno) => return Err(io(errno.into())),
+            }
+            let holder = holder(&mut file);
+            let lives = holder.is_none_or(|pid| Path::new("/proc").join(pid.to_string()).exists());
+            if lives || Instant::now() >= until {
+                let holder = holder.map_or_else(String::new, |pid| format!(" (pid {pid})"));
                 return Err(LockError::Taken { dir: dir.to_owned(), holder });
             }
-            Err(errno) => return Err(io(errno.into())),
+            std::thread::sleep(RETRY_INTERVAL);
         }
-        file.set_len(0).map_err(io)?;
+        file.set_len(0).and_then(|()| file.rewind()).map_err(io)?;
         writeln!(file, "{}", std::process::id()).map_err(io)?;
         Ok(Self(file))
     }
 }
 
+/// The process id that the holder has written.
+fn holder(file: &mut File) -> Option<u32> {
+    let mut pid = String::new();
+    file.rewind().and_then(|()| file.read_to_string(&mut pid)).ok()?;
+    pid.trim().parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A process id that no kernel gives.
+    const NOBODY: &str = "4194305\n";
+
+    #[test]
+    fn what_a_killed_daemon_was_starting_has_the_lock_for_a_moment() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = StateLock::take(dir.path()).unwrap();
+        std::fs::write(dir.path().join("lock"), NOBODY).unwrap();
+        let soon = std::thread::spawn(move || {
+            std::thread::sleep(PATIENCE / 10);
+            drop(first);
+        });
+        drop(StateLock::take(dir.path()).unwrap());
+        soon.join().unwrap();
+    }
 
     #[test]
     fn a_second_holder_is_told_who_the_first_is() {

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use vmove_qmp::inspect::VmFacts;
 
-use crate::frames::Tap;
 use crate::proto::message::TapPlace;
+use crate::taps::Tap;
 
 /// Where the kernel tells of network interfaces, in the namespace in which it was mounted.
 const INTERFACES: &str = "/sys/class/net";

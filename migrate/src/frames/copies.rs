@@ -11,7 +11,8 @@ use vmove_node::peer::BoxedStream;
 
 use super::link::{write_frame, write_name};
 use super::packet_socket::{Frame, PacketSocket, Way};
-use super::{BEFORE, DOUBT, MOST_KEPT, Tap, to_one};
+use super::{BEFORE, DOUBT, MOST_KEPT, to_one};
+use crate::taps::Tap;
 
 /// The taps of a guest that is about to leave. Dropping this ends the copying; what was copied is forgotten.
 #[derive(Debug, Default)]

@@ -20,13 +20,11 @@ mod deliveries;
 mod link;
 mod packet_socket;
 mod stale;
-mod taps;
 
 use std::time::Duration;
 
 pub(crate) use copies::Copies;
 pub(crate) use deliveries::Deliveries;
-pub use taps::{Tap, TapsError};
 
 /// QEMU tells when the guest stopped, which is some time after its processors did: what came within that time before may not have reached it.
 const DOUBT: Duration = Duration::from_millis(2);

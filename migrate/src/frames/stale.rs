@@ -11,7 +11,7 @@ use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use super::MAX_FRAME;
-use super::taps::open_in;
+use crate::taps::open_in;
 
 /// More than the kernel keeps, so that this ends on a network that never falls silent.
 const MOST: usize = 10_000;

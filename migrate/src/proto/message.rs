@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use vmove_fabric::{FabricKind, RemoteRegion};
 use vmove_types::Backing;
 
-use crate::frames::Tap;
 use crate::pending::{PageSet, WirePart, WireSet};
+use crate::taps::Tap;
 use vmove_node::peer::Token;
 use vmove_types::check::Blocker;
 use vmove_types::device::DeviceChoice;

@@ -297,7 +297,7 @@ mod tests {
         is("a", ["encrypted", "plain text"], |disk| disk.encrypted = true);
         is("a", ["internal snapshots", "remove these"], |disk| disk.special = Some("internal snapshots"));
         is("a", ["\"backup0\"", "wait for its end"], |disk| {
-            disk.job = Some(("backup0".to_owned(), "backup".to_owned()))
+            disk.job = Some(("backup0".to_owned(), "backup".to_owned()));
         });
         is("a", ["share-rw", "without that"], |disk| disk.shared = true);
         is("d", ["not on the command line", "detach it"], |_| {});

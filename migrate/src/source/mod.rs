@@ -14,6 +14,7 @@ mod committed;
 mod control;
 mod conversation;
 mod copying_disks;
+mod copying_frames;
 mod detach;
 mod devices;
 pub(crate) mod disk_choice;

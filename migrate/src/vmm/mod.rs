@@ -4,6 +4,7 @@
 //! them against QEMUs that are played, on a network and on disks that fail.
 
 mod alive;
+mod announcing;
 mod disks;
 mod libvirt;
 mod qemu;
@@ -26,7 +27,7 @@ use vmove_qmp::switchover::SwitchoverError;
 use vmove_types::Backing;
 use vmove_types::time::Mono;
 
-pub use crate::frames::{Tap, TapsError};
+pub use crate::taps::{Tap, TapsError};
 pub use disks::{CopiesDisks, TakesDisks};
 pub use qemu::Qemu;
 pub use vmove_node::guest_devices::{DeviceMonitor, InGuestError, Ran};

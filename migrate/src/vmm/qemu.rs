@@ -8,7 +8,6 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use serde_json::{Map, Value};
-use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use vmove_memory::{
     ByteLen, DirtyTracker, FaultContext, HoleWatch, Keep, MemoryDir, MemoryError, PageRun, Precision,
@@ -22,15 +21,15 @@ use vmove_qmp::hotplug::{HotplugError, Port, Seat, UnplugLimits};
 use vmove_qmp::inspect::{HostQemu, InspectHostError, VmFacts, find_program};
 use vmove_qmp::process::{ProcessError, QemuProcess, log_in};
 use vmove_qmp::switchover::{
-    Announce, Destination, DestinationOptions, Hold, Inbound, Outbound, Source, SourceOptions, StateReceiver,
+    Destination, DestinationOptions, Hold, Inbound, Outbound, Source, SourceOptions, StateReceiver,
     StateSender, SwitchoverError, relay,
 };
 use vmove_qmp::{Client, QmpError};
 use vmove_types::Backing;
-use vmove_types::problem::chain;
 use vmove_types::time::Mono;
 
 use super::alive::lives;
+use super::announcing::Announcing;
 use super::libvirt::{Arriving, LeavingDomain, OfLibvirt};
 use super::{
     ArrivingMonitor, Attached, DeviceMonitor, FaultsError, GuestWrites, Halt, InGuestError, Leaving,
@@ -274,7 +273,7 @@ impl QemuHandle for Started {
         self.monitors.insert(socket, client.clone()).await;
         let state = Mutex::new(Some(state));
         let incoming =
-            Incoming { destination: Arc::new(destination), state, announced: watch::Sender::default() };
+            Incoming { destination: Arc::new(destination), state, announcing: Announcing::default() };
         Ok(Arc::new(Monitor { client, destination: Some(Arc::new(incoming)) }))
     }
 
@@ -308,16 +307,7 @@ struct Incoming {
     destination: Arc<Destination>,
     /// Our end of its device-state stream, until it is used.
     state: Mutex<Option<StateSender>>,
-    announced: watch::Sender<Announced>,
-}
-
-/// The first announcement of the guest's new place.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-enum Announced {
-    #[default]
-    NotYet,
-    At(Mono),
-    Failed,
+    announcing: Announcing,
 }
 
 impl Monitor {
@@ -555,42 +545,21 @@ impl ArrivingMonitor for Monitor {
     }
 
     async fn announced(&self) -> Option<Mono> {
-        let mut announced = self.destination.as_ref()?.announced.subscribe();
-        match *announced.wait_for(|announced| *announced != Announced::NotYet).await.ok()? {
-            Announced::At(at) => Some(at),
-            Announced::NotYet | Announced::Failed => None,
-        }
+        self.destination.as_ref()?.announcing.first().await
     }
 
     async fn resume(&self) -> Result<Option<Mono>, QmpError> {
         let resumed = self.client.expect("RESUME", |_| true);
         self.client.execute_raw("cont", Value::Null, RESUME_TIMEOUT).await?;
         let event = resumed.wait(RESUME_TIMEOUT).await?;
-        self.announce();
+        if let Some(incoming) = &self.destination {
+            incoming.announcing.begin(Arc::clone(&incoming.destination));
+        }
         Ok(Some(Mono(event.at.0)))
     }
 
     async fn run_state(&self) -> Result<String, QmpError> {
         self.status(RESUME_TIMEOUT).await
-    }
-}
-
-impl Monitor {
-    /// Tells the network where the guest is now. In the background: nothing waits for it.
-    fn announce(&self) {
-        let Some(incoming) = self.destination.clone() else { return };
-        tokio::spawn(async move {
-            let announced = match incoming.destination.announce(Announce::default()).await {
-                // The first of several times.
-                Ok(()) => Announced::At(Mono::now()),
-                Err(error) => {
-                    let error = chain(&error);
-                    tracing::warn!(error, "the guest's new place was not announced to the network");
-                    Announced::Failed
-                }
-            };
-            incoming.announced.send_replace(announced);
-        });
     }
 }
 

@@ -58,6 +58,7 @@ fn by_qemu_img(image: &Path, target: &Path) -> f64 {
 }
 
 #[test]
+#[ignore = "measures: ./run bench disk"]
 fn a_disk_is_copied_as_fast_as_by_qemu_img() {
     need!(ready());
     need!(qemu_img());
@@ -100,6 +101,7 @@ fn a_disk_is_copied_as_fast_as_by_qemu_img() {
 /// The images are in memory: what QEMU waits for when it flushes the source's own disk is the same with and without a copy, and no figure of
 /// vmove's.
 #[test]
+#[ignore = "measures: ./run bench disk"]
 fn a_disk_adds_little_to_the_pause() {
     need!(ready());
     need!(qemu_img());
@@ -133,7 +135,7 @@ struct Pauses(BTreeMap<String, Vec<f64>>);
 impl Pauses {
     fn add(&mut self, report: &Value) {
         let mut one = |name: &str, ms: &Value| {
-            self.0.entry(name.to_owned()).or_default().push(ms.as_f64().unwrap_or(f64::MAX))
+            self.0.entry(name.to_owned()).or_default().push(ms.as_f64().unwrap_or(f64::MAX));
         };
         one("all", &report["downtime_ms"]);
         for step in report["pause"].as_array().into_iter().flatten() {

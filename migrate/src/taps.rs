@@ -23,7 +23,7 @@ fn in_our_network(process: &Path) -> bool {
 }
 
 /// Interfaces of the taps that a process has open, by the numbers of their descriptors, in ascending order.
-pub(super) fn open_in(process: &Path) -> Vec<(i32, String)> {
+pub(crate) fn open_in(process: &Path) -> Vec<(i32, String)> {
     let Ok(entries) = std::fs::read_dir(process.join("fdinfo")) else { return Vec::new() };
     let mut found: Vec<(i32, String)> = entries
         .filter_map(|entry| {
