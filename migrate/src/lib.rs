@@ -29,6 +29,8 @@ mod destination;
 #[cfg(not(loom))]
 mod devices;
 #[cfg(not(loom))]
+pub mod domains;
+#[cfg(not(loom))]
 pub mod embed;
 #[cfg(not(loom))]
 pub mod engine;

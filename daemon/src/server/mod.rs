@@ -41,6 +41,7 @@ use tracing::Instrument;
 use vmove_clone::engine::{EngineOptions, ForkEngine};
 use vmove_hooks::Hooks;
 use vmove_hooks::hooks::Settings;
+use vmove_migrate::domains::Carrier;
 use vmove_migrate::engine::{Engine, EngineConfig};
 use vmove_migrate::vmm::Qemu;
 use vmove_node::admission::Admission;
@@ -63,7 +64,6 @@ use devices::{LeasedDevices, LedgerDevices};
 use dialer::PeerDialer;
 use fabrics::Fabrics;
 use grants::Grants;
-use libvirt::Libvirt;
 use peers::PeerPort;
 use problem::IntoProblem;
 use sessions::Sessions;
@@ -89,7 +89,7 @@ struct App {
     /// Processors that VMs have for themselves.
     pub tuning: Arc<Tuning>,
     hooks: Arc<Hooks>,
-    libvirt: Arc<Libvirt>,
+    carrier: Arc<Carrier>,
     known: KnownPeers,
     fabrics: Arc<Fabrics>,
     dialer: Arc<PeerDialer>,
@@ -176,7 +176,7 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
         app.engine.clone(),
         app.forks.clone(),
         fabrics.clone(),
-        app.libvirt.clone(),
+        app.carrier.clone(),
         (tls.clone(), app.access.clone()),
         rest::router(app.clone()),
     );
@@ -192,7 +192,7 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
     tasks.spawn(port.serve_tcp(peers));
     app.registry.readopt();
     app.engine.resume_others();
-    let domains = app.libvirt.domains.clone();
+    let domains = app.carrier.domains.clone();
     tasks.spawn(async move { domains.clear_left_over().await });
     if let Some(address) = app.config.metrics {
         let listener = TcpListener::bind(address)
@@ -365,7 +365,7 @@ async fn assemble(
         },
     );
     let known = known_peers(&config);
-    let libvirt = Arc::new(Libvirt {
+    let carrier = Arc::new(Carrier {
         domains,
         engine: engine.clone(),
         dialer: dialer.clone(),
@@ -413,7 +413,7 @@ async fn assemble(
         grants,
         tuning,
         hooks,
-        libvirt,
+        carrier,
         known,
         fabrics,
         dialer,

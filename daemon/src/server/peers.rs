@@ -17,10 +17,13 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use vmove_clone::engine::{ForkEngine, read_opening};
+use vmove_migrate::domains::Carrier;
 use vmove_migrate::engine::Engine;
 use vmove_node::peer::Link;
 use vmove_node::peer::hello::{MAGIC, answer};
-use vmove_node::peer::{Caller, Hello, HelloError, LinkKind, PROTOCOL_VERSION, Status, Token};
+use vmove_node::peer::{
+    BoxedStream, Caller, Hello, HelloError, LinkKind, PROTOCOL_VERSION, Status, Stream, Token,
+};
 use vmove_types::problem::chain;
 
 use super::access::{Access, Certificate, NotANode, Origin};
@@ -28,7 +31,6 @@ use super::dialer::notice_death;
 use super::endpoint::EndpointError;
 use super::fabric_check::Visits;
 use super::fabrics::Fabrics;
-use super::libvirt::Libvirt;
 use super::places::{Limits, Place, Places};
 use super::tls::{ALPN_HTTP, Tls};
 
@@ -43,13 +45,53 @@ const TLS_HANDSHAKE: u8 = 0x16;
 /// A fatal `handshake_failure`, for a client that expects TLS where there is none.
 const TLS_REFUSAL: [u8; 7] = [0x15, 3, 1, 0, 2, 2, 40];
 
+/// A connection from another daemon.
+enum Wire {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Wire {
+    fn stream(&mut self) -> &mut dyn Stream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Tls(stream) => stream.as_mut(),
+        }
+    }
+
+    fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Tls(stream) => stream.get_ref().0,
+        }
+    }
+
+    fn boxed(self) -> BoxedStream {
+        match self {
+            Self::Plain(stream) => Box::new(stream),
+            Self::Tls(stream) => stream,
+        }
+    }
+
+    /// The socket, and what encrypts it.
+    fn apart(self) -> (TcpStream, Option<rustls::Connection>) {
+        match self {
+            Self::Plain(stream) => (stream, None),
+            Self::Tls(stream) => {
+                let (stream, tls) = stream.into_inner();
+                (stream, Some(tls.into()))
+            }
+        }
+    }
+}
+
 /// What the listeners need to serve a connection.
 #[derive(Clone)]
 pub struct PeerPort {
     pub engine: Arc<Engine>,
     pub forks: Arc<ForkEngine>,
     /// Answers nodes at which QEMUs of libvirt's wait.
-    pub libvirt: Arc<Libvirt>,
+    pub carrier: Arc<Carrier>,
     pub fabrics: Arc<Fabrics>,
     pub tls: Option<Arc<Tls>>,
     /// Which certificates are those of clients, and not of nodes.
@@ -67,14 +109,14 @@ impl PeerPort {
         engine: Arc<Engine>,
         forks: Arc<ForkEngine>,
         fabrics: Arc<Fabrics>,
-        libvirt: Arc<Libvirt>,
+        carrier: Arc<Carrier>,
         (tls, access): (Option<Arc<Tls>>, Arc<Access>),
         router: axum::Router,
     ) -> Self {
         Self {
             engine,
             forks,
-            libvirt,
+            carrier,
             fabrics,
             tls,
             access,
@@ -122,7 +164,7 @@ impl PeerPort {
             Ok(Err(_)) | Err(_) => return,
         };
         match (&self.tls, first) {
-            (None, First::Greeting) => self.plain_peer(stream, from, place).await,
+            (None, First::Greeting) => self.peer(Wire::Plain(stream), Caller::default(), from, place).await,
             (None, First::Http) => self.http(stream, Origin::Plain(from), from, place).await,
             (None, First::Tls) => refuse_tls(stream, from).await,
             (Some(tls), First::Tls) => {
@@ -159,43 +201,46 @@ impl PeerPort {
         if let Err(why) = self.access.check_node(&certificate) {
             return refuse_client(stream, from, &why).await;
         }
-        let caller = certificate.caller();
-        let mut stream: Box<TlsStream<TcpStream>> = Box::new(stream);
-        let Some(hello) = self.greeted(stream.as_mut(), &from.to_string()).await else { return };
+        self.peer(Wire::Tls(Box::new(stream)), certificate.caller(), from, place).await;
+    }
+
+    /// Another daemon.
+    async fn peer(self, mut wire: Wire, caller: Caller, from: SocketAddr, place: Place) {
+        let Some(hello) = self.greeted(&mut wire.stream(), &from.to_string()).await else { return };
         let place = self.kept_place(&hello, from, place);
+        if matches!(hello.kind, LinkKind::Disk | LinkKind::ForkDisk) {
+            notice_death(wire.tcp());
+        }
         let link = match hello.kind {
-            LinkKind::Control | LinkKind::State | LinkKind::Frames => Link::Stream(stream),
-            LinkKind::Disk => {
-                notice_death(stream.get_ref().0);
-                Link::Stream(stream)
+            LinkKind::Control | LinkKind::State | LinkKind::Disk | LinkKind::Frames => {
+                Link::Stream(wire.boxed())
             }
             LinkKind::Fork => {
                 drop(place);
-                return self.forks.serve_order(hello, stream, (from.ip(), caller)).await;
+                return self.forks.serve_order(hello, wire.boxed(), (from.ip(), caller)).await;
             }
             LinkKind::Domain => {
                 drop(place);
-                return self.libvirt.serve(hello, stream, (from.ip(), caller)).await;
+                return self.carrier.serve(hello, wire.boxed(), (from.ip(), caller)).await;
             }
             LinkKind::ForkDisk => {
                 drop(place);
-                notice_death(stream.get_ref().0);
-                return self.forks.serve_disk(hello, stream).await;
+                return self.forks.serve_disk(hello, wire.boxed()).await;
             }
             LinkKind::ForkMemory => {
                 let Ok(Ok((class, greeting))) =
-                    tokio::time::timeout(GREETING, read_opening(stream.as_mut())).await
+                    tokio::time::timeout(GREETING, read_opening(&mut wire.stream())).await
                 else {
                     return;
                 };
-                let (stream, tls) = stream.into_inner();
-                let made = self.fabrics.adopt_as(&hello, class, stream, Some(tls.into())).await;
+                let (stream, tls) = wire.apart();
+                let made = self.fabrics.adopt_as(&hello, class, stream, tls).await;
                 let Some(endpoint) = adopted(made, &from.to_string()) else { return };
                 return self.forks.accept_memory(&hello, class, greeting, endpoint);
             }
             LinkKind::Urgent | LinkKind::Bulk | LinkKind::Trial => {
-                let (stream, tls) = stream.into_inner();
-                let made = self.fabrics.adopt(&hello, stream, Some(tls.into())).await;
+                let (stream, tls) = wire.apart();
+                let made = self.fabrics.adopt(&hello, stream, tls).await;
                 let Some(endpoint) = adopted(made, &from.to_string()) else { return };
                 if hello.kind == LinkKind::Trial {
                     return self.visits.receive(&self.fabrics, hello.token, endpoint, &from.to_string());
@@ -205,51 +250,6 @@ impl PeerPort {
         };
         drop(place);
         self.engine.accept(hello, link, caller).await;
-    }
-
-    async fn plain_peer(self, mut stream: TcpStream, from: SocketAddr, place: Place) {
-        let Some(hello) = self.greeted(&mut stream, &from.to_string()).await else { return };
-        let place = self.kept_place(&hello, from, place);
-        let link = match hello.kind {
-            LinkKind::Control | LinkKind::State | LinkKind::Frames => Link::Stream(Box::new(stream)),
-            LinkKind::Disk => {
-                notice_death(&stream);
-                Link::Stream(Box::new(stream))
-            }
-            LinkKind::Fork => {
-                drop(place);
-                return self.forks.serve_order(hello, Box::new(stream), (from.ip(), Caller::default())).await;
-            }
-            LinkKind::Domain => {
-                drop(place);
-                return self.libvirt.serve(hello, Box::new(stream), (from.ip(), Caller::default())).await;
-            }
-            LinkKind::ForkDisk => {
-                drop(place);
-                notice_death(&stream);
-                return self.forks.serve_disk(hello, Box::new(stream)).await;
-            }
-            LinkKind::ForkMemory => {
-                let Ok(Ok((class, greeting))) =
-                    tokio::time::timeout(GREETING, read_opening(&mut stream)).await
-                else {
-                    return;
-                };
-                let made = self.fabrics.adopt_as(&hello, class, stream, None).await;
-                let Some(endpoint) = adopted(made, &from.to_string()) else { return };
-                return self.forks.accept_memory(&hello, class, greeting, endpoint);
-            }
-            LinkKind::Urgent | LinkKind::Bulk | LinkKind::Trial => {
-                let made = self.fabrics.adopt(&hello, stream, None).await;
-                let Some(endpoint) = adopted(made, &from.to_string()) else { return };
-                if hello.kind == LinkKind::Trial {
-                    return self.visits.receive(&self.fabrics, hello.token, endpoint, &from.to_string());
-                }
-                Link::Endpoint(endpoint)
-            }
-        };
-        drop(place);
-        self.engine.accept(hello, link, Caller::default()).await;
     }
 
     async fn unix(self, mut stream: UnixStream) {

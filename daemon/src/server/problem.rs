@@ -1,6 +1,7 @@
 //! Errors of the engines as answers: the one place where they get their code, and with it their HTTP status and exit code.
 
 use vmove_clone::engine::ForkError;
+use vmove_migrate::domains::CarryError;
 use vmove_migrate::engine::EngineError;
 use vmove_migrate::mend::AttachError;
 use vmove_node::blocking::TaskFailed;
@@ -36,6 +37,12 @@ impl IntoProblem for EngineError {
             _ => Code::Internal,
         };
         Problem::from_error(code, &self)
+    }
+}
+
+impl IntoProblem for CarryError {
+    fn into_problem(self) -> Problem {
+        Problem::from_error(Code::DomainRefused, &self)
     }
 }
 

@@ -13,5 +13,5 @@ use crate::server::App;
 #[utoipa::path(post, path = "/v1/libvirt/hook", operation_id = "answerLibvirt", tag = "libvirt", request_body = DomainHook,
     responses((status = 200, body = DomainHookDone), (status = 409, body = Problem)))]
 pub async fn hook(State(app): State<Arc<App>>, Json(hook): Json<DomainHook>) -> Answer<DomainHookDone> {
-    Ok(axum::Json(app.libvirt.hook(&hook).await?))
+    Ok(axum::Json(crate::server::libvirt::hook(&app.carrier, &hook).await?))
 }

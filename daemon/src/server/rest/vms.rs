@@ -33,7 +33,7 @@ pub async fn list(State(app): State<Arc<App>>) -> axum::Json<VmList> {
     let mut vms = app.registry.list().await;
     app.forks.mark_unreadable(&mut vms);
     mark_leases(&app, &mut vms);
-    vms.extend(app.libvirt.domains.all().await.iter().map(|domain| {
+    vms.extend(app.carrier.domains.all().await.iter().map(|domain| {
         let migration = app.sessions.of_vm(&domain.record.name);
         domain.summary(migration.map(|migration| migration.id))
     }));
