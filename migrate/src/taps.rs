@@ -52,15 +52,20 @@ pub enum TapsError {
 }
 
 impl Tap {
-    /// The taps of the QEMU with this monitor and this process id, none of which may be known.
+    /// The taps of the QEMU with this monitor and this process id.
     pub(crate) async fn all(client: &Client, pid: u32) -> Result<Vec<Self>, TapsError> {
+        Self::of(&inspect::netdevs(client).await?, pid)
+    }
+
+    /// The taps of the QEMU of this process, which says so of its network back ends.
+    pub(crate) fn of(netdevs: &[NetdevFact], pid: u32) -> Result<Vec<Self>, TapsError> {
         let process = PathBuf::from(format!("/proc/{pid}"));
-        let taps = Self::among(&inspect::netdevs(client).await?, &process);
+        let taps = Self::among(netdevs, &process);
         if taps.is_empty() || in_our_network(&process) { Ok(taps) } else { Err(TapsError::OtherNetwork) }
     }
 
     /// The taps among QEMU's network back ends. `process`: its folder in `/proc`, by which taps are known that others have opened for it.
-    pub(crate) fn among(netdevs: &[NetdevFact], process: &Path) -> Vec<Self> {
+    fn among(netdevs: &[NetdevFact], process: &Path) -> Vec<Self> {
         let taps: Vec<&NetdevFact> = netdevs.iter().filter(|netdev| netdev.kind == "tap").collect();
         let opened = open_in(process);
         let of = |netdev: &NetdevFact| {

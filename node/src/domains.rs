@@ -169,9 +169,7 @@ impl Domains {
     pub async fn status(&self, socket: &Path) -> Result<String, DomainError> {
         let not_there = |source| DomainError::Monitor { path: socket.to_owned(), source };
         let client = self.monitors.client(socket).await.map_err(not_there)?;
-        let status =
-            client.execute_raw("query-status", Value::Null, ANSWER_TIMEOUT).await.map_err(not_there)?;
-        Ok(status.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
+        client.run_state(ANSWER_TIMEOUT).await.map_err(not_there)
     }
 
     /// The domain of this UUID; nothing if it is not here.

@@ -2,17 +2,14 @@
 //!
 //! It is apart from the network of the daemons. The bridges are connected by one that learns addresses as switches do.
 
-use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use nix::sched::{CloneFlags, setns};
 use vmove_guest::SERVICE_PORT;
 
 use crate::networks::{Networks, ip};
@@ -93,10 +90,7 @@ impl Client {
     /// # Errors
     /// When the guest does not answer within a minute.
     pub fn connect(networks: &Networks) -> Result<Self> {
-        let space = File::open(networks.path(0)).context("there is no network")?;
-        // Only the thread that makes the connection is in that namespace; the connection stays in it.
-        let made = std::thread::spawn(move || -> Result<TcpStream> {
-            setns(space.as_fd(), CloneFlags::CLONE_NEWNET)?;
+        let stream = networks.within(0, || {
             let begun = Instant::now();
             loop {
                 match TcpStream::connect_timeout(
@@ -110,8 +104,7 @@ impl Client {
                     Err(_) => std::thread::sleep(Duration::from_millis(50)),
                 }
             }
-        });
-        let stream = made.join().map_err(|_| anyhow::anyhow!("the thread that connects failed"))??;
+        })?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(LOST))?;
         let stop = Arc::new(AtomicBool::new(false));

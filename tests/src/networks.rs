@@ -1,5 +1,6 @@
 //! Network namespaces for the nodes of one test. A bridge in a separate namespace connects them, so the host's interfaces do not change.
 
+use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::{Context, Error, Result, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
+use nix::sched::{CloneFlags, setns};
 
 /// Namespaces, deleted when dropped.
 #[derive(Debug)]
@@ -90,6 +92,21 @@ impl Networks {
     #[must_use]
     pub fn path(&self, number: u8) -> PathBuf {
         Path::new("/run/netns").join(self.name(number))
+    }
+
+    /// Does something in the namespace of a node (from 1; 0 is the one that connects them): sockets that it makes stay there.
+    ///
+    /// # Errors
+    /// Those of `act`; without root.
+    pub fn within<T: Send>(&self, number: u8, act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let space = File::open(self.path(number)).context("there is no such network namespace")?;
+        // Only this thread is in that namespace.
+        let work = || {
+            setns(space, CloneFlags::CLONE_NEWNET)?;
+            act()
+        };
+        std::thread::scope(|scope| scope.spawn(work).join())
+            .map_err(|_| anyhow!("the thread in the network namespace failed"))?
     }
 
     /// Listen address of the daemon of a node (from 1).

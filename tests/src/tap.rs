@@ -1,14 +1,12 @@
 //! Hears what is sent to a multicast group, as anybody on the network can.
 
-use std::fs::File;
 use std::net::{IpAddr, SocketAddrV4, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use nix::sched::{CloneFlags, setns};
+use anyhow::{Result, bail};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, bind, setsockopt, socket, sockopt};
 
 use crate::networks::Networks;
@@ -31,10 +29,7 @@ impl Tap {
     /// Without root, or when the socket cannot be made.
     pub fn open(networks: &Networks, number: u8, group: SocketAddrV4) -> Result<Self> {
         let IpAddr::V4(own) = networks.address(number).ip() else { bail!("nodes have IPv4 addresses") };
-        let space = File::open(networks.path(number)).context("the node has no network namespace")?;
-        // Only the thread that makes the socket is in that namespace; the socket stays in it.
-        let made = std::thread::spawn(move || -> Result<UdpSocket> {
-            setns(space, CloneFlags::CLONE_NEWNET)?;
+        let socket = networks.within(number, || {
             let fd = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
             setsockopt(&fd, sockopt::ReuseAddr, &true)?;
             bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &nix::sys::socket::SockaddrIn::from(group))?;
@@ -42,9 +37,7 @@ impl Tap {
             socket.join_multicast_v4(group.ip(), &own)?;
             socket.set_read_timeout(Some(POLL_INTERVAL))?;
             Ok(socket)
-        });
-        let socket =
-            made.join().map_err(|_| anyhow::anyhow!("the thread that makes the socket failed"))??;
+        })?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let reader = std::thread::spawn(move || {

@@ -99,15 +99,7 @@ fn the_example_that_is_installed_can_be_used() {
         "the example shows the defaults"
     );
     // What is commented out is valid, too.
-    let uncommented: String = example
-        .lines()
-        .map(|l| {
-            l.strip_prefix("# ")
-                .filter(|l| l.split_once(" = ").is_some_and(|(key, _)| !key.contains(' ')))
-                .unwrap_or(l)
-        })
-        .map(|l| format!("{l}\n"))
-        .collect();
+    let uncommented = vmove_skip::installed::uncommented(example);
     assert!(file(&uncommented).nodes.contains_key("node3"), "{uncommented}");
 }
 
@@ -129,13 +121,7 @@ fn the_checked_in_man_page_is_current() {
     let mut page = Vec::new();
     clap_mangen::Man::new(Flags::command().disable_help_subcommand(true)).render(&mut page).unwrap();
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/dist/vmoved.1");
-    if std::env::var_os("VMOVE_WRITE_MAN").is_some() {
-        std::fs::write(path, &page).unwrap();
-    }
-    assert!(
-        std::fs::read(path).unwrap_or_default() == page,
-        "{path} is out of date: run VMOVE_WRITE_MAN=1 cargo test -p vmove-daemon man_page"
-    );
+    vmove_skip::installed::is_current_page(Path::new(path), &page, "vmove-daemon");
 }
 
 #[test]

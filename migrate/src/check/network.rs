@@ -12,7 +12,8 @@ const INTERFACES: &str = "/sys/class/net";
 
 /// The guest's taps at the source, and the bridges that they are in.
 pub(crate) fn places(facts: &VmFacts, pid: u32) -> Vec<TapPlace> {
-    let taps = Tap::among(&facts.netdevs, &Path::new("/proc").join(pid.to_string()));
+    // Of those in another network nothing is known here.
+    let taps = Tap::of(&facts.netdevs, pid).unwrap_or_default();
     taps.into_iter().map(|tap| TapPlace { bridge: bridge(Path::new(INTERFACES), &tap), tap }).collect()
 }
 

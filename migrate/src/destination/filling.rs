@@ -174,22 +174,21 @@ impl Filling {
         session: &mut Session,
         control: &mut Control,
     ) -> Result<Option<Final>, End> {
-        if let (Event::DeviceState(_), Qemu::Ready(ready)) = (&event, &mut self.qemu) {
-            if let Event::DeviceState(stream) = event {
+        let event = match (event, &mut self.qemu) {
+            (Event::DeviceState(stream), Qemu::Ready(ready)) => {
                 if session.files.of_libvirt {
                     // From here on libvirt may let the guest run here, whatever becomes of this process.
                     session.write(|r| r.let_go = true)?;
                 }
                 ready.qemu.state.give(stream);
+                return Ok(None);
             }
-            return Ok(None);
-        }
-        if let (Event::Frames(_), Qemu::Ready(ready)) = (&event, &self.qemu) {
-            if let Event::Frames(stream) = event {
+            (Event::Frames(stream), Qemu::Ready(ready)) => {
                 ready.qemu.deliver(session, stream);
+                return Ok(None);
             }
-            return Ok(None);
-        }
+            (event, _) => event,
+        };
         let event = session.common_event(event, control).await?;
         if session.pages.is_renewing() {
             self.round = None;
@@ -434,7 +433,6 @@ impl Ready {
         let qemu = Incoming {
             process: launched.process,
             monitor: Monitor::new(Arc::clone(&launched.monitor)),
-            arriving: Arc::clone(&launched.monitor),
             exports: Exports::of(&session.journal.record().prepare),
             state: DeviceState::await_stream(launched.monitor),
         };

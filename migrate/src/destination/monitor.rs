@@ -137,6 +137,11 @@ impl Monitor {
         Self(monitor)
     }
 
+    /// For tasks of their own.
+    pub(super) fn shared(&self) -> Arc<dyn ArrivingMonitor> {
+        Arc::clone(&self.0)
+    }
+
     /// When the guest began to run, if it was let run. As long as pages are missing QEMU may wait for one of them: then it is asked again
     /// whether it runs, however often.
     async fn fulfil(&self, wish: Wish, memory: &GuestMemory) -> Result<Option<Mono>, DestinationError> {

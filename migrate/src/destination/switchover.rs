@@ -15,7 +15,7 @@ use super::session::{Control, End, Event, Session, qemu_lives};
 use super::verify::SourceHashes;
 use crate::ownership::DestinationEvent;
 use crate::proto::message::ToDestination;
-use crate::vmm::{ArrivingMonitor, QemuHandle};
+use crate::vmm::QemuHandle;
 use vmove_node::peer::BoxedStream;
 use vmove_types::progress::Phase;
 use vmove_types::spec::Mode;
@@ -28,8 +28,6 @@ const LAST_PAGES_TIMEOUT: Duration = Duration::from_millis(3);
 pub(super) struct Incoming {
     pub process: Arc<dyn QemuHandle>,
     pub monitor: Monitor,
-    /// The same, for the disks that move.
-    pub arriving: Arc<dyn ArrivingMonitor>,
     pub exports: Exports,
     pub state: DeviceState,
 }
@@ -37,7 +35,7 @@ pub(super) struct Incoming {
 impl Incoming {
     /// Frames that come to the source for the guest go into its taps here.
     pub(super) fn deliver(&self, session: &mut Session, stream: BoxedStream) {
-        session.deliveries.take(stream, self.process.pid(), Arc::clone(&self.arriving));
+        session.deliveries.take(stream, self.process.pid(), self.monitor.shared());
     }
 }
 
@@ -140,18 +138,21 @@ impl Switchover {
     }
 
     async fn event(&mut self, event: Event, session: &mut Session, control: &mut Control) -> Result<(), End> {
-        if let Event::DeviceState(stream) = event {
-            self.qemu.state.give(stream);
-            return Ok(());
-        }
-        if let Event::Frames(stream) = event {
-            self.qemu.deliver(session, stream);
-            return Ok(());
-        }
+        let event = match event {
+            Event::DeviceState(stream) => {
+                self.qemu.state.give(stream);
+                return Ok(());
+            }
+            Event::Frames(stream) => {
+                self.qemu.deliver(session, stream);
+                return Ok(());
+            }
+            event => event,
+        };
         match session.common_event(event, control).await? {
             Some(Event::Message(ToDestination::Abort(why))) => return Err(End::Aborted(why)),
             Some(Event::Message(ToDestination::DisksWhole)) => {
-                self.qemu.exports.end(Arc::clone(&self.qemu.arriving));
+                self.qemu.exports.end(self.qemu.monitor.shared());
             }
             Some(Event::Message(message)) => {
                 if let Some(other) = take_hashes(&mut self.hashes, message) {

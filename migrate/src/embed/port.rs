@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use vmove_fabric::tcp::{TcpFabric, TcpOptions};
-use vmove_fabric::{Endpoint, Fabric, FabricKind};
+use vmove_fabric::{Class, Endpoint, Fabric, FabricKind};
 use vmove_node::peer::hello::{answer, read_answer};
 use vmove_node::peer::{
     BoxedStream, Caller, Dialer, FabricOffer, Hello, HelloError, Link, LinkError, LinkKind, PROTOCOL_VERSION,
@@ -143,24 +143,14 @@ async fn take(mut stream: TcpStream, engine: Arc<Engine>, fabric: Arc<TcpFabric>
     if let Err((status, text)) = engine.wants(&hello) {
         return refuse(stream, status, &text).await;
     }
-    if !matches!(
-        hello.kind,
-        LinkKind::Control
-            | LinkKind::State
-            | LinkKind::Frames
-            | LinkKind::Disk
-            | LinkKind::Urgent
-            | LinkKind::Bulk
-    ) {
+    if !hello.kind.is_of_migration() {
         return refuse(stream, Status::Busy, "this node takes migrations only").await;
     }
     if answer(&mut stream, Status::Welcome, "").await.is_err() {
         return;
     }
     let link = match hello.kind {
-        LinkKind::Control | LinkKind::State | LinkKind::Frames | LinkKind::Disk => {
-            Link::Stream(Box::new(stream))
-        }
+        kind if kind.class() == Class::Message => Link::Stream(Box::new(stream)),
         kind => match adopted(&fabric, stream, kind) {
             Ok(endpoint) => Link::Endpoint(endpoint),
             Err(error) => return tracing::warn!(%error, "a page connection cannot be used"),

@@ -11,6 +11,7 @@ use super::aborted::Undo;
 use super::control::Control;
 use super::conversation::{Heard, Serving};
 use super::disk_choice::{self, Choice, Moving};
+use super::disk_copies::GIVE_UP_TIMEOUT;
 use super::error::{SourceError, Stop};
 use super::link_rate::LinkRate;
 use super::memory::{SourceMemory, parts_with_data};
@@ -21,6 +22,7 @@ use crate::devices::way;
 use crate::node::Node;
 use crate::proto::message::{Accepted, BlockInfo, OwnedDevice, Prepare, ToDestination, ToSource};
 use crate::records::{FileId, LeftImage};
+use crate::taps::{Tap, TapsError};
 use crate::vmm::LeavingMonitor;
 use vmove_node::blocking::spawn_blocking;
 use vmove_node::peer::Token;
@@ -30,9 +32,6 @@ use vmove_types::spec::MigrationSpec;
 /// The destination looks for blockers, which starts a QEMU twice to ask what it is.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// For QEMU to give up what an earlier migration has left in it.
-const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// The guest's QEMU, as it was found.
 #[derive(Debug)]
 pub(super) struct Guest {
@@ -41,6 +40,7 @@ pub(super) struct Guest {
     pub direct_io: bool,
     facts: VmFacts,
     disks: Choice,
+    taps: Result<Vec<Tap>, TapsError>,
 }
 
 /// A destination that was dialled.
@@ -122,7 +122,9 @@ impl Guest {
         how.clone_into(&mut session.report.direct_io);
         let was_running = facts.status == "running";
         session.write(|r| r.was_running = was_running)?;
-        Ok(Self { monitor, direct_io, facts, disks })
+        // Of a guest of libvirt's no frames are passed on.
+        let taps = if vm.libvirt.is_some() { Ok(Vec::new()) } else { Tap::of(&facts.netdevs, pid) };
+        Ok(Self { monitor, direct_io, facts, disks, taps })
     }
 
     /// Dials the destination.
@@ -171,9 +173,10 @@ impl Asking {
     /// The destination has room: pages can cross.
     pub(super) fn accepted(self, room: Room) -> Warm {
         let pages = PageService::new(Terms::from(&room.accepted), room.memory);
-        let Guest { monitor, direct_io, disks, .. } = self.guest;
+        let Guest { monitor, direct_io, disks, taps, .. } = self.guest;
         Warm {
             moving: disks.moved,
+            taps,
             monitor,
             direct_io,
             control: self.control,

@@ -32,8 +32,8 @@ pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// The guest stands still meanwhile; what is missing was written in the last milliseconds.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(10);
-/// For QEMU to give up copies whose connections are closed.
-const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(10);
+/// For QEMU to give up copies whose connections are closed, or of an earlier migration.
+pub(super) const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What copies are begun with.
 pub(super) struct Ground<'a> {

@@ -13,6 +13,7 @@ use super::page_service::PageService;
 use super::session::Session;
 use super::stopping::Stopping;
 use crate::proto::message::ToSource;
+use crate::taps::{Tap, TapsError};
 use crate::vmm::{Leaving, LeavingMonitor};
 use vmove_types::group::Gate;
 use vmove_types::progress::Phase;
@@ -28,6 +29,8 @@ pub(super) struct Warm {
     pub direct_io: bool,
     /// Disks that are to be copied.
     pub moving: Vec<Moving>,
+    /// By which the guest reaches the network.
+    pub taps: Result<Vec<Tap>, TapsError>,
     pub control: Control,
     pub pages: PageService,
     /// By the rounds so far.

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::{Map, Value};
@@ -191,8 +191,7 @@ impl LeavingMonitor for LeavingDomain {
     }
 
     async fn run_state(&self, deadline: Duration) -> Result<String, QmpError> {
-        let status = self.0.execute_raw("query-status", Value::Null, deadline).await?;
-        Ok(status.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
+        self.0.run_state(deadline).await
     }
 
     async fn tell(&self, command: &'static str, deadline: Duration) -> Result<(), QmpError> {
@@ -241,9 +240,7 @@ impl Leaving for LeavesByLibvirt {
     }
 
     async fn stopped(&self, deadline: Duration) -> Result<Halt, SwitchoverError> {
-        let stopped = self.watched.drained(deadline).await?;
-        let wall = SystemTime::now() - Mono::now().since(stopped.at);
-        Ok(Halt { at: stopped.at, wall, was_running: stopped.was_running })
+        self.watched.drained(deadline).await.map(Halt::from)
     }
 
     async fn held(&self, deadline: Duration) -> Result<(), SwitchoverError> {

@@ -23,7 +23,7 @@ use vmove_node::record::VmRecord;
 use vmove_qmp::QmpError;
 use vmove_qmp::inspect::{HostQemu, InspectHostError, VmFacts};
 use vmove_qmp::process::ProcessError;
-use vmove_qmp::switchover::SwitchoverError;
+use vmove_qmp::switchover::{StoppedAt, SwitchoverError};
 use vmove_types::Backing;
 use vmove_types::time::Mono;
 
@@ -223,14 +223,6 @@ pub trait LeavingMonitor: DeviceMonitor + CopiesDisks {
     /// [`QmpError`].
     async fn run_state(&self, deadline: Duration) -> Result<String, QmpError>;
 
-    /// The taps by which the guest reaches the network. `pid`: QEMU's process.
-    ///
-    /// # Errors
-    /// [`TapsError`].
-    async fn taps(&self, _pid: u32) -> Result<Vec<Tap>, TapsError> {
-        Ok(Vec::new())
-    }
-
     /// `stop` or `cont`.
     ///
     /// # Errors
@@ -260,6 +252,13 @@ pub struct Halt {
     pub wall: SystemTime,
     /// It was not paused before.
     pub was_running: bool,
+}
+
+impl From<StoppedAt> for Halt {
+    fn from(stopped: StoppedAt) -> Self {
+        let wall = stopped.qemu_time.wall().unwrap_or_else(SystemTime::now);
+        Self { at: Mono(stopped.at.0), wall, was_running: stopped.was_running }
+    }
 }
 
 /// A QEMU that is made ready to give its guest away.

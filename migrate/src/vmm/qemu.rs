@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::{Map, Value};
@@ -314,11 +314,6 @@ impl Monitor {
     pub(super) const fn client(&self) -> &Client {
         &self.client
     }
-
-    async fn status(&self, deadline: Duration) -> Result<String, QmpError> {
-        let status = self.client.execute_raw("query-status", Value::Null, deadline).await?;
-        Ok(status.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
-    }
 }
 
 #[async_trait]
@@ -355,11 +350,7 @@ impl LeavingMonitor for Monitor {
     }
 
     async fn run_state(&self, deadline: Duration) -> Result<String, QmpError> {
-        self.status(deadline).await
-    }
-
-    async fn taps(&self, pid: u32) -> Result<Vec<Tap>, TapsError> {
-        Tap::all(&self.client, pid).await
+        self.client.run_state(deadline).await
     }
 
     async fn tell(&self, command: &'static str, deadline: Duration) -> Result<(), QmpError> {
@@ -428,10 +419,7 @@ impl Leaving for SwitchOver {
     }
 
     async fn stopped(&self, deadline: Duration) -> Result<Halt, SwitchoverError> {
-        let stopped = self.source.stopped(deadline).await?;
-        let at = Mono(stopped.at.0);
-        let wall = stopped.qemu_time.wall().unwrap_or_else(SystemTime::now);
-        Ok(Halt { at, wall, was_running: stopped.was_running })
+        self.source.stopped(deadline).await.map(Halt::from)
     }
 
     async fn held(&self, deadline: Duration) -> Result<(), SwitchoverError> {
@@ -559,7 +547,7 @@ impl ArrivingMonitor for Monitor {
     }
 
     async fn run_state(&self) -> Result<String, QmpError> {
-        self.status(RESUME_TIMEOUT).await
+        self.client.run_state(RESUME_TIMEOUT).await
     }
 }
 

@@ -105,6 +105,12 @@ pub enum LinkKind {
 }
 
 impl LinkKind {
+    /// Whether it belongs to a migration.
+    #[must_use]
+    pub const fn is_of_migration(self) -> bool {
+        matches!(self, Self::Control | Self::State | Self::Urgent | Self::Bulk | Self::Disk | Self::Frames)
+    }
+
     /// The traffic class of its endpoint.
     #[must_use]
     pub const fn class(self) -> Class {

@@ -219,6 +219,15 @@ impl Client {
         reply.wait(until, deadline).await
     }
 
+    /// QEMU's run state, such as `running` or `inmigrate`.
+    ///
+    /// # Errors
+    /// As [`Client::execute`], without `Decode`.
+    pub async fn run_state(&self, deadline: Duration) -> Result<String, QmpError> {
+        let reply = self.execute_raw("query-status", Value::Null, deadline).await?;
+        Ok(reply.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
+    }
+
     /// Runs a command out of band: QEMU's monitor thread carries it out, whatever the main loop does.
     ///
     /// # Errors

@@ -87,11 +87,10 @@ impl Destination {
     /// [`SwitchoverError::RunState`] if this QEMU does not wait for a migration, [`SwitchoverError::NoCapability`],
     /// [`SwitchoverError::Qmp`].
     pub async fn prepare(client: &Client, _options: &DestinationOptions) -> Result<Self, SwitchoverError> {
-        let reply = client.execute_raw("query-status", Value::Null, COMMAND_TIMEOUT).await;
-        let reply = reply.map_err(SwitchoverError::at("asking for the run state"))?;
-        let run_state = reply.get("status").and_then(Value::as_str).unwrap_or("unknown");
+        let run_state = client.run_state(COMMAND_TIMEOUT).await;
+        let run_state = run_state.map_err(SwitchoverError::at("asking for the run state"))?;
         if run_state != "inmigrate" {
-            return Err(SwitchoverError::RunState { run_state: run_state.to_owned() });
+            return Err(SwitchoverError::RunState { run_state });
         }
         let capabilities =
             Capabilities::from([("events", true), ("x-ignore-shared", true), ("late-block-activate", true)]);

@@ -445,7 +445,5 @@ async fn connect(path: &Path) -> io::Result<OwnedFd> {
 }
 
 async fn run_state(client: &Client) -> Result<String, SwitchoverError> {
-    let reply = client.execute_raw("query-status", Value::Null, COMMAND_TIMEOUT).await;
-    let reply = reply.map_err(SwitchoverError::at("asking for the run state"))?;
-    Ok(reply.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
+    client.run_state(COMMAND_TIMEOUT).await.map_err(SwitchoverError::at("asking for the run state"))
 }

@@ -235,7 +235,6 @@ impl Watched {
     /// # Errors
     /// [`QmpError`].
     pub async fn run_state(&self) -> Result<String, QmpError> {
-        let reply = self.client.execute_raw("query-status", Value::Null, COMMAND_TIMEOUT).await?;
-        Ok(reply.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
+        self.client.run_state(COMMAND_TIMEOUT).await
     }
 }

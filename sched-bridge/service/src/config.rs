@@ -482,15 +482,8 @@ mod tests {
         assert_eq!(moves, defaults, "the example shows the defaults");
         assert_eq!((shown.look_s, shown.control), (Some(5), Some(DEFAULT_CONTROL.into())));
         assert_eq!(shown.store.as_deref(), Some(DEFAULT_STORE));
-        // What is commented out is valid, too: keys and tables, but no sentences.
-        let is_toml = |line: &str| {
-            line.starts_with('[') || line.split_once(" = ").is_some_and(|(key, _)| !key.contains(' '))
-        };
-        let uncommented: Vec<&str> = example
-            .lines()
-            .map(|line| line.strip_prefix("# ").filter(|rest| is_toml(rest)).unwrap_or(line))
-            .collect();
-        let all: File = toml::from_str(&uncommented.join("\n")).unwrap();
+        // What is commented out is valid, too.
+        let all: File = toml::from_str(&vmove_skip::installed::uncommented(example)).unwrap();
         assert!(all.slurm.is_some() && all.tls.is_some() && all.grant_key.is_some() && all.listen.is_some());
         assert!(all.tokens.contains_key("alice") && all.daemons.len() == 1 && all.moves.command.is_some());
         assert_eq!(all.account.keep_days, Some(400));
@@ -503,13 +496,7 @@ mod tests {
         let mut page = Vec::new();
         clap_mangen::Man::new(Arguments::command()).render(&mut page).unwrap();
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/dist/vbridged.1");
-        if std::env::var_os("VMOVE_WRITE_MAN").is_some() {
-            std::fs::write(path, &page).unwrap();
-        }
-        assert!(
-            std::fs::read(path).unwrap_or_default() == page,
-            "{path} is out of date: run VMOVE_WRITE_MAN=1 cargo test -p vmove-bridge man_page"
-        );
+        vmove_skip::installed::is_current_page(Path::new(path), &page, "vmove-bridge");
     }
 
     #[test]

@@ -18,6 +18,7 @@
 //! ```
 
 pub mod formats;
+pub mod installed;
 mod port;
 mod qemu;
 pub mod tree;

@@ -11,14 +11,12 @@ use vmove_skip::need;
 use vmove_tests::disks::{DISK, Moved, drive, for_qemu, qemu_img};
 use vmove_tests::proxy::{Direction, Fault, Rule};
 use vmove_tests::sandbox::{Sandbox, qemu_in};
-use vmove_tests::scene::{End, NAME, STEP_TIMEOUT, gone_from, ready, vmove};
+use vmove_tests::scene::{End, NAME, STEP_TIMEOUT, device_state, gone_from, ready, vmove};
 
 /// So slow that copying takes some seconds.
 const SLOW: &str = "64Mbit";
 /// The connection of the disk, counted from the first of the migration: control, pages, then the disk.
 const DISK_WIRE: u64 = 4;
-/// Device state comes after it.
-const DEVICE_STATE: u64 = 5;
 
 /// Begins to move the guest from `a` to `b` with its disk.
 fn start(moved: &Moved, more: &[&str]) -> Result<String> {
@@ -26,6 +24,12 @@ fn start(moved: &Moved, more: &[&str]) -> Result<String> {
     let mut words: Vec<&str> = options.iter().map(String::as_str).collect();
     words.extend_from_slice(more);
     moved.scene.start(&words)
+}
+
+/// Lets no more than the beginning of the next migration's device state through, which comes one connection later than without a disk.
+fn stall_device_state(moved: &Moved) {
+    let proxy = moved.scene.proxy().expect("a proxy");
+    proxy.add(device_state(proxy.connections() + 1, Fault::Stall));
 }
 
 /// The migration failed, and the guest goes on at `a` as if nothing had been asked.
@@ -85,14 +89,7 @@ fn a_copy_that_is_called_off_or_cut_leaves_nothing() {
     assert!(end.error().contains("The copy of disk disk0 to the destination ended"), "{}", end.answer);
     back(&moved, &end).expect("the guest stays");
     // In step, and the guest writes to both: nobody answers any more.
-    let proxy = moved.scene.proxy().expect("a proxy");
-    let first = proxy.connections();
-    proxy.add(Rule {
-        connection: Some(first + DEVICE_STATE),
-        direction: Direction::Forth,
-        after: 8 << 10,
-        fault: Fault::Stall,
-    });
+    stall_device_state(&moved);
     let id = start(&moved, &["--mode", "hybrid"]).expect("it begins");
     moved.scene.reach_one_of(&id, &["switchover", "hand-over"]).expect("the guest stops");
     moved.scene.proxy().expect("a proxy").cut_all();
@@ -175,15 +172,8 @@ fn a_daemon_killed_at_the_hand_over_leaves_one_disk() {
     need!(qemu_img());
     let mut moved = Moved::behind_proxy("raw").expect("a guest");
     for kills_source in [true, false] {
-        let proxy = moved.scene.proxy().expect("a proxy");
-        let first = proxy.connections();
         // The guest stands still, its disk is whole on both sides, and only the source owns it.
-        proxy.add(Rule {
-            connection: Some(first + DEVICE_STATE),
-            direction: Direction::Forth,
-            after: 8 << 10,
-            fault: Fault::Stall,
-        });
+        stall_device_state(&moved);
         let id = start(&moved, &["--mode", "hybrid"]).expect("it begins");
         moved.scene.reach(&id, "hand-over").expect("the guest stops");
         std::thread::sleep(Duration::from_millis(300));

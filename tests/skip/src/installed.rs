@@ -1,0 +1,30 @@
+//! Files that are installed with a daemon, as its tests look at them.
+
+use std::path::Path;
+
+/// An example of a configuration (TOML) with all that is commented out in it: keys and headers of tables, but no sentences.
+#[must_use]
+pub fn uncommented(example: &str) -> String {
+    let is_toml = |line: &&str| {
+        line.starts_with('[') || line.split_once(" = ").is_some_and(|(key, _)| !key.contains(' '))
+    };
+    let line =
+        |line: &str| format!("{}\n", line.strip_prefix("# ").filter(is_toml).map_or(line, |rest| rest));
+    example.lines().map(line).collect()
+}
+
+/// Checks that a man page is that of the command line, of which `page` was made. With `VMOVE_WRITE_MAN` in the environment it is written. `package`
+/// has the test.
+///
+/// # Panics
+/// It is another one, or cannot be written.
+pub fn is_current_page(path: &Path, page: &[u8], package: &str) {
+    if std::env::var_os("VMOVE_WRITE_MAN").is_some() {
+        std::fs::write(path, page).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
+    assert!(
+        std::fs::read(path).unwrap_or_default() == page,
+        "{} is out of date: run VMOVE_WRITE_MAN=1 cargo test -p {package} man_page",
+        path.display()
+    );
+}
