@@ -7,6 +7,7 @@
 //! | [`choose`] | which processors a VM gets |
 //! | [`pin`] | what a VM has |
 //! | [`threads`] | threads of a process are kept on processors |
+//! | [`ahead`] | a thread runs before others for a while |
 //! | [`policy`] | memory is allocated on NUMA nodes |
 //! | [`memory`] | where memory is |
 //! | [`advice`] | what a host could do better, with the command that does it |
@@ -14,6 +15,7 @@
 //! A *processor* is a hardware thread, numbered as the kernel does. A *core* has one or more of them, its sibling threads.
 
 pub mod advice;
+pub mod ahead;
 pub mod choose;
 pub mod cpus;
 pub mod host;

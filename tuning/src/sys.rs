@@ -71,6 +71,40 @@ pub(crate) fn set_mempolicy(mode: Mode, nodes: &[u32]) -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_set_mempolicy, mode.number(), pointer, bits) }).map(drop)
 }
 
+/// How a thread gets processors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Scheduling {
+    pub policy: libc::c_int,
+    /// 0 for threads that share time.
+    pub priority: libc::c_int,
+}
+
+fn thread_id(thread: u32) -> io::Result<libc::pid_t> {
+    // 0 would be the calling thread.
+    libc::pid_t::try_from(thread).ok().filter(|id| *id > 0).ok_or_else(|| io::Error::other("no such thread"))
+}
+
+/// How a thread gets processors: `sched_getscheduler(2)`.
+pub(crate) fn scheduling(thread: u32) -> io::Result<Scheduling> {
+    let id = thread_id(thread)?;
+    let mut param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: takes no pointer.
+    let policy = check(i64::from(unsafe { libc::sched_getscheduler(id) }))?;
+    // SAFETY: rule 1.
+    check(i64::from(unsafe { libc::sched_getparam(id, &raw mut param) }))?;
+    let policy = libc::c_int::try_from(policy).map_err(io::Error::other)? & !libc::SCHED_RESET_ON_FORK;
+    Ok(Scheduling { policy, priority: param.sched_priority })
+}
+
+/// Changes how a thread gets processors: `sched_setscheduler(2)`. What it starts is as others.
+pub(crate) fn set_scheduling(thread: u32, to: Scheduling) -> io::Result<()> {
+    let param = libc::sched_param { sched_priority: to.priority };
+    let policy = to.policy | libc::SCHED_RESET_ON_FORK;
+    // SAFETY: rule 1.
+    check(i64::from(unsafe { libc::sched_setscheduler(thread_id(thread)?, policy, &raw const param) }))
+        .map(drop)
+}
+
 /// A mapping of a whole file.
 struct Mapping {
     address: *mut libc::c_void,

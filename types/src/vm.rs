@@ -196,6 +196,17 @@ pub enum Running {
     Paused,
 }
 
+impl Running {
+    /// The command of QEMU's monitor that leads there.
+    #[must_use]
+    pub const fn command(self) -> &'static str {
+        match self {
+            Self::Running => "cont",
+            Self::Paused => "stop",
+        }
+    }
+}
+
 /// Body of `PUT /v1/vms/{name}/state`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

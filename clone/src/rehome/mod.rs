@@ -31,6 +31,7 @@ use vmove_qmp::Client;
 use vmove_qmp::inspect::{DeviceKind, VmFacts};
 use vmove_types::fork_report::OwnMemory;
 use vmove_types::time::{Mono, ms};
+use vmove_types::vm::Running;
 
 use self::fill::Frozen;
 use crate::CloneError;
@@ -198,12 +199,12 @@ async fn move_stopped(
         }
         let stopped = Mono::now();
         if runs {
-            client.execute_raw("stop", Value::Null, COMMAND_TIMEOUT).await?;
+            client.set_running(Running::Paused, COMMAND_TIMEOUT).await?;
         }
         let until = Instant::now() + STOPPED;
         let moved = urgently(mover, move |_| Instant::now() < until).await;
         if runs {
-            client.execute_raw("cont", Value::Null, COMMAND_TIMEOUT).await?;
+            client.set_running(Running::Running, COMMAND_TIMEOUT).await?;
             pause += Mono::now().since(stopped);
         }
         drop(held);

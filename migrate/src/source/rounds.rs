@@ -21,6 +21,7 @@ use vmove_types::progress::Phase;
 use vmove_types::report::RoundStats;
 use vmove_types::spec::Mode;
 use vmove_types::time::ms;
+use vmove_types::vm::Running;
 
 impl Warm {
     /// Decides the mode if that was left open, and runs the rounds of `precopy` and `hybrid`.
@@ -227,11 +228,11 @@ impl Warm {
     ) -> Result<T, SourceError> {
         let pause = self.direct_io && session.journal.record().was_running;
         if pause {
-            self.tell_qemu("stop").await?;
+            self.set_running(Running::Paused).await?;
         }
         let result = while_alive(&mut self.control, spawn_blocking(work)).await;
         if pause {
-            self.tell_qemu("cont").await?;
+            self.set_running(Running::Running).await?;
         }
         result
     }

@@ -17,6 +17,7 @@ use crate::taps::{Tap, TapsError};
 use crate::vmm::{Leaving, LeavingMonitor};
 use vmove_types::group::Gate;
 use vmove_types::progress::Phase;
+use vmove_types::vm::Running;
 
 /// QEMU answers within milliseconds unless its main loop hangs.
 const MONITOR_TIMEOUT: Duration = Duration::from_secs(10);
@@ -117,10 +118,10 @@ impl Warm {
         Stopping { qemu, control: self.control, pages: self.pages }
     }
 
-    /// `stop` or `cont`.
-    pub(super) async fn tell_qemu(&self, command: &'static str) -> Result<(), SourceError> {
-        let told = self.monitor.tell(command, MONITOR_TIMEOUT).await;
-        told.map_err(|source| SourceError::StopOrCont { command, source })
+    /// Lets the guest's processors run, or stops them.
+    pub(super) async fn set_running(&self, wanted: Running) -> Result<(), SourceError> {
+        let told = self.monitor.set_running(wanted, MONITOR_TIMEOUT).await;
+        told.map_err(|source| SourceError::StopOrCont { command: wanted.command(), source })
     }
 }
 
@@ -148,6 +149,6 @@ impl Warm {
         if status.map_err(|source| SourceError::StopOrCont { command: "cont", source })? == "running" {
             return Ok(());
         }
-        self.tell_qemu("cont").await
+        self.set_running(Running::Running).await
     }
 }

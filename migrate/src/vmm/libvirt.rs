@@ -15,10 +15,12 @@ use vmove_node::peer::BoxedStream;
 use vmove_qmp::agent::ExecRequest;
 use vmove_qmp::hotplug::{HotplugError, Port, Seat, UnplugLimits};
 use vmove_qmp::inspect::VmFacts;
+use vmove_qmp::io_threads::IoThreads;
 use vmove_qmp::process::{ProcessError, QemuProcess};
 use vmove_qmp::switchover::{SkipsShared, SwitchoverError, Verdict, Watched};
 use vmove_qmp::{Client, QmpError};
 use vmove_types::time::Mono;
+use vmove_types::vm::Running;
 
 use super::{
     ArrivingMonitor, CopiesDisks, DeviceMonitor, Halt, InGuestError, Leaving, LeavingMonitor, NotReady,
@@ -194,21 +196,24 @@ impl LeavingMonitor for LeavingDomain {
         self.0.run_state(deadline).await
     }
 
-    async fn tell(&self, command: &'static str, deadline: Duration) -> Result<(), QmpError> {
-        self.0.execute_raw(command, Value::Null, deadline).await.map(drop)
+    async fn set_running(&self, wanted: Running, deadline: Duration) -> Result<(), QmpError> {
+        self.0.set_running(wanted, deadline).await
     }
 
     async fn prepare(&self, _: bool) -> Result<Arc<dyn Leaving>, SwitchoverError> {
         let watched = Watched::begin(&self.0);
+        let io_threads = IoThreads::of(&self.0).await;
+        let io_threads = io_threads.map_err(SwitchoverError::at("asking for the I/O threads"))?;
         let skips = Mutex::new(Some(watched.skip_shared().await?));
-        Ok(Arc::new(LeavesByLibvirt { watched, skips, go: Mutex::default() }))
+        Ok(Arc::new(LeavesByLibvirt { watched, skips, io_threads, go: Mutex::default() }))
     }
 
     async fn take_up(&self, _: bool) -> Result<Arc<dyn Leaving>, SwitchoverError> {
         let (watched, _) = Watched::take_up(&self.0).await?;
         // Whatever was set is cleared with this.
         let skips = Mutex::new(Some(SkipsShared::taken_up(&self.0)));
-        Ok(Arc::new(LeavesByLibvirt { watched, skips, go: Mutex::default() }))
+        let io_threads = IoThreads::default();
+        Ok(Arc::new(LeavesByLibvirt { watched, skips, io_threads, go: Mutex::default() }))
     }
 }
 
@@ -216,6 +221,7 @@ impl LeavingMonitor for LeavingDomain {
 struct LeavesByLibvirt {
     watched: Watched,
     skips: Mutex<Option<SkipsShared>>,
+    io_threads: IoThreads,
     /// Carries the word by which libvirt may begin; its end means nothing.
     go: Mutex<Option<BoxedStream>>,
 }
@@ -229,6 +235,7 @@ impl fmt::Debug for LeavesByLibvirt {
 #[async_trait]
 impl Leaving for LeavesByLibvirt {
     async fn start(&self, mut to: BoxedStream) -> Result<(), SwitchoverError> {
+        self.io_threads.go_ahead();
         let sent = async {
             to.write_u8(GO).await?;
             to.flush().await
@@ -240,7 +247,9 @@ impl Leaving for LeavesByLibvirt {
     }
 
     async fn stopped(&self, deadline: Duration) -> Result<Halt, SwitchoverError> {
-        self.watched.drained(deadline).await.map(Halt::from)
+        let drained = self.watched.drained(deadline).await;
+        self.io_threads.step_back();
+        drained.map(Halt::from)
     }
 
     async fn held(&self, deadline: Duration) -> Result<(), SwitchoverError> {

@@ -26,6 +26,7 @@ use vmove_qmp::process::ProcessError;
 use vmove_qmp::switchover::{StoppedAt, SwitchoverError};
 use vmove_types::Backing;
 use vmove_types::time::Mono;
+use vmove_types::vm::Running;
 
 pub use crate::taps::{Tap, TapsError};
 pub use disks::{CopiesDisks, TakesDisks};
@@ -223,11 +224,11 @@ pub trait LeavingMonitor: DeviceMonitor + CopiesDisks {
     /// [`QmpError`].
     async fn run_state(&self, deadline: Duration) -> Result<String, QmpError>;
 
-    /// `stop` or `cont`.
+    /// Lets the guest's processors run, or stops them.
     ///
     /// # Errors
     /// [`QmpError`].
-    async fn tell(&self, command: &'static str, deadline: Duration) -> Result<(), QmpError>;
+    async fn set_running(&self, wanted: Running, deadline: Duration) -> Result<(), QmpError>;
 
     /// Makes QEMU ready to stop the guest and to send its device state. Changes nothing for the guest. With `hold`, QEMU sends the device
     /// state, and gives its disks away, only after [`Leaving::go_on`].

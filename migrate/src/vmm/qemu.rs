@@ -27,6 +27,7 @@ use vmove_qmp::switchover::{
 use vmove_qmp::{Client, QmpError};
 use vmove_types::Backing;
 use vmove_types::time::Mono;
+use vmove_types::vm::Running;
 
 use super::alive::lives;
 use super::announcing::Announcing;
@@ -353,8 +354,8 @@ impl LeavingMonitor for Monitor {
         self.client.run_state(deadline).await
     }
 
-    async fn tell(&self, command: &'static str, deadline: Duration) -> Result<(), QmpError> {
-        self.client.execute_raw(command, Value::Null, deadline).await.map(drop)
+    async fn set_running(&self, wanted: Running, deadline: Duration) -> Result<(), QmpError> {
+        self.client.set_running(wanted, deadline).await
     }
 
     async fn prepare(&self, hold: bool) -> Result<Arc<dyn Leaving>, SwitchoverError> {

@@ -65,15 +65,11 @@ impl Registry {
         // A migration stops and resumes the guest by itself, and knows better when.
         self.not_in_session(name)?;
         let client = self.monitor(&record).await?;
-        let command = match wanted {
-            Running::Running => "cont",
-            Running::Paused => "stop",
-        };
         let held = self.hold_running(name).await;
-        client.execute_raw(command, serde_json::Value::Null, COMMAND_TIMEOUT).await?;
+        client.set_running(wanted, COMMAND_TIMEOUT).await?;
         drop(held);
         self.lock().paused_for.remove(name);
-        tracing::info!(vm = %name, command, "on request");
+        tracing::info!(vm = %name, command = wanted.command(), "on request");
         self.show(name).await
     }
 }

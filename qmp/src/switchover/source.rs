@@ -17,7 +17,7 @@ use super::{
     settings::{self, Capabilities, Saved},
     track::{Known, Stamp, Track},
 };
-use crate::{Client, QemuTime, client::COMMAND_TIMEOUT};
+use crate::{Client, QemuTime, client::COMMAND_TIMEOUT, io_threads::IoThreads};
 
 /// Name of the descriptor given to QEMU for its stream.
 const STREAM_FD: &str = "vmove-state-out";
@@ -118,6 +118,7 @@ pub struct Source {
     saved: Saved,
     was_running: bool,
     on_stop: Slot<OnStop>,
+    io_threads: IoThreads,
     /// A second handle of QEMU's end of the stream, to cut it with. The event hook owns it, so that it is closed (and
     /// the reader of the stream sees its end) when QEMU is done or gone.
     stream: Weak<Mutex<Option<OwnedFd>>>,
@@ -175,7 +176,8 @@ impl Source {
         let mut parameters = serde_json::Map::new();
         parameters.insert("max-bandwidth".to_owned(), options.max_bandwidth.into());
         let saved = settings::apply(client, &capabilities, &parameters).await?;
-        Ok(Self::follow(client, info.status, saved, was_running, options.hold))
+        let io_threads = io_threads(client).await?;
+        Ok(Self::follow(client, info.status, saved, was_running, options.hold, io_threads))
     }
 
     /// Takes up a source whose switch-over was begun by an earlier life of this program, over a new connection. Only
@@ -186,10 +188,19 @@ impl Source {
     /// [`SwitchoverError::Qmp`].
     pub async fn attach(client: &Client, was_running: bool) -> Result<Self, SwitchoverError> {
         let status = query_migration(client, COMMAND_TIMEOUT).await?.status;
-        Ok(Self::follow(client, status, Saved::defaults(), was_running, Hold::UntilTold))
+        let io_threads = io_threads(client).await?;
+        io_threads.take_back();
+        Ok(Self::follow(client, status, Saved::defaults(), was_running, Hold::UntilTold, io_threads))
     }
 
-    fn follow(client: &Client, status: MigrationStatus, saved: Saved, was_running: bool, hold: Hold) -> Self {
+    fn follow(
+        client: &Client,
+        status: MigrationStatus,
+        saved: Saved,
+        was_running: bool,
+        hold: Hold,
+        io_threads: IoThreads,
+    ) -> Self {
         let (on_stop, stream) = (Slot::empty(), Slot::empty());
         let (slot, weak_stream) = (on_stop.share(), Arc::downgrade(&stream.0));
         let shared = Arc::downgrade(client.shared());
@@ -209,7 +220,7 @@ impl Source {
             _ => {}
         };
         let track = Track::begin(client, status, Some(Box::new(callback)));
-        Self { client: client.clone(), track, saved, was_running, on_stop, stream: weak_stream }
+        Self { client: client.clone(), track, saved, was_running, on_stop, io_threads, stream: weak_stream }
     }
 
     /// Calls `call` in the moment STOP is read, from the reader itself: before any waiter wakes. It must be short and
@@ -246,9 +257,11 @@ impl Source {
             stream.put(fd);
         }
         let uri = format!("fd:{STREAM_FD}");
+        self.io_threads.go_ahead();
         let started = self.client.execute_raw("migrate", json!({ "uri": uri }), COMMAND_TIMEOUT).await;
         if started.is_err() {
             drop(stream.and_then(|stream| stream.take()));
+            self.io_threads.step_back();
         }
         started.map(drop).map_err(SwitchoverError::at("starting the migration"))
     }
@@ -272,6 +285,7 @@ impl Source {
     /// As [`Source::stopped`].
     pub async fn held(&self, deadline: Duration) -> Result<HeldAt, SwitchoverError> {
         let stamp = self.track.wait("pre-switchover", deadline, past_hold).await?;
+        self.io_threads.step_back();
         Ok(HeldAt { at: stamp.at })
     }
 
@@ -292,6 +306,7 @@ impl Source {
     pub async fn completed(&self, deadline: Duration) -> Result<CompletedAt, SwitchoverError> {
         let done = |known: &Known| known.entered(&MigrationStatus::Completed);
         let stamp = self.track.wait("the end of the migration", deadline, done).await?;
+        self.io_threads.step_back();
         Ok(CompletedAt { at: stamp.at })
     }
 
@@ -314,6 +329,7 @@ impl Source {
             let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
         }
         self.settle(begin, deadline).await?;
+        self.io_threads.step_back();
         let guest = self.bring_back(begin + deadline).await?;
         settings::restore(&self.client, &self.saved).await?;
         Ok(guest)
@@ -361,6 +377,7 @@ impl Source {
     async fn pause_again(&self) -> Result<GuestState, SwitchoverError> {
         if run_state(&self.client).await? == "postmigrate" {
             let failed = SwitchoverError::at;
+            self.io_threads.go_ahead();
             let send = |name| self.client.shared().post(name, &Value::Null);
             let replies = PAUSE_AGAIN.map(send);
             for reply in replies {
@@ -370,6 +387,7 @@ impl Source {
                     .await
                     .map_err(failed("pausing the guest again"))?;
             }
+            self.io_threads.step_back();
         }
         Ok(GuestState::Paused)
     }
@@ -442,6 +460,10 @@ async fn connect(path: &Path) -> io::Result<OwnedFd> {
     // QEMU expects to choose that itself.
     stream.set_nonblocking(false)?;
     Ok(stream.into())
+}
+
+async fn io_threads(client: &Client) -> Result<IoThreads, SwitchoverError> {
+    IoThreads::of(client).await.map_err(SwitchoverError::at("asking for the I/O threads"))
 }
 
 async fn run_state(client: &Client) -> Result<String, SwitchoverError> {

@@ -13,6 +13,7 @@ mod embedded;
 mod events;
 mod guest;
 mod history;
+mod io_threads;
 mod locked;
 mod modes;
 mod old_kernel;

@@ -25,6 +25,7 @@ use vmove_qmp::process::ProcessError;
 use vmove_qmp::switchover::{MigrationStatus, SwitchoverError};
 use vmove_types::Backing;
 use vmove_types::time::Mono;
+use vmove_types::vm::Running;
 
 use crate::life::Life;
 use crate::plan::NodeIndex;
@@ -365,9 +366,9 @@ impl LeavingMonitor for Qemu {
         Ok(self.look(|machine| machine.status.as_str()).unwrap_or("unknown").to_owned())
     }
 
-    async fn tell(&self, command: &'static str, _: Duration) -> Result<(), QmpError> {
-        self.asked(command).await?;
-        if command == "cont" {
+    async fn set_running(&self, wanted: Running, _: Duration) -> Result<(), QmpError> {
+        self.asked(wanted.command()).await?;
+        if wanted == Running::Running {
             qemu::run(self.world(), self.pid);
         } else {
             self.look(|machine| machine.status = Status::Paused);
