@@ -48,7 +48,7 @@ pub struct StormSpec {
     pub clients: u32,
     /// Requests of each client.
     pub requests: u32,
-    /// Longest pause between two kills.
+    /// Longest pause between two kills; zero: no bridge is killed.
     pub kill_interval: Duration,
 }
 
@@ -336,6 +336,9 @@ fn devices(held: &Value) -> Vec<String> {
 async fn kill_bridges(bridges: Arc<Vec<Bridge>>, interval: Duration, over: Arc<AtomicBool>) -> u64 {
     let mut rng = StdRng::seed_from_u64(99);
     let mut kills = 0;
+    if interval.is_zero() {
+        return kills;
+    }
     while !over.load(Ordering::Relaxed) {
         tokio::time::sleep(interval.mul_f64(rng.random_range(0.2..1.0))).await;
         let bridge = &bridges[rng.random_range(0..bridges.len())];

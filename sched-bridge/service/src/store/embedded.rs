@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use redb::{Database, ReadableTable, TableDefinition};
-use tokio::sync::mpsc;
+use redb::{Database, ReadableTable, Table, TableDefinition};
+use tokio::sync::{mpsc, oneshot};
 
 use super::{
     Change, Changes, Committed, Entry, Expect, KeyRange, Revision, Snapshot, Store, StoreError, Txn,
@@ -23,8 +23,10 @@ const REVISION: &str = "revision";
 const BACKLOG: usize = 4096;
 
 type Watchers = Vec<mpsc::Sender<Result<Changes, StoreError>>>;
+type Keys<'a> = Table<'a, &'static str, (u64, &'static str)>;
 
-/// A database file. Only one process opens it at a time; redb locks it. Every commit is on disk (fsync) when it returns.
+/// A database file. Only one process opens it at a time; redb locks it. Every commit is on disk (fsync) when it returns. Transactions that wait
+/// while another is written go to the disk together: one fsync for all of them.
 #[derive(Debug, Clone)]
 pub struct Embedded(Arc<Inner>);
 
@@ -32,8 +34,17 @@ pub struct Embedded(Arc<Inner>);
 struct Inner {
     path: PathBuf,
     database: Database,
-    /// Held over a commit and its announcement, so that watchers see transactions in order.
+    /// In the order in which they came.
+    waiting: Mutex<Vec<Waiting>>,
+    /// Held over commits and their announcement, so that watchers see transactions in order.
     watchers: Mutex<Watchers>,
+}
+
+/// A transaction that is to be written, and who waits for that.
+#[derive(Debug)]
+struct Waiting {
+    txn: Txn,
+    answer: oneshot::Sender<Result<Committed, StoreError>>,
 }
 
 impl Embedded {
@@ -53,7 +64,8 @@ impl Embedded {
             ),
             other => failed(other.to_string()),
         })?;
-        let inner = Inner { path: path.to_owned(), database, watchers: Mutex::default() };
+        let (path, waiting, watchers) = (path.to_owned(), Mutex::default(), Mutex::default());
+        let inner = Inner { path, database, waiting, watchers };
         inner.prepare().map_err(|e| failed(e.to_string()))?;
         Ok(Self(Arc::new(inner)))
     }
@@ -97,41 +109,79 @@ impl Inner {
         Ok(snapshot)
     }
 
-    fn commit(&self, txn: Txn) -> Result<Committed, redb::Error> {
+    /// Commits what waits. Nothing does if another has just taken it along.
+    fn commit_waiting(&self) {
         let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
-        let write = self.database.begin_write()?;
-        let changes = {
-            let mut keys = write.open_table(KEYS)?;
-            for (key, expect) in &txn.expect {
-                let found = keys.get(key.as_str())?.map(|row| row.value().0);
-                let holds = match expect {
-                    Expect::Absent => found.is_none(),
-                    Expect::At(revision) => found == Some(revision.0),
-                };
-                if !holds {
-                    return Ok(Committed::Conflict);
-                }
-            }
-            let mut meta = write.open_table(META)?;
-            let revision = meta.get(REVISION)?.map_or(0, |v| v.value()) + 1;
-            meta.insert(REVISION, revision)?;
-            let mut changes = Vec::with_capacity(txn.set.len());
-            for (key, value) in txn.set {
-                match &value {
-                    Some(value) => drop(keys.insert(key.as_str(), (revision, value.as_str()))?),
-                    None => drop(keys.remove(key.as_str())?),
-                }
-                let entry = value.map(|value| Entry { value, revision: Revision(revision) });
-                changes.push(Change { key, entry });
-            }
-            Changes { revision: Revision(revision), changes }
-        };
-        write.commit()?;
-        let revision = changes.revision;
+        let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        let (txns, answers): (Vec<_>, Vec<_>) = waiting.into_iter().map(|w| (w.txn, w.answer)).unzip();
+        if txns.is_empty() {
+            return;
+        }
+        let committed = self.commit(txns);
         // A watcher that does not read is dropped; it sees the end of its channel and starts over.
-        watchers.retain(|watcher| watcher.try_send(Ok(changes.clone())).is_ok());
-        Ok(Committed::At(revision))
+        for changes in committed.iter().flatten().flatten() {
+            watchers.retain(|watcher| watcher.try_send(Ok(changes.clone())).is_ok());
+        }
+        for (number, answer) in answers.into_iter().enumerate() {
+            let done = committed.as_ref().map_err(|error| self.failed(error));
+            let answered = done.map(|all| match &all[number] {
+                Some(changes) => Committed::At(changes.revision),
+                None => Committed::Conflict,
+            });
+            // Whoever waited may have gone away: what it wanted is done all the same.
+            let _ = answer.send(answered);
+        }
     }
+
+    /// Writes transactions one after the other, and all of them to the disk at once. What each has changed; nothing if it met a conflict.
+    fn commit(&self, txns: Vec<Txn>) -> Result<Vec<Option<Changes>>, redb::Error> {
+        let write = self.database.begin_write()?;
+        let mut done = Vec::with_capacity(txns.len());
+        {
+            let (mut keys, mut meta) = (write.open_table(KEYS)?, write.open_table(META)?);
+            let mut revision = meta.get(REVISION)?.map_or(0, |v| v.value());
+            for txn in txns {
+                let holds = holds(&keys, &txn)?;
+                done.push(if holds { Some(apply(&mut keys, txn, revision + 1)?) } else { None });
+                revision += u64::from(holds);
+            }
+            meta.insert(REVISION, revision)?;
+        }
+        if done.iter().all(Option::is_none) {
+            write.abort()?;
+        } else {
+            write.commit()?;
+        }
+        Ok(done)
+    }
+}
+
+/// Whether the store is as a transaction expects it.
+fn holds(keys: &Keys<'_>, txn: &Txn) -> Result<bool, redb::Error> {
+    for (key, expect) in &txn.expect {
+        let found = keys.get(key.as_str())?.map(|row| row.value().0);
+        let holds = match expect {
+            Expect::Absent => found.is_none(),
+            Expect::At(revision) => found == Some(revision.0),
+        };
+        if !holds {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn apply(keys: &mut Keys<'_>, txn: Txn, revision: u64) -> Result<Changes, redb::Error> {
+    let mut changes = Vec::with_capacity(txn.set.len());
+    for (key, value) in txn.set {
+        match &value {
+            Some(value) => drop(keys.insert(key.as_str(), (revision, value.as_str()))?),
+            None => drop(keys.remove(key.as_str())?),
+        }
+        let entry = value.map(|value| Entry { value, revision: Revision(revision) });
+        changes.push(Change { key, entry });
+    }
+    Ok(Changes { revision: Revision(revision), changes })
 }
 
 #[async_trait]
@@ -156,7 +206,15 @@ impl Store for Embedded {
     async fn commit(&self, txn: Txn) -> Result<Committed, StoreError> {
         check_size(&txn, self.max_keys())?;
         let inner = Arc::clone(&self.0);
-        blocking(move || inner.commit(txn).map_err(|e| inner.failed(&e))).await
+        let (answer, committed) = oneshot::channel();
+        inner.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(Waiting { txn, answer });
+        blocking(move || {
+            inner.commit_waiting();
+            Ok(())
+        })
+        .await?;
+        // It was written by now: by us, or by whoever held the turn before us.
+        committed.await.unwrap_or_else(|error| Err(worker_ended(error)))
     }
 
     async fn watch(
@@ -183,7 +241,9 @@ impl Store for Embedded {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
-        Err(StoreError::Disk { store: "redb".to_owned(), reason: format!("its worker ended: {error}") })
-    })
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(worker_ended(error)))
+}
+
+fn worker_ended(error: impl std::fmt::Display) -> StoreError {
+    StoreError::Disk { store: "redb".to_owned(), reason: format!("its worker ended: {error}") }
 }

@@ -88,6 +88,35 @@ async fn the_embedded_store_keeps_its_promises() {
     contention(Arc::new(store)).await;
 }
 
+/// Those that wait for the disk go there together, and are transactions of their own all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_embedded_store_writes_at_once_stays_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(Embedded::open(&dir.path().join("state.redb")).unwrap());
+    let mut watch = store.watch(store.snapshot().await.unwrap().revision).await.unwrap();
+    // Each wants to be the one that makes `first`, and puts a key of its own beside it.
+    let one = |number: u32, store: Arc<Embedded>| async move {
+        let alone = Txn::default().expect("first", Expect::Absent).put("first", number.to_string());
+        let wins = matches!(store.commit(alone).await.unwrap(), Committed::At(_));
+        (wins, put(&*store, &format!("own/{number}"), "").await)
+    };
+    let tasks: Vec<_> = (0..50).map(|number| tokio::spawn(one(number, Arc::clone(&store)))).collect();
+    let mut ends = Vec::new();
+    for task in tasks {
+        ends.push(task.await.unwrap());
+    }
+    assert_eq!(ends.iter().filter(|(wins, _)| *wins).count(), 1);
+    let revisions: std::collections::BTreeSet<_> = ends.iter().map(|(_, revision)| *revision).collect();
+    assert_eq!(revisions.len(), 50, "each has a revision of its own");
+    let mut seen = Vec::new();
+    while seen.len() < 51 {
+        let told = tokio::time::timeout(Duration::from_secs(60), watch.recv()).await.unwrap();
+        seen.push(told.unwrap().unwrap().revision.0);
+    }
+    assert!(seen.windows(2).all(|two| two[0] + 1 == two[1]), "one after the other, none twice: {seen:?}");
+    assert_eq!(store.snapshot().await.unwrap().entries.len(), 51);
+}
+
 #[tokio::test]
 async fn the_embedded_store_survives_and_is_not_shared() {
     let dir = tempfile::tempdir().unwrap();

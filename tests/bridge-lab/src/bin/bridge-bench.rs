@@ -36,7 +36,7 @@ struct StormArguments {
     /// Requests of each client
     #[arg(long, default_value_t = 10_000)]
     requests: u32,
-    /// Longest pause between two kills, in milliseconds
+    /// Longest pause between two kills, in milliseconds; 0: no bridge is killed
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     kill_every: u64,
     /// Only with this store
@@ -75,9 +75,9 @@ async fn storms(arguments: &StormArguments) -> anyhow::Result<()> {
         Ok(StormSpec { vbridged: vbridged()?, stores, clients, requests, kill_interval })
     };
     println!(
-        "| store | clients x requests | granted | did not fit | repeated | answers lost | kills | leased twice | leaked | seconds |"
+        "| store | clients x requests | granted | did not fit | repeated | answers lost | kills | leased twice | leaked | seconds | starts and ends a second |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|");
     if arguments.store.as_deref() != Some("redb") {
         let server = EtcdServer::start()?;
         let store = format!("etcd:{}", server.url());
@@ -96,7 +96,7 @@ async fn storms(arguments: &StormArguments) -> anyhow::Result<()> {
 fn report(store: &str, arguments: &StormArguments, outcome: &Outcome) -> anyhow::Result<()> {
     let twice = outcome.leased_twice + outcome.leased_twice_in_history.unwrap_or(0);
     println!(
-        "| {store} | {} x {} | {} | {} | {} | {} | {} | {twice} | {} | {:.0} |",
+        "| {store} | {} x {} | {} | {} | {} | {} | {} | {twice} | {} | {:.1} | {:.0} |",
         arguments.clients,
         arguments.requests,
         outcome.granted,
@@ -105,7 +105,8 @@ fn report(store: &str, arguments: &StormArguments, outcome: &Outcome) -> anyhow:
         outcome.answers_lost,
         outcome.kills,
         outcome.leaked,
-        outcome.elapsed.as_secs_f64()
+        outcome.elapsed.as_secs_f64(),
+        (outcome.granted * 2) as f64 / outcome.elapsed.as_secs_f64()
     );
     if twice + outcome.leaked > 0 {
         bail!("{twice} GPUs were leased twice, {} leases were left", outcome.leaked);
