@@ -13,6 +13,8 @@ PEERS_VERSION=1
 GLUE_PACKAGES=(slapd glue-schema)
 # libvirt, two daemons of which tests of `virsh migrate` run in namespaces of their own. Unpacked, as above.
 LIBVIRT_PACKAGES=(libvirt-daemon libvirt-clients)
+# ssh and its server, by which tests reach hosts in namespaces of their own. Unpacked, as above.
+SSH_PACKAGES=(openssh-server openssh-client)
 # Raise it when what is unpacked of QEMUs, kernel and tools changes, so that older caches are made anew.
 SETUP_VERSION=2
 
@@ -53,6 +55,7 @@ setup_everything() {
     setup_part peers "$CACHE/peers/usr/sbin/slurmctld-wlm" setup_peers
     setup_part glue "$CACHE/glue/etc/ldap/schema/GLUE20.schema" setup_glue
     setup_part libvirt "$CACHE/libvirt/usr/sbin/libvirtd" setup_libvirt
+    setup_part ssh "$CACHE/ssh/usr/sbin/sshd" setup_ssh
 }
 
 # What it takes to start guests.
@@ -112,6 +115,20 @@ setup_libvirt() {
     unpack_closure libvirt "${LIBVIRT_PACKAGES[@]}"
     rm -rf "${libvirt:?}.new"/usr/share/{doc,man,locale,bug,lintian} "${libvirt:?}.new/var" "$libvirt"
     mv "$libvirt.new" "$libvirt"
+}
+
+# ssh and sshd below .cache/ssh: they find their libraries by themselves, whatever becomes of the environment.
+setup_ssh() {
+    local ssh=$CACHE/ssh
+    say "unpacking ssh and its server"
+    unpack_closure ssh "${SSH_PACKAGES[@]}"
+    rm -rf "${ssh:?}.new"/{bin,sbin,etc,var} "${ssh:?}.new"/usr/{share,lib/x86_64-linux-gnu/perl*} "$ssh"
+    find "$ssh.new"/usr/{bin,sbin} ! -type d ! -name ssh ! -name ssh-keygen ! -name sshd -delete
+    # shellcheck disable=SC2016 # $ORIGIN is the loader's
+    "$CACHE/tools/usr/bin/patchelf" --force-rpath \
+        --set-rpath '$ORIGIN/../lib/x86_64-linux-gnu:$ORIGIN/../../lib/x86_64-linux-gnu' "$ssh.new"/usr/{bin/ssh,bin/ssh-keygen,sbin/sshd}
+    mv "$ssh.new" "$ssh"
+    "$ssh/usr/bin/ssh" -V 2>/dev/null || die "the unpacked ssh does not start"
 }
 
 # What makes the Python client of vbridged. Without it, one test is skipped.

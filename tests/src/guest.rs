@@ -92,6 +92,8 @@ pub struct Guest {
     pub modules: Vec<&'static str>,
     /// Memory in MiB that it fills and gives up again before it begins: free, and not zero.
     pub used_mib: u32,
+    /// The name of another guest on its network, which it calls until that answers. It needs an address.
+    pub neighbour: Option<String>,
     /// More QEMU arguments.
     pub extra: Vec<String>,
     /// The image that `extra` names, if it is new and the guest's only device: where the guest has booted before, it is replaced by what
@@ -121,6 +123,7 @@ impl Guest {
             aligned: true,
             modules: Vec::new(),
             used_mib: 0,
+            neighbour: None,
             extra: Vec::new(),
             disk: None,
             accel_options: "",
@@ -165,6 +168,9 @@ impl Guest {
         }
         if self.used_mib > 0 {
             task = format!("{task} vmove.used_mib={}", self.used_mib);
+        }
+        if let Some(neighbour) = &self.neighbour {
+            task = format!("{task} vmove.neighbour={neighbour}");
         }
         add(&["-append", &format!("{KERNEL} tsc_early_khz={} {task}", tsc::khz())]);
         line.extend(self.extra.iter().cloned());

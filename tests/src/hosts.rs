@@ -66,6 +66,22 @@ impl Host {
         &self.name
     }
 
+    /// Has it find programs in this folder first.
+    ///
+    /// # Errors
+    /// The folder has a colon in its name.
+    pub fn prefer(&mut self, folder: &Path) -> Result<()> {
+        let all = std::iter::once(folder.to_owned()).chain(std::env::split_paths(&self.path));
+        self.path = std::env::join_paths(all)?;
+        Ok(())
+    }
+
+    /// Where it looks for programs.
+    #[must_use]
+    pub fn search_path(&self) -> &Path {
+        Path::new(&self.path)
+    }
+
     /// The folder in which its commands run.
     #[must_use]
     pub fn folder(&self) -> &Path {
@@ -124,6 +140,9 @@ impl Drop for Host {
         if own.is_none() || own == test {
             return;
         }
+        // What runs in network namespaces of its own has mounts of its own, too.
+        let _ =
+            self.run("for space in $(ip netns list | cut -d' ' -f1); do kill $(ip netns pids $space); done");
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
         // The holder itself ends when it is dropped, and with it the last of what is mounted there.

@@ -18,6 +18,7 @@ for word in $(/bin/busybox cat /proc/cmdline); do
             /bin/busybox insmod "/modules/$module.ko" || echo "VMOVE-GUEST ERROR no module $module"
         done ;;
     vmove.address=*) address=${word#*=} ;;
+    vmove.neighbour=*) neighbour=${word#*=} ;;
     vmove.used_mib=*)
         # Free memory that has been used before, and is not zero.
         left=${word#*=}
@@ -29,14 +30,40 @@ for word in $(/bin/busybox cat /proc/cmdline); do
         /bin/busybox rm /used ;;
     esac
 done
+# Until it answers: by name, with packets of the largest size, and over TCP.
+call() {
+    until /bin/busybox ping -c 1 -W 2 -s $(($(/bin/busybox cat /sys/class/net/eth0/mtu) - 28)) "$1" >/answer &&
+        [ "$(printf 12345678 | /bin/busybox nc -w 5 "$1" SERVICE_PORT | /bin/busybox head -c 8)" = 12345678 ]; do
+        /bin/busybox sleep 1
+    done
+    echo "VMOVE-GUEST REACHED $(/bin/busybox head -n 1 /answer)"
+}
 # When all modules are loaded.
-if [ -n "$address" ]; then
+if [ "$address" = dhcp ]; then
+    /bin/busybox ip link set eth0 up
+    # It stays, and asks again before the address ends.
+    /bin/busybox udhcpc -i eth0 -n -t 60 -T 1 -O mtu -s /bin/dhcp >/dev/null ||
+        echo "VMOVE-GUEST ERROR nobody gave an address"
+    [ -z "$neighbour" ] || call "$neighbour" &
+elif [ -n "$address" ]; then
     /bin/busybox ip address add "$address" dev eth0 && /bin/busybox ip link set eth0 up ||
         echo "VMOVE-GUEST ERROR no network card for $address"
 fi
 /bin/vmove-guest
 echo "VMOVE-GUEST ERROR the program ended with $?"
 while :; do /bin/busybox sleep 1000; done
+"#;
+
+/// What the DHCP client runs when it has an address, and when it has none any more.
+const DHCP: &str = r#"#!/bin/busybox sh
+case $1 in
+deconfig) /bin/busybox ip address flush dev eth0 ;;
+bound | renew)
+    /bin/busybox ip address replace "$ip/$mask" dev eth0
+    [ -z "$mtu" ] || /bin/busybox ip link set eth0 mtu "$mtu"
+    echo "nameserver $dns" >/etc/resolv.conf
+    echo "VMOVE-GUEST ADDRESS $ip/$mask mtu=$mtu dns=$dns router=$router" >/dev/console ;;
+esac
 "#;
 
 /// Paths of the parts of the guest.
@@ -58,12 +85,14 @@ pub fn build(parts: &Parts<'_>) -> Result<Vec<u8>> {
     let read =
         |path: &Path| std::fs::read(path).with_context(|| format!("could not read {}", path.display()));
     let mut archive = Archive::default();
-    for folder in ["bin", "dev", "proc", "sys", "modules"] {
+    for folder in ["bin", "dev", "etc", "proc", "sys", "modules"] {
         archive.add(folder, Kind::Folder, &[]);
     }
     // The kernel opens it for init's output before anything is mounted.
     archive.add("dev/console", Kind::CharDevice { major: 5, minor: 1 }, &[]);
-    archive.add("init", Kind::Program, INIT.as_bytes());
+    let init = INIT.replace("SERVICE_PORT", &vmove_guest::SERVICE_PORT.to_string());
+    archive.add("init", Kind::Program, init.as_bytes());
+    archive.add("bin/dhcp", Kind::Program, DHCP.as_bytes());
     archive.add("bin/busybox", Kind::Program, &read(parts.busybox)?);
     archive.add("bin/vmove-guest", Kind::Program, &read(parts.program)?);
     for module in &parts.modules {

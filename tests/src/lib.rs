@@ -47,5 +47,6 @@ pub mod proxy;
 pub mod sampler;
 pub mod sandbox;
 pub mod scene;
+pub mod ssh;
 pub mod tap;
 pub mod tsc;

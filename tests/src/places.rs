@@ -64,6 +64,15 @@ pub fn busybox() -> Result<PathBuf> {
     place("VMOVE_BUSYBOX", "busybox/bin/busybox")
 }
 
+/// The folder whose `bin` has `ssh` and `ssh-keygen`, and whose `sbin` has `sshd`.
+///
+/// # Errors
+/// When it does not exist; the error says what to do.
+pub fn ssh() -> Result<PathBuf> {
+    let folder = place("VMOVE_SSH", "ssh/usr")?;
+    exists(&folder.join("sbin/sshd")).map(|_| folder)
+}
+
 /// The Python that has an emulator of Redfish (sushy-tools).
 ///
 /// # Errors

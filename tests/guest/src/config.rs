@@ -8,6 +8,8 @@ use crate::pattern::PAGE_BYTES;
 
 /// The network of guests that have an address.
 const PREFIX: &str = "/24";
+/// Stands for an address that the guest asks for.
+const DHCP: &str = "dhcp";
 
 /// Most threads a guest may run; the beacon has room for no more.
 pub const MAX_THREADS: u32 = 32;
@@ -26,6 +28,42 @@ impl fmt::Display for Rate {
         match self {
             Self::Max => f.write_str("max"),
             Self::PagesPerSecond(rate) => write!(f, "{rate}"),
+        }
+    }
+}
+
+/// Where the guest has its IPv4 address from. It is that of its first network card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Address {
+    /// It is told.
+    Fixed(Ipv4Addr),
+    /// It asks for one by DHCP, and for a name server.
+    Dhcp,
+}
+
+impl Address {
+    /// Where it answers clients.
+    #[must_use]
+    pub const fn listen(self) -> Ipv4Addr {
+        match self {
+            Self::Fixed(address) => address,
+            Self::Dhcp => Ipv4Addr::UNSPECIFIED,
+        }
+    }
+
+    fn parse(value: &str) -> Option<Self> {
+        if value == DHCP {
+            return Some(Self::Dhcp);
+        }
+        value.strip_suffix(PREFIX)?.parse().ok().map(Self::Fixed)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(address) => write!(f, "{address}{PREFIX}"),
+            Self::Dhcp => f.write_str(DHCP),
         }
     }
 }
@@ -54,8 +92,8 @@ pub struct Config {
     pub fork: u32,
     /// Say what must be refused on the port for forks, before any job. Default false.
     pub misbehave: bool,
-    /// Its IPv4 address on its first network card, where it answers clients. Default: none, and no service.
-    pub address: Option<Ipv4Addr>,
+    /// Its address, where it answers clients. Default: none, and no service.
+    pub address: Option<Address>,
 }
 
 impl Default for Config {
@@ -102,10 +140,8 @@ impl Config {
                 "fork" => config.fork = number(0..=1000)?,
                 "misbehave" => config.misbehave = number(0..=1)? == 1,
                 "address" => {
-                    let address = value.strip_suffix(PREFIX).and_then(|address| address.parse().ok());
-                    config.address = Some(
-                        address.ok_or_else(|| format!("{word}: expected an IPv4 address and {PREFIX}"))?,
-                    );
+                    let expected = || format!("{word}: expected {DHCP}, or an IPv4 address and {PREFIX}");
+                    config.address = Some(Address::parse(value).ok_or_else(expected)?);
                 }
                 "disk_mib" => config.disk_mib = number(0..=1 << 20)?,
                 "order" => {
@@ -116,7 +152,7 @@ impl Config {
                     }
                 }
                 // Read by the initramfs's own script.
-                "modules" | "used_mib" => {}
+                "modules" | "used_mib" | "neighbour" => {}
                 _ => return Err(format!("{word}: no such parameter")),
             }
         }
@@ -161,7 +197,7 @@ impl fmt::Display for Config {
             f.write_str(" vmove.misbehave=1")?;
         }
         if let Some(address) = self.address {
-            write!(f, " vmove.address={address}{PREFIX}")?;
+            write!(f, " vmove.address={address}")?;
         }
         Ok(())
     }
@@ -184,9 +220,11 @@ mod tests {
             disk_mib: 8,
             fork: 3,
             misbehave: true,
-            address: Some(Ipv4Addr::new(10, 9, 0, 2)),
+            address: Some(Address::Fixed(Ipv4Addr::new(10, 9, 0, 2))),
         };
         assert_eq!(Config::parse(&format!("console=ttyS0 {config} quiet")), Ok(config));
+        let config = Config { address: Some(Address::Dhcp), ..Config::default() };
+        assert_eq!(Config::parse(&format!("{config} vmove.neighbour=db")), Ok(config));
     }
 
     #[test]

@@ -68,7 +68,8 @@ fn start() -> Result<(), String> {
         });
     }
     if let Some(address) = config.address {
-        let service = service::Service::open(address).map_err(|e| format!("service on {address}: {e}"))?;
+        let service =
+            service::Service::open(address.listen()).map_err(|e| format!("service on {address}: {e}"))?;
         std::thread::spawn(move || service.work());
     }
     // All threads begin at the same moment, when all pages are there.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
-use vmove_guest::config::{Config, Rate};
+use vmove_guest::config::{Address, Config, Rate};
 
 use super::spread::Spread;
 use crate::daemon::Node;
@@ -108,7 +108,7 @@ fn guest() -> Result<Guest> {
     let config = Config {
         working_set_mib: 32,
         rate: Rate::PagesPerSecond(2000),
-        address: Some(lan::GUEST),
+        address: Some(Address::Fixed(lan::GUEST)),
         ..Config::default()
     };
     let mut guest = Guest::new(256, config)?;
