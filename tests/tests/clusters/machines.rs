@@ -2,6 +2,8 @@
 #![cfg(test)]
 
 use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -9,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
 use vmove_skip::{free_port, need};
+use vmove_tests::pki::Pki;
 use vmove_tests::places;
 use vmove_tests::sandbox::Sandbox;
 
@@ -21,13 +24,35 @@ struct Emulator {
 
 impl Emulator {
     fn start() -> Result<Self> {
+        Self::start_with(None)
+    }
+
+    /// With the certificate of `pki`, it speaks https, and knows the user `vmove` with the password `secret`.
+    fn start_with(pki: Option<&Pki>) -> Result<Self> {
         let python = places::redfish_python()?;
         let sandbox = Sandbox::new()?;
         let folder = sandbox.folder("redfish")?;
         let port = free_port().port();
-        let conf = format!(
+        let mut conf = format!(
             "SUSHY_EMULATOR_STATE_DIR = {folder:?}\nSUSHY_EMULATOR_FAKE_SYSTEMS = [{{'uuid': m, 'name': m, 'power_state': 'Off', 'nics': []}} for m in ('m1', 'm2')]\n"
         );
+        let (mut scheme, mut access) = ("http", String::new());
+        if let Some(pki) = pki {
+            let users = folder.join("users");
+            let hashed =
+                "import bcrypt; print('vmove:' + bcrypt.hashpw(b'secret', bcrypt.gensalt(4)).decode())";
+            std::fs::write(&users, Command::new(&python).args(["-c", hashed]).output()?.stdout)?;
+            conf.push_str(&format!(
+                "SUSHY_EMULATOR_SSL_CERT = {:?}\nSUSHY_EMULATOR_SSL_KEY = {:?}\nSUSHY_EMULATOR_AUTH_FILE = {users:?}\n",
+                pki.path("node.pem"),
+                pki.path("node.key")
+            ));
+            let password = folder.join("password");
+            write_password(&password, "secret")?;
+            scheme = "https";
+            access =
+                format!("ca = {:?}\nuser = \"vmove\"\npassword_file = {password:?}\n", pki.path("ca.pem"));
+        }
         std::fs::write(folder.join("emulator.conf"), conf)?;
         // Its machines take a second to switch, and not up to eleven.
         let run = "import random, sys; random.randint = lambda a, b: 1; from sushy_tools.emulator.main import main; sys.exit(main())";
@@ -40,7 +65,7 @@ impl Emulator {
             .spawn()?;
         let machine = |name: &str| {
             format!(
-                "[machines.{name}]\nurl = \"http://127.0.0.1:{port}\"\nsystem = \"/redfish/v1/Systems/{name}\"\n"
+                "[machines.{name}]\nurl = \"{scheme}://127.0.0.1:{port}\"\nsystem = \"/redfish/v1/Systems/{name}\"\n{access}"
             )
         };
         let config = folder.join("adapter.toml");
@@ -111,6 +136,67 @@ fn machines_are_switched_on_and_off_by_redfish() {
     let failed = ask("one", "start");
     assert_eq!(failed["state"], "failed");
     assert!(failed["message"].as_str().is_some_and(|why| why.contains("machine m1")), "{failed}");
+}
+
+fn write_password(file: &Path, password: &str) -> std::io::Result<()> {
+    std::fs::write(file, format!("{password}\n"))?;
+    std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o600))
+}
+
+#[test]
+fn machines_are_switched_over_https_by_controllers_with_a_certificate_that_is_trusted() {
+    let adapter = need!(places::product("vmove-redfish-adapter"));
+    let vmove = need!(places::product("vmove"));
+    need!(places::redfish_python());
+    let own = IpAddr::from(Ipv4Addr::LOCALHOST);
+    let pki = Pki::new(&[own]).expect("certificates");
+    let emulator = Emulator::start_with(Some(&pki)).expect("an emulator");
+    let text = std::fs::read_to_string(&emulator.config).expect("its configuration");
+    let status_with = |from: &str, to: &str| {
+        assert!(text.contains(from), "{text}");
+        std::fs::write(&emulator.config, text.replace(from, to)).expect("a file");
+        let answer = ask(&adapter, &emulator.config, "one", "start");
+        std::fs::write(&emulator.config, &text).expect("a file");
+        (answer["state"].clone(), answer["message"].as_str().unwrap_or_default().to_owned())
+    };
+    // A certificate that the file does not vouch for, and one for another name.
+    let other = Pki::new(&[own]).expect("certificates");
+    let (state, why) = status_with(&pki.path("ca.pem"), &other.path("ca.pem"));
+    assert!(
+        state == "failed" && why.contains("does not vouch for") && why.contains(&other.path("ca.pem")),
+        "{why}"
+    );
+    let (state, why) = status_with("//127.0.0.1:", "//localhost:");
+    assert!(state == "failed" && why.contains("a certificate for another name"), "{why}");
+    // Without an authority, without https, and with more than is known.
+    let line = format!("ca = {:?}\n", pki.path("ca.pem"));
+    let (state, why) = status_with(&line, "");
+    assert!(state == "failed" && why.contains("https needs `ca`"), "{why}");
+    let (state, why) = status_with("https://", "http://");
+    assert_eq!(state, "failed", "{why}");
+    // The password is that in the file.
+    let password = emulator.sandbox.path().join("redfish/password");
+    write_password(&password, "guess").expect("a file");
+    let refused = ask(&adapter, &emulator.config, "one", "start");
+    assert!(
+        refused["message"].as_str().is_some_and(|why| why.contains("401") && why.contains("`password_file`")),
+        "{refused}"
+    );
+    std::fs::set_permissions(&password, std::fs::Permissions::from_mode(0o644)).expect("a mode");
+    let refused = ask(&adapter, &emulator.config, "one", "start");
+    assert!(refused["message"].as_str().is_some_and(|why| why.contains("chmod 0600")), "{refused}");
+    write_password(&password, "secret").expect("a file");
+
+    let log = || std::fs::read_to_string(emulator.sandbox.path().join("redfish/log")).expect("its log");
+    assert!(!log().contains("ComputerSystem.Reset"), "nothing was switched: {}", log());
+    let program = format!("{} --config {}", adapter.display(), emulator.config.display());
+    let output = Command::new(vmove)
+        .args(["--json", "adapter", "check", &program, "--kind", "bare-metal", "--names", "m1", "m2"])
+        .output()
+        .expect("it runs");
+    let answer: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(output.status.success(), "{answer}");
+    assert!(log().contains("ComputerSystem.Reset"), "it was switched: {}", log());
 }
 
 /// The answer of the adapter for the machine m1.

@@ -3,27 +3,24 @@
 //! A machine belongs to the environment that has switched it on, which a file says. One that is on without such a file is somebody
 //! else's, and is neither given to an environment nor switched off.
 
+mod controller;
+
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use clap::Parser;
 use hyper::Method;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 use vmove_bridge_types::adapter::{Action, Environment, Request, State, Status};
-use vmove_http::client::{Endpoint, HttpClient};
-use vmove_http::tls::client_config;
 
 use crate::serve;
+use controller::{Controller, Machine};
 
-/// A service that takes longer for one answer does not answer.
-const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 /// Between two questions whether a machine is on or off.
 const ASK_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -55,22 +52,6 @@ struct Config {
     off_s: u64,
     /// The machines.
     machines: BTreeMap<String, Machine>,
-}
-
-/// A machine, or rather its controller.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Machine {
-    /// `https://HOST:PORT` or `http://HOST:PORT`.
-    url: String,
-    /// Path of the system.
-    system: String,
-    /// Authorities that vouch for the controller (PEM), for https.
-    ca: Option<PathBuf>,
-    /// User.
-    user: Option<String>,
-    /// File with the password.
-    password_file: Option<PathBuf>,
 }
 
 fn state() -> PathBuf {
@@ -114,7 +95,7 @@ struct Place<'a> {
     config: &'a Config,
     name: &'a str,
     system: &'a str,
-    http: HttpClient,
+    controller: Controller,
     file: PathBuf,
     owner: Owner,
 }
@@ -135,7 +116,14 @@ impl<'a> Place<'a> {
         })?;
         let file = config.state.join(format!("{name}.json"));
         let owner = Owner { cluster: cluster.to_owned(), environment: wanted.name.clone() };
-        Ok(Self { config, name, system: &machine.system, http: client(name, machine)?, file, owner })
+        Ok(Self {
+            config,
+            name,
+            system: &machine.system,
+            controller: Controller::new(name, machine)?,
+            file,
+            owner,
+        })
     }
 
     async fn start(&self, wanted: &Environment) -> Result<Status, String> {
@@ -216,7 +204,7 @@ impl<'a> Place<'a> {
     }
 
     async fn is_on(&self) -> Result<bool, String> {
-        let answer = self.ask(Method::GET, self.system, Bytes::new()).await?;
+        let answer = self.controller.ask(Method::GET, self.system, Bytes::new()).await?;
         match answer["PowerState"].as_str() {
             Some("On" | "PoweringOff" | "Paused") => Ok(true),
             Some("Off" | "PoweringOn") => Ok(false),
@@ -237,20 +225,10 @@ impl<'a> Place<'a> {
 
     async fn reset(&self, kind: &str) -> Result<(), String> {
         let path = format!("{}/Actions/ComputerSystem.Reset", self.system.trim_end_matches('/'));
-        self.ask(Method::POST, &path, json!({ "ResetType": kind }).to_string().into()).await.map(drop)
-    }
-
-    async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Value, String> {
-        let wrong = |why: &dyn std::fmt::Display| {
-            format!("machine {}: {} {path}: {why}", self.name, self.http.endpoint())
-        };
-        let (status, bytes) = self.http.send(method, path, body).await.map_err(|e| wrong(&e))?;
-        let answer: Value = serde_json::from_slice(&bytes).unwrap_or_default();
-        if status.is_success() {
-            return Ok(answer);
-        }
-        let said = answer["error"]["message"].as_str().unwrap_or_default();
-        Err(wrong(&format_args!("status {status} {said}")))
+        self.controller
+            .ask(Method::POST, &path, json!({ "ResetType": kind }).to_string().into())
+            .await
+            .map(drop)
     }
 
     fn owner(&self) -> Result<Option<Owner>, String> {
@@ -279,28 +257,4 @@ impl<'a> Place<'a> {
         let _ = std::fs::remove_file(&beside);
         written.map_err(wrong)
     }
-}
-
-fn client(name: &str, machine: &Machine) -> Result<HttpClient, String> {
-    let wrong = |why: &dyn std::fmt::Display| format!("machine {name}: {why}");
-    let endpoint: Endpoint = machine.url.parse().map_err(|e| wrong(&e))?;
-    let tls = match (&endpoint, &machine.ca) {
-        (Endpoint::Tls(_), Some(ca)) => Some(client_config(ca).map_err(|e| wrong(&e))?),
-        (Endpoint::Tls(_), None) => {
-            return Err(wrong(&"https needs `ca`, the authority that vouches for it"));
-        }
-        _ => None,
-    };
-    let password = machine.password_file.as_deref().map(first_line).transpose().map_err(|e| wrong(&e))?;
-    let basic = machine
-        .user
-        .as_ref()
-        .map(|user| format!("Basic {}", STANDARD.encode(format!("{user}:{}", password.unwrap_or_default()))));
-    Ok(HttpClient::new(endpoint, ANSWER_LIMIT).with_tls(tls).with_authorization(basic.as_deref()))
-}
-
-fn first_line(file: &Path) -> Result<String, String> {
-    let text =
-        std::fs::read_to_string(file).map_err(|e| format!("could not read {}: {e}", file.display()))?;
-    Ok(text.lines().next().unwrap_or_default().to_owned())
 }
