@@ -12,7 +12,7 @@ name: pipeline
 environments:
 - {name: solver, kind: vm, count: 8, request: 'm1.large; xpus=1', artifacts: [image], command: [qemu, -drive, 'file={artifact:image},if=virtio']}
 - {name: head, kind: vm, request: m1.small}
-- {name: viewer, kind: container, adapter: slurm, artifacts: [app]}
+- {name: viewer, kind: container, adapter: slurm, node: n7, artifacts: [app]}
 - {name: store, kind: bare-metal, adapter: ironic}
 - {name: lonely, kind: vm, request: m1.small}
 artifacts:
@@ -26,7 +26,7 @@ connections:
 const XML: &str = r#"<blueprint name="pipeline">
   <environment name="solver" kind="vm" count="8"><request>m1.large; xpus=1</request><artifact>image</artifact><argument>qemu</argument><argument>-drive</argument><argument>file={artifact:image},if=virtio</argument></environment>
   <environment name="head" kind="vm"><request>m1.small</request></environment>
-  <environment name="viewer" kind="container" adapter="slurm"><artifact>app</artifact></environment>
+  <environment name="viewer" kind="container" adapter="slurm" node="n7"><artifact>app</artifact></environment>
   <environment name="store" kind="bare-metal" adapter="ironic"/>
   <environment name="lonely" kind="vm"><request>m1.small</request></environment>
   <artifact name="image" source="https://example.org/solver.qcow2"/>
@@ -60,6 +60,12 @@ fn nothing_is_dropped() {
         (first.handed[0].adapter.as_str(), first.handed[0].artifacts[0].name.as_str()),
         ("slurm", "app")
     );
+    let viewer = &first.handed[0].environment;
+    assert_eq!(
+        (viewer.node.as_ref().map(ToString::to_string), viewer.instance(0)),
+        (Some("n7".to_owned()), "viewer".to_owned())
+    );
+    assert_eq!(blueprint.environments[0].instance(3), "solver-3");
     let networks: Vec<_> = first.networks.iter().map(|own| (own.mode, own.environments.join("+"))).collect();
     assert_eq!(
         networks,
@@ -81,6 +87,8 @@ fn bad_blueprints_say_what_is_wrong() {
         (YAML.replace("artifacts: [app]", "artifacts: [ap]"), "no artifact \"ap\""),
         (YAML.replace("name: lonely", "name: head"), "is listed twice"),
         (YAML.replace(", adapter: ironic", ""), "names no adapter to start it"),
+        (YAML.replace("adapter: ironic", "adapter: ironic, node: n1"), "names a node, and is no container"),
+        (YAML.replace("node: n7", "node: 'n 7'"), "line 6"),
         (YAML.replace("count: 8", "count: 0"), "count is 0"),
         (YAML.replace(", request: m1.small", ""), "a VM without a request"),
         (YAML.replace("m1.large; xpus=1", "m1.large; xpuss=1"), "unknown key \"xpuss\""),

@@ -74,6 +74,7 @@ fn members(cluster: &str, network: &str, nodes: &[String]) -> Vec<Member> {
             address: names::address(number).map(|address| address.to_string()).unwrap_or_default(),
             node: node.clone(),
             aliases: Vec::new(),
+            namespace: String::new(),
             name,
         }
     };

@@ -4,6 +4,7 @@
 //! image. A container is ours if it has the label; others of that name are left alone.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use serde::Deserialize;
 use tokio::process::Command;
 use vmove_bridge_types::adapter::{Action, Environment, Request, State, Status};
 
+use crate::network::RESOLVERS;
 use crate::program::run;
 use crate::serve;
 
@@ -112,6 +114,7 @@ impl Podman<'_> {
             Some(_) => drop(self.ask(&["rm", "--force", name]).await?),
             None => {}
         }
+        let network = self.network(wanted)?;
         let label = format!("{LABEL}={cluster}");
         let (cores, memory) = (wanted.cores.to_string(), format!("{}m", wanted.memory_mib));
         let mut command = vec!["run", "--detach", "--name", name, "--label", &label];
@@ -121,6 +124,7 @@ impl Podman<'_> {
         if !self.0.no_limits && wanted.memory_mib > 0 {
             command.extend(["--memory", &memory]);
         }
+        command.extend(network.iter().map(String::as_str));
         command.extend(self.0.options.split_whitespace());
         command.push("--");
         command.extend(words);
@@ -130,6 +134,43 @@ impl Podman<'_> {
             return Err(reason);
         }
         self.status(cluster, name).await
+    }
+
+    /// Options that put a container into the network namespace that the adapter `network` has made for it, and give it the name server of
+    /// that; none if it is on no network of a blueprint.
+    fn network(&self, wanted: &Environment) -> Result<Vec<String>, String> {
+        let namespace = &wanted.namespace;
+        if namespace.is_empty() {
+            return Ok(Vec::new());
+        }
+        let is_name = |c: char| c.is_ascii_alphanumeric() || "._-+".contains(c);
+        if namespace.starts_with(['.', '-']) || !namespace.chars().all(is_name) {
+            return Err(format!("namespace {namespace:?}: expected the name of a network namespace"));
+        }
+        if self
+            .0
+            .options
+            .split_whitespace()
+            .any(|word| word.split('=').next().is_some_and(|own| own == "--network" || own == "--net"))
+        {
+            return Err(
+                "--options names a network, and the blueprint another: leave --network out, or `node` of the environment"
+                    .to_owned(),
+            );
+        }
+        let (path, resolver) =
+            (format!("/run/netns/{namespace}"), format!("{RESOLVERS}/{namespace}/resolv.conf"));
+        if !Path::new(&path).exists() {
+            return Err(format!(
+                "there is no network namespace {namespace} here: expected this adapter to run on {}, the `node` of the environment",
+                wanted.nodes.join(", ")
+            ));
+        }
+        let mut options = vec![format!("--network=ns:{path}")];
+        if Path::new(&resolver).exists() {
+            options.push(format!("--volume={resolver}:/etc/resolv.conf:ro"));
+        }
+        Ok(options)
     }
 
     async fn status(&self, cluster: &str, name: &str) -> Result<Status, String> {

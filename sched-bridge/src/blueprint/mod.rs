@@ -32,6 +32,7 @@ pub use text::{Language, read};
 
 use serde::{Deserialize, Serialize};
 
+use crate::model::NodeName;
 use crate::request::RequestError;
 
 /// Kind of an environment.
@@ -77,6 +78,9 @@ pub struct Environment {
     /// The adapter that starts it; required for containers and bare metal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<String>,
+    /// Only for containers: the host on which its adapter runs it, where it is put on the private network of its group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeName>,
     /// Artifacts that it needs, by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub artifacts: Vec<String>,
@@ -84,6 +88,14 @@ pub struct Environment {
     /// VM without a command gets its place and is started by somebody else.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
+}
+
+impl Environment {
+    /// The name of an instance, by its number from 0: that of the environment, if it is the only one.
+    #[must_use]
+    pub fn instance(&self, number: u32) -> String {
+        if self.count == 1 { self.name.clone() } else { format!("{}-{number}", self.name) }
+    }
 }
 
 /// An image, a package, a data set.

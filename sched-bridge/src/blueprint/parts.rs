@@ -163,6 +163,9 @@ fn check_kind(environment: &Environment, place: &str) -> Result<(), BlueprintErr
         Kind::Vm if environment.adapter.is_some() => {
             ("a VM with an adapter", "no adapter: daemons start VMs")
         }
+        Kind::Vm | Kind::BareMetal if environment.node.is_some() => {
+            ("names a node, and is no container", "no node: VMs are placed, and machines are nodes")
+        }
         Kind::Container | Kind::BareMetal if environment.adapter.is_none() => {
             ("names no adapter to start it", "adapter, as in \"slurm\"")
         }

@@ -13,6 +13,8 @@ use quick_xml::Reader;
 use quick_xml::events::Event;
 use serde::Deserialize;
 
+use crate::model::NodeName;
+
 use super::{Artifact, Blueprint, BlueprintError, Connection, Environment, Kind, NetworkMode, one};
 
 /// Language of a blueprint.
@@ -104,6 +106,8 @@ struct XmlEnvironment {
     count: u32,
     #[serde(rename = "@adapter")]
     adapter: Option<String>,
+    #[serde(rename = "@node")]
+    node: Option<NodeName>,
     request: Option<String>,
     #[serde(rename = "artifact", default)]
     artifacts: Vec<String>,
@@ -133,8 +137,8 @@ struct XmlConnection {
 
 impl From<XmlEnvironment> for Environment {
     fn from(xml: XmlEnvironment) -> Self {
-        let XmlEnvironment { name, kind, count, adapter, request, artifacts, command } = xml;
-        Self { name, kind, count, request, adapter, artifacts, command }
+        let XmlEnvironment { name, kind, count, adapter, node, request, artifacts, command } = xml;
+        Self { name, kind, count, request, adapter, node, artifacts, command }
     }
 }
 

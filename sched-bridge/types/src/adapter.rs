@@ -63,6 +63,10 @@ pub struct Environment {
     pub gpus: u32,
     /// Names of its networks.
     pub networks: Vec<String>,
+    /// Of a container: the network namespace (`ip netns`) of its node in which it runs, and which the adapter `network` has made. One of its
+    /// own, if empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
     /// Of a network: `private` (of its members alone) or `public` (that of the hosts). Empty for others.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub mode: String,
@@ -71,7 +75,7 @@ pub struct Environment {
     pub members: Vec<Member>,
 }
 
-/// A VM on a network.
+/// A VM or a container on a network.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[cfg_attr(feature = "schema", schema(as = AdapterMember))]
@@ -83,12 +87,15 @@ pub struct Member {
     pub aliases: Vec<String>,
     /// Its node.
     pub node: String,
-    /// Name of its tap interface on the nodes of the network.
+    /// Name of its tap interface on the nodes of the network; of a container, of the interface that leads to it.
     pub interface: String,
     /// MAC address of its network card.
     pub mac: String,
     /// Its IPv4 address; empty if somebody else gives it one.
     pub address: String,
+    /// Of a container: the network namespace on its node that has its end of the interface. Empty for a VM.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
 }
 
 /// An adapter's answer.

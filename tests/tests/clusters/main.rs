@@ -12,5 +12,6 @@ mod networks;
 mod places;
 mod plans;
 mod requests;
+mod ssh;
 mod walks;
 mod whole;

@@ -8,7 +8,7 @@ use sched_bridge::place::{Alternative, DeviceFilter};
 use sched_bridge::request::{Catalog, instance, lower};
 use vmove_bridge_types::adapter::{Action, Environment, Request, VERSION};
 
-use super::Read;
+use super::{Read, networks};
 use crate::failure::Failure;
 
 /// What an environment of an adapter needs. Adapters know cores, memory and a number of GPUs; requests for anything else are refused.
@@ -46,21 +46,19 @@ pub fn request(
 ) -> Result<Request, Failure> {
     let environment = &handed.environment;
     let need = need(handed, &read.catalog)?;
-    let networks = together.networks.iter().filter(|n| n.environments.contains(&environment.name));
+    let names = together.networks.iter().filter(|n| n.environments.contains(&environment.name));
     let sources: Vec<&str> = handed.artifacts.iter().map(|artifact| artifact.source.as_str()).collect();
     let one = |number: u32| Environment {
-        name: if environment.count == 1 {
-            environment.name.clone()
-        } else {
-            format!("{}-{number}", environment.name)
-        },
+        name: environment.instance(number),
         kind: if environment.kind == Kind::BareMetal { "bare-metal" } else { "container" }.to_owned(),
         artifact: sources.join(" "),
+        nodes: environment.node.iter().map(ToString::to_string).collect(),
         near: near.iter().cloned().collect(),
+        namespace: networks::namespace(read, together, environment, number).unwrap_or_default(),
         cores: need.vcpus,
         memory_mib: need.memory.0,
         gpus: need.devices.iter().map(|need| need.count).sum(),
-        networks: networks.clone().map(|n| n.name.clone()).collect(),
+        networks: names.clone().map(|n| n.name.clone()).collect(),
         ..Environment::default()
     };
     let environments = (0..environment.count).map(one).collect();

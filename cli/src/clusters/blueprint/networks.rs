@@ -1,8 +1,9 @@
 //! The networks of a blueprint, which the adapter `network` makes, if there is one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
 
-use sched_bridge::blueprint::{ConnectivityGroup, Network, NetworkMode};
+use sched_bridge::blueprint::{self, ConnectivityGroup, Network, NetworkMode};
 use vmove_adapter::call::Adapter;
 use vmove_adapter::network::names;
 use vmove_bridge_types::adapter::{Action, Environment, Member, Request, VERSION};
@@ -63,7 +64,24 @@ pub fn request(
     Ok(Request { version: VERSION, action: Action::Start, cluster: read.name.clone(), environments })
 }
 
-/// The VMs on a network. Each has its address by its number among them.
+/// The network namespace of an instance of a container, which the adapter makes; none if it is not on a private network with VMs.
+pub fn namespace(
+    read: &Read,
+    together: &ConnectivityGroup,
+    environment: &blueprint::Environment,
+    number: u32,
+) -> Option<String> {
+    let node = environment.node.as_ref()?;
+    let is_on = |network: &&Network| {
+        network.mode == NetworkMode::Private && network.environments.contains(&environment.name)
+    };
+    let network = of_vms(together).into_iter().find(is_on)?;
+    read.programs.named(ADAPTER).ok()?;
+    let own = environment.instance(number);
+    Some(names::namespace(&read.name, &network.name, node.as_str(), &own))
+}
+
+/// The VMs on a network, and behind them the containers. Each has its address by its number among them.
 fn members(
     read: &Read,
     together: &ConnectivityGroup,
@@ -84,9 +102,7 @@ fn members(
         // The name in the blueprint: solver-0, and solver if there is one only.
         let short = vm.strip_prefix(&format!("{}-", request.name)).unwrap_or(vm).to_owned();
         let alone = (group.count == 1).then(|| group.name.clone());
-        let address = names::address(members.len()).ok_or_else(|| {
-            Failure::bad_request(format!("network {net}: expected at most {} VMs", names::MOST_MEMBERS))
-        })?;
+        let address = address_of(network, members.len())?;
         members.push(Member {
             name: vm.to_owned(),
             aliases: std::iter::once(short).chain(alone).collect(),
@@ -94,9 +110,59 @@ fn members(
             interface: names::tap(cluster, net, vm),
             mac: names::mac(cluster, net, vm),
             address: if network.mode == NetworkMode::Private { address.to_string() } else { String::new() },
+            namespace: String::new(),
         });
     }
+    if network.mode == NetworkMode::Private {
+        add_containers(read, together, network, &mut members)?;
+    }
     Ok(members)
+}
+
+fn add_containers(
+    read: &Read,
+    together: &ConnectivityGroup,
+    network: &Network,
+    members: &mut Vec<Member>,
+) -> Result<(), Failure> {
+    let Some(request) = &together.request else { return Ok(()) };
+    let on_it = together.handed.iter().filter(|own| network.environments.contains(&own.environment.name));
+    for own in on_it {
+        let environment = &own.environment;
+        for number in 0..environment.count {
+            let (Some(node), Some(namespace)) =
+                (&environment.node, namespace(read, together, environment, number))
+            else {
+                continue;
+            };
+            let short = format!("{}-{number}", environment.name);
+            let name = format!("{}-{short}", request.name);
+            let alone = (environment.count == 1).then(|| environment.name.clone());
+            let address = address_of(network, members.len())?;
+            let (cluster, net) = (&read.name, &network.name);
+            members.push(Member {
+                aliases: std::iter::once(short).chain(alone).collect(),
+                node: node.to_string(),
+                interface: names::tap(cluster, net, &name),
+                mac: names::mac(cluster, net, &name),
+                address: address.to_string(),
+                namespace,
+                name,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The address of a member by its number.
+fn address_of(network: &Network, number: usize) -> Result<Ipv4Addr, Failure> {
+    names::address(number).ok_or_else(|| {
+        Failure::bad_request(format!(
+            "network {}: expected at most {} members",
+            network.name,
+            names::MOST_MEMBERS
+        ))
+    })
 }
 
 /// A command line with what `{network:NAME}` (the tap interface of the VM) and `{mac:NAME}` stand for. NAME is `private`, `public`, or

@@ -8,55 +8,86 @@
 //! name without the alias is somebody else's: then the network is refused, and nothing is changed.
 
 mod config;
+mod left;
 pub mod names;
 mod node;
+mod nodes;
 mod record;
 mod script;
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
-use tokio::task::JoinSet;
+use sched_bridge::model::VmName;
 use vmove_bridge_types::adapter::{Action, Environment, Member, Request, State, Status};
 
 use crate::serve;
 use config::Config;
 use names::Names;
 use node::Found;
-use record::{File, Record};
+use nodes::{Nodes, told};
+use record::{File, Left, Record};
+pub use script::RESOLVERS;
 use script::{Link, Part};
 
 /// Makes the networks of a blueprint: an adapter, which reads one JSON object from standard input and writes one to standard output.
 #[derive(Debug, Parser)]
-#[command(name = "vmove-network-adapter", version)]
+#[command(
+    name = "vmove-network-adapter",
+    version,
+    after_help = "Examples:
+  vmove blueprint app.yaml --run --adapter network=vmove-network-adapter
+  vmove-network-adapter --forget node7"
+)]
 struct Arguments {
     /// Configuration [default: /etc/vmove/network-adapter.toml, if it is there]
     #[arg(long, value_name = "FILE", env = "VMOVE_NETWORK_CONFIG")]
     config: Option<PathBuf>,
+    /// Forget what stopped networks have left on a node that is lost for good; no request is read
+    #[arg(long, value_name = "NODE")]
+    forget: Option<String>,
+}
+
+impl Arguments {
+    fn config(&self) -> Result<Config, String> {
+        match &self.config {
+            Some(file) => Config::read(file, true),
+            None => Config::read(Path::new("/etc/vmove/network-adapter.toml"), false),
+        }
+    }
 }
 
 /// Runs the adapter on standard input and output.
 #[must_use]
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    serve::run("vmove-network-adapter", async |request: &Request| {
-        let (file, asked_for) = match arguments.config {
-            Some(file) => (file, true),
-            None => (PathBuf::from("/etc/vmove/network-adapter.toml"), false),
+    if let Some(node) = &arguments.forget {
+        return match arguments.config().and_then(|config| left::forget(&config.state, node)) {
+            Ok(said) => {
+                println!("{}", said.join("\n"));
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                eprintln!("vmove-network-adapter: {error}");
+                ExitCode::FAILURE
+            }
         };
-        let config = Arc::new(Config::read(&file, asked_for)?);
+    }
+    serve::run("vmove-network-adapter", async |request: &Request| {
+        let config = Arc::new(arguments.config()?);
         Ok::<_, String>(answer(&config, request).await)
     })
 }
 
 /// Handles a request, one network after the other.
 async fn answer(config: &Arc<Config>, request: &Request) -> Vec<Status> {
+    let nodes = Nodes::new(config);
     serve::each(request, async |environment| {
-        let network = Network::new(config, &request.cluster, &environment.name);
+        let network = Network::new(config, &nodes, &request.cluster, &environment.name);
         match request.action {
             Action::Start => network.start(environment).await,
             Action::Status => network.status().await,
@@ -67,20 +98,24 @@ async fn answer(config: &Arc<Config>, request: &Request) -> Vec<Status> {
 }
 
 struct Network<'a> {
-    config: &'a Arc<Config>,
+    config: &'a Config,
+    nodes: &'a Nodes,
     names: Names,
     file: File,
 }
 
 impl<'a> Network<'a> {
-    fn new(config: &'a Arc<Config>, cluster: &str, name: &str) -> Self {
+    fn new(config: &'a Config, nodes: &'a Nodes, cluster: &str, name: &str) -> Self {
         let file = File::of(&config.state, cluster, name);
-        Self { config, names: Names::new(cluster, name), file }
+        Self { config, nodes, names: Names::new(cluster, name), file }
     }
 
     async fn start(&self, wanted: &Environment) -> Result<Status, String> {
-        check(wanted)?;
-        let old = self.file.read()?;
+        self.check(wanted)?;
+        let old = self.without_what_is_left().await?;
+        let left = old.as_ref().map(|old| old.left.clone()).unwrap_or_default();
+        // One that was stopped is made anew.
+        let old = old.filter(|old| !old.nodes.is_empty());
         let mut nodes = old.iter().flat_map(|old| old.nodes.clone()).collect::<Vec<_>>();
         let of_members = wanted.members.iter().map(|member| &member.node);
         for node in wanted.nodes.iter().chain(of_members) {
@@ -91,13 +126,16 @@ impl<'a> Network<'a> {
         if nodes.is_empty() {
             nodes.push(self.config.own.clone());
         }
+        if let Some(left) = nodes.iter().find_map(|node| left.get(node)) {
+            return Err(left.why.clone());
+        }
         let found = self.look(&nodes).await?;
         let vni = match old.as_ref().map(|old| old.vni) {
             Some(vni) if vni > 0 => vni,
-            _ if wanted.mode == "private" => self.free_vni(&found)?,
+            _ if wanted.mode == "private" => self.free_vni(&found, &left)?,
             _ => 0,
         };
-        let new = Record { mode: wanted.mode.clone(), nodes, members: wanted.members.clone(), vni };
+        let new = Record { mode: wanted.mode.clone(), nodes, members: wanted.members.clone(), vni, left };
         self.refuse_what_is_taken(&new, &found)?;
         let missing = self.missing(&new, &found)?;
         if old.as_ref() == Some(&new) && missing.is_empty() {
@@ -110,9 +148,7 @@ impl<'a> Network<'a> {
             let undone = if old.is_some() {
                 "what it had before is there still".to_owned()
             } else {
-                self.remove(&new.nodes)
-                    .await
-                    .map_or_else(|why| format!("not undone: {why}"), |()| "undone".to_owned())
+                self.undone(new).await
             };
             return Err(format!("{reason}; {undone}"));
         }
@@ -121,44 +157,29 @@ impl<'a> Network<'a> {
 
     async fn status(&self) -> Result<Status, String> {
         let Some(record) = self.file.read()? else { return Ok(Status::unnamed(State::Absent, "", "")) };
+        if record.nodes.is_empty() {
+            return Err(left::told(&record.left));
+        }
         let found = self.look(&record.nodes).await?;
         let missing = self.missing(&record, &found)?;
         if missing.is_empty() { Ok(self.running(&record)) } else { Err(missing.join("; ")) }
     }
 
     async fn stop(&self, wanted: &Environment) -> Result<Status, String> {
-        let mut nodes = self.file.read()?.map(|record| record.nodes).unwrap_or_default();
-        nodes.extend(wanted.nodes.iter().filter(|node| !nodes.contains(node)).cloned().collect::<Vec<_>>());
-        self.remove(&nodes).await?;
-        Ok(Status::unnamed(State::Absent, "", ""))
+        let left = self.removed(self.file.read()?, &wanted.nodes).await?;
+        if left.is_empty() { Ok(Status::unnamed(State::Absent, "", "")) } else { Err(left::told(&left)) }
     }
 
     fn running(&self, record: &Record) -> Status {
         let handle = format!("bridge:{}", self.names.bridge);
-        Status { nodes: record.nodes.clone(), ..Status::unnamed(State::Running, handle, "") }
+        let note = if record.left.is_empty() { String::new() } else { left::told(&record.left) };
+        Status { nodes: record.nodes.clone(), ..Status::unnamed(State::Running, handle, note) }
     }
 
-    /// All nodes at once.
+    /// What each node has. All of them must answer.
     async fn look(&self, nodes: &[String]) -> Result<BTreeMap<String, Found>, String> {
-        let mut work = JoinSet::new();
-        for node in nodes.iter().cloned() {
-            let (config, namespace) = (Arc::clone(self.config), Part::namespace(&self.names, &node));
-            work.spawn(
-                async move { node::look(&config, &node, &namespace).await.map(|found| (node, found)) },
-            );
-        }
-        work.join_all().await.into_iter().collect()
-    }
-
-    /// Runs a script on each node, all at once.
-    async fn run(&self, scripts: Vec<(String, String)>) -> Result<(), String> {
-        let mut work = JoinSet::new();
-        for (node, script) in scripts {
-            let config = Arc::clone(self.config);
-            work.spawn(async move { node::run(&config, &node, &script).await });
-        }
-        let failed: Vec<String> = work.join_all().await.into_iter().filter_map(Result::err).collect();
-        if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
+        let (found, failed) = self.nodes.look(&self.names, nodes).await;
+        if failed.is_empty() { Ok(found) } else { Err(told(&failed)) }
     }
 
     /// The part of a network on one of its nodes.
@@ -237,13 +258,18 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// A network identifier that no VXLAN interface of the nodes has.
-    fn free_vni(&self, found: &BTreeMap<String, Found>) -> Result<u32, String> {
+    /// A network identifier that no VXLAN interface of the nodes has, nor that part of this network which is left elsewhere.
+    fn free_vni(
+        &self,
+        found: &BTreeMap<String, Found>,
+        left: &BTreeMap<String, Left>,
+    ) -> Result<u32, String> {
         let interfaces = || found.values().flat_map(|own| &own.interfaces);
         if let Some(own) = interfaces().find(|own| own.ifname == self.names.vxlan).and_then(Found::vni_of) {
             return Ok(own);
         }
-        let used: Vec<u32> = interfaces().filter_map(Found::vni_of).collect();
+        let of_left = left.values().map(|own| own.vni);
+        let used: Vec<u32> = interfaces().filter_map(Found::vni_of).chain(of_left).collect();
         let from = self.names.first_vni;
         let free = (from..0x0100_0000).chain(1..from).find(|vni| !used.contains(vni));
         free.ok_or_else(|| "all VXLAN network identifiers are in use".to_owned())
@@ -254,58 +280,57 @@ impl<'a> Network<'a> {
             self.part(record, number).map(|part| (node.clone(), part.make(&found[node])))
         };
         let scripts: Result<Vec<_>, String> = record.nodes.iter().enumerate().map(script).collect();
-        self.run(scripts?).await?;
+        let failed = self.nodes.run(scripts?).await;
+        if !failed.is_empty() {
+            return Err(told(&failed));
+        }
         let missing = self.missing(record, &self.look(&record.nodes).await?)?;
         if missing.is_empty() { Ok(()) } else { Err(missing.join("; ")) }
     }
 
-    /// Removes it from these nodes. The record goes when nothing is left.
-    async fn remove(&self, nodes: &[String]) -> Result<(), String> {
-        let found = self.look(nodes).await?;
-        let scripts = found.iter().map(|(node, own)| (node.clone(), script::remove(&self.names, node, own)));
-        self.run(scripts.collect()).await?;
-        for (node, found) in self.look(nodes).await? {
-            let left = found.interfaces.iter().find(|own| own.ifalias == self.names.alias);
-            if let Some(left) = left {
-                return Err(format!("node {node} still has interface {}", left.ifname));
+    /// What becomes part of a script must be what it says.
+    fn check(&self, wanted: &Environment) -> Result<(), String> {
+        let namespaces = |node: &str| format!("{}+", names::of_node(&self.names, node));
+        if wanted.kind != "network" || !["private", "public"].contains(&wanted.mode.as_str()) {
+            return Err(format!(
+                "expected a network of mode private or public, found kind {:?} of mode {:?}",
+                wanted.kind, wanted.mode
+            ));
+        }
+        let is_name = |name: &str| {
+            (1..=15).contains(&name.len())
+                && name.starts_with("vt")
+                && name.chars().all(|c| c.is_ascii_alphanumeric())
+        };
+        let is_mac = |mac: &str| {
+            mac.len() == 17
+                && mac.split(':').count() == 6
+                && mac.split(':').all(|byte| byte.len() == 2 && u8::from_str_radix(byte, 16).is_ok())
+        };
+        for Member { name, interface, mac, address, namespace, node, .. } in &wanted.members {
+            if !is_name(interface) {
+                return Err(format!(
+                    "interface {interface:?} of {name}: expected vt and up to 13 letters or digits"
+                ));
+            }
+            if !is_mac(mac) {
+                return Err(format!(
+                    "MAC address {mac:?} of {name}: expected six bytes, as in 02:00:5e:10:00:01"
+                ));
+            }
+            let container = namespace.strip_prefix(&namespaces(node));
+            if !namespace.is_empty()
+                && (wanted.mode != "private" || container.is_none_or(|own| VmName::new(own).is_err()))
+            {
+                return Err(format!(
+                    "namespace {namespace:?} of {name}: expected one of a private network, {}NAME",
+                    namespaces(node)
+                ));
+            }
+            if wanted.mode == "private" && address.parse::<Ipv4Addr>().is_err() {
+                return Err(format!("address {address:?} of {name}: expected an IPv4 address"));
             }
         }
-        self.file.remove()
+        Ok(())
     }
-}
-
-/// What becomes part of a script must be what it says.
-fn check(wanted: &Environment) -> Result<(), String> {
-    if wanted.kind != "network" || !["private", "public"].contains(&wanted.mode.as_str()) {
-        return Err(format!(
-            "expected a network of mode private or public, found kind {:?} of mode {:?}",
-            wanted.kind, wanted.mode
-        ));
-    }
-    let is_name = |name: &str| {
-        (1..=15).contains(&name.len())
-            && name.starts_with("vt")
-            && name.chars().all(|c| c.is_ascii_alphanumeric())
-    };
-    let is_mac = |mac: &str| {
-        mac.len() == 17
-            && mac.split(':').count() == 6
-            && mac.split(':').all(|byte| byte.len() == 2 && u8::from_str_radix(byte, 16).is_ok())
-    };
-    for Member { name, interface, mac, address, .. } in &wanted.members {
-        if !is_name(interface) {
-            return Err(format!(
-                "interface {interface:?} of {name}: expected vt and up to 13 letters or digits"
-            ));
-        }
-        if !is_mac(mac) {
-            return Err(format!(
-                "MAC address {mac:?} of {name}: expected six bytes, as in 02:00:5e:10:00:01"
-            ));
-        }
-        if wanted.mode == "private" && address.parse::<Ipv4Addr>().is_err() {
-            return Err(format!("address {address:?} of {name}: expected an IPv4 address"));
-        }
-    }
-    Ok(())
 }

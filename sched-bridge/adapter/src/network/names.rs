@@ -60,6 +60,18 @@ pub fn mac(cluster: &str, network: &str, member: &str) -> String {
     format!("02:{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}")
 }
 
+/// The network namespace of a container on its node. No name has a plus sign.
+#[must_use]
+pub fn namespace(cluster: &str, network: &str, node: &str, container: &str) -> String {
+    format!("{}+{container}", of_node(&Names::new(cluster, network), node))
+}
+
+/// The network namespace of the name server of a network on a node; those of its containers begin so.
+#[must_use]
+pub fn of_node(names: &Names, node: &str) -> String {
+    format!("{}-{node}", names.namespace)
+}
+
 /// The address of the member with this number, from 0; none if there are too many.
 #[must_use]
 pub fn address(number: usize) -> Option<Ipv4Addr> {

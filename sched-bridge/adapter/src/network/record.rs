@@ -1,21 +1,34 @@
 //! Which networks there are, in one file each: when a blueprint is stopped, nobody else knows on which nodes its networks are.
 
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use vmove_bridge_types::adapter::Member;
 
-/// A network that was made, or is being made.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A network that was made, or is being made, or of which something is left.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// `private` or `public`.
     pub mode: String,
-    /// Its nodes. The number of a node is that of its name server, and stays.
+    /// Its nodes; none if it was stopped. The number of a node is that of its name server, and stays.
     pub nodes: Vec<String>,
     /// Who is on it.
     pub members: Vec<Member>,
     /// VXLAN network identifier; 0 for public ones.
+    pub vni: u32,
+    /// What it has left on nodes after it was stopped, by their names.
+    #[serde(default)]
+    pub left: BTreeMap<String, Left>,
+}
+
+/// What a network has left on a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Left {
+    /// Why it was not removed.
+    pub why: String,
+    /// Its VXLAN network identifier; 0 for public ones.
     pub vni: u32,
 }
 
@@ -24,6 +37,31 @@ pub struct Record {
 pub struct File(PathBuf);
 
 impl File {
+    /// Those of all networks in this folder.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn all(folder: &Path) -> Result<Vec<Self>, String> {
+        let wrong = |error: std::io::Error| format!("could not read {}: {error}", folder.display());
+        let entries = match std::fs::read_dir(folder) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(wrong)?,
+        };
+        let paths: Result<Vec<PathBuf>, _> = entries.map(|entry| entry.map(|own| own.path())).collect();
+        let paths = paths.map_err(wrong)?;
+        Ok(paths
+            .into_iter()
+            .filter(|path| path.extension().is_some_and(|end| end == "json"))
+            .map(Self)
+            .collect())
+    }
+
+    /// The name of cluster and network.
+    #[must_use]
+    pub fn network(&self) -> String {
+        self.0.file_stem().unwrap_or_default().to_string_lossy().replace('+', "/")
+    }
+
     /// Of a network, in this folder.
     #[must_use]
     pub fn of(folder: &Path, cluster: &str, network: &str) -> Self {

@@ -10,6 +10,9 @@ use vmove_bridge_types::adapter::Member;
 use super::names::{self, Names, PREFIX};
 use super::node::Found;
 
+/// Where programs in a network namespace find their name server, as `ip netns` has it.
+pub const RESOLVERS: &str = "/etc/netns";
+
 /// A network on one node.
 #[derive(Debug)]
 pub struct Part<'a> {
@@ -51,12 +54,6 @@ pub enum Link<'a> {
 }
 
 impl Part<'_> {
-    /// The network namespace of the name server.
-    #[must_use]
-    pub fn namespace(names: &Names, node: &str) -> String {
-        format!("{}-{node}", names.namespace)
-    }
-
     /// The bridge to which taps are attached.
     #[must_use]
     pub fn bridge<'b>(&'b self, found: &Found) -> &'b str {
@@ -81,8 +78,13 @@ impl Part<'_> {
                 all.extend(own.then_some(names.bridge.as_str()));
             }
         }
-        all.extend(self.members.iter().map(|member| member.interface.as_str()));
+        all.extend(self.members().map(|member| member.interface.as_str()));
         all
+    }
+
+    /// Who has an interface on this node: VMs, which may move here, and its containers.
+    fn members(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|own| own.namespace.is_empty() || own.node == self.node)
     }
 
     /// What the node lacks of it.
@@ -136,9 +138,11 @@ impl Part<'_> {
             }
             Link::Public { .. } => {}
         }
-        for member in self.members {
+        for member in self.members() {
             let tap = &member.interface;
-            if is_new(tap) {
+            if is_new(tap) && !member.namespace.is_empty() {
+                self.connect_container(&mut out, member);
+            } else if is_new(tap) {
                 line(&mut out, format_args!("ip tuntap add dev {tap} mode tap user \"$user\""));
                 let size = match self.link {
                     Link::Private { .. } => format!("mtu {mtu} "),
@@ -150,6 +154,23 @@ impl Part<'_> {
         out
     }
 
+    /// A network namespace, in which a container is run, with a card of the network.
+    fn connect_container(&self, out: &mut String, member: &Member) {
+        let Member { interface, namespace, mac, address, .. } = member;
+        let mtu = self.mtu;
+        line(out, format_args!("ip netns add {namespace} 2>/dev/null || true"));
+        line(out, format_args!("ip link add {interface} type veth peer name eth0 netns {namespace}"));
+        self.claim(out, interface, &format!("mtu {mtu} master {} up", self.names.bridge));
+        line(out, format_args!("ip -n {namespace} link set eth0 address {mac} mtu {mtu} up"));
+        line(out, format_args!("ip -n {namespace} address add {address}/{PREFIX} dev eth0"));
+        line(out, format_args!("ip -n {namespace} link set lo up"));
+        if let Link::Private { number, .. } = self.link {
+            let server = names::server(number).map(|own| own.to_string()).unwrap_or_default();
+            let folder = format!("{RESOLVERS}/{namespace}");
+            line(out, format_args!("mkdir -p {folder} && echo 'nameserver {server}' >{folder}/resolv.conf"));
+        }
+    }
+
     fn claim(&self, out: &mut String, interface: &str, more: &str) {
         line(out, format_args!("ip link set {interface} alias '{}' {more}", self.names.alias));
     }
@@ -158,7 +179,7 @@ impl Part<'_> {
     /// members that are on this node, and knows the names of all.
     fn serve(&self, out: &mut String, found: &Found, number: usize) {
         let (cable, mtu) = (&self.names.cable, self.mtu);
-        let namespace = Self::namespace(self.names, self.node);
+        let namespace = names::of_node(self.names, self.node);
         let server = names::server(number).map(|own| own.to_string()).unwrap_or_default();
         if found.named(cable).is_none() {
             line(out, format_args!("ip netns del {namespace} 2>/dev/null || true"));
@@ -174,10 +195,15 @@ impl Part<'_> {
         let mut words = format!(
             "ip netns exec {namespace} dnsmasq --conf-file=/dev/null --pid-file= --leasefile-ro --no-resolv --no-hosts --no-ping --interface=dns --bind-interfaces --user=nobody --group=nogroup --dhcp-range={first},static,1h --dhcp-option=option:router --dhcp-option=option:mtu,{mtu}"
         );
-        for Member { name, aliases, node, mac, address, .. } in self.members {
-            let answer = if node == self.node { format!("{name},{address}") } else { "ignore".to_owned() };
+        for Member { name, aliases, node, mac, address, namespace, .. } in self.members {
             let all: Vec<&str> = std::iter::once(name).chain(aliases).map(String::as_str).collect();
-            let _ = write!(words, " --dhcp-host={mac},{answer} --host-record={},{address}", all.join(","));
+            let _ = write!(words, " --host-record={},{address}", all.join(","));
+            // A container has its address.
+            if namespace.is_empty() {
+                let answer =
+                    if node == self.node { format!("{name},{address}") } else { "ignore".to_owned() };
+                let _ = write!(words, " --dhcp-host={mac},{answer}");
+            }
         }
         line(out, format_args!("{words} </dev/null"));
     }
@@ -192,11 +218,17 @@ pub fn is_bridge(found: &Found, interface: &str) -> bool {
 /// Removes all interfaces of a network and its name server.
 #[must_use]
 pub fn remove(names: &Names, node: &str, found: &Found) -> String {
-    let namespace = Part::namespace(names, node);
+    let namespace = names::of_node(names, node);
     let mut out = String::new();
     line(&mut out, format_args!("{}", end_processes(&namespace)));
-    // With it, the cable goes.
+    // With it, the cable goes; and with those of containers, theirs.
     line(&mut out, format_args!("ip netns del {namespace} 2>/dev/null"));
+    line(
+        &mut out,
+        format_args!(
+            "for space in $(ip netns list | cut -d' ' -f1); do case $space in {namespace}+*) ip netns del $space; rm -rf {RESOLVERS}/$space;; esac; done"
+        ),
+    );
     // Ours have such names; what else has the alias is not for a shell.
     let is_name = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric());
     for own in found.interfaces.iter().filter(|own| own.ifalias == names.alias && is_name(&own.ifname)) {
