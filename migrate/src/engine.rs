@@ -20,6 +20,7 @@ use crate::history::{Moved, QemuId};
 pub use crate::node::EngineConfig;
 use crate::node::Node;
 use crate::ownership::DestinationState;
+use crate::past::{self, By, Measured, Past};
 use crate::proto::message::Prepare;
 use crate::publish::{Abandon, Publisher};
 use crate::records::DestinationRecord;
@@ -188,8 +189,9 @@ impl Engine {
     pub fn open(config: EngineConfig, vms: Arc<VmStore>) -> Result<Arc<Self>, EngineError> {
         let dir = config.sessions_dir.clone();
         config.disk.create_dir_all(&dir).map_err(|source| EngineError::Io { path: dir, source })?;
+        let past = Arc::new(Past::open(&*config.disk, past::file(&config.sessions_dir)));
         Ok(Arc::new(Self {
-            node: Arc::new(Node { config, vms, fault_latencies: Arc::default() }),
+            node: Arc::new(Node { config, vms, fault_latencies: Arc::default(), past }),
             sessions: Mutex::default(),
             recovered: AtomicBool::new(false),
             forgetting: AtomicBool::new(false),
@@ -383,6 +385,13 @@ impl Engine {
         drop(sessions);
         list.extend(crate::history::older(self.node.disk(), &self.node.config.sessions_dir, &known));
         list
+    }
+
+    /// Remembers what a trial of a fabric has measured of the link to a node, for migrations that can measure nothing themselves.
+    pub fn link_was_tried(&self, node: &str, fabric: &str, bytes_per_s: f64) {
+        let measured =
+            Measured { link_bytes_per_s: Some(bytes_per_s), ..Measured::now(node, fabric, By::FabricCheck) };
+        self.node.past.remember(&self.node.config.disk, measured);
     }
 
     /// How long guests have waited for pages on their way here, in the life of this process.

@@ -55,6 +55,8 @@ pub mod ownership;
 #[cfg(not(loom))]
 mod page_hash;
 #[cfg(not(loom))]
+pub mod past;
+#[cfg(not(loom))]
 pub mod pending;
 #[cfg(not(loom))]
 pub mod plan;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::past::Past;
 use crate::vmm::Vmm;
 use vmove_node::admission::Admission;
 use vmove_node::devices::Devices;
@@ -65,6 +66,8 @@ pub(crate) struct Node {
     pub vms: Arc<VmStore>,
     /// Of all guests that came here in the life of this process.
     pub fault_latencies: Arc<Latencies>,
+    /// What earlier migrations to each node have measured.
+    pub past: Arc<Past>,
 }
 
 impl Node {

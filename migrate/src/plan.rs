@@ -146,7 +146,15 @@ pub enum LinkKnown {
     /// By what crossed in this migration.
     Measured,
     /// By what the last migration to the same node measured.
-    Before,
+    Before {
+        /// How long that is ago.
+        ago: Duration,
+    },
+    /// By `vmove fabric check`: no migration to that node has measured it.
+    Tried {
+        /// How long that is ago.
+        ago: Duration,
+    },
     /// It is the limit that the operator set (`--bandwidth`).
     Limit,
     /// It is not.
@@ -167,7 +175,12 @@ impl Link {
         let rate = rate(self.bytes_per_s);
         match self.known {
             LinkKnown::Measured => format!("link moves {rate}"),
-            LinkKnown::Before => format!("link moved {rate} in the last migration to this node"),
+            LinkKnown::Before { ago } => {
+                format!("link moved {rate} in the last migration to this node, {} ago", age(ago))
+            }
+            LinkKnown::Tried { ago } => {
+                format!("link moved {rate} in `vmove fabric check`, {} ago", age(ago))
+            }
             LinkKnown::Limit => format!("link may be used for {rate}"),
             LinkKnown::Assumed => format!("link is not measured, {rate} assumed"),
         }
@@ -222,6 +235,16 @@ pub fn choose(o: Outlook) -> (Mode, String) {
         )
     } else {
         (Mode::Postcopy, format!("{facts}: rounds would never catch up"))
+    }
+}
+
+/// A past time for people: `3 min`.
+fn age(ago: Duration) -> String {
+    match ago.as_secs() {
+        seconds @ 0..60 => format!("{seconds} s"),
+        seconds @ 60..3600 => format!("{} min", seconds / 60),
+        seconds @ 3600..86_400 => format!("{} h", seconds / 3600),
+        seconds => format!("{} d", seconds / 86_400),
     }
 }
 
@@ -312,7 +335,11 @@ mod tests {
     fn auto_says_how_it_knows_the_link() {
         let told = |known| Link { bytes_per_s: 1e9, known }.told();
         assert!(told(LinkKnown::Measured).contains("moves 1.00 GB/s"));
-        assert!(told(LinkKnown::Before).contains("last migration"));
+        let hours = Duration::from_secs(3 * 3600 + 59);
+        assert!(
+            told(LinkKnown::Before { ago: hours }).ends_with("in the last migration to this node, 3 h ago")
+        );
+        assert!(told(LinkKnown::Tried { ago: hours }).ends_with("in `vmove fabric check`, 3 h ago"));
         assert!(told(LinkKnown::Assumed).contains("assumed"));
     }
 

@@ -66,6 +66,7 @@ pub(super) async fn abort(mut session: Session, stop: Stop, mut phase: impl Undo
     if let Err(error) = session.advance_owing(SourceEvent::GiveUp) {
         return session.end_badly(chain(&error), GuestPlace::PausedAtSource);
     }
+    session.remember_what_was_measured();
     // The guest first: it may be waiting. Its writes, too, if they wait for a destination that does not answer.
     if let Some(copies) = &mut session.copies {
         copies.close().await;

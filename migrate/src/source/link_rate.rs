@@ -1,15 +1,10 @@
 //! How fast the link to a destination is: measured by what crosses it, or remembered from the last migration to there.
 
-use std::path::Path;
 use std::time::Duration;
 
-use crate::group::journals;
-use crate::history::session_ids;
-use crate::ownership::SourceState;
+use crate::past::{By, Measured};
 use crate::plan::{Link, LinkKnown};
 use crate::proto::message::RoundDone;
-use vmove_node::disk::Disk;
-use vmove_types::report::Report;
 use vmove_types::spec::Bandwidth;
 
 /// A smaller round says more about how long a round takes to begin than about the link.
@@ -25,8 +20,6 @@ const LONG_TIME: Duration = Duration::from_secs(1);
 const HELD_BACK: f64 = 0.8;
 /// Of a link of which nothing is known. Unit: bytes per second.
 const UNKNOWN: f64 = 1e9;
-/// Past migrations that are looked through for one to the same node.
-const LOOKED_THROUGH: usize = 200;
 
 /// What has crossed, and how long that took.
 #[derive(Debug, Clone, Copy, Default)]
@@ -80,11 +73,15 @@ impl LinkRate {
         enough.then(|| large.per_second()).or_else(|| slow.then(|| self.all.per_second()))
     }
 
-    /// What this migration can count on. `before`: what the last one to this node measured.
-    pub(super) fn link(&self, limit: Option<Bandwidth>, before: Option<f64>) -> Link {
-        let (bytes_per_s, known) = match (self.measured(), before) {
+    /// What this migration can count on. `before`: what is remembered of the link to this node.
+    pub(super) fn link(&self, limit: Option<Bandwidth>, before: Option<&Measured>) -> Link {
+        let remembered = before.and_then(|one| Some((one.link_bytes_per_s?, one)));
+        let (bytes_per_s, known) = match (self.measured(), remembered) {
             (Some(rate), _) => (rate, LinkKnown::Measured),
-            (None, Some(rate)) => (rate, LinkKnown::Before),
+            (None, Some((rate, one))) if one.by == By::FabricCheck => {
+                (rate, LinkKnown::Tried { ago: one.ago() })
+            }
+            (None, Some((rate, one))) => (rate, LinkKnown::Before { ago: one.ago() }),
             (None, None) => (UNKNOWN, LinkKnown::Assumed),
         };
         match limit {
@@ -100,17 +97,6 @@ impl LinkRate {
         let free = |rate: &f64| limit.is_none_or(|limit| *rate < HELD_BACK * limit.0 as f64);
         self.measured().filter(free)
     }
-}
-
-/// What the last migration to this node over this fabric measured, in bytes per second. Reads journals: takes milliseconds.
-pub(super) fn measured_before(disk: &dyn Disk, sessions: &Path, node: &str, fabric: &str) -> Option<f64> {
-    session_ids(disk, sessions).into_iter().take(LOOKED_THROUGH).find_map(|id| {
-        let record = journals::read(disk, sessions, id).ok().flatten()?;
-        let same = |report: &Report| report.fabric == fabric && record.to.name == node;
-        (record.state == SourceState::Released && same(&record.report))
-            .then_some(record.report.link_bytes_per_s)
-            .flatten()
-    })
 }
 
 #[cfg(test)]
@@ -131,7 +117,11 @@ mod tests {
         let small = rounds(&[(1 << 20, 400_000)]);
         assert_eq!(small.measured(), None);
         assert_eq!(small.link(None, None), Link { bytes_per_s: UNKNOWN, known: LinkKnown::Assumed });
-        assert_eq!(small.link(None, Some(3e9)), Link { bytes_per_s: 3e9, known: LinkKnown::Before });
+        let before = |by| Measured { link_bytes_per_s: Some(3e9), ..Measured::now("b", "tcp", by) };
+        let known = |by| small.link(None, Some(&before(by)));
+        let ago = Duration::ZERO;
+        assert_eq!(known(By::Migration), Link { bytes_per_s: 3e9, known: LinkKnown::Before { ago } });
+        assert_eq!(known(By::FabricCheck), Link { bytes_per_s: 3e9, known: LinkKnown::Tried { ago } });
         // Enough bytes in too short a time, and too few of them in time.
         assert_eq!(rounds(&[(8 << 20, 2_000)]).measured(), None);
         assert_eq!(rounds(&[(4 << 20, 20_000)]).measured(), None);

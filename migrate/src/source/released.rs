@@ -44,6 +44,7 @@ pub(super) async fn run(mut session: Session, kept: Kept, figures: &Complete, mu
     let report = session.report.clone();
     session.write_owing(|r| r.report = report);
     session.write_owed().await;
+    session.remember_what_was_measured();
     let differing = session.report.verified == Some(false);
     if differing {
         let error =

@@ -1,18 +1,14 @@
 //! What the guest writes and what the link carries, watched for a moment before it is decided how to go on.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::error::{SourceError, Stop};
-use super::link_rate;
-use super::page_service::while_alive;
 use super::session::Session;
 use super::warm::Warm;
 use crate::pending::PageSet;
 use crate::plan::{self, Link, LinkKnown, Outlook, Standing};
-use vmove_node::blocking::spawn_blocking;
 use vmove_types::report::RoundStats;
 use vmove_types::spec::Mode;
 
@@ -51,7 +47,7 @@ impl Warm {
         let page = self.pages.memory.page_bytes();
         let before = session.report.rounds.len();
         let looks = SourceError::memory("look at what the guest holds");
-        let remembered = self.measured_before(session).await?;
+        let remembered = session.node.past.link(&session.to().name, &session.report.fabric);
         let (mut part, mut from) = (FIRST_PART, (0, 0));
         let sample = loop {
             let sets = self.pages.memory.take_content((part / page).max(1), &mut from).map_err(looks)?;
@@ -65,7 +61,7 @@ impl Warm {
                     continue;
                 }
             }
-            let link = self.link_rate.link(session.spec().bandwidth, remembered);
+            let link = self.link_rate.link(session.spec().bandwidth, remembered.as_ref());
             let mut sample = self.seen_since(begun, link, session).await?;
             // More would be sent in vain, and take from what starts QEMU there.
             if !self.prepared && stops_at_once(session, &sample).is_some() {
@@ -94,15 +90,6 @@ impl Warm {
             watched: begun.elapsed(),
             left_bytes: left_pages * page,
         })
-    }
-
-    /// What the last migration to this node measured, in bytes per second.
-    async fn measured_before(&mut self, session: &Session) -> Result<Option<f64>, Stop> {
-        let (node, to) = (Arc::clone(&session.node), session.to().clone());
-        let fabric = session.report.fabric.clone();
-        let look =
-            move || link_rate::measured_before(node.disk(), &node.config.sessions_dir, &to.name, &fabric);
-        Ok(while_alive(&mut self.control, spawn_blocking(look)).await?)
     }
 
     /// Chooses a mode by what is seen, where the kernel can watch a guest's writes.

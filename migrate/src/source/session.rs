@@ -10,6 +10,7 @@ use crate::group::resuming::ResumePlace;
 use crate::node::Node;
 use crate::owed;
 use crate::ownership::{SourceEvent, SourceState};
+use crate::past::{By, Measured};
 use crate::proto::message::{Counted, ToSource};
 use crate::publish::Publisher;
 use crate::records::SourceRecord;
@@ -138,6 +139,16 @@ impl Session {
     pub(super) fn write(&mut self, change: impl FnOnce(&mut SourceRecord)) -> Result<(), SourceError> {
         let path = self.journal.path().to_owned();
         self.journal.update(change).map_err(|source| SourceError::Journal { path, source })
+    }
+
+    /// Keeps what was measured for migrations that follow this one.
+    pub(super) fn remember_what_was_measured(&self) {
+        let link_bytes_per_s = self.report.link_bytes_per_s;
+        if link_bytes_per_s.is_some() {
+            let measured = Measured::now(&self.to().name, &self.report.fabric, By::Migration);
+            let measured = Measured { link_bytes_per_s, ..measured };
+            self.node.past.remember(&self.node.config.disk, measured);
+        }
     }
 
     pub(super) fn hello(&self, kind: LinkKind, index: u8, token: Token) -> Hello {

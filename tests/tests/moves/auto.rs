@@ -24,7 +24,7 @@ fn auto_measures_the_link_and_remembers_it_for_guests_too_small_to_measure_it() 
     need!(payload::ready(Accel::Tcg));
     let sandbox = Sandbox::new().expect("a sandbox");
     let small = payload::guest(sandbox.path(), Accel::Tcg, &tiny(), KvmPages::None).expect("an image");
-    let scene = Scene::in_sandbox(sandbox, "thp", &small).expect("a guest");
+    let mut scene = Scene::in_sandbox(sandbox, "thp", &small).expect("a guest");
     let assumed = reason(&scene.migrate_to("b", &["--mode", "auto"]).expect("it ends"));
     assert!(assumed.contains("link is not measured"), "{assumed}");
     let back = vmove(&scene.b, &["migrate", NAME, "--to", "a"]).expect("it ends");
@@ -38,8 +38,24 @@ fn auto_measures_the_link_and_remembers_it_for_guests_too_small_to_measure_it() 
     // A loopback of any machine.
     assert!(moved.answer["link_bytes_per_s"].as_f64().is_some_and(|rate| rate > 1e8), "{}", moved.answer);
 
+    // It outlives the daemon.
+    scene.a.stop().expect("it ends");
+    scene.a.run().expect("it starts");
     let remembered = reason(&scene.migrate_to("b", &["--mode", "auto"]).expect("it ends"));
     assert!(remembered.contains("in the last migration to this node"), "{remembered}");
+    scene.arrived().expect("the guest is whole");
+}
+
+#[test]
+fn auto_counts_on_a_trial_of_the_fabric_where_no_migration_has_measured_it() {
+    need!(ready());
+    need!(payload::ready(Accel::Tcg));
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let small = payload::guest(sandbox.path(), Accel::Tcg, &tiny(), KvmPages::None).expect("an image");
+    let scene = Scene::in_sandbox(sandbox, "thp", &small).expect("a guest");
+    scene.a.vmove(&["fabric", "check", "b"]).expect("it is tried");
+    let tried = reason(&scene.migrate_to("b", &["--mode", "auto"]).expect("it ends"));
+    assert!(tried.contains("in `vmove fabric check`"), "{tried}");
     scene.arrived().expect("the guest is whole");
 }
 

@@ -16,5 +16,11 @@ use vmove_types::node::FabricCheck;
     responses((status = 200, body = FabricCheck), (status = 422, body = vmove_types::problem::Problem)))]
 pub async fn check(State(app): State<Arc<App>>, Query(query): Query<CheckQuery>) -> Answer<FabricCheck> {
     let to = app.known.target(&query.to).map_err(IntoProblem::into_problem)?;
-    Ok(Json(fabric_check::check(&app.config.node, &app.fabrics, &app.dialer, &to).await))
+    let check = fabric_check::check(&app.config.node, &app.fabrics, &app.dialer, &to).await;
+    for tried in &check.fabrics {
+        if let Some(rate) = tried.read_bytes_per_s {
+            app.engine.link_was_tried(&to.name, &tried.fabric, rate);
+        }
+    }
+    Ok(Json(check))
 }

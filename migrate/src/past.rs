@@ -1,0 +1,227 @@
+//! What earlier migrations, and trials of the fabrics, have measured on the way to each node: in a file that outlives the daemon.
+//!
+//! Bounded: the last few of each node and fabric, of so many nodes, and none that are old. A file that cannot be read is as good as none, and one
+//! that cannot be written costs the next daemon what was measured: no migration fails for it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+use vmove_node::disk::Disk;
+use vmove_node::files::write_durably_on;
+
+/// Of each node and fabric.
+const MOST_OF_ONE: usize = 8;
+/// Of all.
+const MOST: usize = 1024;
+/// Links are rebuilt, and hosts get other work.
+const KEPT_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// How something was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum By {
+    /// By what crossed in a migration.
+    Migration,
+    /// By `vmove fabric check`.
+    FabricCheck,
+}
+
+/// What was measured once.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// The other node, as it was named.
+    pub node: String,
+    /// The fabric.
+    pub fabric: String,
+    /// When. Unit: seconds since 1970-01-01 UTC, by this node's clock.
+    pub at: u64,
+    /// How.
+    pub by: By,
+    /// Page payload per second of the link, if enough crossed to say so and no limit held it back.
+    pub link_bytes_per_s: Option<f64>,
+}
+
+impl Measured {
+    /// Measured just now.
+    #[must_use]
+    pub fn now(node: &str, fabric: &str, by: By) -> Self {
+        Self { node: node.to_owned(), fabric: fabric.to_owned(), at: now(), by, link_bytes_per_s: None }
+    }
+
+    /// How long ago that was.
+    #[must_use]
+    pub fn ago(&self) -> Duration {
+        Duration::from_secs(now().saturating_sub(self.at))
+    }
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// All that is remembered, oldest first.
+#[derive(Debug, Default)]
+pub struct Past {
+    all: Mutex<Vec<Measured>>,
+    /// Held while the file is written, so that an older state does not come after a newer one. Lookups do not wait for the disk.
+    writing: Mutex<()>,
+    file: PathBuf,
+}
+
+impl Past {
+    /// What an earlier process of the daemon has written into `file`.
+    #[must_use]
+    pub fn open(disk: &dyn Disk, file: PathBuf) -> Self {
+        let all = match disk.read(&file).and_then(|text| Ok(serde_json::from_slice(&text)?)) {
+            Ok(all) => all,
+            Err(error) => {
+                if error.kind() != io::ErrorKind::NotFound {
+                    tracing::warn!(file = %file.display(), %error, "what earlier migrations measured is forgotten");
+                }
+                Vec::new()
+            }
+        };
+        Self { all: Mutex::new(all), writing: Mutex::default(), file }
+    }
+
+    /// What was measured on the way to this node by this fabric, newest first.
+    #[must_use]
+    pub fn of(&self, node: &str, fabric: &str) -> Vec<Measured> {
+        let all = self.lock();
+        let same = |one: &&Measured| one.node == node && one.fabric == fabric && one.ago() <= KEPT_FOR;
+        all.iter().rev().filter(same).cloned().collect()
+    }
+
+    /// What the link carried last: as a migration has measured it, or else a trial, which reads over one connection and writes no memory.
+    #[must_use]
+    pub fn link(&self, node: &str, fabric: &str) -> Option<Measured> {
+        let of = self.of(node, fabric);
+        let by = |by| of.iter().find(|one| one.by == by && one.link_bytes_per_s.is_some());
+        by(By::Migration).or_else(|| by(By::FabricCheck)).cloned()
+    }
+
+    /// Remembers, and writes the file in the background.
+    pub fn remember(self: &Arc<Self>, disk: &Arc<dyn Disk>, measured: Measured) {
+        keep(&mut self.lock(), measured);
+        let (past, disk) = (Arc::clone(self), Arc::clone(disk));
+        drop(vmove_node::blocking::spawn_blocking(move || {
+            if let Err(error) = past.write(&*disk) {
+                let file = past.file.display();
+                tracing::warn!(%file, %error, "what this migration has measured may be forgotten");
+            }
+        }));
+    }
+
+    fn write(&self, disk: &dyn Disk) -> io::Result<()> {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.lock().clone();
+        write_durably_on(disk, &self.file, &all)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Measured>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where it is: beside the journals.
+#[must_use]
+pub fn file(sessions_dir: &Path) -> PathBuf {
+    sessions_dir.with_file_name("past.json")
+}
+
+/// Adds one, and forgets what is too much or too old.
+fn keep(all: &mut Vec<Measured>, measured: Measured) {
+    let same = |one: &Measured| one.node == measured.node && one.fabric == measured.fabric;
+    let mut room = MOST_OF_ONE - 1;
+    let mut kept: Vec<Measured> = Vec::with_capacity(all.len() + 1);
+    for one in all.drain(..).rev().filter(|one| one.ago() <= KEPT_FOR) {
+        if same(&one) {
+            if room == 0 {
+                continue;
+            }
+            room -= 1;
+        }
+        kept.push(one);
+    }
+    kept.truncate(MOST - 1);
+    kept.reverse();
+    kept.push(measured);
+    *all = kept;
+}
+
+#[cfg(test)]
+mod tests {
+    use vmove_node::disk::KernelDisk;
+
+    use super::*;
+
+    fn measured(node: &str, rate: f64) -> Measured {
+        Measured { link_bytes_per_s: Some(rate), ..Measured::now(node, "tcp", By::Migration) }
+    }
+
+    fn rate(past: &Past, node: &str) -> Option<f64> {
+        past.link(node, "tcp").and_then(|one| one.link_bytes_per_s)
+    }
+
+    #[test]
+    fn the_newest_of_each_node_and_fabric_counts() {
+        let past = Past::default();
+        keep(&mut past.lock(), measured("b", 1e9));
+        keep(&mut past.lock(), measured("c", 2e9));
+        keep(&mut past.lock(), measured("b", 3e9));
+        assert_eq!((rate(&past, "b"), rate(&past, "c"), rate(&past, "d")), (Some(3e9), Some(2e9), None));
+        assert_eq!(past.link("b", "verbs"), None);
+        // One whose link was held back says nothing of it.
+        keep(&mut past.lock(), Measured::now("b", "tcp", By::Migration));
+        assert_eq!(rate(&past, "b"), Some(3e9));
+    }
+
+    #[test]
+    fn a_trial_counts_only_where_no_migration_was() {
+        let past = Past::default();
+        let tried = |rate| Measured { by: By::FabricCheck, ..measured("b", rate) };
+        keep(&mut past.lock(), tried(9e9));
+        assert_eq!(rate(&past, "b"), Some(9e9));
+        keep(&mut past.lock(), measured("b", 1e9));
+        keep(&mut past.lock(), tried(9e9));
+        assert_eq!(rate(&past, "b"), Some(1e9));
+    }
+
+    #[test]
+    fn it_is_bounded_and_ages() {
+        let past = Past::default();
+        for number in 0..20 {
+            keep(&mut past.lock(), measured("b", f64::from(number)));
+        }
+        assert_eq!(past.of("b", "tcp").len(), MOST_OF_ONE);
+        assert_eq!(rate(&past, "b"), Some(19.0));
+        for number in 0..2 * MOST {
+            keep(&mut past.lock(), measured(&number.to_string(), 1.0));
+        }
+        assert_eq!(past.lock().len(), MOST);
+        let old = Measured { at: now() - KEPT_FOR.as_secs() - 60, ..measured("old", 1.0) };
+        past.lock().push(old);
+        assert_eq!(rate(&past, "old"), None);
+        keep(&mut past.lock(), measured("b", 1.0));
+        assert!(past.lock().iter().all(|one| one.node != "old"));
+    }
+
+    #[test]
+    fn it_outlives_the_daemon_and_a_damaged_file_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("past.json");
+        let past = Past::open(&KernelDisk, file.clone());
+        keep(&mut past.lock(), measured("b", 1e9));
+        past.write(&KernelDisk).unwrap();
+        assert_eq!(rate(&Past::open(&KernelDisk, file.clone()), "b"), Some(1e9));
+        std::fs::write(&file, "[{\"node\":").unwrap();
+        let anew = Past::open(&KernelDisk, file.clone());
+        assert_eq!(rate(&anew, "b"), None);
+        keep(&mut anew.lock(), measured("b", 2e9));
+        anew.write(&KernelDisk).unwrap();
+        assert_eq!(rate(&Past::open(&KernelDisk, file), "b"), Some(2e9));
+    }
+}
