@@ -54,15 +54,23 @@ impl Client {
     }
 
     /// Everything in the way of a migration. Changes nothing.
-    /// Of `options`, those about devices and disks count.
+    /// Of `options`, those about devices, disks, mode, bandwidth, downtime and goals count.
     pub async fn check(&self, name: &str, to: &str, options: &MigrationSpec) -> Result<CheckReport, Error> {
         let list = |key: &str, parts: Vec<String>| {
             if parts.is_empty() { String::new() } else { format!("&{key}={}", encoded(&parts.join(";"))) }
         };
+        // An older daemon does not know what is new, and is not told of defaults.
+        let usual = MigrationSpec::default().max_downtime_ms;
+        let number = |key: &str, value: Option<u64>| list(key, value.iter().map(u64::to_string).collect());
         let more = [
             list("devices", options.devices.iter().map(ToString::to_string).collect()),
             list("disks", options.disks.clone()),
             list("disk_map", options.disk_map.iter().map(ToString::to_string).collect()),
+            list("mode", options.mode.fixed().map(|mode| mode.to_string()).into_iter().collect()),
+            number("bandwidth", options.bandwidth.map(|limit| limit.0)),
+            number("max_downtime_ms", Some(options.max_downtime_ms).filter(|ms| *ms != usual)),
+            number("max_pause_ms", options.goals.max_pause_ms),
+            number("within_ms", options.goals.within_ms),
         ]
         .concat();
         self.0.get(&format!("{}?to={}{more}", path(name, "/check"), encoded(to))).await

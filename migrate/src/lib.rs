@@ -61,6 +61,8 @@ pub mod pending;
 #[cfg(not(loom))]
 pub mod plan;
 #[cfg(not(loom))]
+pub mod promise;
+#[cfg(not(loom))]
 pub mod proto;
 #[cfg(not(loom))]
 pub mod publish;

@@ -42,13 +42,33 @@ pub struct Measured {
     pub by: By,
     /// Page payload per second of the link, if enough crossed to say so and no limit held it back.
     pub link_bytes_per_s: Option<f64>,
+    /// What a migration took beside the memory that crossed, if it came to its end.
+    #[serde(default)]
+    pub times: Option<MoveTimes>,
+}
+
+/// What a migration took beside the memory that crossed. Unit: milliseconds, if not named.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct MoveTimes {
+    /// From the request to the first page.
+    pub setup_ms: f64,
+    /// From the request until the destination's QEMU waited for the guest.
+    pub ready_ms: f64,
+    /// The pause, without pages; `None` if most of it was pages.
+    pub pause_ms: Option<f64>,
+    /// From the guest's running there to the end, without pages.
+    pub after_ms: f64,
+    /// Page payload per second into memory that the destination had given pages before: what post-copy fetched, if that was enough to say so and no
+    /// limit held it back.
+    pub again_bytes_per_s: Option<f64>,
 }
 
 impl Measured {
     /// Measured just now.
     #[must_use]
     pub fn now(node: &str, fabric: &str, by: By) -> Self {
-        Self { node: node.to_owned(), fabric: fabric.to_owned(), at: now(), by, link_bytes_per_s: None }
+        let (node, fabric) = (node.to_owned(), fabric.to_owned());
+        Self { node, fabric, at: now(), by, link_bytes_per_s: None, times: None }
     }
 
     /// How long ago that was.
@@ -87,12 +107,17 @@ impl Past {
         Self { all: Mutex::new(all), writing: Mutex::default(), file }
     }
 
-    /// What was measured on the way to this node by this fabric, newest first.
+    /// What was measured on the way to this node, newest first.
     #[must_use]
-    pub fn of(&self, node: &str, fabric: &str) -> Vec<Measured> {
+    pub fn of_node(&self, node: &str) -> Vec<Measured> {
         let all = self.lock();
-        let same = |one: &&Measured| one.node == node && one.fabric == fabric && one.ago() <= KEPT_FOR;
+        let same = |one: &&Measured| one.node == node && one.ago() <= KEPT_FOR;
         all.iter().rev().filter(same).cloned().collect()
+    }
+
+    /// The same of one fabric.
+    fn of(&self, node: &str, fabric: &str) -> Vec<Measured> {
+        self.of_node(node).into_iter().filter(|one| one.fabric == fabric).collect()
     }
 
     /// What the link carried last: as a migration has measured it, or else a trial, which reads over one connection and writes no memory.

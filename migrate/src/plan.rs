@@ -13,6 +13,9 @@ const MAX_ROUNDS: u32 = 30;
 /// `precopy` has promised not to fall back: it goes on trying while the guest may calm down.
 const MAX_STUBBORN_ROUNDS: u32 = 60;
 
+/// A round, and what it leaves if it shrinks nothing, in rounds.
+const ROUND_AND_REST: f64 = 2.5;
+
 /// Rounds after which pre-copy says that it does not converge.
 const ROUNDS_TO_TELL: u32 = 2;
 
@@ -140,6 +143,37 @@ pub fn could_shrink(dirty_bytes_per_s: f64, link_bytes_per_s: f64) -> bool {
     dirty_bytes_per_s < PAYS * link_bytes_per_s
 }
 
+/// What is done when the time for more rounds is over.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Hurry {
+    /// The guest is stopped. Why.
+    Stop(String),
+    /// The guest is stopped, and what is left follows it: pre-copy turns hybrid. Why.
+    Turn(String),
+}
+
+/// Whether a goal's time is up: another round takes longer than there is, together with what it leaves, which may be as much and comes slower when the
+/// guest waits for it. So what is left crosses now. `None`: there is time, or pre-copy is what the operator wants, and what is left does not fit the
+/// pause. Times: milliseconds, for pages until the end, and for pages in the pause.
+#[must_use]
+pub fn hurry(mode: Mode, may_turn: bool, (left_ms, in_pause_ms): (f64, f64), s: Standing) -> Option<Hurry> {
+    let round_ms = s.left_ms();
+    if round_ms * ROUND_AND_REST + SMALL_MS <= left_ms {
+        return None;
+    }
+    let why = format!(
+        "{} left, {round_ms:.1} ms at {}: another round would take more time than the goal leaves",
+        size(s.left_bytes),
+        rate(s.link_bytes_per_s)
+    );
+    match mode {
+        Mode::Hybrid => Some(Hurry::Stop(why)),
+        Mode::Precopy if round_ms <= in_pause_ms => Some(Hurry::Stop(why)),
+        Mode::Precopy if may_turn => Some(Hurry::Turn(format!("{why}; the rest follows the guest"))),
+        Mode::Precopy | Mode::Postcopy => None,
+    }
+}
+
 /// How the rate of a link is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkKnown {
@@ -149,6 +183,11 @@ pub enum LinkKnown {
     Before {
         /// How long that is ago.
         ago: Duration,
+    },
+    /// By what several migrations to the same node measured, the middle of that.
+    Usual {
+        /// How many.
+        migrations: usize,
     },
     /// By `vmove fabric check`: no migration to that node has measured it.
     Tried {
@@ -171,12 +210,16 @@ pub struct Link {
 }
 
 impl Link {
-    fn told(self) -> String {
+    /// In words.
+    pub(crate) fn told(self) -> String {
         let rate = rate(self.bytes_per_s);
         match self.known {
             LinkKnown::Measured => format!("link moves {rate}"),
             LinkKnown::Before { ago } => {
                 format!("link moved {rate} in the last migration to this node, {} ago", age(ago))
+            }
+            LinkKnown::Usual { migrations } => {
+                format!("link moved {rate}, the middle of the last {migrations} migrations to this node")
             }
             LinkKnown::Tried { ago } => {
                 format!("link moved {rate} in `vmove fabric check`, {} ago", age(ago))
@@ -329,6 +372,21 @@ mod tests {
         assert_eq!(not_converging(100.0, at(1, 400_000_000, 400_000_000)), None, "too early");
         assert_eq!(not_converging(300.0, at(2, 400_000_000, 400_000_000)), None, "it is allowed");
         assert_eq!(not_converging(100.0, at(2, 800_000_000, 400_000_000)), None, "it shrinks");
+    }
+
+    #[test]
+    fn rounds_end_when_the_time_of_a_goal_is_up() {
+        // 400 MB take 200 ms, and the next round would leave as much.
+        let s = at(3, 400_000_000, 400_000_000);
+        let turns = |mode, may_turn, left_ms, in_pause| hurry(mode, may_turn, (left_ms, in_pause), s);
+        assert_eq!(turns(Mode::Hybrid, false, 600.0, 10.0), None, "there is time");
+        assert!(matches!(turns(Mode::Hybrid, false, 300.0, 10.0), Some(Hurry::Stop(_))));
+        assert!(matches!(turns(Mode::Precopy, true, 300.0, 10.0), Some(Hurry::Turn(_))));
+        assert!(
+            matches!(turns(Mode::Precopy, true, 300.0, 250.0), Some(Hurry::Stop(_))),
+            "it fits the pause"
+        );
+        assert_eq!(turns(Mode::Precopy, false, 300.0, 10.0), None, "nobody has asked for hybrid");
     }
 
     #[test]

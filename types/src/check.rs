@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::device::OwnState;
+use crate::promise::Promise;
 use crate::spec::Mode;
 
 macro_rules! blocker_codes {
@@ -122,6 +123,8 @@ blocker_codes! {
     DiskShared = "disk-shared",
     /// No disk of this name can move, or it cannot move as it is.
     DiskNotMovable = "disk-not-movable",
+    /// A goal cannot be kept.
+    Goal = "goal",
     /// The destination has no room or no place for a disk.
     DiskPlace = "disk-place",
     /// A job of QEMU is at work on the disk.
@@ -210,7 +213,7 @@ impl Blocker {
 }
 
 /// The answer to `vmove check`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct CheckReport {
     /// Name of the VM.
@@ -225,6 +228,9 @@ pub struct CheckReport {
     pub modes: Vec<String>,
     /// Fabric that would be used and why.
     pub fabric: String,
+    /// What a migration with these options would be like. `None`: the VM cannot move, or its guest could not be watched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promise: Option<Promise>,
     /// Devices of the node that the guest owns: how each would be moved.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceWay>,

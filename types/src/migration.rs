@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::progress::Progress;
-use crate::spec::MigrationSpec;
+use crate::spec::{MigrationSpec, ModeRequest};
 
 /// Where a VM shall go.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -22,6 +22,21 @@ pub struct CheckQuery {
     /// Where they are to be, each `NAME=PATH`, with `;` between them.
     #[serde(default)]
     pub disk_map: Option<String>,
+    /// How memory is to cross: `auto` (default), `precopy`, `postcopy` or `hybrid`.
+    #[serde(default)]
+    pub mode: Option<ModeRequest>,
+    /// As in the options of a migration.
+    #[serde(default)]
+    pub bandwidth: Option<u64>,
+    /// As in the options of a migration.
+    #[serde(default)]
+    pub max_downtime_ms: Option<u64>,
+    /// As in the goals of a migration.
+    #[serde(default)]
+    pub max_pause_ms: Option<u64>,
+    /// As in the goals of a migration.
+    #[serde(default)]
+    pub within_ms: Option<u64>,
 }
 
 /// Starts a migration.

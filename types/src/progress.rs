@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::disk::DiskProgress;
+use crate::promise::Promise;
 use crate::report::Report;
 
 /// Where a session stands. The order is that of a migration without trouble.
@@ -207,6 +208,9 @@ pub struct Progress {
     pub fabric: Option<String>,
     /// Estimated milliseconds to the end, where that can be said.
     pub eta_ms: Option<f64>,
+    /// What it has promised to keep its goals, if it has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promise: Option<Promise>,
     /// What goes wrong though the session goes on, and what would help.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
@@ -244,6 +248,7 @@ impl Progress {
             round: 0,
             fabric: None,
             eta_ms: None,
+            promise: None,
             warning: None,
             unwritten: None,
             missing_devices: Vec::new(),

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::disk::DiskReport;
+use crate::promise::{Promise, Verdict};
 use crate::spec::Mode;
 
 /// Latency of page faults at the destination, from the kernel's message being read to the page being mapped.
@@ -105,6 +106,12 @@ pub struct Report {
     /// What the rounds measured of the link, in bytes of page payload per second: the next `auto` to this node may count on it. `None`: too
     /// little crossed in rounds to say so, or `--bandwidth` held them back.
     pub link_bytes_per_s: Option<f64>,
+    /// What was promised before it began. `None`: no goals were given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promise: Option<Promise>,
+    /// What came of each goal.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub verdict: Vec<Verdict>,
     /// Bytes on the wire for pages and device state, headers included, both directions.
     pub bytes_sent: u64,
     /// Device state alone.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceChoice;
 use crate::disk::{ALL_DISKS, DiskPlace, SourceDisks};
+use crate::goal::Goals;
 
 /// How guest memory crosses, as decided (never `auto`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -66,6 +67,16 @@ impl ModeRequest {
             Self::Precopy => Some(Mode::Precopy),
             Self::Postcopy => Some(Mode::Postcopy),
             Self::Hybrid => Some(Mode::Hybrid),
+        }
+    }
+}
+
+impl From<Mode> for ModeRequest {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Precopy => Self::Precopy,
+            Mode::Postcopy => Self::Postcopy,
+            Mode::Hybrid => Self::Hybrid,
         }
     }
 }
@@ -129,6 +140,8 @@ pub struct MigrationSpec {
     /// Longest pause of the guest that `precopy` may cause, and the target `auto` plans for.
     /// Unit: milliseconds of CLOCK_MONOTONIC; range 1 to 60,000; default 300.
     pub max_downtime_ms: u64,
+    /// What the migration is to keep; it does not begin if it cannot promise so. Default: nothing, and no promise.
+    pub goals: Goals,
     /// Cap on bulk traffic; `None` (default) for no cap.
     #[cfg_attr(feature = "schema", schema(value_type = Option<u64>))]
     pub bandwidth: Option<Bandwidth>,
@@ -169,6 +182,7 @@ impl Default for MigrationSpec {
         Self {
             mode: ModeRequest::Auto,
             max_downtime_ms: 300,
+            goals: Goals::default(),
             bandwidth: None,
             paused: false,
             verify: false,
@@ -214,9 +228,28 @@ impl MigrationSpec {
             }
         }
         self.validate_disks()?;
+        self.validate_goals()?;
         if let Some(Bandwidth(rate)) = self.bandwidth.filter(|b| b.0 < 1 << 20) {
             return Err(format!(
                 "bandwidth: expected at least 1 MiB/s (8.4 Mbit), found {rate} bytes per second"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Goals do not contradict each other or other options.
+    fn validate_goals(&self) -> Result<(), String> {
+        let goals = &self.goals;
+        goals.validate()?;
+        if let Some(pause) = goals.max_pause_ms.filter(|_| self.paused) {
+            return Err(format!(
+                "goals contradict the options: max_pause_ms {pause} with paused, which leaves the guest paused; leave one of them out"
+            ));
+        }
+        if let Some(within) = goals.within_ms.filter(|within| (1..*within).contains(&self.timeout_ms)) {
+            return Err(format!(
+                "goals contradict the options: within_ms {within}, and timeout_ms calls the migration off after {}; expected a timeout_ms of at least {within}, or 0 for none",
+                self.timeout_ms
             ));
         }
         Ok(())
@@ -282,6 +315,25 @@ mod tests {
         assert_eq!(disks(&["a", "b"], &["a=/x", "b=/y"]).validate(), Ok(()));
         let bad = MigrationSpec { unplug_timeout_ms: 1, ..MigrationSpec::default() };
         assert!(bad.validate().unwrap_err().contains("unplug_timeout_ms"));
+    }
+
+    fn with_goals(pause: Option<u64>, within: Option<u64>) -> MigrationSpec {
+        let goals = Goals { max_pause_ms: pause, within_ms: within };
+        MigrationSpec { goals, ..MigrationSpec::default() }
+    }
+
+    #[test]
+    fn goals_that_contradict_are_refused_by_name() {
+        assert_eq!(with_goals(Some(20), Some(60_000)).validate(), Ok(()));
+        let why = |spec: MigrationSpec| spec.validate().unwrap_err();
+        assert!(why(with_goals(Some(0), None)).contains("max_pause_ms: expected 1 to 60000, found 0"));
+        assert!(why(with_goals(None, Some(1))).contains("within_ms: expected 100 to 86400000, found 1"));
+        assert!(why(with_goals(Some(20_000), Some(10_000))).contains("contradict each other"));
+        let paused = MigrationSpec { paused: true, ..with_goals(Some(20), None) };
+        assert!(why(paused).contains("max_pause_ms 20 with paused"));
+        let called_off = why(with_goals(None, Some(300_000)));
+        assert!(called_off.contains("timeout_ms calls the migration off after 120000"), "{called_off}");
+        assert_eq!(MigrationSpec { timeout_ms: 0, ..with_goals(None, Some(300_000)) }.validate(), Ok(()));
     }
 
     #[test]

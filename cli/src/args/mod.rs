@@ -15,6 +15,7 @@ pub mod bridge;
 pub mod cluster;
 pub mod clusters;
 pub mod disks;
+mod goals;
 pub mod hooks;
 pub mod libvirt;
 mod members;

@@ -46,10 +46,12 @@ impl Migrate {
         let options = MigrationSpec {
             mode: self.mode_of.iter().find(|(about, _)| of(about)).map_or(self.mode, |(_, mode)| *mode),
             max_downtime_ms: self.max_downtime.unwrap_or(default.max_downtime_ms),
+            goals: self.goals.goals(),
             bandwidth: self.bandwidth.map(Bandwidth),
             paused: self.paused,
             verify: self.verify,
-            timeout_ms: self.timeout.unwrap_or(default.timeout_ms),
+            // Whoever has a goal of ten minutes does not want it called off after two.
+            timeout_ms: self.timeout.unwrap_or(default.timeout_ms.max(self.goals.within.unwrap_or(0))),
             devices: devices.map(|device| device.choice.clone()).collect(),
             head_start: self.head_start,
             grant: grant.map(|grant| grant.grant.clone()),
@@ -100,6 +102,17 @@ mod tests {
         let all = migrate("a b --to n --grant b:ey.x --grant a:ez.y").requests().unwrap();
         assert_eq!(all[0].options.grant.as_deref(), Some("ez.y"));
         assert_eq!(all[1].options.grant.as_deref(), Some("ey.x"));
+    }
+
+    #[test]
+    fn goals_are_asked_for_and_the_timeout_lets_them() {
+        let all = migrate("a --to n --max-pause 20ms --within 10m").requests().unwrap();
+        let options = &all[0].options;
+        assert_eq!((options.goals.max_pause_ms, options.goals.within_ms), (Some(20), Some(600_000)));
+        assert_eq!(options.timeout_ms, 600_000);
+        options.validate().unwrap();
+        let all = migrate("a --to n --within 10m --timeout 1m").requests().unwrap();
+        assert!(all[0].options.validate().unwrap_err().contains("goals contradict the options"));
     }
 
     #[test]

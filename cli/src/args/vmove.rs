@@ -10,6 +10,7 @@ use vmove_types::spec::{HeadStart, ModeRequest};
 use vmove_types::tuning::PinRequest;
 
 pub use super::disks::{DiskArgs, MovedDiskArgs};
+pub use super::goals::GoalArgs;
 pub use super::hooks::{HookCommand, HookTest};
 pub use super::libvirt::LibvirtCommand;
 pub use super::tune::Tune;
@@ -300,8 +301,11 @@ pub struct Forget {
   vmove --json check web --to 192.0.2.2:7420 | jq -r '.blockers[].message'
   vmove check sim --to node2 --device net0=0000:3b:02.4
   vmove check web --to node2 --disks all
+  vmove check web --to node2 --max-pause 20ms --within 60s
+  vmove --json check web --to node2 | jq .promise
 
-Ends with 0 if at least one mode remains, with 3 if the VM cannot move.")]
+The promise is what a migration would be like: mode, pause, time, and what crosses. The guest is watched for 0.3 s for that, and does not notice.
+Ends with 0 if at least one mode remains and the goals can be kept, with 3 if not.")]
 pub struct Check {
     /// Name of the VM
     #[arg(value_name = "VM")]
@@ -315,6 +319,16 @@ pub struct Check {
     /// Disks that come along.
     #[command(flatten)]
     pub disks: DiskArgs,
+    /// How memory would cross
+    #[arg(long, value_name = "MODE", default_value = "auto",
+          value_parser = PossibleValuesParser::new(["auto", "precopy", "postcopy", "hybrid"]).try_map(|s| s.parse::<ModeRequest>()))]
+    pub mode: ModeRequest,
+    /// Cap on bulk traffic, such as 10Gbit or 1GiB per second [default: none]
+    #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
+    pub bandwidth: Option<u64>,
+    /// What the migration is to keep.
+    #[command(flatten)]
+    pub goals: GoalArgs,
 }
 
 /// Arguments of `migrate`.
@@ -327,6 +341,10 @@ pub struct Check {
   vmove migrate rank0 rank1 rank2 --to node2
   vmove migrate sim --to node2 --device net0=0000:3b:02.4 --device gpu=0000:65:00.0 \\
         --quiesce 'systemctl stop job' --resume 'systemctl start job'
+
+Goals in place of settings: the migration says beforehand what it will be like, or does not begin and says what could be kept; it chooses its mode
+and ends its rounds by them; and it says afterwards what it kept:
+  vmove migrate web --to node2 --max-pause 20ms --within 60s
 
 Disks must be on storage that both nodes see, or be copied along:
   vmove migrate web --to node2 --disks all
@@ -365,8 +383,11 @@ pub struct Migrate {
           value_parser = PossibleValuesParser::new(["auto", "precopy", "postcopy", "hybrid"]).try_map(|s| s.parse::<ModeRequest>()))]
     pub mode: ModeRequest,
     /// Longest pause that precopy may cause and auto plans for [default: 300ms]
-    #[arg(long, value_name = "TIME", value_parser = milliseconds)]
+    #[arg(long, value_name = "TIME", value_parser = milliseconds, conflicts_with = "max_pause")]
     pub max_downtime: Option<u64>,
+    /// What the migration is to keep.
+    #[command(flatten)]
+    pub goals: GoalArgs,
     /// Cap on bulk traffic, such as 10Gbit or 1GiB per second [default: none]
     #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
     pub bandwidth: Option<u64>,
@@ -546,6 +567,11 @@ mod tests {
             (&["migrate", "a", "--to", "b", "--mode", "rdma"], "postcopy"),
             (&["migrate", "a", "--to", "b", "--bandwidth", "10"], "10Gbit"),
             (&["migrate", "a", "--to", "b", "--max-downtime", "1us"], "1ms"),
+            (&["migrate", "a", "--to", "b", "--max-pause", "20"], "300ms"),
+            (
+                &["migrate", "a", "--to", "b", "--max-pause", "1s", "--max-downtime", "1s"],
+                "cannot be used with",
+            ),
             (&["run", "--name", "a"], "QEMU"),
             (&["run", "--name", "a", "--device", "17:00.0", "--", "q"], "ROLE=ADDRESS"),
             (&["run", "--name", "a", "--device", "gpu=17:00.0,speed=1", "--", "q"], "not a setting"),

@@ -18,6 +18,7 @@ pub struct Bar {
     furthest: Furthest,
     lines: Option<Lines>,
     warned: Cell<bool>,
+    promised: Cell<bool>,
 }
 
 /// What was said last, and when.
@@ -85,6 +86,9 @@ impl Bar {
     }
 
     fn show(&self, progress: &Progress, message: String) {
+        if let Some(promise) = progress.promise.as_ref().filter(|_| !self.promised.replace(true)) {
+            self.note(&format!("vmove: {}: {promise}", progress.vm));
+        }
         if let Some(warning) = progress.warning.as_ref().filter(|_| !self.warned.replace(true)) {
             self.note(&format!("vmove: {}: {warning}", progress.vm));
         }

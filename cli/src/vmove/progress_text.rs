@@ -174,6 +174,8 @@ pub fn summary(r: &Report) -> String {
             ),
         ),
     ];
+    rows.extend(r.promise.iter().map(|promise| ("promised", format!("{promise} ({})", promise.basis))));
+    rows.extend(r.verdict.iter().map(|verdict| ("goal", verdict.to_string())));
     if !r.rounds.is_empty() {
         rows.push(("rounds", with_reason(&r.rounds.len().to_string(), &r.rounds_reason)));
     }

@@ -9,7 +9,7 @@ use crate::args::vmove::{Adopt, Check, Pause, Run, Stop};
 use crate::output::{End, fields, note, say, say_json, table};
 use vmove_client::Client;
 use vmove_types::problem::Exit;
-use vmove_types::spec::MigrationSpec;
+use vmove_types::spec::{Bandwidth, MigrationSpec};
 use vmove_types::tuning::PinRequest;
 use vmove_types::units::{format_bytes, format_ms, to_f64};
 use vmove_types::vm::{AdoptRequest, LABEL, RunRequest, Running, VmDetail};
@@ -154,6 +154,9 @@ pub async fn check(client: &Client, args: &Check, json: bool) -> Result<Exit, En
         devices: args.devices.clone(),
         disks: args.disks.disks.clone(),
         disk_map: args.disks.disk_map.clone(),
+        mode: args.mode,
+        bandwidth: args.bandwidth.map(Bandwidth),
+        goals: args.goals.goals(),
         ..MigrationSpec::default()
     };
     let report = client.check(&args.vm, &args.to, &options).await?;
@@ -178,6 +181,9 @@ pub async fn check(client: &Client, args: &Check, json: bool) -> Result<Exit, En
     }
     if !report.fabric.is_empty() {
         out.push_str(&format!("  fabric   {}\n", report.fabric));
+    }
+    if let Some(promise) = &report.promise {
+        out.push_str(&format!("  promise  {promise} ({})\n", promise.basis));
     }
     say(&out)?;
     Ok(exit)

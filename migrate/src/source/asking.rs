@@ -27,7 +27,9 @@ use crate::vmm::LeavingMonitor;
 use vmove_node::blocking::spawn_blocking;
 use vmove_node::peer::Token;
 use vmove_node::record::{RamFileRecord, VmRecord};
-use vmove_types::spec::MigrationSpec;
+use vmove_types::check::Blocker;
+use vmove_types::goal::Goals;
+use vmove_types::spec::{MigrationSpec, Mode};
 
 /// The destination looks for blockers, which starts a QEMU twice to ask what it is.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -41,6 +43,8 @@ pub(super) struct Guest {
     facts: VmFacts,
     disks: Choice,
     taps: Result<Vec<Tap>, TapsError>,
+    /// Modes that nothing here is in the way of.
+    pub modes: Vec<Mode>,
 }
 
 /// A destination that was dialled.
@@ -107,6 +111,7 @@ impl Guest {
         let disks = look_at_disks(session, &*monitor).await?;
         blockers.extend(disks.blockers.iter().cloned());
         let mode = session.spec().mode.fixed();
+        let modes = left_of(&blockers);
         // `auto` takes what is left; a named mode must be possible.
         let bad: Vec<_> =
             blockers.into_iter().filter(|b| mode.map_or(b.modes.is_empty(), |m| b.rules_out(m))).collect();
@@ -124,7 +129,12 @@ impl Guest {
         session.write(|r| r.was_running = was_running)?;
         // Of a guest of libvirt's no frames are passed on.
         let taps = if vm.libvirt.is_some() { Ok(Vec::new()) } else { Tap::of(&facts.netdevs, pid) };
-        Ok(Self { monitor, direct_io, facts, disks, taps })
+        Ok(Self { monitor, direct_io, facts, disks, taps, modes })
+    }
+
+    /// Whether the guest runs.
+    pub(super) fn runs(&self) -> bool {
+        self.facts.status == "running"
     }
 
     /// Dials the destination.
@@ -151,6 +161,11 @@ impl Asking {
             false,
         );
         prepare.in_group = session.member.is_some();
+        // Goals are this side's, and it may have chosen the mode by them.
+        prepare.spec.goals = Goals::default();
+        if session.steering.is_some() {
+            prepare.spec.mode = session.mode.into();
+        }
         self.control.send(&ToDestination::Prepare(Box::new(prepare))).await?;
         let answer = timeout(ANSWER_TIMEOUT, session.next(&mut self.control, Serving::Nothing)).await;
         let no_answer =
@@ -186,6 +201,12 @@ impl Asking {
             prepared: false,
         }
     }
+}
+
+/// The modes that these do not rule out.
+pub(super) fn left_of(blockers: &[Blocker]) -> Vec<Mode> {
+    let open = |mode: &Mode| !blockers.iter().any(|blocker| blocker.rules_out(*mode));
+    [Mode::Precopy, Mode::Postcopy, Mode::Hybrid].into_iter().filter(open).collect()
 }
 
 /// Which disks move. What an earlier migration has left in QEMU of their copies is taken away before: a block job would be in the way.

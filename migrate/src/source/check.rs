@@ -4,30 +4,53 @@ use std::sync::Arc;
 
 use tokio::time::timeout;
 
-use super::asking::{ANSWER_TIMEOUT, prepare_message};
+use super::asking::{ANSWER_TIMEOUT, left_of, prepare_message};
 use super::disk_choice;
 use super::memory::SourceMemory;
+use super::promised::{goal_blocker, look_ahead};
 use crate::devices::{own_state, way};
 use crate::node::Node;
 use crate::proto::message::{ToDestination, ToSource};
 use vmove_node::peer::{Channel, Hello, LinkKind, PROTOCOL_VERSION, PeerTarget, SessionId, Token};
 use vmove_node::record::VmRecord;
 use vmove_types::check::{Blocker, BlockerCode, CheckReport};
+use vmove_types::goal::Goals;
 use vmove_types::problem::chain;
-use vmove_types::spec::{MigrationSpec, Mode};
+use vmove_types::spec::MigrationSpec;
 
 /// What stands in the way of a VM, and the modes that are left.
 pub(crate) async fn check(node: Arc<Node>, vm: VmRecord, to: PeerTarget, spec: MigrationSpec) -> CheckReport {
     let mut report =
         CheckReport { vm: vm.name.clone(), destination: to.to_string(), ..CheckReport::default() };
-    match look(&node, &vm, &to, spec, &mut report).await {
-        Ok(blockers) => report.blockers.extend(blockers),
+    match look(&node, &vm, &to, spec.clone(), &mut report).await {
+        Ok((blockers, runs)) => {
+            report.blockers.extend(blockers);
+            add_promise(&node, &vm, (&to.name, &spec), runs, &mut report).await;
+        }
         Err(blocker) => report.blockers.push(blocker),
     }
-    let open = |mode: &&Mode| !report.blockers.iter().any(|b| b.rules_out(**mode));
-    report.modes =
-        [Mode::Precopy, Mode::Postcopy, Mode::Hybrid].iter().filter(open).map(ToString::to_string).collect();
+    report.modes = left_of(&report.blockers).iter().map(ToString::to_string).collect();
     report
+}
+
+/// What a migration would be like, if the VM can move.
+async fn add_promise(
+    node: &Arc<Node>,
+    vm: &VmRecord,
+    (to, spec): (&str, &MigrationSpec),
+    runs: bool,
+    report: &mut CheckReport,
+) {
+    let modes = left_of(&report.blockers);
+    if modes.is_empty() {
+        return;
+    }
+    match look_ahead(node, vm, (to, spec), (runs, &modes)).await {
+        Ok((Ok(promise), _)) => report.promise = Some(promise),
+        Ok((Err(broken), _)) if spec.goals.is_empty() => report.warnings.push(broken.why),
+        Ok((Err(broken), _)) => report.blockers.push(goal_blocker(broken)),
+        Err(error) => report.warnings.push(format!("the guest could not be watched: {}", chain(&error))),
+    }
 }
 
 /// An error that stands in the way.
@@ -39,9 +62,11 @@ async fn look(
     node: &Arc<Node>,
     vm: &VmRecord,
     to: &PeerTarget,
-    spec: MigrationSpec,
+    mut spec: MigrationSpec,
     report: &mut CheckReport,
-) -> Result<Vec<Blocker>, Blocker> {
+) -> Result<(Vec<Blocker>, bool), Blocker> {
+    // Goals are this side's.
+    spec.goals = Goals::default();
     let vmm = &*node.config.vmm;
     let monitor = vmm.monitor(vm).await.map_err(blocker(BlockerCode::Monitor))?;
     let facts = monitor.facts(vm.pid.unsigned_abs()).await.map_err(blocker(BlockerCode::Monitor))?;
@@ -81,7 +106,7 @@ async fn look(
         Ok(Ok(ToSource::Checked { blockers, fabric, warnings })) => {
             report.fabric = fabric;
             report.warnings.extend(warnings);
-            return Ok(blockers);
+            return Ok((blockers, facts.status == "running"));
         }
         Ok(Ok(other)) => format!("it said {}", other.name()),
         Ok(Err(error)) => chain(&error),

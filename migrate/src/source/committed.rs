@@ -288,6 +288,7 @@ impl Committed {
     fn guest_runs_there(&mut self, session: &mut Session, running: Running) {
         self.runs_there = true;
         session.publisher.enter(Phase::Fetch);
+        session.runs_ms.get_or_insert(session.publisher.elapsed_ms());
         let (stopped_at, pause) = match &mut self.kept {
             Kept::InMemory(qemu) => (qemu.stopped_at, qemu.pause.take()),
             Kept::Journaled => (None, None),

@@ -242,7 +242,7 @@ impl SourceMemory {
     }
 
     /// Pages of each block that the file has memory for.
-    fn content(&self) -> Result<Vec<PageSet>, MemoryError> {
+    pub(super) fn content(&self) -> Result<Vec<PageSet>, MemoryError> {
         let of = |block: &Block| {
             let mut set = PageSet::empty(block.file.pages());
             for extent in block.file.data_extents()? {

@@ -1,6 +1,6 @@
 //! The side the guest comes from.
 //!
-//! A session is one task that runs one phase after the other ([`phases`]): [`asking`], [`warm`] (with [`head_start`], [`sample`] and [`rounds`]),
+//! A session is one task that runs one phase after the other ([`phases`]): [`asking`] (with [`promised`] and [`watch`], if there are goals), [`warm`] (with [`head_start`], [`sample`] and [`rounds`]),
 //! [`stopping`], [`stopped`], [`committed`], [`released`]. Each phase is a struct with what there is in it, and becomes the next one by
 //! value; up to the commit it can be undone at any point ([`aborted`]). What outlives the phases is in [`session`]; [`conversation`] talks
 //! to the destination, [`page_service`] lets it read the guest's memory.
@@ -35,15 +35,18 @@ mod outdated;
 mod page_service;
 mod pause;
 mod phases;
+mod promised;
 mod registering;
 mod released;
 mod rounds;
 mod sample;
 mod session;
+mod steering;
 mod stopped;
 mod stopped_qemu;
 mod stopping;
 mod warm;
+mod watch;
 
 pub(crate) use aborted::{put_back, tell_later};
 pub(crate) use check::check;

@@ -166,6 +166,7 @@ pub(crate) async fn begin(begun: Begun) {
 async fn run(mut session: Session, limits: &Limits) {
     let asked = async {
         let guest = Guest::look(&mut session).await?;
+        guest.promise(&mut session).await?;
         guest.dial(&session).await
     };
     let mut asking = match limits.run(asked.instrument(phase("Asking"))).await {

@@ -25,6 +25,7 @@ const RELEASED_TIMEOUT: Duration = Duration::from_secs(2);
 /// Frees everything, and ends the session.
 pub(super) async fn run(mut session: Session, kept: Kept, figures: &Complete, mut control: Control) {
     session.publisher.enter(Phase::Finish);
+    session.whole_ms = Some(session.publisher.elapsed_ms());
     // Safe without its line: a daemon started anew that finds Committed asks, and the destination is whole. What is freed may be the
     // very room that the line needs.
     if let Err(error) = session.advance_owing(SourceEvent::PeerComplete) {
@@ -41,6 +42,7 @@ pub(super) async fn run(mut session: Session, kept: Kept, figures: &Complete, mu
     let _ = timeout(RELEASED_TIMEOUT, control.send(&ToDestination::Released)).await;
     session.report.total_ms = session.publisher.elapsed_ms();
     session.report.phases = session.publisher.phases();
+    session.report.verdict = session.verdict();
     let report = session.report.clone();
     session.write_owing(|r| r.report = report);
     session.write_owed().await;

@@ -62,9 +62,14 @@ impl Warm {
                 Some(standing) => standing,
                 None => self.next_round(session, &mut link).await?,
             };
-            match plan::next(session.mode, max_downtime_ms(session), standing) {
+            let in_pause_ms = max_downtime_ms(session);
+            match plan::next(session.mode, in_pause_ms, standing) {
+                Next::Round if let Some(why) = session.out_of_time(standing, in_pause_ms) => {
+                    session.report.rounds_reason = why;
+                    return Ok(());
+                }
                 Next::Round => {
-                    let warning = plan::not_converging(max_downtime_ms(session), standing);
+                    let warning = plan::not_converging(in_pause_ms, standing);
                     session.publisher.update(|p| p.warning = warning);
                 }
                 Next::Stop(why) => {
@@ -120,6 +125,8 @@ impl Warm {
         let page = self.pages.memory.page_bytes() as f64;
         match (session.mode, session.report.rounds.last()) {
             (Mode::Postcopy, _) => false,
+            // A goal has ended the rounds: what is left follows the guest.
+            (Mode::Hybrid, _) if session.hurried => false,
             (Mode::Hybrid, Some(last)) => {
                 let link = (last.pages - last.zero) as f64 * page / (last.duration_ms.max(0.1) / 1e3);
                 plan::could_shrink(last.dirty_pages_per_s * page, link)

@@ -145,5 +145,6 @@ pub(super) fn stops_at_once(session: &Session, sample: &Sample) -> Option<String
 
 #[expect(clippy::cast_precision_loss, reason = "milliseconds below 60,000")]
 pub(super) fn max_downtime_ms(session: &Session) -> f64 {
-    session.spec().max_downtime_ms as f64
+    let goal = session.steering.as_ref().and_then(|steering| steering.pages_in_pause_ms);
+    goal.unwrap_or(session.spec().max_downtime_ms as f64)
 }

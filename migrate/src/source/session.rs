@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::disk_copies::DiskCopies;
 use super::error::{SourceError, Stop, unexpected};
+use super::steering::Steering;
 use crate::frames::Copies;
 use crate::group::barrier::Membership;
 use crate::group::resuming::ResumePlace;
@@ -43,6 +44,19 @@ pub(super) struct Session {
     pub resume: Option<Arc<ResumePlace>>,
     /// Copies of frames that come for the guest while it stands still.
     pub frames: Copies,
+    /// How its goals say how it goes, if it has any.
+    pub steering: Option<Steering>,
+    /// They have ended its rounds.
+    pub hurried: bool,
+    /// For how long its guest was watched before that, in milliseconds.
+    pub watched_ms: f64,
+    /// When the destination's QEMU waited for the guest, and when the guest ran there, in milliseconds after the request.
+    pub ready_ms: Option<f64>,
+    pub runs_ms: Option<f64>,
+    /// When it was whole there.
+    pub whole_ms: Option<f64>,
+    /// Pages that the destination lacked when the guest had stopped.
+    pub pages_at_stop: u64,
 }
 
 impl Session {
@@ -66,6 +80,13 @@ impl Session {
             member: None,
             resume: None,
             frames: Copies::default(),
+            steering: None,
+            hurried: false,
+            watched_ms: 0.0,
+            ready_ms: None,
+            runs_ms: None,
+            whole_ms: None,
+            pages_at_stop: 0,
         }
     }
 
@@ -143,10 +164,10 @@ impl Session {
 
     /// Keeps what was measured for migrations that follow this one.
     pub(super) fn remember_what_was_measured(&self) {
-        let link_bytes_per_s = self.report.link_bytes_per_s;
-        if link_bytes_per_s.is_some() {
+        let (link_bytes_per_s, times) = (self.report.link_bytes_per_s, self.times());
+        if link_bytes_per_s.is_some() || times.is_some() {
             let measured = Measured::now(&self.to().name, &self.report.fabric, By::Migration);
-            let measured = Measured { link_bytes_per_s, ..measured };
+            let measured = Measured { link_bytes_per_s, times, ..measured };
             self.node.past.remember(&self.node.config.disk, measured);
         }
     }

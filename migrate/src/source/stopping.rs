@@ -62,6 +62,7 @@ impl Stopping {
         self.pages.refresh_regions(session, &mut self.control).await?;
         pause.step("register");
         let sets = self.pages.memory.take_pending();
+        session.pages_at_stop = sets.iter().map(crate::pending::PageSet::count).sum();
         let untold = sets.iter().zip(&told).map(|(all, told)| all.without(told)).collect();
         Ok(StoppedGuest { at, was_running, untold, last: FinalPages::new(sets), pause })
     }

@@ -91,6 +91,7 @@ impl Warm {
         let heard = session.next(&mut self.control, Serving::Rounds(&mut self.pages)).await?;
         if let Heard::Message(ToSource::Prepared) = heard {
             self.prepared = true;
+            session.ready_ms.get_or_insert(session.publisher.elapsed_ms());
         }
         Ok(heard)
     }

@@ -12,6 +12,7 @@
 //! | [`spread`] | what several rounds say together |
 //! | [`report`], [`svg`] | tables, JSON, pictures |
 //! | [`pause`] | `./run bench pause`: how long a guest stands still, by its size |
+//! | [`promise`] | `./run bench promise`: what migrations promise beside what was measured |
 //! | [`fork`] | `./run bench fork`: forks, beside what QEMU alone can do |
 
 pub mod ballast;
@@ -22,6 +23,7 @@ pub mod goals;
 pub mod measure;
 pub mod mover;
 pub mod pause;
+pub mod promise;
 pub mod qemu;
 pub mod report;
 pub mod spread;

@@ -11,6 +11,7 @@ mod disk_figures;
 mod disks;
 mod embedded;
 mod events;
+mod goals;
 mod guest;
 mod history;
 mod io_threads;

@@ -12,6 +12,7 @@ use vmove_node::migrations::Migrations as _;
 use vmove_node::registry::RegistryError;
 use vmove_types::check::CheckReport;
 use vmove_types::device::VmDevice;
+use vmove_types::goal::Goals;
 
 use crate::server::grants::Entered;
 use crate::server::problem::IntoProblem;
@@ -19,7 +20,7 @@ use crate::server::tuning::Starting;
 use crate::server::{App, detached};
 use vmove_types::migration::CheckQuery;
 use vmove_types::problem::{Code, Problem};
-use vmove_types::spec::MigrationSpec;
+use vmove_types::spec::{Bandwidth, MigrationSpec};
 use vmove_types::vm::{
     AdoptRequest, RunRequest, Running, StateRequest, StopQuery, Stopped, VmDetail, VmList, VmSummary,
 };
@@ -169,11 +170,16 @@ pub async fn check(
     Query(query): Query<CheckQuery>,
 ) -> Answer<CheckReport> {
     let to = app.known.target(&query.to).map_err(IntoProblem::into_problem)?;
+    let default = MigrationSpec::default();
     let spec = MigrationSpec {
         devices: parts(query.devices.as_deref())?,
         disks: parts(query.disks.as_deref())?,
         disk_map: parts(query.disk_map.as_deref())?,
-        ..MigrationSpec::default()
+        mode: query.mode.unwrap_or_default(),
+        bandwidth: query.bandwidth.map(Bandwidth),
+        max_downtime_ms: query.max_downtime_ms.unwrap_or(default.max_downtime_ms),
+        goals: Goals { max_pause_ms: query.max_pause_ms, within_ms: query.within_ms },
+        ..default
     };
     Ok(axum::Json(app.engine.check(&name, to, spec).await.map_err(IntoProblem::into_problem)?))
 }

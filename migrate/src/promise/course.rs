@@ -1,0 +1,320 @@
+//! The course of a migration, run through beforehand: by the same decisions that its rounds take.
+
+use std::time::Duration;
+
+use super::writes::Writes;
+use crate::plan::{self, Next, Standing};
+use vmove_types::spec::Mode;
+
+/// What a round takes beside the bytes: a message each way, a scan, and threads that wake up.
+const ROUND_MS: f64 = 3.0;
+/// For as long a guest is watched before pre-copy decides whether to begin with rounds.
+const SAMPLE: Duration = Duration::from_millis(100);
+/// Of what a guest writes it finds so much missing at the destination; bulk reads were there before for the rest.
+const FAULTED_SHARE: f64 = 0.5;
+/// A guest that waits for each page, some 100 us, gets no more than that in a second. Unit: bytes.
+const MOST_FAULTED: f64 = 4e7;
+
+/// What a migration takes beside the memory that crosses, as earlier ones to the node have shown. Unit: milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Beside {
+    /// From the request to the first page.
+    pub setup_ms: f64,
+    /// From the request until the destination's QEMU waits for the guest.
+    pub ready_ms: f64,
+    /// The pause, without pages.
+    pub pause_ms: f64,
+    /// From the guest's running there to the end, without pages.
+    pub after_ms: f64,
+}
+
+/// What is known before a migration.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Outlook {
+    /// Bytes that are to cross: pages that hold something else than zeros.
+    pub content_bytes: f64,
+    /// What the guest writes.
+    pub writes: Writes,
+    /// What the link carries. Unit: bytes of page payload per second.
+    pub link_bytes_per_s: f64,
+    /// The same for pages that the destination has memory for already, since they crossed before or were given that memory ahead: a page that comes for the
+    /// first time waits until the kernel has cleared one.
+    pub again_bytes_per_s: f64,
+    /// The former is a limit, which does not hold back pages that the guest waits for.
+    pub limited: bool,
+    /// What is left must cross in this time for pre-copy to stop the guest. Unit: milliseconds.
+    pub pages_in_pause_ms: f64,
+    /// Everything else.
+    pub beside: Beside,
+    /// When all is to be done, after the request. Unit: milliseconds.
+    pub within_ms: Option<f64>,
+}
+
+/// How a migration would go.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Course {
+    /// The guest's pause. Unit: milliseconds.
+    pub pause_ms: f64,
+    /// The whole. Unit: milliseconds.
+    pub time_ms: f64,
+    /// Page payload that crosses. Unit: bytes.
+    pub sent_bytes: f64,
+    /// Rounds.
+    pub rounds: u32,
+}
+
+/// A course that is being run.
+struct Run {
+    mode: Mode,
+    outlook: Outlook,
+    at_ms: f64,
+    sent: f64,
+    left: f64,
+    rounds: u32,
+}
+
+/// How a migration in this mode would go.
+///
+/// # Errors
+/// Pre-copy does not converge. Why.
+pub fn course(mode: Mode, outlook: &Outlook) -> Result<Course, String> {
+    let at_ms = outlook.beside.setup_ms;
+    let mut run =
+        Run { mode, outlook: *outlook, at_ms, sent: 0.0, left: outlook.content_bytes.max(0.0), rounds: 0 };
+    if mode != Mode::Postcopy && !run.stops_at_once() {
+        run.rounds()?;
+        let late = run.outlook.beside.ready_ms - run.at_ms;
+        if late > 0.0 {
+            // The guest goes on writing until the destination's QEMU is ready.
+            run.at_ms += late;
+            run.left = run.left.max(outlook.writes.after_ms(late));
+            let pays = plan::could_shrink(outlook.writes.bytes_per_s, run.link());
+            if mode == Mode::Precopy || pays {
+                run.rounds()?;
+            }
+        }
+    }
+    Ok(run.end())
+}
+
+impl Run {
+    /// Of the first round, or of what comes after it.
+    fn link(&self) -> f64 {
+        let Outlook { link_bytes_per_s, again_bytes_per_s, .. } = self.outlook;
+        let rate = if self.rounds == 0 && self.mode != Mode::Postcopy {
+            link_bytes_per_s
+        } else {
+            again_bytes_per_s
+        };
+        rate.max(1.0)
+    }
+
+    fn ms(&self, bytes: f64) -> f64 {
+        bytes / self.link() * 1e3
+    }
+
+    fn standing(&self, last: f64) -> Standing {
+        Standing {
+            rounds: self.rounds,
+            last_bytes: whole(last),
+            left_bytes: whole(self.left),
+            link_bytes_per_s: self.link(),
+        }
+    }
+
+    /// Pre-copy whose guest may pause for all of its memory, and would gain nothing by rounds.
+    fn stops_at_once(&self) -> bool {
+        let dirty = whole(self.outlook.writes.after_ms(SAMPLE.as_secs_f64() * 1e3));
+        let standing = self.standing(0.0);
+        self.mode == Mode::Precopy
+            && plan::stop_at_once(self.outlook.pages_in_pause_ms, standing, dirty, SAMPLE).is_some()
+    }
+
+    fn rounds(&mut self) -> Result<(), String> {
+        loop {
+            let bytes = self.left;
+            let took = self.ms(bytes) + ROUND_MS;
+            self.at_ms += took;
+            self.sent += bytes;
+            self.rounds += 1;
+            self.left = self.outlook.writes.after_ms(took);
+            match plan::next(self.mode, self.outlook.pages_in_pause_ms, self.standing(bytes)) {
+                Next::Round if self.is_out_of_time(bytes) => return Ok(()),
+                Next::Round => {}
+                Next::Stop(_) => return Ok(()),
+                Next::GiveUp(why) => return Err(why),
+            }
+        }
+    }
+
+    /// A goal ends the rounds of a migration, see [`plan::hurry`].
+    fn is_out_of_time(&self, last: f64) -> bool {
+        let Outlook { within_ms, pages_in_pause_ms, beside, .. } = self.outlook;
+        let Some(within) = within_ms else { return false };
+        let left_ms = within - self.at_ms - beside.pause_ms - beside.after_ms;
+        plan::hurry(self.mode, false, (left_ms, pages_in_pause_ms), self.standing(last)).is_some()
+    }
+
+    /// How long what is left takes to follow the guest.
+    fn fetched_in_ms(&self) -> f64 {
+        let Outlook { writes, limited, .. } = self.outlook;
+        if !limited {
+            return self.ms(self.left);
+        }
+        let faulted = |ms: f64| (FAULTED_SHARE * writes.after_ms(ms)).min(MOST_FAULTED * ms / 1e3);
+        let (mut least, mut most) = (0.0, self.ms(self.left));
+        while most - least > 1.0 {
+            let middle = f64::midpoint(least, most);
+            if self.link() * middle / 1e3 + faulted(middle) < self.left {
+                least = middle;
+            } else {
+                most = middle;
+            }
+        }
+        most
+    }
+
+    fn end(self) -> Course {
+        let Beside { ready_ms, pause_ms, after_ms, .. } = self.outlook.beside;
+        let left_ms = self.ms(self.left);
+        let (in_pause, after) =
+            if self.mode == Mode::Precopy { (left_ms, 0.0) } else { (0.0, self.fetched_in_ms()) };
+        let pause_ms = pause_ms + in_pause;
+        Course {
+            pause_ms,
+            time_ms: self.at_ms.max(ready_ms) + pause_ms + after + after_ms,
+            sent_bytes: self.sent + self.left,
+            rounds: self.rounds,
+        }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of memory, not negative")]
+fn whole(bytes: f64) -> u64 {
+    bytes as u64
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    pub(crate) const BESIDE: Beside =
+        Beside { setup_ms: 50.0, ready_ms: 400.0, pause_ms: 10.0, after_ms: 100.0 };
+
+    pub(crate) fn outlook(content: f64, rate: f64, reach: f64, link: f64) -> Outlook {
+        Outlook {
+            content_bytes: content,
+            writes: Writes { bytes_per_s: rate, reach },
+            link_bytes_per_s: link,
+            again_bytes_per_s: link,
+            limited: false,
+            pages_in_pause_ms: 50.0,
+            beside: BESIDE,
+            within_ms: None,
+        }
+    }
+
+    #[test]
+    fn an_idle_guest_takes_as_long_as_its_memory_does() {
+        for mode in [Mode::Precopy, Mode::Hybrid] {
+            let idle = course(mode, &outlook(2e9, 0.0, 0.0, 1e9)).unwrap();
+            assert_eq!(idle.rounds, 1, "{mode}");
+            assert!((idle.pause_ms - 10.0).abs() < 1e-9 && (idle.sent_bytes - 2e9).abs() < 1.0, "{idle:?}");
+            assert!((idle.time_ms - (50.0 + 2000.0 + ROUND_MS + 10.0 + 100.0)).abs() < 1e-6, "{idle:?}");
+        }
+    }
+
+    #[test]
+    fn a_busy_guest_does_not_converge_by_precopy_and_pauses_shortly_otherwise() {
+        let busy = outlook(2e9, 2e9, 2e9, 1e9);
+        assert!(course(Mode::Precopy, &busy).unwrap_err().contains("does not converge"));
+        let hybrid = course(Mode::Hybrid, &busy).unwrap();
+        let post = course(Mode::Postcopy, &busy).unwrap();
+        assert!((hybrid.pause_ms - 10.0).abs() < 1e-9 && (post.pause_ms - 10.0).abs() < 1e-9);
+        assert!(post.sent_bytes < hybrid.sent_bytes && post.rounds == 0);
+    }
+
+    #[test]
+    fn a_limit_does_not_hold_back_what_the_guest_waits_for() {
+        let limited =
+            |rate| course(Mode::Postcopy, &Outlook { limited: true, ..outlook(1e9, rate, 1e9, 1e7) });
+        let (idle, busy) = (limited(0.0).unwrap(), limited(3e7).unwrap());
+        // 100 s by the limit alone.
+        assert!((idle.time_ms / 100_500.0 - 1.0).abs() < 0.01, "{idle:?}");
+        assert!(busy.time_ms < 0.6 * idle.time_ms && busy.time_ms > 0.4 * idle.time_ms, "{busy:?}");
+    }
+
+    #[test]
+    fn rounds_end_in_time_for_a_goal() {
+        let o = outlook(1e9, 6e8, 1e9, 1e9);
+        let free = course(Mode::Hybrid, &o).unwrap();
+        let hurried = course(Mode::Hybrid, &Outlook { within_ms: Some(1_900.0), ..o }).unwrap();
+        assert!(hurried.rounds < free.rounds && hurried.time_ms <= 1_900.0, "{free:?} {hurried:?}");
+        assert!(free.time_ms > 1_900.0, "{free:?}");
+    }
+
+    #[test]
+    fn a_small_working_set_is_sent_in_the_pause() {
+        // 20 MB that are written over and over: 20 ms of the pause.
+        let course = course(Mode::Precopy, &outlook(1e9, 5e9, 2e7, 1e9)).unwrap();
+        assert!((25.0..32.0).contains(&course.pause_ms), "{course:?}");
+    }
+
+    fn all() -> impl Strategy<Value = Outlook> {
+        (1e6..1e11, 0.0..5e9, 0.0..1.0, 1e7..2e10, 1.0..5e3).prop_map(
+            |(content, rate, reach, link, pages_in_pause_ms)| Outlook {
+                pages_in_pause_ms,
+                ..outlook(content, rate, reach * content, link)
+            },
+        )
+    }
+
+    proptest! {
+        /// A guest that writes nothing takes the least: the least pause, time and bytes.
+        #[test]
+        fn writes_cost(o in all()) {
+            for mode in [Mode::Precopy, Mode::Hybrid, Mode::Postcopy] {
+                let idle = course(mode, &Outlook { writes: Writes::NONE, ..o });
+                let (Ok(busy), Ok(idle)) = (course(mode, &o), idle) else { continue };
+                prop_assert!(busy.time_ms + 1e-6 >= idle.time_ms, "{mode}: {busy:?} {idle:?}");
+                // By more than what stopping at once saves, which pre-copy does for the sake of a busy guest.
+                prop_assert!(mode == Mode::Precopy || busy.sent_bytes + 1.0 >= idle.sent_bytes);
+                prop_assert!(busy.sent_bytes + 1.0 >= o.content_bytes);
+                prop_assert!(busy.time_ms >= o.content_bytes / o.link_bytes_per_s * 1e3);
+            }
+        }
+
+        /// Of courses with as many rounds to a destination that is ready, that of a busier or larger guest, or over a slower link, takes no less of
+        /// anything.
+        #[test]
+        fn worse_is_not_better(o in all(), factor in 1.0..3.0, which in 0..3) {
+            let o = Outlook { beside: Beside { ready_ms: 0.0, ..o.beside }, ..o };
+            let mut worse = o;
+            match which {
+                0 => worse.writes.bytes_per_s *= factor,
+                1 => {
+                    worse.link_bytes_per_s /= factor;
+                    worse.again_bytes_per_s /= factor;
+                }
+                _ => worse.content_bytes *= factor,
+            }
+            for mode in [Mode::Precopy, Mode::Hybrid, Mode::Postcopy] {
+                let (Ok(a), Ok(b)) = (course(mode, &o), course(mode, &worse)) else { continue };
+                if a.rounds == b.rounds {
+                    prop_assert!(b.time_ms + 1e-3 >= a.time_ms, "{mode} {which}: {a:?} {b:?}");
+                    prop_assert!(b.pause_ms + 1e-3 >= a.pause_ms, "{mode} {which}: {a:?} {b:?}");
+                    prop_assert!(b.sent_bytes + 1.0 >= a.sent_bytes, "{mode} {which}: {a:?} {b:?}");
+                }
+            }
+        }
+
+        /// Post-copy pauses the guest no longer, whatever it writes.
+        #[test]
+        fn the_pause_of_postcopy_is_bounded(o in all()) {
+            let post = course(Mode::Postcopy, &o).unwrap();
+            prop_assert!((post.pause_ms - o.beside.pause_ms).abs() < 1e-9);
+        }
+    }
+}

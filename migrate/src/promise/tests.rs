@@ -1,0 +1,98 @@
+use proptest::prelude::*;
+
+use super::course::tests::outlook;
+use super::*;
+
+fn goals(pause: Option<u64>, within: Option<u64>) -> Goals {
+    Goals { max_pause_ms: pause, within_ms: within }
+}
+
+fn promised(goals: &Goals, outlook: &Outlook) -> Result<Promise, Broken> {
+    promise(goals, &MODES, outlook, "")
+}
+
+fn why(goals: &Goals, allowed: &[Mode], outlook: &Outlook) -> String {
+    promise(goals, allowed, outlook, "link moves 1 GB/s").unwrap_err().why
+}
+
+#[test]
+fn the_safest_mode_that_keeps_the_goals_is_taken() {
+    let idle = outlook(1e9, 0.0, 0.0, 1e9);
+    assert_eq!(promised(&goals(Some(20), Some(10_000)), &idle).unwrap().mode, Mode::Precopy);
+    // 40 MB over and over: pre-copy would send them in the pause.
+    let busy = outlook(1e9, 5e9, 4e7, 1e9);
+    assert_eq!(promised(&goals(Some(70), None), &busy).unwrap().mode, Mode::Precopy);
+    assert_eq!(promised(&goals(Some(20), None), &busy).unwrap().mode, Mode::Hybrid);
+    // Rounds over all of its memory take a second each: only post-copy sends it once.
+    let wild = outlook(1e9, 2e9, 1e9, 1e9);
+    assert_eq!(promised(&goals(Some(20), Some(1550)), &wild).unwrap().mode, Mode::Postcopy);
+}
+
+#[test]
+fn a_goal_that_cannot_be_kept_is_named_with_what_could() {
+    let large = outlook(1e10, 0.0, 0.0, 1e9);
+    let told = why(&goals(None, Some(5_000)), &MODES, &large);
+    assert!(told.starts_with("--within 5s cannot be kept: precopy would take 10.16 s"), "{told}");
+    assert!(
+        told.contains("what could be kept: --within 13s by precopy") && told.contains("1 GB/s"),
+        "{told}"
+    );
+    let told = why(&goals(Some(5), Some(60_000)), &MODES, &large);
+    assert!(
+        told.contains("--max-pause 5ms cannot be kept") && told.contains("--max-pause 12ms by"),
+        "{told}"
+    );
+    // Each alone could be kept, and no mode keeps both.
+    let wild = outlook(1e9, 2e9, 1e9, 1e9);
+    let told = why(&goals(Some(20), Some(1700)), &[Mode::Precopy, Mode::Hybrid], &wild);
+    assert!(
+        told.contains("--within 1.7s cannot be kept") && told.contains("precopy does not converge"),
+        "{told}"
+    );
+    assert!(told.contains("what could be kept: --within 3s by hybrid"), "{told}");
+}
+
+#[test]
+fn precopy_that_does_not_converge_is_refused_before_it_begins() {
+    let wild = outlook(1e9, 2e9, 1e9, 1e9);
+    let told = why(&goals(Some(50), None), &[Mode::Precopy], &wild);
+    assert!(told.contains("does not converge"), "{told}");
+}
+
+#[test]
+fn what_is_suggested_is_kept() {
+    let large = outlook(1e10, 5e8, 1e10, 1e9);
+    let told = why(&goals(Some(60), Some(5_000)), &MODES, &large);
+    let suggested = told.split("--within ").last().unwrap().split('s').next().unwrap();
+    let seconds: u64 = suggested.parse().unwrap_or_else(|_| panic!("{told}"));
+    promised(&goals(Some(60), Some(seconds * 1000)), &large).unwrap();
+}
+
+#[test]
+fn goals_hold_up_to_a_rate_of_writes() {
+    let idle = outlook(1e9, 0.0, 0.0, 1e9);
+    let strict = promised(&goals(Some(20), Some(1500)), &idle).unwrap().holds_to_bytes_per_s.unwrap();
+    let loose = promised(&goals(Some(20), Some(2500)), &idle).unwrap().holds_to_bytes_per_s;
+    assert!(strict < loose.unwrap_or(f64::INFINITY), "{strict} {loose:?}");
+    assert_eq!(promised(&Goals::default(), &idle).unwrap().holds_to_bytes_per_s, None);
+}
+
+proptest! {
+    /// What is promised keeps the goals; and goals that are looser are never refused.
+    #[test]
+    fn promises_keep_goals_and_looser_ones_hold(
+        content in 1e7..1e10, rate in 0.0..3e9, reach in 0.0..1.0, link in 5e7..1e10,
+        pause in 11_u64..1000, within in 500_u64..60_000, looser in 1.0..3.0,
+    ) {
+        let o = outlook(content, rate, reach * content, link);
+        let wanted = goals(Some(pause), Some(within));
+        if let Ok(promise) = promised(&wanted, &o) {
+            for (goal, ms) in wanted.each() {
+                prop_assert!(promise.of(goal) <= ms);
+            }
+            let grown = |ms: u64| whole(ms as f64 * looser);
+            prop_assert!(promised(&goals(Some(grown(pause)), Some(grown(within))), &o).is_ok());
+            prop_assert!(promised(&goals(Some(pause), None), &o).is_ok());
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Goals: before anything is changed a migration promises to keep them, or does not begin. They then say how it goes, and in the end what came of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::asking::Guest;
+use super::error::{SourceError, Stop};
+use super::link_rate::LinkRate;
+use super::memory::SourceMemory;
+use super::session::Session;
+use super::steering::Steering;
+use super::watch::watch;
+use crate::node::Node;
+use crate::past::{Measured, MoveTimes};
+use crate::plan::{self, Hurry, LinkKnown, Standing};
+use crate::promise::{Beside, Broken, Outlook, promise};
+use vmove_node::blocking::spawn_blocking;
+use vmove_node::record::VmRecord;
+use vmove_types::check::{Blocker, BlockerCode};
+use vmove_types::goal::{Goal, Goals};
+use vmove_types::progress::Phase;
+use vmove_types::promise::{Promise, Verdict};
+use vmove_types::report::Report;
+use vmove_types::spec::{MigrationSpec, Mode};
+
+/// Of a node to which no migration is remembered: QEMU starts in half a second, and loads its state in some ten milliseconds.
+const UNKNOWN: Beside = Beside { setup_ms: 100.0, ready_ms: 700.0, pause_ms: 15.0, after_ms: 250.0 };
+
+/// Less says nothing of the rate at which it came. Unit: bytes.
+const ENOUGH_FETCHED: f64 = 8e6;
+
+/// A promise, or why none can be made, and what was counted on beside memory.
+type Promised = (Result<Promise, Broken>, Beside);
+
+/// What a migration of this guest would be like. `modes`: those that nothing is in the way of.
+pub(super) async fn look_ahead(
+    node: &Arc<Node>,
+    vm: &VmRecord,
+    (to, spec): (&str, &MigrationSpec),
+    (runs, modes): (bool, &[Mode]),
+) -> Result<Promised, SourceError> {
+    let begun = Instant::now();
+    let (record, vmm) = (vm.clone(), Arc::clone(&node.config.vmm));
+    let memory = spawn_blocking(move || SourceMemory::open(&*vmm, &record)).await?;
+    let memory = Arc::new(memory.map_err(SourceError::memory("open the guest's memory"))?);
+    let watched = watch(&memory, runs).await?;
+    let CountedOn { link, again, beside, known } = counted_on(node, to, spec);
+    // A migration with goals begins by watching its guest.
+    let watching = if spec.goals.is_empty() { Duration::ZERO } else { begun.elapsed() };
+    let watching_ms = vmove_types::time::ms(watching);
+    let beside =
+        Beside { setup_ms: beside.setup_ms + watching_ms, ready_ms: beside.ready_ms + watching_ms, ..beside };
+    let outlook = Outlook {
+        content_bytes: watched.content_bytes,
+        writes: watched.writes,
+        link_bytes_per_s: link.bytes_per_s,
+        again_bytes_per_s: if link.known == LinkKnown::Limit {
+            link.bytes_per_s
+        } else {
+            again.unwrap_or(link.bytes_per_s)
+        },
+        limited: link.known == LinkKnown::Limit,
+        pages_in_pause_ms: pages_in_pause_ms(spec, beside),
+        beside,
+        within_ms: None,
+    };
+    let can_track = node.config.vmm.can_follow_writes();
+    let wanted = |mode: &Mode| spec.mode.fixed().is_none_or(|fixed| fixed == *mode);
+    let allowed: Vec<Mode> =
+        modes.iter().copied().filter(|mode| wanted(mode) && (can_track || *mode == Mode::Postcopy)).collect();
+    let basis = format!("{}; {known}", link.told());
+    Ok((promise(&spec.goals, &allowed, &outlook, &basis), beside))
+}
+
+/// What a goal leaves of the pause for pages.
+fn pages_in_pause_ms(spec: &MigrationSpec, beside: Beside) -> f64 {
+    let left = |pause| (pause as f64 - beside.pause_ms).max(1.0);
+    spec.goals.max_pause_ms.map_or(spec.max_downtime_ms as f64, left)
+}
+
+/// What is known of a node.
+struct CountedOn {
+    link: plan::Link,
+    /// For pages that the destination has memory for. Unit: bytes per second.
+    again: Option<f64>,
+    beside: Beside,
+    /// How that is known.
+    known: String,
+}
+
+/// What earlier migrations to a node have shown.
+fn counted_on(node: &Node, to: &str, spec: &MigrationSpec) -> CountedOn {
+    let past = node.past.of_node(to);
+    let fabric = past.first().map(|one| one.fabric.clone()).unwrap_or_default();
+    let link = usual_link(&past, spec, node.past.link(to, &fabric));
+    let times: Vec<MoveTimes> = past.iter().filter_map(|one: &Measured| one.times).collect();
+    if times.is_empty() {
+        let known = "no migration to this node is remembered".to_owned();
+        return CountedOn { link, again: None, beside: UNKNOWN, known };
+    }
+    let beside = Beside {
+        setup_ms: median(times.iter().map(|one| one.setup_ms)).unwrap_or(UNKNOWN.setup_ms),
+        ready_ms: median(times.iter().map(|one| one.ready_ms)).unwrap_or(UNKNOWN.ready_ms),
+        pause_ms: median(times.iter().filter_map(|one| one.pause_ms)).unwrap_or(UNKNOWN.pause_ms),
+        after_ms: median(times.iter().map(|one| one.after_ms)).unwrap_or(UNKNOWN.after_ms),
+    };
+    let again = median(times.iter().filter_map(|one| one.again_bytes_per_s));
+    let known = format!("beside memory as the last {} to this node", times.len());
+    CountedOn { link, again, beside, known }
+}
+
+/// What a link has usually carried: one migration may have met a busy host. `last`: what is remembered first.
+fn usual_link(past: &[Measured], spec: &MigrationSpec, last: Option<Measured>) -> plan::Link {
+    let same =
+        |one: &&Measured| last.as_ref().is_some_and(|last| (one.by, &one.fabric) == (last.by, &last.fabric));
+    let rates: Vec<f64> = past.iter().filter(same).filter_map(|one| one.link_bytes_per_s).collect();
+    let (migrations, usual) = (rates.len(), median(rates.into_iter()));
+    let before = last.map(|last| Measured { link_bytes_per_s: usual, ..last });
+    let link = LinkRate::default().link(spec.bandwidth, before.as_ref());
+    match link.known {
+        LinkKnown::Before { .. } if migrations > 1 => {
+            plan::Link { known: LinkKnown::Usual { migrations }, ..link }
+        }
+        _ => link,
+    }
+}
+
+/// The one in the middle.
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+impl Guest {
+    /// Promises to keep the goals, if there are any; refuses otherwise. Changes nothing.
+    pub(super) async fn promise(&self, session: &mut Session) -> Result<(), Stop> {
+        let spec = session.spec().clone();
+        if spec.goals.is_empty() {
+            return Ok(());
+        }
+        let (node, vm, to) = (Arc::clone(&session.node), session.vm().clone(), session.to().name.clone());
+        let elapsed_ms = session.publisher.elapsed_ms();
+        let looked = look_ahead(&node, &vm, (&to, &spec), (self.runs(), &self.modes)).await?;
+        session.watched_ms = session.publisher.elapsed_ms() - elapsed_ms;
+        let (promised, beside) = looked;
+        let promised = promised.map_err(|broken| Stop::Refused(vec![goal_blocker(broken)]))?;
+        let may_turn = spec.mode.fixed().is_none();
+        if may_turn {
+            session.mode = promised.mode;
+            session.report.mode_reason = format!("it keeps the goals: {}", promised.basis);
+        }
+        let begun = Instant::now() - Duration::from_secs_f64(session.publisher.elapsed_ms() / 1e3);
+        session.steering = Some(Steering {
+            pages_in_pause_ms: spec.goals.max_pause_ms.map(|_| pages_in_pause_ms(&spec, beside)),
+            until: spec.goals.within_ms.map(|within| begun + Duration::from_millis(within)),
+            rest_ms: beside.pause_ms + beside.after_ms,
+            may_turn,
+        });
+        session.report.promise = Some(promised.clone());
+        session.publisher.update(|p| p.promise = Some(promised));
+        Ok(())
+    }
+}
+
+/// A goal is in the way.
+pub(super) fn goal_blocker(broken: Broken) -> Blocker {
+    Blocker::new(BlockerCode::Goal, broken.why)
+}
+
+impl Session {
+    /// Whether the time for more rounds is over. Says why.
+    pub(super) fn out_of_time(&mut self, standing: Standing, pages_in_pause_ms: f64) -> Option<String> {
+        let steering = self.steering?;
+        let left = steering.until?.saturating_duration_since(Instant::now());
+        let left_ms = vmove_types::time::ms(left) - steering.rest_ms;
+        let hurry = plan::hurry(self.mode, steering.may_turn, (left_ms, pages_in_pause_ms), standing)?;
+        self.hurried = true;
+        match hurry {
+            Hurry::Stop(why) => Some(why),
+            Hurry::Turn(why) => {
+                self.mode = Mode::Hybrid;
+                let name = self.mode.to_string();
+                self.report.mode.clone_from(&name);
+                self.publisher.update(|p| p.mode = Some(name));
+                Some(why)
+            }
+        }
+    }
+
+    /// What this migration took beside the memory that crossed, once it has ended.
+    pub(super) fn times(&self) -> Option<MoveTimes> {
+        let report = &self.report;
+        let (ready_ms, runs_ms, whole_ms) = (self.ready_ms?, self.runs_ms?, self.whole_ms?);
+        let limit = self.spec().bandwidth.map(|limit| limit.0 as f64);
+        let promised = report.promise.as_ref().map(|promise| promise.link_bytes_per_s);
+        let link = report.link_bytes_per_s.or(limit).or(promised).unwrap_or(1e9);
+        let bytes = |pages: u64| (pages * report.page_size) as f64;
+        let (in_pause_ms, fetched) = match self.mode {
+            Mode::Precopy => (bytes(self.pages_at_stop) / link.max(1.0) * 1e3, 0.0),
+            Mode::Hybrid => (0.0, bytes(report.pages_after_resume)),
+            // Zeros are missing, too, and do not cross.
+            Mode::Postcopy => (0.0, bytes(report.pages_after_resume.saturating_sub(report.pages_zero))),
+        };
+        let enough = fetched >= ENOUGH_FETCHED;
+        let rate = fetched / ((whole_ms - runs_ms).max(1.0) / 1e3);
+        // What little is fetched takes no time of its own.
+        let pages_are_here_ms = if enough { whole_ms } else { runs_ms };
+        let disks = time_of(report, Phase::Disks);
+        (report.downtime_ms > 0.0 && report.recoveries == 0).then(|| MoveTimes {
+            setup_ms: (report.setup_ms - self.watched_ms).max(0.0),
+            ready_ms: (ready_ms - self.watched_ms - disks).max(0.0),
+            pause_ms: Some(report.downtime_ms - in_pause_ms).filter(|rest| *rest > in_pause_ms),
+            after_ms: (report.total_ms - pages_are_here_ms).max(1.0),
+            again_bytes_per_s: Some(rate).filter(|_| enough && limit.is_none()),
+        })
+    }
+
+    /// What came of each goal.
+    pub(super) fn verdict(&self) -> Vec<Verdict> {
+        let Some(promise) = &self.report.promise else { return Vec::new() };
+        verdict(&self.report, &self.spec().goals, promise)
+    }
+}
+
+fn time_of(report: &Report, phase: Phase) -> f64 {
+    let of = report.phases.iter().filter(|time| time.name == phase.as_str());
+    of.map(|time| time.duration_ms).sum()
+}
+
+fn verdict(report: &Report, goals: &Goals, promise: &Promise) -> Vec<Verdict> {
+    let of = |(goal, wanted_ms)| {
+        let measured_ms = match goal {
+            // Not known if the guest was paused before, or this daemon was started anew.
+            Goal::MaxPause => (report.downtime_ms > 0.0).then_some(report.downtime_ms),
+            Goal::Within => Some(report.total_ms - time_of(report, Phase::Disks)),
+        };
+        let kept = measured_ms.map(|ms| ms <= wanted_ms);
+        Verdict { goal, wanted_ms, promised_ms: promise.of(goal), measured_ms, kept }
+    };
+    goals.each().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::past::By;
+    use vmove_types::report::PhaseTime;
+
+    #[test]
+    fn a_goal_is_kept_or_missed_by_what_was_measured() {
+        let disks = PhaseTime { name: "disks".to_owned(), start_ms: 0.0, duration_ms: 9_000.0 };
+        let mut report =
+            Report { downtime_ms: 31.0, total_ms: 10_000.0, phases: vec![disks], ..Report::default() };
+        let goals = Goals { max_pause_ms: Some(20), within_ms: Some(2_000) };
+        let promise = Promise {
+            mode: Mode::Hybrid,
+            pause_ms: 9.0,
+            time_ms: 900.0,
+            sent_bytes: 0,
+            rounds: 1,
+            dirty_bytes_per_s: 0.0,
+            link_bytes_per_s: 1e9,
+            holds_to_bytes_per_s: None,
+            basis: String::new(),
+        };
+        let told = verdict(&report, &goals, &promise);
+        assert_eq!((told[0].kept, told[0].measured_ms, told[0].promised_ms), (Some(false), Some(31.0), 9.0));
+        // Disks are not counted.
+        assert_eq!((told[1].kept, told[1].measured_ms), (Some(true), Some(1_000.0)));
+        report.downtime_ms = 0.0;
+        assert_eq!(verdict(&report, &goals, &promise)[0].kept, None);
+    }
+
+    #[test]
+    fn the_middle_of_what_earlier_migrations_took_counts() {
+        assert_eq!(median([9.0, 900.0, 10.0].into_iter()), Some(10.0));
+        assert_eq!(median(std::iter::empty()), None);
+        let moved =
+            |rate| Measured { link_bytes_per_s: Some(rate), ..Measured::now("b", "tcp", By::Migration) };
+        let past = [moved(6e7), moved(1.2e9), moved(1.3e9)];
+        let spec = MigrationSpec::default();
+        // The last one met a busy host.
+        let link = usual_link(&past, &spec, Some(past[0].clone()));
+        assert_eq!((link.bytes_per_s, link.known), (1.2e9, LinkKnown::Usual { migrations: 3 }));
+        assert_eq!(usual_link(&[], &spec, None).known, LinkKnown::Assumed);
+    }
+}

@@ -1,0 +1,121 @@
+//! What a migration promises before it begins, and what came of that.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::goal::Goal;
+use crate::spec::Mode;
+use crate::units::{format_bytes, format_ms, format_rate};
+
+/// What a migration will be like, computed before it begins from what was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Promise {
+    /// How memory will cross.
+    pub mode: Mode,
+    /// The guest's pause, from STOP to RESUME. Unit: milliseconds.
+    pub pause_ms: f64,
+    /// From the request to the end, without disks. Unit: milliseconds.
+    pub time_ms: f64,
+    /// Page payload that will cross. Unit: bytes.
+    pub sent_bytes: u64,
+    /// Pre-copy rounds.
+    pub rounds: u32,
+    /// What the guest writes, each page counted once, as it was watched. Unit: bytes per second.
+    pub dirty_bytes_per_s: f64,
+    /// What was counted on of the link. Unit: bytes of page payload per second.
+    pub link_bytes_per_s: f64,
+    /// The goals are kept as long as the guest writes no more than this. Unit: bytes per second. `None`: there are no goals, or no rate of writes
+    /// that this link could bear breaks them.
+    pub holds_to_bytes_per_s: Option<f64>,
+    /// What it is computed from, for people.
+    pub basis: String,
+}
+
+impl Promise {
+    /// The value that a goal is about. Unit: milliseconds.
+    #[must_use]
+    pub const fn of(&self, goal: Goal) -> f64 {
+        match goal {
+            Goal::MaxPause => self.pause_ms,
+            Goal::Within => self.time_ms,
+        }
+    }
+}
+
+impl fmt::Display for Promise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (pause, time) = (format_ms(self.pause_ms), format_ms(self.time_ms));
+        write!(f, "{}, pause {pause}, {time} in all, {}", self.mode, format_bytes(self.sent_bytes))?;
+        if let Some(rate) = self.holds_to_bytes_per_s {
+            write!(f, "; the goals hold up to {} of writes", format_rate(rate))?;
+        }
+        Ok(())
+    }
+}
+
+/// What came of a goal.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Verdict {
+    /// Which goal.
+    pub goal: Goal,
+    /// What was wanted at most. Unit: milliseconds.
+    pub wanted_ms: f64,
+    /// What was promised. Unit: milliseconds.
+    pub promised_ms: f64,
+    /// What was measured. Unit: milliseconds. `None`: a daemon was started anew meanwhile, or the guest was paused.
+    pub measured_ms: Option<f64>,
+    /// Whether it was kept, if that was measured.
+    pub kept: Option<bool>,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kept = match self.kept {
+            Some(true) => "kept",
+            Some(false) => "MISSED",
+            None => "not measured",
+        };
+        write!(
+            f,
+            "{} {}: {kept}; promised {}",
+            self.goal,
+            format_ms(self.wanted_ms),
+            format_ms(self.promised_ms)
+        )?;
+        self.measured_ms.map_or(Ok(()), |ms| write!(f, ", measured {}", format_ms(ms)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn promise_and_verdict_are_told_in_a_line() {
+        let promise = Promise {
+            mode: Mode::Hybrid,
+            pause_ms: 9.0,
+            time_ms: 3100.0,
+            sent_bytes: 1288 << 20,
+            rounds: 3,
+            dirty_bytes_per_s: 1e8,
+            link_bytes_per_s: 1e9,
+            holds_to_bytes_per_s: Some(9e8),
+            basis: String::new(),
+        };
+        let told =
+            "hybrid, pause 9.0 ms, 3.10 s in all, 1.26 GiB; the goals hold up to 900.00 MB/s of writes";
+        assert_eq!(promise.to_string(), told);
+        let missed = Verdict {
+            goal: Goal::MaxPause,
+            wanted_ms: 20.0,
+            promised_ms: 9.0,
+            measured_ms: Some(31.0),
+            kept: Some(false),
+        };
+        assert_eq!(missed.to_string(), "--max-pause 20.0 ms: MISSED; promised 9.0 ms, measured 31.0 ms");
+    }
+}
