@@ -85,7 +85,8 @@ impl LinkRate {
             (None, None) => (UNKNOWN, LinkKnown::Assumed),
         };
         match limit {
-            Some(limit) if limit.0 as f64 <= bytes_per_s => {
+            // What a busy host makes of a limit is a little less.
+            Some(limit) if HELD_BACK * limit.0 as f64 <= bytes_per_s => {
                 Link { bytes_per_s: limit.0 as f64, known: LinkKnown::Limit }
             }
             _ => Link { bytes_per_s, known },
@@ -147,6 +148,9 @@ mod tests {
         let held_back = rounds(&[(64 << 20, 50_000)]);
         assert_eq!(held_back.link(limit, None), Link { bytes_per_s: limit_rate, known: LinkKnown::Limit });
         assert_eq!(held_back.to_remember(limit), None);
+        // And a busy host a little slower.
+        let nearly = rounds(&[(64 << 20, 230_000)]);
+        assert_eq!(nearly.link(limit, None), Link { bytes_per_s: limit_rate, known: LinkKnown::Limit });
         // Nothing was measured.
         assert_eq!(rounds(&[]).link(limit, None).bytes_per_s, limit_rate);
         // The link is slower.
