@@ -91,7 +91,7 @@ test_loom() {
 }
 
 # One test at a time, since each uses all of this machine; but those of MOSTLY_WAITING wait for guests, links and deadlines half of their
-# time, and moves a third.
+# time, and moves and clusters a third.
 MOSTLY_WAITING=(faults forks kvm)
 # Everything that they speak with is there after ./run setup: none may be skipped.
 NEVER_SKIPPED=(killed kills python slurm)
@@ -101,17 +101,18 @@ test_e2e() {
     keep_booted_guests
     moving=$(at_a_time 0)
     waiting=$(at_a_time 1)
-    mapfile -t others < <(integration_tests | grep -vxF "$(printf '%s\n' moves libvirt "${MOSTLY_WAITING[@]}" "${NEVER_SKIPPED[@]}")")
+    mapfile -t others < <(integration_tests | grep -vxF "$(printf '%s\n' moves libvirt clusters "${MOSTLY_WAITING[@]}" "${NEVER_SKIPPED[@]}")")
     VMOVE_NO_SKIP=1 run_tests "${NEVER_SKIPPED[@]}" || failed=1
     run_tests "${others[@]}" -- --test-threads=1 || failed=1
-    run_tests moves libvirt -- --test-threads="$moving" || failed=1
+    run_tests moves libvirt clusters -- --test-threads="$moving" || failed=1
     run_tests "${MOSTLY_WAITING[@]}" -- --test-threads="$waiting" || failed=1
     # Left out: what kills daemons at many moments, and what no version of QEMU changes. On 10.0 they have run.
     say "moves, forks and crashes again, on QEMU 7.2"
     export VMOVE_QEMU=$VMOVE_QEMU_7_2
-    # Those that name a QEMU themselves, and those about the kernel's memory and our own threads.
+    # Those that name a QEMU themselves, and those about the kernel's memory, our own threads, decisions and interfaces.
     run_tests moves -- --test-threads="$moving" --skip history:: --skip guest:: --skip old_kernel:: --skip on_qemu_ \
-        --skip one_gib --skip before_linux --skip what_crossed --skip what_is_unchanged --skip daemons_give_way || failed=1
+        --skip one_gib --skip before_linux --skip what_crossed --skip what_is_unchanged --skip daemons_give_way \
+        --skip slurm:: --skip remote:: --skip events:: --skip goals:: --skip auto:: || failed=1
     run_tests forks -- --test-threads="$waiting" parent_and_children templates_are_kept || failed=1
     # Of the crashes those in which QEMU is stopped, or dies.
     run_tests faults -- --test-threads="$waiting" _qemu_that_dies_ in_the_switchover _the_commit_the_guest both_killed || failed=1
