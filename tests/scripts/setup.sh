@@ -56,6 +56,7 @@ setup_everything() {
     setup_part glue "$CACHE/glue/etc/ldap/schema/GLUE20.schema" setup_glue
     setup_part libvirt "$CACHE/libvirt/usr/sbin/libvirtd" setup_libvirt
     setup_part ssh "$CACHE/ssh/usr/sbin/sshd" setup_ssh
+    setup_part prometheus "$CACHE/prometheus/usr/bin/promtool" setup_prometheus
 }
 
 # What it takes to start guests.
@@ -132,6 +133,18 @@ setup_ssh() {
 }
 
 # What makes the Python client of vbridged. Without it, one test is skipped.
+# Of Prometheus only what checks metrics, alerts and configurations.
+setup_prometheus() {
+    local debs=$CACHE/apt/debs/prometheus new=$CACHE/prometheus.new
+    say "unpacking promtool"
+    fetch_debs "$debs" prometheus
+    rm -rf "$new" "$CACHE/prometheus"
+    dpkg -x "$debs"/prometheus_*.deb "$new"
+    find "$new" -type f ! -name promtool -delete
+    mv "$new" "$CACHE/prometheus"
+    "$CACHE/prometheus/usr/bin/promtool" --version >/dev/null 2>&1 || die "the unpacked promtool does not start"
+}
+
 setup_python() {
     "$CACHE/python/bin/openapi-python-client" --version >/dev/null 2>&1 && return 0
     say "installing the generator of Python clients"

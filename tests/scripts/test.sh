@@ -112,7 +112,7 @@ test_e2e() {
     # Those that name a QEMU themselves, and those about the kernel's memory, our own threads, decisions and interfaces.
     run_tests moves -- --test-threads="$moving" --skip history:: --skip guest:: --skip old_kernel:: --skip on_qemu_ \
         --skip one_gib --skip before_linux --skip what_crossed --skip what_is_unchanged --skip daemons_give_way \
-        --skip slurm:: --skip remote:: --skip events:: --skip goals:: --skip auto:: || failed=1
+        --skip slurm:: --skip remote:: --skip events:: --skip goals:: --skip auto:: --skip monitoring:: || failed=1
     run_tests forks -- --test-threads="$waiting" parent_and_children templates_are_kept || failed=1
     # Of the crashes those in which QEMU is stopped, or dies.
     run_tests faults -- --test-threads="$waiting" _qemu_that_dies_ in_the_switchover _the_commit_the_guest both_killed || failed=1

@@ -302,12 +302,20 @@ impl Node {
         Ok((status, answer))
     }
 
+    /// All metrics, as Prometheus reads them.
+    ///
+    /// # Errors
+    /// When the daemon cannot be reached.
+    pub fn metrics(&self) -> Result<String> {
+        Ok(self.exchange("GET", "/metrics", &Value::Null)?.1)
+    }
+
     /// The value of the metric with this name and these labels, written as in `/metrics`; 0 if there is none yet.
     ///
     /// # Errors
     /// When the daemon cannot be reached, or the value is not a number.
     pub fn metric(&self, name: &str) -> Result<f64> {
-        let (_, text) = self.exchange("GET", "/metrics", &Value::Null)?;
+        let text = self.metrics()?;
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         value.map_or(Ok(0.0), |value| value.parse().with_context(|| format!("{name} {value}")))
     }

@@ -73,6 +73,14 @@ pub fn ssh() -> Result<PathBuf> {
     exists(&folder.join("sbin/sshd")).map(|_| folder)
 }
 
+/// Prometheus' tool that checks metrics and rules.
+///
+/// # Errors
+/// When it does not exist; the error says what to do.
+pub fn promtool() -> Result<PathBuf> {
+    place("VMOVE_PROMTOOL", "prometheus/usr/bin/promtool")
+}
+
 /// The Python that has an emulator of Redfish (sushy-tools).
 ///
 /// # Errors

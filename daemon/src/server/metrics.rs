@@ -86,10 +86,38 @@ fn describe() {
     );
     describe_counter!("vmove_qemu_ended_total", "QEMUs that ended by themselves.");
     describe_counter!("vmove_peer_connections_total", "Connections from peers.");
-    // So that rates begin at zero rather than at nothing.
-    counter!("vmove_qemu_ended_total").absolute(0);
-    counter!("vmove_migration_bytes_sent_total").absolute(0);
+    describe_counter!(
+        "vmove_requests_total",
+        "HTTP requests, by the port that they came to and their outcome."
+    );
+    describe_counter!("vmove_audit_lost_total", "Lines of the audit log that could not be written.");
+    begin_at_zero();
 }
+
+/// Of a series that begins at 1, Prometheus sees no increase: an alert would miss the first failure.
+fn begin_at_zero() {
+    for name in [
+        "vmove_qemu_ended_total",
+        "vmove_audit_lost_total",
+        "vmove_migration_bytes_sent_total",
+        "vmove_migration_faults_total",
+        "vmove_migration_recoveries_total",
+    ] {
+        counter!(name).absolute(0);
+    }
+    counter!("vmove_peer_connections_total", "result" => "tls_refused").absolute(0);
+    for mode in ["precopy", "postcopy", "hybrid", UNKNOWN] {
+        for role in [Role::Source, Role::Destination] {
+            for outcome in ["done", "refused", "cancelled", "failed"] {
+                let labels = [("mode", mode), ("outcome", outcome), ("role", role_word(role))];
+                counter!("vmove_migrations_total", &labels).absolute(0);
+            }
+        }
+    }
+}
+
+/// The mode of a migration that ended before one was chosen.
+const UNKNOWN: &str = "unknown";
 
 /// What of a session was counted already.
 #[derive(Debug, Default)]
@@ -153,7 +181,7 @@ fn take(p: &Progress, counted: &mut Counted) {
         return;
     }
     counted.ended = true;
-    let mode = p.mode.clone().unwrap_or_else(|| "unknown".to_owned());
+    let mode = p.mode.clone().unwrap_or_else(|| UNKNOWN.to_owned());
     let labels = [
         ("mode", mode),
         ("outcome", outcome_word(&p.outcome).to_owned()),
@@ -206,7 +234,13 @@ fn outcome_word(outcome: &Outcome) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use metrics::with_local_recorder;
+    use std::collections::BTreeMap;
+    use std::path::Path;
+    use std::sync::Mutex;
+
+    use metrics::{
+        Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, with_local_recorder,
+    };
     use vmove_node::latency::Latencies;
     use vmove_types::progress::Phase;
 
@@ -242,6 +276,85 @@ mod tests {
             assert!(text.contains(&line), "{line}{text}");
         }
         assert!(text.contains("vmove_fault_latency_seconds_count 4\n"), "{text}");
+    }
+
+    /// What is described: kind and help text of each metric.
+    #[derive(Default)]
+    struct Described(Mutex<BTreeMap<String, (&'static str, String)>>);
+
+    impl Described {
+        fn add(&self, name: &KeyName, kind: &'static str, help: &SharedString) {
+            self.0.lock().unwrap().insert(name.as_str().to_owned(), (kind, help.to_string()));
+        }
+    }
+
+    impl Recorder for Described {
+        fn describe_counter(&self, name: KeyName, _: Option<Unit>, help: SharedString) {
+            self.add(&name, "counter", &help);
+        }
+
+        fn describe_gauge(&self, name: KeyName, _: Option<Unit>, help: SharedString) {
+            self.add(&name, "gauge", &help);
+        }
+
+        fn describe_histogram(&self, name: KeyName, _: Option<Unit>, help: SharedString) {
+            self.add(&name, "histogram", &help);
+        }
+
+        fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+            Counter::noop()
+        }
+
+        fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+            Gauge::noop()
+        }
+
+        fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+            Histogram::noop()
+        }
+    }
+
+    fn described() -> BTreeMap<String, (&'static str, String)> {
+        let recorder = Described::default();
+        with_local_recorder(&recorder, || {
+            describe();
+            fork::describe();
+            hook::describe();
+        });
+        recorder.0.into_inner().unwrap()
+    }
+
+    fn text(path: &str) -> String {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    #[test]
+    fn names_follow_the_rules_of_prometheus_and_are_in_the_guides() {
+        let guides = text("docs/operations.md") + &text("docs/hooks.md");
+        for (name, (kind, help)) in described() {
+            assert_eq!(name.ends_with("_total"), kind == "counter", "{name} is a {kind}");
+            assert_eq!(name.ends_with("_seconds"), kind == "histogram", "{name} is a {kind}");
+            assert!(help.ends_with('.'), "{name}: {help:?} is no sentence");
+            assert!(guides.contains(&format!("`{name}")), "{name} is in no guide");
+        }
+    }
+
+    /// An alert on a metric that nobody tells never fires, and nobody notices.
+    #[test]
+    fn alerts_and_dashboard_are_of_metrics_that_there_are() {
+        let known = described();
+        for file in ["alerts.yml", "alerts-test.yml", "dashboard.json"] {
+            let text = text(&format!("examples/monitoring/{file}"));
+            let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            let names: Vec<&str> = words.filter(|word| word.starts_with("vmove_")).collect();
+            assert!(names.len() > 10, "{file}: {names:?}");
+            for name in names {
+                let is_it = |suffix: &str| known.contains_key(name.strip_suffix(suffix).unwrap_or_default());
+                let there = known.contains_key(name) || ["_bucket", "_count", "_sum"].into_iter().any(is_it);
+                assert!(there, "{file} has {name}, which vmoved does not tell");
+            }
+        }
     }
 
     #[test]

@@ -127,6 +127,11 @@ pub(crate) fn store_answered(operation: &'static str, outcome: &'static str, lat
 mod tests {
     use super::*;
 
+    fn text(path: &str) -> String {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
     /// Every metric has a help text, a type, and, if it has a unit, the unit in its name.
     #[test]
     fn the_page_follows_the_rules_of_prometheus() {
@@ -159,8 +164,23 @@ mod tests {
         ] {
             assert!(page.lines().any(|found| found == line), "{line} is missing in\n{page}");
         }
+        let guide = text("docs/sched-bridge.md");
         let names = page.lines().filter_map(|line| line.strip_prefix("# TYPE "));
-        for (name, kind) in names.map(|line| line.split_once(' ').unwrap()) {
+        let names: Vec<(&str, &str)> = names.map(|line| line.split_once(' ').unwrap()).collect();
+        // An alert on a metric that nobody tells never fires, and nobody notices.
+        for file in ["alerts.yml", "dashboard.json"] {
+            let text = text(&format!("examples/monitoring/{file}"));
+            let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            let used: Vec<&str> = words.filter(|word| word.starts_with("vbridged_")).collect();
+            assert!(used.len() >= 5, "{file}: {used:?}");
+            let is_told = |word: &&str| {
+                names.iter().any(|(name, _)| word.strip_suffix("_bucket").unwrap_or(word) == *name)
+            };
+            let unknown: Vec<&&str> = used.iter().filter(|word| !is_told(word)).collect();
+            assert!(unknown.is_empty(), "{file} has {unknown:?}, which vbridged does not tell");
+        }
+        for (name, kind) in names {
+            assert!(guide.contains(&format!("| `{name}")), "{name} is not in the guide");
             assert!(page.contains(&format!("# HELP {name} ")), "{name} has no help text");
             assert_eq!(name.ends_with("_total"), kind == "counter", "{name} is a {kind}");
             assert_eq!(name.ends_with("_seconds"), kind == "histogram", "{name} is a {kind}");

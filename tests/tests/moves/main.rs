@@ -17,6 +17,7 @@ mod history;
 mod io_threads;
 mod locked;
 mod modes;
+mod monitoring;
 mod old_kernel;
 mod pinned;
 mod remote;
