@@ -125,6 +125,8 @@ start() {
     for ((i = 0; i < 1200; i++)); do
         if [ "$(timeout 20 sinfo -h -t idle -o %D 2>/dev/null | awk '{s += $1} END {print s + 0}')" = "$nodes" ]; then
             # Debian's slurmctld 22.05.8 takes no Gres= from NodeName lines, but from here it does.
+            # A node that registers after that is drained, since its slurmd tells of none; slurmctld asks those behind the first 50 once more.
+            [ "$gpus" = 0 ] || [ "$nodes" -le 50 ] || sleep 5
             [ "$gpus" = 0 ] || scontrol update "nodename=n[0-$((nodes - 1))]" "gres=gpu:$gpus"
             return 0
         fi
