@@ -95,6 +95,8 @@ impl Past {
     /// What an earlier process of the daemon has written into `file`.
     #[must_use]
     pub fn open(disk: &dyn Disk, file: PathBuf) -> Self {
+        // Of a write that was broken off; mostly there is none.
+        let _ = disk.remove_file(&file.with_extension("part"));
         let all = match disk.read(&file).and_then(|text| Ok(serde_json::from_slice(&text)?)) {
             Ok(all) => all,
             Err(error) => {
