@@ -141,12 +141,12 @@ fn replace<T: Serialize>(
         file.write_all(&text)?;
         finish(&*file)
     });
-    if let Err(error) = written {
+    let replaced = written.and_then(|()| disk.rename(&part, path));
+    if replaced.is_err() {
         // What there is of it takes room that is short.
         let _ = disk.remove_file(&part);
-        return Err(error);
     }
-    disk.rename(&part, path)
+    replaced
 }
 
 /// Creates a file for its owner alone; what a killed daemon left of one, or a link, is removed first.
