@@ -101,6 +101,8 @@ pub struct Guest {
     pub disk: Option<PathBuf>,
     /// What follows the accelerator's name in `-accel`, with its comma.
     pub accel_options: &'static str,
+    /// What follows on the kernel's command line.
+    pub kernel_options: &'static str,
     /// What runs in it.
     pub system: System,
 }
@@ -127,6 +129,7 @@ impl Guest {
             extra: Vec::new(),
             disk: None,
             accel_options: "",
+            kernel_options: "",
             system: System::Linux,
         })
     }
@@ -172,7 +175,7 @@ impl Guest {
         if let Some(neighbour) = &self.neighbour {
             task = format!("{task} vmove.neighbour={neighbour}");
         }
-        add(&["-append", &format!("{KERNEL} tsc_early_khz={} {task}", tsc::khz())]);
+        add(&["-append", &format!("{KERNEL} tsc_early_khz={} {} {task}", tsc::khz(), self.kernel_options)]);
         line.extend(self.extra.iter().cloned());
         Ok(line)
     }

@@ -287,6 +287,13 @@ fn copy(mut from: TcpStream, mut to: TcpStream, number: u64, direction: Directio
         if let Some(Fault::Delay(delay)) = fault {
             std::thread::sleep(delay);
         }
+        // A rule that was made while these bytes were waited for applies to them.
+        while shared.fault(number, direction, passed).0 == Some(Fault::Stall) {
+            std::thread::sleep(Duration::from_millis(5));
+            if shared.stop.load(Ordering::SeqCst) || !is_open(&to) {
+                return;
+            }
+        }
         if let Some(version) = version {
             put_version(&mut buffer[..read], passed, version);
         }

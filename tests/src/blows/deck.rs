@@ -155,13 +155,24 @@ impl Dice {
     /// Those of a round.
     #[must_use]
     pub const fn new(seed: u64, round: u64) -> Self {
-        Self(mix(seed).wrapping_add(mix(round ^ 0x5eed)))
+        Self::from(mix(seed).wrapping_add(mix(round ^ 0x5eed)))
+    }
+
+    /// Those that follow from this number (SplitMix64).
+    #[must_use]
+    pub const fn from(start: u64) -> Self {
+        Self(start)
+    }
+
+    /// Any number.
+    pub const fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
     }
 
     /// A number below `sides`.
     pub const fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0) % sides
+        self.number() % sides
     }
 
     /// One of these.

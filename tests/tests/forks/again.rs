@@ -187,6 +187,7 @@ fn a_guest_that_is_paused_while_it_gets_memory_of_its_own_stays_paused() {
     guest.extra.extend(disks::drive(&image, "raw", ",cache=none"));
     let parent = Parent::start(&node, NAME, "thp", guest).expect("the guest runs");
     let (vm, bytes) = (node.vm(NAME).expect("it is listed"), parent.guest.bytes());
+    let mut stopped = false;
     for round in 0..4 {
         let answer = std::thread::scope(|scope| {
             let forking = scope.spawn(|| done(&node, &["create", NAME, "--count", "1"]));
@@ -198,14 +199,13 @@ fn a_guest_that_is_paused_while_it_gets_memory_of_its_own_stays_paused() {
         });
         assert_eq!(shared_and_private(&vm, bytes), (bytes, 0), "{answer}");
         assert_eq!(node.vm(NAME).expect("it is listed").status, "paused", "{answer}");
-        assert!(
-            answer["own_memory"]["pause_ms"].as_f64() > Some(0.0),
-            "it was stopped for moments: {answer}"
-        );
+        // Not in a round in which it was paused before the first of these moments.
+        stopped |= answer["own_memory"]["pause_ms"].as_f64() > Some(0.0);
         vmove(&node, &["resume", NAME]).expect("it runs");
         for child in names(&answer) {
             done(&node, &["kill", &child]).expect("it ends");
         }
     }
+    assert!(stopped, "it was stopped for moments");
     parent.sound(&node, NAME).expect("sound");
 }
