@@ -115,7 +115,7 @@ impl Networks {
         SocketAddr::from((Ipv4Addr::new(10, 77, 0, number), 7420))
     }
 
-    /// Limits the send rate of a node (from 1), in Mbit/s.
+    /// Limits the send rate of a node (from 1), in Mbit/s. What waits for its turn is one queue.
     ///
     /// # Errors
     /// Without the kernel's token bucket.
@@ -124,6 +124,17 @@ impl Networks {
         let shape =
             format!("-n {name} qdisc replace dev eth0 root tbf rate {mbit}mbit burst 128k latency 200ms");
         run("tc", &shape).map(drop)
+    }
+
+    /// The same with a queue for each priority, as interfaces have by default (`pfifo_fast`): packets that ask for a low delay go first.
+    ///
+    /// # Errors
+    /// As [`Networks::limit`].
+    pub fn limit_with_priorities(&self, number: u8, mbit: u32) -> Result<()> {
+        let name = self.name(number);
+        let shape = format!("rate {mbit}mbit burst 128k latency 200ms");
+        run("tc", &format!("-n {name} qdisc replace dev eth0 root handle 1: tbf {shape}"))?;
+        run("tc", &format!("-n {name} qdisc replace dev eth0 parent 1:1 pfifo_fast")).map(drop)
     }
 
     /// Drops this part of the UDP packets that reach a node (from 1). It replaces the part set before.

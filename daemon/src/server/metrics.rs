@@ -242,6 +242,7 @@ mod tests {
         Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, with_local_recorder,
     };
     use vmove_node::latency::Latencies;
+    use vmove_skip::installed::{metrics_in, text};
     use vmove_types::progress::Phase;
 
     use super::*;
@@ -346,8 +347,7 @@ mod tests {
         let known = described();
         for file in ["alerts.yml", "alerts-test.yml", "dashboard.json"] {
             let text = text(&format!("examples/monitoring/{file}"));
-            let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-            let names: Vec<&str> = words.filter(|word| word.starts_with("vmove_")).collect();
+            let names = metrics_in(&text, "vmove_");
             assert!(names.len() > 10, "{file}: {names:?}");
             for name in names {
                 let is_it = |suffix: &str| known.contains_key(name.strip_suffix(suffix).unwrap_or_default());

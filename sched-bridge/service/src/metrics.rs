@@ -125,12 +125,9 @@ pub(crate) fn store_answered(operation: &'static str, outcome: &'static str, lat
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use vmove_skip::installed::{metrics_in, text};
 
-    fn text(path: &str) -> String {
-        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
-        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-    }
+    use super::*;
 
     /// Every metric has a help text, a type, and, if it has a unit, the unit in its name.
     #[test]
@@ -170,13 +167,10 @@ mod tests {
         // An alert on a metric that nobody tells never fires, and nobody notices.
         for file in ["alerts.yml", "dashboard.json"] {
             let text = text(&format!("examples/monitoring/{file}"));
-            let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-            let used: Vec<&str> = words.filter(|word| word.starts_with("vbridged_")).collect();
+            let used = metrics_in(&text, "vbridged_");
             assert!(used.len() >= 5, "{file}: {used:?}");
-            let is_told = |word: &&str| {
-                names.iter().any(|(name, _)| word.strip_suffix("_bucket").unwrap_or(word) == *name)
-            };
-            let unknown: Vec<&&str> = used.iter().filter(|word| !is_told(word)).collect();
+            let unknown: Vec<_> =
+                used.iter().filter(|word| !names.iter().any(|(name, _)| name == *word)).collect();
             assert!(unknown.is_empty(), "{file} has {unknown:?}, which vbridged does not tell");
         }
         for (name, kind) in names {

@@ -1,4 +1,4 @@
-//! Files that are installed with a daemon, as its tests look at them.
+//! Files of this repository that go with a daemon, as its tests look at them.
 
 use std::path::Path;
 
@@ -27,4 +27,25 @@ pub fn is_current_page(path: &Path, page: &[u8], package: &str) {
         "{} is out of date: run VMOVE_WRITE_MAN=1 cargo test -p {package} man_page",
         path.display()
     );
+}
+
+/// The text of a file of this repository.
+///
+/// # Panics
+/// It cannot be read.
+#[must_use]
+pub fn text(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The metrics that a text names: words that begin so. A series of a histogram, whose name ends in a unit, is named as the histogram.
+#[must_use]
+pub fn metrics_in<'a>(text: &'a str, prefix: &str) -> Vec<&'a str> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let histogram = |word: &'a str| {
+        let name = ["_bucket", "_count", "_sum"].iter().find_map(|end| word.strip_suffix(end));
+        name.filter(|name| name.ends_with("_seconds"))
+    };
+    words.filter(|word| word.starts_with(prefix)).map(|word| histogram(word).unwrap_or(word)).collect()
 }

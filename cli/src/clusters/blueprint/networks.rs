@@ -1,7 +1,6 @@
 //! The networks of a blueprint, which the adapter `network` makes, if there is one.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
 
 use sched_bridge::blueprint::{self, ConnectivityGroup, Network, NetworkMode};
 use vmove_adapter::call::Adapter;
@@ -98,20 +97,11 @@ fn members(
         let Some(node) = homes.get(vm.as_str()).filter(|_| network.environments.contains(&group.name)) else {
             continue;
         };
-        let (cluster, net, vm) = (&read.name, &network.name, vm.as_str());
+        let vm = vm.as_str();
         // The name in the blueprint: solver-0, and solver if there is one only.
-        let short = vm.strip_prefix(&format!("{}-", request.name)).unwrap_or(vm).to_owned();
-        let alone = (group.count == 1).then(|| group.name.clone());
-        let address = address_of(network, members.len())?;
-        members.push(Member {
-            name: vm.to_owned(),
-            aliases: std::iter::once(short).chain(alone).collect(),
-            node: (*node).to_owned(),
-            interface: names::tap(cluster, net, vm),
-            mac: names::mac(cluster, net, vm),
-            address: if network.mode == NetworkMode::Private { address.to_string() } else { String::new() },
-            namespace: String::new(),
-        });
+        let short = vm.strip_prefix(&format!("{}-", request.name)).unwrap_or(vm);
+        let alone = (group.count == 1).then_some(&group.name);
+        members.push(member(read, network, members.len(), (vm, short, alone), (*node).to_owned())?);
     }
     if network.mode == NetworkMode::Private {
         add_containers(read, together, network, &mut members)?;
@@ -137,31 +127,34 @@ fn add_containers(
             };
             let short = format!("{}-{number}", environment.name);
             let name = format!("{}-{short}", request.name);
-            let alone = (environment.count == 1).then(|| environment.name.clone());
-            let address = address_of(network, members.len())?;
-            let (cluster, net) = (&read.name, &network.name);
-            members.push(Member {
-                aliases: std::iter::once(short).chain(alone).collect(),
-                node: node.to_string(),
-                interface: names::tap(cluster, net, &name),
-                mac: names::mac(cluster, net, &name),
-                address: address.to_string(),
-                namespace,
-                name,
-            });
+            let alone = (environment.count == 1).then_some(&environment.name);
+            let own = member(read, network, members.len(), (&name, &short, alone), node.to_string())?;
+            members.push(Member { namespace, ..own });
         }
     }
     Ok(())
 }
 
-/// The address of a member by its number.
-fn address_of(network: &Network, number: usize) -> Result<Ipv4Addr, Failure> {
-    names::address(number).ok_or_else(|| {
-        Failure::bad_request(format!(
-            "network {}: expected at most {} members",
-            network.name,
-            names::MOST_MEMBERS
-        ))
+/// A member of a network by its number, with its names: in all, in the blueprint, and there if it is the only one.
+fn member(
+    read: &Read,
+    network: &Network,
+    number: usize,
+    (name, short, alone): (&str, &str, Option<&String>),
+    node: String,
+) -> Result<Member, Failure> {
+    let (cluster, net) = (&read.name, &network.name);
+    let address = names::address(number).ok_or_else(|| {
+        Failure::bad_request(format!("network {net}: expected at most {} members", names::MOST_MEMBERS))
+    })?;
+    Ok(Member {
+        name: name.to_owned(),
+        aliases: std::iter::once(short.to_owned()).chain(alone.cloned()).collect(),
+        node,
+        interface: names::tap(cluster, net, name),
+        mac: names::mac(cluster, net, name),
+        address: if network.mode == NetworkMode::Private { address.to_string() } else { String::new() },
+        namespace: String::new(),
     })
 }
 

@@ -19,7 +19,8 @@ impl Network<'_> {
         let nodes: Vec<String> = record.left.keys().cloned().collect();
         let failed = self.remove_from(&nodes).await;
         record.left = still(&record, failed);
-        self.keep(record)
+        self.file.keep(&record)?;
+        Ok(Some(record).filter(|record| !record.nodes.is_empty() || !record.left.is_empty()))
     }
 
     /// Removes the network from all nodes that the record names, and from these. Gives what is left then.
@@ -37,7 +38,8 @@ impl Network<'_> {
             Some(record) => {
                 let left = still(&record, failed);
                 let stopped = Record { nodes: Vec::new(), members: Vec::new(), left, ..record };
-                Ok(self.keep(stopped)?.map(|record| record.left).unwrap_or_default())
+                self.file.keep(&stopped)?;
+                Ok(stopped.left)
             }
             None if failed.is_empty() => Ok(BTreeMap::new()),
             None => Err(nodes::told(&failed)),
@@ -51,15 +53,6 @@ impl Network<'_> {
             Ok(left) => told(&left),
             Err(why) => format!("not undone: {why}"),
         }
-    }
-
-    fn keep(&self, record: Record) -> Result<Option<Record>, String> {
-        if record.nodes.is_empty() && record.left.is_empty() {
-            self.file.remove()?;
-            return Ok(None);
-        }
-        self.file.write(&record)?;
-        Ok(Some(record))
     }
 
     /// Removes it from these nodes. Gives those that still have something, or may have.
@@ -119,11 +112,7 @@ pub fn forget(folder: &Path, node: &str) -> Result<Vec<String>, String> {
         if record.left.remove(node).is_none() {
             continue;
         }
-        if record.nodes.is_empty() && record.left.is_empty() {
-            file.remove()?;
-        } else {
-            file.write(&record)?;
-        }
+        file.keep(&record)?;
         said.push(format!("network {network}: forgotten what node {node} has of it"));
     }
     if said.is_empty() {

@@ -98,6 +98,14 @@ impl File {
         std::fs::rename(&new, &self.0).map_err(wrong)
     }
 
+    /// Writes what is left of a network, or removes the file if that is nothing.
+    ///
+    /// # Errors
+    /// It cannot be written or removed.
+    pub fn keep(&self, record: &Record) -> Result<(), String> {
+        if record.nodes.is_empty() && record.left.is_empty() { self.remove() } else { self.write(record) }
+    }
+
     /// Removes it.
     ///
     /// # Errors
