@@ -95,6 +95,9 @@ pub struct Flags {
     /// Form of the log: text, or json with one object a line [default: text]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
+    /// Say as JSON what this host has and lacks, and end; `vmove doctor` shows it
+    #[arg(long)]
+    pub doctor: bool,
 }
 
 const LONG_ABOUT: &str = "Moves running QEMU guests between nodes. One vmoved runs on each node, as root; \

@@ -15,6 +15,7 @@ mod backing;
 pub mod check;
 pub mod device;
 pub mod disk;
+pub mod doctor;
 pub mod fork;
 pub mod fork_devices;
 pub mod fork_report;

@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 /// Control socket of `vmoved`, unless another is given.
 pub const DEFAULT_CONTROL: &str = "/run/vmove/control.sock";
 
+/// Port of `vmoved` for peers and remote requests, unless another is given.
+pub const DEFAULT_PORT: u16 = 7420;
+
 /// What a node says of itself.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

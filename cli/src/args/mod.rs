@@ -15,6 +15,7 @@ pub mod bridge;
 pub mod cluster;
 pub mod clusters;
 pub mod disks;
+pub mod doctor;
 mod goals;
 pub mod hooks;
 pub mod libvirt;

@@ -10,6 +10,7 @@ use vmove_types::spec::{HeadStart, ModeRequest};
 use vmove_types::tuning::PinRequest;
 
 pub use super::disks::{DiskArgs, MovedDiskArgs};
+pub use super::doctor::Doctor;
 pub use super::goals::GoalArgs;
 pub use super::hooks::{HookCommand, HookTest};
 pub use super::libvirt::LibvirtCommand;
@@ -106,6 +107,11 @@ pub enum Command {
     /// RDMA and tcp between this node and others
     #[command(subcommand)]
     Fabric(FabricCommand),
+    /// Say what this host lacks for moving guests, huge pages, RDMA, devices, networks and forks, and how to mend it
+    Doctor(Doctor),
+    /// Make what nodes need before their first start
+    #[command(subcommand)]
+    Setup(SetupCommand),
     /// Virtual clusters.
     #[command(flatten)]
     Cluster(ClusterCommand),

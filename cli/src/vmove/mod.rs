@@ -2,6 +2,7 @@
 
 mod bar;
 mod devices;
+mod doctor;
 mod fabric;
 mod follow;
 mod groups;
@@ -110,6 +111,8 @@ async fn dispatch(client: &Client, cli: Cli) -> Result<Ended, End> {
         Command::Libvirt(LibvirtCommand::Disable(args)) => libvirt::disable(&args, json).await?,
         Command::Libvirt(LibvirtCommand::Host(args)) => libvirt::prepare_host(args.check, &control, json)?,
         Command::Libvirt(LibvirtCommand::Hook(args)) => libvirt::hook(client, args).await?,
+        Command::Doctor(args) => doctor::doctor(&args, &control, json).await?,
+        Command::Setup(SetupCommand::Tls(args)) => setup::tls(&args, json)?,
         Command::Fabric(FabricCommand::Check(args)) => fabric::check(client, &args.to, json).await?,
         Command::Migrate(args) => return migrations::migrate(client, args, json).await,
         Command::Status(args) => return migrations::status(client, args, json).await,

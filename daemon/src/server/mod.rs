@@ -3,6 +3,7 @@
 mod access;
 mod devices;
 mod dialer;
+mod doctor;
 mod endpoint;
 mod fabric_check;
 mod fabrics;
@@ -115,6 +116,9 @@ impl App {
 #[must_use]
 pub fn main() -> ExitCode {
     let flags = Flags::parse();
+    if flags.doctor {
+        return tell_diagnosis();
+    }
     let config = Config::load(flags).and_then(|mut config| {
         vmove_log::start("VMOVE_LOG", config.log_format);
         if let Some(path) = config.fork.topology.clone() {
@@ -255,11 +259,33 @@ fn warn_of_no_tls(listen: SocketAddr) {
 /// which the first migration to this node should not have to wait for.
 async fn learn_qemus() {
     tokio::time::sleep(LEARN_AFTER).await;
+    vmove_migrate::qemu_binaries::learn_qemus(&native_qemus()).await;
+}
+
+/// The QEMUs of this host that have its own kind of processor.
+fn native_qemus() -> Vec<PathBuf> {
     let own = format!("qemu-system-{}", std::env::consts::ARCH);
     let wanted = |path: &PathBuf| path.file_name().is_some_and(|name| name == "qemu-kvm" || *name == *own);
     let mut found = vmove_qmp::inspect::find_qemus(std::env::var_os("PATH").as_deref());
     found.retain(wanted);
-    vmove_migrate::qemu_binaries::learn_qemus(&found).await;
+    found
+}
+
+/// Prints what this host has and lacks, as one JSON object.
+fn tell_diagnosis() -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let diagnosis = runtime
+        .context("Could not start worker threads")
+        .and_then(|runtime| Ok(runtime.block_on(doctor::diagnose(Flags::parse, &native_qemus()))?));
+    let told =
+        diagnosis.and_then(|diagnosis| Ok(serde_json::to_writer(std::io::stdout().lock(), &diagnosis)?));
+    match told {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&format!("vmoved: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Where VMs get control groups, if they do.

@@ -9,6 +9,7 @@ mod confined;
 mod direct_io;
 mod disk_figures;
 mod disks;
+mod doctor;
 mod embedded;
 mod events;
 mod goals;
