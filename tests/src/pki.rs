@@ -59,6 +59,23 @@ impl Pki {
         Ok(folder)
     }
 
+    /// A folder with the node's certificate under the names by which QEMU looks for it; `endpoint` is `client` or `server`.
+    ///
+    /// # Errors
+    /// When the files cannot be written.
+    pub fn for_qemu(&self, endpoint: &str) -> Result<PathBuf> {
+        let folder = self.folder.path().join(format!("qemu-{endpoint}"));
+        std::fs::create_dir_all(&folder)?;
+        for (ours, theirs) in [
+            ("ca.pem", "ca-cert.pem".to_owned()),
+            ("node.pem", format!("{endpoint}-cert.pem")),
+            ("node.key", format!("{endpoint}-key.pem")),
+        ] {
+            std::fs::copy(self.path(ours), folder.join(theirs))?;
+        }
+        Ok(folder)
+    }
+
     /// The path of `ca.pem`, `node.pem` or `node.key`.
     #[must_use]
     pub fn path(&self, name: &str) -> String {

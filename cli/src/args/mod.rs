@@ -21,6 +21,7 @@ pub mod hooks;
 pub mod libvirt;
 mod members;
 mod requests;
+pub mod setup;
 pub mod tune;
 pub mod vfork;
 pub mod vmove;

@@ -14,6 +14,9 @@ pub use super::doctor::Doctor;
 pub use super::goals::GoalArgs;
 pub use super::hooks::{HookCommand, HookTest};
 pub use super::libvirt::LibvirtCommand;
+pub use super::page::Page;
+pub use super::report::ReportArgs;
+pub use super::setup::SetupCommand;
 pub use super::tune::Tune;
 
 use vmove_types::units;

@@ -11,6 +11,7 @@ mod libvirt;
 mod migrations;
 mod progress_text;
 mod secrets;
+mod setup;
 mod tune;
 mod vms;
 
@@ -20,7 +21,9 @@ use vmove_client::Client;
 use vmove_types::problem::{Code, Exit};
 use vmove_types::progress::{Outcome, Progress, Role};
 
-use crate::args::vmove::{Cli, Command, Devices, DevicesCommand, FabricCommand, HookCommand, LibvirtCommand};
+use crate::args::vmove::{
+    Cli, Command, Devices, DevicesCommand, FabricCommand, HookCommand, LibvirtCommand, SetupCommand,
+};
 use crate::failure::Failure;
 use crate::output::{End, parse, report};
 use crate::{clusters, manual};

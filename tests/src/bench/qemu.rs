@@ -15,6 +15,7 @@ use super::mover::{Backing, Mode, Movable, Moved};
 use crate::beacon::BeaconPage;
 use crate::guest::{Guest, StockQemu};
 use crate::monitor::Monitor;
+use crate::pki::Pki;
 use crate::sampler::now;
 use crate::sandbox::Sandbox;
 
@@ -30,8 +31,20 @@ struct QemuMove {
     page: Mutex<Option<BeaconPage>>,
     folder: PathBuf,
     destination_ram: PathBuf,
+    pki: Option<Pki>,
     destination: Option<(StockQemu, Monitor)>,
     pids: Arc<Mutex<Vec<(i32, Role)>>>,
+}
+
+/// Arguments that give a QEMU what it needs for TLS on this side of the connection.
+fn credentials(pki: Option<&Pki>, endpoint: &str) -> Result<Vec<String>> {
+    let Some(pki) = pki else { return Ok(Vec::new()) };
+    let folder = pki.for_qemu(endpoint)?;
+    let object = format!(
+        "tls-creds-x509,id={CREDENTIALS},dir={},endpoint={endpoint},verify-peer=on",
+        folder.display()
+    );
+    Ok(vec!["-object".to_owned(), object])
 }
 
 /// Boots a guest in a stock QEMU.
@@ -41,7 +54,10 @@ struct QemuMove {
 pub fn boot(mode: Mode, backing: Backing, guest: &Guest, sandbox: &Sandbox) -> Result<Box<dyn Movable>> {
     let memory = backing.mount(sandbox, "mem", 2 * guest.bytes())?;
     let folder = sandbox.folder("d")?;
-    let mut source = StockQemu::start(guest, &sandbox.folder("s")?, &memory.join("s"), &[])?;
+    let pki = mode.is_encrypted().then(|| Pki::new(&[Ipv4Addr::LOCALHOST.into()])).transpose()?;
+    let credentials = credentials(pki.as_ref(), "client")?;
+    let credentials: Vec<_> = credentials.iter().map(String::as_str).collect();
+    let mut source = StockQemu::start(guest, &sandbox.folder("s")?, &memory.join("s"), &credentials)?;
     source.wait_monitor()?;
     let monitor = Monitor::connect(source.qmp())?;
     let page = source.wait_running()?;
@@ -54,6 +70,7 @@ pub fn boot(mode: Mode, backing: Backing, guest: &Guest, sandbox: &Sandbox) -> R
         page: Mutex::new(Some(page)),
         folder,
         destination_ram: memory.join("d"),
+        pki,
         destination: None,
         pids,
     }))
@@ -78,13 +95,18 @@ impl QemuMove {
     fn prepare(&self, monitor: &Monitor) -> Result<()> {
         monitor.enable(&self.capabilities())?;
         monitor.run("migrate-set-parameters", json!({ "max-bandwidth": MAX_BANDWIDTH }))?;
+        if self.pki.is_some() {
+            monitor.run("migrate-set-parameters", json!({ "tls-creds": CREDENTIALS }))?;
+        }
         Ok(())
     }
 
     /// Starts the destination, lets it listen, and returns its address.
     fn start_destination(&mut self) -> Result<String> {
-        let mut qemu =
-            StockQemu::start(&self.guest, &self.folder, &self.destination_ram, &["-incoming", "defer"])?;
+        let credentials = credentials(self.pki.as_ref(), "server")?;
+        let more: Vec<_> =
+            ["-incoming", "defer"].into_iter().chain(credentials.iter().map(String::as_str)).collect();
+        let mut qemu = StockQemu::start(&self.guest, &self.folder, &self.destination_ram, &more)?;
         lock(&self.pids).push((qemu.pid(), Role::DestinationQemu));
         qemu.wait_monitor()?;
         let monitor = Monitor::connect(qemu.qmp())?;

@@ -11,6 +11,7 @@ use super::mover::{Backing, FaultTimes, Mode, Movable, Moved};
 use crate::beacon::{self, BeaconPage};
 use crate::daemon::{Node, NodeOptions, Vm};
 use crate::guest::Guest;
+use crate::pki::Pki;
 use crate::sampler::now;
 use crate::sandbox::Sandbox;
 
@@ -24,6 +25,8 @@ struct VmoveMove {
     console_after: Mutex<String>,
     /// The folder of the sandbox. The folder in which a QEMU runs shows to which node it belongs.
     sandbox: PathBuf,
+    /// Read by the daemons.
+    _pki: Option<Pki>,
 }
 
 /// Boots a guest with `vmove run` on the first of two nodes.
@@ -36,12 +39,14 @@ pub fn boot(mode: Mode, backing: Backing, guest: &Guest, sandbox: &Sandbox) -> R
         sandbox.reserve_huge_pages(2 << 20, 2 * guest.bytes())?;
         Ballast::warm_huge_pages(2 * guest.bytes())?;
     }
-    let (a, b) = Node::pair(sandbox, &NodeOptions::default())?;
+    let pki = mode.is_encrypted().then(|| Pki::new(&[Ipv4Addr::LOCALHOST.into()])).transpose()?;
+    let extra = pki.as_ref().map(Pki::flags).unwrap_or_default();
+    let (a, b) = Node::pair(sandbox, &NodeOptions { extra, ..NodeOptions::default() })?;
     let mut guest = guest.clone();
     guest.extra.extend(["-name".to_owned(), "{name},debug-threads=on".to_owned()]);
     let vm = a.run_guest(NAME, backing.name(), &guest)?;
     let sandbox = sandbox.path().to_owned();
-    Ok(Box::new(VmoveMove { mode, a, b, vm, console_after: Mutex::default(), sandbox }))
+    Ok(Box::new(VmoveMove { mode, a, b, vm, console_after: Mutex::default(), sandbox, _pki: pki }))
 }
 
 impl Movable for VmoveMove {

@@ -22,4 +22,7 @@ mod monitoring;
 mod old_kernel;
 mod pinned;
 mod remote;
+mod reports;
+mod setup_tls;
+mod slow_link;
 mod slurm;

@@ -14,6 +14,8 @@ use vmove_tests::pki::Pki;
 use vmove_tests::places;
 use vmove_tests::sandbox::Sandbox;
 
+use crate::terminal::Terminal;
+
 const CLIENTS: &str =
     "[[client]]\nname = \"ops\"\nrole = \"operator\"\n[[client]]\nname = \"eyes\"\nrole = \"viewer\"\n";
 const VMS: [&str; 2] = ["db", "web"];
@@ -173,4 +175,25 @@ fn a_viewer_sees_guests_and_changes_none() {
     let (code, report) = site.command("vmove", &ops, &["migrate", "db", "web", "--to", &there]);
     assert_eq!(code, Some(0), "{report}");
     site.all_at(1);
+}
+
+#[test]
+fn a_viewer_watches_two_nodes_from_elsewhere() {
+    need!(payload::ready(Accel::Tcg));
+    let site = Site::start();
+    let folder = site.client("eyes");
+    let mut command = Command::new(places::product("vmove").expect("vmove is built"));
+    for (option, name) in [("--tls-cert", "client.pem"), ("--tls-key", "client.key"), ("--tls-ca", "ca.pem")]
+    {
+        command.arg(option).arg(folder.join(name));
+    }
+    command.args(["watch", &site.at(0), &site.at(1)]);
+    let mut shown = Terminal::start(&command, 100, 30);
+    shown.until("both nodes", |text| text.contains("a: 2 VMs") && text.contains("b: 0 VMs"));
+    site.nodes[0].migrate("web", "b", &[]).expect("it moves");
+    shown.until("the guest at b, and the move at both ends", |text| {
+        text.contains("a: 1 VM,") && text.contains("b: 1 VM,") && text.matches("done, down").count() == 2
+    });
+    shown.press("q");
+    assert!(shown.end().success());
 }
