@@ -6,6 +6,8 @@
 BUILD_PACKAGES=(gcc libc6-dev pkg-config libclang-14-dev libibverbs-dev librdmacm-dev python3 python3-venv iproute2 dnsmasq-base podman crun qemu-utils strace)
 # Of these, what the demo needs.
 DEMO_PACKAGES=(gcc libc6-dev pkg-config libclang-14-dev)
+# What `./run package` needs: dpkg-shlibdeps, and the headers that the programs are built with.
+PACKAGE_BUILD_PACKAGES=(gcc libc6-dev pkg-config libclang-14-dev libibverbs-dev librdmacm-dev dpkg-dev)
 # Servers that the tests of sched-bridge speak with, and their libraries; unpacked, so that no service is started and no user made.
 PEER_PACKAGES=(etcd-server munge slurmctld slurmd slurm-client)
 PEERS_VERSION=1
@@ -145,6 +147,40 @@ setup_prometheus() {
     "$CACHE/prometheus/usr/bin/promtool" --version >/dev/null 2>&1 || die "the unpacked promtool does not start"
 }
 
+# What only the layer `page` needs.
+setup_browser() {
+    setup_part tools "$CACHE/busybox/bin/busybox" setup_tools
+    setup_part chromium "$CACHE/chromium/fonts.conf" setup_chromium
+}
+
+# Chromium without a window below .cache/chromium, as chromium/usr/lib/chromium/chromium-headless-shell. Its fonts are its own, so that
+# pictures look alike everywhere.
+setup_chromium() {
+    local chromium=$CACHE/chromium program=usr/lib/chromium/chromium-headless-shell patchelf=$CACHE/tools/usr/bin/patchelf
+    say "unpacking Chromium"
+    unpack_closure chromium "${BROWSER_PACKAGES[@]}"
+    rm -rf "${chromium:?}.new"/{bin,sbin,etc,var} "${chromium:?}.new"/usr/share/{doc,man,locale,bug,lintian} "$chromium"
+    # shellcheck disable=SC2016 # $ORIGIN is the loader's
+    "$patchelf" --force-rpath \
+        --set-rpath '$ORIGIN:$ORIGIN/../x86_64-linux-gnu:$ORIGIN/../x86_64-linux-gnu/pulseaudio:$ORIGIN/../../../lib/x86_64-linux-gnu' \
+        "$chromium.new/$program"
+    # It has a path of its own, and would not look into that of the program.
+    "$patchelf" --remove-rpath "$chromium.new"/usr/lib/x86_64-linux-gnu/libpulse.so.0
+    mv "$chromium.new" "$chromium"
+    "$chromium/$program" --version >/dev/null || die "the unpacked Chromium does not start"
+    cat >"$chromium/fonts.conf" <<FONTS
+<?xml version="1.0"?>
+<!DOCTYPE fontconfig SYSTEM "urn:fontconfig:fonts.dtd">
+<fontconfig>
+  <dir prefix="relative">usr/share/fonts</dir>
+  <cachedir prefix="xdg">fontconfig</cachedir>
+  <alias><family>sans-serif</family><prefer><family>DejaVu Sans</family></prefer></alias>
+  <alias><family>monospace</family><prefer><family>DejaVu Sans Mono</family></prefer></alias>
+</fontconfig>
+FONTS
+}
+
+# What makes the Python client of vbridged. Without it, one test is skipped.
 setup_python() {
     "$CACHE/python/bin/openapi-python-client" --version >/dev/null 2>&1 && return 0
     say "installing the generator of Python clients"

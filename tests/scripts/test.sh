@@ -4,6 +4,8 @@
 LAYERS=(fmt lint build unit loom e2e lab)
 # What a change needs most.
 QUICK=(fmt lint build unit short)
+# Only when they are asked for.
+LONG=(package page)
 
 vmove_test() {
     local layers=() layer
@@ -14,6 +16,8 @@ vmove_test() {
         esac
     done
     [ ${#layers[@]} -eq 0 ] && layers=("${LAYERS[@]}")
+    # shellcheck source=tests/scripts/package-test.sh
+    source "$ROOT/tests/scripts/package-test.sh"
     for layer in "${layers[@]}"; do
         declare -F "test_$layer" >/dev/null || die "unknown layer '$layer'; there are: ${LAYERS[*]} quick"
     done
