@@ -222,6 +222,11 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// The wait itself failed.
     fn wait(&mut self, timeout: Option<Duration>) -> Result<(), FabricError>;
 
+    /// The shortest time that a message and its answer have taken on the way, as the transport knows it; `None` if it does not.
+    fn round_trip(&self) -> Option<Duration> {
+        None
+    }
+
     /// Work requests posted and not completed.
     fn outstanding(&self) -> usize;
 

@@ -72,7 +72,7 @@ impl Latencies {
             0.0
         };
         let count = fetched + self.others.load(Ordering::Relaxed);
-        FaultStats { count, fetched, p50_us: at(0.5), p99_us: at(0.99), max_us }
+        FaultStats { count, fetched, p50_us: at(0.5), p99_us: at(0.99), p999_us: at(0.999), max_us }
     }
 }
 
@@ -146,6 +146,7 @@ mod tests {
         assert_eq!((s.count, s.fetched), (1001, 1000));
         assert!((s.p50_us - 500.0).abs() < 20.0, "{s:?}");
         assert!((s.p99_us - 990.0).abs() < 35.0, "{s:?}");
+        assert!((s.p999_us - 999.0).abs() < 35.0, "{s:?}");
         assert!((s.max_us - 1000.0).abs() < f64::EPSILON, "{s:?}");
     }
 

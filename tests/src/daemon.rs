@@ -470,6 +470,8 @@ pub struct MigrateReport {
     pub pages_total: u64,
     pub pages_zero: u64,
     pub faults: Faults,
+    #[serde(default)]
+    pub slowest_faults: Vec<SlowFault>,
     pub phases: Vec<Phase>,
     #[serde(default)]
     pub pause: Vec<Phase>,
@@ -489,6 +491,20 @@ pub struct Faults {
     pub p50_us: f64,
     pub p99_us: f64,
     pub max_us: f64,
+}
+
+/// One of the slowest page faults: where its time went, in microseconds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct SlowFault {
+    pub at_ms: f64,
+    pub block: String,
+    pub offset: u64,
+    pub total_us: f64,
+    pub asked_us: f64,
+    pub read_us: f64,
+    pub map_us: f64,
+    pub own_read: bool,
 }
 
 /// One phase of a migration.

@@ -73,6 +73,15 @@ pub fn ssh() -> Result<PathBuf> {
     exists(&folder.join("sbin/sshd")).map(|_| folder)
 }
 
+/// Chromium without a window.
+///
+/// # Errors
+/// When it does not exist; the error says what to do.
+pub fn chromium() -> Result<PathBuf> {
+    place("VMOVE_CHROMIUM", "chromium/usr/lib/chromium/chromium-headless-shell")
+        .map_err(|error| error.context("'./run test page' unpacks a Chromium"))
+}
+
 /// Prometheus' tool that checks metrics and rules.
 ///
 /// # Errors

@@ -6,7 +6,9 @@ use crate::sys::{Scheduling, scheduling, set_scheduling};
 
 /// The lowest priority that real-time threads have: enough to run before all that share time.
 const PRIORITY: i32 = 1;
-const AHEAD: Scheduling = Scheduling { policy: libc::SCHED_FIFO, priority: PRIORITY };
+/// What such a thread starts is as all others.
+const AHEAD: Scheduling =
+    Scheduling { policy: libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, priority: PRIORITY };
 
 /// A thread that runs before all threads that share time (`SCHED_FIFO`), until this is dropped.
 #[derive(Debug)]
@@ -22,7 +24,8 @@ impl Ahead {
     /// There is no such thread, or this process lacks `CAP_SYS_NICE`.
     pub fn put(thread: u32) -> io::Result<Option<Self>> {
         let before = scheduling(thread)?;
-        if matches!(before.policy, libc::SCHED_FIFO | libc::SCHED_RR | libc::SCHED_DEADLINE) {
+        let policy = before.policy & !libc::SCHED_RESET_ON_FORK;
+        if matches!(policy, libc::SCHED_FIFO | libc::SCHED_RR | libc::SCHED_DEADLINE) {
             return Ok(None);
         }
         set_scheduling(thread, AHEAD)?;

@@ -74,6 +74,7 @@ pub(crate) fn set_mempolicy(mode: Mode, nodes: &[u32]) -> io::Result<()> {
 /// How a thread gets processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Scheduling {
+    /// With its flag, `SCHED_RESET_ON_FORK`.
     pub policy: libc::c_int,
     /// 0 for threads that share time.
     pub priority: libc::c_int,
@@ -92,17 +93,16 @@ pub(crate) fn scheduling(thread: u32) -> io::Result<Scheduling> {
     let policy = check(i64::from(unsafe { libc::sched_getscheduler(id) }))?;
     // SAFETY: rule 1.
     check(i64::from(unsafe { libc::sched_getparam(id, &raw mut param) }))?;
-    let policy = libc::c_int::try_from(policy).map_err(io::Error::other)? & !libc::SCHED_RESET_ON_FORK;
+    let policy = libc::c_int::try_from(policy).map_err(io::Error::other)?;
     Ok(Scheduling { policy, priority: param.sched_priority })
 }
 
-/// Changes how a thread gets processors: `sched_setscheduler(2)`. What it starts is as others.
+/// Changes how a thread gets processors: `sched_setscheduler(2)`.
 pub(crate) fn set_scheduling(thread: u32, to: Scheduling) -> io::Result<()> {
     let param = libc::sched_param { sched_priority: to.priority };
-    let policy = to.policy | libc::SCHED_RESET_ON_FORK;
+    let id = thread_id(thread)?;
     // SAFETY: rule 1.
-    check(i64::from(unsafe { libc::sched_setscheduler(thread_id(thread)?, policy, &raw const param) }))
-        .map(drop)
+    check(i64::from(unsafe { libc::sched_setscheduler(id, to.policy, &raw const param) })).map(drop)
 }
 
 /// A mapping of a whole file.

@@ -20,8 +20,37 @@ pub struct FaultStats {
     pub p50_us: f64,
     /// 99th percentile of the fetched.
     pub p99_us: f64,
+    /// 99.9th percentile of the fetched: of fewer than 1,000 the longest.
+    #[serde(default)]
+    pub p999_us: f64,
     /// Longest of the fetched.
     pub max_us: f64,
+}
+
+/// One of the slowest page faults, and where its time went: `asked_us`, `read_us` and `map_us` are one after the other and make `total_us`.
+///
+/// Unit: microseconds of the destination's CLOCK_MONOTONIC, but for `at_ms`. It begins when the kernel's message is read: a thread that waited
+/// before that, since the fault thread did not run, waited longer.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(default)]
+pub struct SlowFault {
+    /// When it began, in milliseconds after the first fault could be answered.
+    pub at_ms: f64,
+    /// RAM block of the page, by its name in QEMU.
+    pub block: String,
+    /// Where the page begins in that block, in bytes.
+    pub offset: u64,
+    /// All of it.
+    pub total_us: f64,
+    /// Until its read was handed to the fabric. 0: another read brought the page, or it was there.
+    pub asked_us: f64,
+    /// Until the page had arrived. 0: it was there.
+    pub read_us: f64,
+    /// Until it was mapped into QEMU.
+    pub map_us: f64,
+    /// The page came by a read of its own; if not, a bulk read under way brought it, or had brought it.
+    pub own_read: bool,
 }
 
 /// One phase of the migration. Phases do not overlap; their names are those of [`crate::progress::Phase`].
@@ -130,6 +159,9 @@ pub struct Report {
     pub direct_io: String,
     /// Fault latency at the destination.
     pub faults: FaultStats,
+    /// The ten slowest of them, slowest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub slowest_faults: Vec<SlowFault>,
     /// Where the time went.
     pub phases: Vec<PhaseTime>,
     /// What the pause consisted of: its steps from STOP to RESUME, one after the other, in milliseconds after STOP. Empty if the guest was

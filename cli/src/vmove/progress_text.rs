@@ -6,7 +6,9 @@ use vmove_types::disk::DiskReport;
 use vmove_types::migration::MigrationList;
 use vmove_types::problem::Exit;
 use vmove_types::progress::{GuestPlace, MissingDevice, Outcome, Progress, Role};
-use vmove_types::report::{DeviceTimes, FaultStats, HeadStartStats, NetworkStats, PhaseTime, Report};
+use vmove_types::report::{
+    DeviceTimes, FaultStats, HeadStartStats, NetworkStats, PhaseTime, Report, SlowFault, VisitEnd,
+};
 use vmove_types::units::{format_bytes, format_ms, format_rate, to_f64};
 
 use super::bar::line;
@@ -155,6 +157,9 @@ fn place(guest: GuestPlace) -> &'static str {
     }
 }
 
+/// A fault that took longer is told of by itself.
+const SLOW_FAULT_US: f64 = 5000.0;
+
 /// The figures of a finished migration.
 pub fn summary(r: &Report) -> String {
     let memory = r.pages_total.saturating_mul(r.page_size);
@@ -182,6 +187,8 @@ pub fn summary(r: &Report) -> String {
     if r.faults.count > 0 {
         rows.push(("faults", faults(&r.faults)));
     }
+    let slow = r.slowest_faults.first().filter(|fault| fault.total_us >= SLOW_FAULT_US);
+    rows.extend(slow.map(|fault| ("slow fault", slow_fault(fault))));
     let times = |all: &[PhaseTime]| {
         all.iter().map(|p| format!("{} {}", p.name, format_ms(p.duration_ms))).collect::<Vec<_>>().join(", ")
     };
@@ -245,8 +252,24 @@ fn faults(f: &FaultStats) -> String {
         return format!("{} (none had to wait for a page to be fetched)", f.count);
     }
     format!(
-        "{} ({} fetched): p50 {:.0} us, p99 {:.0} us, max {:.0} us",
-        f.count, f.fetched, f.p50_us, f.p99_us, f.max_us
+        "{} ({} fetched): p50 {:.0} us, p99 {:.0} us, p99.9 {:.0} us, max {:.0} us",
+        f.count, f.fetched, f.p50_us, f.p99_us, f.p999_us, f.max_us
+    )
+}
+
+/// The slowest of all: what it waited for.
+fn slow_fault(f: &SlowFault) -> String {
+    let us = |us: f64| format_ms(us / 1e3);
+    let read = if f.own_read { "its read" } else { "a read under way" };
+    format!(
+        "{} at {} + {:#x}, {} after the first could be answered: {} until its read was sent, {} for {read}, {} until it was mapped",
+        us(f.total_us),
+        f.block,
+        f.offset,
+        format_ms(f.at_ms),
+        us(f.asked_us),
+        us(f.read_us),
+        us(f.map_us)
     )
 }
 
@@ -327,9 +350,25 @@ mod tests {
         assert_eq!(with_reason("1", ""), "1");
         assert_eq!(with_reason("2", "the next would not pay"), "2 (the next would not pay)");
         let none = FaultStats { count: 3, ..FaultStats::default() };
+        let slow = SlowFault {
+            at_ms: 12.0,
+            block: "pc.ram".into(),
+            offset: 0x5000,
+            total_us: 46_000.0,
+            asked_us: 1000.0,
+            read_us: 40_000.0,
+            map_us: 5000.0,
+            own_read: true,
+        };
+        assert_eq!(
+            slow_fault(&slow),
+            "46.0 ms at pc.ram + 0x5000, 12.0 ms after the first could be answered: 1.0 ms until its read was sent, 40.0 ms for its read, \
+             5.0 ms until it was mapped"
+        );
         assert_eq!(faults(&none), "3 (none had to wait for a page to be fetched)");
-        let some = FaultStats { count: 3, fetched: 1, p50_us: 40.0, p99_us: 90.0, max_us: 95.0 };
-        assert_eq!(faults(&some), "3 (1 fetched): p50 40 us, p99 90 us, max 95 us");
+        let some =
+            FaultStats { count: 3, fetched: 1, p50_us: 40.0, p99_us: 90.0, p999_us: 95.0, max_us: 95.0 };
+        assert_eq!(faults(&some), "3 (1 fetched): p50 40 us, p99 90 us, p99.9 95 us, max 95 us");
     }
 
     #[test]

@@ -5,7 +5,7 @@ mod serving;
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::Duration;
 
 use crate::address::{Class, FabricKind};
@@ -18,6 +18,7 @@ use crate::error::{FabricError, PostError, RemoteStatus};
 use crate::region::LocalSlice;
 use crate::serve::ServeHandle;
 use crate::socket::Socket;
+use crate::sys;
 use crate::table::{Need, Participant};
 use crate::thread::ThreadOptions;
 use crate::wire::CREDITS;
@@ -212,6 +213,13 @@ impl<B: BackEnd> Endpoint for Connection<B> {
             return Ok(());
         }
         self.back.wait(&mut self.done, timeout)
+    }
+
+    fn round_trip(&self) -> Option<Duration> {
+        match self.back.socket() {
+            Socket::Tcp(socket) => sys::net::shortest_round_trip(socket.as_fd()).ok().flatten(),
+            Socket::Unix(_) => None,
+        }
     }
 
     fn outstanding(&self) -> usize {

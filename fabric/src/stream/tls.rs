@@ -70,7 +70,7 @@ impl TlsSocket {
     pub(super) fn send(&mut self, from: &Gather<'_>, totals: &Totals) -> io::Result<usize> {
         self.flush(totals)?;
         let mut sent = 0;
-        while sent < from.bytes().min(SEND_LIMIT) && !self.tls.wants_write() {
+        while sent < from.bytes().min(SEND_LIMIT) {
             let len = from.copy_to(sent, &mut self.plain);
             if from.is_broken() {
                 // As the kernel answers who sends such memory itself.
@@ -78,12 +78,12 @@ impl TlsSocket {
             }
             self.tls.writer().write_all(&self.plain[..len])?;
             sent += len;
-            match self.flush(totals) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                other => other?,
-            }
         }
-        Ok(sent)
+        // All records in one call: one each would wake the peer for each, and leave the kernel small packets.
+        match self.flush(totals) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(sent),
+            other => other.map(|()| sent),
+        }
     }
 
     /// Gives ciphertext to the socket. `WouldBlock` if some is left.

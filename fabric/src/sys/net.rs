@@ -240,6 +240,34 @@ pub(crate) fn get_option(
     if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
+/// `tcp_info.tcpi_min_rtt`: the shortest round trip that the kernel has seen on a TCP connection. `None`: none yet, or a kernel that does
+/// not tell (before 4.6).
+pub(crate) fn shortest_round_trip(fd: BorrowedFd<'_>) -> io::Result<Option<Duration>> {
+    /// Where it is in `struct tcp_info` of `linux/tcp.h`, which only ever grows at its end; libc's has an older one.
+    const AT: usize = 148;
+    let mut info = [0_u8; AT + size_of::<u32>()];
+    let mut len = libc::socklen_t::try_from(info.len()).map_err(io::Error::other)?;
+    // SAFETY: rule 3.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut len,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let is_whole = usize::try_from(len).is_ok_and(|len| len == info.len());
+    let mut us = [0; size_of::<u32>()];
+    us.copy_from_slice(&info[AT..]);
+    let us = u32::from_ne_bytes(us);
+    // The kernel begins with all ones.
+    Ok((is_whole && us != 0 && us != u32::MAX).then(|| Duration::from_micros(us.into())))
+}
+
 /// The process at the other end of a Unix socket, as it was when it connected; 0 if this process cannot see it.
 pub(crate) fn peer_pid(fd: BorrowedFd<'_>) -> io::Result<i32> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };

@@ -165,6 +165,12 @@ impl VerbsFabric {
         format!("InfiniBand {prefix}")
     }
 
+    /// Whether the device reads memory that is not pinned (on-demand paging).
+    #[must_use]
+    pub const fn reads_on_demand(&self) -> bool {
+        self.on_demand
+    }
+
     /// Whether the device is still there and its port active: whether new connections can be expected to work.
     ///
     /// # Errors

@@ -192,6 +192,14 @@ impl PageTable {
         })
     }
 
+    /// The first page of `within` that a guest thread waits for and nobody is fetching: its ticket was dropped. Reads the whole run.
+    #[must_use]
+    pub fn find_wanted(&self, within: PageRun) -> Option<PageIndex> {
+        let is_wanted = |byte: u8| byte & WANTED != 0 && PageState::of(byte).is_claimable();
+        let found = self.slice(within).iter().position(|cell| is_wanted(cell.load(Ordering::Acquire)))?;
+        Some(PageIndex(within.start.0 + found as u64))
+    }
+
     /// The longest run from the start of `within` whose pages are all in states that `wanted` accepts.
     pub fn prefix(&self, within: PageRun, wanted: impl Fn(PageState) -> bool) -> PageRun {
         let cells = self.slice(within);
@@ -294,13 +302,6 @@ impl PageTable {
 /// What tests ask.
 #[cfg(test)]
 impl PageTable {
-    /// The first page of `within` that a guest thread waits for and nobody is fetching: its ticket was dropped.
-    pub(crate) fn find_wanted(&self, within: PageRun) -> Option<PageIndex> {
-        let is_wanted = |byte: u8| byte & WANTED != 0 && PageState::of(byte).is_claimable();
-        let found = self.slice(within).iter().position(|cell| is_wanted(cell.load(Ordering::Acquire)))?;
-        Some(PageIndex(within.start.0 + found as u64))
-    }
-
     /// True if nothing of the run has to be fetched any more.
     pub(crate) fn all_landed(&self, run: PageRun) -> bool {
         self.find(run, |state| !state.is_final()).is_none()

@@ -18,12 +18,20 @@ pub(super) struct Block {
     mapping: Arc<Mapping>,
     pub table: Arc<PageTable>,
     pub page_size: PageSize,
+    /// The guest was at home here: the file has its memory as of when it left for a visit.
+    pub is_home: bool,
 }
 
 impl Block {
     /// Maps a RAM file and takes a page table for it.
     pub(super) fn new(file: RamFile, table: Arc<PageTable>) -> Result<Self, MemoryError> {
-        Ok(Self { page_size: file.page_size(), mapping: file.map()?, file, table })
+        Ok(Self { page_size: file.page_size(), mapping: file.map()?, file, table, is_home: false })
+    }
+
+    /// The same of a guest that comes home: all that is not named as outdated is here.
+    pub(super) fn at_home(file: RamFile, table: Arc<PageTable>) -> Result<Self, MemoryError> {
+        table.mark_landed(table.all());
+        Ok(Self { is_home: true, ..Self::new(file, table)? })
     }
 
     /// Number of pages.

@@ -191,6 +191,8 @@ fn finish(session: &Session) {
     prepare.backing.name().clone_into(&mut report.memory);
     report.mode = session.journal.record().mode.map(|m| m.to_string()).unwrap_or_default();
     report.faults = session.files.memory.latencies.stats();
+    report.slowest_faults = session.files.memory.slowest_faults();
+    report.visit = session.journal.record().complete.as_ref().and_then(|figures| figures.visit);
     report.total_ms = session.publisher.elapsed_ms();
     report.phases = session.publisher.phases();
     session.publisher.finish(Outcome::Done { report: Box::new(report) });

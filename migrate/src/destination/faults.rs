@@ -17,6 +17,7 @@ use super::error::{PageError, PagesLost};
 use super::fill::{Fill, FillEvent};
 use super::guest_memory::{Events, GuestMemory, step_aside};
 use super::read_parts::{self, LeftOut};
+use super::slow_faults::{Answered, Slowest};
 use crate::waiting_faults::Found;
 use vmove_types::time::Mono;
 
@@ -63,6 +64,8 @@ struct Reading {
     /// A huge page of which the file has an earlier state.
     old: bool,
     since: Mono,
+    /// When its read was handed to the fabric; until then as `since`.
+    asked: Mono,
 }
 
 /// Takes events from the kernel. A thread of QEMU that gives memory back blocks until its event is read, and until then
@@ -74,6 +77,7 @@ struct Reader<'a> {
     /// Faults that have not been answered, and since when they wait: one for each thread of QEMU at most.
     faults: VecDeque<(Hva, Mono)>,
     waited: u32,
+    slowest: Slowest,
 }
 
 impl Reader<'_> {
@@ -102,6 +106,10 @@ impl Events for Reader<'_> {
         }
         Ok(())
     }
+
+    fn answered(&mut self, fault: Answered) {
+        self.slowest.note(fault);
+    }
 }
 
 struct Server<'a> {
@@ -126,6 +134,7 @@ impl<'a> Server<'a> {
                 events: EventBatch::new(EVENTS),
                 faults: VecDeque::with_capacity(BACKLOG),
                 waited: 0,
+                slowest: Slowest::default(),
             },
             done: Completions::with_limit(slots),
             slots: (0..slots).map(|_| None).collect(),
@@ -138,6 +147,7 @@ impl<'a> Server<'a> {
         let ended = self.serve();
         // What was read while the last pages were mapped is told by nobody again: who serves next finds these pages wanted.
         let _ = self.answer();
+        self.fill.memory.slow_faults.merge(&mut self.reader.slowest);
         ended
     }
 
@@ -204,17 +214,28 @@ impl<'a> Server<'a> {
             Want::Fetch(ticket) => {
                 // Full only if more than `BACKLOG` threads of QEMU wait. Then the ticket is dropped, and a bulk reader fetches the page (`next_dropped`).
                 if self.backlog.len() < BACKLOG {
-                    self.backlog.push_back(Reading { block, ticket, old, since });
+                    self.backlog.push_back(Reading { block, ticket, old, since, asked: since });
+                } else {
+                    drop(ticket);
+                    memory.demand.was_dropped();
                 }
                 // A hint that finds no room changes the order of reads, nothing else.
                 let _ = self.fill.hints.force_push((block, page));
             }
             // Noted: whoever lands it maps it, and records the latency.
             Want::OnItsWay => {}
+            Want::MapNow if memory.demand.is_active() => {
+                // It was read ahead: what lies further ahead is likely to be touched next, and what is mapped counts as touched.
+                memory.map(block, PageRun::new(index, 1), reader)?;
+                memory.demand.was_touched();
+                let _ = self.fill.hints.force_push((block, page));
+            }
             Want::MapNow => {
                 // What lies around is likely to be touched next; the faulted page is in the first run mapped.
                 let folio = memory.blocks[block].folio(page);
                 memory.map_folios(block, page..page + 1, reader)?;
+                let (asked, arrived, mapped) = (None, since, Mono::now());
+                reader.answered(Answered { block, page: index, since, asked, arrived, mapped });
                 memory.map_landed(block, page..folio.end, reader)?;
                 memory.map_landed(block, folio.start..page, reader)?;
             }
@@ -253,7 +274,7 @@ impl<'a> Server<'a> {
             let old = old.then(|| std::iter::once((of, run)));
             let posted = read_parts::post(&mut *self.endpoint, WrId(slot as u64), &self.segments, old);
             match posted? {
-                Ok(()) => self.slots[slot] = Some(reading),
+                Ok(()) => self.slots[slot] = Some(Reading { asked: Mono::now(), ..reading }),
                 Err(PostError::Full { .. }) => {
                     self.backlog.push_front(reading);
                     return Ok(());
@@ -276,8 +297,8 @@ impl<'a> Server<'a> {
                 .ok()
                 .and_then(|s| self.slots.get_mut(s))
                 .and_then(Option::take);
-            let Some(Reading { block, ticket, old, since }) = slot else { continue };
-            let page = ticket.page();
+            let Some(Reading { block, ticket, old, since, asked }) = slot else { continue };
+            let (page, arrived) = (ticket.page(), Mono::now());
             read_parts::complete(
                 &memory.blocks[block],
                 (PageRun::new(page, 1), old),
@@ -286,7 +307,9 @@ impl<'a> Server<'a> {
             )?;
             // The ticket carries the mark that a thread waits: the page is mapped here.
             memory.landed(block, page, ticket.landed(), &mut self.reader)?;
-            memory.latencies.record(Mono::now().since(since));
+            let (asked, mapped) = (Some(asked), Mono::now());
+            memory.latencies.record(mapped.since(since));
+            self.reader.answered(Answered { block, page, since, asked, arrived, mapped });
         }
         Ok(())
     }

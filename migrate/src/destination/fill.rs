@@ -18,13 +18,11 @@ use super::guest_memory::{GuestMemory, ReadElsewhere};
 use super::page_queue::{NamedPages, PageQueue};
 use super::read_parts::{self, LeftOut};
 use super::remote_memory::RemoteMemory;
+use super::window::{Posted, SERVING, Shape, WARM, Window};
 use crate::throttle::{BULK_NICE, Throttle};
 use crate::vmm::PageWorkers;
+use vmove_types::time::Mono;
 
-/// While the guest runs at the source: large reads, several under way.
-const WARM: Shape = Shape { bytes: 1 << 20, depth: 4 };
-/// While the guest waits for pages: a fault on a page that is being read waits for what is ahead of it in the pipe, so little is.
-const SERVING: Shape = Shape { bytes: 256 << 10, depth: 2 };
 /// Hints from the fault thread that have not been followed. More are dropped: a hint only changes the order.
 const HINTS: usize = 64;
 /// How long a reader waits for an answer, or for bandwidth, before it looks around.
@@ -34,12 +32,6 @@ const IDLE_INTERVAL: Duration = Duration::from_millis(2);
 /// The same before the guest's faults are served. Whatever there is to do is told, and QEMU, which starts meanwhile, needs the
 /// processor.
 const UNSERVED_IDLE_INTERVAL: Duration = Duration::from_millis(100);
-
-#[derive(Clone, Copy)]
-struct Shape {
-    bytes: u64,
-    depth: usize,
-}
 
 /// What a reader tells the session.
 #[derive(Debug)]
@@ -89,6 +81,8 @@ impl Fill {
         throttle: Throttle,
         events: mpsc::UnboundedSender<FillEvent>,
     ) -> std::io::Result<Self> {
+        // With the attempt before this one, tickets were dropped.
+        memory.demand.was_dropped();
         Ok(Self {
             stop_fd: rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?,
             memory,
@@ -145,7 +139,8 @@ impl Fill {
         let name = format!("vmove-bulk-{index}");
         let options = ThreadOptions { sched: Sched::Normal { nice: BULK_NICE }, ..ThreadOptions::bulk(name) };
         let thread = options.spawn(move |_| {
-            let mut worker = Worker::new(&fill, endpoint);
+            let window = Window::new(endpoint.round_trip().unwrap_or_default());
+            let mut worker = Worker::new(&fill, endpoint, Some(window));
             if let Err(event) = worker.run() {
                 fill.tell(event);
             }
@@ -183,7 +178,8 @@ impl Drop for Reader {
 
 /// The same as the thread does, as a task that takes turns with others: see [`PageWorkers::Turns`].
 async fn read_in_turns(fill: Arc<Fill>, endpoint: Box<dyn Endpoint>) {
-    let mut worker = Worker::new(&fill, endpoint);
+    // Nothing here may follow from how fast this machine is.
+    let mut worker = Worker::new(&fill, endpoint, None);
     while !fill.stopping() {
         match worker.turn() {
             Ok(Turn::Worked) => tokio::task::yield_now().await,
@@ -204,11 +200,14 @@ struct Piece {
 }
 
 /// A read that is under way, or room for one.
+#[derive(Default)]
 struct Read {
     /// None: there is room.
     pieces: Vec<Piece>,
     /// Only what is different crosses.
     compared: bool,
+    bytes: u64,
+    posted: Posted,
 }
 
 impl Piece {
@@ -237,6 +236,8 @@ struct Worker<'a> {
     /// A run being taken apart.
     current: Option<NamedPages>,
     in_flight: usize,
+    /// `None`: reads are as large as they may be.
+    window: Option<Window>,
 }
 
 /// The bytes of a read come straight into the file, so of one that was under way some may be there, under a page of which nothing is known.
@@ -249,19 +250,20 @@ impl Drop for Worker<'_> {
 }
 
 impl<'a> Worker<'a> {
-    fn new(fill: &'a Fill, endpoint: Box<dyn Endpoint>) -> Self {
+    fn new(fill: &'a Fill, endpoint: Box<dyn Endpoint>, window: Option<Window>) -> Self {
         let depth = WARM.depth.max(SERVING.depth).min(endpoint.capacity().max(1));
         Self {
             fill,
             endpoint,
             slots: (0..depth)
-                .map(|_| Read { pieces: Vec::with_capacity(MAX_SEGMENTS), compared: false })
+                .map(|_| Read { pieces: Vec::with_capacity(MAX_SEGMENTS), ..Read::default() })
                 .collect(),
             segments: Vec::with_capacity(MAX_SEGMENTS),
             done: Completions::with_limit(depth),
             around: None,
             current: None,
             in_flight: 0,
+            window,
         }
     }
 
@@ -330,13 +332,18 @@ impl<'a> Worker<'a> {
         }
         let Some(free) = self.slots.iter().position(|read| read.pieces.is_empty()) else { return Ok(false) };
         let mut pieces = std::mem::take(&mut self.slots[free].pieces);
-        let gathered = self.gather(shape.bytes, &mut pieces);
+        let most = self.window.as_ref().map_or(shape.bytes, |window| window.read_bytes(shape));
+        let gathered = self.gather(most, &mut pieces);
+        let when = self.window.as_ref().map(|window| window.posted(Mono::now())).unwrap_or_default();
         let posted = gathered.and_then(|bytes| {
-            if pieces.is_empty() { Ok(None) } else { self.post_pieces(free, &pieces, bytes).map(Some) }
+            if pieces.is_empty() {
+                return Ok(None);
+            }
+            self.post_pieces(free, &pieces, bytes).map(|compared| Some((compared, bytes)))
         });
         match posted {
-            Ok(Some(compared)) => {
-                self.slots[free] = Read { pieces, compared };
+            Ok(Some((compared, bytes))) => {
+                self.slots[free] = Read { pieces, compared, bytes, posted: when };
                 self.in_flight += 1;
                 Ok(true)
             }
@@ -374,11 +381,13 @@ impl<'a> Worker<'a> {
 
     /// Takes up to `most` bytes of work in at most [`MAX_SEGMENTS`] parts. Zero runs are dealt with on the way.
     fn gather(&mut self, most: u64, pieces: &mut Vec<Piece>) -> Result<u64, FillEvent> {
-        let compares = self.fill.memory.comparing.all() && !self.fill.memory.is_serving();
+        let memory = &self.fill.memory;
+        let compares = memory.comparing.all() && !memory.is_serving();
+        let in_parts = compares || memory.blocks.iter().any(|block| block.is_home);
         let (mut bytes, mut parts) = (0, 0);
         while parts < MAX_SEGMENTS && bytes < most {
             let room = (MAX_SEGMENTS - parts) as u64 * read_parts::COMPARED_PART;
-            let most = if compares { room.min(most - bytes) } else { most - bytes };
+            let most = if in_parts { room.min(most - bytes) } else { most - bytes };
             let Some(piece) = self.next_piece(most, compares)? else { break };
             let block = &self.fill.memory.blocks[piece.block];
             bytes += block.page_size.range_of(piece.run).len.0;
@@ -449,7 +458,7 @@ impl<'a> Worker<'a> {
                 Some(around) => around,
                 None => {
                     let (block, page) = self.fill.hints.pop()?;
-                    (block, self.fill.memory.blocks[block].folio(page))
+                    (block, self.around_fault(block, page))
                 }
             };
             let of = &self.fill.memory.blocks[block];
@@ -457,6 +466,7 @@ impl<'a> Worker<'a> {
             let within = PageRun::new(PageIndex(range.start), range.end - range.start);
             if let Some(claimed) = read_parts::claim(of, within, max_pages) {
                 let end = claimed.0.run().end().0;
+                self.fill.memory.demand.reads_ahead(claimed.0.run().len);
                 if end < range.end {
                     self.around = Some((block, end..range.end));
                 }
@@ -465,8 +475,33 @@ impl<'a> Worker<'a> {
         }
     }
 
+    /// What is read around a fault.
+    fn around_fault(&self, block: usize, page: u64) -> std::ops::Range<u64> {
+        let memory = &self.fill.memory;
+        let folio = memory.blocks[block].folio(page);
+        if memory.demand.is_active() { memory.demand.ahead(page, &folio) } else { folio }
+    }
+
+    /// Of a guest that visits: a page that it waits for, and whose ticket was dropped.
+    fn next_wanted(&self) -> Option<Piece> {
+        let memory = &self.fill.memory;
+        if !memory.demand.take_dropped() {
+            return None;
+        }
+        let mut blocks = memory.blocks.iter().enumerate();
+        let (index, page) =
+            blocks.find_map(|(index, block)| Some((index, block.table.find_wanted(block.table.all())?)))?;
+        // There may be more; and somebody else may claim this one first.
+        memory.demand.was_dropped();
+        let claimed = read_parts::claim(&memory.blocks[index], PageRun::new(page, 1), 1)?;
+        Some(Piece::claimed(index, claimed))
+    }
+
     /// When everything has been named and something is missing nevertheless: pages whose ticket was dropped.
     fn next_dropped(&self, most: u64) -> Option<Piece> {
+        if self.fill.memory.demand.is_active() {
+            return self.next_wanted();
+        }
         if !self.fill.all_named.load(Ordering::Acquire) || self.fill.memory.left() == 0 {
             return None;
         }
@@ -497,6 +532,9 @@ impl<'a> Worker<'a> {
         let Some(slot) = slot else { return Ok(()) };
         let mut pieces = std::mem::take(&mut self.slots[slot].pieces);
         self.in_flight -= 1;
+        if let Some(window) = &mut self.window {
+            window.came(self.slots[slot].posted, self.slots[slot].bytes, Mono::now());
+        }
         self.note_compared(slot, &pieces, &completion.kind, left_out);
         let mut result = Ok(());
         for piece in pieces.drain(..) {
@@ -538,13 +576,16 @@ impl<'a> Worker<'a> {
         };
         let mut result = Ok(());
         ticket.landed(|page, landing| {
-            if let Err(e) = memory.landed(piece.block, page, landing, &mut ReadElsewhere::default()) {
+            if let Err(e) = memory.landed(piece.block, page, landing, &mut ReadElsewhere::of(memory)) {
                 result = Err(e);
             }
         });
         result?;
+        if memory.demand.is_active() {
+            return Ok(rest);
+        }
         let pages = piece.run.start.0..piece.run.end().0;
-        memory.map_folios(piece.block, pages, &mut ReadElsewhere::default())?;
+        memory.map_folios(piece.block, pages, &mut ReadElsewhere::of(memory))?;
         Ok(rest)
     }
 }

@@ -23,7 +23,7 @@ use crate::proto::message::{Final, Outdated, RoundBegun, RoundDone, ToDestinatio
 use crate::vmm::QemuHandle;
 use vmove_types::problem::chain;
 use vmove_types::progress::Phase;
-use vmove_types::spec::Mode;
+use vmove_types::spec::{Mode, Visit};
 
 /// Pages and a QEMU for the guest; it runs at the source.
 #[derive(Debug)]
@@ -77,12 +77,14 @@ enum Step {
 
 impl Filling {
     /// Begins to make the destination ready.
-    pub(super) fn begin(session: &Session) -> Self {
+    pub(super) fn begin(session: &mut Session) -> Self {
         session.publisher.enter(Phase::Prepare);
         let prepare = &session.journal.record().prepare;
         let locked = session.files.locked;
         let mut filling = Self { populating: None, qemu: Qemu::NotStarted, round: None };
-        if prepare.spec.mode.fixed() == Some(Mode::Postcopy) || locked || must_be_given(session) {
+        // Of a guest that visits, most pages never come; of one that comes home, they are here.
+        let ahead = prepare.spec.mode.fixed() == Some(Mode::Postcopy) && prepare.spec.visit == Visit::No;
+        if ahead || locked || must_be_given(session) {
             match populate::start(
                 &session.files.memory,
                 &prepare.blocks,
@@ -258,8 +260,7 @@ impl Filling {
                 },
                 // A round may take long, and nobody else says that we live.
                 () = tokio::time::sleep(PROGRESS_INTERVAL) => {
-                    let counted = session.pages.counted(&session.files.memory);
-                    session.publisher.landed(counted.landed_bytes, counted.wire_bytes, None);
+                    session.publish_landed();
                     session.tell_progress(control).await?;
                 }
             }
@@ -360,8 +361,9 @@ impl Qemu {
 }
 
 impl Starting {
-    fn begin(session: &Session) -> Self {
+    fn begin(session: &mut Session) -> Self {
         let (started, receiver) = oneshot::channel();
+        let stand_ins = std::mem::take(&mut session.files.stand_ins);
         let files = &session.files;
         let order = LaunchOrder {
             vmm: Arc::clone(&session.node.config.vmm),
@@ -372,6 +374,9 @@ impl Starting {
             locked: files.locked,
             images: images::exports(&session.journal.record().prepare),
             waits: session.journal.record().vm.clone().filter(|_| files.of_libvirt),
+            stand_ins,
+            ram: files.ram.iter().map(|file| file.path.clone()).collect(),
+            disk: Arc::clone(&session.node.config.disk),
             started,
         };
         let task = vmove_node::task::spawn(launch::launch(order));
@@ -508,5 +513,6 @@ fn apply_final_set(session: &mut Session, touched: &[(usize, PageRun)], last: &F
         r.final_applied = true;
         r.mode = Some(last.mode);
     })?;
+    session.publisher.update(|p| p.mode = Some(last.mode.to_string()));
     Ok(())
 }

@@ -14,10 +14,13 @@ use vmove_memory::{
 use super::block::{Block, FOLIO};
 use super::comparing::Comparing;
 use super::error::PageError;
+use super::on_demand::OnDemand;
+use super::slow_faults::{Answered, SlowFaults};
 use super::verify::PageHashes;
 use crate::vmm::Attached;
 use crate::waiting_faults::WaitingFaults;
 use vmove_node::latency::Latencies;
+use vmove_types::report::SlowFault;
 use vmove_types::time::Mono;
 
 /// Mapping a folio that is one takes 3 to 20 us. After more than this, even on a machine whose processors are all busy, it had to be
@@ -35,6 +38,9 @@ pub(super) struct GuestMemory {
     begun: (Mutex<()>, Condvar),
     pub landed_bytes: AtomicU64,
     pub latencies: Latencies,
+    pub slow_faults: SlowFaults,
+    /// When faults could be answered.
+    served_since: OnceLock<Mono>,
     pub waiting: WaitingFaults,
     pub hashes: Option<PageHashes>,
     pub comparing: Comparing,
@@ -50,15 +56,27 @@ pub(super) trait Events {
 }
 
 /// The fault thread reads events. It never waits for who uses this, so the wait ends.
-#[derive(Debug, Default)]
-pub(super) struct ReadElsewhere {
+#[derive(Debug)]
+pub(super) struct ReadElsewhere<'a> {
+    slow_faults: &'a SlowFaults,
     waited: u32,
 }
 
-impl Events for ReadElsewhere {
+impl<'a> ReadElsewhere<'a> {
+    /// For a thread that maps this memory and is not the fault thread.
+    pub(super) const fn of(memory: &'a GuestMemory) -> Self {
+        Self { slow_faults: &memory.slow_faults, waited: 0 }
+    }
+}
+
+impl Events for ReadElsewhere<'_> {
     fn pending(&mut self) -> Result<(), PageError> {
         step_aside(&mut self.waited);
         Ok(())
+    }
+
+    fn answered(&mut self, fault: Answered) {
+        self.slow_faults.note(fault);
     }
 }
 
@@ -81,6 +99,8 @@ impl GuestMemory {
             begun: (Mutex::new(()), Condvar::new()),
             landed_bytes: AtomicU64::new(0),
             latencies,
+            slow_faults: SlowFaults::default(),
+            served_since: OnceLock::new(),
             waiting: WaitingFaults::default(),
             comparing: Comparing::default(),
             // A page must be hashed before the guest can change it, and a folio is mapped as a whole.
@@ -135,6 +155,12 @@ impl GuestMemory {
     pub(super) fn begin_serving(&self) {
         self.serving.store(true, Ordering::Release);
         self.wake();
+    }
+
+    /// The slowest faults, for the report.
+    pub(super) fn slowest_faults(&self) -> Vec<SlowFault> {
+        let begun = self.served_since.get().copied().unwrap_or_default();
+        self.slow_faults.report(begun, &self.blocks)
     }
 
     /// Sleeps until faults may be served: the final set is known and QEMU's memory is attached. `None` if `given_up` is true before that,

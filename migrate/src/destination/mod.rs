@@ -32,9 +32,15 @@ mod read_parts;
 mod remote_memory;
 mod session;
 mod setup;
+mod slow_faults;
 mod switchover;
 mod verify;
 mod vm_files;
+mod window;
+
+use std::path::{Path, PathBuf};
+
+use vmove_node::peer::SessionId;
 
 pub(crate) use session::Arrival;
 pub(crate) use setup::{adopt, discard, enter_again, remove_ended, serve_new, tidy};

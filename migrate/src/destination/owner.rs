@@ -328,6 +328,7 @@ impl Owner {
         end_page_service(session)?;
         Ok(Some(message::Complete {
             faults: memory.latencies.stats(),
+            slowest_faults: memory.slowest_faults(),
             pages_zero: memory.blocks.iter().map(|b| b.table.counts().zero).sum(),
             counted: session.pages.counted(&memory),
             differing_pages,

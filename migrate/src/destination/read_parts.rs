@@ -35,19 +35,24 @@ pub(super) fn parts(block: &Block, run: PageRun, old: bool) -> impl ExactSizeIte
     })
 }
 
-/// Whether the file has an earlier state of a page, which is worth comparing: only huge pages are, but for the round after a head start.
+/// Whether the file has an earlier state of a page, which is worth comparing: only huge pages are, but for the round after a head start, and those of
+/// a guest that comes home.
 pub(super) fn has_old_bytes(block: &Block, page: PageIndex) -> bool {
-    block.page_size != PageSize::Base4K && block.table.state(page) != PageState::Absent
+    compares(block) && block.table.state(page) != PageState::Absent
+}
+
+/// Whether pages of this block may have an earlier state that is worth comparing.
+fn compares(block: &Block) -> bool {
+    block.page_size != PageSize::Base4K || block.is_home
 }
 
 /// Claims the first run that can be claimed in `within` and does not leave its part, and whether the file has an earlier state of it.
 pub(super) fn claim(block: &Block, within: PageRun, max: u64) -> Option<(RunTicket, bool)> {
-    let huge = block.page_size != PageSize::Base4K;
     let mut rest = within;
     loop {
         let first = block.table.find_claimable(rest)?;
         // Somebody may claim that page first: then the guess is about another one, and costs or saves a comparison.
-        let old = huge && has_old_bytes(block, first);
+        let old = has_old_bytes(block, first);
         let end = block.part_end(first.0).min(rest.end().0);
         if let Some(ticket) = block.table.claim_run(PageRun::new(first, end - first.0), max) {
             return Some((ticket, old));

@@ -11,7 +11,7 @@ use crate::taps::Tap;
 use vmove_node::peer::Token;
 use vmove_types::check::Blocker;
 use vmove_types::device::DeviceChoice;
-use vmove_types::report::{FaultStats, Report};
+use vmove_types::report::{FaultStats, Report, SlowFault, VisitEnd};
 use vmove_types::spec::MigrationSpec;
 use vmove_types::time::Mono;
 
@@ -389,6 +389,9 @@ pub struct Running {
 pub struct Complete {
     /// Faults.
     pub faults: FaultStats,
+    /// The slowest of them.
+    #[serde(default)]
+    pub slowest_faults: Vec<SlowFault>,
     /// Pages that were zero when the guest stopped.
     pub pages_zero: u64,
     /// Counters at the end.
@@ -439,6 +442,8 @@ impl Complete {
     /// What of it a report says on either side.
     pub(crate) fn add_to(&self, report: &mut Report) {
         report.faults = self.faults;
+        report.visit = self.visit;
+        report.slowest_faults.clone_from(&self.slowest_faults);
         report.state_bytes = self.state_bytes;
         report.bytes_sent = self.counted.wire_bytes.saturating_add(self.state_bytes);
     }

@@ -60,7 +60,9 @@ pub fn judge(rows: &[Row]) -> Vec<Goal> {
             row.and_then(|row| row.median.as_ref())
         };
         let steady = |mode| find(Load::Steady, mode);
-        hybrid(&mut goals, backing, steady);
+        let is_large = rows.iter().any(|row| row.case.memory_mib >= LARGE_MIB);
+        hybrid(&mut goals, backing, is_large, steady);
+        tls(&mut goals, backing, steady);
         postcopy(&mut goals, backing, steady);
         if let Some(idle) = [Mode::VmoveHybrid, Mode::VmovePostcopy, Mode::VmovePrecopy]
             .into_iter()
@@ -83,16 +85,49 @@ fn wire_share(outcome: &Outcome) -> f64 {
 
 /// QEMU's modes with its defaults, and with `align=2M`.
 const MAPPINGS: [(bool, &str); 2] = [(false, ""), (true, " with align=2M")];
+/// From this size of a guest on, in MiB, it counts as large.
+const LARGE_MIB: u32 = 4096;
 
-fn hybrid<'a>(goals: &mut Vec<Goal>, backing: Backing, steady: impl Fn(Mode) -> Option<&'a Outcome>) {
+/// What hybrid promises beside QEMU with `align=2M`, which is several times as fast as QEMU by default.
+struct Beside {
+    /// Total time, as a part of QEMU's fastest mode.
+    total: f64,
+    /// Lost work, as a part of that of the same mode (small guests) or of the mode that loses least (large ones).
+    lost_work: f64,
+    /// Lost work in milliseconds.
+    lost_ms: f64,
+}
+
+const SMALL: Beside = Beside { total: 1.1, lost_work: 0.25, lost_ms: 50.0 };
+const LARGE: Beside = Beside { total: 0.7, lost_work: 0.1, lost_ms: 150.0 };
+
+fn hybrid<'a>(
+    goals: &mut Vec<Goal>,
+    backing: Backing,
+    is_large: bool,
+    steady: impl Fn(Mode) -> Option<&'a Outcome>,
+) {
     let Some(ours) = steady(Mode::VmoveHybrid) else { return };
     let name = backing.name();
+    let beside = if is_large { LARGE } else { SMALL };
     for (aligned, what) in MAPPINGS {
         let qemu_modes =
-            Mode::ALL.into_iter().filter(|mode| !mode.is_vmove() && mode.is_aligned() == aligned);
-        if let Some(fastest) = qemu_modes.filter_map(&steady).map(|o| o.total_ms).min_by(f64::total_cmp) {
-            let promise = format!("{name}, hybrid: total time / fastest QEMU mode{what} ({fastest:.0} ms)");
-            goals.push(Goal::at_most(0.5, ours.total_ms / fastest, promise));
+            Mode::PLAIN.into_iter().filter(|mode| !mode.is_vmove() && mode.is_aligned() == aligned);
+        let theirs: Vec<&Outcome> = qemu_modes.filter_map(&steady).collect();
+        if let Some(fastest) = theirs.iter().min_by(|x, y| x.total_ms.total_cmp(&y.total_ms)) {
+            let promise =
+                format!("{name}, hybrid: total time / fastest QEMU mode{what} ({:.0} ms)", fastest.total_ms);
+            let limit = if aligned { beside.total } else { 0.5 };
+            goals.push(Goal::at_most(limit, ours.total_ms / fastest.total_ms, promise));
+            let least = theirs.iter().map(|o| o.lost_work_ms).min_by(f64::total_cmp);
+            let (whose, lost) = match least {
+                Some(least) if is_large => ("best", least),
+                _ => ("fastest", fastest.lost_work_ms),
+            };
+            if aligned {
+                let promise = format!("{name}, hybrid: lost work / QEMU's {whose} mode{what} ({lost:.0} ms)");
+                goals.push(Goal::at_most(beside.lost_work, ours.lost_work_ms / lost, promise));
+            }
         }
         let theirs = [Mode::QemuHybrid, Mode::QemuHybridPreempt, Mode::QemuHybridAligned];
         let theirs = theirs.into_iter().filter(|mode| mode.is_aligned() == aligned).filter_map(&steady);
@@ -102,8 +137,20 @@ fn hybrid<'a>(goals: &mut Vec<Goal>, backing: Backing, steady: impl Fn(Mode) -> 
             goals.push(Goal::at_most(0.2, ours.lost_work_ms / theirs, promise));
         }
     }
-    goals.push(Goal::at_most(50.0, ours.lost_work_ms, format!("{name}, hybrid: lost work in ms")));
+    goals.push(Goal::at_most(beside.lost_ms, ours.lost_work_ms, format!("{name}, hybrid: lost work in ms")));
     goals.push(Goal::at_most(15.0, ours.downtime_ms, format!("{name}, hybrid: downtime in ms")));
+}
+
+/// Encryption takes a fifth of the speed at most.
+fn tls<'a>(goals: &mut Vec<Goal>, backing: Backing, steady: impl Fn(Mode) -> Option<&'a Outcome>) {
+    for (plain, encrypted) in
+        [(Mode::VmoveHybrid, Mode::VmoveHybridTls), (Mode::VmovePostcopy, Mode::VmovePostcopyTls)]
+    {
+        if let (Some(plain), Some(with)) = (steady(plain), steady(encrypted)) {
+            let promise = format!("{}, {}: total time / the same without", backing.name(), encrypted.label());
+            goals.push(Goal::at_most(1.25, with.total_ms / plain.total_ms, promise));
+        }
+    }
 }
 
 fn postcopy<'a>(goals: &mut Vec<Goal>, backing: Backing, steady: impl Fn(Mode) -> Option<&'a Outcome>) {
@@ -182,5 +229,25 @@ mod tests {
         let slow = judge(&[row(Mode::QemuMultifd, 1000.0, 80.0), row(Mode::VmoveHybrid, 700.0, 51.0)]);
         assert!(slow.iter().filter(|goal| !goal.holds).count() == 2, "{slow:?}");
         assert!(judge(&[row(Mode::QemuMultifd, 1000.0, 80.0)]).is_empty());
+    }
+
+    #[test]
+    fn a_large_guest_is_held_to_more_beside_an_aligned_qemu() {
+        let rows = [
+            row(Mode::QemuMultifdAligned, 700.0, 400.0),
+            row(Mode::QemuHybridAligned, 900.0, 300.0),
+            row(Mode::VmoveHybrid, 700.0, 45.0),
+        ];
+        assert!(judge(&rows).iter().all(|goal| goal.holds), "1.0 x and 0.11 x");
+        let large = rows.map(|row| Row { case: Case { memory_mib: 6144, ..row.case }, ..row });
+        let missed: Vec<_> = judge(&large).iter().filter(|goal| !goal.holds).map(Goal::line).collect();
+        assert_eq!(missed.len(), 2, "total 1.0 x, lost work 0.15 x of the 300 ms: {missed:?}");
+    }
+
+    #[test]
+    fn encryption_is_held_beside_the_same_mode_without() {
+        let rows = [row(Mode::VmoveHybrid, 400.0, 20.0), row(Mode::VmoveHybridTls, 520.0, 20.0)];
+        let missed: Vec<_> = judge(&rows).iter().filter(|goal| !goal.holds).map(Goal::line).collect();
+        assert!(missed.len() == 1 && missed[0].contains("TLS") && missed[0].contains("1.30"), "{missed:?}");
     }
 }

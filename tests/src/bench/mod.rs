@@ -13,11 +13,14 @@
 //! | [`report`], [`svg`] | tables, JSON, pictures |
 //! | [`pause`] | `./run bench pause`: how long a guest stands still, by its size |
 //! | [`promise`] | `./run bench promise`: what migrations promise beside what was measured |
+//! | [`client`] | `./run bench client`: what a client on the network sees of moves |
+//! | [`evacuate`] | `./run bench evacuate`: many guests leave a node |
 //! | [`fork`] | `./run bench fork`: forks, beside what QEMU alone can do |
 
 pub mod ballast;
 pub mod client;
 pub mod cpu;
+pub mod evacuate;
 pub mod fork;
 pub mod goals;
 pub mod measure;

@@ -78,11 +78,17 @@ pub enum Mode {
     VmoveHybrid,
     /// `vmove migrate --mode auto`.
     VmoveAuto,
+    /// [`Self::QemuMultifdAligned`] over QEMU's TLS.
+    QemuMultifdTls,
+    /// [`Self::VmoveHybrid`] between daemons that speak TLS to each other.
+    VmoveHybridTls,
+    /// [`Self::VmovePostcopy`], the same.
+    VmovePostcopyTls,
 }
 
 impl Mode {
-    /// All modes, QEMU's first.
-    pub const ALL: [Self; 13] = [
+    /// All modes without TLS, QEMU's first.
+    pub const PLAIN: [Self; 13] = [
         Self::QemuPrecopy,
         Self::QemuMultifd,
         Self::QemuPostcopy,
@@ -96,6 +102,16 @@ impl Mode {
         Self::VmovePostcopy,
         Self::VmoveHybrid,
         Self::VmoveAuto,
+    ];
+
+    /// The modes that there are with TLS, each after the same without.
+    pub const TLS: [Self; 6] = [
+        Self::QemuMultifdAligned,
+        Self::QemuMultifdTls,
+        Self::VmoveHybrid,
+        Self::VmoveHybridTls,
+        Self::VmovePostcopy,
+        Self::VmovePostcopyTls,
     ];
 
     /// The name in tables and legends.
@@ -115,19 +131,42 @@ impl Mode {
             Self::VmovePostcopy => "vmove postcopy",
             Self::VmoveHybrid => "vmove hybrid",
             Self::VmoveAuto => "vmove auto",
+            Self::QemuMultifdTls => "QEMU multifd, align=2M, TLS",
+            Self::VmoveHybridTls => "vmove hybrid, TLS",
+            Self::VmovePostcopyTls => "vmove postcopy, TLS",
         }
     }
 
     /// Whether this is a mode of QEMU with `align=2M`. Users of QEMU must set this themselves; vmove aligns by itself.
     #[must_use]
     pub const fn is_aligned(self) -> bool {
-        matches!(self, Self::QemuMultifdAligned | Self::QemuPostcopyAligned | Self::QemuHybridAligned)
+        matches!(
+            self,
+            Self::QemuMultifdAligned
+                | Self::QemuPostcopyAligned
+                | Self::QemuHybridAligned
+                | Self::QemuMultifdTls
+        )
+    }
+
+    /// Whether what crosses is encrypted.
+    #[must_use]
+    pub const fn is_encrypted(self) -> bool {
+        matches!(self, Self::QemuMultifdTls | Self::VmoveHybridTls | Self::VmovePostcopyTls)
     }
 
     /// Whether this is a mode of vmove.
     #[must_use]
     pub const fn is_vmove(self) -> bool {
-        matches!(self, Self::VmovePrecopy | Self::VmovePostcopy | Self::VmoveHybrid | Self::VmoveAuto)
+        matches!(
+            self,
+            Self::VmovePrecopy
+                | Self::VmovePostcopy
+                | Self::VmoveHybrid
+                | Self::VmoveAuto
+                | Self::VmoveHybridTls
+                | Self::VmovePostcopyTls
+        )
     }
 }
 

@@ -3,6 +3,7 @@
 //! All parameters have QEMU's defaults, except `max-bandwidth`: its default limits QEMU to 1 Gbit/s (128 MiB/s), so it is set to
 //! 100 GB/s on both sides. The defaults are: 300 ms `downtime-limit`, two `multifd` channels, no auto-converge, no compression.
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -22,6 +23,9 @@ use crate::sandbox::Sandbox;
 pub(super) const MAX_BANDWIDTH: u64 = 100_000_000_000;
 /// Timeout of a pre-copy. One that takes longer does not end, because the guest writes faster than the link transfers.
 const PRECOPY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Name of the certificates in QEMU.
+const CREDENTIALS: &str = "tls0";
 
 struct QemuMove {
     mode: Mode,
@@ -80,7 +84,7 @@ impl QemuMove {
     fn capabilities(&self) -> Vec<&'static str> {
         let mut wanted = vec!["events"];
         match self.mode {
-            Mode::QemuMultifd | Mode::QemuMultifdAligned => wanted.push("multifd"),
+            Mode::QemuMultifd | Mode::QemuMultifdAligned | Mode::QemuMultifdTls => wanted.push("multifd"),
             Mode::QemuPostcopy | Mode::QemuPostcopyAligned | Mode::QemuHybrid | Mode::QemuHybridAligned => {
                 wanted.push("postcopy-ram");
             }

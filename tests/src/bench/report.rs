@@ -2,15 +2,17 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde::Serialize;
 use vmove_guest::pattern::PAGE_BYTES;
 
 use super::goals::Goal;
 use super::measure::{Load, Outcome, Row};
 use super::mover::Backing;
+use crate::interrupt;
+use crate::places::Qemu;
 
 /// The machine and the settings of a measurement.
 #[derive(Debug, Clone, Serialize)]
@@ -32,6 +34,16 @@ pub struct Setting {
 }
 
 impl Setting {
+    /// Begins a bench that writes into the folder `out`: makes that, cleans up if the bench is killed, and finds out where it runs.
+    ///
+    /// # Errors
+    /// The folder cannot be made, or as [`Self::here`].
+    pub fn begin(command: &str, parameters: &str, out: &Path) -> Result<Self> {
+        interrupt::clean_up_when_killed()?;
+        std::fs::create_dir_all(out).with_context(|| format!("could not make {}", out.display()))?;
+        Self::here(command, &Qemu::under_test()?, parameters)
+    }
+
     /// This machine and the current time. `command` is printed before the arguments of this program.
     ///
     /// # Errors
@@ -59,10 +71,32 @@ impl Setting {
         })
     }
 
+    /// Writes what was measured into the folder `out`: `report` as NAME.json, `text` as NAME.md.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn write(&self, out: &Path, name: &str, report: &impl Serialize, text: &str) -> Result<()> {
+        std::fs::write(out.join(format!("{name}.json")), serde_json::to_string_pretty(report)?)?;
+        let head = format!("{}\n\n`{}`\n\n{}\n\n", self.line(), self.command, self.parameters);
+        Ok(std::fs::write(out.join(format!("{name}.md")), head + text)?)
+    }
+
     /// Machine and time, in one line.
     #[must_use]
     pub fn line(&self) -> String {
         format!("{} | {} | {} | {}", self.date, self.machine, self.kernel, self.qemu)
+    }
+}
+
+/// How the program of `./run bench NAME` ends. An error is told.
+#[must_use]
+pub fn exit(name: &str, result: Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench {name}: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }
 

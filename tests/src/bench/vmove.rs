@@ -1,5 +1,6 @@
 //! vmove's modes, between two daemons on loopback TCP, by the same commands that users run.
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -82,8 +83,8 @@ impl Movable for VmoveMove {
     fn migrate(&mut self) -> Result<Moved> {
         let mode = match self.mode {
             Mode::VmovePrecopy => "precopy",
-            Mode::VmovePostcopy => "postcopy",
-            Mode::VmoveHybrid => "hybrid",
+            Mode::VmovePostcopy | Mode::VmovePostcopyTls => "postcopy",
+            Mode::VmoveHybrid | Mode::VmoveHybridTls => "hybrid",
             _ => "auto",
         };
         let requested = now();

@@ -31,6 +31,9 @@ struct Args {
     /// Modes to compare [default: all]
     #[arg(long, value_enum, value_delimiter = ',')]
     mode: Vec<Mode>,
+    /// Only the modes that there are with TLS, each beside the same without
+    #[arg(long, conflicts_with = "mode")]
+    tls: bool,
     /// Runs of each case; the median counts
     #[arg(long, default_value_t = 1)]
     runs: usize,
@@ -80,7 +83,7 @@ fn run(args: &Args) -> Result<bool> {
     let mut rows = Vec::new();
     for backing in chosen(&args.backing, &[Backing::Thp, Backing::Hugetlb2M], &[Backing::Thp], args.quick) {
         for load in loads.iter().copied() {
-            for mode in chosen(&args.mode, &Mode::ALL, &Mode::ALL, args.quick) {
+            for mode in modes(args) {
                 if mode.is_aligned() && backing == Backing::Hugetlb2M {
                     // Memory on hugetlbfs is always aligned.
                     continue;
@@ -147,6 +150,14 @@ fn row(case: Case, runs: usize) -> Row {
         })
         .collect();
     Row::new(case, results)
+}
+
+fn modes(args: &Args) -> Vec<Mode> {
+    match (args.tls, args.mode.is_empty()) {
+        (true, _) => Mode::TLS.to_vec(),
+        (false, true) => Mode::PLAIN.to_vec(),
+        (false, false) => args.mode.clone(),
+    }
 }
 
 /// What was asked for, else a default.

@@ -7,9 +7,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use serde::Serialize;
 use vmove_tests::bench::client::{self, Row, Way};
-use vmove_tests::bench::report::Setting;
-use vmove_tests::interrupt;
-use vmove_tests::places::Qemu;
+use vmove_tests::bench::report::{self, Setting};
 
 const PARAMETERS: &str = "two nodes in namespaces, bridges and taps; a guest of 256 MiB under TCG, 2000 pages/s; one client, one TCP connection, one question \
      after the other";
@@ -35,20 +33,12 @@ struct Report<'a> {
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bench client: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    report::exit("client", run(&Arguments::parse()))
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
-    interrupt::clean_up_when_killed()?;
     let out = &arguments.out;
-    std::fs::create_dir_all(out).with_context(|| format!("could not make {}", out.display()))?;
-    let setting = Setting::here("./run bench client", &Qemu::under_test()?, PARAMETERS)?;
+    let setting = Setting::begin("./run bench client", PARAMETERS, out)?;
     println!("{}\n{PARAMETERS}\n\n{HEAD}", setting.line());
     let mut rows = Vec::new();
     for way in Way::ALL {
@@ -57,10 +47,8 @@ fn run(arguments: &Arguments) -> Result<()> {
         rows.push(row);
     }
     let report = Report { schema: 1, setting: &setting, rows: &rows };
-    std::fs::write(out.join("client.json"), serde_json::to_string_pretty(&report)?)?;
     let lines: Vec<String> = rows.iter().map(Row::line).collect();
-    let table = format!("{}\n\n{PARAMETERS}\n\n{HEAD}\n{}\n", setting.line(), lines.join("\n"));
-    std::fs::write(out.join("client.md"), table)?;
+    setting.write(out, "client", &report, &format!("{HEAD}\n{}\n", lines.join("\n")))?;
     println!("\nwritten: {0}/client.json, {0}/client.md", out.display());
     Ok(())
 }

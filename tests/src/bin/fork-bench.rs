@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Parser;
 use vmove_tests::bench::fork::qemu::Recipe;
 use vmove_tests::bench::fork::report::Report;
@@ -11,8 +11,6 @@ use vmove_tests::bench::fork::{again, goals, guest, hosts, local, memory, qemu};
 use vmove_tests::bench::report::Setting;
 use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::forks::Parent;
-use vmove_tests::interrupt;
-use vmove_tests::places::Qemu;
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::ready;
 
@@ -73,12 +71,10 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<bool> {
-    interrupt::clean_up_when_killed()?;
     let arguments = Arguments::parse();
     ready()?;
     let out = &arguments.out;
-    std::fs::create_dir_all(out).with_context(|| format!("could not make {}", out.display()))?;
-    let mut report = Report::new(Setting::here("./run bench fork", &Qemu::under_test()?, PARAMETERS)?);
+    let mut report = Report::new(Setting::begin("./run bench fork", PARAMETERS, out)?);
     let result = measure(&arguments, &mut report);
     // Prints what was measured, even if something failed.
     if arguments.json {

@@ -100,7 +100,7 @@ fn work(page: &vmove_tests::beacon::BeaconPage) -> Result<(Instant, f64)> {
 }
 
 /// `virsh qemu-monitor-event`, which ends with the first event.
-struct Watcher(Child);
+struct Watcher(Child, String);
 
 impl Watcher {
     fn start(host: &Host, event: &str) -> Result<Self> {
@@ -116,7 +116,7 @@ impl Watcher {
             "--timeout",
             "120",
         ]);
-        Ok(Self(command.stdout(Stdio::piped()).spawn()?))
+        Ok(Self(command.stdout(Stdio::piped()).spawn()?, format!("{event} at {}", host.node.name())))
     }
 
     /// When it was, in seconds of the day.
@@ -127,7 +127,8 @@ impl Watcher {
         // 2026-11-27 11:39:00.123+0000: event STOP for domain ...
         let time = said.split(' ').nth(1).with_context(|| format!("no event: {said}"))?;
         let time = time.split('+').next().unwrap_or_default();
-        let parts = time.split(':').map(str::parse::<f64>).collect::<Result<Vec<_>, _>>()?;
+        let parts = time.split(':').map(str::parse::<f64>).collect::<Result<Vec<_>, _>>();
+        let parts = parts.with_context(|| format!("expected the time of {}, virsh said {said:?}", self.1))?;
         ensure!(parts.len() == 3, "expected a time, found {time}");
         Ok(parts[0] * 3600.0 + parts[1] * 60.0 + parts[2])
     }

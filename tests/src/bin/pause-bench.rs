@@ -3,13 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
 use vmove_tests::bench::pause::{self, Case, Fill, Memory, Report, Row, Writes};
 use vmove_tests::bench::report::Setting;
 use vmove_tests::guest::Accel;
-use vmove_tests::interrupt;
-use vmove_tests::places::Qemu;
 
 const PARAMETERS: &str =
     "two daemons on this machine, loopback TCP; the payload guest, 300 pages/s, moved to and fro";
@@ -56,12 +54,10 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<bool> {
-    interrupt::clean_up_when_killed()?;
     let out = &arguments.out;
-    std::fs::create_dir_all(out).with_context(|| format!("could not make {}", out.display()))?;
-    let setting = Setting::here("./run bench pause", &Qemu::under_test()?, PARAMETERS)?;
+    let setting = Setting::begin("./run bench pause", PARAMETERS, out)?;
     println!("{}\n{PARAMETERS}\n", setting.line());
-    let accel = if arguments.emulated || Accel::Kvm.usable().is_err() { Accel::Tcg } else { Accel::Kvm };
+    let accel = Accel::best(arguments.emulated);
     let mut rows = Vec::new();
     let mut sound = true;
     for case in cases(arguments) {
@@ -108,7 +104,5 @@ fn cases(arguments: &Arguments) -> Vec<Case> {
 
 fn write(out: &Path, setting: &Setting, rows: &[Row]) -> Result<()> {
     let report = Report { schema: 1, setting, rows };
-    std::fs::write(out.join("pause.json"), serde_json::to_string_pretty(&report)?)?;
-    let head = format!("{}\n\n`{}`\n\n{PARAMETERS}\n\n", setting.line(), setting.command);
-    Ok(std::fs::write(out.join("pause.md"), head + &pause::text(rows))?)
+    setting.write(out, "pause", &report, &pause::text(rows))
 }

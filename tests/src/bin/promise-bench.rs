@@ -3,13 +3,11 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
 use vmove_tests::bench::promise::{self, Report};
-use vmove_tests::bench::report::Setting;
+use vmove_tests::bench::report::{self, Setting};
 use vmove_tests::guest::Accel;
-use vmove_tests::interrupt;
-use vmove_tests::places::Qemu;
 
 const PARAMETERS: &str =
     "two daemons on this machine, loopback TCP; drawn payload guests, moved to and fro over drawn limits";
@@ -39,29 +37,19 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bench promise: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    report::exit("promise", run(&Arguments::parse()))
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
-    interrupt::clean_up_when_killed()?;
     let out = &arguments.out;
-    std::fs::create_dir_all(out).with_context(|| format!("could not make {}", out.display()))?;
-    let setting = Setting::here("./run bench promise", &Qemu::under_test()?, PARAMETERS)?;
+    let setting = Setting::begin("./run bench promise", PARAMETERS, out)?;
     println!("{}\n{PARAMETERS}\n", setting.line());
-    let accel = if arguments.emulated || Accel::Kvm.usable().is_err() { Accel::Tcg } else { Accel::Kvm };
+    let accel = Accel::best(arguments.emulated);
     let outcomes = promise::run(arguments.guests, arguments.moves, arguments.seed, accel)?;
     let report = Report { schema: 1, setting: &setting, outcomes: &outcomes };
-    std::fs::write(out.join("promise.json"), serde_json::to_string_pretty(&report)?)?;
     std::fs::write(out.join("promise.svg"), promise::picture(&outcomes))?;
     let told = promise::text(&outcomes);
-    let head = format!("{}\n\n`{}`\n\n{PARAMETERS}\n\n", setting.line(), setting.command);
-    std::fs::write(out.join("promise.md"), head + &told)?;
+    setting.write(out, "promise", &report, &told)?;
     println!("{told}\nwritten: {}/promise.json, promise.md, promise.svg", out.display());
     Ok(())
 }

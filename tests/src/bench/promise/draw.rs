@@ -5,38 +5,16 @@ use std::fmt;
 use serde::Serialize;
 use vmove_guest::config::{Config, Rate};
 
+use crate::blows::deck::Dice;
 use crate::payload;
 
-/// Random numbers that follow from a seed (SplitMix64).
-#[derive(Debug)]
-pub struct Dice(u64);
-
-impl Dice {
-    /// Those of a seed.
-    #[must_use]
-    pub const fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    const fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// From `low` to `high`, each factor as likely as any other.
-    fn between(&mut self, low: u32, high: u32) -> u32 {
-        let share = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;
-        let value = f64::from(low) * (f64::from(high) / f64::from(low)).powf(share);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between two u32")]
-        let whole = value as u32;
-        whole.clamp(low, high)
-    }
-
-    fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
-        all[usize::try_from(self.next() % all.len() as u64).unwrap_or(0)]
-    }
+/// From `low` to `high`, each factor as likely as any other.
+fn between(dice: &mut Dice, low: u32, high: u32) -> u32 {
+    let share = (dice.number() >> 11) as f64 / (1_u64 << 53) as f64;
+    let value = f64::from(low) * (f64::from(high) / f64::from(low)).powf(share);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between two u32")]
+    let whole = value as u32;
+    whole.clamp(low, high)
 }
 
 /// A guest.
@@ -55,9 +33,9 @@ impl Drawn {
     #[must_use]
     pub fn new(dice: &mut Dice) -> Self {
         Self {
-            working_set_mib: dice.between(2, 96),
-            cold_mib: dice.between(8, 400),
-            pages_per_s: dice.between(50, 12_000),
+            working_set_mib: between(dice, 2, 96),
+            cold_mib: between(dice, 8, 400),
+            pages_per_s: between(dice, 50, 12_000),
         }
     }
 
@@ -94,8 +72,8 @@ impl Link {
     /// The next one.
     #[must_use]
     pub fn new(dice: &mut Dice) -> Self {
-        let limit_mib = dice.one_of(&[true, false]).then(|| dice.between(20, 400));
-        Self { limit_mib, mode: dice.one_of(&["auto", "auto", "precopy", "hybrid", "postcopy"]) }
+        let limit_mib = dice.pick(&[true, false]).then(|| between(dice, 20, 400));
+        Self { limit_mib, mode: dice.pick(&["auto", "auto", "precopy", "hybrid", "postcopy"]) }
     }
 
     /// Options of `vmove migrate`.
@@ -116,7 +94,7 @@ mod tests {
     #[test]
     fn a_seed_draws_the_same_again_and_all_within_their_ranges() {
         let draw = |seed| {
-            let mut dice = Dice::new(seed);
+            let mut dice = Dice::from(seed);
             (0..50).map(|_| (Drawn::new(&mut dice), Link::new(&mut dice))).collect::<Vec<_>>()
         };
         assert_eq!(draw(7), draw(7));

@@ -14,13 +14,14 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::beacon;
+use crate::blows::deck::Dice;
 use crate::daemon::{Node, NodeOptions};
 use crate::guest::Accel;
 use crate::payload::{self, KvmPages};
 use crate::sandbox::Sandbox;
 use crate::scene::vmove;
 
-pub use draw::{Dice, Drawn, Link};
+pub use draw::{Drawn, Link};
 pub use plot::picture;
 pub use report::{Report, text};
 
@@ -77,13 +78,22 @@ pub enum Outcome {
     Refused(String),
 }
 
+/// Those that were done.
+fn done<'a>(outcomes: &'a [Outcome]) -> Vec<&'a Move> {
+    let moved = |outcome: &'a Outcome| match outcome {
+        Outcome::Moved(one) => Some(&**one),
+        Outcome::Refused(_) => None,
+    };
+    outcomes.iter().filter_map(moved).collect()
+}
+
 /// Moves `guests` drawn guests to and fro, each so many times.
 ///
 /// # Errors
 /// When a node or a guest does not start, a move fails that was promised, or a guest has found wrong memory.
 pub fn run(guests: usize, moves: usize, seed: u64, accel: Accel) -> Result<Vec<Outcome>> {
     payload::ready(accel)?;
-    let mut dice = Dice::new(seed);
+    let mut dice = Dice::from(seed);
     let sandbox = Sandbox::new()?;
     let (a, b) = Node::pair(&sandbox, &NodeOptions::default())?;
     let mut outcomes = Vec::new();

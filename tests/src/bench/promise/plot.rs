@@ -3,7 +3,7 @@
 use svg::Document;
 use svg::node::element::{Circle, Line, Text};
 
-use super::{Move, Outcome, Pair, RIGHT};
+use super::{Move, Outcome, Pair, RIGHT, done};
 
 const PANEL: f64 = 420.0;
 const MARGIN: f64 = 60.0;
@@ -83,13 +83,7 @@ impl Panel {
 /// Two panels, of pauses and of times, with the diagonal and the bounds of what counts as right.
 #[must_use]
 pub fn picture(outcomes: &[Outcome]) -> String {
-    let moves: Vec<&Move> = outcomes
-        .iter()
-        .filter_map(|outcome| match outcome {
-            Outcome::Moved(one) => Some(&**one),
-            Outcome::Refused(_) => None,
-        })
-        .collect();
+    let moves = done(outcomes);
     let colour = |one: &Move| MODES.iter().find(|(mode, _)| *mode == one.mode).map_or("#000000", |(_, c)| *c);
     let mut picture = Document::new()
         .set("viewBox", (0, 0, 2.0 * PANEL, PANEL + 24.0))

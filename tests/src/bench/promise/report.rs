@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::{Move, Outcome, Pair, RIGHT};
+use super::{Move, Outcome, Pair, RIGHT, done};
 use crate::bench::report::Setting;
 
 /// The content of the JSON file.
@@ -46,13 +46,7 @@ fn share(moves: &[&Move], of: impl Fn(&Move) -> Pair) -> String {
 /// A Markdown table: the share of moves of which the promise was right.
 #[must_use]
 pub fn text(outcomes: &[Outcome]) -> String {
-    let moves: Vec<&Move> = outcomes
-        .iter()
-        .filter_map(|outcome| match outcome {
-            Outcome::Moved(one) => Some(&**one),
-            Outcome::Refused(_) => None,
-        })
-        .collect();
+    let moves = done(outcomes);
     let refused = outcomes.len() - moves.len();
     let mut out = format!(
         "Within {RIGHT} x of what was promised; measured / promised: smallest, median, largest.\n\n\
@@ -78,12 +72,13 @@ pub fn text(outcomes: &[Outcome]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::promise::{Dice, Drawn, Link};
+    use crate::bench::promise::{Drawn, Link};
+    use crate::blows::deck::Dice;
 
     #[test]
     fn the_share_is_that_of_moves_within_the_bounds() {
         let moved = |measured: f64| Move {
-            guest: Drawn::new(&mut Dice::new(1)),
+            guest: Drawn::new(&mut Dice::from(1)),
             link: Link { limit_mib: None, mode: "auto" },
             mode: "hybrid".to_owned(),
             known: 1,
